@@ -153,7 +153,7 @@ GRAMMAR_MUTANTS = (
     Mutant(
         93,
         "a call that a stop text cut is told as one that was made",
-        "server/api/tool_use.py",
+        "server/api/conversation.py",
         "ToolWriter.finish_reason",
         "reason == 'stop' and reader.count > 0 and (not reader.is_cut) and (not self._use.is_named)",
         "reason == 'stop' and reader.count > 0 and (not self._use.is_named)",
@@ -162,7 +162,7 @@ GRAMMAR_MUTANTS = (
     Mutant(
         93,
         "what is cut of a call that had to be made is told as text",
-        "server/api/tool_use.py",
+        "server/api/conversation.py",
         "ToolUse.reader",
         "self.choice == 'required'",
         "False",

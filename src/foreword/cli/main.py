@@ -3,9 +3,11 @@
 import gc
 import re
 import sys
+from difflib import get_close_matches
 from typing import Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from foreword import __version__
 from foreword.cli import (
@@ -19,22 +21,60 @@ from foreword.cli import (
     man,
     models,
     policy,
-    prune,
     serve,
     theory,
-    tune,
-    warm,
     watch,
 )
 from foreword.cli.bench import main as bench
 from foreword.cli.chat import main as chat
-from foreword.cli.cluster import draft_node, router, simulate
 from foreword.cli.cluster import main as cluster
+from foreword.cli.cluster import simulate
 from foreword.cli.options.serve import ServeCommand
 from foreword.cli.prove import main as prove
-from foreword.cli.suggestions import SuggestingGroup
 from foreword.cli.train import main as train
 from foreword.errors import ForewordError, in_plain_words
+
+KNOWN_ELSEWHERE = {
+    "list": ("models",),  # ollama
+    "ls": ("models",),
+    "ps": ("top",),
+    "show": ("models", "doctor"),
+    "complete": ("generate",),  # vLLM
+    "collect-env": ("doctor",),
+    "cli": ("chat", "generate"),  # llama.cpp
+    "llama-cli": ("chat", "generate"),
+    "server": ("serve",),
+    "llama-server": ("serve",),
+    "completion": ("generate",),
+    "download": ("pull",),
+    "fetch": ("pull",),
+    "info": ("doctor",),
+    "status": ("top", "doctor"),
+    "version": ("--version",),
+}
+"""Commands of vLLM, llama.cpp and ollama, and their equivalents here."""
+
+CUTOFF = 0.7
+"""Minimum difflib similarity: one wrong letter in four, or two swapped ones."""
+
+
+def suggested(name: str, commands: list[str]) -> list[str]:
+    """Return the commands that a user who typed `name` probably means; empty if none is close."""
+    known = KNOWN_ELSEWHERE.get(name.lower())
+    return list(known) if known else get_close_matches(name, commands, cutoff=CUTOFF)
+
+
+class SuggestingGroup(TyperGroup):
+    """The root command, which suggests a command for an unknown name."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401 - typer's own click types
+        """Return the command, or fail with a suggestion."""
+        name = args[0]
+        if self.get_command(ctx, name) is None and not name.startswith("-"):
+            found = " or ".join(repr(one) for one in suggested(name, self.list_commands(ctx)))
+            ctx.fail(f"No such command {name!r}." + (f" Did you mean {found}?" if found else ""))
+        return super().resolve_command(ctx, args)
+
 
 # Typer vendors click, and does not export its errors.
 _UsageError: Any = typer.BadParameter.__bases__[0]
@@ -53,16 +93,16 @@ app.command()(chat.run)
 app.command()(demo.demo)
 app.command(cls=ServeCommand)(serve.serve)
 app.command()(batch.batch)
-app.command()(router.router)
-app.command("draft-node")(draft_node.draft_node)
+app.command()(cluster.router)
+app.command("draft-node")(cluster.draft_node)
 app.command()(models.pull)
 app.command("models")(models.list_models)
-app.command()(warm.warm)
-app.command()(prune.prune)
+app.command()(models.warm)
+app.command()(models.prune)
 app.command()(prove.prove)
 app.command()(watch.top)
 app.command()(watch.advise)
-app.command()(tune.tune)
+app.command()(policy.tune)
 app.command()(theory.theory)
 app.command()(simulate.simulate)
 app.command()(doctor.doctor)

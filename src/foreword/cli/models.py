@@ -1,13 +1,24 @@
-"""`foreword pull` and `foreword models`: fetch and list models."""
+"""`foreword pull`, `models`, `prune` and `warm`: fetch, list and prepare models."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.table import Table
 
-from foreword.cli.console import DEFAULT_MODEL, JsonOption, print_json, stage_bar, stdout
+from foreword.cli.console import (
+    DEFAULT_MODEL,
+    JsonOption,
+    ModelArgument,
+    load_llm,
+    print_json,
+    progress_bar,
+    stage_bar,
+    stdout,
+)
 from foreword.cli.options.common import check_model
+from foreword.errors import RequestError
 
 
 def pull(
@@ -80,3 +91,82 @@ def _print_table(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> Non
     for line in lines:
         table.add_row(*line)
     stdout.print(table)
+
+
+def prune(
+    model: ModelArgument,
+    out: Annotated[Path, typer.Argument(help="New .gguf file for a GGUF model, else a new directory.")],
+    layers: Annotated[
+        str | None, typer.Option(help="Layers to keep, such as 0-9,20-29 (ends included).")
+    ] = None,
+    keep: Annotated[
+        int | None, typer.Option(help="Number of layers to keep, evenly spaced, with the first and the last.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a copy of a model with some of its layers: a draft model that has the target's tokenizer.
+
+    Example: foreword prune smollm2-135m draft.gguf --keep 10
+    """
+    from foreword.models.pruning import parse_layers
+    from foreword.models.pruning import prune as write_pruned
+    from foreword.models.sources.resolve import resolve_model
+
+    if (layers is None) == (keep is None):
+        raise RequestError("give either --layers, such as 0-9,20-29, or --keep with a number of layers")
+    wanted = parse_layers(layers) if layers is not None else keep or 0
+    with stage_bar() as on_stage:
+        path = resolve_model(model, on_progress=on_stage)
+    missing = [str(parent) for parent in reversed(out.parents) if not parent.exists()]
+    with progress_bar(f"writing {out}") as on_progress:
+        kept = write_pruned(path, out, wanted, on_progress)
+    size = sum(file.stat().st_size for file in (out.iterdir() if out.is_dir() else [out]))
+    if as_json:
+        print_json({"model": model, "out": str(out), "layers": kept, "bytes": size, "directories": missing})
+        return
+    if missing:
+        stdout.print(f"made {', '.join(missing)}", markup=False, soft_wrap=True)
+    numbers = ", ".join(map(str, kept))
+    stdout.print(f"{out}: {len(kept)} layers ({numbers}), {size / 1e6:.0f} MB", soft_wrap=True)
+
+
+def warm(
+    model: ModelArgument,
+    speculation: Annotated[
+        str, typer.Option(help="Drafter whose kernels are compiled, as for generate.")
+    ] = "auto",
+    quantization: Annotated[str, typer.Option(help="Weights: auto, none, fp8 or int4.")] = "auto",
+    max_num_seqs: Annotated[int, typer.Option(help="Most requests at once.", min=1)] = 64,
+    as_json: JsonOption = False,
+) -> None:
+    """Compile all kernels that a model needs on this GPU; later starts find them on disk.
+
+    Example: foreword warm smollm2-135m
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        raise RequestError("foreword warm needs a CUDA GPU; other backends compile nothing")
+    from foreword.engine.config import EngineConfig
+    from foreword.engine.preparing import compile_passes
+
+    config = EngineConfig(max_num_seqs=max_num_seqs)
+    llm = load_llm(
+        model,
+        dtype="auto",
+        device="cuda",
+        backend="cuda",
+        quantization=quantization,
+        speculation=speculation,
+        config=config,
+    )
+    with stage_bar() as on_stage:
+        count = compile_passes(
+            llm.engine, max_num_seqs, lambda done, total: on_stage("compiling kernels", done, total)
+        )
+    if as_json:
+        print_json({"model": model, "kernels": count})
+    else:
+        stdout.print(
+            f"{model}: {count} kernels are compiled for {torch.cuda.get_device_name()}", soft_wrap=True
+        )

@@ -15,8 +15,13 @@ from foreword.cli.console import (
     stderr,
     stdout,
 )
-from foreword.cli.options.cluster import NodeOptions, with_nodes
-from foreword.cli.options.common import GenerationConfigOption, SpeculationOptions, one_of
+from foreword.cli.options.common import (
+    GenerationConfigOption,
+    NodeOptions,
+    SpeculationOptions,
+    one_of,
+    with_nodes,
+)
 from foreword.cli.options.grouped import flag, option, options_command
 from foreword.cli.options.serve import (
     ListeningOptions,
@@ -58,9 +63,9 @@ class ParsingOptions:
 
     def settings(self, model: str) -> dict[str, Any]:
         """Return the fields of `ServerSettings` given by these options."""
-        from foreword.server.api import reasoning, tool_formats
+        from foreword.server.api import reasoning, tool_blocks
 
-        calls, thoughts = ("auto", *tool_formats.FORMATS), ("auto", "none", *reasoning.FORMATS)
+        calls, thoughts = ("auto", *tool_blocks.FORMATS), ("auto", "none", *reasoning.FORMATS)
         return {
             "model_name": self.served_model_name or _short_name(model),
             "strict_fields": self.strict_fields,

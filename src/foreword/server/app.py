@@ -24,7 +24,7 @@ from foreword.server.errors import install_error_handlers
 from foreword.server.metrics import Metrics
 from foreword.server.middleware import AuthMiddleware, HeadMiddleware, OriginMiddleware, RequestLogMiddleware
 from foreword.server.ops_routes import ops_routes, speculation_routes
-from foreword.server.page.routes import page_routes
+from foreword.server.page import page_routes
 from foreword.server.settings import ServerSettings
 from foreword.wire.supervisor import Supervisor, SupervisorSettings
 

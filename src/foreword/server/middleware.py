@@ -5,16 +5,17 @@ import logging
 import re
 import secrets
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from time import monotonic
 from urllib.parse import quote, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from foreword.cluster.address import is_loopback
-from foreword.server.api.identity import ApiCaller
 from foreword.server.errors import ApiError
 from foreword.server.page import PAGE_PATHS
 from foreword.server.settings import ServerSettings, host_name, tenant_of
@@ -44,6 +45,21 @@ class HttpMiddleware:
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app(scope, receive, send)
+
+
+@dataclass(frozen=True)
+class ApiCaller:
+    """The sender of a request."""
+
+    tenant: str  # hash of the API key; empty if the server has none
+    trusted: bool  # gave a valid key, or none is needed
+    is_admin: bool = False  # gave an admin key
+
+
+def caller_of(request: Request) -> ApiCaller:
+    """Return the caller that `AuthMiddleware` found for a request."""
+    caller: ApiCaller = request.state.caller
+    return caller
 
 
 class AuthMiddleware(HttpMiddleware):

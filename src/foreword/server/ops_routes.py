@@ -20,10 +20,10 @@ from foreword.engine.outputs import sum_stats
 from foreword.errors import EngineUnavailable, RequestError
 from foreword.server.api.answer_types import speculation_of
 from foreword.server.api.entry import body_of, body_schema, json_answer
-from foreword.server.api.identity import caller_of
 from foreword.server.api.sampling_types import StrictBody
 from foreword.server.context import ServerContext
 from foreword.server.errors import ApiError
+from foreword.server.middleware import caller_of
 from foreword.wire.supervisor import EngineState
 
 _ENGINE_FIGURES = (

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foreword.cli.chat.main import say, show_piece
-from foreword.cli.chat.stats import Tally, summary_line
-from foreword.cli.chat.text import PieceReader, TextPiece, visible
+from foreword.cli.chat.text import PieceReader, Tally, TextPiece, summary_line, visible
 from foreword.engine.messages import AnswerDelta, RequestStats
 from foreword.models.formats.hf.tokenizer import hf_tokenizer
 from foreword.models.tokenization.tokenizer import Tokenizer

@@ -1,8 +1,7 @@
 import pytest
 from typer.main import get_command
 
-from foreword.cli.main import app
-from foreword.cli.suggestions import KNOWN_ELSEWHERE, suggested
+from foreword.cli.main import KNOWN_ELSEWHERE, app, suggested
 
 COMMANDS = list(get_command(app).commands)
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from foreword.cli.warm import warm
+from foreword.cli.models import warm
 from foreword.errors import RequestError
 
 

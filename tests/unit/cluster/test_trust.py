@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import foreword
-from foreword.cli.cluster.draft_node import draft_node
+from foreword.cli.cluster.main import draft_node
 from foreword.cluster.address import NodeAddress
 
 PACKAGE = Path(foreword.__file__).parent

@@ -4,8 +4,9 @@ import random
 
 import pytest
 
+from foreword.server.api.conversation import ToolUse, ToolWriter
 from foreword.server.api.message_types import ToolFunction
-from foreword.server.api.tool_formats import format_of
+from foreword.server.api.tool_blocks import format_of
 from foreword.server.api.tool_reading import (
     FORMATS,
     ArgumentsDelta,
@@ -15,7 +16,6 @@ from foreword.server.api.tool_reading import (
     ToolFormat,
     ToolReader,
 )
-from foreword.server.api.tool_use import ToolUse, ToolWriter
 
 TOOLS: dict[str, dict] = {"weather": {}, "add": {}}
 WEATHER = ("weather", {"city": 'Pa"ris {', "days": [1, 2]})

@@ -4,7 +4,6 @@ import typer
 
 from foreword.cli.bench import (
     compare,
-    control,
     drafters,
     gpu,
     nodes,
@@ -30,7 +29,7 @@ for _name, _kind in {
     "batch": passes.Batch,
     "compare": compare.Compare,
     "pools": nodes.Pools,
-    "control": control.Control,
+    "control": drafters.Control,
     "drafters": drafters.Drafters,
     "gpu": gpu.Gpu,
     "link": nodes.Link,

@@ -17,7 +17,7 @@ from foreword.cli.console import (
     stage_bar,
     stdout,
 )
-from foreword.cli.options.cluster import SecurityOptions
+from foreword.cli.options.common import SecurityOptions
 from foreword.cli.options.grouped import flag, late, option
 from foreword.errors import RequestError
 

@@ -9,8 +9,7 @@ from typing import Any
 from rich.console import RenderableType
 
 from foreword.cli.chat.session import ChatSession, Message, Plan
-from foreword.cli.chat.stats import position_table, stats_table
-from foreword.cli.chat.text import shown_passes
+from foreword.cli.chat.text import position_table, shown_passes, stats_table
 from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.names import named_methods
 from foreword.errors import ForewordError, RequestError

@@ -245,7 +245,7 @@ def show_piece(piece: "TextPiece") -> None:
 
 
 def _say_end(outcome: "AnswerEnd") -> None:
-    from foreword.cli.chat.stats import summary_line
+    from foreword.cli.chat.text import summary_line
 
     ends = {
         "abort": "stopped: ",

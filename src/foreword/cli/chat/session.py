@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from foreword.acceptance.params import SamplingParams
-from foreword.cli.chat.stats import Tally
-from foreword.cli.chat.text import PieceReader, TextPiece
+from foreword.cli.chat.text import PieceReader, Tally, TextPiece
 from foreword.drafters.config import SpeculationConfig
 from foreword.engine.drafting.drafter_pool import PagesLackRows
 from foreword.engine.llm import LLM

@@ -1,14 +1,17 @@
-"""Terminal output of an answer: text without control characters, and drafts by pass."""
+"""Terminal output of a chat: text without control characters, drafts by pass, statistics."""
 
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from rich.box import SIMPLE_HEAD
 from rich.console import RenderableType
+from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from foreword.engine.messages import AnswerDelta, DraftShown
+from foreword.engine.messages import AnswerDelta, DraftShown, RequestStats
+from foreword.engine.outputs import add_fields
 from foreword.engine.text import TokenTexts
 from foreword.models.tokenization.tokenizer import Tokenizer
 
@@ -84,3 +87,117 @@ def _shown(title: str, draft: DraftShown, text_of: TokenText) -> RenderableType:
 def _quoted(text: str) -> str:
     """Return a token's text with visible spaces and line ends."""
     return visible(text).replace("\n", "⏎").replace("\t", "⇥").replace(" ", "·") or "∅"
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Statistics of one answer, or of a session."""
+
+    answers: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0  # prompt tokens found in the prefix cache
+    output_tokens: int = 0
+    decoded_tokens: int = 0  # tokens after the pass that ended the prompt
+    decode_passes: int = 0  # passes after the one that ended the prompt
+    decode_seconds: float = 0.0
+    draft_seconds: float = 0.0  # this and the next two include prefill
+    verify_seconds: float = 0.0
+    accept_seconds: float = 0.0
+    drafted: int = 0
+    accepted: int = 0
+    drafted_per_position: tuple[int, ...] = ()
+    accepted_per_position: tuple[int, ...] = ()
+
+    @staticmethod
+    def of(stats: RequestStats) -> "Tally":
+        """Convert an answer's statistics, or a sum of several."""
+        return Tally(
+            answers=1,
+            prompt_tokens=stats.prompt_tokens,
+            cached_tokens=stats.cached_tokens,
+            output_tokens=stats.output_tokens,
+            decoded_tokens=stats.output_tokens - stats.first_tokens,
+            decode_passes=stats.passes - stats.first_passes,
+            decode_seconds=stats.decode_seconds,
+            draft_seconds=stats.draft_seconds,
+            verify_seconds=stats.verify_seconds,
+            accept_seconds=stats.accept_seconds,
+            drafted=stats.drafted,
+            accepted=stats.accepted,
+            drafted_per_position=stats.drafted_per_position,
+            accepted_per_position=stats.accepted_per_position,
+        )
+
+    def __add__(self, other: "Tally") -> "Tally":
+        return add_fields(self, other)
+
+    @property
+    def tokens_per_pass(self) -> float | None:
+        """Tokens per pass while decoding; None before the first pass."""
+        return self.decoded_tokens / self.decode_passes if self.decode_passes else None
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Tokens per second while decoding; None before that took time."""
+        return self.decoded_tokens / self.decode_seconds if self.decode_seconds > 0 else None
+
+
+def summary_line(tally: Tally, tokens_per_second: float | None) -> str:
+    """Return an answer's statistics in one line, without prefill."""
+    passes = ""
+    if tally.decode_passes:
+        counted = f"{tally.decoded_tokens} in {tally.decode_passes} after the prompt's"
+        passes = f", {_number(tally.tokens_per_pass)} per pass ({counted})"
+    accepted = f", {tally.accepted} of {tally.drafted} draft tokens accepted" if tally.drafted else ""
+    return (
+        f"{tally.output_tokens} tokens{passes}{accepted}, {_number(tokens_per_second, 1)} tokens/s, "
+        f"{tally.cached_tokens} of {tally.prompt_tokens} prompt tokens cached"
+    )
+
+
+def stats_table(last: Tally, session: Tally) -> Table:
+    """Return a table of the last answer and the whole session."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("", no_wrap=True)
+    for name in ("last answer", f"session ({session.answers})"):
+        table.add_column(name, justify="right", no_wrap=True)
+    both = (last, session)
+    table.add_row("tokens", *(str(tally.output_tokens) for tally in both))
+    table.add_row("passes", *(str(tally.decode_passes) for tally in both))
+    table.add_row("tokens per pass", *(_number(tally.tokens_per_pass) for tally in both))
+    table.add_row("tokens per second", *(_number(tally.tokens_per_second, 1) for tally in both))
+    table.add_row("draft tokens accepted", *(_share(tally.accepted, tally.drafted) for tally in both))
+    table.add_row("prompt tokens cached", *(_share(t.cached_tokens, t.prompt_tokens) for t in both))
+    for stage in ("draft", "verify", "accept"):
+        table.add_row(f"{stage} time", *(_stage(tally, stage) for tally in both))
+    return table
+
+
+def position_table(last: Tally, session: Tally) -> Table:
+    """Return acceptance by position: the fraction accepted of the drafts that reach it."""
+    table = Table(title="accepted by position", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("position", "last answer", f"session ({session.answers})"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for place in range(len(session.drafted_per_position)):
+        table.add_row(str(place + 1), *(_position(tally, place) for tally in (last, session)))
+    return table
+
+
+def _position(tally: Tally, place: int) -> str:
+    if place >= len(tally.drafted_per_position):
+        return "-"
+    return _share(tally.accepted_per_position[place], tally.drafted_per_position[place])
+
+
+def _stage(tally: Tally, stage: str) -> str:
+    total = tally.draft_seconds + tally.verify_seconds + tally.accept_seconds
+    seconds: float = getattr(tally, f"{stage}_seconds")
+    return f"{1e3 * seconds:.0f} ms ({seconds / total:.0%})" if total > 0 else "-"
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part} of {whole} ({part / whole:.0%})" if whole else "-"
+
+
+def _number(value: float | None, digits: int = 2) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"

@@ -1,23 +1,40 @@
-"""`foreword cluster`: draft nodes and targets on several machines."""
+"""`foreword cluster`, `foreword draft-node` and `foreword router`: the processes of several machines."""
 
+import asyncio
+import json
 import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from foreword.cli.console import JsonOption, print_json, stdout
+from foreword.cli.console import (
+    DEFAULT_MODEL,
+    JsonOption,
+    ModelOption,
+    PlaceOptions,
+    print_json,
+    stage_bar,
+    stderr,
+    stdout,
+)
+from foreword.cli.options.common import SecurityOptions, json_object, labels_option
+from foreword.cli.options.grouped import Command, command, flag, late, option, options_command
+from foreword.cli.options.serve import ListeningOptions, need_server_extra, port_option
 from foreword.errors import RequestError
 
 if TYPE_CHECKING:
     from foreword.cluster.pools.autoscaling import NodeStatus, TargetStatus
-    from foreword.cluster.pools.fleet import MemberStatus
+    from foreword.cluster.pools.file import ClusterConfig
+    from foreword.cluster.pools.fleet import ClusterState, LocalFleet, MemberStatus
+    from foreword.cluster.pools.ray_fleet import RayFleet
 
 _MEMBER = {
     "member": "name",
@@ -79,11 +96,6 @@ def _cell(value: object) -> str:
         return "-"
     return f"{value:.2f}" if isinstance(value, float) else str(value)
 
-
-if TYPE_CHECKING:
-    from foreword.cluster.pools.file import ClusterConfig
-    from foreword.cluster.pools.fleet import ClusterState, LocalFleet, MemberStatus
-    from foreword.cluster.pools.ray_fleet import RayFleet
 
 app = typer.Typer(no_args_is_help=True, help="Run targets and draft nodes from one file (docs/cluster.md).")
 
@@ -199,3 +211,119 @@ def _fleet(cluster: "ClusterConfig", state: "ClusterState") -> "LocalFleet | Ray
 
 def _key(given: str | None) -> str:
     return given or os.environ.get("FOREWORD_API_KEY", "").split(",")[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftNode(SecurityOptions, PlaceOptions, Command):
+    """Serve drafts to targets, which use `foreword serve --drafters HOST:PORT`. A node cannot change a text.
+
+    Example: foreword draft-node --model smollm2-135m --listen 127.0.0.1:8400
+    """
+
+    model: ModelOption = late(DEFAULT_MODEL, -1)
+    method: str = option(
+        "draft_model",
+        "Drafter: draft_model (--model itself), layer_skip, suffix, or several as suffix+ngram.",
+    )
+    options: str | None = option(
+        None, 'Settings of the drafter as a JSON object: {"tree_width": 3}.', metavar="JSON"
+    )
+    listen: str = option(
+        "127.0.0.1:8400", "Address to listen on, or unix:/PATH; port 0: any.", metavar="HOST:PORT"
+    )
+    capacity: int = option(256, "Most concurrent requests of all targets.", min=1)
+    kv_tokens: int = option(32_768, "Size of a draft model's KV cache in tokens, over all requests.", min=16)
+    run_ahead: bool = option(True, "Draft on while a target verifies; no gain for fast, near nodes.")
+    labels: str = labels_option()
+    insecure: bool = flag("Listen beyond this machine without token and TLS.")
+    drain_seconds: float = option(10.0, "Seconds that SIGTERM waits until targets use other nodes.", min=0)
+
+    def run(self) -> None:
+        from foreword.cluster.settings import need_frames, parse_labels
+
+        need_frames()
+        from foreword.cluster.address import NodeAddress
+        from foreword.cluster.pools.running import Stopping
+        from foreword.drafters.config import SpeculationConfig
+        from foreword.drafters.registry import drafter_kinds
+        from foreword.engine.loader import load_model
+        from foreword.wire.draft_node import NodeSettings, check_methods, make_node
+
+        address, security = NodeAddress.parse(self.listen), self.security()
+        security.check(address, self.insecure)
+        settings: dict[str, Any] = {} if self.options is None else json_object("--options", self.options)
+        names = self.method.split("+")
+        check_methods(names)  # before loading a model
+        given = {"method": names, **settings}
+        kinds = drafter_kinds()
+        if any(name in kinds and kinds[name].build_on_node is not None for name in names):
+            given["model"] = self.model
+        config = SpeculationConfig.parse(json.dumps(given))
+        where = NodeSettings(
+            address, security, self.capacity, self.kv_tokens, self.run_ahead, parse_labels(self.labels)
+        )
+        logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+        stderr.print(f"[dim]loading {self.model} ...[/dim]")
+        with stage_bar() as on_stage:
+            loaded = load_model(self.model, **self.place, progress=partial(on_stage, "loading"))
+        node = make_node(loaded, config, where)
+        stopping = Stopping().listen()
+        node.start()
+        stdout.print(f"{self.method} of {self.model} drafts on {node.address}", soft_wrap=True, markup=False)
+        stopping.wait()
+        node.drain(self.drain_seconds)
+        node.close()
+
+
+draft_node = command(DraftNode)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouterListening(ListeningOptions):
+    """The router's address."""
+
+    port: int = port_option(8080)
+
+
+@options_command
+def router(
+    *,
+    targets: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST:PORT,...",
+            help="Targets (foreword serve), or @FILE with one per line, reread periodically.",
+        ),
+    ],
+    listening: RouterListening,
+    max_requests: Annotated[int, typer.Option(min=1, help="Most requests in flight; more get 429.")] = 1024,
+) -> None:
+    """Route requests to the target that knows the longest prefix, or has the least load, and stream the answers.
+
+    Example: foreword router --targets 127.0.0.1:8000,127.0.0.1:8001 --port 8080
+    """
+    address = listening.address()
+    need_server_extra()
+    from foreword.server.router.app import RouterRun
+    from foreword.server.router.targets import Targets
+    from foreword.server.settings import Limits, ServerSettings
+
+    settings = ServerSettings(
+        model_name="",  # each target has its own
+        limits=Limits(running=max_requests, queued=0, connections=2 * max_requests),
+        **listening.settings(),
+    )
+    known = Targets(targets)
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    logging.getLogger("httpx2").setLevel(logging.WARNING)  # it logs every health check
+    with address.bind() as port:
+
+        def show_ready(url: str) -> None:
+            ready = sum(target.is_ready for target in known)
+            stdout.print(
+                f"routing on {url} to {len(list(known))} targets, {ready} of them ready",
+                soft_wrap=True,
+                markup=False,
+            )
+
+        asyncio.run(RouterRun(settings, known, port).run(show_ready))

@@ -6,10 +6,27 @@ from pathlib import Path
 
 import typer
 
-from foreword.cli.console import DEFAULT_MODEL, ModelOption, stage_bar, stdout
-from foreword.cli.options.grouped import REQUIRED, Command, argument, flag, option
-from foreword.cli.train.options import WorkOptions
+from foreword.cli.console import (
+    DEFAULT_MODEL,
+    DeviceOption,
+    ModelOption,
+    stage_bar,
+    stdout,
+)
+from foreword.cli.options.grouped import REQUIRED, Command, argument, flag, late, option
 from foreword.errors import RequestError
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkOptions(Command):
+    """Model, device and prompts."""
+
+    model: ModelOption = late(DEFAULT_MODEL, -1)
+    prompts: list[Path] | None = option(
+        None, "JSON lines with prompts to answer in addition to self-written ones; repeatable."
+    )
+    compiled: bool = option(True, "Compile the training pass (on a GPU).", last=2)
+    device: DeviceOption = late("auto", 2)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,6 @@ import typer
 from foreword.bench.pictures import Chart, save_charts
 from foreword.cli.console import stage_bar, stderr, stdout
 from foreword.cli.options.grouped import picked
-from foreword.cli.train.options import CommonOptions
 from foreword.errors import RequestError
 
 
@@ -37,6 +36,7 @@ def save_curves(log: Path, path: Path, title: str) -> None:
 
 
 if TYPE_CHECKING:
+    from foreword.cli.train.main import CommonOptions
     from foreword.models.formats.checkpoint import Checkpoint
     from foreword.train.heads.learner import Recipe
     from foreword.train.loop.optimizer import LearningRates
@@ -133,7 +133,7 @@ class ConsoleWatcher:
 
 
 def run_training(
-    options: CommonOptions,
+    options: "CommonOptions",
     recipe: "Recipe",
     rates: "LearningRates",
     clock: Callable[[], float] = time.monotonic,
@@ -212,7 +212,7 @@ def run_training(
 
 
 def _write_first(
-    options: CommonOptions,
+    options: "CommonOptions",
     place: Workplace,
     data: Path,
     watcher: ConsoleWatcher,

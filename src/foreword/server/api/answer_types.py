@@ -2,6 +2,7 @@
 
 import json
 import math
+import secrets
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -252,3 +253,8 @@ def _top(entry: TokenLogprobs) -> list[tuple[int, float]]:
 
 def _finite(logprob: float) -> float:
     return logprob if math.isfinite(logprob) else _NEVER
+
+
+def new_id(prefix: str) -> str:
+    """Return an id that is unique and unpredictable."""
+    return f"{prefix}-{secrets.token_hex(16)}"

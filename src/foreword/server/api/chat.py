@@ -12,15 +12,16 @@ from foreword.server.api.answer_types import (
     Choice,
     Completion,
     PromptLogprobs,
+    new_id,
     usage_of,
 )
 from foreword.server.api.answering import AnswerJob
 from foreword.server.api.conversation import Conversation
 from foreword.server.api.dialects import OpenAIDialect
 from foreword.server.api.entry import AnswerRoute
-from foreword.server.api.identity import ApiCaller, new_id
 from foreword.server.api.request_types import ChatRequest
 from foreword.server.context import ServerContext
+from foreword.server.middleware import ApiCaller
 
 
 async def chat_conversation(context: ServerContext, body: ChatRequest) -> Conversation:

@@ -13,13 +13,13 @@ from foreword.engine.messages import AnswerDelta, NewRequest
 from foreword.engine.outputs import Answer, Costs
 from foreword.engine.prompts import filling
 from foreword.models.tokenization.tokenizer import Tokenizer
-from foreword.server.api.answer_types import AnswerUsage, Choice, Completion, CompletionLogprobs
+from foreword.server.api.answer_types import AnswerUsage, Choice, Completion, CompletionLogprobs, new_id
 from foreword.server.api.answering import AnswerJob
 from foreword.server.api.dialects import OpenAIDialect
 from foreword.server.api.entry import AnswerRoute, new_request
-from foreword.server.api.identity import ApiCaller, new_id
 from foreword.server.api.request_types import CompletionRequest
 from foreword.server.context import ServerContext
+from foreword.server.middleware import ApiCaller
 
 
 class Echo:

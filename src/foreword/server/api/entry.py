@@ -16,11 +16,11 @@ from foreword.errors import EngineUnavailable, RequestError
 from foreword.server.api.answering import AnswerJob, respond
 from foreword.server.api.bodies import UnknownFields, checked_body, parse_body, read_body
 from foreword.server.api.dialects import Dialect
-from foreword.server.api.identity import ApiCaller, caller_of
 from foreword.server.api.prompts import room_for_answer
 from foreword.server.api.sampling_types import SamplingFields, StrictBody
 from foreword.server.context import ServerContext
 from foreword.server.errors import ApiError
+from foreword.server.middleware import ApiCaller, caller_of
 from foreword.structured.params import FORM_PARAM
 from foreword.wire.supervisor import EngineState
 

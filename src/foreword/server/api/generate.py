@@ -9,12 +9,12 @@ from foreword.engine.messages import AnswerDelta, RequestStats
 from foreword.engine.outputs import Answer, Costs
 from foreword.engine.text import TokenTexts, token_text
 from foreword.models.tokenization.tokenizer import Tokenizer
-from foreword.server.api.answer_types import LogprobWriter, PromptLogprobs, extras_of, usage_of
+from foreword.server.api.answer_types import LogprobWriter, PromptLogprobs, extras_of, new_id, usage_of
 from foreword.server.api.answering import AnswerJob
 from foreword.server.api.entry import AnswerRoute, new_request
-from foreword.server.api.identity import ApiCaller, new_id
 from foreword.server.api.request_types import GenerateRequest
 from foreword.server.context import ServerContext
+from foreword.server.middleware import ApiCaller
 
 
 class Generated(Struct):

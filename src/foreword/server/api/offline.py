@@ -10,6 +10,7 @@ from foreword.errors import RequestError
 from foreword.server.api.bodies import UnknownFields, checked_body, load_object, too_long
 from foreword.server.api.chat import CHAT
 from foreword.server.api.completions import COMPLETIONS
+from foreword.server.api.conversation import tool_use
 from foreword.server.api.entry import AnswerRoute, blamed
 from foreword.server.api.generate import GENERATE
 from foreword.server.api.message_types import Message
@@ -22,8 +23,7 @@ from foreword.server.api.request_types import (
 )
 from foreword.server.api.responses import RESPONSES
 from foreword.server.api.sampling_types import SamplingFields
-from foreword.server.api.tool_formats import format_of
-from foreword.server.api.tool_use import tool_use
+from foreword.server.api.tool_blocks import format_of
 from foreword.server.context import check_speculation
 from foreword.server.settings import Limits, ServerSettings
 

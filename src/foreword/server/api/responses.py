@@ -8,14 +8,14 @@ from msgspec import UNSET
 
 from foreword.engine.messages import AnswerDelta, NewRequest, RequestStats
 from foreword.engine.outputs import Answer, Costs
-from foreword.server.api.answer_types import ToolCall
+from foreword.server.api.answer_types import ToolCall, new_id
 from foreword.server.api.answering import AnswerJob
 from foreword.server.api.conversation import Conversation
 from foreword.server.api.entry import AnswerRoute
-from foreword.server.api.identity import ApiCaller, new_id
 from foreword.server.api.message_types import written_choice
 from foreword.server.api.request_types import ResponsesRequest
 from foreword.server.context import ServerContext
+from foreword.server.middleware import ApiCaller
 
 Item = dict[str, Any]
 

@@ -1,7 +1,16 @@
-"""The static files of the page at `/`."""
+"""The page at `/`: static files, and the settings that it needs."""
 
+from functools import partial
 from importlib.resources import files
+from pathlib import PurePath
 from typing import Final
+
+import msgspec
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from foreword.drafters.registry import drafter_kinds
+from foreword.server.context import ServerContext
 
 _FOLDER: Final = files("foreword.server.page") / "static"
 
@@ -11,3 +20,56 @@ FILES: Final = {
 
 PAGE_PATHS: Final = frozenset(FILES)
 """Paths that need no key: static files without server data."""
+
+
+_MEDIA_TYPES: Final = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".json": "application/json",
+}
+_HEADERS: Final = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-cache",
+}
+
+
+def page_routes(context: ServerContext) -> APIRouter:
+    """Create the routes of the static files and of `/page/settings`."""
+    router = APIRouter(include_in_schema=False)
+    for path, entry in FILES.items():
+        send = partial(_send, entry.read_bytes(), _MEDIA_TYPES[PurePath(entry.name).suffix])
+        router.add_api_route(path, send, methods=["GET"], response_model=None)
+
+    @router.get("/page/settings")
+    async def settings() -> Response:
+        """Return what the page can offer."""
+        return Response(
+            msgspec.json.encode(_settings(context)), headers=_HEADERS, media_type="application/json"
+        )
+
+    return router
+
+
+async def _send(content: bytes, media_type: str) -> Response:
+    return Response(content, headers=_HEADERS, media_type=media_type)
+
+
+def _settings(context: ServerContext) -> dict[str, object]:
+    known = context.settings
+    return {
+        "model": known.model_name,
+        # The page's requests have neither grammar nor prediction.
+        "methods": sorted(name for name in known.methods if not drafter_kinds()[name].traits.follows),
+        "default_method": known.default_method,
+        "shows_speculation": known.show_speculation,
+        "max_model_len": context.max_model_len,
+    }

@@ -15,10 +15,9 @@ from starlette.responses import JSONResponse, Response
 from foreword import __version__
 from foreword.server.admission import Admission
 from foreword.server.api.bodies import read_body
-from foreword.server.api.identity import caller_of
 from foreword.server.connections import LAST_BYTES_SECONDS, WebServer, listening_url, on_loop_error, quieten
 from foreword.server.errors import ApiError, install_error_handlers
-from foreword.server.middleware import AuthMiddleware, OriginMiddleware, RequestLogMiddleware
+from foreword.server.middleware import AuthMiddleware, OriginMiddleware, RequestLogMiddleware, caller_of
 from foreword.server.page import PAGE_PATHS
 from foreword.server.router.relay import Relay, Relayed, RouterMetrics
 from foreword.server.router.targets import Targets, TargetWatch

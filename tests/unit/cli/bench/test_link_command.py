@@ -10,7 +10,7 @@ from typing import NoReturn
 import pytest
 
 from foreword.cli.bench.nodes import Link
-from foreword.cli.cluster.draft_node import draft_node
+from foreword.cli.cluster.main import draft_node
 from foreword.cli.options.grouped import command
 from foreword.errors import RequestError
 

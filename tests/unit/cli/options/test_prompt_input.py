@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from foreword.cli.options import prompt as prompt_input
-from foreword.cli.options.prompt import read_prompt
+from foreword.cli import generate as prompt_input
+from foreword.cli.generate import read_prompt
 from foreword.errors import RequestError
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from foreword.cli.options.prompt import StructuredOptions
+from foreword.cli.generate import StructuredOptions
 from foreword.errors import RequestError
 from foreword.structured.params import StructuredOutputs
 
