@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from foreword.cluster.pools.file import ClusterConfig, RaySettings
-from foreword.cluster.pools.members import NODE, TARGET, Member
 from foreword.cluster.pools.ray_fleet import RayFleet, import_ray
+from foreword.cluster.pools.running import NODE, TARGET, Member
 from helpers.cluster_members import pids
 from helpers.waiting import wait_until
 

@@ -39,9 +39,9 @@ def wait_patiently(monkeypatch: pytest.MonkeyPatch, seconds: float = 30.0) -> No
     What is worth a wait depends on how fast the machine is, which no test must.
     """
     monkeypatch.setattr(
-        remote_drafter, "worth_waiting", lambda prospects, rate: seconds if prospects else 0.0
+        remote_drafter, "best_wait_seconds", lambda prospects, rate: seconds if prospects else 0.0
     )
-    monkeypatch.setattr(remote_drafter, "most_worth", lambda prospects, rate: seconds)
+    monkeypatch.setattr(remote_drafter, "longest_wait_seconds", lambda prospects, rate: seconds)
     monkeypatch.setattr(TokenRate, "per_second", 1.0)
     for module in (pairing, remote_drafter):
         monkeypatch.setattr(module, "may_come", lambda pair, shadow: not pair.is_all)

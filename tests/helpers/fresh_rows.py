@@ -6,7 +6,7 @@ import torch
 
 from foreword.backends.runner import ModelRunner
 from foreword.drafters.config import SpeculationConfig
-from foreword.drafters.heads.in_pages import Run
+from foreword.drafters.heads.in_pages import RowRange
 from foreword.engine.loader import LoadedModel
 from foreword.engine.requests.request import Request
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
@@ -45,7 +45,7 @@ class Fresh:
         return read(runner, kv, self.needs.rows[0].name, count)
 
     def _rest(self, held: Any, extra: Any, request: Request, count: int) -> Any:
-        return Run(held, extra, request.tokens, extra.end, count, self._drafter._drafter._state_offset)
+        return RowRange(held, extra, request.tokens, extra.end, count, self._drafter._drafter._state_offset)
 
 
 def read(runner: ModelRunner, kv: KvSequence, name: str, count: int) -> tuple[torch.Tensor, torch.Tensor]:

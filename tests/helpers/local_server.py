@@ -44,7 +44,8 @@ class LocalEngine:
                 yield delta
         finally:
             await deltas.aclose()
-            for late in deltas._arrived:  # the fake engine ends what is aborted at once
+            while deltas.has_more:  # the fake engine ends what is aborted at once
+                late = deltas._arrived.get_nowait()
                 if on_late is not None and (isinstance(late, Exception) or late.finish_reason is not None):
                     on_late(late)
 

@@ -21,9 +21,8 @@ from foreword.kv.chunks import NO_STATES, StateSizes
 from foreword.kv.paged_cache import PagedCache
 from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.speculation.draft import Draft
-from foreword.speculation.requests import PassEntry
+from foreword.speculation.requests import NOTHING_DRAWN, PassEntry
 from foreword.speculation.transaction import Transaction
-from foreword.speculation.verdict import NOTHING_DRAWN
 
 DEVICES = [
     "cpu",

@@ -18,7 +18,7 @@ from foreword.engine.background import BackgroundWork
 from foreword.engine.config import EngineConfig, EngineParts
 from foreword.engine.core import EngineCore
 from foreword.engine.messages import NewRequest, RequestLabels
-from foreword.engine.policy.steering import Steering
+from foreword.engine.policy.controller import PolicyFileController
 from foreword.engine.text import Vocabulary
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Drafter, DraftRequest, DraftTask
@@ -113,7 +113,7 @@ class RolloutWorld:
         self.path.write_text(json.dumps(policy or POLICY), encoding="utf-8")
         self.measured = MeasuredPolicy()
         self.guesser = guesser(self.clock)
-        self.steering = Steering(
+        self.policy_file = PolicyFileController(
             self.path, self.measured, self.clock, {"model": "m"}, wall_clock=self.clock, background=AtOnce()
         )
         parts = EngineParts(
@@ -121,8 +121,8 @@ class RolloutWorld:
             self.measured,
             self._build,
             clock=self.clock,
-            offered=list(self.steering.configs.values()),
-            steering=self.steering,
+            offered=list(self.policy_file.configs.values()),
+            policy_file=self.policy_file,
         )
         self.core = EngineCore(TimedTarget(self.clock), Vocabulary(VOCAB, frozenset()), parts)
         self.sent = 0
@@ -132,7 +132,7 @@ class RolloutWorld:
 
     @property
     def pair(self) -> PairRollout:
-        return self.steering.rollouts.pairs["fresh", "code"]
+        return self.policy_file.rollouts.pairs["fresh", "code"]
 
     def answer(self, idle: bool = True) -> list[int]:
         """One request from its arrival to its end, then whatever the engine does with its time."""

@@ -11,8 +11,7 @@ from foreword.control.fixed import FixedPolicy
 from foreword.control.service import Service
 from foreword.engine.core import EngineCore
 from foreword.engine.messages import NewRequest
-from foreword.engine.requests.assignment import Assignment
-from foreword.engine.requests.request import Request
+from foreword.engine.requests.request import Assignment, Request
 from foreword.kv.paged_cache import PAGE_SIZE
 from foreword.speculation.requests import DraftPlan
 from helpers.engines import core_on

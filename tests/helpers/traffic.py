@@ -22,8 +22,7 @@ from foreword.speculation.measured.acceptance_stats import AcceptanceStats
 from foreword.speculation.measured.situation import Situation
 from foreword.speculation.protocols import Policy
 from foreword.speculation.report import DrafterCall, RequestReport, StageSeconds, StepReport
-from foreword.speculation.requests import DrafterView, DraftPlan, PassEntry
-from foreword.speculation.verdict import Verdict
+from foreword.speculation.requests import DrafterView, DraftPlan, PassEntry, Verdict
 
 LENGTH, MOOD = 240, 40
 WRONG = 1000

@@ -19,8 +19,7 @@ from foreword.speculation import pipeline
 from foreword.speculation.accept import Acceptance
 from foreword.speculation.drafting import KvMemory
 from foreword.speculation.measured.situation import Situation
-from foreword.speculation.requests import DraftPlan, PassEntry
-from foreword.speculation.verdict import Verdict
+from foreword.speculation.requests import DraftPlan, PassEntry, Verdict
 from helpers.anticipating import AnticipatingRunner, let_anticipate
 from helpers.cpu import needs_cpu_kernels
 from helpers.fresh_rows import Fresh

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from foreword.engine.engine import give_up
+from foreword.engine.engine import stop_engine
 from foreword.engine.messages import AnswerDelta, NewRequest
 from foreword.engine.outputs import RequestOutput
 from foreword.engine.streams import AnswerStream
@@ -306,7 +306,7 @@ def test_when_whoever_runs_the_passes_is_gone_the_engine_ends_with_one_line(
 
     async def main() -> None:
         if is_idle:
-            bench.engine._mail.put(lambda: give_up("rank 1 is gone"))
+            bench.engine._mail.put(lambda: stop_engine("rank 1 is gone"))
         else:
             bench.decoder.failure = EngineStopped("rank 1 is gone")
             with pytest.raises(EngineStopped, match="the engine has failed: rank 1 is gone"):

@@ -16,9 +16,8 @@ from foreword.kv.chunks import CHUNK, RING_ROWS, StateSizes
 from foreword.kv.paged_cache import PagedCache
 from foreword.models.adapters import RECURRENT_MODULES, open_adapter
 from foreword.speculation.draft import Draft
-from foreword.speculation.requests import PassEntry
+from foreword.speculation.requests import PassEntry, Verdict
 from foreword.speculation.transaction import Transaction
-from foreword.speculation.verdict import Verdict
 from helpers.adapters import ALL, adapter_tensors, write_adapter
 from helpers.cpu import INSTRUCTION_SETS, cpu_decoder, needs_cpu_kernels
 from helpers.passes import adapted_logits, all_logits, compute, make_request, torch_decoder, with_all_logits

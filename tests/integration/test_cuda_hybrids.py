@@ -15,9 +15,8 @@ from foreword.kv.chunks import CHUNK
 from foreword.kv.paged_cache import PagedCache
 from foreword.models.adapters import layer_modules, open_adapter
 from foreword.speculation.draft import Draft
-from foreword.speculation.requests import PassEntry
+from foreword.speculation.requests import NOTHING_DRAWN, PassEntry, Verdict
 from foreword.speculation.transaction import Transaction
-from foreword.speculation.verdict import NOTHING_DRAWN, Verdict
 from helpers.adapters import adapter_tensors, write_adapter
 from helpers.cuda import EAGER, KERNEL_DEVICE, has_gpu, needs_cuda, needs_triton
 from helpers.passes import (

@@ -18,9 +18,8 @@ from foreword.backends.runner import ModelRunner
 from foreword.backends.torch.decoder import TorchDecoder
 from foreword.kv.paged_cache import PagedCache
 from foreword.speculation.draft import Draft
-from foreword.speculation.requests import PassEntry
+from foreword.speculation.requests import PassEntry, Verdict
 from foreword.speculation.transaction import Transaction
-from foreword.speculation.verdict import Verdict
 from helpers.cpu import STATUS
 from helpers.family_gguf import ARCHITECTURES, write_family_gguf
 from helpers.passes import all_logits, compute, fragmented_cache, make_request, states_for, torch_decoder

@@ -12,9 +12,8 @@ from foreword.backends.torch.decoder import TorchDecoder
 from foreword.backends.torch.weights import load_weights
 from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.speculation.draft import Draft
-from foreword.speculation.requests import PassEntry
+from foreword.speculation.requests import PassEntry, Verdict
 from foreword.speculation.transaction import Transaction
-from foreword.speculation.verdict import Verdict
 from helpers.passes import (
     DEVICES,
     all_logits,

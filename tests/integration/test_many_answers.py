@@ -13,7 +13,7 @@ from foreword.engine.messages import NewRequest
 from foreword.engine.requests.request import Request
 from foreword.proofs.passes import tiny_decoder
 from foreword.proofs.statistics import DrawingDrafter
-from foreword.speculation.verdict import Verdict
+from foreword.speculation.requests import Verdict
 from helpers.engines import core_on, run
 
 VOCAB, EOS = 40, 7

@@ -14,8 +14,7 @@ from foreword.engine.text import Vocabulary
 from foreword.proofs.passes import tiny_decoder
 from foreword.proofs.statistics import DrawingDrafter
 from foreword.speculation.report import RequestReport, StepReport
-from foreword.speculation.requests import DraftPlan
-from foreword.speculation.verdict import Verdict
+from foreword.speculation.requests import DraftPlan, Verdict
 from helpers.engines import core_on
 from helpers.requests import lone_request
 

@@ -18,9 +18,8 @@ from foreword.engine.requests.request import Request
 from foreword.kv.paged_cache import PagedCache
 from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.speculation.draft import Draft
-from foreword.speculation.requests import PassEntry
+from foreword.speculation.requests import NOTHING_DRAWN, PassEntry, Verdict
 from foreword.speculation.transaction import Transaction
-from foreword.speculation.verdict import NOTHING_DRAWN, Verdict
 from helpers.cpu import INSTRUCTION_SETS, cpu_decoder, needs_cpu_kernels
 from helpers.cuda import CUDA_DTYPES, cuda_decoder, needs_cuda
 from helpers.passes import all_logits, compute, fragmented_cache, make_request, with_all_logits

@@ -65,7 +65,7 @@ CHAIN_MUTANTS = (
         16,
         "a draft is judged again when the text has gone on",
         "speculation/proposing.py",
-        "usable",
+        "usable_part",
         "draft.rebase(request.tokens)",
         "draft",
         (f"{CHAINS}::test_a_draft_that_is_handed_in_again_is_not_judged_again",),

@@ -110,7 +110,7 @@ EARLY_MUTANTS = (
         105,
         "a draft from before a preemption is judged",
         "speculation/proposing.py",
-        "usable",
+        "usable_part",
         "if draft.epoch != request.epoch:\n    return NO_DRAFT",
         "",
         (f"{UNIT}/speculation/test_usable_drafts.py",),

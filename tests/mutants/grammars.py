@@ -81,8 +81,8 @@ GRAMMAR_MUTANTS = (
         "all answers of a request have one state",
         "engine/intake.py",
         "Intake.admit",
-        "enumerate(forms)",
-        "enumerate(forms[:1] * params.n)",
+        "enumerate(self._grammar_states(new))",
+        "enumerate(list(self._grammar_states(new))[:1] * params.n)",
         (f"{PREEMPTED}::test_answers_to_one_prompt_have_states_of_their_own",),
     ),
     Mutant(
@@ -136,9 +136,9 @@ GRAMMAR_MUTANTS = (
         92,
         "guesses that cannot come cost rows",
         "speculation/proposing.py",
-        "usable",
-        "within_grammar(known_tokens(draft.rebase(request.tokens), request), request)",
-        "known_tokens(draft.rebase(request.tokens), request)",
+        "usable_part",
+        "within_grammar(without_unknown_tokens(draft.rebase(request.tokens), request), request)",
+        "without_unknown_tokens(draft.rebase(request.tokens), request)",
         (f"{DRAFTS}::test_a_chosen_node_that_cannot_come_costs_no_row",),
     ),
     Mutant(

@@ -152,7 +152,7 @@ PARALLEL_HEAD_MUTANTS = (
     Mutant(
         74,
         "a path of ranks is taken without its beginning",
-        "drafters/heads/choices.py",
+        "drafters/heads/medusa.py",
         "fitting",
         "[part for part in beginnings if part not in kept]",
         "[path]",
@@ -161,7 +161,7 @@ PARALLEL_HEAD_MUTANTS = (
     Mutant(
         74,
         "ranks are counted for another head",
-        "drafters/heads/choices.py",
+        "drafters/heads/medusa.py",
         "PendingRanks.settle",
         "ranks.saw(place - length, rank)",
         "ranks.saw(0, rank)",

@@ -85,7 +85,7 @@ PENDING_MUTANTS = (
         48,
         "a chain is drawn with the noise of the position before",
         "drafters/heads/chains.py",
-        "unsettled",
+        "plan_after_pass",
         "plan.lengths + 1",
         "plan.lengths",
         (SAME_GUESSES,),

@@ -5,7 +5,7 @@ from catalogue import UNIT, Mutant
 PAIR = f"{UNIT}/control/rollout/test_pair.py"
 SAVED = f"{UNIT}/control/rollout/test_saved.py"
 ENGINE = f"{UNIT}/engine/policy/test_rollouts_in_an_engine.py"
-STEERING = f"{UNIT}/engine/policy/test_steering.py"
+STEERING = f"{UNIT}/engine/policy/test_controller.py"
 ADVICE = f"{UNIT}/control/reporting/test_advising.py"
 
 ROLLOUT_MUTANTS = (
@@ -31,7 +31,7 @@ ROLLOUT_MUTANTS = (
         81,
         "a text that comes out differently is not noticed",
         "engine/policy/verification.py",
-        "difference",
+        "find_difference",
         "again != sample.tokens",
         "len(again) != len(sample.tokens)",
         (f"{ENGINE}::test_one_that_changes_texts_is_found_out_before_anybody_is_served",),
@@ -75,8 +75,8 @@ ROLLOUT_MUTANTS = (
     Mutant(
         81,
         "a broken file takes the place of a good one",
-        "engine/policy/steering.py",
-        "Steering._watch",
+        "engine/policy/controller.py",
+        "PolicyFileController._watch",
         "try:\n"
         "    document = read_policy(self.path)\n"
         "    configs = drafter_configs(document)\n"

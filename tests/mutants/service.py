@@ -83,8 +83,8 @@ SERVICE_MUTANTS = (
         "passes are as long as without the latency class",
         "engine/scheduling/scheduler.py",
         "Scheduler._runs",
-        "(limit := tightest(requests)) is not None",
-        "(limit := tightest(requests)) is not None and limit < 0",
+        "(limit := order.tightest_limit(requests)) is not None",
+        "(limit := order.tightest_limit(requests)) is not None and limit < 0",
         (
             f"{SERVICE}/test_latency_class.py::test_under_fourfold_overload_the_latency_class_keeps_its_time_per_token",
         ),

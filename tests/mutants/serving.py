@@ -6,7 +6,7 @@ CONNECTIONS = f"{UNIT}/server/test_connections.py"
 FIELDS = "tests/integration/test_server_refused_fields.py"
 ROUTER = f"{UNIT}/server/test_router.py"
 ROUTES = "tests/integration/test_server_routes.py"
-STEERING = f"{UNIT}/engine/policy/test_steering.py"
+STEERING = f"{UNIT}/engine/policy/test_controller.py"
 
 SERVING_MUTANTS = (
     Mutant(

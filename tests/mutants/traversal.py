@@ -113,7 +113,7 @@ TRAVERSAL_MUTANTS = (
         43,
         "a drafter that ranks by what was drawn is judged by traversal",
         "engine/drafting/drafter_pool.py",
-        "DrafterPool._get",
+        "DrafterPool._plan_of",
         "check_exact(self._rule, is_chain=not config.makes_trees, is_fixed=config.fixes_trees)",
         "check_exact(self._rule, is_chain=not config.makes_trees)",
         (

@@ -11,7 +11,7 @@ WINDOW_MUTANTS = (
     Mutant(
         40,
         "the draw after a node is read as the draw after the one before it",
-        "drafters/lookup/judged_draft.py",
+        "drafters/lookup/base.py",
         "JudgedDraft.drawn_after",
         "node + 1",
         "max(node, 0)",

@@ -37,7 +37,6 @@ class NodeAddress:
 
     @property
     def is_local(self) -> bool:
-        """Whether the address is on this machine."""
         return bool(self.path) or is_loopback(self.host)
 
     def connect(self, timeout: float) -> socket.socket:
@@ -79,7 +78,6 @@ class NodeAddress:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether the host is this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -5,14 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
-LOAD_BOUND = 1.25
-"""Maximum load of a node as a multiple of its share."""
-
-MOVES_PER_SECOND = 0.05
-"""Fraction of the requests that may move per second; each must be prefilled again."""
-
-LABELS = ("host", "rack", "zone")
-"""Labels that nodes and targets may share, nearest first."""
+LOAD_BOUND = 1.25  # maximum load of a node as a multiple of its share
+MOVES_PER_SECOND = 0.05  # fraction of the requests that may move per second; each must be prefilled again
+LABELS = ("host", "rack", "zone")  # labels that nodes and targets may share, nearest first
 
 
 @dataclass(frozen=True)
@@ -33,28 +28,25 @@ def distance(ours: Mapping[str, str], theirs: Mapping[str, str]) -> int:
     return len(LABELS)
 
 
-def assign_node(request: int, places: Sequence[NodeCandidate]) -> str | None:
-    """Select a node by rendezvous hashing among the nearest with free capacity; None: none has any.
+def assign_node(request: int, nodes: Sequence[NodeCandidate]) -> str | None:
+    """Select a node by rendezvous hashing among the nearest with free capacity; None: all are full.
 
-    When nodes join or leave, other requests keep theirs; larger nodes are selected more often.
+    When nodes join or leave, requests on other nodes stay there. Larger nodes are selected more often.
     """
-    for steps in sorted({place.distance for place in places}):
-        near = [place for place in places if place.distance == steps and place.capacity > 0]
-        total, capacity = sum(place.assigned for place in near) + 1, sum(place.capacity for place in near)
-        free = [
-            place
-            for place in near
-            if place.assigned < min(place.capacity, math.ceil(LOAD_BOUND * total * place.capacity / capacity))
-        ]
+    for steps in sorted({node.distance for node in nodes}):
+        near = [node for node in nodes if node.distance == steps and node.capacity > 0]
+        total, capacity = sum(node.assigned for node in near) + 1, sum(node.capacity for node in near)
+        limits = [math.ceil(LOAD_BOUND * total * node.capacity / capacity) for node in near]
+        free = [n for n, limit in zip(near, limits, strict=True) if n.assigned < min(n.capacity, limit)]
         if free:
-            return max(free, key=lambda place: _score(request, place)).name
+            return max(free, key=lambda node: _score(request, node)).name
     return None
 
 
-def _score(request: int, place: NodeCandidate) -> float:
-    digest = blake2b(f"{request}/{place.name}".encode(), digest_size=8).digest()
+def _score(request: int, node: NodeCandidate) -> float:
+    digest = blake2b(f"{request}/{node.name}".encode(), digest_size=8).digest()
     share = (int.from_bytes(digest, "big") + 0.5) / 2**64
-    return -place.capacity / math.log(share)
+    return -node.capacity / math.log(share)
 
 
 class MoveBudget:
@@ -65,7 +57,6 @@ class MoveBudget:
         self._at = now
 
     def take(self, now: float, assigned: int) -> bool:
-        """Return whether one more request may move."""
         rate = max(MOVES_PER_SECOND * assigned, 1.0)
         self._left = min(self._left + (now - self._at) * rate, rate)
         self._at = now

@@ -13,14 +13,9 @@ from typing import Generic, TypeVar
 from foreword.cluster.framing import ChannelError, FrameSplitter
 from foreword.cluster.messages import MAX_FRAME_BYTES, FromNode, ToNode, encode
 
-SILENCE = 30.0
-"""Seconds without data after which the peer counts as gone; targets send pings before."""
-
-TICK = 1.0
-"""Seconds between periodic tasks."""
-
-MAX_UNSENT = 2 * MAX_FRAME_BYTES
-"""Maximum unsent bytes."""
+SILENCE = 30.0  # seconds without data after which the peer counts as gone; targets send pings before
+TICK = 1.0  # seconds between periodic tasks
+MAX_UNSENT = 2 * MAX_FRAME_BYTES  # maximum unsent bytes
 
 _READ_BYTES = 1 << 18
 _Heard = TypeVar("_Heard")
@@ -40,7 +35,6 @@ class Connection(Generic[_Heard]):
         clock: Callable[[], float] = monotonic,
         max_unsent: int = MAX_UNSENT,
     ) -> None:
-        """Take over a socket after its handshake."""
         connected.setblocking(False)
         self._socket = connected
         self._decode = decode
@@ -100,7 +94,8 @@ class Connection(Generic[_Heard]):
                     writes = selectors.EVENT_WRITE if self._unsent else 0
                     selector.modify(self._socket, selectors.EVENT_READ | writes)
                     selector.select(TICK)
-                    self._empty_wake()
+                    with suppress(OSError):  # something else has woken the selector
+                        self._wake_reader.recv(4096)
                     self._flush()
                     for frame in self._read():
                         on_message(self._decode(frame))
@@ -113,7 +108,10 @@ class Connection(Generic[_Heard]):
             self.close(f"it hung up ({error})")
         finally:
             self.close("it was given up")
-            self._hang_up()
+            with self._lock:
+                self._unsent.clear()
+                for one in (self._socket, self._wake_reader, self._wake_writer):
+                    one.close()
         return self._end or ""
 
     def _read(self) -> list[bytes]:
@@ -149,13 +147,3 @@ class Connection(Generic[_Heard]):
     def _wake(self) -> None:
         with suppress(OSError):  # already awake, or closed
             self._wake_writer.send(b"x")
-
-    def _empty_wake(self) -> None:
-        with suppress(OSError):  # woken by something else
-            self._wake_reader.recv(4096)
-
-    def _hang_up(self) -> None:
-        with self._lock:
-            self._unsent.clear()
-            for one in (self._socket, self._wake_reader, self._wake_writer):
-                one.close()

@@ -15,7 +15,6 @@ class ChannelError(ForewordError):
 
 
 def framed(payload: bytes) -> bytes:
-    """Return a frame with this payload."""
     return HEADER.pack(len(payload)) + payload
 
 

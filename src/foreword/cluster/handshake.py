@@ -35,7 +35,6 @@ class TokenIds:
     _digests: dict[int, bytes] = field(default_factory=dict)  # of the first n ids, by n
 
     def digest(self) -> VocabularyDigest:
-        """Return the digest that the peer compares."""
         return VocabularyDigest(self.size, self._digest(self.size))
 
     def agrees(self, theirs: VocabularyDigest) -> bool:
@@ -52,11 +51,8 @@ class TokenIds:
         return self._digests[size]
 
 
-FIRST_FRAMES = 16 * 1024
-"""Maximum frame size before authentication."""
-
-HANDSHAKE_SECONDS = 5.0
-"""Timeout of a handshake in seconds."""
+FIRST_FRAMES = 16 * 1024  # maximum frame size before authentication
+HANDSHAKE_SECONDS = 5.0  # timeout of a handshake in seconds
 
 _Kind = TypeVar("_Kind")
 

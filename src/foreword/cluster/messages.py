@@ -14,14 +14,9 @@ from foreword.acceptance.request import RECORD, DraftSampling
 from foreword.acceptance.rules.rule import Rule
 from foreword.cluster.framing import HEADER, ChannelError, framed
 
-VERSION = 1
-"""Protocol version; both sides must have the same."""
-
-MAX_FRAME_BYTES = 16 * 1024 * 1024
-"""Maximum frame size after the handshake: a prompt of millions of tokens."""
-
-MAX_NODES = 128
-"""Maximum nodes of a draft, including run-ahead."""
+VERSION = 1  # protocol version; both sides must have the same
+MAX_FRAME_BYTES = 16 * 1024 * 1024  # maximum frame size after the handshake: a prompt of millions of tokens
+MAX_NODES = 128  # maximum nodes of a draft, including run-ahead
 
 Line = Annotated[str, msgspec.Meta(max_length=500)]
 Token = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
@@ -201,13 +196,11 @@ def encode(message: ToNode | FromNode) -> bytes:
 
 
 def to_node(frame: bytes) -> ToNode:
-    """Decode a frame sent to a node."""
     message: ToNode = _decoded(_to_node, frame)
     return message
 
 
 def from_node(frame: bytes) -> FromNode:
-    """Decode a frame sent by a node."""
     message: FromNode = _decoded(_from_node, frame)
     return message
 

@@ -24,36 +24,25 @@ _log = logging.getLogger(__name__)
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 """Initial and maximum seconds between connection attempts; doubles each time."""
 
-PING_SECONDS = 5.0
-"""Seconds between pings."""
+PING_SECONDS = 5.0  # seconds between pings
 
 
 class NodeListener(Protocol):
     """Receives events of nodes, in their threads."""
 
-    def came_up(self, peer: "NodePeer", link: Connection[FromNode], welcome: Welcome) -> None:
-        """Handle a node that became usable."""
-        ...
+    def came_up(self, peer: "NodePeer", link: Connection[FromNode], welcome: Welcome) -> None: ...
 
-    def went_down(self, peer: "NodePeer", reason: str) -> None:
-        """Handle a node that became or stayed unusable."""
-        ...
+    def went_down(self, peer: "NodePeer", reason: str) -> None: ...
 
-    def on_message(self, peer: "NodePeer", message: FromNode) -> None:
-        """Handle a message of a node."""
-        ...
+    def on_message(self, peer: "NodePeer", message: FromNode) -> None: ...
 
-    def joined(self, peer: "NodePeer") -> None:
-        """Handle a node that was added."""
-        ...
+    def joined(self, peer: "NodePeer") -> None: ...
 
-    def left(self, peer: "NodePeer") -> None:
-        """Handle a node that was removed."""
-        ...
+    def left(self, peer: "NodePeer") -> None: ...
 
 
 class NodePeer:
-    """State of a node, guarded by the drafter's lock."""
+    """State of a node as the target sees it, guarded by the drafter's lock."""
 
     def __init__(self, address: NodeAddress) -> None:
         self.address = address
@@ -100,7 +89,7 @@ class NodePeer:
         """Whether requests may be assigned to it."""
         return self.is_up and not self.is_draining and now >= self.busy_until
 
-    def place(self, labels: Mapping[str, str]) -> NodeCandidate:
+    def candidate(self, labels: Mapping[str, str]) -> NodeCandidate:
         """Return its capacity and distance for a target with these labels."""
         assert self.welcome is not None
         capacity = self.welcome.capacity if self.load is None else self.load.capacity
@@ -128,6 +117,7 @@ class NodePeer:
         )
 
     def _reason(self, shadow: int) -> str:
+        """Return why passes do not wait for the node; empty: they do."""
         judged = self.estimates.judged
         is_shadow = not self.breaker.reason and judged < shadow
         return f"{judged} of its first {shadow} drafts compared" if is_shadow else self.breaker.reason
@@ -143,7 +133,7 @@ class NodePeer:
 
 
 class NodeThread:
-    """Connects, receives, and reconnects."""
+    """Keeps one node connected: connects, delivers messages, and reconnects."""
 
     def __init__(self, peer: NodePeer, hub: NodeListener, identity: PeerIdentity) -> None:
         self._peer = peer
@@ -197,8 +187,8 @@ class NodeThread:
         self._hub.came_up(self._peer, link, welcome)
         if self._is_closed.is_set():
             link.close("the target stops")
-        _log.info("draft node %s is there: %s", self._peer.name, welcome.method)
-        reason = link.run(lambda message: self._hub.on_message(self._peer, message), self._tick(link))
+        _log.info("draft node %s is connected: %s", self._peer.name, welcome.method)
+        reason = link.run(lambda message: self._hub.on_message(self._peer, message), self._ping)
         self._link = None
         self._hub.went_down(self._peer, reason)
         return reason, True
@@ -213,22 +203,19 @@ class NodeThread:
             connected.close()
             raise
 
-    def _tick(self, link: Connection[FromNode]) -> Callable[[], None]:
-        def ping() -> None:
-            if monotonic() - self._pinged_at >= PING_SECONDS:
-                self._pinged_at = monotonic()
-                self._pings += 1
-                link.send(Ping(self._pings))
-
-        return ping
+    def _ping(self) -> None:
+        """Send a ping if one is due."""
+        if self._link is not None and monotonic() - self._pinged_at >= PING_SECONDS:
+            self._pinged_at = monotonic()
+            self._pings += 1
+            self._link.send(Ping(self._pings))
 
 
 def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds * 1e3, 3)
 
 
-CHECK_SECONDS = 1.0
-"""Seconds between two checks of the file."""
+CHECK_SECONDS = 1.0  # seconds between two checks of the file
 
 
 class NodeRegistry:
@@ -249,23 +236,23 @@ class NodeRegistry:
         self._known = {peer.address: (peer, thread(peer, hub, identity)) for peer in peers}
         self._refused: set[NodeAddress] = set()
         self._is_closed = threading.Event()
-        self._looking = threading.Thread(target=self._run, name="draft-roster", daemon=True)
+        self._watcher = threading.Thread(target=self._watch, name="draft-node-list", daemon=True)
 
     def start(self) -> None:
         for _, thread in self._known.values():
             thread.start()
         if self._config.is_listed:
-            self._looking.start()
+            self._watcher.start()
 
     def close(self) -> None:
         self._is_closed.set()
-        if self._looking.is_alive():
-            self._looking.join()
+        if self._watcher.is_alive():
+            self._watcher.join()
         for _, thread in self._known.values():
             thread.close()
 
     def check_nodes(self) -> None:
-        """Read the file; an unreadable or invalid one changes nothing."""
+        """Read the list of nodes, then add and remove nodes; an invalid list changes nothing."""
         try:
             listed = self._config.addresses()
         except RequestError as error:
@@ -293,6 +280,6 @@ class NodeRegistry:
             return False
         return True
 
-    def _run(self) -> None:
+    def _watch(self) -> None:
         while not self._is_closed.wait(CHECK_SECONDS):
             self.check_nodes()

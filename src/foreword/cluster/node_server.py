@@ -6,49 +6,35 @@ import ssl
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from queue import Empty, Queue
 from time import monotonic
 
+from foreword.cluster import messages
 from foreword.cluster.address import NodeAddress, without_delay
 from foreword.cluster.connection import Connection
 from foreword.cluster.framing import ChannelError
 from foreword.cluster.handshake import HANDSHAKE_SECONDS, NodeFacts, PeerIdentity, greet_target
-from foreword.cluster.messages import (
-    Close,
-    Commits,
-    NodeDrain,
-    Open,
-    Ping,
-    Pong,
-    SessionDrafts,
-    ToNode,
-    to_node,
-)
 from foreword.cluster.node_service import DraftService
 
 _log = logging.getLogger(__name__)
 
 MAX_TARGETS = 256
-MAX_STRANGERS = 64
-"""Maximum concurrent handshakes; further connections are closed."""
-
-MAX_MAIL = 4096
-"""Maximum queued messages; beyond that targets wait."""
-
-LOAD_SECONDS = 1.0
-"""Seconds between load reports."""
+MAX_STRANGERS = 64  # maximum concurrent handshakes; further connections are closed
+MAX_MAIL = 4096  # maximum queued messages; beyond that targets wait
+LOAD_SECONDS = 1.0  # seconds between load reports
 
 
+@dataclass(eq=False)
 class _TargetLink:
     """One target's connection, for the drafting thread."""
 
-    def __init__(self, connection: Connection[ToNode]) -> None:
-        self.connection = connection
-        self.reported_at = float("-inf")
+    connection: Connection[messages.ToNode]
+    reported_at: float = float("-inf")  # time of the last load report
 
 
-_Mail = tuple[_TargetLink, ToNode | None]
-"""None: the target is gone."""
+_Mail = tuple[_TargetLink, messages.ToNode | None]
+"""A target and its message; None: the target is gone."""
 
 
 class DraftNode:
@@ -83,7 +69,6 @@ class DraftNode:
 
     @property
     def sessions(self) -> int:
-        """Number of sessions of all targets."""
         return len(self._service)
 
     @property
@@ -96,13 +81,12 @@ class DraftNode:
         with self._lock:
             links = list(self._links)
         for link in links:
-            link.connection.send(NodeDrain())
+            link.connection.send(messages.NodeDrain())
         until = clock() + seconds
         while self.sessions and clock() < until and not self._is_closed.wait(0.05):
             pass
 
     def close(self) -> None:
-        """Close all connections and stop."""
         self._is_closed.set()
         with suppress(OSError):  # no target may have connected
             self._listening.shutdown(socket.SHUT_RDWR)
@@ -141,16 +125,16 @@ class DraftNode:
                 return
             finally:
                 self._strangers.release()
-            link = _TargetLink(Connection(safe, to_node))
+            link = _TargetLink(Connection(safe, messages.to_node))
             with self._lock:
                 self._links.add(link)
             if self._is_closed.is_set():
                 link.connection.close("the node stops")
-            _log.info("target %s is let in", who)
+            _log.info("target %s is connected", who)
             reason = link.connection.run(
                 lambda message: self._take(link, message), lambda: self._report(link)
             )
-            _log.info("target %s is gone: %s", who, reason)
+            _log.info("target %s is disconnected: %s", who, reason)
             with self._lock:
                 self._links.discard(link)
             if not self._is_closed.is_set():
@@ -169,10 +153,10 @@ class DraftNode:
         greet_target(safe, self._identity, self._facts)
         return safe
 
-    def _take(self, link: _TargetLink, message: ToNode) -> None:
-        if isinstance(message, Ping):
-            link.connection.send(Pong(message.number))
-        elif isinstance(message, Open | Commits | Close):
+    def _take(self, link: _TargetLink, message: messages.ToNode) -> None:
+        if isinstance(message, messages.Ping):
+            link.connection.send(messages.Pong(message.number))
+        elif isinstance(message, messages.Open | messages.Commits | messages.Close):
             self._mail.put((link, message))
         else:
             raise ChannelError(f"a {type(message).__name__} after the handshake")
@@ -191,7 +175,7 @@ class DraftNode:
             is_busy = bool(by_target)
             for link, drafts in by_target.items():
                 if drafts and isinstance(link, _TargetLink):
-                    link.connection.send(SessionDrafts(drafts))
+                    link.connection.send(messages.SessionDrafts(drafts))
 
     def _read_mail(self, may_wait: bool) -> None:
         while not self._is_closed.is_set():
@@ -207,22 +191,22 @@ class DraftNode:
             except ChannelError as error:
                 link.connection.close(str(error))
 
-    def _apply(self, link: _TargetLink, message: ToNode | None) -> None:
+    def _apply(self, link: _TargetLink, message: messages.ToNode | None) -> None:
         service = self._service
         if message is None:
             service.leave(link)
         elif not link.connection.is_open:
             return  # its sessions end when it is gone
-        elif isinstance(message, Open):
+        elif isinstance(message, messages.Open):
             for target, busy in service.open(link, message):
                 assert isinstance(target, _TargetLink)
                 target.connection.send(busy)
-        elif isinstance(message, Commits):
+        elif isinstance(message, messages.Commits):
             for commit in message.commits:
                 lagging = service.commit(link, commit)
                 if lagging is not None:
                     link.connection.send(lagging)
-        elif isinstance(message, Close):
+        elif isinstance(message, messages.Close):
             service.close(link, message)
 
 
@@ -237,8 +221,7 @@ def _names(connected: socket.socket) -> tuple[str, str]:
     return str(peer[0]), f"{peer[0]}:{peer[1]}"
 
 
-REPEAT_SECONDS = 600.0
-"""Seconds between log lines about the same host and reason."""
+REPEAT_SECONDS = 600.0  # seconds between log lines about the same host and reason
 
 MOST_KNOWN = 256
 """Maximum (host, reason) pairs with their own lines; others share one, since peers choose the reasons."""
@@ -267,4 +250,4 @@ class RefusalLog:
                 return
             self._known[pair] = now, 0
         more = f" ({held_back} more since the last such line)" if held_back else ""
-        _log.warning("target %s is not let in: %s%s", *pair, more)
+        _log.warning("target %s is refused: %s%s", *pair, more)

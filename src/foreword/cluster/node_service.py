@@ -6,30 +6,19 @@ from dataclasses import dataclass
 from itertools import count
 from time import perf_counter
 
+from foreword.cluster import messages
 from foreword.cluster.framing import ChannelError
-from foreword.cluster.messages import (
-    Busy,
-    Close,
-    Lagging,
-    NodeLoad,
-    Open,
-    SessionCommit,
-    SessionDraft,
-    decode_sampling,
-)
 from foreword.cluster.node_session import Pace, Session
 from foreword.speculation.drafting import Drafter, DraftTask
 
 _log = logging.getLogger(__name__)
 
-RETRY_SECONDS = 1.0
-"""Seconds after which a target may retry a full node."""
+RETRY_SECONDS = 1.0  # seconds after which a target may retry a full node
 
 FORGOTTEN_SECONDS = 300.0
 """Seconds without messages after which a session is dropped, since its end may be lost."""
 
-_MEMORY = 0.1
-"""Weight of the newest value in moving averages."""
+_MEMORY = 0.1  # weight of the newest value in moving averages
 
 
 @dataclass(frozen=True)
@@ -72,17 +61,19 @@ class DraftService:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def open(self, target: Target, opened: Open) -> list[tuple[Target, Busy]]:
-        """Add a session; if full, the least valuable one is dropped, possibly this one."""
+    def open(self, target: Target, opened: messages.Open) -> list[tuple[Target, messages.Busy]]:
+        """Add a session; a full node then drops its least valuable session, possibly this one."""
         key = (target, opened.session)
         if key in self._sessions:
             return []
         self._check(opened.tokens, opened.prediction)
         try:
-            sampling = decode_sampling(opened.sampling, self._limits.vocab_size)
+            sampling = messages.decode_sampling(opened.sampling, self._limits.vocab_size)
         except ValueError as error:
             raise ChannelError(str(error)) from None
-        self._drop_forgotten()
+        oldest = self._clock() - FORGOTTEN_SECONDS
+        for forgotten in [key for key, session in self._sessions.items() if session.heard_at < oldest]:
+            self._remove(forgotten)
         session = Session(next(self._numbers), opened, sampling, self._pace, self._limits.max_len)
         session.runs_ahead, session.heard_at = self._limits.runs_ahead, self._clock()
         self._sessions[key] = session
@@ -90,22 +81,21 @@ class DraftService:
             return []
         least = min(self._sessions, key=lambda one: self._sessions[one].value)
         self._remove(least)
-        return [(least[0], Busy(least[1], RETRY_SECONDS))]
+        return [(least[0], messages.Busy(least[1], RETRY_SECONDS))]
 
-    def commit(self, target: Target, commit: SessionCommit) -> Lagging | None:
+    def commit(self, target: Target, commit: messages.SessionCommit) -> messages.Lagging | None:
         """Extend a session's text; return a reply if something was missed."""
         session = self._sessions.get((target, commit.session))
         if session is None:
-            return Lagging(commit.session, 0)
+            return messages.Lagging(commit.session, 0)
         self._check(commit.tokens)
         if not session.follow(commit.length, commit.tokens):
-            return Lagging(commit.session, session.committed)
+            return messages.Lagging(commit.session, session.committed)
         session.want(commit.nodes, commit.depth, commit.value)
         session.heard_at = self._clock()
         return None
 
-    def close(self, target: Target, closed: Close) -> None:
-        """End a session."""
+    def close(self, target: Target, closed: messages.Close) -> None:
         session = self._sessions.get((target, closed.session))
         if session is not None:
             self._check(closed.tokens)
@@ -113,14 +103,13 @@ class DraftService:
             self._remove((target, closed.session))
 
     def leave(self, target: Target) -> None:
-        """Drop all sessions of a target."""
         for key in [key for key in self._sessions if key[0] == target]:
             self._remove(key)
 
-    def round(self) -> dict[Target, list[SessionDraft]]:
-        """Call the drafter once for the most urgent sessions; return drafts by target. Empty: nothing to do."""
+    def round(self) -> dict[Target, list[messages.SessionDraft]]:
+        """Call the drafter once for the most urgent sessions; return drafts by target, empty if nothing is to do."""
         began = self._clock()
-        drafts: dict[Target, list[SessionDraft]] = {}
+        drafts: dict[Target, list[messages.SessionDraft]] = {}
         wanted = [(target, session, session.next_call()) for (target, _), session in self._sessions.items()]
         chosen = self._chosen(wanted)
         if chosen:
@@ -136,13 +125,12 @@ class DraftService:
             drafts.setdefault(target, [])  # there may be more to do
         return drafts
 
-    def load(self) -> NodeLoad:
-        """Return the current load."""
+    def load(self) -> messages.NodeLoad:
         sessions = len(self._sessions)
-        return NodeLoad(sessions, self._limits.capacity, self._level_seconds, self._busy_share)
+        return messages.NodeLoad(sessions, self._limits.capacity, self._level_seconds, self._busy_share)
 
     def _chosen(self, wanted: Sequence[tuple[Target, Session, DraftTask | None]]) -> list[_Asked]:
-        """Select sessions whose target would wait first, then run-ahead; ties by value."""
+        """Select sessions whose target may be waiting, then those that run ahead; ties by value."""
         tasks = [(target, session, task) for target, session, task in wanted if task is not None]
         tasks.sort(key=lambda one: (one[1].is_prefetch, -one[1].value))
         return tasks[: self._limits.batch]
@@ -162,11 +150,6 @@ class DraftService:
                 raise ChannelError(
                     f"token {max(tokens)} is outside the vocabulary of {self._limits.vocab_size}"
                 )
-
-    def _drop_forgotten(self) -> None:
-        last = self._clock() - FORGOTTEN_SECONDS
-        for key in [key for key, session in self._sessions.items() if session.heard_at < last]:
-            self._remove(key)
 
     def _remove(self, key: tuple[Target, int]) -> None:
         session = self._sessions.pop(key)

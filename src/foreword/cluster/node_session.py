@@ -8,22 +8,21 @@ from foreword.cluster.messages import MAX_NODES, Open, SessionDraft
 from foreword.speculation.draft import ROOT, Draft
 from foreword.speculation.drafting import DraftRequest, DraftTask, Text
 
-_TOKENS_PER_TRY = 64
-"""Minimum tokens per call that a drafter processes while catching up."""
+_TOKENS_PER_TRY = 64  # minimum tokens per call that a drafter processes while catching up
 
 
 class Pace(Enum):
-    """Settings of calls to a drafter."""
+    """How much a call to the drafter requests."""
 
-    AT_ONCE = auto()  # a lookup: the whole draft costs as much as one level
-    LEVELS = auto()  # a model with chains: level by level, sent as drafted
-    TREES = auto()  # a model with trees: a whole tree, then from its best leaf
+    AT_ONCE = auto()  # of a lookup the whole draft, which costs as much as one level
+    LEVELS = auto()  # of a model with chains one level, which is sent immediately
+    TREES = auto()  # of a model with trees a whole tree, then a tree after its best leaf
 
 
 class Session:
-    """The committed text followed by the best draft, as one token list for the drafter.
+    """The committed text of one request, followed by the best draft, as one token list for the drafter.
 
-    If the text diverges from the draft, the epoch changes, which voids the drafter's state.
+    If the text diverges from the draft, the epoch changes, so that the drafter discards its state.
     """
 
     def __init__(
@@ -50,12 +49,10 @@ class Session:
 
     @property
     def committed(self) -> int:
-        """Number of committed tokens."""
         return self._committed
 
     @property
     def ahead(self) -> int:
-        """Number of draft levels."""
         return len(self._written) - self._committed if self._pace is not Pace.AT_ONCE else self._tree.depth
 
     @property
@@ -113,7 +110,6 @@ class Session:
         return 0 if self._pace is Pace.AT_ONCE else len(self._written) // _TOKENS_PER_TRY + 2
 
     def grow(self, answer: Draft) -> None:
-        """Add the drafter's result to the draft."""
         if self._pace is Pace.AT_ONCE:
             self._tries += 1
             self._tree, self.is_sent = Draft(answer.tokens, answer.parents, self._committed), False
@@ -138,7 +134,6 @@ class Session:
         return SessionDraft(self.name, self._drafts_sent, self._committed, is_all, list(tree.tokens), parents)
 
     def ended(self) -> DraftRequest:
-        """Return the request with its committed text."""
         return self._request(self._committed)
 
     def _request(self, length: int) -> DraftRequest:

@@ -1,4 +1,4 @@
-"""A request's session on its assigned node: sent tokens, received draft, and expected arrivals."""
+"""A request's session on its assigned node: tokens sent, draft received, and draft levels expected."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ NOTHING = Draft()
 
 @dataclass(slots=True)
 class Pairing:
-    """One session; a new epoch or another node starts a new one."""
+    """A request and its node: one session. A new epoch or another node starts a new session."""
 
     session: int
     peer: NodePeer
@@ -24,18 +24,17 @@ class Pairing:
     takes_trees: bool
     sent: int  # tokens sent to the node
     seen: int  # text length at the last draft request
-    wants: tuple[int, int] = (0, 0)  # requested nodes and levels
+    wants: tuple[int, int] = (0, 0)  # requested draft nodes and levels
     tree: Draft = field(default_factory=Draft)  # newest received draft
-    number: int = 0  # its number
-    is_all: bool = False  # complete until the text grows
-    is_warm: bool = False  # the node has answered, so the text is processed
+    number: int = 0  # number of that draft
+    is_all: bool = False  # whether that draft is complete until the text grows
+    is_warm: bool = False  # whether the node has answered, so that the text is processed
     requested_at: float | None = None  # send time of the first unanswered text
-    requested_len: int = 0  # its length
-    level_at: float = 0.0  # arrival of the newest level
+    requested_len: int = 0  # length of that text
+    level_at: float = 0.0  # arrival time of the newest level
     given: Draft = field(default_factory=Draft)  # draft returned last, to be compared with the text
 
     def opening(self, request: DraftRequest, tenant: bytes, value: float) -> Open:
-        """Return the message that opens the session."""
         self.sent = len(request.tokens)
         return Open(
             self.session,
@@ -50,7 +49,7 @@ class Pairing:
     def read(self, tokens: Sequence[int]) -> int:
         """Compare the last draft with the current text; return the number of new tokens.
 
-        That is the returned draft, or one that arrived later if there was none.
+        The last draft is the returned one or, if none was returned, one that arrived later.
         """
         before, length = self.seen, len(tokens)
         if length <= before:
@@ -59,7 +58,7 @@ class Pairing:
         last, self.given = self.given, NOTHING
         if not last.tokens and self.tree.tokens:
             last = self.tree
-            if last.committed_len != before:  # without tokens that the node received
+            if last.committed_len != before:  # drop tokens that the node has received meanwhile
                 last = last.rebase(tokens[:before])
         self.peer.estimates.judge(last, tokens[before:])
         return length - before
@@ -107,7 +106,7 @@ class Pairing:
             if tree.depth > 1 and not self.tree.depth:
                 estimates.level_came(0.0)  # levels arrive together
             in_time = late_after is None or seconds <= late_after
-            if in_time and breaker.believes(seconds, estimates.first_seconds or seconds):
+            if in_time and breaker.is_timely(seconds, estimates.first_seconds or seconds):
                 breaker.in_time()
         elif levels > 0 and self.number and draft.length == self.tree.committed_len:
             estimates.level_came((now - self.level_at) / levels)
@@ -131,21 +130,17 @@ class Pairing:
         )
 
     def draft_after(self, request: DraftRequest) -> Draft:
-        """Return the draft after the request's current text."""
         if self.tree.tokens and self.tree.committed_len != len(request.tokens):
             self.tree = self.tree.rebase(request.tokens)
         return self.tree
 
 
-FIRST_ANSWER = 0.05
-"""Seconds after which an unmeasured node is late."""
-
-_OVERDUE = 0.25
-"""Expected remaining time of an overdue level, as a fraction of the usual time."""
+FIRST_ANSWER = 0.05  # seconds after which an unmeasured node is late
+_OVERDUE = 0.25  # expected remaining time of an overdue level, as a fraction of the usual time
 
 
 Group = tuple[str, int, int, bool]
-"""(node, available levels, wanted levels, whether a chain continues)."""
+"""Requests with equal progress: (node, available levels, wanted levels, whether a chain continues)."""
 
 
 def expected_arrivals(
@@ -154,10 +149,8 @@ def expected_arrivals(
     """Return the levels in flight, grouped by equal requests; `shadow` as in `may_come`."""
     counts: dict[Group, int] = {}
     first: dict[Group, Pairing] = {}
-    for (
-        task,
-        pairing,
-    ) in pairs:  # runs for every arriving level: skip requests that wait for nothing first
+    # This runs for every arriving level, so requests without an expected draft are skipped first.
+    for task, pairing in pairs:
         if pairing is None or not may_come(pairing, shadow) or _late_in(pairing, now) <= 0:
             continue
         at_hand, wanted = pairing.draft_after(task.request).depth, min(task.max_depth, task.max_nodes)
@@ -169,9 +162,9 @@ def expected_arrivals(
 
 
 def may_come(pairing: Pairing, shadow: int) -> bool:
-    """Whether levels in flight would be verified: the node responds and has processed the text.
+    """Return whether levels in flight would be verified: the node responds and has processed the text.
 
-    A node in its shadow phase, whose first `shadow` drafts are only compared, is never awaited.
+    The first `shadow` drafts of a node are only compared with the text, so no pass waits for them.
     """
     if pairing.is_all or not pairing.is_warm:
         return False
@@ -180,7 +173,7 @@ def may_come(pairing: Pairing, shadow: int) -> bool:
 
 
 def is_overdue(pairing: Pairing, now: float) -> bool:
-    """Whether it owes an answer that is no longer awaited."""
+    """Return whether the node owes an answer for which passes no longer wait."""
     return pairing.requested_at is not None and _late_in(pairing, now) < _left(pairing, now)
 
 
@@ -210,5 +203,5 @@ def _expected_arrival(
 
 
 def _known(seconds: float | None) -> float:
-    """Return 0 if unknown: a lookup's levels arrive together."""
+    """Return the measured seconds, or those assumed before the first measurement."""
     return UNKNOWN_SECONDS if seconds is None else seconds

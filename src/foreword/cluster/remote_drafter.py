@@ -7,28 +7,17 @@ from itertools import count
 from threading import Condition
 from time import monotonic
 
+from foreword.cluster import messages
 from foreword.cluster.assignment import MoveBudget, assign_node
 from foreword.cluster.connection import Connection
 from foreword.cluster.framing import ChannelError
 from foreword.cluster.handshake import PeerIdentity
-from foreword.cluster.messages import (
-    Busy,
-    Commits,
-    FromNode,
-    Lagging,
-    NodeDrain,
-    NodeLoad,
-    Pong,
-    SessionCommit,
-    SessionDrafts,
-    Welcome,
-)
 from foreword.cluster.node_registry import NodePeer, NodeRegistry
 from foreword.cluster.pairing import NOTHING, Pairing, expected_arrivals, is_overdue, may_come
 from foreword.cluster.security import tenant_hash
 from foreword.cluster.settings import RemoteConfig, entries, parse_labels
 from foreword.cluster.shared_nodes import REMOTE
-from foreword.cluster.waiting import TokenRate, most_worth, worth_waiting
+from foreword.cluster.waiting import TokenRate, best_wait_seconds, longest_wait_seconds
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Drafter, DraftRequest, DraftTask, NodeReport
 
@@ -38,8 +27,8 @@ _Pairs = Sequence[tuple[DraftTask, Pairing | None]]
 class RemoteDrafter(Drafter):
     """Assigns requests to nodes, sends them committed tokens, and returns their drafts.
 
-    Called by the engine's thread; each node has a receiving thread. A faulty node costs its drafts and at most one
-    wait that had a positive expected gain.
+    The engine's thread calls it; each node has a thread that receives. A faulty node costs its drafts, and at most one
+    wait with a positive expected gain.
     """
 
     traits = REMOTE
@@ -90,20 +79,17 @@ class RemoteDrafter(Drafter):
             return [NOTHING if pairing is None else self._draft(task, pairing) for task, pairing in pairs]
 
     def forget(self, request: DraftRequest) -> None:
-        """End the request's session."""
         with self._arrived:
             pairing = self._pairings.get(request.request_id)
             if pairing is not None:
                 pairing.peer.send(pairing.closing(request.tokens))
-                self._part(request.request_id)
+                self._end_pairing(request.request_id)
             self._moving.discard(request.request_id)
 
     def close(self) -> None:
-        """Close all connections."""
         self._registry.close()
 
     def nodes(self) -> list[NodeReport]:
-        """Return the state of the nodes."""
         with self._arrived:
             return [peer.report(self._config.shadow) for peer in self._peers]
 
@@ -121,7 +107,7 @@ class RemoteDrafter(Drafter):
         with self._arrived:
             self._peers = [one for one in self._peers if one is not peer]
 
-    def came_up(self, peer: NodePeer, link: Connection[FromNode], welcome: Welcome) -> None:
+    def came_up(self, peer: NodePeer, link: Connection[messages.FromNode], welcome: messages.Welcome) -> None:
         with self._arrived:
             peer.begin(link, welcome)
 
@@ -130,27 +116,27 @@ class RemoteDrafter(Drafter):
             self.faults["lost"] += peer.is_up
             peer.end(reason)
             for request in [number for number, one in self._pairings.items() if one.peer is peer]:
-                self._part(request)
+                self._end_pairing(request)
                 self._moving.add(request)
             self._arrived.notify_all()
 
-    def on_message(self, peer: NodePeer, message: FromNode) -> None:
+    def on_message(self, peer: NodePeer, message: messages.FromNode) -> None:
         """Handle a node's message; raise `ChannelError` for an invalid one, which ends the connection."""
         with self._arrived:
-            if isinstance(message, SessionDrafts):
+            if isinstance(message, messages.SessionDrafts):
                 self._take_drafts(peer, message)
-            elif isinstance(message, Lagging):
+            elif isinstance(message, messages.Lagging):
                 self._note_lagging(peer, message)
-            elif isinstance(message, Busy):
+            elif isinstance(message, messages.Busy):
                 self._busy(peer, message)
-            elif isinstance(message, NodeLoad):
+            elif isinstance(message, messages.NodeLoad):
                 peer.load = message
-            elif isinstance(message, NodeDrain):
+            elif isinstance(message, messages.NodeDrain):
                 peer.is_draining = True
-            elif not isinstance(message, Pong):
+            elif not isinstance(message, messages.Pong):
                 raise ChannelError(f"a {type(message).__name__} after the handshake")
 
-    def _take_drafts(self, peer: NodePeer, message: SessionDrafts) -> None:
+    def _take_drafts(self, peer: NodePeer, message: messages.SessionDrafts) -> None:
         now = self._clock()
         for draft in message.drafts:
             pairing = self._sessions.get(draft.session)
@@ -159,18 +145,18 @@ class RemoteDrafter(Drafter):
         peer.has_timed_out = False
         self._arrived.notify_all()
 
-    def _note_lagging(self, peer: NodePeer, message: Lagging) -> None:
+    def _note_lagging(self, peer: NodePeer, message: messages.Lagging) -> None:
         """Record the missing tokens, which the next draft request sends."""
         pairing = self._sessions.get(message.session)
         if pairing is not None and pairing.peer is peer:
             pairing.sent, pairing.wants = min(pairing.sent, message.length), (0, 0)
 
-    def _busy(self, peer: NodePeer, message: Busy) -> None:
+    def _busy(self, peer: NodePeer, message: messages.Busy) -> None:
         peer.busy_until = self._clock() + message.retry_seconds
         self.faults["busy"] += 1
         for request, pairing in self._pairings.items():
             if pairing.session == message.session and pairing.peer is peer:
-                self._part(request)
+                self._end_pairing(request)
                 self._moving.add(request)
                 return
 
@@ -187,12 +173,12 @@ class RemoteDrafter(Drafter):
             return pairing
         if pairing is not None:
             pairing.peer.send(pairing.closing(()))
-            self._part(number)
+            self._end_pairing(number)
         return self._pair(request, now)
 
     def _pair(self, request: DraftRequest, now: float) -> Pairing | None:
-        places = [peer.place(self._labels) for peer in self._peers if peer.takes(now)]
-        name = assign_node(request.request_id, places)
+        candidates = [peer.candidate(self._labels) for peer in self._peers if peer.takes(now)]
+        name = assign_node(request.request_id, candidates)
         if name is None:
             return None
         peer = next(peer for peer in self._peers if peer.name == name)
@@ -201,47 +187,49 @@ class RemoteDrafter(Drafter):
         pairing = Pairing(
             next(self._numbers), peer, request.epoch, sampling.vocab_size, is_tree, length, length
         )
-        tenant = tenant_hash(request.tenant, self._identity.security.token)
-        peer.send(pairing.opening(request, tenant, self._value))
+        self._send_opening(pairing, request)
         peer.assigned += 1
         self._pairings[request.request_id] = self._sessions[pairing.session] = pairing
         self._moving.discard(request.request_id)
         return pairing
 
-    def _part(self, request: int) -> None:
+    def _send_opening(self, pairing: Pairing, request: DraftRequest) -> None:
+        tenant = tenant_hash(request.tenant, self._identity.security.token)
+        pairing.peer.send(pairing.opening(request, tenant, self._value))
+
+    def _end_pairing(self, request: int) -> None:
         pairing = self._pairings.pop(request)
-        pairing.is_all = True  # no pass waits for it
+        pairing.is_all = True  # so that no pass waits for it
         del self._sessions[pairing.session]
         pairing.peer.assigned -= pairing.peer.assigned > 0
 
     @property
     def _value(self) -> float:
-        """Return the value of a token in seconds."""
+        """The value of one token: the seconds in which this target generates it."""
         rate = self._rate.per_second
         return 0.0 if not rate else 1 / rate
 
     def _send_commits(self, pairs: _Pairs, now: float) -> None:
-        """Send each node one frame with its sessions' commits and requested draft sizes."""
+        """Send each node one frame with the commits and the requested draft sizes of its sessions."""
         came, value = 0, self._value
-        by_peer: dict[str, tuple[NodePeer, list[SessionCommit]]] = {}
+        by_peer: dict[str, tuple[NodePeer, list[messages.SessionCommit]]] = {}
         for task, pairing in pairs:
             if pairing is None:
                 continue
             came += pairing.read(task.request.tokens)
             if pairing.requested_at is not None:
                 self._note_late(pairing, now)
-            if not pairing.sent:  # it has missed everything
-                tenant = tenant_hash(task.request.tenant, self._identity.security.token)
-                pairing.peer.send(pairing.opening(task.request, tenant, value))
+            if not pairing.sent:  # the node lacks the whole text
+                self._send_opening(pairing, task.request)
             commit = pairing.commit(task, now, value)
             if commit is not None:
                 by_peer.setdefault(pairing.peer.name, (pairing.peer, []))[1].append(commit)
         self._rate.came(came, now)
         for peer, commits in by_peer.values():
-            peer.send(Commits(commits))
+            peer.send(messages.Commits(commits))
 
     def _wait(self, pairs: _Pairs) -> None:
-        """Wait while levels in flight have a positive net benefit, at most until their expected gain is used up."""
+        """Wait while the expected gain of levels in flight exceeds the cost of the wait."""
         rate = self._rate.per_second
         if rate is None:
             return
@@ -250,11 +238,11 @@ class RemoteDrafter(Drafter):
         awaited: set[str] = set()
         while True:
             arrivals = expected_arrivals(pairs, now, self._config.shadow)
-            seconds = worth_waiting(list(arrivals.values()), rate)
+            seconds = best_wait_seconds(list(arrivals.values()), rate)
             if seconds <= 0:
                 break
             if until is None:
-                until = began + most_worth(list(arrivals.values()), rate)
+                until = began + longest_wait_seconds(list(arrivals.values()), rate)
             if now >= until:
                 self._note_timeouts(pairs, now)
                 break
@@ -270,14 +258,14 @@ class RemoteDrafter(Drafter):
                 peer.wait_seconds += now - began
 
     def _note_timeouts(self, pairs: _Pairs, now: float) -> None:
-        """Record that a wait failed: the node is not awaited until it answers."""
+        """Record a wait without an answer: no pass waits for the node until it answers."""
         for _, pairing in pairs:
             if pairing is not None and may_come(pairing, self._config.shadow):
                 self._note_late(pairing, now, after=0.0)
                 pairing.peer.has_timed_out = True
 
     def _note_late(self, pairing: Pairing, now: float, after: float | None = None) -> None:
-        """Record a late answer; `after`: seconds that it had, otherwise its own limit."""
+        """Record a late answer; `after` is its time limit in seconds, by default that of the node."""
         if pairing.requested_at is None or pairing.peer.breaker.is_open:
             return
         after = pairing.peer.estimates.late_after if after is None else after

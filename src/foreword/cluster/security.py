@@ -12,8 +12,7 @@ from foreword.cluster.address import NodeAddress
 from foreword.errors import RequestError
 
 TOKEN_VARIABLE = "FOREWORD_CLUSTER_TOKEN"
-LEAST_TOKEN = 16
-"""Minimum token length, against brute force."""
+LEAST_TOKEN = 16  # minimum token length, against brute force
 
 TARGET, NODE = b"foreword target", b"foreword node"
 """Roles in proofs, so that one side's proof is not valid for the other."""
@@ -76,7 +75,6 @@ class Security:
             )
 
     def proof(self, who: bytes, theirs: bytes, ours: bytes) -> bytes:
-        """Return a proof of the token for this connection."""
         return hmac.digest(self.token, who + theirs + ours, sha256)
 
     def is_proof(self, proof: bytes, who: bytes, theirs: bytes, ours: bytes) -> bool:

@@ -40,7 +40,7 @@ class RemoteConfig:
         return self.drafters.startswith("@")
 
     def addresses(self) -> list[NodeAddress]:
-        """Return each node once."""
+        """Return the addresses of the nodes, each once."""
         given = _listed(Path(self.drafters[1:])) if self.is_listed else entries(self.drafters)
         return list(dict.fromkeys(map(NodeAddress.parse, given)))
 
@@ -73,7 +73,6 @@ def _listed(path: Path) -> list[str]:
 
 
 def entries(text: str) -> list[str]:
-    """Split at commas."""
     return [entry.strip() for entry in text.split(",") if entry.strip()]
 
 

@@ -30,7 +30,7 @@ class SharedNodes:
         self._uses: dict[RemoteConfig, list[NodesUse]] = {}
 
     def use(self, config: RemoteConfig, make: Callable[[], "RemoteDrafter"]) -> "NodesUse":
-        """Return one more user; `make` connects for the first."""
+        """Return a new user of these nodes; `make` connects for the first user."""
         with self._lock:
             before = self._uses.get(config, [])
             use = NodesUse(self, config, before[0].drafter if before else make())
@@ -38,7 +38,7 @@ class SharedNodes:
             return use
 
     def is_first(self, use: "NodesUse") -> bool:
-        """Whether this user reports the nodes: only the first does, so that none is counted twice."""
+        """Return whether this user reports the nodes; only the first does, so that none is counted twice."""
         return self._uses.get(use.config, [])[:1] == [use]
 
     def end(self, use: "NodesUse") -> None:

@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 from foreword.speculation.draft import ROOT, Draft
 
-LATE_FACTOR = 3.0
-"""A node is late after this multiple of the 99th percentile of its recent times."""
+LATE_FACTOR = 3.0  # a node is late after this multiple of the 99th percentile of its recent times
 
 FARTHEST = 4.0
 """Cap of a measured time, as a multiple of the usual one: a single pause should not move the estimate."""
@@ -18,15 +17,10 @@ FARTHEST = 4.0
 MIN_CAP_SECONDS = 1e-3
 """Least cap of a measured time, in seconds: levels may arrive together now and one by one later."""
 
-PRIOR_RATE = 0.7
-PRIOR_WEIGHT = 4.0
-"""Prior acceptance of a level, and the number of drafts that it counts for."""
-
-IDLE = 0.5
-"""Seconds without a token after which the engine counts as idle."""
-
-_KEPT = 0.98
-"""Decay of the acceptance counts per new draft."""
+PRIOR_RATE = 0.7  # prior acceptance of a level
+PRIOR_WEIGHT = 4.0  # number of drafts for which the prior counts
+IDLE = 0.5  # seconds without a token after which the engine counts as idle
+_KEPT = 0.98  # decay of the acceptance counts per new draft
 
 _MEMORY = 0.1
 _SAMPLES = 128
@@ -58,11 +52,10 @@ class NodeEstimates:
         self.first_seconds = _moving_average(self.first_seconds, _capped(seconds, self.first_seconds))
 
     def level_came(self, seconds: float) -> None:
-        """Record the time from one draft level to the next."""
         self.level_seconds = _moving_average(self.level_seconds, _capped(seconds, self.level_seconds))
 
     def filled(self, levels: int, wanted: int) -> None:
-        """Record how many levels of a complete draft arrived, and how many were wanted."""
+        """Record that a complete draft has `levels` levels of the `wanted` ones."""
         self._survival = []
         for level in range(min(wanted, MOST_LEVELS)):
             self._coverage[level] += _MEMORY * ((level < levels) - self._coverage[level])
@@ -130,7 +123,6 @@ class TokenRate:
 
     @property
     def per_second(self) -> float | None:
-        """Tokens per second; None: unknown."""
         return self._tokens / self._seconds if self._seconds else None
 
     def came(self, tokens: int, now: float) -> None:
@@ -147,39 +139,39 @@ def _moving_average(late: float | None, new: float) -> float:
     return new if late is None else late + _MEMORY * (new - late)
 
 
-MOST_NEEDED = 64
-"""Maximum timely answers that a repeatedly late node must give before it is awaited again."""
-
-AS_USUAL = 1.5
-"""An answer within this multiple of the usual time is in time, even of a slower node."""
+MOST_NEEDED = 64  # maximum timely answers that a repeatedly late node must give before it is awaited again
+AS_USUAL = 1.5  # an answer within this multiple of the usual time is in time, even of a slower node
 
 
 @dataclass
 class CircuitBreaker:
-    """Closed: passes may wait for the node. Open: its drafts are used if they are there, and no pass waits."""
+    """Decides whether passes may wait for a node.
+
+    While it is open, drafts that have arrived are used, and no pass waits.
+    """
 
     is_open: bool = True  # open until the node has answered
     is_late: bool = False  # whether it opened because of a late answer
     reason: str = "not connected yet"
     trips: int = 0
     _limit: float = field(default=inf, repr=False)  # seconds of the wait that it missed
-    _row: int = field(default=0, repr=False)  # consecutive trips
+    _trips_in_a_row: int = field(default=0, repr=False)
     _needed: int = field(default=1, repr=False)  # timely answers until it closes
 
     def late(self, waited: float) -> None:
-        """Open: a wait for the node ended without its answer."""
+        """Open after a wait of `waited` seconds without an answer."""
         self._trip(f"no answer after {waited * 1e3:.1f} ms")
         self.is_late, self._limit = True, waited
 
     def lost(self, reason: str) -> None:
-        """Open: the connection was lost. Earlier late answers do not count for the next connection."""
+        """Open because the connection was lost, and forget earlier late answers."""
         self._trip(reason)
-        self._row, self.is_late, self._limit = 0, False, inf
+        self._trips_in_a_row, self.is_late, self._limit = 0, False, inf
 
-    def believes(self, seconds: float, usual: float) -> bool:
+    def is_timely(self, seconds: float, usual: float) -> bool:
         """Return whether an answer after `seconds` is in time; `usual` is the expected time.
 
-        A node that became slower is not awaited until the estimate has followed.
+        After a node has become slower, no pass waits for it until the estimate has adapted.
         """
         return seconds <= max(self._limit, AS_USUAL * usual)
 
@@ -189,19 +181,18 @@ class CircuitBreaker:
             self._needed -= 1
             if self._needed <= 0:
                 self.is_open, self.is_late, self.reason, self._limit = False, False, "", inf
-        elif self._row:
-            self._row -= 1
+        elif self._trips_in_a_row:
+            self._trips_in_a_row -= 1
 
     def _trip(self, reason: str) -> None:
         if not self.is_open:
             self.trips += 1
-            self._row += 1
+            self._trips_in_a_row += 1
         self.is_open, self.reason = True, reason
-        self._needed = min(2 ** max(self._row - 1, 0), MOST_NEEDED)
+        self._needed = min(2 ** max(self._trips_in_a_row - 1, 0), MOST_NEEDED)
 
 
-UNKNOWN_SECONDS = 1e-3
-"""Expected seconds of a level before one was measured."""
+UNKNOWN_SECONDS = 1e-3  # expected seconds of a level before one was measured
 
 
 class ExpectedArrival(NamedTuple):
@@ -226,7 +217,7 @@ class ExpectedArrival(NamedTuple):
         return self.late_after + max(self.wanted - self.at_hand - 1, 0) * self.level_seconds
 
 
-def worth_waiting(arrivals: Sequence[ExpectedArrival], tokens_per_second: float) -> float:
+def best_wait_seconds(arrivals: Sequence[ExpectedArrival], tokens_per_second: float) -> float:
     """Return the wait in seconds that maximizes expected tokens minus the tokens that the wait costs."""
     coming: list[tuple[float, float]] = []
     for one in arrivals:
@@ -245,7 +236,7 @@ def worth_waiting(arrivals: Sequence[ExpectedArrival], tokens_per_second: float)
     return best_when
 
 
-def most_worth(arrivals: Sequence[ExpectedArrival], tokens_per_second: float) -> float:
+def longest_wait_seconds(arrivals: Sequence[ExpectedArrival], tokens_per_second: float) -> float:
     """Return the seconds after which a wait costs more than all wanted levels could gain."""
     gain = sum(one.gain for one in arrivals)
     late = max((one.latest for one in arrivals), default=0.0)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from foreword.backends.batch import Tap
+from foreword.drafters.trees import TreeBuilder
 from foreword.speculation.draft import ROOT, Draft
 from foreword.speculation.drafting import (
     Commit,
@@ -31,22 +32,18 @@ class _Several(Drafter):
 
     @property
     def parts(self) -> Sequence[Drafter]:
-        """The combined drafters."""
         return self._drafters
 
     @property
     def absent(self) -> tuple[str, ...]:
-        """Names of the drafters that cannot draft at present."""
         return tuple(name for drafter in self._drafters for name in drafter.absent)
 
     def observe(self, commits: Sequence[Commit]) -> None:
-        """Notify the drafters that have needs."""
         for drafter in self._drafters:
             if drafter.traits.needs:
                 drafter.observe(commits)
 
     def draft_early(self, unjudged: Sequence[InFlight], hidden: Mapping[Tap, Tensor], drawn: Tensor) -> bool:
-        """Start early drafting on the drafters that support it."""
         early = [drafter for drafter in self._drafters if drafter.traits.starts_early]
         were_cold = [drafter.draft_early(unjudged, hidden, drawn) for drafter in early]
         return any(were_cold)
@@ -73,7 +70,7 @@ class _Several(Drafter):
         return all_nodes(self._drafters)
 
 
-class FirstOf(_Several):
+class FallbackDrafter(_Several):
     """Calls drafters in order until one returns a draft."""
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
@@ -88,7 +85,7 @@ class FirstOf(_Several):
         return drafts
 
 
-class Routed(FirstOf):
+class RoutedDrafter(FallbackDrafter):
     """Several drafters, one of which the policy selects per request; by itself it returns the first draft."""
 
     def __init__(self, choices: Mapping[str, Drafter]) -> None:
@@ -96,7 +93,7 @@ class Routed(FirstOf):
         self.choices = choices
 
 
-class Merged(_Several):
+class MergedDrafter(_Several):
     """Merges all drafts into one tree. All nodes count as chosen, also sampled ones."""
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
@@ -116,26 +113,20 @@ class Merged(_Several):
 
 def merge(drafts: Sequence[Draft], max_nodes: int) -> Draft:
     """Merge all paths into one tree; the drafts take turns, level by level, until the budget is used up."""
-    tokens: list[int] = []
-    parents: list[int] = []
-    numbers: dict[tuple[int, int], int] = {}  # (parent, token) -> node of the merged tree
-    merged_as: list[dict[int, int]] = [{ROOT: ROOT} for _ in drafts]
+    tree = TreeBuilder()
+    merged_as: list[dict[int, int]] = [
+        {ROOT: ROOT} for _ in drafts
+    ]  # per draft: node -> node of the merged tree
     turns = sorted(
         (depth, which, node)
         for which, draft in enumerate(drafts)
         for node, depth in enumerate(draft.depths())
     )
     for _, which, node in turns:
-        draft = drafts[which]
-        parent = merged_as[which].get(draft.parents[node])
-        if parent is None:
-            continue
-        key = (parent, draft.tokens[node])
-        if key not in numbers and len(tokens) < max_nodes:
-            numbers[key] = len(tokens)
-            tokens.append(draft.tokens[node])
-            parents.append(parent)
-        if key in numbers:
-            merged_as[which][node] = numbers[key]
+        draft, merged = drafts[which], merged_as[which]
+        parent = merged.get(draft.parents[node])
+        found = None if parent is None else tree.add(parent, draft.tokens[node], max_nodes)
+        if found is not None:
+            merged[node] = found
     nonempty = next((draft for draft in drafts if len(draft)), Draft())
-    return Draft(tuple(tokens), tuple(parents), nonempty.committed_len, nonempty.epoch)
+    return Draft(tree.tokens, tree.parents, nonempty.committed_len, nonempty.epoch)

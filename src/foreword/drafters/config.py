@@ -1,12 +1,12 @@
 """The speculation configuration: one JSON object, and what a request may change of it."""
 
 import json
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, fields
 from typing import Any
 
 from foreword.backends.batch import MAX_DRAFT_NODES
-from foreword.drafters.combined import FirstOf, Merged, Routed
+from foreword.drafters.combined import FallbackDrafter, MergedDrafter, RoutedDrafter
 from foreword.drafters.guard import CallerThread, GuardedDrafter
 from foreword.drafters.heads.loading import method_of
 from foreword.drafters.names import named_methods, split_methods
@@ -32,13 +32,10 @@ class SpeculationConfig:
     """Drafters and draft sizes: `{"method": "ngram", "num_speculative_tokens": 5, ...}`, as in vLLM."""
 
     method: tuple[str, ...]  # one drafter, or several to combine
-    # Maximum draft tokens per request and pass: chain length or tree nodes.
-    num_speculative_tokens: int = 5
+    num_speculative_tokens: int = 5  # maximum draft tokens per request and pass: chain length or tree nodes
     max_depth: int | None = None  # maximum tree depth; None: limited by the nodes only
-    # No drafts while at least this many requests run; None: no limit.
-    disable_by_batch_size: int | None = None
-    # draft exactly this many tokens in every step; False: the controller decides, up to this many
-    fixed: bool = False
+    disable_by_batch_size: int | None = None  # no drafts while at least this many requests run
+    fixed: bool = False  # draft exactly `num_speculative_tokens` in every step; False: the policy decides
     # Several methods: "first" non-empty draft, "merge" into one tree, or "route" to the one with the highest gain.
     combine: str = "first"
     draft_timeout: float = 1.0  # seconds to wait for a plug-in's draft
@@ -48,10 +45,11 @@ class SpeculationConfig:
     def parse(
         value: "str | Mapping[str, Any]", base: "SpeculationConfig | None" = None
     ) -> "SpeculationConfig":
-        """Parse JSON text or an object; every key and value is validated.
+        """Parse JSON text or an object, and check every key and value.
 
-        Without a method, or with the base's own, the given keys override `base`. A method that is one of the base's
-        several keeps its settings. Without either, the method follows from the given head or model.
+        - Without a method, or with the methods of `base`, the given keys override `base`.
+        - With some of the methods of `base`, their options are kept.
+        - Without method and base, the method follows from the given head or model.
         """
         given = _as_mapping(value)
         if base is not None:
@@ -74,7 +72,7 @@ class SpeculationConfig:
     def __post_init__(self) -> None:
         kinds = drafter_kinds()
         if not self.method or len(set(self.method)) != len(self.method):
-            raise RequestError("speculation: method must be a drafter's name or a list of different ones")
+            raise RequestError("speculation: method must be a drafter's name or a list of different names")
         for name in self.method:
             if name not in kinds:
                 raise RequestError(
@@ -95,23 +93,19 @@ class SpeculationConfig:
             raise RequestError(f"speculation: fixed must be true or false, not {self.fixed!r}")
         if not isinstance(self.draft_timeout, int | float) or not self.draft_timeout > 0:
             raise RequestError(f"speculation: draft_timeout must be positive, not {self.draft_timeout!r}")
-        known = {field.name for name in self.method for field in fields(kinds[name].settings)}
+        known = _option_names(self.method)
         for key, _ in self.options:
             if key not in known:
                 allowed = ", ".join(sorted(known | set(_OWN_KEYS)))
                 raise RequestError(f"speculation: unknown key {key!r}; known are {allowed}")
 
     def methods_of(self, kind: DraftSource) -> list[str]:
-        """Return the methods with this draft source."""
         return [name for name in self.method if drafter_kinds()[name].traits.kind is kind]
 
     @property
     def makes_trees(self) -> bool:
         """Whether a draft may have several tokens at one position."""
-        merged = len(self.method) > 1 and self.combine == "merge"
-        return merged or any(
-            drafter_kinds()[name].makes_trees(self.settings_of(name)) for name in self.method
-        )
+        return self._is_merged or any(map(self._branches, self.method))
 
     @property
     def fixes_trees(self) -> bool:
@@ -119,10 +113,15 @@ class SpeculationConfig:
 
         A merged tree has no q and counts as chosen, which is exact.
         """
-        if len(self.method) > 1 and self.combine == "merge":
-            return True
         ranking = [name for name in self.method if drafter_kinds()[name].guesses is Guesses.RANKED]
-        return not any(drafter_kinds()[name].makes_trees(self.settings_of(name)) for name in ranking)
+        return self._is_merged or not any(map(self._branches, ranking))
+
+    @property
+    def _is_merged(self) -> bool:
+        return len(self.method) > 1 and self.combine == "merge"
+
+    def _branches(self, name: str) -> bool:
+        return drafter_kinds()[name].makes_trees(self.settings_of(name))
 
     def as_mapping(self) -> dict[str, Any]:
         """Return the object from which `parse` restores this configuration."""
@@ -135,8 +134,8 @@ class SpeculationConfig:
         if len(drafters) == 1:
             return drafters[0]
         if self.combine == "route":
-            return Routed(dict(zip(self.method, drafters, strict=True)))
-        return FirstOf(drafters) if self.combine == "first" else Merged(drafters)
+            return RoutedDrafter(dict(zip(self.method, drafters, strict=True)))
+        return FallbackDrafter(drafters) if self.combine == "first" else MergedDrafter(drafters)
 
     def _build_one(self, name: str, resources: DrafterResources) -> Drafter:
         kind = drafter_kinds()[name]
@@ -152,16 +151,16 @@ class SpeculationConfig:
         return GuardedDrafter(drafter, name, None if in_place else CallerThread(name, self.draft_timeout))
 
     def _options_of(self, methods: Sequence[str]) -> dict[str, Any]:
-        """Return the options that belong to these drafters."""
-        own = [name for name in methods if name in self.method]
-        known = {field.name for name in own for field in fields(drafter_kinds()[name].settings)}
+        """Return the options of those of these methods that are its own."""
+        known = _option_names(name for name in methods if name in self.method)
         return {key: value for key, value in self.options if key in known}
 
     def settings_of(self, name: str) -> Any:  # noqa: ANN401 - of the drafter's own type
-        """Return the settings of one of its drafters."""
-        kind = drafter_kinds()[name]
-        own = {field.name for field in fields(kind.settings)}
-        return kind.configure({key: value for key, value in self.options if key in own})
+        return drafter_kinds()[name].configure(self._options_of([name]))
+
+
+def _option_names(methods: Iterable[str]) -> set[str]:
+    return {field.name for name in methods for field in fields(drafter_kinds()[name].settings)}
 
 
 def _as_mapping(value: str | Mapping[str, Any]) -> Mapping[str, Any]:
@@ -220,7 +219,10 @@ def check_request_setting(
                 raise RequestError(
                     f"speculation: unknown key {str(key)[:64]!r}; a request may set {', '.join(sorted(REQUEST_KEYS))}"
                 )
-        if "method" in setting and not _offered(setting["method"], default, methods):
+        names = split_methods(setting.get("method"))
+        is_offered = len(names) == 1 and names[0] in methods
+        is_default = default is not None and names == default.method
+        if "method" in setting and not is_offered and not is_default:
             raise RequestError(
                 f"speculation: method must be one of {', '.join(sorted(methods))}; false is for no speculation"
             )
@@ -228,9 +230,3 @@ def check_request_setting(
             if isinstance(setting[key], int) and setting[key] > _LONGEST_LOOKUP:
                 raise RequestError(f"speculation: {key} can be at most {_LONGEST_LOOKUP}")
     parse_setting(setting, default)
-
-
-def _offered(method: object, default: SpeculationConfig | None, methods: Set[str]) -> bool:
-    """Return whether the server offers this method or uses these methods by default."""
-    names = split_methods(method)
-    return (len(names) == 1 and names[0] in methods) or (default is not None and names == default.method)

@@ -4,10 +4,11 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from queue import SimpleQueue
 from threading import current_thread, main_thread
 from time import monotonic
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -22,10 +23,12 @@ from foreword.speculation.drafting import (
     NodeReport,
     close_all,
 )
-from foreword.speculation.proposing import known_tokens
+from foreword.speculation.proposing import without_unknown_tokens
 
 _log = logging.getLogger(__name__)
 _Answer = TypeVar("_Answer")
+_Work = SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
+"""Calls and their future results; None ends the thread."""
 
 
 class NoAnswer(Exception):  # noqa: N818 - reads as what happened
@@ -36,49 +39,33 @@ class NoAnswer(Exception):  # noqa: N818 - reads as what happened
         self.reason = reason
 
 
-class Caller(Protocol):
-    """Executes a drafter's calls."""
-
-    @property
-    def is_available(self) -> bool:
-        """Whether a call would be made: no earlier call hangs, and the drafter is not paused after being late."""
-        ...
-
-    def call(self, work: Callable[[], _Answer]) -> _Answer:
-        """Run `work` and return its result; raise its exception, or `NoAnswer`."""
-        ...
-
-    def later(self, work: Callable[[], object]) -> None:
-        """Run `work` when nothing hangs, without waiting for it."""
-        ...
-
-    def close(self) -> None:
-        """Make no more calls; abandon one that hangs."""
-        ...
-
-
 class InlineCaller:
     """Calls in the caller's thread, for drafters that cannot hang or that write KV pages.
 
     An abandoned thread could write pages that belong to another request by then.
     """
 
-    is_available = True
+    @property
+    def is_available(self) -> bool:
+        """Whether a call would be made: no earlier call hangs, and the drafter is not paused after being late."""
+        return True
 
     def call(self, work: Callable[[], _Answer]) -> _Answer:
+        """Run `work` and return its result; raise its exception, or `NoAnswer`."""
         return work()
 
     def later(self, work: Callable[[], object]) -> None:
+        """Run `work` when no call hangs, without waiting for it."""
         work()
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Make no more calls; abandon one that hangs."""
 
 
 class GuardedDrafter(Drafter):
     """Calls a drafter and checks its results. Faults are counted by kind; the first of each is logged."""
 
-    def __init__(self, drafter: Drafter, name: str, caller: Caller | None = None) -> None:
+    def __init__(self, drafter: Drafter, name: str, caller: InlineCaller | None = None) -> None:
         self._drafter = drafter
         self._name = name
         self._caller = caller or InlineCaller()
@@ -114,9 +101,9 @@ class GuardedDrafter(Drafter):
         self._call(lambda: self._drafter.expect(request))
 
     def forget(self, request: DraftRequest) -> None:
-        """Notify the drafter of a request's end; if it hangs, when it returns.
+        """Notify the drafter of a request's end, now or when a hanging call returns.
 
-        Until then only the request's id is kept, so that a hanging drafter keeps no ended request alive.
+        Until then only the request's id is stored, so that a hanging drafter keeps no ended request alive.
         """
         if self._caller.is_available:
             self._call(lambda: self._drafter.forget(request))
@@ -125,16 +112,13 @@ class GuardedDrafter(Drafter):
             self._caller.later(lambda: self._drafter.forget(bare))
 
     def memory_bytes(self) -> int | None:
-        """Return the drafter's reported memory."""
         return self._call(self._drafter.memory_bytes)
 
     def fault_counts(self) -> Counter[str]:
-        """Return counts by drafter and kind, including those of the drafter itself."""
         own = Counter({f"{self._name}/{kind}": count for kind, count in self.faults.items()})
         return own + self._drafter.fault_counts()
 
     def nodes(self) -> list[NodeReport]:
-        """Return the state of the drafter's nodes; thread-safe."""
         return self._drafter.nodes()
 
     def close(self) -> None:
@@ -168,7 +152,7 @@ class GuardedDrafter(Drafter):
             self._fault("draft", f"{nodes} nodes where {task.max_nodes} were requested")
         elif answer.depth > task.max_depth:
             self._fault("draft", f"a depth of {answer.depth} where {task.max_depth} was requested")
-        known = known_tokens(answer.within(task.max_nodes, task.max_depth), task.request)
+        known = without_unknown_tokens(answer.within(task.max_nodes, task.max_depth), task.request)
         if len(known) < min(nodes, task.max_nodes) and answer.depth <= task.max_depth:
             size = task.request.sampling.vocab_size
             self._fault("draft", f"a token outside the vocabulary of {size}")
@@ -180,53 +164,32 @@ class GuardedDrafter(Drafter):
             _log.warning("drafter %s: %s; those drafts are dropped, decoding goes on", self._name, message)
 
 
-REST_FACTOR = 10
-"""Pause after a late call, as a multiple of the time limit; it doubles each time."""
-
-LONGEST_REST = 300.0
-"""Maximum pause in seconds."""
+REST_FACTOR = 10  # pause after a late call, as a multiple of the time limit; it doubles each time
+LONGEST_REST = 300.0  # maximum pause in seconds
 
 
-class _Call:
-    """Work for the thread, and its result."""
-
-    def __init__(self, work: Callable[[], Any]) -> None:
-        self._work = work
-        self.is_done = threading.Event()
-        self.answer: Any = None
-        self.error: BaseException | None = None
-
-    def run(self) -> None:
-        try:
-            self.answer = self._work()
-        except BaseException as error:  # re-raised in the waiting thread
-            self.error = error
-        finally:
-            self.is_done.set()
-
-
-class CallerThread:
+class CallerThread(InlineCaller):
     """Makes one call at a time in a thread.
 
-    While a call hangs, no other is made; its late result is dropped. A drafter that is often late costs every request
-    the time limit, so it is called less and less often. The thread is a daemon, so that a hanging call does not keep
-    the process alive.
+    While a call hangs, no other is made; its late result is dropped. A late drafter costs every request the time
+    limit, so pauses between calls double while it is late. The thread is a daemon, so that a hanging call does not
+    keep the process alive.
     """
 
     def __init__(self, name: str, time_limit: float, clock: Callable[[], float] = monotonic) -> None:
         self._time_limit = time_limit
         self._clock = clock
-        self._stuck: _Call | None = None
+        self._stuck: Future[Any] | None = None  # the result of a call that hangs
         self._lateness = 0  # recent late calls
         self._rests_until = float("-inf")
-        self._work: SimpleQueue[_Call | None] = SimpleQueue()
+        self._work: _Work = SimpleQueue()
         self._is_closed = False
         threading.Thread(target=_serve, args=(self._work,), name=f"drafter-{name}", daemon=True).start()
 
     @property
     def is_available(self) -> bool:
         """Whether a call would be made now."""
-        if self._stuck is not None and self._stuck.is_done.is_set():
+        if self._stuck is not None and self._stuck.done():
             self._stuck = None
         return not self._is_closed and self._stuck is None and self._clock() >= self._rests_until
 
@@ -234,20 +197,18 @@ class CallerThread:
         """Return the result of `work` within the time limit."""
         if not self.is_available:
             raise NoAnswer
-        call = _Call(work)
-        self._work.put(call)
-        if not call.is_done.wait(self._time_limit):
-            self._stuck = call
+        answer: Future[_Answer] = Future()
+        self._work.put((answer, work))
+        try:
+            error = answer.exception(self._time_limit)
+        except TimeoutError:
+            self._stuck = answer
             self._late()
-            raise NoAnswer(f"no answer within {self._time_limit:g} s")
+            raise NoAnswer(f"no answer within {self._time_limit:g} s") from None
         self._lateness = max(self._lateness - 1, 0)
-        # Ctrl-C reaches only the main thread, so the drafter raised this
-        if isinstance(call.error, KeyboardInterrupt):
-            raise RuntimeError("it raised KeyboardInterrupt") from call.error
-        if call.error is not None:
-            raise call.error
-        answer: _Answer = call.answer
-        return answer
+        if isinstance(error, KeyboardInterrupt):  # of the drafter: Ctrl-C reaches only the main thread
+            raise RuntimeError("it raised KeyboardInterrupt") from error
+        return answer.result()
 
     def _late(self) -> None:
         self._lateness += 1
@@ -255,9 +216,8 @@ class CallerThread:
         self._rests_until = self._clock() + min(rest, LONGEST_REST)
 
     def later(self, work: Callable[[], object]) -> None:
-        """Run `work` after the call that hangs, without waiting."""
         if not self._is_closed:
-            self._work.put(_Call(work))
+            self._work.put((Future(), work))
 
     def close(self) -> None:
         """End the thread after its current call."""
@@ -265,7 +225,12 @@ class CallerThread:
         self._work.put(None)
 
 
-def _serve(work: "SimpleQueue[_Call | None]") -> None:
-    while (call := work.get()) is not None:
-        call.run()
-        del call  # otherwise the last call would stay alive until the next
+def _serve(queue: _Work) -> None:
+    """Run the calls of a queue until None."""
+    while (item := queue.get()) is not None:
+        answer, work = item
+        try:
+            answer.set_result(work())
+        except BaseException as error:  # raised again in the waiting thread
+            answer.set_exception(error)
+        del item, answer, work  # otherwise the last call would stay alive until the next

@@ -19,14 +19,13 @@ from foreword.kernels.sampler import sample as native_sample
 from foreword.kernels.sampler import sampler_for
 from foreword.structured.state import unpacked
 
-_RANKED = 64
-"""Number of top tokens among which siblings are ranked; noise is drawn only for these."""
+_RANKED = 64  # number of top tokens among which siblings are ranked; noise is drawn only for these
 
 
 def grow_chains(trees: Sequence[GrowingTree], logits: Tensor) -> None:
     """Append one token to each chain, sampled with the request's parameters and its rule's noise.
 
-    logits [trees, vocab]. *token* and *block* need the distribution it was drawn from; *coupled* does not.
+    logits [trees, vocab]. Under *token* and *block*, a node needs the distribution from which it was drawn.
     """
     rules = [tree.request.sampling.rule for tree in trees]
     if all(rule is Rule.COUPLED for rule in rules):
@@ -42,7 +41,7 @@ def grow_chains(trees: Sequence[GrowingTree], logits: Tensor) -> None:
 
 
 def is_drawn_unread(tree: GrowingTree) -> bool:
-    """Whether a chain can continue before the host has read its tokens: only the noise depends on them."""
+    """Return whether a chain can continue before the host has read its tokens."""
     sampling = tree.request.sampling
     return sampling.rule is Rule.COUPLED and sampling.grammar is None
 
@@ -86,8 +85,8 @@ def _drawn_from(shaped: Distributions, rows: list[int]) -> dict[int, Drawn]:
 def grow_trees(trees: Sequence[GrowingTree], logits: Tensor) -> None:
     """Add a level to each tree; logits [all frontier nodes, vocab].
 
-    *coupled* takes the best by score. That would bias *traversal*: its trees have a fixed shape that is filled with
-    draws, unless sampling is greedy.
+    Under *coupled*, the nodes with the best scores are added. That would bias *traversal*: its trees have a fixed shape
+    that is filled with draws, unless sampling is greedy.
     """
     logits = with_fixed_corrections(trees, logits)
     drawn: list[tuple[GrowingTree, Tensor]] = []
@@ -107,8 +106,8 @@ def grow_trees(trees: Sequence[GrowingTree], logits: Tensor) -> None:
 def grow_ranked(tree: GrowingTree, logits: Tensor) -> None:
     """Add the best tokens after each node of the newest level, as many as the tree has room for.
 
-    A token's score is log of its share of exp(log q + G) among its siblings, summed along the path. G is the noise
-    that the target will draw with; zero at temperature 0.
+    A token's score is the logarithm of its share of exp(log q + G) among its siblings, summed along the path. G is the
+    noise with which the target will draw; it is zero at temperature 0.
     """
     scores, tokens = best_tokens(tree, logits, tree.width)
     tree.grow(
@@ -134,7 +133,7 @@ def best_tokens(tree: GrowingTree, logits: Tensor, count: int) -> tuple[Tensor, 
 def grow_drawn(trees: Sequence[GrowingTree], logits: Tensor) -> None:
     """Add nodes after the newest level as the shape prescribes, drawn without replacement.
 
-    There are fewer siblings where q has fewer tokens, which is known before they are drawn.
+    A node gets fewer children where q has fewer tokens, which is known before they are drawn.
     """
     shaped = shape_rows(
         logits, row_shape([tree for tree in trees for _ in tree.frontier]), sampler_for(logits)
@@ -188,13 +187,13 @@ def _scores(tree: GrowingTree, logits: Tensor, ids: Tensor) -> Tensor:
 
 
 def are_plainly_greedy(trees: Sequence[GrowingTree]) -> bool:
-    """Whether argmax decides for all of them."""
+    """Return whether all these drafts choose each token by argmax alone."""
     samplers = [tree.request.sampling for tree in trees]
     return all(s.record["temperature"] == 0 and not has_fixed_corrections(s) for s in samplers)
 
 
 def has_fixed_corrections(sampling: DraftSampling) -> bool:
-    """Whether `with_fixed_corrections` changes the logits."""
+    """Return whether `with_fixed_corrections` changes the logits."""
     return bool(len(sampling.bias_ids)) or sampling.allowed_ids is not None or sampling.grammar is not None
 
 

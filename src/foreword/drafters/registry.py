@@ -30,7 +30,7 @@ class DrafterResources:
 
 
 class Guesses(Enum):
-    """The origin of draft tokens, which decides whether *traversal* may use a drafter's trees."""
+    """Ways in which a drafter obtains its tokens. *traversal* verifies trees of the first two only."""
 
     CHOSEN = auto()  # from text, without sampling
     DRAWN = auto()  # sampled, in trees of a fixed shape
@@ -50,8 +50,7 @@ class DrafterKind:
     settings: type  # a frozen dataclass; its fields are the user's keys
     build: Callable[[Any, DrafterResources], Any]  # (settings, resources) -> drafter
     makes_trees: Callable[[Any], bool] = lambda settings: False  # whether its drafts may branch
-    # Whether calls run in a thread with a time limit, which costs 0.25 ms.
-    can_hang: bool = True
+    can_hang: bool = True  # call it in a thread with a time limit, which costs 0.25 ms
     guesses: Guesses = Guesses.RANKED  # the default allows trees only under *coupled*
     defect: str = ""  # why it cannot be used; empty: it can
     traits: Traits = field(default_factory=Traits)  # those that do not depend on settings
@@ -95,10 +94,9 @@ drawn_kind = partial(DrafterKind, makes_trees=is_wide, can_hang=False, guesses=G
 
 @cache
 def drafter_kinds() -> Mapping[str, DrafterKind]:
-    """Return all kinds by method name.
+    """Return the registry entries by method name; other packages cannot replace a built-in drafter.
 
-    Other packages cannot replace a built-in drafter. Cached, because searching installed packages takes longer than a
-    step.
+    Cached, because searching installed packages takes longer than a step.
     """
     kinds: dict[str, DrafterKind] = {
         name: EntryPoint(name, path, ENTRY_POINTS).load() for name, path in OWN_METHODS.items()
@@ -110,22 +108,17 @@ def drafter_kinds() -> Mapping[str, DrafterKind]:
 
 
 def _load(entry: EntryPoint) -> DrafterKind:
-    """Return another package's kind; one that fails to load is refused only when requested."""
+    """Return the entry of another package; a broken one is refused only when a configuration names it."""
     try:
         kind = entry.load()
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        return _broken(f"drafter {entry.name!r} of {entry.value} cannot be loaded: {reason}")
-    if not isinstance(kind, DrafterKind):
-        return _broken(f"drafter {entry.name!r}: {entry.value} is not a DrafterKind")
-    return kind
-
-
-def _broken(reason: str) -> DrafterKind:
-    def refuse(*_: object) -> Any:  # noqa: ANN401 - it never returns
-        raise RequestError(reason)
-
-    return DrafterKind("cannot be loaded", NoSettings, refuse, defect=reason)
+        defect = f"drafter {entry.name!r} of {entry.value} cannot be loaded: {reason}"
+    else:
+        if isinstance(kind, DrafterKind):
+            return kind
+        defect = f"drafter {entry.name!r}: {entry.value} is not a DrafterKind"
+    return DrafterKind("cannot be loaded", NoSettings, lambda *_: None, defect=defect)
 
 
 _METHODS = (
@@ -156,11 +149,9 @@ class PlugIn(Drafter):
 
     @property
     def absent(self) -> tuple[str, ...]:
-        """The names reported by the wrapped drafter."""
         names: tuple[str, ...] = getattr(self._own, "absent", ())
         return names
 
 
 def as_drafter(made: Any) -> Drafter:  # noqa: ANN401 - a drafter, or something with its methods
-    """Return the object as a `Drafter`."""
     return made if isinstance(made, Drafter) else PlugIn(made)

@@ -21,7 +21,7 @@ Shape = tuple[tuple[int, ...], ...]
 
 @lru_cache(maxsize=256)
 def fixed_shape(width: int, max_nodes: int, max_depth: int) -> Shape:
-    """Return a shape of `width` nodes per level within the node budget, after the nodes most likely to be reached."""
+    """Return a shape with `width` nodes per level within the node budget; likely nodes have more children."""
     levels: list[tuple[int, ...]] = []
     reached, left = [1.0], max_nodes
     while left > 0 and len(levels) < max_depth:
@@ -43,7 +43,7 @@ class GrowingTree:
         """Every level keeps its `width` best nodes; 1 is a chain."""
         self.request = task.request
         self.width = width
-        self._ask = task
+        self.max_nodes, self.max_depth = task.max_nodes, task.max_depth
         self.tokens: list[int] = []
         self._parents: list[int] = []
         self._drawn: list[Drawn | None] = []
@@ -57,20 +57,12 @@ class GrowingTree:
     @property
     def is_done(self) -> bool:
         """Whether the limits are reached or the frontier is empty."""
-        full = len(self.tokens) >= self._ask.max_nodes or self.depth >= self._ask.max_depth
-        return full or not self.frontier
-
-    @property
-    def most_nodes(self) -> int:
-        return self._ask.max_nodes
-
-    @property
-    def most_levels(self) -> int:
-        return self._ask.max_depth
+        is_full = len(self.tokens) >= self.max_nodes or self.depth >= self.max_depth
+        return is_full or not self.frontier
 
     def shape(self) -> Shape:
         """Return the shape of a sampled tree, fixed before sampling."""
-        return fixed_shape(self.width, self.most_nodes, self.most_levels)
+        return fixed_shape(self.width, self.max_nodes, self.max_depth)
 
     def score(self, node: int) -> float:
         """Return a node's score; higher is better, the root has 0."""
@@ -78,10 +70,13 @@ class GrowingTree:
 
     def grow(self, level: Sequence[tuple[float, int, int, Drawn | None]]) -> None:
         """Add the best (score, parent, token, distribution) that fit."""
-        room = min(self._ask.max_nodes - len(self.tokens), self.width)
-        chosen = sorted(level, key=lambda node: -node[0])[:room]
-        self.frontier = list(range(len(self.tokens), len(self.tokens) + len(chosen)))
-        for score, parent, token, drawn in chosen:
+        room = min(self.max_nodes - len(self.tokens), self.width)
+        first = len(self.tokens)
+        self._append(sorted(level, key=lambda node: -node[0])[:room])
+        self.frontier = list(range(first, len(self.tokens)))
+
+    def _append(self, level: Sequence[tuple[float, int, int, Drawn | None]]) -> None:
+        for score, parent, token, drawn in level:
             self._scores[len(self.tokens)] = score
             self.tokens.append(token)
             self._parents.append(parent)
@@ -89,7 +84,7 @@ class GrowingTree:
         self.depth += 1
 
     def stand_for(self, source: HostCopy, places: Sequence[int]) -> None:
-        """Set the tokens of a chain: on a device they stay unread, otherwise -1 ends the chain."""
+        """Replace the placeholders of a chain by tokens, which stay unread on a device; -1 ends the chain."""
         if source.arrived is not None:
             tokens_there = DeviceTokens(source, tuple(places))
             self._on_device = Draft.on_device(tokens_there, len(self.request.tokens), self.request.epoch)
@@ -100,19 +95,11 @@ class GrowingTree:
         del self._parents[there:], self._drawn[there:]
 
     def draft(self) -> Draft:
-        """Return the current draft."""
         if self._on_device is not None:
             return self._on_device
         drawn = tuple(self._drawn) if any(q is not None for q in self._drawn) else ()
-        request = self.request
-        return Draft(
-            tuple(self.tokens),
-            tuple(self._parents),
-            len(request.tokens),
-            request.epoch,
-            drawn,
-            is_cold=self.is_cold,
-        )
+        length, epoch = len(self.request.tokens), self.request.epoch
+        return Draft(self.tokens, self._parents, length, epoch, drawn, is_cold=self.is_cold)
 
     def positions(self) -> npt.NDArray[np.int64]:
         """Return the positions of the tokens after each frontier node."""
@@ -135,16 +122,15 @@ class GrowingTree:
 
 
 class HeadTree(GrowingTree):
-    """Candidates of all levels with scores, and the nodes that the head processes.
+    """All candidates with their scores, and the nodes that the head processes.
 
-    Every level follows the best `width` candidates. A score never exceeds the parent's, so that only candidates among
-    the best `max_nodes` are followed. A chain has width 1.
+    A level has the children of the best `width` candidates of the level before. Only candidates among the best
+    `max_nodes` get children, since a child's score never exceeds its parent's. A chain has width 1.
     """
 
     def __init__(self, task: DraftTask, width: int, room: int) -> None:
         """`room` is the number of nodes with KV rows for the head."""
         super().__init__(task, width)
-        self._max_nodes, self._max_depth = task.max_nodes, task.max_depth
         self._room = room
         self.num_read = 0  # nodes with a row in the head's KV, the frontier last
         self._masks = {ROOT: 0}  # node -> bit mask of the rows it attends to, including its own
@@ -153,20 +139,15 @@ class HeadTree(GrowingTree):
     @property
     def is_done(self) -> bool:
         """Whether no remaining candidate could be among the best nodes."""
-        is_full = self.width == 1 and len(self.tokens) >= self._max_nodes
-        return is_full or self.depth >= self._max_depth or not self.frontier
+        is_full = self.width == 1 and len(self.tokens) >= self.max_nodes
+        return is_full or self.depth >= self.max_depth or not self.frontier
 
     def grow(self, level: Sequence[tuple[float, int, int, Drawn | None]]) -> None:
         """Add a level's candidates and select those that the head processes next."""
         first = len(self.tokens)
-        for score, parent, token, drawn in level:
-            self._scores[len(self.tokens)] = score
-            self.tokens.append(token)
-            self._parents.append(parent)
-            self._drawn.append(drawn)
-        self.depth += 1
+        self._append(level)
         candidates = list(range(first, len(self.tokens)))
-        if len(self.tokens) > self._max_nodes:
+        if len(self.tokens) > self.max_nodes:
             best = set(self._best())
             candidates = [node for node in candidates if node in best]
         before = {node: place for place, node in enumerate(self.frontier)}
@@ -182,21 +163,36 @@ class HeadTree(GrowingTree):
         return [self._masks[node] for node in self.frontier]
 
     def draft(self) -> Draft:
-        """Return the best nodes as a draft."""
         nodes = sorted(self._best())
         numbers = {ROOT: ROOT} | {node: number for number, node in enumerate(nodes)}
-        drawn = tuple(self._drawn[node] for node in nodes)
-        request = self.request
+        drawn = [self._drawn[node] for node in nodes]
         return Draft(
-            tuple(self.tokens[node] for node in nodes),
-            tuple(numbers[self._parents[node]] for node in nodes),
-            len(request.tokens),
-            request.epoch,
+            [self.tokens[node] for node in nodes],
+            [numbers[self._parents[node]] for node in nodes],
+            len(self.request.tokens),
+            self.request.epoch,
             drawn if any(q is not None for q in drawn) else (),
         )
 
     def _best(self) -> list[int]:
         """Return the best `max_nodes` nodes; ties go to the earlier, so that parents are always included."""
-        return sorted(range(len(self.tokens)), key=lambda node: (-self._scores[node], node))[
-            : self._max_nodes
-        ]
+        ranked = sorted(range(len(self.tokens)), key=lambda node: (-self._scores[node], node))
+        return ranked[: self.max_nodes]
+
+
+class TreeBuilder:
+    """Merges paths of tokens into one tree."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.parents: list[int] = []
+        self._nodes: dict[tuple[int, int], int] = {}  # by parent and token
+
+    def add(self, parent: int, token: int, max_nodes: int) -> int | None:
+        """Return the node of this token after a node; None if it is missing and the tree has `max_nodes` nodes."""
+        node = self._nodes.get((parent, token))
+        if node is None and len(self.tokens) < max_nodes:
+            node = self._nodes[parent, token] = len(self.tokens)
+            self.tokens.append(token)
+            self.parents.append(parent)
+        return node

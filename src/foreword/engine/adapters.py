@@ -9,8 +9,7 @@ from foreword.backends.interface import Decoder
 from foreword.errors import RequestError
 from foreword.models.adapters import open_adapter
 
-NO_ADAPTER = ""
-"""Name of the base model."""
+NO_ADAPTER = ""  # name of the base model
 
 
 @dataclass(frozen=True)
@@ -50,12 +49,10 @@ class Adapters:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the adapters that requests can select."""
         return tuple(self._by_name)
 
     def load(self, name: str, path: str | Path) -> LoadedAdapter:
-        """Read an adapter and register its name; raise `CheckpointError` or `RequestError` and change nothing
-        on failure."""
+        """Read an adapter and register its name; on failure, raise an exception and change nothing."""
         if not name or "\0" in name:
             raise RequestError("an adapter needs a name")
         if name in self._by_name:
@@ -83,7 +80,7 @@ class Adapters:
         return wanted.name
 
     def take_over(self, before: "Adapters") -> None:
-        """Adopt the adapters of a closed engine on the same decoder, where they are still loaded."""
+        """Take over the adapters of a closed engine with the same decoder, which still has them."""
         self._by_name, self._leaving, self._serials = before._by_name, before._leaving, before._serials
 
     def unload(self, name: str) -> None:
@@ -115,7 +112,7 @@ class Adapters:
             adapter.users += users
 
     def release(self, adapter: LoadedAdapter | None) -> None:
-        """Count one request less: it has ended or was not queued."""
+        """Count one request less, which has ended or was not queued."""
         if adapter is None:
             return
         with self._lock:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Unpack
 
 from foreword import __version__
 from foreword.control.policy import MeasuredPolicy
@@ -12,20 +12,22 @@ from foreword.drafters.config import SpeculationConfig
 from foreword.engine.config import EngineConfig, EngineParts
 from foreword.engine.core import EngineCore
 from foreword.engine.drafting.default_speculation import SpeculationOption, check_choice
-from foreword.engine.loader import LoadedModel, load_model
-from foreword.engine.policy.steering import Steering
+from foreword.engine.loader import LoadedModel, LoadOptions, load_model
+from foreword.engine.policy.controller import PolicyFileController
 from foreword.engine.preparing import prepare_passes
 from foreword.engine.profiles import start_with_profile, start_with_saved
 from foreword.progress import Progress
 
 
-def make_steering(config: EngineConfig, policy: MeasuredPolicy, loaded: LoadedModel) -> Steering | None:
+def open_policy_file(
+    config: EngineConfig, policy: MeasuredPolicy, loaded: LoadedModel
+) -> PolicyFileController | None:
     """Return the policy file's controller; None without a file. Raise `RequestError` for an invalid file."""
     if config.speculation_policy is None:
         return None
     decoder, name = loaded.decoder, loaded.checkpoint.path.name
     made_for = {"model": name, "device": str(decoder.device), "version": __version__}
-    return Steering(
+    return PolicyFileController(
         Path(config.speculation_policy).expanduser(),
         policy,
         perf_counter,
@@ -33,12 +35,6 @@ def make_steering(config: EngineConfig, policy: MeasuredPolicy, loaded: LoadedMo
         name,
         decoder.is_shape_invariant,
     )
-
-
-def with_file_limits(config: EngineConfig, steering: Steering) -> EngineConfig:
-    """Return the configuration with the engine-wide limits of the policy file."""
-    share = steering.document.max_draft_share
-    return config if share is None else replace(config, max_draft_share=share)
 
 
 def make_core(
@@ -51,14 +47,17 @@ def make_core(
     """Create an engine for a loaded model; `preparing` receives the progress of GPU graph capture."""
     config, policy = config or EngineConfig(), MeasuredPolicy()
     chosen = chosen_speculation(speculation, loaded, config)
-    steering = make_steering(config, policy, loaded)
-    if steering is not None:
-        config = with_file_limits(config, steering)
-        offered = [*offered, *steering.configs.values()]
-    parts = EngineParts(config, policy, loaded.drafter_builder(), chosen, offered=offered, steering=steering)
+    policy_file = open_policy_file(config, policy, loaded)
+    if policy_file is not None:
+        if (share := policy_file.document.max_draft_share) is not None:
+            config = replace(config, max_draft_share=share)
+        offered = [*offered, *policy_file.configs.values()]
+    parts = EngineParts(
+        config, policy, loaded.drafter_builder(), chosen, offered=offered, policy_file=policy_file
+    )
     core = EngineCore(loaded.decoder, loaded.vocabulary(), parts)
     prepare_passes(core, config.max_num_seqs, preparing)
-    if steering is not None or (chosen is not None and not chosen.fixed):
+    if policy_file is not None or (chosen is not None and not chosen.fixed):
         core.saved_estimates = start_with_saved(core, policy, offered)
     elif any(not config.fixed for config in offered):
         start_with_profile(core, offered)
@@ -70,11 +69,11 @@ def load_core(
     config: EngineConfig | None,
     speculation: SpeculationOption,
     preparing: Progress | None,
-    **how: Any,  # noqa: ANN401 - those of `load_model`
+    **options: Unpack[LoadOptions],
 ) -> tuple[LoadedModel, EngineCore]:
     """Load a model and create its engine; invalid settings are refused before loading."""
     check_choice(speculation)
-    loaded = load_model(model, enforce_eager=config is not None and config.enforce_eager, **how)
+    loaded = load_model(model, enforce_eager=config is not None and config.enforce_eager, **options)
     return loaded, make_core(loaded, config, speculation, preparing=preparing)
 
 

@@ -17,8 +17,8 @@ CLOSE_SECONDS = 60.0
 class BackgroundWork:
     """Runs functions in threads; `close` cancels them and waits.
 
-    A thread that returns from compiled code after the interpreter has ended aborts the process. So `close`, also
-    called at interpreter exit, leaves no thread running.
+    A thread that returns from compiled code after the interpreter has ended aborts the process. So `close` waits for
+    all threads; it is also called at interpreter exit.
     """
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ from foreword.backends.runner import ModelRunner
 from foreword.control.fixed import FixedPolicy
 from foreword.drafters.config import SpeculationConfig
 from foreword.engine.drafting.drafter_pool import Build
-from foreword.engine.policy.steering import Steering
+from foreword.engine.policy.controller import PolicyFileController
 from foreword.errors import RequestError
 from foreword.kv.chunks import NO_STATES, RING_ROWS, StateSizes
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
@@ -25,7 +25,7 @@ GIB = 1 << 30
 
 
 def memory_for_kv(target: Decoder, utilization: float, max_rows: int) -> int | None:
-    """Return the bytes for KV within this fraction of GPU memory, next to the largest pass; None without a GPU."""
+    """Return the bytes for KV: this fraction of GPU memory without the largest pass; None without a GPU."""
     if device_memory(target.device) is None:
         return None
     needed = _largest_pass(target, min(max_rows, target.config.context_length))
@@ -65,16 +65,14 @@ def sequence_bytes(spec: StateSpec) -> int:
     return 2 * (spec.bytes_per_state + RING_ROWS * spec.bytes_per_row)
 
 
-KV_BYTES = 1 << 30
-"""Default KV memory on a CPU, in bytes."""
+KV_BYTES = 1 << 30  # default KV memory on a CPU, in bytes
 
 
 @dataclass(frozen=True)
 class EngineConfig:
     """Resource limits and behaviour of an engine. Names follow vLLM where it has one."""
 
-    # Upper bound of KV memory. None: what `gpu_memory_utilization` leaves on a GPU; 1 GiB on a CPU, allocated
-    # lazily.
+    # Upper bound of KV memory. None: what `gpu_memory_utilization` leaves; on a CPU 1 GiB, allocated lazily.
     kv_cache_memory_bytes: int | None = None
     # Upper bound of the states that recurrent layers keep for the prefix cache. None: a quarter of the KV memory.
     state_cache_bytes: int | None = None
@@ -83,12 +81,10 @@ class EngineConfig:
     # Tokens per target pass, including draft tokens; longer prompts take several passes.
     max_num_batched_tokens: int = 512
     max_num_seqs: int = 64  # concurrently running answers
-    acceptance_rule: str = "coupled"  # how drafts are judged: coupled, token, block or traversal
+    acceptance_rule: str = "coupled"  # coupled, token, block or traversal
     enable_prefix_caching: bool = True  # reuse KV of common prefixes within a tenant
-    # target duration of a prefill chunk while others decode; None: no limit
-    max_step_seconds: float | None = 0.1
-    # maximum slow-down that drafts may cause to plain requests of the same step
-    max_draft_share: float = 0.03
+    max_step_seconds: float | None = 0.1  # of a prefill chunk while others decode; None: no limit
+    max_draft_share: float = 0.03  # maximum slow-down that drafts cause to plain requests of the same step
     # Passes in flight at once, so that a GPU does not wait for the host; None: 2 on a GPU, otherwise 1.
     steps_ahead: int | None = None
     enforce_eager: bool = False  # no CUDA graphs: faster start, slower passes
@@ -146,7 +142,7 @@ class EngineConfig:
         return min(affordable, useful)
 
     def _state_bytes(self, target: Decoder) -> int:
-        """Return the KV memory that states take: running requests', and checkpoints' if they have no budget."""
+        """Return the part of the KV memory for states: of running requests, and of checkpoints without a budget."""
         spec, sizes = target_states(target), self.state_sizes(target)
         if spec is None:
             return 0
@@ -174,4 +170,4 @@ class EngineParts:
     clock: Callable[[], float] = perf_counter  # seconds
     # Drafters that later requests may name; the KV pages are laid out for their rows too.
     offered: Sequence[SpeculationConfig] = ()
-    steering: Steering | None = None  # the operator's policy file
+    policy_file: PolicyFileController | None = None  # the operator's policy file

@@ -2,7 +2,8 @@
 
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 from foreword.acceptance.rules.rule import Rule
 from foreword.backends.interface import Decoder
@@ -14,18 +15,16 @@ from foreword.control.service import divide_by_service
 from foreword.engine.adapters import Adapters
 from foreword.engine.background import BackgroundWork
 from foreword.engine.config import EngineParts
-from foreword.engine.counts import compiled_counts, state_counts
 from foreword.engine.drafting.drafter_pool import DrafterPool, needs_of_all
 from foreword.engine.drafting.saved_estimates import SavedEstimates
 from foreword.engine.intake import Intake
 from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest
-from foreword.engine.policy.service import SpeculationService
+from foreword.engine.policy.monitor import SpeculationMonitor
 from foreword.engine.requests.accounting import CohortAccounting
-from foreword.engine.requests.assignment import Assignment
-from foreword.engine.requests.request import Request
+from foreword.engine.requests.request import Assignment, Request
 from foreword.engine.scheduling.asynchronous import LookaheadGate
 from foreword.engine.scheduling.order import DEADLINE, deadline_of
-from foreword.engine.scheduling.scheduler import Scheduler, SchedulerSizes, check_queues
+from foreword.engine.scheduling.scheduler import Scheduler, check_queues
 from foreword.engine.text import Vocabulary
 from foreword.errors import RequestError
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
@@ -37,8 +36,7 @@ from foreword.structured.compiler import Grammars
 if TYPE_CHECKING:  # Triton is installed only on GPU machines
     from foreword.backends.cuda.compiling import Kernels
 
-MASK_WAIT = 0.005
-"""Polling interval in seconds while every running request waits for a grammar mask."""
+MASK_WAIT = 0.005  # polling interval in seconds while every running request waits for a grammar mask
 
 LOADING_SECONDS = 0.005
 """Time budget in seconds, between two steps, for loading kernels that were compiled meanwhile."""
@@ -72,14 +70,13 @@ class EngineCore:
         self.cache = PagedCache(
             num_pages, prefix_caching=config.enable_prefix_caching, window=window, states=states
         )
-        max_running = states.most_running(config.max_num_seqs)
         self.max_rows = config.max_num_batched_tokens  # row budget of a pass
         self._clock = parts.clock
         self._stepper = Stepper(
             self.runner,
             self.cache,
             self._policy,
-            config.max_num_batched_tokens,
+            self.max_rows,
             divide_by_service,
             clock=parts.clock,
             store=self.runner.store,
@@ -89,14 +86,8 @@ class EngineCore:
         self._recovery = Recovery(self._stepper)
         self.steps_ahead = config.steps_ahead or passes_in_flight(target.device)
         self._lookahead = LookaheadGate(self._policy, self._stepper.faults)
-        self.scheduler = Scheduler(
-            self.cache,
-            SchedulerSizes(config.max_num_batched_tokens, max_running, config.max_step_seconds),
-            self._policy,
-            self._stepper.situation,
-            self._stepper.faults,
-            parts.clock,
-        )
+        max_running = min(states.most_running(config.max_num_seqs), self.max_rows)
+        self.scheduler = Scheduler(self._stepper, self.max_rows, max_running, config.max_step_seconds)
         self.adapters = Adapters(target)
         self.background = BackgroundWork()  # loads drafters and compiles grammars for new requests
         self._grammars = Grammars(vocabulary.grammar_tokens)
@@ -109,21 +100,19 @@ class EngineCore:
             self.adapters,
             itertools.count(),
             self._grammars,
-            parts.steering,
+            parts.policy_file,
         )
-        # Whether `prepare` would return at once, without loading a drafter or compiling a grammar.
-        self.is_prepared_for = self._intake.is_prepared_for
-        self.speculation_service = SpeculationService(
-            self.cache, parts.policy, parts.steering, self.drafters, rule
+        self.is_prepared_for = self._intake.is_prepared_for  # whether `prepare` would load or compile nothing
+        self.speculation_monitor = SpeculationMonitor(
+            self.cache, parts.policy, parts.policy_file, self.drafters, rule
         )
         # Unfinished answers by the user's request id; None: the ended request that a roll-out decodes again as a check.
         self._active: dict[str | None, list[Request]] = {}
         self.steps = 0
         self.seconds = StageSeconds()  # total over all steps, by stage
         self._cohorts = CohortAccounting()
-        # Of its GPU; None: nothing is compiled.
-        self.kernels: Kernels | None = getattr(target, "kernels", None)
-        self.saved_estimates: SavedEstimates | None = None  # the file of saved estimates; None: not saved
+        self.kernels: Kernels | None = getattr(target, "kernels", None)  # None: the backend compiles none
+        self.saved_estimates: SavedEstimates | None = None  # None: estimates are not saved
 
     @property
     def has_requests(self) -> bool:
@@ -157,14 +146,14 @@ class EngineCore:
             self.discard(requests)
             raise RequestError(f"a request with the id {key!r} is being answered; choose another id")
         if key is not None and self._abort(None):  # user requests come before the roll-out's check
-            self.speculation_service.interrupted()
+            self.speculation_monitor.interrupted()
         self._active[key] = list(requests)
         for request in requests:
             self.drafters.begin(request)
         self.scheduler.add(requests)
 
     def discard(self, requests: Sequence[Request]) -> None:
-        """Release the resources of prepared requests that will not be queued."""
+        """Release prepared requests that will not be queued."""
         for request in requests:
             self.adapters.release(request.identity.adapter)
             self.drafters.release(request)
@@ -177,17 +166,17 @@ class EngineCore:
 
     @property
     def idle_seconds(self) -> float | None:
-        """How long an idle engine may wait for a task; None: as long as none comes."""
+        """Maximum seconds that an idle engine waits for a task; None: unlimited."""
         if self.kernels is not None and self.kernels.pending:
             return LOADING_SECONDS
-        return self.speculation_service.idle_seconds
+        return self.speculation_monitor.idle_seconds
 
     def use_idle_time(self) -> None:
-        """Decode an ended request again while the engine is idle, if a roll-out requires it."""
+        """Load compiled kernels, and decode an ended request again if a roll-out requires it."""
         if self.kernels is not None and self.kernels.pending and not self.has_requests:
             self.kernels.advance(LOADING_SECONDS)
         with self._stepper.faults.suppressed("check"), self.drafters.none_closed():
-            if not self.has_requests and (check := self.speculation_service.next_check()) is not None:
+            if not self.has_requests and (check := self.speculation_monitor.next_check()) is not None:
                 self.enqueue(self.prepare(*check))
 
     def abort(self, request_id: str) -> list[AnswerDelta]:
@@ -217,7 +206,7 @@ class EngineCore:
 
     def end_late(self) -> list[AnswerDelta]:
         """End answers whose deadline has passed or, if they ask for it, cannot be met; return their final deltas."""
-        late = self.scheduler.late(self._clock)
+        late = self.scheduler.late()
         for request, why in late:
             request.answer.end(DEADLINE, why)
             self._remove(request)
@@ -226,13 +215,13 @@ class EngineCore:
     def launch(self) -> StepInFlight | None:
         """Launch the next pass on the device; return None if nothing can be launched now.
 
-        Another step may be launched before this one is resolved: for requests that are not in it, and for requests in
-        it that have no draft. Steps are resolved in launch order.
+        Another step may be launched before this one is resolved. It has no request that has a draft in this one. Steps
+        are resolved in launch order.
         """
         if self.kernels is not None and self.kernels.pending:
             self.kernels.advance(LOADING_SECONDS)
         with self._stepper.faults.suppressed("policy"):  # policy work must not fail a request
-            self.speculation_service.between_steps(len(self.scheduler.waiting))
+            self.speculation_monitor.between_steps(len(self.scheduler.waiting))
         began = self._clock()
         entries = self.scheduler.schedule(self._lookahead.may_follow(self.scheduler.running, self.situation))
         if not entries:
@@ -243,7 +232,7 @@ class EngineCore:
         return self._recovery.launch(entries)
 
     def resolve(self, in_flight: StepInFlight) -> list[AnswerDelta]:
-        """Wait for the pass, commit it and update statistics; return the new deltas."""
+        """Wait for the pass, then commit it and update statistics; return the new deltas."""
         return self.settle(self.commit(in_flight))
 
     def commit(self, in_flight: StepInFlight) -> StepReport:
@@ -262,9 +251,9 @@ class EngineCore:
         self.steps += 1
         self.seconds += report.seconds
         with self._stepper.faults.suppressed("books"):
-            self.speculation_service.observe(report, self.scheduler.preemptions)
+            self.speculation_monitor.observe(report, self.scheduler.preemptions)
         if self.saved_estimates is not None:
-            self.saved_estimates.save_now_and_then(self.seconds.total)
+            self.saved_estimates.save_if_due(self.seconds.total)
         return self._deltas(report)
 
     def stats(self) -> EngineStats:
@@ -290,20 +279,31 @@ class EngineCore:
             cohorts=self._cohorts.snapshot(),
             services=self.scheduler.by_service(),
             control=self._report(),
-            **compiled_counts(self.kernels),
-            **state_counts(self.cache.chunks),
+            **self._device_counts(),
         )
 
     def _report(self) -> ControlReport | None:
         with self._stepper.faults.suppressed("report"):
-            return self.speculation_service.report(self.situation, self.seconds, self.has_requests)
+            return self.speculation_monitor.report(self.situation, self.seconds, self.has_requests)
         return None
+
+    def _device_counts(self) -> dict[str, Any]:
+        """Return the counts of compiled kernels, if any, and of states of recurrent layers, if any."""
+        counts: dict[str, Any] = {}
+        if (kernels := self.kernels) is not None:
+            counts = {f"passes_{name}": count for name, count in asdict(kernels.passes).items()}
+            counts |= {"kernels_loaded": kernels.loaded, "kernels_pending": kernels.pending}
+        if (chunks := self.cache.chunks) is not None:
+            counts |= {"states": chunks.sizes.states, "states_used": chunks.states_used}
+            counts |= {"state_checkpoints": chunks.num_checkpoints}
+            counts |= {"state_hits": chunks.counts.hits, "state_evictions": chunks.counts.evicted}
+        return counts
 
     def close(self) -> None:
         """Cancel preparations and release drafters and grammars."""
         self._grammars.close()
         self.background.close()
-        self.speculation_service.close()
+        self.speculation_monitor.close()
         if self.saved_estimates is not None:
             self.saved_estimates.save()
         self.drafters.close()
@@ -323,7 +323,7 @@ class EngineCore:
                 deltas.append(request.take_delta())
             if has_ended:
                 with self._stepper.faults.suppressed("books"):
-                    self.speculation_service.ended(request)
+                    self.speculation_monitor.ended(request)
         return deltas
 
     def _remove(self, request: Request) -> None:
@@ -333,9 +333,7 @@ class EngineCore:
         if not answers:
             del self._active[_key(request)]
         self.adapters.release(request.identity.adapter)
-        with self._stepper.faults.suppressed(
-            "forget"
-        ):  # a drafter that keeps state too long costs only memory
+        with self._stepper.faults.suppressed("forget"):  # otherwise a drafter keeps state too long
             self.drafters.end(request)
 
     def check_integrity(self) -> None:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from queue import Empty, SimpleQueue
 from time import monotonic
+from typing import Unpack
 
 from foreword.acceptance.params import SamplingDefaults, SamplingParams
 from foreword.drafters.config import SpeculationSetting
@@ -17,6 +18,7 @@ from foreword.engine.assembly import load_core
 from foreword.engine.config import EngineConfig
 from foreword.engine.core import EngineCore
 from foreword.engine.drafting.default_speculation import SpeculationOption
+from foreword.engine.loader import LoadOptions
 from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest
 from foreword.engine.outputs import OutputCollector, RequestOutput
 from foreword.engine.pipeline import StepPipeline
@@ -31,16 +33,13 @@ from foreword.progress import Progress
 _log = logging.getLogger(__name__)
 
 
-def give_up(reason: str) -> None:
-    """Raise `EngineStopped`, to be called in the engine's thread."""
+def stop_engine(reason: str) -> None:
+    """Raise `EngineStopped`; called in the engine's thread, which then ends."""
     raise EngineStopped(reason)
 
 
-DRAIN_INTERVAL = 0.01
-"""Seconds between two checks whether a draining engine is idle."""
-
-STATS_INTERVAL = 0.05
-"""Seconds between two statistics snapshots of a busy engine."""
+DRAIN_INTERVAL = 0.01  # seconds between two checks whether a draining engine is idle
+STATS_INTERVAL = 0.05  # seconds between two statistics snapshots of a busy engine
 
 
 class Engine:
@@ -77,38 +76,18 @@ class Engine:
         atexit.register(self.close)
 
     @staticmethod
-    def load(  # noqa: PLR0913 - vLLM's names
+    def load(
         model: str = DEFAULT_MODEL,
         *,
-        dtype: str = "auto",
-        device: str = "auto",
-        backend: str = "auto",
-        quantization: str = "auto",
-        kv_cache_dtype: str = "auto",
         speculation: SpeculationOption = "auto",
-        generation_config: str = "auto",
-        tensor_parallel_size: int = 1,
         config: EngineConfig | None = None,
-        progress: Progress | None = None,
         preparing: Progress | None = None,
+        **options: Unpack[LoadOptions],
     ) -> "Engine":
         """Load a model and start an engine for it; the arguments are those of `LLM`."""
-        loaded, core = load_core(
-            model,
-            config,
-            speculation,
-            preparing,
-            dtype=dtype,
-            device=device,
-            backend=backend,
-            quantization=quantization,
-            kv_cache_dtype=kv_cache_dtype,
-            generation_config=generation_config,
-            tensor_parallel_size=tensor_parallel_size,
-            progress=progress,
-        )
+        loaded, core = load_core(model, config, speculation, preparing, **options)
         engine = Engine(core, loaded.tokenizer, sampling=loaded.sampling, on_close=loaded.close)
-        loaded.when_lost(lambda reason: engine._mail.put(lambda: give_up(reason)))
+        loaded.when_lost(lambda reason: engine._mail.put(lambda: stop_engine(reason)))
         return engine
 
     def submit(self, request: NewRequest) -> AnswerStream:
@@ -141,16 +120,15 @@ class Engine:
         try:
             prepared = self._core.prepare(request)
         except BaseException as error:  # the stream re-raises anything that a drafter raises
-            refusal = (
-                error if isinstance(error, Exception) else RequestError(f"{type(error).__name__}: {error}")
-            )
+            if not isinstance(error, Exception):
+                error = RequestError(f"{type(error).__name__}: {error}")
             if self._listeners.forget(stream):
-                post(stream.loop, [(stream, refusal)])
+                post(stream.loop, [(stream, error)])
             return
         self._mail.put(lambda: self._enqueue(prepared, stream))
 
     def _enqueue(self, prepared: list[Request], stream: AnswerStream) -> None:
-        """Queue a prepared request unless its reader has left; end it if it was aborted meanwhile."""
+        """Queue a prepared request unless its reader has left; abort it if that was requested meanwhile."""
         if not self._listeners.has(stream):
             self._core.discard(prepared)
             return
@@ -173,7 +151,7 @@ class Engine:
         raw: bool = False,
         parse_special: bool = True,
     ) -> AsyncIterator[RequestOutput]:
-        """Generate an answer; every output contains the text so far, the last one is finished.
+        """Generate an answer; every output contains the text so far, and the last one is finished.
 
         A slow consumer receives fewer, longer outputs. Leaving the loop early aborts the request.
         """
@@ -203,11 +181,10 @@ class Engine:
             return
 
         def stop() -> None:
-            if not self._listeners.has(stream):  # it has ended, and its id may be in use again
-                return
-            deltas = self._core.abort(request_id)
-            self._deliver(deltas)
-            stream.is_aborted = not deltas
+            if self._listeners.has(stream):  # otherwise it has ended, and its id may be in use again
+                deltas = self._core.abort(request_id)
+                self._deliver(deltas)
+                stream.is_aborted = not deltas
 
         self._mail.put(stop)
 
@@ -233,7 +210,7 @@ class Engine:
 
     def move_pair(self, drafter: str, cohort: str, state: str) -> None:
         """Move a drafter's roll-out stage in a cohort, from the next step."""
-        self._mail.put(lambda: self._core.speculation_service.move(drafter, cohort, state))
+        self._mail.put(lambda: self._core.speculation_monitor.move(drafter, cohort, state))
 
     def stats(self) -> EngineStats:
         """Return recent statistics, with the current switch and draft nodes."""
@@ -248,12 +225,10 @@ class Engine:
 
     @property
     def max_model_len(self) -> int:
-        """Maximum number of prompt and answer tokens."""
         return self._core.max_model_len
 
     @property
     def is_alive(self) -> bool:
-        """Whether the engine's thread runs."""
         return self._thread.is_alive()
 
     def close(self) -> None:

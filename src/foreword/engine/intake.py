@@ -11,19 +11,17 @@ from foreword.engine.adapters import Adapters
 from foreword.engine.drafting.drafter_pool import DrafterPool
 from foreword.engine.drafting.known_answers import AnswerHints
 from foreword.engine.messages import NewRequest
-from foreword.engine.policy.steering import Steering
+from foreword.engine.policy.controller import PolicyFileController
 from foreword.engine.requests.answer import RequestLimits
-from foreword.engine.requests.assignment import Assignment
-from foreword.engine.requests.request import Request, RequestIdentity
+from foreword.engine.requests.request import Assignment, Request, RequestIdentity
 from foreword.engine.scheduling.order import ON_DEADLINE
-from foreword.engine.text import StopTexts, Vocabulary
+from foreword.engine.text import Vocabulary
 from foreword.errors import RequestError, refusing
 from foreword.structured.compiler import Grammars
 from foreword.structured.state import GrammarState
 from foreword.structured.thinking import AnswerState, ThinkingState
 
-MOST_DEADLINE_MS = 1e12
-"""Upper limit of a deadline in milliseconds (30 years)."""
+MOST_DEADLINE_MS = 1e12  # upper limit of a deadline in milliseconds (30 years)
 
 
 @dataclass(frozen=True)
@@ -38,7 +36,7 @@ class Intake:
     adapters: Adapters
     _numbers: "itertools.count[int]"
     grammars: Grammars
-    steering: Steering | None = None  # the policy file's rules
+    policy_file: PolicyFileController | None = None  # None: requests choose their drafters themselves
 
     def admit(self, new: NewRequest, assigned: Assignment | None = None) -> list[Request]:
         """Return one `Request` per answer; raise `RequestError` if the request is invalid.
@@ -58,34 +56,20 @@ class Intake:
         token_limits = TokenLimits(
             self.vocabulary.size, tuple(end_ids), self.vocabulary.bad_word_ids(params.bad_words)
         )
-        stops = StopTexts(params.stop_texts, params.include_stop_str_in_output, params.min_tokens)
-        prediction = new.prediction[: self.context_length]  # an answer cannot be longer
+        prompt, prediction = new.prompt_token_ids, new.prediction[: self.context_length]
         assigned = assigned or self._assign(new)
         assigned = replace(assigned, service=replace(assigned.service, priority=new.priority))
         adapter = self.adapters.find(new.adapter)
-        forms = self._forms(new)
-        requests = [
-            Request(
-                next(self._numbers),
-                new.prompt_token_ids,
-                params,
-                RequestSampler(
-                    params,
-                    token_limits,
-                    new.prompt_token_ids,
-                    seed,
-                    sample=index,
-                    rule=self.rule,
-                    grammar=form,
-                ),
-                limits,
-                RequestIdentity(
-                    new.request_id, index, new.tenant, new.progress, prediction, adapter, assigned
-                ),
-                self.vocabulary.answer_text(stops, new.prompt_token_ids),
+        requests = []
+        for index, grammar in enumerate(self._grammar_states(new)):
+            sampler = RequestSampler(
+                params, token_limits, prompt, seed, sample=index, rule=self.rule, grammar=grammar
             )
-            for index, form in enumerate(forms)
-        ]
+            identity = RequestIdentity(
+                new.request_id, index, new.tenant, new.progress, prediction, adapter, assigned
+            )
+            text = self.vocabulary.answer_text(params, prompt)
+            requests.append(Request(next(self._numbers), prompt, params, sampler, limits, identity, text))
         self.check(requests[0])
         for request in requests[1:]:
             request.queued.leader = requests[0]
@@ -93,12 +77,12 @@ class Intake:
         return requests
 
     def is_prepared_for(self, new: NewRequest) -> bool:
-        """Whether `admit` would return without creating a drafter or compiling a grammar."""
+        """Return whether `admit` would create no drafter and compile no grammar."""
         return self.grammars.is_ready(new.params.structured) and self.drafters.is_ready(
             new.speculation, AnswerHints.of(new)
         )
 
-    def _forms(self, new: NewRequest) -> Sequence[AnswerState | None]:
+    def _grammar_states(self, new: NewRequest) -> Sequence[AnswerState | None]:
         """Return the grammar state of each answer; None: any token is allowed."""
         params, thinking = new.params, new.params.thinking
         grammars: Sequence[GrammarState | None] = [None] * params.n
@@ -111,8 +95,8 @@ class Intake:
 
     @refusing("speculation")
     def _assign(self, new: NewRequest) -> Assignment:
-        if self.steering is not None:
-            return self.steering.assign(new)
+        if self.policy_file is not None:
+            return self.policy_file.assign(new)
         return Assignment(plan=self.drafters.resolve(new.speculation, AnswerHints.of(new)))
 
     def _check_prompt(self, prompt: Sequence[int]) -> None:
@@ -133,7 +117,6 @@ class Intake:
 
 
 def _check_service(new: NewRequest) -> None:
-    """Check priority and deadline of a request."""
     if not isinstance(new.priority, int):
         raise RequestError(f"priority must be a whole number, not {new.priority!r}", "priority")
     if new.deadline_ms is not None:

@@ -2,7 +2,8 @@
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Any, Unpack
 
 from foreword.acceptance.params import SamplingParams
 from foreword.drafters.config import SpeculationConfig, SpeculationSetting
@@ -12,6 +13,7 @@ from foreword.engine.config import EngineConfig
 from foreword.engine.core import EngineCore
 from foreword.engine.drafting.default_speculation import SpeculationOption
 from foreword.engine.drafting.drafter_pool import PagesLackRows
+from foreword.engine.loader import LoadOptions
 from foreword.engine.messages import NewRequest
 from foreword.engine.outputs import OutputCollector, RequestOutput
 from foreword.engine.pipeline import StepPipeline
@@ -19,13 +21,13 @@ from foreword.engine.prompts import (
     ParamsChoice,
     Prediction,
     Prompt,
-    either,
     encode_prediction,
     encode_prompt,
     filling,
     listed_predictions,
     listed_prompts,
-    spread,
+    one_per_prompt,
+    only_given,
 )
 from foreword.errors import RequestError
 from foreword.models.sources.builtin import DEFAULT_MODEL
@@ -49,54 +51,36 @@ class LLM:
     >>> llm.generate("Why is the sky blue?", SamplingParams(temperature=0))[0].outputs[0].text
     """
 
-    def __init__(  # noqa: PLR0913 - vLLM's names
+    def __init__(
         self,
         model: str = DEFAULT_MODEL,
         *,
-        dtype: str = "auto",
-        device: str = "auto",
-        backend: str = "auto",
-        quantization: str = "auto",
-        kv_cache_dtype: str = "auto",
         speculation: SpeculationOption = "auto",
-        generation_config: str = "auto",
-        tensor_parallel_size: int = 1,
         config: EngineConfig | None = None,
-        progress: Progress | None = None,
         preparing: Progress | None = None,
+        **options: Unpack[LoadOptions],
     ) -> None:
         """Load `model`: a built-in name, a local path or a hub id.
 
-        `progress` is called with loaded tensors, `preparing` with captured passes (see `EngineConfig.enforce_eager`).
-
-        `quantization` is "auto" for weights as the checkpoint has them, "none", "fp8" or "int4". With
-        `kv_cache_dtype` "fp8", keys and values are kept in 8 bits. Both are for a GPU: docs/gpu.md. On a CPU,
-        `kv_cache_dtype` is "float32" or "bfloat16": docs/kernels.md.
-
-        `speculation` is the drafter, as in vLLM's `speculative_config`:
-        `{"method": "ngram", "num_speculative_tokens": 5}`; "off", False or None: no drafter; "auto" or True: see
-        docs/drafters.md. It never changes the text. `generation_config` is "auto" for the sampling parameters that the
-        model's makers recommend, used if a call gives none, or "none". A `tensor_parallel_size` above 1 divides the
-        model between that many processes, one GPU each or all on this CPU: docs/cluster.md.
+        - `speculation`: the drafter, as in vLLM's `speculative_config`, for example
+          `{"method": "ngram", "num_speculative_tokens": 5}`. "off", False or None: no drafter. "auto" or True: see
+          docs/drafters.md. It never changes the text.
+        - `preparing` is called with the number of captured passes (see `EngineConfig.enforce_eager`), `progress` with
+          the number of loaded tensors.
+        - `dtype`, `device` and `backend`: "auto" fits them to the machine.
+        - `quantization`: "auto" for weights as the checkpoint has them, "none", "fp8" or "int4" (GPU: docs/gpu.md).
+        - `kv_cache_dtype`: "fp8" stores keys and values in 8 bits on a GPU (docs/gpu.md); on a CPU, "float32" or
+          "bfloat16" (docs/kernels.md).
+        - `generation_config`: "auto" for the sampling parameters that the model's makers recommend, used if a call
+          gives none, or "none".
+        - `tensor_parallel_size`: number of processes that share the model, one GPU each or all on this CPU
+          (docs/cluster.md).
         """
         self._config = config or EngineConfig()
         self._preparing = preparing
-        self.loaded, core = load_core(
-            model,
-            self._config,
-            speculation,
-            preparing,
-            dtype=dtype,
-            device=device,
-            backend=backend,
-            quantization=quantization,
-            kv_cache_dtype=kv_cache_dtype,
-            progress=progress,
-            generation_config=generation_config,
-            tensor_parallel_size=tensor_parallel_size,
-        )
+        self.loaded, core = load_core(model, self._config, speculation, preparing, **options)
         self.tokenizer = self.loaded.tokenizer
-        self._take(core)
+        self._use(core)
         self._numbers = itertools.count()
         self._is_busy = False
 
@@ -113,12 +97,12 @@ class LLM:
         try:
             self.engine.drafters.set_default(chosen_speculation(speculation, self.loaded, self._config))
         except PagesLackRows:
-            self._make_again(speculation)
+            self._replace_engine(speculation)
 
     def offer(self, speculation: Sequence[SpeculationConfig]) -> None:
         """Lay out the KV pages for heads that later calls select with their own `speculation`."""
         self._check_idle()
-        self._make_again(self._default(), speculation)
+        self._replace_engine(self._default(), speculation)
 
     def _default(self) -> SpeculationOption:
         default = self.engine.drafters.default_config
@@ -129,20 +113,22 @@ class LLM:
         """The loaded LoRA adapters; `lora_request` loads others."""
         return self.engine.adapters
 
-    def _make_again(self, speculation: SpeculationOption, offered: Sequence[SpeculationConfig] = ()) -> None:
+    def _replace_engine(
+        self, speculation: SpeculationOption, offered: Sequence[SpeculationConfig] = ()
+    ) -> None:
         """Replace the engine after freeing its memory; on failure, restore the previous drafters and adapters."""
         before, adapters = self._default(), self.engine.adapters
         self.engine.close()
         del self.engine, self._pipeline
         try:
-            self._take(make_core(self.loaded, self._config, speculation, offered, preparing=self._preparing))
+            self._use(make_core(self.loaded, self._config, speculation, offered, preparing=self._preparing))
         except BaseException:
-            self._take(make_core(self.loaded, self._config, before, preparing=self._preparing))
+            self._use(make_core(self.loaded, self._config, before, preparing=self._preparing))
             self.engine.adapters.take_over(adapters)
             raise
         self.engine.adapters.take_over(adapters)
 
-    def _take(self, core: EngineCore) -> None:
+    def _use(self, core: EngineCore) -> None:
         self.engine, self._pipeline = core, StepPipeline(core)
 
     def close(self) -> None:
@@ -172,40 +158,50 @@ class LLM:
     ) -> list[RequestOutput]:
         """Generate answers for prompts (text or token ids), all in the same passes.
 
-        `sampling_params` is vLLM's name of `params`. A text prompt of a model with a chat template becomes a user's
-        message unless `raw`; in raw text, names of control tokens become these tokens unless `parse_special` is False.
-        With a `suffix`, prompts are raw texts before a gap that the answer fills; the suffix follows it.
-        `speculation` is False for plain decoding, or the keys of a configuration that differ from the model's.
-        `prediction` is the expected answer, text or token ids: as far as the answer matches it, it takes few passes.
-        Both are given for all prompts or one for each. `lora_request` names a LoRA adapter. `priority` is vLLM's: lower
-        values start first. Answers end `deadline_ms` after the call, complete or not. `on_text` receives the first of n
-        answers.
-        """
-        listed = listed_prompts(prompts)
-        encoded = [self.encode(prompt, raw, parse_special, suffix) for prompt in listed]
-        given = either(params, sampling_params)
-        options = _CallOptions(on_text, speculation, prediction, lora_request, priority, deadline_ms, suffix)
-        return self._run(listed, encoded, given, options)
+        - `params`, or vLLM's name `sampling_params`: None for the model's defaults.
+        - `raw`: continue a text prompt as it is. Otherwise it becomes a user's message, if the model has a chat
+          template. In raw text, names of control tokens become these tokens unless `parse_special` is False.
+        - `suffix`: prompts are raw texts before a gap that the answer fills; the suffix follows the gap.
+        - `speculation`: False for plain decoding, or the keys of a configuration that differ from the model's.
+        - `prediction`: the expected answer, text or token ids. Where the answer matches, it takes few passes.
+        - `lora_request`: a LoRA adapter. `priority` is vLLM's: lower values start first.
+        - `deadline_ms`: answers end this long after the call, complete or not.
+        - `on_text` receives the first of n answers.
 
-    def chat(  # noqa: PLR0913 - vLLM's names
+        `params`, `speculation`, `prediction`, `lora_request` and `priority` apply to all prompts, or are lists with
+        one entry per prompt.
+        """
+        self._check_idle()
+        listed = listed_prompts(prompts)
+        count = len(listed)
+        encoded = [self.encode(prompt, raw, parse_special, suffix) for prompt in listed]
+        given = one_per_prompt(only_given(params, sampling_params), count, "sets of sampling parameters")
+        settings: Sequence[SpeculationSetting] = one_per_prompt(speculation, count, "speculation settings")
+        predictions = [
+            encode_prediction(self.tokenizer, one) for one in listed_predictions(prediction, count)
+        ]
+        adapters = [
+            self.engine.adapters.ensure(one) for one in one_per_prompt(lora_request, count, "adapters")
+        ]
+        priorities = one_per_prompt(priority, count, "priorities")
+        requests = []
+        for index, ids in enumerate(encoded):
+            chosen = filling(self.tokenizer, given[index] or self.get_default_sampling_params(), suffix)
+            new = NewRequest(f"llm-{next(self._numbers)}", tuple(ids), chosen, speculation=settings[index])
+            new = replace(new, prediction=predictions[index], adapter=adapters[index])
+            requests.append(replace(new, priority=priorities[index], deadline_ms=deadline_ms))
+        return self._run(listed, requests, on_text)
+
+    def chat(
         self,
         messages: Messages | Sequence[Messages],
         params: ParamsChoice = None,
-        *,
-        sampling_params: ParamsChoice = None,
-        speculation: SpeculationSetting | Sequence[SpeculationSetting] = None,
-        prediction: Prediction | Sequence[Prediction] = None,
-        lora_request: LoraChoice = None,
-        priority: int | Sequence[int] = 0,
-        deadline_ms: float | None = None,
-        on_text: OnText | None = None,
+        **options: Any,  # noqa: ANN401 - those of `generate`
     ) -> list[RequestOutput]:
-        """Generate answers for one conversation or several."""
+        """Generate answers for one conversation or several; `options` are those of `generate`."""
         listed = [messages] if messages and isinstance(messages[0], Mapping) else messages
         encoded = [self.tokenizer.encode_chat(conversation) for conversation in listed]  # type: ignore[arg-type]
-        given = either(params, sampling_params)
-        options = _CallOptions(on_text, speculation, prediction, lora_request, priority, deadline_ms)
-        return self._run([None] * len(encoded), encoded, given, options)
+        return self.generate([{"prompt_token_ids": ids} for ids in encoded], params, **options)
 
     def encode(
         self, prompt: Prompt, raw: bool = False, parse_special: bool = True, suffix: str | None = None
@@ -214,38 +210,19 @@ class LLM:
         return encode_prompt(self.tokenizer, prompt, raw, parse_special=parse_special, suffix=suffix)
 
     def _run(
-        self,
-        prompts: Sequence[Prompt | None],
-        encoded: Sequence[list[int]],
-        params: ParamsChoice,
-        options: "_CallOptions",
+        self, prompts: Sequence[Prompt], requests: Sequence[NewRequest], on_text: OnText | None
     ) -> list[RequestOutput]:
-        self._check_idle()
-        chosen_params = spread(params, len(encoded), "sets of sampling parameters")
-        settings: Sequence[SpeculationSetting] = spread(
-            options.speculation, len(encoded), "speculation settings"
-        )
-        predictions = listed_predictions(options.prediction, len(encoded))
-        expected = [encode_prediction(self.tokenizer, prediction) for prediction in predictions]
-        adapters = spread(options.lora_request, len(encoded), "adapters")
-        names = [self.engine.adapters.ensure(wanted) for wanted in adapters]
-        priorities = spread(options.priority, len(encoded), "priorities")
+        """Answer all requests and return their outputs in order."""
         collectors: dict[str, OutputCollector] = {}
         self._is_busy = True
         try:
-            for prompt, ids, given, setting, answer, adapter, priority in zip(
-                prompts, encoded, chosen_params, settings, expected, names, priorities, strict=True
-            ):
-                name = f"llm-{next(self._numbers)}"
-                chosen = given or self.get_default_sampling_params()
-                chosen = filling(self.tokenizer, chosen, options.suffix)
-                new = NewRequest(name, tuple(ids), chosen, speculation=setting, prediction=answer)
-                self.engine.add(
-                    replace(new, adapter=adapter, priority=priority, deadline_ms=options.deadline_ms)
+            for prompt, new in zip(prompts, requests, strict=True):
+                self.engine.add(new)
+                text, ids = prompt if isinstance(prompt, str) else None, new.prompt_token_ids
+                collectors[new.request_id] = OutputCollector(
+                    new.request_id, text, ids, new.params, self.tokenizer
                 )
-                shown = prompt if isinstance(prompt, str) else None
-                collectors[name] = OutputCollector(name, shown, ids, chosen, self.tokenizer)
-            self._finish(collectors, options.on_text)
+            self._finish(collectors, on_text)
         finally:
             self._is_busy = False
             for name in collectors:
@@ -257,22 +234,10 @@ class LLM:
             raise RequestError("an LLM answers one call at a time; use foreword.Engine for more")
 
     def _finish(self, collectors: Mapping[str, OutputCollector], on_text: OnText | None) -> None:
-        places = {name: place for place, name in enumerate(collectors)}
+        """Run steps until all answers have ended."""
+        indices = {name: index for index, name in enumerate(collectors)}
         while not all(collector.finished for collector in collectors.values()):
             for delta in self._pipeline.advance():
                 collectors[delta.request_id].take(delta)
                 if delta.text and delta.index == 0 and on_text is not None:
-                    on_text(places[delta.request_id], delta.text)
-
-
-@dataclass(frozen=True)
-class _CallOptions:
-    """Options of a call besides the sampling parameters."""
-
-    on_text: OnText | None
-    speculation: "SpeculationSetting | Sequence[SpeculationSetting]"
-    prediction: "Prediction | Sequence[Prediction]"
-    lora_request: LoraChoice
-    priority: int | Sequence[int]
-    deadline_ms: float | None
-    suffix: str | None = None
+                    on_text(indices[delta.request_id], delta.text)

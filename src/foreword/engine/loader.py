@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypedDict
 
 from foreword.acceptance.params import SamplingDefaults, check_generation_config
 from foreword.backends.choice import choose_backend, fitted, parallel_backend, pick_device
@@ -55,11 +56,10 @@ class LoadedModel:
 
     @property
     def vocab_size(self) -> int:
-        """Number of ids that can be sampled: the tokenizer's. The embedding may have padding rows."""
+        """Number of ids that can be sampled; the embedding may have more rows, as padding."""
         return min(self.tokenizer.vocab_size, self.decoder.config.vocab_size)
 
     def vocabulary(self) -> Vocabulary:
-        """Return the vocabulary that the engine needs."""
         return Vocabulary(self.vocab_size, frozenset(self.tokenizer.eos_ids), self.tokenizer)
 
     def when_lost(self, callback: Callable[[str], None]) -> None:
@@ -68,12 +68,10 @@ class LoadedModel:
             self.decoder.when_lost(callback)
 
     def close(self) -> None:
-        """End the model's other processes."""
         if isinstance(self.decoder, TensorParallelDecoder):
             self.decoder.close()
 
     def build_drafter(self, wanted: SpeculationConfig) -> Drafter:
-        """Return a drafter for this model."""
         return wanted.build(self.resources())
 
     def drafter_builder(self) -> Callable[[SpeculationConfig], Drafter]:
@@ -89,18 +87,25 @@ class LoadedModel:
         return choose_speculation(setting, self.decoder.is_shape_invariant, acceptance_rule, head)
 
     def resources(self) -> DrafterResources:
-        """Return what drafters for this model can be created from."""
+        """Return the model and its files, from which drafters are created."""
 
         def encode(text: str) -> list[int]:
             return self.tokenizer.encode(text, add_special_tokens=False)
 
-        return DrafterResources(
-            self.decoder,
-            self.checkpoint,
-            encode,
-            self.loader.load,
-            self.vocab_size,
-        )
+        return DrafterResources(self.decoder, self.checkpoint, encode, self.loader.load, self.vocab_size)
+
+
+class LoadOptions(TypedDict, total=False):
+    """Keyword arguments of `load_model` that `LLM` and `Engine.load` pass on."""
+
+    dtype: str
+    device: str
+    backend: str
+    quantization: str
+    kv_cache_dtype: str
+    generation_config: str
+    tensor_parallel_size: int
+    progress: Progress | None
 
 
 def load_model(  # noqa: PLR0913 - vLLM's names

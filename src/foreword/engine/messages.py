@@ -53,7 +53,7 @@ def sampling_kind(params: SamplingParams) -> str:
 
 @dataclass(frozen=True)
 class RequestStats:
-    """Cost of one answer. Times in seconds; a shared pass is divided by rows, a drafter call by requests."""
+    """Cost of one answer; it shares the seconds of passes by rows and of drafter calls by requests."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0  # prompt tokens whose KV was found in the prefix cache
@@ -71,8 +71,7 @@ class RequestStats:
     drafts: int = 0  # passes with verified draft tokens
     drafted: int = 0  # verified draft tokens
     accepted: int = 0  # committed draft tokens
-    # Drafts that reach each position; the first position follows the text.
-    drafted_per_position: tuple[int, ...] = ()
+    drafted_per_position: tuple[int, ...] = ()  # number of drafts that have this position
     accepted_per_position: tuple[int, ...] = ()  # drafts whose token at the position was committed
     rejected_per_position: tuple[int, ...] = ()  # drafts whose first rejected token is at the position
     rollback_tokens: int = 0  # draft tokens that were computed and discarded
@@ -116,8 +115,9 @@ class AnswerDelta:
     seed: int = 0  # the seed in use
     stats: RequestStats | None = None  # set in the last delta of an answer
     progress: RequestStats | None = None  # statistics so far, in every delta, if requested
-    # In the first delta, if requested; entry i belongs to prompt token i + 1.
-    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[
+        TokenLogprobs, ...
+    ] = ()  # in the first delta: entry i belongs to prompt token i + 1
 
 
 @dataclass
@@ -150,8 +150,7 @@ class EngineStats:
     step_seconds: float = 0.0  # total; the rest beyond the three stages is scheduling and bookkeeping
     speculating: bool = True  # the engine-wide switch
     drafter_memory_bytes: int | None = None  # total of the drafters that report theirs
-    # Recovered faults by drafter and kind.
-    drafter_faults: Mapping[str, int] = field(default_factory=dict)
+    drafter_faults: Mapping[str, int] = field(default_factory=dict)  # recovered faults by drafter and kind
     step_faults: Mapping[str, int] = field(default_factory=dict)  # recovered faults by stage
     # By cohort: drafts, verified draft tokens, committed draft tokens.
     acceptance: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
@@ -161,20 +160,16 @@ class EngineStats:
     services: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     control: ControlReport | None = None  # state of speculation by drafter and cohort
     draft_nodes: tuple[NodeReport, ...] = ()
-    # Of a GPU: kernels that are loaded, those that are being compiled; passes that were captured, ran without a graph
-    # although they could have one, and were cold: the first of their shape, or captured.
-    kernels_loaded: int = 0
-    kernels_pending: int = 0
-    passes_captured: int = 0
-    passes_eager: int = 0
-    passes_cold: int = 0
-    # Of recurrent layers: states in all, those held, those kept for the prefix cache; requests that began with one,
-    # and states dropped from the prefix cache to keep others.
-    states: int = 0
+    kernels_loaded: int = 0  # compiled GPU kernels
+    kernels_pending: int = 0  # GPU kernels that are being compiled
+    passes_captured: int = 0  # GPU graphs
+    passes_eager: int = 0  # passes without a graph although they could have one
+    passes_cold: int = 0  # passes that were captured or were the first of their shape
+    states: int = 0  # states of recurrent layers, allocated
     states_used: int = 0
-    state_checkpoints: int = 0
-    state_hits: int = 0
-    state_evictions: int = 0
+    state_checkpoints: int = 0  # held by the prefix cache
+    state_hits: int = 0  # requests that began with a state of the prefix cache
+    state_evictions: int = 0  # dropped from the prefix cache to make room
 
     def later(self, seconds: float, speculating: bool) -> "EngineStats":
         """Return these statistics extended by `seconds` of wall time, with the current switch."""
@@ -183,7 +178,6 @@ class EngineStats:
 
     @property
     def kv_usage(self) -> float:
-        """Fraction of the KV pages that requests hold."""
         return self.kv_pages_used / self.kv_pages if self.kv_pages else 0.0
 
 

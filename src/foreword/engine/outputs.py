@@ -16,7 +16,7 @@ from foreword.models.tokenization.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Timings:
-    """Durations of one request; names follow llama.cpp."""
+    """Durations and counts of one request; names follow llama.cpp."""
 
     prompt_n: int  # processed prompt tokens, without cache_n
     prompt_ms: float  # first pass to the first generated token
@@ -112,7 +112,6 @@ class RequestOutput:
 
     @property
     def finished(self) -> bool:
-        """Whether all answers have ended."""
         return all(answer.finish_reason is not None for answer in self.outputs)
 
     @property
@@ -184,7 +183,7 @@ def accepted_runs(stats: RequestStats) -> "Counter[int]":
 
 
 class Costs:
-    """Statistics of a request with several answers."""
+    """Collects the statistics of a request with several answers."""
 
     def __init__(self, answers: int) -> None:
         self._open = OpenAnswers(answers)
@@ -253,11 +252,9 @@ class OutputCollector:
 
     @property
     def finished(self) -> bool:
-        """Whether all answers have ended."""
         return not self._open.left
 
     def take(self, delta: AnswerDelta) -> None:
-        """Add a delta."""
         self._answers[delta.index].take(delta)
         self._open.note(delta)
 

@@ -16,7 +16,6 @@ class StepPipeline:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a step is in flight."""
         return bool(self._in_flight)
 
     def advance(self) -> list[AnswerDelta]:

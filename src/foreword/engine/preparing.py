@@ -23,12 +23,12 @@ from foreword.speculation.drafting import Drafter, DraftRequest, DraftTask, all_
 from foreword.speculation.requests import PassEntry
 from foreword.speculation.step import Stepper
 
-if TYPE_CHECKING:  # Triton is there only where it is used
+if TYPE_CHECKING:  # Triton is installed only on GPU machines
     from foreword.backends.cuda.compiling import Kernels
 
 
-class FullDrafts(Drafter):
-    """Wraps a drafter without needs and pads its drafts with arbitrary tokens."""
+class PaddedDrafter(Drafter):
+    """Wraps a drafter without needs and pads its drafts with arbitrary tokens to the full size."""
 
     def __init__(self, drafter: Drafter | None, *, branches: bool = False) -> None:
         """With `branches` the padded drafts are trees; without a drafter all tokens are arbitrary."""
@@ -57,17 +57,13 @@ class FullDrafts(Drafter):
 
 _log = logging.getLogger(__name__)
 
-SECONDS = 5.0
-"""Time limit in seconds; remaining passes are captured on first use."""
-
-MEMORY_SHARE = 0.5
-"""Fraction of the device's free memory that captured passes may use."""
+SECONDS = 5.0  # time limit in seconds; remaining passes are captured on first use
+MEMORY_SHARE = 0.5  # fraction of the device's free memory that captured passes may use
 
 MOST_STEPS = 8
 """Maximum steps per size: compiled in the first, captured in the second, and drafters start one step later."""
 
-PROMPTS = (16, 32, 64, 96, 128, 192, 256, 512)
-"""Tokens of prompts that are computed by different kernels."""
+PROMPTS = (16, 32, 64, 96, 128, 192, 256, 512)  # tokens of prompts that are computed by different kernels
 
 TEMPERATURES = (0.0, 1.0)
 """Greedy and sampled, which launches one kernel more: the first size is prepared for both, others for the latter."""
@@ -75,10 +71,10 @@ TEMPERATURES = (0.0, 1.0)
 
 @dataclass(frozen=True)
 class Prepared:
-    """Number of prepared pass sizes."""
+    """Result of `prepare_passes`."""
 
-    sizes: int = 0  # prepared
-    wanted: int = 0
+    sizes: int = 0  # number of prepared sizes of passes
+    wanted: int = 0  # number of sizes to prepare
     seconds: float = 0.0
 
 
@@ -122,7 +118,7 @@ def prepare_passes(
                 break
             if progress is not None:
                 progress(done, len(cases))
-            # Requests wait for the kernels of plain decoding in any case: all that is waited for beyond the bound.
+            # Only the kernels of plain decoding are awaited beyond the time limit: every request needs them.
             if not needed.wait(cases[done], None if done == 0 else began + SECONDS):
                 break
             _run(core, cases[done], texts, TEMPERATURES[done > 0 :])
@@ -152,7 +148,7 @@ class _Needed:
         self._prompts: Sequence[Variant] = ()
 
     def record(self, core: EngineCore, cases: Sequence[_Case]) -> Self:
-        """Have the kernels of all cases compiled, in their order, many at a time."""
+        """Request compilation of the kernels of all cases, in their order."""
         if self._kernels is None:
             return self
         texts = _Texts(core)
@@ -175,12 +171,12 @@ class _Needed:
 
     @property
     def all(self) -> Sequence["Variant"]:
-        """Every kernel, once."""
+        """The kernels of all cases, each once."""
         own = (variant for variants in (*self._of.values(), self._prompts) for variant in variants)
         return list(dict.fromkeys(own))
 
     def wait(self, case: _Case, until: float | None) -> bool:
-        """Return whether the kernels of a case are there; wait to a time of the clock."""
+        """Wait for the kernels of a case, at most until a time of the clock; return whether they are compiled."""
         if self._kernels is None:
             return True
         return self._kernels.wait(self._of[case.mode, case.size.kernels], until)
@@ -226,12 +222,12 @@ def _modes(core: EngineCore) -> Iterator[_Mode]:
         # Draft nodes are not called: they do not run on this device.
         here = None if all_nodes([choice]) else choice
         # A drafter that observes hidden states must be the plan's own; it always drafts.
-        drafter = choice if choice.traits.needs else FullDrafts(here)
+        drafter = choice if choice.traits.needs else PaddedDrafter(here)
         yield _Mode(drafter, plan.max_nodes, plan.max_depth, most)
         for fewer in takewhile(lambda size: size < plan.max_nodes, (1, 3, 7)):
             yield _Mode(drafter, fewer, min(fewer, plan.max_depth), 1)
         if drafter is not choice and config.makes_trees:
-            yield _Mode(FullDrafts(here, branches=True), plan.max_nodes, plan.max_depth, most)
+            yield _Mode(PaddedDrafter(here, branches=True), plan.max_nodes, plan.max_depth, most)
 
 
 def _tokens(mode: _Mode) -> int:
@@ -240,7 +236,7 @@ def _tokens(mode: _Mode) -> int:
 
 
 def _pages(core: EngineCore, case: _Case) -> int:
-    """Return the maximum number of pages that the requests need besides the shared text."""
+    """Return the pages that the requests of a case need besides the shared text, at most."""
     of_one = core.cache.pages_for(_tokens(case.mode) + 2 * case.mode.draft_tokens) + 1
     return case.size.requests * of_one
 
@@ -254,7 +250,7 @@ class _Texts:
         self._numbers = count()
 
     def request(self, case: _Case, temperature: float) -> Request:
-        """Return a request that continues such a text; the caller ends it."""
+        """Return a request that continues a placeholder text; the caller ends it."""
         drafts = case.mode.drafter is not None
         source = self._source(case.size.length, drafts)
         return self._new(source.tokens, drafts, temperature, source)
@@ -271,9 +267,8 @@ class _Texts:
     def read(self, length: int) -> None:
         """Compute a prompt, which the default head observes, if there is room for it."""
         core = self._core
-        if length < min(
-            core.max_model_len - 1, core.max_rows + 1, core.cache.free_pages * core.cache.page_size
-        ):
+        free_rows = core.cache.free_pages * core.cache.page_size
+        if length < min(core.max_model_len - 1, core.max_rows + 1, free_rows):
             self._source(length, drafts=True)
             self.end([self._known.pop((length, True))])
 
@@ -325,7 +320,8 @@ def _run(
 def _step_until_ready(stepper: Stepper, requests: Sequence[Request], mode: _Mode, ahead: int) -> None:
     least = 3 if _observes(mode) else 1
     for number in range(MOST_STEPS):
-        launched = stepper.launch([_entry(request) for request in requests])
+        missing = [len(request.tokens) - request.kv.computed for request in requests]
+        launched = stepper.launch([PassEntry.of(*entry) for entry in zip(requests, missing, strict=True)])
         is_cold = launched.is_cold
         # the next step reads this one's token on the device
         if mode.drafter is None and ahead > 1 and number == 0:
@@ -338,9 +334,5 @@ def _step_until_ready(stepper: Stepper, requests: Sequence[Request], mode: _Mode
 
 
 def _observes(mode: _Mode) -> bool:
-    """Return whether its drafter must observe a step before it drafts."""
+    """Return whether the mode's drafter must observe a step before it drafts."""
     return mode.drafter is not None and bool(mode.drafter.traits.needs)
-
-
-def _entry(request: Request) -> PassEntry:
-    return PassEntry.of(request, len(request.tokens) - request.kv.computed)

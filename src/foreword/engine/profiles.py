@@ -38,10 +38,9 @@ ROUNDS = 4
 CALLS_BUDGET_SECONDS = 0.5
 
 PROMPT = (0, 0, 0, 0)
-PLACEHOLDER_TENANT = "unread"
-"""Tenant of placeholder texts; other tenants are hashes of keys, or empty."""
+PLACEHOLDER_TENANT = "unread"  # tenant of placeholder texts; other tenants are hashes of keys, or empty
 
-WARM_UP = 2  # steps: the first has no states of the prompt, the second fills caches
+WARM_UP = 2  # steps that are not measured: the first lacks states of the prompt, the second fills caches
 
 Calls = dict[str, list[float]]
 """`CallCost.as_json` by method."""
@@ -56,7 +55,7 @@ def begin_with_calls(
     *,
     use_saved: bool = True,
 ) -> None:
-    """Measure or read the call cost of these drafters; `file_of` returns the file of a drafter's settings."""
+    """Measure the call costs of these drafters, or read them; `file_of` returns the file of a drafter's settings."""
     for config in configs:
         path = file_of(json.dumps(config.as_mapping(), sort_keys=True))
         if use_saved and _read_calls(path, core.situation.costs):
@@ -143,7 +142,7 @@ def placeholder_request(
 
 
 ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-MOST_OF_ONE = 64  # maximum rows of one request
+MOST_OF_ONE = 64  # maximum rows of one request; more rows are divided between requests
 PASSES_BUDGET_SECONDS = 1.0
 REPEATS = 3
 CHECKED_ROWS = (1, 2, 4, 8, 16)
@@ -159,31 +158,29 @@ def start_with_profile(
     core: EngineCore,
     offered: Sequence[SpeculationConfig] = (),
     clock: Callable[[], float] = perf_counter,
+    measured: Callable[[], Points] | None = None,
 ) -> None:
-    """Measure or read the costs of passes and of calls of the default and the offered drafters."""
-    _start_with_profile(core, offered, clock, lambda costs: costs.resembles(check_profile(core, clock)))
+    """Measure the costs of passes and of calls of the default and the offered drafters, or read saved ones.
 
+    Saved costs are used if they resemble those that `measured` returns, by default `check_profile`.
+    """
 
-def _start_with_profile(
-    core: EngineCore,
-    offered: Sequence[SpeculationConfig],
-    clock: Callable[[], float],
-    are_current: Callable[[StepCosts], bool],
-) -> None:
     def file_of(drafter: str = "") -> Path:
         return cache_directory() / "profiles" / f"{engine_key(core, drafter)}.json"
 
-    saved, trial = _read(file_of()), StepCosts()
-    trial.begin_with(0, saved or [])
-    is_current = saved is not None and are_current(trial)
-    points = saved if saved is not None and is_current else measure_profile(core, clock)
-    if not is_current:
+    points, trial = _read(file_of()), StepCosts()
+    trial.begin_with(0, points or [])
+    is_current = points is not None and trial.resembles(
+        check_profile(core, clock) if measured is None else measured()
+    )
+    if points is None or not is_current:
+        points = measure_profile(core, clock)
         write_atomically(file_of(), json.dumps({"points": points}))
     core.situation.costs.begin_with(0, points)
     default = core.drafters.default_config
     known = [*([] if default is None else [default]), *offered]
-    changing = [one for one in known if not one.fixed]
-    begin_with_calls(core, changing, file_of, write_atomically, clock, use_saved=is_current)
+    adaptive = [config for config in known if not config.fixed]
+    begin_with_calls(core, adaptive, file_of, write_atomically, clock, use_saved=is_current)
 
 
 def start_with_saved(
@@ -199,15 +196,11 @@ def start_with_saved(
     config = core.drafters.default_config
     drafter = "" if config is None else json.dumps(config.as_mapping(), sort_keys=True)
     path = cache_directory() / "estimates" / f"{engine_key(core, drafter)}-{FORMAT}.json"
-    kept = SavedEstimates(path, policy, core.situation.costs)
+    estimates = SavedEstimates(path, policy, core.situation.costs)
     measured = cache(lambda: check_profile(core, clock))  # at most once, and only if something was saved
-
-    def are_current(costs: StepCosts) -> bool:
-        return costs.resembles(measured())
-
-    if not kept.load(are_current):
-        _start_with_profile(core, offered, clock, are_current)
-    return kept
+    if not estimates.load(lambda costs: costs.resembles(measured())):
+        start_with_profile(core, offered, clock, measured)
+    return estimates
 
 
 def measure_profile(core: EngineCore, clock: Callable[[], float] = perf_counter) -> Points:

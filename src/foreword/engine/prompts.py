@@ -76,7 +76,7 @@ ParamsChoice = SamplingParams | Sequence[SamplingParams] | None
 _Given = TypeVar("_Given")
 
 
-def spread(given: "_Given | Sequence[_Given]", count: int, what: str) -> "Sequence[_Given]":
+def one_per_prompt(given: "_Given | Sequence[_Given]", count: int, what: str) -> "Sequence[_Given]":
     if isinstance(given, str | Mapping) or not isinstance(given, Sequence):
         return [given] * count
     if len(given) != count:
@@ -95,7 +95,7 @@ def listed_prompts(given: "Prompt | Sequence[Prompt]") -> "Sequence[Prompt]":
     return cast("Sequence[Prompt]", given)
 
 
-def either(params: ParamsChoice, sampling_params: ParamsChoice) -> ParamsChoice:
+def only_given(params: ParamsChoice, sampling_params: ParamsChoice) -> ParamsChoice:
     """Return `params` or vLLM's `sampling_params`, whichever is given."""
     if params is not None and sampling_params is not None:
         raise RequestError("params and sampling_params are the same; give one")
@@ -106,4 +106,4 @@ def listed_predictions(given: "Prediction | Sequence[Prediction]", count: int) -
     """Return one prediction per prompt; a list of token ids applies to all."""
     if isinstance(given, str | None) or all(isinstance(entry, SupportsIndex) for entry in given):
         return [cast("Prediction", given)] * count
-    return spread(cast("Sequence[Prediction]", given), count, "predictions")
+    return one_per_prompt(cast("Sequence[Prediction]", given), count, "predictions")

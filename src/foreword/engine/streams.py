@@ -3,7 +3,6 @@
 import asyncio
 import threading
 from asyncio import AbstractEventLoop
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -14,8 +13,8 @@ from foreword.errors import RequestError
 class AnswerStream:
     """The deltas of one request: `async for delta in stream`.
 
-    The engine never waits for the consumer; deltas are buffered here. Leaving the stream before its end, also by
-    cancellation, aborts the request; so does `aclose`.
+    The engine never waits for the consumer: deltas are buffered here. `aclose`, cancellation and leaving the loop
+    early abort the request.
     """
 
     def __init__(self, request_id: str, answers: int, abort: "Callable[[AnswerStream], None]") -> None:
@@ -25,23 +24,21 @@ class AnswerStream:
         self.is_aborted = False  # aborted before it was queued: it ends once it is queued
         self._abort = abort
         self._open = OpenAnswers(answers)
-        self._arrived: deque[AnswerDelta | Exception] = deque()
-        self._more = asyncio.Event()
+        self._arrived: asyncio.Queue[AnswerDelta | Exception] = asyncio.Queue()
         self._take: Callable[[AnswerDelta | Exception], None] | None = None
 
     def forward_to(self, take: Callable[[AnswerDelta | Exception], None]) -> None:
-        """Pass everything to `take` on the stream's loop instead of buffering it, for readers of many streams."""
+        """Pass deltas to `take` on the stream's loop instead of buffering them, for readers of many streams."""
         self._take = take
-        while self._arrived:
-            self._hand_over(self._arrived.popleft())
+        while self.has_more:
+            self._hand_over(self._arrived.get_nowait())
 
     def deliver(self, item: AnswerDelta | Exception) -> None:
         """Deliver a delta or an exception; call it on the stream's own loop."""
         if self._take is not None:
             self._hand_over(item)
         else:
-            self._arrived.append(item)
-            self._more.set()
+            self._arrived.put_nowait(item)
 
     def _hand_over(self, item: AnswerDelta | Exception) -> None:
         if self._take is not None and self._open.left:
@@ -51,15 +48,12 @@ class AnswerStream:
     @property
     def has_more(self) -> bool:
         """Whether a delta is buffered."""
-        return bool(self._arrived)
+        return not self._arrived.empty()
 
     async def __aiter__(self) -> AsyncIterator[AnswerDelta]:
         try:
             while self._open.left:
-                if not self._arrived:
-                    self._more.clear()
-                    await self._more.wait()
-                item = self._arrived.popleft()
+                item = await self._arrived.get()
                 self._open.note(item)
                 if isinstance(item, Exception):
                     raise item
@@ -111,7 +105,6 @@ class Listeners:
             return True
 
     def stream_of(self, request_id: str) -> AnswerStream | None:
-        """Return the stream of this request id."""
         with self.lock:
             return self.by_request.get(request_id)
 
@@ -127,21 +120,19 @@ class Listeners:
                 self._forget(stream.request_id)
             return is_known
 
-    def note(self, delta: AnswerDelta) -> AnswerStream | None:
-        """Return the stream of this delta; unregister it with the last answer's end."""
-        with self.lock:
-            stream = self.by_request.get(delta.request_id)
-            if stream is not None and stream.to_come.note(delta):
-                self._forget(delta.request_id)
-            return stream
-
     def deliver(self, deltas: Sequence[AnswerDelta]) -> list[AnswerStream]:
-        """Deliver deltas with one call per event loop; return the streams whose loop is closed."""
+        """Deliver deltas with one call per event loop; return the streams whose loop is closed.
+
+        A stream is unregistered when all its answers have ended.
+        """
         by_loop: dict[AbstractEventLoop, list[tuple[AnswerStream, AnswerDelta | Exception]]] = {}
-        for delta in deltas:
-            stream = self.note(delta)
-            if stream is not None:
-                by_loop.setdefault(stream.loop, []).append((stream, delta))
+        with self.lock:
+            for delta in deltas:
+                stream = self.by_request.get(delta.request_id)
+                if stream is not None:
+                    by_loop.setdefault(stream.loop, []).append((stream, delta))
+                    if stream.to_come.note(delta):
+                        self._forget(delta.request_id)
         lost = [items for loop, items in by_loop.items() if not post(loop, items)]
         return [stream for items in lost for stream, _ in items]
 

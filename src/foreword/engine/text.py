@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from foreword.acceptance.params import SamplingParams
 from foreword.engine.messages import AnswerDelta
 from foreword.errors import RequestError
 from foreword.models.tokenization.detokenizer import DetokenizerState, IncrementalDetokenizer
@@ -10,16 +11,6 @@ from foreword.models.tokenization.tokenizer import Tokenizer
 from foreword.structured.compiled import GrammarTokens
 from foreword.structured.params import Thinking
 from foreword.structured.thinking import ThinkingTags
-
-
-@dataclass(frozen=True)
-class StopTexts:
-    """Stop strings of an answer."""
-
-    texts: tuple[str, ...] = ()
-    keep: bool = False  # keep the stop string in the answer
-    min_tokens: int = 0  # a stop string completed within this many tokens is ignored
-
 
 TextState = tuple[str, int, DetokenizerState]
 
@@ -31,15 +22,16 @@ class AnswerText:
     longest of those complete at the same character.
     """
 
-    def __init__(self, detokenizer: IncrementalDetokenizer, stops: StopTexts) -> None:
+    def __init__(self, detokenizer: IncrementalDetokenizer, params: SamplingParams) -> None:
+        """`params` has the stop strings; one that is complete within `min_tokens` tokens is ignored."""
         self._detokenizer = detokenizer
-        self._stops = stops
+        self._params, self._stops = params, params.stop_texts
         self._held = ""  # longest suffix of the text that may start a stop string
         self._tokens = 0
 
     def copy(self) -> "AnswerText":
         """Return an independent copy, to look ahead."""
-        twin = AnswerText(self._detokenizer.copy(), self._stops)
+        twin = AnswerText(self._detokenizer.copy(), self._params)
         twin._held, twin._tokens = self._held, self._tokens
         return twin
 
@@ -48,14 +40,12 @@ class AnswerText:
         return self._held, self._tokens, self._detokenizer.state()
 
     def go_back(self, state: TextState) -> None:
-        """Restore a state."""
         self._held, self._tokens, detokenizer = state
         self._detokenizer.go_back(detokenizer)
 
     @property
     def watches(self) -> bool:
-        """Whether a stop string can end the answer."""
-        return bool(self._stops.texts)
+        return bool(self._stops)
 
     def push(self, token: int) -> tuple[str, str | None]:
         """Add a token; return the text that is now final, and the stop string that ends the answer here."""
@@ -64,17 +54,17 @@ class AnswerText:
         if not self.watches or not piece:
             return piece, None
         window = self._held + piece
-        found = _first(window, self._stops.texts, len(self._held))
-        if found is not None and self._tokens > self._stops.min_tokens:
+        found = _first(window, self._stops, len(self._held))
+        if found is not None and self._tokens > self._params.min_tokens:
             begin, stop = found
             self._held = ""
-            return window[: begin + len(stop) if self._stops.keep else begin], stop
-        self._held = _possible_beginning(window, self._stops.texts)
+            return window[: begin + len(stop) if self._params.include_stop_str_in_output else begin], stop
+        self._held = _possible_beginning(window, self._stops)
         return window[: len(window) - len(self._held)], None
 
     def push_all(self, tokens: Sequence[int]) -> str:
         """Add tokens, of which only the last may end the answer; return the text that is now final."""
-        if not self._stops.texts:
+        if not self._stops:
             self._tokens += len(tokens)
             return "".join(map(self._detokenizer.push, tokens))
         return "".join([self.push(token)[0] for token in tokens])
@@ -112,7 +102,7 @@ def token_text(tokenizer: Tokenizer, token: int) -> str:
 class TokenTexts:
     """Splits the text of one answer at token boundaries.
 
-    Text that was held back as a possible stop string belongs to the token that it arrives with.
+    Text that was held back as a possible stop string belongs to the token with which it is released.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -214,11 +204,11 @@ class Vocabulary:
             tuple(self.end_ids),
         )
 
-    def answer_text(self, stops: StopTexts, prompt: Sequence[int]) -> AnswerText | None:
+    def answer_text(self, params: SamplingParams, prompt: Sequence[int]) -> AnswerText | None:
         """Return the text state of a new answer that continues the prompt."""
         if self.tokenizer is None:
-            if stops.texts:
+            if params.stop_texts:
                 raise RequestError("stop texts need a tokenizer, and this engine has none", "stop")
             return None
         at_start = not any(map(self.tokenizer.token_bytes, prompt))
-        return AnswerText(IncrementalDetokenizer(self.tokenizer, at_start=at_start), stops)
+        return AnswerText(IncrementalDetokenizer(self.tokenizer, at_start=at_start), params)

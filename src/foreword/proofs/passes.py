@@ -20,9 +20,8 @@ from foreword.kv.chunks import NO_STATES, StateSizes
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
 from foreword.models.config import AttentionSpec, LayerSpec, MlpSpec, ModelConfig, NormSpec, RopeSpec
 from foreword.speculation.draft import Draft
-from foreword.speculation.requests import PassEntry
+from foreword.speculation.requests import NOTHING_DRAWN, PassEntry
 from foreword.speculation.transaction import Transaction
-from foreword.speculation.verdict import NOTHING_DRAWN
 
 
 def lone_request(

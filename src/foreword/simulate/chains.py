@@ -8,7 +8,13 @@ import numpy as np
 import numpy.typing as npt
 
 from foreword.cluster.assignment import MoveBudget
-from foreword.cluster.waiting import LATE_FACTOR, ExpectedArrival, TokenRate, most_worth, worth_waiting
+from foreword.cluster.waiting import (
+    LATE_FACTOR,
+    ExpectedArrival,
+    TokenRate,
+    best_wait_seconds,
+    longest_wait_seconds,
+)
 from foreword.simulate.scenario import Counts, Dice, LevelTimes, Scenario, WaitRule
 
 SLOW_FACTOR = 10.0
@@ -283,11 +289,11 @@ class Chains:
             return now
         prospects = self._prospects(now, hears, trips)
         hung = self._hung(silent)
-        if hung and worth_waiting([*prospects, *hung.values()], rate) > 0:
+        if hung and best_wait_seconds([*prospects, *hung.values()], rate) > 0:
             self._in_vain |= set(hung)
             self.waits_in_vain += len(hung)
-            return now + most_worth([*prospects, *hung.values()], rate)
-        return now + worth_waiting(prospects, rate)
+            return now + longest_wait_seconds([*prospects, *hung.values()], rate)
+        return now + best_wait_seconds(prospects, rate)
 
     def _prospects(self, now: float, hears: Flags, trips: Floats) -> list[ExpectedArrival]:
         """Return expected arrivals, grouped by equal amounts and times."""

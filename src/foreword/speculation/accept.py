@@ -12,14 +12,13 @@ from foreword.acceptance.logprobs import TokenLogprobs, request_logprobs, score
 from foreword.acceptance.transfer import uploaded
 from foreword.kv.sequence import KvSequence
 from foreword.speculation.draft import Draft, stack
-from foreword.speculation.requests import PassEntry, StepRequest
-from foreword.speculation.verdict import NOTHING_DRAWN, Verdict
+from foreword.speculation.requests import NOTHING_DRAWN, PassEntry, StepRequest, Verdict
 
 OK, NOT_FINITE, ALL_MASKED = int(RowStatus.OK), int(RowStatus.NOT_FINITE), int(RowStatus.ALL_MASKED)
 
 
 class Acceptance(NamedTuple):
-    """The drafts of one pass while the acceptance rule evaluates them."""
+    """Acceptance of the drafts of one pass."""
 
     entries: Sequence[PassEntry]
     drafts: Sequence[Draft]
@@ -33,9 +32,8 @@ class Acceptance(NamedTuple):
     ) -> "Acceptance":
         """Start acceptance on the logits' device.
 
-        `logits` holds, for each entry in order, its prompt-scoring rows, the row of its newest token, and the rows of
-        its draft nodes. With `wants_draws`, the target's own token is drawn after every node, because a drafter needs
-        it.
+        `logits` has, for each entry in order, its prompt-scoring rows, the row of its newest token, and the rows of
+        its draft nodes. With `wants_draws`, the target's token is drawn after every node, for drafters that need it.
         """
         drawing = [index for index, entry in enumerate(entries) if entry.draws]
         if not drawing:

@@ -7,17 +7,13 @@ from typing import NamedTuple
 EDGES = (0.05, 0.15, 0.3, 0.5, 0.7, 0.85, 0.95)
 """Upper bounds of the confidence classes, in (0, 1); the last class ends at 1."""
 
-MIDDLES = (0.025, 0.1, 0.22, 0.4, 0.6, 0.78, 0.9, 0.97)
-"""Typical confidence of a draft token in each class."""
+MIDDLES = (0.025, 0.1, 0.22, 0.4, 0.6, 0.78, 0.9, 0.97)  # typical confidence of a draft token in each class
 
 CLASSES = len(MIDDLES)
 
 
 def class_of(confidence: float) -> int:
-    """Return the confidence class.
-
-    Tokens of one class share an acceptance rate, given that their parents are accepted.
-    """
+    """Return the class of a confidence; tokens of a class share an acceptance rate, given accepted parents."""
     return 0 if isnan(confidence) else bisect_right(EDGES, confidence)
 
 

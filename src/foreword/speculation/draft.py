@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from foreword.acceptance.rules.trees import DraftTrees, Drawn
 from foreword.acceptance.transfer import HostCopy
 
-ROOT = -1
-"""Parent of a node that follows the committed prefix directly."""
+ROOT = -1  # parent of a node that follows the committed prefix directly
 
 
 class NodeColumns(NamedTuple):
@@ -23,16 +22,12 @@ class NodeColumns(NamedTuple):
 
 
 class DeviceTokens(NamedTuple):
-    """Draft tokens on a device, drawn or still being drawn.
-
-    A pass over them is launched before the host reads them.
-    """
+    """Draft tokens on a device, drawn or still being drawn; a pass over them needs no copy on the host."""
 
     source: HostCopy  # int64 tokens
     places: tuple[int, ...]  # [nodes], indices of the tokens in the source
 
     def pick(self, nodes: Sequence[int]) -> "DeviceTokens":
-        """Return the tokens of these nodes."""
         return DeviceTokens(self.source, tuple([self.places[node] for node in nodes]))
 
     @property
@@ -52,8 +47,8 @@ class DeviceTokens(NamedTuple):
 class Draft:
     """Draft tokens in topological order, for one state of one request.
 
-    Immutable. A chain is a tree of width one; plain decoding is the empty draft. A sampled node carries the
-    distribution it was drawn from. A node chosen without sampling (lookup, argmax, top-k) carries None.
+    Immutable. A chain is a tree of width one; plain decoding is the empty draft. A sampled node has the distribution
+    from which it was drawn. A node chosen without sampling (lookup, argmax, top-k) has None.
     """
 
     __slots__ = ("_tokens", "committed_len", "confidence", "device", "drawn", "epoch", "is_cold", "parents")
@@ -175,7 +170,6 @@ class Draft:
 
     @property
     def is_chain(self) -> bool:
-        """Whether every node follows the one before it."""
         return _is_chain(self.parents)
 
     def ancestor_masks(self) -> tuple[int, ...]:
@@ -208,7 +202,7 @@ class Draft:
     def rebase(self, tokens: Sequence[int]) -> "Draft":
         """Return the part of the draft that follows `tokens`, the grown text; empty if the text diverged.
 
-        Committed nodes are removed and their descendants move up. That is exact for sampled nodes too: whether a node
+        Committed nodes are removed and their descendants move up. This is exact for sampled nodes, too: whether a node
         stays depends on its ancestors and the text, not on its own token.
         """
         if self.committed_len == len(tokens):
@@ -324,7 +318,7 @@ def node_columns(parents: tuple[int, ...]) -> NodeColumns:
 NO_DRAFT = Draft()
 
 
-def marked_cold(drafts: Sequence[Draft], is_cold: bool) -> Sequence[Draft]:
+def mark_cold(drafts: Sequence[Draft], is_cold: bool) -> Sequence[Draft]:
     """Mark all drafts as cold (compiled or captured during the call) if `is_cold`."""
     if not is_cold:
         return drafts

@@ -49,7 +49,7 @@ class Text(Sequence[int]):
         return self._tokens[place % self._length]
 
 
-# Named tuples, because every step creates some per request: a frozen dataclass takes five times as long.
+# Every step creates some of these per request. A named tuple is created five times as fast as a frozen dataclass.
 class DraftRequest(NamedTuple):
     """A request as drafters see it: an immutable value that can be sent to another machine."""
 
@@ -58,12 +58,10 @@ class DraftRequest(NamedTuple):
     sampling: DraftSampling
     prompt_len: int = 0  # number of leading prompt tokens
     tenant: str = ""  # owner of the request; drafters never use one tenant's text for another
-    # incremented when the request's state is rebuilt, so that older drafts are recognised as stale
-    epoch: int = 0
+    epoch: int = 0  # incremented when the request's state is rebuilt, which makes older drafts stale
     prediction: Sequence[int] = ()  # the answer that the user expects (OpenAI's `prediction`)
 
     def without_text(self) -> "DraftRequest":
-        """Return the request without its tokens."""
         return self._replace(tokens=(), prompt_len=0, prediction=())
 
 
@@ -83,7 +81,6 @@ class KvMemory:
     store: KvStore
 
     def of(self, kv: KvSequence) -> RequestRows:
-        """Return the rows of one request."""
         return RequestRows(kv, self.cache, self.store)
 
 
@@ -122,7 +119,7 @@ NO_STATES: Mapping[Tap, Tensor] = MappingProxyType({})
 
 
 class Commit(NamedTuple):
-    """Tokens that a pass committed for a request: prompt tokens, accepted draft tokens and the target's own token."""
+    """The tokens that a pass committed for a request, and what a drafter needs of their computation."""
 
     request: DraftRequest  # state after the commit
     first: int  # position of the first token whose KV row and hidden states this pass computed
@@ -131,7 +128,7 @@ class Commit(NamedTuple):
     draft: Draft = NO_DRAFT  # the verified draft
     draws: tuple[int, ...] = ()  # if needed: the target's token after the text, then after every node
     pages: RequestRows | None = None  # set for a drafter that keeps rows in the pages
-    settled: int = 0  # KV rows before this index will not move: the drafter may fill its own rows there
+    settled: int = 0  # the drafter may fill its own rows before this index: they will not move
     is_on: bool = True  # whether the plan of this step requested a draft from this drafter
 
 
@@ -140,20 +137,19 @@ class InFlight(NamedTuple):
 
     task: DraftTask  # the next draft request; its text is the one before the pass
     draft: Draft  # the chain that the pass verifies, on the device
-    states_at: int  # row of the newest token among the pass's hidden states; the chain's rows follow
-    drawn_at: int  # row of the newest token among the pass's drawn tokens
+    states_at: int  # row of the newest token in the pass's hidden states; the chain's rows follow
+    drawn_at: int  # row of the newest token in the pass's drawn tokens
 
     @property
     def tokens(self) -> DeviceTokens:
-        """The chain's tokens."""
         assert self.draft.device is not None
         return self.draft.device
 
 
 class DraftSource(Enum):
-    """The source of a drafter's tokens."""
+    """Kinds of drafters, by the source of their tokens."""
 
-    LOOKUP = auto()  # text: the request's own, past answers, or a datastore
+    LOOKUP = auto()  # text of the request, of past answers, or of a datastore
     MODEL = auto()  # a decoder with its own KV cache
     HEAD = auto()  # a network that reads the target's hidden states
     REMOTE = auto()  # draft nodes
@@ -168,13 +164,13 @@ class Traits:
     starts_early: bool = False  # `draft_early` may start the next draft while a pass is in flight
     stops_itself: bool = False  # honours `DraftTask.stop`; its call time then depends on the depth reached
     expects_requests: bool = False  # `expect` announces requests that wait for their first pass
-    may_be_absent: bool = False  # it may be temporarily unable to draft; `absent` names the missing parts
+    may_be_absent: bool = False  # it may be temporarily unable to draft; see `absent`
     # Published acceptance rate by level, each given that the levels above are accepted; empty: unknown.
     acceptance_by_level: tuple[float, ...] = ()
     drafts_by_level: bool = False  # the time of a call grows with the depth of its draft
-    follows: str = ""  # what a request must contain: "prediction", "grammar", or empty for nothing
+    follows: str = ""  # the hint that it follows: "prediction", "grammar", or empty for none
     learns_answers: bool = False  # its drafts depend on the tenant's earlier answers
-    is_free: bool = False  # needs no files and almost no memory: any client of a server may select it
+    is_free: bool = False  # any client of a server may select it: it needs no files and almost no memory
     needs_target: str = ""  # why it cannot run on a draft node; empty: it can
 
     @staticmethod
@@ -192,11 +188,11 @@ class Traits:
 
 @dataclass(frozen=True)
 class NodeReport:
-    """State of one draft node as one target sees it."""
+    """State of one draft node as one target reports it."""
 
     address: str
     state: str  # "up", "shadow" (compared, not used yet), "late" (used, not awaited), "draining" or "down"
-    reason: str = ""  # why passes do not wait for it; empty: they do
+    reason: str = ""  # why passes do not wait for it; empty: they wait
     method: str = ""
     homes: int = 0  # requests assigned to it
     trips: int = 0  # number of times it was late or lost
@@ -217,21 +213,23 @@ class Drafter:
     choices: Mapping[str, "Drafter"] = MappingProxyType({})
 
     def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Draft]:
-        """Return one draft per task; an empty draft if there is nothing to propose.
+        """Return one draft per task, possibly empty.
 
-        A draft may be for an older, shorter text: the caller rebases it onto the tokens committed since.
+        A draft may follow an older, shorter text: the caller drops the tokens that were committed since.
         """
         raise NotImplementedError
 
     def observe(self, commits: Sequence[Commit]) -> None:
-        """Receive the commits of a pass with what `traits.needs` declares, also if the pass had no draft of
-        this drafter."""
+        """Receive the commits of a pass, with the inputs that `traits.needs` declares.
+
+        It is called for every pass over an observed request, also if the drafter proposed nothing for that pass.
+        """
 
     def draft_early(self, unjudged: Sequence[InFlight], hidden: Mapping[Tap, Tensor], drawn: Tensor) -> bool:
         """Start the drafts after a pass in flight, if possible; return whether this compiled or captured a graph.
 
-        After the verdict `propose` is called as usual, or never. `drawn` (int64) has the token that the pass draws
-        after each verified row. Like `hidden`, it is not computed yet.
+        `propose` may be called after the verdict, as usual. `drawn` (int64) will have the token that the pass draws
+        after each verified row. Like `hidden`, it may still be in computation on the device.
         """
         return False
 
@@ -243,12 +241,12 @@ class Drafter:
 
     @property
     def absent(self) -> tuple[str, ...]:
-        """Names of the parts that cannot draft at present, such as unreachable nodes."""
+        """Names of the drafters in it that cannot draft at present, for example because no node is reachable."""
         return ()
 
     @property
     def is_ready(self) -> bool:
-        """Whether none of its kernels is being compiled; until then some of its drafts are empty."""
+        """Whether all its kernels are compiled; until then some of its drafts are empty."""
         return True
 
     def memory_bytes(self) -> int | None:
@@ -288,5 +286,4 @@ def all_faults(drafters: Iterable[Drafter]) -> Counter[str]:
 
 
 def all_nodes(drafters: Iterable[Drafter]) -> list[NodeReport]:
-    """Return the draft nodes of all drafters."""
     return [node for drafter in drafters for node in drafter.nodes()]

@@ -1,6 +1,6 @@
 """Lays out the rows of a pass: for each sequence a run of committed tokens, then its draft nodes.
 
-Every pass pays for this on the host. So nothing here loops over rows, or over the pages of a long context.
+It runs on the host in every pass. So it loops neither over many rows nor over the pages of a long context.
 """
 
 from collections.abc import Sequence
@@ -19,16 +19,14 @@ from foreword.kv.sequence import GONE, KvSequence, RowMove
 from foreword.speculation.draft import Draft, node_columns
 
 _CACHED_VIEWS = 256
-"""Number of batch sizes whose array views are cached: creating views takes longer than filling them, and few
-sizes recur."""
+"""Number of batch sizes whose array views are cached, because creating views takes longer than filling them."""
 
 PAGES_AT_ONCE = 8
 """Table widths are multiples of this many pages, so that array sizes change only every eighth page of a text."""
 
 Taps = tuple[Tap, ...]
 
-FEW_ROWS = 8
-"""Row count up to which Python loops are faster than array operations."""
+FEW_ROWS = 8  # row count up to which Python loops are faster than array operations
 
 
 class SequenceRows(NamedTuple):
@@ -38,14 +36,13 @@ class SequenceRows(NamedTuple):
     tokens: Sequence[int]  # committed tokens
     run: int  # number of committed tokens that get their KV in this pass
     draft: Draft  # nodes after the run; each node in this pass gets logits
-    # index of the first node in this pass; earlier nodes got their KV in a previous pass over this draft
-    first_node: int = 0
+    first_node: int = (
+        0  # first node in this pass; earlier nodes got their KV in a previous pass over the draft
+    )
     run_logits: int = 1  # number of trailing run tokens that get logits, at most the run
     wants_hidden: bool = False  # whether the hidden states of all these rows are kept
     first: int | None = None  # KV row of the run's first token; None: the first row that is not computed
-    drawn_at: Sequence[
-        int
-    ] = ()  # rows of the previous pass that draw the run's last tokens; others are known
+    drawn_at: Sequence[int] = ()  # rows of the previous pass that draw the last tokens of the run
     adapter: int = 0  # adapter slot; 0: the base model
 
 
@@ -238,7 +235,6 @@ def _part_rows(run: int, first: int, parents: tuple[int, ...]) -> _PartRows:
 
 @lru_cache(maxsize=256)
 def _row_lists(run: int, first: int, parents: tuple[int, ...]) -> tuple[list[list[int]], list[int]]:
-    """Return `_part_rows` as lists."""
     shapes = _part_rows(run, first, parents)
     return shapes.numbers.tolist(), shapes.masks.tolist()
 

@@ -27,10 +27,10 @@ _Observers = Sequence[tuple[str, Callable[[StepReport], None]]]
 
 
 class StepObservers:
-    """Passes each step's report to everything that learns from it.
+    """Calls the observers of a step with its report.
 
-    An observer's exception fails no request. Drafters are called immediately, cost estimates and the policy before
-    the next plan, statistics while the next pass is in flight.
+    Drafters are called immediately, cost estimates and the policy before the next plan, statistics while the next pass
+    is in flight. An observer's exception fails no request.
     """
 
     def __init__(
@@ -98,10 +98,10 @@ class Observation:
         memory: KvMemory | None,
         notifies: Notifies | None = None,
     ) -> "Observation":
-        """Determine which drafters observe which entry, whether or not they draft in this pass.
+        """Return the drafters that observe each entry, whether or not they draft in this pass.
 
-        These are the request's own drafter, the planned one, and the policy's. If the policy's `notifies` returns
-        False for a request, its own drafter observes it only while it is planned.
+        These are the request's drafter, the planned drafter, and the policy's drafters. If the policy's `notifies`
+        returns False for a request, its drafter observes it only while it is planned.
         """
         watching = [drafter for drafter in policy_drafters if drafter.traits.needs]
         # Most requests of a pass share their drafters, so each combination is resolved once.
@@ -118,7 +118,7 @@ class Observation:
             if key not in known:
                 known[key] = _observers(own, plan, watching)
             drafters, some = known[key]
-            entry.request.drafter_view.notified.update(drafters)  # so that they are notified of its end, too
+            entry.request.drafter_view.notified.update(drafters)  # they are also notified of its end
             observers.append(some)
         if not any(observers):
             return Observation(entries, observers)
@@ -127,7 +127,7 @@ class Observation:
 
     @cached_property
     def wanted(self) -> list[bool]:
-        """[entries], whether the entry's hidden states are kept."""
+        """[entries], whether the pass keeps the entry's hidden states."""
         if not self.taps:
             return [False] * len(self.observers)
         known = {number: any(one.needs.taps for one in some) for number, some in self._distinct.items()}
@@ -189,7 +189,7 @@ class Observation:
 def _observers(
     own: DraftPlan | None, plan: DraftPlan | None, policy_drafters: Sequence[Drafter]
 ) -> tuple[Mapping[int, Drafter], Sequence[Observer]]:
-    """Return the drafters by id(), and the same as observers."""
+    """Return the drafters that observe an entry, by id() and as observers."""
     watching = [
         drafter
         for one in (own, plan)
@@ -206,12 +206,12 @@ def _observers(
 
 
 def _parts(drafter: Drafter) -> Iterable[Drafter]:
-    """Return a drafter's choices, or itself: each choice observes by itself."""
+    """Return a drafter's choices, which observe separately, or the drafter itself."""
     return drafter.choices.values() or (drafter,)
 
 
 class KeptStates(Mapping[Tap, Tensor]):
-    """A request's rows of the hidden states of a pass, gathered on access."""
+    """The rows of one request in the hidden states of a pass, gathered on access."""
 
     __slots__ = ("_path", "first", "of_pass", "stop")
 

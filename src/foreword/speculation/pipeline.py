@@ -28,7 +28,6 @@ class Launched(NamedTuple):
 
     @property
     def is_cold(self) -> bool:
-        """Whether the launch compiled or captured a graph."""
         return self.probe.is_cold or self.proposal.is_cold
 
 
@@ -42,9 +41,9 @@ class PassPipeline:
         self._buffers = BatchBuffers()
 
     def follows(self, entries: Sequence[PassEntry]) -> bool:
-        """Whether an earlier pass, besides the one being launched, is in flight for any of the entries.
+        """Return whether an earlier pass is in flight for an entry of the pass being launched.
 
-        Such a pass has no drafts: they would depend on a token that is not known yet.
+        The pass then has no drafts, because they would depend on a token that is not known yet.
         """
         return any(entry.kv.passes > 1 for entry in entries)
 
@@ -66,12 +65,12 @@ class PassPipeline:
         return batch if drawn is None else batch.after(drawn)
 
     def enter(self, launched: Launched) -> None:
-        """Register a launched pass, and start the drafts after it that can start early."""
+        """Register a launched pass, and start the drafts after it if their drafters can draft early."""
         if self._memory is not None and launched.proposal.pending is not None:
             with self._faults.suppressed("anticipate"):
                 launched.probe.is_cold |= draft_early(launched, self._memory)
         self.newest = launched
-        launched.probe.launched()
+        launched.probe.end_launch()
 
     def leave(self, launched: Launched) -> None:
         """Unregister a pass that is being resolved."""
@@ -82,7 +81,7 @@ class PassPipeline:
 def draft_early(launched: Launched, memory: KvMemory) -> bool:
     """Start the drafts that follow a pass in flight; return whether this compiled or captured a graph.
 
-    Only chains whose tokens are still on the device start early: the host knows the other tokens in time.
+    Only chains start early whose tokens are still on the device: the host knows the other tokens in time.
     """
     transaction, plans, proposal, observation, output, acceptance, _ = launched
     entries, drawn = transaction.entries, acceptance.newest
@@ -109,6 +108,6 @@ def draft_early(launched: Launched, memory: KvMemory) -> bool:
 
 
 def _can_continue(entry: PassEntry, draft: Draft) -> bool:
-    """Whether the device alone determines what the pass commits, and more tokens may follow."""
+    """Return whether the host does not know the draft's tokens yet, and more tokens may follow them."""
     # At least three more tokens: the target's, one draft token, and the target's after it.
     return draft.device is not None and draft.is_chain and entry.request.room > 2

@@ -11,8 +11,7 @@ from foreword.backends.batch import ForwardBatch, ForwardOutput
 from foreword.speculation.proposing import NO_CALL, Proposal
 from foreword.speculation.protocols import Target
 from foreword.speculation.report import RequestReport, StageSeconds, StepReport
-from foreword.speculation.requests import PassEntry
-from foreword.speculation.verdict import Verdict
+from foreword.speculation.requests import PassEntry, Verdict
 
 _log = logging.getLogger(__name__)
 
@@ -37,12 +36,11 @@ class StepProbe:
         self.is_cold = output.is_cold
         return output
 
-    def launched(self) -> None:
-        """Stop the clock of the launch."""
+    def end_launch(self) -> None:
         self.launch_seconds = self._clock() - self._began
 
-    def resolves(self) -> None:
-        """Restart the clock for the second half; time between the halves belongs to other steps."""
+    def start_resolving(self) -> None:
+        """Restart the clock when the step is resolved; the time since its launch belongs to other steps."""
         self._began = self._clock()
 
     def report(

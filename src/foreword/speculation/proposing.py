@@ -50,7 +50,7 @@ class Proposal:
         return next((tokens.source.on_device for tokens in found), None)
 
     def arrived(self) -> "Proposal":
-        """Return the proposal with final call times: a call takes as long as it occupies the host or the device."""
+        """Return the proposal with final call times: the longer of host time and device time."""
         if not any(self.sources):
             return self
         took = [0.0 if source is None else source.device_seconds for source in self.sources]
@@ -79,7 +79,7 @@ class Proposal:
 
 
 def fair_shares(wanted: Sequence[int], total: int, weights: Sequence[float] | None = None) -> list[int]:
-    """Divide `total` fairly: small wishes are met in full, the rest is divided by weight, or evenly."""
+    """Divide `total` fairly: small requests are met in full, the others share the rest by weight, or evenly."""
     each_weight = [1.0] * len(wanted) if weights is None else list(weights)
     shares, left, weight_left = [0] * len(wanted), max(total, 0), sum(each_weight)
     for index in sorted(range(len(wanted)), key=lambda place: wanted[place] / each_weight[place]):
@@ -130,7 +130,7 @@ def fit_to_room(
 
 
 def _within_limits(entry: PassEntry, plan: DraftPlan | None, cache: PagedCache) -> DraftPlan | None:
-    """Cut the plan to draft tokens that can be committed; the target adds one token after the deepest."""
+    """Cut the plan to draft tokens that can be committed, with room for the target's token after them."""
     if plan is None or not entry.draws or not entry.request.sampler.can_draft:
         return None
     room = min(entry.request.room - 1, cache.most_depth(entry.computed + entry.run - 1))
@@ -140,8 +140,7 @@ def _within_limits(entry: PassEntry, plan: DraftPlan | None, cache: PagedCache) 
     return replace(plan, max_nodes=nodes, max_depth=depth) if nodes > 0 and depth > 0 else None
 
 
-def plain(entries: Sequence[PassEntry]) -> Plans:
-    """Return plans without drafts."""
+def plain_plans(entries: Sequence[PassEntry]) -> Plans:
     return [None] * len(entries)
 
 
@@ -192,7 +191,7 @@ def call_drafters(
         seconds = clock() - began
         per_request, empty, share = seconds / len(group), 0, NO_CALL
         for (index, plan, shadow), task, answer in zip(group, tasks, answers, strict=True):
-            draft = usable(answer, task)
+            draft = usable_part(answer, task)
             empty += not draft.parents
             if shadow is not None:
                 shadow.keep(draft)
@@ -231,28 +230,28 @@ def _draft_task(entry: PassEntry, plan: DraftPlan, row_memory: KvMemory | None) 
 
 
 def _levels(task: DraftTask, answer: Draft) -> int:
-    """Return the levels that the drafter computed: all requested ones, or those reached if it may stop early."""
+    """Return the levels that the drafter computed: all, or those of its draft if it may stop early."""
     return min(task.max_depth, task.max_nodes) if task.stop is None else max(answer.depth, 1)
 
 
-def usable(draft: Draft, task: DraftTask) -> Draft:
+def usable_part(draft: Draft, task: DraftTask) -> Draft:
     """Return the part of a draft that the request can verify: current text, valid tokens, within the limits.
 
-    A sampled node is dropped only for its place, its parent, or a q that reaches outside the vocabulary: all fixed
-    before its token was drawn. A chosen token has no q and may be dropped for its value.
+    A sampled node is dropped only for properties fixed before its token was drawn: its place, its parent, or a q that
+    covers tokens outside the vocabulary. A chosen token has no q and may be dropped for its value.
     """
     request = task.request
     if draft.epoch != request.epoch:
         return NO_DRAFT
-    checked = within_grammar(known_tokens(draft.rebase(request.tokens), request), request)
+    checked = within_grammar(without_unknown_tokens(draft.rebase(request.tokens), request), request)
     if not checked.is_chain and not request.sampling.rule.takes_trees:
         parents = checked.parents
         checked = checked.keep(lambda node: parents[node] == node - 1)
     return checked.within(task.max_nodes, task.max_depth)
 
 
-def known_tokens(draft: Draft, request: DraftRequest) -> Draft:
-    """Drop nodes whose token is, or whose q reaches, outside the vocabulary."""
+def without_unknown_tokens(draft: Draft, request: DraftRequest) -> Draft:
+    """Drop nodes whose token or whose q is outside the vocabulary."""
     if draft.device is not None:
         return draft  # the device draws from the vocabulary only
     size, tokens = request.sampling.vocab_size, draft.tokens
@@ -269,8 +268,8 @@ def known_tokens(draft: Draft, request: DraftRequest) -> Draft:
 def within_grammar(draft: Draft, request: DraftRequest) -> Draft:
     """Drop nodes that the request's grammar forbids, since they could not be accepted.
 
-    A chosen node is dropped if its token is forbidden. A sampled node stays and its descendants are dropped, which
-    depends only on their ancestors.
+    A chosen node is dropped if its token is forbidden. Of a sampled node only the descendants are dropped, because
+    dropping the node for its token would bias the text.
     """
     grammar = request.sampling.grammar
     if grammar is None or not len(draft):

@@ -37,9 +37,7 @@ class Policy(Protocol):
         """Return the rows that the next pass should reserve for drafts of these decoding requests."""
         ...
 
-    def learn(self, report: StepReport) -> None:
-        """Learn from a step's report."""
-        ...
+    def learn(self, report: StepReport) -> None: ...
 
     def drafters(self) -> Sequence[Drafter]:
         """Return the drafters that the policy owns, in addition to the requests' own."""
@@ -49,6 +47,4 @@ class Policy(Protocol):
 class Target(Protocol):
     """The model whose output distribution is promised, with its KV memory."""
 
-    def forward(self, batch: ForwardBatch) -> ForwardOutput:
-        """Run one forward pass over the batch."""
-        ...
+    def forward(self, batch: ForwardBatch) -> ForwardOutput: ...

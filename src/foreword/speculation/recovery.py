@@ -9,11 +9,10 @@ import torch
 from foreword.backends.memory import release_cached_memory
 from foreword.errors import EngineStopped
 from foreword.speculation.pipeline import Launched
-from foreword.speculation.proposing import NO_CALL, Proposal, plain
+from foreword.speculation.proposing import NO_CALL, Proposal, plain_plans
 from foreword.speculation.report import RequestReport, StageSeconds, StepReport
-from foreword.speculation.requests import PassEntry
+from foreword.speculation.requests import NOTHING_DRAWN, PassEntry, Verdict
 from foreword.speculation.step import Stepper
-from foreword.speculation.verdict import NOTHING_DRAWN, Verdict
 
 
 class StepInFlight(NamedTuple):
@@ -26,7 +25,7 @@ class StepInFlight(NamedTuple):
 
 @dataclass(frozen=True)
 class Recovery:
-    """Runs steps so that only a request that fails alone gets an error.
+    """Runs steps and retries failed ones, so that only a request that fails even alone gets an error.
 
     `EngineStopped` is not recovered: the process that runs the passes has ended.
     """
@@ -36,7 +35,7 @@ class Recovery:
     def launch(self, entries: Sequence[PassEntry]) -> StepInFlight | None:
         """Launch a step; exceptions of a request, a drafter or the target are deferred to `resolve`.
 
-        None: the entries follow a pass in flight and could not be launched; launch them after it has ended.
+        Return None if entries depend on a pass in flight and the launch failed: launch them again after that pass.
         """
         began, follows = self.stepper.clock(), any(entry.kv.passes for entry in entries)
         try:
@@ -56,10 +55,9 @@ class Recovery:
         return StepInFlight(entries, launched, self.stepper.clock() - began)
 
     def resolve(self, in_flight: StepInFlight) -> StepReport:
-        """Return the step's report; if passes were retried, it covers all of them, with the time of the
-        failed ones."""
+        """Return the step's report; it covers all retries and includes the time of failed passes."""
         began = self.stepper.clock()
-        # Entries lost to an earlier failed step are already handled elsewhere.
+        # Entries that an earlier failed step lost are retried by that step.
         present = [entry for entry in in_flight.entries if entry.is_present]
         try:
             if isinstance(in_flight.launched, Exception):
@@ -70,7 +68,7 @@ class Recovery:
         except Exception as error:
             self._note("step", error)
         later = self.stepper.pipeline.newest  # still in flight; the retry must not replace it
-        # A sequence whose rows a later pass is moving waits for the next step.
+        # A sequence waits for the next step while a later pass moves its rows.
         free = [entry.again() for entry in present if not self.stepper.cache.is_busy(entry.kv)]
         reports = self._again(free) if free else []
         self.stepper.pipeline.newest = later
@@ -86,7 +84,7 @@ class Recovery:
         return [self._alone(entry) for entry in present]
 
     def _plainly(self, entries: Sequence[PassEntry]) -> StepReport:
-        return self.stepper.resolve(self.stepper.launch(entries, plain(entries)))
+        return self.stepper.resolve(self.stepper.launch(entries, plain_plans(entries)))
 
     def _alone(self, entry: PassEntry) -> StepReport:
         try:

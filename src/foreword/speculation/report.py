@@ -6,8 +6,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from foreword.speculation.draft import Draft
-from foreword.speculation.requests import StepRequest
-from foreword.speculation.verdict import Verdict
+from foreword.speculation.requests import StepRequest, Verdict
 
 
 @dataclass(frozen=True)

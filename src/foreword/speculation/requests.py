@@ -4,13 +4,42 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from foreword.acceptance.logprobs import TokenLogprobs
 from foreword.acceptance.request import RequestSampler
 from foreword.kv.sequence import KvSequence
 from foreword.speculation.confidence import Stop
-from foreword.speculation.draft import Draft
+from foreword.speculation.draft import NO_DRAFT, Draft
 from foreword.speculation.drafting import Drafter, DraftRequest, Text
 from foreword.speculation.measured.acceptance_stats import AcceptanceStats
-from foreword.speculation.verdict import Verdict
+
+
+class Verdict(NamedTuple):
+    """The accepted path through a draft, and the tokens to commit."""
+
+    path: tuple[int, ...] = ()  # accepted nodes, root first
+    # The path's tokens, then the target's own token unless the answer ended before it.
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one per token if requested
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of prompt tokens scored in this pass, if requested
+    error: str | None = None  # why the request cannot continue after these tokens, unless they end it
+    is_asked: bool = False  # the request's own parameters cause the error, not a fault
+    poisoned: bool = False  # the pass computed NaN or infinity: the KV rows it wrote must not be reused
+    draft: Draft = NO_DRAFT  # the verified draft
+    draws: tuple[int, ...] = ()  # the target's tokens after the text and after every node; empty: not drawn
+
+    @property
+    def judged(self) -> Draft:
+        """The part of the draft that was accepted or rejected.
+
+        If the target adds no token after the path, the answer ended there or the last row is not finite. Deeper nodes
+        are then neither accepted nor rejected.
+        """
+        if not self.draft.parents or len(self.tokens) > len(self.path):
+            return self.draft
+        return self.draft.within(len(self.draft), len(self.path))
+
+
+NOTHING_DRAWN = Verdict()  # verdict of a prompt chunk before the prompt's end, and of a request that is gone
 
 
 class DraftGate(Protocol):
@@ -29,7 +58,7 @@ class DraftGate(Protocol):
 
 @dataclass(frozen=True)
 class ShadowDraft:
-    """A draft that is not verified, only passed to `keep` for comparison with the text."""
+    """A draft that is requested but not verified: `keep` receives it, to compare it with the text later."""
 
     plan: "DraftPlan"
     keep: Callable[[Draft], None]
@@ -48,14 +77,13 @@ class DraftPlan:
     max_depth: int
     max_batch: int | None = None  # draft only while fewer requests than this run; None: always
     is_fixed: bool = False  # use these limits at every step; False: they are upper bounds for the policy
-    # Roll-out gates by drafter name.
-    gates: Mapping[str, DraftGate] = field(default_factory=dict)
+    gates: Mapping[str, DraftGate] = field(default_factory=dict)  # of roll-outs, by drafter name
     lag: int = 0  # tokens committed since this drafter's previous call
     shadow: ShadowDraft | None = None  # only for a drafter that needs nothing but tokens
     stop: Stop | None = None  # when to end the chain, for a drafter with `stops_itself`
 
     def allows(self, running: int) -> bool:
-        """Whether it may draft while `running` requests run."""
+        """Return whether the drafter may draft while `running` requests run."""
         gate = self.gates.get(self.method)
         return (gate is None or gate.is_open) and (self.max_batch is None or running < self.max_batch)
 
@@ -73,14 +101,12 @@ class DrafterView:
     prompt_len: int  # number of prompt tokens
     tenant: str = ""  # owner of the request; drafters never use one tenant's text for another
     prediction: Sequence[int] = ()  # the answer that the user expects; empty: unknown
-    # incremented when the request's state is rebuilt, so that older drafts are recognised as stale
-    epoch: int = 0
-    # drafters to notify of the request's end, by id()
-    notified: dict[int, Drafter] = field(default_factory=dict)
+    epoch: int = 0  # incremented when the request's state is rebuilt, which makes older drafts stale
+    notified: dict[int, Drafter] = field(default_factory=dict)  # drafters to notify of its end, by id()
     _newest: tuple[tuple[int, int, int], DraftRequest] | None = None
 
     def now(self, request: "StepRequest") -> DraftRequest:
-        """Return the request's current state, created once per step for all drafters."""
+        """Return the current `DraftRequest`, created once per step for all drafters."""
         state = len(request.tokens), self.epoch, request.sampler.nonce
         if self._newest is None or self._newest[0] != state:
             found = DraftRequest(
@@ -153,14 +179,14 @@ class PassEntry(NamedTuple):
     kv: KvSequence
     computed: int  # KV rows computed before the pass
     run: int  # tokens that get their KV: committed ones, and at most one pending
-    scored: int  # rows of the run that score the next prompt token
-    draws: bool  # whether the run includes the newest token, so that the next one is drawn
-    pending: int = 0  # 1: the run's last token is being drawn by a pass in flight
-    losses: int = 0  # the sequence's failed passes when the entry was made
+    scored: int  # rows of the run that return the log-probability of the next prompt token
+    draws: bool  # whether the run includes the newest token, so that the next token is drawn
+    pending: int = 0  # 1 if a pass in flight is drawing the run's last token
+    losses: int = 0  # number of failed passes of the sequence when the entry was created
 
     @staticmethod
     def of(request: StepRequest, run: int) -> "PassEntry":
-        """Return the entry of the request's next `run` tokens that have no KV, computed or in flight.
+        """Return the entry of the next `run` tokens whose KV is neither computed nor in flight.
 
         Generation starts after all prompt tokens are scored, so that scored rows end the run.
         """

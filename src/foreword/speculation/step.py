@@ -16,7 +16,7 @@ from foreword.speculation.measured.situation import Situation
 from foreword.speculation.observing import StepObservers
 from foreword.speculation.pipeline import Launched, PassPipeline
 from foreword.speculation.probe import FaultLog, StepProbe
-from foreword.speculation.proposing import Divide, Plans, Proposal, divide_evenly, plain, propose
+from foreword.speculation.proposing import Divide, Plans, Proposal, divide_evenly, plain_plans, propose
 from foreword.speculation.protocols import Policy, Target
 from foreword.speculation.report import StepReport
 from foreword.speculation.requests import PassEntry
@@ -70,7 +70,7 @@ class Stepper:
 
     def resolve(self, launched: Launched) -> StepReport:
         """Wait for the verdicts, commit them and report. On failure nothing has changed."""
-        launched.probe.resolves()
+        launched.probe.start_resolving()
         self.pipeline.leave(launched)
         with launched.transaction as transaction:
             verdicts = launched.acceptance.verdicts()
@@ -89,7 +89,7 @@ class Stepper:
             if self.situation.speculating:
                 with self.faults.suppressed("plan"):  # a failing policy costs drafts, never a request
                     return self.policy.plan(entries, self.situation)
-        return plain(entries)
+        return plain_plans(entries)
 
     def _trim(self, entries: Sequence[PassEntry], proposal: Proposal) -> Proposal:
         if proposal.calls:

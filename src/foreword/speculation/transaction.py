@@ -12,8 +12,7 @@ from foreword.kv.paged_cache import PagedCache
 from foreword.kv.sequence import KvSequence, RowMove
 from foreword.speculation.draft import Draft
 from foreword.speculation.layout import BatchBuffers, SequenceRows
-from foreword.speculation.requests import DraftPlan, PassEntry
-from foreword.speculation.verdict import Verdict
+from foreword.speculation.requests import DraftPlan, PassEntry, Verdict
 
 _log = logging.getLogger(__name__)
 
@@ -21,13 +20,13 @@ _log = logging.getLogger(__name__)
 class Transaction:
     """One pass over several requests: reserves KV rows, then commits all verdicts or restores the state before.
 
-    A request that is cancelled or preempted during the pass loses its KV sequence; its verdict is dropped and the
-    other requests are not affected. A sequence may be in a second pass only if the first has no draft for it. If the
-    first pass fails, the second is dropped, too.
+    A request that is cancelled or preempted during the pass loses its KV sequence: its verdict is dropped, and other
+    requests are not affected. A sequence may be in two passes in flight if the first has no draft for it. If the first
+    pass fails, the second is dropped, too.
     """
 
     def __init__(self, cache: PagedCache, entries: Sequence[PassEntry]) -> None:
-        """Acquire the sequences; raise, and acquire none, if a pass is in flight for one of them."""
+        """Begin a pass of all sequences; raise an exception and begin none if one is not free."""
         self.cache = cache
         self.entries = list(entries)
         self._moves: list[RowMove] = []

@@ -51,7 +51,7 @@ from foreword.bench.control.windows import (
     tokens_at,
 )
 from foreword.bench.skeleton import BestFixed, Interval, against_best, bootstrap, together
-from foreword.drafters.combined import Routed
+from foreword.drafters.combined import RoutedDrafter
 from foreword.errors import RequestError
 from foreword.speculation.drafting import Drafter, DraftSource, Traits
 from helpers.clocks import ScriptedClock
@@ -249,7 +249,7 @@ def test_a_brake_makes_calls_longer_and_nothing_else():
 def test_of_several_drafters_each_is_behind_the_brake():
     brake = Brake()
     parts: Any = {"one": Drafter(), "other": Drafter()}
-    whole: Any = slowed(Routed(parts), brake)
+    whole: Any = slowed(RoutedDrafter(parts), brake)
     assert list(whole.choices) == ["one", "other"]
     assert all(isinstance(one, SlowedDrafter) for one in whole.choices.values())
     assert isinstance(slowed(parts["one"], brake), SlowedDrafter)

@@ -64,13 +64,13 @@ def test_being_late_twice_while_it_is_open_counts_once():
 
 def test_a_node_that_became_slower_is_believed_when_that_is_what_is_expected_of_it():
     breaker = closed()
-    assert breaker.believes(9.0, usual=0.001)  # it was not late
+    assert breaker.is_timely(9.0, usual=0.001)  # it was not late
     breaker.late(0.003)
-    assert breaker.believes(0.002, usual=0.001)
-    assert not breaker.believes(0.02, usual=0.001)
-    assert breaker.believes(0.02, usual=0.015)
+    assert breaker.is_timely(0.002, usual=0.001)
+    assert not breaker.is_timely(0.02, usual=0.001)
+    assert breaker.is_timely(0.02, usual=0.015)
     breaker.in_time()
-    assert breaker.believes(9.0, usual=0.001)
+    assert breaker.is_timely(9.0, usual=0.001)
     breaker.late(0.003)
     breaker.lost("it hung up")
-    assert breaker.believes(9.0, usual=0.001)  # of another connection nothing is known
+    assert breaker.is_timely(9.0, usual=0.001)  # of another connection nothing is known

@@ -9,7 +9,7 @@ from pathlib import Path
 from foreword.cluster.pools.autoscaling import CHECK_SECONDS, Autoscaler
 from foreword.cluster.pools.file import ClusterConfig
 from foreword.cluster.pools.fleet import ClusterState, LocalFleet, MemberStatus, resize
-from foreword.cluster.pools.members import NODE, NODES_LIST, TARGET, Member
+from foreword.cluster.pools.running import NODE, NODES_LIST, TARGET, Member
 from foreword.cluster.pools.scaling import ScaleRule
 from helpers.clocks import ScriptedClock
 from helpers.waiting import wait_until

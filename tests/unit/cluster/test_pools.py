@@ -8,8 +8,17 @@ import pytest
 from foreword.cluster.pools.autoscaling import cluster_status
 from foreword.cluster.pools.file import RaySettings, read_cluster
 from foreword.cluster.pools.fleet import MemberLog, MemberStatus
-from foreword.cluster.pools.members import NODE, TARGET, Member, lists_of, replica_number
-from foreword.cluster.pools.running import CALM_SECONDS, LONGEST_PAUSE, REFUSED, Pools
+from foreword.cluster.pools.running import (
+    CALM_SECONDS,
+    LONGEST_PAUSE,
+    NODE,
+    REFUSED,
+    TARGET,
+    Member,
+    Pools,
+    lists_of,
+    replica_number,
+)
 from foreword.errors import RequestError
 from helpers.clocks import ScriptedClock
 

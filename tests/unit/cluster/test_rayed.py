@@ -7,9 +7,15 @@ from typing import Any
 
 import pytest
 
-from foreword.cluster.pools.members import NODE, NODES_LIST, TARGET, Member
-from foreword.cluster.pools.ray_fleet import check_guarded, check_mode, import_ray
-from foreword.cluster.pools.ray_member import SILENT_SECONDS, MemberActor, MemberRegistry
+from foreword.cluster.pools.ray_fleet import (
+    SILENT_SECONDS,
+    MemberActor,
+    MemberRegistry,
+    check_guarded,
+    check_mode,
+    import_ray,
+)
+from foreword.cluster.pools.running import NODE, NODES_LIST, TARGET, Member
 from foreword.errors import RequestError
 from helpers.clocks import ScriptedClock
 

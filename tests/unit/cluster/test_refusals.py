@@ -21,7 +21,7 @@ IDS = TokenIds(100, lambda token: str(token).encode())
 @pytest.fixture
 def lines(caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.INFO, logger="foreword.cluster")
-    return lambda: [record.getMessage() for record in caplog.records if "not let in" in record.getMessage()]
+    return lambda: [record.getMessage() for record in caplog.records if "is refused" in record.getMessage()]
 
 
 def test_a_host_is_logged_once_and_then_rarely_with_the_number(lines):
@@ -30,7 +30,7 @@ def test_a_host_is_logged_once_and_then_rarely_with_the_number(lines):
     for _ in range(100):
         log.note("10.0.0.7", "another cluster token")
         clock.pass_by(REPEAT_SECONDS / 200)
-    assert lines() == ["target 10.0.0.7 is not let in: another cluster token"]
+    assert lines() == ["target 10.0.0.7 is refused: another cluster token"]
     log.note("10.0.0.8", "another cluster token")
     log.note("10.0.0.7", "another vocabulary")
     assert len(lines()) == 3
@@ -62,7 +62,7 @@ def test_a_wrong_token_is_logged_once_for_all_connections_of_a_host(lines):
             ):
                 greet_node(link, PeerIdentity(Security(b"not the cluster's token"), IDS))
         wait_until(lambda: node._refusals._known and _held(node) == 2)
-        assert lines() == ["target 127.0.0.1 is not let in: another cluster token"]
+        assert lines() == ["target 127.0.0.1 is refused: another cluster token"]
     finally:
         node.close()
 

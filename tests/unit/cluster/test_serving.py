@@ -79,7 +79,7 @@ def test_a_target_is_served_and_its_sessions_go_with_it(node: DraftNode):
 
 def ends(caplog: pytest.LogCaptureFixture) -> list[str]:
     """What the log says of targets that are gone, one line each."""
-    told = [entry.getMessage() for entry in caplog.records if "is gone" in entry.getMessage()]
+    told = [entry.getMessage() for entry in caplog.records if "is disconnected" in entry.getMessage()]
     assert not any("\n" in line for line in told)
     return told
 

@@ -12,8 +12,8 @@ from foreword.cluster.waiting import (
     ExpectedArrival,
     NodeEstimates,
     TokenRate,
-    most_worth,
-    worth_waiting,
+    best_wait_seconds,
+    longest_wait_seconds,
 )
 from foreword.speculation.draft import Draft
 
@@ -26,44 +26,44 @@ def coming(
 
 
 def test_nothing_on_its_way_is_not_waited_for():
-    assert worth_waiting([], 100.0) == 0
-    assert worth_waiting([coming(at_hand=4)], 100.0) == 0
+    assert best_wait_seconds([], 100.0) == 0
+    assert best_wait_seconds([coming(at_hand=4)], 100.0) == 0
 
 
 def test_a_slow_target_waits_for_all_levels_and_a_fast_one_for_none():
-    assert worth_waiting([coming()], 10.0) == pytest.approx(0.005)  # the fourth level comes then
-    assert worth_waiting([coming()], 10_000.0) == 0
+    assert best_wait_seconds([coming()], 10.0) == pytest.approx(0.005)  # the fourth level comes then
+    assert best_wait_seconds([coming()], 10_000.0) == 0
 
 
 def test_levels_are_waited_for_as_long_as_each_brings_more_than_it_costs():
     # At 600 tokens per second a level costs 0.6: only 0.8 and 0.64 bring more, and the first one 1.2.
-    assert worth_waiting([coming(first=0.001)], 600.0) == pytest.approx(0.002)
+    assert best_wait_seconds([coming(first=0.001)], 600.0) == pytest.approx(0.002)
 
 
 def test_one_late_request_of_many_holds_the_pass_up_by_little():
     """Sixteen requests make 3 tokens per ms: what one of them could gain is worth less than a millisecond."""
-    assert worth_waiting([coming(requests=1, first=0.002)], 3000.0) == 0
-    assert worth_waiting([coming(requests=16, first=0.002)], 3000.0) > 0
-    assert most_worth([coming(requests=1)], 3000.0) < 0.001
+    assert best_wait_seconds([coming(requests=1, first=0.002)], 3000.0) == 0
+    assert best_wait_seconds([coming(requests=16, first=0.002)], 3000.0) > 0
+    assert longest_wait_seconds([coming(requests=1)], 3000.0) < 0.001
 
 
 def test_nobody_waits_longer_than_until_the_node_is_late():
-    assert worth_waiting([coming(first=0.002, late_after=0.001)], 10.0) == 0
-    assert most_worth([coming(late_after=0.0035)], 10.0) == pytest.approx(
+    assert best_wait_seconds([coming(first=0.002, late_after=0.001)], 10.0) == 0
+    assert longest_wait_seconds([coming(late_after=0.0035)], 10.0) == pytest.approx(
         0.0065
     )  # the last of four levels is late
 
 
 def test_levels_behind_the_next_may_come_later_than_that_one():
     """A first level would be late after 3.5 ms; the fourth usually comes after 5."""
-    assert worth_waiting([coming(late_after=0.0035)], 10.0) == pytest.approx(0.005)
+    assert best_wait_seconds([coming(late_after=0.0035)], 10.0) == pytest.approx(0.005)
 
 
 def test_a_wait_never_costs_more_than_all_that_could_come():
     every = [coming(requests=3), coming(requests=2, at_hand=2)]
     gain = 3 * (0.8 + 0.64 + 0.512 + 0.4096) + 2 * (0.512 + 0.4096)
-    assert most_worth(every, 100.0) == pytest.approx(gain / 100)
-    assert worth_waiting(every, 100.0) <= most_worth(every, 100.0)
+    assert longest_wait_seconds(every, 100.0) == pytest.approx(gain / 100)
+    assert best_wait_seconds(every, 100.0) <= longest_wait_seconds(every, 100.0)
 
 
 def test_a_node_is_late_after_three_times_what_it_almost_never_takes():
@@ -158,7 +158,7 @@ def test_a_node_that_never_answered_is_late_soon():
     """However dear a token seems to be: after an idle hour the first one does."""
     found = only_prospect([pairing_of(node_of(estimates=NodeEstimates()), requested_at=5.0)], now=5.0)
     assert found.late_after == FIRST_ANSWER
-    assert most_worth([found], tokens_per_second=1 / 3600) <= FIRST_ANSWER + 3 * UNKNOWN_SECONDS
+    assert longest_wait_seconds([found], tokens_per_second=1 / 3600) <= FIRST_ANSWER + 3 * UNKNOWN_SECONDS
 
 
 def test_a_first_level_is_late_by_the_time_since_it_was_asked_for():
@@ -205,7 +205,7 @@ def test_one_that_is_late_keeps_nobody_from_being_waited_for(late_first: bool):
     late, fresh = pairing_of(peer, 4.9), [pairing_of(peer, 5.0) for _ in range(7)]
     found = only_prospect([late, *fresh] if late_first else [*fresh, late], now=5.0)
     assert found.requests == 7
-    assert worth_waiting([found], tokens_per_second=200) == pytest.approx(0.002 + 3 * 0.0005)
+    assert best_wait_seconds([found], tokens_per_second=200) == pytest.approx(0.002 + 3 * 0.0005)
 
 
 def test_one_pause_between_levels_is_no_change():

@@ -18,8 +18,7 @@ from foreword.speculation.drafting import Drafter, DraftRequest, DraftTask
 from foreword.speculation.measured.situation import Situation
 from foreword.speculation.proposing import fit_to_room
 from foreword.speculation.report import DrafterCall, RequestReport, StageSeconds, StepReport
-from foreword.speculation.requests import DraftPlan, PassEntry
-from foreword.speculation.verdict import Verdict
+from foreword.speculation.requests import DraftPlan, PassEntry, Verdict
 from helpers.engines import ask, core_on, run
 from helpers.pretend_store import PRETEND_ROWS
 from helpers.requests import lone_request

@@ -20,8 +20,7 @@ from foreword.control.settings import ControlSettings
 from foreword.control.value import Benefit, Pass
 from foreword.speculation.drafting import Drafter, DrafterNeeds
 from foreword.speculation.report import RequestReport, StageSeconds, StepReport
-from foreword.speculation.requests import DraftPlan
-from foreword.speculation.verdict import Verdict
+from foreword.speculation.requests import DraftPlan, Verdict
 from helpers.traffic import CPU, H200, Kind, PretendDrafter, Traffic, lookup, states_head
 
 SETTINGS = ControlSettings()

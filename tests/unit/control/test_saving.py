@@ -212,7 +212,7 @@ def test_it_is_saved_soon_then_now_and_then(tmp_path: Path):
     for tenth in range(2000):
         policy.steps += 1
         file.unlink(missing_ok=True)
-        store.save_now_and_then(tenth / 10)
+        store.save_if_due(tenth / 10)
         if file.exists():
             times.append(tenth / 10)
     assert times[:4] == [2.0, 6.0, 14.0, 30.0]

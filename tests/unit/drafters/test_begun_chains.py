@@ -8,8 +8,8 @@ import torch
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.request import RequestSampler, TokenLimits
 from foreword.acceptance.transfer import HostCopy
-from foreword.drafters.heads.chains import EarlyChain, EarlyChains, joined
-from foreword.drafters.heads.in_pages import Run
+from foreword.drafters.heads.chains import EarlyChain, EarlyChains, join_sources
+from foreword.drafters.heads.in_pages import RowRange
 from foreword.kv.paged_cache import PagedCache
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Commit, DraftRequest, DraftTask, InFlight, RequestRows
@@ -45,7 +45,7 @@ class Begun:
 
     def taken(self, length: int, depth: int = 4, first: int = 14) -> Draft | None:
         rows = self.kv.rows_of("head", 1)
-        run = Run(self.rows, rows, TOKENS, first, length, 1)
+        run = RowRange(self.rows, rows, TOKENS, first, length, 1)
         return self.chains.take(run, self.ask(list(range(length)), depth))
 
 
@@ -112,7 +112,7 @@ def test_a_page_that_only_later_guesses_were_in_may_be_another():
 
 def test_drafts_of_several_sources_become_drafts_of_one():
     one, other = (left_pending([Draft.chain(tokens, 5)])[0] for tokens in ((1, 2), (3, 4, 5)))
-    found = joined([one, Draft(), other])
+    found = join_sources([one, Draft(), other])
     assert [draft.tokens for draft in found] == [(1, 2), (), (3, 4, 5)]
     assert len({id(draft.device.source) for draft in found if draft.device is not None}) == 1
-    assert joined([one, Draft()]) == [one, Draft()]
+    assert join_sources([one, Draft()]) == [one, Draft()]

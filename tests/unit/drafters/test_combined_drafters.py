@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from foreword.drafters.combined import FirstOf, Merged, merge
+from foreword.drafters.combined import FallbackDrafter, MergedDrafter, merge
 from foreword.speculation.draft import ROOT, Draft
 from foreword.speculation.drafting import Drafter
 from helpers.asks import ask, text_request
@@ -32,7 +32,7 @@ def paths(draft: Draft) -> set[tuple[int, ...]]:
 def test_the_first_with_something_to_say_is_heard():
     first = Saying(Draft.chain([1], 1), Draft(), Draft())
     second = Saying(Draft.chain([7], 1), Draft.chain([8, 9], 1), Draft())
-    combined = FirstOf([first, second])
+    combined = FallbackDrafter([first, second])
     drafts = combined.propose([ask([0]), ask([1]), ask([2])])
     assert [draft.tokens for draft in drafts] == [(1,), (8, 9), ()]
     assert second.asked == [2]  # only for those that the first left open
@@ -43,7 +43,7 @@ def test_the_first_with_something_to_say_is_heard():
 def test_merging_keeps_every_path_once():
     first = Draft.chain([1, 2, 3], 1)
     second = Draft((1, 4, 2, 5), (ROOT, ROOT, 0, 2), 1)
-    merged = Merged([Saying(first), Saying(second)]).propose([ask([0], max_nodes=16)])[0]
+    merged = MergedDrafter([Saying(first), Saying(second)]).propose([ask([0], max_nodes=16)])[0]
     assert paths(merged) == paths(first) | paths(second)
     assert len(merged) == 5
     assert merged.committed_len == 1

@@ -93,8 +93,8 @@ def test_one_shard_is_sorted_at_a_time(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_texts_are_read_in_pieces_that_end_at_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("foreword.drafters.datastore.sources._TEXT_BYTES", 256)
-    monkeypatch.setattr("foreword.drafters.datastore.sources._PIECE_OF_TEXT", 40)
+    monkeypatch.setattr("foreword.drafters.datastore.build._TEXT_BYTES", 256)
+    monkeypatch.setattr("foreword.drafters.datastore.build._PIECE_OF_TEXT", 40)
     tokenizer: Any = NumberTokenizer(1000)
     rng = random.Random(1)
     lines = [" ".join(f"w{rng.randrange(1000)}" for _ in range(rng.randint(1, 30))) for _ in range(40)]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from foreword.drafters.heads.choices import MeasuredRanks, PendingRanks, fitting, read_choices, shape_of
+from foreword.drafters.heads.medusa import MeasuredRanks, PendingRanks, fitting, read_choices, shape_of
 from foreword.errors import RequestError
 
 PUBLISHED = ((0,), (0, 0), (1,), (0, 1), (2,), (0, 0, 0), (1, 0), (0, 0, 0, 0), (3, 1))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from foreword.drafters.combined import FirstOf, Merged
+from foreword.drafters.combined import FallbackDrafter, MergedDrafter
 from foreword.drafters.guard import GuardedDrafter
 from foreword.speculation.drafting import Drafter, added_memory
 
@@ -30,7 +30,7 @@ def test_only_those_that_can_say_count():
     assert added_memory([]) is None
 
 
-@pytest.mark.parametrize("combined", [FirstOf, Merged])
+@pytest.mark.parametrize("combined", [FallbackDrafter, MergedDrafter])
 def test_combined_drafters_add_up(combined):
     assert combined([guarded(Heavy()), guarded(Silent()), Heavy()]).memory_bytes() == 2000
     assert combined([Silent(), guarded(Silent())]).memory_bytes() is None

@@ -7,16 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foreword.engine.text import AnswerText, StopTexts
+from foreword.acceptance.params import SamplingParams
+from foreword.engine.text import AnswerText
 from foreword.models.tokenization.detokenizer import IncrementalDetokenizer
 from helpers.byte_pieces import BytePieces
 
 ALPHABET = "abé😀"
 
 
-def answer(pieces: Sequence[bytes], stops: StopTexts) -> AnswerText:
+def answer(pieces: Sequence[bytes], params: SamplingParams) -> AnswerText:
     """The answer whose i-th token is the i-th piece."""
-    return AnswerText(IncrementalDetokenizer(BytePieces(pieces)), stops)  # type: ignore[arg-type]
+    return AnswerText(IncrementalDetokenizer(BytePieces(pieces)), params)  # type: ignore[arg-type]
 
 
 def read(text: AnswerText, tokens: Sequence[int]) -> tuple[list[str], str | None]:
@@ -61,7 +62,8 @@ STOPS = st.lists(st.text(ALPHABET, min_size=1, max_size=5), max_size=4).map(tupl
 @given(cut_texts(), STOPS, st.booleans(), st.integers(0, 8))
 def test_the_stop_text_that_is_complete_first_ends_the_answer(cut, stops, keep, min_tokens):
     text, pieces = cut
-    given_out, stop = read(answer(pieces, StopTexts(stops, keep, min_tokens)), range(len(pieces)))
+    params = SamplingParams(stop=stops, include_stop_str_in_output=keep, min_tokens=min_tokens)
+    given_out, stop = read(answer(pieces, params), range(len(pieces)))
     expected = first_stop(text, stops, begin=characters_in(pieces[:min_tokens]))
     if expected is None:
         assert (stop, "".join(given_out)) == (None, text)
@@ -75,7 +77,7 @@ def test_the_stop_text_that_is_complete_first_ends_the_answer(cut, stops, keep, 
 @given(cut_texts(), STOPS)
 def test_no_more_is_given_out_than_is_certain_and_no_less(cut, stops):
     text, pieces = cut
-    watched, seen = answer(pieces, StopTexts(stops)), 0
+    watched, seen = answer(pieces, SamplingParams(stop=stops)), 0
     out = ""
     for token in range(len(pieces)):
         piece, stop = watched.push(token)
@@ -94,7 +96,7 @@ def test_no_more_is_given_out_than_is_certain_and_no_less(cut, stops):
 @given(cut_texts(), STOPS, st.data())
 def test_a_copy_and_its_original_do_not_notice_each_other(cut, stops, data):
     _, pieces = cut
-    everything = StopTexts((*stops, "aab"))
+    everything = SamplingParams(stop=(*stops, "aab"))
     place = data.draw(st.integers(0, len(pieces)))
     original = answer(pieces, everything)
     prefix = []
@@ -125,20 +127,22 @@ def test_a_copy_and_its_original_do_not_notice_each_other(cut, stops, data):
     ],
 )
 def test_examples(pieces: list[str], stops: tuple[str, ...], text: str, stop: str):
-    given_out, found = read(answer([p.encode() for p in pieces], StopTexts(stops)), range(len(pieces)))
+    given_out, found = read(
+        answer([p.encode() for p in pieces], SamplingParams(stop=stops)), range(len(pieces))
+    )
     assert ("".join(given_out), found) == (text, stop)
 
 
 def test_what_a_stop_text_ends_does_not_reappear():
-    text = answer([b"ab", b"\xc3"], StopTexts(("b",)))
+    text = answer([b"ab", b"\xc3"], SamplingParams(stop=("b",)))
     assert text.push(0) == ("a", "b")
-    held = answer([b"x", b"ST", b"\xc3"], StopTexts(("STOP",)))
+    held = answer([b"x", b"ST", b"\xc3"], SamplingParams(stop=("STOP",)))
     assert [held.push(token)[0] for token in range(3)] == ["x", "", ""]
     assert held.finish() == "ST\ufffd", "an unfinished character behind held-back text"
 
 
 def test_a_stop_text_within_the_first_tokens_does_not_count_but_may_be_part_of_a_later_one():
-    early = StopTexts(("aa",), min_tokens=2)
+    early = SamplingParams(stop=("aa",), min_tokens=2)
     given_out, stop = read(answer([b"a", b"a", b"a", b"b"], early), range(4))
     assert ("".join(given_out), stop) == ("a", "aa")
     given_out, stop = read(answer([b"a", b"a", b"b", b"b"], early), range(4))
@@ -147,5 +151,5 @@ def test_a_stop_text_within_the_first_tokens_does_not_count_but_may_be_part_of_a
 
 def test_a_leading_space_that_the_tokenizer_adds_is_no_part_of_a_stop_text():
     pieces = BytePieces([b" the", b" end"], strips_leading_space=True)
-    text = AnswerText(IncrementalDetokenizer(pieces), StopTexts((" the", " end")))  # type: ignore[arg-type]
+    text = AnswerText(IncrementalDetokenizer(pieces), SamplingParams(stop=(" the", " end")))  # type: ignore[arg-type]
     assert read(text, [0, 1]) == (["the", ""], " end")

@@ -2,8 +2,9 @@
 
 import pytest
 
+from foreword.acceptance.params import SamplingParams
 from foreword.engine.messages import AnswerDelta, DraftShown
-from foreword.engine.text import AnswerText, StopTexts, TokenTexts, token_text
+from foreword.engine.text import AnswerText, TokenTexts, token_text
 from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.models.tokenization.detokenizer import IncrementalDetokenizer
 
@@ -15,7 +16,7 @@ def tokenizer(tiny_model):
 
 def deltas_of(tokenizer, ids: list[int], sizes: list[int], stop: str = "") -> list[AnswerDelta]:
     """An answer in deltas of these sizes, worded as the engine does."""
-    words = AnswerText(IncrementalDetokenizer(tokenizer), StopTexts((stop,) if stop else ()))
+    words = AnswerText(IncrementalDetokenizer(tokenizer), SamplingParams(stop=(stop,) if stop else ()))
     deltas, done = [], 0
     for size in sizes:
         taken = ids[done : done + size]

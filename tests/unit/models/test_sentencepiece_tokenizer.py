@@ -4,8 +4,9 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from foreword.acceptance.params import SamplingParams
 from foreword.engine.messages import AnswerDelta
-from foreword.engine.text import StopTexts, TokenTexts, Vocabulary
+from foreword.engine.text import TokenTexts, Vocabulary
 from foreword.errors import TokenizerError
 from foreword.models.formats.gguf.file import GgufFile
 from foreword.models.formats.gguf.tokenizer import gguf_tokenizer
@@ -123,7 +124,7 @@ def test_a_directory_with_the_same_kind_of_tokenizer(made, tmp_path):
 
 
 def answer_of(tokenizer, prompt, ids, stop=()):
-    text = Vocabulary(400, tokenizer=tokenizer).answer_text(StopTexts(tuple(stop)), prompt)
+    text = Vocabulary(400, tokenizer=tokenizer).answer_text(SamplingParams(stop=tuple(stop)), prompt)
     told = ""
     for token in ids:
         piece, ended = text.push(token)

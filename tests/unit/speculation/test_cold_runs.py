@@ -24,13 +24,12 @@ from foreword.engine.requests.answer import RequestLimits
 from foreword.engine.requests.request import Request
 from foreword.engine.text import Vocabulary
 from foreword.kv.paged_cache import PagedCache
-from foreword.speculation.draft import Draft, marked_cold
+from foreword.speculation.draft import Draft, mark_cold
 from foreword.speculation.drafting import Drafter, DraftRequest, DraftTask
 from foreword.speculation.measured.costs import StepCosts
 from foreword.speculation.report import DrafterCall, RequestReport, StageSeconds, StepReport
-from foreword.speculation.requests import PassEntry, draft_request_of
+from foreword.speculation.requests import PassEntry, Verdict, draft_request_of
 from foreword.speculation.step import Stepper
-from foreword.speculation.verdict import Verdict
 from helpers.clocks import ScriptedClock
 from helpers.history_target import HistoryTarget
 from helpers.mixed_configs import CONFIGS
@@ -70,7 +69,7 @@ class ColdDrafter(Drafter):
     def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
         self.calls += 1
         drafts = [Draft.chain([3], len(ask.request.tokens)) for ask in asks]
-        return list(marked_cold(drafts, self.calls == 2))
+        return list(mark_cold(drafts, self.calls == 2))
 
     def forget(self, request: DraftRequest) -> None: ...
 

@@ -209,7 +209,7 @@ def test_a_drafter_that_hangs_is_left_alone_until_it_comes_back_and_has_rested()
     assert guard.propose(asks()) == [Draft()]  # not even asked
     assert drafter.calls == 1
     drafter.release.set()
-    assert caller._stuck.is_done.wait(30)
+    assert caller._stuck.result(30) == [GOOD]
     assert guard.propose(asks()) == [GOOD]
     assert guard.faults == {"timeout": 1}
     guard.close()

@@ -7,7 +7,7 @@ import torch
 
 from foreword.backends.batch import ForwardBatch, ForwardOutput, Tap
 from foreword.control.fixed import FixedPolicy
-from foreword.drafters.combined import Routed
+from foreword.drafters.combined import RoutedDrafter
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
 from foreword.kv.spec import RowSpec
 from foreword.speculation.draft import Draft
@@ -118,7 +118,7 @@ def test_one_that_is_chosen_of_several_is_told_once():
     stepper = Stepper(Target(), cache, Chooses(head, lookup))
     request = lone_request(PROMPT, vocab_size=VOCAB)
     request.kv = cache.open()
-    request.speculation = DraftPlan("route", Routed({"head": head, "lookup": lookup}), 2, 1)
+    request.speculation = DraftPlan("route", RoutedDrafter({"head": head, "lookup": lookup}), 2, 1)
     for _ in range(4):
         stepper.step([PassEntry.of(request, min(request.lag, 4))])
     assert [commit.is_on for commit in head.told] == [False, True, False, True]
@@ -143,7 +143,7 @@ def test_a_head_that_a_policy_has_left_out_is_not_told_while_another_guesses():
     stepper = Stepper(Target(), cache, TellsNobody(head, lookup))
     request = lone_request(PROMPT, vocab_size=VOCAB)
     request.kv = cache.open()
-    request.speculation = DraftPlan("route", Routed({"head": head, "lookup": lookup}), 2, 1)
+    request.speculation = DraftPlan("route", RoutedDrafter({"head": head, "lookup": lookup}), 2, 1)
     for _ in range(4):
         stepper.step([PassEntry.of(request, min(request.lag, 4))])
     assert [commit.is_on for commit in head.told] == [True, True]

@@ -19,9 +19,8 @@ from foreword.speculation.accept import Acceptance
 from foreword.speculation.draft import ROOT, Draft
 from foreword.speculation.drafting import Drafter, DraftRequest, DraftTask
 from foreword.speculation.recovery import Recovery, StepInFlight
-from foreword.speculation.requests import PassEntry
+from foreword.speculation.requests import PassEntry, Verdict
 from foreword.speculation.step import Stepper
-from foreword.speculation.verdict import Verdict
 from helpers.checked_target import CheckedTarget
 from helpers.clocks import ScriptedClock
 from helpers.engines import ask, core_on

@@ -13,7 +13,7 @@ from foreword.speculation.measured.settings import COSTS
 from foreword.speculation.measured.situation import MAX_COHORTS, OTHER, Situation
 from foreword.speculation.proposing import fair_shares
 from foreword.speculation.report import DrafterCall, RequestReport, StageSeconds, StepReport
-from foreword.speculation.verdict import Verdict
+from foreword.speculation.requests import Verdict
 from helpers.requests import lone_request
 
 

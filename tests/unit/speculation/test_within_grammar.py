@@ -12,7 +12,7 @@ from foreword.drafters.next_level import grow_chains, grow_trees
 from foreword.drafters.trees import GrowingTree
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import DraftRequest, DraftTask
-from foreword.speculation.proposing import usable
+from foreword.speculation.proposing import usable_part
 from foreword.structured.params import StructuredOutputs
 from helpers.tiny_grammars import END, PIECES, encode, grammars
 
@@ -30,7 +30,7 @@ def ask(regex: str, rule: Rule = Rule.COUPLED, temperature: float = 1.0, nodes: 
 
 def test_a_chosen_node_that_cannot_come_costs_no_row():
     tree = Draft((C, X, C, X, C), (-1, -1, 0, 0, 1), 1)
-    kept = usable(tree, ask("(c|cx)*"))
+    kept = usable_part(tree, ask("(c|cx)*"))
     assert kept.tokens == (C, C, X)
     assert kept.parents == (-1, 0, 0)
 
@@ -38,7 +38,7 @@ def test_a_chosen_node_that_cannot_come_costs_no_row():
 def test_a_drawn_node_stays_whatever_its_token_is():
     q = Drawn(np.array([C, X]), np.array([0.5, 0.5]))
     chain = Draft.chain((C, X, C), 1, drawn=(q, q, q))
-    kept = usable(chain, ask("c+", Rule.TOKEN))
+    kept = usable_part(chain, ask("c+", Rule.TOKEN))
     assert kept.tokens == (C, X)  # behind what cannot come nobody looks
     assert len(kept.drawn) == 2
 

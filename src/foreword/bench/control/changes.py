@@ -19,7 +19,7 @@ from foreword.bench.control.timeline import (
     worst_ratio,
 )
 from foreword.bench.control.windows import MIXED, PLAIN_ARM, ControlArm
-from foreword.drafters.combined import FirstOf, Routed
+from foreword.drafters.combined import FallbackDrafter, RoutedDrafter
 from foreword.progress import StageProgress
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Drafter, DraftTask
@@ -41,7 +41,7 @@ class Brake:
             self.factor = 1.0
 
 
-class SlowedDrafter(FirstOf):
+class SlowedDrafter(FallbackDrafter):
     """A drafter that is slowed by a brake."""
 
     def __init__(
@@ -68,7 +68,7 @@ class SlowedDrafter(FirstOf):
 def slowed(drafter: Drafter, brake: Brake) -> Drafter:
     """Return the drafter with the brake on it, or on each of its choices."""
     choices = {name: SlowedDrafter(one, brake) for name, one in drafter.choices.items()}
-    return Routed(choices) if choices else SlowedDrafter(drafter, brake)
+    return RoutedDrafter(choices) if choices else SlowedDrafter(drafter, brake)
 
 
 LEAST_WORST = 0.9

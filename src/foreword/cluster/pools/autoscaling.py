@@ -3,7 +3,7 @@
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from statistics import fmean
 from time import monotonic
 from typing import Any
@@ -11,7 +11,7 @@ from urllib.error import URLError
 from urllib.request import Request, urlopen
 
 from foreword.cluster.pools.fleet import MemberFleet, numbers, resize
-from foreword.cluster.pools.members import TARGET, Member
+from foreword.cluster.pools.running import TARGET, Member
 from foreword.cluster.pools.scaling import Demand, NodeSpeed, Scaler, ScaleRule
 
 Fetch = Callable[[str], Any]
@@ -51,6 +51,9 @@ class NodeStatus:
     acceptance: float | None
 
 
+_REPORTED = tuple(field.name for field in fields(NodeStatus))[2:]  # keys of a node in `/health`
+
+
 def fetch_json(api_key: str = "") -> Fetch:
     """Return a function that fetches JSON, with an API key if given."""
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
@@ -68,11 +71,14 @@ def cluster_status(addresses: Mapping[str, str], fetch: Fetch) -> tuple[list[Tar
     for name, address in addresses.items():
         try:
             health = fetch(f"http://{address}/health")
-        except (OSError, URLError, ValueError) as error:
-            targets.append(TargetStatus(name, "down", reason=_why(error)))
+        except (OSError, ValueError) as error:
+            reason = error.reason if isinstance(error, URLError) else error
+            why = " ".join(str(reason).split()) or type(error).__name__
+            targets.append(TargetStatus(name, "down", reason=why))
             continue
         targets.append(_target(name, health))
-        nodes += [_node(name, node) for node in health.get("draft_nodes", ())]
+        for node in health.get("draft_nodes", ()):
+            nodes.append(NodeStatus(name, node["address"], *(node[key] for key in _REPORTED)))
     return targets, nodes
 
 
@@ -89,18 +95,8 @@ def _target(name: str, health: dict[str, Any]) -> TargetStatus:
     )
 
 
-def _why(error: Exception) -> str:
-    reason = error.reason if isinstance(error, URLError) else error
-    return " ".join(str(reason).split()) or type(error).__name__
-
-
-def _node(target: str, reported: dict[str, Any]) -> NodeStatus:
-    own = ("state", "reason", "homes", "waits", "trips", "first_ms", "level_ms", "acceptance")
-    return NodeStatus(target, reported["address"], *(reported[key] for key in own))
-
-
 class DemandWatch:
-    """Reads `/health` of all targets; step times are differences between reads."""
+    """Reads the demand of all targets from `/health`; step times are differences between two reads."""
 
     def __init__(self, fetch: Fetch) -> None:
         self._fetch = fetch

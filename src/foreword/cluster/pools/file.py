@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from foreword.cluster.address import NodeAddress
-from foreword.cluster.pools.members import (
+from foreword.cluster.pools.running import (
     NODE,
     NODES_LIST,
     ROUTER,
@@ -62,28 +62,25 @@ class NodeChoice:
         self._scale = scale
         self._is_listed = is_listed
 
-    def by(self, given: Mapping[str, Any], place: str) -> tuple[str, tuple[str, ...]]:
+    def by(self, given: "Section") -> tuple[str, tuple[str, ...]]:
         """Return a target's `--drafters`, and the named nodes if not all."""
         if "drafters" not in given:
             return self._all(), ()
-        value = given["drafters"]
+        value = given.values["drafters"]
         if isinstance(value, str) and value.startswith("@"):
             return value, ()
         is_list = isinstance(value, list)
-        named = names_of(given, "drafters", place) if is_list else entries(text_of(given, "drafters", place))
+        named = given.texts("drafters", "names") if is_list else entries(given.text("drafters"))
         for one in named:
-            self._check(one, place)
+            self._check(one, given)
         if self._is_listed and any(one in self._nodes for one in named):
             return NODES_LIST, tuple(name for one in named for name in self._replicas(one))
-        return ",".join(self._address(one) for one in named), ()
+        return ",".join(self._nodes[one].address if one in self._nodes else one for one in named), ()
 
     def _all(self) -> str:
         if self._is_listed and self._nodes:
             return NODES_LIST
         return ",".join(node.address for node in self._nodes.values())
-
-    def _address(self, one: str) -> str:
-        return self._nodes[one].address if one in self._nodes else one
 
     def _replicas(self, one: str) -> list[str]:
         """Return all possible replicas of a scaled node."""
@@ -91,33 +88,33 @@ class NodeChoice:
             return [one]
         return [self._nodes[one].replica(number).name for number in range(1, self._scale.most + 1)]
 
-    def _check(self, one: str, place: str) -> None:
+    def _check(self, one: str, given: "Section") -> None:
         if one in self._nodes:
             return
         try:
             NodeAddress.parse(one)
         except RequestError:
             known = ", ".join(self._nodes) or "none"
-            raise RequestError(
-                f"cluster file: {place}.drafters has {one!r}, which is neither one of the nodes ({known}) "
-                "nor an address (HOST:PORT or unix:/PATH)"
+            raise given.error(
+                "drafters",
+                f"has {one!r}, which is neither one of the nodes ({known}) "
+                "nor an address (HOST:PORT or unix:/PATH)",
             ) from None
 
 
 def read_cluster(path: Path) -> ClusterConfig:
     """Read and check the cluster file."""
-    given = mapping_of(_read(path), "the file", ("nodes", "targets", "router", "ray", "autoscale"))
-    nodes = [_node(one, f"nodes[{place}]") for place, one in enumerate(list_of(given, "nodes"))]
-    scale = _scale(given["autoscale"], nodes) if "autoscale" in given else None
-    ray = _ray(given["ray"]) if "ray" in given else None
-    comes_and_goes = ray is not None or scale is not None
-    listed = list_of(given, "targets")
-    choice = NodeChoice(nodes, scale, is_listed=comes_and_goes)
-    targets = [_target(one, f"targets[{place}]", choice) for place, one in enumerate(listed)]
+    given = Section(_read(path), "the file", ("nodes", "targets", "router", "ray", "autoscale"))
+    nodes = [_node(one, f"nodes[{index}]") for index, one in enumerate(given.items("nodes"))]
+    scale = _scale(given.values["autoscale"], nodes) if "autoscale" in given else None
+    ray = _ray(given.values["ray"]) if "ray" in given else None
+    choice = NodeChoice(nodes, scale, is_listed=ray is not None or scale is not None)
+    listed = given.items("targets")
+    targets = [_target(one, f"targets[{index}]", choice) for index, one in enumerate(listed)]
     members = [*nodes, *targets]
     if "router" in given:
-        behind = [TARGETS_LIST] if ray is not None else [member.address for member in targets]
-        members.append(_router(given["router"], behind))
+        addresses = [TARGETS_LIST] if ray is not None else [member.address for member in targets]
+        members.append(_router(given.values["router"], addresses))
     _check(members)
     if ray is None:
         _check_addresses(members)
@@ -169,142 +166,132 @@ def _read(path: Path) -> object:
         raise RequestError(f"cluster file {path} is neither YAML nor JSON: {reason}") from None
 
 
+class Section:
+    """One object of the cluster file; its methods return the values of its keys, checked."""
+
+    def __init__(self, value: object, place: str, known: Sequence[str] | None) -> None:
+        """`place` is its location in the file, for error messages; `known`: the permitted keys, None: all."""
+        if not isinstance(value, Mapping):
+            raise RequestError(f"cluster file: {place} must be an object")
+        for key in value if known is not None else ():
+            if key not in (known or ()):
+                raise RequestError(
+                    f"cluster file: {place} has an unknown key {key!r}; known are {', '.join(known or ())}"
+                )
+        self.values: Mapping[str, Any] = value
+        self._place = place
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.values
+
+    def items(self, key: str) -> list[object]:
+        found = self.values.get(key) or []
+        if not isinstance(found, list):
+            raise RequestError(f"cluster file: {key} must be a list")
+        return found
+
+    def text(self, key: str) -> str:
+        found = self.values.get(key)
+        if not isinstance(found, str) or not found:
+            raise self.error(key, f"must be a text, not {found!r}")
+        return found
+
+    def whole_number(self, key: str) -> int:
+        found = self.values.get(key)
+        if not isinstance(found, int) or isinstance(found, bool) or not 0 < found < 1 << 16:
+            raise self.error(key, f"must be a whole number from 1 to 65535, not {found!r}")
+        return found
+
+    def amount(self, key: str, default: float) -> float:
+        found = self.values.get(key, default)
+        if not isinstance(found, int | float) or isinstance(found, bool) or not 0 <= found < float("inf"):
+            raise self.error(key, f"must be a number from 0 on, not {found!r}")
+        return float(found)
+
+    def texts(self, key: str, of: str = "texts") -> tuple[str, ...]:
+        found = self.values.get(key, [])
+        if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
+            raise self.error(key, f"must be a list of {of}")
+        return tuple(found)
+
+    def listening(self) -> tuple[list[str], str]:
+        """Return the options that make a server listen, and its address."""
+        host, port = self.text("host") if "host" in self else "127.0.0.1", self.whole_number("port")
+        named = f"[{host}]" if ":" in host else host
+        return ["--host", host, "--port", str(port)], f"{named}:{port}"
+
+    def placed(self, member: Member) -> Member:
+        """Return the member with the CPUs and GPUs that it reserves."""
+        return replace(member, cpus=self.amount("cpus", 1.0), gpus=self.amount("gpus", 0.0))
+
+    def error(self, key: str, what: str) -> RequestError:
+        return RequestError(f"cluster file: {self._place}.{key} {what}")
+
+
 def _node(value: object, place: str) -> Member:
-    given = mapping_of(value, place, _NODE_KEYS)
-    listen = text_of(given, "listen", place)
+    given = Section(value, place, _NODE_KEYS)
+    name, listen = given.text("name"), given.text("listen")
     NodeAddress.parse(listen)
-    arguments = ["draft-node", "--model", text_of(given, "model", place), "--listen", listen]
+    arguments = ["draft-node", "--model", given.text("model"), "--listen", listen]
     for key in ("method", "labels"):
         if key in given:
-            arguments += [f"--{key}", text_of(given, key, place)]
+            arguments += [f"--{key}", given.text(key)]
     if "capacity" in given:
-        arguments += ["--capacity", str(number_of(given, "capacity", place))]
+        arguments += ["--capacity", str(given.whole_number("capacity"))]
     if "options" in given:
-        arguments += ["--options", json.dumps(mapping_of(given["options"], f"{place}.options", None))]
-    command = (*arguments, *names_of(given, "args", place, "texts"))
-    name = text_of(given, "name", place)
+        arguments += [
+            "--options",
+            json.dumps(Section(given.values["options"], f"{place}.options", None).values),
+        ]
     if set(name) & set(":,"):  # targets list nodes by name or address, separated by commas
-        raise RequestError(f"cluster file: {place}.name must have no colon and no comma: {name!r}")
-    return _placed(Member(name, NODE, command, listen), given, place)
+        raise given.error("name", f"must have no colon and no comma: {name!r}")
+    return given.placed(Member(name, NODE, (*arguments, *given.texts("args")), listen))
 
 
 def _target(value: object, place: str, nodes: NodeChoice) -> Member:
-    given = mapping_of(value, place, _TARGET_KEYS)
-    listening, address = _listening(given, place)
-    drafters, chosen_nodes = nodes.by(given, place)
-    arguments = ["serve", text_of(given, "model", place), *listening]
+    given = Section(value, place, _TARGET_KEYS)
+    options, address = given.listening()
+    drafters, chosen_nodes = nodes.by(given)
+    arguments = ["serve", given.text("model"), *options]
     if drafters:
         arguments += ["--drafters", drafters]
         if "labels" in given:
-            arguments += ["--drafters-labels", text_of(given, "labels", place)]
-    command = (*arguments, *names_of(given, "args", place, "texts"))
-    member = Member(text_of(given, "name", place), TARGET, command, address)
-    near = replace(member, near=names_of(given, "near", place), is_strict=given.get("strict") is True)
-    return _placed(replace(near, chosen_nodes=chosen_nodes), given, place)
+            arguments += ["--drafters-labels", given.text("labels")]
+    member = Member(given.text("name"), TARGET, (*arguments, *given.texts("args")), address)
+    near, is_strict = given.texts("near", "names"), given.values.get("strict") is True
+    return given.placed(replace(member, near=near, is_strict=is_strict, chosen_nodes=chosen_nodes))
 
 
 def _router(value: object, targets: Sequence[str]) -> Member:
-    given = mapping_of(value, "router", _ROUTER_KEYS)
-    listening, address = _listening(given, "router")
-    command = (
-        "router",
-        "--targets",
-        ",".join(targets),
-        *listening,
-        *names_of(given, "args", "router", "texts"),
-    )
-    return _placed(Member("router", ROUTER, command, address), given, "router")
-
-
-def _listening(given: Mapping[str, Any], place: str) -> tuple[list[str], str]:
-    host = text_of(given, "host", place) if "host" in given else "127.0.0.1"
-    port = number_of(given, "port", place)
-    named = f"[{host}]" if ":" in host else host
-    return ["--host", host, "--port", str(port)], f"{named}:{port}"
-
-
-def _placed(member: Member, given: Mapping[str, Any], place: str) -> Member:
-    cpus, gpus = amount_of(given, "cpus", place, 1.0), amount_of(given, "gpus", place, 0.0)
-    return replace(member, cpus=cpus, gpus=gpus)
+    given = Section(value, "router", _ROUTER_KEYS)
+    options, address = given.listening()
+    command = ("router", "--targets", ",".join(targets), *options, *given.texts("args"))
+    return given.placed(Member("router", ROUTER, command, address))
 
 
 def _ray(value: object) -> RaySettings:
-    given = mapping_of({} if value is None else value, "ray", ("address", "namespace"))
-    return RaySettings(**{key: text_of(given, key, "ray") for key in given})
+    given = Section({} if value is None else value, "ray", ("address", "namespace"))
+    return RaySettings(**{key: given.text(key) for key in given.values})
 
 
 def _scale(value: object, nodes: Sequence[Member]) -> ScaleRule:
-    given = mapping_of(value, "autoscale", _SCALE_KEYS)
-    node = text_of(given, "node", "autoscale")
+    given = Section(value, "autoscale", _SCALE_KEYS)
+    node = given.text("node")
     if node not in {member.name for member in nodes}:
-        raise RequestError(f"cluster file: autoscale.node must name one of the nodes, not {node!r}")
+        raise given.error("node", f"must name one of the nodes, not {node!r}")
     for taken in (member.name for member in nodes if replica_number(member.name, node) > 1):
         raise RequestError(f"cluster file: {taken!r} is what autoscale would call one more {node}; rename it")
     numbers: dict[str, Any] = {}
     for field in fields(ScaleRule):
         if field.name in given and field.name != "node":
-            number = amount_of(given, field.name, "autoscale", 0.0)
-            numbers[field.name] = int(number) if field.type == "int" or field.type is int else number
+            number = given.amount(field.name, 0.0)
+            numbers[field.name] = int(number) if field.type in ("int", int) else number
     rule = ScaleRule(node, **numbers)
     if bool(rule.node_price) != bool(rule.token_price):
         raise RequestError("cluster file: autoscale needs both of node_price and token_price, or neither")
-    if (
-        not 1 <= rule.least <= rule.most
-        or not 0 < rule.idle <= rule.use <= 1
-        or rule.levels < 1
-        or rule.ahead < 1
-    ):
+    is_ordered = 1 <= rule.least <= rule.most and 0 < rule.idle <= rule.use <= 1
+    if not is_ordered or rule.levels < 1 or rule.ahead < 1:
         raise RequestError(
             "cluster file: autoscale must have 1 <= least <= most, 0 < idle <= use <= 1, levels, ahead >= 1"
         )
     return rule
-
-
-def mapping_of(value: object, place: str, known: Sequence[str] | None) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise RequestError(f"cluster file: {place} must be an object")
-    for key in value:
-        if known is not None and key not in known:
-            raise RequestError(
-                f"cluster file: {place} has an unknown key {key!r}; known are {', '.join(known)}"
-            )
-    return value
-
-
-def list_of(given: Mapping[str, Any], key: str) -> list[object]:
-    found = given.get(key) or []
-    if not isinstance(found, list):
-        raise RequestError(f"cluster file: {key} must be a list")
-    return found
-
-
-def text_of(given: Mapping[str, Any], key: str, place: str) -> str:
-    found = given.get(key)
-    if not isinstance(found, str) or not found:
-        raise _wrong(place, key, "a text", found)
-    return found
-
-
-def number_of(given: Mapping[str, Any], key: str, place: str) -> int:
-    found = given.get(key)
-    if not isinstance(found, int) or isinstance(found, bool) or not 0 < found < 1 << 16:
-        raise _wrong(place, key, "a whole number from 1 to 65535", found)
-    return found
-
-
-def amount_of(given: Mapping[str, Any], key: str, place: str, default: float) -> float:
-    found = given.get(key, default)
-    if not isinstance(found, int | float) or isinstance(found, bool) or not 0 <= found < float("inf"):
-        raise _wrong(place, key, "a number from 0 on", found)
-    return float(found)
-
-
-def names_of(given: Mapping[str, Any], key: str, place: str, of: str = "names") -> tuple[str, ...]:
-    found = given.get(key, [])
-    if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
-        raise RequestError(f"cluster file: {place}.{key} must be a list of {of}")
-    return tuple(found)
-
-
-def _wrong(place: str, key: str, wanted: str, found: object) -> RequestError:
-    return RequestError(f"cluster file: {place}.{key} must be {wanted}, not {found!r}")

@@ -15,8 +15,16 @@ from typing import Any, Protocol
 from platformdirs import user_state_path
 
 from foreword.cluster.pools.file import ClusterConfig
-from foreword.cluster.pools.members import Member, lists_of, replica_number, write_lists
-from foreword.cluster.pools.running import Pools, Process, Stopping, launch
+from foreword.cluster.pools.running import (
+    Member,
+    Pools,
+    Process,
+    Stopping,
+    launch,
+    lists_of,
+    replica_number,
+    write_lists,
+)
 
 
 @dataclass(frozen=True)
@@ -38,23 +46,20 @@ class MemberFleet(Protocol):
         """Return the running members."""
         ...
 
-    def names(self) -> Collection[str]:
-        """Return the names of members that should run."""
-        ...
+    def names(self) -> Collection[str]: ...
 
     def add(self, member: Member) -> None: ...
 
-    def drop(self, name: str) -> None:
-        """End a node, which notifies its targets first."""
-        ...
+    def drop(self, name: str) -> None: ...
 
 
 def resize(fleet: MemberFleet, node: Member, size: int) -> None:
-    """Set the number of replicas of a node, keeping the lowest numbers."""
-    have = numbers(fleet, node.name)
-    for number in [number for number in range(1, size + 1) if number not in have][: max(size - len(have), 0)]:
+    """Set the number of replicas of a node: add the lowest free numbers, or end the highest."""
+    running = numbers(fleet, node.name)
+    free = [number for number in range(1, size + 1) if number not in running]
+    for number in free[: max(size - len(running), 0)]:
         fleet.add(node.replica(number))
-    for number in sorted(have, reverse=True)[: max(len(have) - size, 0)]:
+    for number in sorted(running, reverse=True)[: max(len(running) - size, 0)]:
         fleet.drop(node.replica(number).name)
 
 
@@ -143,7 +148,6 @@ class ClusterState:
         self._written: object = None
 
     def write(self, members: Sequence[MemberStatus]) -> None:
-        """Write the state if it changed."""
         reported = {"pid": os.getpid(), "members": [asdict(one) for one in members]}
         if reported != self._written:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -3,21 +3,121 @@
 import logging
 import math
 import os
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from tempfile import mkdtemp
+from time import monotonic
 from typing import Any
 
 from foreword.cluster.address import is_loopback
 from foreword.cluster.pools.file import ClusterConfig, RaySettings
 from foreword.cluster.pools.fleet import MemberLog, MemberStatus, resize
-from foreword.cluster.pools.members import NODE, ROUTER, TARGET, Member
-from foreword.cluster.pools.ray_member import AUTH_VARIABLE, MAX_REPLY_SECONDS, MemberActor, MemberRegistry
-from foreword.cluster.pools.running import CHECK_SECONDS, Stopping
+from foreword.cluster.pools.running import (
+    CHECK_SECONDS,
+    NODE,
+    ROUTER,
+    TARGET,
+    Member,
+    Pools,
+    Process,
+    Stopping,
+    launch,
+    write_lists,
+)
 from foreword.errors import RequestError
+
+SILENT_SECONDS = 10.0  # seconds without a message after which a member counts as gone
+
+
+class MemberRegistry:
+    """Registry that members update periodically, so that a restarted registry soon knows all."""
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
+        self._reports: dict[str, tuple[dict[str, Any], float]] = {}  # by name: report and its time
+
+    def report(self, reported: dict[str, Any]) -> list[dict[str, Any]]:
+        """Register a member; return all members."""
+        self._reports[reported["name"]] = reported, self._clock()
+        return self.members()
+
+    def leave(self, name: str) -> None:
+        """Remove a member that is leaving."""
+        self._reports.pop(name, None)
+
+    def members(self) -> list[dict[str, Any]]:
+        now = self._clock()
+        return [reported for reported, at in self._reports.values() if now - at <= SILENT_SECONDS]
+
+
+_log = logging.getLogger(__name__)
+
+Report = Callable[[dict[str, Any]], list[dict[str, Any]]]
+"""Reports a member to the registry and returns all members."""
+
+AUTH_VARIABLE = "RAY_AUTH_MODE"
+
+
+class MemberActor:
+    """Restarts the member's process when it ends, like the supervisor on one machine.
+
+    Ray restarts the actor when it or its machine ends; the process ends with it. A single thread does everything,
+    because the process is tied to it.
+    """
+
+    def __init__(
+        self,
+        member: Member,
+        machine: str,
+        report: Report,
+        start: Callable[[Member, Path], Process] = launch,
+        has_run: bool = False,
+    ) -> None:
+        """`has_run`: an earlier actor ran it, whose process may still be ending."""
+        self._member = member.on(machine)
+        self._machine = machine
+        self._report = report
+        self._lists = Path(mkdtemp(prefix="foreword-"))
+        write_lists(self._lists, [])
+        self._pools = Pools([member], lambda one: start(one, self._lists), have_run=has_run)
+        self._thread = threading.Thread(target=self._pools.run, args=(self.report_status,), name=member.name)
+
+    def run(self) -> None:
+        self._thread.start()
+
+    def report_status(self) -> None:
+        """Report to the registry, and write the lists."""
+        with suppress(Exception):  # the registry is restarting
+            listed = [(one["name"], one["kind"], one["address"]) for one in self._report(self.reported())]
+            write_lists(self._lists, listed, self._member.chosen_nodes)
+
+    def reported(self) -> dict[str, Any]:
+        member = self._member
+        restarts, is_refused = self._pools.restarts().get(member.name, 0), bool(self._pools.refused())
+        reported = MemberStatus(member.name, member.kind, member.address, restarts, self._machine, is_refused)
+        return asdict(reported)
+
+    def is_guarded(self) -> bool:
+        """Whether Ray requires a token here."""
+        return os.environ.get(AUTH_VARIABLE, "").lower() == "token"
+
+    def stop(self) -> None:
+        """End the process and wait for it."""
+        self._pools.stopped.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        for path in self._lists.iterdir():
+            path.unlink()
+        self._lists.rmdir()
+
+
+MAX_REPLY_SECONDS = 4 * CHECK_SECONDS  # timeout of the registry in seconds
 
 
 def import_ray() -> Any:  # noqa: ANN401 - an extra
-    """Import Ray, which takes a second."""
     try:
         import ray
         import ray.util.scheduling_strategies
@@ -76,8 +176,7 @@ def check_guarded(machines: int, guarded: Sequence[bool]) -> None:
 _log = logging.getLogger(__name__)
 
 REGISTRY = "registry"
-PLACED_SECONDS = 60.0
-"""Seconds that members may wait for placement before a warning."""
+PLACED_SECONDS = 60.0  # seconds that members may wait for placement before a warning
 
 
 class RayFleet:
@@ -88,9 +187,7 @@ class RayFleet:
         self._cluster = cluster
         self._ray = import_ray()
         address = cluster.ray.address
-        _log.info(
-            "%s ...", f"looking for the Ray at {address}" if address else "starting a Ray on this machine"
-        )
+        _log.info("%s ...", f"connecting to Ray at {address}" if address else "starting Ray on this machine")
         is_shared = connect(self._ray, cluster.ray, cluster.room)
         self._lifetime = "detached" if is_shared else None
         self._namespace = cluster.ray.namespace
@@ -119,7 +216,6 @@ class RayFleet:
                 self._actors[one] = self._ray.get_actor(one, self._namespace)
 
     def run(self, and_then: Callable[[], None]) -> None:
-        """Wait until `stopped` is set; Ray supervises."""
         try:
             while not self.stopped.wait(CHECK_SECONDS):
                 with suppress(self._ray.exceptions.RayError):  # the registry is restarting
@@ -128,7 +224,6 @@ class RayFleet:
             self.down()
 
     def members(self) -> list[MemberStatus]:
-        """Return the registered members."""
         reported = self._ray.get(self._registry.members.remote(), timeout=MAX_REPLY_SECONDS)
         members = [MemberStatus(**one) for one in reported]
         self._member_log.log_changes(members)
@@ -149,9 +244,9 @@ class RayFleet:
 
     def down(self) -> None:
         """End routers, then targets, then nodes, so that no node drains for an ended target."""
-        by_name = {one.name: one for one in self._cluster.members}
+        kinds = {one.name: one.kind for one in self._cluster.members}
         for kind in (ROUTER, TARGET, NODE):
-            self._end([actor for name, actor in self._actors.items() if _kind(by_name, name) == kind])
+            self._end([actor for name, actor in self._actors.items() if kinds.get(name, NODE) == kind])
         self._ray.kill(self._registry)
         for target in self._cluster.members:
             with suppress(ValueError):  # it has none
@@ -192,7 +287,8 @@ class RayFleet:
         options = {"num_cpus": member.cpus, "num_gpus": member.gpus}
         if strategy is not None:
             options["scheduling_strategy"] = strategy
-        _log.info("%s waits for its place (%s)", member.name, _needs(member))
+        resources = ", ".join(f"{amount:g} {name}" for name, amount in _bundle(member).items())
+        _log.info("%s waits for its place (%s)", member.name, resources)
         self._actors[member.name] = self._started(RayMember, member.name, member, self._namespace, **options)
 
     def _started(self, kind: type, name: str, *arguments: object, **options: Any) -> Any:  # noqa: ANN401 - Ray's
@@ -207,9 +303,9 @@ class RayFleet:
         """Refuse a Ray without authentication on several machines."""
         hosts = {one["NodeManagerAddress"] for one in self._ray.nodes() if one["Alive"]}
         replies = [] if len(hosts) == 1 else [actor.is_guarded.remote() for actor in self._actors.values()]
-        ready, _ = (
-            self._ray.wait(replies, num_returns=len(replies), timeout=PLACED_SECONDS) if replies else ([], [])
-        )
+        ready = []
+        if replies:
+            ready, _ = self._ray.wait(replies, num_returns=len(replies), timeout=PLACED_SECONDS)
         try:
             check_guarded(len(hosts), self._ray.get(ready))
         except RequestError:
@@ -223,12 +319,9 @@ class RayMember(MemberActor):
     def __init__(self, member: Member, namespace: str) -> None:
         ray = import_ray()
 
-        def report(reported: dict[str, Any]) -> list[dict[str, Any]]:
+        def report(reported: dict[str, Any]) -> Any:  # noqa: ANN401 - Ray's
             registry = ray.get_actor(REGISTRY, namespace)
-            members: list[dict[str, Any]] = ray.get(
-                registry.report.remote(reported), timeout=MAX_REPLY_SECONDS
-            )
-            return members
+            return ray.get(registry.report.remote(reported), timeout=MAX_REPLY_SECONDS)
 
         context = ray.get_runtime_context()
         here = context.get_node_id()
@@ -238,12 +331,5 @@ class RayMember(MemberActor):
 
 
 def _bundle(member: Member) -> dict[str, float]:
+    """Return the resources that Ray reserves for a member."""
     return {"CPU": member.cpus} | ({"GPU": member.gpus} if member.gpus else {})
-
-
-def _needs(member: Member) -> str:
-    return ", ".join(f"{amount:g} {name}" for name, amount in _bundle(member).items())
-
-
-def _kind(known: dict[str, Member], name: str) -> str:
-    return known[name].kind if name in known else NODE

@@ -1,4 +1,4 @@
-"""Starts the members of a cluster on this machine and restarts those that end."""
+"""The processes of a cluster: description, lists of their addresses, and supervisor on this machine."""
 
 import logging
 import os
@@ -6,24 +6,113 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
 from typing import Protocol
+from urllib.parse import quote
 
-from foreword.cluster.pools.members import NODE, ROUTER, TARGET, Member
+from foreword.cluster.address import NodeAddress
+
+NODE, TARGET, ROUTER = "node", "target", "router"
+
+NODES_LIST, TARGETS_LIST = "@{lists}/nodes", "@{lists}/targets"
+"""Arguments that refer to the lists of members; the folder is filled in at the start."""
+
+ANYWHERE = ("0.0.0.0", "::")  # wildcard hosts to listen on; others connect to the machine's name
+
+
+@dataclass(frozen=True)
+class Member:
+    """One process of a cluster."""
+
+    name: str
+    kind: str
+    arguments: tuple[str, ...]  # of the `foreword` command
+    address: str = ""  # public address
+    cpus: float = 1.0  # reserved by a scheduler
+    gpus: float = 0.0
+    near: tuple[str, ...] = ()  # nodes to place a target next to
+    chosen_nodes: tuple[str, ...] = ()  # nodes in a target's list; empty: all
+    is_strict: bool = False  # same machine required
+
+    @property
+    def is_target(self) -> bool:
+        return self.kind == TARGET
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.address}"
+
+    def command(self, lists: Path) -> list[str]:
+        """Return its command line, with the lists in this folder."""
+        known = {one: one.replace("{lists}", str(lists)) for one in (NODES_LIST, TARGETS_LIST)}
+        return [known.get(argument, argument) for argument in self.arguments]
+
+    def on(self, machine: str) -> "Member":
+        """Return the member on a machine with this address, which replaces wildcard hosts."""
+        host, _, port = self.address.rpartition(":")
+        if host.strip("[]") not in ANYWHERE:
+            return self
+        named = f"[{machine}]" if ":" in machine else machine
+        return replace(self, address=f"{named}:{port}")
+
+    def replica(self, number: int) -> "Member":
+        """Return another node like this one at the next port; replica 1 is the node itself."""
+        if number == 1:
+            return self
+        own = NodeAddress.parse(self.address)
+        path = f"{own.path}-{number}" if own.path else ""
+        other = NodeAddress(own.host, own.port + number - 1, path)
+        at = self.arguments.index("--listen") + 1
+        arguments = (*self.arguments[:at], str(other), *self.arguments[at + 1 :])
+        return replace(self, name=f"{self.name}-{number}", arguments=arguments, address=str(other))
+
+
+def replica_number(name: str, of: str) -> int:
+    """Return a replica's number; 0: not a replica of this node."""
+    if name == of:
+        return 1
+    number = name.removeprefix(f"{of}-")
+    return int(number) if name.startswith(f"{of}-") and number.isdecimal() else 0
+
+
+Listed = tuple[str, str, str]
+"""Name, kind and address of a member."""
+
+
+def lists_of(member: Member, folder: Path) -> Path:
+    """Return the folder of its lists; its own if it uses only some nodes."""
+    return folder / f"of-{quote(member.name, safe='')}" if member.chosen_nodes else folder
+
+
+def write_lists(folder: Path, members: Iterable[Listed], chosen_nodes: Collection[str] = ()) -> None:
+    """Write the lists of nodes and targets atomically."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    known = list(members)
+    nodes = {name: address for name, kind, address in known if kind == NODE}
+    if chosen_nodes:
+        elsewhere = [one for one in chosen_nodes if ":" in one]
+        nodes = {name: address for name, address in nodes.items() if name in chosen_nodes}
+        nodes |= {address: address for address in elsewhere}
+    _write(folder / "nodes", nodes.values())
+    _write(folder / "targets", [address for _, kind, address in known if kind == TARGET])
+
+
+def _write(path: Path, addresses: Iterable[str]) -> None:
+    text = "".join(f"{address}\n" for address in addresses)
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        new = path.with_suffix(f".{os.getpid()}")
+        new.write_text(text, encoding="utf-8")
+        new.replace(path)
+
 
 _log = logging.getLogger(__name__)
 
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
-"""Initial and maximum seconds before a restart; doubles each time."""
-
-CALM_SECONDS = 60.0
-"""Seconds after which a running member resets its pause."""
-
-REFUSED = 2
-"""Exit code of a member that refuses its arguments: a restart would fail again."""
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # initial and maximum seconds before a restart; doubles each time
+CALM_SECONDS = 60.0  # seconds after which a running member resets its pause
+REFUSED = 2  # exit code of a member that refuses its arguments: a restart would fail again
 
 CHECK_SECONDS = 0.5
 
@@ -32,9 +121,9 @@ _SLICE = 0.1
 
 
 class Stopping:
-    """Whether a stop was requested, by call or signal.
+    """Flag that a stop was requested, by call or signal.
 
-    A signal handler may interrupt itself, and would deadlock on the lock of an `Event`. So there is no lock.
+    It has no lock: a signal handler may interrupt itself, and would deadlock on the lock of an `Event`.
     """
 
     def __init__(self) -> None:
@@ -63,9 +152,7 @@ class Stopping:
 class Process(Protocol):
     """Interface of a running member's process."""
 
-    def poll(self) -> int | None:
-        """Return the exit code; None: running."""
-        ...
+    def poll(self) -> int | None: ...
 
     def terminate(self) -> None: ...
 
@@ -92,6 +179,10 @@ class _Running:
     is_refused: bool = False
     has_run: bool = False  # long enough to show that its arguments are valid
 
+    @property
+    def has_left(self) -> bool:
+        return self.is_leaving and (self.process is None or self.process.poll() is not None)
+
 
 @dataclass
 class Pools:
@@ -108,7 +199,6 @@ class Pools:
         self._running = [_Running(member, has_run=self.have_run) for member in self.members]
 
     def restarts(self) -> dict[str, int]:
-        """Return the number of restarts by name."""
         return {one.member.name: one.restarts for one in self._running if not one.is_leaving}
 
     def present(self) -> list[Member]:
@@ -124,7 +214,6 @@ class Pools:
         self._running.append(_Running(member))
 
     def drop(self, name: str) -> None:
-        """End a member."""
         for one in self._running:
             if one.member.name == name and not one.is_leaving:
                 one.is_leaving = True
@@ -134,7 +223,7 @@ class Pools:
     def check_members(self) -> None:
         """Start members that do not run and are due."""
         now = self.clock()
-        self._running = [one for one in self._running if not (one.is_leaving and _has_ended(one))]
+        self._running = [one for one in self._running if not one.has_left]
         for one in self._running:
             if one.is_leaving or one.is_refused:
                 continue
@@ -170,19 +259,15 @@ class Pools:
     def close(self, timeout: float = 45.0) -> None:
         """End all members; kill those that do not end in time."""
         for kind in (ROUTER, TARGET, NODE):
-            ending = [one for one in self._running if one.member.kind == kind and one.process is not None]
-            for one in ending:
-                assert one.process is not None
-                one.process.terminate()
-            for one in ending:
-                assert one.process is not None
+            ending = [one for one in self._running if one.member.kind == kind]
+            processes = [one.process for one in ending if one.process is not None]
+            for process in processes:
+                process.terminate()
+            for process in processes:
                 try:
-                    one.process.wait(timeout)
+                    process.wait(timeout)
                 except subprocess.TimeoutExpired:
-                    one.process.kill()
-                    one.process.wait()
+                    process.kill()
+                    process.wait()
+            for one in ending:
                 one.process = None
-
-
-def _has_ended(one: _Running) -> bool:
-    return one.process is None or one.process.poll() is not None

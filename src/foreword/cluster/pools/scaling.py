@@ -1,12 +1,12 @@
 """Number of draft nodes that targets need; also used by the simulator."""
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import monotonic
 
-UTILISATION = 0.7
-"""Fraction of a step in which a node may draft; the rest absorbs bursts and delays."""
+UTILISATION = 0.7  # fraction of a step in which a node may draft; the rest absorbs bursts and delays
 
 LevelSeconds = Callable[[int], float]
 """Seconds per level by number of concurrent requests, non-decreasing."""
@@ -37,30 +37,17 @@ def requests_per_node(work: DraftWork, level_seconds: LevelSeconds, capacity: in
         drafting = work.ahead * work.levels * level_seconds(requests)
         return drafting <= work.utilisation * work.step_seconds
 
-    fitting, too_many = 0, capacity + 1
-    while too_many - fitting > 1:
-        middle = (fitting + too_many) // 2
-        if fits(middle):
-            fitting = middle
-        else:
-            too_many = middle
-    return fitting
+    return bisect_left(range(1, capacity + 1), True, key=lambda requests: not fits(requests))
 
 
 def wanted_draft_nodes(requests: int, work: DraftWork, level_seconds: LevelSeconds, capacity: int) -> int:
-    """Return the nodes needed for `requests` requests; 0 if none suffices (`requests_per_node`).
-
-    The reserve is part of `DraftWork.utilisation`.
-    """
+    """Return the nodes needed for `requests` requests; 0 if no node can serve even one."""
     per_node = requests_per_node(work, level_seconds, capacity)
     return math.ceil(requests / per_node) if per_node else 0
 
 
-UNBOUNDED = 1 << 20
-"""Capacity of a node without a limit."""
-
-KEPT_FOR = 0.8
-"""Fraction of its price that a node must earn to stay: slightly less than for being added."""
+UNBOUNDED = 1 << 20  # capacity of a node without a limit
+KEPT_FOR = 0.8  # fraction of its price that a node must earn to stay: slightly less than for being added
 
 
 @dataclass(frozen=True)
@@ -117,7 +104,6 @@ def requests_served(speed: NodeSpeed, step_seconds: float, rule: ScaleRule, use:
 
 
 def nodes_needed(demands: Sequence[Demand], speed: NodeSpeed, rule: ScaleRule, use: float) -> int:
-    """Return the nodes needed by all targets together."""
     return min(max(math.ceil(_need(demands, speed, rule, use) - 1e-9), rule.least), rule.most)
 
 
@@ -182,6 +168,7 @@ class Scaler:
 
 
 def _since(before: float | None, holds: bool, now: float) -> float | None:
+    """Return since when a condition holds; None while it does not."""
     if not holds:
         return None
     return now if before is None else before

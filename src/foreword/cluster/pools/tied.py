@@ -14,8 +14,7 @@ from collections.abc import Callable
 
 _PR_SET_PDEATHSIG = 1
 
-POLL_SECONDS = 1.0
-"""Seconds between checks of the parent on systems that do not report its end."""
+POLL_SECONDS = 1.0  # seconds between checks of the parent on systems that do not report its end
 
 
 def main() -> None:

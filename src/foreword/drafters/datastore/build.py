@@ -1,5 +1,6 @@
-"""Builds a datastore: writes token ids, then sorts the suffixes shard by shard."""
+"""Builds a datastore: reads texts, writes token ids, then sorts the suffixes shard by shard."""
 
+import codecs
 import os
 import tempfile
 import zlib
@@ -22,27 +23,101 @@ from foreword.drafters.datastore.format import (
     separator,
     write_header,
 )
-from foreword.drafters.datastore.sources import Ids, read_ids
 from foreword.errors import RequestError
 from foreword.models.tokenization.tokenizer import Tokenizer
 from foreword.progress import StageProgress
 
+Ids = npt.NDArray[np.int64]
+
+TOKEN_SUFFIXES = (".npy", ".bin")  # suffixes of files with token ids; all other files are text
+_TEXT_BYTES = 1 << 22  # bytes of a text file that are read at once
+_PIECE = 1 << 20  # stored token ids that are read at once
+_PIECE_OF_TEXT = 1 << 16  # characters tokenized at once per core
+
+
+def read_ids(path: Path, tokenizer: Tokenizer) -> Iterator[tuple[Ids, int]]:
+    """Yield pieces of a file's token ids, each with the bytes of the file that it covers."""
+    read = _stored_ids if path.suffix.lower() in TOKEN_SUFFIXES else _text_ids
+    for ids, size in read(path, tokenizer):
+        if len(ids) and not 0 <= ids.min() <= ids.max() < tokenizer.vocab_size:
+            wrong = ids[(ids < 0) | (ids >= tokenizer.vocab_size)][0]
+            raise RequestError(
+                f"{path}: token id {wrong} is not in the vocabulary (0 .. {tokenizer.vocab_size - 1}); "
+                "name the model whose tokens these are with --model"
+            )
+        yield ids, size
+
+
+def _stored_ids(path: Path, tokenizer: Tokenizer) -> Iterator[tuple[Ids, int]]:
+    """Yield ids of a `.npy` file with one row of integers, or a `.bin` file of little-endian ints."""
+    try:
+        if path.suffix.lower() == ".npy":
+            stored = np.load(path, mmap_mode="r", allow_pickle=False)
+        else:
+            stored = np.memmap(path, f"<u{id_bytes_for(tokenizer.vocab_size)}", "r")
+    except (OSError, ValueError, EOFError) as error:
+        raise RequestError(f"{path} cannot be read as token ids: {error}") from None
+    if stored.ndim != 1 or stored.dtype.kind not in "iu":
+        raise RequestError(
+            f"{path}: token ids must be one row of integers, not {stored.dtype} {stored.shape}"
+        )
+    offset = getattr(stored, "offset", 0)
+    for start in range(0, len(stored), _PIECE):  # read, since mapped pages would count as our memory
+        count, begin = min(_PIECE, len(stored) - start), offset + start * stored.itemsize
+        piece = np.fromfile(path, stored.dtype, count, offset=begin)
+        yield piece.astype(np.int64), piece.nbytes
+
+
+def _text_ids(path: Path, tokenizer: Tokenizer) -> Iterator[tuple[Ids, int]]:
+    """Yield ids of a text file, cut at line ends if possible."""
+    decoder, rest = codecs.getincrementaldecoder("utf-8-sig")(), ""
+    try:
+        with path.open("rb") as file:
+            while chunk := file.read(_TEXT_BYTES):
+                text = rest + decoder.decode(chunk)
+                cut = _cut(text, 0, len(text))
+                rest = text[cut:]
+                yield _encode(tokenizer, text[:cut]), len(chunk)
+            rest += decoder.decode(b"", final=True)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else error.strerror or error
+        raise RequestError(f"{path} cannot be read as text: {reason}") from None
+    if rest:
+        yield _encode(tokenizer, rest), 0
+
+
+def _cut(text: str, start: int, end: int) -> int:
+    """Return the last line end between the two, otherwise the last space, otherwise `end`."""
+    after_line = text.rfind("\n", start, end) + 1
+    space = text.rfind(" ", start + 1, end)
+    return after_line if after_line > start else space if space > 0 else end
+
+
+def _encode(tokenizer: Tokenizer, text: str) -> Ids:
+    pieces, start = [], 0
+    while start < len(text):
+        end = start + _PIECE_OF_TEXT
+        cut = len(text) if end >= len(text) else _cut(text, start, end)
+        pieces.append(text[start:cut])
+        start = cut
+    encoded = [np.array(ids, np.int64) for ids in tokenizer.encode_many(pieces)]
+    return np.concatenate([np.empty(0, np.int64), *encoded])
+
+
 Words = npt.NDArray[np.uint64]
 Ints = npt.NDArray[np.int32]
 
-MOST_TOKENS = 1 << 30
-"""Maximum number of positions sorted at once: a 64-bit key holds a token and a position."""
+MOST_SORTED = 1 << 30  # maximum number of positions sorted at once: a 64-bit key holds a token and a position
 
 
 def sorted_suffixes(tokens: npt.NDArray[np.integer], count: int, depth: int) -> npt.NDArray[np.int64]:
-    """Return the positions 0 ..
+    """Return the first `count` positions, sorted by the `depth` tokens from each position on; ties by position.
 
-    count - 1, sorted by the `depth` tokens from each on; ties by position. `tokens` extend at least `depth` after the
-    last position, or end there. Sorting by 1, 2, 4, ... tokens takes the same few rounds for any text; positions with
-    a unique rank drop out.
+    `tokens` extend at least `depth` after the last position, or end there. Positions are sorted by 1, 2, 4, ... tokens,
+    so that any text takes the same few rounds. Positions with a unique rank drop out.
     """
-    if len(tokens) > MOST_TOKENS:
-        raise ValueError(f"at most {MOST_TOKENS} tokens are sorted at once, not {len(tokens)}")
+    if len(tokens) > MOST_SORTED:
+        raise ValueError(f"at most {MOST_SORTED} tokens are sorted at once, not {len(tokens)}")
     keys, length = _first_keys(tokens, depth)
     order, _ = _sorted_places(keys)
     # Rank of each position by `length` tokens: the index in `order` of the first position with the same tokens.
@@ -100,10 +175,8 @@ def _rank(order: Ints, keys: Words, places: Ints, ranks: Ints) -> Ints:
     return shared
 
 
-SHARD_TOKENS = 1 << 23
-"""Token ids sorted at once; sorting takes about 60 bytes per id."""
-
-MOST_TOKENS = (1 << 32) - 1
+SHARD_TOKENS = 1 << 23  # token ids sorted at once; sorting takes about 60 bytes per id
+MOST_TOKENS = (1 << 32) - 1  # maximum token ids of a datastore: positions are 32-bit numbers
 
 
 def build(
@@ -178,13 +251,12 @@ class _IdWriter:
 def _write_ids(
     writer: _IdWriter, files: Sequence[Path], tokenizer: Tokenizer, progress: StageProgress
 ) -> None:
-    sizes = [_size(path) for path in files]
-    done = 0
+    total, done = sum(map(_size, files)), 0
     for path in files:
         for ids, size in read_ids(path, tokenizer):
             writer.add(ids)
             done += size
-            progress(f"reading {path.name}", done, sum(sizes))
+            progress(f"reading {path.name}", done, total)
         writer.end_text()
 
 
@@ -216,7 +288,7 @@ def _write_order(
 
 @contextmanager
 def _unfinished(out: Path) -> Iterator[BinaryIO]:
-    """Yield a temporary file next to `out` that is renamed at the end, so that `out` is always complete."""
+    """Yield a temporary file that becomes `out` at the end, so that `out` is always complete."""
     new = [folder for folder in out.parents if not folder.exists()]  # deepest first
     try:
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import zlib
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import BinaryIO
@@ -19,11 +18,8 @@ from foreword.models.tokenization.tokenizer import Tokenizer
 from foreword.progress import Progress
 
 MAGIC = b"FWSTORE1"
-HEADER_BYTES = 1 << 16
-"""Size of the header section in bytes; the ids follow."""
-
-DEPTH = 16
-"""Tokens by which suffixes are sorted: the longest text that can be looked up."""
+HEADER_BYTES = 1 << 16  # size of the header section in bytes; the ids follow
+DEPTH = 16  # tokens by which suffixes are sorted: the longest text that can be looked up
 
 PADDING = DEPTH * 4
 """Separator bytes after the ids, so that the last suffixes can be compared like the others."""
@@ -58,13 +54,9 @@ class Header:
         return separator(self.id_bytes)
 
     @property
-    def ids_end(self) -> int:
-        return HEADER_BYTES + self.tokens * self.id_bytes
-
-    @property
     def order_start(self) -> int:
         """Offset of the positions: after ids and padding, a multiple of 8."""
-        return -(-(self.ids_end + PADDING) // 8) * 8
+        return -(-(HEADER_BYTES + self.tokens * self.id_bytes + PADDING) // 8) * 8
 
     @property
     def file_bytes(self) -> int:
@@ -147,20 +139,14 @@ def verify(path: Path, header: Header, progress: Progress | None = None) -> None
         done = 0
         sections = (header.order_start - HEADER_BYTES, header.ids_crc), (header.tokens * 4, header.order_crc)
         for length, expected in sections:
-            found = 0
-            for chunk in _chunks(file, length):
+            found, end = 0, done + length
+            while done < end and (chunk := file.read(min(end - done, _CHUNK))):
                 found = zlib.crc32(chunk, found)
                 done += len(chunk)
                 if progress is not None:
                     progress(done, header.file_bytes - HEADER_BYTES)
             if found != expected:
                 raise _damaged(path, "its checksum is wrong")
-
-
-def _chunks(file: BinaryIO, length: int) -> Iterator[bytes]:
-    while length > 0 and (chunk := file.read(min(length, _CHUNK))):
-        length -= len(chunk)
-        yield chunk
 
 
 def _damaged(path: Path, why: str) -> DatastoreError:

@@ -11,12 +11,12 @@ from foreword.acceptance.request import RECORD, DraftSampling
 from foreword.acceptance.rules.rule import Rule
 from foreword.acceptance.transfer import HostCopy
 from foreword.backends.interface import ChainPlan, Chains, ChainStop, PendingChains, Unsettled
-from foreword.drafters.heads.in_pages import Run
+from foreword.drafters.heads.in_pages import RowRange
 from foreword.drafters.heads.loading import DraftVocabulary
 from foreword.drafters.next_level import has_fixed_corrections
 from foreword.kv.sequence import KvSequence
 from foreword.speculation.confidence import CLASSES, EDGES, Stop
-from foreword.speculation.draft import DeviceTokens, Draft, marked_cold
+from foreword.speculation.draft import DeviceTokens, Draft, mark_cold
 from foreword.speculation.drafting import Commit, DraftTask, InFlight
 
 _EDGES = np.array(EDGES, np.float32)
@@ -57,7 +57,7 @@ def _stop_of(stops: tuple[Stop | None, ...], most: int) -> ChainStop:
     return ChainStop(_EDGES, rates, least)
 
 
-def unsettled(plan: ChainPlan, unjudged: Sequence[InFlight], drawn: Tensor) -> ChainPlan:
+def plan_after_pass(plan: ChainPlan, unjudged: Sequence[InFlight], drawn: Tensor) -> ChainPlan:
     """Adapt the plan to texts that a pass in flight is extending; their drafts are on one device."""
     most = max([len(one.draft) for one in unjudged])
     places = [(*one.tokens.places, *[-1] * (most - len(one.draft))) for one in unjudged]
@@ -72,7 +72,7 @@ def unsettled(plan: ChainPlan, unjudged: Sequence[InFlight], drawn: Tensor) -> C
     return replace(plan, lengths=plan.lengths + 1, unsettled=judged)
 
 
-def drafted(tasks: Sequence[DraftTask], chains: Chains) -> list[Draft]:
+def drafts_of_chains(tasks: Sequence[DraftTask], chains: Chains) -> list[Draft]:
     """Return the chains as drafts."""
     if isinstance(chains, PendingChains):
         source = chains.tokens
@@ -85,7 +85,7 @@ def drafted(tasks: Sequence[DraftTask], chains: Chains) -> list[Draft]:
         Draft.chain(tokens, len(task.request.tokens), task.request.epoch, confidence=confidence)
         for task, tokens, confidence in zip(tasks, chains.tokens, confidences, strict=True)
     ]
-    return list(marked_cold(drafts, chains.is_cold))
+    return list(mark_cold(drafts, chains.is_cold))
 
 
 def is_drawn_alone(sampling: DraftSampling) -> bool:
@@ -119,7 +119,7 @@ class EarlyChain:
         self.length = commit.first + commit.rows + 1  # the newest token has no row yet
         return is_same_pass
 
-    def draft_after(self, run: Run, task: DraftTask) -> Draft | None:
+    def draft_after(self, run: RowRange, task: DraftTask) -> Draft | None:
         """Return the requested draft if the chain follows this text and the rows of `run` are in place."""
         kv, wanted = run.pages.kv, min(task.max_nodes, task.max_depth)
         if self.kv is not kv or self.first != run.first or self.length != run.end:
@@ -148,7 +148,7 @@ class EarlyChains:
                 if chain is not None and not chain.learn(commit):
                     self.forget(commit.request.request_id)
 
-    def take(self, run: Run, task: DraftTask) -> Draft | None:
+    def take(self, run: RowRange, task: DraftTask) -> Draft | None:
         """Return the chain started for this text, if any; each chain is used once."""
         chain = self._early.pop(task.request.request_id, None)
         return None if chain is None else chain.draft_after(run, task)
@@ -157,7 +157,7 @@ class EarlyChains:
         self._early.pop(request_id, None)
 
 
-def joined(drafts: Sequence[Draft]) -> list[Draft]:
+def join_sources(drafts: Sequence[Draft]) -> list[Draft]:
     """Merge drafts of several device sources into one source, since a pass reads only one."""
     pending = [draft.device.source for draft in drafts if draft.device is not None]
     sources = list({id(source): source for source in pending}.values())

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from foreword.backends.batch import BatchArrays, Ints
 from foreword.backends.interface import HeadCall, HeadInput, HeadOutput
-from foreword.drafters.heads.chains import drafted, plan_chains
+from foreword.drafters.heads.chains import drafts_of_chains, plan_chains
 from foreword.drafters.heads.growing import draft_at_once, grow_levels, new_trees
 from foreword.drafters.heads.in_pages import HeadInPages, fill
 from foreword.drafters.heads.loading import (
@@ -17,15 +17,15 @@ from foreword.drafters.heads.loading import (
     HeadConfig,
     LoadedHead,
     drafts_where,
-    head_builder,
+    head_drafter_kind,
     load_head,
 )
-from foreword.drafters.registry import DrafterResources, drawn_kind
+from foreword.drafters.registry import drawn_kind
 from foreword.drafters.trees import HeadTree
 from foreword.errors import RequestError
 from foreword.kv.paged_cache import PagedCache
 from foreword.models.heads.spec import CONFIDENCE
-from foreword.speculation.draft import ROOT, Draft, marked_cold
+from foreword.speculation.draft import ROOT, Draft, mark_cold
 from foreword.speculation.drafting import DraftTask, RequestRows
 from foreword.speculation.layout import SequenceRows
 
@@ -34,9 +34,10 @@ STATE_OFFSET = 0
 
 
 class DFlashHead(HeadInPages):
-    """Rows of committed tokens are computed from the target's states; rows of a block are discarded after the draft.
+    """Drafts a block of tokens in one pass.
 
-    A block always has its training size, since its rows attend to each other.
+    Rows of committed tokens are computed from the target's states; rows of a block are discarded after the draft. A
+    block always has its training size, because its rows attend to each other.
     """
 
     def __init__(self, head: LoadedHead, width: int) -> None:
@@ -65,8 +66,8 @@ class DFlashHead(HeadInPages):
         output = self._runner.draft(HeadCall(blocks, store, plan, context))
         fill(runs)
         if not isinstance(output, HeadOutput):
-            return drafted(tasks, output)
-        return marked_cold(self._draft(tasks, places, output), output.is_cold)
+            return drafts_of_chains(tasks, output)
+        return mark_cold(self._draft(tasks, places, output), output.is_cold)
 
     def _block_rows(
         self, cache: PagedCache, parts: Sequence[SequenceRows], places: Sequence[int], starts: Ints
@@ -110,12 +111,7 @@ def _see_all(arrays: BatchArrays, parts: Sequence[SequenceRows]) -> None:
         row += rows
 
 
-DFLASH = drawn_kind(
-    "a head that fills a block of masks in one pass",
-    HeadConfig,
-    head_builder("dflash", DFlashHead),
-    traits=HEAD,
-)
+DFLASH = head_drafter_kind("dflash", "a head that fills a block of masks in one pass", DFlashHead)
 
 
 @dataclass(frozen=True)
@@ -173,12 +169,11 @@ def _tokens(tree: HeadTree) -> list[int]:
     return [tree.request.tokens[-1] if node == ROOT else tree.tokens[node] for node in tree.frontier]
 
 
-def build_dspark(config: DSparkConfig, resources: DrafterResources) -> DSparkHead:
-    """Load the head for the target."""
-    head = load_head(config.model, "dspark", resources)
-    return DSparkHead(head, config.tree_width, config.confidence)
-
-
 DSPARK = drawn_kind(
-    "a DFlash head with a Markov head over the tokens of a block", DSparkConfig, build_dspark, traits=HEAD
+    "a DFlash head with a Markov head over the tokens of a block",
+    DSparkConfig,
+    lambda config, resources: DSparkHead(
+        load_head(config.model, "dspark", resources), config.tree_width, config.confidence
+    ),
+    traits=HEAD,
 )

@@ -12,28 +12,28 @@ from foreword.backends.interface import HeadCall, HeadInput, HeadOutput, KnownCh
 from foreword.drafters.heads.chains import (
     EarlyChain,
     EarlyChains,
-    drafted,
+    drafts_of_chains,
     is_drawn_alone,
-    joined,
+    join_sources,
+    plan_after_pass,
     plan_chains,
-    unsettled,
 )
 from foreword.drafters.heads.growing import GrowthStart, draft_at_once, grow_by_passes
-from foreword.drafters.heads.in_pages import HeadInPages, Run, fill
+from foreword.drafters.heads.in_pages import HeadInPages, RowRange, fill
 from foreword.drafters.heads.loading import (
     HEAD,
     HEAD_BY_LEVEL,
     HeadConfig,
     LoadedHead,
     drafts_where,
-    head_builder,
+    head_drafter_kind,
     load_head,
 )
 from foreword.drafters.registry import DrafterResources, drawn_kind
 from foreword.drafters.trees import HeadTree
 from foreword.kv.states import States, stacked
 from foreword.models.heads.layouts.eagle import MASK_HIDDEN
-from foreword.speculation.draft import NO_DRAFT, Draft, marked_cold
+from foreword.speculation.draft import NO_DRAFT, Draft, mark_cold
 from foreword.speculation.drafting import Commit, DraftRequest, DraftTask, InFlight, RequestRows
 from foreword.speculation.layout import SequenceRows
 
@@ -63,12 +63,10 @@ class StepwiseHead(HeadInPages):
         return drafts_where(tasks, list(map(self._newest, tasks)), self._draft)
 
     def observe(self, commits: Sequence[Commit]) -> None:
-        """Store the newest states, and tell chains started early which text they follow."""
         super().observe(commits)
         self._early.observe(commits)
 
     def forget(self, request: DraftRequest) -> None:
-        """Drop the request's early chain; its rows are freed with the pages."""
         self._early.forget(request.request_id)
 
     def draft_early(self, unjudged: Sequence[InFlight], hidden: Mapping[Tap, Tensor], drawn: Tensor) -> bool:
@@ -81,7 +79,7 @@ class StepwiseHead(HeadInPages):
         if plan is None:
             return False
         rows = self._rows_after(going, hidden)
-        call = HeadCall(rows, _pages(tasks[0]).store, unsettled(plan, going, drawn))
+        call = HeadCall(rows, _pages(tasks[0]).store, plan_after_pass(plan, going, drawn))
         chains = self._runner.draft(call)
         if not isinstance(chains, PendingChains):
             return isinstance(chains, KnownChains) and chains.is_cold
@@ -91,12 +89,12 @@ class StepwiseHead(HeadInPages):
         return chains.tokens.is_cold
 
     def _is_up_to_date(self, unjudged: InFlight) -> bool:
-        """Whether all earlier rows are filled and there is room for all possible tokens."""
+        """Return whether all earlier rows are filled and there is room for all tokens that may come."""
         pages, length = _pages(unjudged.task), len(unjudged.task.request.tokens)
         return self._rows_of(pages).end == length and pages.kv.reserved > length + len(unjudged.draft)
 
     def _rows_after(self, going: Sequence[InFlight], hidden: Mapping[Tap, Tensor]) -> HeadInput:
-        """Return a row for every token that the texts may gain; each draft starts after its first."""
+        """Return a row for every token that the pass in flight may commit; drafts start after the first of each."""
         parts, starts, bounds = [], [], []
         for one in going:
             pages, tokens, rows = _pages(one.task), one.task.request.tokens, 1 + len(one.draft)
@@ -109,17 +107,17 @@ class StepwiseHead(HeadInPages):
         states = joined_states(hidden, self._taps)
         return HeadInput(arrays, np.array(starts, np.int32), _contiguous(states, bounds), are_own=False)
 
-    def _newest(self, task: DraftTask) -> Run | None:
-        """Return the rows up to the newest token, which is always run because its logits are needed."""
+    def _newest(self, task: DraftTask) -> RowRange | None:
+        """Return the missing rows and the newest token's row, whose logits start the draft; None without states."""
         if task.pages is None or task.max_nodes < 1 or task.max_depth < 1:
             return None
         rows, end = self._rows_of(task.pages), len(task.request.tokens)
         first = min(rows.missing_from(STATE_OFFSET), end - 1)
         if first - STATE_OFFSET < rows.first_known or rows.known < end - STATE_OFFSET or end <= STATE_OFFSET:
             return None
-        return Run(task.pages, rows, task.request.tokens, first, end, STATE_OFFSET)
+        return RowRange(task.pages, rows, task.request.tokens, first, end, STATE_OFFSET)
 
-    def _draft(self, tasks: list[DraftTask], runs: list[Run]) -> list[Draft]:
+    def _draft(self, tasks: list[DraftTask], runs: list[RowRange]) -> list[Draft]:
         if self.traits.stops_itself and len(tasks) > 1:
             alone = [is_drawn_alone(task.request.sampling) for task in tasks]
             if any(alone) and not all(alone):
@@ -128,34 +126,27 @@ class StepwiseHead(HeadInPages):
         fill([run for run, draft in zip(runs, early, strict=True) if draft is not None])
         others = [run if draft is None else None for run, draft in zip(runs, early, strict=True)]
         made = drafts_where(tasks, others, self._draft_now)
-        return joined([new if old is None else old for old, new in zip(early, made, strict=True)])
+        return join_sources([new if old is None else old for old, new in zip(early, made, strict=True)])
 
-    def _draft_apart(self, tasks: list[DraftTask], runs: list[Run], alone: list[bool]) -> list[Draft]:
+    def _draft_apart(self, tasks: list[DraftTask], runs: list[RowRange], alone: list[bool]) -> list[Draft]:
         """Draft separately for requests that need more than logits (grammar, bias), so that the others use chains."""
-        halves = [
-            drafts_where(
-                tasks,
-                [run if own is half else None for run, own in zip(runs, alone, strict=True)],
-                self._draft,
-            )
-            for half in (True, False)
-        ]
+        chained = [run if own else None for run, own in zip(runs, alone, strict=True)]
+        others = [None if own else run for run, own in zip(runs, alone, strict=True)]
+        halves = (drafts_where(tasks, half, self._draft) for half in (chained, others))
         return [first if own else second for own, first, second in zip(alone, *halves, strict=True)]
 
-    def _draft_now(self, tasks: list[DraftTask], runs: list[Run]) -> list[Draft]:
+    def _draft_now(self, tasks: list[DraftTask], runs: list[RowRange]) -> list[Draft]:
         """Draft in one call of the runner, or level by level if it returns logits."""
         # The last draft token needs no row.
         rooms = [run.pages.kv.reserved - run.end + 1 for run in runs]
-        plan = (
-            plan_chains(tasks, rooms, self._vocabulary, self.traits.stops_itself)
-            if self._width == 1
-            else None
-        )
+        plan = None
+        if self._width == 1:
+            plan = plan_chains(tasks, rooms, self._vocabulary, self.traits.stops_itself)
         rows, store = self._true_rows(runs, wanted=1), runs[0].pages.store
         output = self._runner.draft(HeadCall(rows, store, plan))
         fill(runs)
         if not isinstance(output, HeadOutput):
-            return drafted(tasks, output)
+            return drafts_of_chains(tasks, output)
         trees = [
             HeadTree(task, self._width, run.pages.kv.reserved - run.end)
             for task, run in zip(tasks, runs, strict=True)
@@ -178,19 +169,11 @@ def _contiguous(states: States, bounds: Sequence[tuple[int, int]]) -> States:
     return stacked([states[first:end] for first, end in bounds])
 
 
-EAGLE = drawn_kind(
-    "an EAGLE-1 or EAGLE-2 head on the target's last hidden states",
-    HeadConfig,
-    head_builder("eagle", StepwiseHead),
-    traits=HEAD_BY_LEVEL,
+EAGLE = head_drafter_kind(
+    "eagle", "an EAGLE-1 or EAGLE-2 head on the target's last hidden states", StepwiseHead, HEAD_BY_LEVEL
 )
-
-
-EAGLE3 = drawn_kind(
-    "an EAGLE-3 head on the target's hidden states",
-    HeadConfig,
-    head_builder("eagle3", StepwiseHead),
-    traits=HEAD_BY_LEVEL,
+EAGLE3 = head_drafter_kind(
+    "eagle3", "an EAGLE-3 head on the target's hidden states", StepwiseHead, HEAD_BY_LEVEL
 )
 
 
@@ -204,7 +187,7 @@ class PEagleHead(StepwiseHead):
         assert head.spec.mask_token_id is not None
         self._mask, self._mask_features = head.spec.mask_token_id, head.own[MASK_HIDDEN].view(1, -1)
 
-    def _draft(self, tasks: list[DraftTask], runs: list[Run]) -> list[Draft]:
+    def _draft(self, tasks: list[DraftTask], runs: list[RowRange]) -> list[Draft]:
         tails = [
             Draft.chain(
                 [self._mask] * min(task.max_nodes - 1, task.max_depth - 1, run.pages.kv.reserved - run.end),
@@ -218,17 +201,12 @@ class PEagleHead(StepwiseHead):
         output = self._runner.draft(HeadCall(rows, runs[0].pages.store, plan))
         fill(runs)
         if not isinstance(output, HeadOutput):
-            return drafted(tasks, output)
+            return drafts_of_chains(tasks, output)
         drafts = draft_at_once(tasks, places, output.logits, self._vocabulary, self._width)
-        return list(marked_cold(drafts, output.is_cold))
+        return list(mark_cold(drafts, output.is_cold))
 
 
-P_EAGLE = drawn_kind(
-    "an EAGLE-3 head that drafts many tokens in one pass",
-    HeadConfig,
-    head_builder("p_eagle", PEagleHead),
-    traits=HEAD,
-)
+P_EAGLE = head_drafter_kind("p_eagle", "an EAGLE-3 head that drafts many tokens in one pass", PEagleHead)
 
 
 @dataclass(frozen=True)
@@ -239,7 +217,6 @@ class MtpConfig(HeadConfig):
 
 
 def build_mtp(config: MtpConfig, resources: DrafterResources) -> StepwiseHead:
-    """Load the module for the target."""
     head = load_head(config.model, "mtp", resources)
     taps = tuple(Tap(tap.layer, not config.pre_norm) for tap in head.taps)
     return StepwiseHead(replace(head, taps=taps), config.tree_width)

@@ -86,7 +86,8 @@ def grow_by_passes(
         if len(going) < len(trees):
             trees, starts, tables = [trees[place] for place in going], starts[going], tables[going]
         arrays = level_arrays(trees, tables, store.page_size)
-        states = _selected(output.states, sources)
+        is_all = sources == list(range(len(output.states)))  # then no copy is needed
+        states = output.states if is_all else output.states[torch.tensor(sources)]
         output = head_output(runner, HeadInput(arrays, starts, states, are_own=True), store)
 
 
@@ -99,11 +100,6 @@ def _sources(trees: Sequence[HeadTree], sizes: Sequence[int]) -> list[int]:
             rows += (first + place for place in tree.sources)
         first += size
     return rows
-
-
-def _selected(states: Tensor, rows: list[int]) -> Tensor:
-    """Return these rows, without a copy if they are all rows in order."""
-    return states if rows == list(range(len(states))) else states[torch.tensor(rows)]
 
 
 def draft_at_once(

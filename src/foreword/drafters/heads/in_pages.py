@@ -18,8 +18,7 @@ from foreword.speculation.drafting import Commit, Drafter, DrafterNeeds, DraftTa
 from foreword.speculation.layout import BatchBuffers, SequenceRows
 from foreword.speculation.observing import KeptStates
 
-FILLED_AT_ONCE = 16
-"""Committed rows left to the next draft; longer stretches are filled on `observe`."""
+FILLED_AT_ONCE = 16  # committed rows left to the next draft; longer stretches are filled on `observe`
 
 KEPT_TOGETHER, KEPT_ALONE = 256, 16
 """Maximum rows of a pass whose states are stored as one tensor, when several requests or only one are observed.
@@ -28,7 +27,7 @@ Such a tensor lives as long as any of its rows, so that prompts are copied inste
 """
 
 
-class Run(NamedTuple):
+class RowRange(NamedTuple):
     """Rows of one request that are computed from the target's states."""
 
     pages: RequestRows
@@ -40,21 +39,21 @@ class Run(NamedTuple):
 
     @property
     def start(self) -> int:
-        """The first row that these attend to."""
+        """The first row to which these rows attend."""
         return self.first if self.first > self.rows.end else max(self.rows.begin, self.state_offset)
 
 
 class HeadInPages(Drafter):
-    """Base class of heads whose rows live in the request's pages.
+    """Base class of heads with KV rows in the request's pages.
 
     Rows of committed tokens are computed from the target's states. Rows of draft tokens are computed from the head's
-    own states, and computed again when their tokens are committed.
+    states, and computed again from the target's when their tokens are committed.
     """
 
     traits = HEAD
 
     def __init__(self, head: LoadedRows, state_offset: int, scratch: int) -> None:
-        """A row is computed from the states `state_offset` positions earlier; that many first tokens have none."""
+        """A row is computed from the states `state_offset` positions earlier, so the first tokens have no row."""
         self._filler = head.runner
         self._kind = head.rows.name
         self._taps = head.taps
@@ -79,7 +78,7 @@ class HeadInPages(Drafter):
             if commit.is_on and commit.settled - rows.end > FILLED_AT_ONCE:
                 first, end = rows.missing_from(state_offset), min(commit.settled, rows.known + state_offset)
                 if end - first > FILLED_AT_ONCE:
-                    runs.append(Run(commit.pages, rows, commit.request.tokens, first, end, state_offset))
+                    runs.append(RowRange(commit.pages, rows, commit.request.tokens, first, end, state_offset))
         if runs:
             self._fill_rows(runs)
         for rows in observed:
@@ -98,19 +97,15 @@ class HeadInPages(Drafter):
             return None
         return task.pages if self._rows_of(task.pages).known >= len(task.request.tokens) - 1 else None
 
-    def _missing(self, tasks: Sequence[DraftTask], pages: Sequence[RequestRows]) -> tuple[list[Run], Ints]:
+    def _missing(
+        self, tasks: Sequence[DraftTask], pages: Sequence[RequestRows]
+    ) -> tuple[list[RowRange], Ints]:
         """Return the missing rows of committed tokens, and the first row that each request attends to."""
         runs, starts = [], []
         for task, found in zip(tasks, pages, strict=True):
-            rows, end = self._rows_of(found), len(task.request.tokens) - 1
-            run = Run(
-                found,
-                rows,
-                task.request.tokens,
-                rows.missing_from(self._state_offset),
-                end,
-                self._state_offset,
-            )
+            rows, tokens, offset = self._rows_of(found), task.request.tokens, self._state_offset
+            end = len(tokens) - 1
+            run = RowRange(found, rows, tokens, rows.missing_from(offset), end, offset)
             runs += [run] if run.first < end else []
             starts.append(run.start if run.first < end else rows.begin)
         return runs, np.array(starts, np.int32)
@@ -138,14 +133,14 @@ class HeadInPages(Drafter):
                 return of_pass.states[states.first : states.stop].copy()
         return torch.cat([states[tap] for tap in self._taps], dim=-1)
 
-    def _fill_rows(self, runs: Sequence[Run]) -> None:
+    def _fill_rows(self, runs: Sequence[RowRange]) -> None:
         """Compute rows from the target's states."""
         head_output(self._filler, self._true_rows(runs, wanted=0), runs[0].pages.store)
         fill(runs)
 
     def _true_rows(
         self,
-        runs: Sequence[Run],
+        runs: Sequence[RowRange],
         wanted: int,
         tails: Sequence[Draft] | None = None,
         tail_features: Tensor | None = None,
@@ -166,8 +161,7 @@ class HeadInPages(Drafter):
         return HeadInput(arrays, starts, stacked(states), are_own=False)
 
 
-def fill(runs: Sequence[Run]) -> None:
-    """Mark the rows as filled."""
+def fill(runs: Sequence[RowRange]) -> None:
     for run in runs:
         run.rows.fill(run.first, run.end)
         run.rows.mark(run.pages.kv.chain)

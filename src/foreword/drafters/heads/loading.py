@@ -12,11 +12,10 @@ from torch import Tensor
 from foreword.backends.batch import MAX_DRAFT_NODES, Ints, Tap
 from foreword.backends.interface import HeadRunner, RowsRunner
 from foreword.drafters.names import OWN_METHODS
-from foreword.drafters.registry import DrafterResources
+from foreword.drafters.registry import DrafterKind, DrafterResources, drawn_kind
 from foreword.errors import RequestError
 from foreword.kernels.placement import placement_of
 from foreword.kv.spec import RowSpec
-from foreword.models.formats.checkpoint import Checkpoint
 from foreword.models.heads.files import HeadFiles
 from foreword.models.heads.layouts.common import head_kind
 from foreword.models.heads.opening import Head, open_head, with_output, without_copies
@@ -79,10 +78,9 @@ class DraftVocabulary:
 
 
 HEAD = Traits(DraftSource.HEAD, needs_target="it reads the hidden states of the target's pass")
-"""Traits of all heads."""
+"""Traits of heads that draft all tokens at once."""
 
-HEAD_BY_LEVEL = replace(HEAD, drafts_by_level=True)
-"""Traits of heads that draft token by token."""
+HEAD_BY_LEVEL = replace(HEAD, drafts_by_level=True)  # traits of heads that draft token by token
 
 
 @dataclass(frozen=True)
@@ -139,11 +137,15 @@ def load_head(model: str, kind: str, resources: DrafterResources) -> LoadedHead:
     )
 
 
-def head_builder(
-    method: str, drafter: Callable[[LoadedHead, int], Drafter]
-) -> Callable[[HeadConfig, DrafterResources], Drafter]:
-    """Return a function that loads a head of this method and creates its drafter."""
-    return lambda config, resources: drafter(load_head(config.model, method, resources), config.tree_width)
+def head_drafter_kind(
+    method: str, summary: str, drafter: Callable[[LoadedHead, int], Drafter], traits: Traits = HEAD
+) -> DrafterKind:
+    """Return the registry entry of a head whose `drafter` is created from the loaded head and a tree width."""
+
+    def build(config: HeadConfig, resources: DrafterResources) -> Drafter:
+        return drafter(load_head(config.model, method, resources), config.tree_width)
+
+    return drawn_kind(summary, HeadConfig, build, traits=traits)
 
 
 def drafts_where(
@@ -166,7 +168,12 @@ def head_path(model: str, kind: str, resources: DrafterResources) -> Path:
     if model:
         return resolve_model(model)
     if kind == "mtp":
-        return _own_files(resources.checkpoint)
+        path = resources.checkpoint.path
+        if path.is_file():
+            raise RequestError(
+                f"{path} holds no mtp head: one file has the decoder alone; use the model's own directory"
+            )
+        return path
     shipped = find_head(resources.checkpoint, resources.checkpoint.tokenizer())
     if shipped is not None and shipped.method == kind:
         return shipped.path
@@ -175,14 +182,6 @@ def head_path(model: str, kind: str, resources: DrafterResources) -> Path:
         f"speculation: {kind} needs a head, and {there} ships with foreword for this model: "
         'give a path or hub id as "model", or train a head (foreword train --help)'
     )
-
-
-def _own_files(checkpoint: Checkpoint) -> Path:
-    if checkpoint.path.is_file():
-        raise RequestError(
-            f"{checkpoint.path} holds no mtp head: one file has the decoder alone; use the model's own directory"
-        )
-    return checkpoint.path
 
 
 def open_fitting(path: Path, kind: str, resources: DrafterResources, is_inside: bool = False) -> Head:
@@ -195,6 +194,7 @@ def open_fitting(path: Path, kind: str, resources: DrafterResources, is_inside: 
 
 
 def taps_of(spec: HeadSpec) -> tuple[Tap, ...]:
+    """Return the hidden states that a head reads."""
     return tuple(Tap(boundary, spec.reads_normed) for boundary in spec.boundaries or ())
 
 

@@ -1,6 +1,6 @@
 """Drafts the tokens that a structured-output grammar forces."""
 
-from foreword.drafters.lookup.by_request import LookupDrafter
+from foreword.drafters.lookup.base import LookupDrafter
 from foreword.drafters.registry import NoSettings, chosen_kind
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import DraftTask, Traits
@@ -29,7 +29,7 @@ class GrammarDrafter(LookupDrafter[None]):
 
 
 KIND = chosen_kind(
-    "follows the form that the answer must have, where it leaves no choice",
+    "drafts the tokens that a structured-output grammar forces",
     NoSettings,
     lambda _, __: GrammarDrafter(),
     traits=GrammarDrafter.traits,

@@ -8,14 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from foreword.drafters.lookup.by_request import LookupDrafter
-from foreword.drafters.lookup.judged_draft import READS_DRAWS, JudgedDraft
+from foreword.drafters.lookup.base import READS_DRAWS, JudgedDraft, LookupDrafter
 from foreword.drafters.registry import NoSettings, chosen_kind
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Commit, DraftTask
 
-_BYTES_PER_REQUEST = 3_000
-"""Approximate bytes per request, mostly the random generator."""
+_BYTES_PER_REQUEST = 3_000  # approximate bytes per request, mostly the random generator
 
 
 @dataclass
@@ -41,11 +39,9 @@ class JacobiDrafter(LookupDrafter[_Ahead]):
                 ahead.end = len(commit.request.tokens)
 
     def memory_bytes(self) -> int:
-        """Estimate the memory of all running requests."""
         return len(self._known) * _BYTES_PER_REQUEST
 
     def draft(self, task: DraftTask) -> Draft:
-        """Return a chain of the maximum length."""
         request = task.request
         ahead = self._known.setdefault(request.request_id, _Ahead())
         length = min(task.max_nodes, task.max_depth)
@@ -70,7 +66,7 @@ def _next_draft(drafted: Sequence[int], commit: Commit) -> list[int]:
 
 
 KIND = chosen_kind(
-    "repeats what the target drew for the places ahead",
+    "drafts the tokens that the target drew for later positions",
     NoSettings,
     lambda _, __: JacobiDrafter(),
     traits=JacobiDrafter.traits,

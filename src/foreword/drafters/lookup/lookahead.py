@@ -1,10 +1,9 @@
-"""Lookahead decoding (Fu et al.
+"""Lookahead decoding (arXiv 2402.02057, Fu et al. 2024): a Jacobi window fills a pool of n-grams that yields drafts.
 
-2024, arXiv 2402.02057): a Jacobi window yields n-grams, whose pool yields drafts. The window is part of the pass that
-verifies the draft. It has one column per future position and one row per earlier step. The target's draw after the
-last row completes an n-gram in every column. The window is a tree: the parent of (row r, column j) is (r - 1, j),
-that of (0, j) is (0, j - 1), and (0, 0) is the text's newest token. A window node that happens to be right is
-accepted like any other.
+The window is part of the pass that verifies the draft. It has one column per future position and one row per earlier
+step. The target's draw after the last row completes an n-gram in every column. The window is a tree: the parent of
+(row r, column j) is (r - 1, j), that of (0, j) is (0, j - 1), and (0, 0) is the text's newest token. A correct window
+node is accepted like any other node.
 """
 
 from collections import OrderedDict
@@ -13,9 +12,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple
 
-from foreword.drafters.lookup.by_request import LookupDrafter
-from foreword.drafters.lookup.judged_draft import READS_DRAWS, JudgedDraft
+from foreword.drafters.lookup.base import READS_DRAWS, JudgedDraft, LookupDrafter
 from foreword.drafters.registry import chosen_kind
+from foreword.drafters.trees import TreeBuilder
 from foreword.errors import RequestError
 from foreword.speculation.draft import ROOT, Draft
 from foreword.speculation.drafting import Commit, DraftRequest, DraftTask
@@ -62,7 +61,6 @@ class NgramPool:
         return list(reversed(followers))
 
     def memory_bytes(self) -> int:
-        """Return the approximate size in bytes."""
         return self._count * _BYTES_PER_GRAM
 
     def _drop_oldest(self) -> None:
@@ -73,8 +71,7 @@ class NgramPool:
             del self._grams[oldest]
 
 
-_BYTES_PER_REQUEST = 4_000
-"""Approximate bytes per request's window, mostly the random generator."""
+_BYTES_PER_REQUEST = 4_000  # approximate bytes per request's window, mostly the random generator
 
 
 @dataclass(frozen=True)
@@ -139,25 +136,30 @@ class LookaheadDrafter(LookupDrafter["_RequestWindow"]):
                 window_state.observe(commit)
 
     def memory_bytes(self) -> int:
-        """Return the approximate bytes of all windows and pools."""
         pools = sum(window_state.pool.memory_bytes() for window_state in self._known.values())
         return pools + len(self._known) * _BYTES_PER_REQUEST
 
     def draft(self, task: DraftTask) -> Draft:
-        """Return n-grams and window as one tree."""
         request = task.request
         window_state = self._known.get(request.request_id)
         if window_state is None or window_state.read_tokens > len(request.tokens):
             window_state = self._known[request.request_id] = _RequestWindow(self._config)
         window_state.read(request)
         size = fitting_window(self._config, task.max_nodes, task.max_depth)
-        tree = _GrowingTree(task.max_nodes - size.nodes, task.max_depth)
+        tree = TreeBuilder()
         for gram in window_state.pool.after(request.tokens[-1]):
-            tree.add(gram)
-        tree.max_nodes = task.max_nodes
+            _add_path(tree, gram[: task.max_depth], task.max_nodes - size.nodes)
         for path in window_state.window(request, size):
-            tree.add(path)
-        return Draft(tuple(tree.tokens), tuple(tree.parents), len(request.tokens), request.epoch)
+            _add_path(tree, path[: task.max_depth], task.max_nodes)
+        return Draft(tree.tokens, tree.parents, len(request.tokens), request.epoch)
+
+
+def _add_path(tree: TreeBuilder, path: Sequence[int], max_nodes: int) -> None:
+    """Add a path from the text's end, as far as it fits into `max_nodes`."""
+    parent: int | None = ROOT
+    for token in path:
+        if parent is not None:
+            parent = tree.add(parent, token, max_nodes)
 
 
 class _RequestWindow:
@@ -214,32 +216,8 @@ class _RequestWindow:
         self._rows = [*(row[: len(drawn)] for row in kept), drawn]
 
 
-class _GrowingTree:
-    """A tree that merges paths."""
-
-    def __init__(self, max_nodes: int, max_depth: int) -> None:
-        self.max_nodes = max_nodes
-        self._max_depth = max_depth
-        self.tokens: list[int] = []
-        self.parents: list[int] = []
-        self._nodes: dict[tuple[int, int], int] = {}
-
-    def add(self, path: Sequence[int]) -> None:
-        """Add a path from the text's end, as far as it fits."""
-        parent = ROOT
-        for token in path[: self._max_depth]:
-            node = self._nodes.get((parent, token))
-            if node is None:
-                if len(self.tokens) >= self.max_nodes:
-                    return
-                node = self._nodes[parent, token] = len(self.tokens)
-                self.tokens.append(token)
-                self.parents.append(parent)
-            parent = node
-
-
 KIND = chosen_kind(
-    "n-grams that the target itself makes in a window beside the draft",
+    "drafts n-grams that the target produces in a window beside the draft",
     LookaheadConfig,
     lambda settings, _: LookaheadDrafter(settings),
     makes_trees=lambda _: True,

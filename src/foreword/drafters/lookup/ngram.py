@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from foreword.drafters.lookup.by_request import LookupDrafter
+from foreword.drafters.lookup.base import LookupDrafter
 from foreword.drafters.registry import chosen_kind
 from foreword.errors import RequestError
 from foreword.speculation.draft import Draft
@@ -12,14 +12,12 @@ from foreword.speculation.drafting import DraftRequest, DraftTask, Traits
 _BYTES_PER_RUN, _BYTES_PER_REPEATED = 120, 300
 """Approximate bytes per indexed run, and per run seen more than once, by tracemalloc on CPython 3.11."""
 
-LONGEST_MATCH = 9
-"""Maximum match length that is measured for the confidence."""
+LONGEST_MATCH = 9  # maximum match length that is measured for the confidence
 
 _CONFIDENCE = (0.0, 0.4, 0.6, 0.75, 0.75, 0.9, 0.9, 0.9, 0.9, 0.97)
 """Confidence by match length before a draft token, including draft tokens."""
 
-_BYTES_PER_TOKEN = 8
-"""Approximate bytes per token of an indexed text besides its runs."""
+_BYTES_PER_TOKEN = 8  # approximate bytes per token of an indexed text besides its runs
 
 
 @dataclass(frozen=True)
@@ -93,7 +91,9 @@ class NgramIndex:
             found = self._followers.get(tuple(self._tokens[-size:]))
             if found is not None and size <= len(self._tokens):
                 start = found if isinstance(found, int) else found.best
-                return self._copy_from(start, count), self._match_before(start, size)
+                period = len(self._tokens) - start  # a copy beyond the text's end repeats itself
+                copied = [self._tokens[start + offset % period] for offset in range(count)]
+                return copied, self._match_before(start, size)
         return [], 0
 
     def _match_before(self, start: int, known: int) -> int:
@@ -103,12 +103,7 @@ class NgramIndex:
             known += 1
         return known
 
-    def _copy_from(self, start: int, count: int) -> list[int]:
-        period = len(self._tokens) - start  # beyond the text's end the copy reads itself
-        return [self._tokens[start + offset % period] for offset in range(count)]
-
     def memory_bytes(self) -> int:
-        """Return the approximate size in bytes."""
         runs = len(self._followers) * _BYTES_PER_RUN + self._repeated * _BYTES_PER_REPEATED
         return runs + len(self._tokens) * _BYTES_PER_TOKEN
 
@@ -126,11 +121,9 @@ class NgramDrafter(LookupDrafter[tuple[int, NgramIndex]]):
         self._config = config
 
     def memory_bytes(self) -> int:
-        """Return the approximate bytes of all indexes."""
         return sum(index.memory_bytes() for _, index in self._known.values())
 
     def draft(self, task: DraftTask) -> Draft:
-        """Return a chain; empty without a match."""
         request = task.request
         index = self._index(request)
         index.extend(request.tokens[len(index) :])

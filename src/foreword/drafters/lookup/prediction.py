@@ -4,25 +4,19 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 
-from foreword.drafters.lookup.by_request import LookupDrafter
+from foreword.drafters.lookup.base import LookupDrafter
 from foreword.drafters.registry import NoSettings, chosen_kind
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import DraftTask, Traits
 
-_COMPARED = 8
-"""Trailing answer tokens compared when searching for its position."""
-
-_LOOKED_AT = 64
-"""Candidate positions per direction: limits the work for very repetitive texts."""
-
-_NEAR = 32
-"""Maximum distance of a position supported by a single token."""
+_COMPARED = 8  # trailing answer tokens compared when searching for its position
+_LOOKED_AT = 64  # candidate positions per direction: limits the work for very repetitive texts
+_NEAR = 32  # maximum distance of a position supported by a single token
 
 _TRUSTED = 4
 """Consecutive tokens that make a position certain; until then searches start at the last certain one."""
 
-_BYTES_PER_TOKEN = 120
-"""Approximate bytes per predicted token, by tracemalloc on CPython 3.11."""
+_BYTES_PER_TOKEN = 120  # approximate bytes per predicted token, by tracemalloc on CPython 3.11
 
 
 class Follower:
@@ -38,13 +32,12 @@ class Follower:
         self._certain = 0  # last certain position
         # tokens supporting the position; initially the answer is assumed to start with the text
         self._run = _TRUSTED
-        self._unclaimed = 0  # tokens since the position was lost
-        self._doubtful = 0  # matched tokens that are not confirmed yet
+        self._unclaimed = 0  # answer tokens since the position was lost
+        self._doubtful = 0  # matched answer tokens that are not confirmed yet
         self.read_tokens = 0
         self.followed = 0  # answer tokens found in the text
 
     def read(self, tokens: Sequence[int]) -> None:
-        """Append tokens of the answer."""
         for token in tokens:
             self._tail.append(token)
             self.read_tokens += 1
@@ -67,7 +60,6 @@ class Follower:
         return self._expected[self._next : self._next + count]
 
     def memory_bytes(self) -> int:
-        """Return the approximate size in bytes."""
         return _BYTES_PER_TOKEN * len(self._expected)
 
     def _go_on(self, position: int, run: int, found: int) -> None:
@@ -116,7 +108,6 @@ class PredictionDrafter(LookupDrafter[Follower]):
     traits = Traits(follows="prediction")
 
     def memory_bytes(self) -> int:
-        """Return the approximate bytes of all expected texts."""
         return sum(follower.memory_bytes() for follower in self._known.values())
 
     def draft(self, task: DraftTask) -> Draft:

@@ -7,7 +7,7 @@ import numpy as np
 
 from foreword.drafters.datastore.format import DEPTH, DatastoreError, fingerprint
 from foreword.drafters.datastore.search import Datastore, Ints
-from foreword.drafters.lookup.by_request import LookupDrafter
+from foreword.drafters.lookup.base import LookupDrafter
 from foreword.drafters.registry import DrafterResources, chosen_kind
 from foreword.errors import RequestError
 from foreword.speculation.draft import ROOT, Draft
@@ -66,7 +66,6 @@ class RestDrafter(LookupDrafter[None]):
         return 0
 
     def draft(self, task: DraftTask) -> Draft:
-        """Return a tree; empty without a match."""
         request, config = task.request, self._config
         end = np.array(request.tokens[-config.max_match :], np.int64)
         matches = self._store.longest_matches(end, config.min_match, config.max_matches)
@@ -109,5 +108,8 @@ def most_frequent(
 
 
 KIND = chosen_kind(
-    "continues as the texts of a datastore do", RestConfig, build_rest, makes_trees=lambda _: True
+    "drafts continuations found in a datastore of texts",
+    RestConfig,
+    build_rest,
+    makes_trees=lambda _: True,
 )

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from foreword.drafters.lookup.by_request import LookupDrafter
+from foreword.drafters.lookup.base import LookupDrafter
 from foreword.drafters.lookup.suffix_automaton import ROOT, SuffixAutomaton
 from foreword.drafters.registry import DrafterResources, chosen_kind
 from foreword.errors import RequestError
@@ -13,15 +13,9 @@ from foreword.speculation import draft as drafts
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import DraftRequest, DraftTask, Traits
 
-_REMATCHED = 64
-"""Tokens read again to find a request's position in a changed store."""
-
-_WIDEST = 8
-"""Maximum continuations per node that are considered."""
-
-
-MOST_TENANTS = 256
-"""Maximum number of tenants with stored answers; the least recently active are dropped."""
+_REMATCHED = 64  # tokens read again to find a request's position in a changed store
+_WIDEST = 8  # maximum continuations per node that are considered
+MOST_TENANTS = 256  # maximum number of tenants with stored answers; the least recently active are dropped
 
 
 @dataclass(frozen=True)
@@ -48,7 +42,7 @@ class SuffixConfig:
 class SuffixStore:
     """Past answers of one tenant in two generations; when the newer one is full, the older one is dropped.
 
-    Nothing is rebuilt, which would block the engine for many steps.
+    Rebuilding one store instead would block the engine for many steps.
     """
 
     def __init__(self, max_tokens: int) -> None:
@@ -74,7 +68,6 @@ class SuffixStore:
         self.version += 1
 
     def memory_bytes(self) -> int:
-        """Return the approximate size in bytes."""
         return sum(automaton.memory_bytes() for automaton in self.automata)
 
 
@@ -98,7 +91,6 @@ class _RequestText:
         self._places = [(ROOT, 0) for _ in store.automata]  # (state, match length) per automaton of the store
 
     def read(self, tokens: Sequence[int]) -> None:
-        """Append the request's new tokens."""
         fresh = tokens[self.own.num_tokens :]
         self.own.extend(fresh)
         if self._version != self._store.version:
@@ -177,7 +169,7 @@ class SuffixDrafter(LookupDrafter[_RequestText]):
             if match.length >= self._config.min_match
         ]
         best = max(trees, key=lambda tree: tree.expected, default=LikelyTree())
-        return Draft(tuple(best.tokens), tuple(best.parents), len(request.tokens), request.epoch)
+        return Draft(best.tokens, best.parents, len(request.tokens), request.epoch)
 
     def _reader(self, request: DraftRequest) -> _RequestText:
         reader = self._known.get(request.request_id)
@@ -195,7 +187,6 @@ class LikelyTree:
         self.expected = 0.0
 
     def add(self, token: int, parent: int, probability: float) -> int:
-        """Append a node; return its index."""
         self.tokens.append(token)
         self.parents.append(parent)
         self.expected += probability

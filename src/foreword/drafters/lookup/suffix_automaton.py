@@ -6,8 +6,7 @@ ROOT = 0
 _COUNTED_SUFFIXES = 32
 """Longest suffixes whose counts are updated per token: limits the work on repetitive text."""
 
-_BYTES_PER_STATE = 330
-"""Approximate bytes per state with its edges, by tracemalloc on CPython 3.11."""
+_BYTES_PER_STATE = 330  # approximate bytes per state with its edges, by tracemalloc on CPython 3.11
 
 
 class SuffixAutomaton:
@@ -26,11 +25,10 @@ class SuffixAutomaton:
         self._last = ROOT
 
     def memory_bytes(self) -> int:
-        """Return the approximate size in bytes."""
         return (len(self.edges) - 1) * _BYTES_PER_STATE
 
     def start_text(self) -> None:
-        """Start a new text that does not continue the previous one."""
+        """Start a new text, which does not continue the previous one."""
         self._last = ROOT
 
     def extend(self, tokens: Sequence[int]) -> None:

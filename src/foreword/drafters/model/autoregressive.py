@@ -41,11 +41,11 @@ class DraftingSize:
 
 
 class AutoregressiveDrafter(Drafter):
-    """Drafts with a decoder whose own KV cache may lag the requests.
+    """Drafts with a decoder that has a KV cache of its own.
 
-    `propose` first processes the tokens committed since the last call, at most one pass per call. A long prompt thus
-    delays no other request; until the drafter has caught up, it returns no draft for that request. Common prefixes of
-    a tenant are processed once.
+    `propose` first processes the tokens committed since the last call, in one pass of limited size. So a long prompt
+    delays no other request; its request gets no draft until the text is processed. Common prefixes of a tenant are
+    processed once.
     """
 
     traits = Traits(DraftSource.MODEL, drafts_by_level=True)
@@ -92,7 +92,6 @@ class AutoregressiveDrafter(Drafter):
         return [growing[index].draft() if index in growing else Draft() for index in range(len(tasks))]
 
     def forget(self, request: DraftRequest) -> None:
-        """Release the KV of an ended request."""
         known = self._known.pop(request.request_id, None)
         if known is not None:
             self._cache.close(known[1])
@@ -103,7 +102,6 @@ class AutoregressiveDrafter(Drafter):
         return self._weight_bytes + kv
 
     def check_integrity(self) -> None:
-        """Raise `AssertionError` if its KV bookkeeping is inconsistent."""
         self._cache.check_integrity()
 
     def _reserve(self, task: DraftTask) -> bool:
@@ -173,8 +171,7 @@ class AutoregressiveDrafter(Drafter):
             tree.stand_for(source, its)
 
     def _catch_up(self, trees: Sequence[GrowingTree]) -> tuple[list[GrowingTree], Tensor]:
-        """Process committed tokens of many requests in one pass; return the trees that are up to date and
-        their logits."""
+        """Process committed tokens in one pass; return the trees whose text is processed, and their logits."""
         missing_rows = [len(tree.request.tokens) - 1 - self._kv(tree.request).computed for tree in trees]
         # Short backlogs first: a long text must not delay other drafts.
         shares = fair_shares(missing_rows, self._size.rows_per_pass)
@@ -190,14 +187,11 @@ class AutoregressiveDrafter(Drafter):
         for part in rows:
             newest = part.run_logits
             self._cache.advance(part.kv, part.run - newest)
-            self._publish(part.kv, part.tokens)
+            # Full pages are published without the newest token's row, which is computed again.
+            if part.kv.computed // PAGE_SIZE > part.kv.published:
+                self._cache.publish(part.kv, part.tokens[:-1])
             self._cache.advance(part.kv, newest)
         return ready, logits
-
-    def _publish(self, kv: KvSequence, tokens: Sequence[int]) -> None:
-        """Publish full pages for other requests, without the newest token's row, which is computed again."""
-        if kv.computed // PAGE_SIZE > kv.published:
-            self._cache.publish(kv, tokens[:-1])
 
     def _newest_level(self, tree: GrowingTree) -> SequenceRows:
         return SequenceRows(self._kv(tree.request), tree.request.tokens, 0, tree.draft(), tree.frontier[0])

@@ -145,7 +145,9 @@ class LayerSkipConfig:
     own_kv: bool = False
 
     def __post_init__(self) -> None:
-        if self.layers is not None and not _are_numbers(self.layers):
+        listed = self.layers if isinstance(self.layers, list | tuple) else ()
+        is_list = bool(listed) and all(type(layer) is int for layer in listed)
+        if self.layers is not None and not is_list:
             raise RequestError(
                 "speculation: layers must be a list of the layers that run, such as [0, 1, 2, 3], "
                 f"not {self.layers!r}"[:300]
@@ -168,12 +170,6 @@ class LayerSkipConfig:
         if self.layers is None:
             return tuple(range(self.exit_layer or max(1, num_layers // 2)))
         return tuple(self.layers)
-
-
-def _are_numbers(value: object) -> bool:
-    """Return whether the value is a list of integers."""
-    listed = value if isinstance(value, list | tuple) else ()
-    return bool(listed) and all(isinstance(one, int) and not isinstance(one, bool) for one in listed)
 
 
 def build_layer_skip(config: LayerSkipConfig, resources: DrafterResources) -> Drafter:
@@ -202,14 +198,13 @@ def _exit_head(
 ) -> ExitHead | None:
     """Return the exit drafter; None if it needs its own KV rows for all layers."""
     size = DraftingSize(config.tree_width)
-    attention, layer = adapter.config.layer.attention, adapter.exit_layer
     if adapter.config.num_layers != 1 or config.own_kv:
         return None
-    name = f"exit:{adapter.path.resolve()}"
+    name, layer = f"exit:{adapter.path.resolve()}", adapter.exit_layer
     runner = resources.target.heads.exit(adapter, layer, name)
     if runner is None:
         return None
-    rows = RowSpec(name, 1, *attention.kept)
+    rows = RowSpec(name, 1, *adapter.config.layer.attention.kept)
     vocabulary = DraftVocabulary(None, resources.vocab_size, resources.target.device)
     return ExitHead(LoadedRows(runner, rows, (Tap(layer),), vocabulary), size.tree_width)
 

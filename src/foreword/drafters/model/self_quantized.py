@@ -16,8 +16,7 @@ from foreword.models.config import ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint, QuantizedTensor
 from foreword.models.tokenization.tokenizer import Tokenizer
 
-GROUP = 32
-"""Weights per scale and minimum, as in GGUF's Q4_1."""
+GROUP = 32  # weights per scale and minimum, as in GGUF's Q4_1
 
 
 @dataclass(frozen=True)

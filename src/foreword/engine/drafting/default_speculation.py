@@ -43,12 +43,12 @@ def choose_speculation(
     """Resolve a `speculation` setting for this backend; `head` is the head shipped for the model.
 
     `auto` enables speculation only if texts do not depend on the number of tokens in a pass. A setting that names the
-    head's method uses the shipped head; one that names the default methods is the default.
+    method of the shipped head uses that head.
     """
     given = _named(setting, None if head is None else _with_head(head))
     if given is not None:
         return SpeculationChoice(given, "named in the settings")
-    if not is_auto(setting):
+    if setting is not True and setting != "auto":
         return SpeculationChoice(None, "switched off")
     if not is_shape_invariant:
         return SpeculationChoice(
@@ -69,11 +69,6 @@ def choose_speculation(
     return SpeculationChoice(
         config, "drafts cannot change a text here, and are made where the measured gain is positive"
     )
-
-
-def is_auto(setting: SpeculationOption) -> bool:
-    """Return whether the setting leaves the choice of drafter to the engine."""
-    return setting is True or setting == "auto"
 
 
 def check_choice(setting: SpeculationOption) -> SpeculationConfig | None:

@@ -12,7 +12,13 @@ from threading import Lock
 from foreword.acceptance.rules.rule import Rule, check_exact
 from foreword.backends.batch import check_taps
 from foreword.drafters.config import SpeculationConfig, SpeculationSetting, parse_setting
-from foreword.engine.drafting.known_answers import NO_HINTS, AnswerHints, Chosen, HintedDrafter, parts_of
+from foreword.engine.drafting.known_answers import (
+    NO_HINTS,
+    AnswerHints,
+    HintedDrafter,
+    PooledChoices,
+    parts_of,
+)
 from foreword.errors import RequestError
 from foreword.speculation.drafting import (
     NO_NEEDS,
@@ -33,13 +39,12 @@ def needs_of_all(default: DraftPlan | None, others: Sequence[Drafter]) -> Drafte
     return reduce(or_, [one.traits.needs for one in known], NO_NEEDS)
 
 
-MAX_DRAFTERS = 16
-"""Number of cached drafters; the least recently requested one is released first."""
+MAX_DRAFTERS = 16  # number of cached drafters; the least recently requested one is released first
 
 Build = Callable[[SpeculationConfig], Drafter]
 
 
-class PagesLackRows(RequestError):  # noqa: N818 - reads as what is wrong
+class PagesLackRows(RequestError):  # noqa: N818 - names the problem
     """A drafter needs rows in the KV pages, but the pages were laid out without them."""
 
 
@@ -65,7 +70,9 @@ class DrafterPool:
         self._drafters: dict[str, Drafter] = {}  # by configuration, least recently used first
         self._users: Counter[int] = Counter()  # active requests by the drafter's id()
         self._blocks = 0  # number of open `none_closed` blocks
-        self._combined: dict[tuple[str | int, ...], HintedDrafter | Chosen] = {}  # by the drafters' id()
+        self._combined: dict[
+            tuple[str | int, ...], HintedDrafter | PooledChoices
+        ] = {}  # by the drafters' id()
         self._leaving: dict[int, Drafter] = {}  # released drafters by id(), closed when unused
         self._lock = Lock()  # requests come from any thread
         self._building = Lock()
@@ -78,7 +85,7 @@ class DrafterPool:
     def set_default(self, config: SpeculationConfig | None) -> None:
         """Set the drafter of requests that name none (None: no drafter), and release the previous one."""
         before = None if self.default_config is None else _key(self.default_config)
-        self.default = None if config is None else self._get(config)
+        self.default = None if config is None else self._plan_of(config)
         self.default_config = config
         if before is not None and (config is None or before != _key(config)):
             with self._lock:
@@ -86,53 +93,53 @@ class DrafterPool:
 
     def offer(self, config: SpeculationConfig) -> Drafter:
         """Create a drafter in advance for later requests."""
-        return self._get(config).drafter
+        return self._plan_of(config).drafter
 
-    def resolve(self, setting: SpeculationSetting, known: AnswerHints = NO_HINTS) -> DraftPlan | None:
+    def resolve(self, setting: SpeculationSetting, hints: AnswerHints = NO_HINTS) -> DraftPlan | None:
         """Return the draft plan of a request with this setting; see `SpeculationConfig.parse`."""
         config = parse_setting(setting, self.default_config)
         plan = self.default
         if config is not self.default_config:
-            plan = None if config is None else self._get(config)
-        return self.with_hints(plan, setting, known)
+            plan = None if config is None else self._plan_of(config)
+        return self.with_hints(plan, setting, hints)
 
     def with_hints(
-        self, plan: DraftPlan | None, setting: SpeculationSetting, known: AnswerHints
+        self, plan: DraftPlan | None, setting: SpeculationSetting, hints: AnswerHints
     ) -> DraftPlan | None:
-        """Return the plan preceded by drafters that use the request's prediction or grammar."""
-        for config in self._first(setting, known, is_speculating=plan is not None):
-            plan = self._after(self._get(config), plan)
+        """Return a plan that first calls the drafters of the request's prediction and grammar."""
+        for config in self._hint_configs(setting, hints, is_speculating=plan is not None):
+            plan = self._combine(self._plan_of(config), plan)
         return plan
 
     def among(self, configs: Mapping[str, SpeculationConfig]) -> DraftPlan:
         """Return a plan that lets the policy choose between these drafters, keyed by the given names."""
-        plans = {name: self._get(config) for name, config in configs.items()}
+        plans = {name: self._plan_of(config) for name, config in configs.items()}
         if len(plans) == 1:
             ((name, plan),) = plans.items()
             return replace(plan, method=name)
         with self._lock:
             key: tuple[str | int, ...] = (*plans, *(id(plan.drafter) for plan in plans.values()))
-            chosen = Chosen({name: plan.drafter for name, plan in plans.items()})
+            chosen = PooledChoices({name: plan.drafter for name, plan in plans.items()})
             drafter = self._combined.setdefault(key, chosen)
         most = max(plan.max_nodes for plan in plans.values())
         depth = max(plan.max_depth for plan in plans.values())
         return DraftPlan("+".join(plans), drafter, most, depth)
 
-    def is_ready(self, setting: SpeculationSetting, known: AnswerHints = NO_HINTS) -> bool:
-        """Whether `resolve` would return without creating a drafter."""
+    def is_ready(self, setting: SpeculationSetting, hints: AnswerHints = NO_HINTS) -> bool:
+        """Return whether `resolve` would create no drafter."""
         config = parse_setting(setting, self.default_config)
         wanted = [] if config is None else [config]
-        wanted += self._first(setting, known, is_speculating=config is not None)
+        wanted += self._hint_configs(setting, hints, is_speculating=config is not None)
         with self._lock:
             return all(_key(one) in self._drafters for one in wanted)
 
-    def _first(
-        self, setting: SpeculationSetting, known: AnswerHints, is_speculating: bool
+    def _hint_configs(
+        self, setting: SpeculationSetting, hints: AnswerHints, is_speculating: bool
     ) -> list[SpeculationConfig]:
         """Return the drafters called before all others; empty if the engine creates no drafters."""
-        return [] if setting is False or self._build is None else known.configs(is_speculating)
+        return [] if setting is False or self._build is None else hints.configs(is_speculating)
 
-    def _after(self, first: DraftPlan, plan: DraftPlan | None) -> DraftPlan:
+    def _combine(self, first: DraftPlan, plan: DraftPlan | None) -> DraftPlan:
         """Return a plan that calls `first` and then the drafter of `plan`."""
         if plan is None or plan.drafter is first.drafter:
             return first if plan is None else replace(first, is_fixed=plan.is_fixed)
@@ -140,13 +147,13 @@ class DrafterPool:
             return plan
         with self._lock:
             key = (id(first.drafter), id(plan.drafter))
-            drafter = self._combined.setdefault(key, _before(first, plan.drafter))
+            drafter = self._combined.setdefault(key, _hinted(first, plan.drafter))
         most, depth = max(first.max_nodes, plan.max_nodes), max(first.max_depth, plan.max_depth)
         return DraftPlan(f"{first.method}+{plan.method}", drafter, most, depth, is_fixed=plan.is_fixed)
 
     @contextmanager
     def none_closed(self) -> Iterator[None]:
-        """Keep drafters open within the block, so that a resolved one can be held before it ends."""
+        """Close no drafter within the block, so that `hold` can be called after `resolve`."""
         with self._lock:
             self._blocks += 1
         try:
@@ -161,22 +168,22 @@ class DrafterPool:
     def hold(self, request: StepRequest) -> None:
         """Keep a request's drafters open until `release` or `end`; call once per request, within `none_closed`."""
         with self._lock:
-            self._users.update(map(id, _held(request.speculation)))
+            self._users.update(map(id, _drafters_of(request.speculation)))
 
     def release(self, request: StepRequest) -> None:
         """Release the drafters of a request that is not queued."""
-        for drafter in _held(request.speculation):
+        for drafter in _drafters_of(request.speculation):
             self._end_use(drafter)
 
     def begin(self, request: StepRequest) -> None:
-        """Announce a queued request to drafters that prepare for requests."""
-        for drafter in _held(request.speculation):
+        """Announce a queued request to its drafters with `expects_requests`."""
+        for drafter in _drafters_of(request.speculation):
             if drafter.traits.expects_requests:
                 request.drafter_view.notified[id(drafter)] = drafter  # so that it is notified of the end
                 drafter.expect(draft_request_of(request))
 
     def end(self, request: StepRequest) -> None:
-        """Notify drafters of a request's end and release them; once for every `hold`."""
+        """Notify drafters of a request's end and release them; call once for every `hold`."""
         seen = draft_request_of(request)
         try:
             for drafter in request.drafter_view.notified.values():
@@ -198,13 +205,12 @@ class DrafterPool:
         return added_memory(self._all())
 
     def made_of(self, config: SpeculationConfig) -> list[Drafter]:
-        """Return the drafter of this configuration in a list; empty if it was released."""
+        """Return the drafter of this configuration as a list; empty if it was released."""
         with self._lock:
             drafter = self._drafters.get(_key(config))
         return [] if drafter is None else [drafter]
 
     def fault_counts(self) -> Counter[str]:
-        """Return drafter faults by kind; each cost only a draft."""
         return all_faults(self._all())
 
     def nodes(self) -> list[NodeReport]:
@@ -221,16 +227,16 @@ class DrafterPool:
         with self._lock:
             return [*self._policy_drafters, *self._drafters.values(), *self._leaving.values()]
 
-    def _get(self, config: SpeculationConfig) -> DraftPlan:
+    def _plan_of(self, config: SpeculationConfig) -> DraftPlan:
         check_exact(self._rule, is_chain=not config.makes_trees, is_fixed=config.fixes_trees)
         key = _key(config)
-        drafter = self._at_hand(key)
+        drafter = self._cached(key)
         if drafter is None:
             # A separate lock: the engine's thread reads the cache while a drafter is being created.
             with self._building:
-                drafter = self._at_hand(key)  # another thread may have created it
-                if drafter is None:  # not `or`: an empty drafter with a length is falsy
-                    drafter = self._made(config)
+                drafter = self._cached(key)  # another thread may have created it
+                if drafter is None:  # not `or`: a drafter with length 0 is falsy
+                    drafter = self._create(config)
                 with self._lock:
                     self._drafters[key] = drafter
                     self._make_room()
@@ -244,7 +250,7 @@ class DrafterPool:
             config.fixed,
         )
 
-    def _at_hand(self, key: str) -> Drafter | None:
+    def _cached(self, key: str) -> Drafter | None:
         """Return the cached drafter of this configuration and mark it as most recently used."""
         with self._lock:
             drafter = self._drafters.pop(key, None)
@@ -252,7 +258,7 @@ class DrafterPool:
                 self._drafters[key] = drafter
             return drafter
 
-    def _made(self, config: SpeculationConfig) -> Drafter:
+    def _create(self, config: SpeculationConfig) -> Drafter:
         if self._build is None:
             raise RequestError(
                 f"this engine cannot make drafters, so method {'+'.join(config.method)!r} is not available"
@@ -283,8 +289,8 @@ class DrafterPool:
 
     def _make_room(self) -> None:
         """Release the least recently requested drafters beyond the limit, never the default."""
-        kept = None if self.default_config is None else _key(self.default_config)
-        for key in [key for key in self._drafters if key != kept]:
+        default = None if self.default_config is None else _key(self.default_config)
+        for key in [key for key in self._drafters if key != default]:
             if len(self._drafters) <= MAX_DRAFTERS:
                 return
             self._release_drafter(key)
@@ -293,23 +299,26 @@ class DrafterPool:
         drafter = self._drafters.pop(config, None)
         if drafter is None:
             return
-        for key in [
-            key for key, whole in self._combined.items() if any(part is drafter for part in parts_of(whole))
-        ]:
-            del self._combined[key]
+        for key, combined in list(self._combined.items()):
+            if any(part is drafter for part in parts_of(combined)):
+                del self._combined[key]
         if self._users[id(drafter)] or self._blocks:
             self._leaving[id(drafter)] = drafter
         else:
             close_all([drafter])
 
 
-def _before(first: DraftPlan, drafter: Drafter) -> HintedDrafter | Chosen:
+def _hinted(first: DraftPlan, drafter: Drafter) -> HintedDrafter | PooledChoices:
     """Combine `first` with a drafter, or with each of a drafter's choices."""
-    choices = {f"{first.method}+{name}": _before(first, one) for name, one in drafter.choices.items()}
-    return Chosen(choices, [first.drafter, drafter]) if choices else HintedDrafter([first.drafter, drafter])
+    choices = {f"{first.method}+{name}": _hinted(first, one) for name, one in drafter.choices.items()}
+    return (
+        PooledChoices(choices, [first.drafter, drafter])
+        if choices
+        else HintedDrafter([first.drafter, drafter])
+    )
 
 
-def _held(plan: DraftPlan | None) -> Sequence[Drafter]:
+def _drafters_of(plan: DraftPlan | None) -> Sequence[Drafter]:
     """Return the pool's drafters that a plan uses."""
     return () if plan is None else list(parts_of(plan.drafter))
 

@@ -1,11 +1,11 @@
-"""Hints about an answer (a prediction or a grammar) and the drafters that use them."""
+"""Drafters that follow a hint about the answer: a prediction or a grammar."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from statistics import fmean
 
-from foreword.drafters.combined import FirstOf, Routed
+from foreword.drafters.combined import FallbackDrafter, RoutedDrafter
 from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.registry import drafter_kinds
 from foreword.engine.messages import NewRequest
@@ -17,10 +17,10 @@ HINTED_DRAFT_TOKENS = 8
 
 @dataclass(frozen=True)
 class AnswerHints:
-    """Flags of the hints that a request has."""
+    """The kinds of hints that a request has."""
 
-    prediction: bool = False  # the user's expected answer
-    grammar: bool = False  # a structured-output format
+    prediction: bool = False  # the user has sent the expected answer
+    grammar: bool = False  # the answer has a prescribed format
 
     @staticmethod
     def of(new: NewRequest) -> "AnswerHints":
@@ -49,18 +49,18 @@ def _followers(what: str) -> list[SpeculationConfig]:
     ]
 
 
-class HintedDrafter(FirstOf):
+class HintedDrafter(FallbackDrafter):
     """A drafter that uses a hint, followed by another drafter of the pool."""
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         super().__init__(drafters)
-        # Element-wise maximum: each part drafts only if it has a suggestion.
+        # The mean per level over the parts that publish rates.
         reported = [rates for part in drafters if (rates := part.traits.acceptance_by_level)]
         rates = tuple(map(fmean, zip(*reported, strict=False)))
         self.traits = replace(self.traits, acceptance_by_level=rates)
 
 
-class Chosen(Routed):
+class PooledChoices(RoutedDrafter):
     """Several drafters of the pool, one of which is called per request."""
 
     def __init__(self, choices: Mapping[str, Drafter], held: Sequence[Drafter] = ()) -> None:
@@ -71,7 +71,7 @@ class Chosen(Routed):
 
 def parts_of(drafter: Drafter) -> Iterator[Drafter]:
     """Yield the pool's drafters that a drafter consists of."""
-    held = drafter.held if isinstance(drafter, Chosen) else ()
+    held = drafter.held if isinstance(drafter, PooledChoices) else ()
     held = drafter.parts if isinstance(drafter, HintedDrafter) else held
     if not held:
         yield drafter

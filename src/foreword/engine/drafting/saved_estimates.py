@@ -11,17 +11,10 @@ from foreword.speculation.measured.costs import StepCosts
 
 _log = logging.getLogger(__name__)
 
-FORMAT = 2
-"""Format number, part of the file name, so that other formats are ignored."""
-
-FIRST_SECONDS, MOST_SECONDS = 2.0, 30.0
-"""Seconds of step time before the first save, and between later saves."""
-
-MOST_BYTES = 4_000_000
-"""Maximum file size in bytes."""
-
-MOST_FILES = 32
-"""Maximum files per folder; the oldest are removed."""
+FORMAT = 2  # format number, part of the file name, so that other formats are ignored
+FIRST_SECONDS, MOST_SECONDS = 2.0, 30.0  # seconds of step time before the first save, and between later saves
+MOST_BYTES = 4_000_000  # maximum file size in bytes
+MOST_FILES = 32  # maximum files per folder; the oldest are removed
 
 
 class SavedEstimates:
@@ -36,7 +29,7 @@ class SavedEstimates:
         self._steps = 0  # steps at the last save
 
     def load(self, are_current: Callable[[StepCosts], bool] = lambda _: True) -> bool:
-        """Restore the estimates, and the costs if they are current; return whether costs were restored."""
+        """Restore the estimates, and the costs if `are_current`; return whether costs were restored."""
         try:
             if self._path.stat().st_size > MOST_BYTES:
                 raise ValueError("it is too large")
@@ -57,7 +50,7 @@ class SavedEstimates:
             return False
         return True
 
-    def save_now_and_then(self, seconds: float) -> None:
+    def save_if_due(self, seconds: float) -> None:
         """Save periodically; called after every step with the total step seconds."""
         if seconds - self._saved_at >= self._pause:
             self._saved_at, self._pause = seconds, min(2 * self._pause, MOST_SECONDS)

@@ -10,8 +10,7 @@ from foreword.drafters.config import REQUEST_KEYS, SpeculationConfig, Speculatio
 from foreword.drafters.names import method_names
 from foreword.errors import RequestError
 
-WATCH_SECONDS = 1.0
-"""Seconds between two checks of the file."""
+WATCH_SECONDS = 1.0  # seconds between two checks of the file
 
 
 class WatchedFile:
@@ -20,15 +19,15 @@ class WatchedFile:
     def __init__(self, path: Path, clock: Callable[[], float]) -> None:
         self.path = path
         self._clock = clock
-        self._looked = clock()
+        self._checked_at = clock()
         self._seen = self._signature()
 
     def has_changed(self) -> bool:
         """Return True once per change."""
         now = self._clock()
-        if now - self._looked < WATCH_SECONDS:
+        if now - self._checked_at < WATCH_SECONDS:
             return False
-        self._looked = now
+        self._checked_at = now
         found = self._signature()
         has_changed, self._seen = found != self._seen, found
         return has_changed and found is not None
@@ -59,20 +58,20 @@ def drafter_configs(policy: PolicyFile) -> dict[str, SpeculationConfig]:
     return configs
 
 
-def wish_within(
-    wish: SpeculationSetting,
+def setting_within(
+    setting: SpeculationSetting,
     default: SpeculationConfig | None,
     policy: PolicyFile,
     rule: CohortRule,
     configs: Configs,
 ) -> SpeculationSetting:
-    """Return the request's setting without drafters whose nodes must not see its cohort's texts."""
-    config = parse_setting(wish, default)
+    """Return the request's setting without drafters on nodes that must not receive its cohort's texts."""
+    config = parse_setting(setting, default)
     if config is None:
-        return wish
+        return setting
     rest = methods_within(policy, rule, config.method, lambda name: configs[name].method)
     if len(rest) == len(config.method):
-        return wish
+        return setting
     if not rest:
         return False
     sizes = {key: value for key, value in config.as_mapping().items() if key in REQUEST_KEYS}

@@ -13,7 +13,7 @@ from foreword.speculation.drafting import Drafter, added_memory, all_faults
 
 
 def is_of(label: str, cohort: str) -> bool:
-    """Whether a request class belongs to a rule's cohort."""
+    """Return whether a statistics label, such as `chat/greedy`, belongs to a cohort of the policy file."""
     return label.partition("/")[0] == cohort
 
 
@@ -27,7 +27,7 @@ def options_of(drafter: str, cohort: str, policy: MeasuredPolicy) -> list[Option
 
 
 def forecast(drafter: str, cohort: str, policy: MeasuredPolicy) -> Forecast:
-    """Return the expected gain of the drafter, from its shadow drafts."""
+    """Return the gain that the drafter's shadow drafts let expect."""
     options = options_of(drafter, cohort, policy)
     if not options:
         return Forecast()

@@ -11,13 +11,11 @@ from foreword.control.policy_file.document import Stage
 from foreword.control.rollout.distributions import Figures, figures_of
 from foreword.control.rollout.pair import PairRollout
 from foreword.engine.messages import NewRequest
+from foreword.engine.policy.controller import PolicyFileController
 from foreword.engine.policy.health import is_of
-from foreword.engine.policy.steering import Steering
-from foreword.engine.requests.assignment import Assignment
-from foreword.engine.requests.request import Request
+from foreword.engine.requests.request import Assignment, Request
 
-MOST_WAITING = 8
-"""Maximum number of ended requests kept for decoding again."""
+MOST_WAITING = 8  # maximum number of ended requests kept for decoding again
 
 LOGPROB_TOLERANCE = 1e-4
 SECONDS_TOLERANCE = 0.01
@@ -25,7 +23,7 @@ SECONDS_TOLERANCE = 0.01
 
 @dataclass(frozen=True)
 class Sample:
-    """An answered request."""
+    """An ended request and its answer, to be decoded again."""
 
     prompt: tuple[int, ...]
     params: SamplingParams
@@ -39,7 +37,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class CheckTotals:
-    """Pages and seconds around a check, which must balance."""
+    """Free pages before and after a check, and the seconds of its steps."""
 
     pages_before: int  # available
     pages_after: int
@@ -50,7 +48,7 @@ class CheckTotals:
 class IdleChecks:
     """Selects ended requests to decode again, and compares the answers."""
 
-    steering: Steering
+    policy_file: PolicyFileController
     compares_texts: bool = True  # False: the acceptance rule preserves the distribution, not the text
     needs_plain: bool = False  # texts may depend on the number of tokens in a pass: decode plainly as well
     seeds: Random = field(default_factory=Random)  # for answers whose distribution is compared
@@ -66,7 +64,7 @@ class IdleChecks:
             return
         if request.identity.adapter is not None:  # the adapter may be unloaded by then
             return
-        for (drafter, cohort), pair in self.steering.rollouts.pairs.items():
+        for (drafter, cohort), pair in self.policy_file.rollouts.pairs.items():
             if pair.stage is Stage.VERIFY and is_of(request.cohort, cohort):
                 self._waiting.append(_sample(request, drafter, cohort))
 
@@ -81,7 +79,7 @@ class IdleChecks:
             self._is_plain_different = False
         sample = self._current
         request = NewRequest("check", sample.prompt, self._params(sample), sample.tenant)
-        plan = None if self._is_plain_run else self.steering.candidate(sample.drafter, sample.cohort)
+        plan = None if self._is_plain_run else self.policy_file.candidate(sample.drafter, sample.cohort)
         return request, Assignment(f"{sample.cohort}/check", plan, is_check=True)
 
     def finished(self, request: Request, totals: CheckTotals) -> None:
@@ -92,7 +90,7 @@ class IdleChecks:
         if not self._compares_text(sample):
             self._compare_distribution(sample, request, totals)
             return
-        found = difference(sample, request) or imbalance(request, totals)
+        found = find_difference(sample, request) or find_imbalance(request, totals)
         if self._is_plain_run:
             self._is_plain_run, self._is_plain_different = False, found is not None
             return
@@ -100,18 +98,18 @@ class IdleChecks:
         pair = self._pair(sample)
         if pair is not None:
             pair.compared(found, self._is_plain_different)
-            self.steering.rollouts.save(is_due=pair.stage is not Stage.VERIFY)
+            self.policy_file.rollouts.save(is_due=pair.stage is not Stage.VERIFY)
 
     def _compare_distribution(self, sample: Sample, request: Request, totals: CheckTotals) -> None:
-        """Sample with fresh seeds, first without and then with the drafter, and compare the distributions."""
-        fault = unfinished(request) or imbalance(request, totals)
+        """Compare the distributions of answers without and with the drafter, sampled with new seeds."""
+        fault = reason_unfinished(request) or find_imbalance(request, totals)
         if self._is_plain_run and fault is None:
             self._is_plain_run, self._plain_figures = False, _figures(request)
             return
         plain, pair, self._current = self._plain_figures, self._pair(sample), None
         if pair is not None and plain is not None and not self._is_plain_run:
             pair.drawn_again(plain, _figures(request), fault)
-            self.steering.rollouts.save(is_due=pair.stage is not Stage.VERIFY)
+            self.policy_file.rollouts.save(is_due=pair.stage is not Stage.VERIFY)
 
     def _compares_text(self, sample: Sample) -> bool:
         """Return whether texts are compared: greedy texts are equal under every rule."""
@@ -124,8 +122,8 @@ class IdleChecks:
         return replace(sample.params, seed=self.seeds.getrandbits(63), logprobs=wanted)
 
     def _pair(self, sample: Sample) -> PairRollout | None:
-        pair = self.steering.rollouts.pairs.get((sample.drafter, sample.cohort))
-        is_there = sample.drafter in self.steering.configs  # the file may have changed
+        pair = self.policy_file.rollouts.pairs.get((sample.drafter, sample.cohort))
+        is_there = sample.drafter in self.policy_file.configs  # the file may have changed
         return pair if pair is not None and pair.stage is Stage.VERIFY and is_there else None
 
 
@@ -147,16 +145,16 @@ def _figures(request: Request) -> Figures:
     return figures_of(request.output_ids, [one.logprob for one in scores], [one.rank for one in scores])
 
 
-def unfinished(request: Request) -> str | None:
-    """Return why the second answer did not end normally."""
+def reason_unfinished(request: Request) -> str | None:
+    """Return why the second answer did not end normally; None: it did."""
     if request.finish_reason in ("stop", "length"):
         return None
     return f"it ended with {request.finish_reason}: {request.answer.error}"
 
 
-def difference(sample: Sample, request: Request) -> str | None:
-    """Return how the second answer differs from the served one."""
-    if (fault := unfinished(request)) is not None:
+def find_difference(sample: Sample, request: Request) -> str | None:
+    """Return how the second answer differs from the served one; None: it does not."""
+    if (fault := reason_unfinished(request)) is not None:
         return fault
     again = tuple(request.output_ids)
     if again != sample.tokens:
@@ -171,8 +169,8 @@ def difference(sample: Sample, request: Request) -> str | None:
     return None
 
 
-def imbalance(request: Request, totals: CheckTotals) -> str | None:
-    """Return what does not balance in the accounting of a request that ran alone."""
+def find_imbalance(request: Request, totals: CheckTotals) -> str | None:
+    """Return the inconsistency in the accounting of a request that ran alone; None: there is none."""
     tokens, accepted = len(request.output_ids), request.acceptance.accepted
     if not accepted <= tokens <= accepted + request.accounting.passes:
         return f"accounting: {tokens} tokens of {accepted} accepted draft tokens in {request.accounting.passes} passes"

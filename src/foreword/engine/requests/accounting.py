@@ -61,7 +61,7 @@ class Accounting:
     first_passes: int = 0  # passes up to that one
     finished: float | None = None  # when its newest token was committed
     passes: int = 0
-    cached_tokens: int = 0
+    cached_tokens: int = 0  # prompt tokens found in the prefix cache
     preemptions: int = 0
     kv_bytes_per_row: int = 0  # of its engine
     acceptance: AcceptanceStats = field(default_factory=AcceptanceStats)  # of its drafts
@@ -92,7 +92,6 @@ class Accounting:
 
     @property
     def seconds(self) -> StageSeconds:
-        """The request's share of step times."""
         return StageSeconds(self._draft, self._verify, self._accept, self._total)
 
     @property
@@ -101,7 +100,6 @@ class Accounting:
 
     @property
     def prefill_seconds(self) -> float:
-        """First pass to first token."""
         started = self.started or self.arrived
         return (self.first_token or started) - started
 

@@ -9,7 +9,7 @@ from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.request import RequestSampler
 from foreword.engine.messages import DraftShown
 from foreword.engine.text import AnswerText
-from foreword.speculation.verdict import Verdict
+from foreword.speculation.requests import Verdict
 
 
 @dataclass(frozen=True)
@@ -18,8 +18,7 @@ class RequestLimits:
 
     context_length: int  # maximum positions
     stop_ids: frozenset[int]  # tokens that end the answer
-    # the model's own end tokens among them, reported without a stop reason
-    own_end_ids: frozenset[int] = frozenset()
+    own_end_ids: frozenset[int] = frozenset()  # those of them that are reported without a stop reason
 
 
 class _End(NamedTuple):
@@ -30,11 +29,10 @@ class _End(NamedTuple):
     stop_reason: int | str | None = None
 
 
-_GOES_ON = _End(-1)
-"""The answer continues after all of the tokens."""
+_CONTINUES = _End(-1)  # the answer continues after all of the tokens
 
 
-class Gains:
+class PendingDelta:
     """Tokens and text since the last delta, usually of one pass."""
 
     __slots__ = ("drafted", "drafts", "from_draft", "logprobs", "text", "token_ids")
@@ -88,7 +86,7 @@ class AnswerState:
         self._text = text
         self._watches = text is not None and text.watches  # whether a stop string can end the answer
         self._shows_drafts = shows_drafts
-        self._gains = Gains()
+        self._pending = PendingDelta()
 
     @property
     def output_ids(self) -> list[int]:
@@ -102,13 +100,13 @@ class AnswerState:
 
     def kept(self, tokens: Sequence[int]) -> int:
         """Return how many of these next tokens belong to the answer."""
-        return len(tokens) if self._goes_on(tokens) else self._end(tokens).kept
+        return len(tokens) if self._surely_continues(tokens) else self._end(tokens).kept
 
     def commit(self, verdict: Verdict) -> None:
         """Commit a verdict's tokens here and in the sampler, and detect the end of the answer."""
         tokens = verdict.tokens
-        end = _GOES_ON if self._goes_on(tokens) else self._end(tokens)
-        if end is not _GOES_ON and end.kept != len(tokens):
+        end = _CONTINUES if self._surely_continues(tokens) else self._end(tokens)
+        if end is not _CONTINUES and end.kept != len(tokens):
             raise ValueError(f"{len(tokens)} tokens to commit, but the answer ends after {end.kept}")
         restrictions = self._sampler.restrictions() if verdict.is_asked else []
         before = None if self._text is None else self._text.state()
@@ -120,7 +118,7 @@ class AnswerState:
             if self._text is not None and before is not None:
                 self._text.go_back(before)
             raise
-        self._gains.add(verdict, written, self._shows_drafts)
+        self._pending.add(verdict, written, self._shows_drafts)
         self.tokens += tokens
         self.logprobs += verdict.logprobs
         self.prompt_logprobs += verdict.prompt_logprobs
@@ -134,16 +132,16 @@ class AnswerState:
         """End the answer with its current tokens."""
         self.finish_reason, self.error = finish_reason, error
 
-    def take_gains(self) -> Gains:
+    def take_pending(self) -> PendingDelta:
         """Return what was added since the last call; after the end, including held-back text."""
-        gains, self._gains = self._gains, Gains()
+        pending, self._pending = self._pending, PendingDelta()
         if (
             self.finish_reason is not None
             and self._text is not None
             and not isinstance(self.stop_reason, str)
         ):
-            gains.text += self._text.finish()
-        return gains
+            pending.text += self._text.finish()
+        return pending
 
     def _text_of(self, tokens: Sequence[int], end: _End) -> str:
         if self._text is None:
@@ -153,7 +151,7 @@ class AnswerState:
             tokens = tokens[:-1]  # an end token is not part of the text
         return self._text.push_all(tokens)
 
-    def _goes_on(self, tokens: Sequence[int]) -> bool:
+    def _surely_continues(self, tokens: Sequence[int]) -> bool:
         """Return whether the answer certainly does not end within these tokens."""
         return (
             not self._watches
@@ -162,8 +160,7 @@ class AnswerState:
         )
 
     def _end(self, tokens: Sequence[int]) -> _End:
-        """Return where in these tokens the answer ends; at the same token, a stop takes precedence over a
-        length limit."""
+        """Return where in these tokens the answer ends; a stop takes precedence over a length limit."""
         watching = self._text.copy() if self._text is not None and self._watches else None
         for count, token in enumerate(tokens, start=1):
             if token in self._limits.stop_ids:

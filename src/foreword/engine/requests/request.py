@@ -5,14 +5,35 @@ from dataclasses import dataclass, field
 
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.request import RequestSampler
+from foreword.control.service import DEFAULT_SERVICE, Service
 from foreword.engine.adapters import LoadedAdapter
 from foreword.engine.messages import AnswerDelta, RequestStats, sampling_kind
 from foreword.engine.requests.accounting import Accounting
 from foreword.engine.requests.answer import AnswerState, RequestLimits
-from foreword.engine.requests.assignment import Assignment
 from foreword.engine.text import AnswerText
 from foreword.kv.sequence import KvSequence
-from foreword.speculation.requests import DrafterView
+from foreword.speculation.requests import DrafterView, DraftPlan
+
+
+@dataclass(frozen=True)
+class RolloutArm:
+    """The arm of a request in one roll-out: with the new drafter (canary) or without."""
+
+    drafter: str
+    cohort: str
+    is_canary: bool
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """The policy file's decisions for a request."""
+
+    cohort: str = ""  # for statistics; empty: by kind of sampling
+    plan: DraftPlan | None = None  # None: no drafter
+    step_limit: float | None = None  # maximum seconds of a step with drafts that serves it
+    arms: Sequence[RolloutArm] = ()  # its roll-out arms
+    service: Service = DEFAULT_SERVICE
+    is_check: bool = False  # an ended request decoded again for a roll-out; never served
 
 
 @dataclass(frozen=True)
@@ -41,10 +62,10 @@ class Deadline:
 class SchedulingState:
     """Scheduling state of a request."""
 
-    leader: "Request | None" = None  # the first answer to the same prompt, whose prompt rows can be copied
+    leader: "Request | None" = None  # the first answer to the same prompt; its prompt rows can be copied
     deadline: Deadline | None = None
     served: int = 0  # sequence number of the last pass that served it
-    is_aged: bool = False  # it runs, or may run, because it exceeded its ageing time
+    is_aged: bool = False  # it was selected because it exceeded its ageing time
 
 
 class Request:
@@ -92,7 +113,6 @@ class Request:
 
     @property
     def tenant(self) -> str:
-        """The owner of the request."""
         return self.drafter_view.tenant
 
     @property
@@ -108,22 +128,18 @@ class Request:
 
     @property
     def scored(self) -> int:
-        """Number of leading prompt tokens whose successors have log-probabilities."""
         return len(self.answer.prompt_logprobs)
 
     @property
     def finish_reason(self) -> str | None:
-        """Why the answer has ended; None: it continues."""
         return self.answer.finish_reason
 
     @property
     def output_ids(self) -> list[int]:
-        """The generated tokens."""
         return self.answer.output_ids
 
     @property
     def room(self) -> int:
-        """Number of tokens that may still be committed."""
         return self.answer.room
 
     @property
@@ -142,26 +158,26 @@ class Request:
         self.answer.end("error", error)
 
     def preempt(self) -> None:
-        """Release its KV; drafts for the old state become stale."""
+        """Drop its KV sequence, which the caller has closed; earlier drafts become stale."""
         self.drafter_view.epoch += 1
         self.kv = KvSequence()
         self.accounting.preemptions += 1
 
     def take_delta(self) -> AnswerDelta:
         """Return the new tokens and text since the last call."""
-        answer, gains = self.answer, self.answer.take_gains()
+        answer, pending = self.answer, self.answer.take_pending()
         has_ended, reports_progress = answer.finish_reason is not None, self.identity.reports_progress
         stats = self.stats() if has_ended or reports_progress else None
-        is_first = len(answer.tokens) - len(gains.token_ids) == answer.prompt_len
+        is_first = len(answer.tokens) - len(pending.token_ids) == answer.prompt_len
         return AnswerDelta(
             request_id=self.identity.name,
             index=self.identity.index,
-            text=gains.text,
-            token_ids=gains.token_ids,
-            logprobs=gains.logprobs,
-            drafted=gains.drafted,
-            from_draft=gains.from_draft,
-            drafts=gains.drafts,
+            text=pending.text,
+            token_ids=pending.token_ids,
+            logprobs=pending.logprobs,
+            drafted=pending.drafted,
+            from_draft=pending.from_draft,
+            drafts=pending.drafts,
             finish_reason=answer.finish_reason,
             stop_reason=answer.stop_reason,
             error=answer.error,
@@ -174,6 +190,5 @@ class Request:
         )
 
     def stats(self) -> RequestStats:
-        """Return the statistics so far."""
         method = "" if self.speculation is None else self.speculation.method
         return self.accounting.stats(self.answer, method, self.cohort, self.service.name, self.prediction)

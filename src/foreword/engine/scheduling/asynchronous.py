@@ -9,15 +9,18 @@ from foreword.speculation.probe import FaultLog
 from foreword.speculation.protocols import Policy
 
 PLANNED_EVERY, PLANNED_SELDOM = 64, 256
-"""Steps between two plans while the policy wants no drafts: initial interval and the maximum to which it grows.
+"""Steps between two plans while the policy wants no drafts: initial interval, and the maximum to which it grows.
 
-Before a planned step the device waits for the host; at batch 128 that takes as long as a step.
+Before a planned step the device waits for the host. At batch 128 this wait is as long as a step.
 """
 
 
 @dataclass
 class LookaheadGate:
-    """Allows steps ahead of the verdicts, which have no drafts, unless the policy wants drafts or a plan is due."""
+    """Allows a step before the verdicts of the pass in flight, unless the policy wants drafts or a plan is due.
+
+    Such a step has no drafts.
+    """
 
     policy: Policy
     faults: FaultLog

@@ -10,10 +10,10 @@ _ENDED_WELL = ("stop", "length")
 
 
 class KeptPrompts:
-    """Copies of prompt rows by first answer, kept while a sibling waits for them.
+    """Prompt rows of ended first answers, stored while another answer to the prompt waits for them.
 
-    Full pages are shared, so a copy costs at most one page. Copies are released first when pages run short; waiting
-    siblings then recompute the prompt.
+    Full pages are shared, so a copy costs at most one page. When pages run short, the copies are released first, and
+    waiting answers compute the prompt again.
     """
 
     def __init__(self, cache: PagedCache) -> None:
@@ -40,7 +40,7 @@ class KeptPrompts:
         """Return the sequence that has the prompt's rows, if any."""
         return self._kept.get(leader.request_id, leader.kv)
 
-    def forget_unwanted(self, waiting: Iterable[Request]) -> None:
+    def release_unneeded(self, waiting: Iterable[Request]) -> None:
         """Release prompts that no request waits for."""
         if self._kept:
             wanted = {
@@ -49,7 +49,7 @@ class KeptPrompts:
             for leader in self._kept.keys() - wanted:
                 self._cache.close(self._kept.pop(leader))
 
-    def give_up(self) -> bool:
+    def release_all(self) -> bool:
         """Release all prompts; return whether there were any."""
         had_any = bool(self._kept)
         while self._kept:

@@ -21,20 +21,17 @@ class TenantQueues:
             self._queues.setdefault((request.tenant, request.service), deque()).append(request)
 
     def heads(self) -> list[Request]:
-        """Return the first of every queue."""
         return [queue[0] for queue in self._queues.values() if queue]
 
     def leave(self, head: Request) -> None:
-        """Remove the first of a queue."""
         self._queues[head.tenant, head.service].popleft()
 
 
 class Order:
     """Admission and preemption order of requests.
 
-    Sorted by class, then by the tenant's current share relative to its weight, then by priority, then by arrival.
-    Requests that exceeded their ageing time come first, by arrival, while few of them run: none starves, and many old
-    requests do not displace the others.
+    Requests are sorted by class, by the tenant's share relative to its weight, by priority, and by arrival. A few
+    requests that exceeded their ageing time come before all others, so that none starves.
     """
 
     def __init__(self, max_running: int, clock: Callable[[], float]) -> None:
@@ -68,7 +65,7 @@ class Order:
 
 
 def preemption_rank(request: Request) -> tuple[int, int, int, int]:
-    """Return the sort key for preemption (the last is preempted first); constant while a request runs."""
+    """Return the sort key of running requests: the last is preempted first. It is constant while a request runs."""
     service = request.service
     if request.queued.is_aged:
         return (0, 0, 0, request.request_id)
@@ -80,21 +77,20 @@ def is_preempted_by(running: Request, request: Request) -> bool:
     return not running.queued.is_aged and running.service.slo > request.service.slo
 
 
-HEADROOM = 0.1
-"""Fraction of the time kept free, because step times are known only as means."""
-
-OTHERS_DIVISOR = 8
-"""One of this many rows within the time limit, and at least one, is for other classes."""
+HEADROOM = 0.1  # fraction of the time kept free, because step times are known only as means
+OTHERS_DIVISOR = 8  # one of this many rows within the time limit, and at least one, is for other classes
 
 
-def tightest(requests: Sequence[Request]) -> float | None:
-    """Return the tightest step limit of these requests in seconds; None: no limit."""
+def tightest_limit(requests: Sequence[Request]) -> float | None:
+    """Return the tightest_limit step limit of these requests in seconds; None: no limit."""
     limited = [request for request in requests if request.service.step_seconds is not None]
     limits = [request.service.step_seconds for request in limited if request.lag == 1]
     return min([limit for limit in limits if limit is not None], default=None)
 
 
-def short_runs(requests: Sequence[Request], limit: float, costs: StepCosts, max_rows: int) -> dict[int, int]:
+def rows_within_limit(
+    requests: Sequence[Request], limit: float, costs: StepCosts, max_rows: int
+) -> dict[int, int]:
     """Return rows per request id for a step of at most `limit` seconds.
 
     The latency class is in every pass. Other requests take turns, the least recently served first. Remaining time
@@ -112,10 +108,10 @@ def shared_rows(requests: Sequence[Request], rows: int) -> dict[int, int]:
     places = max(rows - len(urgent), rows // OTHERS_DIVISOR, 1)
     others.sort(key=lambda request: (request.queued.served, request.request_id))
     chosen = [*urgent, *others[:places]]
-    return runs_in_turn(chosen, max(rows - len(chosen), 0))
+    return rows_in_order(chosen, max(rows - len(chosen), 0))
 
 
-def runs_in_turn(requests: Sequence[Request], spare: int) -> dict[int, int]:
+def rows_in_order(requests: Sequence[Request], spare: int) -> dict[int, int]:
     """Return one row per request id, plus spare rows for prompts in order."""
     runs = {}
     for request in requests:
@@ -129,8 +125,7 @@ END, REFUSE = "end", "refuse"
 ON_DEADLINE = (END, REFUSE)
 """The action at a deadline: return the answer so far, or fail once it cannot finish in time."""
 
-DEADLINE = "deadline"
-"""The `finish_reason` of an answer ended by its deadline."""
+DEADLINE = "deadline"  # the `finish_reason` of an answer ended by its deadline
 
 
 def deadline_of(new: NewRequest, arrived: float) -> Deadline | None:

@@ -4,40 +4,20 @@ from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from time import perf_counter
+from operator import attrgetter
 
 from foreword.engine.requests.request import Request
+from foreword.engine.scheduling import order
 from foreword.engine.scheduling.kept_prompts import KeptPrompts
-from foreword.engine.scheduling.order import (
-    Order,
-    TenantQueues,
-    is_preempted_by,
-    preemption_rank,
-    reason_to_end,
-    runs_in_turn,
-    short_runs,
-    tightest,
-)
 from foreword.errors import RequestError
 from foreword.kv.paged_cache import PagedCache
 from foreword.kv.sequence import KvSequence
-from foreword.speculation.measured.situation import Situation
-from foreword.speculation.probe import FaultLog
-from foreword.speculation.protocols import Policy
 from foreword.speculation.requests import PassEntry
+from foreword.speculation.step import Stepper
 
+MIN_CHUNK = 16  # minimum prompt rows per pass, even if they exceed the time limit
 
-@dataclass(frozen=True)
-class SchedulerSizes:
-    """Limits of one pass."""
-
-    max_rows: int  # including draft tokens
-    max_running: int  # concurrently running requests
-    max_seconds: float | None = None  # of a pass with prompts while others decode; None: no limit
-
-
-MIN_CHUNK = 16
-"""Minimum prompt rows per pass, whatever they take."""
+_arrival = attrgetter("request_id")
 
 
 class Scheduler:
@@ -54,21 +34,17 @@ class Scheduler:
     """
 
     def __init__(
-        self,
-        cache: PagedCache,
-        sizes: SchedulerSizes,
-        policy: Policy,
-        situation: Situation,
-        faults: FaultLog,
-        clock: Callable[[], float] = perf_counter,
+        self, stepper: Stepper, max_rows: int, max_running: int, max_seconds: float | None = None
     ) -> None:
-        self._cache = cache
-        self._sizes = sizes
-        self._policy = policy
-        self._situation = situation
-        self._faults = faults
-        self.kept_prompts = KeptPrompts(cache)
-        self._order = Order(min(sizes.max_running, sizes.max_rows), clock)
+        """Set the limits of one pass.
+
+        `max_rows` includes draft tokens. `max_seconds` limits a pass with prompts while others decode; None: no limit.
+        """
+        self._cache, self._policy, self._faults = stepper.cache, stepper.policy, stepper.faults
+        self._situation, self._clock = stepper.situation, stepper.clock
+        self._max_rows, self._max_running, self._max_seconds = max_rows, max_running, max_seconds
+        self.kept_prompts = KeptPrompts(self._cache)
+        self._order = order.Order(max_running, stepper.clock)
         self.waiting: list[Request] = []  # by arrival
         self.running: list[Request] = []  # by preemption rank
         self.preemptions = 0
@@ -76,11 +52,10 @@ class Scheduler:
 
     @property
     def has_requests(self) -> bool:
-        """Whether anything waits or runs."""
         return bool(self.waiting or self.running)
 
     def add(self, requests: Iterable[Request]) -> None:
-        """Queue requests, ordered by number whatever thread adds them."""
+        """Queue requests by their numbers; threads may add them in another order."""
         for request in requests:
             insort(self.waiting, request, key=_arrival)
 
@@ -94,14 +69,13 @@ class Scheduler:
             )
 
     def remove(self, request: Request) -> None:
-        """Remove a request and free its pages."""
         if request in self.running:
             self.running.remove(request)
             self.kept_prompts.keep(request, self.waiting)
             self._cache.close(request.kv)
         elif request in self.waiting:
             self.waiting.remove(request)
-            self.kept_prompts.forget_unwanted(self.waiting)
+            self.kept_prompts.release_unneeded(self.waiting)
 
     def schedule(self, follows: bool = False) -> list[PassEntry]:
         """Return the entries of the next pass.
@@ -110,7 +84,7 @@ class Scheduler:
         `follows`, other requests of that pass may be in this one.
         """
         self._admit()
-        self.kept_prompts.forget_unwanted(self.waiting)
+        self.kept_prompts.release_unneeded(self.waiting)
         ready = [request for request in self.running if request.sampler.is_ready]
         free = [request for request in ready if self._is_free(request)]
         if len(free) < len(ready) or not follows:
@@ -124,17 +98,17 @@ class Scheduler:
         return [PassEntry.of(request, runs[request.request_id]) for request in chosen]
 
     def _is_free(self, request: Request) -> bool:
-        is_busy = self._cache.is_busy(request.kv)
-        return not is_busy and (not request.kv.passes or request.can_pipeline)
+        """Return whether the request may be in the next pass, after the passes in flight."""
+        return not self._cache.is_busy(request.kv) and (not request.kv.passes or request.can_pipeline)
 
-    def late(self, clock: Callable[[], float]) -> list[tuple[Request, str]]:
-        """Return requests whose deadline has passed or cannot be met, and why."""
+    def late(self) -> list[tuple[Request, str]]:
+        """Return the requests whose deadline has passed or cannot be met, each with the reason."""
         timed = [request for request in (*self.running, *self.waiting) if request.queued.deadline is not None]
         if not timed:
             return []
-        now, costs, running = clock(), self._situation.costs, len(self.running)
+        now, costs, running = self._clock(), self._situation.costs, len(self.running)
         reasons = (
-            (request, reason_to_end(request, now, costs, running, self._rows_found(request)))
+            (request, order.reason_to_end(request, now, costs, running, self._rows_found(request)))
             for request in timed
         )
         return [(request, why) for request, why in reasons if why is not None]
@@ -153,7 +127,6 @@ class Scheduler:
         return pages * self._cache.page_size
 
     def by_service(self) -> dict[str, tuple[int, int]]:
-        """Return the running and waiting requests by service class."""
         running = Counter(request.service.name for request in self.running)
         waiting = Counter(request.service.name for request in self.waiting)
         return {name: (running[name], waiting[name]) for name in sorted({*running, *waiting})}
@@ -167,17 +140,18 @@ class Scheduler:
         insort(self.waiting, request, key=_arrival)
 
     def _runs(self, requests: list[Request]) -> dict[int, int]:
-        if (limit := tightest(requests)) is not None:
-            return short_runs(requests, limit, self._situation.costs, self._sizes.max_rows)
+        """Return, by request id, the number of tokens that get their KV in the next pass."""
+        if (limit := order.tightest_limit(requests)) is not None:
+            return order.rows_within_limit(requests, limit, self._situation.costs, self._max_rows)
         decoding = [request for request in requests if request.lag == 1]
-        if len(decoding) == len(requests) <= self._sizes.max_rows:
+        if len(decoding) == len(requests) <= self._max_rows:
             return dict.fromkeys([request.request_id for request in requests], 1)
-        budget = self._sizes.max_rows - len(requests)
+        budget = self._max_rows - len(requests)
         if len(decoding) < len(requests):
             budget -= min(self._drafts_wanted(decoding), budget // 2)
             if decoding:
                 budget = min(budget, self._rows_in_time(len(requests)))
-        return runs_in_turn(requests, budget)
+        return order.rows_in_order(requests, budget)
 
     def _drafts_wanted(self, decoding: list[Request]) -> int:
         """Return the rows that the policy wants for draft tokens; 0 if the policy fails."""
@@ -188,16 +162,16 @@ class Scheduler:
 
     def _rows_in_time(self, requests: int) -> int:
         """Return the prompt rows that fit into a step's time limit, next to one row per request."""
-        if self._sizes.max_seconds is None:
-            return self._sizes.max_rows
-        return max(self._situation.costs.prompt_rows_within(self._sizes.max_seconds) - requests, MIN_CHUNK)
+        if self._max_seconds is None:
+            return self._max_rows
+        return max(self._situation.costs.prompt_rows_within(self._max_seconds) - requests, MIN_CHUNK)
 
     def _make_room(self, runs: dict[int, int]) -> None:
         """Preempt requests, the last first, until the others have pages for their rows."""
         if len(runs) + sum(runs.values()) // self._cache.page_size <= self._cache.free_pages:
             return  # enough pages even if every run starts a new one
         while self._missing_in_all(runs) > self._cache.available_pages:
-            if self.kept_prompts.give_up():
+            if self.kept_prompts.release_all():
                 continue
             last = self.running[-1]
             runs.pop(last.request_id, None)
@@ -217,7 +191,7 @@ class Scheduler:
         if not self.waiting:
             return
         skipped: set[int] = set()
-        queues = TenantQueues(self._candidates())
+        queues = order.TenantQueues(self._candidates())
         promised = self._promised()
         while (request := self._order.first(queues.heads(), self.running)) is not None:
             queues.leave(request)
@@ -232,48 +206,51 @@ class Scheduler:
             if not request.accounting.passes:
                 request.accounting.cached_tokens = request.kv.computed
             self.waiting.remove(request)
-            insort(self.running, request, key=preemption_rank)
+            insort(self.running, request, key=order.preemption_rank)
             has_preempted = self.preemptions > preempted_before
             promised = self._promised() if has_preempted else promised + self._missing(request, request.lag)
             if self._is_full or has_preempted:  # others may start now
-                queues = TenantQueues(
+                queues = order.TenantQueues(
                     other for other in self._candidates() if other.request_id not in skipped
                 )
 
     @property
     def _is_full(self) -> bool:
-        return len(self.running) >= min(self._sizes.max_running, self._sizes.max_rows)
+        return len(self.running) >= self._max_running
 
     def _candidates(self) -> list[Request]:
-        """Return the requests that may start; if all places are taken, those that preempt another."""
+        """Return the requests that may start; if the engine is full, those that may preempt another."""
         if not self._is_full:
             return self.waiting
-        return [request for request in self.waiting if is_preempted_by(self.running[-1], request)]
+        return [request for request in self.waiting if order.is_preempted_by(self.running[-1], request)]
 
     def _promised(self) -> int:
         """Return the pages that running requests lack for their remaining tokens."""
         return sum(self._missing(request, request.lag) for request in self.running)
 
     def _place_for(self, request: Request, promised: int) -> "_Start | None":
-        """Preempt others for the request if their class allows it; return None if it must wait."""
+        """Return the start of a request if there is room, after preemption if classes allow it; None: it must wait."""
         while True:
             start = self._start(request)
             spare = self._cache.available_pages - promised - len(self.running)
             needed = self._cache.pages_for(len(request.tokens)) - start.shared_pages
             if needed <= spare and not self._is_full and self._cache.can_open:
                 return start
-            if (needed > spare or not self._cache.can_open) and self.kept_prompts.give_up():
+            if (needed > spare or not self._cache.can_open) and self.kept_prompts.release_all():
                 continue
-            preemptible = [other for other in self.running if is_preempted_by(other, request)]
+            preemptible = [other for other in self.running if order.is_preempted_by(other, request)]
             most = sum(len(other.kv.pages) + self._missing(other, other.lag) + 1 for other in preemptible)
-            if not preemptible or not is_preempted_by(self.running[-1], request) or needed > spare + most:
+            if (
+                not preemptible
+                or not order.is_preempted_by(self.running[-1], request)
+                or needed > spare + most
+            ):
                 return None
             self.preempt(self.running[-1])
             promised = self._promised()
 
     def _start(self, request: Request) -> "_Start":
-        """Return where the request's first rows come from: the first answer to the same prompt, or the prefix
-        cache."""
+        """Return the start of a request, with rows of the first answer to the same prompt or of the prefix cache."""
         cache, leader, page_size = self._cache, request.queued.leader, self._cache.page_size
         is_scored = request.prompt_logprobs is None or request.scored >= request.prompt_len - 1
         # Rows found in the cache yield no log-probabilities.
@@ -293,20 +270,16 @@ class Scheduler:
 
 @dataclass(frozen=True)
 class _Start:
-    """The plan for starting a request."""
+    """How a request would start: with rows of another answer, of the prefix cache, or with none."""
 
     shared_pages: int  # pages it shares with other holders, which cost nothing
     open: Callable[[], KvSequence]
 
 
 def _waits_for_leader(request: Request) -> bool:
-    """Whether the first answer to the same prompt is about to compute rows that this one can copy."""
+    """Return whether the first answer to the same prompt will compute rows that this request can copy."""
     leader = request.queued.leader
     return leader is not None and leader.finish_reason is None and leader.kv.computed < request.prompt_len - 1
-
-
-def _arrival(request: Request) -> int:
-    return request.request_id
 
 
 def check_queues(cache: PagedCache, scheduler: Scheduler, active: Iterable[Request]) -> None:

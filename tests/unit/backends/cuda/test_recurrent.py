@@ -16,9 +16,8 @@ from foreword.kv.paged_cache import PagedCache
 from foreword.models.config import Recurrence, RecurrentSpec
 from foreword.models.layer_shapes import recurrent_inputs
 from foreword.speculation.draft import Draft
-from foreword.speculation.requests import PassEntry
+from foreword.speculation.requests import NOTHING_DRAWN, PassEntry, Verdict
 from foreword.speculation.transaction import Transaction
-from foreword.speculation.verdict import NOTHING_DRAWN, Verdict
 from helpers.cuda import KERNEL_DEVICE, needs_triton
 from helpers.passes import make_request
 from helpers.trees import random_tokens

@@ -10,8 +10,7 @@ from foreword.control.reporting.figures import Usage, counts_of, run_percentile
 from foreword.control.reporting.totals import SpeculationTotals
 from foreword.speculation.draft import Draft
 from foreword.speculation.report import RequestReport, StageSeconds, StepReport
-from foreword.speculation.requests import DrafterView
-from foreword.speculation.verdict import Verdict
+from foreword.speculation.requests import DrafterView, Verdict
 
 
 def part(draft: int, accepted: int, place: int = 0, called: str = "ngram") -> RequestReport:

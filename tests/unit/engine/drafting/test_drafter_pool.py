@@ -6,7 +6,7 @@ import pytest
 
 from foreword.acceptance.rules.rule import Rule
 from foreword.backends.batch import Tap
-from foreword.drafters.combined import FirstOf
+from foreword.drafters.combined import FallbackDrafter
 from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.lookup.grammar import GrammarDrafter
 from foreword.engine.drafting.drafter_pool import MAX_DRAFTERS, DrafterPool
@@ -240,7 +240,7 @@ def test_a_prediction_is_followed_first_and_the_same_drafter_stays_behind_it():
     assert drafters.default is not None
     assert (plan.method, plan.max_nodes, plan.max_batch) == ("prediction+ngram", HINTED_DRAFT_TOKENS, None)
     assert plan.drafter is again.drafter
-    assert isinstance(plan.drafter, FirstOf)
+    assert isinstance(plan.drafter, FallbackDrafter)
     assert plan.drafter.parts[1] is drafters.default.drafter
     assert drafters.resolve(False, PREDICTED) is None
     asked = drafters.resolve({"method": "suffix", "num_speculative_tokens": 20}, PREDICTED)
@@ -274,7 +274,7 @@ def test_a_drafter_behind_a_prediction_is_closed_after_its_last_request():
     assert behind.is_closed
     fresh = drafters.resolve({"method": "ngram"}, PREDICTED)
     assert fresh is not None
-    assert isinstance(fresh.drafter, FirstOf)
+    assert isinstance(fresh.drafter, FallbackDrafter)
     assert fresh.drafter.parts[1] is not behind
 
 

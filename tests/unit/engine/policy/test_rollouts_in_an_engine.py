@@ -11,7 +11,7 @@ from foreword.control.policy_file.document import Stage
 from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.guard import GuardedDrafter
 from foreword.speculation.accept import Acceptance
-from foreword.speculation.verdict import Verdict
+from foreword.speculation.requests import Verdict
 from helpers.rollout_world import POLICY, VOCAB, Guesser, RolloutWorld
 
 
@@ -74,10 +74,10 @@ def drawing_world(folder: Path, samples: int = 24) -> RolloutWorld:
     """Texts are drawn, and may come out differently with every drafter; they wait to be drawn again."""
     policy = {**POLICY, "rollout": {**POLICY["rollout"], "verify_samples": samples}}
     world = RolloutWorld(folder, Guesser, policy, rule="token", temperature=8.0, tokens=24)
-    checks = world.core.speculation_service._checks
+    checks = world.core.speculation_monitor._checks
     assert checks is not None
     checks.seeds.seed(1)
-    world.steering.set_stage("fresh", "code", "verify")
+    world.policy_file.set_stage("fresh", "code", "verify")
     return world
 
 
@@ -94,7 +94,7 @@ def test_answers_whose_law_is_compared_have_seeds_of_their_own(tmp_path: Path):
     seeds = []
     for _ in range(3):
         world.answer(idle=False)
-        while (check := world.core.speculation_service.next_check()) is not None:
+        while (check := world.core.speculation_monitor.next_check()) is not None:
             seeds.append(check[0].params.seed)
             world.core.enqueue(world.core.prepare(*check))
             world._run()
@@ -133,9 +133,9 @@ def test_one_that_goes_bad_when_it_is_in_use_is_rolled_back(tmp_path: Path):
     world.guesser.crashes = True
     world.run_until(lambda: world.pair.stage is Stage.HELD)
     assert world.pair.reason.startswith("faults")
-    asks = world.core.speculation_service.totals.pairs["fresh", "code/greedy"].asks
+    asks = world.core.speculation_monitor.totals.pairs["fresh", "code/greedy"].asks
     world.answer()
-    assert world.core.speculation_service.totals.pairs["fresh", "code/greedy"].asks == asks
+    assert world.core.speculation_monitor.totals.pairs["fresh", "code/greedy"].asks == asks
 
 
 class TwoAlike(RolloutWorld):
@@ -155,7 +155,7 @@ def test_a_drafter_is_not_blamed_for_another_with_the_same_method(tmp_path: Path
         "rollout": [{**rolled, "pair": ["fresh", "code"]}, {**rolled, "pair": ["other", "code"]}],
     }
     world = TwoAlike(tmp_path, Guesser, policy)
-    held = world.steering.rollouts.pairs["other", "code"]
+    held = world.policy_file.rollouts.pairs["other", "code"]
     world.run_until(lambda: held.stage is Stage.HELD)
     assert held.reason.startswith("faults")
     assert world.pair.stage is not Stage.HELD
@@ -186,7 +186,7 @@ def test_no_request_fails_for_what_is_done_beside_its_steps(tmp_path: Path, monk
 
     world = RolloutWorld(tmp_path, Guesser)
     for name in ("between_steps", "observe", "ended", "next_check", "report"):
-        monkeypatch.setattr(world.core.speculation_service, name, fail)
+        monkeypatch.setattr(world.core.speculation_monitor, name, fail)
     world.answer()
     assert world.core.stats().control is None
     assert {"policy", "books", "check"} <= set(world.core.faults)
@@ -202,14 +202,14 @@ def test_a_new_engine_goes_on_in_every_stage(tmp_path: Path, stage: Stage):
     again.answer()
     if stage in (Stage.OFF, Stage.HELD):
         assert again.pair.stage is stage
-        assert not again.core.speculation_service.totals.pairs
+        assert not again.core.speculation_monitor.totals.pairs
 
 
 def test_the_operator_moves_a_pair_by_hand(tmp_path: Path):
     world = RolloutWorld(tmp_path, Guesser)
-    world.core.speculation_service.move("fresh", "code", "off")
+    world.core.speculation_monitor.move("fresh", "code", "off")
     assert world.pair.stage is Stage.OFF
-    world.core.speculation_service.move("fresh", "code", "next")
+    world.core.speculation_monitor.move("fresh", "code", "next")
     assert world.pair.stage is Stage.SHADOW
-    world.core.speculation_service.move("nobody", "code", "on")  # a line in the log, nothing else
-    assert len(world.steering.rollouts.pairs) == 1
+    world.core.speculation_monitor.move("nobody", "code", "on")  # a line in the log, nothing else
+    assert len(world.policy_file.rollouts.pairs) == 1

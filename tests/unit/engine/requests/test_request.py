@@ -7,10 +7,10 @@ from foreword.acceptance.request import RequestSampler, TokenLimits
 from foreword.engine.messages import DraftShown
 from foreword.engine.requests.answer import RequestLimits
 from foreword.engine.requests.request import Request, RequestIdentity
-from foreword.engine.text import AnswerText, StopTexts
+from foreword.engine.text import AnswerText
 from foreword.models.tokenization.detokenizer import IncrementalDetokenizer
 from foreword.speculation.draft import Draft
-from foreword.speculation.verdict import Verdict
+from foreword.speculation.requests import Verdict
 from helpers.byte_pieces import BytePieces
 
 EOS = 2
@@ -95,7 +95,7 @@ def test_a_commit_that_fails_in_the_sampler_leaves_no_text_behind():
     pieces = BytePieces([b"one", b" tw", b"o s", b"top"])
     params = SamplingParams(temperature=0, max_tokens=9)
     sampler = Refusing(params, TokenLimits(50), [5], seed=0)
-    text = AnswerText(IncrementalDetokenizer(pieces), StopTexts(("two stop", "one t!")))
+    text = AnswerText(IncrementalDetokenizer(pieces), SamplingParams(stop=("two stop", "one t!")))
     r = Request(0, [5], params, sampler, RequestLimits(100, frozenset({EOS})), text=text)
     r.commit(Verdict(tokens=(0,)))
     with pytest.raises(MemoryError):

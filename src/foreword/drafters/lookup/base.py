@@ -1,12 +1,31 @@
-"""A verified draft with the target's own draw after every node."""
+"""Shared parts of lookup drafters: state per request, and verified drafts with the target's draws."""
 
 from collections.abc import Sequence
+from typing import Generic, TypeVar
 
-from foreword.speculation.draft import ROOT
-from foreword.speculation.drafting import Commit, DrafterNeeds, Traits
+from foreword.speculation.draft import ROOT, Draft
+from foreword.speculation.drafting import Commit, Drafter, DrafterNeeds, DraftRequest, DraftTask, Traits
 
-NO_NODE = -2
-"""Marks a path that is not in the draft."""
+Kept = TypeVar("Kept")
+
+
+class LookupDrafter(Drafter, Generic[Kept]):
+    """Drafts for each request separately, and keeps state per request until it ends."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, Kept] = {}  # by request id
+
+    def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
+        return [self.draft(task) for task in tasks]
+
+    def draft(self, task: DraftTask) -> Draft:
+        raise NotImplementedError
+
+    def forget(self, request: DraftRequest) -> None:
+        self._known.pop(request.request_id, None)
+
+
+NO_NODE = -2  # marks a path that is not in the draft
 
 READS_DRAWS = Traits(
     needs=DrafterNeeds(draws=True), needs_target="it reads what the target draws in its pass"

@@ -14,10 +14,10 @@ from foreword.control.service import Slo
 from foreword.drafters.config import SpeculationConfig
 from foreword.engine.engine import Engine
 from foreword.engine.messages import NewRequest, RequestLabels
-from foreword.engine.policy import service
+from foreword.engine.policy import monitor
+from foreword.engine.policy.controller import EngineLoad
 from foreword.engine.policy.file import WATCH_SECONDS
-from foreword.engine.policy.steering import Pressure
-from foreword.engine.requests.assignment import Assignment
+from foreword.engine.requests.request import Assignment
 from foreword.errors import RequestError
 from helpers.rollout_world import POLICY, Guesser, RolloutWorld
 from helpers.waiting import wait_until
@@ -48,7 +48,7 @@ def assigned(
 ) -> Assignment:
     params = SamplingParams(temperature=temperature)
     new = NewRequest("r", (1, 2, 3), params, speculation=speculation, labels=RequestLabels(**labels))
-    return of.steering.assign(new)
+    return of.policy_file.assign(new)
 
 
 def test_the_rules_say_who_drafts_and_how_deep(tmp_path: Path):
@@ -107,9 +107,9 @@ def test_when_the_engine_is_full_the_named_drafters_rest(tmp_path: Path):
     plan = assigned(here, metadata={"task": "code"}).plan
     assert plan is not None
     small, large = plan.gates["small"], plan.gates["large"]
-    here.steering.between_steps(Pressure(2, 0.6), here.core.speculation_service.totals)
+    here.policy_file.between_steps(EngineLoad(2, 0.6), here.core.speculation_monitor.totals)
     assert (small.is_open, large.is_open, large.may_observe) == (True, False, False)
-    here.steering.between_steps(Pressure(1, 0.6), here.core.speculation_service.totals)
+    here.policy_file.between_steps(EngineLoad(1, 0.6), here.core.speculation_monitor.totals)
     assert large.is_open
 
 
@@ -125,13 +125,13 @@ def test_who_is_rolled_out_comes_beside_the_engines_own(tmp_path: Path):
     assert shadow is not None
     assert shadow.method == "suffix+fresh"
     assert not shadow.gates["fresh"].is_open
-    here.steering.set_stage("fresh", "code", "canary")
-    arms = [here.steering.assign(NewRequest(str(number), (1, 2, 3))) for number in range(100)]
+    here.policy_file.set_stage("fresh", "code", "canary")
+    arms = [here.policy_file.assign(NewRequest(str(number), (1, 2, 3))) for number in range(100)]
     for arm in arms:
-        (place,) = arm.places
+        (place,) = arm.arms
         assert arm.plan is not None
         assert arm.plan.method == ("suffix+fresh" if place.is_canary else "suffix")
-    assert 25 < sum(arm.places[0].is_canary for arm in arms) < 75
+    assert 25 < sum(arm.arms[0].is_canary for arm in arms) < 75
 
 
 def test_users_cannot_make_ever_more_cohorts(tmp_path: Path):
@@ -164,23 +164,23 @@ def test_a_changed_file_is_used_without_a_restart(tmp_path: Path):
 
 
 def test_an_idle_engine_reads_a_changed_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(service, "WATCH_SECONDS", 0.01)
+    monkeypatch.setattr(monitor, "WATCH_SECONDS", 0.01)
     here = world(tmp_path)
     engine = Engine(here.core)
     try:
         changed = copy.deepcopy(RULES)
         changed["cohorts"][0]["state"] = "off"
         rewrite(here, changed)
-        wait_until(lambda: here.steering.document.cohorts[0].state == "off")  # no request comes
+        wait_until(lambda: here.policy_file.document.cohorts[0].state == "off")  # no request comes
     finally:
         engine.close()
 
 
 def test_an_engine_without_a_policy_file_sleeps_until_there_is_work(tmp_path: Path):
     here = world(tmp_path)
-    assert here.core.speculation_service.idle_seconds == WATCH_SECONDS
-    here.core.speculation_service._steering = None
-    assert here.core.speculation_service.idle_seconds is None
+    assert here.core.speculation_monitor.idle_seconds == WATCH_SECONDS
+    here.core.speculation_monitor._policy_file = None
+    assert here.core.speculation_monitor.idle_seconds is None
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_a_file_that_is_broken_leaves_the_old_one_with_one_line(
 
 def test_a_roll_out_goes_on_when_the_file_changes(tmp_path: Path):
     here = world(tmp_path, POLICY)
-    here.steering.set_stage("fresh", "code", "verify")
+    here.policy_file.set_stage("fresh", "code", "verify")
     changed = copy.deepcopy(POLICY)
     changed["rollout"]["verify_samples"] = 77
     rewrite(here, changed)
@@ -215,7 +215,7 @@ def test_a_roll_out_goes_on_when_the_file_changes(tmp_path: Path):
 
 def test_a_pair_made_by_hand_outlives_its_drafter_without_harm(tmp_path: Path):
     here = world(tmp_path)
-    here.steering.set_stage("small", "one", "on")
+    here.policy_file.set_stage("small", "one", "on")
     changed = copy.deepcopy(RULES)
     del changed["drafters"]["small"]
     changed["cohorts"][0]["drafters"] = ["large"]
@@ -229,7 +229,7 @@ def test_pairs_that_the_file_does_not_know_cannot_be_moved(tmp_path: Path):
     here = world(tmp_path)
     for names in (("small", "nowhere", "on"), ("nobody", "code", "on"), ("small", "code", "sideways")):
         with pytest.raises(RequestError):
-            here.steering.set_stage(*names)
+            here.policy_file.set_stage(*names)
 
 
 def test_the_rules_say_how_soon_a_request_is_served(tmp_path: Path):

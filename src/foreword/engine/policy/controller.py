@@ -1,4 +1,4 @@
-"""Applies the policy file: a request's cohort, its drafters, and roll-out stages."""
+"""Applies the policy file: chooses a request's cohort and drafters, and moves roll-outs between stages."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -19,21 +19,20 @@ from foreword.engine.background import BackgroundWork
 from foreword.engine.drafting.drafter_pool import DrafterPool
 from foreword.engine.drafting.known_answers import AnswerHints
 from foreword.engine.messages import NewRequest
-from foreword.engine.policy.file import Configs, WatchedFile, config_for, drafter_configs, wish_within
+from foreword.engine.policy.file import Configs, WatchedFile, config_for, drafter_configs, setting_within
 from foreword.engine.policy.health import Baselines, forecast
-from foreword.engine.requests.assignment import Assignment, CanaryPlace
+from foreword.engine.requests.request import Assignment, RolloutArm
 from foreword.errors import EngineStopped, ForewordError, RequestError
 from foreword.speculation.drafting import Drafter, all_faults
 from foreword.speculation.requests import DraftPlan
 
 _log = logging.getLogger(__name__)
 
-LOOK_STEPS = 8
-"""Steps between two evaluations of roll-outs."""
+EVALUATION_STEPS = 8  # steps between two evaluations of roll-outs
 
 
 @dataclass(frozen=True)
-class Pressure:
+class EngineLoad:
     """Load of the engine."""
 
     waiting: int
@@ -41,7 +40,7 @@ class Pressure:
 
 
 @dataclass
-class Steering:
+class PolicyFileController:
     """The policy file and its roll-outs. `assign` is thread-safe; all else runs in the engine's thread."""
 
     path: Path
@@ -93,13 +92,13 @@ class Steering:
             return Assignment(label, None, limit)
         known = AnswerHints.of(new)
         if new.speculation is not None and new.speculation is not True:
-            wish = wish_within(new.speculation, self._pool.default_config, document, rule, configs)
-            plan = self._pool.resolve(wish, known)
-            return Assignment(label, _no_deeper(plan, document.depth(rule)), limit)
-        gates, places = self._gates(rule, new, configs)
+            setting = setting_within(new.speculation, self._pool.default_config, document, rule, configs)
+            plan = self._pool.resolve(setting, known)
+            return Assignment(label, _with_depth_limit(plan, document.depth(rule)), limit)
+        gates, arms = self._gates(rule, new, configs)
         if rule.drafters is None and not gates:
             plan = self._pool.resolve(new.speculation, known)
-            return Assignment(label, _no_deeper(plan, document.depth(rule)), limit, places)
+            return Assignment(label, _with_depth_limit(plan, document.depth(rule)), limit, arms)
         if known.prediction:  # applied in order: only permitted drafters take part
             gates = {name: gate for name, gate in gates.items() if gate.is_open}
         chosen = {name: config_for(document, rule, name, configs) for name in gates}
@@ -109,10 +108,9 @@ class Steering:
         plan = replace(self._pool.among(chosen), gates=gates) if chosen else None
         # The file may list the grammar drafter itself.
         expected = AnswerHints(known.prediction)
-        return Assignment(label, self._pool.with_hints(plan, new.speculation, expected), limit, places)
+        return Assignment(label, self._pool.with_hints(plan, new.speculation, expected), limit, arms)
 
     def traits(self, new: NewRequest) -> RequestTraits:
-        """Return the request traits that rules match."""
         labels = new.labels
         return RequestTraits(
             tenant=new.tenant,
@@ -128,20 +126,23 @@ class Steering:
 
     def _gates(
         self, rule: CohortRule, new: NewRequest, configs: Configs
-    ) -> tuple[dict[str, Gate], tuple[CanaryPlace, ...]]:
+    ) -> tuple[dict[str, Gate], tuple[RolloutArm, ...]]:
         """Return the gates of all drafters that the request could use, in file order."""
-        gates, places = {}, []
+        gates, arms = {}, []
         with self._lock:
             pairs = self.rollouts.pairs
             rolled = [name for name, cohort in pairs if cohort == rule.name and name in configs]
             for name in dict.fromkeys((*(rule.drafters or ()), *rolled)):
                 pair = pairs.get((name, rule.name))
-                gate = self._own_gate(name) if pair is None else pair.gate(new.tenant, new.request_id)
+                if pair is None:  # without roll-out: closed only under overload
+                    gate: Gate | None = Gate(self._overload_switches.setdefault(name, Switch()))
+                else:
+                    gate = pair.gate(new.tenant, new.request_id)
                 if pair is not None and pair.stage is Stage.CANARY:
-                    places.append(CanaryPlace(name, rule.name, gate is not None and gate.is_live))
+                    arms.append(RolloutArm(name, rule.name, gate is not None and gate.is_live))
                 if gate is not None:
                     gates[name] = gate
-        return gates, tuple(places)
+        return gates, tuple(arms)
 
     def candidate(self, drafter: str, cohort: str) -> DraftPlan:
         """Return a plan that uses this drafter at every step, up to the cohort's depth."""
@@ -149,10 +150,6 @@ class Steering:
         rule = next(rules, CohortRule(OTHER))
         config = config_for(self.document, rule, drafter, self.configs)
         return replace(self._pool.among({drafter: config}), is_fixed=True)
-
-    def _own_gate(self, name: str) -> Gate:
-        """Return the gate of a drafter without roll-out, closed under overload."""
-        return Gate(self._overload_switches.setdefault(name, Switch()))
 
     def _label(self, label: str) -> str:
         """Return the label, or OTHER beyond the limit: users must not create unlimited cohorts."""
@@ -162,16 +159,15 @@ class Steering:
             self._labels.add(label)
         return label
 
-    def between_steps(self, pressure: Pressure, totals: SpeculationTotals) -> None:
+    def between_steps(self, load: EngineLoad, totals: SpeculationTotals) -> None:
         """Reload a changed file, update overload gates, and evaluate roll-outs."""
         self._watch()
-        self._apply_overload(pressure)
+        self._apply_overload(load)
         self._steps += 1
-        if self._steps % LOOK_STEPS == 0:
+        if self._steps % EVALUATION_STEPS == 0:
             self.evaluate(totals)
 
     def evaluate(self, totals: SpeculationTotals) -> None:
-        """Evaluate all roll-outs."""
         with self._lock:
             pairs = dict(self.rollouts.pairs)
         has_moved = False
@@ -182,14 +178,14 @@ class Steering:
                 _log.info("%s for %s: %s (%s)", drafter, cohort, pair.stage, pair.reason)
         self.rollouts.save(is_due=has_moved)
 
-    def ended(self, place: CanaryPlace, outcome: Outcome) -> None:
+    def ended(self, arm: RolloutArm, outcome: Outcome) -> None:
         """Add a request's outcome to its arm of a roll-out."""
-        pair = self.rollouts.pairs.get((place.drafter, place.cohort))
+        pair = self.rollouts.pairs.get((arm.drafter, arm.cohort))
         if pair is not None:
-            pair.ended(outcome, place.is_canary)
+            pair.ended(outcome, arm.is_canary)
 
     def methods(self, drafter: str) -> tuple[str, ...]:
-        """Return the methods of a drafter of the file; any other name is its own method."""
+        """Return the methods of a drafter of the file; another name is itself a method."""
         config = self.configs.get(drafter)
         return (drafter,) if config is None else config.method
 
@@ -201,11 +197,11 @@ class Steering:
         config = self.configs.get(drafter)
         return [] if config is None else self._pool.made_of(config)
 
-    def _apply_overload(self, pressure: Pressure) -> None:
+    def _apply_overload(self, load: EngineLoad) -> None:
         rule = self.document.overload
         if rule is None:
             return
-        is_full = pressure.waiting >= rule.queue and pressure.kv_usage >= rule.kv_usage
+        is_full = load.waiting >= rule.queue and load.kv_usage >= rule.kv_usage
         for name in self.configs:
             if name in rule.stop or set(self.methods(name)) & set(rule.stop):
                 self._overload_switches.setdefault(name, Switch()).is_resting = is_full
@@ -264,7 +260,7 @@ class Steering:
         self.rollouts.save()
 
 
-def _no_deeper(plan: DraftPlan | None, depth: int | None) -> DraftPlan | None:
+def _with_depth_limit(plan: DraftPlan | None, depth: int | None) -> DraftPlan | None:
     if plan is None or depth is None or plan.max_depth <= depth:
         return plan
     return replace(plan, max_depth=depth)

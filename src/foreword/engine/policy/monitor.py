@@ -1,0 +1,226 @@
+"""Speculation control besides the steps: statistics, roll-outs, checks and reports."""
+
+import logging
+from dataclasses import replace
+from time import monotonic
+
+from foreword.acceptance.rules.rule import Rule
+from foreword.control.policy import MeasuredPolicy
+from foreword.control.policy_file.document import Prices
+from foreword.control.reporting.describe import describe_pairs
+from foreword.control.reporting.figures import ControlReport, DecisionReport, PairReport, Usage
+from foreword.control.reporting.totals import SpeculationTotals
+from foreword.control.rollout.evidence import Outcome
+from foreword.control.rollout.pair import PairRollout
+from foreword.engine.drafting.drafter_pool import DrafterPool
+from foreword.engine.messages import NewRequest
+from foreword.engine.policy.controller import EngineLoad, PolicyFileController
+from foreword.engine.policy.file import WATCH_SECONDS
+from foreword.engine.policy.health import is_of
+from foreword.engine.policy.verification import CheckTotals, IdleChecks
+from foreword.engine.requests.request import Assignment, Request
+from foreword.errors import RequestError
+from foreword.kv.paged_cache import PagedCache
+from foreword.speculation.measured.situation import Situation
+from foreword.speculation.protocols import Policy
+from foreword.speculation.report import StageSeconds, StepReport
+
+_log = logging.getLogger(__name__)
+
+MOST_PAIRS = 64  # maximum number of reported pairs of drafter and cohort, those with the most draft requests
+MOST_DECISIONS = 20  # maximum number of reported decisions per pair, the newest ones
+
+REPORT_SECONDS = 1.0
+"""Seconds until the report of a busy engine is recomputed; it is read more often than it changes."""
+
+
+class SpeculationMonitor:
+    """Statistics, roll-outs and reports of speculation; used in the engine's thread."""
+
+    def __init__(
+        self,
+        cache: PagedCache,
+        policy: Policy,
+        policy_file: PolicyFileController | None,
+        drafters: DrafterPool,
+        rule: Rule,
+    ) -> None:
+        self._cache = cache
+        self._policy: MeasuredPolicy | None = getattr(policy, "measured", None)
+        self._policy_file = policy_file
+        self._drafters = drafters
+        self.totals = SpeculationTotals(cache.page_size)
+        self._began = monotonic()
+        self._steps = 0
+        self._report: ControlReport | None = None
+        self._reported_at, self._reported_steps = 0.0, 0
+        self._checks: IdleChecks | None = None
+        self._check_pages = 0
+        self._check_seconds = 0.0
+        self._is_checking = False
+        if policy_file is not None:
+            policy_file.attach(drafters)
+            self._checks = IdleChecks(policy_file, rule is Rule.COUPLED, not policy_file.is_shape_invariant)
+
+    @property
+    def idle_seconds(self) -> float | None:
+        """Maximum seconds between calls of `between_steps`, which checks the policy file; None without a file."""
+        return None if self._policy_file is None else WATCH_SECONDS
+
+    def between_steps(self, waiting: int) -> None:
+        """Apply the policy file and evaluate roll-outs; `waiting` requests are queued."""
+        if self._policy_file is not None:
+            used = 1 - self._cache.available_pages / self._cache.pool.num_pages
+            self._policy_file.between_steps(EngineLoad(waiting, used), self.totals)
+
+    def observe(self, report: StepReport, preemptions: int) -> None:
+        """Add a step to the statistics."""
+        self._steps += 1
+        self._check_seconds += report.seconds.total
+        if not self._is_checking:  # a check runs alone and serves no user
+            self.totals.observe(report, preemptions)
+
+    def ended(self, request: Request) -> None:
+        """Pass an ended request to checks and roll-outs."""
+        if self._checks is None or self._policy_file is None:
+            return
+        if request.identity.assigned.is_check:
+            self._is_checking = False
+            pages = self._cache.available_pages
+            self._checks.finished(request, CheckTotals(self._check_pages, pages, self._check_seconds))
+            return
+        self._checks.ended(request)
+        if arms := request.identity.assigned.arms:
+            outcome = outcome_of(request, self._policy_file.document.prices)
+            for arm in arms:
+                self._policy_file.ended(arm, outcome)
+
+    def next_check(self) -> tuple[NewRequest, Assignment] | None:
+        """Return a request to decode again while the engine is idle."""
+        found = None if self._checks is None else self._checks.next()
+        if found is not None:
+            self._check_pages, self._check_seconds = self._cache.available_pages, 0.0
+            self._is_checking = True
+        return found
+
+    def interrupted(self) -> None:
+        """Record that a request has interrupted the check, which is repeated later."""
+        self._is_checking = False
+
+    def report(self, situation: Situation, seconds: StageSeconds, is_busy: bool) -> ControlReport:
+        """Return the state of speculation, at most `REPORT_SECONDS` old; `seconds` are totals over all steps."""
+        now, report = monotonic(), self._report
+        has_news = not is_busy and self._steps != self._reported_steps
+        if report is None or has_news or now - self._reported_at >= REPORT_SECONDS:
+            report = self._report = self._new_report(situation, seconds, now)
+            self._reported_at, self._reported_steps = now, self._steps
+        return report
+
+    def _new_report(self, situation: Situation, seconds: StageSeconds, now: float) -> ControlReport:
+        policy, policy_file, totals = self._policy, self._policy_file, self.totals
+        here = None if policy is None else policy.here
+        plain, speculative = totals.preemption_rates()
+        host = seconds.total - seconds.draft - seconds.verify
+        pages = self._cache.pool.num_pages
+        prices = None if policy_file is None else policy_file.document.prices
+        usage = Usage(
+            wall_seconds=now - self._began,
+            draft_seconds=seconds.draft,
+            target_seconds=seconds.verify + seconds.accept,
+            tokens=totals.tokens,
+            draft_price=None if prices is None else prices.draft,
+            target_price=None if prices is None else prices.target,
+        )
+        return ControlReport(
+            enabled=situation.speculating,
+            policy_file=None if policy_file is None else str(policy_file.path),
+            pairs=self._pairs(situation),
+            batch=0.0 if here is None else here.drawn,
+            step_ms=0.0 if here is None else 1e3 * here.plain,
+            row_ms=0.0 if here is None else 1e3 * (here.after(1) - here.plain),
+            probe_share=0.0 if policy is None else policy.explorer.share,
+            probe_seconds=0.0 if policy is None else policy.explorer.spent,
+            reference_passes=0 if policy is None else policy.reference.passes,
+            host_share=host / seconds.total if seconds.total else 0.0,
+            provisional_pages=totals.provisional_pages,
+            provisional_peak=totals.provisional_peak,
+            kv_pages=pages,
+            kv_usage=(pages - self._cache.available_pages) / pages if pages else 0.0,
+            preemptions_plain=plain,
+            preemptions_guessing=speculative,
+            mismatches=0
+            if policy_file is None
+            else sum(p.mismatches for p in policy_file.rollouts.pairs.values()),
+            usage=usage,
+        )
+
+    def _pairs(self, situation: Situation) -> tuple[PairReport, ...]:
+        """Return the reports of pairs with draft requests or a roll-out, those with most draft requests first."""
+        found = describe_pairs(self._policy, self.totals.pairs, situation)
+        reports, policy_file, faults = dict(found), self._policy_file, self._drafters.fault_counts()
+        if policy_file is not None:
+            now = policy_file.rollouts.clock()
+            for (drafter, cohort), rollout in list(policy_file.rollouts.pairs.items()):
+                keys = [key for key in found if key[0] == drafter and is_of(key[1], cohort)]
+                for key in keys or [(drafter, cohort)]:
+                    reports[key] = _with_rollout(reports.get(key, PairReport(*key)), rollout, now)
+
+        def fault_count(drafter: str) -> int:
+            own = None if policy_file is None else policy_file.faults(drafter)
+            methods = drafter.split("+")
+            return (
+                sum(n for kind, n in faults.items() if kind.partition("/")[0] in methods)
+                if own is None
+                else own
+            )
+
+        by_calls = sorted(reports.values(), key=lambda pair: (-pair.asks, pair.drafter, pair.cohort))
+        return tuple(replace(pair, faults=fault_count(pair.drafter)) for pair in by_calls[:MOST_PAIRS])
+
+    def move(self, drafter: str, cohort: str, state: str) -> None:
+        """Move a pair to another stage, on the operator's request."""
+        try:
+            if self._policy_file is None:
+                raise RequestError("there is no policy file")
+            self._policy_file.set_stage(drafter, cohort, state)
+        except RequestError as error:
+            _log.warning("%s for %s stays as it is: %s", drafter, cohort, error)
+        self._report = None
+
+    def close(self) -> None:
+        if self._policy_file is not None:
+            self._policy_file.close()
+
+
+def _with_rollout(report: PairReport, rollout: PairRollout, now: float) -> PairReport:
+    """Add the state of a roll-out to the report of its pair."""
+    moves = [DecisionReport(now - move.at, move.stage.value, move.reason) for move in rollout.moves]
+    own = report.decisions if rollout.percent else ()  # an unused drafter is not switched
+    newest_first = sorted([*own, *moves], key=lambda decision: decision.ago_seconds)
+    return replace(
+        report,
+        state=rollout.stage.value,
+        in_use=report.in_use and rollout.percent > 0,
+        reason=rollout.reason,
+        percent=rollout.percent,
+        since_seconds=now - rollout.since,
+        decisions=tuple(newest_first[:MOST_DECISIONS]),
+    )
+
+
+def outcome_of(request: Request, prices: Prices | None) -> Outcome:
+    """Return a request's outcome for its arm of a roll-out."""
+    accounting = request.accounting
+    tokens = len(request.output_ids)
+    later = tokens - accounting.first_tokens
+    target, draft = accounting.seconds.total - accounting.seconds.draft, accounting.seconds.draft
+    weights = prices or Prices(1.0, 1.0)
+    return Outcome(
+        passes=accounting.passes,
+        tokens=tokens,
+        ttft=accounting.queue_seconds + accounting.prefill_seconds,
+        tpot=accounting.decode_seconds / later if later > 0 else None,
+        cost=target * weights.target + draft * weights.draft,
+        preemptions=accounting.preemptions,
+        is_error=request.finish_reason == "error",
+    )
