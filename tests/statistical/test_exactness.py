@@ -9,20 +9,20 @@ from foreword.proofs.cases import DraftKind, SmallDrafter
 from foreword.proofs.coupled import pathwise_mismatches
 from foreword.proofs.enumeration import (
     TreeDrafting,
-    target_law,
-    text_law,
-    tree_step_law,
-    tree_text_law,
+    target_distribution,
+    text_distribution,
+    tree_step_distribution,
+    tree_text_distribution,
     worst_deviation,
 )
 from foreword.proofs.statistics import (
     TREE,
-    biased_law,
+    biased_distribution,
     chi_square,
     default_decoder,
     measure_power,
     sampled_counts,
-    true_law,
+    true_distribution,
 )
 from foreword.proofs.suite import (
     CHAIN_RULES,
@@ -47,18 +47,18 @@ KINDS_AND_PARAMETERS = [(DraftKind.DRAWN, name) for name in PARAMETERS] + [
 def test_chain_rules_keep_the_joint_law(rule: Rule, guessing: DraftKind, parameters: str):
     case = small_case(rule, PARAMETERS[parameters], target=3)
     for length in (1, 2):
-        law = text_law(case, SmallDrafter(case, guessing), length)
+        law = text_distribution(case, SmallDrafter(case, guessing), length)
         assert sum(law.values()) == pytest.approx(1, abs=EXACT)
-        assert worst_deviation(law, target_law(case)) <= EXACT
+        assert worst_deviation(law, target_distribution(case)) <= EXACT
 
 
 @pytest.mark.parametrize("replaced", [False, True], ids=["without replacement", "with replacement"])
 @pytest.mark.parametrize(("guessing", "parameters"), KINDS_AND_PARAMETERS)
 def test_traversal_keeps_the_joint_law_of_siblings(guessing: DraftKind, parameters: str, replaced: bool):
     case = small_case(Rule.TRAVERSAL, PARAMETERS[parameters], target=3)
-    law = tree_text_law(TreeDrafting(SmallDrafter(case, guessing), TREES["two siblings"], replaced))
+    law = tree_text_distribution(TreeDrafting(SmallDrafter(case, guessing), TREES["two siblings"], replaced))
     assert sum(law.values()) == pytest.approx(1, abs=EXACT)
-    assert worst_deviation(law, target_law(case)) <= EXACT
+    assert worst_deviation(law, target_distribution(case)) <= EXACT
 
 
 @pytest.mark.parametrize("replaced", [False, True], ids=["without replacement", "with replacement"])
@@ -66,8 +66,8 @@ def test_traversal_keeps_the_joint_law_of_siblings(guessing: DraftKind, paramete
 @pytest.mark.parametrize("guessing", [DraftKind.DRAWN, DraftKind.SPARSE, DraftKind.MIXED])
 def test_traversal_keeps_the_joint_law_of_trees(guessing: DraftKind, shape: str, replaced: bool):
     case = small_case(Rule.TRAVERSAL, PARAMETERS["temperature 1"], target=5)
-    law = tree_text_law(TreeDrafting(SmallDrafter(case, guessing), TREES[shape], replaced))
-    assert worst_deviation(law, target_law(case)) <= EXACT
+    law = tree_text_distribution(TreeDrafting(SmallDrafter(case, guessing), TREES[shape], replaced))
+    assert worst_deviation(law, target_distribution(case)) <= EXACT
 
 
 def test_the_enumeration_of_trees_sees_who_tells_the_wrong_kind_of_siblings():
@@ -80,8 +80,8 @@ def test_the_enumeration_of_trees_sees_who_tells_the_wrong_kind_of_siblings():
             for token, _, chance in super().next_tokens(history, without):
                 yield token, told[token], chance
 
-    law = tree_text_law(TreeDrafting(Lying(case, DraftKind.DRAWN), TREES["two siblings"]))
-    assert worst_deviation(law, target_law(case)) > 1e-3
+    law = tree_text_distribution(TreeDrafting(Lying(case, DraftKind.DRAWN), TREES["two siblings"]))
+    assert worst_deviation(law, target_distribution(case)) > 1e-3
 
 
 @pytest.mark.parametrize("target", range(4))
@@ -90,7 +90,9 @@ def test_a_tree_accepts_more_than_its_first_chain(target: int):
     model = SmallDrafter(case, DraftKind.DRAWN, 0.3)
     accepted = [
         sum((len(tokens) - 1) * chance for tokens, chance in law.items())
-        for law in (tree_step_law(TreeDrafting(model, parents), case.prompt) for parents in ((-1, 0), TREE))
+        for law in (
+            tree_step_distribution(TreeDrafting(model, parents), case.prompt) for parents in ((-1, 0), TREE)
+        )
     ]
     assert accepted[1] > accepted[0]
 
@@ -102,8 +104,8 @@ def test_a_tree_accepts_more_than_its_first_chain(target: int):
 def test_long_chains_keep_the_joint_law(rule: Rule, guessing: DraftKind, parameters: str):
     case = small_case(rule, PARAMETERS[parameters], target=4)
     for length in (3, 4):
-        law = text_law(case, SmallDrafter(case, guessing), length)
-        assert worst_deviation(law, target_law(case)) <= EXACT
+        law = text_distribution(case, SmallDrafter(case, guessing), length)
+        assert worst_deviation(law, target_distribution(case)) <= EXACT
 
 
 def test_the_enumeration_sees_a_small_bias():
@@ -117,8 +119,8 @@ def test_the_enumeration_sees_a_small_bias():
             for (token, _, chance), q in zip(honest.next_tokens(history, without), told, strict=True):
                 yield token, q, chance
 
-    law = text_law(case, Lying(case, DraftKind.DRAWN), 2)
-    assert worst_deviation(law, target_law(case)) > 100 * EXACT
+    law = text_distribution(case, Lying(case, DraftKind.DRAWN), 2)
+    assert worst_deviation(law, target_distribution(case)) > 100 * EXACT
 
 
 @pytest.mark.parametrize("cases", [800, pytest.param(20_000, marks=pytest.mark.slow)])
@@ -140,7 +142,7 @@ def test_block_accepts_no_less_than_token(target: int):
 def test_token_accepts_what_the_distributions_share():
     case = small_case(Rule.TOKEN, SamplingParams(), target=2)
     model = SmallDrafter(case, DraftKind.DRAWN, 0.3)
-    p = np.array([target_law(case, 1)[(token,)] for token in range(3)])
+    p = np.array([target_distribution(case, 1)[(token,)] for token in range(3)])
     shared = np.minimum(p, model.probabilities(case.prompt)).sum()
     assert expected_accepted(case, model, 1) == pytest.approx(shared, abs=EXACT)
 
@@ -156,16 +158,16 @@ def test_coupled_keeps_its_bound():
 @pytest.mark.parametrize("rule", list(Rule))
 def test_the_step_samples_the_targets_law(rule: Rule):
     decoder = default_decoder()
-    law = true_law(decoder)
+    law = true_distribution(decoder)
     power = measure_power(law, 800, bias=0.056, runs=1_000, seed=3)
     assert power.caught >= 0.99
     assert chi_square(sampled_counts(decoder, rule, 800, seed=50_000), law) <= power.threshold
 
 
 def test_a_bias_of_half_a_percent_is_caught():
-    law = true_law(default_decoder())
+    law = true_distribution(default_decoder())
     power = measure_power(law, 60_000, bias=0.005, runs=400, seed=4)
-    assert np.abs(biased_law(law, 0.005) - law).sum() / 2 == pytest.approx(0.005)
+    assert np.abs(biased_distribution(law, 0.005) - law).sum() / 2 == pytest.approx(0.005)
     assert power.caught >= 0.95
     assert power.false_alarms <= 0.002
 
@@ -174,7 +176,7 @@ def test_a_bias_of_half_a_percent_is_caught():
 @pytest.mark.parametrize("rule", list(Rule))
 def test_the_step_samples_the_targets_law_within_half_a_percent(rule: Rule):
     decoder = default_decoder()
-    law = true_law(decoder)
+    law = true_distribution(decoder)
     power = measure_power(law, 60_000, bias=0.005, runs=400, seed=4)
     assert power.caught >= 0.95
     assert chi_square(sampled_counts(decoder, rule, 60_000, seed=10**6), law) <= power.threshold

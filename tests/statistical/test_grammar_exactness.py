@@ -8,7 +8,13 @@ from foreword.acceptance.request import TokenLimits
 from foreword.acceptance.rules.rule import Rule
 from foreword.proofs.cases import Case, DraftKind, SmallDrafter
 from foreword.proofs.coupled import likely_tree, plain_texts, step_batch
-from foreword.proofs.enumeration import TreeDrafting, target_law, text_law, tree_text_law, worst_deviation
+from foreword.proofs.enumeration import (
+    TreeDrafting,
+    target_distribution,
+    text_distribution,
+    tree_text_distribution,
+    worst_deviation,
+)
 from foreword.proofs.suite import CHAIN_RULES, EXACT, TREES
 from foreword.structured.params import StructuredOutputs
 from foreword.structured.state import GrammarError, GrammarState
@@ -37,7 +43,7 @@ def check(law, expected) -> None:
 def test_chain_rules_keep_the_joint_law(rule: Rule, guessing: DraftKind, form: str):
     one = case(form, rule, seed=3)
     for length in (1, 2):
-        check(text_law(one, SmallDrafter(one, guessing), length), target_law(one))
+        check(text_distribution(one, SmallDrafter(one, guessing), length), target_distribution(one))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -45,14 +51,17 @@ def test_chain_rules_keep_the_joint_law(rule: Rule, guessing: DraftKind, form: s
 @pytest.mark.parametrize("guessing", [DraftKind.DRAWN, DraftKind.SPARSE, DraftKind.MIXED])
 def test_traversal_keeps_the_joint_law(guessing: DraftKind, shape: str, form: str):
     one = case(form, Rule.TRAVERSAL, seed=5)
-    check(tree_text_law(TreeDrafting(SmallDrafter(one, guessing), TREES[shape])), target_law(one))
+    check(
+        tree_text_distribution(TreeDrafting(SmallDrafter(one, guessing), TREES[shape])),
+        target_distribution(one),
+    )
 
 
 @pytest.mark.parametrize("rule", CHAIN_RULES)
 def test_other_parameters_hold_beside_a_grammar(rule: Rule):
     for params in ({"top_p": 0.7}, {"logit_bias": {0: 2.0, 1: -1.0}}, {"repetition_penalty": 1.5}):
         one = case("branching", rule, seed=2, temperature=0.8, **params)
-        check(text_law(one, SmallDrafter(one, DraftKind.DRAWN), 2), target_law(one))
+        check(text_distribution(one, SmallDrafter(one, DraftKind.DRAWN), 2), target_distribution(one))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -81,4 +90,4 @@ def test_the_enumeration_sees_a_mask_of_the_wrong_node(monkeypatch):
     one = case("branching", Rule.TOKEN, seed=3)
     monkeypatch.setattr(GrammarState, "masks", wrong)
     with pytest.raises(GrammarError):  # what it commits could not have come
-        text_law(one, SmallDrafter(one, DraftKind.DRAWN), 2)
+        text_distribution(one, SmallDrafter(one, DraftKind.DRAWN), 2)

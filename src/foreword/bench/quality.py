@@ -87,7 +87,7 @@ class Divergence:
     chosen: float  # acceptance of the draft's argmax
 
 
-def laws(logits: Tensor, temperature: float) -> Tensor:
+def distributions(logits: Tensor, temperature: float) -> Tensor:
     """float64 [positions, vocab], probabilities; at temperature 0 all on the argmax."""
     if temperature == 0:
         return torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).double()
@@ -96,7 +96,7 @@ def laws(logits: Tensor, temperature: float) -> Tensor:
 
 def divergence(target: Tensor, draft: Tensor, temperature: float) -> Divergence:
     """Compare two [positions, vocab] logits of the same texts."""
-    p, q = laws(target, temperature), laws(draft, temperature)
+    p, q = distributions(target, temperature), distributions(draft, temperature)
     tv = (p - q).abs().sum(-1) / 2
     kl = None if temperature == 0 else float((p * (p.log() - q.log())).nansum(-1).clamp(min=0).mean())
     chosen = p.gather(-1, q.argmax(-1, keepdim=True))

@@ -1,4 +1,4 @@
-"""Random requests, synthetic targets and small drafters for the proofs."""
+"""Random requests, synthetic targets and small drafters, on which the proofs run."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ Tokens = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Case:
-    """A request with its parameters, and its target."""
+    """A request, its parameters and its target."""
 
     params: SamplingParams
     limits: TokenLimits
@@ -36,8 +36,8 @@ class Case:
     target: int  # identifies the function from history to logits
     sample: int = 0
     rule: Rule = Rule.COUPLED
-    spread: float = field(default=2.0)  # spread of the target's logits
-    grid: float = field(default=0.0)  # round logits to multiples of this, so that some tie; 0: no rounding
+    spread: float = 2.0  # spread of the target's logits
+    grid: float = 0.0  # logits are rounded to multiples of this, so that some tie; 0: no rounding
 
     def sampler(self) -> RequestSampler:
         """Return a new sampler for the request."""
@@ -53,16 +53,15 @@ class Case:
         )
 
     def allowed(self, generated: Sequence[int]) -> frozenset[int] | None:
-        """Return the tokens that its grammar allows after these, by parsing from the start; None: all."""
+        """Return the tokens that the grammar allows after these; None: all."""
         if self.params.structured is None:
             return None
-        key = (self.limits, self.params.structured, tuple(generated))
-        return _allowed_after(*key)
+        return _allowed_after(self.limits, self.params.structured, tuple(generated))
 
 
 @cache
 def letter_grammars(limits: TokenLimits) -> Grammars:
-    """Return grammars over a small vocabulary: tokens are the letters a, b, ..., except end tokens."""
+    """Return grammars over a small vocabulary, whose tokens are the letters a, b, ... and the end tokens."""
     letters = [bytes([ord("a") + place]) for place in range(limits.vocab_size - len(limits.end_ids))]
     pieces = [b"<end>" if token in limits.end_ids else letters.pop(0) for token in range(limits.vocab_size)]
 
@@ -80,32 +79,26 @@ def _allowed_after(
     try:
         for token in generated:
             state.commit([token])
-    except GrammarError:  # drafters may go there, the target never does
+    except GrammarError:  # the grammar does not allow this text, which only drafters write
         return frozenset(range(limits.vocab_size))
     return frozenset(np.flatnonzero(unpacked(state.masks((), ()), limits.vocab_size)[0]).tolist())
 
 
 def target_logits(cases: Sequence[Case], histories: Sequence[Sequence[Sequence[int]]]) -> Tensor:
-    """float32 [all histories, widest vocabulary], each case's logits after each of its histories."""
+    """Return each case's logits after each of its histories, as float32 [all histories, widest vocabulary]."""
     vocabs = torch.tensor([case.limits.vocab_size for case in cases])
-    keys = [
-        history_key(c.target, h)
-        for c, case_histories in zip(cases, histories, strict=True)
-        for h in case_histories
-    ]
-    row = torch.repeat_interleave(torch.tensor([len(case_histories) for case_histories in histories]))
+    keys = [history_key(c.target, h) for c, own in zip(cases, histories, strict=True) for h in own]
+    row = torch.repeat_interleave(torch.tensor([len(own) for own in histories]))
     ids = torch.arange(int(vocabs.max())).expand(len(keys), -1)
     noise = gumbel(key_tensor(np.array(keys, np.uint64))[:, None].expand_as(ids), ids)
-    spread, grid = (
-        torch.tensor(column)[row, None] for column in zip(*((c.spread, c.grid) for c in cases), strict=True)
-    )
-    values = noise * spread
+    grid = torch.tensor([case.grid for case in cases])[row, None]
+    values = noise * torch.tensor([case.spread for case in cases])[row, None]
     values = torch.where(grid > 0, (values / grid).round() * grid, values)
     return values.float().masked_fill(ids >= vocabs[row, None], -torch.inf)
 
 
 def history_key(target: int, history: Sequence[int]) -> int:
-    """Hash the target's number and the whole history."""
+    """Return a hash of the target's number and the whole history."""
     key = mix(target ^ TARGET_SALT)
     for token in history:
         key = mix(key ^ (token + 1))
@@ -113,7 +106,7 @@ def history_key(target: int, history: Sequence[int]) -> int:
 
 
 def random_params(rng: np.random.Generator, vocab: int) -> SamplingParams:
-    """Return random parameters, each off about half of the time."""
+    """Return random parameters; each is off in about half of the cases."""
 
     def maybe(on: float, off: float) -> float:
         return on if rng.random() < 0.5 else off
@@ -137,7 +130,7 @@ def random_params(rng: np.random.Generator, vocab: int) -> SamplingParams:
 
 
 def random_case(rng: np.random.Generator, rule: Rule = Rule.COUPLED) -> Case:
-    """Return a request of random size, consistent parameters and target."""
+    """Return a request with random, consistent parameters and a random target."""
     vocab = int(rng.integers(6, 24))
     params = random_params(rng, vocab)
     free = set(params.allowed_token_ids or range(vocab))
@@ -163,13 +156,13 @@ class DraftKind(Enum):
     DRAWN = "drawn"  # from a full distribution
     SPARSE = "q with zeros"  # from a distribution that lacks some of the target's tokens
     SAME = "q = p"  # from the target's own distribution
-    CHOSEN = "chosen"  # argmax, without q
-    MIXED = "mixed"  # chosen and drawn alternately
+    CHOSEN = "chosen"  # the most likely token, without q
+    MIXED = "mixed"  # chosen and drawn in turns
 
 
 @dataclass(frozen=True)
 class SmallDrafter:
-    """A drafter whose distribution mixes the target's with an unrelated one."""
+    """A drafter whose distribution q mixes the target's with an unrelated one."""
 
     case: Case  # the drafted request
     kind: DraftKind
@@ -177,7 +170,7 @@ class SmallDrafter:
     _known: dict[tuple[int, ...], Floats] = field(default_factory=dict, repr=False, compare=False)
 
     def probabilities(self, history: tuple[int, ...]) -> Floats:
-        """[vocab], q after a history (prompt included)."""
+        """Return q [vocab] after a history, which includes the prompt."""
         if history not in self._known:
             self._known[history] = self._probabilities(history)
         return self._known[history].copy()
@@ -203,9 +196,9 @@ class SmallDrafter:
     def next_tokens(
         self, history: tuple[int, ...], without: tuple[int, ...] = ()
     ) -> Iterator[tuple[int, Drawn | None, float]]:
-        """Yield every possible draft token after a history: token, q (None: chosen), probability.
+        """Yield every possible draft token after a history, with its q (None: chosen) and its probability.
 
-        `without` are earlier siblings, which are not drafted again; nothing is yielded if no other token exists.
+        Tokens in `without` are earlier siblings, which are not drafted again.
         """
         q = self.probabilities(history)
         q[list(without)] = 0
@@ -224,7 +217,7 @@ class SmallDrafter:
 
 @dataclass(frozen=True)
 class PossibleTree:
-    """A possible draft with its probability; it has fewer nodes if q has too few tokens."""
+    """A possible draft and its probability; it has fewer nodes than its shape if q has too few tokens."""
 
     tokens: Tokens = ()
     parents: tuple[int, ...] = ()

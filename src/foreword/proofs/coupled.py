@@ -1,10 +1,11 @@
-"""*Coupled*: exactly the tokens of plain sampling; and tests of the noise."""
+"""Tests that *coupled* gives the tokens of plain sampling, and that its noise is random."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from foreword.acceptance.batch import Judgement
 from foreword.acceptance.judge import judge
@@ -13,7 +14,7 @@ from foreword.acceptance.rules.trees import DraftTrees, Floats
 from foreword.proofs.cases import Case, PossibleTree, random_case, target_logits
 
 LENGTH = 6
-"""Tokens of plain text compared per case."""
+"""Number of compared tokens per case."""
 
 BATCH = 128
 
@@ -21,7 +22,7 @@ BATCH = 128
 def step_batch(
     cases: Sequence[Case], texts: Sequence[Sequence[int]], drafts: Sequence[PossibleTree]
 ) -> list[list[int]]:
-    """Run one batched step; return the tokens that each request commits after its text (prompt included)."""
+    """Run one batched step; return the tokens that each request commits after its text, which includes the prompt."""
     samplers = [case.sampler() for case in cases]
     for sampler, case, text in zip(samplers, cases, texts, strict=True):
         sampler.commit(text[len(case.prompt) :])
@@ -50,7 +51,7 @@ def plain_texts(cases: Sequence[Case], length: int) -> list[list[int]]:
 
 
 def likely_tree(rng: np.random.Generator, vocab: int, truth: Sequence[int]) -> PossibleTree:
-    """Return a random tree with many nodes on the true text, so that all acceptance depths occur."""
+    """Return a random tree with many nodes on the text of plain sampling, so that all acceptance depths occur."""
     tree = PossibleTree()
     for node in range(int(rng.integers(0, 12))):
         parent = int(rng.integers(max(-1, node - 3), node))
@@ -79,6 +80,9 @@ def pathwise_mismatches(count: int, seed: int) -> tuple[int, int, int]:
 
 CELLS = 16
 TAIL_BITS = 12
+ROWS, TOKENS = 64, 16_384
+"""Positions and token ids of the tested noise."""
+IDS = torch.arange(TOKENS).expand(ROWS, TOKENS)
 
 
 @dataclass(frozen=True)
@@ -90,36 +94,34 @@ class NoiseCheck:
     deviation: float
 
 
-def keys_of(
-    seed: int = 1, sample: int = 0, stream: Stream = Stream.TARGET, nonce: int = 0, rows: int = 64
-) -> Keys:
-    """[rows], keys of consecutive positions."""
-    return absorbed(stems(seed, sample, stream, nonce), np.arange(rows))
+def keys_of(seed: int = 1, sample: int = 0, stream: Stream = Stream.TARGET, nonce: int = 0) -> Tensor:
+    """Return keys [ROWS, TOKENS] of consecutive positions."""
+    keys: Keys = absorbed(stems(seed, sample, stream, nonce), np.arange(ROWS))
+    return key_tensor(keys)[:, None].expand_as(IDS)
 
 
-def words(keys: Keys, tokens: int) -> np.ndarray:
-    """uint64 [keys, tokens], the raw bits."""
-    ids = torch.arange(tokens).expand(len(keys), tokens)
-    return bits(key_tensor(keys)[:, None].expand_as(ids), ids).numpy().view(np.uint64)
+def words(keys: Tensor) -> np.ndarray:
+    """Return the raw bits of the noise as uint64 [ROWS, TOKENS]."""
+    return bits(keys, IDS).numpy().view(np.uint64)
 
 
-def noise_checks(rows: int = 64, tokens: int = 16_384) -> list[NoiseCheck]:
+def noise_checks() -> list[NoiseCheck]:
     """Check all properties on fixed keys, reproducibly."""
-    here = words(keys_of(rows=rows), tokens)
+    here = words(keys_of())
     neighbours = {
         "tokens": (here[:, :-1], here[:, 1:]),
         "positions": (here[:-1], here[1:]),
-        "seeds": (here, words(keys_of(seed=2, rows=rows), tokens)),
-        "distant seeds": (here, words(keys_of(seed=1 | 1 << 63, rows=rows), tokens)),
-        "samples": (here, words(keys_of(sample=1, rows=rows), tokens)),
-        "streams": (here, words(keys_of(stream=Stream.DRAFT, rows=rows), tokens)),
-        "nonces": (here, words(keys_of(nonce=1, rows=rows), tokens)),
+        "seeds": (here, words(keys_of(seed=2))),
+        "distant seeds": (here, words(keys_of(seed=1 | 1 << 63))),
+        "samples": (here, words(keys_of(sample=1))),
+        "streams": (here, words(keys_of(stream=Stream.DRAFT))),
+        "nonces": (here, words(keys_of(nonce=1))),
     }
     checks = [
         NoiseCheck(f"independence of neighbouring {name}", a.size, pair_deviation(a, b))
         for name, (a, b) in neighbours.items()
     ]
-    return [*checks, bit_balance(here), uniformity(here), ties(here), *tails(rows, tokens)]
+    return [*checks, bit_balance(here), uniformity(here), ties(here), *tails()]
 
 
 def pair_deviation(a: np.ndarray, b: np.ndarray) -> float:
@@ -156,17 +158,15 @@ def ties(here: np.ndarray) -> NoiseCheck:
     return NoiseCheck("ties", here.size, float(equal) * 100)
 
 
-def tails(rows: int, tokens: int) -> list[NoiseCheck]:
+def tails() -> list[NoiseCheck]:
     """Check that both tails of the Gumbel distribution are finite and have the right weight."""
-    ids = torch.arange(tokens).expand(rows, tokens)
-    noise: Floats = gumbel(key_tensor(keys_of(rows=rows))[:, None].expand_as(ids), ids).numpy()
+    noise: Floats = gumbel(keys_of(), IDS).numpy()
     share = 2.0**-TAIL_BITS
     high, low = -np.log(-np.log1p(-share)), -np.log(-np.log(share))
     spread = float(np.sqrt(share * noise.size))
     infinite = float((~np.isfinite(noise)).sum()) * 100
-    upper = abs(float((noise > high).sum()) - share * noise.size) / spread
-    lower = abs(float((noise < low).sum()) - share * noise.size) / spread
+    counts = {"upper tail": (noise > high).sum(), "lower tail": (noise < low).sum()}
     return [
-        NoiseCheck("upper tail", noise.size, upper + infinite),
-        NoiseCheck("lower tail", noise.size, lower + infinite),
+        NoiseCheck(name, noise.size, abs(float(count) - share * noise.size) / spread + infinite)
+        for name, count in counts.items()
     ]

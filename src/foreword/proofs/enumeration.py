@@ -1,7 +1,7 @@
-"""*Token*, *block*, *traversal*: enumerates every random outcome of several steps and compares with the target.
+"""Proves *token*, *block* and *traversal* by enumerating every random outcome of several steps.
 
-For a small vocabulary, every draft, pattern of accepted nodes and own token is listed with its probability, using the
-production functions. The joint distribution of the first tokens must equal the target's.
+For a small vocabulary, the production functions give the probability of every draft, of every pattern of accepted nodes
+and of every target token. The joint distribution of the first tokens must equal the target's.
 """
 
 from collections import defaultdict
@@ -22,26 +22,27 @@ from foreword.acceptance.rules.rule import Rule
 from foreword.acceptance.rules.trees import DraftTrees, Floats
 from foreword.proofs.cases import Case, PossibleTree, SmallDrafter, Tokens, target_logits
 
-Law = dict[Tokens, float]
+Distribution = dict[Tokens, float]
+"""Probabilities of token sequences."""
 
 POSITIONS = 3
-"""Positions of the joint distribution."""
+"""Number of positions of the joint distribution."""
 
 
 @dataclass(frozen=True)
 class TreeDrafting:
-    """Settings of drawn trees: model, shape, and whether siblings may repeat."""
+    """How trees are drafted."""
 
     model: SmallDrafter
-    parents: tuple[int, ...]  # per node, -1 on the first level
-    replaced: bool = False
+    parents: tuple[int, ...]  # parent of each node; -1 on the first level
+    replaced: bool = False  # whether siblings are drawn with replacement
 
 
 def possible_trees(drafting: TreeDrafting, history: Tokens) -> Iterator[PossibleTree]:
-    """Yield every tree that can be drawn after a history."""
+    """Yield every tree that can be drafted after a history."""
 
     def grow(tree: PossibleTree, numbers: tuple[int | None, ...]) -> Iterator[PossibleTree]:
-        """Extend a tree; `numbers` maps shape positions to nodes, None: missing."""
+        """Extend a tree by the next node of the shape; `numbers` maps the shape's nodes to the tree's, or to None."""
         if len(numbers) == len(drafting.parents):
             yield tree
             return
@@ -74,14 +75,14 @@ def judged_rows(case: Case, drafts: Sequence[PossibleTree], history: Tokens) -> 
     return ChainRows.of(distributions(judged), trees, np.arange(len(trees.tokens)))
 
 
-def step_law(case: Case, draft: SmallDrafter, history: Tokens, length: int) -> Law:
-    """Return the distribution of one step's tokens after a history, with chains of this length."""
+def step_distribution(case: Case, draft: SmallDrafter, history: Tokens, length: int) -> Distribution:
+    """Return the distribution of the tokens that one step commits after a history, with chains of this length."""
     chains = list(possible_trees(TreeDrafting(draft, tuple(range(-1, length - 1))), history))
     rows = judged_rows(case, chains, history)
     trees, rule = rows.trees, token if case.rule is Rule.TOKEN else block
     plan = rule.plan(rows, np.flatnonzero(trees.depths > 0))
     likely = np.array([chain.probability for chain in chains])
-    law: Law = defaultdict(float)
+    law: Distribution = defaultdict(float)
     for pattern in product((True, False), repeat=length):
         weight, chance = outcome_of_pattern(trees, plan, np.array(pattern, np.bool_))
         kept = leftover_weights(rows, leftover(trees, plan, rule.stop_rows(trees, plan.accept, chance)))
@@ -92,7 +93,7 @@ def step_law(case: Case, draft: SmallDrafter, history: Tokens, length: int) -> L
 
 
 def outcome_of_pattern(trees: DraftTrees, plan: AcceptancePlan, pattern: np.ndarray) -> tuple[Floats, Floats]:
-    """([chains], [rows]): probability that the uniforms accept exactly the pattern's nodes, and such uniforms."""
+    """Return the probability of accepting exactly the pattern's nodes [chains], and such random numbers [rows]."""
     wanted = np.concatenate([[True], pattern])[trees.depths]
     chance = np.where(wanted, plan.accept / 2, (plan.accept + 1) / 2)
     weight = np.where(wanted, plan.accept, 1 - plan.accept)
@@ -101,8 +102,8 @@ def outcome_of_pattern(trees: DraftTrees, plan: AcceptancePlan, pattern: np.ndar
     return per_chain, chance
 
 
-def _add_outcomes(law: Law, trees: DraftTrees, kept: Kept, shares: Floats, likely: Floats) -> None:
-    """Add every own token after every draft's accepted path."""
+def _add_outcomes(law: Distribution, trees: DraftTrees, kept: Kept, shares: Floats, likely: Floats) -> None:
+    """Add the target's tokens after the accepted path of every draft."""
     for row, own, share in zip(kept.rows.tolist(), kept.ids.tolist(), shares.tolist(), strict=True):
         weight = likely[trees.request_of_row[row]]
         if weight > 0:
@@ -110,17 +111,19 @@ def _add_outcomes(law: Law, trees: DraftTrees, kept: Kept, shares: Floats, likel
             law[(*accepted, own)] += float(weight * share)
 
 
-def text_law(case: Case, draft: SmallDrafter, length: int, positions: int = POSITIONS) -> Law:
-    """Return the joint distribution of the first tokens after the prompt, over several steps."""
-    return joint_law(lambda history: step_law(case, draft, history, length), case.prompt, positions)
+def text_distribution(case: Case, draft: SmallDrafter, length: int) -> Distribution:
+    """Return the joint distribution of the first tokens after the prompt, over several steps with chains."""
+    return joint_distribution(lambda history: step_distribution(case, draft, history, length), case.prompt)
 
 
-def joint_law(step: Callable[[Tokens], Law], prompt: Tokens, positions: int = POSITIONS) -> Law:
-    """Return the joint distribution for a given distribution of one step."""
+def joint_distribution(
+    step: Callable[[Tokens], Distribution], prompt: Tokens, positions: int = POSITIONS
+) -> Distribution:
+    """Return the joint distribution of the first tokens, from the distribution of one step after a history."""
     step = cache(step)
 
-    def after(history: Tokens, left: int) -> Law:
-        law: Law = defaultdict(float)
+    def after(history: Tokens, left: int) -> Distribution:
+        law: Distribution = defaultdict(float)
         for committed, chance in step(history).items():
             if len(committed) >= left:
                 law[committed[:left]] += chance
@@ -132,11 +135,11 @@ def joint_law(step: Callable[[Tokens], Law], prompt: Tokens, positions: int = PO
     return after(prompt, positions)
 
 
-def target_law(case: Case, positions: int = POSITIONS) -> Law:
-    """Return the joint distribution from the slow reference of the target."""
-    law: Law = {(): 1.0}
+def target_distribution(case: Case, positions: int = POSITIONS) -> Distribution:
+    """Return the target's joint distribution, from the slow reference."""
+    law: Distribution = {(): 1.0}
     for _ in range(positions):
-        longer: Law = {}
+        longer: Distribution = {}
         for tokens, chance in law.items():
             logits = target_logits([case], [[(*case.prompt, *tokens)]])[0].tolist()
             row = probabilities(logits, case.params, case.limits, case.prompt, tokens, case.allowed(tokens))
@@ -150,13 +153,13 @@ def worst_deviation(law: Mapping[Tokens, float], other: Mapping[Tokens, float]) 
     return max(abs(law.get(text, 0.0) - other.get(text, 0.0)) for text in {*law, *other})
 
 
-def tree_step_law(drafting: TreeDrafting, history: Tokens) -> Law:
+def tree_step_distribution(drafting: TreeDrafting, history: Tokens) -> Distribution:
     """Return the distribution of one step's tokens after a history (prompt included)."""
     drafts = list(possible_trees(drafting, history))
     rows, requests = judged_rows(drafting.model.case, drafts, history), np.arange(len(drafts))
     plan = traversal.plan(rows, requests)
     likely = np.array([draft.probability for draft in drafts])
-    law: Law = defaultdict(float)
+    law: Distribution = defaultdict(float)
     for turn in range(len(drafting.parents) + 1):
         weight, chance = outcome_of_turn(rows.trees, plan.accept, turn)
         stops = traversal.stop_rows(rows.trees, requests, plan.accept, chance)
@@ -166,8 +169,8 @@ def tree_step_law(drafting: TreeDrafting, history: Tokens) -> Law:
 
 
 def outcome_of_turn(trees: DraftTrees, accept: Floats, turn: int) -> tuple[Floats, Floats]:
-    """([trees], [rows]): probability that all nodes before this turn are rejected and its node accepted, and
-    such uniforms. Later nodes would be accepted."""
+    """Return the probability that the node of this turn is the first accepted one [trees], and such random numbers
+    [rows]."""
     weights, chance = [], accept / 2
     for request in range(len(trees.starts) - 1):
         order = traversal.visits(trees, request)
@@ -181,6 +184,8 @@ def outcome_of_turn(trees: DraftTrees, accept: Floats, turn: int) -> tuple[Float
     return np.array(weights), chance
 
 
-def tree_text_law(drafting: TreeDrafting, positions: int = POSITIONS) -> Law:
-    """Return the joint distribution of the first tokens after the prompt, over several steps."""
-    return joint_law(lambda history: tree_step_law(drafting, history), drafting.model.case.prompt, positions)
+def tree_text_distribution(drafting: TreeDrafting) -> Distribution:
+    """Return the joint distribution of the first tokens after the prompt, over several steps with trees."""
+    return joint_distribution(
+        lambda history: tree_step_distribution(drafting, history), drafting.model.case.prompt
+    )

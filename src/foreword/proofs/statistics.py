@@ -98,7 +98,7 @@ def texts() -> list[tuple[int, ...]]:
     return list(product(range(VOCAB), repeat=POSITIONS))
 
 
-def true_law(decoder: Decoder) -> Floats:
+def true_distribution(decoder: Decoder) -> Floats:
     """[texts], the decoder's joint distribution, from plain passes and the slow reference."""
     limits = TokenLimits(VOCAB)
     rows: dict[tuple[int, ...], list[float]] = {}
@@ -150,7 +150,7 @@ def chi_square(counts: Floats, law: Floats) -> Floats:
     return np.asarray(((counts - expected) ** 2 / expected).sum(axis=-1))
 
 
-def biased_law(law: Floats, bias: float) -> Floats:
+def biased_distribution(law: Floats, bias: float) -> Floats:
     """Return a distribution biased towards one text by this total variation."""
     text = int(np.argsort(law)[len(law) // 2])
     share = bias / (1 - law[text])
@@ -165,7 +165,9 @@ def measure_power(law: Floats, samples: int, bias: float, runs: int, seed: int) 
     clean = np.sort(chi_square(rng.multinomial(samples, law, 20_000).astype(np.float64), law))
     threshold = float(clean[int(len(clean) * (1 - FALSE_ALARMS))])
     fresh = chi_square(rng.multinomial(samples, law, 20_000).astype(np.float64), law)
-    biased = chi_square(rng.multinomial(samples, biased_law(law, bias), runs).astype(np.float64), law)
+    biased = chi_square(
+        rng.multinomial(samples, biased_distribution(law, bias), runs).astype(np.float64), law
+    )
     alarms = float((fresh > threshold).mean())
     return Power(samples, threshold, bias, runs, float((biased > threshold).mean()), alarms)
 

@@ -17,13 +17,13 @@ from foreword.progress import StageProgress
 from foreword.proofs.cases import Case, DraftKind, SmallDrafter
 from foreword.proofs.coupled import noise_checks, pathwise_mismatches
 from foreword.proofs.enumeration import (
-    Law,
+    Distribution,
     TreeDrafting,
-    step_law,
-    target_law,
-    text_law,
-    tree_step_law,
-    tree_text_law,
+    step_distribution,
+    target_distribution,
+    text_distribution,
+    tree_step_distribution,
+    tree_text_distribution,
     worst_deviation,
 )
 from foreword.proofs.statistics import (
@@ -31,7 +31,7 @@ from foreword.proofs.statistics import (
     default_decoder,
     measure_power,
     sampled_counts,
-    true_law,
+    true_distribution,
 )
 from foreword.structured.params import StructuredOutputs
 
@@ -72,7 +72,7 @@ class Agreement:
 
 def expected_accepted(case: Case, draft: SmallDrafter, length: int) -> float:
     """Return the expected accepted draft tokens of one step, by enumeration."""
-    law = step_law(case, draft, case.prompt, length)
+    law = step_distribution(case, draft, case.prompt, length)
     return sum((len(tokens) - 1) * chance for tokens, chance in law.items())
 
 
@@ -150,14 +150,16 @@ def small_case(rule: Rule, params: SamplingParams, target: int) -> Case:
     return Case(params, TokenLimits(3, (0,), words), (1, 2), 0, 1000 + target, rule=rule, spread=1.0)
 
 
-def _worst(size: ProofSize, rule: Rule, laws: Callable[[Case], Iterator[Law]]) -> tuple[int, float]:
+def _worst(
+    size: ProofSize, rule: Rule, distributions_of: Callable[[Case], Iterator[Distribution]]
+) -> tuple[int, float]:
     """Return (number tried, largest deviation from the target) over all parameters and targets."""
     worst, tried = 0.0, 0
     for params in PARAMETERS.values():
         for target in range(size.targets):
             case = small_case(rule, params, target)
-            expected = target_law(case)
-            for law in laws(case):
+            expected = target_distribution(case)
+            for law in distributions_of(case):
                 worst, tried = max(worst, worst_deviation(law, expected)), tried + 1
     return tried, worst
 
@@ -167,10 +169,10 @@ def enumerated(size: ProofSize, progress: StageProgress) -> Iterator[ProofRow]:
     for rule in CHAIN_RULES:
         for done, kind in enumerate(DraftKind):
 
-            def laws(case: Case, kind: DraftKind = kind) -> Iterator[Law]:
-                return (text_law(case, SmallDrafter(case, kind), length) for length in size.chains)
+            def distributions_of(case: Case, kind: DraftKind = kind) -> Iterator[Distribution]:
+                return (text_distribution(case, SmallDrafter(case, kind), length) for length in size.chains)
 
-            found = _worst(size, rule, laws)
+            found = _worst(size, rule, distributions_of)
             progress(f"enumerating {rule.name.lower()}", done + 1, len(DraftKind))
             yield bounded(rule.name.lower(), f"joint law by enumeration, {kind.value}", *found, EXACT)
 
@@ -179,11 +181,15 @@ def enumerated_trees(size: ProofSize, progress: StageProgress) -> Iterator[Proof
     """*Traversal*: the same for trees, with siblings drawn with and without replacement."""
     for done, (kind, replaced) in enumerate(product(DraftKind, (False, True)), 1):
 
-        def laws(case: Case, kind: DraftKind = kind, replaced: bool = replaced) -> Iterator[Law]:
+        def distributions_of(
+            case: Case, kind: DraftKind = kind, replaced: bool = replaced
+        ) -> Iterator[Distribution]:
             model = SmallDrafter(case, kind)
-            return (tree_text_law(TreeDrafting(model, TREES[shape], replaced)) for shape in size.trees)
+            return (
+                tree_text_distribution(TreeDrafting(model, TREES[shape], replaced)) for shape in size.trees
+            )
 
-        found = _worst(size, Rule.TRAVERSAL, laws)
+        found = _worst(size, Rule.TRAVERSAL, distributions_of)
         progress("enumerating traversal", done, 2 * len(DraftKind))
         how = f"trees {'with' if replaced else 'without'} replacement"
         yield bounded("traversal", f"joint law by enumeration, {how}, {kind.value}", *found, EXACT)
@@ -196,8 +202,8 @@ def like_block(size: ProofSize, progress: StageProgress) -> Iterator[ProofRow]:
         for length in size.chains:
             case = small_case(Rule.BLOCK, SamplingParams(), done)
             model = SmallDrafter(case, draft_kind)
-            expected = step_law(case, model, case.prompt, length)
-            law = tree_step_law(TreeDrafting(model, tuple(range(-1, length - 1))), case.prompt)
+            expected = step_distribution(case, model, case.prompt, length)
+            law = tree_step_distribution(TreeDrafting(model, tuple(range(-1, length - 1))), case.prompt)
             worst, tried = max(worst, worst_deviation(law, expected)), tried + 1
     progress("traversal and block", 1, 1)
     yield bounded("traversal", "accepts and draws as block does on a chain", tried, worst, EXACT)
@@ -235,7 +241,9 @@ def acceptance(size: ProofSize, progress: StageProgress) -> Iterator[ProofRow]:
         gap = max(gap, long[Rule.TOKEN] - long[Rule.BLOCK])
         sums = {rule: sums[rule] + long[rule] for rule in CHAIN_RULES}
         case = cases[Rule.TOKEN]
-        p = np.array([target_law(case, 1).get((token,), 0.0) for token in range(case.limits.vocab_size)])
+        p = np.array(
+            [target_distribution(case, 1).get((token,), 0.0) for token in range(case.limits.vocab_size)]
+        )
         found = coupled_agreement(p, drafts[Rule.TOKEN].probabilities(case.prompt), 20_000, target)
         once = expected_accepted(case, drafts[Rule.TOKEN], 1)
         matched = max(matched, abs(once - (1 - found.distance)))
@@ -254,7 +262,7 @@ def acceptance(size: ProofSize, progress: StageProgress) -> Iterator[ProofRow]:
 def sampled(size: ProofSize, progress: StageProgress) -> Iterator[ProofRow]:
     """Sample all rules through the real step on a tiny decoder, and measure the test's power."""
     decoder = default_decoder()
-    law = true_law(decoder)
+    law = true_distribution(decoder)
     power = measure_power(law, size.samples, size.bias, runs=1000, seed=1)
     for rule in Rule:
         name = rule.name.lower()

@@ -38,7 +38,7 @@ CHECKS: Sequence[Check] = (
     requests.several,
     requests.penalties,
     requests.bias,
-    distributions.own_law,
+    distributions.own_distribution,
     distributions.without_speculation,
 )
 """All checks; each comes after those it depends on."""

@@ -53,7 +53,7 @@ async def logprobs(context: ProofContext) -> ClaimVerdict:
         if context.abilities.token_ids:
             body["return_token_ids"] = True
         answer = await context.server.ask(body)
-        fault = _law_fault(answer, context.tolerance) or await _plain_fault(context, body, answer)
+        fault = _logprob_fault(answer, context.tolerance) or await _plain_fault(context, body, answer)
         if fault is None:
             fault, scored = await _rescored(context, answer)
             places += scored
@@ -108,7 +108,7 @@ def _is_same_prefix(answer: ServerAnswer, again: ServerAnswer, place: int) -> bo
     return again.usage.prompt == answer.usage.prompt + place
 
 
-def _law_fault(answer: ServerAnswer, tolerance: float) -> Reproduction | None:
+def _logprob_fault(answer: ServerAnswer, tolerance: float) -> Reproduction | None:
     for place, token in enumerate(answer.first.tokens):
         if not token.top:
             continue
@@ -143,7 +143,7 @@ _RANKS = ((0, 1), (1, 2), (2, 5))
     ("logprobs", "n"),
     LOGPROBS,
 )
-async def own_law(context: ProofContext) -> ClaimVerdict:
+async def own_distribution(context: ProofContext) -> ClaimVerdict:
     """Compare first tokens of many answers at temperature 1 with the server's log-probabilities."""
     drawn = _Drawn()
     async for prompt, answer, choice in draw(context, context.server, context.plan.depth, 1, logprobs=True):
@@ -155,14 +155,14 @@ async def own_law(context: ProofContext) -> ClaimVerdict:
     if seen >= log(1 / OWN_LOGPROBS):
         if drawn.hidden_ends / max(len(drawn.rows), 1) > bias / 4:
             return not_tried("the server lists no end token, whose chance is then not known")
-        return _refuted_law(drawn, seen)
+        return _refuted_distribution(drawn, seen)
     upper = drawn.first_distance()
     detail = f"evidence e^{seen:.1f} of e^{log(1 / OWN_LOGPROBS):.1f}; TV of first tokens ≤ {upper:.3f}"
     visible = f"a total variation of {bias:.2%} towards {EVENTS[0]} ({CONFIDENCE:.0%})"
     return ClaimVerdict(ClaimStatus.NOT_REFUTED, len(chances), detail, visible)
 
 
-def _refuted_law(drawn: "_Drawn", seen: float) -> ClaimVerdict:
+def _refuted_distribution(drawn: "_Drawn", seen: float) -> ClaimVerdict:
     """Return a refutation with the prompt, and the fewest tokens, that show it best."""
     by_prompt = defaultdict(list)
     for row in drawn.rows:
