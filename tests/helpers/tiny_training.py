@@ -4,8 +4,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from foreword.train.heads.learner import Learner, Recipe, choose_vocabulary, whole_vocabulary
-from foreword.train.loop.optimizer import LearningRates, TrainPhase
-from foreword.train.loop.trainer import Trainer, TrainSettings
+from foreword.train.loop.trainer import LearningRates, Trainer, TrainPhase, TrainSettings
 from foreword.train.passes.packing import fitting_size
 from foreword.train.passes.target import FrozenTarget
 from foreword.train.texts.batches import EndlessBatch, Job

@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from foreword.bench.control.bench import ControlSizes
+from foreword.bench.control.bench import (
+    ControlBenchReport,
+    ControlSizes,
+    cell_table,
+    goal_table,
+    ratio_chart,
+    reaction_table,
+)
 from foreword.bench.control.changes import (
     Brake,
     Circumstances,
@@ -19,13 +26,6 @@ from foreword.bench.control.changes import (
     measure_mixed,
     percentile,
     slowed,
-)
-from foreword.bench.control.report import (
-    ControlBenchReport,
-    cell_table,
-    goal_table,
-    ratio_chart,
-    reaction_table,
 )
 from foreword.bench.control.timeline import (
     Ended,

@@ -243,7 +243,7 @@ class Control(Benchmark):
 
     def run(self) -> None:
         from foreword.bench.control.bench import ControlSizes, default_fixed, measure_control
-        from foreword.bench.control.report import cell_table, goal_table, ratio_chart, reaction_table
+        from foreword.bench.control.bench import cell_table, goal_table, ratio_chart, reaction_table
         from foreword.bench.methods import parse_methods
         from foreword.bench.pictures import save_charts
 

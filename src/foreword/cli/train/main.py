@@ -85,7 +85,7 @@ class _Training(CommonOptions):
 
     def run(self) -> None:
         from foreword.cli.train.session import run_training
-        from foreword.train.loop.optimizer import LearningRates
+        from foreword.train.loop.trainer import LearningRates
 
         run_training(self, self.recipe(), LearningRates(muon=self.muon_rate, adam=1e-3))
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from foreword.cli.train.main import CommonOptions
     from foreword.models.formats.checkpoint import Checkpoint
     from foreword.train.heads.learner import Recipe
-    from foreword.train.loop.optimizer import LearningRates
+    from foreword.train.loop.trainer import LearningRates
     from foreword.train.passes.target import FrozenTarget
     from foreword.train.texts.batches import TextBatch
     from foreword.train.texts.data import WritingSettings

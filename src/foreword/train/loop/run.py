@@ -21,9 +21,8 @@ from foreword.train.heads.learner import (
     whole_vocabulary,
 )
 from foreword.train.loop.evaluate import TauReport
-from foreword.train.loop.optimizer import TrainPhase
 from foreword.train.loop.output import Card, read_weights, write_card, write_output
-from foreword.train.loop.trainer import Trainer, TrainProgress, TrainSettings
+from foreword.train.loop.trainer import Trainer, TrainPhase, TrainProgress, TrainSettings
 from foreword.train.passes.packing import BatchSize, fitting_size, require_fitting
 from foreword.train.passes.target import FrozenTarget
 from foreword.train.texts.documents import RunTexts

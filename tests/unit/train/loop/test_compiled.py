@@ -11,8 +11,7 @@ from foreword.train.heads.dflash import DFlashRecipe
 from foreword.train.heads.eagle3 import Eagle3Recipe
 from foreword.train.heads.learner import Recipe, choose_vocabulary, whole_vocabulary
 from foreword.train.heads.medusa import MedusaRecipe
-from foreword.train.loop.optimizer import TrainPhase
-from foreword.train.loop.trainer import Trainer
+from foreword.train.loop.trainer import Trainer, TrainPhase
 from foreword.train.passes.packing import fitting_size
 from foreword.train.passes.target import FrozenTarget
 from foreword.train.texts.documents import Document

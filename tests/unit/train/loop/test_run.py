@@ -18,10 +18,9 @@ from foreword.train import files
 from foreword.train.files import require_own, require_same_kind
 from foreword.train.heads.dflash import DFlashRecipe
 from foreword.train.heads.medusa import MedusaRecipe
-from foreword.train.loop.optimizer import TrainPhase
 from foreword.train.loop.output import _rounded, digest_of, read_weights
 from foreword.train.loop.run import SavedTraining, TrainRun, train
-from foreword.train.loop.trainer import Trainer
+from foreword.train.loop.trainer import Trainer, TrainPhase
 from foreword.train.passes.target import FrozenTarget
 from foreword.train.texts.documents import FILES, HELD_OUT, Document, gather_texts, make_document, write_shard
 from foreword.train.texts.prompts import FilePrompt

@@ -15,8 +15,8 @@ from foreword.train.heads.decoders import DraftRecipe
 from foreword.train.heads.eagle3 import Eagle3Recipe
 from foreword.train.heads.learner import Recipe
 from foreword.train.heads.medusa import MedusaRecipe
-from foreword.train.loop.optimizer import TrainPhase
 from foreword.train.loop.output import read_weights, write_output
+from foreword.train.loop.trainer import TrainPhase
 from foreword.train.passes.packing import PackedBatch, fitting_size, grouped
 from foreword.train.passes.target import Features, FrozenTarget
 from foreword.train.texts.documents import Document
