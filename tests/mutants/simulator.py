@@ -49,8 +49,8 @@ SIMULATOR_MUTANTS = (
         "draft nodes cost nothing",
         "simulate/world.py",
         "outcome_of",
-        "seconds * len(tallies) * scenario.prices.target + 0.9 * node_seconds * scenario.prices.node",
-        "seconds * len(tallies) * scenario.prices.target",
+        "seconds * len(tallies) * prices.target + 0.9 * node_seconds * prices.node",
+        "seconds * len(tallies) * prices.target",
         (f"{FLEETS}::test_money_is_the_reserved_time_of_both_pools",),
     ),
     Mutant(

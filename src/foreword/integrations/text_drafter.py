@@ -1,4 +1,4 @@
-"""Drafters for another engine's decoding loop: texts in, chains of draft tokens out."""
+"""Drafters for the decoding loops of other engines, which give texts and receive chains of draft tokens."""
 
 import json
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -20,13 +20,13 @@ from foreword.speculation.drafting import DraftRequest, DraftSource, DraftTask, 
 
 @dataclass
 class _Text:
-    number: int  # request id for drafters
+    number: int  # request id of the drafter
     tokens: list[int] = field(default_factory=list)
     prompt_len: int = 0
 
 
 class TextDrafter:
-    """Drafts for many texts by key. A text that does not continue the known one starts anew."""
+    """Drafts for many texts by key; a text that does not continue the previous one of its key is a new request."""
 
     def __init__(
         self,
@@ -35,16 +35,14 @@ class TextDrafter:
         model: str | None = None,
         num_speculative_tokens: int | None = None,
     ) -> None:
-        """Create the drafter: `suffix+ngram`, or a configuration as JSON or mapping; `model`: folder of the tokenizer.
+        """Create a drafter from names such as `suffix+ngram`, or from a configuration as JSON or mapping.
 
-        `num_speculative_tokens` applies to configurations without their own.
+        `model` is the folder of the tokenizer, which some drafters need. `num_speculative_tokens` applies to
+        configurations that do not set it.
         """
-        wanted: Mapping[str, Any]
-        if isinstance(speculation, str):
-            is_json = speculation.lstrip().startswith("{")
-            wanted = json.loads(speculation) if is_json else named_methods(speculation)
-        else:
-            wanted = speculation
+        wanted = speculation
+        if isinstance(wanted, str):
+            wanted = json.loads(wanted) if wanted.lstrip().startswith("{") else named_methods(wanted)
         most = {} if num_speculative_tokens is None else {"num_speculative_tokens": num_speculative_tokens}
         self.config = SpeculationConfig.parse({**most, **wanted})
         usable = [name for name, kind in drafter_kinds().items() if _needs_text_only(kind.traits)]
@@ -62,20 +60,16 @@ class TextDrafter:
 
     def draft(self, key: Hashable, tokens: Sequence[int], most: int | None = None) -> list[int]:
         """Return the most likely chain after a text."""
-        text = self._grown(key, tokens)
-        most = (
-            self.config.num_speculative_tokens
-            if most is None
-            else min(most, self.config.num_speculative_tokens)
-        )
-        if most < 1:
+        text, limit = self._grown(key, tokens), self.config.num_speculative_tokens
+        limit = limit if most is None else min(most, limit)
+        if limit < 1:
             return []
-        depth = most if self.config.max_depth is None else min(most, self.config.max_depth)
-        (draft,) = self._drafter.propose([DraftTask(self._request(text), most, depth)])
-        return first_path(draft)[:most]
+        depth = limit if self.config.max_depth is None else min(limit, self.config.max_depth)
+        (draft,) = self._drafter.propose([DraftTask(self._request(text), limit, depth)])
+        return first_path(draft)[:limit]
 
     def forget(self, key: Hashable) -> None:
-        """End a text; suffix drafters store its answer."""
+        """End the text of a key; suffix drafters remember its answer."""
         if (text := self._texts.pop(key, None)) is not None:
             self._drafter.forget(self._request(text))
 
@@ -94,7 +88,7 @@ class TextDrafter:
 
 
 def _needs_text_only(traits: Traits) -> bool:
-    """Return whether a drafter needs only tokens, and the tokenizer for text files."""
+    """Return whether a drafter needs nothing but tokens, or a tokenizer for text files."""
     return traits.kind is DraftSource.LOOKUP and not traits.needs and not traits.follows
 
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,23 +49,17 @@ def calibrate(
     link: Path | None = None,
     method: str | None = None,
 ) -> Calibration:
-    """Read the files; other quantities are illustrative."""
+    """Read the given files; quantities without a file are assumed."""
     found = Calibration()
     if step is not None:
-        found = read_output(
-            "--step", step, "foreword bench step --json", lambda value: with_steps(found, value)
-        )
+        found = read_output("--step", step, "foreword bench step --json", partial(with_steps, found))
         found.measured["steps"] = str(step)
     if drafters is not None:
-        command = "foreword bench drafters --json"
-        found, name = read_output(
-            "--drafters", drafters, command, lambda value: _with_best(found, value, method, drafters)
-        )
+        read = partial(_with_best, found, method=method, path=drafters)
+        found, name = read_output("--drafters", drafters, "foreword bench drafters --json", read)
         found.measured["drafter"] = f"{name}, {drafters}"
     if link is not None:
-        found = read_output(
-            "--link", link, "foreword bench link --json", lambda value: with_link(found, value)
-        )
+        found = read_output("--link", link, "foreword bench link --json", partial(with_link, found))
         found.measured["link"] = str(link)
     return found
 
@@ -114,7 +109,7 @@ def _acceptance(row: Mapping[str, Any]) -> AcceptanceCurve:
 
 
 def acceptance_of(drafted: Sequence[int], accepted: Sequence[int], passes: int) -> AcceptanceCurve:
-    """Return the curve from counts by position; rare positions are ignored."""
+    """Return the curve from counts by position; positions without drafts are ignored."""
     places = [place for place, count in enumerate(drafted) if count > 0]
     if not places or passes < 1:
         raise ValueError("nothing was drafted")
@@ -129,13 +124,13 @@ def acceptance_of(drafted: Sequence[int], accepted: Sequence[int], passes: int) 
 
 
 def with_link(known: Calibration, value: Mapping[str, Any], runs_ahead: bool = True) -> Calibration:
-    """Set round trips, level times by number of requests, and host time.
+    """Set round trips, times per level, and host time.
 
-    A node that runs ahead is, on average, in the middle of a round when a text arrives.
+    With run-ahead, a text arrives in the middle of a round of its node, on average.
     """
     trip, worst = _ms(value["round_trip_ms"]), _ms(value["round_trip_p99_ms"])
-    costs = sorted(value["costs"], key=lambda cost: int(cost["batch"]))
-    low, high = costs[0], costs[-1]
+    by_batch = sorted(value["costs"], key=lambda cost: int(cost["batch"]))
+    low, high = by_batch[0], by_batch[-1]
     more = max(int(high["batch"]) - int(low["batch"]), 1)
     if low["first_ms"] is None:
         raise RequestError(
@@ -149,16 +144,9 @@ def with_link(known: Calibration, value: Mapping[str, Any], runs_ahead: bool = T
     rounds = 1.5 if runs_ahead else 1.0
     first = max(_ms(low["first_ms"]) - trip - rounds * level, 0.0)
     jitter = min(max(math.log(max(worst / trip, 1.0)) / _P99, 0.0), _WIDEST) if trip else 0.0
-    return replace(
-        known,
-        costs=replace(
-            known.costs,
-            node=LevelTimes(level, slope("level_ms"), first),
-            remote=_ms(low["engine_ms"]),
-            remote_per_request=slope("engine_ms"),
-        ),
-        network=replace(known.network, round_trip=trip, jitter=jitter),
-    )
+    node, more_host = LevelTimes(level, slope("level_ms"), first), slope("engine_ms")
+    costs = replace(known.costs, node=node, remote=_ms(low["engine_ms"]), remote_per_request=more_host)
+    return replace(known, costs=costs, network=replace(known.network, round_trip=trip, jitter=jitter))
 
 
 def _with_best(

@@ -1,5 +1,6 @@
-"""Simulated draft nodes and their chains for one target: which levels exist at which time."""
+"""Simulates draft nodes, and the time at which the levels of their chains are available to a target."""
 
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
 from typing import Protocol
@@ -23,58 +24,57 @@ SLOW_FACTOR = 10.0
 _numbers = count()
 
 
+@dataclass(slots=True)
 class DraftJob:
     """A node's work for one target, until its chains reach their maximum length."""
 
-    __slots__ = ("requests", "until")
-
-    def __init__(self, requests: int, until: float) -> None:
-        self.requests = requests
-        self.until = until
+    requests: int
+    until: float
 
 
 class SimNode:
-    """A node that drafts for sessions of many targets in common rounds."""
+    """A node that drafts for requests of many targets in common rounds."""
 
     def __init__(self, number: int, zone: int, started_at: float, ready: float) -> None:
         self.number = number
         self.zone = zone
-        self.started_at = started_at  # start of its cost
-        self.ready = ready  # start of drafting
-        self.removed_at: float | None = None  # when it was removed
+        self.started_at = started_at  # its cost counts from here
+        self.ready = ready  # time from which it drafts
+        self.removed_at: float | None = None
         self.sessions = 0
         self.is_dead = False
-        self.silent_since: float | None = None  # for targets of all zones, or of other zones
+        self.silent_since: float | None = (
+            None  # silent for all targets; if partitioned, for those of other zones
+        )
         self.is_partitioned = False
-        self.factor = 1.0
-        self.busy_seconds = 0.0  # with work
+        self.factor = 1.0  # slow-down
+        self.busy_seconds = 0.0
         self._busy_until = 0.0
         self._active = 0
         self._jobs: list[tuple[float, int, DraftJob]] = []
 
     def takes(self, now: float) -> bool:
-        """Whether requests may be assigned to it."""
-        return (
-            not self.is_dead and self.removed_at is None and now >= self.ready and self.silent_since is None
-        )
+        """Return whether requests may be assigned to it."""
+        is_gone = self.is_dead or self.removed_at is not None or self.silent_since is not None
+        return not is_gone and now >= self.ready
 
     def is_silent_for(self, zone: int) -> bool:
         return self.silent_since is not None and (not self.is_partitioned or zone != self.zone)
 
     def level_seconds(self, requests: int, times: LevelTimes, round_batch: int) -> float:
-        """Return the seconds of one level for `requests` requests; more than a round holds take turns."""
+        """Return the seconds of one level for these requests, which take turns if a round cannot hold them."""
         turns = max(1.0, requests / round_batch)
         return times.seconds(min(requests, round_batch)) * turns * self.factor
 
     def active(self, now: float) -> int:
-        """Return the number of requests that it drafts for."""
+        """Return the number of requests with unfinished work."""
         jobs = self._jobs
         while jobs and jobs[0][0] <= now:
             self._active -= heappop(jobs)[2].requests
         return self._active
 
     def take(self, job: DraftJob, now: float, old: DraftJob | None) -> None:
-        """Replace a target's work."""
+        """Take a target's new work, which replaces its old work."""
         if old is not None and old.until > now:
             self._active -= old.requests
             old.requests = 0
@@ -90,7 +90,7 @@ SILENCE = 30.0
 
 NO_HOME = -1
 _DRAWN = 256  # random numbers drawn at once
-_SHORTEST = 1e-9  # seconds per level of lookups, whose levels arrive together
+_SHORTEST = 1e-9  # seconds per level of a lookup, whose levels arrive together
 
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
@@ -102,7 +102,7 @@ class NodeDirectory(Protocol):
     nodes: list[SimNode]
 
     def assign_node(self, zone: int, now: float) -> SimNode | None:
-        """Return a near node with capacity."""
+        """Return a node with capacity, near if possible; None if there is none."""
         ...
 
     def round_trip(self, zone: int, node: SimNode) -> float:
@@ -111,10 +111,10 @@ class NodeDirectory(Protocol):
 
 
 class Chains:
-    """One draft chain per request of a target, growing on its node while the target verifies.
+    """Draft chains of a target's requests, which grow on their nodes while the target verifies.
 
-    Level l (from 1) of a chain exists from `first_at + (l - 1) * pace` on, levels up to `base` immediately, and none
-    beyond `cap`.
+    Level l (from 1) of a chain is available from `first_at + (l - 1) * pace` on. Levels up to `base` are available
+    immediately. `cap` is the number of levels.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class Chains:
         self._counted = np.zeros(slots, np.int64)
         self._moves = MoveBudget(0.0)
         self._jobs: dict[int, DraftJob] = {}
-        self._in_vain: set[int] = set()  # silent nodes that were awaited once
+        self._in_vain: set[int] = set()  # silent nodes for which a pass has waited once
         self._rate = TokenRate()
         self._chances: list[float] = []  # random numbers in advance
         self.drafted = 0  # number of levels
@@ -149,11 +149,11 @@ class Chains:
 
     @property
     def homes(self) -> list[int]:
-        """Return the node number of every request."""
+        """Number of the assigned node of every request that has one."""
         return [home for home in self._home if home != NO_HOME]
 
     def open(self, slot: int, now: float) -> None:
-        """Open a session for a new request; its node processes the prompt while the request waits."""
+        """Open a session for a new request, whose node starts to process the prompt."""
         self._pair(slot, now)
 
     def close(self, slot: int) -> None:
@@ -175,7 +175,7 @@ class Chains:
         return np.where(wants, np.minimum(self._arrived(go), k), 0), go
 
     def judged(self, used: Counts, right: Counts) -> None:
-        """Record the verdict: a chain continues if all used levels are right and it predicted the target's token."""
+        """Record the verdict. A chain continues if all used levels and the level of the target's token are right."""
         self._goes_on = right > used
         self._passed = used + 1
 
@@ -193,7 +193,7 @@ class Chains:
         self._ready[slot] = now + prompt
 
     def _lose(self, slot: int) -> None:
-        """Drop a request's node; few requests per second get another (`MoveBudget`)."""
+        """Drop a request's node. `MoveBudget` limits the number of requests per second that get another node."""
         self._cluster.nodes[self._home[slot]].sessions -= 1
         self._home[slot], self._is_moving[slot], self._cap[slot] = NO_HOME, True, 0
 
@@ -204,8 +204,8 @@ class Chains:
         return since is not None and node.is_silent_for(self._zone) and now - since > SILENCE
 
     def _ask_nodes(self, now: float, live: Flags) -> tuple[Flags, Flags, Floats, Floats, Floats]:
-        """Notify every node of the commits; return by request: informed, silent, round trip, level time,
-        remaining round."""
+        """Notify every node of the commits; return for each request whether its node was notified, whether it is
+        silent, the round trip, the time per level, and the rest of the node's current round."""
         slots = len(self._home)
         hears, silent = [False] * slots, [False] * slots
         times = [(0.0, 1.0, 0.0)] * slots
@@ -238,7 +238,7 @@ class Chains:
         return np.array(hears), np.array(silent), trips, paces, rests
 
     def _ask(self, node: SimNode, requests: int, now: float) -> tuple[float, float, float]:
-        """Return round trip, seconds per level, and the remaining time of the node's current round."""
+        """Return the round trip, the seconds per level, and the rest of the node's current round."""
         scenario, old = self._scenario, self._jobs.get(node.number)
         busy = node.active(now)
         others = busy - (old.requests if old is not None and old.until > now else 0)
@@ -257,7 +257,7 @@ class Chains:
         return self._chances.pop()
 
     def _follow(self, now: float, hears: Flags, trips: Floats, paces: Floats, rests: Floats) -> None:
-        """Shift continuing chains by the committed tokens; restart the others."""
+        """Shift the chains that continue by the committed tokens; restart the others."""
         arrived = self._arrived(now)
         self.drafted += int(np.maximum(arrived - self._counted, 0).sum())
         on = self._goes_on
@@ -296,7 +296,7 @@ class Chains:
         return now + best_wait_seconds(prospects, rate)
 
     def _prospects(self, now: float, hears: Flags, trips: Floats) -> list[ExpectedArrival]:
-        """Return expected arrivals, grouped by equal amounts and times."""
+        """Return the expected arrivals of levels; equal ones are grouped."""
         k, costs, survival = self._scenario.k, self._scenario.costs.node, self._dice.chances
         there = np.minimum(self._arrived(now), k)
         nexts = self._first_at + there * self._pace - now
@@ -321,7 +321,7 @@ class Chains:
         ]
 
     def _hung(self, silent: Flags) -> dict[int, ExpectedArrival]:
-        """Return, by node, what a target expects that has not noticed the node's silence."""
+        """Return the expected arrivals from nodes whose silence the target has not noticed, by node."""
         found: dict[int, ExpectedArrival] = {}
         if not silent.any():
             return found

@@ -1,4 +1,4 @@
-"""Simulation results as an HTML page, and a summary of autoscaling."""
+"""Results of simulations as an HTML page, and a summary of autoscaling."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +11,7 @@ from foreword.simulate.world import SAMPLE_SECONDS, SimulationResult
 
 
 def scaling_summary(scenario: Scenario, outcome: SimulationResult) -> str:
-    """Return one line."""
+    """Return one line about the number of nodes over time."""
     rule, over_time = scenario.autoscale, outcome.nodes_over_time
     assert rule is not None
     have, wanted = over_time[0], outcome.nodes_wanted
@@ -34,16 +34,16 @@ def _too_short(rule: Autoscale, is_more: bool) -> str:
     return f"{what}: simulate --seconds {seconds} or more"
 
 
-_HEADS = (
-    "who drafts",
-    "tokens/s",
-    "per target",
-    "tokens/pass",
-    "ms/token p50",
-    "p95",
-    "latency p95",
-    "cost per million",
-)
+_COLUMNS: Mapping[str, Callable[[SimulationResult], str]] = {
+    "tokens/s": lambda one: f"{one.tokens_per_second:.0f}",
+    "per target": lambda one: f"{one.tokens_per_second_per_target:.0f}",
+    "tokens/pass": lambda one: optional(one.tokens_per_pass, ".2f"),
+    "ms/token p50": lambda one: optional(one.token_ms_p50, ".2f"),
+    "p95": lambda one: optional(one.token_ms_p95, ".2f"),
+    "latency p95": lambda one: "-" if one.latency_p95 is None else f"{one.latency_p95:.2f} s",
+    "cost per million": lambda one: optional(one.cost_per_million, ".3g"),
+}
+_HEADS = ("who drafts", *_COLUMNS)
 _FIGURES: tuple[tuple[str, Callable[[SimulationResult], float | None]], ...] = (
     ("tokens per second and target", lambda one: one.tokens_per_second_per_target),
     ("milliseconds per token, p95 of requests", lambda one: one.token_ms_p95),
@@ -57,7 +57,7 @@ def simulation_page(
     points: Sequence[Point],
     about: Sequence[str],
 ) -> str:
-    """Return the page: comparison, time lines, and three charts per axis."""
+    """Return a page with the comparison, charts over time, and three charts per axis."""
     fleet = scenario.fleet
     title = (
         f"simulated: {fleet.targets} targets, {fleet.nodes} draft nodes, batch {fleet.batch}, K {scenario.k}"
@@ -98,13 +98,4 @@ def _lines(points: Sequence[Point], read: Callable[[SimulationResult], float | N
 
 
 def _row(who: str, one: SimulationResult) -> tuple[str, ...]:
-    return (
-        who,
-        f"{one.tokens_per_second:.0f}",
-        f"{one.tokens_per_second_per_target:.0f}",
-        optional(one.tokens_per_pass, ".2f"),
-        optional(one.token_ms_p50, ".2f"),
-        optional(one.token_ms_p95, ".2f"),
-        "-" if one.latency_p95 is None else f"{one.latency_p95:.2f} s",
-        optional(one.cost_per_million, ".3g"),
-    )
+    return who, *(cell(one) for cell in _COLUMNS.values())

@@ -1,10 +1,11 @@
-"""Varies a scenario along one axis at a time, and finds the smallest fleet for a goal."""
+"""Varies one parameter of a scenario at a time, and finds the smallest fleet for a goal."""
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from foreword.bench.skeleton import stage_of
 from foreword.errors import RequestError
 from foreword.progress import StageProgress
 from foreword.simulate.scenario import AcceptanceCurve, DraftPlacement, Scenario
@@ -16,7 +17,7 @@ NO_RUN_AHEAD = "no run-ahead"
 
 @dataclass(frozen=True)
 class Axis:
-    """A varied parameter."""
+    """A varied parameter and its values."""
 
     name: str
     values: tuple[float, ...]
@@ -29,12 +30,12 @@ class Point:
 
     axis: str
     value: float
-    who: str  # way of drafting
+    who: str  # drafting variant
     outcome: SimulationResult
 
 
 def axes_of(scenario: Scenario, points: int = 5) -> list[Axis]:
-    """Return axes around the scenario: nodes per target, distance, acceptance, K and batch."""
+    """Return axes around the scenario: nodes per target, round trip, acceptance, K and batch."""
     targets, network = scenario.fleet.targets, scenario.network
     least = max((failure.nodes for failure in scenario.failures), default=1)  # nodes that fail
     ratios = sorted({max(round(targets * part), least) for part in (0.125, 0.25, 0.5, 1.0, 2.0)})[:points]
@@ -64,7 +65,7 @@ def axes_of(scenario: Scenario, points: int = 5) -> list[Axis]:
 
 
 def drafting_variants(scenario: Scenario) -> dict[str, Scenario]:
-    """Return the scenario with plain decoding, local drafting and, if any, draft nodes."""
+    """Return the scenario with plain decoding, with local drafting and, if it has draft nodes, with these."""
     has_nodes = scenario.fleet.nodes > 0 or scenario.autoscale is not None
     found = {
         who.value: replace(scenario, drafting=who)
@@ -77,19 +78,16 @@ def drafting_variants(scenario: Scenario) -> dict[str, Scenario]:
 
 
 def compare_drafting(scenario: Scenario, on_progress: StageProgress) -> dict[str, SimulationResult]:
-    """Simulate all drafting_variants of drafting."""
-    found, ordered = {}, drafting_variants(scenario)
-    for number, (who, one) in enumerate(ordered.items()):
-
-        def show(done: int, total: int, who: str = who, number: int = number) -> None:
-            on_progress(who, number * total + done, len(ordered) * total)
-
-        found[who] = World(one).run(show)
-    return found
+    """Return the result of every drafting variant."""
+    variants = drafting_variants(scenario)
+    return {
+        who: World(one).run(stage_of(on_progress, who, place, len(variants)))
+        for place, (who, one) in enumerate(variants.items())
+    }
 
 
 def sweep(scenario: Scenario, axes: Sequence[Axis], on_progress: StageProgress) -> list[Point]:
-    """Simulate every value of every axis; runs that an axis does not affect are reused."""
+    """Simulate every value of every axis; scenarios with the same result are simulated once."""
     runs = [
         (axis, value, who, one)
         for axis in axes
@@ -108,7 +106,7 @@ def sweep(scenario: Scenario, axes: Sequence[Axis], on_progress: StageProgress) 
 
 
 def _relevant(scenario: Scenario) -> Scenario:
-    """Return the scenario without parameters that plain and local decoding ignore."""
+    """Return the scenario with defaults for parameters that do not affect its kind of drafting."""
     plain = Scenario()
     if scenario.drafting is DraftPlacement.REMOTE:
         return scenario
@@ -122,7 +120,7 @@ def _relevant(scenario: Scenario) -> Scenario:
 
 
 class Vary(StrEnum):
-    """The varied machines."""
+    """Machines whose number is varied."""
 
     TARGETS = "targets"  # with draft nodes in proportion
     NODES = "nodes"  # for the scenario's targets
@@ -136,23 +134,20 @@ class Goal:
     token_ms_p95: float | None = None  # mean time per token, by request
 
     def missed(self, found: SimulationResult) -> list[str]:
-        """Return the missed figures with their values."""
-        missed = []
-        if self.tokens_per_second is not None and found.tokens_per_second < self.tokens_per_second:
-            missed.append(f"{found.tokens_per_second:.0f} tokens/s")
-        if self.token_ms_p95 is not None:
-            if found.token_ms_p95 is None:
-                missed.append("no request ended")
-            elif found.token_ms_p95 > self.token_ms_p95:
-                missed.append(f"p95 {found.token_ms_p95:.2f} ms per token")
+        """Return the figures that miss the goal."""
+        rate, p95, missed = found.tokens_per_second, found.token_ms_p95, []
+        if self.tokens_per_second is not None and rate < self.tokens_per_second:
+            missed.append(f"{rate:.0f} tokens/s")
+        if self.token_ms_p95 is not None and (p95 is None or p95 > self.token_ms_p95):
+            missed.append("no request ended" if p95 is None else f"p95 {p95:.2f} ms per token")
         return missed
 
 
 @dataclass(frozen=True)
 class FleetTrial:
-    """One simulated fleet."""
+    """Result of one simulated fleet."""
 
-    who: str  # way of drafting
+    who: str  # drafting variant
     targets: int
     nodes: int
     tokens_per_second: float
@@ -163,7 +158,7 @@ class FleetTrial:
 
 @dataclass(frozen=True)
 class SmallestFleet:
-    """The smallest fleet for one way of drafting."""
+    """The smallest fleet for one drafting variant."""
 
     who: str
     fleet: FleetTrial | None  # None: not reached within the limit
@@ -173,10 +168,10 @@ class SmallestFleet:
 def find_fleets(
     scenario: Scenario, goal: Goal, vary: Vary, most: int, on_progress: StageProgress
 ) -> tuple[list[FleetTrial], list[SmallestFleet]]:
-    """Return every tried fleet, and the smallest one for each way of drafting.
+    """Return every tried fleet, and the smallest one for each drafting variant.
 
-    The search doubles the number of machines until the goal is reached, then bisects; it assumes that more machines
-    are never worse.
+    The search doubles the number of machines until the goal is reached, then bisects. It assumes that more machines are
+    never worse.
     """
     _check(scenario, goal)
     trials: list[FleetTrial] = []
@@ -215,7 +210,7 @@ def _drafting_choices(scenario: Scenario, vary: Vary) -> list[DraftPlacement]:
 def _least(
     reaches: Callable[[int], bool], start: int, most: int, is_hopeless: Callable[[], bool]
 ) -> int | None:
-    """Return the smallest count from 1 to `most` that reaches the goal, assuming monotonicity."""
+    """Return the smallest count from 1 to `most` that reaches the goal; None if there is none."""
     low, high = 0, min(start, most)
     while not reaches(high):
         if high == most or is_hopeless():
@@ -228,7 +223,7 @@ def _least(
 
 
 class _Fleets:
-    """Fleets of one way of drafting, each simulated once."""
+    """Fleets of one drafting variant, each simulated once."""
 
     def __init__(self, scenario: Scenario, goal: Goal, vary: Vary) -> None:
         self._scenario, self._goal, self._vary = scenario, goal, vary
@@ -244,15 +239,9 @@ class _Fleets:
             found = World(replace(self._scenario, fleet=replace(fleet, targets=targets, nodes=nodes))).run()
             used = nodes if self._scenario.drafting is DraftPlacement.REMOTE else 0
             cost = targets * prices.target + used * prices.node
-            self._known[count] = FleetTrial(
-                self._scenario.drafting.value,
-                targets,
-                used,
-                found.tokens_per_second,
-                found.token_ms_p95,
-                cost,
-                self._goal.missed(found),
-            )
+            rates = found.tokens_per_second, found.token_ms_p95
+            who = self._scenario.drafting.value
+            self._known[count] = FleetTrial(who, targets, used, *rates, cost, self._goal.missed(found))
         self._last = self._known[count]
         return self._last
 
@@ -265,7 +254,7 @@ class _Fleets:
         return max([wanted, *(failure.nodes for failure in self._scenario.failures)])
 
     def is_hopeless(self) -> bool:
-        """Whether more targets cannot help, because full batches are equally slow on every target."""
+        """Return whether more targets cannot help, because full batches are equally slow on every target."""
         assert self._last is not None
         p95, most = self._last.token_ms_p95, self._goal.token_ms_p95
         is_slow = p95 is not None and most is not None and p95 > most

@@ -21,15 +21,13 @@ class TargetTally:
     request_passes: int = 0
     used: int = 0  # verified draft tokens
     accepted: int = 0
-    waited: float = (
-        0.0  # seconds between the beginning of a step and that of its pass, drafting here included
-    )
-    token_seconds: list[float] = field(default_factory=list)  # mean time per token, by request
-    latencies: list[float] = field(default_factory=list)  # from arrival to end
+    waited: float = 0.0  # seconds from the start of a step to that of its pass, with local drafting
+    token_seconds: list[float] = field(default_factory=list)  # mean time per token of each request
+    latencies: list[float] = field(default_factory=list)  # seconds from arrival to end of each request
 
 
 class SimTarget:
-    """A batch of requests in lock step."""
+    """A target whose requests all take part in every pass."""
 
     def __init__(
         self, scenario: Scenario, zone: int, cluster: NodeDirectory, seeds: np.random.SeedSequence
@@ -79,12 +77,12 @@ class SimTarget:
         return end
 
     def finish(self, now: float) -> None:
-        """End the run: unfinished requests count by their tokens so far."""
+        """End the simulation; unfinished requests count with their tokens so far."""
         for slot in np.flatnonzero(self._live & (self._gained >= _LEAST_TOKENS)).tolist():
             self._note(slot, now)
 
     def _admit(self, now: float) -> Flags:
-        """Fill the batch; return which requests are new."""
+        """Admit requests until the batch is full; return which slots are new."""
         fresh = np.zeros(len(self._live), np.bool_)
         if self._live.all():
             return fresh

@@ -1,4 +1,4 @@
-"""Events of a simulation (passes, arrivals, failures, autoscaling), and its result."""
+"""Runs a simulation: its events (passes, arrivals, failures, autoscaling), and its result."""
 
 import math
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from foreword.simulate.target import SimTarget
 
 @dataclass(frozen=True)
 class SimulationResult:
-    """Results after the warm-up, over all targets. None: not measurable."""
+    """Results after the warm-up, over all targets. None: there was nothing to measure."""
 
     tokens: int
     seconds: float
@@ -26,37 +26,36 @@ class SimulationResult:
     tokens_per_second_per_target: float
     tokens_per_pass: float | None  # per request
     acceptance: float  # draft tokens accepted / verified
-    token_ms_p50: float | None  # mean time per token, by request
+    token_ms_p50: float | None  # mean time per token of a request
     token_ms_p95: float | None
-    latency_p50: float | None  # from arrival to end, seconds
+    latency_p50: float | None  # seconds from arrival to end of a request
     latency_p95: float | None
     requests: int  # ended
-    waiting_share: float  # fraction of the targets' time between the start of a step and of its pass
+    waiting_share: float  # fraction of the targets' time from the start of a step to that of its pass
     drafted_per_used: float | None  # drafted levels per verified one
     node_busy_share: float | None
-    cost_per_million: float | None  # cost of a million tokens, with both pools priced per hour
+    cost_per_million: float | None  # cost of a million tokens, by the prices of targets and nodes
     moves: int  # requests that changed their node
     waits_in_vain: int
     events: int
-    tokens_over_time: tuple[float, ...]  # per second, in equal time bins
+    tokens_over_time: tuple[float, ...]  # tokens per second in equal time bins
     nodes_over_time: tuple[int, ...]
     nodes_wanted: int | None  # by the autoscaler, at the end
 
 
 def outcome_of(world: "World") -> SimulationResult:
-    """Summarise a run."""
+    """Return the result of a run that has ended."""
     scenario, tallies = world.scenario, [target.tally for target in world.targets]
     seconds = scenario.seconds - scenario.counts_from
     tokens = sum(tally.tokens for tally in tallies)
     used, passes = sum(tally.used for tally in tallies), sum(tally.request_passes for tally in tallies)
     times = [1e3 * one for tally in tallies for one in tally.token_seconds]
     latencies = [one for tally in tallies for one in tally.latencies]
-    node_seconds = sum(
-        _running_seconds(node.started_at, node.removed_at, scenario.seconds) for node in world.nodes
-    )
-    priced_seconds = (
-        seconds * len(tallies) * scenario.prices.target
-    ) + 0.9 * node_seconds * scenario.prices.node
+    end, prices = scenario.seconds, scenario.prices
+    ends = [end if node.removed_at is None else min(node.removed_at, end) for node in world.nodes]
+    node_seconds = sum(ends) - sum(node.started_at for node in world.nodes)
+    priced_seconds = seconds * len(tallies) * prices.target + 0.9 * node_seconds * prices.node
+    busy_seconds = sum(node.busy_seconds for node in world.nodes)
     drafted = sum(target.chains.drafted for target in world.targets)
     return SimulationResult(
         tokens=tokens,
@@ -72,9 +71,7 @@ def outcome_of(world: "World") -> SimulationResult:
         requests=len(latencies),
         waiting_share=sum(tally.waited for tally in tallies) / seconds / len(tallies),
         drafted_per_used=0.9 * drafted / used if world.nodes and used else None,
-        node_busy_share=sum(node.busy_seconds for node in world.nodes) / node_seconds
-        if node_seconds
-        else None,
+        node_busy_share=busy_seconds / node_seconds if node_seconds else None,
         cost_per_million=priced_seconds / 3600 / tokens * 1e6 if tokens else None,
         moves=sum(target.chains.moves for target in world.targets),
         waits_in_vain=sum(target.chains.waits_in_vain for target in world.targets),
@@ -83,10 +80,6 @@ def outcome_of(world: "World") -> SimulationResult:
         nodes_over_time=tuple(world.node_bins),
         nodes_wanted=world.wanted,
     )
-
-
-def _running_seconds(started_at: float, removed_at: float | None, end: float) -> float:
-    return min(end if removed_at is None else removed_at, end) - started_at
 
 
 def _percentile(values: list[float], percent: float) -> float | None:
@@ -127,13 +120,9 @@ class World:
         self._heap: list[tuple[float, int, Callable[[float], None]]] = []
         self._numbers = count()
         self._near: dict[int, list[SimNode]] = {}
-        self._round_trips: list[
-            tuple[float, float]
-        ] = []  # drawn in advance: factor and addition of each round trip
+        self._round_trips: list[tuple[float, float]] = []  # drawn in advance: factor and added seconds
         self._step_seconds = 0.0  # moving average
-        self._since: tuple[int, float] | None = (
-            None  # the autoscaler wants more (1) or fewer (-1), since when
-        )
+        self._since: tuple[int, float] | None = None  # too few (1) or too many (-1) nodes, and since when
 
     def run(self, on_progress: Progress = lambda done, total: None) -> SimulationResult:
         """Run to the end."""
@@ -159,7 +148,7 @@ class World:
         return outcome_of(self)
 
     def assign_node(self, zone: int, now: float) -> SimNode | None:
-        """Return a random near node with capacity, below its load limit."""
+        """Return a random node below its load limit, in the nearest zone that has one."""
         zones = self.scenario.fleet.zones
         for away in range(zones):
             near = self._usable_nodes((zone + away) % zones, now)
@@ -244,7 +233,7 @@ class World:
         self._near.clear()
 
     def _sample(self, now: float) -> None:
-        """Count nodes, and add or remove some."""
+        """Record the number of nodes, and scale them."""
         scenario = self.scenario
         there = [node for node in self.nodes if node.removed_at is None]
         first = int(now / scenario.seconds * BINS)
