@@ -33,7 +33,7 @@ DEFAULT = Method("default", None)
 
 
 def default_methods(without: str | None = None) -> list[Method]:
-    """Return every drafter without required settings, except those that follow the part `without` of a request."""
+    """Return every drafter without required settings, except drafters that follow `without` of a request."""
     return [
         _method({"method": name})
         for name, kind in drafter_kinds().items()
@@ -63,7 +63,7 @@ def request_config(method: Method, llm: "LLM", folder: Path) -> Mapping[str, Any
 
 
 class MethodBench:
-    """A model and the methods compared on it."""
+    """Base of benchmarks that compare methods on a model."""
 
     def __init__(self, llm: "LLM", methods: Sequence[Method]) -> None:
         self._llm = llm
@@ -77,7 +77,7 @@ class MethodBench:
 
 
 def is_random(label: str) -> bool:
-    """Whether this label is a head with random weights."""
+    """Return whether this label is that of a head with random weights."""
     return f"model={RANDOM}" in label.split()
 
 
@@ -121,7 +121,7 @@ def _method(config: Mapping[str, Any]) -> Method:
 
 
 def _short(value: Any) -> Any:  # noqa: ANN401 - any JSON value
-    """Return a setting for a label; of an existing path the last part."""
+    """Return a setting as labels show it; an existing path is shortened to its last component."""
     if isinstance(value, str) and "/" in value and Path(value).expanduser().exists():
         return Path(value).name
     return value

@@ -1,4 +1,4 @@
-"""Measures what stream timing reveals about the text, with a prompt classifier."""
+"""Measures what the timing of a stream reveals about its prompt, with a classifier."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,7 @@ EVENT_BYTES = 240
 
 
 class WireChunk(NamedTuple):
-    """Time and size of a chunk, as an observer sees it."""
+    """Time and size of a chunk on the network."""
 
     time: float
     size: int
@@ -37,7 +37,9 @@ class Trace:
 
     prompt: int
     repeat: int
-    bursts: tuple[tuple[float, tuple[int, ...]], ...]  # time since the first, bytes of each token's text
+    bursts: tuple[
+        tuple[float, tuple[int, ...]], ...
+    ]  # seconds since the first one, bytes of each token's text
 
     @property
     def key(self) -> tuple[int, int]:
@@ -45,15 +47,15 @@ class Trace:
 
     @property
     def unevenness(self) -> int:
-        """Total variation of tokens per delivery."""
+        """Sum of the changes in tokens per burst."""
         return sum(abs(len(later) - len(earlier)) for (_, earlier), (_, later) in pairwise(self.bursts))
 
     def unpaced(self) -> list[WireChunk]:
-        """Return the chunks of `--stream-pacing burst`: one event per delivery."""
+        """Return the chunks of `--stream-pacing burst`: one event per burst."""
         return [WireChunk(time, EVENT_BYTES + sum(sizes)) for time, sizes in self.bursts]
 
     def units(self) -> list[tuple[float, list[int]]]:
-        """Return the bursts with one event per token, for pacing."""
+        """Return the bursts with one event per token, as pacing sends them."""
         return [(time, [EVENT_BYTES + size for size in sizes]) for time, sizes in self.bursts]
 
 
@@ -91,9 +93,8 @@ def _trace(
     number: int,
     repeat: int,
 ) -> Trace:
-    engine.add(
-        NewRequest("pacing", tuple(prompt), params, speculation={"fixed": True} if speculate else False)
-    )
+    speculation = {"fixed": True} if speculate else False
+    engine.add(NewRequest("pacing", tuple(prompt), params, speculation=speculation))
     bursts: list[tuple[float, tuple[int, ...]]] = []
     first, ended = None, False
     while not ended:
@@ -107,7 +108,7 @@ def _trace(
 
 
 def _sizes(delta: AnswerDelta) -> tuple[int, ...]:
-    """Return the bytes of JSON text, divided between the tokens."""
+    """Return the bytes of the text in JSON, divided between the tokens."""
     tokens = max(len(delta.token_ids), 1)
     whole, rest = divmod(len(json.dumps(delta.text, ensure_ascii=False).encode()), tokens)
     return tuple(whole + (place < rest) for place in range(tokens))
@@ -120,10 +121,10 @@ _FIRST = 48  # chunks compared individually
 
 @dataclass(frozen=True)
 class ClassifierResult:
-    """Share of prompts that an observer identified."""
+    """Number of prompts that an observer identified."""
 
-    stream: str  # pacing
-    features: str  # observed features
+    stream: str  # kind of pacing
+    features: str  # kind of observed features
     right: int
     trials: int
     chance: float
@@ -151,7 +152,7 @@ def features(chunks: Sequence[WireChunk]) -> dict[str, Vector]:
 def classify_prompts(
     stream: str, watched: Mapping[tuple[int, int], Sequence[WireChunk]]
 ) -> list[ClassifierResult]:
-    """Classify each stream, by (prompt, repeat), against those of all other repeats, for every kind of feature."""
+    """Classify each stream, given by (prompt, repeat), by the streams of other repeats, for each kind of feature."""
     keys = sorted(watched)
     repeats = {repeat for _, repeat in keys}
     if len(repeats) < 2:
@@ -173,7 +174,7 @@ def _hits(table: Vector, keys: Sequence[tuple[int, int]], left_out: int) -> int:
     spread = table[known].std(axis=0)
     scaled = (table - table[known].mean(axis=0)) / np.where(spread > 0, spread, 1.0)
     distances = np.linalg.norm(scaled[~known][:, None, :] - scaled[known][None, :, :], axis=2)
-    # Break ties randomly: the first would be right too often if all look alike.
+    # Ties are broken randomly; otherwise streams that all look alike would be classified too well.
     lots = np.random.default_rng(left_out).random(distances.shape)
     nearest = np.lexsort((lots, distances), axis=1)[:, 0]
     return int((names[known][nearest] == names[~known]).sum())

@@ -2,10 +2,11 @@
 
 import hashlib
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,9 @@ def own_prompts() -> list[BenchPrompt]:
 
 
 def bench_prompts(paths: Sequence[Path] | None, limit: int | None) -> list[BenchPrompt]:
-    """Return the first `limit` prompts of every category of these files; the shipped ones by default.
+    """Return the first `limit` prompts of every category of these files; without files, of the shipped prompts.
 
-    A category in several files gets their names: GSM8K's "math" is not Spec-Bench's.
+    The file's name is added to a category of several files, since GSM8K's "math" is not Spec-Bench's.
     """
     if not paths:
         return take_per_category(own_prompts(), limit)
@@ -95,7 +96,7 @@ def parse_prompts(text: str, source: str) -> list[BenchPrompt]:
 
 
 def _refuse_duplicates(prompts: Sequence[BenchPrompt], source: str) -> None:
-    twice = [key for key, count in Counter(prompt.key for prompt in prompts).items() if count > 1]
+    twice = [key for key, times in Counter(prompt.key for prompt in prompts).items() if times > 1]
     if twice:
         raise RequestError(f"{source}: prompt {twice[0].rpartition('-')[0]} is there twice")
 
@@ -106,13 +107,8 @@ def take_per_category(prompts: Sequence[BenchPrompt], limit: int | None) -> list
         return list(prompts)
     if limit < 1:
         raise RequestError(f"--limit-per-category must be at least 1, not {limit}")
-    taken: Counter[str] = Counter()
-    kept = []
-    for prompt in prompts:
-        taken[prompt.category] += 1
-        if taken[prompt.category] <= limit:
-            kept.append(prompt)
-    return kept
+    numbers: dict[str, count[int]] = defaultdict(count)
+    return [prompt for prompt in prompts if next(numbers[prompt.category]) < limit]
 
 
 def _parse_line(line: str, number: int) -> BenchPrompt:

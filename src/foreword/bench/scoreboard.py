@@ -1,4 +1,4 @@
-"""A page of results of several engines, made from the files that benchmarks wrote."""
+"""Writes a page of results of several engines from the files that benchmarks wrote."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -98,8 +98,7 @@ def _best(rows: Sequence[Mapping[str, Any]], field: str, sign: int) -> float | N
 
 def _cell(row: Mapping[str, Any], measure: Measure, best: Mapping[str, float | None]) -> str:
     _, field, _, form, unit = measure
-    value = row.get(field)
-    if value is None:
+    if (value := row.get(field)) is None:
         return ""
     shown = form.format(value / unit)
     return f"**{shown}**" if value == best[field] and field != "same_as_plain" else shown
@@ -133,7 +132,7 @@ def _by_category(categories: Mapping[str, Mapping[str, float]]) -> Iterator[str]
 
 
 def _verdicts(title: str, results: Sequence[tuple[Path, Mapping[str, Any]]]) -> Iterator[str]:
-    """Yield a table of checks by engines, and who could not be examined and why."""
+    """Yield a table of checks by engines, and the reason for each engine that could not be examined."""
     yield from (f"## {title}: `foreword prove --url`", "")
     for path, result in results:
         absent = "".join(f" Not examined: {reason}." for reason in result.get("absent", ()))
@@ -150,7 +149,7 @@ def _verdicts(title: str, results: Sequence[tuple[Path, Mapping[str, Any]]]) -> 
 
 
 def _extent(result: Mapping[str, Any]) -> str:
-    """Return the size of an examination and what it took."""
+    """Return the size and the duration of an examination."""
     if not result["verdicts"]:
         return ""
     took = f" in {result['seconds']:.0f} s" if "seconds" in result else ""
@@ -158,7 +157,7 @@ def _extent(result: Mapping[str, Any]) -> str:
 
 
 def _explained(result: Mapping[str, Any]) -> Iterator[str]:
-    """Yield why claims were refuted, not tried, or held only up to rounding; claims of one reason in one line."""
+    """Yield one line per reason why claims were refuted, not tried, or held up to rounding only."""
     reasons: dict[str, list[str]] = {}
     for one in result["verdicts"]:
         if one["verdict"] not in ("held", "not refuted"):

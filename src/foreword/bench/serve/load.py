@@ -1,4 +1,4 @@
-"""Settings and randomness of a load test: arrivals, prompt order, dropped streams."""
+"""Settings of a load test, and its random choices: arrivals, prompt order, dropped streams."""
 
 import itertools
 import json
@@ -16,16 +16,17 @@ ENDPOINTS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 
 @dataclass(frozen=True)
 class Question:
-    """Common fields of all requests."""
+    """Fields that all requests have in common."""
 
     model: str  # name on the server
     endpoint: str = "completions"  # completions or chat
-    max_tokens: int = 64  # the answer's bound
+    max_tokens: int = 64
     temperature: float = 0.0  # 0 is greedy
     seed: int = 0  # request i is sent with seed + i
-    # Request token counts in every chunk; not all servers support it.
-    continuous_usage: bool = False
-    extra: Mapping[str, Any] = field(default_factory=dict)  # further fields of the body, with precedence
+    continuous_usage: bool = False  # request token counts in every chunk, which not all servers support
+    extra: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # further fields of the body, which take precedence
 
     def __post_init__(self) -> None:
         if self.endpoint not in ENDPOINTS:
@@ -37,19 +38,19 @@ class Question:
 
     @property
     def path(self) -> str:
-        """Path of requests."""
+        """Path of the requests."""
         return ENDPOINTS[self.endpoint]
 
     def body(self, prompt: str, index: int) -> dict[str, Any]:
         """Return the body of request `index`."""
-        chat = self.endpoint == "chat"
-        options = {"include_usage": True} | (
-            {"continuous_usage_stats": True} if self.continuous_usage else {}
-        )
-        text = {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
+        is_chat = self.endpoint == "chat"
+        options = {
+            "include_usage": True,
+            **({"continuous_usage_stats": True} if self.continuous_usage else {}),
+        }
         return {
             "model": self.model,
-            **text,
+            **({"messages": [{"role": "user", "content": prompt}]} if is_chat else {"prompt": prompt}),
             "max_tokens": self.max_tokens,
             "temperature": self.temperature,
             "seed": self.seed + index,
@@ -61,11 +62,11 @@ class Question:
 
 @dataclass(frozen=True)
 class LoadSettings:
-    """Arrival, number and abandonment of requests."""
+    """Number and arrival of requests, and their end."""
 
     rate: float | None = None  # open loop: requests per second, inf: all at once; None: closed loop
     concurrency: int = 8  # closed loop: requests in flight
-    num_requests: int | None = None  # None: those started within the duration
+    num_requests: int | None = None  # None: limited by the duration
     duration: float | None = None  # seconds in which requests start; None: until num_requests
     timeout: float = 600.0  # per request, seconds
     disconnect: float = 0.0  # fraction of streams dropped midway
@@ -77,7 +78,7 @@ class LoadSettings:
         if self.concurrency < 1:
             raise RequestError(f"--concurrency must be at least 1, not {self.concurrency}")
         if self.num_requests is None and self.duration is None:
-            raise RequestError("how long? give --num-requests or --duration")
+            raise RequestError("the load has no end: give --num-requests or --duration")
         if self.num_requests is not None and self.num_requests < 1:
             raise RequestError(f"--num-requests must be at least 1, not {self.num_requests}")
         _check_seconds("--duration", self.duration)
@@ -117,22 +118,16 @@ def _parse_json(option: str, text: str) -> Any:  # noqa: ANN401 - any JSON
 
 
 def arrival_times(load: LoadSettings) -> Iterator[float]:
-    """Yield the due times of an open loop, in seconds after the start: a Poisson process.
+    """Yield the due times of an open loop in seconds after the start: a Poisson process.
 
-    Gaps, including the first, are exponential with mean 1 / rate.
+    Gaps, also the first, are exponentially distributed with mean 1 / rate, which is 0 for an infinite rate.
     """
     if load.rate is None:
         raise ValueError("a closed loop has no arrival times")
-    times = itertools.repeat(0.0) if load.rate == math.inf else _poisson(load.rate, load.seed)
-    if load.duration is not None:
-        limit = load.duration
-        times = itertools.takewhile(lambda time: time < limit, times)
-    return itertools.islice(times, load.num_requests)
-
-
-def _poisson(rate: float, seed: int) -> Iterator[float]:
-    chance = random.Random(f"{seed} arrivals")
-    return itertools.accumulate(chance.expovariate(rate) for _ in itertools.count())
+    rate, chance = load.rate, random.Random(f"{load.seed} arrivals")
+    times = itertools.accumulate(chance.expovariate(rate) for _ in itertools.count())
+    limit = math.inf if load.duration is None else load.duration
+    return itertools.islice(itertools.takewhile(lambda time: time < limit, times), load.num_requests)
 
 
 def prompts_in_turn(prompts: Sequence[BenchPrompt], seed: int) -> Iterator[str]:
@@ -143,9 +138,9 @@ def prompts_in_turn(prompts: Sequence[BenchPrompt], seed: int) -> Iterator[str]:
 
 
 def drop_points(share: float, max_tokens: int, seed: int) -> Iterator[int | None]:
-    """Yield, per request, the number of content chunks after which its stream is dropped; None: never.
+    """Yield for each request the number of content chunks after which its stream is dropped; None: never.
 
-    Uniform over the first half of the longest answer, so that most answers are still running.
+    The numbers are uniform over the first half of the longest answer, so that most answers are not complete by then.
     """
     chance = random.Random(f"{seed} drops")
     while True:

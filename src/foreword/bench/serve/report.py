@@ -1,4 +1,4 @@
-"""Summary of a load test: latencies, rates, goodput, failures."""
+"""Summarises a load test: latencies, rates, goodput, failures."""
 
 import math
 from collections import Counter
@@ -16,33 +16,33 @@ PERCENTILES = (50, 90, 95, 99)
 
 
 def time_to_first_token(outcome: RequestOutcome) -> float | None:
-    """TTFT: first chunk with text - due time. None: no text."""
+    """Return TTFT: arrival of the first chunk with text minus due time. None: no text."""
     return outcome.chunks[0].time - outcome.due if outcome.chunks else None
 
 
 def end_to_end(outcome: RequestOutcome) -> float | None:
-    """E2E: last chunk - due time."""
+    """Return E2E: arrival of the last chunk minus due time."""
     return None if outcome.last is None else outcome.last - outcome.due
 
 
 def output_tokens(outcome: RequestOutcome) -> int:
-    """Return the tokens by usage, otherwise by chunk counts, otherwise one per chunk with text."""
+    """Return the output tokens by usage, otherwise by the chunks' counts, otherwise one per chunk with text."""
     if outcome.usage_tokens is not None:
         return outcome.usage_tokens
-    if says_tokens(outcome):
+    if states_tokens(outcome):
         return sum(chunk.tokens or 0 for chunk in outcome.chunks)
     return len(outcome.chunks)
 
 
-def says_tokens(outcome: RequestOutcome) -> bool:
-    """Whether there was text and every chunk stated its tokens."""
+def states_tokens(outcome: RequestOutcome) -> bool:
+    """Return whether there was text and every chunk stated its number of tokens."""
     return bool(outcome.chunks) and all(chunk.tokens is not None for chunk in outcome.chunks)
 
 
 def time_per_output_token(outcome: RequestOutcome) -> float | None:
-    """TPOT: (E2E - TTFT) / (output tokens - those of the first chunk).
+    """Return TPOT: (E2E - TTFT) / (output tokens - tokens of the first chunk). None: no text after the first chunk.
 
-    None: no text after it. All tokens of the first chunk arrive at TTFT; one is assumed if it does not state them.
+    A first chunk that does not state its tokens counts as one token.
     """
     ttft, e2e = time_to_first_token(outcome), end_to_end(outcome)
     if ttft is None or e2e is None:
@@ -53,17 +53,17 @@ def time_per_output_token(outcome: RequestOutcome) -> float | None:
 
 
 def gaps(outcome: RequestOutcome) -> list[float]:
-    """ITL: time between chunks with text, whatever their tokens."""
+    """Return ITL: the times between chunks with text, whatever their number of tokens."""
     times = [chunk.time for chunk in outcome.chunks]
     return [after - before for before, after in pairwise(times)]
 
 
 def gaps_per_token(outcome: RequestOutcome) -> list[float] | None:
-    """ITL per token: gap / tokens of the second chunk, once per token.
+    """Return ITL per token: each gap divided by the tokens of its second chunk, once per token. None: unknown.
 
-    None: tokens unknown. Held-back text without a token leaves its gap to the next chunk.
+    The gap before a chunk without a token is added to the next gap.
     """
-    if not says_tokens(outcome):
+    if not states_tokens(outcome):
         return None
     per_token: list[float] = []
     held = 0.0
@@ -77,22 +77,23 @@ def gaps_per_token(outcome: RequestOutcome) -> list[float] | None:
 
 @dataclass(frozen=True)
 class Spread:
-    """A sample of times in milliseconds."""
+    """Summary of times in milliseconds."""
 
     n: int
     mean: float | None = None  # None: no values
-    percentiles: tuple[float, ...] = ()  # as in PERCENTILES
+    percentiles: tuple[float | None, ...] = (None,) * len(PERCENTILES)
     most: float | None = None
 
     def as_json(self) -> dict[str, float | int | None]:
-        """Return one object; without values only n is not null."""
-        points = self.percentiles or (None,) * len(PERCENTILES)
-        named = {f"p{percent}_ms": point for percent, point in zip(PERCENTILES, points, strict=True)}
+        """Return the JSON object; without values, only n is not null."""
+        named = {
+            f"p{percent}_ms": point for percent, point in zip(PERCENTILES, self.percentiles, strict=True)
+        }
         return {"n": self.n, "mean_ms": self.mean, **named, "max_ms": self.most}
 
 
 def spread(seconds: Sequence[float]) -> Spread:
-    """Summarise; percentiles are interpolated linearly (NumPy's default)."""
+    """Return the summary of these times; percentiles are interpolated linearly (NumPy's default)."""
     if not seconds:
         return Spread(0)
     ms = 1e3 * np.asarray(seconds, dtype=np.float64)
@@ -109,26 +110,22 @@ class GoodputLimits:
     e2el: float | None = None
 
     def are_met(self, outcome: RequestOutcome) -> bool:
-        """Whether the request was completed within all limits.
+        """Return whether the request was completed within all limits.
 
-        An answer of fewer than two tokens has no TPOT and meets that limit; one without text meets no TTFT limit.
+        An answer of fewer than two tokens has no TPOT and meets that limit. An answer without text meets no TTFT limit.
         """
-        if outcome.ending is not Ending.COMPLETED:
-            return False
         ttft = time_to_first_token(outcome)
-        return (
-            _within(math.inf if ttft is None else ttft, self.ttft)
-            and _within(time_per_output_token(outcome) or 0.0, self.tpot)
-            and _within(end_to_end(outcome) or 0.0, self.e2el)
+        times = (
+            (math.inf if ttft is None else ttft, self.ttft),
+            (time_per_output_token(outcome) or 0.0, self.tpot),
+            (end_to_end(outcome) or 0.0, self.e2el),
         )
-
-
-def _within(seconds: float, limit_ms: float | None) -> bool:
-    return limit_ms is None or 1e3 * seconds <= limit_ms
+        is_fast = all(limit is None or 1e3 * seconds <= limit for seconds, limit in times)
+        return is_fast and outcome.ending is Ending.COMPLETED
 
 
 def parse_limits(text: str) -> GoodputLimits:
-    """Parse `ttft:500,tpot:50,e2el:5000`, any of them, in milliseconds."""
+    """Parse limits in milliseconds, such as `ttft:500,tpot:50,e2el:5000`."""
     limits: dict[str, float] = {}
     for part in text.split(","):
         name, _, number = part.strip().partition(":")
@@ -147,12 +144,12 @@ def parse_limits(text: str) -> GoodputLimits:
 
 @dataclass(frozen=True)
 class Failures:
-    """Requests that were sent and not completed, except those dropped on purpose."""
+    """Requests that failed. Requests dropped on purpose do not count."""
 
     by_kind: dict[str, int]  # by ending; HTTP errors by status, such as `HTTP 429`
     details: dict[str, str]  # first message of each kind
-    too_many: int  # answered with 429
-    too_many_with_retry_after: int  # with a Retry-After header
+    too_many: int  # number of answers 429
+    too_many_with_retry_after: int  # number of these with a Retry-After header
     retry_after: tuple[str, ...]  # distinct values of that header
 
     @property
@@ -162,7 +159,7 @@ class Failures:
 
 @dataclass(frozen=True)
 class Report:
-    """Summary of one run. Latencies and rates are of completed requests."""
+    """Summary of one run; latencies and rates are of completed requests."""
 
     seconds: float
     sent: int
@@ -171,10 +168,10 @@ class Report:
     drops_too_late: int  # answers complete before their drop point
     failures: Failures
     without_usage: int  # completed requests without `usage`
-    counted_by_chunks: int  # of these, counted by chunks only
+    counted_by_chunks: int  # completed requests whose tokens are known by the number of chunks only
     with_text: int  # completed requests with text
     tokens_per_chunk_known: int  # completed requests whose chunks state their tokens
-    prompt_tokens: int | None  # None: some completed answers lack them
+    prompt_tokens: int | None  # None: unknown for some completed answers
     output_tokens: int
     good: int | None  # completed within the limits; None: no limits
     latencies: dict[str, Spread]
@@ -185,7 +182,7 @@ class Report:
 
     @property
     def good_share(self) -> float | None:
-        """Fraction of good requests of all not dropped on purpose."""
+        """Fraction of good requests, of all that were not dropped on purpose."""
         counted = self.sent - self.dropped
         return None if self.good is None or not counted else self.good / counted
 
@@ -202,9 +199,9 @@ def make_report(run: LoadRun, limits: GoodputLimits | None) -> Report:
         drops_too_late=sum(outcome.drop_after is not None for outcome in completed),
         failures=_failures(run.outcomes),
         without_usage=len(without_usage),
-        counted_by_chunks=sum(not says_tokens(outcome) for outcome in without_usage),
+        counted_by_chunks=sum(not states_tokens(outcome) for outcome in without_usage),
         with_text=sum(bool(outcome.chunks) for outcome in completed),
-        tokens_per_chunk_known=sum(map(says_tokens, completed)),
+        tokens_per_chunk_known=sum(map(states_tokens, completed)),
         prompt_tokens=sum(prompts) if len(prompts) == len(completed) else None,
         output_tokens=sum(output_tokens(outcome) for outcome in completed),
         good=None if limits is None else sum(limits.are_met(outcome) for outcome in run.outcomes),
@@ -224,7 +221,7 @@ def _latencies(completed: Sequence[RequestOutcome]) -> dict[str, Spread]:
 
 
 def _lateness(run: LoadRun) -> dict[str, Spread]:
-    """Return the generator's own delays in sending and reading."""
+    """Return the delays of the load generator itself in sending and reading."""
     sent = [outcome.sent - outcome.due for outcome in run.outcomes if outcome.sent is not None]
     return {"sent_late": spread(sent), "read_late": spread(run.read_late)}
 
@@ -237,14 +234,11 @@ def _spread_of(
 
 def _failures(outcomes: Sequence[RequestOutcome]) -> Failures:
     failed = [o for o in outcomes if o.ending not in (Ending.COMPLETED, Ending.DROPPED)]
-    details: dict[str, str] = {}
-    for outcome in failed:
-        details.setdefault(_kind(outcome), outcome.detail)
     too_many = [outcome for outcome in failed if outcome.status == 429]
     values = [outcome.retry_after for outcome in too_many if outcome.retry_after is not None]
     return Failures(
         by_kind=dict(Counter(map(_kind, failed)).most_common()),
-        details=details,
+        details={_kind(outcome): outcome.detail for outcome in reversed(failed)},
         too_many=len(too_many),
         too_many_with_retry_after=len(values),
         retry_after=tuple(sorted(set(values))),
@@ -252,9 +246,7 @@ def _failures(outcomes: Sequence[RequestOutcome]) -> Failures:
 
 
 def _kind(outcome: RequestOutcome) -> str:
-    if outcome.ending is Ending.REFUSED:
-        return f"HTTP {outcome.status}"
-    return str(outcome.ending)
+    return f"HTTP {outcome.status}" if outcome.ending is Ending.REFUSED else str(outcome.ending)
 
 
 def report_json(report: Report) -> dict[str, Any]:

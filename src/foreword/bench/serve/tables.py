@@ -23,7 +23,7 @@ ROWS = {
 
 
 def latency_table(report: Report, title: str) -> Table:
-    """Return latencies in milliseconds, with the number of values."""
+    """Return a table of latencies in milliseconds, with the number of values."""
     headings = ["ms", "n", "mean", *(f"p{percent}" for percent in PERCENTILES), "max"]
     table = Table(*headings, title=escape(title))
     table.columns[0].no_wrap = True
@@ -35,20 +35,16 @@ def latency_table(report: Report, title: str) -> Table:
 
 
 def _cells(spread: Spread) -> list[str]:
-    points = spread.percentiles or (None,) * len(PERCENTILES)
-    values = [spread.mean, *points, spread.most]
-    return [str(spread.n), *map(_short, values)]
+    return [str(spread.n), *map(_short, (spread.mean, *spread.percentiles, spread.most))]
 
 
 def _short(ms: float | None) -> str:
-    """Format with few digits, for a narrow terminal."""
-    if ms is None:
-        return "-"
-    return f"{ms:.{2 if ms < 100 else 1 if ms < 1000 else 0}f}"
+    """Format a time with few digits, for a narrow terminal."""
+    return "-" if ms is None else f"{ms:.{2 if ms < 100 else 1 if ms < 1000 else 0}f}"
 
 
 def summary_table(report: Report, limits: GoodputLimits | None) -> Table:
-    """Return counts, rates, goodput and failures, one per line."""
+    """Return a table of counts, rates, goodput and failures, one per line."""
     table = Table.grid(padding=(0, 2))
     for name, text in _lines(report, limits):
         table.add_row(escape(name), escape(text))
