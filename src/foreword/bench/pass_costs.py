@@ -1,4 +1,4 @@
-"""Measures parts of a pass: the acceptance rule, and LoRA adapters."""
+"""Measures the time of acceptance, and of LoRA adapters in a pass."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -34,17 +34,17 @@ ADAPTED = {"q, v": (0, 2), "q, k, v, o": (0, 1, 2, 3), "all seven": tuple(range(
 
 @dataclass(frozen=True)
 class AcceptCost:
-    """Cost of accepting the drafts of one batch."""
+    """Time of accepting the drafts of one batch."""
 
-    requests: int  # with one chain each
+    requests: int  # number of requests, with one chain each
     ms: float  # median
     ms_per_request: float
-    ratio: float  # ms per request relative to the target pass of one request
+    ratio: float  # time per request relative to the target pass of one request
 
 
 @dataclass(frozen=True)
 class AcceptCosts:
-    """All batches, and the reference pass."""
+    """Times of all batches, and of the reference pass."""
 
     verify_ms: float  # median target pass over a request's newest token and chain
     rows: list[AcceptCost]
@@ -61,7 +61,7 @@ def measure_accept_cost(
     repeats: int = 15,
     progress: Progress | None = None,
 ) -> AcceptCosts:
-    """Measure acceptance of batches of chains on a real text, each next to a target pass."""
+    """Measure the acceptance of batches of chains on a real text, interleaved with a target pass."""
     if chain < 0 or len(tokens) < chain + 2 or repeats < 1 or not batches or min(batches) < 1:
         raise RequestError(
             "the text must be longer than the chain, which may be empty; repeats and batch sizes at least 1"
@@ -102,9 +102,9 @@ def _accept_seconds(logits: Tensor, draft: Draft, samplers: Sequence[RequestSamp
 
 @dataclass(frozen=True)
 class AdapterCost:
-    """A pass in which every request has an adapter."""
+    """Time of a pass in which every request has an adapter."""
 
-    adapters: int  # distinct adapters; 0: none
+    adapters: int  # number of distinct adapters; 0: none
     modules: str
     ms: float  # median
     ratio: float  # median ratio to the pass without adapters
@@ -127,7 +127,7 @@ def measure_adapters(
         settings.append((1, settings[-1][1], settings[-1][2][:1] * batch))
     text = random_tokens(ADAPTER_CONTEXT, decoder.config.vocab_size)
     cached = CachedRequests(decoder, [text] * batch, 1)
-    # CPU time on a CPU: it excludes other processes.
+    # On a CPU, CPU time excludes other processes.
     clock: Callable[[], float] = process_time if decoder.device.type == "cpu" else perf_counter
     with cached.batch([Draft()] * batch) as plain:
 

@@ -1,9 +1,11 @@
-"""Compares next-token distributions: CPU kernels with float32, and a draft model with its target."""
+"""Compares next-token distributions, of weight formats with float32 and of a draft model with its target."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import astuple, dataclass, replace
+from operator import mul
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,12 +24,12 @@ class Quality:
 
     form: str
     tokens: int
-    mean_kl: float  # nats, next-token distribution relative to float32
-    top1_agreement: float  # fraction of positions with the same argmax
+    mean_kl: float  # nats, from the distribution of float32
+    top1_agreement: float  # fraction of positions with the same most likely token
 
 
 def read_text(path: Path) -> str:
-    """Read a text file, or all strings of a .jsonl file."""
+    """Return the text of a file, or all strings of a .jsonl file."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -50,7 +52,7 @@ def measure_quality(
     tokens: Sequence[int],
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Quality]:
-    """Return KL and agreement of every format, window by window; formats are loaded one at a time."""
+    """Return KL and agreement of every format, computed over windows of the text."""
     windows = [list(tokens[i : i + WINDOW]) for i in range(0, len(tokens), WINDOW)]
     decoders = {name: load() for name, load in forms.items()}
     sums = {name: [0.0, 0.0] for name in forms}
@@ -68,7 +70,7 @@ def measure_quality(
 
 @torch.inference_mode()
 def log_probabilities(decoder: Decoder, tokens: list[int]) -> Tensor:
-    """Return next-token log-probabilities after every token of a text: float32 [tokens, vocab]."""
+    """Return the next-token log-probabilities after every token of a text, float32 [tokens, vocab]."""
     with prompt_pass(decoder, tokens) as (runner, batch):
         rows = torch.arange(len(tokens), dtype=torch.int32)
         return runner.forward(replace(batch, logit_rows=rows)).logits.log_softmax(-1)
@@ -76,26 +78,26 @@ def log_probabilities(decoder: Decoder, tokens: list[int]) -> Tensor:
 
 @dataclass(frozen=True)
 class Divergence:
-    """Means over positions; p is the target's distribution at a temperature, q the draft's."""
+    """Means over positions. p is the target's distribution at a temperature, q that of the draft model."""
 
-    places: int
+    places: int  # number of positions
     tv: float  # total variation, ½ Σ |p − q|
     kl: float | None  # KL(p || q) in nats; None at temperature 0, where it may be infinite
-    same_top: float  # fraction of positions with the same argmax
-    token: float  # accepted by *token* (and first of *block*): 1 − TV
-    coupled: float  # acceptance under *coupled*, with shared noise
-    chosen: float  # acceptance of the draft's argmax
+    same_top: float  # fraction of positions with the same most likely token
+    token: float  # acceptance by *token*, and of the first token by *block*: 1 − TV
+    coupled: float  # acceptance by *coupled*, with shared noise
+    chosen: float  # acceptance of the draft model's most likely token
 
 
 def distributions(logits: Tensor, temperature: float) -> Tensor:
-    """float64 [positions, vocab], probabilities; at temperature 0 all on the argmax."""
+    """Return probabilities, float64 [positions, vocab]; at temperature 0, 1 for the most likely token."""
     if temperature == 0:
         return torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).double()
     return (logits.double() / temperature).softmax(-1)
 
 
 def divergence(target: Tensor, draft: Tensor, temperature: float) -> Divergence:
-    """Compare two [positions, vocab] logits of the same texts."""
+    """Compare the logits [positions, vocab] of both models on the same texts."""
     p, q = distributions(target, temperature), distributions(draft, temperature)
     tv = (p - q).abs().sum(-1) / 2
     kl = None if temperature == 0 else float((p * (p.log() - q.log())).nansum(-1).clamp(min=0).mean())
@@ -112,10 +114,10 @@ def divergence(target: Tensor, draft: Tensor, temperature: float) -> Divergence:
 
 
 def coupled_agreement(p: Tensor, q: Tensor) -> Tensor:
-    """[positions], the probability that argmax(log p + G) = argmax(log q + G) for shared Gumbel noise G.
+    """Return the probability that argmax(log p + G) = argmax(log q + G) for shared Gumbel noise G, [positions].
 
     Token v wins both with probability 1 / Σ_u max(p_u / p_v, q_u / q_v). The maximum depends on whether p_u / q_u
-    exceeds p_v / q_v: sorted by that ratio, the sum is a suffix of p and a prefix of q.
+    exceeds p_v / q_v. Sorted by that ratio, the sum consists of a suffix of p and a prefix of q.
     """
     order = torch.where(q > 0, p / q, torch.inf).argsort(-1)
     p, q = p.gather(-1, order), q.gather(-1, order)
@@ -126,13 +128,10 @@ def coupled_agreement(p: Tensor, q: Tensor) -> Tensor:
 
 
 def combined(parts: Sequence[Divergence]) -> Divergence:
-    """Return means over all positions of several texts."""
-    places = sum(part.places for part in parts)
-    means = {}
-    for name in [field.name for field in fields(Divergence) if field.name != "places"]:
-        values = [getattr(part, name) for part in parts]
-        known = None not in values
-        means[name] = (
-            sum(v * part.places for v, part in zip(values, parts, strict=True)) / places if known else None
-        )
-    return Divergence(places, **means)  # type: ignore[arg-type]
+    """Return the means over all positions of several texts; None stays None."""
+    places, *columns = zip(*map(astuple, parts), strict=True)
+    whole = sum(places)
+    means: list[Any] = [
+        None if None in column else sum(map(mul, column, places)) / whole for column in columns
+    ]
+    return Divergence(whole, *means)

@@ -1,4 +1,4 @@
-"""Measures a target pass by number of new tokens, which determines the gain of speculation."""
+"""Measures the time of a target pass by number of new tokens, which determines the gain of speculation."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -77,7 +77,7 @@ class DecoderTimer:
     def __init__(self, target: Decoder, context: int, most_tokens: int) -> None:
         self._vocab_size = target.config.vocab_size
         if target.config.recurrent is not None and most_tokens - 1 > draft_room(context - 1):
-            context = -(-context // CHUNK) * CHUNK + 1  # drafts end with their chunk: begin another one
+            context = -(-context // CHUNK) * CHUNK + 1  # start of a chunk, since a draft must end within it
         text = random_tokens(context, self._vocab_size)
         self._cached = CachedRequests(target, [text], most_tokens)
 

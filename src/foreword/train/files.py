@@ -1,4 +1,4 @@
-"""Atomic file writes of a training run, and checks of its directories."""
+"""Writes files of a training run atomically, and checks its directories."""
 
 import hashlib
 import json
@@ -21,7 +21,7 @@ from foreword.models.heads.shipped import NORMS, some_tokens
 
 
 def identity_of(checkpoint: Checkpoint) -> str:
-    """Return a digest of sizes, some tokens and some norms, independent of the file format."""
+    """Return a digest of sizes, some tokens and some norms, which does not depend on the file format."""
     config, names = checkpoint.config, checkpoint.tensor_names()
     norms = [checkpoint.load(name, torch.float32).tolist() for name in NORMS if name in names]
     about = {
@@ -34,7 +34,7 @@ def identity_of(checkpoint: Checkpoint) -> str:
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """Yield a temporary path, renamed when complete and removed on failure."""
+    """Yield a temporary path. Rename it to `path` at the end of the block, or remove it after a failure."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".part")
     try:
@@ -69,7 +69,7 @@ def _sort_metadata(path: Path) -> None:
 
 
 def write_state(path: Path, state: Mapping[str, object]) -> None:
-    """Write a file for `torch.load` with weights_only."""
+    """Write a file that `torch.load` reads with weights_only."""
     with written_whole(path) as partial:
         torch.save(dict(state), partial)
 
@@ -85,11 +85,11 @@ def write_json(path: Path, value: object) -> None:
 
 def require_directory(path: Path) -> None:
     """Raise `RequestError` for a path that cannot become a writable directory."""
-    place = _nearest(path)
-    if not place.is_dir():
-        raise RequestError(f"{path} cannot be a directory: {place} is a file; give another path")
-    if not os.access(place, os.W_OK | os.X_OK):
-        raise RequestError(f"{path} cannot be written to: {place} is not yours to write; give another path")
+    parent = _nearest(path)
+    if not parent.is_dir():
+        raise RequestError(f"{path} cannot be a directory: {parent} is a file; give another path")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise RequestError(f"{path} cannot be written to: {parent} is not yours to write; give another path")
 
 
 def require_space(directory: Path, size: int, what: str) -> None:
@@ -104,22 +104,22 @@ def require_space(directory: Path, size: int, what: str) -> None:
 
 def _nearest(path: Path) -> Path:
     """Return the path, or its nearest existing parent."""
-    return next(place for place in (path.absolute(), *path.absolute().parents) if os.path.lexists(place))
+    return next(one for one in (path.absolute(), *path.absolute().parents) if os.path.lexists(one))
 
 
 WEIGHTS = "model.safetensors"
 MANIFEST = "pieces.json"
 TEXTS, TRAINING = "texts", "training"
-"""Subfolders of a run: written texts; states and measurements."""
+"""Subfolders of a run, for training texts, and for training states and measurements."""
 
 
 def state_in(out: Path) -> Path:
-    """Return the newest training state in a directory."""
+    """Return the path of the newest training state in a run's directory."""
     return out / TRAINING / "state.pt"
 
 
 def require_own(out: Path, *, resume: bool) -> None:
-    """Raise `RequestError` for a directory with other files, an existing training, or none to resume."""
+    """Raise `RequestError` for a directory with other files, with a training to resume, or with none if `resume`."""
     require_directory(out)
     if resume and not state_in(out).exists():
         raise RequestError(f"{out} holds no training to go on with; leave out --resume for a new one")

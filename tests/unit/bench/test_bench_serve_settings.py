@@ -71,7 +71,7 @@ def test_the_address_is_taken_with_and_without_v1():
 @pytest.mark.parametrize(
     ("fields", "word"),
     [
-        ({}, "how long"),
+        ({}, "the load has no end"),
         ({"num_requests": 0}, "--num-requests"),
         ({"duration": 0.0}, "--duration"),
         ({"duration": math.inf}, "--duration"),

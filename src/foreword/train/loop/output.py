@@ -1,4 +1,4 @@
-"""Writes the result: files, a model card, and pieces for transfer."""
+"""Writes the result of a training: files, a model card, and pieces for transfer."""
 
 import hashlib
 import json
@@ -38,7 +38,8 @@ PIECE_BYTES = 15_000_000
 
 
 def write_output(directory: Path, files: LearnedFiles) -> str:
-    """Write weights first and config.json last, which marks the directory as complete; return the weights' SHA-256."""
+    """Write the weights, other files and last config.json, which marks the directory as complete; return the weights'
+    SHA-256."""
     config = directory / "config.json"
     config.unlink(missing_ok=True)
     metadata = {"format": "pt", "borrowed": json.dumps(sorted(files.borrowed))}
@@ -57,8 +58,8 @@ def digest_of(path: Path) -> str:
 def write_pieces(source: Path, out: Path, *, bits: int = 16, model: str = "") -> list[Path]:
     """Write a trained directory as files of at most 15 MB, without tensors of the target.
 
-    With 8 or 4 bits, matrices are rounded as by `foreword head quantize`. `join_pieces` restores the directory with the
-    target whose `identity_of` is `model`; empty: any.
+    With 8 or 4 bits, matrices are rounded like those of `foreword head quantize`. `join_pieces` restores the directory
+    with the target whose `identity_of` is `model`; empty: any target.
     """
     require_pieces_alone(out, source)
     tensors, borrowed = _read(source / WEIGHTS)
@@ -83,7 +84,7 @@ def write_pieces(source: Path, out: Path, *, bits: int = 16, model: str = "") ->
     }
     whole.unlink()
     write_json(out / MANIFEST, manifest)
-    for stale in set(out.glob(f"{WEIGHTS}.*")) - set(paths):  # of a larger earlier export
+    for stale in set(out.glob(f"{WEIGHTS}.*")) - set(paths):  # left by a larger earlier export
         stale.unlink()
     return [*paths, out / MANIFEST]
 
@@ -117,7 +118,7 @@ def join_pieces(pieces: Path, out: Path, checkpoint: Checkpoint) -> None:
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a trained directory's file, dequantised."""
+    """Return the dequantised tensors of a trained directory's file."""
     return _in_16_bits(_read(path)[0])
 
 
@@ -155,7 +156,7 @@ def _manifest(pieces: Path) -> dict[str, Any]:
 
 
 def _borrowed(name: str, tensors: Mapping[str, Tensor], checkpoint: Checkpoint) -> Tensor:
-    """Return a tensor of the target; of its output matrix, a head has the rows of its vocabulary."""
+    """Return a tensor of the target; a head has the rows of the output matrix for its draft vocabulary."""
     if name != OUTPUT or "d2t" not in tensors:
         return checkpoint.load(name, torch.bfloat16)
     token_ids = tensors["d2t"].long() + torch.arange(len(tensors["d2t"]))

@@ -1,4 +1,4 @@
-"""Attention over concatenated texts without padding; flash kernels on a GPU, dense elsewhere."""
+"""Attention over concatenated texts without padding, with flash kernels on a GPU and dense products elsewhere."""
 
 import math
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy to the device from page-locked memory, without blocking the host."""
+    """Copy a tensor to the device without blocking the host, by page-locked memory."""
     if device.type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
@@ -17,10 +17,10 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 @dataclass(frozen=True)
 class Spans:
-    """Start of each text, and the longest length; the last bound is the number of rows."""
+    """Rows of concatenated texts."""
 
-    bounds: Tensor  # int32 [texts + 1]
-    longest: int
+    bounds: Tensor  # int32 [texts + 1], the first row of each text and the number of rows
+    longest: int  # rows of the longest text
 
     @staticmethod
     def of(lengths: list[int], device: torch.device) -> "Spans":
@@ -29,10 +29,7 @@ class Spans:
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, queries: Spans, keys: Spans) -> Tensor:
-    """Return causal attention within each text.
-
-    Queries [rows, heads, dim] may be only the last rows of their texts.
-    """
+    """Return causal attention within each text. Queries [rows, heads, dim] may be the last rows of their texts."""
     if q.is_cuda:
         return _flash(q, k, v, queries, keys)[0]
     scores = _dense_scores(q, k, queries, keys)
@@ -42,7 +39,7 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, queries: Spans, keys: Span
 def chain_attention(
     q: Tensor, k: Tensor, v: Tensor, own: list[tuple[Tensor, Tensor]], queries: Spans, keys: Spans
 ) -> Tensor:
-    """Return causal attention in which a query also sees its own keys and values of earlier draft tokens.
+    """Return causal attention in which each query also attends to the earlier draft tokens of its own chain.
 
     `own` has keys and values [query rows, kv heads, dim] of the chain's earlier steps.
     """
@@ -64,11 +61,11 @@ def chain_attention(
 
 @dataclass(frozen=True)
 class CacheRows:
-    """Rows of a static cache [rows, context, ...], one text each, and the visible length of each."""
+    """Rows of a static cache [rows, context, ...], which hold one text each."""
 
     numbers: Tensor  # int32 [rows]: 0, 1, 2, ...
     ones: Tensor  # int32 [rows]
-    lengths: Tensor  # int32 [rows]
+    lengths: Tensor  # int32 [rows], number of visible tokens
 
     @staticmethod
     def of(lengths: Tensor) -> "CacheRows":
@@ -92,9 +89,9 @@ def decode_attention(q: Tensor, k: Tensor, v: Tensor, rows: CacheRows) -> Tensor
 
 
 def _paged(q: Tensor, k: Tensor, v: Tensor, rows: CacheRows) -> Tensor:
-    """Return attention by the engine's kernel, with each row as a page: heads that share keys read them once.
+    """Return attention by the engine's kernel, with each row as a page; heads that share keys read them once.
 
-    A flash kernel for whole texts processes 64 queries at a time; 63 would be unused.
+    A flash kernel for whole texts processes 64 queries at a time, of which 63 would be unused.
     """
     from foreword.backends.cuda.kernels.attention import RowTiles, Sight, attend
 
@@ -120,9 +117,9 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, queries: Spans, keys: Spans) -> tupl
 
 
 class _FlashChain(torch.autograd.Function):
-    """Flash attention over the past, combined with attention to the chain's own keys; with a backward pass.
+    """Flash attention over the text, combined with attention to the chain's own keys.
 
-    The kernel's backward pass, given the combined output and log-sum-exp, returns the past's exact gradient.
+    Given the combined output and log-sum-exp, the kernel's backward pass returns the exact gradient of the text's part.
     """
 
     @staticmethod
@@ -172,7 +169,7 @@ def _join(
 def _own_backward(
     q: Tensor, own_keys: Tensor, own_values: Tensor, out: Tensor, logsumexp: Tensor, grad: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    # Sums of products instead of 100,000 tiny matrix products.
+    # Sums of products are faster than 100,000 tiny matrix products.
     kv_heads = own_keys.shape[1]
     queries, grads = _grouped(q, kv_heads), _grouped(grad, kv_heads)  # [rows, kv heads, group, 1, dim]
     # [rows, kv heads, 1, steps, dim]
@@ -218,7 +215,7 @@ def _dense_scores(q: Tensor, k: Tensor, queries: Spans, keys: Spans) -> Tensor:
 
 
 def _places(spans: Spans, keys: Spans) -> tuple[Tensor, Tensor]:
-    """Return each row's text, and its position in it: queries are the last rows of their texts."""
+    """Return the text of each row, and its position in the text; queries are the last rows of their texts."""
     lengths = spans.bounds.diff().long()
     text = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
     before = (keys.bounds.diff() - spans.bounds.diff()).long()  # rows before the queries

@@ -17,7 +17,7 @@ Judge = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]
 def judge_rows(
     logits: Tensor, wanted: Tensor, labels: Tensor, weights: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the weighted loss of every row, its gradient, and whether argmax equals the label.
+    """Return the weighted loss of every row, its gradient, and whether the most likely token is the label.
 
     `wanted` are the target's probabilities [rows, vocabulary].
     """
@@ -30,9 +30,9 @@ def judge_rows(
 
 
 class OutputLoss(torch.autograd.Function):
-    """Loss of states [rows, hidden] through the output matrix, and whether each draft token is right.
+    """Computes the loss of states [rows, hidden], and whether each draft token is right.
 
-    The gradient is computed in the forward pass: its scale is known, since the loss comes last.
+    The forward pass computes the gradient too, since nothing follows the loss that would scale it.
     """
 
     @staticmethod
@@ -46,7 +46,7 @@ class OutputLoss(torch.autograd.Function):
         weights: Tensor,
         judge: Judge,
     ) -> tuple[Tensor, Tensor]:
-        """`wanted_rows` maps each state to its row of `wanted`."""
+        """Return the loss and the hits; `wanted_rows` maps each state to its row of `wanted`."""
         cast = matrix.to(states.dtype)
         grad_states = torch.empty_like(states)
         learns = ctx.needs_input_grad[1]  # the target's own output matrix is frozen

@@ -1,4 +1,4 @@
-"""Prompts for training texts: from files, and chat templates as runs of token ids."""
+"""Prompts for training texts: prompts of files, and the token ids that a chat template adds."""
 
 import json
 from collections.abc import Sequence
@@ -11,10 +11,10 @@ from foreword.models.tokenization.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class FilePrompt:
-    """A user's turns and their category. Answers in files are not used."""
+    """Messages of a user and their category; answers in files are not used."""
 
     kind: str
-    turns: tuple[str, ...]  # at least one
+    turns: tuple[str, ...]  # user messages, at least one
     system: str | None = None
 
     def messages(self) -> list[dict[str, str]]:
@@ -89,21 +89,21 @@ _CONTENT = "Apple"
 
 @dataclass(frozen=True)
 class ChatPieces:
-    """Token ids around the contents of a conversation."""
+    """Token ids that a chat template puts around the messages of a conversation."""
 
-    openings: tuple[tuple[int, ...], ...]  # before the first user message: without and with system prompts
+    openings: tuple[tuple[int, ...], ...]  # before the first user message; the first has no system prompt
     to_answer: tuple[int, ...]  # between a user message and the answer
     to_user: tuple[int, ...]  # between an answer and the next user message
 
     def after_answer(self, answer: Sequence[int]) -> tuple[int, ...]:
-        """Return `to_user` without the end token that the answer already has."""
+        """Return `to_user` without the end token if the answer has it already."""
         if answer and self.to_user and answer[-1] == self.to_user[0]:
             return self.to_user[1:]
         return self.to_user
 
 
 def chat_pieces(tokenizer: Tokenizer, system_prompts: Sequence[str] = ()) -> ChatPieces:
-    """Split a rendered conversation at its contents."""
+    """Return the token ids around the messages, by rendering a conversation of known messages."""
     if tokenizer.chat_template is None:
         raise TokenizerError(
             "the model has no chat template, without which it cannot write conversations; use an instruct model"
@@ -113,7 +113,7 @@ def chat_pieces(tokenizer: Tokenizer, system_prompts: Sequence[str] = ()) -> Cha
     parts = _cut(tokenizer.encode_chat([user, assistant, user]), content)
     if len(parts) != 4:
         raise TokenizerError(
-            "the model's chat template changes what it is given, so that conversations cannot be put together from "
+            "the model's chat template changes the messages, so that conversations cannot be put together from "
             "its parts; use a model whose template keeps them"
         )
     openings = [parts[0]]
@@ -129,7 +129,7 @@ def opening_with(tokenizer: Tokenizer, system: str) -> tuple[int, ...]:
     """Return the token ids before the first user message, with this system prompt."""
     messages = [{"role": "system", "content": system}, {"role": "user", "content": _CONTENT}]
     parts = _cut(tokenizer.encode_chat(messages), _content(tokenizer))
-    # The system prompt may contain the word too; the user's is the last.
+    # The system prompt may contain the word too; the last occurrence is the user's message.
     return tuple(token for part in parts[:-2] for token in (*part, *_content(tokenizer))) + parts[-2]
 
 
