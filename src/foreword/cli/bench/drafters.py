@@ -242,8 +242,15 @@ class Control(Benchmark):
     plot: Path | None = plot_option()
 
     def run(self) -> None:
-        from foreword.bench.control.bench import ControlSizes, default_fixed, measure_control
-        from foreword.bench.control.bench import cell_table, goal_table, ratio_chart, reaction_table
+        from foreword.bench.control.bench import (
+            ControlSizes,
+            cell_table,
+            default_fixed,
+            goal_table,
+            measure_control,
+            ratio_chart,
+            reaction_table,
+        )
         from foreword.bench.methods import parse_methods
         from foreword.bench.pictures import save_charts
 
