@@ -38,7 +38,7 @@ class TokenIds:
         return VocabularyDigest(self.size, self._digest(self.size))
 
     def agrees(self, theirs: VocabularyDigest) -> bool:
-        """Whether the vocabularies agree; one may have extra ids at the end, and compares its prefix."""
+        """Return whether the vocabularies agree; one may have extra ids at the end, and compares its prefix."""
         return theirs.size > self.size or self._digest(theirs.size) == theirs.digest
 
     def _digest(self, size: int) -> bytes:

@@ -82,11 +82,11 @@ class NodePeer:
             self.link.send(message)
 
     def is_used(self, shadow: int) -> bool:
-        """Whether its drafts are verified."""
+        """Return whether its drafts are verified."""
         return self.is_up and self.estimates.judged >= shadow
 
     def takes(self, now: float) -> bool:
-        """Whether requests may be assigned to it."""
+        """Return whether requests may be assigned to it."""
         return self.is_up and not self.is_draining and now >= self.busy_until
 
     def candidate(self, labels: Mapping[str, str]) -> NodeCandidate:

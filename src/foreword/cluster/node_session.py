@@ -12,7 +12,7 @@ _TOKENS_PER_TRY = 64  # minimum tokens per call that a drafter processes while c
 
 
 class Pace(Enum):
-    """How much a call to the drafter requests."""
+    """Size of the draft that one call of the drafter requests."""
 
     AT_ONCE = auto()  # of a lookup the whole draft, which costs as much as one level
     LEVELS = auto()  # of a model with chains one level, which is sent immediately

@@ -78,7 +78,7 @@ class Security:
         return hmac.digest(self.token, who + theirs + ours, sha256)
 
     def is_proof(self, proof: bytes, who: bytes, theirs: bytes, ours: bytes) -> bool:
-        """Whether the peer, whose nonce is `theirs`, has proved that it knows the token."""
+        """Return whether the peer, whose nonce is `theirs`, has proved that it knows the token."""
         return hmac.compare_digest(proof, self.proof(who, ours, theirs))
 
 

@@ -53,7 +53,7 @@ class DrafterKind:
     can_hang: bool = True  # call it in a thread with a time limit, which costs 0.25 ms
     guesses: Guesses = Guesses.RANKED  # the default allows trees only under *coupled*
     defect: str = ""  # why it cannot be used; empty: it can
-    traits: Traits = field(default_factory=Traits)  # those that do not depend on settings
+    traits: Traits = field(default_factory=Traits)  # without those that depend on settings
     # (settings, resources, KV cache tokens) -> drafter, if a draft node's own model is the drafter.
     build_on_node: Callable[[Any, DrafterResources, int], Drafter] | None = None
 

@@ -99,7 +99,7 @@ class AnswerDelta:
     """New tokens and text of an answer. Treated as immutable; not frozen, which would take three times as long."""
 
     request_id: str
-    index: int  # which of the request's n answers
+    index: int  # index of the answer among the request's n answers
     text: str  # final text; a possible start of a stop string is held back
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()  # one per token, if requested

@@ -72,7 +72,7 @@ def _rate(count: int, seconds: float) -> float:
 
 @dataclass(frozen=True)
 class Logprob:
-    """Log-probability under the raw model, before temperature and other sampling parameters."""
+    """Log-probability of a token under the model, before temperature and other sampling parameters."""
 
     logprob: float
     rank: int  # 1: the most likely token

@@ -48,7 +48,7 @@ def encode_prompt(
 
 
 def filling(tokenizer: Tokenizer, params: SamplingParams, suffix: str | None) -> SamplingParams:
-    """Return parameters with which an answer ends when the gap before `suffix` is filled; unchanged without one."""
+    """Return parameters with which an answer ends when the gap before `suffix` is filled."""
     if not suffix or tokenizer.fill is None or params.ignore_eos:
         return params
     ends = tokenizer.fill.ends - tokenizer.eos_ids - {*params.stop_token_ids}

@@ -109,7 +109,7 @@ class Listeners:
             return self.by_request.get(request_id)
 
     def has(self, stream: AnswerStream) -> bool:
-        """Whether this stream itself, not a later one with its id, is registered."""
+        """Return whether this stream itself, not a later one with its id, is registered."""
         return self.stream_of(stream.request_id) is stream
 
     def forget(self, stream: AnswerStream) -> bool:

@@ -18,8 +18,8 @@ TextState = tuple[str, int, DetokenizerState]
 class AnswerText:
     """Converts committed tokens to text, and holds back text that may become a stop string.
 
-    The stop string that ends an answer does not depend on token boundaries: it is the first to be complete, and the
-    longest of those complete at the same character.
+    The stop string that ends an answer does not depend on token boundaries. It is the first that is complete; of
+    several that end at the same character, the longest.
     """
 
     def __init__(self, detokenizer: IncrementalDetokenizer, params: SamplingParams) -> None:
@@ -63,7 +63,7 @@ class AnswerText:
         return window[: len(window) - len(self._held)], None
 
     def push_all(self, tokens: Sequence[int]) -> str:
-        """Add tokens, of which only the last may end the answer; return the text that is now final."""
+        """Add tokens, only the last of which may end the answer; return the text that is now final."""
         if not self._stops:
             self._tokens += len(tokens)
             return "".join(map(self._detokenizer.push, tokens))
@@ -132,7 +132,7 @@ class TokenTexts:
         return pieces
 
     def split(self, delta: AnswerDelta) -> list[AnswerDelta]:
-        """Return one delta per token. The first has everything before, the last has the end."""
+        """Return one delta per token; the first has the prompt's log-probabilities, the last has the end."""
         pieces = self.pieces(delta)
         last = len(pieces) - 1
         return [

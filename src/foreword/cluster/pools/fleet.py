@@ -35,7 +35,7 @@ class MemberStatus:
     kind: str
     address: str
     restarts: int = 0
-    machine: str = ""  # where it was placed; empty: here
+    machine: str = ""  # address of its machine; empty: this machine
     is_refused: bool = False  # it refused its arguments and is not restarted
 
 
@@ -187,7 +187,7 @@ class ClusterState:
 
 
 def _is_up(pid: int) -> bool:
-    """Whether the process is still a `cluster up`; ids are reused."""
+    """Return whether the process is still a `cluster up`; ids are reused."""
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:

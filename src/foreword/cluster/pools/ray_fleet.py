@@ -101,7 +101,7 @@ class MemberActor:
         return asdict(reported)
 
     def is_guarded(self) -> bool:
-        """Whether Ray requires a token here."""
+        """Return whether Ray requires a token here."""
         return os.environ.get(AUTH_VARIABLE, "").lower() == "token"
 
     def stop(self) -> None:

@@ -20,7 +20,7 @@ _BYTES_PER_TOKEN = 120  # approximate bytes per predicted token, by tracemalloc 
 
 
 class Follower:
-    """Tracks an answer's position in the expected text. The result depends only on the answer's tokens."""
+    """Tracks the position of an answer in the expected text. It depends only on the answer's tokens."""
 
     def __init__(self, expected: Sequence[int]) -> None:
         self._expected = expected
@@ -73,9 +73,9 @@ class Follower:
             self._certain = position
 
     def _find(self) -> None:
-        """Find the position with the longest match before it; ties go to the nearest, forward first.
+        """Find the position with the longest match before it; of equal matches the nearest, forward first.
 
-        Backward matches must be certain, since answers rarely repeat passed text.
+        A match before the current position needs `_TRUSTED` tokens, since answers rarely repeat themselves.
         """
         places = self._places.get(self._tail[-1], [])
         here = bisect_left(places, self._certain)

@@ -76,7 +76,7 @@ class LowBitCheckpoint:
 
 
 def is_projection(name: str) -> bool:
-    """Whether a tensor is a matrix inside a layer."""
+    """Return whether a tensor is a matrix inside a layer."""
     return name.endswith("_proj.weight")
 
 

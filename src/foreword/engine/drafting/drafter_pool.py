@@ -76,7 +76,7 @@ class DrafterPool:
         self._leaving: dict[int, Drafter] = {}  # released drafters by id(), closed when unused
         self._lock = Lock()  # requests come from any thread
         self._building = Lock()
-        self.provided: DrafterNeeds | None = None  # what the engine supplies to drafters; None: not known yet
+        self.provided: DrafterNeeds | None = None  # needs that the engine supplies; None: not determined yet
         self._is_closed = False
         self.default: DraftPlan | None = None  # of requests without a setting
         self.default_config: SpeculationConfig | None = None

@@ -21,7 +21,7 @@ class CohortAccounting:
         self._totals: dict[tuple[str, str], CohortTotals] = {}  # by drafter and request kind
 
     def observe(self, report: StepReport) -> None:
-        """Add a step: the passes of active requests, by the drafter that was called."""
+        """Add a step to the totals of each drafter that was called and each kind of request."""
         cohorts: dict[tuple[str, str], list[RequestReport]] = {}
         for part in report.requests:
             if part.applied:
@@ -77,7 +77,7 @@ class Accounting:
             self.started = now
 
     def observe(self, part: RequestReport, report: StepReport, now: float) -> None:
-        """Add a pass: drafting is divided between the requests of a call, the rest by rows."""
+        """Add a pass. Draft time is divided between the requests of a call, all other time by rows."""
         rows, per_row = part.rows, report.seconds_per_row
         self.passes += 1
         self._draft += part.draft_seconds

@@ -18,7 +18,7 @@ class RequestLimits:
 
     context_length: int  # maximum positions
     stop_ids: frozenset[int]  # tokens that end the answer
-    own_end_ids: frozenset[int] = frozenset()  # those of them that are reported without a stop reason
+    own_end_ids: frozenset[int] = frozenset()  # the stop tokens that are reported without a stop reason
 
 
 class _End(NamedTuple):

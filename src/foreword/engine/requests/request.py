@@ -26,7 +26,7 @@ class RolloutArm:
 
 @dataclass(frozen=True)
 class Assignment:
-    """The policy file's decisions for a request."""
+    """Decisions for a request: its cohort, drafter, limits and service class."""
 
     cohort: str = ""  # for statistics; empty: by kind of sampling
     plan: DraftPlan | None = None  # None: no drafter

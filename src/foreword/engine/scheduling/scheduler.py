@@ -270,7 +270,7 @@ class Scheduler:
 
 @dataclass(frozen=True)
 class _Start:
-    """How a request would start: with rows of another answer, of the prefix cache, or with none."""
+    """A way to start a request: with rows of another answer, with rows of the prefix cache, or without."""
 
     shared_pages: int  # pages it shares with other holders, which cost nothing
     open: Callable[[], KvSequence]
