@@ -61,12 +61,12 @@ SECONDS = 5.0  # time limit in seconds; remaining passes are captured on first u
 MEMORY_SHARE = 0.5  # fraction of the device's free memory that captured passes may use
 
 MOST_STEPS = 8
-"""Maximum steps per size: compiled in the first, captured in the second, and drafters start one step later."""
+"""Maximum steps per size. The first compiles, the second captures; drafters with needs start one step later."""
 
-PROMPTS = (16, 32, 64, 96, 128, 192, 256, 512)  # tokens of prompts that are computed by different kernels
+PROMPTS = (16, 32, 64, 96, 128, 192, 256, 512)  # prompt lengths that use different kernels
 
 TEMPERATURES = (0.0, 1.0)
-"""Greedy and sampled, which launches one kernel more: the first size is prepared for both, others for the latter."""
+"""Greedy and sampled. Sampling uses one kernel more, so that only the first size is prepared for both."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def prepare_passes(
     began, free = clock(), free_memory(core.target.device)
     done, texts = 0, _Texts(core)
     try:
-        needed = _Needed(core.kernels).record(core, cases)
+        needed = _NeededKernels(core.kernels).record(core, cases)
         while done < len(cases) and clock() - began < SECONDS:
             if free_memory(core.target.device) < free * (1 - MEMORY_SHARE):
                 break
@@ -139,12 +139,12 @@ def prepare_passes(
     return found
 
 
-class _Needed:
-    """The kernels that cases need, while they are compiled."""
+class _NeededKernels:
+    """The kernels that the passes of each case need; they are compiled in the background."""
 
     def __init__(self, kernels: "Kernels | None" = None) -> None:
         self._kernels = kernels
-        self._of: dict[tuple[_Mode, int], Sequence[Variant]] = {}  # by mode and `DecodeSize.kernels`
+        self._by_case: dict[tuple[_Mode, int], Sequence[Variant]] = {}  # by mode and `DecodeSize.kernels`
         self._prompts: Sequence[Variant] = ()
 
     def record(self, core: EngineCore, cases: Sequence[_Case]) -> Self:
@@ -155,10 +155,10 @@ class _Needed:
         try:
             for case in cases:
                 key = case.mode, case.size.kernels
-                if key not in self._of:
+                if key not in self._by_case:
                     with recording() as missing:
-                        _run(core, case, texts, TEMPERATURES[not self._of :], rounds=1)
-                    self._of[key] = tuple(missing)
+                        _run(core, case, texts, TEMPERATURES[not self._by_case :], rounds=1)
+                    self._by_case[key] = tuple(missing)
                     self._kernels.request(missing)
             with recording() as missing:
                 for length in PROMPTS:
@@ -172,14 +172,14 @@ class _Needed:
     @property
     def all(self) -> Sequence["Variant"]:
         """The kernels of all cases, each once."""
-        own = (variant for variants in (*self._of.values(), self._prompts) for variant in variants)
+        own = (variant for variants in (*self._by_case.values(), self._prompts) for variant in variants)
         return list(dict.fromkeys(own))
 
     def wait(self, case: _Case, until: float | None) -> bool:
         """Wait for the kernels of a case, at most until a time of the clock; return whether they are compiled."""
         if self._kernels is None:
             return True
-        return self._kernels.wait(self._of[case.mode, case.size.kernels], until)
+        return self._kernels.wait(self._by_case[case.mode, case.size.kernels], until)
 
 
 def compile_passes(core: EngineCore, requests: int, progress: Progress) -> int:
@@ -189,7 +189,7 @@ def compile_passes(core: EngineCore, requests: int, progress: Progress) -> int:
     """
     if core.kernels is None:
         return 0
-    needed = _Needed(core.kernels).record(core, _cases(core, requests)).all
+    needed = _NeededKernels(core.kernels).record(core, _cases(core, requests)).all
     for done, variant in enumerate(needed):
         progress(done, len(needed))
         core.kernels.wait([variant])
