@@ -4,7 +4,7 @@
 
 Inside, PATH has the environment alone: no gcc, cmake or make; the cache of models is empty. `foreword doctor` names
 the kernels, `foreword run` fetches the default model and answers, `foreword demo` compares plain and speculative
-texts, and a server answers a request.
+texts, `foreword batch` answers a file, and a server gives one text by OpenAI's, Anthropic's and Ollama's routes.
 """
 
 import argparse
@@ -15,9 +15,17 @@ import subprocess
 import sys
 import tempfile
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
+ASKED = {"messages": [{"role": "user", "content": "Name three colours."}], "max_tokens": 8, "seed": 1}
+ROUTES = {
+    "/v1/chat/completions": ASKED,
+    "/v1/messages": ASKED,
+    "/api/chat": ASKED | {"stream": False},
+}
 COMPILERS = ("cc", "c++", "gcc", "g++", "clang", "cmake", "make", "ninja")
 
 
@@ -67,24 +75,47 @@ def check(wheel: Path, torch: tuple[str, ...], folder: Path) -> None:
     )
     assert answer.strip(), "foreword run printed nothing"
     assert "identical" in run("foreword", "demo"), "the demo did not compare texts"
+    run("foreword", "man", "man1")
+    assert (folder / "man1" / "foreword-serve.1").exists()
+    check_batch(run, folder)
     check_server(programs, bare, folder)
 
 
+def check_batch(run: Callable[..., str], folder: Path) -> None:
+    """Answer a file of requests."""
+    lines = [
+        {"custom_id": route, "method": "POST", "url": route, "body": {**body, "stream": False}}
+        for route, body in ROUTES.items()
+    ]
+    (folder / "in.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    run("foreword", "batch", "in.jsonl", "out.jsonl", "--model", "smollm2-135m")
+    answers = [json.loads(line) for line in (folder / "out.jsonl").read_text(encoding="utf-8").splitlines()]
+    texts = {text_of(answer["custom_id"], answer["response"]["body"]) for answer in answers}
+    assert len(answers) == len(ROUTES) and len(texts) == 1 and all(texts), texts
+
+
+def text_of(route: str, answer: dict[str, Any]) -> str:
+    """Return the text of a route's answer."""
+    if route == "/v1/messages":
+        return str(answer["content"][0]["text"])
+    message = answer["message"] if route == "/api/chat" else answer["choices"][0]["message"]
+    return str(message["content"])
+
+
 def check_server(programs: Path, environment: dict[str, str], folder: Path) -> None:
-    """Start a server, send one request, and end it with SIGTERM."""
+    """Start a server, send one request to each API, and end it with SIGTERM."""
     command = [str(programs / "foreword"), "serve", "smollm2-135m", "--port", "0"]
     print("+ foreword serve", flush=True)
     with subprocess.Popen(command, env=environment, cwd=folder, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         url = next(word for line in server.stdout for word in line.split() if word.startswith("http://"))
-        body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
-        request = urllib.request.Request(
-            f"{url.rstrip('/,')}/v1/chat/completions",
-            json.dumps(body).encode(),
-            {"Content-Type": "application/json"},
-        )
-        answer = json.load(urllib.request.urlopen(request))
-        assert answer["usage"]["completion_tokens"] > 0, answer
+        texts = set()
+        for route, body in ROUTES.items():
+            request = urllib.request.Request(
+                f"{url.rstrip('/,')}{route}", json.dumps(body).encode(), {"Content-Type": "application/json"}
+            )
+            texts.add(text_of(route, json.load(urllib.request.urlopen(request))))
+        assert len(texts) == 1 and all(texts), texts
         server.terminate()
     assert server.returncode == 0, f"the server ended with {server.returncode}"
 
