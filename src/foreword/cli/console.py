@@ -47,8 +47,22 @@ def leave_stdout_to_json(wanted: bool) -> bool:
 
 
 _MODEL_HELP = "Model: built-in name, .gguf file, Hugging Face directory or hub id such as org/name."
-ModelOption = Annotated[str, typer.Option("--model", "-m", callback=check_model, help=_MODEL_HELP)]
-ModelArgument = Annotated[str, typer.Argument(callback=check_model, help=_MODEL_HELP)]
+
+
+def _complete_model(incomplete: str) -> list[str]:
+    """Return the built-in models that begin so, for shell completion; without one, the shell completes paths."""
+    from foreword.models.sources.builtin import BUILTIN_MODELS
+
+    return [model.name for model in BUILTIN_MODELS if model.name.startswith(incomplete)]
+
+
+ModelOption = Annotated[
+    str,
+    typer.Option("--model", "-m", callback=check_model, autocompletion=_complete_model, help=_MODEL_HELP),
+]
+ModelArgument = Annotated[
+    str, typer.Argument(callback=check_model, autocompletion=_complete_model, help=_MODEL_HELP)
+]
 DtypeOption = Annotated[
     str,
     typer.Option(
