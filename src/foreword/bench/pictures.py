@@ -1,4 +1,4 @@
-"""Pictures of measurements, drawn with matplotlib, which is optional."""
+"""Pictures drawn with matplotlib, which is optional, and self-contained HTML pages with tables and SVG charts."""
 
 import importlib
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ def draw_bars(
     level: tuple[float, str],
     form: str,
 ) -> None:
-    """Draw labelled groups of bars, `heights` by legend and group, and a dashed line at `level`."""
+    """Draw groups of bars with heights by legend and group, and a dashed line at `level` with its label."""
     groups = list(dict.fromkeys(group for own in heights.values() for group in own))
     width = 0.8 / len(heights)
     for place, (name, own) in enumerate(heights.items()):

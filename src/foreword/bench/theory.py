@@ -66,11 +66,10 @@ class Prediction:
 
 
 def expected_tokens(alpha: float, k: int, width: int = 1) -> float:
-    """Return the tokens of a pass with k levels, each accepted with probability alpha given those before.
+    """Return the expected tokens of a pass with k levels; each is accepted with probability alpha given those before.
 
-    The likeliest token of level i is reached with probability alpha**(i - 1); then one of `width` is right with
-    probability 1 - (1 - alpha)**width. For chains that is (1 - alpha**(k + 1)) / (1 - alpha), summed term by term so
-    that alpha = 1 is no special case.
+    A draft reaches level i with probability alpha**(i - 1). There, one of `width` tokens is right with probability
+    1 - (1 - alpha)**width. For chains the sum is (1 - alpha**(k + 1)) / (1 - alpha), added term by term for alpha = 1.
     """
     hit = alpha if width == 1 else 1 - (1 - alpha) ** width
     return 1 + hit * math.fsum(alpha**level for level in range(k))
@@ -82,7 +81,7 @@ def pass_cost(k: int, drafting: DraftingCost, curve: RelativeStepCurve = FLAT) -
 
 
 def break_even(k: int, cost: float, width: int = 1) -> float | None:
-    """Return the minimum acceptance whose expected tokens equal the cost; None if none does."""
+    """Return the acceptance at which the expected tokens equal the cost; None if they never do."""
     if cost <= expected_tokens(0.0, k, width):
         return 0.0
     if cost > expected_tokens(1.0, k, width):

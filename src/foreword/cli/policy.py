@@ -171,10 +171,9 @@ class Tune(ModelCommand):
 
     def run(self) -> None:
         from foreword.bench.drafters.measure import BenchSettings, DrafterBench
-        from foreword.bench.drafters.summary import drafter_table, summarise
+        from foreword.bench.drafters.summary import drafter_table, recommend, summarise
         from foreword.bench.methods import parse_methods
         from foreword.bench.prompts import take_per_category
-        from foreword.bench.tune import recommend
 
         settings, out = BenchSettings(self.max_tokens, self.temperature), self.out
         settings.sampling()  # refuse invalid parameters before loading
@@ -206,7 +205,7 @@ tune = command(Tune)
 
 def _require_own(out: Path) -> None:
     """Raise `RequestError` unless an existing file was written by this command."""
-    from foreword.bench.tune import WRITTEN_BY
+    from foreword.bench.drafters.summary import WRITTEN_BY
 
     if not out.exists():
         return

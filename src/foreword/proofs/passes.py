@@ -1,4 +1,4 @@
-"""Requests for single passes without an engine, and a decoder small enough for enumeration."""
+"""Single passes without an engine, and a decoder that is small enough for enumeration."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -33,7 +33,7 @@ def lone_request(
     seed: int = 0,
     rule: Rule = Rule.COUPLED,
 ) -> Request:
-    """Return a request with its own KV pages, nothing computed, and unlimited context."""
+    """Return a request with its own KV pages and an unlimited context; nothing is computed yet."""
     chosen = params or SamplingParams(temperature=0)
     sampler = RequestSampler(chosen, TokenLimits(vocab_size), prompt, seed, rule=rule)
     request = Request(seed, prompt, chosen, sampler, RequestLimits(1 << 30, frozenset()))
@@ -49,7 +49,7 @@ class CachedRequests:
     """Requests with computed KV, for repeated passes that are never committed."""
 
     def __init__(self, decoder: Decoder, texts: Sequence[Sequence[int]], room: int) -> None:
-        """`room` is the maximum number of new tokens per request and pass."""
+        """Compute the KV of these texts; `room` is the maximum number of new tokens per request and pass."""
         pages = sum(-(-(len(text) + room) // PAGE_SIZE) + 1 for text in texts)
         states = _states(decoder, len(texts) + 1)
         self.cache, self._vocab_size = PagedCache(pages, states=states), decoder.config.vocab_size
@@ -62,21 +62,21 @@ class CachedRequests:
                     transaction.commit([NOTHING_DRAWN])
 
     def open(self, text: Sequence[int], seed: int = 0) -> Request:
-        """Return a request with its own KV pages and nothing computed."""
+        """Return a request with its own KV pages; nothing is computed yet."""
         return lone_request(self.cache, text, self._vocab_size, seed=seed)
 
     @contextmanager
     def batch(self, drafts: Sequence[Draft], requests: Sequence[Request] = ()) -> Iterator[ForwardBatch]:
-        """Yield a pass over the uncomputed tokens and drafts of the first, or the given, requests."""
+        """Yield a pass over uncomputed tokens and drafts, of the given requests or of the first ones."""
         chosen = requests or self.requests[: len(drafts)]
         entries = [PassEntry.of(request, len(request.tokens) - request.kv.computed) for request in chosen]
-        with Transaction(self.cache, entries) as transaction:  # not committed: every pass starts alike
+        with Transaction(self.cache, entries) as transaction:  # not committed, so that passes can be repeated
             yield transaction.batch(drafts)
 
 
 @contextmanager
 def prompt_pass(decoder: Decoder, tokens: Sequence[int]) -> Iterator[tuple[ModelRunner, ForwardBatch]]:
-    """Yield a pass over a whole prompt, on new memory."""
+    """Yield a pass over a whole prompt, with new KV memory."""
     states = _states(decoder, 1)
     cache = PagedCache(-(-len(tokens) // PAGE_SIZE), states=states)
     runner = ModelRunner.allocate(decoder, cache.pool.num_pages, PAGE_SIZE, states=states)

@@ -1,6 +1,6 @@
-"""Tests the joint distribution of the whole step, from prompt to committed tokens, on a tiny decoder.
+"""Tests the joint distribution of tokens that the step commits, on a tiny decoder.
 
-The threshold allows 0.1% false alarms. The power is measured: samples with a planted bias must be detected.
+The test's threshold allows 0.1% false alarms. Its power is measured on samples of a biased distribution.
 """
 
 from collections import Counter
@@ -20,9 +20,8 @@ from foreword.acceptance.rules.trees import Drawn, Floats
 from foreword.backends.interface import Decoder
 from foreword.backends.runner import ModelRunner
 from foreword.control.fixed import FixedPolicy
-from foreword.engine.requests.request import Request
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
-from foreword.proofs.passes import lone_request, prompt_pass, tiny_decoder
+from foreword.proofs.passes import lone_request, prompt_pass
 from foreword.speculation.draft import ROOT, Draft
 from foreword.speculation.drafting import Drafter, DraftRequest, DraftTask
 from foreword.speculation.requests import PassEntry
@@ -30,10 +29,10 @@ from foreword.speculation.step import Stepper
 
 
 class DrawingDrafter(Drafter):
-    """A drafter unrelated to the target: its q after a token is fixed. Siblings are distinct."""
+    """A drafter with a fixed q after each token, unrelated to the target; siblings are distinct."""
 
     def __init__(self, vocab_size: int, shape: int | Sequence[int]) -> None:
-        """`shape` of its drafts: a chain's length, or the parents of a tree's nodes."""
+        """Create a drafter of chains of this length, or of trees whose nodes have these parents."""
         parents = range(-1, shape - 1) if isinstance(shape, int) else shape
         rng = np.random.default_rng(vocab_size)
         self._laws = rng.dirichlet(np.ones(vocab_size) * 2, vocab_size)
@@ -41,7 +40,6 @@ class DrawingDrafter(Drafter):
         self._shape = Draft((0,) * len(parents), tuple(parents))
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
-        """Return one sampled draft per request."""
         return [self._draw(task) for task in tasks]
 
     def _draw(self, task: DraftTask) -> Draft:
@@ -60,8 +58,8 @@ class DrawingDrafter(Drafter):
         return Draft(tuple(tokens), shape.parents, end, task.request.epoch, tuple(drawn))
 
     def _noise(self, request: DraftRequest, shape: Draft) -> Floats:
-        """[nodes, vocab], equal for all siblings."""
-        depths = (*shape.depths(), 0)  # the last for the root
+        """Return the noise [nodes, vocab], which is equal for all siblings."""
+        depths = (*shape.depths(), 0)  # the last is the root's
         levels = [depths[parent] for parent in shape.parents]
         branches = [depths[: max(parent, 0)].count(depths[parent]) for parent in shape.parents]
         positions = np.array(levels, np.int64) + len(request.tokens)
@@ -86,10 +84,10 @@ class Power:
     """Detection power of a test."""
 
     samples: int
-    threshold: float  # of the chi-square statistic
+    threshold: float  # maximum chi-square statistic
     bias: float  # total variation
-    runs: int  # biased runs
-    caught: float  # detected fraction
+    runs: int  # number of biased runs
+    caught: float  # fraction of biased runs above the threshold
     false_alarms: float  # fraction of unbiased runs above the threshold
 
 
@@ -99,32 +97,21 @@ def texts() -> list[tuple[int, ...]]:
 
 
 def true_distribution(decoder: Decoder) -> Floats:
-    """[texts], the decoder's joint distribution, from plain passes and the slow reference."""
+    """Return the decoder's joint distribution [texts], from plain passes and the slow reference."""
     limits = TokenLimits(VOCAB)
     rows: dict[tuple[int, ...], list[float]] = {}
     for length in range(POSITIONS):
         for generated in product(range(VOCAB), repeat=length):
-            logits = plain_logits(decoder, [*PROMPT, *generated])
+            with prompt_pass(decoder, [*PROMPT, *generated]) as (runner, batch):
+                logits: list[float] = runner.forward(batch).logits[0].tolist()
             rows[generated] = probabilities(logits, PARAMS, limits, PROMPT, generated)
     return np.array([np.prod([rows[text[:i]][text[i]] for i in range(POSITIONS)]) for text in texts()])
-
-
-def plain_logits(decoder: Decoder, tokens: Sequence[int]) -> list[float]:
-    """Return the logits after a text, on new memory."""
-    with prompt_pass(decoder, tokens) as (runner, batch):
-        row: list[float] = runner.forward(batch).logits[0].tolist()
-        return row
-
-
-def new_request(seed: int, rule: Rule, cache: PagedCache, prompt: Sequence[int] = PROMPT) -> Request:
-    """Return a request with its own pages."""
-    return lone_request(cache, prompt, VOCAB, PARAMS, seed=seed, rule=rule)
 
 
 def sampled_counts(
     decoder: Decoder, rule: Rule, samples: int, seed: int, progress: Callable[[int, int], None] | None = None
 ) -> Floats:
-    """[texts], counts of each text from the real step with drafts."""
+    """Return the counts [texts] of each text, sampled by the engine's step with drafts."""
     cache = PagedCache(BATCH)
     runner = ModelRunner.allocate(decoder, BATCH, PAGE_SIZE)
     drafter = DrawingDrafter(VOCAB, TREE if rule is Rule.TRAVERSAL else CHAIN)
@@ -133,7 +120,7 @@ def sampled_counts(
     counts: Counter[tuple[int, ...]] = Counter()
     for start in range(0, samples, BATCH):
         seeds = range(seed + start, seed + min(start + BATCH, samples))
-        requests = [new_request(number, rule, cache) for number in seeds]
+        requests = [lone_request(cache, PROMPT, VOCAB, PARAMS, seed=number, rule=rule) for number in seeds]
         while live := [request for request in requests if request.finish_reason is None]:
             stepper.step([PassEntry.of(r, len(r.tokens) - r.kv.computed) for r in live])
         for request in requests:
@@ -145,7 +132,7 @@ def sampled_counts(
 
 
 def chi_square(counts: Floats, law: Floats) -> Floats:
-    """Return the statistic of one run, or of each row."""
+    """Return the chi-square statistic of a run, or of each row of counts."""
     expected = law * counts.sum(axis=-1, keepdims=True)
     return np.asarray(((counts - expected) ** 2 / expected).sum(axis=-1))
 

@@ -1,4 +1,4 @@
-"""The suites of `foreword prove`, each a function from a size to report rows."""
+"""The suites of `foreword prove`, each a function that yields rows of the report."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -40,15 +40,14 @@ from foreword.structured.params import StructuredOutputs
 class ProofRow:
     """Result for a rule in one kind of case."""
 
-    rule: str  # a rule, "all" or "noise"
-    case: str  # what was tried
-    tried: int  # cases, draws or samples
-    deviation: float  # the worst deviation
-    limit: float  # its limit
+    rule: str  # a rule, or "noise"
+    case: str  # what was compared
+    tried: int  # number of cases or samples
+    deviation: float  # largest deviation
+    limit: float  # maximum deviation
     passed: bool
-    # Detected fraction of planted faults, for statistical checks.
-    power: float | None = None
-    note: str = ""  # additional information
+    power: float | None = None  # detected fraction of planted faults, of statistical tests
+    note: str = ""
 
 
 def bounded(rule: str, case: str, tried: int, deviation: float, limit: float) -> ProofRow:
@@ -58,7 +57,7 @@ def bounded(rule: str, case: str, tried: int, deviation: float, limit: float) ->
 
 @dataclass(frozen=True)
 class Agreement:
-    """Check of how often two distributions draw the same token with shared noise."""
+    """How often two distributions give the same token with shared noise."""
 
     distance: float  # total variation
     agreed: float  # fraction of draws
@@ -77,7 +76,7 @@ def expected_accepted(case: Case, draft: SmallDrafter, length: int) -> float:
 
 
 def coupled_agreement(p: Floats, q: Floats, draws: int, seed: int) -> Agreement:
-    """Draw from p and q with the same noise, as *coupled* does at one position."""
+    """Sample from p and q with the same noise, as *coupled* does at one position."""
     keys = key_tensor(absorbed(stems(seed, 0, Stream.TARGET, 0), np.arange(draws)))
     ids = torch.arange(len(p)).expand(draws, len(p))
     noise = gumbel(keys[:, None].expand_as(ids), ids).numpy()
@@ -90,7 +89,7 @@ def coupled_agreement(p: Floats, q: Floats, draws: int, seed: int) -> Agreement:
 
 EXACT = 1e-9
 NOISE_LIMIT = 4.5
-"""Standard deviations: exceeded by chance once in 100,000 checks."""
+"""Standard deviations that chance exceeds once in 100,000 checks."""
 
 CHAIN_RULES = (Rule.TOKEN, Rule.BLOCK)
 
@@ -120,10 +119,10 @@ class ProofSize:
     """Size of the suites."""
 
     chains: tuple[int, ...]  # draft lengths to enumerate
-    trees: tuple[str, ...]  # of TREES
+    trees: tuple[str, ...]  # names of TREES to enumerate
     targets: int  # targets per shape, drafter and parameter
     pathwise: int  # random cases of the coupled rule
-    samples: int  # requests through the real step per rule
+    samples: int  # sampled requests per rule
     bias: float  # total variation to detect with 95% power
 
     @property
@@ -165,7 +164,7 @@ def _worst(
 
 
 def enumerated(size: ProofSize, progress: StageProgress) -> Iterator[ProofRow]:
-    """*Token* and *block*: compare the joint distribution of three positions over several steps, to 1e-9."""
+    """Compare the joint distribution of three positions with *token* and *block*, to 1e-9."""
     for rule in CHAIN_RULES:
         for done, kind in enumerate(DraftKind):
 
@@ -178,7 +177,7 @@ def enumerated(size: ProofSize, progress: StageProgress) -> Iterator[ProofRow]:
 
 
 def enumerated_trees(size: ProofSize, progress: StageProgress) -> Iterator[ProofRow]:
-    """*Traversal*: the same for trees, with siblings drawn with and without replacement."""
+    """Compare the joint distribution of three positions with *traversal*, for siblings with and without replacement."""
     for done, (kind, replaced) in enumerate(product(DraftKind, (False, True)), 1):
 
         def distributions_of(
@@ -210,7 +209,7 @@ def like_block(size: ProofSize, progress: StageProgress) -> Iterator[ProofRow]:
 
 
 def pathwise(size: ProofSize, progress: StageProgress) -> Iterator[ProofRow]:
-    """*Coupled*: compare with the text of plain sampling, exactly."""
+    """Compare texts with *coupled* and texts of plain sampling, which must be equal."""
     parts, accepted, wrong = 10, 0, 0
     for part in range(parts):
         _, more, differing = pathwise_mismatches(size.pathwise // parts, seed=part)
@@ -228,7 +227,7 @@ def noise(_: ProofSize, progress: StageProgress) -> Iterator[ProofRow]:
 
 
 def acceptance(size: ProofSize, progress: StageProgress) -> Iterator[ProofRow]:
-    """Compare acceptance: block at least token's; coupled within its bound; token 1 - TV at one position."""
+    """Check acceptance: *block* as much as *token*, *coupled* within its bound, *token* 1 - TV at one position."""
     progress("acceptance", 0, 1)
     gap, matched = 0.0, 0.0
     tried = 12 * size.targets
@@ -260,7 +259,7 @@ def acceptance(size: ProofSize, progress: StageProgress) -> Iterator[ProofRow]:
 
 
 def sampled(size: ProofSize, progress: StageProgress) -> Iterator[ProofRow]:
-    """Sample all rules through the real step on a tiny decoder, and measure the test's power."""
+    """Sample with all rules through the engine's step on a tiny decoder, and measure the test's power."""
     decoder = default_decoder()
     law = true_distribution(decoder)
     power = measure_power(law, size.samples, size.bias, runs=1000, seed=1)

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from foreword.bench.drafters.summary import summarise
+from foreword.bench.drafters.summary import recommend, summarise
 from foreword.bench.methods import Method
-from foreword.bench.tune import recommend
 from foreword.cli.policy import _require_own
 from foreword.control.policy_file.matching import RequestTraits
 from foreword.control.policy_file.parsing import parse_policy

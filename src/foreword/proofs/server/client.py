@@ -1,4 +1,4 @@
-"""Client of a server under examination; counts its requests."""
+"""Client of the examined server, which counts its requests."""
 
 import asyncio
 import json
@@ -12,9 +12,9 @@ from foreword.errors import RequestError
 from foreword.wire.openai_http import EventParser, error_words, refusal_of
 
 HALF = "\ufffd"
-"""Placeholder for a token that is part of a character.
+"""Text of a token that is a part of a character.
 
-Several tokens share it, so that only one remains in a list by text, and lengths are unreliable.
+Several tokens have this text. So a list by text has one of them only, and the lengths of such texts are unreliable.
 """
 
 
@@ -24,18 +24,17 @@ class Token:
 
     text: str
     logprob: float
-    # most likely tokens at its position with log-probabilities, likeliest first
-    top: tuple[tuple[str, float], ...]
+    top: tuple[tuple[str, float], ...]  # most likely tokens at its position, with log-probabilities
 
 
 @dataclass
 class ReceivedChoice:
-    """One answer."""
+    """One answer of a request."""
 
     text: str = ""
     finish_reason: str | None = None
-    tokens: list[Token] = field(default_factory=list)  # if log-probabilities were requested
-    offsets: list[int] = field(default_factory=list)  # completions only
+    tokens: list[Token] = field(default_factory=list)  # empty without requested log-probabilities
+    offsets: list[int] = field(default_factory=list)  # empty on the chat route
     token_ids: list[int] | None = None
 
     def take(self, received: Mapping[str, Any]) -> None:
@@ -55,7 +54,7 @@ class ReceivedChoice:
             return
         tops = received.get("top_logprobs") or [None] * len(received["tokens"])
         for text, logprob, top in zip(received["tokens"], received["token_logprobs"], tops, strict=True):
-            # A prompt's first token has none.
+            # A prompt's first token has no log-probability.
             self.tokens.append(Token(text, 0.0 if logprob is None else logprob, _ranked((top or {}).items())))
         self.offsets += received.get("text_offset") or []
 
@@ -92,7 +91,7 @@ class ServerAnswer:
 
     @property
     def first(self) -> ReceivedChoice:
-        """The answer of a request for one."""
+        """The first answer."""
         return self.choices.get(0) or ReceivedChoice()
 
     @property
@@ -102,7 +101,7 @@ class ServerAnswer:
 
     @property
     def lengths(self) -> list[int]:
-        """Return the tokens of every choice, as listed or by mean `usage`; empty if unknown."""
+        """Number of tokens of every choice, as listed, otherwise the mean of `usage`; empty if unknown."""
         listed = [len(choice.token_ids or choice.tokens) for choice in self.choices.values()]
         if all(listed) or self.usage is None:
             return [length for length in listed if length]
@@ -131,17 +130,17 @@ def _ranked(pairs: Any) -> tuple[tuple[str, float], ...]:  # noqa: ANN401 - pair
 Body = dict[str, Any]
 
 ROUTES = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
-BUSY = (429, 503)  # come back later
-MAX_RETRIES = 8  # retries of a busy server
+BUSY = (429, 503)  # HTTP statuses after which a request is retried
+MAX_RETRIES = 8
 LONGEST_PAUSE = 5.0  # seconds between retries
 DONE = b"[DONE]"
 
 
-class RefusedByServer(Exception):  # noqa: N818 - says what the server did
-    """The server refuses such a request."""
+class RefusedByServer(Exception):  # noqa: N818 - named after the server's reply
+    """The server does not support a request's fields."""
 
 
-class Broken(Exception):  # noqa: N818 - says what the server did
+class Broken(Exception):  # noqa: N818 - named after the server's fault
     """The server failed, or its answer is invalid."""
 
     def __init__(self, message: str, body: Mapping[str, Any]) -> None:
@@ -150,7 +149,7 @@ class Broken(Exception):  # noqa: N818 - says what the server did
 
 
 class Server:
-    """Client for one model of a server; `extra` is added to every body."""
+    """Client for one model of a server; it adds the fields `extra` to every body."""
 
     def __init__(
         self,
@@ -172,7 +171,7 @@ class Server:
         return f"{str(self._client.base_url).rstrip('/')}{ROUTES[self.route]}"
 
     def wire_body(self, body: Body, *, streamed: bool = False) -> Body:
-        """Return the JSON to send; on the chat route a prompt becomes a message."""
+        """Return the JSON to send; on the chat route, the prompt becomes a message."""
         sent: Body = {"model": self.model, **body, **self.extra}
         if streamed:
             sent |= {"stream": True, "stream_options": {"include_usage": True}}

@@ -1,4 +1,4 @@
-"""Checks of log-probabilities, and of the distribution of sampled tokens with and without speculation."""
+"""Checks of log-probabilities, and of the distributions of sampled tokens and texts."""
 
 from collections import defaultdict
 from math import exp, log
@@ -35,7 +35,7 @@ from foreword.proofs.server.evidence import (
 )
 
 PLACES = 3
-"""Tokens per answer that are scored again."""
+"""Number of tokens of an answer whose log-probabilities are requested again."""
 
 
 @check(
@@ -46,7 +46,7 @@ PLACES = 3
     LOGPROBS,
 )
 async def logprobs(context: ProofContext) -> ClaimVerdict:
-    """Check that lists are consistent, and equal when the text is read instead of generated."""
+    """Check that lists of log-probabilities are consistent, and equal if the text is a prompt instead of an answer."""
     places = 0
     for text in context.plan.texts:
         body = context.greedy(text)
@@ -66,13 +66,13 @@ async def logprobs(context: ProofContext) -> ClaimVerdict:
 
 
 async def _rescored(context: ProofContext, answer: ServerAnswer) -> tuple[Reproduction | None, int]:
-    """Request single tokens after prompts that end with the answer so far."""
+    """Compare single tokens of an answer with those after prompts that include the answer up to there."""
     tokens, scored = answer.first.tokens, 0
     for place in sorted({len(tokens) * k // (PLACES + 1) for k in range(1, PLACES + 1)}):
         prompt = _prefix(context, answer, place)
         again = await context.server.ask({**answer.body, "prompt": prompt, "max_tokens": 1})
         if not again.first.tokens or not _is_same_prefix(answer, again, place):
-            continue  # tokenized differently: not comparable
+            continue  # the prompt has other tokens than the answer
         scored += 1
         if fault := _difference(tokens[place], again.first.tokens[0], context.tolerance):
             bodies = [{**answer.body, "max_tokens": place + 1}, dict(again.body)]
@@ -86,7 +86,7 @@ async def _plain_fault(context: ProofContext, body: Body, answer: ServerAnswer) 
     plain = await context.plain.ask(body)
     for place, (a, b) in enumerate(zip(answer.first.tokens, plain.first.tokens, strict=False)):
         if a.text != b.text:
-            return None  # covered by another check
+            return None  # another check compares texts
         if fault := _difference(a, b, context.tolerance):
             bodies = [{**one.body, "max_tokens": place + 1} for one in (answer, plain)]
             return Reproduction(bodies, f"token {place}: {fault[0]}", f"without speculation: {fault[1]}")
@@ -124,7 +124,7 @@ def _logprob_fault(answer: ServerAnswer, tolerance: float) -> Reproduction | Non
 
 
 def _difference(one: Token, other: Token, tolerance: float) -> tuple[str, str] | None:
-    """Return where two scores of one position differ by more than rounding; only likely tokens are compared."""
+    """Return the log-probabilities of a likely token that differ by more than rounding, if there is one."""
     known = dict(other.top)
     for text, logprob in ((one.text, one.logprob), *one.top[:3]):
         if HALF not in text and text in known and logprob > -3 and abs(known[text] - logprob) > tolerance:
@@ -144,7 +144,7 @@ _RANKS = ((0, 1), (1, 2), (2, 5))
     LOGPROBS,
 )
 async def own_distribution(context: ProofContext) -> ClaimVerdict:
-    """Compare first tokens of many answers at temperature 1 with the server's log-probabilities."""
+    """Compare the tokens of many answers at temperature 1 with the server's log-probabilities."""
     drawn = _Drawn()
     async for prompt, answer, choice in draw(context, context.server, context.plan.depth, 1, logprobs=True):
         drawn.bodies.setdefault(prompt, dict(answer.body))
@@ -163,7 +163,7 @@ async def own_distribution(context: ProofContext) -> ClaimVerdict:
 
 
 def _refuted_distribution(drawn: "_Drawn", seen: float) -> ClaimVerdict:
-    """Return a refutation with the prompt, and the fewest tokens, that show it best."""
+    """Return a refutation with the prompt that shows the fault best, and with the fewest tokens."""
     by_prompt = defaultdict(list)
     for row in drawn.rows:
         by_prompt[row[0]].append(row)
@@ -176,7 +176,7 @@ def _refuted_distribution(drawn: "_Drawn", seen: float) -> ClaimVerdict:
     chances, happened = drawn.arrays(rows)
     event = int(gains(chances, happened).max(axis=1).argmax())
     body = {**drawn.bodies[prompt], "max_tokens": depth}
-    body.pop("seed")  # it takes many seeds
+    body.pop("seed")  # one seed cannot show the fault
     seen_text = f"in {len(rows)} draws {EVENTS[event]} came {happened[:, event].sum()} times"
     shown = Reproduction([body], seen_text, f"{chances[:, event].sum():.0f} times")
     detail = f"evidence e^{seen:.1f}, {EVENTS[event]} came too " + (
@@ -186,17 +186,17 @@ def _refuted_distribution(drawn: "_Drawn", seen: float) -> ClaimVerdict:
 
 
 Row = tuple[str, int, tuple[float, ...], tuple[bool, ...]]
-"""Prompt, position, probabilities of the events, and which happened."""
+"""Prompt, position, probability of each event, and whether it happened."""
 
 
 class _Drawn:
-    """All draws, and the first tokens by prompt."""
+    """Sampled tokens of all answers, and the first tokens by prompt."""
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
         self.bodies: dict[str, dict[str, object]] = {}
         self._firsts: dict[str, list[Token]] = defaultdict(list)
-        self.hidden_ends = 0  # answers whose end token is not listed
+        self.hidden_ends = 0  # number of answers whose end token is not listed
 
     def add(self, prompt: str, choice: ReceivedChoice) -> None:
         listed = "".join(token.text for token in choice.tokens)
@@ -225,7 +225,7 @@ def _events(token: Token) -> tuple[tuple[float, ...], tuple[bool, ...]]:
 
 
 def _rank(token: Token) -> int | None:
-    """Return its rank in the list; tokens with equal text differ in log-probability."""
+    """Return the token's rank in the list; log-probabilities tell tokens with the same text apart."""
     for rank, (text, logprob) in enumerate(token.top):
         if text == token.text and abs(logprob - token.logprob) < 1e-6:
             return rank
@@ -243,7 +243,7 @@ def _first_distance(tokens: list[Token]) -> float:
 
 
 DEPTH = 3
-"""Tokens per compared text: longer texts are rarer."""
+"""Tokens per compared text, which are few because each longer text is too rare to compare."""
 
 
 @check(

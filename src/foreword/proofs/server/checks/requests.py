@@ -1,4 +1,4 @@
-"""Checks that a request gets the same text again, streamed, in a batch, after traffic, and without speculation."""
+"""Checks that a request gets the same text again in all circumstances, and that its parameters take effect."""
 
 from math import exp
 
@@ -76,7 +76,7 @@ async def greedy_speculation(context: ProofContext) -> ClaimVerdict:
     ALONE,
 )
 async def in_a_batch(context: ProofContext) -> ClaimVerdict:
-    """Send seeded requests one by one, then concurrently with others of the same prompt."""
+    """Send seeded requests alone, then concurrently with others of the same prompt."""
     for tried, body in enumerate(seeded_bodies(context), 1):
         single = await context.server.ask(body)
         beside = await _beside_others(context, body, context.plan.at_once)
@@ -87,7 +87,7 @@ async def in_a_batch(context: ProofContext) -> ClaimVerdict:
 
 
 async def _beside_others(context: ProofContext, body: Body, size: int) -> list[ServerAnswer]:
-    """Return the body's answers as first and last of `size` concurrent requests."""
+    """Send the body as first and last of `size` concurrent requests; return both answers."""
     answers = await send_together(context.server, _calls(body, size))
     return [answers[0], answers[-1]]
 
@@ -118,7 +118,7 @@ def _calls(body: Body, size: int) -> list[Call]:
     ALONE,
 )
 async def after_traffic(context: ProofContext) -> ClaimVerdict:
-    """Between two equal requests, send others with the same prefix, which fill caches."""
+    """Between two equal requests, send others with the same prefix, which change the server's caches."""
 
     async def after(body: Body) -> ServerAnswer:
         for more in (" and", " and then"):
@@ -168,7 +168,7 @@ def _text_chance(answer: ServerAnswer) -> float:
 
 
 PENALTY = 2.0
-MARGIN = 0.2  # minimum lead of the other token in nats
+MARGIN = 0.2  # nats by which the penalised token must be less likely than the other
 
 
 @check(
@@ -179,7 +179,7 @@ MARGIN = 0.2  # minimum lead of the other token in nats
     LOGPROBS,
 )
 async def penalties(context: ProofContext) -> ClaimVerdict:
-    """Penalise a greedy text at a repeated token with a close alternative: it must change."""
+    """Repeat greedy requests with a penalty, where it must replace a repeated token by a close alternative."""
     tried = 0
     for text in context.plan.texts:
         body = context.greedy(text)
@@ -240,7 +240,7 @@ async def bias(context: ProofContext) -> ClaimVerdict:
 
 
 def _is_ignored(answer: ReceivedChoice, plain: ReceivedChoice, token: int) -> bool:
-    """Decide by token ids if listed, otherwise by text: several distinct ones, or an unchanged answer."""
+    """Return whether the bias had no effect, by token ids if listed, otherwise by the texts."""
     if answer.token_ids:
         return any(found != token for found in answer.token_ids)
     kinds = {entry.text for entry in answer.tokens}

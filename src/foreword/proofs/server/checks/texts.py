@@ -1,4 +1,4 @@
-"""Checks of an answer's counts, offsets, stop texts and finish reason."""
+"""Checks of token counts, offsets, stop texts and finish reasons."""
 
 from foreword.proofs.server.client import HALF, Body, ReceivedChoice, ServerAnswer
 from foreword.proofs.server.comparing import brief, refuted_by
@@ -41,7 +41,7 @@ async def usage(context: ProofContext) -> ClaimVerdict:
 
 
 def _usage_fault(answer: ServerAnswer) -> str:
-    """Return what is wrong with an answer's usage; empty if nothing is."""
+    """Return the fault of an answer's usage; empty if there is none."""
     usage = answer.usage
     if usage is None:  # optional in streams
         return ""
@@ -93,17 +93,14 @@ def _offset_fault(choice: ReceivedChoice) -> str:
     whole = "".join(texts)
     if HALF in whole + choice.text:
         return ""
-    # A text may lack its leading space; tokens after an end are hidden.
-    fits = (
-        whole.lstrip().startswith(choice.text.strip())
-        if choice.finish_reason == "stop"
-        else (whole.strip() == choice.text.strip())
-    )
+    # A text may lack its leading space, and the tokens of its end.
+    text, is_stopped = choice.text.strip(), choice.finish_reason == "stop"
+    fits = whole.lstrip().startswith(text) if is_stopped else whole.strip() == text
     return "" if fits else "the listed tokens do not spell the text"
 
 
 STOPS = 3
-"""Positions of an answer used as stop texts."""
+"""Number of pieces of an answer that are used as stop texts."""
 
 
 @check(
@@ -113,7 +110,7 @@ STOPS = 3
     ("seed alone", "streamed equals whole"),
 )
 async def stops(context: ProofContext) -> ClaimVerdict:
-    """Use pieces of a known answer as stop texts, within and across tokens."""
+    """Use pieces of a known answer as stop texts."""
     tried = 0
     for seed, text in enumerate(context.plan.texts):
         body = context.sampled(text, seed)
@@ -134,7 +131,7 @@ async def stops(context: ProofContext) -> ClaimVerdict:
 
 
 async def _smaller(context: ProofContext, body: Body, stop: str, place: int) -> Body:
-    """Return the request with the fewest tokens that reach the stop text."""
+    """Return the smallest `max_tokens` (a power of two) that reaches the stop text, as a field of the request."""
     tokens = 1
     while tokens < body["max_tokens"]:
         if len((await context.server.ask({**body, "max_tokens": tokens})).text) >= place + len(stop):
@@ -144,7 +141,7 @@ async def _smaller(context: ProofContext, body: Body, stop: str, place: int) -> 
 
 
 def _stops(text: str) -> list[tuple[str, int]]:
-    """Return pieces of the text with their first position: of three characters and of one."""
+    """Return pieces of one and three characters of the text, with the position of their first occurrence."""
     found: dict[int, str] = {}
     for k in range(1, STOPS + 1):
         begin = len(text) * k // (STOPS + 1)
@@ -155,7 +152,7 @@ def _stops(text: str) -> list[tuple[str, int]]:
 
 
 MORE = 8
-"""Additional tokens allowed beyond the first answer's."""
+"""Number of tokens by which the repeated request's limit is larger."""
 
 
 @check(
@@ -165,7 +162,7 @@ MORE = 8
     ("seed alone",),
 )
 async def ends(context: ProofContext) -> ClaimVerdict:
-    """Repeat with a larger limit: the text must be equal if it had ended, longer if it was cut."""
+    """Repeat with a larger limit. The text must be equal if it had ended, and continue if it was cut."""
     tried = ended = 0
     for seed, text in enumerate(context.plan.texts):
         for tokens in (context.plan.tokens // 2, context.plan.tokens):
