@@ -21,7 +21,7 @@ from foreword.backends.interface import Decoder
 from foreword.backends.runner import ModelRunner
 from foreword.control.fixed import FixedPolicy
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
-from foreword.proofs.passes import lone_request, prompt_pass
+from foreword.proofs.passes import lone_request, prompt_pass, tiny_decoder
 from foreword.speculation.draft import ROOT, Draft
 from foreword.speculation.drafting import Drafter, DraftRequest, DraftTask
 from foreword.speculation.requests import PassEntry
