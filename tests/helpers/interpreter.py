@@ -1,4 +1,4 @@
-"""Triton's interpreter as the tests need it: it rounds as a GPU does, and prepares its language once."""
+"""Triton's interpreter as the tests need it: it rounds as a GPU does, and prepares its language and types once."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 from triton import language
+from triton.language import core
+from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 
 
@@ -14,6 +16,9 @@ def prepare_interpreter() -> None:
     _round_as_a_gpu_does()
     _patch_the_language_once()
     _look_types_up_once()
+    _describe_shapes_once()
+    _broadcast_only_what_differs()
+    _promote_types_once()
     options = interpreter.interpreter_builder.options
     # Numbers of tests are small: no sum overflows.
     interpreter.interpreter_builder.options = replace(options, sanitize_overflow=False)
@@ -52,7 +57,19 @@ def _patch_the_language_once() -> None:
             patch(function)
         return SimpleNamespace(restore=lambda: None)
 
+    def patched_member(package: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+        call = getattr(
+            member, "__wrapped__", member
+        )  # its wrapper looks for the semantics that are given here
+
+        def new_member(*args: Any, **options: Any) -> Any:
+            options["_semantic"] = interpreter.interpreter_semantic
+            return call(*args, **options)
+
+        scope.set_attr(package, name, new_member)
+
     interpreter._patch_lang = patched
+    interpreter._patch_attr = patched_member
 
 
 def _look_types_up_once() -> None:
@@ -66,3 +83,53 @@ def _look_types_up_once() -> None:
         return found[kind.name]
 
     interpreter._get_np_dtype = known
+
+
+def _describe_shapes_once() -> None:
+    """Share what a shape says among all types and tensors that have it: every operation makes some."""
+    describe = core.block_type.__init__
+    names: dict[tuple[str, tuple[int, ...]], str] = {}
+    shapes: dict[tuple[int, ...], tuple[Any, ...]] = {}
+    of_scalars = core.tuple([]), core.constexpr(1)
+
+    def block_type(self: Any, element_ty: Any, shape: Any) -> None:
+        sizes = tuple([size.value if type(size) is core.constexpr else size for size in shape])
+        if (element_ty.name, sizes) not in names:
+            describe(self, element_ty, shape)
+            names[element_ty.name, sizes] = self.name
+            of_tensors = core.tuple([core.constexpr(size) for size in sizes]), core.constexpr(self.numel)
+            shapes.setdefault(sizes, (self.shape, self.numel, of_tensors))
+        self.element_ty, self.name = element_ty, names[element_ty.name, sizes]
+        self.shape, self.numel, self.of_tensors = shapes[sizes]
+
+    def tensor(self: Any, handle: Any, type: Any) -> None:  # noqa: A002 - as Triton calls it
+        self.handle, self.type, self.dtype = handle, type, type.scalar
+        self.shape, self.numel = type.of_tensors if type.is_block() else of_scalars
+
+    core.block_type.__init__ = block_type
+    core.tensor.__init__ = tensor
+
+
+def _broadcast_only_what_differs() -> None:
+    broadcast = TritonSemantic.broadcast_impl_value
+
+    def broadcast_what_differs(self: Any, lhs: Any, rhs: Any) -> Any:
+        if lhs.shape is rhs.shape:
+            return lhs, rhs
+        return broadcast(self, lhs, rhs)
+
+    TritonSemantic.broadcast_impl_value = broadcast_what_differs
+
+
+def _promote_types_once() -> None:
+    """Keep the type that an operation on two types is computed in."""
+    promote = TritonSemantic.computation_type_impl
+    known: dict[Any, Any] = {}
+
+    def promoted(self: Any, one: Any, one_is_scalar: bool, other: Any, *rest: bool) -> Any:
+        key = one.name, one_is_scalar, other.name, *rest
+        if key not in known:
+            known[key] = promote(self, one, one_is_scalar, other, *rest)
+        return known[key]
+
+    TritonSemantic.computation_type_impl = promoted
