@@ -3,16 +3,10 @@
 import json
 from collections.abc import Callable
 
-import openai
 import pytest
 
 from foreword.models.sources.builtin import list_models
 from helpers.serve_process import ServeProcess, serve
-
-anthropic = pytest.importorskip(
-    "anthropic", reason="Anthropic's client is not installed: pip install '.[dev]'"
-)
-ollama = pytest.importorskip("ollama", reason="Ollama's client is not installed: pip install '.[dev]'")
 
 MODEL = "qwen2.5-coder-1.5b"
 # The order of keys is that of Ollama's client, which writes schemas anew: the model reads them.
@@ -30,6 +24,9 @@ Told = tuple[str, list[tuple[str, dict]], str]
 
 @pytest.fixture(scope="module")
 def server():
+    # Imported late: it takes seconds, and most runs leave this test out.
+    for client in ("anthropic", "ollama"):
+        pytest.importorskip(client, reason=f"the client {client} is not installed: pip install '.[dev]'")
     present = {model.name: model.present for model in list_models()}
     if not present.get(MODEL):
         pytest.skip(f"{MODEL} is not in the cache: foreword pull {MODEL}")
@@ -40,6 +37,8 @@ def server():
 
 
 def by_openai(server: ServeProcess, speculation: bool = True) -> Told:
+    import openai
+
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0, timeout=900)
     messages: list = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": QUESTION}]
     function = {"name": "get_weather", "description": WHAT, "parameters": PARAMETERS}
@@ -67,6 +66,8 @@ def by_openai(server: ServeProcess, speculation: bool = True) -> Told:
 
 
 def by_anthropic(server: ServeProcess) -> Told:
+    import anthropic
+
     client = anthropic.Anthropic(base_url=server.url, api_key="unused", max_retries=0, timeout=900)
     messages: list = [{"role": "user", "content": QUESTION}]
     tool = {"name": "get_weather", "description": WHAT, "input_schema": PARAMETERS}
@@ -88,6 +89,8 @@ def by_anthropic(server: ServeProcess) -> Told:
 
 
 def by_ollama(server: ServeProcess) -> Told:
+    import ollama
+
     client = ollama.Client(host=server.url, timeout=900)
     messages: list = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": QUESTION}]
     function = {"name": "get_weather", "description": WHAT, "parameters": PARAMETERS}

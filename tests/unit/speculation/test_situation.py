@@ -1,9 +1,11 @@
 """What a policy may look at."""
 
 import random
+from functools import cache
 
 import pytest
 
+from foreword.engine.requests.request import Request
 from foreword.speculation.draft import Draft
 from foreword.speculation.measured.acceptance_stats import AcceptanceStats, DraftOutcome
 from foreword.speculation.measured.calls import CallCost
@@ -372,8 +374,14 @@ def test_what_a_row_takes_behind_a_long_text_is_not_compared_with_several_behind
 
 
 def report(*runs: int, context: int = 0, seconds: StageSeconds, **others) -> StepReport:
-    parts = [RequestReport(lone_request([1]), Verdict(), run=run, context=context) for run in runs]
+    parts = [RequestReport(request(n), Verdict(), run=run, context=context) for n, run in enumerate(runs)]
     return StepReport(parts, seconds=seconds, **others)
+
+
+@cache
+def request(number: int) -> Request:
+    """The same for every report: making one takes longer than learning from it."""
+    return lone_request([1])
 
 
 def test_a_step_costs_its_whole_time_but_for_drafting():
