@@ -91,6 +91,11 @@ class DraftSampling:
         return stems(int(record["seed"]), int(record["sample"]), Stream.DRAFT, int(record["nonce"]))
 
 
+def stacked_records(samplings: Sequence[DraftSampling]) -> Record:
+    """[requests], RECORD; NumPy takes ten times as long to stack arrays of them."""
+    return np.frombuffer(b"".join([sampling.record_bytes for sampling in samplings]), RECORD)
+
+
 class RequestSampler:
     """Sampling state of one request. It sees only committed tokens: rejected drafts leave no trace."""
 

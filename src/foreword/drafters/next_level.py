@@ -11,7 +11,7 @@ from torch import Tensor
 from foreword.acceptance.distribution import Distributions, RowShape, shape_rows
 from foreword.acceptance.draw import draw, kept_tokens, sample
 from foreword.acceptance.noise import gumbel, key_tensor
-from foreword.acceptance.request import DraftSampling
+from foreword.acceptance.request import DraftSampling, stacked_records
 from foreword.acceptance.rules.rule import Rule
 from foreword.acceptance.rules.trees import Drawn, Floats, Ints
 from foreword.drafters.trees import GrowingTree
@@ -54,7 +54,7 @@ def draw_unread(trees: Sequence[GrowingTree], logits: Tensor) -> Tensor:
     logits = with_fixed_corrections(trees, logits)
     sampler = sampler_for(logits)
     if sampler is not None:
-        records = np.array([tree.request.sampling.record for tree in trees])
+        records = stacked_records([tree.request.sampling for tree in trees])
         positions = np.concatenate([tree.positions() for tree in trees])
         return torch.from_numpy(native_sample(sampler, logits, records, positions)[0])
     keys = np.concatenate([tree.keys() for tree in trees])
@@ -223,7 +223,7 @@ def with_fixed_corrections(trees: Sequence[GrowingTree], logits: Tensor) -> Tens
 
 def row_shape(trees: Sequence[GrowingTree]) -> RowShape:
     """Return temperature, top-k, top-p and min-p of the requests, one row per tree."""
-    records = np.array([tree.request.sampling.record for tree in trees])
+    records = stacked_records([tree.request.sampling for tree in trees])
 
     def column(name: str) -> Tensor:
         return torch.from_numpy(records[name].copy())

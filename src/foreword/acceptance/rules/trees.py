@@ -22,19 +22,24 @@ class Drawn:
     probs: Floats  # [support], non-negative, sum 1
 
     def __post_init__(self) -> None:
+        rises = self.ids.ndim == 1 and _rises(self.ids)
         if (
             self.ids.shape != self.probs.shape
             or self.ids.ndim != 1
-            or (not _rises(self.ids) and len(np.unique(self.ids)) != len(self.ids))
+            or (not rises and len(np.unique(self.ids)) != len(self.ids))
         ):
             raise ValueError("q needs distinct ids and one probability for each")
-        if np.any(self.ids < 0):
+        if (self.ids < 0).any():
             raise ValueError("q has a negative id")
-        if not np.all(np.isfinite(self.probs)) or np.any(self.probs < 0) or abs(self.probs.sum() - 1) > 1e-4:
+        probs = self.probs.astype(np.float64)
+        total = float(probs.sum())
+        if (probs < 0).any() or not abs(total - 1) <= 1e-4:  # which no sum with NaN in it fulfils
             raise ValueError("q must hold probabilities that sum to 1")
-        order = slice(None) if _rises(self.ids) else np.argsort(self.ids)
-        ids = np.array(self.ids[order], np.int64)
-        probs = np.array(self.probs[order], np.float64) / self.probs.astype(np.float64).sum()
+        ids = self.ids.astype(np.int64)
+        if not rises:
+            order = np.argsort(ids)
+            ids, probs = ids[order], probs[order]
+        probs = probs / total
         ids.flags.writeable = probs.flags.writeable = False
         object.__setattr__(self, "ids", ids)
         object.__setattr__(self, "probs", probs)

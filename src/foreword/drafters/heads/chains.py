@@ -7,7 +7,7 @@ from functools import lru_cache
 import numpy as np
 from torch import Tensor
 
-from foreword.acceptance.request import RECORD, DraftSampling
+from foreword.acceptance.request import DraftSampling, stacked_records
 from foreword.acceptance.rules.rule import Rule
 from foreword.acceptance.transfer import HostCopy
 from foreword.backends.interface import ChainPlan, Chains, ChainStop, PendingChains, Unsettled
@@ -38,7 +38,7 @@ def plan_chains(
     return ChainPlan(
         np.array([len(task.request.tokens) for task in tasks], np.int32),
         np.array(steps, np.int32),
-        np.frombuffer(b"".join([sampling.record_bytes for sampling in samplings]), RECORD),
+        stacked_records(samplings),
         vocabulary.token_ids,
         vocabulary.vocab_size,
         stop=_stop_of(tuple([task.stop for task in tasks]), max(steps)) if has_stop else None,

@@ -1,6 +1,7 @@
 """Attention over concatenated texts without padding, with flash kernels on a GPU and dense products elsewhere."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,10 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.to(device)
 
 
+_RUN_ROWS = 128
+"""Keys whose scores are computed at once without a GPU, but for longer texts."""
+
+
 @dataclass(frozen=True)
 class Spans:
     """Rows of concatenated texts."""
@@ -27,13 +32,20 @@ class Spans:
         bounds = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
         return Spans(to_device(bounds, device), max(lengths, default=0))
 
+    def of_texts(self, first: int, end: int) -> "Spans":
+        """Return the spans of these texts alone."""
+        return Spans.of(self.bounds[first : end + 1].diff().tolist(), self.bounds.device)
+
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, queries: Spans, keys: Spans) -> Tensor:
     """Return causal attention within each text. Queries [rows, heads, dim] may be the last rows of their texts."""
     if q.is_cuda:
         return _flash(q, k, v, queries, keys)[0]
-    scores = _dense_scores(q, k, queries, keys)
-    return _weighted(scores.softmax(-1), v).to(q.dtype)
+    parts = [
+        _weighted(_dense_scores(q[rows], k[seen], *spans).softmax(-1), v[seen])
+        for rows, seen, spans in _text_runs(queries, keys)
+    ]
+    return torch.cat(parts).to(q.dtype)
 
 
 def chain_attention(
@@ -51,12 +63,15 @@ def chain_attention(
     own_values = torch.stack([value for _, value in own], dim=2)
     if q.is_cuda:
         return _FlashChain.apply(q, k, v, own_keys, own_values, queries, keys)  # type: ignore[no-untyped-call, no-any-return]
-    scores = _dense_scores(q, k, queries, keys)  # [heads, rows, keys]
-    own_scores = _own_scores(q, own_keys).permute(1, 0, 2)  # [heads, rows, steps]
-    weights = torch.cat((scores, own_scores), dim=-1).softmax(-1)
-    past, draft_tokens = weights[..., : len(k)], weights[..., len(k) :]
-    seen = _weighted(past, v) + _own_weighted(draft_tokens.permute(1, 0, 2), own_values)
-    return seen.to(q.dtype)
+    parts = []
+    for rows, seen, spans in _text_runs(queries, keys):
+        scores = _dense_scores(q[rows], k[seen], *spans)  # [heads, rows, keys]
+        own_scores = _own_scores(q[rows], own_keys[rows]).permute(1, 0, 2)  # [heads, rows, steps]
+        weights = torch.cat((scores, own_scores), dim=-1).softmax(-1)
+        past, draft_tokens = weights.split([scores.shape[-1], len(own)], dim=-1)
+        own_part = _own_weighted(draft_tokens.permute(1, 0, 2), own_values[rows])
+        parts.append(_weighted(past, v[seen]) + own_part)
+    return torch.cat(parts).to(q.dtype)
 
 
 @dataclass(frozen=True)
@@ -201,6 +216,24 @@ def _own_weighted(weights: Tensor, own_values: Tensor) -> Tensor:
 def _grouped(rows: Tensor, kv_heads: int) -> Tensor:
     """float32 [rows, kv heads, group, 1, dim]."""
     return rows.float().view(len(rows), kv_heads, -1, 1, rows.shape[-1])
+
+
+def _text_runs(queries: Spans, keys: Spans) -> Iterator[tuple[slice, slice, tuple[Spans, Spans]]]:
+    """Yield neighbouring texts, about `_RUN_ROWS` keys at a time: their query rows, key rows and spans.
+
+    Dense scores take memory and time for every query with every key of a run; a query sees its own text alone.
+    """
+    rows, seen = queries.bounds.tolist(), keys.bounds.tolist()
+    first = 0
+    for end in range(1, len(seen)):
+        if seen[end] - seen[first] < _RUN_ROWS and end < len(seen) - 1:
+            continue
+        yield (
+            slice(rows[first], rows[end]),
+            slice(seen[first], seen[end]),
+            (queries.of_texts(first, end), keys.of_texts(first, end)),
+        )
+        first = end
 
 
 def _dense_scores(q: Tensor, k: Tensor, queries: Spans, keys: Spans) -> Tensor:
