@@ -12,13 +12,16 @@ pytestmark = pytest.mark.model
 
 FORMS: list[dict[str, Any]] = [
     {"method": "ngram", "num_speculative_tokens": 6, "fixed": True},
-    {"method": "suffix", "num_speculative_tokens": 12, "fixed": True},
-    {"method": "layer_skip", "num_speculative_tokens": 3, "fixed": True, "exit_layer": 10},
     {"method": "layer_skip", "num_speculative_tokens": 8, "fixed": True, "exit_layer": 20, "tree_width": 3},
     {"method": "self_quantized", "num_speculative_tokens": 3, "fixed": True, "bits": 4},
-    {"method": "self_quantized", "num_speculative_tokens": 8, "fixed": True, "bits": 3, "tree_width": 2},
     {"method": ["suffix", "layer_skip"], "num_speculative_tokens": 10, "fixed": True, "combine": "merge"},
 ]
+MORE_FORMS: list[dict[str, Any]] = [
+    {"method": "suffix", "num_speculative_tokens": 12, "fixed": True},
+    {"method": "layer_skip", "num_speculative_tokens": 3, "fixed": True, "exit_layer": 10},
+    {"method": "self_quantized", "num_speculative_tokens": 8, "fixed": True, "bits": 3, "tree_width": 2},
+]
+"""Which `test_same_seed_same_text.py` has, too."""
 
 PROMPTS = [
     "Repeat this sentence five times: the cat sat on the mat.",
@@ -67,7 +70,7 @@ def test_4_prompts_of_16_tokens(llm: LLM, plain: list[list[int]], form: dict[str
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: "-".join(map(str, form.values())))
+@pytest.mark.parametrize("form", FORMS + MORE_FORMS, ids=lambda form: "-".join(map(str, form.values())))
 def test_50_prompts_of_128_tokens(llm: LLM, form: dict[str, Any]):
     prompts = [f"{PROMPTS[i % len(PROMPTS)]} ({i})" for i in range(50)]
     llm.speculate(None)

@@ -51,21 +51,30 @@ def loaded(path: Path, backend: str, **config: Any) -> LLM:
     return LLM(str(path), dtype=dtype, device=device, backend=backend, config=EngineConfig(**sizes))
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_family(tmp_path_factory.mktemp(request.param), request.param)[0]
+BACKENDS = {"torch": (), "cpu": (needs_cpu_kernels,), "cuda": (needs_cuda,)}
 
 
-BACKENDS = [
-    "torch",
-    pytest.param("cpu", marks=needs_cpu_kernels),
-    pytest.param("cuda", marks=needs_cuda),
-]
+def models(backend: str, *names: str) -> list[Any]:
+    return [pytest.param((name, backend), marks=BACKENDS[backend], id=f"{name}-{backend}") for name in names]
 
 
-@pytest.fixture(scope="module", params=BACKENDS)
-def backend(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+# What torch computes for each kind is compared in test_hybrids.py: one of them shows what the engine makes of it.
+@pytest.fixture(
+    scope="module", params=models("torch", KINDS[0]) + models("cpu", *KINDS) + models("cuda", *KINDS)
+)
+def case(request: pytest.FixtureRequest) -> tuple[str, str]:
+    name, backend = request.param
+    return name, backend
+
+
+@pytest.fixture(scope="module")
+def path(case: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_family(tmp_path_factory.mktemp(case[0]), case[0])[0]
+
+
+@pytest.fixture(scope="module")
+def backend(case: tuple[str, str]) -> str:
+    return case[1]
 
 
 @pytest.fixture(scope="module")
@@ -161,20 +170,24 @@ def test_a_structured_answer_is_the_same(llm: LLM):
     assert plain == drafted
 
 
-@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_next"])
-def test_their_mtp_modules_draft(tmp_path: Path, backend: str, name: str):
+MTP = ("qwen3_5", "qwen3_next")
+
+
+@pytest.mark.parametrize("model", models("torch", MTP[0]) + models("cpu", *MTP) + models("cuda", *MTP))
+def test_their_mtp_modules_draft(tmp_path: Path, model: tuple[str, str]):
+    name, backend = model
     sizes = {"head_dim": DIM, "intermediate_size": CONFIG["intermediate_size"]}
     own = {"num_experts": EXPERTS} if name == "qwen3_next" else {}
     directory, _ = make_family(tmp_path, name, **sizes, **own)
     tensors = load_file(directory / "model.safetensors") | module_tensors(has_experts=bool(own))
     save_file(tensors, directory / "model.safetensors", {"format": "pt"})
-    model = loaded(directory, backend)
-    plain = answers(model, CROSSING, PARAMS)
+    llm = loaded(directory, backend)
+    plain = answers(llm, CROSSING, PARAMS)
     chain = {"method": "mtp", "num_speculative_tokens": 6, "fixed": True}
     forms = [chain, chain | {"tree_width": 3}]
-    model.offer([SpeculationConfig.parse(form) for form in forms])
+    llm.offer([SpeculationConfig.parse(form) for form in forms])
     both = [form for form in forms for _ in CROSSING]
-    outputs = model.generate(CROSSING * 2, PARAMS * 2, speculation=both)
+    outputs = llm.generate(CROSSING * 2, PARAMS * 2, speculation=both)
     assert [output.outputs[0].token_ids for output in outputs] == plain * 2
     assert all(output.timings.draft_n > 0 for output in outputs)
 

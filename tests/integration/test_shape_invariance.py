@@ -209,18 +209,18 @@ def test_any_number_of_threads(path: Path, form: str, isa: str, monkeypatch: pyt
         decoder = cpu_decoder(path, form, threads=threads)
         assert decoder.threads == threads
         assert torch.equal(all_logits(decoder, ids), expected)
-        assert torch.equal(one_by_one(decoder, ids[:40]), expected[:40])
+        assert torch.equal(one_by_one(decoder, ids[:12]), expected[:12])
 
 
 @needs_cpu_kernels
 @pytest.mark.model
 @pytest.mark.parametrize("form", ["int8", "q4"])
 def test_smollm2_is_invariant_too(default_model: Path, form: str):
-    decoder = cpu_decoder(default_model, form)
+    decoder = cpu_decoder(default_model, form, threads=2)
     rng = random.Random(4)
     ids = [rng.randrange(decoder.config.vocab_size) for _ in range(90)]
     expected = all_logits(decoder, ids)
-    assert torch.equal(one_by_one(decoder, ids[:40]), expected[:40])
+    assert torch.equal(one_by_one(decoder, ids[:16]), expected[:16])
     single = cpu_decoder(default_model, form, threads=1)
     assert torch.equal(all_logits(single, ids), expected)
     runner, cache = fragmented_cache(decoder, 12, seed=1)
