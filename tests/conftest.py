@@ -8,16 +8,31 @@ import pytest
 from helpers.core_seconds import CoreSeconds
 
 LONGEST_FIRST = (
-    *("test_drafter_contract", "test_rollouts_in_an_engine", "test_exactness", "test_engine_model_check"),
-    *("test_chains_of_guesses", "test_drafted_distribution", "test_drafters_under_rules"),
-    *("test_trees_of_guesses", "test_smollm2", "test_drafters_smollm2", "test_prove_server_cli"),
-    *("test_train_cli", "test_cli", "test_page", "test_cuda_head_chains", "test_same_seed_same_text"),
-    *("test_chat_cli", "test_server_hostile", "test_served_answers", "test_serve", "test_attention"),
-    *("test_cuda_decoder", "test_shape_invariance", "test_fault_drill", "test_measured_policy"),
-    *("test_tensor_parallel", "test_families", "test_head_formats", "test_trained_in_engine"),
-    *("test_served_side_by_side", "test_cuda_graphs", "test_ray_cluster"),
+    *("test_drafter_contract", "test_rollouts_in_an_engine", "test_exactness", "test_shape_invariance"),
+    *("test_train_cli", "test_head_rows", "test_measured_policy", "test_cli", "test_chains_of_guesses"),
+    *("test_same_seed_same_text", "test_trees_of_guesses", "test_cuda_head_chains", "test_hybrids"),
+    *("test_served_answers", "test_head_formats", "test_examination", "test_drafted_distribution"),
+    *(
+        "test_hybrid_engine",
+        "test_chat_cli",
+        "test_engine_model_check",
+        "test_short_requests",
+        "test_variants",
+    ),
+    *(
+        "test_drafters_smollm2",
+        "test_trainer",
+        "test_recurrent",
+        "test_compiled",
+        "test_rules",
+        "test_families",
+    ),
+    *("test_heads_at_once", "test_smollm2", "test_prove_server_cli", "test_server_engine_link", "test_demo"),
+    *("test_page", "test_confidence", "test_damaged_files", "test_fault_drill", "test_tensor_parallel"),
+    *("test_attention", "test_cuda_decoder", "test_trained_in_engine", "test_ends_in_blocks", "test_serve"),
+    *("test_cpu_hybrids", "test_serve_flood", "test_server_hostile", "test_ray_cluster"),
 )
-"""Files that take ten seconds and more: a file runs in one process, and none of these may be left alone at the end."""
+"""Files that take five seconds and more: a file runs in one process, and none of these may be left alone at the end."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -42,6 +57,23 @@ def pytest_collection_finish() -> None:
 
 def pytest_unconfigure() -> None:
     gc.unfreeze()  # or objects of native modules (triton's) outlive them, which these complain about
+
+
+@pytest.fixture(scope="session", autouse=True)
+def short_profiles() -> None:
+    from helpers.short_profiles import shorten_profiles
+
+    shorten_profiles()
+
+
+@pytest.fixture
+def whole_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of what is measured at the start."""
+    from foreword.engine import profiles
+    from helpers.short_profiles import WHOLE
+
+    for name, value in WHOLE.items():
+        monkeypatch.setattr(profiles, name, value)
 
 
 @pytest.fixture(scope="session")

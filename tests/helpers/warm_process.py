@@ -291,7 +291,9 @@ if __name__ == "__main__":
     import foreword.train.loop.run
     import foreword.wire.process  # noqa: F401 - so that no command has to
     from foreword.cli.main import main
+    from helpers.short_profiles import shorten_profiles
 
+    shorten_profiles()
     gc.freeze()  # what is there is not looked at again when a command ends
     text, sys.argv[1:] = _serve(socket.socket(fileno=int(sys.argv[1])))
     _fork_instead_of_exec()

@@ -22,6 +22,8 @@ from helpers.mixed_configs import CONFIGS
 from helpers.random_checkpoint import RandomCheckpoint
 from helpers.traffic import Kind, PretendDrafter, Traffic, interpolated
 
+pytestmark = pytest.mark.usefixtures("whole_profiles")
+
 BASE = CONFIGS["experts"].layers[0].attention
 READ = 1e-3
 """Seconds that it takes to read one expert; attention takes as long, and a row a twentieth."""

@@ -19,6 +19,8 @@ from helpers.clocks import ScriptedClock
 from helpers.mixed_configs import CONFIGS
 from helpers.random_checkpoint import RandomCheckpoint
 
+pytestmark = pytest.mark.usefixtures("whole_profiles")
+
 
 @pytest.mark.parametrize(
     "text",

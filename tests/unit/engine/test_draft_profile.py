@@ -17,6 +17,8 @@ from foreword.speculation.drafting import Drafter, DraftRequest, DraftTask
 from helpers.clocks import ScriptedClock
 from helpers.rollout_world import VOCAB, TimedTarget
 
+pytestmark = pytest.mark.usefixtures("whole_profiles")
+
 CALL, LEVEL = 0.4e-3, 0.5e-3
 CONFIG = SpeculationConfig.parse({"method": "ngram", "num_speculative_tokens": 3})
 

@@ -36,6 +36,8 @@ from helpers.mixed_configs import CONFIGS
 from helpers.random_checkpoint import RandomCheckpoint
 from helpers.requests import lone_request
 
+pytestmark = pytest.mark.usefixtures("whole_profiles")
+
 
 def report(seconds: float, is_cold: bool) -> StepReport:
     calls = [DrafterCall("head", 1, 4, 4, 0, seconds=seconds / 2, is_cold=is_cold)]
