@@ -37,10 +37,11 @@ class ScriptedTarget:
         self.config = SimpleNamespace(
             num_layers=1, recurrent=None, vocab_size=vocab_size, context_length=context_length
         )
-        self._scripts = torch.from_numpy(scripts)
-        self._seconds = torch.from_numpy(seconds)
-        self._noise = torch.randn(256, vocab_size, generator=torch.Generator().manual_seed(0))
-        self._memory = torch.empty(0, dtype=torch.int64)
+        self._scripts, self._seconds = scripts, seconds
+        self._noise = torch.randn(256, vocab_size, generator=torch.Generator().manual_seed(0)).numpy()
+        self._memory = np.empty(0, np.int64)
+        self._digits = np.arange(PROMPT_LEN)
+        self._powers = vocab_size**self._digits
 
     def kv_rows(self) -> RowSpec:
         return PRETEND_ROWS
@@ -49,27 +50,26 @@ class ScriptedTarget:
         self, num_pages: int, page_size: int, extra: Sequence[RowSpec] = (), states: StateSizes = NO_STATES
     ) -> PretendStore:
         self._page_size = page_size
-        self._memory = torch.full((num_pages * page_size,), -(10**9))
+        self._memory = np.full(num_pages * page_size, -(10**9))
         return PretendStore(num_pages, page_size, extra)
 
-    def logits(self, scripts: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    def logits(self, scripts: np.ndarray, places: np.ndarray) -> torch.Tensor:
         """What is said at these places of these scripts: float32 [rows, vocab]."""
-        places = places.clamp(0, self._scripts.shape[1] - 1)
-        logits = self._noise[(31 * scripts + 7 * places) % 256].clone()
-        rows = torch.arange(len(scripts))
+        places = places.clip(0, self._scripts.shape[1] - 1)
+        logits = self._noise[(31 * scripts + 7 * places) % 256]
+        rows = np.arange(len(scripts))
         logits[rows, self._seconds[scripts, places]] = NEXT_BEST
         logits[rows, self._scripts[scripts, places]] = LIKELY
-        return logits
+        return torch.from_numpy(logits)
 
     def forward(self, batch: ForwardBatch, store: object = None) -> ForwardOutput:
-        copies = batch.kv_copies.long()
-        self._memory[copies[:, 1]] = self._memory[copies[:, 0]]
-        self._memory[batch.slots.long()] = batch.token_ids.long()
-        starts = batch.block_tables[:, 0].long() * self._page_size
-        scripts = sum(self._memory[starts + i] * self.config.vocab_size**i for i in range(PROMPT_LEN))
-        wanted = batch.logit_rows.long()
-        owner = torch.searchsorted(batch.row_starts, batch.logit_rows, right=True) - 1
-        places = batch.positions[wanted].long() - (PROMPT_LEN - 1)
+        arrays, memory = batch.arrays, self._memory
+        memory[arrays.kv_copies[:, 1]] = memory[arrays.kv_copies[:, 0]]
+        memory[arrays.slots] = arrays.token_ids
+        starts = arrays.block_tables[:, 0].astype(np.int64) * self._page_size
+        scripts = memory[starts[:, None] + self._digits] @ self._powers
+        owner = np.searchsorted(arrays.row_starts, arrays.logit_rows, side="right") - 1
+        places = arrays.positions[arrays.logit_rows] - (PROMPT_LEN - 1)
         return ForwardOutput(self.logits(scripts[owner], places), {})
 
 

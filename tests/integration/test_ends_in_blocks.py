@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-import torch
 
 from foreword.acceptance.params import SamplingParams
 from foreword.control.fixed import FixedPolicy
@@ -92,9 +91,9 @@ class Blocks:
         return list(found.values())
 
     def logprobs(self, number: int, tokens: list[int]) -> list[float]:
-        places = torch.arange(len(tokens))
-        scores = self.target.logits(torch.full_like(places, number), places).log_softmax(dim=-1)
-        return scores[places, torch.tensor(tokens)].tolist()
+        places = np.arange(len(tokens))
+        scores = self.target.logits(np.full_like(places, number), places).log_softmax(dim=-1)
+        return scores.numpy()[places, tokens].tolist()
 
 
 def check(blocks: Blocks, number: int, answer: Answer) -> None:
