@@ -60,17 +60,17 @@ def pytest_unconfigure() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def short_profiles() -> None:
-    from helpers.short_profiles import shorten_profiles
+def quick_starts() -> None:
+    from helpers.quick_starts import prepare_quick_starts
 
-    shorten_profiles()
+    prepare_quick_starts()
 
 
 @pytest.fixture
 def whole_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests of what is measured at the start."""
     from foreword.engine import profiles
-    from helpers.short_profiles import WHOLE
+    from helpers.quick_starts import WHOLE
 
     for name, value in WHOLE.items():
         monkeypatch.setattr(profiles, name, value)

@@ -285,15 +285,20 @@ def _run_and_end(run: Callable[[], object]) -> NoReturn:
 
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).parents[1])
+    import typer.main
+
     import foreword.bench.drafters.measure
     import foreword.engine.engine
     import foreword.server.app
     import foreword.train.loop.run
     import foreword.wire.process  # noqa: F401 - so that no command has to
-    from foreword.cli.main import main
-    from helpers.short_profiles import shorten_profiles
+    from foreword.cli.main import app, main
+    from foreword.drafters.registry import drafter_kinds
+    from helpers.quick_starts import prepare_quick_starts
 
-    shorten_profiles()
+    prepare_quick_starts()
+    drafter_kinds()  # which imports them
+    typer.main.get_command(app)
     gc.freeze()  # what is there is not looked at again when a command ends
     text, sys.argv[1:] = _serve(socket.socket(fileno=int(sys.argv[1])))
     _fork_instead_of_exec()
