@@ -68,7 +68,7 @@ def chain_attention(
         scores = _dense_scores(q[rows], k[seen], *spans)  # [heads, rows, keys]
         own_scores = _own_scores(q[rows], own_keys[rows]).permute(1, 0, 2)  # [heads, rows, steps]
         weights = torch.cat((scores, own_scores), dim=-1).softmax(-1)
-        past, draft_tokens = weights.split([scores.shape[-1], len(own)], dim=-1)
+        past, draft_tokens = weights[..., : -len(own)], weights[..., -len(own) :]
         own_part = _own_weighted(draft_tokens.permute(1, 0, 2), own_values[rows])
         parts.append(_weighted(past, v[seen]) + own_part)
     return torch.cat(parts).to(q.dtype)
