@@ -254,7 +254,7 @@ GRAMMAR_MUTANTS = (
         "a matrix is in float32 as a whole before it is packed",
         "backends/weight_loader.py",
         "WeightLoader.pieces",
-        "max(1, _PIECE_ELEMENTS // expected[-1] // PANEL_ROWS) * PANEL_ROWS",
+        "piece_rows(expected[-1])",
         "expected[0]",
         (LOADING,),
     ),

@@ -16,7 +16,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 """Number formats of the torch backend."""
 
 CPU_DTYPES = ("int8", "stored", "q4", "q8_0", "float32")
-"""Number formats of the CPU kernels; the first is the default."""
+"""Number formats of the CPU kernels; `auto` is one of the first two."""
 
 BACKENDS = ("auto", "cpu", "cuda", "torch")
 
@@ -65,7 +65,7 @@ def choose_backend(
 
 
 def _chosen(backend: str, dtype: str, device: torch.device) -> BackendChoice:
-    """Select CPU kernels in 8 bits on a CPU and Triton kernels on a GPU if available, otherwise torch.
+    """Select CPU kernels on a CPU and Triton kernels on a GPU if available, otherwise torch.
 
     `float32` on a CPU uses torch, the reference, unless the CPU kernels are requested.
     """
@@ -160,7 +160,7 @@ def _missing_triton() -> str:
 
 
 def _cpu(dtype: str, reason: str) -> BackendChoice:
-    return BackendChoice("cpu", FORMS[CPU_DTYPES[0] if dtype == "auto" else dtype], torch.float32, reason)
+    return BackendChoice("cpu", FORMS[dtype], torch.float32, reason)
 
 
 def _torch(dtype: str, device: torch.device, reason: str) -> BackendChoice:

@@ -15,8 +15,8 @@ from foreword.models.formats.hf.packed_tensors import Fp8Tensor, Kept
 from foreword.models.layer_shapes import expected_shapes
 from foreword.progress import Progress
 
-_PIECE_ELEMENTS = 2**22
-"""Numbers held in float32 at once while packing: 16 MB."""
+_PIECE_ELEMENTS = 2**20
+"""Numbers held in float32 at once while packing: 4 MB."""
 PANEL_ROWS = 8
 """Rows that the CPU kernels interleave; pieces begin at a multiple of this."""
 
@@ -49,6 +49,11 @@ class ExpertSource(Protocol):
 
     def experts(self, names: Sequence[Sequence[str]]) -> object | None:
         """Return the experts' projections of the same input, by expert, as one; None: load them one by one."""
+
+
+def piece_rows(columns: int) -> int:
+    """Return the rows of a matrix to pack at once: whole panels, as many as the piece's memory holds."""
+    return max(1, _PIECE_ELEMENTS // columns // PANEL_ROWS) * PANEL_ROWS
 
 
 def stacked(parts: Sequence[Tensor]) -> Tensor:
@@ -130,8 +135,7 @@ class WeightLoader:
     def pieces(self, name: str) -> Iterator[Tensor]:
         """Yield a matrix in float32, in pieces of whole panels of rows."""
         expected = self._shapes[name]
-        step = max(1, _PIECE_ELEMENTS // expected[-1] // PANEL_ROWS) * PANEL_ROWS
-        pieces, done = self._checkpoint.pieces(name, torch.float32, step), 0
+        pieces, done = self._checkpoint.pieces(name, torch.float32, piece_rows(expected[-1])), 0
         for piece in pieces:
             done += len(piece)
             if done > expected[0] or piece.shape[1:] != expected[1:]:

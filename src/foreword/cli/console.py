@@ -67,7 +67,8 @@ DtypeOption = Annotated[
     str,
     typer.Option(
         callback=lambda name: one_of("--dtype", name, DTYPES),
-        help="Data type: auto, float32, bfloat16, float16; on the CPU kernels int8 (auto), stored, q8_0, float32.",
+        help="Data type: auto, float32, bfloat16, float16; on the CPU kernels int8, stored, q8_0, float32. "
+        "`foreword doctor` shows what auto is.",
     ),
 ]
 BackendOption = Annotated[

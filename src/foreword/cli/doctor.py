@@ -28,6 +28,7 @@ def _findings(model: str) -> dict[str, object]:
 
     from foreword import __version__
     from foreword.backends.choice import choose_backend, fitted, pick_device
+    from foreword.backends.cpu.packing import default_form
     from foreword.backends.loading import is_shape_invariant
     from foreword.backends.memory import state_spec
     from foreword.engine.drafting.default_speculation import choose_speculation
@@ -45,7 +46,12 @@ def _findings(model: str) -> dict[str, object]:
     if checkpoint is None:
         because = f"{model} is not here yet: `foreword pull {model}` tells whether a head was trained for it; {because}"
     states = None if checkpoint is None else state_spec(checkpoint.config, choice.torch_dtype.itemsize)
-    numbers = choice.form.name if choice.form is not None else str(choice.torch_dtype).removeprefix("torch.")
+    numbers, numbers_because = str(choice.torch_dtype).removeprefix("torch."), choice.reason
+    if choice.form is not None and checkpoint is not None:
+        form, numbers_because = default_form(checkpoint, choose_isa(status.instruction_sets))
+        numbers = form.name
+    elif choice.form is not None:
+        numbers, numbers_because = "int8 or stored", f"the file decides: `foreword pull {model}` tells"
     return {
         "version": __version__,
         "python": sys.version.split()[0],
@@ -54,6 +60,7 @@ def _findings(model: str) -> dict[str, object]:
         "backend": choice.name,
         "backend_because": choice.reason,
         "dtype": numbers,
+        "dtype_because": numbers_because,
         "speculation": "off" if chosen.config is None else "+".join(chosen.config.method),
         "speculation_because": because,
         "instruction_set": choose_isa(status.instruction_sets) if status.available else "none",

@@ -16,10 +16,10 @@ MISSING = NativeStatus(False, "not built", ())
 
 
 @needs_cpu_kernels
-def test_auto_on_the_cpu_is_native_in_8_bits():
+def test_auto_on_the_cpu_is_native():
     choice = choose_backend("auto", "auto", CPU)
     assert choice.form is not None
-    assert choice.form.name == "int8"
+    assert choice.form.name == "auto"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

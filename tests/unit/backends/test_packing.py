@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from foreword.backends.cpu.packing import FORMS, MatrixPacker, has_finite_scales, rotated_group
+from foreword.backends.cpu.packing import (
+    FORMS,
+    MatrixPacker,
+    chosen_form,
+    default_form,
+    has_finite_scales,
+    rotated_group,
+)
 from foreword.errors import CheckpointError
 from foreword.models.config import AttentionSpec, LayerSpec, MlpSpec
 from foreword.models.formats.checkpoint import QuantizedTensor
@@ -47,6 +54,37 @@ def test_matrices_of_one_input_are_grouped_alike_where_a_file_stores_them_differ
 def test_blocks_that_are_not_kept_are_rotated_as_floats_are():
     packed = packer("int8", {QUERY: blocks("Q4_0")}).matrices([QUERY, KEY], False)
     assert [(matrix.form, matrix.group) for matrix in packed] == [("int8-rotated", 128)] * 2
+
+
+MLP = [f"model.layers.0.mlp.{name}_proj.weight" for name in ("gate", "up", "down")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "isa", "expected"),
+    [
+        ("Q4_1", "avx512-vnni", "stored"),
+        ("Q5_0", "avx2", "stored"),
+        ("Q8_0", "avx512-vnni", "int8"),  # no fewer bytes
+        ("Q4_1", "neon-dotprod", "int8"),
+        ("Q4_1", "portable", "int8"),
+        (None, "avx512-vnni", "int8"),
+    ],
+)
+def test_auto_follows_a_fixed_rule(kind: str | None, isa: str, expected: str):
+    sizes = {MLP[0]: (96, 128), MLP[1]: (96, 128), MLP[2]: (128, 96)}
+    stored = {} if kind is None else {name: blocks(kind, *size) for name, size in sizes.items()}
+    checkpoint = RandomCheckpoint(TINY, stored)
+    form, reason = default_form(checkpoint, isa)
+    assert form == FORMS[expected]
+    assert reason
+    asked = replace(FORMS["auto"], kv_dtype="float32")
+    assert chosen_form(asked, checkpoint, isa) == replace(FORMS[expected], kv_dtype="float32")
+    assert chosen_form(FORMS["q8_0"], checkpoint, isa) == FORMS["q8_0"]
+
+
+def test_a_few_blocks_do_not_decide():
+    form, _ = default_form(RandomCheckpoint(TINY, {MLP[0]: blocks("Q4_0", 96)}), "avx2")
+    assert form == FORMS["int8"]
 
 
 @needs_cpu_kernels

@@ -238,6 +238,46 @@ def test_rounded_heads_are_close_and_small(tmp_path: Path, kind: str, bits: int,
     )
 
 
+@pytest.mark.parametrize("bits", [16, 8, 4])
+def test_matrices_are_read_in_pieces(tmp_path: Path, bits: int, monkeypatch: pytest.MonkeyPatch):
+    path = eagle3(inner=128).save(tmp_path / "head", draft_vocab_size=40)
+    if bits < 16:
+        quantize_head(open_head(path), tmp_path / "small", bits)
+        path = tmp_path / "small"
+    head = open_head(path)
+    for name in (name for name, shape in head.spec.shapes.items() if len(shape) == 2):
+        whole = head.load(name)
+        with monkeypatch.context() as patched:
+            patched.setattr(type(head.files), "load", _checked_load(type(head.files).load, 24))
+            pieces = list(head.pieces(name, 24))
+        assert torch.equal(torch.cat(pieces), whole)
+
+
+def _checked_load(load: Callable[..., torch.Tensor], rows: int) -> Callable[..., torch.Tensor]:
+    def checked(*arguments: Any) -> torch.Tensor:
+        read = load(*arguments)
+        assert len(read) <= rows
+        return read
+
+    return checked
+
+
+def test_a_lent_output_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The rows of the head's vocabulary, as the target's file stores them."""
+    monkeypatch.setattr(opening, "_GATHERED_ROWS", 3)
+    directory = make_hf_model(tmp_path / "target", "llama", tied=True)
+    target = open_checkpoint(write_gguf(directory, tmp_path / "target.gguf", "Q4_1"))
+    head = open_head(saved(tmp_path / "head"))
+    ids = torch.tensor([3, 49, 50, 51, 120, 7, 359])
+    lent = replace(head, lender=target, token_ids=ids)
+    whole = target.load("model.embed_tokens.weight", torch.float32)[ids]
+    assert torch.equal(torch.cat(list(lent.pieces("lm_head.weight", 2))), whole)
+    blocks = lent.blocks("lm_head.weight")
+    assert blocks is not None
+    assert (blocks.kind, blocks.shape) == ("Q4_1", (7, 64))
+    assert lent.blocks("fc.weight") is None
+
+
 def test_four_bits_need_whole_groups(tmp_path: Path):
     with pytest.raises(RequestError, match="96 columns cannot be rounded to 4 bits: not a multiple of 64"):
         quantize_head(open_head(saved(tmp_path / "head")), tmp_path / "small", 4)

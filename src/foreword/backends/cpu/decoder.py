@@ -10,7 +10,8 @@ from foreword.backends.batch import ForwardBatch, ForwardOutput, SideBySide
 from foreword.backends.cpu.adapters import AdapterPacker
 from foreword.backends.cpu.head_factory import CpuHeads
 from foreword.backends.cpu.kv_store import HEAD_ALIGNMENT, CpuKvStore
-from foreword.backends.cpu.packing import FORMS, MatrixPacker, WeightForm
+from foreword.backends.cpu.packing import FORMS, MatrixPacker, WeightForm, chosen_form
+from foreword.backends.cpu.resident import release_unused
 from foreword.backends.cpu.weights import CpuWeights, load_ends, load_layers, native_decoder
 from foreword.backends.interface import DecodeSize, KvStore
 from foreword.backends.memory import kv_rows
@@ -133,6 +134,8 @@ def load_cpu_decoder(
     """Pack a checkpoint's weights and build its decoder; `ends` provides embedding, head and last norm."""
     config = checkpoint.config
     isa, workers = choose_isa(native_status().instruction_sets), choose_threads(threads)
+    form = chosen_form(form, checkpoint, isa)
+    release_unused()  # so that the peak is not that of importing torch plus the weights
     packer = MatrixPacker(checkpoint, form, isa, workers, progress)
     # First the embedding: the file's pages of this largest matrix are released before much else is in memory.
     weights = load_ends(packer, config) if ends is None else ends

@@ -9,6 +9,7 @@ import torch
 from foreword.backends.cpu.heads import CpuHead, HeadPacker
 from foreword.backends.cpu.kv_store import CpuKvStore
 from foreword.backends.cpu.packing import WeightForm
+from foreword.backends.cpu.resident import release_unused
 from foreword.backends.cpu.weights import CpuWeights, native_decoder
 from foreword.backends.interface import HeadCall, HeadOutput, MedusaCall
 from foreword.kv.states import as_array
@@ -86,7 +87,9 @@ class CpuHeads:
     def head(self, head: Head, rows: str) -> CpuHead:
         """Load a head with KV rows."""
         ends = self._weights.embedding, self._weights.head
-        return CpuHead(head, rows, self._packer(head), self._native, ends)
+        packed = CpuHead(head, rows, self._packer(head), self._native, ends)
+        release_unused()
+        return packed
 
     def medusa(self, head: Head) -> CpuMedusa:
         """Load Medusa's heads."""

@@ -10,10 +10,12 @@ from torch import Tensor
 
 from foreword.backends.batch import Ints
 from foreword.backends.cpu.kv_store import CpuKvStore
-from foreword.backends.cpu.packing import WeightForm, rotated_group
+from foreword.backends.cpu.packing import BLOCK_KINDS, WeightForm, rotated_group
 from foreword.backends.cpu.weights import load_experts
 from foreword.backends.interface import ChainPlan, HeadCall, HeadInput, HeadOutput, KnownChains, KvStore
+from foreword.backends.weight_loader import piece_rows
 from foreword.kv.states import as_array
+from foreword.models.formats.checkpoint import QuantizedTensor
 from foreword.models.heads.opening import Head
 from foreword.models.heads.spec import MARKOV, Join
 from foreword.models.rope import frequencies
@@ -48,15 +50,33 @@ class HeadPacker:
         """Pack a matrix with its bias, if any."""
         from foreword.kernels._native import PackedMatrix
 
-        values = self._head.load(name + ".weight")
+        weight = name + ".weight"
         if self._form.floats:
-            packed = PackedMatrix.keep_floats(self._arena, values)
+            packed = PackedMatrix.keep_floats(self._arena, self._head.load(weight))
+        elif self._form.keeps_blocks and (blocks := self._blocks(weight)) is not None:
+            packed = PackedMatrix.keep_blocks(self._arena, blocks.kind, blocks.data, self._threads)
         else:
-            group = rotated_group(values.shape[1])
-            packed = PackedMatrix.round_floats(self._arena, values, group, True, self.isa, self._threads)
+            packed = self._rounded(weight)
         if (bias := self.vector(name + ".bias")) is not None:
             packed.set_bias(bias)
         self.nbytes += packed.nbytes
+        return packed
+
+    def _blocks(self, name: str) -> QuantizedTensor | None:
+        """Return the target's output rows as its file has them; other matrices share inputs and are rounded alike."""
+        blocks = self._head.blocks(name)
+        return blocks if blocks is not None and blocks.kind in BLOCK_KINDS else None
+
+    def _rounded(self, name: str) -> "_native.PackedMatrix":
+        """Round a matrix to 8 bits piece by piece."""
+        from foreword.kernels._native import PackedMatrix
+
+        rows, columns = self._head.spec.shapes[name]
+        packed = PackedMatrix.rounded(self._arena, rows, columns, rotated_group(columns), True)
+        done = 0
+        for piece in self._head.pieces(name, piece_rows(columns)):
+            packed.round_rows(done, piece, self.isa, self._threads)
+            done += len(piece)
         return packed
 
     def matrices(self, names: list[str], biased: bool) -> "list[_native.PackedMatrix]":

@@ -1,6 +1,7 @@
 """Packs weights for the CPU kernels in one of several number formats."""
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import gguf
@@ -10,6 +11,7 @@ import torch
 from foreword.backends.weight_loader import WeightLoader
 from foreword.errors import CheckpointError
 from foreword.models.formats.checkpoint import Checkpoint, QuantizedTensor
+from foreword.models.layer_shapes import expected_shapes
 from foreword.progress import Progress
 
 if TYPE_CHECKING:
@@ -26,6 +28,8 @@ BLOCK_KINDS = {
     "Q6_K": (208,),
 }
 """GGUF blocks that the kernels read directly, with the offsets of their half-precision numbers."""
+
+_NARROW_KINDS = BLOCK_KINDS.keys() - {"Q8_0"}  # fewer bytes than with `int8`
 
 BLOCK_COLUMNS = 32
 ROTATED_GROUPS = (192, 128, 64)
@@ -44,13 +48,36 @@ class WeightForm:
 
 
 FORMS = {
+    "auto": WeightForm("auto"),  # `chosen_form` replaces it
     "float32": WeightForm("float32", floats=True, kv_dtype="float32"),
     "int8": WeightForm("int8", rotated=True),
     "stored": WeightForm("stored", keeps_blocks=True, rotated=True),
     "q8_0": WeightForm("q8_0", keeps_blocks=False),
 }
 FORMS["q4"] = FORMS["stored"]  # its earlier name
-"""`int8` is the default; `q8_0` rounds like GGUF's format of that name and serves as a reference."""
+"""`q8_0` rounds like GGUF's format of that name and serves as a reference."""
+
+BLOCK_SETS = ("avx512-vnni", "avx2")
+"""Instruction sets with faster passes over blocks than over `int8`: docs/kernels.md, "Which format"."""
+
+_REORDERED = ("q_proj.weight", "k_proj.weight")  # their blocks would be copied into another order
+
+
+def default_form(checkpoint: Checkpoint, isa: str) -> tuple[WeightForm, str]:
+    """Return the format that `--dtype auto` stands for, and why.
+
+    The rule is fixed: a choice by measurement could differ between two starts, and with it the text of a seed.
+    """
+    if isa not in BLOCK_SETS:
+        return FORMS["int8"], f"passes over blocks were not measured to be faster on {isa}"
+    counts: Counter[bool] = Counter()
+    for name, shape in expected_shapes(checkpoint.config).items():
+        if len(shape) == 2 and not name.endswith(_REORDERED) and name in checkpoint.tensor_names():
+            stored = checkpoint.quantized(name)
+            counts[stored is not None and stored.kind in _NARROW_KINDS] += shape[0] * shape[1]
+    if counts[True] <= counts[False]:
+        return FORMS["int8"], "most weights of the file have 8 bits or more"
+    return FORMS["stored"], f"the file's blocks have fewer than 8 bits, and {isa} reads them faster"
 
 
 def rotated_group(columns: int) -> int:
@@ -66,6 +93,13 @@ def has_finite_scales(stored: QuantizedTensor) -> bool:
         np.ascontiguousarray(blocks[..., at : at + 2]).view(np.float16) for at in BLOCK_KINDS[stored.kind]
     )
     return all(bool(np.isfinite(numbers).all()) for numbers in halves)
+
+
+def chosen_form(form: WeightForm, checkpoint: Checkpoint, isa: str) -> WeightForm:
+    """Return the format to pack a checkpoint in: the given one unless it is `auto`."""
+    if form.name != "auto":
+        return form
+    return replace(default_form(checkpoint, isa)[0], kv_dtype=form.kv_dtype)
 
 
 class MatrixPacker:

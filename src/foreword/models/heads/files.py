@@ -1,6 +1,6 @@
 """The files of a head: tensors by canonical names, and consistency checks."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +12,7 @@ from torch import Tensor
 from foreword.cancellation import check_cancelled
 from foreword.errors import CheckpointError
 from foreword.models.config import ModelConfig
-from foreword.models.formats.checkpoint import opened_safetensors
+from foreword.models.formats.checkpoint import opened_safetensors, stretches
 from foreword.models.formats.fields import ConfigFields
 from foreword.models.formats.hf.checkpoint import read_json_object
 from foreword.models.formats.hf.packed import scheme_of, unpacked
@@ -52,6 +52,8 @@ class PackedMatrix(NamedTuple):
 
 class HeadFiles:
     """Config and tensors of one head; tensors are read on demand."""
+
+    _rows: slice | None = None  # rows that are read; None: all
 
     def __init__(self, path: Path) -> None:
         """`path` is a directory, or a safetensors file next to its config.json."""
@@ -114,6 +116,18 @@ class HeadFiles:
             )
         return unpacked(scheme, parts, name, self.path)
 
+    def pieces(self, name: str, rows: int) -> Iterator[Tensor]:
+        """Yield a matrix in float32, dequantised, in pieces of at most `rows` rows that are read one by one."""
+        count = self._places[name].shape[0]
+        scale = self._places.get(name + SCALE)
+        if name + "_scale_inv" in self._places or (scale is not None and scale.shape[:1] != (count,)):
+            yield from stretches(self.load(name), rows)  # scales are not by row
+            return
+        for begin in range(0, count, rows):
+            view = copy(self)
+            view._rows = slice(begin, min(begin + rows, count))
+            yield view.load(name)
+
     def packed(self, name: str) -> PackedMatrix | None:
         """Return a matrix of our own 8-bit heads as stored; None: it is not one."""
         section = self.config.get("quantization_config") or {}
@@ -128,7 +142,10 @@ class HeadFiles:
         """Return a tensor as stored."""
         place = self._places[name]
         with opened_safetensors(place.file) as file:
-            tensor: Tensor = file.get_tensor(place.name)
+            is_part = self._rows is not None and not name.endswith(SHAPE)
+            tensor: Tensor = (
+                file.get_slice(place.name)[self._rows] if is_part else file.get_tensor(place.name)
+            )
         return tensor
 
     def renamed(self, names: Mapping[str, str]) -> "HeadFiles":

@@ -1,15 +1,16 @@
 """Opens a head: reads its description, and drops copies of the target's matrices."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from foreword.errors import CheckpointError
 from foreword.models.config import ModelConfig
-from foreword.models.formats.checkpoint import Checkpoint, rotated_rows
+from foreword.models.formats.checkpoint import Checkpoint, QuantizedTensor, rotated_rows, stretches
 from foreword.models.formats.gguf.checkpoint import dequantized
 from foreword.models.heads.files import HeadFiles, PackedMatrix, draft_token_ids, fitted
 from foreword.models.heads.layouts.common import OUTPUT, head_kind
@@ -20,6 +21,7 @@ from foreword.models.heads.layouts.mtp import mtp_files, read_mtp
 from foreword.models.heads.spec import HeadSpec, Join
 
 _EMBEDDING = "embed_tokens.weight"
+_GATHERED_ROWS = 512  # of a mapped file: the system maps up to 64 KiB around each
 _PIECE_ROWS = 4096  # of the target's output matrix in memory at once
 
 _READERS = {
@@ -66,10 +68,37 @@ class Head:
             return tensor if rotated is None else tensor[torch.from_numpy(rotated.order())]
         return tensor
 
+    def pieces(self, name: str, rows: int) -> Iterator[Tensor]:
+        """Yield a matrix in float32 in pieces of at most `rows` rows; only a reordered one is read whole."""
+        blocks = self.blocks(name)
+        if blocks is not None:
+            for begin in range(0, len(blocks.data), rows):
+                yield dequantized(blocks.kind, blocks.data[begin : begin + rows], torch.float32)
+        elif (name == OUTPUT and self.lender is not None) or self._is_reordered(name):
+            yield from stretches(self.load(name), rows)
+        else:
+            yield from self.files.pieces(name, rows)
+
+    def blocks(self, name: str) -> QuantizedTensor | None:
+        """Return the target's rows of the head's vocabulary as stored; None if they are not the matrix, or floats."""
+        if name != OUTPUT or self.lender is None or self.token_ids is None:
+            return None
+        stored = self.lender.quantized(_output_name(self.lender))
+        if stored is None:
+            return None
+        ids = self.token_ids.numpy()
+        rows = np.empty((len(ids), stored.data.shape[1]), np.uint8)
+        for part in np.array_split(np.argsort(ids), -(-len(ids) // _GATHERED_ROWS)):
+            rows[part] = stored.data[ids[part]]
+            self.lender.release()
+        return QuantizedTensor(stored.kind, rows, (len(rows), stored.shape[1]))
+
+    def _is_reordered(self, name: str) -> bool:
+        return self.spec.interleaved or (name == "fc.weight" and self.spec.hidden_first)
+
     def packed(self, name: str) -> PackedMatrix | None:
         """Return a matrix in 8 bits as stored; None if it must be unpacked."""
-        is_changed = self.spec.interleaved or (name == "fc.weight" and self.spec.hidden_first)
-        return None if is_changed else self.files.packed(name)
+        return None if self._is_reordered(name) else self.files.packed(name)
 
     def without(self, names: Sequence[str]) -> "Head":
         """Return the head without these tensors, which the target provides."""
@@ -124,9 +153,13 @@ def with_output(head: Head, target: Checkpoint) -> Head:
     return replace(head, spec=replace(head.spec, shapes=shapes), lender=target)
 
 
+def _output_name(target: Checkpoint) -> str:
+    return OUTPUT if OUTPUT in target.tensor_names() else f"model.{_EMBEDDING}"
+
+
 def output_rows(target: Checkpoint, token_ids: Tensor | None, dtype: torch.dtype) -> Tensor:
     """Return rows of the target's output matrix; None: all."""
-    name = OUTPUT if OUTPUT in target.tensor_names() else f"model.{_EMBEDDING}"
+    name = _output_name(target)
     if token_ids is None:
         return target.load(name, dtype)
     if (stored := target.quantized(name)) is not None:

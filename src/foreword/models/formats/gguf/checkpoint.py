@@ -29,7 +29,7 @@ from foreword.models.formats.checkpoint import (
 from foreword.models.formats.fields import GGUF_KEYS, ConfigFields, sampling_values
 from foreword.models.formats.gguf.config import ROPE_TENSORS, gguf_config, gguf_family, module_layers
 from foreword.models.formats.gguf.file import GgufFile, GgufTensor
-from foreword.models.formats.gguf.tokenizer import gguf_tokenizer
+from foreword.models.formats.gguf.tokenizer import TOKENIZER_PREFIX, gguf_tokenizer
 from foreword.models.layer_shapes import expected_shapes
 from foreword.models.tokenization.tokenizer import Tokenizer, check_vocab
 
@@ -294,6 +294,7 @@ class GgufCheckpoint:
     def _tokenizer(self) -> Tokenizer:
         tokenizer = gguf_tokenizer(self._file)
         check_vocab(tokenizer, self.config)
+        self._file.drop_arrays(TOKENIZER_PREFIX)
         return tokenizer
 
     def _place(self, name: str) -> GgufPlace:

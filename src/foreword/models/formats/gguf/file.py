@@ -63,6 +63,12 @@ class GgufFile:
         if hasattr(mmap, "MADV_DONTNEED"):
             self._bytes.madvise(mmap.MADV_DONTNEED)
 
+    def drop_arrays(self, prefix: str) -> None:
+        """Forget the arrays below a metadata prefix: a vocabulary takes as much memory as a small model."""
+        for key in [key for key in self.metadata if key.startswith(prefix)]:
+            if isinstance(self.metadata[key], list):
+                del self.metadata[key]
+
     def _alignment(self) -> int:
         alignment = self.metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
         if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):

@@ -19,6 +19,9 @@ from foreword.models.tokenization.gguf_splits import (
 from foreword.models.tokenization.token_pieces import PieceDecoder, byte_level_decoder, sentencepiece_decoder
 from foreword.models.tokenization.tokenizer import Tokenizer, TokenizerParts
 
+TOKENIZER_PREFIX = "tokenizer.ggml."
+"""Metadata keys of the vocabulary."""
+
 _NORMAL_TYPE, _UNKNOWN_TYPE, _CONTROL_TYPE, _USER_DEFINED_TYPE, _UNUSED_TYPE = 1, 2, 3, 4, 5
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _FILL_KEYS = (
@@ -44,7 +47,7 @@ class _Parts:
 
 def gguf_tokenizer(file: GgufFile) -> Tokenizer:
     """Return the tokenizer of a GGUF file."""
-    fields = ConfigFields(file.metadata, str(file.path), prefix="tokenizer.ggml.")
+    fields = ConfigFields(file.metadata, str(file.path), prefix=TOKENIZER_PREFIX)
     tokens = _string_list(fields, "tokens")
     if len(set(tokens)) != len(tokens):
         raise _bad_vocabulary(fields, "its tokens are not distinct")
