@@ -16,11 +16,12 @@ uint16_t half_at(const uint8_t* bytes) {
     return half;
 }
 
-// Q4_0, Q4_1, Q5_0, Q5_1: scale, minimum, the fifth bits in one word, 16 bytes of nibbles.
+// Q4_0, Q4_1, Q5_0, Q5_1, Q4_Z: scale, minimum or the level of zero, the fifth bits in one word, 16 bytes of nibbles.
 void read_small(const BlockLayout& layout, const uint8_t* block, BlockGroup& out) {
     out.scale = half_at(block);
     block += kHalfBytes;
-    if (layout.has_min) out.minimum = half_at(block), block += kHalfBytes;
+    if (layout.has_zeros) out.minimum = out.scale, out.minimum_factor = static_cast<int8_t>(-*block++);
+    else if (layout.has_min) out.minimum = half_at(block), block += kHalfBytes;
     uint32_t fifth = 0;
     if (layout.bits == 5) std::memcpy(&fifth, block, 4), block += 4;
     for (int c = 0; c < 16; ++c) {
@@ -69,6 +70,7 @@ int64_t gguf_block_bytes(Form form) {
         case Form::Q8: return 34;
         case Form::Q4_0: return 18;
         case Form::Q4_1: return 20;
+        case Form::Q4_Z: return 19;
         case Form::Q5_0: return 22;
         case Form::Q5_1: return 24;
         case Form::Q4_K: return 144;

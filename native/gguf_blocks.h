@@ -1,4 +1,4 @@
-// The blocks of GGUF files, taken apart into groups of 32 weights.
+// The blocks of GGUF files, and Q4_Z's (packed safetensors as blocks), taken apart into groups of 32 weights.
 #pragma once
 
 #include <cstdint>

@@ -23,6 +23,7 @@ struct BlockKind {
 constexpr BlockKind kBlockKinds[] = {
     {Form::Q8, "Q8_0", "int8"},   {Form::Q4_0, "Q4_0", "q4_0"}, {Form::Q4_1, "Q4_1", "q4_1"}, {Form::Q5_0, "Q5_0", "q5_0"},
     {Form::Q5_1, "Q5_1", "q5_1"}, {Form::Q4_K, "Q4_K", "q4_k"}, {Form::Q5_K, "Q5_K", "q5_k"}, {Form::Q6_K, "Q6_K", "q6_k"},
+    {Form::Q4_Z, "Q4_Z", "q4_z"},
 };
 
 Form block_form(const std::string& kind) {

@@ -106,7 +106,8 @@ void PackedMatrix::store_group(int64_t row, int64_t g, const BlockGroup& group, 
         std::memcpy(header + 16 + kHalfBytes * lane, &group.minimum, kHalfBytes);
     } else {
         std::memcpy(place + kHalfBytes * lane, &group.scale, kHalfBytes);
-        if (layout.has_min) std::memcpy(place + 16 + kHalfBytes * lane, &group.minimum, kHalfBytes);
+        if (layout.has_zeros) place[16 + lane] = static_cast<uint8_t>(group.minimum_factor);
+        else if (layout.has_min) std::memcpy(place + 16 + kHalfBytes * lane, &group.minimum, kHalfBytes);
         place += layout.header;
     }
     for (int64_t block = 0; block < blocks; ++block) store_levels(layout.bits, levels + block * kBlock, lane, place + block * layout.bytes);

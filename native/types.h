@@ -19,8 +19,8 @@ constexpr int64_t kStateChunk = 64;      // positions between two states of recu
 constexpr int64_t kRingRows = 128;       // rows of a ring: a chunk's, and those of a tree's nodes after it
 
 // How the numbers of a weight matrix are stored: w, scale * q, or scale * q + minimum. All but F32 and Factor are
-// GGUF's blocks (Q8 is Q8_0, and what is rounded to 8 bits at load).
-enum class Form : int32_t { F32, Q8, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, Factor };
+// GGUF's blocks (Q8 is Q8_0, and what is rounded to 8 bits at load) but Q4_Z: scale * (q - zero), as GPTQ and AWQ have it.
+enum class Form : int32_t { F32, Q8, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, Q4_Z, Factor };
 
 constexpr int64_t kSuperGroups = 8;     // groups of 32 columns in a K form's block of 256
 constexpr int64_t kSuperHeader = 160;   // bytes before their weights: 8 half scales, 8 half minima, 16 bytes per group
@@ -32,8 +32,9 @@ struct BlockLayout {
     int scales;       // per 32 columns: Q6_K has one for each 16
     bool has_min;
     bool is_super;    // scales are a block's scale times 8 bits per group, minima likewise
-    int64_t header;   // bytes before the weights of a group, unless is_super: 8 half scales, and 8 half minima
+    int64_t header;   // bytes before the weights of a group, unless is_super: 8 half scales, and 8 half minima or 8 zeros
     int64_t bytes;    // of weights
+    bool has_zeros = false;   // the minimum is the scale times a signed byte in the header
     constexpr bool is_unsigned() const { return bits < 8 && bias == 0; }
 };
 
@@ -46,6 +47,7 @@ constexpr BlockLayout block_layout(Form form) {
         case Form::Q4_K: return {4, 0, 1, true, true, 0, 128};
         case Form::Q5_K: return {5, 0, 1, true, true, 0, 160};
         case Form::Q6_K: return {6, 32, 2, false, true, 0, 192};
+        case Form::Q4_Z: return {4, 0, 1, true, false, 24, 128, true};
         default: return {8, 0, 1, false, false, 16, 256};
     }
 }

@@ -247,6 +247,7 @@ void dequantize_row(const MatrixView& w, int64_t row, float* out) {
         case Form::Q4_K: return dequantize_blocks<Form::Q4_K>(w, row, out);
         case Form::Q5_K: return dequantize_blocks<Form::Q5_K>(w, row, out);
         case Form::Q6_K: return dequantize_blocks<Form::Q6_K>(w, row, out);
+        case Form::Q4_Z: return dequantize_blocks<Form::Q4_Z>(w, row, out);
         case Form::Factor: {
             const uint8_t* panel = w.data + row / kPanelRows * w.panel_bytes;
             const int64_t lane = row % kPanelRows;

@@ -71,6 +71,7 @@ void linear(const MatrixView& w, const ActivationView& x, int64_t panel_begin, i
         case Form::Q4_K: return run_blocks<Form::Q4_K>(w, x, panel_begin, panel_end, out, scratch);
         case Form::Q5_K: return run_blocks<Form::Q5_K>(w, x, panel_begin, panel_end, out, scratch);
         case Form::Q6_K: return run_blocks<Form::Q6_K>(w, x, panel_begin, panel_end, out, scratch);
+        case Form::Q4_Z: return run_blocks<Form::Q4_Z>(w, x, panel_begin, panel_end, out, scratch);
         case Form::Factor: return run_factor_panels(w, x, panel_begin, panel_end, out);
     }
 }

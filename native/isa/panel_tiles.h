@@ -85,6 +85,7 @@ struct PackedPanel {
     }
     FOREWORD_INLINE F32x8 minima() const {
         if constexpr (kLayout.is_super) return mul(minimum, load_int8(header + 8));
+        if constexpr (kLayout.has_zeros) return mul(scales(0), load_int8(header + 16));
         return load_half(reinterpret_cast<const uint16_t*>(header + 16));
     }
 };

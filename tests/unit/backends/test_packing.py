@@ -71,7 +71,7 @@ MLP = [f"model.layers.0.mlp.{name}_proj.weight" for name in ("gate", "up", "down
     ],
 )
 def test_auto_follows_a_fixed_rule(kind: str | None, isa: str, expected: str):
-    sizes = {MLP[0]: (96, 128), MLP[1]: (96, 128), MLP[2]: (128, 96)}
+    sizes = {MLP[0]: (96, 128), MLP[1]: (96, 128), MLP[2]: (128, 96), VALUE: (128, 128)}
     stored = {} if kind is None else {name: blocks(kind, *size) for name, size in sizes.items()}
     checkpoint = RandomCheckpoint(TINY, stored)
     form, reason = default_form(checkpoint, isa)

@@ -109,7 +109,7 @@ def test_rows_that_do_not_fit_a_matrix_are_refused():
 @pytest.mark.parametrize(("rows", "columns"), [(1, 256), (9, 512), (64, 768), (23, 1536)])
 def test_products_with_gguf_blocks_equal_the_reference(rows: int, columns: int, kind: str, isa: str):
     blocks = random_blocks(kind, rows, columns)
-    exact = torch.from_numpy(gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[kind]))
+    exact = weights_of(kind, blocks)
     matrix = native.PackedMatrix.keep_blocks(arena, kind, blocks, 2)
     assert torch.equal(expanded(matrix, isa), exact)
     for count in ROW_COUNTS[:9]:
@@ -123,14 +123,29 @@ def test_products_with_gguf_blocks_equal_the_reference(rows: int, columns: int, 
     assert torch.equal(expanded(again, isa), expanded(from_floats, isa))
 
 
+def weights_of(kind: str, blocks: np.ndarray) -> torch.Tensor:
+    if kind != "Q4_Z":
+        return torch.from_numpy(gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[kind]))
+    parts = blocks.reshape(len(blocks), -1, 19)
+    scales, zeros = (
+        parts[..., :2].copy().view(np.float16).astype(np.float32),
+        parts[..., 2:3].astype(np.float32),
+    )
+    levels = np.concatenate([parts[..., 3:] & 15, parts[..., 3:] >> 4], axis=-1)
+    return torch.from_numpy(scales * (levels - zeros)).flatten(1)
+
+
 def random_blocks(kind: str, rows: int, columns: int) -> np.ndarray:
     """Blocks in which every bit is used; their half-precision numbers are small."""
-    columns_each, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    is_ours = kind == "Q4_Z"
+    columns_each, size = (32, 19) if is_ours else gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
     generator = np.random.default_rng(columns)
     blocks = generator.integers(0, 256, (rows, columns // columns_each, size), np.uint8)
     for place in BLOCK_KINDS[kind]:
         halves = generator.normal(0, 0.01, blocks.shape[:2]).astype(np.float16)
         blocks[..., place : place + 2] = halves[..., None].view(np.uint8)
+    if is_ours:
+        blocks[..., 2] %= 17  # GPTQ's zeros reach 16
     return blocks.reshape(rows, -1)
 
 

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from foreword.backends.batch import Ints
+from foreword.backends.cpu.grouped import as_blocks
 from foreword.backends.cpu.kv_store import CpuKvStore
 from foreword.backends.cpu.packing import BLOCK_KINDS, WeightForm, rotated_group
 from foreword.backends.cpu.weights import load_experts
@@ -33,6 +34,18 @@ _INPUT_NORMS = {
 _QKV, _OUTPUT, _MLP = ("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj", "down_proj")
 
 
+def _layer_blocks(head: Head) -> dict[str, QuantizedTensor]:
+    """Return the matrices of the layers as blocks; nothing if one is not in 4 bits: one input is rounded one way."""
+    found: dict[str, QuantizedTensor] = {}
+    for name, shape in head.spec.shapes.items():
+        if name.startswith("layers.") and len(shape) == 2:
+            blocks = as_blocks(head.kept(name))
+            if blocks is None:
+                return {}
+            found[name] = blocks
+    return found
+
+
 class HeadPacker:
     """Packs the matrices of one head like the decoder's."""
 
@@ -44,6 +57,7 @@ class HeadPacker:
         self.isa = isa
         self._threads = threads
         self._arena = _native.Arena()
+        self._packed = _layer_blocks(head) if form.keeps_blocks else {}
         self.nbytes = 0  # total bytes packed
 
     def matrix(self, name: str) -> "_native.PackedMatrix":
@@ -63,8 +77,10 @@ class HeadPacker:
         return packed
 
     def _blocks(self, name: str) -> QuantizedTensor | None:
-        """Return the target's output rows as its file has them; other matrices share inputs and are rounded alike."""
-        blocks = self._head.blocks(name)
+        """Return the target's output rows, or a matrix of a head in 4 bits, as the files have them."""
+        blocks = self._head.blocks(name) or self._packed.get(name)
+        if blocks is None and self._packed:
+            blocks = as_blocks(self._head.kept(name))
         return blocks if blocks is not None and blocks.kind in BLOCK_KINDS else None
 
     def _rounded(self, name: str) -> "_native.PackedMatrix":

@@ -8,9 +8,11 @@ import gguf
 import numpy as np
 import torch
 
+from foreword.backends.cpu.grouped import packed_blocks
 from foreword.backends.weight_loader import WeightLoader
 from foreword.errors import CheckpointError
 from foreword.models.formats.checkpoint import Checkpoint, QuantizedTensor
+from foreword.models.formats.hf.checkpoint import HfCheckpoint
 from foreword.models.layer_shapes import expected_shapes
 from foreword.progress import Progress
 
@@ -26,8 +28,10 @@ BLOCK_KINDS = {
     "Q4_K": (0, 2),
     "Q5_K": (0, 2),
     "Q6_K": (208,),
+    "Q4_Z": (0,),
 }
-"""GGUF blocks that the kernels read directly, with the offsets of their half-precision numbers."""
+"""Blocks that the kernels read directly, with the offsets of their half-precision numbers: GGUF's, and Q4_Z of
+`grouped.py`."""
 
 _NARROW_KINDS = BLOCK_KINDS.keys() - {"Q8_0"}  # fewer bytes than with `int8`
 
@@ -71,10 +75,16 @@ def default_form(checkpoint: Checkpoint, isa: str) -> tuple[WeightForm, str]:
     if isa not in BLOCK_SETS:
         return FORMS["int8"], f"passes over blocks were not measured to be faster on {isa}"
     counts: Counter[bool] = Counter()
+    known: bool | None = None  # of packed safetensors, whose matrices are alike
     for name, shape in expected_shapes(checkpoint.config).items():
-        if len(shape) == 2 and not name.endswith(_REORDERED) and name in checkpoint.tensor_names():
-            stored = checkpoint.quantized(name)
-            counts[stored is not None and stored.kind in _NARROW_KINDS] += shape[0] * shape[1]
+        if len(shape) != 2 or name.endswith(_REORDERED) or name not in checkpoint.tensor_names():
+            continue
+        stored = checkpoint.quantized(name)
+        is_narrow = stored is not None and stored.kind in _NARROW_KINDS
+        if isinstance(checkpoint, HfCheckpoint) and checkpoint.is_packed(name):
+            known = packed_blocks(checkpoint, name) is not None if known is None else known
+            is_narrow = known
+        counts[is_narrow] += shape[0] * shape[1]
     if counts[True] <= counts[False]:
         return FORMS["int8"], "most weights of the file have 8 bits or more"
     return FORMS["stored"], f"the file's blocks have fewer than 8 bits, and {isa} reads them faster"
@@ -87,12 +97,17 @@ def rotated_group(columns: int) -> int:
 
 def has_finite_scales(stored: QuantizedTensor) -> bool:
     """Whether all block scales and minima are finite; the levels are integers."""
-    size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[stored.kind]][1]
-    blocks = stored.data.reshape(len(stored.data), -1, size)
+    columns = gguf.QK_K if stored.kind.endswith("_K") else BLOCK_COLUMNS
+    blocks = stored.data.reshape(len(stored.data), stored.shape[1] // columns, -1)
     halves = (
         np.ascontiguousarray(blocks[..., at : at + 2]).view(np.float16) for at in BLOCK_KINDS[stored.kind]
     )
     return all(bool(np.isfinite(numbers).all()) for numbers in halves)
+
+
+def _stored(checkpoint: Checkpoint, name: str) -> QuantizedTensor | None:
+    """Return a matrix as blocks, of a GGUF file or of packed safetensors."""
+    return checkpoint.quantized(name) or packed_blocks(checkpoint, name)
 
 
 def chosen_form(form: WeightForm, checkpoint: Checkpoint, isa: str) -> WeightForm:
@@ -123,7 +138,7 @@ class MatrixPacker:
             )
 
     def _has_blocks(self) -> bool:
-        stored = (self._checkpoint.quantized(name) for name in sorted(self._checkpoint.tensor_names()))
+        stored = (_stored(self._checkpoint, name) for name in sorted(self._checkpoint.tensor_names()))
         return any(blocks is not None and blocks.kind in BLOCK_KINDS for blocks in stored)
 
     def vector(self, name: str) -> torch.Tensor:
@@ -153,7 +168,7 @@ class MatrixPacker:
             matrix.set_bias(self.vector(name.removesuffix("weight") + "bias"))
 
     def _blocks(self, name: str) -> QuantizedTensor | None:
-        stored = self._checkpoint.quantized(name)
+        stored = _stored(self._checkpoint, name)
         if stored is None or stored.kind not in BLOCK_KINDS:
             return None
         self._loader.check_shape(name, stored.shape)

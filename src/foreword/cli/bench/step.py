@@ -119,7 +119,7 @@ class Step(Benchmark):
         from foreword.models.sources.resolve import resolve_model
 
         source, kept = resolve_model(self.model), cache_directory() / "llama.cpp"
-        copies = {kind: quantized_copy(source, kept, kind) for kind in FILE_TYPES}
+        copies = {"stored": source} | {kind: quantized_copy(source, kept, kind) for kind in FILE_TYPES}
         return {
             f"llama.cpp {kind}": LlamaCppTimer(path, self.context, most_tokens, choose_threads())
             for kind, path in copies.items()

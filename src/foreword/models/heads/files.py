@@ -16,6 +16,7 @@ from foreword.models.formats.checkpoint import opened_safetensors, stretches
 from foreword.models.formats.fields import ConfigFields
 from foreword.models.formats.hf.checkpoint import read_json_object
 from foreword.models.formats.hf.packed import scheme_of, unpacked
+from foreword.models.formats.hf.packed_tensors import Kept
 from foreword.models.heads.layouts.common import (
     OUR_NAMES,
     OURS,
@@ -127,6 +128,15 @@ class HeadFiles:
             view = copy(self)
             view._rows = slice(begin, min(begin + rows, count))
             yield view.load(name)
+
+    def kept(self, name: str) -> Kept | None:
+        """Return a matrix of a quantised checkpoint as stored; None: it must be unpacked, or is not packed."""
+        scheme = None if _is_ours(self.config.get("quantization_config")) else scheme_of(self.fields)
+        names = [name + end for end in PARTS if name + end in self._places]
+        if scheme is None or not names:
+            return None
+        parts = {part.rpartition(".")[2]: self.stored(part) for part in names}
+        return scheme.keep(parts) if set(scheme.needed) <= parts.keys() else None
 
     def packed(self, name: str) -> PackedMatrix | None:
         """Return a matrix of our own 8-bit heads as stored; None: it is not one."""

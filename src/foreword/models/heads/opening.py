@@ -12,6 +12,7 @@ from foreword.errors import CheckpointError
 from foreword.models.config import ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint, QuantizedTensor, rotated_rows, stretches
 from foreword.models.formats.gguf.checkpoint import dequantized
+from foreword.models.formats.hf.packed_tensors import Kept
 from foreword.models.heads.files import HeadFiles, PackedMatrix, draft_token_ids, fitted
 from foreword.models.heads.layouts.common import OUTPUT, head_kind
 from foreword.models.heads.layouts.dflash import read_dflash
@@ -92,6 +93,11 @@ class Head:
             rows[part] = stored.data[ids[part]]
             self.lender.release()
         return QuantizedTensor(stored.kind, rows, (len(rows), stored.shape[1]))
+
+    def kept(self, name: str) -> Kept | None:
+        """Return a matrix of a quantised checkpoint as stored; None if it must be unpacked."""
+        is_own = not self._is_reordered(name) and (name != OUTPUT or self.lender is None)
+        return self.files.kept(name) if is_own else None
 
     def _is_reordered(self, name: str) -> bool:
         return self.spec.interleaved or (name == "fc.weight" and self.spec.hidden_first)

@@ -174,6 +174,10 @@ class HfCheckpoint:
         one = _one_row(place.expert)
         return {part: self._tensor(name, one)[0].flatten(1) for part, name in parts}
 
+    def is_packed(self, name: str) -> bool:
+        """Whether a matrix is stored in codes and scales."""
+        return self._scheme is not None and "" not in self._parts[self._place(name).stored]
+
     def kept(self, name: str) -> Kept | None:
         """Return a packed matrix as stored; None if it is not packed or must be unpacked."""
         place = self._place(name)

@@ -1,0 +1,44 @@
+"""Blocks of 32 columns with exactly the weights of a packed matrix in safetensors."""
+
+import torch
+
+from foreword.models.formats.checkpoint import Checkpoint, QuantizedTensor
+from foreword.models.formats.hf.checkpoint import HfCheckpoint
+from foreword.models.formats.hf.packed_tensors import GroupedTensor, Kept
+
+_COLUMNS = 32  # of a block
+_MIDDLE = 8  # the level of zero in Q4_0
+
+
+def packed_blocks(checkpoint: Checkpoint, name: str) -> QuantizedTensor | None:
+    """Return a matrix of GPTQ, AWQ or compressed-tensors in 4 bits as blocks; None: it must be unpacked."""
+    if not isinstance(checkpoint, HfCheckpoint):
+        return None
+    try:
+        return as_blocks(checkpoint.kept(name))
+    except (RuntimeError, ValueError, IndexError):
+        return None  # inconsistent parts: unpacking says so in one line
+
+
+def as_blocks(kept: Kept | None) -> QuantizedTensor | None:
+    """Return codes and scales as Q4_0, or as Q4_Z where a group has its own level of zero.
+
+    A Q4_Z block is a half-precision scale, the level of zero in a byte, and 16 bytes of levels. None: columns in
+    another order, groups that are not whole blocks, or scales that half precision does not hold.
+    """
+    if not isinstance(kept, GroupedTensor) or kept.floats or kept.order is not None:
+        return None
+    (rows, columns), groups = kept.shape, kept.scales.shape[1]
+    if columns % (groups * _COLUMNS):
+        return None
+    scales = kept.scales.to(torch.float16)
+    if not torch.equal(scales.float(), kept.scales.float()):
+        return None
+    blocks = columns // groups // _COLUMNS  # of a group
+    parts = [scales.repeat_interleave(blocks, dim=1).unsqueeze(-1).view(torch.uint8)]
+    is_symmetric = kept.zeros is None or bool((kept.zeros == _MIDDLE).all())
+    if not is_symmetric and kept.zeros is not None:
+        parts.append(kept.zeros.repeat_interleave(blocks, dim=1).unsqueeze(-1))
+    low, high = kept.codes.view(rows, -1, 2, _COLUMNS // 2).unbind(2)
+    data = torch.cat((*parts, low | high << 4), dim=-1).flatten(1)
+    return QuantizedTensor("Q4_0" if is_symmetric else "Q4_Z", data.numpy(), (rows, columns))
