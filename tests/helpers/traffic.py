@@ -272,6 +272,7 @@ class Traffic:
         self._rng = random.Random(self.seed)
         self._number = 10_000 * (self.seed + 1)
         self.situation = Situation()
+        self.taken = 0  # shadow drafts that were verified
         for rows in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256, 512):
             self.situation.costs.begin_with(0, [(rows, 0.95 * self.curve(rows))])
         self.running: list[PretendRequest] = []
@@ -319,10 +320,12 @@ class Traffic:
         plans = policy.plan(entries, self.situation)
         calls, drafts = [], [NO_DRAFT] * len(entries)
         by_method: dict[str, list[int]] = {}
+        taken = self._shadows(plans, calls)
         for place, plan in enumerate(plans):
-            if plan is not None and plan.max_nodes and self.running[place].room > 1:
+            if place in taken:
+                drafts[place] = taken[place]
+            elif plan is not None and plan.max_nodes and self.running[place].room > 1:
                 by_method.setdefault(plan.method, []).append(place)
-        calls += self._asides(plans)
         cost = {}
         for method, places in by_method.items():
             drafter = self.running[places[0]].drafters[method]
@@ -346,11 +349,15 @@ class Traffic:
         parts = []
         for entry, request, plan, draft in zip(entries, self.running, plans, kept, strict=True):
             method = plan.method if plan is not None and plan.max_nodes and request.room > 1 else ""
+            asked = plan
+            if len(parts) in taken and plan is not None and plan.shadow is not None:
+                asked = plan.shadow.plan
+                method = asked.method
             if plan is not None and not request.is_read:
                 request.readers.add(plan.method)
             verdict = request.commit(draft)
-            if plan is not None:
-                request.last_asked[plan.method] = len(request.tokens)
+            if asked is not None:
+                request.last_asked[asked.method] = len(request.tokens)
             draft_seconds = cost.get(method, 0.0)
             parts.append(
                 RequestReport(
@@ -369,18 +376,21 @@ class Traffic:
         policy.learn(report)
         return report
 
-    def _asides(self, plans: Sequence[DraftPlan | None]) -> list[DrafterCall]:
-        """A call of its own for each: dearer than in the engine, where it may share one."""
-        calls = []
-        for request, plan in zip(self.running, plans, strict=True):
+    def _shadows(self, plans: Sequence[DraftPlan | None], calls: list[DrafterCall]) -> dict[int, Draft]:
+        """A call of its own for each: dearer than in the engine, where it may share one. Drafts that are taken."""
+        taken: dict[int, Draft] = {}
+        for place, (request, plan) in enumerate(zip(self.running, plans, strict=True)):
             if plan is not None and plan.shadow is not None and request.room > 1:
                 other = plan.shadow.plan
                 drafter, levels = request.drafters[other.method], min(other.max_depth, request.room - 1)
-                plan.shadow.keep(request.draft(drafter, levels))
+                draft = request.draft(drafter, levels)
+                if plan.shadow.keep(draft):
+                    taken[place] = draft.within(plan.max_nodes, min(plan.max_depth, request.room - 1))
                 seconds = drafter.seconds(levels, 1, request.missed(other.method)) * self._noisy()
                 calls.append(DrafterCall(other.method, 1, 0, levels, 0, seconds, other.lag))
                 request.last_asked[other.method] = len(request.tokens)
-        return calls
+        self.taken += len(taken)
+        return taken
 
     def _telling(self, policy: Policy) -> float:
         tells = getattr(policy, "notifies", lambda request: False)

@@ -18,6 +18,35 @@ CHAINS = "tests/integration/test_head_chains.py"
 CONTROL_MUTANTS = (
     Mutant(
         39,
+        "a lookup that promises more is not taken",
+        "control/requests.py",
+        "RequestState.lookup_first",
+        "return more > 0",
+        "return False",
+        (f"{ROUTES}::test_a_lookup_that_promises_more_goes_first",),
+    ),
+    Mutant(
+        39,
+        "a lookup goes first where it gains nothing",
+        "control/decision.py",
+        "Decision.lookup_first",
+        "arm.option.first_gain * self.here.per_token > seconds",
+        "True",
+        (f"{ROUTES}::test_a_lookup_that_seldom_promises_more_does_not_go_first",),
+    ),
+    Mutant(
+        39,
+        "a head is called although a lookup's draft was taken",
+        "speculation/proposing.py",
+        "call_drafters",
+        "one[2] is not None or one[0] not in taken",
+        "True",
+        (
+            f"{UNIT}/speculation/test_step.py::test_a_shadow_draft_that_is_taken_spares_the_planned_drafters_call",
+        ),
+    ),
+    Mutant(
+        39,
         "a head reads no prompts of a cohort that the newest decision does not know",
         "control/policy.py",
         "MeasuredPolicy._plan_prefill",
@@ -57,8 +86,8 @@ CONTROL_MUTANTS = (
         "the plain windows that everything is compared with are not plain",
         "control/policy.py",
         "MeasuredPolicy.plan",
-        "None if is_plain else best_arm(state, decision, running)",
-        "best_arm(state, decision, running)",
+        "None if is_plain else decision.best_arm(state, running)",
+        "decision.best_arm(state, running)",
         (f"{POLICY}::test_plain_windows_are_plain_and_make_the_reference",),
     ),
     Mutant(
@@ -274,8 +303,8 @@ CONTROL_MUTANTS = (
     Mutant(
         61,
         "a head is lost for a text for which something new was preferred",
-        "control/policy.py",
-        "has_head_in_use",
+        "control/decision.py",
+        "Decision.uses_head",
         "head.option in used or (head.option.is_on and any(one.estimate.is_new for one in used))",
         "head.option in used",
         (f"{ROUTES}::test_a_head_that_pays_is_told_of_a_text_until_what_is_preferred_to_it_is_known",),

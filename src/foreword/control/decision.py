@@ -8,7 +8,7 @@ from math import inf, sqrt
 
 from foreword.control.options import Moment, Option
 from foreword.control.requests import Arm, RequestState
-from foreword.control.settings import ControlSettings
+from foreword.control.settings import DEFAULTS, ControlSettings
 from foreword.control.value import (
     Benefit,
     Group,
@@ -75,6 +75,44 @@ class Decision:
     def heads_to_try(self) -> list[Candidate]:
         """Candidates that must observe a request before they can be tried."""
         return [one for one in self.candidates if one.is_head]
+
+    def best_arm(self, state: RequestState, running: int) -> Arm | None:
+        """Return the drafter with the highest expected gain for the request; None: none has a gain."""
+        best, most = None, 0.0
+        for arm in state.arms:
+            benefit = self.benefits.get(arm.option)
+            if benefit is None or arm.option not in self.in_use or not arm.gains(benefit):
+                continue
+            if arm.plan.allows(running) and state.may_use(arm) and arm.plan.drafter.is_ready:
+                promise = arm.promise(benefit) if len(state.arms) > 1 else 1.0
+                if promise > most:
+                    best, most = arm, promise
+        return best
+
+    def lookup_first(self, state: RequestState, running: int) -> Arm | None:
+        """Return a lookup whose call before another drafter gains more than it costs; None: there is none."""
+        for arm in state.arms:
+            benefit = self.benefits.get(arm.option)
+            can_draft = arm.is_lookup and state.is_coupled and arm.option.is_cost_known
+            if can_draft and benefit is not None and arm.plan.allows(running) and arm.plan.drafter.is_ready:
+                seconds = benefit.draft_seconds + DEFAULTS.probe_host_seconds / 8
+                if arm.option.first_gain * self.here.per_token > seconds:
+                    return arm
+        return None
+
+    def uses_head(self, state: RequestState) -> bool:
+        """Return whether a head drafts or may soon draft: without observing, it could not draft for this text any more.
+
+        If a new drafter was preferred on its expected gain alone, the head keeps observing until that gain is measured.
+        """
+        used = [arm.option for arm in state.arms if arm.option in self.in_use]
+        for head in state.heads:
+            is_wanted = head.option in used or (
+                head.option.is_on and any(one.estimate.is_new for one in used)
+            )
+            if is_wanted and state.may_use(head):
+                return True
+        return False
 
     def is_like(self, other: "Decision") -> bool:
         """Return whether another decision uses the same drafters at the same depths."""

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from foreword.control.acceptance import Estimate
 from foreword.control.guard import Guard
-from foreword.control.settings import ControlSettings
+from foreword.control.settings import DEFAULTS, ControlSettings
 from foreword.control.value import NO_BENEFIT, Benefit
 from foreword.speculation.confidence import Stop
 
@@ -44,6 +44,8 @@ class Option:
     is_on: bool = False
     reason: str = "new"
     is_cost_known: bool = False
+    # for a lookup: tokens per step that it gains if it is called before another drafter; at first a guess
+    first_gain: float = DEFAULTS.first_gain
     decided_at: float = -math.inf  # engine seconds
     off_since: int | None = None  # step at which it was last turned off; None: never turned off
     switched: int = 0  # number of switches

@@ -102,7 +102,7 @@ class MeasuredPolicy:
                 if is_usual and ready is not None and ready.holds(state, decision, running, length):
                     plans.append(state.repeat(ready))
                     continue
-                arm = None if is_plain else best_arm(state, decision, running)
+                arm = None if is_plain else decision.best_arm(state, running)
                 plans.append(self._draft(state, arm, decision, running, length))
         if not is_plain and decision is not None and decision.candidates:
             self.explorer.explore(decision, drafting, plans, self.steps)
@@ -118,7 +118,7 @@ class MeasuredPolicy:
         """Return the plan of a request with this drafter (None: without), and record it as in flight."""
         state.flight = state.reader = state.ready = None
         if state.heads:
-            state.is_observed = state is self.explorer.watched or has_head_in_use(state, decision)
+            state.is_observed = state is self.explorer.watched or decision.uses_head(state)
         if arm is None:
             return None
         if arm.reading is not None and not state.was_observed:
@@ -137,6 +137,12 @@ class MeasuredPolicy:
                 levels, verified = max(levels, other) if state.is_coupled else other, other
         flight = state.flight = DraftInFlight(arm, levels, benefit, verified=verified)
         plan = arm.planned(levels, benefit, stops, arm.lag(length))
+        lookup = None if verified or arm.is_lookup else decision.lookup_first(state, running)
+        if lookup is not None:
+            per_token = decision.here.per_token
+            plan = replace(
+                plan, shadow=state.lookup_first(lookup, decision.benefits[lookup.option], flight, per_token)
+            )
         if is_steady and not plan.lag and not plan.gates and (arm.reading is not None or not state.heads):
             state.ready = ReadyDraft(decision, running, flight, plan)
         return plan
@@ -167,7 +173,7 @@ class MeasuredPolicy:
             if plan is not None and plan.is_fixed:
                 rows += plan.max_nodes
             elif state is not None and decision is not None:
-                arm = best_arm(state, decision, running)
+                arm = decision.best_arm(state, running)
                 rows += 0 if arm is None else min(decision.benefits[arm.option].kept, arm.plan.max_nodes)
         return rows
 
@@ -204,14 +210,17 @@ class MeasuredPolicy:
         if flight is None or part.called != flight.arm.plan.method:
             return
         flight.arm.observed = len(tokens)
+        if flight.first is not None:
+            flight.first.observed = len(tokens)
         if flight.is_shadow:
             # Charge the actual time, clipped in case of a pause.
             self.explorer.pay(part.called, min(part.draft_seconds, 4 * flight.paid) - flight.paid)
             state.keep_shadow(flight.arm, flight.levels, flight.draft, flight.kept)
             state.shadows, state.ready = [one for one in state.shadows if not one.follow(tokens)], None
             return
-        used[flight.arm.option] = None
-        if is_judged:
+        if not flight.is_first:
+            used[flight.arm.option] = None
+        if is_judged or flight.is_first:
             self._judge(state, flight, part)
 
     def _judge(self, state: RequestState, flight: DraftInFlight, part: RequestReport) -> None:
@@ -221,8 +230,9 @@ class MeasuredPolicy:
             return  # its kernels are being compiled
         shift, changes = fit.shift, fit.estimate.changes
         # A draft compared with the text counts its levels with a net benefit, others their verified levels.
-        kept = flight.kept if state.is_coupled else part.draft.depth
-        fit.estimate.requested(flight.levels, draft.depth, kept)
+        kept = 0 if flight.is_first else flight.kept if state.is_coupled else part.draft.depth
+        if not flight.is_first:
+            fit.estimate.requested(flight.levels, draft.depth, kept)
         if not part.applied or not len(draft):
             return
         if state.is_coupled:
@@ -324,30 +334,3 @@ class MeasuredPolicy:
             self.decisions.evaluate_again()  # earlier decisions were made without it
         # Other rules may not cut sampled tokens by confidence.
         return Arm(plan, option, RequestFit(estimate), traits.stops_itself and is_coupled)
-
-
-def best_arm(state: RequestState, decision: Decision, running: int) -> Arm | None:
-    """Return the drafter with the highest expected gain for the request; None: none has a gain."""
-    best, most = None, 0.0
-    for arm in state.arms:
-        benefit = decision.benefits.get(arm.option)
-        if benefit is None or arm.option not in decision.in_use or not arm.gains(benefit):
-            continue
-        if arm.plan.allows(running) and state.may_use(arm) and arm.plan.drafter.is_ready:
-            promise = arm.promise(benefit) if len(state.arms) > 1 else 1.0
-            if promise > most:
-                best, most = arm, promise
-    return best
-
-
-def has_head_in_use(state: RequestState, decision: Decision) -> bool:
-    """Return whether a head drafts or may soon draft: without observing, it could not draft for this text any more.
-
-    If a new drafter was preferred on its expected gain alone, the head keeps observing until that gain is measured.
-    """
-    used = [arm.option for arm in state.arms if arm.option in decision.in_use]
-    for head in state.heads:
-        is_wanted = head.option in used or (head.option.is_on and any(one.estimate.is_new for one in used))
-        if is_wanted and state.may_use(head):
-            return True
-    return False

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from foreword.control.judging import Comparison, RequestFit
 from foreword.control.options import Option
+from foreword.control.settings import DEFAULTS
 from foreword.control.value import Benefit
 from foreword.kv.extra_rows import KEPT_STATES
 from foreword.speculation.draft import NO_DRAFT, Draft
@@ -82,8 +83,19 @@ class DraftInFlight:
     is_shadow: bool = False  # only compared with the text
     paid: float = 0.0  # seconds paid for a shadow draft
     verified: int = 0  # levels that are always verified; 0: those with a net benefit
+    first: Arm | None = None  # a lookup that is called before
+    is_first: bool = False  # whether it is the draft of such a lookup
     draft: Draft = NO_DRAFT  # before trimming
     kept: int = 0  # levels with a net benefit
+
+    def promised(self, per_token: float) -> float:
+        """Return the expected tokens of the draft, less what drafting and verifying it costs."""
+        benefit, rates = self.benefit, self.arm.option.estimate.rates
+        gains = rates.gains(self.arm.fit.shift)[: benefit.kept]
+        rows = sum(
+            [often * least for often, least in zip(rates.coverage, benefit.least[: len(gains)], strict=False)]
+        )
+        return sum(gains) - rows - benefit.draft_seconds * (1 + benefit.gain) / per_token
 
 
 class ReadyDraft(NamedTuple):
@@ -162,6 +174,27 @@ class RequestState:
         arm.option.estimate.requested(levels, draft.depth, kept)
         if len(draft):
             self.shadows = [*self.shadows[-3:], Comparison(arm.fit, draft, levels, kept)]
+
+    def lookup_first(
+        self, lookup: Arm, benefit: Benefit, main: DraftInFlight, per_token: float
+    ) -> ShadowDraft:
+        """Return a lookup's draft that replaces the main one where it promises more; `per_token` is plain seconds.
+
+        Which of its drafts are used depends on their confidence, so that they count by confidence alone.
+        """
+        option, settled, promised = lookup.option, DEFAULTS.first_memory, main.promised(per_token)
+
+        def keep(draft: Draft) -> bool:
+            chances = option.estimate.rates.survivals(draft, lookup.fit.shift)
+            kept = lookup.levels_with_benefit(draft, chances, benefit)
+            more = sum(chances[:kept]) - sum(benefit.least[:kept]) - promised
+            option.first_gain += settled * (max(more, 0.0) - option.first_gain)
+            if more > 0:
+                self.flight = DraftInFlight(lookup, len(draft), benefit, is_first=True)
+            return more > 0
+
+        main.first = lookup
+        return ShadowDraft(lookup.plan, keep)
 
     def shadow_beside(self, arm: Arm, levels: int, benefit: Benefit, length: int) -> ShadowDraft:
         """Return a shadow draft to request besides the verified one."""

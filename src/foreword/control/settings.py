@@ -38,6 +38,12 @@ class ControlSettings:
     probe_host_seconds: float = 4e-4  # host time of a step with a try, or with a head observing for one
     watch_steps: int = 128  # steps that a head observes one request for a try; a quarter of that between two
     trial_steps: int = 64  # one of this many steps verifies another depth, to correct its cost
+    first_gain: float = (
+        0.05  # tokens per step that a lookup is expected to gain before a head, until it is known
+    )
+    first_memory: float = (
+        0.02  # weight of the newest step in that gain: the share of such steps is a few per cent
+    )
     # Guard
     reference_share: float = 0.01  # fraction of steps in plain windows, against which the gain is measured
     sure_reference: float = 0.1  # fraction of that if the gain is certain

@@ -1,6 +1,6 @@
 """Requests drafts within the available room, and keeps their usable part."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -170,17 +170,14 @@ def call_drafters(
     drafts, shares = [NO_DRAFT] * len(entries), [NO_CALL] * len(entries)
     if not any(plans):
         return Proposal(drafts, shares=shares)
-    by_drafter: dict[int, list[tuple[int, DraftPlan, ShadowDraft | None]]] = {}
-    for index, plan in enumerate(plans):
-        if plan is not None:
-            by_drafter.setdefault(id(plan.drafter), []).append((index, plan, None))
-            if plan.shadow is not None:
-                other = plan.shadow.plan
-                by_drafter.setdefault(id(other.drafter), []).append((index, other, plan.shadow))
+    taken: set[int] = set()  # entries whose shadow draft is verified
     calls: list[DrafterCall] = []
     sources: list[HostCopy | None] = []
     pending: HostCopy | None = None  # the device tokens that this pass reads
-    for group in by_drafter.values():
+    for planned in _calls_of(plans):
+        group = [one for one in planned if one[2] is not None or one[0] not in taken]
+        if not group:
+            continue
         first = group[0][1]
         row_memory = memory if first.drafter.traits.needs.rows else None
         tasks = [_draft_task(entries[index], plan, row_memory) for index, plan, _ in group]
@@ -194,8 +191,11 @@ def call_drafters(
             draft = usable_part(answer, task)
             empty += not draft.parents
             if shadow is not None:
-                shadow.keep(draft)
-                continue
+                main = plans[index]
+                if main is None or not shadow.keep(draft):
+                    continue
+                taken.add(index)
+                draft = draft.within(main.max_nodes, main.max_depth)
             if draft.device is not None:
                 # Tokens may stay on the device if sampling does not need them on the host. A pass reads one source.
                 source = draft.device.source
@@ -222,6 +222,19 @@ def call_drafters(
         devices = [answer.device for answer in answers if answer.device is not None]
         sources.append(devices[0].source if devices else None)
     return Proposal(drafts, calls, shares, sources)
+
+
+def _calls_of(plans: Plans) -> Iterable[list[tuple[int, DraftPlan, ShadowDraft | None]]]:
+    """Return the (entry, plan, shadow) of each call. Calls with shadow drafts come first."""
+    by_drafter: dict[int, list[tuple[int, DraftPlan, ShadowDraft | None]]] = {}
+    for index, plan in enumerate(plans):
+        if plan is not None and plan.shadow is not None:
+            other = plan.shadow.plan
+            by_drafter.setdefault(id(other.drafter), []).append((index, other, plan.shadow))
+    for index, plan in enumerate(plans):
+        if plan is not None:
+            by_drafter.setdefault(id(plan.drafter), []).append((index, plan, None))
+    return by_drafter.values()
 
 
 def _draft_task(entry: PassEntry, plan: DraftPlan, row_memory: KvMemory | None) -> DraftTask:

@@ -58,10 +58,13 @@ class DraftGate(Protocol):
 
 @dataclass(frozen=True)
 class ShadowDraft:
-    """A draft that is requested but not verified: `keep` receives it, to compare it with the text later."""
+    """A draft that is requested before the planned one, to compare it with the text.
+
+    If `keep` returns True, it is verified instead, and the planned drafter is not called.
+    """
 
     plan: "DraftPlan"
-    keep: Callable[[Draft], None]
+    keep: Callable[[Draft], bool | None]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from foreword.backends.batch import Tap
 from foreword.control.explore import Explorer
 from foreword.control.fair_share import FairShare
 from foreword.control.fixed import FixedPolicy
-from foreword.control.policy import MeasuredPolicy, has_head_in_use
+from foreword.control.policy import MeasuredPolicy
 from foreword.control.rates import Rates
 from foreword.control.settings import ControlSettings
 from foreword.control.value import Group, Pass, best_drafters
@@ -18,7 +18,7 @@ from foreword.engine.config import EngineConfig
 from foreword.speculation.drafting import DrafterNeeds
 from foreword.speculation.measured.calls import CallCost
 from foreword.speculation.requests import DraftPlan
-from helpers.traffic import TWO_CORES, Kind, PretendDrafter, Run, Traffic
+from helpers.traffic import TWO_CORES, Kind, PretendDrafter, Run, Traffic, states_head
 
 HEAD = PretendDrafter(
     "eagle",
@@ -134,6 +134,44 @@ def test_a_lookup_is_compared_with_the_text_while_a_head_guesses():
     assert policy.explorer.share <= 0.01
 
 
+SURE_LOOKUP = replace(LOOKUP, depth=16, kinds={"code": Kind(0.85, 0.25), "chat": Kind(0.3, 0.02)}, knows=2.0)
+
+
+def first_lookups(cohort: str, is_tried: bool) -> tuple[float, int, int]:
+    """Ratio to plain decoding beside a head, and how often the lookup was called first, and was taken."""
+    asked: list[DraftPlan] = []
+
+    class Recorded(MeasuredPolicy):
+        def plan(self, *batch: Any) -> Sequence[DraftPlan | None]:
+            found = super().plan(*batch)
+            for option in self.options.values():
+                option.first_gain = option.first_gain if is_tried else 0.0
+            asked.extend(plan for plan in found if plan is not None and plan.shadow is not None)
+            return found
+
+    head = replace(states_head(0.35e-3, code=Kind(0.75), chat=Kind(0.75)), knows=2.0, stops=True)
+    policy, found = Recorded(), traffic(1, (cohort,), (head, SURE_LOOKUP))
+    found.run(policy, 1000)
+    asked.clear()
+    taken = found.taken
+    return found.run(policy, 3000).ratio, len(asked), found.taken - taken
+
+
+def test_a_lookup_that_promises_more_goes_first():
+    """Where its match is long, its draft is better than the head's on average, and costs next to nothing."""
+    ratio, asked, taken = first_lookups("code", True)
+    assert ratio > 1.02 * first_lookups("code", False)[0]
+    assert asked > 4 * taken > 100
+
+
+def test_a_lookup_that_seldom_promises_more_does_not_go_first():
+    ratio, asked, taken = first_lookups("chat", True)
+    without = first_lookups("chat", False)
+    assert ratio > 0.99 * without[0]
+    assert asked < 1.5 * without[1] + 50
+    assert taken < 20
+
+
 def test_a_head_that_has_not_read_all_of_a_text_is_not_asked_beside_others():
     """Its guesses are worse there, and would be held against it in all texts."""
     policy, found = MeasuredPolicy(ControlSettings(reference_share=0.0)), traffic(1, ("chat",))
@@ -160,11 +198,11 @@ def test_a_head_that_pays_is_told_of_a_text_until_what_is_preferred_to_it_is_kno
     eagle.is_on = ngram.is_on = True
     alone = replace(decision, in_use=frozenset({ngram}))
     assert ngram.estimate.is_new
-    assert has_head_in_use(state, alone)
+    assert alone.uses_head(state)
     for _ in range(40):
         ngram.estimate.requested(4, 4)
-    assert not has_head_in_use(state, alone)
-    assert has_head_in_use(state, replace(decision, in_use=frozenset({eagle, ngram})))
+    assert not alone.uses_head(state)
+    assert replace(decision, in_use=frozenset({eagle, ngram})).uses_head(state)
 
 
 def test_a_lookup_is_asked_for_all_levels_whatever_few_of_them_are_worth():

@@ -157,13 +157,42 @@ def test_one_that_is_asked_aside_is_asked_in_the_same_call_and_changes_nothing()
     plans = [DraftPlan("first", first, 2, 2, shadow=looked_at), DraftPlan("second", second, 2, 2)]
     entries = [PassEntry.of(request, request.lag) for request in requests]
     proposal = call_drafters(entries, plans, lambda: 0.0)
-    assert [(call.method, call.requests) for call in proposal.calls] == [("first", 1), ("second", 2)]
+    assert [(call.method, call.requests) for call in proposal.calls] == [("second", 2), ("first", 1)]
     assert [one.method for one in proposal.shares] == ["first", "second"]
     assert len(kept) == 1
     assert [draft.tokens for draft in (*kept, *proposal.drafts)] == [(4,)] * 3
     assert all(
         second in request.drafter_view.notified.values() for request in requests
     )  # it hears of the end of both
+
+
+def test_a_shadow_draft_that_is_taken_spares_the_planned_drafters_call():
+    """It stays within the planned draft's limits, and its request's share of the call is billed."""
+
+    class Long(Drafter):
+        def __init__(self, token: int) -> None:
+            self.token, self.asked = token, 0
+
+        def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
+            self.asked += len(asks)
+            return [Draft.chain([self.token] * 4, len(ask.request.tokens), ask.request.epoch) for ask in asks]
+
+    cache, first, second = PagedCache(8), Long(4), Long(5)
+    requests = [make_request(cache, [1, 2, 3], seed=seed) for seed in (1, 2)]
+    shadow = DraftPlan("second", second, 4, 4)
+    plans = [
+        DraftPlan(
+            "first", first, 4, depth, shadow=ShadowDraft(shadow, lambda draft, is_taken=is_taken: is_taken)
+        )
+        for depth, is_taken in ((3, True), (2, False))
+    ]
+    entries = [PassEntry.of(request, request.lag) for request in requests]
+    proposal = call_drafters(entries, plans, lambda: 0.0)
+    assert [draft.tokens for draft in proposal.drafts] == [(5, 5, 5), (4, 4)]
+    assert [one.method for one in proposal.shares] == ["second", "first"]
+    assert (first.asked, second.asked) == (1, 2)
+    (again,) = call_drafters(entries[:1], plans[:1], lambda: 0.0).calls
+    assert (again.method, first.asked) == ("second", 1)
 
 
 def test_a_call_counts_the_levels_that_its_nodes_allow():
