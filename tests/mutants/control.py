@@ -21,8 +21,8 @@ CONTROL_MUTANTS = (
         "a lookup that promises more is not taken",
         "control/requests.py",
         "RequestState.lookup_first",
-        "return more > 0",
-        "return False",
+        "is_taken = kept > 0 and more > 0",
+        "is_taken = False",
         (f"{ROUTES}::test_a_lookup_that_promises_more_goes_first",),
     ),
     Mutant(

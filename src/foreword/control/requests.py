@@ -83,8 +83,8 @@ class DraftInFlight:
     is_shadow: bool = False  # only compared with the text
     paid: float = 0.0  # seconds paid for a shadow draft
     verified: int = 0  # levels that are always verified; 0: those with a net benefit
-    first: Arm | None = None  # a lookup that is called before
-    is_first: bool = False  # whether it is the draft of such a lookup
+    first: Arm | None = None  # a lookup that is called before this drafter
+    is_first: bool = False  # whether it is such a lookup's draft, taken instead of another's
     draft: Draft = NO_DRAFT  # before trimming
     kept: int = 0  # levels with a net benefit
 
@@ -178,20 +178,22 @@ class RequestState:
     def lookup_first(
         self, lookup: Arm, benefit: Benefit, main: DraftInFlight, per_token: float
     ) -> ShadowDraft:
-        """Return a lookup's draft that replaces the main one where it promises more; `per_token` is plain seconds.
+        """Return a draft request to a lookup before the main drafter. The better draft is verified.
 
-        Which of its drafts are used depends on their confidence, so that they count by confidence alone.
+        `per_token` is the plain time of a token in seconds. A lookup's draft is taken if its confidence promises more
+        than the main draft. Such drafts count by confidence alone, since they were selected by it.
         """
-        option, settled, promised = lookup.option, DEFAULTS.first_memory, main.promised(per_token)
+        option, least, promised = lookup.option, main.benefit.least, main.promised(per_token)
 
         def keep(draft: Draft) -> bool:
             chances = option.estimate.rates.survivals(draft, lookup.fit.shift)
-            kept = lookup.levels_with_benefit(draft, chances, benefit)
-            more = sum(chances[:kept]) - sum(benefit.least[:kept]) - promised
-            option.first_gain += settled * (max(more, 0.0) - option.first_gain)
-            if more > 0:
+            kept = lookup.levels_with_benefit(draft, chances, main.benefit)
+            more = sum(chances[:kept]) - sum(least[:kept]) - promised
+            is_taken = kept > 0 and more > 0
+            option.first_gain += DEFAULTS.first_memory * (is_taken * more - option.first_gain)
+            if is_taken:
                 self.flight = DraftInFlight(lookup, len(draft), benefit, is_first=True)
-            return more > 0
+            return is_taken
 
         main.first = lookup
         return ShadowDraft(lookup.plan, keep)

@@ -19,13 +19,9 @@ class ControlSettings:
     dwell_steps: int = 32  # minimum steps off, so that noise does not toggle a drafter
     decision_steps: int = 64  # steps between evaluations; an evaluation takes as long as ten plans
     decision_seconds: float = 1.0  # maximum time between evaluations; twice that if all estimates are settled
-    many_requests: int = (
-        12  # requests from which expected rows replace their distribution: the error is below 1%
-    )
+    many_requests: int = 12  # requests from which expected rows replace their distribution
     negligible_time: float = 0.003  # fraction of a plain step below which a call's extra levels count as free
-    priced_rows: int = (
-        32  # pass sizes at which marginal costs are computed, over at most four times as many rows
-    )
+    priced_rows: int = 32  # pass sizes at which marginal costs are computed
     rare_level: float = 0.02  # share of drafts with a level below which deeper ones are not requested
     few_drafters: int = 3  # drafters of which all combinations are compared
     # Exploration
@@ -38,12 +34,8 @@ class ControlSettings:
     probe_host_seconds: float = 4e-4  # host time of a step with a try, or with a head observing for one
     watch_steps: int = 128  # steps that a head observes one request for a try; a quarter of that between two
     trial_steps: int = 64  # one of this many steps verifies another depth, to correct its cost
-    first_gain: float = (
-        0.05  # tokens per step that a lookup is expected to gain before a head, until it is known
-    )
-    first_memory: float = (
-        0.02  # weight of the newest step in that gain: the share of such steps is a few per cent
-    )
+    first_gain: float = 0.05  # tokens per step that a lookup is expected to gain before a head, until known
+    first_memory: float = 0.02  # weight of the newest step in that gain
     # Guard
     reference_share: float = 0.01  # fraction of steps in plain windows, against which the gain is measured
     sure_reference: float = 0.1  # fraction of that if the gain is certain
@@ -60,9 +52,7 @@ class ControlSettings:
     half_life_seconds: float = 600.0  # half-life of counts in engine time
     change_drafts: int = 500  # drafts with fast forgetting after a change
     saved_requests: float = 200.0  # maximum pseudo-count of saved counts: traffic changes
-    judged_drafts: int = (
-        8  # maximum drafts counted per step; at most every second one if all estimates are settled
-    )
+    judged_drafts: int = 8  # maximum drafts counted per step; every second one at most, once all is settled
     request_drafts: float = 12.0  # pseudo-count of the cohort in a request's acceptance ratio
 
 
