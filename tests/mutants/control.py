@@ -722,8 +722,8 @@ CONTROL_MUTANTS = (
         "requests of another cohort are taken for those before them",
         "control/policy.py",
         "MeasuredPolicy._arm",
-        "is_old or self.decision is None or option not in self.decision.benefits",
-        "is_old or self.decision is None",
+        "self.decision is None or option not in self.decision.benefits",
+        "self.decision is None",
         (f"{POLICY}::test_requests_of_another_cohort_are_looked_at_at_once",),
     ),
     Mutant(

@@ -46,7 +46,6 @@ class Option:
     is_cost_known: bool = False
     # for a lookup: tokens per step that it gains if it is called before another drafter; at first a guess
     first_gain: float = DEFAULTS.first_gain
-    decided_at: float = -math.inf  # engine seconds
     off_since: int | None = None  # step at which it was last turned off; None: never turned off
     switched: int = 0  # number of switches
     switches: deque[SwitchRecord] = field(default_factory=lambda: deque(maxlen=MOST_SWITCHES))
@@ -67,7 +66,7 @@ class Option:
         the doubt about its estimate. Prompts are
         excluded because their rows are expensive, and under load nearly every step has one.
         """
-        self.benefit, self.usual_gain, self.decided_at = benefit, usual_gain, now.seconds
+        self.benefit, self.usual_gain = benefit, usual_gain
         estimate = self.estimate
         least = settings.new_requests
         doubt = settings.doubt * math.sqrt(least / max(estimate.counts.requests, least))

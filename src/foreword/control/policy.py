@@ -242,7 +242,7 @@ class MeasuredPolicy:
         elif len(part.draft):
             levels = flight.levels if part.draft.depth == draft.depth else part.draft.depth
             Comparison(fit, part.draft, levels, kept).judge(len(part.verdict.path), kept)
-        if fit.shift != shift:
+        if fit.shift != shift and not flight.arm.keeps_plan(flight.benefit, len(state.arms)):
             state.ready = None
         if fit.estimate.changes != changes:
             self.decisions.evaluate_again()
@@ -329,8 +329,7 @@ class MeasuredPolicy:
             known = set(self.estimates.known.values())
             self.options = {one: option for one, option in self.options.items() if one in known}
         option = self.options.setdefault(estimate, Option(estimate))
-        is_old = self.seconds - option.decided_at >= self.settings.decision_seconds
-        if is_old or self.decision is None or option not in self.decision.benefits:
+        if self.decision is None or option not in self.decision.benefits:
             self.decisions.evaluate_again()  # earlier decisions were made without it
         # Other rules may not cut sampled tokens by confidence.
         return Arm(plan, option, RequestFit(estimate), traits.stops_itself and is_coupled)

@@ -46,6 +46,10 @@ class Arm:
         """Return whether drafting for this request has an expected gain."""
         return self.fit.shift >= benefit.least_shift and benefit.gain > 0
 
+    def keeps_plan(self, benefit: Benefit, drafters: int) -> bool:
+        """Return whether its plan does not depend on the acceptance ratio: no stop, and no other drafter to choose."""
+        return drafters == 1 and not self.is_stopping and self.gains(benefit)
+
     def promise(self, benefit: Benefit) -> float:
         """Return the expected gain for this request, comparable between drafters."""
         rates, kept = self.option.estimate.rates, benefit.kept
