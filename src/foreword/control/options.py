@@ -44,7 +44,7 @@ class Option:
     is_on: bool = False
     reason: str = "new"
     is_cost_known: bool = False
-    # for a lookup: tokens per step that it gains if it is called before another drafter; at first a guess
+    # tokens per step that a lookup gains if it is called before another drafter; first a prior
     first_gain: float = DEFAULTS.first_gain
     off_since: int | None = None  # step at which it was last turned off; None: never turned off
     switched: int = 0  # number of switches
