@@ -84,7 +84,7 @@ class Decisions:
 
     def _next_wait(self, found: Decision, before: Decision | None) -> int:
         """Return the steps until the next evaluation: fewer if less is known or more has changed."""
-        usual, in_use = self.settings.decision_steps * (1 + found.is_settled), found.in_use
+        usual, in_use = self.settings.decision_steps, found.in_use
         is_same = before is not None and found.is_like(before)
         wait = min(max(2 * self._wait, usual), 4 * usual) if is_same else usual
         if not all(option.is_cost_known for option in in_use):

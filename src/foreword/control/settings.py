@@ -17,9 +17,8 @@ class ControlSettings:
     # added to both margins after 30 draft requests, then decreasing with their square root: noise
     doubt: float = 0.02
     dwell_steps: int = 32  # minimum steps off, so that noise does not toggle a drafter
-    # between evaluations, which take as long as ten plans; both are doubled if all estimates are settled
-    decision_steps: int = 64
-    decision_seconds: float = 1.0
+    decision_steps: int = 64  # steps between evaluations; an evaluation takes as long as ten plans
+    decision_seconds: float = 1.0  # maximum time between evaluations; twice that if all estimates are settled
     many_requests: int = 12  # requests from which expected rows replace their distribution
     negligible_time: float = 0.003  # fraction of a plain step below which a call's extra levels count as free
     priced_rows: int = 32  # pass sizes at which marginal costs are computed
