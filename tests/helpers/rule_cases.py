@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from foreword.acceptance import reference
 from foreword.acceptance.noise import Stream
 from foreword.acceptance.reference import probabilities
 from foreword.acceptance.rules.trees import Drawn
 from foreword.proofs.cases import Case, SmallDrafter, target_logits
 from foreword.speculation.draft import Draft
+from helpers import rule_reference as reference
 
 
 def row_after(case: Case, tokens: Sequence[int]) -> list[float]:

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from foreword import LLM, SamplingParams
 from foreword.errors import CheckpointError
-from foreword.models.heads.layouts import mtp
+from foreword.models.heads import mtp
 from foreword.models.heads.opening import open_head
 from helpers.cpu import needs_cpu_kernels
 from helpers.cuda import needs_cuda

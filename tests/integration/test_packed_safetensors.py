@@ -9,8 +9,7 @@ import torch
 from foreword.backends.cpu.decoder import load_cpu_decoder
 from foreword.backends.cpu.grouped import as_blocks, packed_blocks
 from foreword.backends.cpu.packing import FORMS, default_form
-from foreword.models.formats.checkpoint import open_checkpoint
-from foreword.models.formats.hf.packed_tensors import GroupedTensor
+from foreword.models.formats.checkpoint import GroupedTensor, open_checkpoint
 from helpers.cpu import cpu_decoder, needs_cpu_kernels
 from helpers.packed_models import SCHEMES, compressed_int4, gptq, words, write_packed
 from helpers.passes import all_logits

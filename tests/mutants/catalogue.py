@@ -37,10 +37,10 @@ MUTANTS = (
         3,
         "sampling parameters not applied to the rows before the last",
         "acceptance/distribution.py",
-        "RowShape.of",
-        "return RowShape(*map(torch.from_numpy, columns))",
+        "RowParams.of",
+        "return RowParams(*map(torch.from_numpy, columns))",
         "columns[0] = np.where(judged.trees.depths > 0, columns[0], 1.0)\n"
-        "return RowShape(*map(torch.from_numpy, columns))",
+        "return RowParams(*map(torch.from_numpy, columns))",
         (f"{PIPELINE}::test_every_row_has_the_distribution_of_the_reference",),
     ),
     Mutant(

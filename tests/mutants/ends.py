@@ -42,8 +42,8 @@ END_MUTANTS = (
         "log probabilities are read from rows of guesses that were not accepted",
         "acceptance/logprobs.py",
         "request_logprobs",
-        "(root + 1 + node for node in verdicts.path(request))",
-        "(root + 1 + place for place in range(len(verdicts.path(request))))",
+        "(root + 1 + node for node in verdicts.paths[request])",
+        "(root + 1 + place for place in range(len(verdicts.paths[request])))",
         (f"{SCORES}::test_of_accepted_corrected_and_own_tokens",),
     ),
     Mutant(

@@ -171,7 +171,7 @@ FAMILY_MUTANTS = (
     Mutant(
         92,
         "heads of a module turn whole where a part of them should",
-        "models/heads/layouts/mtp.py",
+        "models/heads/mtp.py",
         "_layer_of",
         "rope_spec(fields, family.rope, layer.attention.rotary_dim)",
         "RopeSpec(rope_spec(fields, family.rope, layer.attention.rotary_dim).theta)",
@@ -180,7 +180,7 @@ FAMILY_MUTANTS = (
     Mutant(
         93,
         "a module may count more experts than it holds",
-        "models/heads/layouts/mtp.py",
+        "models/heads/mtp.py",
         "_layer_of",
         "[layer]",
         "[]",
@@ -217,9 +217,9 @@ FAMILY_MUTANTS = (
         93,
         "whole numbers beyond a double crash the reader of a config",
         "models/formats/fields.py",
-        "is_positive_number",
-        "0 < value <= sys.float_info.max",
-        "0 < float(value) <= sys.float_info.max",
+        "is_number",
+        "abs(value) <= sys.float_info.max",
+        "abs(float(value)) <= sys.float_info.max",
         (f"{CONFIGS}::test_a_hostile_value_is_one_clear_line_or_harmless",),
     ),
     Mutant(

@@ -35,7 +35,7 @@ HEAD_MUTANTS = (
     Mutant(
         70,
         "layer numbers inside eagle_config are read as boundaries",
-        "models/heads/layouts/common.py",
+        "models/heads/names.py",
         "named_boundaries",
         "layer_ids(inner, IDS, 1)",
         "layer_ids(inner, IDS, 0)",
@@ -44,7 +44,7 @@ HEAD_MUTANTS = (
     Mutant(
         70,
         "boundaries at the top level are read as layer numbers",
-        "models/heads/layouts/common.py",
+        "models/heads/names.py",
         "named_boundaries",
         "0",
         "1",

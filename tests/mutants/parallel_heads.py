@@ -16,7 +16,7 @@ PARALLEL_HEAD_MUTANTS = (
     Mutant(
         73,
         "DFlash's layer numbers are read as boundaries",
-        "models/heads/layouts/dflash.py",
+        "models/heads/published.py",
         "_boundaries",
         "layer_ids(nested, 'target_layer_ids', 1)",
         "layer_ids(nested, 'target_layer_ids', 0)",
@@ -25,7 +25,7 @@ PARALLEL_HEAD_MUTANTS = (
     Mutant(
         73,
         "speculators' boundaries are read as layer numbers",
-        "models/heads/layouts/dflash.py",
+        "models/heads/published.py",
         "_boundaries",
         "0",
         "1",
@@ -179,7 +179,7 @@ PARALLEL_HEAD_MUTANTS = (
     Mutant(
         75,
         "an MTP module reads its own state before its norm",
-        "models/heads/layouts/mtp.py",
+        "models/heads/mtp.py",
         "read_mtp",
         "described('mtp', Join.FUSED, fields, (layer,), checked_shapes(files, required, optional), rope=rope, "
         "norm_output=True, interleaved=interleaved, norms_minus_one=layer.attention.gated, "
@@ -210,7 +210,7 @@ PARALLEL_HEAD_MUTANTS = (
     Mutant(
         76,
         "P-EAGLE's residual stream starts as EAGLE-3's does in speculators' files",
-        "models/heads/layouts/eagle.py",
+        "models/heads/published.py",
         "read_eagle3",
         "'speculators_model_type' in fields.values and (not is_parallel)",
         "'speculators_model_type' in fields.values",

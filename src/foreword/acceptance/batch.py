@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -23,7 +22,7 @@ Records = npt.NDArray[np.void]
 
 
 class RowStatus(IntEnum):
-    """Whether a token can be sampled from a row."""
+    """Return whether a token can be sampled from a row."""
 
     OK = 0
     NOT_FINITE = 1  # a logit is NaN or infinite
@@ -133,20 +132,6 @@ class Verdicts:
         kept = [token if state == _OK else NO_TOKEN for token, state in zip(own, states, strict=True)]
         return Verdicts(paths, kept, list(states), draws)
 
-    @cached_property
-    def own_tokens(self) -> Ints:
-        """`own` as an array."""
-        return np.array(self.own, np.int64)
-
-    @cached_property
-    def status(self) -> Ints:
-        """`states` as an array."""
-        return np.array(self.states, np.int64)
-
-    def path(self, request: int) -> list[int]:
-        """Return the accepted nodes of a request, root first."""
-        return self.paths[request]
-
     def tokens(self, trees: DraftTrees, request: int) -> list[int]:
         """Return the tokens that a request commits: accepted ones, then the target's own unless the request failed."""
         tokens, own = [], self.own[request]
@@ -174,7 +159,7 @@ NEVER = -float("inf")
 Logits = npt.NDArray[np.float32]
 
 _BYTES = np.arange(256, dtype=np.uint8)[:, None]
-_HIGHEST: Logits = np.where(
+_UPPER_BOUNDS: Logits = np.where(
     np.unpackbits(_BYTES, axis=1, bitorder="little"), np.float32(np.inf), np.float32(NEVER)
 )
 """[256, 8], upper bounds of eight logits by mask byte.
@@ -217,5 +202,5 @@ def _masks_of(trees: DraftTrees, request: int, sampler: RequestSampler) -> Bits:
 
 def forbid(row: Logits, bits: Bits, room: Logits | None = None) -> None:
     """Set tokens whose bit is not set to -inf; `room` is scratch memory as long as the bits."""
-    highest = np.take(_HIGHEST, bits.view(np.uint8), axis=0, out=room, mode="clip").reshape(-1)
+    highest = np.take(_UPPER_BOUNDS, bits.view(np.uint8), axis=0, out=room, mode="clip").reshape(-1)
     np.fmin(row, highest[: len(row)], out=row)  # NaN of a forbidden token becomes -inf

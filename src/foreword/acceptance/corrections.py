@@ -11,12 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foreword.acceptance.batch import Judgement
+from foreword.acceptance.batch import NEVER, Judgement
 from foreword.acceptance.request import RequestSampler
 from foreword.acceptance.rules.trees import NO_TOKEN, Bools, Floats, Ints
 from foreword.acceptance.transfer import uploaded
-
-NEVER = -float("inf")
 
 
 @dataclass(frozen=True)
@@ -36,7 +34,7 @@ def corrected_logits(judged: Judgement) -> Tensor:
         return judged.logits
     touched = touched_pairs(judged)
     banned_rows, banned_ids = banned_pairs(judged)
-    allowed_rows, allowed_ids = pairs_per_row(judged, allowed_of)
+    allowed_rows, allowed_ids = pairs_per_row(judged, lambda s: s.allowed_ids)
     logits = judged.logits.clone(memory_format=torch.contiguous_format)
     if len(touched.rows):
         where = index(logits, touched.rows, touched.ids)
@@ -113,11 +111,6 @@ def banned_pairs(judged: Judgement) -> tuple[Ints, Ints]:
     return rows, ids
 
 
-def allowed_of(sampler: RequestSampler) -> Ints | None:
-    """Return the tokens that a request allows; None: all."""
-    return sampler.allowed_ids
-
-
 def pairs_per_row(judged: Judgement, ids_of: Callable[[RequestSampler], Ints | None]) -> tuple[Ints, Ints]:
     """Return (row, id) for every row of a request and every id in its sampler's list."""
     empty = np.empty(0, np.int64)
@@ -137,7 +130,6 @@ def entries_per_row(
 
 
 def index(logits: Tensor, *arrays: Ints) -> tuple[Tensor, ...]:
-    """Return index arrays on the logits' device."""
     return tuple(uploaded(torch.from_numpy(array), logits.device) for array in arrays)
 
 

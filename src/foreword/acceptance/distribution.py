@@ -1,11 +1,15 @@
-"""Second half of the sampling pipeline: temperature, top-k, top-p and min-p, as one threshold per row.
+"""Second half of the sampling pipeline: temperature, top-k, top-p and min-p as one threshold per row, and draws.
 
 Each filter keeps the largest logits, so together they are a floor: a row's distribution is softmax(logit /
 temperature) over logits at or above it. Equal logits are kept or cut together, so that nothing depends on vocabulary
 order. At temperature 0 the floor is the largest logit. No float sum is involved: a row's floor does not depend on the
 rest of the batch.
+
+A row's token is the kept token with the largest logit / temperature + Gumbel noise. No normaliser is needed, so it
+depends only on the row's logits and its key.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +17,7 @@ from torch import Tensor
 
 from foreword.acceptance.batch import Judgement, RowStatus
 from foreword.acceptance.corrections import corrected_logits
+from foreword.acceptance.noise import Keys, gumbel, key_tensor
 from foreword.acceptance.rules.trees import NO_TOKEN
 from foreword.acceptance.transfer import uploaded
 from foreword.kernels import sampler as native
@@ -23,7 +28,7 @@ LOWEST = torch.finfo(torch.float32).min
 
 
 @dataclass(frozen=True)
-class RowShape:
+class RowParams:
     """Sampling parameters of every row, on the host, so that decisions need no device access."""
 
     temperature: Tensor  # float64 [rows]
@@ -32,20 +37,17 @@ class RowShape:
     min_p: Tensor  # float64 [rows]
 
     @staticmethod
-    def of(judged: Judgement) -> "RowShape":
-        """Return the parameters of each row's request."""
+    def of(judged: Judgement) -> "RowParams":
         columns = [judged.per_row(name) for name in ("temperature", "top_k", "top_p", "min_p")]
-        return RowShape(*map(torch.from_numpy, columns))
+        return RowParams(*map(torch.from_numpy, columns))
 
     def keeps_all(self, vocab_size: int) -> bool:
-        """Whether no sampled row has a filter."""
         filtered = (self.top_k < vocab_size) | (self.top_p < 1) | (self.min_p > 0)
         return not bool((filtered & (self.temperature != 0)).any())
 
-    def on(self, device: torch.device) -> "RowShape":
-        """Return a copy on a device."""
+    def on(self, device: torch.device) -> "RowParams":
         columns = (self.temperature, self.top_k, self.top_p, self.min_p)
-        return RowShape(*(uploaded(column, device) for column in columns))
+        return RowParams(*(uploaded(column, device) for column in columns))
 
 
 @dataclass(frozen=True)
@@ -62,11 +64,10 @@ class Distributions:
 
 
 def distributions(judged: Judgement) -> Distributions:
-    """Run the whole pipeline on all rows."""
-    return shape_rows(corrected_logits(judged), RowShape.of(judged), judged.sampler)
+    return shape_rows(corrected_logits(judged), RowParams.of(judged), judged.sampler)
 
 
-def shape_rows(logits: Tensor, shape: RowShape, sampler: native.NativeSampler) -> Distributions:
+def shape_rows(logits: Tensor, shape: RowParams, sampler: native.NativeSampler) -> Distributions:
     """Compute every row's floor, natively if the sampler supports these rows."""
     if sampler is None:
         peak, floor, first = floors(logits, shape)
@@ -88,7 +89,7 @@ def shape_rows(logits: Tensor, shape: RowShape, sampler: native.NativeSampler) -
     )
 
 
-def floors(logits: Tensor, shape: RowShape) -> tuple[Tensor, Tensor, Tensor]:
+def floors(logits: Tensor, shape: RowParams) -> tuple[Tensor, Tensor, Tensor]:
     """Return per row the largest logit, the smallest kept logit, and the first id of the largest; in torch,
     for any device. NaN in a row makes its largest logit NaN. Never waits for the device: the parameters
     alone decide which filters run."""
@@ -146,3 +147,89 @@ def mass_above(values: Tensor, weights: Tensor) -> Tensor:
     first[:, 1:] = values[:, 1:] != values[:, :-1]
     place = torch.arange(values.shape[1], device=values.device)
     return before.gather(1, torch.where(first, place, 0).cummax(dim=-1).values)
+
+
+@dataclass(frozen=True)
+class KeptTokens:
+    """The kept tokens of some rows, ragged, sorted by row and id."""
+
+    rows: Tensor  # int64 [tokens]
+    ids: Tensor  # int64 [tokens]
+    log_weights: Tensor  # float64 [tokens], (logit - peak) / temperature
+
+
+def kept_tokens(shaped: Distributions, rows: Tensor) -> KeptTokens:
+    """Return the kept tokens of these rows (int64, ascending)."""
+    slot, ids = torch.nonzero(shaped.logits[rows] >= shaped.floor[rows, None], as_tuple=True)
+    kept = KeptTokens(rows[slot], ids, log_weights(shaped, rows[slot], ids))
+    alive = kept.log_weights > -torch.inf
+    return KeptTokens(kept.rows[alive], kept.ids[alive], kept.log_weights[alive])
+
+
+def log_weights(shaped: Distributions, rows: Tensor, ids: Tensor) -> Tensor:
+    """Return unnormalised log probabilities of (row, id) pairs; -inf for tokens that are not kept."""
+    logits, only = shaped.logits[rows, ids], shaped.only[rows]
+    scaled = (logits.double() - shaped.peak[rows].double()) / shaped.temperature[rows]
+    keep = (logits >= shaped.floor[rows]) & (logits < torch.inf) & ((only == NO_TOKEN) | (only == ids))
+    return torch.where(keep, scaled, -torch.inf)
+
+
+def sample(logits: Tensor, shape: RowParams, keys: Keys) -> Tensor:
+    """int64 [2, rows], each row's sampled token and its RowStatus; in torch, for any device.
+
+    Never waits for the device.
+    """
+    if (kernel := placement_of(logits.device).draw_rows) is not None:
+        return _draw_by(kernel, logits, shape, keys)
+    shaped = shape_rows(logits, shape, None)
+    if not bool(shape.temperature.any()):
+        return torch.stack([shaped.only, shaped.status])
+    return torch.stack([draw(shaped, keys), shaped.status])
+
+
+def draw(shaped: Distributions, keys: Keys) -> Tensor:
+    """int64 [rows], each row's sampled token; NO_TOKEN if the row has none."""
+    device = shaped.logits.device
+    noise_keys, placement = uploaded(key_tensor(keys), device), placement_of(device)
+    if shaped.sampler is not None:
+        columns = (shaped.logits, shaped.peak, shaped.floor, shaped.temperature, shaped.only)
+        return native.draw(shaped.sampler, *columns, noise_keys)
+    if placement.is_host:
+        return best_per_row(kept_tokens(shaped, torch.arange(len(shaped.logits))), noise_keys)
+    if placement.draw_rows is not None:
+        largest = placement.draw_rows(shaped.logits, shaped.temperature, noise_keys, shaped.floor)[0]
+        return torch.where(shaped.only != NO_TOKEN, shaped.only, largest)
+    return best_of_all(shaped, noise_keys)
+
+
+def _draw_by(kernel: Callable[..., Tensor], logits: Tensor, shape: RowParams, keys: Keys) -> Tensor:
+    """Run `sample` with a device's own kernel, copying the parameters once."""
+    columns = uploaded(torch.stack([shape.temperature.view(torch.int64), key_tensor(keys)]), logits.device)
+    floor = None if shape.keeps_all(logits.shape[1]) else floors(logits, shape)[1]
+    samples = bool(shape.temperature.any())
+    return kernel(logits, columns[0].view(torch.float64), columns[1], floor, samples=samples)
+
+
+def best_of_all(shaped: Distributions, noise_keys: Tensor) -> Tensor:
+    """int64 [rows], like `best_per_row`, but computed over all tokens.
+
+    For devices, where counting the kept tokens would require waiting.
+    """
+    ids = torch.arange(shaped.logits.shape[1], device=shaped.logits.device)
+    distance = shaped.logits.double() - shaped.peak.double()[:, None]
+    scores = distance / shaped.temperature[:, None] + gumbel(noise_keys[:, None], ids)
+    kept = (shaped.logits >= shaped.floor[:, None]) & (shaped.logits < torch.inf)
+    best, token = torch.where(kept, scores, -torch.inf).max(dim=-1)
+    return torch.where(shaped.only != NO_TOKEN, shaped.only, torch.where(best > -torch.inf, token, NO_TOKEN))
+
+
+def best_per_row(kept: KeptTokens, noise_keys: Tensor) -> Tensor:
+    """int64 [rows], the id with the largest log weight + noise, the lowest on ties; one key per row."""
+    scores = kept.log_weights + gumbel(noise_keys[kept.rows], kept.ids)
+    best = torch.full(noise_keys.shape, -torch.inf, dtype=torch.float64, device=scores.device)
+    best = best.scatter_reduce(0, kept.rows, scores, "amax")
+    winner = (scores == best[kept.rows]) & (scores > -torch.inf)
+    last = torch.iinfo(torch.int64).max
+    token = torch.full(noise_keys.shape, last, device=scores.device)
+    token = token.scatter_reduce(0, kept.rows[winner], kept.ids[winner], "amin")
+    return torch.where(token == last, NO_TOKEN, token)

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from foreword.acceptance.batch import Judgement, RowStatus, Verdicts
 from foreword.acceptance.corrections import corrected_logits
-from foreword.acceptance.distribution import RowShape, shape_rows
-from foreword.acceptance.draw import best_per_row, sample
+from foreword.acceptance.distribution import RowParams, best_per_row, sample, shape_rows
 from foreword.acceptance.noise import Keys, Stream, absorbed, branched, key_tensor, stems, uniforms
 from foreword.acceptance.rules import block, coupled, token, traversal
 from foreword.acceptance.rules.chains import ChainRows, draw_leftover, leftover
@@ -23,7 +22,7 @@ _COUPLED = int(Rule.COUPLED)
 
 
 @dataclass
-class _Outcome:
+class _Stops:
     """Verdicts under construction; each rule fills in its own requests."""
 
     stops: list[int]  # [requests], last accepted rows
@@ -63,7 +62,7 @@ class Judging:
         """int64 [rows], the *coupled* draw after every row, on the logits' device; does not wait."""
         return self._draw().on_device[0]
 
-    def know(self, tokens: Sequence[Sequence[int]]) -> None:
+    def set_draft_tokens(self, tokens: Sequence[Sequence[int]]) -> None:
         """Set the draft tokens that were unknown when the draws started."""
         self.judged.trees = self.judged.trees.with_tokens(tokens)
 
@@ -74,7 +73,7 @@ class Judging:
         if self._draws:
             outcome = _run_coupled(self.judged, self._draw().on_host())
         else:
-            outcome = _Outcome(trees.starts[:-1], [NO_TOKEN] * requests, [int(RowStatus.OK)] * requests)
+            outcome = _Stops(trees.starts[:-1], [NO_TOKEN] * requests, [int(RowStatus.OK)] * requests)
         if self._drawn_rules:
             _run_drawn_rules(self.judged, self._corrected(), self._drawn_rules, outcome)
         return Verdicts.at(trees, outcome.stops, outcome.own, outcome.states, outcome.draws)
@@ -105,23 +104,21 @@ def draw_rows(judged: Judgement, logits: Tensor) -> Tensor | Ints:
         trees = judged.trees
         drafted = None if trees.is_plain or judged.wants_draws else (trees.parent_list, trees.token_list)
         return native.sample(judged.sampler, logits, judged.row_records, judged.positions, drafted)
-    return sample(logits, RowShape.of(judged), _keys(judged, Stream.TARGET))
+    return sample(logits, RowParams.of(judged), _keys(judged, Stream.TARGET))
 
 
-def _run_coupled(judged: Judgement, drawn: Tensor | Ints) -> _Outcome:
+def _run_coupled(judged: Judgement, drawn: Tensor | Ints) -> _Stops:
     """Apply *coupled* to all requests; requests of other rules are overwritten later."""
     draws, states = drawn.tolist()
     stops = coupled.stop_rows(judged.trees, draws)
-    return _Outcome(stops, [draws[row] for row in stops], [states[row] for row in stops], draws)
+    return _Stops(stops, [draws[row] for row in stops], [states[row] for row in stops], draws)
 
 
-def _run_drawn_rules(
-    judged: Judgement, logits: Tensor, drawn_rules: Sequence[Rule], outcome: _Outcome
-) -> None:
+def _run_drawn_rules(judged: Judgement, logits: Tensor, drawn_rules: Sequence[Rule], outcome: _Stops) -> None:
     """Apply all rules but *coupled*; they share probabilities and noise, and handle disjoint requests."""
     trees, rules = judged.trees, judged.records["rule"]
     rows = np.flatnonzero(rules[trees.request_of_row] != Rule.COUPLED)
-    shaped = shape_rows(logits, RowShape.of(judged), judged.sampler)
+    shaped = shape_rows(logits, RowParams.of(judged), judged.sampler)
     states = shaped.status.tolist()
     chains = ChainRows.of(shaped, trees, rows)
     # A node is accepted with the noise of its own position, which its parent's logits predict.
@@ -143,7 +140,6 @@ def _run_drawn_rules(
 def _run_chain_rule(
     chains: ChainRows, rule: Rule, requests: Ints, chance: Floats, own_keys: Keys
 ) -> tuple[Ints, Ints]:
-    """Return stop rows and own tokens of these requests under *token* or *block*."""
     trees, its = chains.trees, token if rule is Rule.TOKEN else block
     nodes = np.flatnonzero(np.isin(trees.request_of_row, requests) & (trees.depths > 0))
     plan = its.plan(chains, nodes)
@@ -152,7 +148,6 @@ def _run_chain_rule(
 
 
 def _run_traversal(chains: ChainRows, requests: Ints, chance: Floats, own_keys: Keys) -> tuple[Ints, Ints]:
-    """Return stop rows and own tokens of these requests under *traversal*."""
     plan = traversal.plan(chains, requests)
     stops = traversal.stop_rows(chains.trees, requests, plan.accept, chance)
     left = traversal.leftover_weights(chains, plan, stops)

@@ -35,7 +35,7 @@ def request_logprobs(judged: Judgement, verdicts: Verdicts, request: int) -> lis
     if wanted < 0:
         return []
     root, tokens = judged.trees.starts[request], verdicts.tokens(judged.trees, request)
-    rows = [root, *(root + 1 + node for node in verdicts.path(request))]
+    rows = [root, *(root + 1 + node for node in verdicts.paths[request])]
     # A failed request has no own token after the last row.
     return score(judged.logits[rows[: len(tokens)]], tokens, wanted)
 

@@ -1,8 +1,7 @@
 """Counter-based random numbers: an integer hash of what each number is used for.
 
 A number is identified by (seed, sample, stream, nonce, position, token). The first five form a 64-bit key per row;
-the token is the counter. The integers are equal on every device; `reference.py` has the same functions in plain
-Python.
+the token is the counter. The integers are equal on every device.
 """
 
 from enum import IntEnum
@@ -93,5 +92,4 @@ def uniforms(keys: Keys) -> npt.NDArray[np.float64]:
 
 
 def key_tensor(keys: Keys, device: torch.device | str = "cpu") -> Tensor:
-    """Return keys as int64 tensor."""
     return torch.from_numpy(keys.view(np.int64)).to(device)

@@ -49,14 +49,12 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         self._check_shape()
-        self._check_penalties()
         self._check_ids()
         self._check_lengths()
         self._check_form()
 
     @property
     def stop_texts(self) -> tuple[str, ...]:
-        """`stop` as a tuple."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     def _check_shape(self) -> None:
@@ -67,13 +65,9 @@ class SamplingParams:
             _refuse("top_p", self.top_p, "above 0 and at most 1")
         if _integer("top_k", self.top_k) < -1:
             _refuse("top_k", self.top_k, "a positive integer, or 0 or -1 for no limit")
-        if not 0 <= _finite("min_p", self.min_p) <= 1:
-            _refuse("min_p", self.min_p, "in 0 .. 1")
-
-    def _check_penalties(self) -> None:
-        for name in ("presence_penalty", "frequency_penalty"):
-            if not -2 <= _finite(name, getattr(self, name)) <= 2:
-                _refuse(name, getattr(self, name), "in -2 .. 2")
+        for name, low, high in (("min_p", 0, 1), ("presence_penalty", -2, 2), ("frequency_penalty", -2, 2)):
+            if not low <= _finite(name, getattr(self, name)) <= high:
+                _refuse(name, getattr(self, name), f"in {low} .. {high}")
         if _finite("repetition_penalty", self.repetition_penalty) <= 0:
             _refuse("repetition_penalty", self.repetition_penalty, "above 0")
 
@@ -152,6 +146,5 @@ class SamplingDefaults:
 
 
 def check_generation_config(name: str) -> None:
-    """Raise `RequestError` for an unknown name."""
     if name not in GENERATION_CONFIGS:
         raise RequestError(f"generation config {name!r} is unknown; use {' or '.join(GENERATION_CONFIGS)}")

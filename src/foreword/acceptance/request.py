@@ -11,11 +11,10 @@ import numpy.typing as npt
 from foreword.acceptance.noise import Keys, Numbers, Stream, absorbed, branched, stems
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.rules.rule import Rule
+from foreword.acceptance.rules.trees import Floats, Ints
 from foreword.errors import RequestError
 from foreword.structured.thinking import AnswerState
 
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 Record = npt.NDArray[np.void]
 
 RECORD = np.dtype(
@@ -80,7 +79,6 @@ class DraftSampling:
 
     @cached_property
     def record(self) -> Record:
-        """The RECORD as an array scalar."""
         return np.ndarray((), RECORD, self.record_bytes)
 
     @cached_property
@@ -156,22 +154,21 @@ class RequestSampler:
 
     @property
     def nonce(self) -> int:
-        """Number of committed steps."""
         return self._counters[_NONCE]
 
     @property
     def can_pipeline(self) -> bool:
-        """Whether the draw after the next one can be launched before the host knows the next token."""
+        """Return whether the draw after the next one can be launched before the host knows the next token."""
         return self._draws_alone and self.grammar is None
 
     @property
     def is_ready(self) -> bool:
-        """Whether its next pass can start: masks of slow grammars are computed between passes."""
+        """Return whether its next pass can start: masks of slow grammars are computed between passes."""
         return self.grammar is None or self.grammar.is_ready
 
     @property
     def can_draft(self) -> bool:
-        """Whether draft tokens can be verified without delaying the pass."""
+        """Return whether draft tokens can be verified without delaying the pass."""
         return self.grammar is None or self.grammar.can_draft
 
     def restrictions(self) -> list[str]:
@@ -217,7 +214,6 @@ class RequestSampler:
 
 
 def has_penalties(params: SamplingParams) -> bool:
-    """Whether logits depend on earlier tokens."""
     return bool(params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1)
 
 
@@ -280,5 +276,4 @@ class SeenTokens:
 
     @property
     def generated(self) -> Ints:
-        """Generated count of each of `ids`."""
         return self._table[1, : len(self._slots)]

@@ -31,7 +31,6 @@ class HostCopy:
 
     @staticmethod
     def begin(found: Found, began: "torch.cuda.Event | None" = None) -> "HostCopy":
-        """Start the copy."""
         if not isinstance(found, Tensor) or placement_of(found.device).is_host:
             return HostCopy(found, found)
         copy = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
@@ -48,12 +47,10 @@ class HostCopy:
 
     @property
     def on_device(self) -> Tensor:
-        """The numbers on their device."""
         return torch.as_tensor(self.found)
 
     @property
     def was_read(self) -> bool:
-        """Whether `numbers` was read."""
         return self._numbers is not None
 
     def on_host(self) -> Found:
@@ -64,7 +61,6 @@ class HostCopy:
 
     @property
     def numbers(self) -> list[int]:
-        """All numbers; waits for the copy."""
         if self._numbers is None:
             self._numbers = self.on_host().flatten().tolist()
         return self._numbers

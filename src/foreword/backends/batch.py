@@ -48,7 +48,6 @@ class BatchSizes(NamedTuple):
 
     @property
     def entries(self) -> int:
-        """Number of 32-bit words in all arrays."""
         return sum(array.entries(self) for array in BATCH_ARRAYS)
 
 
@@ -69,7 +68,6 @@ class BatchArray(NamedTuple):
     words: int = 1  # 32-bit words per number: 2 for int64
 
     def entries(self, sizes: BatchSizes) -> int:
-        """Return the number of 32-bit words in the array."""
         return prod(self.shape(sizes)) * self.words
 
 
@@ -136,9 +134,8 @@ class RequestChunks(NamedTuple):
     run: int  # committed tokens; draft nodes follow
     # The chunk that is read. Its ring has the rows from `read.start` to `begin`; new ones of its positions follow.
     read: Chunk
-    entered: tuple[
-        Chunk, ...
-    ]  # later chunks whose states are written; the last one's ring gets the newest rows
+    # Later chunks whose states are written. The ring of the last one gets the newest rows.
+    entered: tuple[Chunk, ...]
 
 
 @dataclass(frozen=True)
@@ -146,8 +143,8 @@ class ForwardBatch:
     """Rows of one target pass: prompt chunks, plain tokens, chains and trees of many requests, ragged.
 
     The rows of a request are consecutive, in attention order. A row attends to the first `prefix_lens` KV rows of its
-    request, and to later rows whose bit is set in its ancestor mask (bit i is KV row `prefix_lens + i`, itself
-    included). A committed token is inside its own prefix and has an empty mask.
+    request, and to later rows whose bit is set in its ancestor mask. Bit i is KV row `prefix_lens + i`; a node's own
+    bit is set. A committed token is inside its own prefix and has an empty mask.
     """
 
     token_ids: Tensor  # int32 [rows]
@@ -172,7 +169,6 @@ class ForwardBatch:
 
     @staticmethod
     def of(arrays: BatchArrays, taps: tuple[Tap, ...] = ()) -> "ForwardBatch":
-        """Return a batch that shares the arrays' memory."""
         tensors: dict[str, Any] = {name: torch.from_numpy(array) for name, array in arrays._asdict().items()}
         batch = ForwardBatch(**tensors, taps=taps)
         batch.__dict__["arrays"] = arrays  # cached: no conversion back from tensors
@@ -220,7 +216,6 @@ def joined_states(hidden: Mapping[Tap, Tensor], taps: tuple[Tap, ...]) -> States
 
 
 def num_states(hidden: Mapping[Tap, Tensor]) -> int:
-    """Return the number of rows with kept states."""
     return len(hidden.states if isinstance(hidden, SideBySide) else next(iter(hidden.values()), ()))
 
 

@@ -164,10 +164,8 @@ def _cpu(dtype: str, reason: str) -> BackendChoice:
 
 
 def _torch(dtype: str, device: torch.device, reason: str) -> BackendChoice:
-    if dtype == "auto":
-        half = torch.bfloat16 if device.type == "cuda" else torch.float32
-        return BackendChoice("torch", None, half, reason)
-    return BackendChoice("torch", None, DTYPES[dtype], reason)
+    default = torch.bfloat16 if device.type == "cuda" else torch.float32
+    return BackendChoice("torch", None, DTYPES.get(dtype, default), reason)
 
 
 def pick_device(device: str) -> torch.device:

@@ -26,32 +26,23 @@ class KvStore(Protocol):
     """Memory of all kinds of KV rows, in pages; `kv/` assigns the pages."""
 
     @property
-    def spec(self) -> PageSpec:
-        """The kinds of rows."""
-        ...
+    def spec(self) -> PageSpec: ...
 
     @property
-    def num_pages(self) -> int:
-        """Number of pages."""
-        ...
+    def num_pages(self) -> int: ...
 
     @property
-    def page_size(self) -> int:
-        """Rows per page."""
-        ...
+    def page_size(self) -> int: ...
 
     @property
     def bytes_per_row(self) -> int:
         """Bytes of one token's rows of all kinds."""
-        ...
 
     def arrays(self, name: str) -> tuple[Tensor, Tensor]:
         """Return keys and values of one kind by layer, in the backend's layout, without a copy."""
-        ...
 
     def move(self, copies: Tensor) -> None:
         """Copy rows (from, to) of all kinds, int32 [copies, 2]; all are read before any is written."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -140,9 +131,10 @@ Chains = KnownChains | PendingChains
 class HeadCall:
     """Rows that a head runs, and the chains to draw from them if there is a plan.
 
-    - A head that drafts token by token (EAGLE, MTP) gets the rows up to each newest token, with the target's states,
-     and returns the last row's output. For `Unsettled` texts there is a row for every token that each may gain,
-     the id -1 - i refers to entry i of the draws, and the first row's output is wanted.
+    - A head that drafts token by token (EAGLE, MTP) gets the rows up to each newest token, with the target's states.
+      It returns the last row's output.
+    - For `Unsettled` texts there is a row for every token that each may gain. The id -1 - i refers to entry i of the
+      draws. The first row's output is wanted.
     - A head that drafts all positions at once (DFlash, P-EAGLE) has one wanted row per position, in order.
     """
 
@@ -156,14 +148,11 @@ class RowsRunner(Protocol):
     """A runner with its own KV rows in the pages of a decoder's store."""
 
     @property
-    def weight_bytes(self) -> int:
-        """Bytes of its own weights."""
-        ...
+    def weight_bytes(self) -> int: ...
 
     @property
     def is_ready(self) -> bool:
-        """Whether no kernel is being compiled that it waits for; until then its chains are empty."""
-        ...
+        """Return whether no kernel is being compiled that it waits for; until then its chains are empty."""
 
     def draft(self, call: HeadCall) -> "HeadOutput | Chains":
         """Run the rows; return the planned chains, or logits without a plan or if the runner draws no chains.
@@ -172,7 +161,6 @@ class RowsRunner(Protocol):
         features of committed tokens, as DFlash does; its other rows read only their tokens, pass through the
         decoder's layers on the decoder's KV rows, and return no states.
         """
-        ...
 
 
 class HeadRunner(RowsRunner, Protocol):
@@ -184,11 +172,9 @@ class HeadRunner(RowsRunner, Protocol):
 
     def markov_before(self, tokens: Sequence[int]) -> Tensor:
         """Return a Markov head's (DSpark) embedding of these tokens: float32 [tokens, rank]."""
-        ...
 
     def markov_after(self, before: Tensor) -> Tensor:
         """Return its addition to the logits of the next positions: float32 [tokens, draft vocabulary]."""
-        ...
 
 
 def head_output(runner: RowsRunner, rows: HeadInput, store: KvStore) -> HeadOutput:
@@ -212,16 +198,13 @@ class MedusaRunner(Protocol):
     spec: HeadSpec
 
     @property
-    def weight_bytes(self) -> int:
-        """Bytes of their own weights."""
-        ...
+    def weight_bytes(self) -> int: ...
 
     def draft(self, call: MedusaCall) -> HeadOutput | Chains:
         """Return the planned chains: per row, one token of each of the first heads.
 
         Without a plan, or if the runner draws no chains, return logits [rows, heads, draft vocabulary].
         """
-        ...
 
 
 class HeadFactory(Protocol):
@@ -229,11 +212,8 @@ class HeadFactory(Protocol):
 
     def head(self, head: Head, rows: str) -> HeadRunner:
         """Load a head that fits the decoder; `rows` names its KV rows in the store."""
-        ...
 
-    def medusa(self, head: Head) -> MedusaRunner:
-        """Load Medusa's heads."""
-        ...
+    def medusa(self, head: Head) -> MedusaRunner: ...
 
     def exit(self, more: Checkpoint, layer: int, rows: str) -> RowsRunner | None:
         """Load an exit: the decoder's first `layer` layers, then another checkpoint's layer and final norm.
@@ -241,7 +221,6 @@ class HeadFactory(Protocol):
         The first layers use the decoder's KV rows; `rows` names the exit's own. None: the backend cannot share KV
         rows.
         """
-        ...
 
 
 @dataclass(frozen=True)
@@ -260,60 +239,45 @@ class Decoder(Protocol):
 
     @property
     def is_shape_invariant(self) -> bool:
-        """Whether a row's result is independent of the rest of the pass, so that drafts cannot change a text."""
-        ...
+        """Return whether a row's result is independent of the rest of the pass, so that drafts cannot change a text."""
 
     @property
-    def device(self) -> torch.device:
-        """The device of the weights."""
-        ...
+    def device(self) -> torch.device: ...
 
     @property
-    def weight_bytes(self) -> int:
-        """Memory of all weights."""
-        ...
+    def weight_bytes(self) -> int: ...
 
     @property
     def layer_bytes(self) -> int:
         """Bytes of the layers' weights, without embedding, output head and last norm."""
-        ...
 
     def with_layers(self, layers: Sequence[int]) -> "Decoder":
         """Return a decoder that runs only these layers, with shared weights."""
-        ...
 
     def beside(self, checkpoint: Checkpoint) -> "Decoder":
         """Return a decoder with another checkpoint's layers, and this one's embedding, head and final norm.
 
         4-bit blocks are kept if the backend has kernels for them.
         """
-        ...
 
     def followed_by(self, more: Checkpoint) -> "Decoder":
         """Return a decoder with this one's layers, then another checkpoint's layers and final norm."""
-        ...
 
     @property
-    def heads(self) -> HeadFactory:
-        """Factory of draft heads for this decoder."""
-        ...
+    def heads(self) -> HeadFactory: ...
 
     def set_adapter(self, slot: int, adapter: Lora | None) -> None:
         """Set or (None) remove the adapter of a slot (1 or more).
 
         Raise `RequestError` if the backend does not support adapters.
         """
-        ...
 
-    def kv_rows(self) -> RowSpec:
-        """Return the KV rows of a token."""
-        ...
+    def kv_rows(self) -> RowSpec: ...
 
     def new_kv_store(
         self, num_pages: int, page_size: int, extra: Sequence[RowSpec] = (), states: StateSizes = NO_STATES
     ) -> KvStore:
         """Allocate memory for this decoder's rows, the `extra` ones, and states of recurrent layers."""
-        ...
 
     def sizes_to_prepare(self, requests: int, length: int, rows: int) -> Sequence[DecodeSize]:
         """Return the passes to prepare at the start, because their first run is slow; likely ones first.
@@ -321,11 +285,9 @@ class Decoder(Protocol):
         They have up to `requests` requests, texts of up to `length` tokens, and `rows` new rows each. Empty: no
         preparation is needed.
         """
-        ...
 
     def forward(self, batch: ForwardBatch, store: KvStore) -> ForwardOutput:
         """Run one pass over a batch on the CPU; move and write KV rows as it says.
 
         The store must be made by this decoder, or have the same rows.
         """
-        ...

@@ -20,14 +20,12 @@ from foreword.progress import Progress
 
 
 def is_shape_invariant(choice: BackendChoice) -> bool:
-    """Whether the chosen decoder is shape-invariant; see `Decoder.is_shape_invariant`."""
     return choice.name != "torch"
 
 
 def decoder_of(
     choice: BackendChoice, config: ModelConfig, weights: DecoderWeights[Any], *, enforce_eager: bool = False
 ) -> Decoder:
-    """Create a torch or CUDA decoder from loaded weights."""
     if choice.name == "torch":
         return TorchDecoder(config, weights)
     from foreword.backends.cuda.decoder import CudaDecoder  # imports Triton

@@ -17,14 +17,14 @@ class Part(Enum):
     EXPERTS = "mixture of experts"
     LATENT = "latent attention"
     GATED = "gated attention"
-    CAPS = "soft caps of scores or logits"
+    SOFT_CAPS = "soft caps of scores or logits"
     NORMS = "norms after attention and MLP"
     WIDE_NORM = "query and key norms over all heads"
     SCALES = "scaled embeddings, residuals, scores or logits"
     NO_ROPE = "layers without rotary embedding"
-    OTHER_ROPE = "rotary frequencies per layer"
-    PART_ROPE = "partial rotary embedding"
-    LOUD_ROPE = "rotary embedding with an attention factor"
+    LAYER_ROPE = "rotary frequencies per layer"
+    PARTIAL_ROPE = "partial rotary embedding"
+    ROPE_MAGNITUDE = "rotary embedding with an attention factor"
     GELU = "GeGLU"
     SINKS = "attention sinks"
     CLAMPED = "experts with biases and clamped activations"
@@ -46,19 +46,17 @@ ACTIVATIONS = {"silu": None, "gelu_pytorch_tanh": Part.GELU, "relu2": Part.RELU2
 
 
 def parts_of(config: ModelConfig) -> set[Part]:
-    """Return the features of a model."""
     found = {part for layer in dict.fromkeys(config.layers) for part in _layer_parts(layer, config)}
     if config.embedding_scale != 1 or config.logit_scale != 1:
         found.add(Part.SCALES)
     if config.logit_softcap is not None:
-        found.add(Part.CAPS)
+        found.add(Part.SOFT_CAPS)
     if any(layer != config.layers[0] for layer in config.layers):
         found.add(Part.MIXED)
     return found
 
 
 def missing_parts(config: ModelConfig, backend: str) -> list[str]:
-    """Return the features of a model that a backend does not support."""
     unknown = [f"{config.norm.kind} norms"] if config.norm.kind != "rms" else []
     activations = {layer.mlp.activation for layer in config.layers} - set(ACTIVATIONS)
     unknown += [f"activation {name!r}" for name in sorted(activations)]
@@ -104,15 +102,15 @@ def _attention_parts(attention: AttentionSpec, config: ModelConfig) -> Iterator[
     has = {
         Part.WINDOW: attention.window is not None and attention.window < config.context_length,
         Part.LATENT: attention.latent is not None,
-        Part.CAPS: attention.softcap is not None,
+        Part.SOFT_CAPS: attention.softcap is not None,
         Part.WIDE_NORM: attention.qk_norm and attention.wide_qk_norm,
         Part.SCALES: attention.scale is not None,
         Part.GATED: attention.gated,
         Part.SINKS: attention.sinks,
         Part.NO_ROPE: not attention.is_rotated,
-        Part.OTHER_ROPE: attention.rope is not None,
-        Part.PART_ROPE: rope.rotary_dim is not None,
-        Part.LOUD_ROPE: rope.magnitude != 1,
+        Part.LAYER_ROPE: attention.rope is not None,
+        Part.PARTIAL_ROPE: rope.rotary_dim is not None,
+        Part.ROPE_MAGNITUDE: rope.magnitude != 1,
     }
     yield from (part for part, there in has.items() if there)
 
@@ -145,7 +143,6 @@ def supported_families() -> list[SupportedFamily]:
 
 
 def supported_markdown() -> str:
-    """Return the table for docs/models.md."""
     headings = ("models", "class in config.json", "files", *BACKENDS)
     lines = [headings, ("---",) * len(headings)]
     for row in supported_families():
@@ -165,7 +162,6 @@ def _verdict(family: Architecture, backend: str) -> str:
 
 
 def _always(family: Architecture) -> set[Part]:
-    """Return the features that all models of a family have."""
     scales, rope, experts, window = family.scales, family.rope, family.experts, family.window
     has = {
         Part.EXPERTS: experts is not None,
@@ -174,13 +170,13 @@ def _always(family: Architecture) -> set[Part]:
         Part.SINKS: family.has_sinks,
         Part.GATED: family.has_gated_attention,
         Part.RECURRENT: family.recurrent is not None,
-        Part.CAPS: scales.attention_cap is not None,
+        Part.SOFT_CAPS: scales.attention_cap is not None,
         Part.NORMS: family.norms is not Norms.BEFORE,
         Part.WIDE_NORM: family.wide_qk_norm,
         Part.SCALES: scales.embedding_by_width or scales.attention is not None,
         Part.NO_ROPE: rope.unrotated_every is not None,
-        Part.OTHER_ROPE: rope.local_theta is not None,
-        Part.PART_ROPE: rope.partial != 1,
+        Part.LAYER_ROPE: rope.local_theta is not None,
+        Part.PARTIAL_ROPE: rope.partial != 1,
         Part.GELU: family.activation.startswith("gelu"),
         Part.RELU2: family.activation == "relu2",
         Part.WINDOW: window is not None and window.layers is WindowedLayers.ALL_BUT_EVERY_NTH,

@@ -9,9 +9,8 @@ from typing_extensions import TypeVar
 
 from foreword.cancellation import check_cancelled
 from foreword.errors import CheckpointError
-from foreword.models.formats.checkpoint import Checkpoint, QuantizedTensor
+from foreword.models.formats.checkpoint import Checkpoint, Fp8Tensor, PackedTensor, QuantizedTensor
 from foreword.models.formats.hf.checkpoint import HfCheckpoint
-from foreword.models.formats.hf.packed_tensors import Fp8Tensor, Kept
 from foreword.models.layer_shapes import expected_shapes
 from foreword.progress import Progress
 
@@ -33,14 +32,11 @@ class LayerSource(Protocol[M_co]):
     def tensor(self, name: str) -> Tensor:
         """Return a tensor in the decoder's dtype."""
 
-    def matrix(self, names: Sequence[str]) -> M_co:
-        """Return projections of the same input as one matrix."""
+    def matrix(self, names: Sequence[str]) -> M_co: ...
 
-    def floats(self, name: str) -> Tensor:
-        """Return a tensor in float32."""
+    def floats(self, name: str) -> Tensor: ...
 
-    def nothing(self, *shape: int) -> Tensor:
-        """Return an empty tensor for a missing weight."""
+    def nothing(self, *shape: int) -> Tensor: ...
 
 
 @runtime_checkable
@@ -57,12 +53,10 @@ def piece_rows(columns: int) -> int:
 
 
 def stacked(parts: Sequence[Tensor]) -> Tensor:
-    """Concatenate matrices with the same input."""
     return parts[0] if len(parts) == 1 else torch.cat(tuple(parts))
 
 
 def check_names(checkpoint: Checkpoint) -> None:
-    """Raise `CheckpointError` if weights are missing or unexpected."""
     present = checkpoint.tensor_names()
     expected = expected_shapes(checkpoint.config)
     ignorable = {"lm_head.weight"} if checkpoint.config.tied_embeddings else set()
@@ -90,39 +84,28 @@ class WeightLoader:
     ) -> None:
         check_names(checkpoint)
         self._checkpoint = checkpoint
-        self._dtype = dtype
+        self.dtype = dtype
+        self.hidden_size = checkpoint.config.hidden_size
         self._device = device
         self._shapes = expected_shapes(checkpoint.config)
         self._progress = progress
         self._done = 0
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the tensors."""
-        return self._dtype
-
-    @property
-    def hidden_size(self) -> int:
-        return self._checkpoint.config.hidden_size
-
     def nothing(self, *shape: int) -> Tensor:
-        """Return an empty tensor for a missing weight."""
-        return torch.empty(shape, dtype=self._dtype, device=self._device)
+        return torch.empty(shape, dtype=self.dtype, device=self._device)
 
     def tensor(self, name: str) -> Tensor:
-        return self._load(name, self._dtype)
+        return self._load(name, self.dtype)
 
     def matrix(self, names: Sequence[str]) -> Tensor:
-        """Return several projections as one matrix."""
         return stacked([self.tensor(name) for name in names])
 
     def floats(self, name: str) -> Tensor:
-        """Return a tensor in float32."""
         return self._load(name, torch.float32)
 
-    def kept(self, name: str) -> Kept | QuantizedTensor | None:
+    def kept(self, name: str) -> PackedTensor | QuantizedTensor | None:
         """Return a packed matrix as stored, on the CPU; None if it must be unpacked. Not counted as loaded yet."""
-        kept: Kept | QuantizedTensor | None = self._checkpoint.quantized(name)
+        kept: PackedTensor | QuantizedTensor | None = self._checkpoint.quantized(name)
         if isinstance(self._checkpoint, HfCheckpoint):
             kept = self._checkpoint.kept(name)
         if kept is None:
@@ -147,7 +130,6 @@ class WeightLoader:
         self.count()
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape that the config prescribes."""
         return self._shapes[name]
 
     def _load(self, name: str, dtype: torch.dtype) -> Tensor:
@@ -158,7 +140,6 @@ class WeightLoader:
         return loaded
 
     def check_shape(self, name: str, shape: tuple[int, ...]) -> None:
-        """Raise `CheckpointError` for a shape that differs from the config."""
         if shape != self._shapes[name]:
             raise CheckpointError(
                 f"{self._checkpoint.path}: tensor {name} has shape {shape}, "
@@ -166,7 +147,6 @@ class WeightLoader:
             )
 
     def check_finite(self, name: str, is_finite: bool) -> None:
-        """Raise `CheckpointError` for a tensor with NaN or infinity."""
         if not is_finite:
             raise CheckpointError(
                 f"{self._checkpoint.path}: tensor {name} holds NaN or infinity; the file is damaged, get it again"

@@ -96,7 +96,7 @@ def _accept_seconds(logits: Tensor, draft: Draft, samplers: Sequence[RequestSamp
     found = judge(judged)
     for place in range(len(samplers)):
         if found.error(place) is None:
-            found.path(place), found.tokens(judged.trees, place), request_logprobs(judged, found, place)
+            found.paths[place], found.tokens(judged.trees, place), request_logprobs(judged, found, place)
     return perf_counter() - began
 
 

@@ -21,9 +21,9 @@ from foreword.drafters.heads.medusa import MedusaDrafter
 from foreword.errors import RequestError
 from foreword.kv.spec import RowSpec
 from foreword.models.config import AttentionSpec, LayerSpec, MlpSpec, ModelConfig
-from foreword.models.heads.layouts.common import all_layer_shapes
-from foreword.models.heads.layouts.eagle import MASK_HIDDEN
+from foreword.models.heads.names import all_layer_shapes
 from foreword.models.heads.opening import Head, open_head
+from foreword.models.heads.published import MASK_HIDDEN
 from foreword.models.heads.spec import DRAFTERS_OWN, MARKOV
 from foreword.models.heads.writing import layer_config
 from foreword.speculation.drafting import Drafter

@@ -29,7 +29,7 @@ from foreword.models.config import (
     RecurrentSpec,
     RopeSpec,
 )
-from foreword.models.formats.checkpoint import QuantizedTensor, open_checkpoint, stretches
+from foreword.models.formats.checkpoint import QuantizedTensor, open_checkpoint, row_pieces
 from foreword.models.heads.writing import layer_config
 from foreword.models.layer_shapes import expected_shapes
 from foreword.models.tokenization.tokenizer import Tokenizer
@@ -243,7 +243,7 @@ class RandomCheckpoint:
         return (1 + 0.1 * values if len(shape) == 1 else values * shape[1] ** -0.5).to(dtype)
 
     def pieces(self, name: str, dtype: torch.dtype, rows: int) -> Iterator[Tensor]:
-        yield from stretches(self.load(name, dtype), rows)
+        yield from row_pieces(self.load(name, dtype), rows)
 
     def quantized(self, name: str) -> QuantizedTensor | None:
         return self._blocks.get(name)

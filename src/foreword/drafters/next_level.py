@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foreword.acceptance.distribution import Distributions, RowShape, shape_rows
-from foreword.acceptance.draw import draw, kept_tokens, sample
+from foreword.acceptance.distribution import Distributions, RowParams, draw, kept_tokens, sample, shape_rows
 from foreword.acceptance.noise import gumbel, key_tensor
 from foreword.acceptance.request import DraftSampling, stacked_records
 from foreword.acceptance.rules.rule import Rule
@@ -221,11 +220,11 @@ def with_fixed_corrections(trees: Sequence[GrowingTree], logits: Tensor) -> Tens
     return corrected
 
 
-def row_shape(trees: Sequence[GrowingTree]) -> RowShape:
+def row_shape(trees: Sequence[GrowingTree]) -> RowParams:
     """Return temperature, top-k, top-p and min-p of the requests, one row per tree."""
     records = stacked_records([tree.request.sampling for tree in trees])
 
     def column(name: str) -> Tensor:
         return torch.from_numpy(records[name].copy())
 
-    return RowShape(column("temperature"), column("top_k"), column("top_p"), column("min_p"))
+    return RowParams(column("temperature"), column("top_k"), column("top_p"), column("min_p"))

@@ -9,7 +9,7 @@ from foreword.backends.choice import choose_backend, fitted, parallel_backend, p
 from foreword.backends.interface import Decoder
 from foreword.backends.loading import DecoderLoader, load_on_ranks
 from foreword.backends.parallel.decoder import TensorParallelDecoder
-from foreword.backends.torch.decoder import hush_bfloat16
+from foreword.backends.torch.decoder import silence_bfloat16_warning
 from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.registry import DrafterResources
 from foreword.engine.drafting.default_speculation import (
@@ -126,7 +126,7 @@ def load_model(  # noqa: PLR0913 - vLLM's names
     place = pick_device(device)
     backend = parallel_backend(backend, tensor_parallel_size)
     choice = choose_backend(backend, dtype, place, quantization, kv_cache_dtype)
-    hush_bfloat16()
+    silence_bfloat16_warning()
     checkpoint = open_checkpoint(resolve_model(model))
     tokenizer, sampling = checkpoint.tokenizer(), sampling_defaults(checkpoint, generation_config)
     fitting = fitted(choice, checkpoint.config, backend=backend, dtype=dtype, device=place)

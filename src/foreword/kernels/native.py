@@ -20,7 +20,7 @@ ALWAYS_ALLOWED_THREADS = 16
 
 @dataclass(frozen=True)
 class NativeStatus:
-    """Whether the compiled kernels can be used."""
+    """Return whether the compiled kernels can be used."""
 
     available: bool
     reason: str  # why not; empty if they can
@@ -28,7 +28,6 @@ class NativeStatus:
 
 
 def native_status() -> NativeStatus:
-    """Check for the compiled kernels."""
     if find_spec("foreword.kernels._native") is None:
         return NativeStatus(False, "the package was installed without them (no C++ compiler)", ())
     try:

@@ -24,7 +24,6 @@ _OFFERED: dict[str, Placement] = {}
 
 
 def offer_placement(kind: str, placement: Placement) -> None:
-    """Declare a kind of device by torch's name."""
     _OFFERED[kind] = placement
 
 

@@ -24,7 +24,7 @@ class Variant(NamedTuple):
 
 
 class Recording(threading.local):
-    """What a thread records."""
+    """Recorded kernels of a thread."""
 
     # Variants in the order in which they occurred; None: kernels are launched.
     missing: dict[Variant, None] | None = None
@@ -34,7 +34,7 @@ state = Recording()
 
 
 def is_recording() -> bool:
-    """Whether this thread records kernels instead of launching them: no kernel writes anything."""
+    """Return whether this thread records kernels instead of launching them: no kernel writes anything."""
     return state.missing is not None
 
 

@@ -1,6 +1,6 @@
 """Sampling on a GPU: peak, noise, score and choice of a row in two reads of the logits.
 
-The reference is `acceptance.draw.best_of_all`. The noise integers are equal; logarithms round as on this device.
+The reference is `acceptance.distribution.best_of_all`. The noise integers are equal; logarithms round as on the GPU.
 """
 
 import torch
@@ -127,10 +127,11 @@ def draw_rows(
 ) -> Tensor:
     """int64 [2, rows]: each row's sampled token (-1: none) and its `RowStatus`.
 
-    That is the kept token with the largest (logit - peak) / temperature + noise, or at temperature 0 the first
-    argmax. logits [rows, vocab]; floor float32, temperature float64 and keys int64 [rows]. Without a floor all are
-    kept; without `samples` every temperature is 0. `names` int64 [vocab] maps tokens to the ids used for noise and
-    results.
+    The sampled token is the kept token with the largest (logit - peak) / temperature + noise; at temperature 0, the
+    first argmax. Without a floor all tokens are kept; without `samples` every temperature is 0.
+
+    logits [rows, vocab]; floor float32, temperature float64 and keys int64 [rows]. `names` int64 [vocab] maps tokens
+    to the ids used for noise and results.
     """
     rows, vocab = logits.shape
     chunks = triton.cdiv(vocab, _CHUNK)

@@ -54,11 +54,9 @@ class BlockPool:
                 self._free.append(page)
 
     def is_shared(self, page: int) -> bool:
-        """Whether more than one holder has the page."""
         return self._holders[page] > 1
 
     def shares_any(self, pages: Iterable[int]) -> bool:
-        """Whether any of the pages has more than one holder."""
         return max(map(self._holders.__getitem__, pages), default=0) > 1
 
     def check_integrity(self, tables: Iterable[Sequence[int]]) -> None:

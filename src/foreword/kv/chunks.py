@@ -85,7 +85,6 @@ class ChunkPool:
 
     @property
     def states_used(self) -> int:
-        """States held by sequences and checkpoints."""
         return self.sizes.states - self._states.num_free - len(self._held)
 
     def usable(self, chain: list[PrefixNode]) -> list[PrefixNode]:
@@ -106,7 +105,7 @@ class ChunkPool:
 
     def fork(self, chunks: Sequence[Chunk], rows: int) -> list[Chunk]:
         """Return the chunk of a sequence that shares the first `rows` rows; its ring is empty."""
-        begin = reading(chunks, rows)
+        begin = read_chunk(chunks, rows)
         ring = self._rings.allocate(1)[0]
         self._states.share([begin.state])
         return [begin._replace(ring=ring)]
@@ -128,7 +127,6 @@ class ChunkPool:
             self._release(chunks.pop(0))
 
     def drop_from(self, chunks: list[Chunk], begin: int) -> None:
-        """Release the chunks that begin at row `begin` or later, except the first."""
         while len(chunks) > 1 and chunks[-1].start >= begin:
             self._release(chunks.pop())
 
@@ -140,7 +138,7 @@ class ChunkPool:
         self, chunks: list[Chunk], computed: int, chain: Sequence[PrefixNode], ends_prompt: bool
     ) -> None:
         """Keep due states of committed chunks as checkpoints: some on the way, and the prompt's last one."""
-        current = reading(chunks, computed)
+        current = read_chunk(chunks, computed)
         for chunk in chunks:
             if chunk.start < computed and chunk.start % CHECKPOINT_EVERY == 0:
                 self.keep(chunk, chain)
@@ -164,7 +162,6 @@ class ChunkPool:
         self._checkpoints.move_to_end(node)
 
     def forget(self, node: PrefixNode) -> None:
-        """Drop the checkpoint at a page, if there is one."""
         state = self._checkpoints.pop(node, None)
         if state is not None:
             self._states.release([state])
@@ -186,7 +183,7 @@ class ChunkPool:
             self._rings.release([chunk.ring])
 
 
-def reading(chunks: Sequence[Chunk], begin: int) -> Chunk:
+def read_chunk(chunks: Sequence[Chunk], begin: int) -> Chunk:
     """Return the chunk whose state and rows a pass from row `begin` on reads."""
     return next(
         (chunk for chunk in reversed(chunks) if chunk.start < begin and chunk.ring is not None), chunks[0]

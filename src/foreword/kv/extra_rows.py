@@ -10,7 +10,7 @@ KEPT_STATES = 64
 """Newest tokens whose hidden states are kept, so that a drafter can resume after a pause."""
 
 
-class _Stretch(NamedTuple):
+class _StateSlice(NamedTuple):
     """States of consecutive tokens, sliced only when read."""
 
     first: int  # position
@@ -35,17 +35,15 @@ class ExtraRows:
         self.name = name
         self.begin = 0
         self.end = 0
-        self._states: list[_Stretch] = []  # consecutive
+        self._states: list[_StateSlice] = []  # consecutive
         self._marked = 0  # leading published pages known to have these rows
 
     @property
     def known(self) -> int:
-        """One past the last position with known states; 0: none."""
         return self._states[-1].end if self._states else 0
 
     @property
     def first_known(self) -> int:
-        """The first position with known states."""
         return self._states[0].first if self._states else 0
 
     def add(self, first: int, states: States, at: int = 0, count: int | None = None) -> None:
@@ -58,7 +56,7 @@ class ExtraRows:
             self._states = []
         elif first < known:
             self._drop_from(first)
-        self._states.append(_Stretch(first, first + (len(states) if count is None else count), states, at))
+        self._states.append(_StateSlice(first, first + (len(states) if count is None else count), states, at))
 
     def states(self, first: int, stop: int) -> States:
         """[stop - first, numbers], states of known positions."""
@@ -86,7 +84,6 @@ class ExtraRows:
         self.end = end
 
     def keep_newest(self, count: int = KEPT_STATES) -> None:
-        """Keep only the states of the newest `count` tokens."""
         first = self.known - count
         while self._states and self._states[0].end <= first:
             self._states.pop(0)
@@ -94,10 +91,9 @@ class ExtraRows:
         if self._states and self._states[0].end - self._states[0].first > count:
             oldest = self._states[0]
             newest = copied(oldest.states(oldest.end - count, oldest.end))
-            self._states[0] = _Stretch(oldest.end - count, oldest.end, newest, 0)
+            self._states[0] = _StateSlice(oldest.end - count, oldest.end, newest, 0)
 
     def clip(self, rows: int) -> None:
-        """Drop rows from `rows` on."""
         self.end = min(self.end, rows)
         self.begin = min(self.begin, self.end)
 
@@ -131,7 +127,6 @@ class ExtraRows:
             self.begin, self.end = 0, max(self.end, found)
 
     def _drop_from(self, position: int) -> None:
-        """Drop states from `position` on."""
         while self._states and self._states[-1].first >= position:
             self._states.pop()
         if self._states and self.known > position:

@@ -10,7 +10,7 @@ from foreword.kv.chunks import (
     ChunkPool,
     StateSizes,
     draft_room,
-    reading,
+    read_chunk,
 )
 from foreword.kv.extra_rows import found_rows
 from foreword.kv.prefix_cache import PrefixCache, PrefixNode
@@ -88,7 +88,6 @@ class PagedCache:
 
     @property
     def can_open(self) -> bool:
-        """Whether there is a state for one more sequence."""
         return self.chunks is None or len(self._sequences) < self.chunks.sizes.sequences
 
     @property
@@ -96,7 +95,6 @@ class PagedCache:
         return len(self._sequences)
 
     def is_open(self, sequence: KvSequence) -> bool:
-        """Whether the sequence is open."""
         return sequence in self._sequences
 
     def matching_pages(self, tenant: str, tokens: Sequence[int]) -> int:
@@ -110,12 +108,12 @@ class PagedCache:
     def close(self, sequence: KvSequence) -> None:
         """Release a sequence's pages; published ones stay until evicted, and its newest state as a checkpoint."""
         if self.chunks is not None:
-            self.chunks.keep(reading(sequence.chunks, sequence.computed), sequence.chain)
+            self.chunks.keep(read_chunk(sequence.chunks, sequence.computed), sequence.chain)
             self.chunks.close(sequence.chunks)
         self._sequences.remove(sequence)
         self._moves.forget(sequence)
         self.pool.release(sequence.own_pages)
-        self._prefix.let_go(sequence.chain)
+        self._prefix.release(sequence.chain)
         sequence.pages, sequence.chain, sequence.extra = [], [], {}
         sequence.computed = sequence.reserved = sequence.ahead = sequence.passes = 0
         sequence.losses += 1  # passes in flight are void
@@ -150,16 +148,18 @@ class PagedCache:
         return copy
 
     def can_fork(self, sequence: KvSequence, rows: int) -> bool:
-        """Whether the rows exist and none of them is being moved by a pass in flight."""
+        """Return whether the rows exist and none of them is being moved by a pass in flight."""
         first = self._moves.first_moving(sequence)
         has_state = self.chunks is None or (
-            self.can_open and reading(sequence.chunks, sequence.computed).start <= rows
+            self.can_open and read_chunk(sequence.chunks, sequence.computed).start <= rows
         )
         return (first is None or rows <= first) and self._window.holds(sequence, rows) and has_state
 
     def is_busy(self, sequence: KvSequence) -> bool:
-        """Whether the next pass of the sequence depends on the outcome of a pass in flight."""
-        return (sequence.passes > 0 and sequence.awaits_pass) or self._moves.is_moving(sequence)
+        """Return whether the next pass of the sequence depends on the outcome of a pass in flight."""
+        return (sequence.passes > 0 and sequence.awaits_pass) or self._moves.first_moving(
+            sequence
+        ) is not None
 
     def begin_pass(self, sequences: Sequence[KvSequence]) -> None:
         """Start a pass over these sequences; raise, and start nothing, if one must wait for another pass."""
@@ -184,8 +184,8 @@ class PagedCache:
         """Publish the full pages of committed rows, so that later sequences of the tenant can start with them.
 
         `tokens` are committed: row i is the KV of token i. Pages with a pending move or held by a fork are published
-        later. If the same text is published already, the sequence adopts that page and releases its own, so that it
-        holds all ancestors of the nodes it adds.
+        later. If the same text is published already, the sequence adopts that page and releases its own. So it holds
+        all ancestors of the nodes it adds.
         """
         if sequence.publishes and sequence.computed // self.page_size > len(sequence.chain):
             self._publish_pages(sequence, tokens)
@@ -197,11 +197,11 @@ class PagedCache:
     def _publish_pages(self, sequence: KvSequence, tokens: Sequence[int]) -> None:
         final = min(self._moves.settled(sequence), len(tokens))
         if self.chunks is not None:  # no sequence could begin after the last state
-            final = min(final, reading(sequence.chunks, sequence.computed).start)
+            final = min(final, read_chunk(sequence.chunks, sequence.computed).start)
         full = self._window.publishable(final // self.page_size)
         publish_pages(sequence, tokens, full, self._prefix, self.pool, self.page_size)
 
-    def distrust(self, sequence: KvSequence) -> None:
+    def unpublish_suspect(self, sequence: KvSequence) -> None:
         """Unpublish the sequence's pages and everything built on them, because some may contain NaN.
 
         Sequences that use them keep them but publish nothing more.
@@ -221,7 +221,6 @@ class PagedCache:
             sequence.chain, sequence.publishes = [], False
 
     def pages_for(self, rows: int) -> int:
-        """Return the number of pages that hold `rows` rows."""
         return -(-rows // self.page_size)
 
     def reserve(self, sequence: KvSequence, rows: int) -> None:
@@ -245,7 +244,7 @@ class PagedCache:
         """Return the physical row of a ring; None without recurrent layers, and before the current chunk."""
         if self.chunks is None:
             return None
-        chunk = reading(sequence.chunks, sequence.computed)
+        chunk = read_chunk(sequence.chunks, sequence.computed)
         return None if chunk.ring is None or row < chunk.start else chunk.ring * RING_ROWS + row - chunk.start
 
     def _slots(self, sequence: KvSequence, row: int) -> tuple[int, int | None]:
@@ -276,7 +275,7 @@ class PagedCache:
                     self._moves.add(sequence, self._slots(sequence, base + node), base + step)
         sequence.ahead = max(0, sequence.ahead - run)
         self.rollback(sequence, kept=1)
-        self._window.give_back(self.pool, sequence)
+        self._window.release_unread(self.pool, sequence)
 
     def advance(self, sequence: KvSequence, rows: int) -> None:
         """Commit the first `rows` reserved rows and keep the others reserved."""
@@ -312,7 +311,6 @@ class PagedCache:
 
     @property
     def pending_moves(self) -> tuple[RowMove, ...]:
-        """Moves that the next pass must execute."""
         return self._moves.pending
 
     def take_moves(self) -> list[RowMove]:
@@ -320,7 +318,6 @@ class PagedCache:
         return self._moves.take()
 
     def settle_moves(self, moves: Sequence[RowMove]) -> None:
-        """Mark moves as executed."""
         self._moves.settle(moves)
 
     def lose_moves(self, moves: Sequence[RowMove]) -> None:

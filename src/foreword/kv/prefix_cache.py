@@ -39,15 +39,12 @@ class PrefixCache:
 
     @property
     def num_idle(self) -> int:
-        """Number of published pages without users."""
         return len(self._idle)
 
     def is_idle(self, node: PrefixNode) -> bool:
-        """Whether the trie alone holds the node's page."""
         return node in self._idle
 
     def find(self, parent: PrefixNode | str, tokens: tuple[int, ...]) -> PrefixNode | None:
-        """Return the published page with these tokens after `parent`."""
         return self._nodes.get((parent, tokens))
 
     def match(self, tenant: str, tokens: Sequence[int]) -> list[PrefixNode]:
@@ -72,20 +69,17 @@ class PrefixCache:
         return node
 
     def hold(self, chain: Sequence[PrefixNode]) -> None:
-        """Add a user to each node."""
         for node in chain:
             self._pool.share([node.page])
             self._idle.pop(node, None)
 
-    def let_go(self, chain: Sequence[PrefixNode]) -> None:
-        """Remove a user from each node of a chain."""
+    def release(self, chain: Sequence[PrefixNode]) -> None:
         for node in reversed(chain):
             self._pool.release([node.page])
             if not self._pool.is_shared(node.page):
                 self._idle[node] = None
 
     def evict(self, count: int) -> None:
-        """Free the `count` least recently used idle pages."""
         for _ in range(count):
             node, _ = self._idle.popitem(last=False)
             self._unpublish(node)
@@ -117,7 +111,6 @@ class PrefixCache:
             self._removed(node)
 
     def published_pages(self) -> list[int]:
-        """Return every page that the trie holds."""
         return [node.page for node in self._nodes.values()]
 
     def check_integrity(self) -> None:

@@ -45,7 +45,7 @@ class KvSequence:
 
     @property
     def awaits_pass(self) -> bool:
-        """Whether the next pass must wait for one in flight."""
+        """Return whether the next pass must wait for one in flight."""
         return self.passes > 0 and not (self.is_foreseen and self.passes < MOST_PASSES)
 
     def begin_pass(self) -> None:
@@ -69,7 +69,6 @@ class KvSequence:
 
     @property
     def published(self) -> int:
-        """Number of leading published pages."""
         return len(self.chain)
 
     def rows_of(self, name: str, state_offset: int = 0) -> ExtraRows:
@@ -104,7 +103,6 @@ class RowMoves:
 
     @property
     def pending(self) -> tuple[RowMove, ...]:
-        """Moves that the next pass must execute."""
         return tuple(move for moves in self._pending.values() for move in moves)
 
     def add(self, owner: KvSequence, source: tuple[int, int | None], row: int) -> None:
@@ -123,7 +121,6 @@ class RowMoves:
         return moves
 
     def settle(self, moves: Sequence[RowMove]) -> None:
-        """Remove moves whose pass has ended."""
         for move in moves:
             self._moving.pop(move.owner, None)
 
@@ -131,10 +128,6 @@ class RowMoves:
         """Return the first row that a pass in flight moves; None: none."""
         moves = self._moving.get(owner)
         return moves[0].row if moves else None
-
-    def is_moving(self, owner: KvSequence) -> bool:
-        """Whether a pass in flight moves rows of the owner."""
-        return owner in self._moving
 
     def settled(self, owner: KvSequence) -> int:
         """Return the number of leading computed rows that are in place."""
@@ -183,13 +176,13 @@ class Window:
         return pages if self._rows is None else min(pages, self._rows // self._page_size)
 
     def holds(self, sequence: KvSequence, rows: int) -> bool:
-        """Whether all rows visible after the first `rows` rows are present."""
+        """Return whether all rows visible after the first `rows` rows are present."""
         if self._rows is None:
             return True
         first = max(0, rows - self._rows) // self._page_size
         return GONE not in sequence.pages[first : -(-rows // self._page_size)]
 
-    def give_back(self, pool: BlockPool, sequence: KvSequence) -> None:
+    def release_unread(self, pool: BlockPool, sequence: KvSequence) -> None:
         if self._rows is None or sequence.extra:
             return
         unread = (sequence.computed - self._rows - REWOUND) // self._page_size

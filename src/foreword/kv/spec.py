@@ -59,7 +59,7 @@ class RowSpec:
 
 @dataclass(frozen=True)
 class StateSpec:
-    """What recurrent layers keep: per token a row in a ring, per chunk a state."""
+    """Memory of recurrent layers: per token a row in a ring, per chunk a state."""
 
     num_layers: int
     channels: int  # numbers that enter the convolution
@@ -106,7 +106,6 @@ class PageSpec:
 
     @property
     def rows(self) -> tuple[RowSpec, ...]:
-        """All kinds, the decoder's first."""
         return (self.decoder, *self.extra)
 
     @property
@@ -115,7 +114,6 @@ class PageSpec:
         return sum(row.bytes_per_row for row in self.rows)
 
     def index(self, name: str) -> int:
-        """Return the index of a kind in `rows`."""
         for place, row in enumerate(self.rows):
             if row.name == name:
                 return place

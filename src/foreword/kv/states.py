@@ -25,7 +25,6 @@ def as_array(states: States) -> NDArray[np.float32]:
 
 
 def stacked(parts: Sequence[States]) -> States:
-    """Return the rows of all parts, concatenated."""
     if len(parts) == 1:
         return parts[0]
     arrays = [part for part in parts if isinstance(part, np.ndarray)]

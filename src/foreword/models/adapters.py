@@ -58,12 +58,10 @@ class Lora:
 
     @property
     def rank(self) -> int:
-        """Rank of the largest factor."""
         return max((factor.rank for factor in self.factors.values()), default=0)
 
 
 def layer_modules(config: ModelConfig, layer: int) -> dict[str, tuple[int, ...]]:
-    """Return module -> (outputs, inputs) of one layer."""
     shapes = layer_shapes(config.layers[layer], config.hidden_size)
     return {module: shapes[name] for module in ALL_MODULES if (name := f"{module}.weight") in shapes}
 
@@ -131,7 +129,6 @@ def _missing(
 
 
 def _check_place(path: Path, config: ModelConfig, layer: int, module: str) -> None:
-    """Raise `CheckpointError` for matrices that a layer does not have."""
     if not 0 <= layer < config.num_layers:
         raise CheckpointError(
             f"{path}: layers_to_transform names layer {layer}, and the model has {config.num_layers}"

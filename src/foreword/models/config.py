@@ -98,7 +98,6 @@ class AttentionSpec:
 
     @property
     def query_width(self) -> int:
-        """Total width of all queries."""
         return self.num_heads * self.head_dim
 
     @property
@@ -123,14 +122,14 @@ class AttentionSpec:
 
     @property
     def kept(self) -> tuple[int, int, int | None]:
-        """Stored per token: heads, key size, and value size (None: as the key)."""
+        """Heads, key size, and value size (None: as the key) of a token's stored row."""
         if self.latent is not None:
             return 1, self.latent.row_dim, 0
         return self.num_kv_heads, self.head_dim, None
 
 
 class Recurrence(Enum):
-    """How a recurrent layer mixes positions, after its short convolution."""
+    """Way in which a recurrent layer mixes positions, after its short convolution."""
 
     DELTA = "gated delta rule"  # Qwen3-Next, Qwen3.5
     SSM = "Mamba-2"
@@ -139,7 +138,7 @@ class Recurrence(Enum):
 
 @dataclass(frozen=True)
 class RecurrentSpec:
-    """Mixing of positions by a convolution over the newest ones and a state, instead of attention.
+    """A recurrent layer: a convolution over the newest positions, then a state, instead of attention.
 
     The state of a head is a matrix [key_dim, value_dim]. `Recurrence.NONE` has no state, and one head.
     """
@@ -157,12 +156,10 @@ class RecurrentSpec:
 
     @property
     def value_width(self) -> int:
-        """Total width of all values."""
         return self.heads * self.value_dim
 
     @property
     def key_width(self) -> int:
-        """Total width of all keys, and of all queries."""
         return self.key_heads * self.key_dim
 
     @property
@@ -186,7 +183,10 @@ class GroupScore(Enum):
 
 
 CLAMPED_SLOPE = 1.702
-"""Clamped experts compute (up + 1) * gate * sigmoid(slope * gate), gate at most `clamp`, up between it and minus it."""
+"""Slope of clamped experts: (up + 1) * gate * sigmoid(slope * gate).
+
+The gate is at most `clamp`; `up` is between `-clamp` and `clamp`.
+"""
 
 
 @dataclass(frozen=True)
@@ -285,7 +285,6 @@ class ModelConfig:
 
     @property
     def recurrent(self) -> RecurrentSpec | None:
-        """The common recurrence of its recurrent layers; None: all layers have attention."""
         found = {layer.recurrent for layer in self.layers if layer.recurrent is not None}
         if len(found) > 1:
             raise CheckpointError(
@@ -295,13 +294,12 @@ class ModelConfig:
 
     @property
     def places(self) -> tuple[int, ...]:
-        """[layers], the number of each layer among those with attention, the recurrent ones, or the others."""
+        """Each layer's number among the layers of its kind: with attention, recurrent, or with an MLP alone."""
         kinds = [(layer.has_attention, layer.mixes) for layer in self.layers]
         return tuple(kinds[:index].count(kind) for index, kind in enumerate(kinds))
 
     @property
     def layer(self) -> LayerSpec:
-        """The common layer, if all are equal."""
         if any(layer != self.layers[0] for layer in self.layers):
             raise CheckpointError(
                 f"the layers of this {self.architecture} model differ, which is not supported here; use another model"
@@ -309,7 +307,6 @@ class ModelConfig:
         return self.layers[0]
 
     def with_layers(self, kept: Sequence[int]) -> "ModelConfig":
-        """Return the config with only these layers."""
         return replace(self, layers=tuple(self.layers[index] for index in kept))
 
     def followed_by(self, more: "ModelConfig") -> "ModelConfig":

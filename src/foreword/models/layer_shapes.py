@@ -54,7 +54,6 @@ def norm_names(layer: LayerSpec) -> NormNames:
 
 
 def expected_shapes(config: ModelConfig) -> Shapes:
-    """Return name and shape of every tensor of a checkpoint."""
     hidden = config.hidden_size
     shapes: Shapes = {
         "model.embed_tokens.weight": (config.vocab_size, hidden),
@@ -71,7 +70,6 @@ def expected_shapes(config: ModelConfig) -> Shapes:
 
 
 def layer_shapes(layer: LayerSpec, hidden: int) -> Shapes:
-    """Return name and shape of every tensor of a layer."""
     shapes: Shapes = {f"{name}.weight": (hidden,) for name in norm_names(layer) if name is not None}
     if layer.recurrent is not None:
         shapes |= _recurrent_shapes(layer.recurrent, hidden)

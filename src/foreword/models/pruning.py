@@ -5,7 +5,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +19,7 @@ from torch import Tensor
 from foreword.errors import CheckpointError, RequestError
 from foreword.models.config import ModelConfig
 from foreword.models.formats.checkpoint import open_checkpoint
-from foreword.models.formats.gguf.file import GgufFile, GgufTensor
+from foreword.models.formats.gguf.file import GgufFile
 from foreword.models.formats.hf.checkpoint import HfCheckpoint, read_json_object
 from foreword.progress import Progress
 
@@ -60,7 +60,7 @@ def check_layers_of(config: ModelConfig, layers: Sequence[int]) -> None:
         raise RequestError("layers must be named once each, in ascending order")
 
 
-_BLOCK = re.compile(r"blk\.(\d+)\.(.+)")
+_BLOCK = re.compile(r"blk\.(\d+)\.")
 _WRITTEN_BY_WRITER = ("general.architecture", "GGUF.version", "GGUF.tensor_count", "GGUF.kv_count")
 _ALIGNMENT = "general.alignment"
 
@@ -72,8 +72,8 @@ def write_pruned_gguf(
     file = GgufFile(model)
     writer = gguf.GGUFWriter(out, file.metadata["general.architecture"])
     _copy_metadata(writer, model, layers)
-    kept = _kept_gguf_tensors(file, layers)
-    for name, tensor in kept.items():
+    kept = [(new, file.tensors[name]) for name, new in _renumbered(file.tensors, _BLOCK, layers).items()]
+    for name, tensor in kept:
         stored_shape = (*tensor.shape[:-1], tensor.row_bytes)
         kind = GGMLQuantizationType[tensor.kind]
         writer.add_tensor_info(name, stored_shape, np.dtype(np.uint8), tensor.nbytes, raw_dtype=kind)
@@ -81,7 +81,7 @@ def write_pruned_gguf(
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
-        for done, tensor in enumerate(kept.values(), start=1):
+        for done, (_, tensor) in enumerate(kept, start=1):
             writer.write_tensor_data(file.rows(tensor.name))
             if progress is not None:
                 progress(done, len(kept))
@@ -89,17 +89,20 @@ def write_pruned_gguf(
         writer.close()
 
 
-def _kept_gguf_tensors(file: GgufFile, layers: Sequence[int]) -> dict[str, GgufTensor]:
-    """Return new name -> tensor, in the original order."""
-    numbers = {layer: number for number, layer in enumerate(layers)}
-    kept: dict[str, GgufTensor] = {}
-    for name, tensor in file.tensors.items():
-        match = _BLOCK.fullmatch(name)
+def _renumbered(names: Iterable[str], number: re.Pattern[str], layers: Sequence[int]) -> dict[str, str]:
+    """Return name -> new name of the tensors of these layers and of those outside the layers.
+
+    The first group of `number` is the layer's number in a name.
+    """
+    numbers = {str(layer): str(new) for new, layer in enumerate(layers)}
+    found = {}
+    for name in names:
+        match = number.match(name)
         if match is None:
-            kept[name] = tensor
-        elif int(match[1]) in numbers:
-            kept[f"blk.{numbers[int(match[1])]}.{match[2]}"] = tensor
-    return kept
+            found[name] = name
+        elif match[1] in numbers:
+            found[name] = f"{name[: match.start(1)]}{numbers[match[1]]}{name[match.end(1) :]}"
+    return found
 
 
 def _copy_metadata(writer: gguf.GGUFWriter, model: Path, layers: Sequence[int]) -> None:
@@ -124,7 +127,7 @@ def _copy_metadata(writer: gguf.GGUFWriter, model: Path, layers: Sequence[int]) 
         writer.add_key_value(key, value, kind, element_kinds[0] if element_kinds else None)
 
 
-_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
 _PER_LAYER_SETTING = "layer_types"
 _COPIED_FILES = (
     "tokenizer.json",
@@ -157,14 +160,7 @@ def write_pruned_directory(
 def _kept_hf_tensors(
     source: HfCheckpoint, layers: Sequence[int], progress: Progress | None
 ) -> dict[str, Tensor]:
-    numbers = {layer: number for number, layer in enumerate(layers)}
-    new_names: dict[str, str] = {}
-    for name in sorted(source.tensor_names()):
-        match = _LAYER.fullmatch(name)
-        if match is None:
-            new_names[name] = name
-        elif int(match[1]) in numbers:
-            new_names[name] = f"model.layers.{numbers[int(match[1])]}.{match[2]}"
+    new_names = _renumbered(sorted(source.tensor_names()), _LAYER, layers)
     kept: dict[str, Tensor] = {}
     for done, (name, new_name) in enumerate(new_names.items(), start=1):
         kept[new_name] = source.stored(name)

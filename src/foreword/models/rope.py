@@ -12,19 +12,12 @@ from foreword.models.config import (
     LayerSpec,
     LinearRopeScaling,
     Llama3RopeScaling,
-    ModelConfig,
     RopeSpec,
     YarnRopeScaling,
 )
 
 
-def inverse_frequencies(config: ModelConfig) -> Tensor:
-    """Return radians per position of each rotated pair, if all layers are equal."""
-    return frequencies(config.rope, config.layer.attention.head_dim)
-
-
 def frequencies(rope: RopeSpec, head_dim: int) -> Tensor:
-    """Return radians per position of each rotated pair of heads of this size."""
     dim = head_dim if rope.rotary_dim is None else rope.rotary_dim
     exponent = torch.arange(0, dim, 2, dtype=torch.int64).float() / dim
     plain = 1.0 / (rope.theta**exponent)  # float32 [dim / 2]
@@ -114,7 +107,6 @@ class Rotations:
 
 
 def _kind(attention: AttentionSpec, rope: RopeSpec) -> tuple[RopeSpec, int] | None:
-    """Return a layer's rotary embedding and number of rotated dimensions."""
     if not attention.is_rotated:
         return None
     return attention.rope or rope, attention.rotary_dim

@@ -13,8 +13,7 @@ from itertools import product
 import numpy as np
 
 from foreword.acceptance.batch import Judgement
-from foreword.acceptance.distribution import distributions
-from foreword.acceptance.draw import Kept
+from foreword.acceptance.distribution import KeptTokens, distributions
 from foreword.acceptance.reference import probabilities
 from foreword.acceptance.rules import block, token, traversal
 from foreword.acceptance.rules.chains import AcceptancePlan, ChainRows, leftover, leftover_weights
@@ -102,7 +101,9 @@ def outcome_of_pattern(trees: DraftTrees, plan: AcceptancePlan, pattern: np.ndar
     return per_chain, chance
 
 
-def _add_outcomes(law: Distribution, trees: DraftTrees, kept: Kept, shares: Floats, likely: Floats) -> None:
+def _add_outcomes(
+    law: Distribution, trees: DraftTrees, kept: KeptTokens, shares: Floats, likely: Floats
+) -> None:
     """Add the target's tokens after the accepted path of every draft."""
     for row, own, share in zip(kept.rows.tolist(), kept.ids.tolist(), shares.tolist(), strict=True):
         weight = likely[trees.request_of_row[row]]

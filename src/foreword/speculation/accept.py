@@ -71,7 +71,7 @@ class Acceptance(NamedTuple):
         verdicts = [NOTHING_DRAWN] * len(self.entries)
         if self.judging is not None:
             if any(draft.device is not None for draft in self.drafts):
-                self.judging.know([self.drafts[index].tokens for index in self.drawing])
+                self.judging.set_draft_tokens([self.drafts[index].tokens for index in self.drawing])
             found, judged = self.judging.verdicts(), self.judging.judged
             entries, drafts = self.entries, self.drafts
             for place, index in enumerate(self.drawing):

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreword.backends.batch import BatchArrays, BatchSizes, ForwardBatch, Ints, RequestChunks, Tap
-from foreword.kv.chunks import reading
+from foreword.kv.chunks import read_chunk
 from foreword.kv.paged_cache import PagedCache
 from foreword.kv.sequence import GONE, KvSequence, RowMove
 from foreword.speculation.draft import Draft, node_columns
@@ -107,7 +107,7 @@ class BatchBuffers:
 
 
 def _chunks(part: SequenceRows, begin: int, end: int) -> RequestChunks:
-    read = reading(part.kv.chunks, begin)
+    read = read_chunk(part.kv.chunks, begin)
     return RequestChunks(
         begin, end - begin, read, tuple(c for c in part.kv.chunks if read.start < c.start < end)
     )

@@ -143,7 +143,7 @@ class Transaction:
             entry.request.commit(verdict)
             cache.commit(entry.kv, entry.run, verdict.path)
             if verdict.poisoned:
-                cache.distrust(entry.kv)
+                cache.unpublish_suspect(entry.kv)
             else:
                 cache.publish(entry.kv, entry.request.tokens)
         except Exception as error:  # fails alone: no other verdict depends on it

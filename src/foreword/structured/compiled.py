@@ -93,7 +93,6 @@ class CompiledGrammar:
             return_free_memory()
 
     def new_matcher(self) -> "LLMatcher":
-        """Return a parser in the initial state."""
         with self._lock:
             return self._matcher.deep_copy()
 
@@ -105,7 +104,7 @@ class CompiledGrammar:
         return mask
 
     def allows_one(self, mask: Bits) -> bool:
-        """Whether the mask allows exactly one token, which is not an end token."""
+        """Return whether the mask allows exactly one token, which is not an end token."""
         (words,) = np.nonzero(mask)
         if len(words) != 1:
             return False
@@ -113,7 +112,6 @@ class CompiledGrammar:
         return word & (word - 1) == 0 and int(words[0]) * 32 + word.bit_length() - 1 not in self.ends
 
     def only(self, token: int) -> Bits:
-        """Return the mask that allows one token."""
         mask = self.nothing.copy()
         mask.view(np.uint8)[token >> 3] = 1 << (token & 7)
         return mask

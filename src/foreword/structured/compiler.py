@@ -12,7 +12,7 @@ from foreword.structured.compiled import CompiledGrammar, GrammarTokens, return_
 from foreword.structured.compiling import compiled, try_first_tokens
 from foreword.structured.limits import CompileLimits, MaskLimits, check_counts
 from foreword.structured.masks import MaskBudget, MaskWorker, TenantBudgets, in_yielding_thread
-from foreword.structured.params import FORM_PARAM, StructuredOutputs
+from foreword.structured.params import FORMAT_PARAM, StructuredOutputs
 from foreword.structured.state import GrammarState
 from foreword.structured.trials import CompileTrials
 
@@ -83,7 +83,7 @@ class Grammars:
         self._worker = MaskWorker()
 
     def is_ready(self, wanted: StructuredOutputs | None) -> bool:
-        """Whether `begin` would return immediately."""
+        """Return whether `begin` would return immediately."""
         with self._lock:
             return wanted is None or wanted in self._kept
 
@@ -91,7 +91,7 @@ class Grammars:
         """Return the state of a new answer; raise `RequestError` for an invalid or too large grammar."""
         return self.begin_all(wanted, 1, tenant)[0]
 
-    @refusing(FORM_PARAM)
+    @refusing(FORMAT_PARAM)
     def begin_all(self, wanted: StructuredOutputs, count: int, tenant: str = "") -> list[GrammarState]:
         """Return states for several answers to one request, compiling the grammar once."""
         with self._lock:
@@ -109,11 +109,9 @@ class Grammars:
         ]
 
     def wait_for_masks(self, seconds: float) -> None:
-        """Wait for the mask worker, at most `seconds`."""
         self._worker.wait(seconds)
 
     def close(self) -> None:
-        """End the compile process and the mask thread."""
         self._worker.close()
         with self._setting_up:
             if self._ready is not None:
@@ -137,7 +135,6 @@ class Grammars:
         return grammar
 
     def _keep(self, wanted: StructuredOutputs, grammar: CompiledGrammar) -> None:
-        """Cache a grammar and drop others for it."""
         dropped: list[CompiledGrammar] = []  # freed outside the lock
         with self._lock:
             if grammar.bytes <= MAX_GRAMMAR_BYTES:

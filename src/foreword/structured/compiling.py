@@ -22,7 +22,6 @@ TRIED_TOKENS = 4
 
 
 def compiled(wanted: StructuredOutputs, tokens: GrammarTokens, tokenizer: "LLTokenizer") -> CompiledGrammar:
-    """Compile a grammar; raise `RequestError` if it is invalid."""
     from llguidance import LLMatcher
 
     def matcher_of(one: StructuredOutputs, names: frozenset[str] = frozenset()) -> LLMatcher:
@@ -30,8 +29,8 @@ def compiled(wanted: StructuredOutputs, tokens: GrammarTokens, tokenizer: "LLTok
 
     matcher = matcher_of(wanted, tokens.control_names)
     if matcher.is_error():
-        where = at_fault(wanted, lambda one: bool(matcher_of(one).is_error()))
-        why = in_one_line(matcher.get_error())
+        where = failing_alternative(wanted, lambda one: bool(matcher_of(one).is_error()))
+        why = one_line(matcher.get_error())
         raise RequestError(f"structured outputs: {wanted.form}: {where}{why}")
     return CompiledGrammar(matcher, tokens)
 
@@ -43,7 +42,7 @@ def try_first_tokens(grammar: CompiledGrammar, form: str) -> None:
         masks = state.masks((), ())
         possible = np.flatnonzero(unpacked(masks, grammar.tokens.size)[0])
         if state.error is not None or not len(possible):
-            raise RequestError(f"structured outputs: {form}: {in_one_line(state.error or 'nothing fits it')}")
+            raise RequestError(f"structured outputs: {form}: {one_line(state.error or 'nothing fits it')}")
         if place == 0:
             grammar.first_mask = masks[0]
         if set(possible.tolist()) <= grammar.ends:
@@ -52,14 +51,13 @@ def try_first_tokens(grammar: CompiledGrammar, form: str) -> None:
         try:
             state.commit(text)
         except GrammarError as error:
-            raise RequestError(f"structured outputs: {form}: {in_one_line(str(error))}") from None
+            raise RequestError(f"structured outputs: {form}: {one_line(str(error))}") from None
 
 
 _UNSUPPORTED = re.compile(r"Unimplemented keys: \[(.*)\]")
 
 
-def in_one_line(error: str) -> str:
-    """Return the parser's error in one line."""
+def one_line(error: str) -> str:
     lines = [line.strip() for line in error.splitlines() if line.strip()] or ["it cannot be compiled"]
     named = _UNSUPPORTED.search(lines[0])
     if named:
@@ -73,7 +71,7 @@ def in_one_line(error: str) -> str:
 _JSON = "%json "
 
 
-def at_fault(wanted: StructuredOutputs, fails: Callable[[StructuredOutputs], bool]) -> str:
+def failing_alternative(wanted: StructuredOutputs, fails: Callable[[StructuredOutputs], bool]) -> str:
     """Return the title of the first alternative that fails alone, with a colon; empty if none does."""
     for title, schema in _titled(wanted):
         try:

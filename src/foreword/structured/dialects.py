@@ -3,7 +3,7 @@
 import json
 import re
 import string
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -142,39 +142,56 @@ def with_ascii_classes(regex: str) -> str:
     return _ESCAPED.sub(lambda found: _ASCII.get(found[0][1:], found[0]), regex)
 
 
-def repeated(count: "re.Match[str]") -> int:
-    """Return the number of copies in a counted repetition such as {2,5}."""
-    low, high = count[1], count[2]
-    digits = (high or low).lstrip("0") or "0"
+def copies(low: str, high: str | None) -> int:
+    """Return the number of copies in a counted repetition such as {2,5}; at least one."""
+    digits = (high or low).lstrip("0") or "1"
     return int(digits) if len(digits) < 12 else 10**12
+
+
+def expanded(symbols: Iterable[str | int]) -> int:
+    """Return the number of symbols after expanding counted repetitions.
+
+    "(" and ")" begin and end a group, a number repeats what is before it, and any other text is a symbol.
+    """
+    sums, last = [0], 0  # per open group; size of the last symbol or group
+    for symbol in symbols:
+        if symbol == "(":
+            sums.append(0)
+            last = 0
+        elif symbol == ")":
+            last = sums.pop() if len(sums) > 1 else 0
+            sums[-1] += last
+        elif isinstance(symbol, int):
+            more = last * (symbol - 1)
+            sums[-1], last = sums[-1] + more, last + more
+        else:
+            last = 1
+            sums[-1] += 1
+    return sum(sums)
 
 
 def expanded_size(regex: str) -> int:
     """Return the number of characters and classes after expanding counted repetitions."""
-    sums, last = [0], 0  # per open group; size of the last atom
+    return expanded(_symbols(regex))
+
+
+def _symbols(regex: str) -> Iterator[str | int]:
     place = 0
     while place < len(regex):
         character = regex[place]
-        if character == "(":
-            sums.append(0)
-            last = 0
-        elif character == ")" and len(sums) > 1:
-            last = sums.pop()
-            sums[-1] += last
-        elif character == "{" and (count := _COUNT.match(regex, place)):
-            more = last * (max(repeated(count), 1) - 1)
-            sums[-1], last = sums[-1] + more, last + more
+        if character == "{" and (count := _COUNT.match(regex, place)):
+            yield copies(count[1], count[2])
             place = count.end()
-            continue
-        elif character not in "*+?|":
-            place, last = _end_of_atom(regex, place), 1
-            sums[-1] += 1
-            continue
-        place += 1
-    return sum(sums)
+        elif character in "()*+?|":
+            if character in "()":
+                yield character
+            place += 1
+        else:
+            yield character
+            place = _atom_end(regex, place)
 
 
-def _end_of_atom(regex: str, place: int) -> int:
+def _atom_end(regex: str, place: int) -> int:
     """Return the end of the character, escape or (possibly nested) class that starts here."""
     depth = 0
     while place < len(regex):

@@ -85,7 +85,6 @@ def _closed(schema: Any) -> Any:  # noqa: ANN401 - any JSON
 
 
 def with_parser_patterns(schema: Any) -> Any:  # noqa: ANN401 - any JSON
-    """Translate the schema's ECMA-262 patterns into the parser's syntax."""
     if isinstance(schema, list):
         return [with_parser_patterns(entry) for entry in schema]
     if not isinstance(schema, dict):

@@ -3,13 +3,13 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from foreword.errors import RequestError
-from foreword.structured.dialects import Kind, expanded_size, keywords, parts
+from foreword.structured.dialects import Kind, copies, expanded, expanded_size, keywords, parts
 from foreword.structured.params import StructuredOutputs
 
 if TYPE_CHECKING:
@@ -100,7 +100,6 @@ class SchemaCounts:
         self._totals: Counter[str] = Counter()
 
     def check(self, wanted: StructuredOutputs) -> None:
-        """Check all texts of a request."""
         if wanted.json is not None:
             self._check_schema(json.loads(str(wanted.json)))
         if wanted.structural_tag is not None:
@@ -125,7 +124,7 @@ class SchemaCounts:
             elif part.kind is Kind.REGEX:
                 self._check_regex("grammar", part.text)
             rules.append(part.text if part.kind is Kind.RULES else " x ")
-        self._check_size("", _expanded_rules("".join(rules)))
+        self._check_size("", expanded(_symbols("".join(rules))))
 
     def _check_size(self, where: str, size: int) -> None:
         self._check("expanded", f"{where}symbols with all repetitions written out", size)
@@ -173,21 +172,10 @@ class SchemaCounts:
             )
 
 
-def _expanded_rules(rules: str) -> int:
-    """Return the number of symbols in a grammar's rules after expanding counted repetitions."""
-    sums, last = [0], 0
+def _symbols(rules: str) -> Iterator[str | int]:
+    """Yield the symbols of a grammar's rules as `expanded` counts them."""
     for found in _SYMBOLS.finditer(rules):
-        if found[0] in "([":
-            sums.append(0)
-            last = 0
-        elif found[0] in ")]":
-            last = sums.pop() if len(sums) > 1 else 0
-            sums[-1] += last
-        elif found[1] or found[3]:
-            digits = (found[2] or found[1] or found[4] or found[3]).lstrip("0") or "1"
-            more = last * ((int(digits) if len(digits) < 12 else _SHOWN) - 1)
-            sums[-1], last = sums[-1] + more, last + more
+        if found[1] or found[3]:
+            yield copies(found[1] or found[3], found[2] or found[4])
         else:
-            last = 1
-            sums[-1] += 1
-    return sum(sums)
+            yield {"[": "(", "]": ")"}.get(found[0], found[0])

@@ -4,7 +4,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor
 from threading import Condition, Event, Lock, Thread, get_native_id
 from time import monotonic, thread_time
 from typing import TYPE_CHECKING, TypeVar
@@ -54,11 +54,10 @@ class MaskBudget:
 
     @property
     def has_excess(self) -> bool:
-        """Whether masks exceeded the allowance of the tokens so far."""
+        """Return whether masks exceeded the allowance of the tokens so far."""
         return self.used > self._free
 
     def earn(self, tokens: int) -> None:
-        """Add the allowance of more tokens."""
         self._free += tokens * self.limits.free_per_token
 
     def spend(self, seconds: float) -> str | None:
@@ -95,7 +94,6 @@ class MaskWorker:
         self._done = Event()
 
     def put(self, answer: "GrammarState") -> None:
-        """Queue the next mask of an answer."""
         with self._changed:
             self._waiting.append(answer)
             if self._thread is None:
@@ -109,7 +107,6 @@ class MaskWorker:
         self._done.clear()
 
     def close(self) -> None:
-        """End the thread after its current mask."""
         with self._changed:
             self._is_closed = True
             self._changed.notify()
@@ -147,14 +144,5 @@ def yield_to_passes() -> None:
 
 def in_yielding_thread(work: Callable[[], T]) -> T:
     """Run `work` in a low-priority thread and return its result; a priority cannot be raised again."""
-    result: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            yield_to_passes()
-            result.set_result(work())
-        except BaseException as error:
-            result.set_exception(error)
-
-    Thread(target=run, name="foreword-grammar", daemon=True).start()
-    return result.result()
+    with ThreadPoolExecutor(1, "foreword-grammar", initializer=yield_to_passes) as pool:
+        return pool.submit(work).result()

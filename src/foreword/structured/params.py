@@ -7,7 +7,7 @@ from typing import Any
 
 from foreword.errors import RequestError, refusing
 
-FORMS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+FORMATS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 """Exactly one of these must be given."""
 
 _JSON_ONLY = ("whitespace_pattern", "disable_any_whitespace", "disable_additional_properties")
@@ -21,7 +21,7 @@ MAX_DEPTH = 64
 """Maximum nesting depth of a schema."""
 
 
-FORM_PARAM = "structured_outputs"
+FORMAT_PARAM = "structured_outputs"
 """Field that errors about a response format name."""
 
 
@@ -40,12 +40,12 @@ class StructuredOutputs:
     disable_any_whitespace: bool = False  # no whitespace at all
     disable_additional_properties: bool = False  # objects have only the schema's keys
 
-    @refusing(FORM_PARAM)
+    @refusing(FORMAT_PARAM)
     def __post_init__(self) -> None:
-        given = [name for name in FORMS if getattr(self, name) not in (None, False)]
+        given = [name for name in FORMATS if getattr(self, name) not in (None, False)]
         if len(given) != 1:
             named = ", ".join(given) or "none"
-            raise RequestError(f"structured outputs: give one of {', '.join(FORMS)}, not {named}")
+            raise RequestError(f"structured outputs: give one of {', '.join(FORMATS)}, not {named}")
         for name in ("json", "structural_tag"):
             value = getattr(self, name)
             if value is not None:
@@ -65,11 +65,11 @@ class StructuredOutputs:
                 raise RequestError(
                     f"structured outputs: {name} is for json and json_object; leave it out beside {given[0]}"
                 )
-        if sum(len(str(getattr(self, name)).encode("utf-8", "replace")) for name in FORMS) > MAX_BYTES:
+        if sum(len(str(getattr(self, name)).encode("utf-8", "replace")) for name in FORMATS) > MAX_BYTES:
             raise RequestError(f"structured outputs: {given[0]} is longer than {MAX_BYTES} bytes")
 
     @staticmethod
-    @refusing(FORM_PARAM)
+    @refusing(FORMAT_PARAM)
     def of(value: "StructuredOutputs | Mapping[str, Any]") -> "StructuredOutputs":
         """Parse a JSON object; every key is checked."""
         if isinstance(value, StructuredOutputs):
@@ -86,8 +86,7 @@ class StructuredOutputs:
 
     @property
     def form(self) -> str:
-        """Name of the given format."""
-        return next(name for name in FORMS if getattr(self, name) not in (None, False))
+        return next(name for name in FORMATS if getattr(self, name) not in (None, False))
 
     def _check_choice(self) -> None:
         if self.choice is None:

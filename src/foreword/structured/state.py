@@ -61,7 +61,7 @@ class GrammarState:
 
     @property
     def can_draft(self) -> bool:
-        """Whether several masks can be computed in a pass.
+        """Return whether several masks can be computed in a pass.
 
         Rejected draft tokens earn no allowance, so their masks must not use up the answer's budget.
         """
@@ -69,7 +69,6 @@ class GrammarState:
 
     @property
     def used(self) -> float:
-        """CPU seconds spent on its masks."""
         return self._budget.used
 
     def commit(self, tokens: Sequence[int]) -> None:
@@ -112,7 +111,6 @@ class GrammarState:
         return rows
 
     def masks_after(self, ahead: Sequence[Path]) -> Bits:
-        """[paths, words], mask after each path."""
         rows = np.empty((len(ahead), self._grammar.words), np.int32)
         self._fill(rows, ahead)
         return rows
@@ -193,13 +191,13 @@ class GrammarState:
         return forced
 
     def _is_allowed(self, path: Path) -> bool:
-        """Whether a path's last token is allowed after the others, and these after the text."""
+        """Return whether a path's last token is allowed after the others, and these after the text."""
         before, token = self._mask(path[:-1]), path[-1]
         is_reached = before is not self._grammar.everything
         return is_reached and 0 <= token < self.vocab_size and bool(before[token >> 5] >> (token & 31) & 1)
 
     def _are_allowed(self, tokens: Sequence[int]) -> bool:
-        """Whether known masks allow these next tokens."""
+        """Return whether known masks allow these next tokens."""
         ahead = [tuple(tokens[: place + 1]) for place in range(len(tokens))]
         return not self._has_ended and all(
             path[:-1] in self._known and self._is_allowed(path) for path in ahead
@@ -240,7 +238,6 @@ class GrammarState:
         return lines[0] if lines else "the grammar does not allow these tokens here"
 
     def _start_again(self) -> None:
-        """Replace a failed parser, which never recovers; the new one reads the text on demand."""
         self._matcher = self._grammar.new_matcher()
         self._ahead, self._unread = (), list(self._committed)
 

@@ -30,7 +30,7 @@ class _Phase(Enum):
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Progress:
     """Position of an answer relative to its reasoning."""
 
     phase: _Phase
@@ -51,8 +51,8 @@ class ThinkingState:
         """`is_open`: the prompt already contains the opening tag; otherwise the answer may start with it."""
         self._tags = tags
         self._grammar = grammar
-        start = _Place(_Phase.THINKING if is_open else _Phase.START, budget)
-        self._places: dict[Path, _Place] = {(): start}  # by path of draft tokens
+        start = _Progress(_Phase.THINKING if is_open else _Phase.START, budget)
+        self._places: dict[Path, _Progress] = {(): start}  # by path of draft tokens
         words = -(-tags.vocab_size // 32)
         self._everything: Bits = np.full(words, -1, np.int32)
         self._while_thinking = self._everything
@@ -65,21 +65,17 @@ class ThinkingState:
 
     @property
     def is_ready(self) -> bool:
-        """Whether a pass may include it."""
         return self._grammar is None or self._grammar.is_ready
 
     @property
     def can_draft(self) -> bool:
-        """Whether masks are fast enough to compute several in a pass."""
         return self._grammar is None or self._grammar.can_draft
 
     @property
     def error(self) -> str | None:
-        """Why the grammar could not continue."""
         return None if self._grammar is None else self._grammar.error
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """Add committed tokens; raise `GrammarError` and change nothing if they are forbidden."""
         came = tuple(tokens)
         if self._place(()).phase is not _Phase.DONE and not self._is_allowed(came):
             raise GrammarError("the end of the reasoning does not allow these tokens here")
@@ -91,19 +87,15 @@ class ThinkingState:
         self._places = {(): place}
 
     def masks(self, tokens: Sequence[int], parents: Sequence[int]) -> Bits:
-        """[1 + nodes, words], masks after the text and after each draft node (-1 is the text's parent)."""
         return self.masks_after([(), *paths(tokens, parents)])
 
     def masks_after(self, ahead: Sequence[Path]) -> Bits:
-        """[paths, words], mask after each path."""
         return np.stack([self._mask(path) for path in ahead])
 
     def follows(self, tokens: Sequence[int], parents: Sequence[int]) -> list[bool]:
-        """[nodes], whether a draft node and its ancestors are allowed."""
         return [self._is_allowed(path) for path in paths(tokens, parents)]
 
     def forced(self, most: int) -> list[int]:
-        """Return up to `most` next tokens that leave no choice."""
         found: Path = ()
         while len(found) < most and self._must_end(place := self._place(found)):
             found = (*found, self._tags.end_ids[place.forced])
@@ -111,7 +103,7 @@ class ThinkingState:
             return list(found)
         return self._grammar.forced(most)
 
-    def _must_end(self, place: _Place) -> bool:
+    def _must_end(self, place: _Progress) -> bool:
         return place.phase is _Phase.THINKING and place.left == 0
 
     def _mask(self, path: Path) -> Bits:
@@ -131,7 +123,7 @@ class ThinkingState:
         return np.bitwise_or(mask, more) if is_text else more
 
     def _is_allowed(self, path: Path) -> bool:
-        """Whether each token is allowed after those before it."""
+        """Return whether each token is allowed after those before it."""
         return all(self._allows(self._mask(path[:place]), token) for place, token in enumerate(path))
 
     def _allows(self, mask: Bits, token: int) -> bool:
@@ -142,7 +134,7 @@ class ThinkingState:
         bits[list(tokens)] = 1
         return np.packbits(bits, bitorder="little").view(np.int32)
 
-    def _place(self, path: Path) -> _Place:
+    def _place(self, path: Path) -> _Progress:
         known = self._places  # a timed-out drafter may still use the last step's
         start = next(size for size in range(len(path), -1, -1) if path[:size] in known)
         place = known[path[:start]]
@@ -150,29 +142,29 @@ class ThinkingState:
             place = known[path[: size + 1]] = self._after(place, path[size])
         return place
 
-    def _after(self, place: _Place, token: int) -> _Place:
+    def _after(self, place: _Progress, token: int) -> _Progress:
         if place.phase is _Phase.DONE:
             return replace(place, own=(*place.own, token))
         if self._must_end(place):
             is_last = place.forced + 1 == len(self._tags.end_ids)
-            return _Place(_Phase.DONE, 0) if is_last else replace(place, forced=place.forced + 1)
+            return _Progress(_Phase.DONE, 0) if is_last else replace(place, forced=place.forced + 1)
         if place.phase is _Phase.THINKING:
             return self._thinking(place, token)
         seen, own = place.seen + self._tags.piece(token), (*place.own, token)
         written = seen.lstrip()
         if written.startswith(self._tags.begin):
-            return _Place(_Phase.THINKING, place.left)
+            return _Progress(_Phase.THINKING, place.left)
         if self._tags.begin.startswith(written):
             return replace(place, seen=seen, own=own)
-        return _Place(_Phase.DONE, place.left, own=own)
+        return _Progress(_Phase.DONE, place.left, own=own)
 
-    def _thinking(self, place: _Place, token: int) -> _Place:
+    def _thinking(self, place: _Progress, token: int) -> _Progress:
         seen = place.seen + self._tags.piece(token)
         if self._tags.end in seen:
-            return _Place(_Phase.DONE, place.left)
+            return _Progress(_Phase.DONE, place.left)
         left = None if place.left is None else place.left - 1
         kept = len(self._tags.end) - 1
-        return _Place(_Phase.THINKING, left, seen[len(seen) - min(kept, len(seen)) :])
+        return _Progress(_Phase.THINKING, left, seen[len(seen) - min(kept, len(seen)) :])
 
 
 AnswerState = GrammarState | ThinkingState

@@ -52,7 +52,6 @@ class Trial:
 
     @staticmethod
     def from_json(message: Mapping[str, Any]) -> "Trial":
-        """Restore a trial from a message made by `asdict`."""
         wanted, limits = StructuredOutputs(**message["wanted"]), CompileLimits(**message["limits"])
         return Trial(message["number"], wanted, limits)
 
@@ -68,8 +67,7 @@ def vocabulary_as_json(tokens: GrammarTokens) -> dict[str, Any]:
 
 
 def vocabulary_from(message: Mapping[str, Any]) -> GrammarTokens:
-    """Restore the vocabulary of a message."""
-    return spelled(
+    return with_longest_pieces(
         [piece.encode("latin-1") for piece in message["pieces"]],
         tuple(message["end_ids"]),
         message["control_ids"],
@@ -78,7 +76,6 @@ def vocabulary_from(message: Mapping[str, Any]) -> GrammarTokens:
 
 
 def serve() -> None:
-    """Process trials until the input ends."""
     os.nice(_NICENESS)
     vocabulary = _message()
     if vocabulary is None:
@@ -109,7 +106,7 @@ def serve() -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def spelled(
+def with_longest_pieces(
     pieces: list[bytes], end_ids: tuple[int, ...], control_ids: list[int], control_names: frozenset[str]
 ) -> GrammarTokens:
     """Return a vocabulary whose `encode` splits into the longest pieces; the cost of a trial does not depend on it."""

@@ -48,7 +48,6 @@ class CompileTrials:
         return self._result(self._answer(wanted) or self._answer(wanted), wanted)
 
     def close(self) -> None:
-        """End the process; running trials are refused."""
         with self._lock:
             self._is_closed = True
             self._stop()

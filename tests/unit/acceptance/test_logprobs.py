@@ -37,7 +37,7 @@ def test_a_tree_path_has_the_logprobs_of_its_own_rows():
     draft = Draft((19 - best[0], best[0], best[2]), (-1, -1, 1))
     judged = judgement(logits, [draft], [sampler(params, 20)])
     verdicts = judge(judged)
-    assert verdicts.path(0) == [1, 2]
+    assert verdicts.paths[0] == [1, 2]
     found = request_logprobs(judged, verdicts, 0)
     rows = [0, 2, 3]
     assert [e.logprob for e in found] == pytest.approx(

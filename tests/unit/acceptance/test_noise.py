@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from foreword.acceptance import noise, reference
+from foreword.acceptance import noise
 from foreword.acceptance.noise import Stream, absorbed, gumbel, key_tensor, stems, uniforms
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.request import RequestSampler, TokenLimits
 from foreword.acceptance.rules.rule import Rule
 from foreword.proofs.coupled import noise_checks
 from foreword.proofs.suite import NOISE_LIMIT
+from helpers import rule_reference as reference
 
 NAMES = [(0, 0, 0, 0, 0), (2**64 - 1, 3, 3, 7, 2**31), (12345678901234567890, 1, 2, 99, 17)]
 

@@ -7,10 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from foreword.acceptance import reference
 from foreword.acceptance.batch import Judgement, RowStatus
-from foreword.acceptance.distribution import RowShape, distributions, shape_rows
-from foreword.acceptance.draw import best_of_all, draw, sample
+from foreword.acceptance.distribution import RowParams, best_of_all, distributions, draw, sample, shape_rows
 from foreword.acceptance.judge import draw_rows, judge
 from foreword.acceptance.noise import GAMMA, MIX_A, MIX_B, Stream, absorbed, key_tensor, stems
 from foreword.acceptance.params import SamplingParams
@@ -21,6 +19,7 @@ from foreword.kernels import sampler as native
 from foreword.proofs.cases import Case, random_case, target_logits
 from foreword.proofs.coupled import likely_tree
 from foreword.speculation.draft import Draft
+from helpers import rule_reference as reference
 from helpers.judging import PLAIN, dense_probabilities, judgement, sampler
 from helpers.masked_rows import MaskedRows
 
@@ -84,7 +83,7 @@ def test_native_and_torch_agree(vocab: int):
     logits[4] = logits[4].round()
     logits[5] = 0.0
     rng = np.random.default_rng(vocab)
-    shape = RowShape(
+    shape = RowParams(
         torch.from_numpy(rng.choice([0.0, 0.2, 0.7, 1.0, 2.0], rows)),
         torch.from_numpy(rng.choice([vocab, 1, 3, max(1, vocab // 2)], rows)),
         torch.from_numpy(rng.choice([1.0, 0.9, 0.5, 0.999999, 1e-6], rows)),
@@ -130,7 +129,7 @@ def test_one_native_call_is_floors_and_draw_of_torch(monkeypatch: pytest.MonkeyP
     assert natively.tolist() == slowly.tolist()
     assert natively[:, [3, 9, 17]].tolist() == [[-1, -1, -1], [1, 1, 2]]
     keys = absorbed(judged.row_records["stem"], judged.positions)
-    assert torch.equal(slowly, sample(logits, RowShape.of(judged), keys))
+    assert torch.equal(slowly, sample(logits, RowParams.of(judged), keys))
 
 
 def unmixed(bits: int) -> int:
@@ -180,7 +179,7 @@ def test_noise_that_is_just_enough_is_found_and_just_too_little_is_not():
     logits[:, token] = torch.tensor([-((ones + 1) * np.log(2) + delta) for ones, delta in cases])
     rows = len(cases)
     ones, none = torch.ones(rows, dtype=torch.float64), torch.zeros(rows, dtype=torch.float64)
-    shape = RowShape(ones, torch.full((rows,), vocab), ones, none)
+    shape = RowParams(ones, torch.full((rows,), vocab), ones, none)
     natively = shape_rows(logits, shape, sampler)
     slowly = shape_rows(logits, shape, None)
     drawn = draw(natively, keys)
@@ -198,7 +197,7 @@ def test_one_native_call_knows_positions_of_long_texts():
     logits = torch.zeros(len(far), 1003)
     found = torch.from_numpy(native.sample(sampler, logits, records, far)[0])
     ones, none = torch.ones(len(far), dtype=torch.float64), torch.zeros(len(far), dtype=torch.float64)
-    shape = RowShape(ones, torch.full((len(far),), 1003), ones, none)
+    shape = RowParams(ones, torch.full((len(far),), 1003), ones, none)
     assert torch.equal(found, draw(shape_rows(logits, shape, None), absorbed(records["stem"], far)))
 
 
@@ -249,7 +248,7 @@ def test_a_row_is_the_same_in_any_company(backend: str):
         padded = torch.nn.functional.pad(logits[list(order)], (0, padding), value=99.0)
         judged = judgement(padded, [PLAIN] * len(order), [samplers[i] for i in order])
         found = distributions(judged)
-        return list(zip(found.floor.tolist(), judge(judged).own_tokens.tolist(), strict=True))
+        return list(zip(found.floor.tolist(), judge(judged).own, strict=True))
 
     together = shaped(range(rows), 0)
     for _ in range(10):
@@ -265,8 +264,8 @@ def test_padding_behind_the_vocabulary_never_comes_out(backend: str):
         params = [SamplingParams(temperature=temperature, seed=i) for i in range(200)]
         judged = judgement(logits, [PLAIN] * 200, [sampler(p, vocab) for p in params])
         assert judged.logits.shape == (200, vocab)
-        own = judge(judged).own_tokens
-        assert ((own >= 0) & (own < vocab)).all()
+        own = judge(judged).own
+        assert all(0 <= token < vocab for token in own)
 
 
 def test_logits_that_do_not_fit_the_rows_are_an_error():
@@ -283,8 +282,8 @@ def test_a_poisoned_row_fails_its_own_request_alone(backend: str, poison: float)
     logits[:, 3] = 5.0
     logits[1, 7] = poison
     verdicts = judge(judgement(logits, [PLAIN] * 4, [sampler(params, 10)] * 4))
-    assert verdicts.status.tolist() == [RowStatus.OK, RowStatus.NOT_FINITE, RowStatus.OK, RowStatus.OK]
-    assert verdicts.own_tokens.tolist() == [3, -1, 3, 3]
+    assert verdicts.states == [RowStatus.OK, RowStatus.NOT_FINITE, RowStatus.OK, RowStatus.OK]
+    assert verdicts.own == [3, -1, 3, 3]
     assert "NaN" in (verdicts.error(1) or "")
 
 
@@ -295,7 +294,7 @@ def test_a_poisoned_branch_that_is_not_taken_fails_nothing(backend: str, poison:
     logits[1] = poison  # after node 0, token 4, which is not what the target says
     draft = Draft((4, 3, 3), (-1, -1, 1))
     verdicts = judge(judgement(logits, [draft], [sampler(SamplingParams(temperature=0), 10)]))
-    assert verdicts.path(0) == [1, 2]
+    assert verdicts.paths[0] == [1, 2]
     assert verdicts.error(0) is None
     logits[3] = poison  # after node 2, which is taken
     verdicts = judge(judgement(logits, [draft], [sampler(SamplingParams(temperature=0), 10)]))
@@ -313,14 +312,14 @@ def test_a_grammar_mask_is_kept(backend: str):
         one.grammar = MaskedRows(row[None])
     verdicts = judge(judgement(logits, [PLAIN] * 300, samplers))
     good = np.arange(300) != 7
-    assert mask[torch.from_numpy(good)][torch.arange(299), verdicts.own_tokens[good]].all()
-    assert verdicts.status[7] == RowStatus.ALL_MASKED
+    assert mask[torch.from_numpy(good)][torch.arange(299), np.array(verdicts.own)[good]].all()
+    assert verdicts.states[7] == RowStatus.ALL_MASKED
 
 
 def test_greedy_takes_the_first_of_equal_logits(backend: str):
     logits = torch.zeros(1, 30)
     logits[0, [7, 9, 20]] = 2.0
-    assert judge(judgement(logits, [PLAIN], [sampler(SamplingParams(temperature=0), 30)])).own_tokens == [7]
+    assert judge(judgement(logits, [PLAIN], [sampler(SamplingParams(temperature=0), 30)])).own == [7]
 
 
 def test_bad_words_count_the_draft_path(backend: str):

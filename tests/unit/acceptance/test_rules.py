@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from foreword.acceptance import reference
 from foreword.acceptance.batch import Verdicts
 from foreword.acceptance.judge import judge
 from foreword.acceptance.noise import Stream
@@ -20,6 +19,7 @@ from foreword.errors import RequestError
 from foreword.proofs.cases import Case, DraftKind, SmallDrafter, random_case
 from foreword.proofs.coupled import likely_tree
 from foreword.speculation.draft import Draft
+from helpers import rule_reference as reference
 from helpers.judging import PLAIN, judgement, sampler
 from helpers.rule_cases import logits_along, noise_key, random_chain, row_after
 
@@ -37,9 +37,9 @@ def test_coupled_is_its_reference():
 
         expected = reference.coupled(next_token, tree.tokens, tree.parents)
         verdicts = judge(judgement(logits_along(case, [], draft), [draft], [case.sampler()]))
-        path = [tree.tokens[node] for node in verdicts.path(0)]
+        path = [tree.tokens[node] for node in verdicts.paths[0]]
         assert path == [tree.tokens[node] for node in expected[0]]
-        assert verdicts.own_tokens[0] == expected[1]
+        assert verdicts.own[0] == expected[1]
 
 
 def test_coupled_goes_down_chains_and_trees_as_far_as_they_were_drawn():
@@ -62,7 +62,7 @@ def test_coupled_goes_down_chains_and_trees_as_far_as_they_were_drawn():
                 if all(trees.token_list[row] == draws[trees.parent_list[row]] for row in way)
             ]
             deepest = max(drawn, key=len)  # the first of equals
-            assert found.path(request) == [row - root - 1 for row in deepest]
+            assert found.paths[request] == [row - root - 1 for row in deepest]
 
 
 @pytest.mark.parametrize("guessing", list(DraftKind))
@@ -97,8 +97,8 @@ def test_chain_rules_are_their_references(rule: Rule, guessing: DraftKind):
         left = reference.residual(p[count], q[count], scale) if count < len(tokens) else p[count]
         own = reference.draw(left, noise_key(case, Stream.RESIDUAL, steps, start + count))
         verdicts = judge(judgement(logits_along(case, done, draft), [draft], [request]))
-        assert verdicts.path(0) == list(range(count))
-        assert verdicts.own_tokens[0] == own
+        assert verdicts.paths[0] == list(range(count))
+        assert verdicts.own[0] == own
         lengths.add(count)
     assert len(lengths) > 2, "the cases are too much alike"
 
@@ -128,8 +128,8 @@ def test_greedy_is_every_rules_limit(rule: Rule):
         )
         right = next((i for i in range(4) if guesses[i] != best[i]), 4)
         verdicts = judge(judged)
-        assert verdicts.path(0) == list(range(right))
-        assert verdicts.own_tokens[0] == best[right]
+        assert verdicts.paths[0] == list(range(right))
+        assert verdicts.own[0] == best[right]
 
 
 @pytest.mark.parametrize("rule", list(Rule))
@@ -139,8 +139,8 @@ def test_a_guess_outside_the_vocabulary_is_never_accepted(rule: Rule):
     for seed in range(100):
         params = SamplingParams(seed=seed)
         verdicts = judge(judgement(logits, [Draft.chain([12, 12, 1], 0)], [sampler(params, 10, rule=rule)]))
-        assert verdicts.path(0) == []
-        assert 0 <= verdicts.own_tokens[0] < 10
+        assert verdicts.paths[0] == []
+        assert 0 <= verdicts.own[0] < 10
 
 
 def test_rules_and_shapes_share_a_batch():
@@ -156,14 +156,14 @@ def test_rules_and_shapes_share_a_batch():
     alone = []
     for case, draft in zip(cases, drafts, strict=True):
         found = judge(judgement(logits_along(case, [], draft), [draft], [case.sampler()]))
-        alone.append((found.path(0), int(found.own_tokens[0])))
+        alone.append((found.paths[0], int(found.own[0])))
     widest = max(case.limits.vocab_size for case in cases)
     rows = [
         torch.nn.functional.pad(logits, (0, widest - logits.shape[1]), value=-torch.inf)
         for logits in (logits_along(c, [], d) for c, d in zip(cases, drafts, strict=True))
     ]
     together = judge(judgement(torch.cat(rows), drafts, [case.sampler() for case in cases]))
-    assert [(together.path(i), int(together.own_tokens[i])) for i in range(40)] == alone
+    assert [(together.paths[i], int(together.own[i])) for i in range(40)] == alone
 
 
 @pytest.mark.parametrize("rule", list(Rule))
@@ -180,7 +180,7 @@ def test_a_failing_row_keeps_the_tokens_accepted_before_it(rule: Rule, poison: f
         judged = judgement(logits, [draft], [sampler(SamplingParams(temperature=0), 9, rule=rule)])
         verdicts = judge(judged)
         assert verdicts.error(0) is not None
-        assert verdicts.path(0) == list(range(bad_row))
+        assert verdicts.paths[0] == list(range(bad_row))
         assert verdicts.tokens(judged.trees, 0) == truth[:bad_row]
 
 
@@ -189,7 +189,7 @@ def test_the_deepest_of_equal_siblings_is_followed():
     logits[0, 5] = logits[2, 6] = logits[1, 6] = 9.0
     draft = Draft((5, 5, 6), (-1, -1, 1))
     verdicts = judge(judgement(logits, [draft], [sampler(SamplingParams(temperature=0), 9)]))
-    assert verdicts.path(0) == [1, 2]
+    assert verdicts.paths[0] == [1, 2]
 
 
 @pytest.mark.parametrize("rule", list(Rule))
@@ -198,7 +198,7 @@ def test_seed_and_sample_decide_and_nothing_else_does(rule: Rule):
 
     def own(seed: int, sample: int) -> int:
         request = RequestSampler(SamplingParams(), TokenLimits(1000), [1], seed, sample=sample, rule=rule)
-        return int(judge(judgement(logits, [PLAIN], [request])).own_tokens[0])
+        return int(judge(judgement(logits, [PLAIN], [request])).own[0])
 
     drawn = {(seed, sample): own(seed, sample) for seed in range(12) for sample in range(4)}
     assert len(set(drawn.values())) > 40

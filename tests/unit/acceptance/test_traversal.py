@@ -5,13 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from foreword.acceptance import reference
 from foreword.acceptance.judge import judge
 from foreword.acceptance.noise import Stream
 from foreword.acceptance.rules.rule import Rule
 from foreword.proofs.cases import Case, DraftKind, SmallDrafter, random_case
 from foreword.proofs.enumeration import PossibleTree
 from foreword.speculation.draft import Draft
+from helpers import rule_reference as reference
 from helpers.judging import judgement
 from helpers.rule_cases import logits_along, noise_key, random_chain, row_after
 
@@ -62,8 +62,8 @@ def test_traversal_is_its_reference(guessing: DraftKind, replaced: bool):
         own = reference.draw(left, noise_key(case, Stream.RESIDUAL, 1, start + len(path)))
         draft = Draft(tree.tokens, tree.parents, drawn=tree.drawn)
         verdicts = judge(judgement(logits_along(case, done, draft), [draft], [request]))
-        assert verdicts.path(0) == path
-        assert verdicts.own_tokens[0] == own
+        assert verdicts.paths[0] == path
+        assert verdicts.own[0] == own
         depths.add(len(path))
         younger += any(tree.parents[node] in tree.parents[:node] for node in path)
     assert len(depths) > 2, "the cases are too much alike"
@@ -86,7 +86,7 @@ def test_traversal_is_block_on_chains(guessing: DraftKind):
             judge(judgement(logits, [draft], [replace(case, rule=rule).sampler()]))
             for rule in (Rule.BLOCK, Rule.TRAVERSAL)
         ]
-        assert found[0].path(0) == found[1].path(0)
+        assert found[0].paths[0] == found[1].paths[0]
         assert found[0].own == found[1].own
-        lengths.add(len(found[0].path(0)))
+        lengths.add(len(found[0].paths[0]))
     assert len(lengths) > 2

@@ -8,7 +8,7 @@ from torch.nn.functional import silu
 
 from foreword.backends.torch.attention import GroupView
 from foreword.backends.torch.experts import mixture, route
-from foreword.backends.torch.latent import absorbed, is_absorbed, naive
+from foreword.backends.torch.latent import absorbed, is_absorption_cheaper, naive
 from foreword.backends.torch.weights import ExpertWeights, LatentWeights
 from foreword.models.config import ExpertsSpec, GroupScore, LatentSpec, Scores
 
@@ -97,6 +97,6 @@ def test_latent_attention_is_the_same_absorbed_and_naive():
 
 def test_few_queries_are_absorbed_and_many_are_not():
     v3 = LatentSpec(kv_rank=512, query_rank=1536, nope_dim=128, rope_dim=64, value_dim=128)
-    assert is_absorbed(v3, 1)
-    assert is_absorbed(v3, 64)
-    assert not is_absorbed(v3, 512)
+    assert is_absorption_cheaper(v3, 1)
+    assert is_absorption_cheaper(v3, 64)
+    assert not is_absorption_cheaper(v3, 512)

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from foreword.backends.cpu.packing import BLOCK_KINDS
-from foreword.kernels import reference
 from foreword.kernels.sampler import floors
+from helpers import kernel_reference as reference
 from helpers.cpu import INSTRUCTION_SETS, STATUS, needs_cpu_kernels
 
 pytestmark = needs_cpu_kernels

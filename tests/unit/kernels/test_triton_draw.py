@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from foreword.acceptance.batch import RowStatus
-from foreword.acceptance.distribution import Distributions, RowShape, shape_rows
-from foreword.acceptance.draw import best_of_all
+from foreword.acceptance.distribution import Distributions, RowParams, best_of_all, shape_rows
 from foreword.acceptance.noise import GAMMA, MIX_A, MIX_B, signed64
 from foreword.acceptance.rules.trees import NO_TOKEN
 from helpers.cuda import KERNEL_DEVICE, needs_triton
@@ -38,7 +37,7 @@ def test_the_same_tokens_and_states_as_torch(vocab: int, top_k: int):
     temperature = torch.linspace(0.3, 2.0, ROWS, dtype=torch.float64)
     temperature[1::3] = 0.0
     ones = torch.ones(ROWS, dtype=torch.float64)
-    shape = RowShape(temperature, torch.full((ROWS,), top_k or vocab), ones, 0 * ones)
+    shape = RowParams(temperature, torch.full((ROWS,), top_k or vocab), ones, 0 * ones)
     keys = torch.randint(-(2**62), 2**62, (ROWS,), generator=torch.Generator().manual_seed(1))
     logits, there, noise = on_device(logits_of(vocab), temperature, keys)
     shaped = shape_rows(logits, shape, None)
@@ -58,7 +57,7 @@ def test_where_nothing_is_sampled_the_first_of_the_largest_is_taken(vocab: int):
     zeros = torch.zeros(ROWS, dtype=torch.float64)
     logits, temperature, keys = on_device(logits_of(vocab), zeros, torch.zeros(ROWS, dtype=torch.int64))
     ones = 1.0 + zeros
-    shape = RowShape(zeros, torch.full((ROWS,), vocab), ones, zeros)
+    shape = RowParams(zeros, torch.full((ROWS,), vocab), ones, zeros)
     shaped: Distributions = shape_rows(logits, shape, None)
     found = draw_rows(logits, temperature, keys, None, samples=False)
     assert found.tolist() == [shaped.only.tolist(), shaped.status.tolist()]

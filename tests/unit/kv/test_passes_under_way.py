@@ -157,7 +157,7 @@ def test_pages_that_are_not_trusted_are_found_by_nobody():
     cache.commit(sibling, PAGE_SIZE, ())
     cache.publish(sibling, [*text[:PAGE_SIZE], *range(500, 500 + PAGE_SIZE)])
     assert sibling.published == 2
-    cache.distrust(bad)
+    cache.unpublish_suspect(bad)
     cache.check_integrity()
     assert cache.matching_pages("", [*text, 0]) == 0
     assert cache.matching_pages("", [*text[:PAGE_SIZE], *range(500, 520)]) == 0
@@ -171,7 +171,7 @@ def test_pages_that_are_not_trusted_are_found_by_nobody():
 def test_what_a_distrusted_sequence_computes_later_is_not_published():
     cache = PagedCache(20, prefix_caching=True)
     bad = computed(cache, PAGE_SIZE)
-    cache.distrust(bad)
+    cache.unpublish_suspect(bad)
     cache.reserve(bad, PAGE_SIZE)
     cache.commit(bad, PAGE_SIZE, ())
     cache.publish(bad, list(range(2 * PAGE_SIZE)))
@@ -185,7 +185,7 @@ def test_whoever_uses_distrusted_pages_publishes_nothing_more():
     text = list(range(2 * PAGE_SIZE))
     user = cache.open("", [*text, 0])
     assert user.computed == PAGE_SIZE
-    cache.distrust(bad)
+    cache.unpublish_suspect(bad)
     cache.reserve(user, PAGE_SIZE)
     cache.commit(user, PAGE_SIZE, ())
     cache.publish(user, text)

@@ -16,7 +16,7 @@ from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.models.heads import opening
 from foreword.models.heads.describe import describe_head
 from foreword.models.heads.files import expanded
-from foreword.models.heads.layouts.common import canonical_name, head_kind
+from foreword.models.heads.names import canonical_name, head_kind
 from foreword.models.heads.opening import open_head
 from foreword.models.heads.writing import GROUP, convert_head, quantize_head, rounded_levels
 from helpers.tiny_heads import HIDDEN, TinyHead

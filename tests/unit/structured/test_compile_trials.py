@@ -16,7 +16,7 @@ from foreword.structured.compiler import MAX_CACHED_BYTES, MAX_GRAMMAR_BYTES, Co
 from foreword.structured.limits import CompileLimits
 from foreword.structured.masks import NICENESS, in_yielding_thread
 from foreword.structured.params import StructuredOutputs
-from foreword.structured.trial_process import spelled, vocabulary_as_json, vocabulary_from
+from foreword.structured.trial_process import vocabulary_as_json, vocabulary_from, with_longest_pieces
 from foreword.structured.trials import CompileTrials
 from helpers.tiny_grammars import allowed, token_table
 from helpers.waiting import wait_until
@@ -74,7 +74,9 @@ def test_a_process_that_was_killed_is_started_again(trials: CompileTrials):
 @pytest.mark.parametrize("program", ["/bin/false", "/nowhere/python"])
 def test_a_process_that_cannot_start_is_not_waited_for(program: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("foreword.structured.trials.START_SECONDS", 1e6)
-    many = spelled([b"x" * 100 for _ in range(10_000)], (0,), [0], frozenset())  # more than a pipe holds
+    many = with_longest_pieces(
+        [b"x" * 100 for _ in range(10_000)], (0,), [0], frozenset()
+    )  # more than a pipe holds
     trials = CompileTrials(many, CompileLimits())
     monkeypatch.setattr(sys, "executable", program)
     with pytest.raises(RequestError, match="the process that compiles grammars has ended; try again"):
@@ -211,7 +213,7 @@ def test_no_tenant_takes_all_turns():
 
 def test_a_vocabulary_of_any_bytes_reaches_the_process():
     pieces = [bytes([byte]) for byte in range(256)] + [b"<end>", b"\xff\xfe"]
-    tokens = spelled(pieces, (256,), [256], frozenset({"<end>"}))
+    tokens = with_longest_pieces(pieces, (256,), [256], frozenset({"<end>"}))
     received = vocabulary_from(json.loads(json.dumps(vocabulary_as_json(tokens))))
     assert (received.pieces, received.end_ids) == (pieces, (256,))
     assert (list(received.control_ids), received.control_names) == ([256], {"<end>"})

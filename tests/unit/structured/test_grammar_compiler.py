@@ -4,7 +4,7 @@ import pytest
 
 from foreword.errors import RequestError
 from foreword.structured.compiler import Grammars
-from foreword.structured.compiling import at_fault
+from foreword.structured.compiling import failing_alternative
 from foreword.structured.params import StructuredOutputs
 from helpers.tiny_grammars import allowed, grammars, token_table
 
@@ -140,4 +140,4 @@ def test_a_model_without_an_end_has_no_forms():
 
 @pytest.mark.parametrize("schema", ["5", '{"anyOf": 5}', '{"items": [], "anyOf": [1, {"title": 2}]}', "{"])
 def test_any_json_inside_a_grammar_is_read_without_a_fault(schema: str):
-    assert at_fault(StructuredOutputs(grammar=f"start: %json {schema}"), lambda one: True) == ""
+    assert failing_alternative(StructuredOutputs(grammar=f"start: %json {schema}"), lambda one: True) == ""

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foreword.acceptance.distribution import Distributions
-from foreword.acceptance.draw import Kept, best_per_row, kept_tokens, log_weights
+from foreword.acceptance.distribution import Distributions, KeptTokens, best_per_row, kept_tokens, log_weights
 from foreword.acceptance.noise import Keys, key_tensor
 from foreword.acceptance.rules.trees import NO_ROW, DraftTrees, Floats, Ints
 
@@ -23,7 +22,7 @@ class ChainRows:
 
     shaped: Distributions
     trees: DraftTrees
-    kept: Kept  # the kept tokens of these rows
+    kept: KeptTokens  # the kept tokens of these rows
     totals: Tensor  # float64 [all rows], sum of the kept weights
 
     @staticmethod
@@ -90,7 +89,7 @@ def leftover(trees: DraftTrees, plan: AcceptancePlan, stops: Ints) -> Leftover:
     return Leftover(stops, np.where(next_rows == NO_ROW, 1.0, plan.carried[stops]), next_rows)
 
 
-def leftover_weights(chains: ChainRows, left: Leftover) -> Kept:
+def leftover_weights(chains: ChainRows, left: Leftover) -> KeptTokens:
     """Return the kept tokens of the stop rows with their residual log weights."""
     count, device = len(chains.totals), chains.totals.device
     request_at = np.full(count, NO_ROW)
@@ -104,7 +103,7 @@ def leftover_weights(chains: ChainRows, left: Leftover) -> Kept:
     weights = (scale * p - taken).clamp(min=0)
     # An empty residual means that p and q differ only by rounding: use p.
     empty = torch.zeros(count, dtype=torch.float64, device=device).index_add(0, rows, weights) == 0
-    return Kept(rows, ids, torch.where(empty[rows], p, weights).log())
+    return KeptTokens(rows, ids, torch.where(empty[rows], p, weights).log())
 
 
 def draw_leftover(chains: ChainRows, left: Leftover, keys: Keys) -> Ints:

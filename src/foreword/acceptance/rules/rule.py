@@ -15,12 +15,11 @@ class Rule(IntEnum):
 
     @property
     def takes_trees(self) -> bool:
-        """Whether a draft may have several nodes at one position."""
+        """Return whether a draft may have several nodes at one position."""
         return self in (Rule.COUPLED, Rule.TRAVERSAL)
 
     @staticmethod
     def parse(name: str) -> "Rule":
-        """Return the rule by its user-visible name."""
         try:
             return Rule[name.upper()]
         except KeyError:

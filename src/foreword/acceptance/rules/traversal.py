@@ -7,13 +7,12 @@ independent of them. So siblings may be drawn with replacement (one q), without 
 chosen (probability 1).
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from foreword.acceptance.draw import Kept
+from foreword.acceptance.distribution import KeptTokens
 from foreword.acceptance.rules.chains import ChainRows
 from foreword.acceptance.rules.trees import DraftTrees, Floats, Ints
 
@@ -102,22 +101,17 @@ def stop_rows(trees: DraftTrees, requests: Ints, accept: Floats, uniforms: Float
     return np.array(stops, np.int64)
 
 
-def leftover_weights(chains: ChainRows, plan: TraversalPlan, stops: Ints) -> Kept:
+def leftover_weights(chains: ChainRows, plan: TraversalPlan, stops: Ints) -> KeptTokens:
     """Return the tokens that can follow each stop row, with their residual log weights."""
     order = np.sort(stops).tolist()
     rests = [plan.rests[row] for row in order]
     rows = np.repeat(np.array(order, np.int64), [len(rest.ids) for rest in rests])
-    ids = _joined([rest.ids for rest in rests], np.int64)
-    probs = _joined([rest.probs for rest in rests], np.float64)
+    ids = np.concatenate([np.empty(0, np.int64), *(rest.ids for rest in rests)])
+    probs = np.concatenate([np.empty(0), *(rest.probs for rest in rests)])
     alive = probs > 0
     device = chains.totals.device
-    found = (torch.from_numpy(column[alive]).to(device) for column in (rows, ids, probs))
-    rows_left, ids_left, probs_left = found
-    return Kept(rows_left, ids_left, probs_left.log())
-
-
-def _joined(parts: Sequence[np.ndarray], kind: type) -> np.ndarray:
-    return np.concatenate([np.empty(0, kind), *parts])
+    left = [torch.from_numpy(column[alive]).to(device) for column in (rows, ids, probs)]
+    return KeptTokens(left[0], left[1], left[2].log())
 
 
 @dataclass(frozen=True)
@@ -138,7 +132,6 @@ class _KeptRows:
         return _KeptRows(chains, rows, ids, probs.cpu().numpy(), np.zeros(chains.shaped.logits.shape[1]))
 
     def rest(self, row: int, carried: float) -> Rest:
-        """Return the target's distribution after a row."""
         start, end = np.searchsorted(self.rows, (row, row + 1))
         return Rest(self.ids[start:end], self.probs[start:end], carried)
 

@@ -139,7 +139,7 @@ class DraftTrees:
 
     @property
     def is_plain(self) -> bool:
-        """Whether no request has a draft: each row is a request."""
+        """Return whether no request has a draft: each row is a request."""
         return not self.drawn
 
     def path_to(self, row: int) -> list[int]:
@@ -152,7 +152,6 @@ class DraftTrees:
 
     @cached_property
     def row_starts(self) -> Ints:
-        """[requests + 1]"""
         return np.array(self.starts, np.int64)
 
     @cached_property
@@ -190,12 +189,10 @@ class DraftTrees:
 
     @cached_property
     def roots(self) -> Ints:
-        """[requests], root row of each request."""
         return self.row_starts[:-1]
 
     @cached_property
     def request_of_row(self) -> Ints:
-        """[rows]"""
         return _requests_of_rows(tuple(self.starts))
 
     @cached_property

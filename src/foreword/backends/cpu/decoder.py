@@ -12,7 +12,7 @@ from foreword.backends.cpu.head_factory import CpuHeads
 from foreword.backends.cpu.kv_store import HEAD_ALIGNMENT, CpuKvStore
 from foreword.backends.cpu.packing import FORMS, MatrixPacker, WeightForm, chosen_form
 from foreword.backends.cpu.resident import release_unused
-from foreword.backends.cpu.weights import CpuWeights, load_ends, load_layers, native_decoder
+from foreword.backends.cpu.weights import CpuWeights, load_layers, load_outer_matrices, native_decoder
 from foreword.backends.interface import DecodeSize, KvStore
 from foreword.backends.memory import kv_rows
 from foreword.backends.support import require_supported
@@ -138,5 +138,5 @@ def load_cpu_decoder(
     release_unused()  # so that the peak is not that of importing torch plus the weights
     packer = MatrixPacker(checkpoint, form, isa, workers, progress)
     # First the embedding: the file's pages of this largest matrix are released before much else is in memory.
-    weights = load_ends(packer, config) if ends is None else ends
+    weights = load_outer_matrices(packer, config) if ends is None else ends
     return CpuDecoder(config, replace(weights, layers=load_layers(packer, config)), form, workers)

@@ -2,9 +2,8 @@
 
 import torch
 
-from foreword.models.formats.checkpoint import Checkpoint, QuantizedTensor
+from foreword.models.formats.checkpoint import Checkpoint, GroupedTensor, PackedTensor, QuantizedTensor
 from foreword.models.formats.hf.checkpoint import HfCheckpoint
-from foreword.models.formats.hf.packed_tensors import GroupedTensor, Kept
 
 _COLUMNS = 32  # of a block
 _MIDDLE = 8  # the level of zero in Q4_0
@@ -20,7 +19,7 @@ def packed_blocks(checkpoint: Checkpoint, name: str) -> QuantizedTensor | None:
         return None  # inconsistent parts: unpacking says so in one line
 
 
-def as_blocks(kept: Kept | None) -> QuantizedTensor | None:
+def as_blocks(kept: PackedTensor | None) -> QuantizedTensor | None:
     """Return codes and scales as Q4_0, or as Q4_Z where a group has its own level of zero.
 
     A Q4_Z block is a half-precision scale, the level of zero in a byte, and 16 bytes of levels. None: columns in

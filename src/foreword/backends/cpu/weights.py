@@ -91,7 +91,7 @@ class CpuWeights:
         return replace(self, layers=layers, final_norm=packer.vector(FINAL_NORM))
 
 
-def load_ends(packer: MatrixPacker, config: ModelConfig) -> CpuWeights:
+def load_outer_matrices(packer: MatrixPacker, config: ModelConfig) -> CpuWeights:
     embedding = packer.matrices(["model.embed_tokens.weight"], biased=False)[0]
     head = embedding if config.tied_embeddings else packer.matrices(["lm_head.weight"], biased=False)[0]
     return CpuWeights((), embedding, head, packer.vector(FINAL_NORM))

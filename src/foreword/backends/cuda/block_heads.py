@@ -28,7 +28,7 @@ from foreword.backends.interface import (
     KnownChains,
     KvStore,
 )
-from foreword.backends.torch.heads import TargetEnds
+from foreword.backends.torch.heads import TargetMatrices
 from foreword.backends.torch.kv_store import TorchKvStore
 from foreword.backends.torch.upload import Piece
 from foreword.kv.states import as_tensor
@@ -72,7 +72,9 @@ class CudaBlockHead(KernelHead):
 
     drafts_early = False  # its chains come from one pass over known texts
 
-    def __init__(self, head: Head, rows: str, ends: TargetEnds, quantization: str, *, captures: bool) -> None:
+    def __init__(
+        self, head: Head, rows: str, ends: TargetMatrices, quantization: str, *, captures: bool
+    ) -> None:
         super().__init__(head, rows, ends, quantization, captures=captures, captured_rows=CAPTURED_ROWS)
         self._reads_context = head.spec.join is Join.CONTEXT
         self._is_markov = head.spec.has(MARKOV[0] + ".weight")
@@ -226,7 +228,7 @@ class CudaBlockHead(KernelHead):
 
 
 class _Draws(NamedTuple):
-    """How the wanted rows of a pass are drawn."""
+    """Sampling parameters of the wanted rows of a pass."""
 
     keys: np.ndarray  # uint64 [wanted rows]
     temperature: np.ndarray  # float64 [wanted rows]

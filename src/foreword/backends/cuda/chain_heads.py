@@ -40,7 +40,7 @@ from foreword.backends.interface import (
     KnownChains,
     KvStore,
 )
-from foreword.backends.torch.heads import TargetEnds
+from foreword.backends.torch.heads import TargetMatrices
 from foreword.backends.torch.kv_store import TorchKvStore
 from foreword.backends.torch.upload import Piece
 from foreword.kv.states import as_tensor
@@ -108,7 +108,9 @@ class _ChainState(NamedTuple):
 class CudaHead(KernelHead):
     """A head that drafts token by token: its chains run on Triton kernels."""
 
-    def __init__(self, head: Head, rows: str, ends: TargetEnds, quantization: str, *, captures: bool) -> None:
+    def __init__(
+        self, head: Head, rows: str, ends: TargetMatrices, quantization: str, *, captures: bool
+    ) -> None:
         super().__init__(head, rows, ends, quantization, captures=captures, captured_rows=DECODE_ROWS[-1])
         self._gained = torch.zeros(_MOST_CHAINS, dtype=torch.int32, device=ends.device)
         self._firsts: GraphsByMemory[FirstShape, None] = GraphsByMemory()
@@ -192,7 +194,7 @@ class CudaHead(KernelHead):
         return is_cold
 
     def _is_loaded(self) -> bool:
-        """Whether all kernels of a chain are loaded: it has run before, or they were compiled."""
+        """Return whether all kernels of a chain are loaded: it has run before, or they were compiled."""
         return self._kernels is not None and self._kernels.has_all
 
     def _state(self, most: int, room: int) -> _ChainState:

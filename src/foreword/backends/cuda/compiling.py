@@ -109,7 +109,7 @@ class Kernels:
 
     @property
     def has_all(self) -> bool:
-        """Whether no requested kernel will be compiled at its launch."""
+        """Return whether no requested kernel will be compiled at its launch."""
         return not self._given_up
 
     def start_early(self, dtype: torch.dtype) -> None:
@@ -131,7 +131,7 @@ class Kernels:
                     self._compiler.compile(variant)
 
     def is_ready(self, variant: Variant) -> bool:
-        """Whether a launch does not wait for compilation, or cannot avoid it."""
+        """Return whether a launch does not wait for compilation, or cannot avoid it."""
         return variant in self._loaded or variant in self._given_up
 
     def are_ready(self, variants: Iterable[Variant]) -> bool:

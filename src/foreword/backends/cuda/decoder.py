@@ -32,7 +32,7 @@ from foreword.backends.support import require_supported
 from foreword.backends.torch.adapters import on_device
 from foreword.backends.torch.decoder import DescribedDecoder
 from foreword.backends.torch.head_factory import TorchHeads
-from foreword.backends.torch.heads import TargetEnds
+from foreword.backends.torch.heads import TargetMatrices
 from foreword.backends.torch.kv_store import TorchKvStore
 from foreword.backends.torch.recurrent_rows import RecurrentStore
 from foreword.backends.torch.upload import Piece
@@ -58,7 +58,7 @@ class CudaHeads:
     ) -> None:
         ends = DecoderWeights(weights.embedding, (), weights.final_norm, weights.head)
         self._reference = TorchHeads(config, ends, bucketed=True)
-        self._ends = TargetEnds.of(weights)
+        self._ends = TargetMatrices.of(weights)
         self._quantization, self._captures = quantization, captures
 
     def head(self, head: Head, rows: str) -> HeadRunner:

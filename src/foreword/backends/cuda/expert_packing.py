@@ -8,8 +8,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from foreword.backends.cuda.kernels.mxfp4 import BLOCK, CHUNK, LARGEST_EXPONENT, PackedExperts
-from foreword.models.formats.checkpoint import QuantizedTensor
-from foreword.models.formats.hf.packed_tensors import GroupedTensor, Kept
+from foreword.models.formats.checkpoint import GroupedTensor, PackedTensor, QuantizedTensor
 
 GROUP = 32
 """Entries of K with one exponent."""
@@ -22,7 +21,7 @@ BIAS = 128
 
 
 def packed_experts(
-    kept: Iterable[Sequence[Kept | QuantizedTensor | None]], dtype: torch.dtype, device: torch.device
+    kept: Iterable[Sequence[PackedTensor | QuantizedTensor | None]], dtype: torch.dtype, device: torch.device
 ) -> PackedExperts | None:
     """Join stored matrices, which read the same input, by expert, row by row; None: the kernels cannot read them."""
     experts = []
@@ -50,7 +49,7 @@ def pack(codes: Tensor, exponents: Tensor, dtype: torch.dtype) -> PackedExperts:
 def _pack(codes: Tensor, exponents: Tensor) -> tuple[Tensor, Tensor]:
     """Return codes int16 and exponents int32 of one expert, see `PackedExperts`.
 
-    Lane 4 r + q of a warp has, for each 16 entries of K, entries 2 q, 2 q + 1, 2 q + 8 and 2 q + 9 of rows r and r + 8.
+    Of each 16 entries of K, lane 4 r + q of a warp has four: 2 q, 2 q + 1, 2 q + 8 and 2 q + 9, of rows r and r + 8.
     """
     groups, rows = exponents.shape
     missing = 0, -rows % BLOCK.value, 0, -groups % (CHUNK.value // GROUP)  # of rows, of groups
@@ -70,7 +69,7 @@ def _apart(codes: Tensor, sign: int, size: int) -> Tensor:
     return (codes >> 3) << sign | (codes & 7) << size
 
 
-def _mxfp4(kept: Kept | QuantizedTensor) -> tuple[Tensor, Tensor] | None:
+def _mxfp4(kept: PackedTensor | QuantizedTensor) -> tuple[Tensor, Tensor] | None:
     """Return codes uint8 [K / 32, N, 16] and exponents uint8 [K / 32, N]; None: it is stored otherwise."""
     if isinstance(kept, GroupedTensor):
         if not kept.floats or kept.codes.shape[1] != GROUP * kept.scales.shape[1]:

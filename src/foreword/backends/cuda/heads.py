@@ -26,7 +26,7 @@ from foreword.backends.interface import (
     KnownChains,
     KvStore,
 )
-from foreword.backends.torch.heads import HeadOps, HeadTensors, TargetEnds, TorchHead
+from foreword.backends.torch.heads import HeadOps, HeadTensors, TargetMatrices, TorchHead
 from foreword.backends.torch.kv_store import TorchKvStore
 from foreword.backends.torch.norms import rms_norm
 from foreword.backends.torch.upload import Upload
@@ -58,7 +58,7 @@ def kernel_ops(quantization: str) -> HeadOps:
             return library_linear(numbers, weight, bias)
         return products(x if isinstance(x, Rows) else numbers, weight, bias)
 
-    def load(head: Head, name: str, ends: TargetEnds) -> Matrix:
+    def load(head: Head, name: str, ends: TargetMatrices) -> Matrix:
         return load_matrix(head, name, ends, quantization)
 
     return HeadOps(_kernel_norm, linear, load)
@@ -73,7 +73,7 @@ class KernelHead:
         self,
         head: Head,
         rows: str,
-        ends: TargetEnds,
+        ends: TargetMatrices,
         quantization: str,
         *,
         captures: bool,

@@ -71,7 +71,7 @@ class PassShape:
 
     @property
     def is_decode(self) -> bool:
-        """Whether the pass is small enough to be captured."""
+        """Return whether the pass is small enough to be captured."""
         return self.rows <= DECODE_ROWS[-1] and not self.wide_tiles
 
     @property

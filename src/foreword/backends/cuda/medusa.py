@@ -14,7 +14,7 @@ from foreword.backends.cuda.graphs import GraphCache
 from foreword.backends.cuda.layout import padded_rows
 from foreword.backends.interface import ChainPlan, Chains, HeadOutput, MedusaCall, PendingChains
 from foreword.backends.torch.head_factory import MedusaTensors, TorchMedusa
-from foreword.backends.torch.heads import TargetEnds
+from foreword.backends.torch.heads import TargetMatrices
 from foreword.backends.torch.upload import Piece, Upload
 from foreword.models.heads.opening import Head
 
@@ -38,7 +38,7 @@ class MedusaShape:
 class CudaMedusa:
     """The torch reference's computation as one captured graph."""
 
-    def __init__(self, head: Head, ends: TargetEnds, *, captures: bool) -> None:
+    def __init__(self, head: Head, ends: TargetMatrices, *, captures: bool) -> None:
         self._tensors = MedusaTensors(head, ends)
         self._reference = TorchMedusa(self._tensors)
         self.spec, self.weight_bytes = head.spec, self._tensors.nbytes

@@ -149,7 +149,7 @@ def part_alignment(weight: PackedWeight) -> int:
 
 
 def is_slow(weight: PackedWeight) -> bool:
-    """Whether a program waits for its own instructions more than for memory, so that more of them are faster."""
+    """Return whether instructions, not memory, limit a program; more programs are faster then."""
     return isinstance(weight, GroupedWeight)
 
 

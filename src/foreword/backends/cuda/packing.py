@@ -14,11 +14,16 @@ from foreword.backends.cuda.kernels.grouped import E2M1, INT4, INT8, GroupedWeig
 from foreword.backends.cuda.kernels.mxfp4 import PackedExperts
 from foreword.backends.cuda.packed_products import Matrix, PackedWeight, rounded_weight
 from foreword.backends.support import require_supported
-from foreword.backends.torch.heads import TargetEnds, load_tensor
+from foreword.backends.torch.heads import TargetMatrices, load_tensor
 from foreword.backends.torch.weights import DecoderWeights, weights_from
 from foreword.backends.weight_loader import LayerSource, WeightLoader
-from foreword.models.formats.checkpoint import Checkpoint, QuantizedTensor
-from foreword.models.formats.hf.packed_tensors import Fp8Tensor, GroupedTensor, Kept
+from foreword.models.formats.checkpoint import (
+    Checkpoint,
+    Fp8Tensor,
+    GroupedTensor,
+    PackedTensor,
+    QuantizedTensor,
+)
 from foreword.models.heads.opening import Head
 from foreword.progress import Progress
 
@@ -116,7 +121,7 @@ def _are_alike(one: GroupedWeight, other: GroupedWeight) -> bool:
     return not orders or (len(orders) == 2 and torch.equal(*orders))
 
 
-def _packed(kept: Kept | QuantizedTensor, device: torch.device) -> PackedWeight | None:
+def _packed(kept: PackedTensor | QuantizedTensor, device: torch.device) -> PackedWeight | None:
     """A stored matrix on the device; None: the kernels cannot read it."""
     if isinstance(kept, Fp8Tensor):
         return Fp8Weight(kept.values.to(device), kept.scales.to(device).contiguous(), kept.in_blocks)
@@ -209,7 +214,7 @@ def rounded_to_4_bits(weight: Tensor) -> GroupedWeight | None:
     return GroupedWeight(_pairs(codes, size), scales.T.contiguous().half(), None, None)
 
 
-def load_matrix(head: Head, name: str, ends: TargetEnds, quantization: str) -> Matrix:
+def load_matrix(head: Head, name: str, ends: TargetMatrices, quantization: str) -> Matrix:
     """Read a head's tensor: matrices that are stored in 8 bits stay so, others are rounded with "fp8"."""
     is_matrix = name.endswith(("_proj.weight", "fc.weight", "lm_head.weight"))
     kept = head.packed(name) if is_matrix and quantization != "none" else None

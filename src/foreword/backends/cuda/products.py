@@ -99,7 +99,7 @@ class Products:
         return depth // parts
 
     def splits(self, weight: Matrix) -> bool:
-        """Whether products with these weights may come in parts."""
+        """Return whether products with these weights may be sums of parts."""
         return self.part_depth(weight) < weight.shape[1]
 
     def parts(self, input_rows: Rows | Tensor, weight: Matrix) -> Tensor:

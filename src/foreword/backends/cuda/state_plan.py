@@ -1,4 +1,4 @@
-"""What the recurrent layers of a pass read and write, as arrays for the kernels; equal for all layers."""
+"""Arrays of the states and ring rows that recurrent layers read and write in a pass; equal for all layers."""
 
 from dataclasses import dataclass
 

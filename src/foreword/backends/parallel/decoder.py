@@ -26,7 +26,7 @@ from foreword.backends.parallel.workers import RankFault, Workers
 from foreword.backends.support import require_supported
 from foreword.backends.torch.head_factory import TorchHeads
 from foreword.backends.torch.kv_store import TorchKvStore
-from foreword.backends.torch.weights import load_ends
+from foreword.backends.torch.weights import load_outer_matrices
 from foreword.backends.weight_loader import WeightLoader
 from foreword.errors import CheckpointError, RequestError
 from foreword.kv.chunks import NO_STATES, StateSizes
@@ -48,7 +48,6 @@ class ParallelKvStore(TorchKvStore):
         weakref.finalize(self, workers.forget, number)
 
     def move(self, copies: Tensor) -> None:
-        """Copy rows at all ranks."""
         if len(copies):
             self._workers.run(MoveRows(self.number), lambda: self.own.move(copies), packed_moves(copies))
 
@@ -75,12 +74,10 @@ class TensorParallelDecoder:
 
     @property
     def weight_bytes(self) -> int:
-        """Total over all ranks."""
         return self._own.weight_bytes * self.workers.size
 
     @property
     def layer_bytes(self) -> int:
-        """Total over all ranks."""
         return self._own.layer_bytes * self.workers.size
 
     def with_layers(self, layers: Sequence[int]) -> "TensorParallelDecoder":
@@ -101,7 +98,7 @@ class TensorParallelDecoder:
     def heads(self) -> "ParallelHeads":
         """Factory of heads on the first rank, which has the whole embedding and output matrix for them."""
         loader = WeightLoader(self._whole, self._own.weights.dtype, self.device)
-        ends = load_ends(loader, self._whole.config)
+        ends = load_outer_matrices(loader, self._whole.config)
         return ParallelHeads(self.config, ends, bucketed=self.device.type == "cuda")
 
     def set_adapter(self, slot: int, adapter: Lora | None) -> None:
@@ -114,11 +111,9 @@ class TensorParallelDecoder:
         self.workers.run(order, lambda: self._own.set_adapter(slot, shares[0]), payloads)
 
     def sizes_to_prepare(self, requests: int, length: int, rows: int) -> Sequence[DecodeSize]:
-        """Nothing is captured."""
         return ()
 
     def kv_rows(self) -> RowSpec:
-        """Return the KV rows of a token on each rank."""
         return self._own.kv_rows()
 
     def new_kv_store(
@@ -133,7 +128,6 @@ class TensorParallelDecoder:
         return ParallelKvStore(own, number, self.workers)
 
     def forward(self, batch: ForwardBatch, store: KvStore) -> ForwardOutput:
-        """Run one pass on all ranks."""
         if not isinstance(store, ParallelKvStore) or store.spec.decoder != self._own.kv_rows():
             raise ValueError("the KV store was made for another decoder")
         check_taps(batch.taps, self.config.num_layers)
@@ -149,11 +143,9 @@ class TensorParallelDecoder:
         return self.workers.run(order, own, packed_batch(batch))
 
     def when_lost(self, callback: Callable[[str], None]) -> None:
-        """Call `callback`, in any thread, when a rank dies."""
         self.workers.when_lost(callback)
 
     def close(self) -> None:
-        """End the other ranks."""
         self.workers.close()
 
 
@@ -173,7 +165,6 @@ def _refusal(what: str) -> RequestError:
 def load_parallel(
     checkpoint: ModelFile, workers: Workers, dtype: torch.dtype, progress: Progress | None = None
 ) -> TensorParallelDecoder:
-    """Load each rank's share of a checkpoint concurrently."""
     require_supported(checkpoint.config, "torch")
     check_size(checkpoint.config, workers.size)
     number = workers.new_number()

@@ -28,7 +28,6 @@ class Planned(NamedTuple):
 
 
 def in_rank_order(parts: Sequence[Tensor]) -> Tensor:
-    """Return their sum in rank order, in float32."""
     total = parts[0].float()
     for part in parts[1:]:
         total = total + part.float()
@@ -45,15 +44,12 @@ class RankExchange:
         self._done = 0
 
     def begin(self) -> None:
-        """Start a pass."""
         self._done = 0
 
     def total(self, part: Tensor) -> Tensor:
-        """Return the sum of all parts, bit-identical on every rank."""
         return in_rank_order(self._gathered(part))
 
     def mean(self, part: Tensor) -> Tensor:
-        """Return the mean over the columns of all ranks."""
         return self.total(part.sum(-1, keepdim=True)) / (part.shape[-1] * self.size)
 
     def joined(self, part: Tensor) -> Tensor:

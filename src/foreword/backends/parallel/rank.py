@@ -33,11 +33,11 @@ class RankStack(TorchStack):
         super().__init__(config, weights, bucketed, exchange)
         self.exchange = exchange
         self.vocab_size = vocab_size
-        self._first_word = exchange.rank * config.vocab_size
+        self._first_token = exchange.rank * config.vocab_size
 
     def _embedded(self, token_ids: Tensor) -> Tensor:
         """Embed the rank's own tokens; others are zero, to be summed over ranks."""
-        own = token_ids - self._first_word
+        own = token_ids - self._first_token
         is_own = (own >= 0) & (own < self.config.vocab_size)
         known = embedding(own.clamp(0, self.config.vocab_size - 1), self.weights.embedding)
         return self.exchange.total(known.masked_fill(~is_own.unsqueeze(1), 0))
@@ -70,13 +70,12 @@ class RankDecoder(TorchDecoder):
             self._exchange.finish(self._planned(batch.arrays.sizes), self.device)
             raise
 
-    def miss(self, sizes: BatchSizes) -> None:
+    def skip_pass(self, sizes: BatchSizes) -> None:
         """Skip a pass that cannot start here, so that the other ranks can finish it."""
         self._exchange.begin()
         self._exchange.finish(self._planned(sizes), self.device)
 
     def _planned(self, sizes: BatchSizes) -> list[Planned]:
-        """Return the exchanges of a pass, in order."""
         rounded = self._stack.staging.rounded
         rows = rounded(sizes.rows)
         stream = Planned((rows, self.config.hidden_size), self.weights.dtype)
@@ -97,7 +96,6 @@ def load_rank(
     device: torch.device,
     progress: Progress | None = None,
 ) -> RankDecoder:
-    """Load a rank's share."""
     share = ShardCheckpoint(checkpoint, Shard(exchange.rank, exchange.size))
     weights = load_weights(share, dtype, device, progress)
     bucketed = device.type == "cuda"

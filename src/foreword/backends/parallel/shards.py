@@ -11,13 +11,13 @@ from torch.nn.functional import pad
 from foreword.errors import RequestError
 from foreword.models.adapters import Factors, Lora
 from foreword.models.config import LayerSpec, ModelConfig
-from foreword.models.formats.checkpoint import WHOLE, ModelFile, QuantizedTensor, TensorPart, stretches
+from foreword.models.formats.checkpoint import WHOLE, ModelFile, QuantizedTensor, TensorPart, row_pieces
 from foreword.models.layer_shapes import expected_shapes
 from foreword.models.tokenization.tokenizer import Tokenizer
 
 MOST_RANKS = 64
 
-_BY_WORD = ("model.embed_tokens.weight", "lm_head.weight")
+_BY_TOKEN = ("model.embed_tokens.weight", "lm_head.weight")
 """Matrices divided by vocabulary; the last shares are padded to equal size."""
 
 _ADDED_ONCE = (".o_proj.bias", ".down_proj.bias")
@@ -32,7 +32,6 @@ class Shard:
     size: int
 
     def config(self, whole: ModelConfig) -> ModelConfig:
-        """Return the configuration of this rank's narrower model."""
         known = {layer: self._layer(layer) for layer in dict.fromkeys(whole.layers)}
         return replace(
             whole,
@@ -53,12 +52,12 @@ class Shard:
             mlp=replace(mlp, intermediate_size=mlp.intermediate_size // self.size, experts=experts),
         )
 
-    def stretch(self, whole: int, own: int) -> tuple[int, int]:
+    def row_range(self, whole: int, own: int) -> tuple[int, int]:
         """Return this rank's range of rows or columns; ranks may share a KV head."""
         begin = self.rank * whole // self.size // own * own
         return begin, begin + own
 
-    def words(self, whole: int) -> tuple[int, int]:
+    def token_range(self, whole: int) -> tuple[int, int]:
         """Return this rank's range of the vocabulary; the last ranks may have fewer."""
         each = -(-whole // self.size)
         return min(self.rank * each, whole), min((self.rank + 1) * each, whole)
@@ -66,9 +65,9 @@ class Shard:
     def part(self, whole: tuple[int, ...], own: tuple[int, ...]) -> TensorPart:
         """Return this rank's part of a tensor, given the shapes of whole and share."""
         if whole[0] != own[0]:
-            return TensorPart(rows=self.stretch(whole[0], own[0]))
+            return TensorPart(rows=self.row_range(whole[0], own[0]))
         if whole[-1] != own[-1]:
-            return TensorPart(columns=self.stretch(whole[-1], own[-1]))
+            return TensorPart(columns=self.row_range(whole[-1], own[-1]))
         return WHOLE
 
 
@@ -76,15 +75,15 @@ def check_size(config: ModelConfig, size: int) -> None:
     """Raise `RequestError` if the model cannot be divided between this many ranks."""
     if not 1 <= size <= MOST_RANKS:
         raise RequestError(f"tensor_parallel_size must be in 1 .. {MOST_RANKS}, not {size}")
-    if odd := next(_what_does_not_fit(config, size), None):
-        fitting = [n for n in range(1, MOST_RANKS + 1) if next(_what_does_not_fit(config, n), None) is None]
+    if odd := next(_indivisible_sizes(config, size), None):
+        fitting = [n for n in range(1, MOST_RANKS + 1) if next(_indivisible_sizes(config, n), None) is None]
         raise RequestError(
             f"tensor_parallel_size {size} does not fit this {config.architecture} model: {odd}; "
             f"use {' or '.join(map(str, fitting))}"
         )
 
 
-def _what_does_not_fit(config: ModelConfig, size: int) -> Iterator[str]:
+def _indivisible_sizes(config: ModelConfig, size: int) -> Iterator[str]:
     for layer in dict.fromkeys(config.layers):
         attention, mlp = layer.attention, layer.mlp
         if layer.recurrent is not None and size > 1:
@@ -120,12 +119,11 @@ class ShardCheckpoint:
         return self._whole.tensor_names()
 
     def load(self, name: str, dtype: torch.dtype) -> Tensor:
-        """Load this rank's share of a tensor."""
         whole, own = self._shapes[name], self._own_shapes[name]
         if name.endswith(_ADDED_ONCE) and self._shard.rank:
             return torch.zeros(own, dtype=dtype)
-        if name in _BY_WORD:
-            begin, end = self._shard.words(whole[0])
+        if name in _BY_TOKEN:
+            begin, end = self._shard.token_range(whole[0])
             words = self._whole.load_part(name, dtype, TensorPart(rows=(begin, end)))
             return pad(words, (0, 0, 0, own[0] - (end - begin)))
         part = self._shard.part(whole, own)
@@ -133,10 +131,9 @@ class ShardCheckpoint:
 
     def pieces(self, name: str, dtype: torch.dtype, rows: int) -> Iterator[Tensor]:
         """Yield this rank's share in pieces of rows; it is read at once."""
-        yield from stretches(self.load(name, dtype), rows)
+        yield from row_pieces(self.load(name, dtype), rows)
 
     def quantized(self, name: str) -> QuantizedTensor | None:
-        """Return None: shares are loaded as floats."""
         return None
 
     def release(self) -> None:
@@ -150,7 +147,6 @@ class ShardCheckpoint:
 
 
 def adapter_share(adapter: Lora, config: ModelConfig, shard: Shard) -> Lora:
-    """Return a rank's share of an adapter."""
     shapes, own_shapes = expected_shapes(config), expected_shapes(shard.config(config))
     factors = {}
     for (layer, module), factor in adapter.factors.items():

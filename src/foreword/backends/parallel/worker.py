@@ -34,12 +34,12 @@ from foreword.backends.parallel.messages import (
     parsed_moves,
 )
 from foreword.backends.parallel.rank import RankDecoder, load_rank
-from foreword.backends.torch.decoder import hush_bfloat16
+from foreword.backends.torch.decoder import silence_bfloat16_warning
 from foreword.backends.torch.kv_store import TorchKvStore
 from foreword.errors import EngineStopped, ForewordError
 from foreword.models.formats.checkpoint import open_checkpoint
 
-_LOOK_SECONDS = 5.0
+_POLL_SECONDS = 5.0
 
 
 class Worker:
@@ -51,8 +51,7 @@ class Worker:
         self._decoders: dict[int, RankDecoder] = {}
         self._stores: dict[int, TorchKvStore] = {}
 
-    def obey(self, sent: SentOrder) -> None:
-        """Execute an order and reply."""
+    def execute(self, sent: SentOrder) -> None:
         for number in sent.released:
             self._decoders.pop(number, None)
             self._stores.pop(number, None)
@@ -96,7 +95,7 @@ class Worker:
             batch = replace(batch, drawn_before=drawn, adapters=tuple(order.adapters))
             store = self._stores[order.store]
         except BaseException:
-            decoder.miss(BatchSizes(*order.sizes))
+            decoder.skip_pass(BatchSizes(*order.sizes))
             raise
         decoder.forward(batch, store)
 
@@ -108,7 +107,7 @@ def serve(connection: Connection) -> None:
     while True:
         sent = SentOrder.receive(connection)
         try:
-            worker.obey(sent)
+            worker.execute(sent)
         except EngineStopped:
             return
         except Exception as error:
@@ -122,7 +121,7 @@ def _end_with_the_driver() -> None:
     """End this process when the driver is gone, also during a pass."""
     driver = os.getppid()
     while os.getppid() == driver:
-        readable, _, _ = select.select([sys.stdin], [], [], _LOOK_SECONDS)
+        readable, _, _ = select.select([sys.stdin], [], [], _POLL_SECONDS)
         if readable and not os.read(sys.stdin.fileno(), 1):
             break
     os._exit(0)
@@ -133,7 +132,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     threading.Thread(target=_end_with_the_driver, daemon=True).start()
-    hush_bfloat16()
+    silence_bfloat16_warning()
     connection: Connection = Connection(int(sys.argv[1]))
     with suppress(EOFError, OSError):  # the driver is gone
         serve(connection)

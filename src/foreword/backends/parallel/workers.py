@@ -42,8 +42,8 @@ class RankFault(RuntimeError):  # noqa: N818 - reads as what happened
 
 
 @dataclass
-class _Life:
-    """Whether orders can be sent to the ranks."""
+class _Liveness:
+    """Return whether orders can be sent to the ranks."""
 
     lost: str = ""  # reason, if they cannot
     closing: bool = False
@@ -51,7 +51,6 @@ class _Life:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def lose(self, reason: str) -> None:
-        """Record the first reason and notify the listeners."""
         with self.lock:
             if self.lost or self.closing:
                 return
@@ -68,7 +67,7 @@ class Workers:
         _check_devices(size, device)
         self.size = size
         self._device = device
-        self._life = _Life()
+        self._life = _Liveness()
         self._lock = threading.RLock()  # one order and its replies at a time
         self._numbers = itertools.count(1)
         self._released: deque[int] = deque()
@@ -104,7 +103,7 @@ class Workers:
     def _join_group(self) -> RankExchange:
         each = max(1, self._threads // self.size)
         rendezvous = str(Path(self._folder.name) / "rendezvous")
-        self._answers(0)
+        self._replies(0)
         orders = [
             JoinRanks(rank, self.size, _device_of(self._device, rank), each, rendezvous)
             for rank in range(1, self.size)
@@ -116,11 +115,9 @@ class Workers:
 
     @property
     def device(self) -> torch.device:
-        """Device of the first rank."""
         return torch.device(_device_of(self._device, 0))
 
     def new_number(self) -> int:
-        """Return a number for something that all ranks will create."""
         return next(self._numbers)
 
     def forget(self, number: int) -> None:
@@ -149,11 +146,11 @@ class Workers:
             try:
                 done = own()
             except EngineStopped as error:
-                raise self._broken(str(error)) from error
+                raise self._give_up(str(error)) from error
             except BaseException:
-                self._answers(number)
+                self._replies(number)
                 raise
-            if errors := self._answers(number):
+            if errors := self._replies(number):
                 raise RankFault(errors[0])
             return done
 
@@ -163,9 +160,9 @@ class Workers:
             for connection, order, payload in zip(self._connections, orders, payloads, strict=True):
                 SentOrder(number, order, released, payload).send(connection)
         except BaseException as error:  # some ranks may have received it
-            raise self._broken(f"an order could not be sent: {error}") from error
+            raise self._give_up(f"an order could not be sent: {error}") from error
 
-    def _answers(self, number: int) -> list[str]:
+    def _replies(self, number: int) -> list[str]:
         """Return the errors of the ranks; replies to interrupted orders are skipped."""
         errors = []
         for rank, connection in enumerate(self._connections, start=1):
@@ -173,7 +170,7 @@ class Workers:
                 while (answer := RankReply.receive(connection)).number != number:
                     pass
             except (EOFError, OSError, ValueError) as error:
-                raise self._broken(f"rank {rank} does not answer") from error
+                raise self._give_up(f"rank {rank} does not answer") from error
             if answer.error:
                 errors.append(f"rank {rank} of {self.size}: {answer.error}")
         return errors
@@ -182,15 +179,14 @@ class Workers:
         if self._life.lost or self._life.closing:
             raise EngineStopped(self._life.lost or "the ranks of this model were ended")
 
-    def _broken(self, otherwise: str) -> EngineStopped:
+    def _give_up(self, otherwise: str) -> EngineStopped:
         """Give up on the ranks, which are out of step or gone."""
-        self._life.lose(self._life.lost or _whose_end(self._processes) or otherwise)
+        self._life.lose(self._life.lost or _ended_rank(self._processes) or otherwise)
         for process in self._processes:
             process.kill()
         return EngineStopped(self._life.lost or otherwise)
 
     def close(self) -> None:
-        """End the workers."""
         self._end()
 
 
@@ -208,11 +204,11 @@ def _device_of(first: torch.device, rank: int) -> str:
     return "cpu" if first.type == "cpu" else f"cuda:{(first.index or 0) + rank}"
 
 
-def _watch(life: _Life, process: _Process, all_of_them: Sequence[_Process], device: str) -> None:
+def _watch(life: _Liveness, process: _Process, all_of_them: Sequence[_Process], device: str) -> None:
     process.wait()
     if life.closing or life.lost:
         return
-    reason = _whose_end(all_of_them)
+    reason = _ended_rank(all_of_them)
     if device == "cuda":
         # A GPU collective would wait forever, and its result must not be read as logits.
         logging.getLogger("foreword").critical("%s", reason)
@@ -220,7 +216,7 @@ def _watch(life: _Life, process: _Process, all_of_them: Sequence[_Process], devi
     life.lose(reason)
 
 
-def _whose_end(processes: Sequence[_Process]) -> str:
+def _ended_rank(processes: Sequence[_Process]) -> str:
     """Return which rank has ended; empty: none.
 
     Waits briefly, because a connection ends before its process. A rank that is left alone exits with code 0.
@@ -231,10 +227,10 @@ def _whose_end(processes: Sequence[_Process]) -> str:
             process.wait(_NOTICE_SECONDS)
             ended[rank] = process
     first = min(ended, key=lambda rank: (ended[rank].returncode == 0, rank), default=None)
-    return "" if first is None else _end_of(ended[first], first)
+    return "" if first is None else _describe_exit(ended[first], first)
 
 
-def _end_of(process: _Process, rank: int) -> str:
+def _describe_exit(process: _Process, rank: int) -> str:
     code = process.returncode
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"has ended with exit code {code}"
     return (
@@ -243,7 +239,7 @@ def _end_of(process: _Process, rank: int) -> str:
 
 
 def _end_all(
-    life: _Life,
+    life: _Liveness,
     processes: Sequence[_Process],
     connections: Sequence[Connection],
     folder: "tempfile.TemporaryDirectory[str]",

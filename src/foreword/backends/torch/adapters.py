@@ -49,7 +49,6 @@ def additions(batch: ForwardBatch, adapters: Mapping[int, Lora], device: torch.d
 
 
 def on_device(adapter: Lora, dtype: torch.dtype, device: torch.device) -> Lora:
-    """Return the adapter in a decoder's number format and device."""
     return Lora(
         {
             place: Factors(factors.down.to(device, dtype), factors.up.to(device, dtype))

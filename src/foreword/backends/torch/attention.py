@@ -16,11 +16,9 @@ class LayerRows(Protocol):
 
     def __getitem__(self, slots: Tensor, /) -> Tensor:
         """Return [..., kv heads, dim] for slots [...]."""
-        ...
 
     def __setitem__(self, slots: Tensor, rows: Tensor, /) -> None:
         """Write rows."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -112,7 +110,7 @@ def paged_attention(
         heads = queries[view.rows.clamp(max=num_rows - 1)].transpose(1, 2)  # [requests, heads, places, dim]
         rows = keys[view.slots].transpose(1, 2), values[view.slots].transpose(1, 2)  # [..., kv rows, dim]
         if softcap is not None or sinks is not None:
-            found = _spelled_out(heads, *rows, view.visible, scale, softcap, sinks)
+            found = _explicit_attention(heads, *rows, view.visible, scale, softcap, sinks)
             attended[view.rows] = found.transpose(1, 2)
             continue
         attended[view.rows] = scaled_dot_product_attention(
@@ -121,7 +119,7 @@ def paged_attention(
     return attended[:num_rows]
 
 
-def _spelled_out(
+def _explicit_attention(
     queries: Tensor,
     keys: Tensor,
     values: Tensor,

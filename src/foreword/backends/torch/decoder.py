@@ -29,7 +29,7 @@ from foreword.models.config import ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint
 
 
-def hush_bfloat16() -> None:
+def silence_bfloat16_warning() -> None:
     """Suppress torch's warning about a slower path on CPUs without bfloat16."""
     warnings.filterwarnings("ignore", message="mkldnn_matmul failed")
 
@@ -48,15 +48,12 @@ class DescribedDecoder(ABC, Generic[M_co]):
         return self.weights.device
 
     def with_layers(self, layers: Sequence[int]) -> Self:
-        """Return a decoder that runs only these layers, with shared weights."""
         return self.remade(self.config.with_layers(layers), self.weights.with_layers(layers))
 
     def beside(self, checkpoint: Checkpoint) -> Self:
-        """Return a decoder with another checkpoint's layers, and this one's embedding, head and final norm."""
         return self.remade(checkpoint.config, self.weights.beside(checkpoint))
 
     def followed_by(self, more: Checkpoint) -> Self:
-        """Return a decoder with this one's layers, then another checkpoint's layers and final norm."""
         return self.remade(self.config.followed_by(more.config), self.weights.followed_by(more))
 
     @abstractmethod
@@ -64,7 +61,6 @@ class DescribedDecoder(ABC, Generic[M_co]):
         """Return a decoder of the same kind with other layers."""
 
     def kv_rows(self) -> RowSpec:
-        """Return keys and values of all layers with attention, in the weights' dtype."""
         return self._kv_rows
 
 
@@ -93,7 +89,6 @@ class TorchDecoder(DescribedDecoder):
         self._places = config.places
 
     def set_adapter(self, slot: int, adapter: Lora | None) -> None:
-        """Set or (None) remove the adapter of a slot."""
         if adapter is None:
             self._adapters.pop(slot, None)
         else:
@@ -101,14 +96,12 @@ class TorchDecoder(DescribedDecoder):
 
     @property
     def heads(self) -> TorchHeads:
-        """Factory of heads in this decoder's number format."""
         return TorchHeads(self.config, self.weights, self._stack.bucketed)
 
     def remade(self, config: ModelConfig, weights: DecoderWeights) -> Self:
         return type(self)(config, weights, bucketed=self._stack.bucketed)
 
     def sizes_to_prepare(self, requests: int, length: int, rows: int) -> Sequence[DecodeSize]:
-        """Return nothing: torch passes need no preparation."""
         return ()
 
     def new_kv_store(
@@ -118,7 +111,6 @@ class TorchDecoder(DescribedDecoder):
         extra: Sequence[RowSpec] = (),
         states: StateSizes = NO_STATES,
     ) -> TorchKvStore:
-        """Allocate memory for this decoder's rows and states and the `extra` rows, on its device."""
         spec, recurrent = state_spec(self.config, self.weights.dtype.itemsize), None
         if spec is not None:
             recurrent = RecurrentStore(spec, states, self.weights.dtype, self.device)

@@ -8,7 +8,7 @@ from foreword.backends.batch import ForwardBatch
 from foreword.backends.interface import Chains, HeadCall, HeadInput, HeadOutput, KvStore, MedusaCall
 from foreword.backends.torch.adapters import Additions
 from foreword.backends.torch.attention import PagedKv
-from foreword.backends.torch.heads import HeadTensors, TargetEnds, TorchHead, seen_from
+from foreword.backends.torch.heads import HeadTensors, TargetMatrices, TorchHead, seen_from
 from foreword.backends.torch.kv_store import TorchKvStore
 from foreword.backends.torch.stack import TorchStack
 from foreword.backends.torch.weights import DecoderWeights
@@ -22,7 +22,7 @@ from foreword.models.heads.opening import Head
 class MedusaTensors:
     """Stacked tensors of Medusa heads, with the products that all runners share."""
 
-    def __init__(self, head: Head, ends: TargetEnds) -> None:
+    def __init__(self, head: Head, ends: TargetMatrices) -> None:
         self.spec = spec = head.spec
         self._ends = ends
 
@@ -124,12 +124,10 @@ class TorchHeads:
         self._bucketed = bucketed
 
     def head(self, head: Head, rows: str) -> TorchHead:
-        """Load a head with KV rows."""
-        return TorchHead(HeadTensors(head, TargetEnds.of(self._weights)), rows, self._bucketed)
+        return TorchHead(HeadTensors(head, TargetMatrices.of(self._weights)), rows, self._bucketed)
 
     def medusa(self, head: Head) -> TorchMedusa:
-        """Load Medusa's heads."""
-        return TorchMedusa(MedusaTensors(head, TargetEnds.of(self._weights)))
+        return TorchMedusa(MedusaTensors(head, TargetMatrices.of(self._weights)))
 
     def exit(self, more: Checkpoint, layer: int, rows: str) -> TorchExit | None:
         """Load an early exit; None for a target with latent attention or recurrent layers."""

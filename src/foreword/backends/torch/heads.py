@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ _LAYERS = "layers."
 
 
 @dataclass(frozen=True)
-class TargetEnds:
+class TargetMatrices:
     """A target's embedding and output matrix, with the head's device and dtype."""
 
     embed: Callable[[Tensor], Tensor]  # ids [rows] -> [rows, hidden]
@@ -36,16 +36,14 @@ class TargetEnds:
     dtype: torch.dtype
 
     @staticmethod
-    def of(weights: DecoderWeights[object]) -> "TargetEnds":
-        """Return those of a torch decoder."""
+    def of(weights: DecoderWeights[object]) -> "TargetMatrices":
         table = weights.embedding
-        return TargetEnds(
+        return TargetMatrices(
             lambda ids: embedding(ids, table), lambda x: linear(x, weights.head), table.device, table.dtype
         )
 
 
-def load_tensor(head: Head, name: str, ends: TargetEnds) -> Tensor:
-    """Load a tensor in the head's dtype to its device."""
+def load_tensor(head: Head, name: str, ends: TargetMatrices) -> Tensor:
     return head.load(name, ends.dtype).to(ends.device)
 
 
@@ -55,13 +53,13 @@ class HeadOps:
 
     norm: Callable[[Tensor, Tensor, float], Tensor] = rms_norm  # (rows, weight, eps)
     linear: Callable[[Any, Any, Tensor | None], Tensor] = linear  # (rows, weight, bias)
-    load: Callable[[Head, str, TargetEnds], Any] = load_tensor
+    load: Callable[[Head, str, TargetMatrices], Any] = load_tensor
 
 
 class HeadTensors:
     """A head's tensors by speculators' names, and its computation outside the layers."""
 
-    def __init__(self, head: Head, ends: TargetEnds, ops: HeadOps | None = None) -> None:
+    def __init__(self, head: Head, ends: TargetMatrices, ops: HeadOps | None = None) -> None:
         self.head, self.spec, self.ends = head, head.spec, ends
         self._ops = ops or HeadOps()
         # Matrices may be packed in a way that only the backend's products read.
@@ -72,7 +70,7 @@ class HeadTensors:
         self.frequencies = frequencies(head.spec.rope, head_dim).to(ends.device)
 
     def _is_read(self, name: str) -> bool:
-        """Whether runners read the tensor by name; special layers load their own."""
+        """Return whether runners read the tensor by name; special layers load their own."""
         is_drafters = name.startswith(CONFIDENCE) or name in (*TABLES, *DRAFTERS_OWN)
         return not is_drafters and (self.spec.is_plain or not name.startswith(_LAYERS))
 
@@ -115,7 +113,6 @@ class HeadTensors:
         return self.norm(features, "input_norm.weight")
 
     def context(self, features: Tensor) -> Tensor:
-        """Return the input of a DFlash head's keys and values, from the target's states."""
         return self.norm(self.linear(features, "fc"), "hidden_norm.weight")
 
     def outcome(self, last: Tensor) -> tuple[Tensor, Tensor]:
@@ -134,28 +131,10 @@ class HeadTensors:
         return self.linear(before.to(self.ends.dtype), MARKOV[1]).float()
 
 
-class HeadLayers(Protocol):
-    """The layers of a head."""
-
-    nbytes: int  # of weights that are not in the head's tensors
-
-    def turns(self, positions: Tensor) -> CosSin:
-        """Return cosines and sines of every row."""
-        ...
-
-    def run(self, stream: Tensor, read: Tensor, cos_sin: CosSin, kv: Sequence[PagedKv]) -> Tensor:
-        """Return the stream after all layers; the first attention reads `read`."""
-        ...
-
-    def keep(self, context: Tensor, cos_sin: CosSin, kv: Sequence[PagedKv]) -> None:
-        """Write keys and values of every layer from these rows."""
-        ...
-
-
 class PlainLayers:
     """Llama-style layers."""
 
-    nbytes = 0
+    nbytes = 0  # their weights are among the head's tensors
 
     def __init__(self, tensors: HeadTensors) -> None:
         self._tensors = tensors
@@ -165,6 +144,7 @@ class PlainLayers:
         return angles.cos().to(dtype), angles.sin().to(dtype)
 
     def run(self, stream: Tensor, read: Tensor, cos_sin: CosSin, kv: Sequence[PagedKv]) -> Tensor:
+        """Return the stream after all layers; the first attention reads `read`."""
         for index, rows in enumerate(kv):
             if index:
                 read = self._tensors.norm(stream, f"layers.{index}.input_layernorm.weight")
@@ -173,6 +153,7 @@ class PlainLayers:
         return stream
 
     def keep(self, context: Tensor, cos_sin: CosSin, kv: Sequence[PagedKv]) -> None:
+        """Write keys and values of every layer from these rows."""
         for index, rows in enumerate(kv):
             self._place(index, context, cos_sin, rows)
 
@@ -204,7 +185,7 @@ class _ModuleTensors:
     """The tensors of a module's layers, in a decoder's format."""
 
     head: Head
-    ends: TargetEnds
+    ends: TargetMatrices
 
     @property
     def hidden_size(self) -> int:
@@ -226,7 +207,7 @@ class _ModuleTensors:
 class ModuleLayers:
     """Layers of any family, run like a decoder's."""
 
-    def __init__(self, head: Head, ends: TargetEnds) -> None:
+    def __init__(self, head: Head, ends: TargetMatrices) -> None:
         spec, source = head.spec, _ModuleTensors(head, ends)
         loaded = [load_layer(source, layer, f"{_LAYERS}{index}.") for index, layer in enumerate(spec.layers)]
         self.nbytes = sum(layer.nbytes for layer in loaded)
@@ -259,7 +240,7 @@ class TorchHead:
         self.spec = tensors.spec
         self._tensors = tensors
         self._rows = rows
-        self._layers: HeadLayers = (
+        self._layers: PlainLayers | ModuleLayers = (
             PlainLayers(tensors) if tensors.spec.is_plain else ModuleLayers(tensors.head, tensors.ends)
         )
         self._staging = Staging(tensors.ends.device, bucketed)
@@ -277,7 +258,6 @@ class TorchHead:
         return self.forward(call.rows, call.store)
 
     def forward(self, wanted: HeadInput, store: KvStore) -> HeadOutput:
-        """Return logits and states of the wanted rows; context rows are only stored."""
         if not isinstance(store, TorchKvStore):
             raise ValueError("the KV store was made for another backend")
         staged = self._staging.stage(ForwardBatch.of(wanted.arrays), store.page_size, store.spare_slot)

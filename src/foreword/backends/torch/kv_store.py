@@ -42,11 +42,9 @@ class TorchKvStore:
 
     @property
     def bytes_per_row(self) -> int:
-        """Memory of one token's rows of all kinds."""
         return self.spec.bytes_per_row
 
     def arrays(self, name: str) -> tuple[Tensor, Tensor]:
-        """Keys and values of one kind."""
         return self._arrays[name]
 
     def move(self, copies: Tensor) -> None:

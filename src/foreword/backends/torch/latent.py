@@ -14,6 +14,9 @@ from foreword.backends.torch.weights import LatentWeights, LayerWeights
 from foreword.models.config import AttentionSpec, LatentSpec
 from foreword.models.rope import rotate
 
+Queries = tuple[Tensor, Tensor]
+"""[requests, places, heads, ...], the unrotated and the rotated dimensions of queries."""
+
 
 def latent_attention(
     spec: AttentionSpec, layer: LayerWeights, qkv: Tensor, cos_sin: tuple[Tensor, Tensor], kv: PagedKv
@@ -37,7 +40,7 @@ def latent_attention(
     attended = qkv.new_zeros((len(qkv) + 1, spec.num_heads, latent.value_dim))
     scale = spec.head_dim**-0.5 if spec.scale is None else spec.scale
     for view in kv.views:
-        form = absorbed if is_absorbed(latent, view.rows.shape[1]) else naive
+        form = absorbed if is_absorption_cheaper(latent, view.rows.shape[1]) else naive
         read = view.rows.clamp(max=len(qkv) - 1)
         attended[view.rows] = form(
             latent, weights, (plain[read], turned[read]), kv.keys[view.slots][:, :, 0], view, scale
@@ -45,22 +48,17 @@ def latent_attention(
     return attended[: len(qkv)].flatten(1)
 
 
-def is_absorbed(latent: LatentSpec, places: int) -> bool:
-    """Whether the absorbed form is less work for this many queries per request."""
+def is_absorption_cheaper(latent: LatentSpec, places: int) -> bool:
+    """Return whether the absorbed form is less work for this many queries per request."""
     expanding = latent.kv_rank * (latent.nope_dim + latent.value_dim)  # per KV row and head
     more = 2 * latent.kv_rank - latent.nope_dim - latent.value_dim  # per KV row, head and query
     return places * more <= expanding
 
 
 def absorbed(
-    latent: LatentSpec,
-    weights: LatentWeights,
-    queries: tuple[Tensor, Tensor],
-    rows: Tensor,
-    view: GroupView,
-    scale: float,
+    latent: LatentSpec, weights: LatentWeights, queries: Queries, rows: Tensor, view: GroupView, scale: float
 ) -> Tensor:
-    """queries [requests, places, heads, nope and rope dim], rows [requests, kv rows, row dim]."""
+    """Return attention in the space of the stored rows, [requests, kv rows, row dim]."""
     taken = torch.einsum("rphd,hdc->rhpc", queries[0], weights.keys)
     attended = scaled_dot_product_attention(
         torch.cat((taken, queries[1].transpose(1, 2)), dim=-1),  # [requests, heads, places, row dim]
@@ -74,14 +72,9 @@ def absorbed(
 
 
 def naive(
-    latent: LatentSpec,
-    weights: LatentWeights,
-    queries: tuple[Tensor, Tensor],
-    rows: Tensor,
-    view: GroupView,
-    scale: float,
+    latent: LatentSpec, weights: LatentWeights, queries: Queries, rows: Tensor, view: GroupView, scale: float
 ) -> Tensor:
-    """Attend over expanded keys and values of all heads."""
+    """Return attention over expanded keys and values of all heads."""
     compressed, turned = torch.split(rows, [latent.kv_rank, latent.rope_dim], dim=-1)
     keys = torch.einsum("rkc,hdc->rhkd", compressed, weights.keys)
     shared = turned.unsqueeze(1).expand(-1, keys.shape[1], -1, -1)

@@ -33,34 +33,21 @@ def recurrent_mixing(
 ) -> Tensor:
     """Return [rows, values] from all input projections, and store rows and states; 0 for padding rows."""
     mixed = projected.new_zeros((len(projected), spec.value_width))
-    for request in states.requests:
-        _run(spec, weights, projected, eps, mixed, states, request)
-    return mixed
-
-
-def _run(
-    spec: RecurrentSpec,
-    weights: RecurrentWeights,
-    projected: Tensor,
-    eps: float,
-    mixed: Tensor,
-    states: LayerStates,
-    request: RequestPass,
-) -> None:
-    """Compute one request's rows, chunk by chunk."""
     store, layer = states.store, states.layer
-    state = store.state(layer, request.read_state)
-    known = store.rows(layer, request.read_ring, request.segments[0].known)
-    for place, segment in enumerate(request.segments):
-        new, output = _segment_rows(spec, weights, projected[segment.rows], eps, state, known, segment)
-        mixed[segment.rows] = output
-        if place == len(request.segments) - 1:
-            store.write_rows(layer, request.write_ring, new)
-            return
-        state = folded(spec, state, known.joined(new))
-        if (slot := request.folds[place]) is not None:
-            store.write_state(layer, slot, state)
-        known = new.first(0)
+    for request in states.requests:
+        state = store.state(layer, request.read_state)
+        known = store.rows(layer, request.read_ring, request.segments[0].known)
+        for place, segment in enumerate(request.segments):
+            chunk = _Chunk(spec, weights, eps, state, known, segment)
+            new, mixed[segment.rows] = chunk.rows(projected[segment.rows])
+            if place == len(request.segments) - 1:
+                store.write_rows(layer, request.write_ring, new)
+                break
+            state = folded(spec, state, known.joined(new))
+            if (slot := request.folds[place]) is not None:
+                store.write_state(layer, slot, state)
+            known = new.first(0)
+    return mixed
 
 
 def folded(spec: RecurrentSpec, state: LayerState, rows: RowParts) -> LayerState:
@@ -74,119 +61,95 @@ def folded(spec: RecurrentSpec, state: LayerState, rows: RowParts) -> LayerState
     return LayerState(rows.decays[-1].exp()[:, None, None] * state.matrix + added, inputs)
 
 
-def _segment_rows(
-    spec: RecurrentSpec,
-    weights: RecurrentWeights,
-    projected: Tensor,
-    eps: float,
-    state: LayerState,
-    known: RowParts,
-    segment: Segment,
-) -> tuple[RowParts, Tensor]:
-    """Return the ring rows of new tokens and their outputs, [rows, values]."""
-    if spec.kind is Recurrence.NONE:
-        return _convolution_rows(spec, weights, projected, state, known, segment)
-    entering, gate, *rest = torch.split(
-        projected,
-        [spec.channels, spec.value_width, *[spec.heads] * (2 if spec.kind is Recurrence.DELTA else 1)],
-        dim=1,
-    )
-    convolved = silu(_convolved(weights, entering, state, known, segment)).float()
-    assert weights.decay is not None
-    assert weights.time_bias is not None
-    assert weights.norm is not None
-    steps = softplus(rest[-1].float() + weights.time_bias)
-    if spec.kind is Recurrence.SSM:
-        steps = steps.clamp(*spec.time_limits)
-    sums = segment.visible.float() @ (-weights.decay.exp() * steps)  # of log decays along each path
-    decays = sums if not segment.known else sums + known.decays[-1]
-    if spec.kind is Recurrence.DELTA:
-        q, k, v = _heads(
-            spec, torch.split(convolved, [spec.key_width, spec.key_width, spec.value_width], dim=1)
+@dataclass(frozen=True)
+class _Chunk:
+    """A chunk of one request during a pass: what its new rows read."""
+
+    spec: RecurrentSpec
+    weights: RecurrentWeights
+    eps: float
+    state: LayerState  # before the chunk
+    known: RowParts  # committed rows
+    segment: Segment  # new rows
+
+    def rows(self, projected: Tensor) -> tuple[RowParts, Tensor]:
+        """Return the ring rows of new tokens and their outputs, [rows, values]."""
+        spec, weights, known = self.spec, self.weights, self.known
+        if spec.kind is Recurrence.NONE:
+            return self._convolution_rows(projected)
+        widths = [
+            spec.channels,
+            spec.value_width,
+            *[spec.heads] * (2 if spec.kind is Recurrence.DELTA else 1),
+        ]
+        entering, gate, *rest = torch.split(projected, widths, dim=1)
+        convolved = silu(self._convolved(entering)).float()
+        assert weights.decay is not None
+        assert weights.time_bias is not None
+        assert weights.norm is not None
+        steps = softplus(rest[-1].float() + weights.time_bias)
+        if spec.kind is Recurrence.SSM:
+            steps = steps.clamp(*spec.time_limits)
+        sums = self.segment.visible.float() @ (-weights.decay.exp() * steps)  # of log decays along each path
+        decays = sums if not self.segment.known else sums + known.decays[-1]
+        if spec.kind is Recurrence.DELTA:
+            parts = torch.split(convolved, [spec.key_width, spec.key_width, spec.value_width], dim=1)
+            q, k, v = _heads(spec, parts)
+            q, k = _unit(q) * spec.key_dim**-0.5, _unit(k)
+            updates = self._delta_updates(k, v, rest[0].float().sigmoid(), decays)
+        else:
+            v, k, q = torch.split(convolved, [spec.value_width, spec.key_width, spec.key_width], dim=1)
+            q, k, v = _heads(spec, (q, k, v))
+            updates = v * steps.unsqueeze(-1)
+        new = RowParts(entering, k, updates, decays)
+        read = self._read(q, new, is_inclusive=True)
+        if weights.skip is not None:
+            read = read + weights.skip.unsqueeze(-1) * v
+        return new, _gated(spec, weights.norm, read, gate, self.eps)
+
+    def _convolution_rows(self, projected: Tensor) -> tuple[RowParts, Tensor]:
+        before, after, x = projected.chunk(3, dim=1)
+        entering = before * x
+        empty, count = self.known.keys.new_zeros, len(projected)
+        updates, decays = empty((count, 1, self.spec.value_dim)), empty((count, 1))
+        return RowParts(entering, empty((count, 0, 0)), updates, decays), after * self._convolved(entering)
+
+    def _convolved(self, entering: Tensor) -> Tensor:
+        """Return the convolution over each row's newest ancestors: [rows, channels]."""
+        rows = torch.cat((self.state.inputs, self.known.inputs, entering))
+        total = (rows[self.segment.window] * self.weights.conv.T).sum(dim=1)  # over [rows, kernel, channels]
+        return total if self.weights.conv_bias is None else total + self.weights.conv_bias
+
+    def _delta_updates(self, keys: Tensor, values: Tensor, strength: Tensor, decays: Tensor) -> Tensor:
+        """Return what every token adds to the state: its value less what its key finds there, times its strength.
+
+        A token's update depends on those of its ancestors: one triangular system per head.
+        """
+        nothing = RowParts(keys[:0], keys[:0], values[:0], decays)
+        found = self._read(keys, nothing, is_inclusive=False)
+        right = strength.unsqueeze(-1) * (values - found)  # [rows, heads, values]
+        among = _scores(self.spec, keys, keys, decays, decays, self.segment.visible)
+        system = among.tril(-1) * strength.T.unsqueeze(-1)
+        solved: Tensor = torch.linalg.solve_triangular(
+            system, right.transpose(0, 1), upper=False, unitriangular=True
         )
-        q, k = _unit(q) * spec.key_dim**-0.5, _unit(k)
-        updates = _delta_updates(spec, k, v, rest[0].float().sigmoid(), decays, state, known, segment)
-    else:
-        v, k, q = torch.split(convolved, [spec.value_width, spec.key_width, spec.key_width], dim=1)
-        q, k, v = _heads(spec, (q, k, v))
-        updates = v * steps.unsqueeze(-1)
-    rows = RowParts(entering, k, updates, decays)
-    read = _read(spec, q, rows, state, known, segment, is_inclusive=True)
-    if weights.skip is not None:
-        read = read + weights.skip.unsqueeze(-1) * v
-    return rows, _gated(spec, weights.norm, read, gate, eps)
+        return solved.transpose(0, 1)
 
+    def _read(self, queries: Tensor, new: RowParts, *, is_inclusive: bool) -> Tensor:
+        """Return what queries find in the state, the known rows and, if inclusive, the new ones.
 
-def _convolution_rows(
-    spec: RecurrentSpec,
-    weights: RecurrentWeights,
-    projected: Tensor,
-    state: LayerState,
-    known: RowParts,
-    segment: Segment,
-) -> tuple[RowParts, Tensor]:
-    before, after, x = projected.chunk(3, dim=1)
-    entering = before * x
-    empty = known.keys.new_zeros
-    count = len(projected)
-    rows = RowParts(entering, empty((count, 0, 0)), empty((count, 1, spec.value_dim)), empty((count, 1)))
-    return rows, after * _convolved(weights, entering, state, known, segment)
-
-
-def _convolved(
-    weights: RecurrentWeights, entering: Tensor, state: LayerState, known: RowParts, segment: Segment
-) -> Tensor:
-    """Return the convolution over each row's newest ancestors: [rows, channels]."""
-    inputs = torch.cat((state.inputs, known.inputs, entering))[segment.window]  # [rows, kernel, channels]
-    total = (inputs * weights.conv.T).sum(dim=1)
-    return total if weights.conv_bias is None else total + weights.conv_bias
-
-
-def _delta_updates(
-    spec: RecurrentSpec,
-    keys: Tensor,
-    values: Tensor,
-    strength: Tensor,
-    decays: Tensor,
-    state: LayerState,
-    known: RowParts,
-    segment: Segment,
-) -> Tensor:
-    """Return what every token adds to the state: its value less what its key finds there, times its strength.
-
-    A token's update depends on those of its ancestors: one triangular system per head.
-    """
-    nothing = RowParts(keys[:0], keys[:0], values[:0], decays[:0])
-    found = _read(spec, keys, nothing._replace(decays=decays), state, known, segment, is_inclusive=False)
-    right = strength.unsqueeze(-1) * (values - found)  # [rows, heads, values]
-    among = _scores(spec, keys, keys, decays, decays, segment.visible)
-    system = among.tril(-1) * strength.T.unsqueeze(-1)
-    solved: Tensor = torch.linalg.solve_triangular(
-        system, right.transpose(0, 1), upper=False, unitriangular=True
-    )
-    return solved.transpose(0, 1)
-
-
-def _read(
-    spec: RecurrentSpec,
-    queries: Tensor,
-    new: RowParts,
-    state: LayerState,
-    known: RowParts,
-    segment: Segment,
-    *,
-    is_inclusive: bool,
-) -> Tensor:
-    """Return what queries find in the state, the known rows and, if inclusive, the new ones: [rows, heads, values]."""
-    found = torch.einsum("thk,hkv->thv", _for_heads(queries, spec), state.matrix)
-    found = found * new.decays.exp().unsqueeze(-1)
-    everywhere = segment.visible.new_ones((len(queries), segment.known))
-    scores = _scores(spec, queries, known.keys, new.decays, known.decays, everywhere)
-    found = found + torch.einsum("hti,ihv->thv", scores, known.updates)
-    if is_inclusive:
-        scores = _scores(spec, queries, new.keys, new.decays, new.decays, segment.visible)
-        found = found + torch.einsum("hti,ihv->thv", scores, new.updates)
-    return found
+        The result is [rows, heads, values].
+        """
+        spec, known, visible = self.spec, self.known, self.segment.visible
+        found = torch.einsum("thk,hkv->thv", _for_heads(queries, spec), self.state.matrix)
+        found = found * new.decays.exp().unsqueeze(-1)
+        everywhere = visible.new_ones((len(queries), self.segment.known))
+        scores = _scores(spec, queries, known.keys, new.decays, known.decays, everywhere)
+        found = found + torch.einsum("hti,ihv->thv", scores, known.updates)
+        if is_inclusive:
+            scores = _scores(spec, queries, new.keys, new.decays, new.decays, visible)
+            found = found + torch.einsum("hti,ihv->thv", scores, new.updates)
+        return found
 
 
 def _scores(
@@ -206,7 +169,6 @@ def _for_heads(keys: Tensor, spec: RecurrentSpec) -> Tensor:
 
 
 def _heads(spec: RecurrentSpec, parts: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries, keys and values by head."""
     q, k, v = parts
     return (
         q.reshape(len(q), spec.key_heads, spec.key_dim),

@@ -14,7 +14,7 @@ from foreword.kv.spec import StateSpec
 
 
 class RowParts(NamedTuple):
-    """What a token keeps in its ring row; [rows, ...]."""
+    """Parts of ring rows, one row per token: [rows, ...]."""
 
     inputs: Tensor  # [channels], of the convolution
     keys: Tensor  # [key heads, key size]
@@ -22,7 +22,6 @@ class RowParts(NamedTuple):
     decays: Tensor  # float32 [heads], sum of the log decays since the chunk began
 
     def joined(self, more: "RowParts") -> "RowParts":
-        """Return these rows, then others."""
         return RowParts(*(torch.cat(pair) for pair in zip(self, more, strict=True)))
 
     def first(self, count: int) -> "RowParts":
@@ -97,7 +96,7 @@ class Segment:
     known: int  # committed rows of the chunk before them
     visible: Tensor  # bool [new rows, new rows], ancestors and the row itself
     window: (
-        Tensor  # int64 [new rows, kernel], indices into (state's inputs, known rows, new rows), oldest first
+        Tensor  # int64 [new rows, kernel], oldest first: indices into (state's inputs, known rows, new rows)
     )
 
 

@@ -31,17 +31,14 @@ class TorchStack:
         self._embedding_scale = None if config.embedding_scale == 1 else scale.to(weights.device)
 
     def turns(self, positions: Tensor) -> list[CosSin | None]:
-        """Return cosines and sines for every layer; None: the layer does not rotate."""
         return self._rotations.of(positions, self.weights.dtype)
 
     def views(self, staged: StagedBatch, store: TorchKvStore) -> dict[int | None, list[GroupView]]:
-        """Return the visible rows for each window size."""
         views = group_views(staged, store.page_size, store.empty_slot)
         windows = dict.fromkeys(layer.attention.window for layer in self.config.layers)
         return {window: windowed(views, window, store.empty_slot) for window in windows}
 
     def embed(self, token_ids: Tensor) -> Tensor:
-        """Return the stream before the first layer: [rows, hidden]."""
         stream = self._embedded(token_ids)
         return stream if self._embedding_scale is None else stream * self._embedding_scale
 
@@ -52,7 +49,6 @@ class TorchStack:
         return self.layers.norm(rows, self.weights.final_norm)
 
     def logits(self, last: Tensor) -> Tensor:
-        """Return float32 logits of rows after the final norm."""
         logits = linear(last, self.weights.head).float()
         if self.config.logit_scale != 1:
             logits = logits * self.config.logit_scale

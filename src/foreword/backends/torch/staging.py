@@ -52,7 +52,6 @@ def padded_pieces(batch: ForwardBatch, sizes: BatchSizes, spare_slot: int) -> li
 
 
 def as_batch(batch: ForwardBatch, arrays: Sequence[Tensor]) -> ForwardBatch:
-    """Return `batch` with its uploaded arrays."""
     padded: dict[str, Any] = {
         spec.name: words.view(torch.int64) if spec.words == 2 else words
         for spec, words in zip(BATCH_ARRAYS, arrays, strict=False)
@@ -87,7 +86,6 @@ class Staging:
         )
 
     def _groups(self, batch: ForwardBatch, page_size: int) -> list[tuple[list[int], int, int]]:
-        """Return (members, places, kv rows) of every group."""
         starts, kv_lens = batch.row_starts.tolist(), batch.kv_lens.tolist()
         by_places: dict[int, list[int]] = {}
         for request in range(len(kv_lens)):
@@ -104,5 +102,4 @@ class Staging:
         return groups
 
     def rounded(self, count: int) -> int:
-        """Return the padded size."""
         return 1 << (count - 1).bit_length() if self._bucketed and count else count

@@ -52,7 +52,6 @@ class Upload:
 
     @property
     def entries(self) -> int:
-        """Capacity in 32-bit numbers."""
         return len(self._on_device)
 
     def copy(self, pieces: Sequence[Piece]) -> list[Tensor]:
@@ -118,7 +117,6 @@ class _HostBlock:
         return views
 
     def mark_copied(self) -> None:
-        """Record that the copy was started."""
         if self._copied is not None:
             self._copied.record()
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic
+from typing import Any, Generic, NamedTuple
 
 import torch
 from torch import Tensor
@@ -87,7 +87,6 @@ class LayerWeights(Generic[M_co]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors."""
         parts = [self, *(part for part in (self.latent, self.experts, self.recurrent) if part is not None)]
         return sum(getattr(tensor, "nbytes", 0) for part in parts for tensor in vars(part).values())
 
@@ -111,25 +110,20 @@ class DecoderWeights(Generic[M_co]):
 
     @property
     def layer_bytes(self) -> int:
-        """Memory of the layers' weights."""
         return sum(layer.nbytes for layer in self.layers)
 
     @property
     def nbytes(self) -> int:
-        """Memory of all weights."""
         head = 0 if self.head is self.embedding else self.head.nbytes
         return self.layer_bytes + self.embedding.nbytes + head + self.final_norm.nbytes
 
     def with_layers(self, layers: Sequence[int]) -> "DecoderWeights[M_co]":
-        """Return these layers with the same embedding, head and final norm."""
         return replace(self, layers=tuple(self.layers[layer] for layer in layers))
 
     def beside(self, checkpoint: Checkpoint) -> "DecoderWeights[M_co | Tensor]":
-        """Return another checkpoint's layers with this one's embedding, head and final norm."""
         return load_weights(checkpoint, self.dtype, self.device, ends=self)
 
     def followed_by(self, more: Checkpoint) -> "DecoderWeights[M_co | Tensor]":
-        """Return these layers, then another checkpoint's layers and final norm."""
         final_norm = more.load(FINAL_NORM, self.dtype).to(self.device)
         layers = (*self.layers, *self.beside(more).layers)
         return DecoderWeights(self.embedding, layers, final_norm, self.head)
@@ -153,12 +147,12 @@ def weights_from(
     loader: LayerSource[M_co], config: ModelConfig, ends: DecoderWeights[object] | None = None
 ) -> DecoderWeights[M_co]:
     """Return a decoder's weights from any source of tensors."""
-    weights = load_ends(loader, config) if ends is None else ends
+    weights = load_outer_matrices(loader, config) if ends is None else ends
     layers = tuple(load_layer(loader, layer, f"model.layers.{i}.") for i, layer in enumerate(config.layers))
     return DecoderWeights(weights.embedding, layers, weights.final_norm, weights.head)
 
 
-def load_ends(loader: LayerSource[object], config: ModelConfig) -> DecoderWeights:
+def load_outer_matrices(loader: LayerSource[object], config: ModelConfig) -> DecoderWeights:
     """Load embedding, head and last norm, without layers."""
     embedding = loader.tensor("model.embed_tokens.weight")
     head = embedding if config.tied_embeddings else loader.tensor("lm_head.weight")
@@ -166,9 +160,8 @@ def load_ends(loader: LayerSource[object], config: ModelConfig) -> DecoderWeight
 
 
 def load_layer(loader: LayerSource[M_co], layer: LayerSpec, prefix: str) -> LayerWeights[M_co]:
-    """Load one layer whose tensor names begin with `prefix`."""
     attention, norms = layer.attention, norm_names(layer)
-    output, qkv = _output_name(layer), _qkv_names(layer)
+    mixing = _mixing_names(layer)
     shared = "mlp." if layer.mlp.experts is None else "mlp.shared_experts."
     gate_up: tuple[str, ...] = (f"{shared}gate_proj", f"{shared}up_proj")
     down = (f"{shared}down_proj",)
@@ -188,16 +181,15 @@ def load_layer(loader: LayerSource[M_co], layer: LayerSpec, prefix: str) -> Laye
     def bias(names: tuple[str, ...], wanted: bool) -> Tensor | None:
         return _stacked(loader, prefix, names, "bias") if wanted else None
 
-    query_norm, key_norm = _head_norms(layer)
     hidden = loader.hidden_size
     return LayerWeights(
         input_norm=norm(norms.before_attention),
-        qkv=matrix(qkv) if layer.mixes else loader.nothing(0, hidden),
-        qkv_bias=_qkv_bias(loader, layer, prefix),
-        query_norm=optional(query_norm),
-        key_norm=optional(key_norm),
-        output=matrix(output) if layer.mixes else loader.nothing(hidden, 0),
-        output_bias=bias(output, _has_output_bias(layer)),
+        qkv=matrix(mixing.inputs) if layer.mixes else loader.nothing(0, hidden),
+        qkv_bias=_input_bias(loader, layer, mixing, prefix) if layer.mixes and mixing.has_bias else None,
+        query_norm=optional(mixing.query_norm if layer.mixes else None),
+        key_norm=optional(mixing.key_norm if layer.mixes else None),
+        output=matrix(mixing.output) if layer.mixes else loader.nothing(hidden, 0),
+        output_bias=bias(mixing.output, layer.mixes and mixing.has_output_bias),
         mlp_norm=norm(norms.before_mlp),
         gate_up=matrix(gate_up) if has_mlp else loader.nothing(0, hidden),
         gate_up_bias=bias(gate_up, layer.mlp.bias and has_mlp),
@@ -213,48 +205,41 @@ def load_layer(loader: LayerSource[M_co], layer: LayerSpec, prefix: str) -> Laye
 
 
 def _stacked(loader: LayerSource[object], prefix: str, names: tuple[str, ...], kind: str) -> Tensor:
-    """Return several projections as one matrix."""
     return stacked([loader.tensor(f"{prefix}{name}.{kind}") for name in names])
 
 
-def _output_name(layer: LayerSpec) -> tuple[str]:
-    return ("self_attn.o_proj" if layer.recurrent is None else "linear_attn.out_proj",)
+class _MixingNames(NamedTuple):
+    """Names of the tensors with which a layer mixes positions, and which of them have biases."""
+
+    inputs: tuple[str, ...]  # projections of the layer's input
+    output: tuple[str]
+    has_bias: bool
+    has_output_bias: bool
+    query_norm: str | None = None  # of queries, or of their compressed form
+    key_norm: str | None = None
 
 
-def _has_output_bias(layer: LayerSpec) -> bool:
-    return layer.mixes and (layer.attention.output_bias if layer.recurrent is None else layer.recurrent.bias)
+def _mixing_names(layer: LayerSpec) -> _MixingNames:
+    attention, recurrent, latent = layer.attention, layer.recurrent, layer.attention.latent
+    if recurrent is not None:
+        inputs = tuple(f"linear_attn.{name}" for name in recurrent_inputs(recurrent))
+        return _MixingNames(inputs, ("linear_attn.out_proj",), recurrent.bias, recurrent.bias)
+    own = "self_attn."
+    output, biases = (f"{own}o_proj",), (attention.bias, attention.output_bias)
+    if latent is None:
+        norms = (f"{own}q_norm", f"{own}k_norm") if attention.qk_norm else (None, None)
+        return _MixingNames((f"{own}q_proj", f"{own}k_proj", f"{own}v_proj"), output, *biases, *norms)
+    rows, is_compressed = f"{own}kv_a_proj_with_mqa", latent.query_rank is not None
+    query, norm = ("q_a_proj", f"{own}q_a_layernorm") if is_compressed else ("q_proj", None)
+    return _MixingNames((own + query, rows), output, *biases, norm, f"{own}kv_a_layernorm")
 
 
-def _qkv_names(layer: LayerSpec) -> tuple[str, ...]:
-    attention = layer.attention
-    if layer.recurrent is not None:
-        return tuple(f"linear_attn.{name}" for name in recurrent_inputs(layer.recurrent))
-    if attention.latent is None:
-        return ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-    query = "q_proj" if attention.latent.query_rank is None else "q_a_proj"
-    return (f"self_attn.{query}", "self_attn.kv_a_proj_with_mqa")
-
-
-def _qkv_bias(loader: LayerSource[object], layer: LayerSpec, prefix: str) -> Tensor | None:
-    attention, recurrent = layer.attention, layer.recurrent
-    if not layer.mixes or not (attention.bias if recurrent is None else recurrent.bias):
-        return None
-    latent, names = attention.latent, _qkv_names(layer)
-    if latent is None or latent.query_rank is not None:
-        return _stacked(loader, prefix, names, "bias")
-    own = loader.tensor(f"{prefix}{names[1]}.bias")  # an uncompressed query has none
-    return torch.cat((own.new_zeros(attention.query_width), own))
-
-
-def _head_norms(layer: LayerSpec) -> tuple[str | None, str | None]:
-    """Return the names of query and key norms, or of the norms of their compressed forms."""
-    attention = layer.attention
-    if not layer.has_attention:
-        return None, None
-    if attention.latent is None:
-        return ("self_attn.q_norm", "self_attn.k_norm") if attention.qk_norm else (None, None)
-    query = None if attention.latent.query_rank is None else "self_attn.q_a_layernorm"
-    return query, "self_attn.kv_a_layernorm"
+def _input_bias(loader: LayerSource[object], layer: LayerSpec, names: _MixingNames, prefix: str) -> Tensor:
+    latent = layer.attention.latent
+    if layer.recurrent is not None or latent is None or latent.query_rank is not None:
+        return _stacked(loader, prefix, names.inputs, "bias")
+    own = loader.tensor(f"{prefix}{names.inputs[1]}.bias")  # an uncompressed query has none
+    return torch.cat((own.new_zeros(layer.attention.query_width), own))
 
 
 def _load_latent(loader: LayerSource[object], attention: AttentionSpec, prefix: str) -> LatentWeights:

@@ -32,7 +32,7 @@ from foreword.drafters.heads.loading import (
 from foreword.drafters.registry import DrafterResources, drawn_kind
 from foreword.drafters.trees import HeadTree
 from foreword.kv.states import States, stacked
-from foreword.models.heads.layouts.eagle import MASK_HIDDEN
+from foreword.models.heads.published import MASK_HIDDEN
 from foreword.speculation.draft import NO_DRAFT, Draft, mark_cold
 from foreword.speculation.drafting import Commit, DraftRequest, DraftTask, InFlight, RequestRows
 from foreword.speculation.layout import SequenceRows

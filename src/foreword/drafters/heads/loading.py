@@ -17,7 +17,7 @@ from foreword.errors import RequestError
 from foreword.kernels.placement import placement_of
 from foreword.kv.spec import RowSpec
 from foreword.models.heads.files import HeadFiles
-from foreword.models.heads.layouts.common import head_kind
+from foreword.models.heads.names import head_kind
 from foreword.models.heads.opening import Head, open_head, with_output, without_copies
 from foreword.models.heads.shipped import find_head
 from foreword.models.heads.spec import CONFIDENCE, DRAFTERS_OWN, HeadSpec

@@ -31,7 +31,7 @@ class DenseLayers(Enum):
 
 
 class Grouping(Enum):
-    """Whether experts are selected in groups."""
+    """Return whether experts are selected in groups."""
 
     NONE = auto()
     ALWAYS = auto()  # by `n_group` and `topk_group`

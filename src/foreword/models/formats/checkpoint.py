@@ -1,10 +1,12 @@
 """Interface of model files (config, tensors by name, tokenizer), and how they are opened."""
 
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -14,7 +16,7 @@ from torch import Tensor
 
 from foreword.errors import CheckpointError
 from foreword.models.config import AttentionSpec, ModelConfig
-from foreword.models.tokenization.tokenizer import Tokenizer
+from foreword.models.tokenization.tokenizer import Tokenizer, check_vocab
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,47 @@ class QuantizedTensor:
     shape: tuple[int, int]  # (out, in), in elements
 
 
+FP8_BLOCK = 128
+"""Block size (rows and columns per scale) that can be kept."""
+
+
+@dataclass(frozen=True)
+class Fp8Tensor:
+    """A matrix stored in FP8."""
+
+    values: Tensor  # e4m3 [out, in]
+    scales: Tensor  # float32 [out, 1]; in blocks, [out / FP8_BLOCK, in / FP8_BLOCK]
+    in_blocks: bool
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.values.shape)
+
+
+@dataclass(frozen=True)
+class GroupedTensor:
+    """A matrix stored as 4-bit codes, with a scale per group of columns."""
+
+    codes: Tensor  # uint8 [out, in]
+    scales: Tensor  # [out, groups]
+    zeros: Tensor | None  # uint8 [out, groups], the code of 0; None: 8, or float codes
+    order: Tensor | None = None  # int32 [in], column of the matrix for each column of codes; None: the same
+    floats: bool = False  # codes are 4-bit floats (E2M1), with scales halved
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.codes.shape)
+
+    def rows(self, read: Callable[[Tensor], Tensor]) -> "GroupedTensor":
+        """Return some of the rows, or all in another order."""
+        zeros = None if self.zeros is None else read(self.zeros)
+        return replace(self, codes=read(self.codes), scales=read(self.scales), zeros=zeros)
+
+
+PackedTensor = Fp8Tensor | GroupedTensor
+"""A matrix that stays packed."""
+
+
 class TensorPart(NamedTuple):
     """A range of a tensor's rows or columns; None: all."""
 
@@ -33,7 +76,6 @@ class TensorPart(NamedTuple):
     columns: tuple[int, int] | None = None
 
     def of(self, whole: Tensor) -> Tensor:
-        """Return this part of a tensor, as a view."""
         if self.rows is not None:
             whole = whole[slice(*self.rows)]
         return whole if self.columns is None else whole[:, slice(*self.columns)]
@@ -46,12 +88,10 @@ class Checkpoint(Protocol):
     """An opened model. Tensors have Hugging Face's names, layout and rotary order."""
 
     @property
-    def path(self) -> Path:
-        """The file or directory that was opened."""
+    def path(self) -> Path: ...
 
     @property
-    def config(self) -> ModelConfig:
-        """The decoder's shape."""
+    def config(self) -> ModelConfig: ...
 
     def tensor_names(self) -> frozenset[str]:
         """Return the names of all tensors; no lm_head.weight if the embeddings are tied."""
@@ -71,8 +111,7 @@ class Checkpoint(Protocol):
     def sampling_defaults(self) -> dict[str, float]:
         """Return recommended sampling parameters by the names of `SamplingParams`."""
 
-    def tokenizer(self) -> Tokenizer:
-        """Return the model's tokenizer, checked against its vocabulary."""
+    def tokenizer(self) -> Tokenizer: ...
 
 
 class ModelFile(Checkpoint, Protocol):
@@ -86,15 +125,44 @@ class ModelFile(Checkpoint, Protocol):
         """Load a part of a tensor (whole heads where rows are rotated), without keeping the rest in memory."""
 
 
-def stretches(whole: Tensor, rows: int) -> Iterator[Tensor]:
-    """Yield views of a tensor of at most `rows` rows each; a scalar is one row."""
+Location = TypeVar("Location")
+
+
+class LocatedTensors(ABC, Generic[Location]):
+    """Common part of checkpoints: the locations of tensors by canonical name, and a cached tokenizer."""
+
+    path: Path
+    config: ModelConfig
+    _places: dict[str, Location]
+
+    def tensor_names(self) -> frozenset[str]:
+        return frozenset(self._places)
+
+    def tokenizer(self) -> Tokenizer:
+        return self._tokenizer
+
+    @cached_property
+    def _tokenizer(self) -> Tokenizer:
+        tokenizer = self._read_tokenizer()
+        check_vocab(tokenizer, self.config)
+        return tokenizer
+
+    @abstractmethod
+    def _read_tokenizer(self) -> Tokenizer: ...
+
+    def _place(self, name: str) -> Location:
+        if name not in self._places:
+            raise missing_tensor(name, self.path)
+        return self._places[name]
+
+
+def row_pieces(whole: Tensor, rows: int) -> Iterator[Tensor]:
     whole = whole.reshape(-1) if whole.ndim == 0 else whole
     for start in range(0, len(whole), rows):
         yield whole[start : start + rows]
 
 
 def missing_tensor(name: str, path: Path) -> CheckpointError:
-    """Return the error for a missing tensor."""
     return CheckpointError(f"{path}: tensor {name} is missing; the model is incomplete, get it again")
 
 

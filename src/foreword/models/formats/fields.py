@@ -4,7 +4,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 from foreword.errors import CheckpointError
 from foreword.models.config import AttentionSpec, LayerSpec
@@ -29,20 +29,18 @@ class ConfigFields:
         return self.values.get(self.prefix + key)
 
     def count(self, key: str, default: int | None = None) -> int:
-        value = self._value(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= MAX_DIMENSION:
-            raise self.malformed(key, "a positive whole number")
-        return value
+        return self._integer(key, default, 1, "a positive whole number")
 
     def whole(self, key: str, default: int) -> int:
-        """Return a non-negative integer."""
+        return self._integer(key, default, 0, "a whole number")
+
+    def _integer(self, key: str, default: int | None, least: int, expected: str) -> int:
         value = self._value(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_DIMENSION:
-            raise self.malformed(key, "a whole number")
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MAX_DIMENSION:
+            raise self.malformed(key, expected)
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """Return a finite positive number."""
         value = self._value(key, default)
         if not is_positive_number(value):
             raise self.malformed(key, "a positive number")
@@ -65,14 +63,12 @@ class ConfigFields:
         return value
 
     def malformed(self, key: str, expected: str) -> CheckpointError:
-        """Return the error for a value of the wrong type."""
         shown = repr(self.get(key))[:60]
         return CheckpointError(
             f"{self.origin}: {self._spelled(key)} is {shown}, not {expected}; the file is damaged, get it again"
         )
 
     def unsupported(self, what: str) -> CheckpointError:
-        """Return the error for an unsupported model."""
         return CheckpointError(f"{self.origin}: {what} is not supported; use another model")
 
     def section(self, key: str) -> "ConfigFields | None":
@@ -94,11 +90,15 @@ class ConfigFields:
         return default
 
 
-def is_positive_number(value: object) -> bool:
-    """Whether the value is a positive number that fits a double; JSON integers are unbounded."""
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Return whether the value is a number that fits a double; JSON integers are unbounded."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    return 0 < value <= sys.float_info.max
+    return abs(value) <= sys.float_info.max
+
+
+def is_positive_number(value: object) -> bool:
+    return is_number(value) and value > 0
 
 
 def check_heads(attention: AttentionSpec, origin: str) -> AttentionSpec:
@@ -164,15 +164,9 @@ def sampling_values(values: Mapping[str, Any], names: Mapping[str, str], origin:
         value = values.get(key)
         if value is None:
             continue
-        if not _is_number(value):
+        if not is_number(value):
             shown = repr(value)[:60]
             raise CheckpointError(f"{origin}: {key} is {shown}, not a number; get the file again")
         # GGUF stores 32-bit floats: round 0.949999988 back to 0.95.
         found[name] = value if isinstance(value, int) else float(f"{value:.7g}")
     return found
-
-
-def _is_number(value: object) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return abs(value) <= sys.float_info.max  # JSON integers are unbounded

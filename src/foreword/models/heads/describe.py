@@ -6,13 +6,12 @@ from typing import Any
 
 from foreword.models.formats.hf.checkpoint import HfCheckpoint
 from foreword.models.heads.files import HeadFiles
-from foreword.models.heads.layouts.common import head_kind
+from foreword.models.heads.names import head_kind
 from foreword.models.heads.opening import Head, open_head
 from foreword.models.heads.spec import TABLES, HeadSpec, Join
 
 
 def describe_head(head: Head) -> dict[str, Any]:
-    """Return a description for people and JSON."""
     spec = head.spec
     return {
         "path": str(head.files.path),
@@ -61,7 +60,6 @@ def _layers(spec: HeadSpec) -> dict[str, Any]:
 
 
 def _borrowed(spec: HeadSpec) -> list[str]:
-    """Return what the target provides."""
     if spec.join is Join.NONE:
         return [] if spec.has("lm_heads.0.weight") else ["lm_head.weight"]
     return [name for name in ("embed_tokens.weight", "lm_head.weight") if not spec.has(name)]
@@ -111,7 +109,6 @@ def trained_kind(path: Path) -> str | None:
 
 
 def describe_trained(path: Path) -> dict[str, Any]:
-    """Return a description of these weights and their use, for people and JSON."""
     kind = trained_kind(path)
     if kind not in ("exit", "draft"):
         return describe_head(open_head(path))

@@ -12,12 +12,11 @@ from torch import Tensor
 from foreword.cancellation import check_cancelled
 from foreword.errors import CheckpointError
 from foreword.models.config import ModelConfig
-from foreword.models.formats.checkpoint import opened_safetensors, stretches
+from foreword.models.formats.checkpoint import PackedTensor, opened_safetensors, row_pieces
 from foreword.models.formats.fields import ConfigFields
 from foreword.models.formats.hf.checkpoint import read_json_object
 from foreword.models.formats.hf.packed import scheme_of, unpacked
-from foreword.models.formats.hf.packed_tensors import Kept
-from foreword.models.heads.layouts.common import (
+from foreword.models.heads.names import (
     OUR_NAMES,
     OURS,
     OUTPUT,
@@ -65,7 +64,6 @@ class HeadFiles:
 
     @property
     def fields(self) -> ConfigFields:
-        """The config with typed access."""
         return ConfigFields(self.config, str(self.path / "config.json"))
 
     @property
@@ -122,14 +120,14 @@ class HeadFiles:
         count = self._places[name].shape[0]
         scale = self._places.get(name + SCALE)
         if name + "_scale_inv" in self._places or (scale is not None and scale.shape[:1] != (count,)):
-            yield from stretches(self.load(name), rows)  # scales are not by row
+            yield from row_pieces(self.load(name), rows)  # scales are not by row
             return
         for begin in range(0, count, rows):
             view = copy(self)
             view._rows = slice(begin, min(begin + rows, count))
             yield view.load(name)
 
-    def kept(self, name: str) -> Kept | None:
+    def kept(self, name: str) -> PackedTensor | None:
         """Return a matrix of a quantised checkpoint as stored; None: it must be unpacked, or is not packed."""
         scheme = None if _is_ours(self.config.get("quantization_config")) else scheme_of(self.fields)
         names = [name + end for end in PARTS if name + end in self._places]
@@ -149,7 +147,6 @@ class HeadFiles:
         return found
 
     def stored(self, name: str) -> Tensor:
-        """Return a tensor as stored."""
         place = self._places[name]
         with opened_safetensors(place.file) as file:
             is_part = self._rows is not None and not name.endswith(SHAPE)
@@ -168,7 +165,6 @@ class HeadFiles:
         return view
 
     def stored_as(self, name: str) -> str:
-        """Return the tensor's name in its file."""
         return self._places[name].name
 
     @property
@@ -179,7 +175,6 @@ class HeadFiles:
         return 8 if any(map(self._is_part, self._places)) else 16
 
     def stored_names(self) -> list[str]:
-        """Return all tensors, including parts of rounded matrices."""
         return sorted(name for name in self._places if name + PACKED not in self._places)
 
     def _is_part(self, name: str) -> bool:
@@ -187,7 +182,6 @@ class HeadFiles:
 
 
 def _is_ours(section: object) -> TypeGuard[Mapping[str, object]]:
-    """Whether a quantization_config describes our own 8-bit heads."""
     return isinstance(section, Mapping) and section.get("quant_method", OURS) in OUR_NAMES
 
 
@@ -213,7 +207,6 @@ def _safetensors(path: Path) -> list[Path]:
 
 
 def pickled(path: Path) -> CheckpointError:
-    """Return the error for pickled weights, which can run code."""
     return CheckpointError(
         f"{path} holds pickled weights, which can run code and are never loaded; "
         f"`foreword head convert {path} OUT` writes safetensors"

@@ -1,6 +1,6 @@
 """Opens a head: reads its description, and drops copies of the target's matrices."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,15 +10,18 @@ from torch import Tensor
 
 from foreword.errors import CheckpointError
 from foreword.models.config import ModelConfig
-from foreword.models.formats.checkpoint import Checkpoint, QuantizedTensor, rotated_rows, stretches
+from foreword.models.formats.checkpoint import (
+    Checkpoint,
+    PackedTensor,
+    QuantizedTensor,
+    rotated_rows,
+    row_pieces,
+)
 from foreword.models.formats.gguf.checkpoint import dequantized
-from foreword.models.formats.hf.packed_tensors import Kept
 from foreword.models.heads.files import HeadFiles, PackedMatrix, draft_token_ids, fitted
-from foreword.models.heads.layouts.common import OUTPUT, head_kind
-from foreword.models.heads.layouts.dflash import read_dflash
-from foreword.models.heads.layouts.eagle import read_eagle, read_eagle3
-from foreword.models.heads.layouts.medusa import medusa_files, read_medusa
-from foreword.models.heads.layouts.mtp import mtp_files, read_mtp
+from foreword.models.heads.mtp import mtp_files, read_mtp
+from foreword.models.heads.names import OUTPUT, head_kind
+from foreword.models.heads.published import medusa_files, read_dflash, read_eagle, read_eagle3, read_medusa
 from foreword.models.heads.spec import HeadSpec, Join
 
 _EMBEDDING = "embed_tokens.weight"
@@ -45,7 +48,7 @@ class Head:
     spec: HeadSpec
     files: HeadFiles
     token_ids: Tensor | None  # int64 [draft vocabulary], the target's ids; None: identical
-    lender: Checkpoint | None = None  # the target, if it provides the output matrix
+    output_source: Checkpoint | None = None  # the target, if it provides the output matrix
 
     @property
     def acceptance_by_level(self) -> tuple[float, ...]:
@@ -56,9 +59,8 @@ class Head:
         return tuple(map(float, rates)) if is_right else ()
 
     def load(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Load a tensor in `dtype`."""
-        if name == OUTPUT and self.lender is not None:
-            return output_rows(self.lender, self.token_ids, dtype)
+        if name == OUTPUT and self.output_source is not None:
+            return output_rows(self.output_source, self.token_ids, dtype)
         if self.spec.norms_minus_one and name.endswith("norm.weight"):
             return (self.files.load(name) + 1).to(dtype)
         tensor = self.files.load(name, dtype)
@@ -75,28 +77,28 @@ class Head:
         if blocks is not None:
             for begin in range(0, len(blocks.data), rows):
                 yield dequantized(blocks.kind, blocks.data[begin : begin + rows], torch.float32)
-        elif (name == OUTPUT and self.lender is not None) or self._is_reordered(name):
-            yield from stretches(self.load(name), rows)
+        elif (name == OUTPUT and self.output_source is not None) or self._is_reordered(name):
+            yield from row_pieces(self.load(name), rows)
         else:
             yield from self.files.pieces(name, rows)
 
     def blocks(self, name: str) -> QuantizedTensor | None:
         """Return the target's rows of the head's vocabulary as stored; None if they are not the matrix, or floats."""
-        if name != OUTPUT or self.lender is None or self.token_ids is None:
+        if name != OUTPUT or self.output_source is None or self.token_ids is None:
             return None
-        stored = self.lender.quantized(_output_name(self.lender))
+        stored = self.output_source.quantized(_output_name(self.output_source))
         if stored is None:
             return None
         ids = self.token_ids.numpy()
         rows = np.empty((len(ids), stored.data.shape[1]), np.uint8)
         for part in np.array_split(np.argsort(ids), -(-len(ids) // _GATHERED_ROWS)):
             rows[part] = stored.data[ids[part]]
-            self.lender.release()
+            self.output_source.release()
         return QuantizedTensor(stored.kind, rows, (len(rows), stored.shape[1]))
 
-    def kept(self, name: str) -> Kept | None:
+    def kept(self, name: str) -> PackedTensor | None:
         """Return a matrix of a quantised checkpoint as stored; None if it must be unpacked."""
-        is_own = not self._is_reordered(name) and (name != OUTPUT or self.lender is None)
+        is_own = not self._is_reordered(name) and (name != OUTPUT or self.output_source is None)
         return self.files.kept(name) if is_own else None
 
     def _is_reordered(self, name: str) -> bool:
@@ -106,13 +108,7 @@ class Head:
         """Return a matrix in 8 bits as stored; None if it must be unpacked."""
         return None if self._is_reordered(name) else self.files.packed(name)
 
-    def without(self, names: Sequence[str]) -> "Head":
-        """Return the head without these tensors, which the target provides."""
-        shapes = {name: shape for name, shape in self.spec.shapes.items() if name not in names}
-        return replace(self, spec=replace(self.spec, shapes=shapes))
-
     def fitted(self, target: ModelConfig) -> "Head":
-        """Return the head for this target; raise `CheckpointError` if it does not fit."""
         return replace(self, spec=fitted(self.spec, target, str(self.files.path)))
 
 
@@ -135,9 +131,9 @@ def open_head(path: Path, kind: str | None = None) -> Head:
 
 
 def without_copies(head: Head, target: Checkpoint) -> Head:
-    """Return the head without copies of the target's embedding and output matrix."""
     copies = [name for name in (_EMBEDDING, OUTPUT) if head.spec.has(name) and _is_copy(head, name, target)]
-    return head.without(copies) if copies else head
+    shapes = {name: shape for name, shape in head.spec.shapes.items() if name not in copies}
+    return replace(head, spec=replace(head.spec, shapes=shapes)) if copies else head
 
 
 def _is_copy(head: Head, name: str, target: Checkpoint) -> bool:
@@ -156,7 +152,7 @@ def with_output(head: Head, target: Checkpoint) -> Head:
     if head.token_ids is None or head.spec.join is Join.NONE or head.spec.has(OUTPUT):
         return head
     shapes = {**head.spec.shapes, OUTPUT: (len(head.token_ids), head.spec.hidden_size)}
-    return replace(head, spec=replace(head.spec, shapes=shapes), lender=target)
+    return replace(head, spec=replace(head.spec, shapes=shapes), output_source=target)
 
 
 def _output_name(target: Checkpoint) -> str:

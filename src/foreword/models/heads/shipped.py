@@ -37,11 +37,10 @@ class ShippedHead:
 
     @property
     def target(self) -> Mapping[str, Any]:
-        """Contents of target.json."""
         return _read(self.path / "target.json")
 
     def fits(self, checkpoint: "Checkpoint", tokenizer: "Tokenizer") -> bool:
-        """Whether the head was trained for this model."""
+        """Return whether the head was trained for this model."""
         target = self.target
         if target["shape"] != _shape(checkpoint.config) or target["tokens"] != some_tokens(tokenizer):
             return False
@@ -50,18 +49,15 @@ class ShippedHead:
 
 @cache
 def shipped_heads() -> tuple[ShippedHead, ...]:
-    """Return all heads in the package."""
     paths = sorted(path.parent for path in HEADS.glob("*/target.json"))
     return tuple(ShippedHead(path.name, path, _read(path / "target.json")["method"]) for path in paths)
 
 
 def find_head(checkpoint: "Checkpoint", tokenizer: "Tokenizer") -> ShippedHead | None:
-    """Return the head trained for this model; None if there is none."""
     return next((head for head in shipped_heads() if head.fits(checkpoint, tokenizer)), None)
 
 
 def head_named(name: str) -> Path | None:
-    """Return a shipped head's path by name; None if unknown."""
     return next((head.path for head in shipped_heads() if head.name == name), None)
 
 

@@ -65,12 +65,11 @@ class HeadSpec:
 
     @property
     def feature_width(self) -> int:
-        """Width of the target's features per token."""
         return self.num_taps * self.target_hidden_size
 
     @property
     def is_plain(self) -> bool:
-        """Whether its layers are llama-style."""
+        """Return whether its layers are llama-style."""
         turned_alike = self.rope.rotary_dim is None and self.rope.magnitude == 1
         return turned_alike and all(
             layer.mlp.experts is None and layer.attention.latent is None and not layer.attention.gated
@@ -78,5 +77,4 @@ class HeadSpec:
         )
 
     def has(self, name: str) -> bool:
-        """Whether the head has its own tensor of this name."""
         return name in self.shapes

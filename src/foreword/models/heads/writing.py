@@ -14,8 +14,7 @@ from torch import Tensor
 from foreword.errors import CheckpointError, RequestError
 from foreword.models.config import ModelConfig
 from foreword.models.heads.files import PICKLES
-from foreword.models.heads.layouts.common import IDS, OURS, PACKED, PARTS, SCALE, SHAPE
-from foreword.models.heads.layouts.eagle import section
+from foreword.models.heads.names import IDS, OURS, PACKED, PARTS, SCALE, SHAPE
 from foreword.models.heads.opening import Head, open_head
 
 _OUTER_KEYS = frozenset(
@@ -78,7 +77,7 @@ def speculators_config(head: Head) -> dict[str, Any]:
         return given | {"vocab_size": spec.vocab_size, "medusa_fc_bias": spec.has("blocks.0.layers.0.bias")}
     if spec.kind != "eagle3":
         return given
-    inner = section(head.files.fields, "transformer_layer_config")
+    inner = head.files.fields.section("transformer_layer_config")
     layer = dict(inner.values) if inner else {k: v for k, v in given.items() if k not in _OUTER_KEYS}
     config: dict[str, Any] = {
         "architectures": ["Eagle3Speculator"],
@@ -135,7 +134,6 @@ def rounded_parts(name: str, matrix: Tensor, bits: int) -> dict[str, Tensor]:
 
 
 def rounding_settings(bits: int) -> dict[str, Any]:
-    """Return the `quantization_config` of a rounded head."""
     if bits == 8:
         return {"quant_method": OURS, "bits": 8, "group_size": GROUP}
     weights = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": GROUP}
@@ -185,7 +183,6 @@ def convert_head(path: Path, out: Path) -> int:
 
 
 def _pickles(path: Path) -> list[Path]:
-    """Return the pickled files of a head without safetensors."""
     if path.is_file():
         return [path] if any(path.match(pattern) for pattern in PICKLES) else []
     if any(path.glob("*.safetensors")):

@@ -22,11 +22,9 @@ class BuiltinModel:
 
     @property
     def path(self) -> Path:
-        """Path of the model file in the cache."""
         return cache_directory() / "models" / self.name / self.file.name
 
     def is_present(self) -> bool:
-        """Whether a file of the right size is cached; `pull` verifies the checksum."""
         try:
             return self.path.stat().st_size == self.file.bytes
         except OSError:
@@ -129,7 +127,6 @@ def cache_directory() -> Path:
 
 
 def list_models() -> list[ModelEntry]:
-    """Return all built-in models, fetched or not."""
     return [
         ModelEntry(model.name, model.path, model.file.bytes, model.is_present(), model.description)
         for model in BUILTIN_MODELS
@@ -137,7 +134,6 @@ def list_models() -> list[ModelEntry]:
 
 
 def find_builtin(name: str) -> BuiltinModel | None:
-    """Return the built-in model of that name."""
     return next((model for model in BUILTIN_MODELS if model.name == name), None)
 
 
@@ -152,8 +148,4 @@ def pull(name: str, progress: StageProgress | None = None) -> Path:
     if model is None:
         known = ", ".join(model.name for model in BUILTIN_MODELS)
         raise ModelSourceError(f"there is no built-in model {name!r}; built in: {known}")
-    return fetch(model.file, model.path, progress or _silent)
-
-
-def _silent(stage: str, done: int, total: int) -> None:
-    """Report nothing."""
+    return fetch(model.file, model.path, progress or (lambda *_: None))

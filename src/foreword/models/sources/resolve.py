@@ -10,7 +10,7 @@ from pathlib import Path
 from foreword.errors import ModelSourceError
 from foreword.models.heads.shipped import head_named, shipped_heads
 from foreword.models.sources.builtin import BUILTIN_MODELS, ModelEntry, find_builtin, pull
-from foreword.models.sources.pip_download import advice, disk_fault
+from foreword.models.sources.fetching import advice, disk_fault, file_digest
 from foreword.progress import StageProgress
 
 _WEIGHTS = (".safetensors", ".gguf")
@@ -33,14 +33,9 @@ def cached_models(directory: Path | None = None) -> list[ModelEntry]:
         names = [file.file_name for file in newest.files]
         if any(name.endswith(_WEIGHTS) for name in names):
             what = "hub, GGUF" if any(name.endswith(".gguf") for name in names) else "hub, safetensors"
+            path = Path(newest.snapshot_path)
             entries.append(
-                ModelEntry(
-                    repository.repo_id,
-                    Path(newest.snapshot_path),
-                    newest.size_on_disk,
-                    True,
-                    f"from the {what}",
-                )
+                ModelEntry(repository.repo_id, path, newest.size_on_disk, True, f"from the {what}")
             )
     return sorted(entries, key=lambda entry: entry.name)
 
@@ -181,7 +176,6 @@ def _cache_fault(repository: str, fault: OSError) -> ModelSourceError:
     )
 
 
-_CHUNK = 2**20
 _CHECKSUM = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
@@ -200,11 +194,6 @@ def _is_intact(link: Path, progress: StageProgress) -> bool:
         return True  # not a link of the library
     if not stored.exists():
         return False
-    size, done = stored.stat().st_size, 0
+    size = stored.stat().st_size
     digest = hashlib.sha256() if len(stored.name) == 64 else hashlib.sha1(b"blob %d\0" % size)
-    with stored.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-            done += len(chunk)
-            progress(f"verifying {link.name}", done, size)
-    return digest.hexdigest() == stored.name
+    return file_digest(stored, digest, f"verifying {link.name}", progress) == stored.name

@@ -41,7 +41,6 @@ class ChatTemplate:
 
     @property
     def takes_tools(self) -> bool:
-        """Return whether the template supports tools."""
         return re.search(r"\btools\b", self.source) is not None
 
     def render(

@@ -50,5 +50,4 @@ class IncrementalDetokenizer:
         return self._partial, self._at_start
 
     def go_back(self, state: DetokenizerState) -> None:
-        """Return to an earlier state."""
         self._partial, self._at_start = state

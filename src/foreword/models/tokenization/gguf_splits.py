@@ -77,7 +77,6 @@ def _deepseek_llm() -> tuple[str, ...]:
 
 
 def _splits() -> dict[str, list[pre_tokenizers.PreTokenizer]]:
-    """Return the split before merging, by the value of tokenizer.ggml.pre."""
     classic = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     digits = [pre_tokenizers.Digits(individual_digits=True), classic]
     three, one = _cut_by(_THREE_DIGITS), _cut_by(_ONE_DIGIT)

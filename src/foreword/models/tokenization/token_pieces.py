@@ -28,7 +28,6 @@ def byte_alphabet() -> dict[str, int]:
 
 
 def byte_level_decoder() -> PieceDecoder:
-    """Return the decoder of byte-level vocabularies (GPT-2 and derivatives)."""
     alphabet = byte_alphabet()
 
     def decode(piece: str) -> bytes:

@@ -38,52 +38,35 @@ class Tokenizer:
     """A model's tokenizer. Names of control tokens in a text stay text unless `parse_special`."""
 
     def __init__(self, parts: TokenizerParts) -> None:
-        self._parts = parts
+        self.eos_ids, self.bos_id = parts.eos_ids, parts.bos_id
+        self.strips_leading_space = parts.strips_leading_space
+        self._template, self._decode_piece = parts.template, parts.decode_piece
         self._backend = parts.backend
         self._backend.no_truncation()
         self._backend.no_padding()
         self.fill = fill_tokens(self._backend, parts.fill, parts.fill_ends)  # None: not supported
         added = self._backend.get_added_tokens_decoder()
         self._plain_added = {i: token.content.encode() for i, token in added.items() if not token.special}
-        self._control = {token.content: i for i, token in added.items() if token.special and token.content}
-        self._control_ids = frozenset(i for i, token in added.items() if token.special)
+        # Tokens that no text spells, by name.
+        control = {i: token.content for i, token in added.items() if token.special}
+        self.control_tokens: Mapping[str, int] = {name: i for i, name in control.items() if name}
+        self._control_ids = frozenset(control)
         largest = max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1)
         self.vocab_size = largest + 1 - parts.padding
         self._pieces: dict[int, bytes] = {}
         self._backend.encode_special_tokens = True  # names of control tokens in a text are text
         self._stand_ins = self._add_stand_ins(added)
-        self._control_pattern = _any_of(self._control)
-        self._real_ids = {number: self._control[name] for name, (_, number) in self._stand_ins.items()}
-
-    @property
-    def eos_ids(self) -> frozenset[int]:
-        """Tokens that end an answer."""
-        return self._parts.eos_ids
-
-    @property
-    def bos_id(self) -> int | None:
-        """The token that starts a text, if the model has one."""
-        return self._parts.bos_id
+        self._control_pattern = _any_of(self.control_tokens)
+        self._real_ids = {number: self.control_tokens[name] for name, (_, number) in self._stand_ins.items()}
 
     @property
     def chat_template(self) -> str | None:
         """The template's source; None if the model has no chat format."""
-        return self._parts.template.source if self._parts.template else None
+        return self._template.source if self._template else None
 
     @property
     def takes_tools(self) -> bool:
-        """Whether the chat template supports tools."""
-        return self._parts.template is not None and self._parts.template.takes_tools
-
-    @property
-    def control_tokens(self) -> Mapping[str, int]:
-        """Tokens that no text spells, by name."""
-        return self._control
-
-    @property
-    def strips_leading_space(self) -> bool:
-        """Whether a decoded text loses one space at its start."""
-        return self._parts.strips_leading_space
+        return self._template is not None and self._template.takes_tools
 
     def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = False) -> list[int]:
         """Return the token ids of a text; `add_special_tokens` adds those that the model was trained with.
@@ -115,11 +98,11 @@ class Tokenizer:
         With `continue_final_message` they end with the last message's text. `tools` and `variables` are passed to the
         template.
 
-        Before rendering, the first character of every control token's name inside the messages is replaced by a private
-        one that occurs nowhere else, so that the template sees contents of the same length and shape. Names that remain
-        in the rendering are the template's.
+        Before rendering, the first character of every control token's name inside the messages is replaced. The
+        replacement is a private character that occurs nowhere else: the template sees contents of the same length.
+        Names that remain in the rendering are the template's.
         """
-        template = self._parts.template
+        template = self._template
         if template is None:
             raise TokenizerError("the model has no chat template; send raw text (--raw, raw=True)")
         given = [messages, tools or [], variables or {}]
@@ -180,14 +163,14 @@ class Tokenizer:
         return json.dumps(value, ensure_ascii=False)
 
     def has_token(self, token_id: int) -> bool:
-        """Whether the vocabulary has this id; a model's embedding may be padded beyond it."""
+        """Return whether the vocabulary has this id; a model's embedding may be padded beyond it."""
         return 0 <= token_id < self.vocab_size and self._backend.id_to_token(token_id) is not None
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of token ids; invalid bytes become U+FFFD."""
         joined = b"".join(self.token_bytes(i, skip_special_tokens=skip_special_tokens) for i in ids)
-        if self.strips_leading_space and joined.startswith(b" "):
-            joined = joined[1:]
+        if self.strips_leading_space:
+            joined = joined.removeprefix(b" ")
         return joined.decode("utf-8", errors="replace")
 
     def token_bytes(self, token_id: int, *, skip_special_tokens: bool = True) -> bytes:
@@ -215,19 +198,21 @@ class Tokenizer:
         entry = self._backend.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
         if entry is None:
             return b""
-        return entry.encode("utf-8") if token_id in self._control_ids else self._parts.decode_piece(entry)
+        return entry.encode("utf-8") if token_id in self._control_ids else self._decode_piece(entry)
 
     def _add_stand_ins(self, added: Mapping[int, tokenizers.AddedToken]) -> dict[str, tuple[str, int]]:
         """Register a secret name for every control token; return name -> (secret, its id)."""
         nonce = "".join(chr(secrets.choice(_SECRET_CHARACTERS)) for _ in range(12))
-        secret_names = {name: f"{nonce}{number:06d}{nonce}" for number, name in enumerate(self._control)}
+        secret_names = {
+            name: f"{nonce}{number:06d}{nonce}" for number, name in enumerate(self.control_tokens)
+        }
         self._backend.add_tokens(
             [
                 tokenizers.AddedToken(
                     secret,
-                    single_word=added[self._control[name]].single_word,
-                    lstrip=added[self._control[name]].lstrip,
-                    rstrip=added[self._control[name]].rstrip,
+                    single_word=added[self.control_tokens[name]].single_word,
+                    lstrip=added[self.control_tokens[name]].lstrip,
+                    rstrip=added[self.control_tokens[name]].rstrip,
                     normalized=False,
                     special=False,
                 )
@@ -239,8 +224,7 @@ class Tokenizer:
 
     @property
     def _first_characters(self) -> list[str]:
-        """Return the first characters of control tokens' names."""
-        return sorted({name[0] for name in self._control})
+        return sorted({name[0] for name in self.control_tokens})
 
     def _private_characters(self, given: object, template: str) -> list[str]:
         """Return private characters that no text here contains, one more than there are first characters."""

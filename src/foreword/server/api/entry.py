@@ -21,7 +21,7 @@ from foreword.server.api.sampling_types import SamplingFields, StrictBody
 from foreword.server.context import ServerContext
 from foreword.server.errors import ApiError
 from foreword.server.middleware import ApiCaller, caller_of
-from foreword.structured.params import FORM_PARAM
+from foreword.structured.params import FORMAT_PARAM
 from foreword.wire.supervisor import EngineState
 
 
@@ -60,7 +60,7 @@ async def new_request(
 def blamed(error: RequestError, body: SamplingFields) -> ApiError:
     """Return the API error with the field at fault; for a response format, the field that the client used."""
     message, field = str(error), error.param
-    if field == FORM_PARAM and (given := body.form_field()) is not None:
+    if field == FORMAT_PARAM and (given := body.form_field()) is not None:
         return ApiError(400, f"{given}: {message.removeprefix('structured outputs: ')}", param=given)
     return ApiError(400, message, param=field if field in type(body).model_fields else None)
 

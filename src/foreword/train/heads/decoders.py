@@ -18,7 +18,7 @@ from foreword.errors import RequestError
 from foreword.models.config import FrequencyFactors, LayerSpec, ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint
 from foreword.models.layer_shapes import expected_shapes
-from foreword.models.rope import inverse_frequencies
+from foreword.models.rope import frequencies
 from foreword.train.heads.config_files import hf_settings, tokenizer_files
 from foreword.train.heads.learner import (
     HeadVocabulary,
@@ -58,7 +58,7 @@ class LayerStack(Learner):
 
         self.matrices = parameters_by_name({n: torch.zeros(shapes[n]) for n in filter(is_matrix, shapes)})
         self.vectors = parameters_by_name({n: torch.zeros(shapes[n]) for n in filterfalse(is_matrix, shapes)})
-        self._frequencies = inverse_frequencies(config).to(target.device)
+        self._frequencies = frequencies(config.rope, config.layer.attention.head_dim).to(target.device)
         self._halves = LayerHalves(compiled=compiled)
 
     def _learns(self, name: str) -> bool:

@@ -11,7 +11,7 @@ from torch.nn.functional import embedding, linear, silu
 from foreword.backends.torch.norms import rms_norm
 from foreword.models.config import ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint
-from foreword.models.heads.layouts.common import OUTPUT
+from foreword.models.heads.names import OUTPUT
 from foreword.models.heads.writing import layer_config
 from foreword.models.rope import rotate
 from foreword.train.heads.config_files import speculators_config

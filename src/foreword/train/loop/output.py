@@ -16,7 +16,7 @@ from foreword.errors import RequestError
 from foreword.models.formats.checkpoint import Checkpoint
 from foreword.models.formats.hf.packed import unpack_words
 from foreword.models.heads.files import expanded
-from foreword.models.heads.layouts.common import OUTPUT, PACKED, SCALE, SHAPE
+from foreword.models.heads.names import OUTPUT, PACKED, SCALE, SHAPE
 from foreword.models.heads.opening import output_rows
 from foreword.models.heads.writing import GROUP, ROUNDED_BITS, rounded_parts
 from foreword.train.files import (

@@ -12,7 +12,7 @@ from foreword.backends.torch.norms import rms_norm
 from foreword.backends.torch.weights import DecoderWeights, load_weights
 from foreword.models.config import AttentionSpec, ModelConfig, RopeSpec
 from foreword.models.formats.checkpoint import Checkpoint
-from foreword.models.rope import frequencies, inverse_frequencies
+from foreword.models.rope import frequencies
 from foreword.train.passes.attention import Spans, causal_attention
 from foreword.train.passes.layers import Sizes, after_attention, before_attention, rotation_of
 from foreword.train.passes.packing import PackedBatch
@@ -36,7 +36,9 @@ class FrozenTarget:
         self.config = config
         self.weights = weights
         self.attention: AttentionSpec = require_supported(config, "training").attention
-        self._frequencies = inverse_frequencies(config).to(weights.embedding.device)
+        self._frequencies = frequencies(config.rope, config.layer.attention.head_dim).to(
+            weights.embedding.device
+        )
         plain = RopeSpec(config.rope.theta)
         self._plain_frequencies = frequencies(plain, self.attention.head_dim).to(weights.embedding.device)
         self._layers = [layer.plain for layer in weights.layers]

@@ -10,8 +10,7 @@ from torch import Tensor
 from foreword.backends.torch import experts as reference
 from foreword.backends.torch.weights import ExpertWeights
 from foreword.models.config import ExpertsSpec, GroupScore, MlpSpec, Scores
-from foreword.models.formats.checkpoint import QuantizedTensor
-from foreword.models.formats.hf.packed_tensors import GroupedTensor
+from foreword.models.formats.checkpoint import GroupedTensor, QuantizedTensor
 from helpers.cuda import KERNEL_DEVICE, comparable_numbers, has_gpu, needs_triton
 
 pytestmark = needs_triton

@@ -224,7 +224,7 @@ def test_matrices_of_heads_are_packed_as_stored_or_rounded(tmp_path: Path):
     from foreword.backends.cuda.kernels.grouped import GroupedWeight
     from foreword.backends.cuda.packing import load_matrix
     from foreword.backends.cuda.products import Products
-    from foreword.backends.torch.heads import TargetEnds
+    from foreword.backends.torch.heads import TargetMatrices
     from foreword.models.heads.opening import open_head
     from foreword.models.heads.writing import quantize_head
     from helpers.tiny_heads import TinyHead
@@ -232,7 +232,7 @@ def test_matrices_of_heads_are_packed_as_stored_or_rounded(tmp_path: Path):
     TinyHead(360).eagle3().save(tmp_path / "plain")
     quantize_head(open_head(tmp_path / "plain"), tmp_path / "stored")
     plain, stored = (open_head(tmp_path / name) for name in ("plain", "stored"))
-    ends = TargetEnds(lambda ids: ids, lambda rows: rows, KERNEL_DEVICE, torch.float32)
+    ends = TargetMatrices(lambda ids: ids, lambda rows: rows, KERNEL_DEVICE, torch.float32)
     name = "layers.0.mlp.gate_proj.weight"
     kept = load_matrix(stored, name, ends, "auto")
     assert isinstance(kept, GroupedWeight) and kept.group == 64

@@ -5,7 +5,7 @@ from torch.nn.functional import silu
 
 from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.models.heads.files import HeadFiles
-from foreword.models.heads.layouts.common import head_kind
+from foreword.models.heads.names import head_kind
 from foreword.train.heads.learner import Learner
 from foreword.train.heads.medusa import MedusaRecipe
 from foreword.train.loop.output import write_output

@@ -83,10 +83,10 @@ def _expand(
 def add_factors(
     x: Tensor, y: Tensor, slots: Tensor, table: Tensor, place: tuple[int, int], widths: Sequence[int]
 ) -> Tensor:
-    """Add to y [rows, N], in place, what the adapters of the rows make of x [rows, K].
+    """Add the output of the rows' adapters for x [rows, K] to y [rows, N], in place.
 
-    `slots` int32 [rows], 0: none; `table` int64 [slots, layers, modules, FIELDS]; `place` is the layer and the first of
-    the modules that stand side by side in y, so many columns of it each.
+    `slots` int32 [rows], 0: none; `table` int64 [slots, layers, modules, FIELDS]. `place` is the layer and the first
+    module. The modules are side by side in y; `widths` are their columns.
     """
     (rows, depth), parts, room = x.shape, len(widths), MAX_RANK
     layers, modules = table.shape[1], table.shape[2]

@@ -53,7 +53,7 @@ class ChainPlaces(NamedTuple):
 
     @staticmethod
     def empty(levels: int, room: int, device: torch.device) -> "ChainPlaces":
-        """Memory for so many requests."""
+        """Return memory for `room` requests."""
         small = torch.zeros((2, levels, room), dtype=torch.int32, device=device)
         keys = torch.zeros((levels, room), dtype=torch.int64, device=device)
         return ChainPlaces(torch.zeros(room, dtype=torch.int32, device=device), keys, small[0], small[1])
@@ -124,7 +124,7 @@ class Level(NamedTuple):
 
     @staticmethod
     def empty(room: int, half: int, device: torch.device) -> "Level":
-        """Memory for so many requests."""
+        """Return memory for `room` requests."""
 
         def zeros(dtype: torch.dtype, *more: int) -> Tensor:
             return torch.zeros((room, *more), dtype=dtype, device=device)

@@ -21,7 +21,7 @@ CHANNELS_AT_ONCE = 512
 
 
 class Inputs(NamedTuple):
-    """Where the inputs of one layer's convolution are read and kept."""
+    """Memory and indices of the inputs of one layer's convolution."""
 
     windows: Tensor  # int32 [rows, kernel - 1], oldest first: a row of this pass, or -1 - index below
     ring_to: Tensor  # int32 [rows], ring row to write; -1: none

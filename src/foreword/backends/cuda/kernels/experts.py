@@ -1,7 +1,7 @@
 """Matrix products of experts with their routed rows; the weights of an expert are read once per pass.
 
-Sums go over K in order, as in `linear`. The outputs of a row's experts are parts in order of rank, and are added to the
-stream in this order, so a row has the same bits in any batch.
+Sums go over K in order, as in `linear`. The outputs of a row's experts are added to the stream in order of rank. So a
+row has the same bits in any batch.
 """
 
 from dataclasses import replace
@@ -155,7 +155,7 @@ Experts = Tensor | PackedExperts
 def expert_gate_up(
     x: Tensor, weights: ExpertWeights[Experts], blocks: ExpertBlocks, mlp: MlpSpec, out: Tensor, tile: Tile
 ) -> Tensor:
-    """What is between the two products of experts that `mlp` describes, for x [rows, K]: out [pairs, size] in order."""
+    """Return the input of the experts' second product for x [rows, K]: `out` [pairs, size], pairs in order."""
     spec, bias = mlp.experts, weights.gate_up_bias
     assert spec is not None
     tile = _expert_tile(tile, x, weights.gate_up)
@@ -193,7 +193,7 @@ def expert_down(
 
 
 def _arrays(matrices: Experts) -> tuple[Tensor, Tensor]:
-    """What a kernel reads; there are no exponents of plain numbers."""
+    """Return the arrays that a kernel reads; plain numbers have no exponents."""
     if isinstance(matrices, PackedExperts):
         return matrices.codes, matrices.exponents
     return matrices, matrices

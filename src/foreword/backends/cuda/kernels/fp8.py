@@ -1,7 +1,7 @@
 """Matrix products with weights and inputs in 8-bit floats (e4m3).
 
-Both are rounded with a scale: weights for every row of the matrix or for every block of 128 x 128, inputs for every row
-or for every 128 entries of it. Sums go over K as in `linear`, so that a row has the same bits in every tile.
+Both are rounded with a scale. Weights have one per row of the matrix or per block of 128 x 128. Inputs have one per row
+or per 128 entries of it. Sums go over K as in `linear`, so that a row has the same bits in every tile.
 """
 
 from dataclasses import dataclass
@@ -265,7 +265,7 @@ def fp8_linear(
 
 
 def _can_copy(x: Fp8Rows, weight: Fp8Weight) -> bool:
-    """Whether the tensor memory accelerator (TMA) can load these."""
+    """Return whether the tensor memory accelerator (TMA) can load these."""
     if x.values.is_cuda and torch.cuda.get_device_capability(x.values.device) < (9, 0):
         return False
     starts = x.values.data_ptr() | weight.values.data_ptr() | x.values.shape[1]

@@ -1,7 +1,7 @@
 """Recurrences with a state: the gated delta rule and Mamba-2.
 
-A row is computed from the state before its chunk and from the stored rows of its ancestors in the chunk, which stand
-in the lane of their position. A tile has the lanes of one block of 16 positions. Its sums are in a fixed order: the
+A row is computed from the state before its chunk and from the stored rows of its ancestors in the chunk. Each ancestor
+is in the lane of its position. A tile has the lanes of one block of 16 positions. Its sums are in a fixed order: the
 state, one product with 16 lanes for every earlier block, then its own block. So a row has the same bits in prompts,
 decoding, chains and trees. One program computes all rows of a request, for one head and some of its values.
 """

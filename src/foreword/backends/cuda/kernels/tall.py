@@ -86,7 +86,7 @@ def tall_linear(
 
 
 def can_be_tall(x: Tensor, weight: Tensor, tile: TallTile, part_depth: int) -> bool:
-    """Whether the tensor memory accelerator can load these, and parts end where loads do."""
+    """Return whether the tensor memory accelerator can load these, and parts are whole loads."""
     depth = x.shape[1]
     return (
         x.is_cuda

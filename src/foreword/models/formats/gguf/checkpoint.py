@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -20,18 +20,18 @@ from foreword.kernels.native import native_status
 from foreword.models.architectures.architecture import TOP_TENSORS, GgufNames
 from foreword.models.config import ModelConfig
 from foreword.models.formats.checkpoint import (
+    LocatedTensors,
     QuantizedTensor,
     TensorPart,
-    missing_tensor,
     rotated_rows,
-    stretches,
+    row_pieces,
 )
 from foreword.models.formats.fields import GGUF_KEYS, ConfigFields, sampling_values
 from foreword.models.formats.gguf.config import ROPE_TENSORS, gguf_config, gguf_family, module_layers
 from foreword.models.formats.gguf.file import GgufFile, GgufTensor
 from foreword.models.formats.gguf.tokenizer import TOKENIZER_PREFIX, gguf_tokenizer
 from foreword.models.layer_shapes import expected_shapes
-from foreword.models.tokenization.tokenizer import Tokenizer, check_vocab
+from foreword.models.tokenization.tokenizer import Tokenizer
 
 _LAYER = re.compile(r"blk\.(0|[1-9]\d{0,8})\.")
 _LAYER_TENSOR = re.compile(r"blk\.(0|[1-9]\d{0,8})\.(\w+(?:\.\w+)?)\.(weight|bias)")
@@ -46,7 +46,7 @@ _KEYS, _VALUES, _BOTH = (f"self_attn.{name}_proj.weight" for name in ("k_b", "v_
 
 
 @dataclass(frozen=True)
-class GgufPlace:
+class GgufLocation:
     """Location of a tensor."""
 
     stored: str
@@ -57,7 +57,6 @@ class GgufPlace:
 def tensor_parts(
     tensors: Mapping[str, GgufTensor], names: GgufNames, path: Path, skipped: Iterable[str]
 ) -> dict[str, list[str]]:
-    """Return stored name -> canonical names of its parts, in order."""
     ignored = set(skipped)
     return {
         stored: _parts(stored, tensor, names, path)
@@ -68,21 +67,20 @@ def tensor_parts(
 
 def places(
     parts: Mapping[str, list[str]], tensors: Mapping[str, GgufTensor], config: ModelConfig, path: Path
-) -> dict[str, GgufPlace]:
-    """Return the location of every tensor of the model."""
+) -> dict[str, GgufLocation]:
     shapes = expected_shapes(config)
     found = _latent_places(parts)
     for stored, held in parts.items():
         if held[0].endswith((_KEYS, _VALUES)):
             continue
         if len(held) == 1 and len(tensors[stored].shape) < 3:
-            found[held[0]] = GgufPlace(stored)
+            found[held[0]] = GgufLocation(stored)
             continue
         start = 0
         for name in held:
             shape = shapes.get(name, (0, 0))
             end = start + (shape[0] if len(shape) > 1 else 1)
-            found[name] = GgufPlace(stored, (start, end))
+            found[name] = GgufLocation(stored, (start, end))
             start = end
         if start != _rows(tensors[stored]):
             raise CheckpointError(
@@ -92,24 +90,23 @@ def places(
     return found
 
 
-def _latent_places(parts: Mapping[str, list[str]]) -> dict[str, GgufPlace]:
+def _latent_places(parts: Mapping[str, list[str]]) -> dict[str, GgufLocation]:
     """Return the locations of latent expansions that are stored in two parts."""
     single = {held[0]: stored for stored, held in parts.items()}
     layers = [name.removesuffix(_KEYS) for name in single if name.endswith(_KEYS)]
     return {
-        layer + _BOTH: GgufPlace(single[layer + _KEYS], values=single[layer + _VALUES])
+        layer + _BOTH: GgufLocation(single[layer + _KEYS], values=single[layer + _VALUES])
         for layer in layers
         if layer + _VALUES in single
     }
 
 
 def module_tensors(tensors: Iterable[str], layers: range) -> list[str]:
-    """Return the tensors of layers that are MTP modules."""
     return [name for name in tensors if (layer := _LAYER.match(name)) and int(layer[1]) in layers]
 
 
 def _canonical(name: str) -> str:
-    """Return a name without the suffix that GGUF adds to what is neither a matrix nor a bias."""
+    """Return a name without the suffix that GGUF adds to tensors that are neither matrices nor biases."""
     return name.replace("e_score_correction.bias", "e_score_correction_bias").replace(
         "self_attn.sinks.weight", "self_attn.sinks"
     )
@@ -182,7 +179,7 @@ def _floats(kind: str, rows: NDArray[np.uint8], columns: int) -> Tensor:
     return torch.from_numpy(np.array(dequantize(rows, GGMLQuantizationType[kind]), np.float32))
 
 
-class GgufCheckpoint:
+class GgufCheckpoint(LocatedTensors[GgufLocation]):
     """One GGUF model file."""
 
     def __init__(self, path: Path) -> None:
@@ -196,10 +193,6 @@ class GgufCheckpoint:
         self._rotated = rotated_rows(self.config.layers[0].attention) if names.interleaved else {}
         self._places = places(parts, self._file.tensors, self.config, path)
 
-    def tensor_names(self) -> frozenset[str]:
-        """Return the canonical tensor names."""
-        return frozenset(self._places)
-
     def weight_format(self) -> str:
         """Return the quantisation that the file's metadata names, such as Q4_K_M."""
         try:
@@ -209,7 +202,6 @@ class GgufCheckpoint:
         return named.name.removeprefix("ALL_").removeprefix("MOSTLY_")
 
     def load(self, name: str, dtype: torch.dtype) -> Tensor:
-        """Load the tensor, dequantised, in Hugging Face's layout."""
         place = self._place(name)
         tensor = self._file.tensors[place.stored]
         if place.values is not None:
@@ -223,7 +215,6 @@ class GgufCheckpoint:
         return loaded if is_matrix else loaded.reshape(tensor.shape)
 
     def load_part(self, name: str, dtype: torch.dtype, part: TensorPart) -> Tensor:
-        """Load a part; of matrices only the needed rows and blocks are read."""
         place = self._place(name)
         tensor = self._file.tensors[place.stored]
         if place.values is not None or len(tensor.shape) < 2 or name.endswith(".bias"):
@@ -240,11 +231,10 @@ class GgufCheckpoint:
         return loaded[:, begin - first * numbers : end - first * numbers].clone()
 
     def pieces(self, name: str, dtype: torch.dtype, rows: int) -> Iterator[Tensor]:
-        """Yield pieces of a matrix, dequantised on demand."""
         place = self._place(name)
         tensor = self._file.tensors[place.stored]
         if place.values is not None or (len(tensor.shape) != 2 and place.rows is None):
-            yield from stretches(self.load(name, dtype), rows)
+            yield from row_pieces(self.load(name, dtype), rows)
             return
         stored = self._rows(name)
         for start in range(0, len(stored), rows):
@@ -279,28 +269,15 @@ class GgufCheckpoint:
         return QuantizedTensor(tensor.kind, rows, (len(rows), tensor.shape[-1]))
 
     def release(self) -> None:
-        """Let the system reclaim mapped pages."""
         self._file.release()
 
     def sampling_defaults(self) -> dict[str, float]:
-        """Return those in the metadata."""
         return sampling_values(self._file.metadata, GGUF_KEYS, str(self.path))
 
-    def tokenizer(self) -> Tokenizer:
-        """Return the tokenizer in the metadata."""
-        return self._tokenizer
-
-    @cached_property
-    def _tokenizer(self) -> Tokenizer:
+    def _read_tokenizer(self) -> Tokenizer:
         tokenizer = gguf_tokenizer(self._file)
-        check_vocab(tokenizer, self.config)
         self._file.drop_arrays(TOKENIZER_PREFIX)
         return tokenizer
-
-    def _place(self, name: str) -> GgufPlace:
-        if name not in self._places:
-            raise missing_tensor(name, self.path)
-        return self._places[name]
 
     def _rows(self, name: str) -> NDArray[np.uint8]:
         """Return stored bytes [rows, bytes per row], rows of q and k in rotate-half order."""

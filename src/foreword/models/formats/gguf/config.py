@@ -76,7 +76,6 @@ _SWITCHES = {
 
 
 def gguf_family(file: GgufFile) -> tuple[Architecture, GgufNames]:
-    """Return a GGUF file's family and its GGUF names."""
     name = ConfigFields(file.metadata, str(file.path)).text("general.architecture")
     families = (gguf_family_named(name, scores) for scores in _scores(file, name))
     family = next((family for family in families if family is not None), None)
@@ -148,7 +147,6 @@ def _settings(file: GgufFile, fields: ConfigFields, family: Architecture, names:
 
 
 def _head_sizes(fields: ConfigFields, family: Architecture) -> dict[str, Any]:
-    """Return the sizes of a head's parts."""
     if family.is_latent:
         # Newer files also store the sizes of the latent rows, as if these were one head.
         key, value = "attention.key_length_mla", "attention.value_length_mla"

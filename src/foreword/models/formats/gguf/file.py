@@ -37,7 +37,6 @@ class GgufTensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the whole tensor."""
         return int(np.prod(self.shape[:-1], dtype=object)) * self.row_bytes
 
 
@@ -59,7 +58,6 @@ class GgufFile:
         return flat.reshape(-1, tensor.row_bytes)
 
     def release(self) -> None:
-        """Let the system reclaim mapped pages."""
         if hasattr(mmap, "MADV_DONTNEED"):
             self._bytes.madvise(mmap.MADV_DONTNEED)
 

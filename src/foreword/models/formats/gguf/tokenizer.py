@@ -1,6 +1,5 @@
 """Creates a tokenizer from GGUF metadata."""
 
-from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
@@ -37,32 +36,23 @@ _HARMONY_ENDS = ("<|return|>", "<|call|>")
 """The same of gpt-oss, whose answers go on after `<|end|>`: it ends a message of several."""
 
 
-@dataclass(frozen=True)
-class _Parts:
-    backend: tokenizers.Tokenizer  # without added tokens
-    decode_piece: PieceDecoder
-    strips_leading_space: bool
-    add_bos: bool  # default of the metadata
-
-
 def gguf_tokenizer(file: GgufFile) -> Tokenizer:
-    """Return the tokenizer of a GGUF file."""
     fields = ConfigFields(file.metadata, str(file.path), prefix=TOKENIZER_PREFIX)
     tokens = _string_list(fields, "tokens")
     if len(set(tokens)) != len(tokens):
         raise _bad_vocabulary(fields, "its tokens are not distinct")
-    parts = _build(fields, tokens)
-    special = _add_tokens(parts.backend, fields, tokens)
+    backend, decode_piece, strips_leading_space, add_bos = _build(fields, tokens)
+    special = _add_tokens(backend, fields, tokens)
     bos_id = _token_id(fields, "bos_token_id", tokens)
-    if bos_id is not None and fields.flag("add_bos_token", parts.add_bos):
-        _prepend(parts.backend, tokens[bos_id], bos_id)
+    if bos_id is not None and fields.flag("add_bos_token", add_bos):
+        _prepend(backend, tokens[bos_id], bos_id)
     source = file.metadata.get("tokenizer.chat_template")
     template = _chat_template(fields, source, tokens) if isinstance(source, str) else None
     return Tokenizer(
         TokenizerParts(
-            backend=parts.backend,
-            decode_piece=parts.decode_piece,
-            strips_leading_space=parts.strips_leading_space,
+            backend=backend,
+            decode_piece=decode_piece,
+            strips_leading_space=strips_leading_space,
             eos_ids=_eos_ids(fields, tokens, special, source if isinstance(source, str) else ""),
             bos_id=bos_id,
             template=template,
@@ -75,18 +65,22 @@ def gguf_tokenizer(file: GgufFile) -> Tokenizer:
     )
 
 
-def _build(fields: ConfigFields, tokens: list[str]) -> _Parts:
+def _build(fields: ConfigFields, tokens: list[str]) -> tuple[tokenizers.Tokenizer, PieceDecoder, bool, bool]:
+    """Return the backend without added tokens, the decoder of its pieces, and two defaults.
+
+    These are whether a text's leading space is stripped, and whether texts start with BOS.
+    """
     model = fields.text("model")
     try:
         if model == "gpt2":
             kind = fields.text("pre")
             backend = byte_level_backend(kind, tokens, _string_list(fields, "merges"))
-            return _Parts(backend, byte_level_decoder(), False, starts_with_bos(kind))
+            return backend, byte_level_decoder(), False, starts_with_bos(kind)
         if model == "llama":
             prefixed = fields.flag("add_space_prefix", True)
             scores = _scores(fields, _types(fields, len(tokens)))
             backend = sentencepiece_backend(tokens, scores, _unknown(fields, tokens), prefixed)
-            return _Parts(backend, sentencepiece_decoder, prefixed, True)
+            return backend, sentencepiece_decoder, prefixed, True
     except (ValueError, OverflowError) as error:
         raise _bad_vocabulary(fields, " ".join(str(error).split())) from None
     raise TokenizerError(f"{fields.origin}: tokenizer model {model!r} is not supported; use gpt2 or llama")

@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +16,25 @@ from foreword.errors import CheckpointError
 from foreword.models.architectures.architecture import ExpertStacks
 from foreword.models.architectures.registry import text_settings
 from foreword.models.formats.checkpoint import (
+    FP8_BLOCK,
     WHOLE,
+    Fp8Tensor,
+    GroupedTensor,
+    LocatedTensors,
+    PackedTensor,
     QuantizedTensor,
     TensorPart,
     missing_tensor,
     opened_safetensors,
-    stretches,
+    row_pieces,
 )
 from foreword.models.formats.fields import HF_KEYS, ConfigFields, sampling_values
 from foreword.models.formats.hf.config import hf_config, hf_family
-from foreword.models.formats.hf.packed import packed_matrices, packed_stacks, scheme_of, unpacked
-from foreword.models.formats.hf.packed_tensors import FP8_BLOCK, Fp8Tensor, GroupedTensor, Kept, Scheme
+from foreword.models.formats.hf.packed import Scheme, packed_matrices, packed_stacks, scheme_of, unpacked
 from foreword.models.formats.hf.tensors import Place, canonical_name, expert_places, places
 from foreword.models.formats.hf.tokenizer import hf_tokenizer
 from foreword.models.layer_shapes import expected_shapes
-from foreword.models.tokenization.tokenizer import Tokenizer, check_vocab
+from foreword.models.tokenization.tokenizer import Tokenizer
 
 _LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
 _PREFIXES = ("model.mtp_layers.", "model.mtp.", "mtp.", "medusa_head.", "medusa_heads.", "model.visual.")
@@ -58,7 +61,7 @@ _FLOAT_TYPES = (torch.float32, torch.float16, torch.bfloat16)
 _DERIVED_TENSOR = ".rotary_emb.inv_freq"  # stored in old checkpoints; computed here
 
 
-class HfCheckpoint:
+class HfCheckpoint(LocatedTensors[Place]):
     """One model directory."""
 
     _warned = False  # cost of unpacking
@@ -85,10 +88,6 @@ class HfCheckpoint:
         if self.config.tied_embeddings:
             self._places.pop("lm_head.weight", None)
 
-    def tensor_names(self) -> frozenset[str]:
-        """Return the names of the tensors in all shards."""
-        return frozenset(self._places)
-
     def weight_format(self) -> str:
         """Return the packed format's name, or the data type that config.json names, such as BF16."""
         if self._scheme is not None:
@@ -97,10 +96,8 @@ class HfCheckpoint:
         return named.replace("bfloat", "BF").replace("float", "F")
 
     def load(self, name: str, dtype: torch.dtype) -> Tensor:
-        """Load the tensor in `dtype`, unpacked if necessary."""
         place = self._place(name)
-        stored = self._unpacked(place.stored) if place.expert is None else self._expert(place)
-        return place.read(stored).to(dtype, copy=True)
+        return place.read(self._whole(place)).to(dtype, copy=True)
 
     def load_part(self, name: str, dtype: torch.dtype, part: TensorPart) -> Tensor:
         """Load a part in `dtype`; only a packed tensor is read whole."""
@@ -116,12 +113,12 @@ class HfCheckpoint:
         """Yield pieces of a tensor, read on demand; a transformed tensor is read whole."""
         place = self._place(name)
         if not place.is_plain or self._parts[place.stored] != {"": place.stored}:
-            yield from stretches(self.load(name, dtype), rows)
+            yield from row_pieces(self.load(name, dtype), rows)
             return
         with opened_safetensors(self._files[place.stored]) as file:
             shape = file.get_slice(place.stored).get_shape()
         if not shape:  # a scalar, in a damaged file
-            yield from stretches(self.load(name, dtype), rows)
+            yield from row_pieces(self.load(name, dtype), rows)
             return
         count = shape[0]
         for start in range(0, count, rows):
@@ -135,18 +132,6 @@ class HfCheckpoint:
             )
         return self._read(name).clone()
 
-    def _place(self, name: str) -> Place:
-        if name not in self._places:
-            raise missing_tensor(name, self.path)
-        return self._places[name]
-
-    def _unpacked(self, whole: str) -> Tensor:
-        parts = self._parts[whole]
-        if self._scheme is None or "" in parts:
-            return self._read(parts[""])
-        self._warn_once(self._scheme)
-        return unpacked(self._scheme, self._packed(Place(whole)), whole, self.path)
-
     def _stacked(self, whole: str) -> list[int]:
         """Return the stored shape of a stack of experts."""
         stored = next(iter(self._parts[whole].values()))
@@ -154,11 +139,12 @@ class HfCheckpoint:
             shape: list[int] = file.get_slice(stored).get_shape()
         return shape
 
-    def _expert(self, place: Place) -> Tensor:
-        """One expert of a stack, [out, in] or [out]; nothing else is read."""
-        assert place.expert is not None
+    def _whole(self, place: Place) -> Tensor:
+        """Return a stored tensor, unpacked; of a stack, only one expert is read: [out, in] or [out]."""
         parts = self._parts[place.stored]
         if "" in parts:
+            if place.expert is None:
+                return self._read(parts[""])
             tensor = self._read(parts[""], _one_row(place.expert))[0]
             return tensor.T if place.transposed and tensor.dim() > 1 else tensor
         if self._scheme is None:
@@ -178,7 +164,7 @@ class HfCheckpoint:
         """Whether a matrix is stored in codes and scales."""
         return self._scheme is not None and "" not in self._parts[self._place(name).stored]
 
-    def kept(self, name: str) -> Kept | None:
+    def kept(self, name: str) -> PackedTensor | None:
         """Return a packed matrix as stored; None if it is not packed or must be unpacked."""
         place = self._place(name)
         parts = self._parts[place.stored]
@@ -198,7 +184,6 @@ class HfCheckpoint:
         return Fp8Tensor(place.read(kept.values), kept.scales[blocks], True)
 
     def _warn_once(self, scheme: Scheme) -> None:
-        """Log the cost of unpacking once."""
         if self._warned:
             return
         self._warned = True
@@ -230,26 +215,17 @@ class HfCheckpoint:
         return tensor
 
     def quantized(self, name: str) -> QuantizedTensor | None:
-        """Return None: packed tensors are unpacked."""
         self._place(name)
         return None
 
-    def release(self) -> None:
-        """Do nothing: tensors are copied when read."""
+    def release(self) -> None: ...
 
     def sampling_defaults(self) -> dict[str, float]:
-        """Return those in generation_config.json, if any."""
         file = self.path / "generation_config.json"
         return sampling_values(read_json_object(file), HF_KEYS, str(file)) if file.exists() else {}
 
-    def tokenizer(self) -> Tokenizer:
-        return self._tokenizer
-
-    @cached_property
-    def _tokenizer(self) -> Tokenizer:
-        tokenizer = hf_tokenizer(self.path, self._settings)
-        check_vocab(tokenizer, self.config)
-        return tokenizer
+    def _read_tokenizer(self) -> Tokenizer:
+        return hf_tokenizer(self.path, self._settings)
 
 
 def _one_row(number: int) -> TensorPart:
@@ -280,7 +256,6 @@ def _refuse_lora(path: Path) -> None:
 
 
 def _tensor_files(path: Path) -> dict[str, Path]:
-    """Return tensor name -> file."""
     if (path / _INDEX_FILE).exists():
         files = _indexed_files(path)
     elif (path / _SINGLE_FILE).exists():

@@ -29,21 +29,25 @@ from foreword.models.formats.fields import (
     check_heads,
     check_layers,
 )
-from foreword.models.formats.hf.experts import dense_layers, experts_spec, shared_size
-from foreword.models.formats.hf.recurrent import LayerKind, layer_kinds, recurrent_spec
-from foreword.models.formats.hf.recurrent import num_layers as num_layers_stated
+from foreword.models.formats.hf.layers import (
+    LayerKind,
+    dense_layers,
+    experts_spec,
+    layer_kinds,
+    recurrent_spec,
+    shared_size,
+)
+from foreword.models.formats.hf.layers import num_layers as num_layers_stated
 from foreword.models.formats.hf.rope import extended_context, local_rope_spec, rope_spec, score_factor
 
 _KINDS = ("full_attention", "sliding_attention")
 
 
 def has(fields: ConfigFields, switch: ConfigSwitch) -> bool:
-    """Return whether the model has this feature."""
     return switch.always or (switch.key is not None and fields.flag(switch.key, switch.default))
 
 
 def layer_specs(fields: ConfigFields, family: Architecture, count: int) -> tuple[LayerSpec, ...]:
-    """Return the specs of all layers."""
     attention, mlp = attention_spec(fields, family), _mlp(fields, family)
     sparse = _experts_mlp(fields, family)
     dense = set(range(count)) if sparse is None else dense_layers(fields, family.experts, count)
@@ -75,7 +79,6 @@ def layer_specs(fields: ConfigFields, family: Architecture, count: int) -> tuple
 
 
 def _alone(layer: LayerSpec, kind: LayerKind, mlp: MlpSpec) -> LayerSpec:
-    """Return the layer with only this part."""
     match kind:
         case LayerKind.MLP:
             return replace(layer, mlp=mlp, mixes=False)
@@ -86,13 +89,11 @@ def _alone(layer: LayerSpec, kind: LayerKind, mlp: MlpSpec) -> LayerSpec:
 
 
 def layer_after_last(fields: ConfigFields, family: Architecture) -> LayerSpec:
-    """Return the spec of an MTP module: one more layer after the last."""
     mlp = _experts_mlp(fields, family) or _mlp(fields, family)
     return LayerSpec(attention_spec(fields, family), mlp, family.norms)
 
 
 def attention_spec(fields: ConfigFields, family: Architecture) -> AttentionSpec:
-    """Return the common part of all layers' attention."""
     heads = fields.count("num_attention_heads")
     latent = latent_spec(fields) if family.is_latent else None
     kv_heads = fields.count("num_key_value_heads", heads if family.kv_heads_may_be_missing else None)
@@ -180,7 +181,6 @@ def _experts_mlp(fields: ConfigFields, family: Architecture) -> MlpSpec | None:
 
 
 def _rotated(fields: ConfigFields, family: Architecture, count: int) -> list[bool]:
-    """Return which layers have rotary embedding."""
     every = family.rope.unrotated_every
     if family.rope.by_type and fields.get("position_embedding_type") != "rope":
         return [False] * count
@@ -245,7 +245,6 @@ LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
 
 
 def hf_family(values: Mapping[str, Any], path: Path) -> Architecture:
-    """Return the family that config.json names."""
     family = family_named(values, str(path))
     counts = () if family.experts is None else family.experts.count
     if family.without_experts is not None and not any(values.get(key) for key in counts):
@@ -256,7 +255,6 @@ def hf_family(values: Mapping[str, Any], path: Path) -> Architecture:
 
 
 def hf_config(values: Mapping[str, Any], names: frozenset[str], path: Path) -> ModelConfig:
-    """Return the model's config; `names` are the stored tensors."""
     return model_config(ConfigFields(values, str(path)), hf_family(values, path), names)
 
 

@@ -1,16 +1,30 @@
 """Quantised weights in safetensors (GPTQ, AWQ, compressed-tensors, FP8): unpacked at load, or kept packed."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from foreword.errors import CheckpointError
+from foreword.models.formats.checkpoint import FP8_BLOCK, Fp8Tensor, GroupedTensor, PackedTensor
 from foreword.models.formats.fields import MAX_DIMENSION, ConfigFields
-from foreword.models.formats.hf.packed_tensors import FP8_BLOCK, Fp8Tensor, GroupedTensor, Parts, Scheme
+
+Parts = Mapping[str, Tensor]
+"""Tensors of one matrix by name suffix: "qweight", "scales", ..."""
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """A packing format of matrices."""
+
+    title: str
+    marker: str  # suffix of the packed numbers; "weight" if plain matrices have it too
+    needed: tuple[str, ...]  # required suffixes
+    extra: tuple[str, ...]  # optional suffixes
+    unpack: Callable[[Parts], Tensor]  # float32 [out, in]
+    keep: Callable[[Parts], PackedTensor | None] = lambda _: None  # None: it must be unpacked
 
 
 def unpacked_bits(packed: Tensor, bits: int, dim: int) -> Tensor:
@@ -25,16 +39,13 @@ def unpacked_bits(packed: Tensor, bits: int, dim: int) -> Tensor:
 
 
 def spread(scales: Tensor, columns: int) -> Tensor:
-    """Expand scales [rows, groups] to [rows, columns]."""
     groups = scales.shape[1]
     if columns % groups:
         raise ValueError(f"{columns} columns are not {groups} groups")
     return scales.float().repeat_interleave(columns // groups, dim=1)
 
 
-def fp8_scheme(fields: ConfigFields, section: Mapping[str, Any]) -> Scheme:
-    """Return the scheme of a quantization_config."""
-    own = ConfigFields(section, fields.origin)
+def fp8_scheme(own: ConfigFields) -> Scheme:
     block = own.get("weight_block_size")
     if block is None:
         needed = ("weight", "weight_scale")
@@ -84,32 +95,33 @@ def _column(scale: Tensor) -> Tensor:
     return scale.reshape(-1, 1) if scale.dim() < 2 else scale
 
 
-def gptq_scheme(fields: ConfigFields, section: Mapping[str, Any]) -> Scheme:
-    """Return the scheme of a quantization_config."""
-    own = ConfigFields(section, fields.origin)
+def gptq_scheme(own: ConfigFields) -> Scheme:
     bits = own.count("bits")
     if bits not in (2, 4, 8):
         raise own.unsupported(f"GPTQ in {bits} bits")
-    # a historical off-by-one of the format
-    kept_less_one = own.text("checkpoint_format", "gptq") != "gptq_v2"
+    # The original format stores zeros less one.
+    stores_less_one = own.text("checkpoint_format", "gptq") != "gptq_v2"
     return Scheme(
         f"GPTQ, {bits} bits",
         "qweight",
         ("qweight", "qzeros", "scales"),
         ("g_idx",),
-        lambda parts: _unpack_gptq(parts, bits, int(kept_less_one)),
-        lambda parts: _keep_gptq(parts, int(kept_less_one)) if bits == 4 else None,
+        lambda parts: _unpack_gptq(parts, bits, int(stores_less_one)),
+        lambda parts: _keep_gptq(parts, int(stores_less_one)) if bits == 4 else None,
     )
 
 
 def _unpack_gptq(parts: Parts, bits: int, less: int) -> Tensor:
     levels = unpacked_bits(parts["qweight"], bits, dim=0)  # [in, out]
     zeros = unpacked_bits(parts["qzeros"], bits, dim=1) + less  # [groups, out]
-    scales = parts["scales"].float()  # [groups, out]
-    group = parts.get("g_idx")
+    return _scaled(levels, zeros, parts)
+
+
+def _scaled(levels: Tensor, zeros: Tensor, parts: Parts) -> Tensor:
+    """Return float32 [out, in] from levels [in, out] and zeros [groups, out]."""
+    scales, group = parts["scales"].float(), parts.get("g_idx")  # [groups, out], [in]
     if group is None:
-        size = -(-len(levels) // len(scales))
-        group = torch.arange(len(levels), dtype=torch.int32) // size
+        group = torch.arange(len(levels)) // -(-len(levels) // len(scales))
     group = group.long()
     return (scales[group] * (levels - zeros[group])).T.contiguous()
 
@@ -139,9 +151,7 @@ _ORDER = torch.tensor([0, 4, 1, 5, 2, 6, 3, 7])
 """Position of each of eight columns within a word."""
 
 
-def awq_scheme(fields: ConfigFields, section: Mapping[str, Any]) -> Scheme:
-    """Return the scheme of a quantization_config."""
-    own = ConfigFields(section, fields.origin)
+def awq_scheme(own: ConfigFields) -> Scheme:
     version = own.text("version", "gemm").lower()
     if own.count("bits", 4) != 4 or version != "gemm":
         raise own.unsupported(f"AWQ in {own.get('bits')} bits, version {version}")
@@ -149,10 +159,7 @@ def awq_scheme(fields: ConfigFields, section: Mapping[str, Any]) -> Scheme:
 
 
 def _unpack_awq(parts: Parts) -> Tensor:
-    levels, zeros = _in_order(parts["qweight"]), _in_order(parts["qzeros"])  # [in, out], [groups, out]
-    scales = parts["scales"].float()
-    group = torch.arange(len(levels)) // -(-len(levels) // len(scales))
-    return (scales[group] * (levels - zeros[group])).T.contiguous()
+    return _scaled(_in_order(parts["qweight"]), _in_order(parts["qzeros"]), parts)
 
 
 def _keep_awq(parts: Parts) -> GroupedTensor:
@@ -169,9 +176,8 @@ _UNUSED = ("input_scale", "input_zero_point", "output_scale", "k_scale", "v_scal
 _E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 
 
-def compressed_scheme(fields: ConfigFields, section: Mapping[str, Any]) -> Scheme:
+def compressed_scheme(own: ConfigFields) -> Scheme:
     """Return the scheme of a quantization_config; all its groups must be packed alike."""
-    own = ConfigFields(section, fields.origin)
     kind = own.text("format")
     if kind in ("int-quantized", "float-quantized", "naive-quantized"):
         return Scheme(
@@ -183,8 +189,7 @@ def compressed_scheme(fields: ConfigFields, section: Mapping[str, Any]) -> Schem
             _keep_rows,
         )
     if kind == "mxfp4-pack-quantized":
-        needed = ("weight_packed", "weight_scale")
-        return Scheme("MXFP4", "weight_packed", needed, _UNUSED, _unpack_mxfp4, _keep_mxfp4)
+        return replace(mxfp4_scheme(own), extra=_UNUSED)
     if kind != "pack-quantized":
         raise own.unsupported(f"compressed-tensors' format {kind!r}")
     bits = _bits(own)
@@ -260,8 +265,7 @@ def _unpack_mxfp4(parts: Parts) -> Tensor:
     return values * spread(powers, values.shape[1])
 
 
-def mxfp4_scheme(fields: ConfigFields, section: Mapping[str, Any]) -> Scheme:
-    """The scheme of stacked experts in blocks; other matrices are plain."""
+def mxfp4_scheme(own: ConfigFields) -> Scheme:
     needed = ("weight_packed", "weight_scale")
     return Scheme("MXFP4", "weight_packed", needed, (), _unpack_mxfp4, _keep_mxfp4)
 
@@ -283,13 +287,14 @@ def scheme_of(fields: ConfigFields) -> Scheme | None:
         return None
     if not isinstance(section, Mapping):
         raise fields.malformed("quantization_config", "an object")
-    method = ConfigFields(section, fields.origin).text("quant_method")
+    own = ConfigFields(section, fields.origin)
+    method = own.text("quant_method")
     if method not in SCHEMES:
         raise CheckpointError(
             f"{fields.origin}: weights quantised by {method[:60]!r} are not supported; use one of "
             f"{', '.join(SCHEMES)}, the unquantised model or a GGUF file"
         )
-    return SCHEMES[method](fields, section)
+    return SCHEMES[method](own)
 
 
 def packed_matrices(names: Iterable[str], scheme: Scheme | None) -> dict[str, dict[str, str]]:
@@ -310,7 +315,7 @@ def packed_matrices(names: Iterable[str], scheme: Scheme | None) -> dict[str, di
 
 
 def packed_stacks(parts_of: Mapping[str, dict[str, str]]) -> dict[str, dict[str, str]]:
-    """The same with blocks and scales of stacked experts as the parts of one tensor."""
+    """Return the parts of all tensors, with blocks and scales of stacked experts as parts of one tensor."""
     found = dict(parts_of)
     for name in parts_of:
         stem = name.removesuffix("_blocks")
@@ -321,7 +326,6 @@ def packed_stacks(parts_of: Mapping[str, dict[str, str]]) -> dict[str, dict[str,
 
 
 def unpacked(scheme: Scheme, parts: Parts, name: str, path: Path) -> Tensor:
-    """Unpack the matrix of these parts."""
     try:
         return scheme.unpack(parts)
     except (RuntimeError, ValueError, IndexError) as error:  # inconsistent parts

@@ -18,11 +18,11 @@ from foreword.models.layer_shapes import layer_shapes
 
 @dataclass(frozen=True)
 class GroupedRows:
-    """Some of the parts that a matrix stores group by group (Qwen3-Next: by key head)."""
+    """Selected parts of a matrix that is stored group by group (Qwen3-Next: by key head)."""
 
     groups: int
     widths: tuple[int, ...]  # rows of every part within a group
-    parts: tuple[int, ...]  # the wanted ones, each over all groups
+    parts: tuple[int, ...]  # numbers of the selected parts
 
     def order(self) -> NDArray[np.intp]:
         """Return the stored row of each row."""
@@ -43,13 +43,12 @@ class Place:
     rotated: RotatedRows | None = None
     plus_one: bool = False
     expert: int | None = None  # of a tensor that holds all experts of a layer
-    every: tuple[int, int] = (0, 1)  # only rows from the first on, so many apart
+    every: tuple[int, int] = (0, 1)  # (first row, distance) of the rows that are read
     grouped: GroupedRows | None = None
     transposed: bool = False  # an expert that is stored [in, out]
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is stored unchanged."""
         return self == Place(self.stored)
 
     def narrowed(self, rows: tuple[int, int]) -> "Place":
@@ -59,7 +58,6 @@ class Place:
         return replace(self, rows=(first + rows[0], first + rows[1]), rotated=rotated)
 
     def read(self, stored: Tensor) -> Tensor:
-        """Return the tensor from the stored one."""
         if self.rows is not None:
             stored = stored[slice(*self.rows)]
         if self.rotated is not None:
@@ -73,7 +71,6 @@ class Place:
 
 
 def canonical_name(stored: str, rules: StoredTensors) -> str:
-    """Return the canonical name of a stored tensor."""
     for part, own in rules.renamed:
         stored = stored.replace(part, own)
     return stored
@@ -100,13 +97,13 @@ _STACKED = {
     "gate_up_proj": (("gate_proj", (0, 2)), ("up_proj", (1, 2))),
     "down_proj": (("down_proj", (0, 1)),),
 }
-"""What the rows of a stack are, from which one on and how far apart."""
+"""Parts of a stack, with (first row, distance) of each part's rows if gate and up rows alternate."""
 
 
 def expert_places(
     names: Iterable[str], stacks: ExpertStacks, shape: Callable[[str], list[int]]
 ) -> dict[str, Place]:
-    """Return where each expert's tensors lie in the tensors that hold all experts of a layer (stacks).
+    """Return the location of each expert's tensors in stacks, the tensors that hold all experts of a layer.
 
     `shape` returns the shape of a stack.
     """
@@ -131,7 +128,7 @@ _GROUPED: dict[str, dict[str, tuple[int, ...]]] = {
     "in_proj_qkvz": {"in_proj_qkv": (0, 1, 2), "in_proj_z": (3,)},
     "in_proj_ba": {"in_proj_b": (0,), "in_proj_a": (1,)},
 }
-"""Qwen3-Next's fused projections, and which of their parts ours are."""
+"""Qwen3-Next's fused projections -> our projections, and the parts of the fused one in each."""
 
 
 def _grouped_widths(spec: RecurrentSpec, stem: str) -> tuple[int, ...]:
@@ -142,7 +139,6 @@ def _grouped_widths(spec: RecurrentSpec, stem: str) -> tuple[int, ...]:
 
 
 def _split(name: str, rules: StoredTensors, config: ModelConfig) -> dict[str, Place]:
-    """Return the parts of a fused matrix."""
     stem, _, kind = name.rpartition(".")
     if rules.grouped_by_key and config.recurrent is not None and (parts := _GROUPED.get(stem.split(".")[-1])):
         widths = _grouped_widths(config.recurrent, stem)

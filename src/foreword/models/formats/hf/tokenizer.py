@@ -61,7 +61,6 @@ def _optional_json(path: Path) -> dict[str, Any]:
 
 
 def _token_text(value: Any) -> str | None:  # noqa: ANN401
-    """Return the text of a token given as string or object."""
     if isinstance(value, dict):
         value = value.get("content")
     return value if isinstance(value, str) else None

@@ -1,13 +1,13 @@
 """Common parts of head layouts: tensor names, tapped layers, layer shapes, kinds."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from foreword.errors import CheckpointError
 from foreword.models.config import AttentionSpec, LayerSpec, MlpSpec
 from foreword.models.formats.fields import ConfigFields, check_heads
 from foreword.models.heads.spec import Shapes
-from foreword.models.layer_shapes import layer_shapes as decoder_layer_shapes
+from foreword.models.layer_shapes import layer_shapes
 
 SCALE = "_scale"
 """Suffix of the scales of a rounded matrix."""
@@ -42,7 +42,6 @@ _DERIVED = "rotary_emb.inv_freq"
 
 
 def canonical_name(name: str) -> str:
-    """Return speculators' name of a tensor."""
     for pattern, plain in _RENAMED:
         name = pattern.sub(plain, name)
     # SGLang's name of the norm before attention in later layers.
@@ -108,7 +107,6 @@ def usual_boundaries(num_layers: int) -> tuple[int, ...]:
 
 
 def spread_boundaries(num_layers: int, taps: int) -> tuple[int, ...]:
-    """Return default taps, spread over the target's layers."""
     if taps == 1:
         return (num_layers // 2 + 1,)
     return tuple(round(1 + i * (num_layers - 4) / (taps - 1)) + 1 for i in range(taps))
@@ -142,29 +140,26 @@ def read_layers(fields: ConfigFields, present: Shapes, count: int | None = None)
     return tuple(layer(index) for index in range(count or fields.count("num_hidden_layers", 1)))
 
 
-def layer_shapes(index: int, layer: LayerSpec, hidden: int, inputs: int) -> dict[str, tuple[int, ...]]:
-    """Return the tensors of a layer whose attention reads `inputs` numbers, without the norm before it."""
-    shapes = decoder_layer_shapes(layer, hidden)
-    del shapes["input_layernorm.weight"]
-    for name in ("q", "k", "v"):
-        shapes[f"self_attn.{name}_proj.weight"] = (shapes[f"self_attn.{name}_proj.weight"][0], inputs)
-    return {f"layers.{index}.{name}": shape for name, shape in shapes.items()}
-
-
 def all_layer_shapes(
     layers: Sequence[LayerSpec], hidden: int, *, first_inputs: int, first_norm: bool
 ) -> dict[str, tuple[int, ...]]:
-    """Return the tensors of all layers; `first_norm`: the first has a norm before its attention, too."""
+    """Return the tensors of all layers. The first attention reads `first_inputs` numbers.
+
+    `first_norm`: the first layer has a norm before its attention, as the others do.
+    """
     shapes: dict[str, tuple[int, ...]] = {}
     for index, layer in enumerate(layers):
-        shapes |= layer_shapes(index, layer, hidden, hidden if index else first_inputs)
-        if index or first_norm:
-            shapes[f"layers.{index}.input_layernorm.weight"] = (hidden,)
+        own = layer_shapes(layer, hidden)
+        for name in ("q", "k", "v"):
+            projection = f"self_attn.{name}_proj.weight"
+            own[projection] = (own[projection][0], hidden if index else first_inputs)
+        if not index and not first_norm:
+            del own["input_layernorm.weight"]
+        shapes |= {f"layers.{index}.{name}": shape for name, shape in own.items()}
     return shapes
 
 
 def mask_token(fields: ConfigFields, vocab: int) -> int:
-    """Return the mask token's id, wherever the config has it."""
     section = fields.get("dflash_config")
     nested = ConfigFields(section if isinstance(section, Mapping) else {}, fields.origin)
     for place, key in (
@@ -186,37 +181,19 @@ _MEDUSA = re.compile(r"^blocks\.\d+\.layers\.\d+\.weight$")
 _MTP = re.compile(r"(^|\.)(enorm|pre_fc_norm_hidden|eh_proj|input_proj)\.weight$")
 
 
-def _any(pattern: re.Pattern[str]) -> Callable[[Shapes], bool]:
-    return lambda shapes: any(pattern.search(name) for name in shapes)
-
-
-def _has(name: str) -> Callable[[Shapes], bool]:
-    return lambda shapes: name in shapes
-
-
-def _reads_both(shapes: Shapes) -> bool:
-    """Whether the first attention reads embedding and features concatenated."""
-    query, output = (shapes.get(f"layers.0.self_attn.{name}_proj.weight", ()) for name in "qo")
-    return len(query) == 2 and len(output) == 2 and query[1] == 2 * output[0]
-
-
-def _fuses_both(shapes: Shapes) -> bool:
-    matrix = shapes.get("fc.weight", ())
-    return len(matrix) == 2 and matrix[1] == 2 * matrix[0]
-
-
-_KINDS: tuple[tuple[str, Callable[[Shapes], bool]], ...] = (
-    ("dspark", _has("markov_head.markov_w1.weight")),
-    ("p_eagle", _has("mask_hidden")),
-    ("dflash", _has("hidden_norm.weight")),
-    ("mtp", _any(_MTP)),
-    ("eagle3", _reads_both),
-    ("eagle", _fuses_both),
-    ("medusa", _any(_MEDUSA)),
-    ("mlp_speculator", _has("emb.0.weight")),
-)
-
-
 def head_kind(shapes: Shapes) -> str | None:
     """Return the method of a head by its tensors; None: unknown."""
-    return next((kind for kind, holds in _KINDS if holds(shapes)), None)
+    query, output = (shapes.get(f"layers.0.self_attn.{name}_proj.weight", ()) for name in "qo")
+    matrix = shapes.get("fc.weight", ())
+    tests = {
+        "dspark": "markov_head.markov_w1.weight" in shapes,
+        "p_eagle": "mask_hidden" in shapes,
+        "dflash": "hidden_norm.weight" in shapes,
+        "mtp": any(map(_MTP.search, shapes)),
+        # The first attention reads embedding and features concatenated.
+        "eagle3": len(query) == 2 and len(output) == 2 and query[1] == 2 * output[0],
+        "eagle": len(matrix) == 2 and matrix[1] == 2 * matrix[0],  # one matrix joins both
+        "medusa": any(map(_MEDUSA.search, shapes)),
+        "mlp_speculator": "emb.0.weight" in shapes,
+    }
+    return next((kind for kind, holds in tests.items() if holds), None)

@@ -66,10 +66,8 @@ def multiply(
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Scale rows to unit root-mean-square, then by `weight`."""
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
 
 
 def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
-    """Return the gated activation of the MLP."""
     return torch.nn.functional.silu(gate) * up

@@ -13,8 +13,8 @@ from foreword.models.formats.fields import ConfigFields, check_experts
 from foreword.models.formats.hf.config import hf_family, layer_after_last
 from foreword.models.formats.hf.rope import rope_spec
 from foreword.models.heads.files import HeadFiles, checked_shapes, vocabulary_shapes
-from foreword.models.heads.layouts.common import read_layers
-from foreword.models.heads.layouts.eagle import described, section
+from foreword.models.heads.names import read_layers
+from foreword.models.heads.published import described
 from foreword.models.heads.spec import HeadSpec, Join, Shapes
 from foreword.models.layer_shapes import layer_shapes
 
@@ -97,7 +97,6 @@ def mtp_layout(shapes: Shapes) -> tuple[MtpLayout, str] | None:
 
 
 def mtp_files(files: HeadFiles) -> HeadFiles:
-    """Return the first module's tensors by canonical names."""
     found = mtp_layout(files.shapes)
     if found is None:
         raise CheckpointError(
@@ -115,7 +114,7 @@ def mtp_files(files: HeadFiles) -> HeadFiles:
 
 def read_mtp(files: HeadFiles) -> HeadSpec:
     """Read the module as a head; raise `CheckpointError` if no backend can run it."""
-    fields = section(files.fields, "text_config") or files.fields
+    fields = files.fields.section("text_config") or files.fields
     _require_runnable(files)
     layer, rope, interleaved = _reader(files)(fields, files)
     hidden, vocab = fields.count("hidden_size"), fields.count("vocab_size")
@@ -149,17 +148,17 @@ def _reader(files: HeadFiles) -> Callable[[ConfigFields, HeadFiles], tuple[Layer
 
 
 def _llama_layer(fields: ConfigFields, files: HeadFiles) -> tuple[LayerSpec, RopeSpec, bool]:
-    """Return the layer, its rotary embedding, and whether rotated pairs are adjacent."""
+    """Read a llama-style module: its layer, rotary embedding, and whether rotated pairs are adjacent."""
     return read_layers(fields, files.shapes, count=1)[0], rope_spec(fields), False
 
 
 def _family_layer(fields: ConfigFields, files: HeadFiles) -> tuple[LayerSpec, RopeSpec, bool]:
-    """Return the same for a module that is one more layer of its model."""
+    """Read a module that is one more layer of its model."""
     return _layer_of(hf_family(fields.values, Path(fields.origin)), fields, files)
 
 
 def _gated_layer(fields: ConfigFields, files: HeadFiles) -> tuple[LayerSpec, RopeSpec, bool]:
-    """Return the same for Qwen3-Next and Qwen3.5: gated attention, with or without experts."""
+    """Read a module of Qwen3-Next or Qwen3.5: gated attention, with or without experts."""
     has_experts = "layers.0.mlp.gate.weight" in files.shapes
     family = GATED_LAYERS if has_experts else replace(GATED_LAYERS, experts=None)
     layer, rope, interleaved = _layer_of(family, fields, files)
@@ -175,7 +174,6 @@ def _layer_of(
 
 
 def _require_runnable(files: HeadFiles) -> None:
-    """Raise `CheckpointError` for unsupported attention."""
     reasons = []
     if any("self_attn.qkv_proj." in name for name in files.shapes):
         reasons.append("one matrix for queries, keys and values")

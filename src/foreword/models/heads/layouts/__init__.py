@@ -1,1 +1,0 @@
-"""Published layouts of heads, one file each."""

@@ -1,0 +1,301 @@
+"""Readers of published heads: EAGLE-3 in all its layouts, EAGLE-1 and -2 (one layout), DFlash and DSpark, Medusa.
+
+DFlash (z-lab, SpecForge, DeepSpec, speculators) drafts a block of tokens in one pass; DSpark adds a small Markov head
+over the tokens of a block. Medusa's heads (Medusa, axolotl, vLLM) draft one position each and read no token.
+"""
+
+import re
+from typing import Any, NamedTuple
+
+from foreword.errors import CheckpointError
+from foreword.models.config import LayerSpec, NormSpec, RopeSpec
+from foreword.models.formats.fields import ConfigFields
+from foreword.models.formats.hf.rope import rope_spec
+from foreword.models.heads.files import HeadFiles, checked_shapes, vocabulary_shapes
+from foreword.models.heads.names import (
+    all_layer_shapes,
+    layer_ids,
+    mask_token,
+    named_boundaries,
+    read_layers,
+)
+from foreword.models.heads.spec import CONFIDENCE, MARKOV, HeadSpec, Join, Shapes
+
+MASK_HIDDEN = "mask_hidden"
+"""P-EAGLE's placeholder for hidden states of unknown positions."""
+
+MAX_BLOCK = 64
+"""Maximum block size: rows of a block are visible by one bit each."""
+
+_UNSUPPORTED = ("final_logit_softcapping", "output_multiplier", "input_embedding_scale")
+
+
+class _Body(NamedTuple):
+    """Settings that EAGLE-3 and DFlash state alike."""
+
+    fields: ConfigFields  # of the head's layers
+    layers: tuple[LayerSpec, ...]
+    hidden: int
+    vocab: int
+    sizes: dict[
+        str, int
+    ]  # of the draft vocabulary and of the target's hidden states, by fields of `HeadSpec`
+    required: Shapes  # tensors of embedding and output
+    optional: Shapes
+
+
+def _body(files: HeadFiles) -> _Body:
+    fields = files.fields
+    inner = fields.section("transformer_layer_config") or fields
+    hidden, vocab = inner.count("hidden_size"), inner.count("vocab_size")
+    sizes = {
+        "draft_vocab_size": fields.count("draft_vocab_size", vocab),
+        "target_hidden_size": fields.count("target_hidden_size", hidden),
+    }
+    shapes = vocabulary_shapes(vocab, sizes["draft_vocab_size"], hidden)
+    return _Body(inner, read_layers(inner, files.shapes), hidden, vocab, sizes, *shapes)
+
+
+def read_eagle3(files: HeadFiles) -> HeadSpec:
+    """Read the head's description, from tensors where possible."""
+    fields, body = files.fields, _body(files)
+    is_parallel, has_fc = MASK_HIDDEN in files.shapes, "fc.weight" in files.shapes
+    hidden, width = body.hidden, body.sizes["target_hidden_size"]
+    boundaries, taps = named_boundaries(fields), count_taps(files, width) if has_fc else 1
+    if boundaries is not None and has_fc and len(boundaries) != taps:
+        raise CheckpointError(
+            f"{files.path}: fc.weight reads {taps} hidden states of {width} numbers and the config names "
+            f"{len(boundaries)} layers; get the head again"
+        )
+    required = {
+        **body.required,
+        **all_layer_shapes(body.layers, hidden, first_inputs=2 * hidden, first_norm=False),
+        **_input_shapes(files, hidden, taps, width),
+    }
+    optional = {
+        **body.optional,
+        "fc.bias": (hidden,),
+        "norm.weight": (hidden,),
+        "layers.0.input_layernorm.weight": (hidden,),
+        MASK_HIDDEN: (1, 1, taps * width),
+    }
+    return described(
+        "p_eagle" if is_parallel else "eagle3",
+        Join.CONCAT,
+        body.fields,
+        body.layers,
+        checked_shapes(files, required, optional),
+        **body.sizes,
+        num_taps=taps,
+        boundaries=boundaries if has_fc else None,
+        reads_normed=not has_fc,
+        # speculators' files default to True (as in vLLM); EAGLE's own and P-EAGLE to False.
+        norm_before_residual=fields.flag(
+            "norm_before_residual", "speculators_model_type" in fields.values and not is_parallel
+        ),
+        norm_output=fields.flag("norm_output", False),
+        mask_token_id=mask_token(fields, body.vocab) if is_parallel else None,
+    )
+
+
+def described(
+    kind: str,
+    join: Join,
+    inner: ConfigFields,
+    layers: tuple[LayerSpec, ...],
+    shapes: Shapes,
+    **more: Any,  # noqa: ANN401 - other fields of HeadSpec
+) -> HeadSpec:
+    """Return a spec; by default the head reads the target's last hidden states after the final norm."""
+    hidden, vocab = inner.count("hidden_size"), inner.count("vocab_size")
+    defaults: dict[str, Any] = {
+        "norm": NormSpec(inner.number("rms_norm_eps", 1e-6)),
+        "draft_vocab_size": vocab,
+        "target_hidden_size": hidden,
+        "num_taps": 1,
+        "boundaries": None,
+        "reads_normed": True,
+    }
+    rope = more.pop("rope", None) or rope_spec(inner)
+    return HeadSpec(
+        kind=kind,
+        hidden_size=hidden,
+        vocab_size=vocab,
+        layers=layers,
+        rope=rope,
+        join=join,
+        shapes=shapes,
+        **defaults | more,
+    )
+
+
+def count_taps(files: HeadFiles, target_hidden: int) -> int:
+    columns = files.shapes["fc.weight"][-1]
+    if columns % target_hidden:
+        raise CheckpointError(
+            f"{files.path}: fc.weight reads {columns} numbers, not a multiple of the target's {target_hidden}; "
+            "get the head again"
+        )
+    return columns // target_hidden
+
+
+def _input_shapes(files: HeadFiles, hidden: int, taps: int, width: int) -> dict[str, tuple[int, ...]]:
+    """Return the tensors applied to features. Norms are present if the config or the file has them."""
+    if "fc.weight" not in files:
+        return {}
+    fields = files.fields
+    nested = fields.section("eagle_config") or ConfigFields({}, fields.origin)
+    shapes: dict[str, tuple[int, ...]] = {"fc.weight": (hidden, taps * width)}
+    shapes["layers.0.hidden_norm.weight"] = (hidden,)
+    whole = fields.flag("norm_before_fc", nested.flag("norm_before_fc", False))
+    each = fields.flag("fc_norm", fields.flag("use_aux_norm", False))
+    if whole or "input_norm.weight" in files:
+        shapes["input_norm.weight"] = (taps * width,)
+    if each or "fc_norm.0.weight" in files:
+        shapes |= {f"fc_norm.{tap}.weight": (width,) for tap in range(taps)}
+    if "input_norm.weight" in shapes and "fc_norm.0.weight" in shapes:
+        raise CheckpointError(
+            f"{files.path}: norm_before_fc and fc_norm exclude each other; get the head again"
+        )
+    return shapes
+
+
+def read_eagle(files: HeadFiles) -> HeadSpec:
+    """Read the description of an EAGLE-1 or -2 head. The file decides whether fc has a bias."""
+    inner = files.fields.section("model") or files.fields  # vLLM's conversions nest the layer's config
+    hidden, vocab = inner.count("hidden_size"), inner.count("vocab_size")
+    layers = read_layers(inner, files.shapes)
+    required, optional = vocabulary_shapes(vocab, vocab, hidden)
+    required = {**required, "fc.weight": (hidden, 2 * hidden)}
+    required |= all_layer_shapes(layers, hidden, first_inputs=hidden, first_norm=False)
+    shapes = checked_shapes(files, required, {**optional, "fc.bias": (hidden,)})
+    return described("eagle", Join.FUSED, inner, layers, shapes)
+
+
+def read_dflash(files: HeadFiles) -> HeadSpec:
+    """Read the description of a DFlash or DSpark head."""
+    fields, body = files.fields, _body(files)
+    nested = fields.section("dflash_config") or ConfigFields({}, fields.origin)
+    _refuse_variants(body.fields, nested)
+    hidden, width = body.hidden, body.sizes["target_hidden_size"]
+    taps = count_taps(files, width)
+    required, optional = dict(body.required), dict(body.optional)
+    required |= {"fc.weight": (hidden, taps * width)}
+    required |= {"hidden_norm.weight": (hidden,), "norm.weight": (hidden,)}
+    required |= all_layer_shapes(body.layers, hidden, first_inputs=hidden, first_norm=True)
+    is_dspark = MARKOV[0] + ".weight" in files.shapes
+    if is_dspark:
+        markov, confidence = _dspark_shapes(files, body.vocab, body.sizes["draft_vocab_size"], hidden)
+        required, optional = {**required, **markov}, {**optional, **confidence}
+    return described(
+        "dspark" if is_dspark else "dflash",
+        Join.CONTEXT,
+        body.fields,
+        body.layers,
+        checked_shapes(files, required, optional),
+        **body.sizes,
+        num_taps=taps,
+        boundaries=_boundaries(fields, nested, taps),
+        reads_normed=False,
+        mask_token_id=mask_token(fields, body.vocab),
+        block_size=_block_size(fields, nested),
+        is_causal=nested.flag("causal", body.fields.flag("is_causal", False)),
+        anchor_drafts=fields.flag("sample_from_anchor", is_dspark or _is_deepspec(fields)),
+        norm_output=is_dspark,  # its confidence head reads normalised states
+    )
+
+
+def _dspark_shapes(files: HeadFiles, vocab: int, draft_vocab: int, hidden: int) -> tuple[Shapes, Shapes]:
+    """Return (required, optional) tensors of the plain Markov head; gated and recurrent ones are refused."""
+    before, after = (name + ".weight" for name in MARKOV)
+    rank = files.shapes[before][-1]
+    weight = CONFIDENCE + ".weight"
+    width = files.shapes[weight][-1] if weight in files else hidden
+    if width not in (hidden, hidden + rank):
+        raise CheckpointError(f"{files.path}: {weight} reads {width} numbers; get the head again")
+    required = {before: (vocab, rank), after: (draft_vocab, rank)}
+    return required, {weight: (1, width), CONFIDENCE + ".bias": (1,)}
+
+
+def _boundaries(fields: ConfigFields, nested: ConfigFields, taps: int) -> tuple[int, ...] | None:
+    """Return the tapped layers: `target_layer_ids` are layers, speculators' ids count layers."""
+    stated = (
+        layer_ids(nested, "target_layer_ids", 1),
+        layer_ids(fields, "target_layer_ids", 1),
+        layer_ids(fields, "aux_hidden_state_layer_ids", 0),
+    )
+    found = {ids for ids in stated if ids}
+    if len(found) > 1 or any(len(ids) != taps for ids in found):
+        raise CheckpointError(
+            f"{fields.origin}: the layers that it names do not fit fc.weight, which reads {taps} hidden states; "
+            "get the head again"
+        )
+    return found.pop() if found else None
+
+
+def _block_size(fields: ConfigFields, nested: ConfigFields) -> int:
+    size = nested.count("block_size", fields.count("block_size", 16))
+    if not 2 <= size <= MAX_BLOCK:
+        raise fields.unsupported(f"a block of {size} (2 to {MAX_BLOCK} can be run)")
+    return size
+
+
+def _is_deepspec(fields: ConfigFields) -> bool:
+    named = fields.get("architectures")
+    return isinstance(named, list) and any("DSpark" in str(name) for name in named)
+
+
+def _refuse_variants(inner: ConfigFields, nested: ConfigFields) -> None:
+    kinds = inner.get("layer_types") or []
+    if nested.flag("use_swa", False) or "sliding_attention" in kinds:
+        raise inner.unsupported("a DFlash head with a sliding window")
+    for key in _UNSUPPORTED:
+        if inner.get(key) is not None or nested.get(key) is not None:
+            raise inner.unsupported(f"a DFlash head with {key}")
+
+
+_MEDUSA_BLOCK = re.compile(r"^blocks\.(\d+)\.layers\.(\d+)\.")
+_MEDUSA_TENSOR = re.compile(r"^(blocks|lm_heads)\.\d+\.|^token_map$")
+
+
+def medusa_files(files: HeadFiles) -> HeadFiles:
+    """Return the heads' tensors, without the model in a Medusa-2 file."""
+    return files.renamed({name: name for name in files.shapes if _MEDUSA_TENSOR.match(name)})
+
+
+def read_medusa(files: HeadFiles) -> HeadSpec:
+    """Read the description of Medusa heads; heads are counted, since configs are often wrong."""
+    present, fields = files.shapes, files.fields
+    numbers = [(int(m[1]), int(m[2])) for name in present if (m := _MEDUSA_BLOCK.match(name))]
+    heads, blocks = 1 + max(head for head, _ in numbers), 1 + max(block for _, block in numbers)
+    hidden = present["blocks.0.layers.0.weight"][0] if "blocks.0.layers.0.weight" in present else 0
+    outputs = [shape[0] for name, shape in present.items() if name.startswith("lm_heads.")]
+    tokens = outputs[0] if outputs else fields.count("vocab_size")
+    if "token_map" in present and not outputs:
+        raise CheckpointError(f"{files.path} has a token_map and no lm_heads; get the head again")
+    required: dict[str, tuple[int, ...]] = {}
+    optional: dict[str, tuple[int, ...]] = {"token_map": (tokens,)}
+    for head in range(heads):
+        for block in range(blocks):
+            required[f"blocks.{head}.layers.{block}.weight"] = (hidden, hidden)
+            optional[f"blocks.{head}.layers.{block}.bias"] = (hidden,)
+        if outputs:
+            required[f"lm_heads.{head}.weight"] = (tokens, hidden)
+    return HeadSpec(
+        kind="medusa",
+        hidden_size=hidden,
+        layers=(),
+        norm=NormSpec(1e-6),
+        rope=RopeSpec(10000.0),
+        # Heads over the whole vocabulary determine its size; otherwise the config must state it.
+        vocab_size=fields.count("vocab_size") if "token_map" in present else tokens,
+        draft_vocab_size=tokens,
+        target_hidden_size=hidden,
+        num_taps=1,
+        boundaries=None,
+        reads_normed=True,
+        join=Join.NONE,
+        shapes=checked_shapes(files, required, optional),
+        num_heads=heads,
+        blocks_per_head=blocks,
+    )
