@@ -1,8 +1,7 @@
-"""Other engines for `foreword bench compare`, each in its own process with JSON lines as input and output.
+"""Engines of `foreword bench compare`, each in its own process with JSON lines as input and output.
 
-Started as `python -m foreword.bench.peers PATH MODEL MODE THREADS DEVICE [DRAFT]`. What engines print goes to
-standard error. An engine is imported by its own class, because a peer may run in another environment without
-torch.
+The process is started as `python -m foreword.bench.peers PATH MODEL MODE THREADS DEVICE [DRAFT]`. Prints of engines go
+to standard error. Each class imports its engine itself, because its environment may lack the other engines and torch.
 """
 
 import ctypes
@@ -38,7 +37,7 @@ class PeerEngine(Protocol):
     """A loaded model that answers greedily, one request at a time."""
 
     def tokens(self, prompt: Sequence[int], count: int) -> Iterator[Sequence[int]]:
-        """Yield exactly `count` tokens after the prompt, as they arrive; keep no state."""
+        """Yield exactly `count` tokens after the prompt, as they arrive; keep no state for later prompts."""
         ...
 
 
@@ -55,7 +54,7 @@ class Ours:
         self._numbers = numbers()
 
     def tokens(self, prompt: Sequence[int], count: int) -> Iterator[Sequence[int]]:
-        """Yield the tokens of every step; a new tenant has an empty prefix cache."""
+        """Yield the tokens of every step; each answer is a new tenant, whose prefix cache is empty."""
         from foreword.acceptance.params import SamplingParams
         from foreword.engine.messages import NewRequest
 
@@ -104,7 +103,7 @@ class LlamaCpp:
 
 
 class Portions:
-    """A streamer for transformers that queues what it receives, the prompt first."""
+    """A streamer for transformers that queues the tokens it receives, the prompt first."""
 
     def __init__(self) -> None:
         self.queue: SimpleQueue[list[int] | None] = SimpleQueue()
@@ -144,7 +143,7 @@ class Transformers:
         return loaded.to(self._device)
 
     def tokens(self, prompt: Sequence[int], count: int) -> Iterator[Sequence[int]]:
-        """Yield tokens from a thread, since `generate` returns only at the end."""
+        """Yield tokens while `generate` runs in a thread, since it returns only at the end."""
         import torch
 
         inputs, portions = torch.tensor([list(prompt)], device=self._device), Portions()
@@ -168,7 +167,7 @@ class Transformers:
 
 
 class Vllm:
-    """`plain` or `ngram`, offline. Answers arrive whole: the first token is timed by an answer of one."""
+    """vLLM offline: `plain` or `ngram`. Answers arrive whole, so an answer of one token times the first token."""
 
     def __init__(self, model: str, mode: str, threads: int, device: str) -> None:
         import vllm
@@ -191,7 +190,7 @@ def _drop(level: int, text: bytes, data: int) -> None:
     """Discard a log line."""
 
 
-# Kept alive, since llama.cpp stores the pointer.
+# A module variable, because llama.cpp keeps the pointer.
 _SILENT = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(_drop)
 
 
@@ -229,10 +228,7 @@ def quantized_copy(source: Path, directory: Path, kind: str) -> Path:
 
 
 def peak_resident_bytes() -> int:
-    """Return the peak resident memory of this process.
-
-    Read from /proc if available, because getrusage inherits the parent's value.
-    """
+    """Return the peak resident memory of this process, from /proc because getrusage inherits the parent's value."""
     if sys.platform == "darwin":
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():

@@ -167,7 +167,7 @@ def draft_shape(target: ModelConfig) -> ModelConfig:
 
 
 class RandomTensors:
-    """Random tensors by name in the scale of trained ones, created on demand; norms are ones."""
+    """Creates random tensors by name, in the scale of trained ones; norms are ones."""
 
     def __init__(
         self,
@@ -176,7 +176,7 @@ class RandomTensors:
         device: torch.device,
         gain_of: Callable[[int], float] = lambda layer: 1.0,
     ) -> None:
-        """`gain_of` scales a layer's contribution to the stream."""
+        """Create a source of tensors; `gain_of` scales a layer's contribution to the residual stream."""
         self.hidden_size = config.hidden_size
         self.shapes = expected_shapes(config)
         self._generator = torch.Generator(device).manual_seed(0)
@@ -189,7 +189,9 @@ class RandomTensors:
             return numbers.fill_(float(name.endswith("norm.weight")))
         gain = self._gain_of(_layer_of(name)) if name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0
         if self._is_mixture and name == "model.embed_tokens.weight":
-            gain = numbers.shape[1] ** 0.5  # tokens stay apart in all layers, and take different experts
+            gain = (
+                numbers.shape[1] ** 0.5
+            )  # large embeddings, so that different tokens take different experts
         return numbers.normal_(0.0, gain * numbers.shape[1] ** -0.5, generator=self._generator)
 
     def matrix(self, names: Sequence[str]) -> Tensor:
@@ -203,7 +205,7 @@ class RandomTensors:
 
 
 class RandomMxfp4(RandomTensors):
-    """The same with experts in MXFP4, as gpt-oss is published."""
+    """Random tensors with experts in MXFP4, like published gpt-oss models."""
 
     def experts(self, names: Sequence[Sequence[str]]) -> object:
         from foreword.backends.cuda.expert_packing import GROUP, pack
@@ -211,7 +213,7 @@ class RandomMxfp4(RandomTensors):
         rows, columns = self.shapes[names[0][0]]
         shape = len(names), columns // GROUP, rows * len(names[0])
         codes = self.nothing(*shape, GROUP // 2).to(torch.uint8).random_(256, generator=self._generator)
-        scale = 128 - round(math.log2(columns**0.5 * 6))  # numbers of 4 bits are 3 in the root mean square
+        scale = 128 - round(math.log2(columns**0.5 * 6))  # the root mean square of 4-bit numbers is 3
         return pack(codes, torch.full(shape, scale, dtype=torch.uint8, device=self._device), self._dtype)
 
 
@@ -224,7 +226,7 @@ EXPERTS_USED = 2
 
 
 class RandomCheckpoint:
-    """A checkpoint of random weights, created on demand, that keep the residual stream bounded; no tokenizer."""
+    """A checkpoint of random weights that keep the residual stream bounded; it has no tokenizer."""
 
     def __init__(self, config: ModelConfig, blocks: Mapping[str, QuantizedTensor] | None = None) -> None:
         self.config = config
@@ -259,7 +261,7 @@ class RandomCheckpoint:
 
 
 def as_mixture(config: ModelConfig, experts: int) -> ModelConfig:
-    """Return a dense model's shape with experts; those of one token have its MLP's total width."""
+    """Return a dense model's shape with experts; the experts of one token together are as wide as its MLP."""
     if not EXPERTS_USED < experts <= 1024:
         raise RequestError(f"a mixture has {EXPERTS_USED + 1} .. 1024 experts, not {experts}")
     return replace(config, layers=tuple(_with_experts(layer, experts) for layer in config.layers))
@@ -274,7 +276,7 @@ def _with_experts(layer: LayerSpec, count: int) -> LayerSpec:
 
 
 QUIET = 0.02
-"""Scale of the target's layers that a draft does not have."""
+"""Gain of the target's layers that its draft does not have, so that both agree."""
 
 _END = "<|end|>"
 
@@ -292,12 +294,12 @@ def write_random_pair(config: ModelConfig, draft_layers: int, folder: Path) -> t
 def write_agreeing_pair(
     target: ModelConfig, draft: ModelConfig, agreement: float, folder: Path
 ) -> tuple[Path, Path]:
-    """Write two models that agree on the next token after this fraction of tokens; return their directories."""
+    """Write two models that predict the same next token after this fraction of tokens; return their directories."""
     size = target.vocab_size
     generator = torch.Generator().manual_seed(1)
     order = torch.randperm(size, generator=generator)
     follows = torch.empty_like(order)
-    follows[order] = order.roll(-1)  # one cycle through all tokens, so that texts visit all kinds
+    follows[order] = order.roll(-1)  # one cycle through all tokens, so that texts contain all of them
     wrong = torch.randperm(size, generator=generator)[: round((1 - agreement) * size)]
     drafted = follows.clone()
     drafted[wrong] = follows[wrong].roll(1)
@@ -338,7 +340,7 @@ def _write(path: Path, config: ModelConfig, layers: int, tensors: dict[str, Tens
 
 
 def _tokenizer(size: int) -> HfTokenizer:
-    """Return a byte tokenizer with synthetic names for other ids."""
+    """Return a byte tokenizer of this size, whose further tokens have synthetic texts."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     names = [*alphabet, *(f"<{number}>" for number in range(size - len(alphabet) - 1)), _END]
     tokenizer = HfTokenizer(models.BPE({name: number for number, name in enumerate(names)}, []))

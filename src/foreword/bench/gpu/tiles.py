@@ -1,4 +1,4 @@
-"""Times all kernels for the matrix products of a model, as input for backends/cuda/products."""
+"""Times all kernels for the matrix products of a model, to choose the tiles in backends/cuda/products."""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -17,20 +17,20 @@ from foreword.backends.cuda.products import REFERENCE_TILE, added_up, library_su
 from foreword.bench.gpu.device import device_seconds
 
 _COLD_BYTES = 256 << 20
-"""Weight bytes read in rotation, so that none is cached."""
+"""Bytes of weight copies that are read in turns, so that no cache holds them."""
 
 
 @dataclass(frozen=True)
 class TileTime:
-    """One kernel for one product."""
+    """Time of one kernel for one product."""
 
-    shape: tuple[int, int]  # of the weights, [N, K]
+    shape: tuple[int, int]  # [N, K] of the weights
     rows: int
     parts: int  # splits of K
-    tile: Tile | TallTile | None  # None: the library
+    tile: Tile | TallTile | None  # None: the library's kernel
     microseconds: float
-    terabytes: float  # per second, of weights
-    same_bits: bool  # as the reference tile
+    terabytes: float  # weights read per second
+    same_bits: bool  # whether the result has the bits of the reference tile
 
 
 def candidates(rows: int) -> Iterator[Tile | TallTile]:
@@ -72,7 +72,7 @@ def _compile(tiles: Sequence[Tile | TallTile]) -> None:
     x = torch.zeros((1, 1024), dtype=torch.bfloat16, device="cuda")
     weight = torch.zeros((1024, 1024), dtype=torch.bfloat16, device="cuda")
     for tile in tiles:
-        with suppress(Exception):  # compile errors show when timed
+        with suppress(Exception):  # timing reports compile errors
             for rows, kind in product((1, 16), (torch.bfloat16, torch.float32)):
                 out = torch.empty((1, rows, 1024), dtype=kind, device="cuda")
                 _product(x.expand(rows, -1).contiguous(), weight, out, tile, 1024)
@@ -87,7 +87,7 @@ def _product(x: Tensor, weight: Tensor, out: Tensor, tile: Tile | TallTile, part
 def time_products(
     weights: Tensor, part_depth: int, rows: int, tiles: Sequence[Tile | TallTile]
 ) -> list[TileTime]:
-    """Return all kernels, fastest first. Splits of K are added after the kernels; the library adds its own."""
+    """Return the times of all kernels, fastest first. Adding the splits of K counts for the library only."""
     columns, depth = weights.shape
     copies, parts = max(2, _COLD_BYTES // weights.nbytes), depth // part_depth
     cold = [weights.clone() for _ in range(copies)]

@@ -104,7 +104,7 @@ def train(
 
 
 class _Session:
-    """Evaluates, saves and reports during the steps of one phase."""
+    """Runs one training phase; evaluates, saves and reports between its steps."""
 
     def __init__(self, trainer: Trainer, run: TrainRun, texts: RunTexts, watcher: Watcher) -> None:
         self._trainer, self._run, self._texts, self._watcher = trainer, run, texts, watcher
@@ -122,8 +122,7 @@ class _Session:
         self._saved_at = self._measured_at = run.clock()
         self._measuring: float | None = None  # seconds of the longest evaluation; None: none yet
         self._decaying = False
-        self._loss_text = ""  # the newest loss
-        self._tau = ""
+        self._loss_text = self._tau = ""  # newest loss and tokens per pass, for the progress line
 
     def train(self) -> None:
         self._trainer.train(self._phase, self._run.report_every, self._on_report, self._on_step)
@@ -177,7 +176,7 @@ class _Session:
 
 
 def _seconds_left(run: TrainRun) -> float | None:
-    """Return the remaining seconds of the run; None: no time limit."""
+    """Return the seconds until the time limit; None: no limit."""
     if run.seconds is None or run.began is None:
         return run.seconds
     left = run.began + run.seconds - run.clock()
@@ -230,7 +229,7 @@ def _millions(count: int) -> str:
 
 
 def _disk_bytes(learner: Learner) -> int:
-    """Return the bytes of two states with optimiser moments, a third while it is written, and the result."""
+    """Return the bytes of the result and of three training states, one of which exists while it is written."""
     numbers = sum(parameter.numel() for parameter in learner.parameters())
     return 3 * 3 * 4 * numbers + 4 * numbers
 
