@@ -173,8 +173,8 @@ class Quality(JsonCommand):
     device: DeviceOption = "cpu"
 
     def run(self) -> None:
+        from foreword.bench.pair import measure_quality, read_text
         from foreword.bench.prompts import own_prompts
-        from foreword.bench.quality import measure_quality, read_text
         from foreword.bench.skeleton import table
         from foreword.engine.loader import load_model
 

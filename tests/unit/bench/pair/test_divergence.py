@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from foreword.bench.drafters.decode import DecodeRun
-from foreword.bench.pair import RuleAnswer, expectations, merged
-from foreword.bench.quality import combined, coupled_agreement, divergence
+from foreword.bench.pair import RuleAnswer, combined, coupled_agreement, divergence, expectations, merged
 from foreword.proofs.suite import coupled_agreement as drawn_agreement
 
 P = torch.tensor([[0.5, 0.3, 0.2]], dtype=torch.float64)
