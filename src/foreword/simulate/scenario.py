@@ -127,7 +127,7 @@ class AcceptanceCurve:
 
     @property
     def is_everywhere(self) -> bool:
-        """Whether drafts always have every level."""
+        """True if drafts always have every level."""
         return min(self.coverage) >= 1.0
 
 

@@ -161,7 +161,7 @@ class ControlCell:
 
     @property
     def holds(self) -> bool:
-        """Whether the bounds allow that the goals are met."""
+        """True if the goals are within the bounds."""
         return self.ratios[CONTROLLER].high >= LEAST_RATIO and self.best.ratio.high >= LEAST_OF_BEST
 
 

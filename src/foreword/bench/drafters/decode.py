@@ -189,7 +189,7 @@ class Record:
 
     @property
     def identical(self) -> bool:
-        """Whether both texts are equal."""
+        """True if both texts are equal."""
         return self.speculative.token_ids == self.plain.token_ids
 
     @property

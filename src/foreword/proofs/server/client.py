@@ -96,7 +96,7 @@ class ServerAnswer:
 
     @property
     def is_cut(self) -> bool:
-        """Whether a choice has no finish_reason."""
+        """True if a choice has no finish_reason."""
         return not self.choices or any(choice.finish_reason is None for choice in self.choices.values())
 
     @property
