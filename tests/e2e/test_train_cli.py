@@ -45,7 +45,7 @@ def texts(model: str, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_what_guesses_bring_for_texts_is_not_kept_for_others(model: str):
     """Requests of later commands would be decoded by what pays for texts that nobody has asked for."""
-    batch = session.Workplace(model, "cpu", compiled=False).batch(2, 256, seed=0)
+    batch = session.TrainingTarget(model, "cpu", compiled=False).batch(2, 256, seed=0)
     assert isinstance(batch, EngineBatch)
     assert batch._core.saved_estimates is None
 

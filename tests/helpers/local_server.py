@@ -20,7 +20,7 @@ from foreword.server.connections import WebServer
 from foreword.server.context import ServerContext
 from foreword.server.settings import ServerSettings
 from foreword.wire.link import OnLate
-from foreword.wire.supervisor import EngineLimits, EngineState
+from foreword.wire.supervisor import EngineState
 from helpers.fake_engine import FakeEngine
 
 
@@ -32,8 +32,9 @@ class LocalEngine:
         self.state = EngineState.READY
         self.restarts = 0
 
-    def limits(self) -> EngineLimits:
-        return EngineLimits(self.engine.max_model_len)
+    @property
+    def max_model_len(self) -> int:
+        return self.engine.max_model_len
 
     async def submit(
         self, request: NewRequest, on_late: OnLate | None = None

@@ -56,7 +56,7 @@ class Fleet:
         relay = Relay(self.targets, self.client, self.admission, self.metrics)
         self.app = create_router_app(settings, self.targets, relay, self.metrics)
         for target in self.targets:
-            target.hear(0)
+            target.mark_ready(0)
 
     def _answer(self, request: httpx2.Request) -> httpx2.Response:
         name = request.url.host

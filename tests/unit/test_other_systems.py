@@ -118,7 +118,7 @@ def test_a_benchmark_that_needs_proc_says_so(monkeypatch):
 
 def test_a_processor_without_a_name_is_left_out(monkeypatch):
     without_proc(monkeypatch)
-    assert f"{os.cpu_count()} cores, " in common.made()["machine"]
+    assert f"{os.cpu_count()} cores, " in common.provenance()["machine"]
 
 
 def test_cores_are_counted_without_an_affinity(monkeypatch):

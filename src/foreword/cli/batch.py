@@ -5,7 +5,6 @@ import logging
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +14,7 @@ from foreword.cli.console import DEFAULT_MODEL, ComputeOptions, ModelOption, loa
 from foreword.cli.options.common import GenerationConfigOption, SpeculationOptions
 from foreword.cli.options.grouped import options_command
 from foreword.cli.options.serve import need_server_extra
-from foreword.cli.serve import EngineOptions, ParsingOptions, default_drafting, fetched, prepared
+from foreword.cli.serve import EngineOptions, ParsingOptions, prepare
 from foreword.progress import Progress
 
 if TYPE_CHECKING:
@@ -28,9 +27,7 @@ Requests = Annotated[
         help='Requests, one per line: {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {}}.',
     ),
 ]
-Answers = Annotated[
-    Path, typer.Argument(metavar="OUT.jsonl", help="Answers, one per line; those that it has are kept.")
-]
+Answers = Annotated[Path, typer.Argument(metavar="OUT.jsonl", help="Answers; existing ones are kept.")]
 
 
 @options_command
@@ -62,28 +59,18 @@ def batch(
     settings = ServerSettings(limits=limits, **parsing.settings(model))
     with open_batch(requests, answers) as (found, out), _stopping(found):
         if found.requests or found.refused:
-            path = fetched(model)
-            settings = replace(
-                settings, speculation=default_drafting(path, choice, compute, engine.acceptance_rule)
+            start = {"config": engine.config()}
+            settings, supervision, checkpoint = prepare(
+                model, settings, choice, compute, engine, generation_config, {}, start
             )
-            start = {**asdict(compute), "config": engine.config()}
-            ready = prepared(path, settings, start, engine, generation_config)
+            tokenizer = checkpoint.tokenizer()
             with ExitStack() as bars:
                 on_stage = bars.enter_context(loading_bar())
 
                 def on_ready() -> Progress:
                     return bars.enter_context(progress_bar("answers"))
 
-                run = run_batch(
-                    ready.settings,
-                    ready.supervision,
-                    ready.checkpoint.tokenizer(),
-                    found,
-                    out,
-                    on_stage,
-                    on_ready,
-                )
-                asyncio.run(run)
+                asyncio.run(run_batch(settings, supervision, tokenizer, found, out, on_stage, on_ready))
     counts = found.counts
     _say(f"{counts.answered} answered, {counts.failed} failed, {counts.kept} kept from before: {answers}")
     if failed := counts.failed + counts.failed_before:

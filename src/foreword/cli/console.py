@@ -19,7 +19,7 @@ from foreword.cli.options.common import (
     check_device,
     check_model,
     check_plot,
-    one_of,
+    choices,
 )
 from foreword.cli.options.grouped import Command, late, option
 from foreword.errors import RequestError
@@ -56,53 +56,32 @@ def _complete_model(incomplete: str) -> list[str]:
     return [model.name for model in BUILTIN_MODELS if model.name.startswith(incomplete)]
 
 
-ModelOption = Annotated[
-    str,
-    typer.Option("--model", "-m", callback=check_model, autocompletion=_complete_model, help=_MODEL_HELP),
-]
-ModelArgument = Annotated[
-    str, typer.Argument(callback=check_model, autocompletion=_complete_model, help=_MODEL_HELP)
-]
-DtypeOption = Annotated[
-    str,
-    typer.Option(
-        callback=lambda name: one_of("--dtype", name, DTYPES),
-        help="Data type: auto, float32, bfloat16, float16; on the CPU kernels int8, stored, q8_0, float32. "
-        "`foreword doctor` shows what auto is.",
-    ),
-]
-BackendOption = Annotated[
-    str,
-    typer.Option(
-        callback=lambda name: one_of("--backend", name, BACKENDS),
-        help="Backend: auto, cpu (compiled kernels), cuda or torch.",
-    ),
-]
-QuantizationOption = Annotated[
-    str,
-    typer.Option(
-        callback=lambda name: one_of("--quantization", name, QUANTIZATIONS),
-        help="Weights on a GPU: auto (as the checkpoint has them), none (unpacked), fp8 or int4.",
-    ),
-]
-KvDtypeOption = Annotated[
-    str,
-    typer.Option(
-        callback=lambda name: one_of("--kv-cache-dtype", name, KV_DTYPES),
-        help="Keys and values: auto; float32 or bfloat16 on a CPU; fp8 on a GPU.",
-    ),
-]
+_checked_model: dict[str, Any] = {
+    "callback": check_model,
+    "autocompletion": _complete_model,
+    "help": _MODEL_HELP,
+}
+ModelOption = Annotated[str, typer.Option("--model", "-m", **_checked_model)]
+ModelArgument = Annotated[str, typer.Argument(**_checked_model)]
+_DTYPE_HELP = (
+    "Data type: auto, float32, bfloat16, float16; on the CPU kernels int8, stored, q8_0, float32. "
+    "`foreword doctor` shows what auto is."
+)
+_WEIGHTS_HELP = "Weights on a GPU: auto (as the checkpoint has them), none (unpacked), fp8 or int4."
+_KV_HELP = "Keys and values: auto; float32 or bfloat16 on a CPU; fp8 on a GPU."
+DtypeOption = Annotated[str, choices("--dtype", DTYPES, _DTYPE_HELP)]
+BackendOption = Annotated[str, choices("--backend", BACKENDS, "Backend: auto, cpu, cuda or torch.")]
+QuantizationOption = Annotated[str, choices("--quantization", QUANTIZATIONS, _WEIGHTS_HELP)]
+KvDtypeOption = Annotated[str, choices("--kv-cache-dtype", KV_DTYPES, _KV_HELP)]
 DeviceOption = Annotated[str, typer.Option(callback=check_device, help="Device: auto, cpu, cuda or cuda:1.")]
 JsonOption = Annotated[
     bool,
-    typer.Option(
-        "--json", callback=leave_stdout_to_json, help="Print one JSON object; tables go to standard error."
-    ),
+    typer.Option("--json", callback=leave_stdout_to_json, help="Print JSON; tables go to standard error."),
 ]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlaceOptions:
+class DeviceOptions:
     """Device, data type and backend of a model."""
 
     dtype: DtypeOption = late("auto", 2)
@@ -113,21 +92,17 @@ class PlaceOptions:
 
     @property
     def place(self) -> dict[str, Any]:
-        """Return the options as parameters of model loading."""
-        return {field.name: getattr(self, field.name) for field in fields(PlaceOptions)}
+        return {field.name: getattr(self, field.name) for field in fields(DeviceOptions)}
 
 
 @dataclass(frozen=True, kw_only=True)
-class ComputeOptions(PlaceOptions):
+class ComputeOptions(DeviceOptions):
     """Place options of a model that may be divided between processes."""
 
-    tensor_parallel_size: int = option(
-        1, "Number of processes that split the model: one per GPU, or all on the CPU.", min=1, last=2
-    )
+    tensor_parallel_size: int = option(1, "Processes that split the model, one per GPU.", min=1, last=2)
 
 
 def plot_option(text: str = "Draw the curves into this PNG file.") -> Any:  # noqa: ANN401
-    """Return the option for a picture."""
     return option(None, text, callback=check_plot, last=1)
 
 
@@ -210,21 +185,15 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
 
 def load_llm(
     model: str,
-    dtype: str,
-    device: str,
-    backend: str = "auto",
-    quantization: str = "auto",
-    kv_cache_dtype: str = "auto",
-    speculation: str | None = None,
-    generation_config: str = "none",
-    tensor_parallel_size: int = 1,
+    *,
     config: "EngineConfig | None" = None,
     answers: int | None = None,
+    **options: Any,  # noqa: ANN401 - of several types
 ) -> "LLM":
-    """Fetch the model if needed and load it, with progress bars.
+    """Fetch the model if needed and load it with these options of `LLM`, with progress bars.
 
-    Speculation and model defaults are off unless given. `answers` is the number of concurrent answers, if known: a
-    GPU is prepared for no more.
+    Speculation and the model's sampling defaults are off unless given. `answers` is the number of concurrent answers:
+    a GPU is prepared for no more.
     """
     from foreword.models.sources.resolve import resolve_model
 
@@ -239,14 +208,7 @@ def load_llm(
     with stage_bar() as on_stage:
         llm = LLM(
             str(path),
-            dtype=dtype,
-            device=device,
-            backend=backend,
-            quantization=quantization,
-            kv_cache_dtype=kv_cache_dtype,
-            speculation=speculation,
-            generation_config=generation_config,
-            tensor_parallel_size=tensor_parallel_size,
+            **{"speculation": None, "generation_config": "none", **options},
             config=config,
             progress=lambda done, total: on_stage(f"loading {model}", done, total),
             preparing=lambda done, total: on_stage("preparing passes", done, total),
@@ -262,29 +224,25 @@ class JsonCommand(Command):
     as_json: JsonOption = late(False, 3)
 
     def show_json(self, value: dict[str, Any]) -> None:
-        """Print the object if --json is given."""
         if self.as_json:
             print_json(value)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelCommand(PlaceOptions, JsonCommand):
+class ModelCommand(DeviceOptions, JsonCommand):
     """A command for a loaded model."""
 
     model: ModelOption = late(DEFAULT_MODEL, -1)
 
     def load(self, speculation: str | None = None, config: "EngineConfig | None" = None) -> "LLM":
-        """Return the loaded model; see `load_llm`."""
         return load_llm(self.model, **self.place, speculation=speculation, config=config)
 
 
 def print_json(value: dict[str, Any]) -> None:
-    """Print one object on one line."""
     print(json.dumps(value))
 
 
 def parse_sizes(option: str, text: str, least: int | None = None) -> list[int]:
-    """Parse comma-separated numbers of an option."""
     try:
         found = [int(part) for part in text.split(",")]
     except ValueError as error:

@@ -15,20 +15,12 @@ from foreword.cli.console import (
     stdout,
 )
 
-app = typer.Typer(
-    no_args_is_help=True,
-    help='Build datastores for --speculation \'{"method": "rest", "datastore": FILE}\'.',
-)
+app = typer.Typer(no_args_is_help=True, help="Build datastores of the drafter rest.")
 
 
 @app.command()
 def build(
-    files: Annotated[
-        list[Path],
-        typer.Argument(
-            help="UTF-8 texts; token ids as .npy, or as .bin (little-endian, 2 bytes each, or 4)."
-        ),
-    ],
+    files: Annotated[list[Path], typer.Argument(help="UTF-8 texts, or token ids as .npy or .bin.")],
     out: Annotated[Path, typer.Option(help="Datastore to write, a new file.")],
     model: ModelOption = DEFAULT_MODEL,
     as_json: JsonOption = False,
@@ -45,9 +37,8 @@ def build(
         tokenizer = open_checkpoint(resolve_model(model, on_progress=on_stage)).tokenizer()
         header = write_store(files, out, tokenizer, model, on_stage)
     if as_json:
-        print_json(
-            {"out": str(out), "tokens": header.tokens, "files": header.files, "bytes": header.file_bytes}
-        )
+        counts = {"tokens": header.tokens, "files": header.files, "bytes": header.file_bytes}
+        print_json({"out": str(out), **counts})
         return
     stdout.print(
         f"{out}: {header.tokens:,} tokens of {header.files} files, {header.file_bytes / 1e6:.1f} MB",
@@ -56,10 +47,7 @@ def build(
 
 
 @app.command()
-def show(
-    file: Annotated[Path, typer.Argument(help="Datastore.")],
-    as_json: JsonOption = False,
-) -> None:
+def show(file: Annotated[Path, typer.Argument(help="Datastore.")], as_json: JsonOption = False) -> None:
     """Show the contents of a datastore, and verify its checksum."""
     from foreword.drafters.datastore.format import read_header, verify
 

@@ -47,9 +47,7 @@ def read_prompt(prompt: str | None, file: Path | None, stdin_is_free: bool = Tru
         raise RequestError("there is a prompt and a --file; give one")
     if prompt == "-" or file == Path("-") or (prompt is None and file is None):
         if not stdin_is_free:
-            raise RequestError(
-                "standard input cannot be both the prompt and the --prediction; give one a file"
-            )
+            raise RequestError("standard input is the prompt or the --prediction; give one a file")
         return _from_stdin(must_be_piped=prompt is None and file is None)
     question = prompt if file is None else _text_of(file)
     if not question:
@@ -60,9 +58,7 @@ def read_prompt(prompt: str | None, file: Path | None, stdin_is_free: bool = Tru
 
 def _from_stdin(must_be_piped: bool) -> str:
     if must_be_piped and sys.stdin.isatty():
-        raise RequestError(
-            'there is no prompt; give one: foreword generate "Why is the sky blue?", --file, or a pipe'
-        )
+        raise RequestError("there is no prompt; give one as an argument, with --file, or through a pipe")
     read = _text_of(Path("-"))
     if not read:
         raise RequestError("standard input is empty; pipe a prompt in or give one")
@@ -90,17 +86,10 @@ def _text_of(path: Path) -> str:
 class StructuredOptions:
     """Response format; at most one is given."""
 
-    json_schema: Path | None = option(
-        None, "Constrain the answer to JSON that matches the schema in this file.", metavar="FILE"
-    )
-    regex: str | None = option(
-        None,
-        r"Constrain the answer to this regular expression; \d, \w, \s are ASCII unless it starts with (?u).",
-    )
+    json_schema: Path | None = option(None, "Constrain the answer to this JSON schema.", metavar="FILE")
+    regex: str | None = option(None, r"Constrain the answer to this regular expression (ASCII classes).")
     choice: list[str] | None = option(None, "Constrain the answer to one of these texts; repeatable.")
-    grammar: str | None = option(
-        None, "Constrain the answer to this grammar: llama.cpp's GBNF, or Lark.", metavar="FILE|TEXT"
-    )
+    grammar: str | None = option(None, "Constrain the answer to this grammar.", metavar="FILE|TEXT")
 
     def outputs(self) -> "StructuredOutputs | None":
         """Return the structured output that the options specify; None: free text."""
@@ -152,13 +141,9 @@ class PromptOptions:
     )
     file: Path | None = option(None, "Read the prompt from this file.")
     system: SystemOption = None
-    prediction: Path | None = option(
-        None, "File with the expected answer, used as a draft: where it matches, few passes are needed."
-    )
+    prediction: Path | None = option(None, "File with the expected answer, which is used as a draft.")
     raw: bool = flag("Continue the prompt without a chat template.")
-    parse_special: bool = option(
-        True, "With --raw: parse names of control tokens in the prompt as those tokens."
-    )
+    parse_special: bool = option(True, "With --raw: parse names of control tokens as these tokens.")
     suffix: str | None = option(
         None,
         "Fill in the middle: write the text between the prompt and this suffix, without a chat template. "
@@ -212,11 +197,7 @@ def generate(
     question = read_prompt(options.prompt, options.file, stdin_is_free=options.prediction != Path("-"))
     expected = None if options.prediction is None else read_text(options.prediction)
     llm = load_llm(
-        model,
-        **asdict(compute),
-        speculation=choice,
-        generation_config=generation_config,
-        answers=sampling.n,
+        model, **asdict(compute), speculation=choice, generation_config=generation_config, answers=sampling.n
     )
     params = llm.loaded.sampling.params(**given)
     streamed = not as_json and sampling.n == 1

@@ -11,9 +11,7 @@ from foreword.errors import RequestError
 
 app = typer.Typer(no_args_is_help=True, help="Inspect, convert and quantise draft heads.")
 
-HeadArgument = Annotated[
-    str, typer.Argument(metavar="HEAD", help="Draft head: a directory, a .safetensors file or a hub id.")
-]
+HeadArgument = Annotated[str, typer.Argument(metavar="HEAD", help="Draft head: path or hub id.")]
 OutArgument = Annotated[Path, typer.Argument(help="New directory.")]
 
 
@@ -35,9 +33,7 @@ def show(head: HeadArgument, as_json: JsonOption = False) -> None:
 
 @app.command()
 def convert(
-    head: Annotated[
-        str, typer.Argument(metavar="HEAD", help="Draft head in any published layout, pickled ones included.")
-    ],
+    head: Annotated[str, typer.Argument(metavar="HEAD", help="Draft head in any published layout.")],
     out: OutArgument,
     as_json: JsonOption = False,
 ) -> None:
@@ -55,10 +51,7 @@ def convert(
 def quantize(
     head: HeadArgument,
     out: OutArgument,
-    target: Annotated[
-        str | None,
-        typer.Option(help="Target of the head: copies of its embedding and output matrix are omitted."),
-    ] = None,
+    target: Annotated[str | None, typer.Option(help="Target, whose matrices are not copied.")] = None,
     bits: Annotated[int, typer.Option(help="Bits per weight: 8 or 4.")] = 8,
     as_json: JsonOption = False,
 ) -> None:

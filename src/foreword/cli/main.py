@@ -124,7 +124,7 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def _root(
     version: bool = typer.Option(
-        False, "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
+        False, "--version", callback=_show_version, is_eager=True, help="Show the version."
     ),
 ) -> None:
     """Exact speculative decoding for language models: the same text in fewer passes."""

@@ -24,9 +24,8 @@ def man(
             (directory / f"{name}.1").write_text(text, encoding="utf-8")
     except OSError as error:
         raise RequestError(f"{directory} cannot be written: {error.strerror}") from None
-    stdout.print(
-        f"{len(pages)} pages in {directory}; read one with: man -l {directory / 'foreword.1'}", soft_wrap=True
-    )
+    first = directory / "foreword.1"
+    stdout.print(f"{len(pages)} pages in {directory}; read one with: man -l {first}", soft_wrap=True)
 
 
 def _pages(command: Any, parent: Any, path: str) -> Iterator[tuple[str, str]]:  # noqa: ANN401 - typer's own click's
@@ -62,7 +61,6 @@ def _page(command: Any, context: Any, path: str) -> str:  # noqa: ANN401
 
 
 def _text(text: str) -> str:
-    """Return text escaped for roff."""
     escaped = text.replace("\\", "\\e").replace("-", "\\-")
     lines = (line.strip() for line in escaped.strip().splitlines())
     return "\n".join(".PP" if not line else f"\\&{line}" if line[0] in ".'" else line for line in lines)

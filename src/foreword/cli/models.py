@@ -23,11 +23,7 @@ from foreword.errors import RequestError
 
 def pull(
     name: Annotated[
-        str,
-        typer.Argument(
-            callback=check_model,
-            help="Built-in name, or hub id: org/name, or org/name:file.gguf for one file of it.",
-        ),
+        str, typer.Argument(callback=check_model, help="Built-in name or hub id: org/name:file.gguf.")
     ] = DEFAULT_MODEL,
 ) -> None:
     """Fetch a model into the cache and verify its checksums; a fetch that was cut off is resumed."""
@@ -39,9 +35,7 @@ def pull(
 
 
 def list_models(
-    supported: Annotated[
-        bool, typer.Option("--supported", help="List supported model families and their backends.")
-    ] = False,
+    supported: Annotated[bool, typer.Option("--supported", help="List families and backends.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """List built-in models and whether they are fetched, and cached hub models."""
@@ -53,10 +47,9 @@ def list_models(
 
     entries = [*builtin.list_models(), *cached_models()]
     if as_json:
-        rows = [
-            {"name": e.name, "path": str(e.path), "bytes": e.bytes, "present": e.present} for e in entries
-        ]
-        print_json({"models": rows})
+        rows = [(e.name, str(e.path), e.bytes, e.present) for e in entries]
+        names = ("name", "path", "bytes", "present")
+        print_json({"models": [dict(zip(names, row, strict=True)) for row in rows]})
         return
     headings = ("name", "size", "fetched", "what it is", "path")
     lines = [
@@ -96,12 +89,8 @@ def _print_table(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> Non
 def prune(
     model: ModelArgument,
     out: Annotated[Path, typer.Argument(help="New .gguf file for a GGUF model, else a new directory.")],
-    layers: Annotated[
-        str | None, typer.Option(help="Layers to keep, such as 0-9,20-29 (ends included).")
-    ] = None,
-    keep: Annotated[
-        int | None, typer.Option(help="Number of layers to keep, evenly spaced, with the first and the last.")
-    ] = None,
+    layers: Annotated[str | None, typer.Option(help="Layers to keep, such as 0-9,20-29.")] = None,
+    keep: Annotated[int | None, typer.Option(help="Number of layers to keep, evenly spaced.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write a copy of a model with some of its layers: a draft model that has the target's tokenizer.
@@ -132,9 +121,7 @@ def prune(
 
 def warm(
     model: ModelArgument,
-    speculation: Annotated[
-        str, typer.Option(help="Drafter whose kernels are compiled, as for generate.")
-    ] = "auto",
+    speculation: Annotated[str, typer.Option(help="Drafter, as for generate.")] = "auto",
     quantization: Annotated[str, typer.Option(help="Weights: auto, none, fp8 or int4.")] = "auto",
     max_num_seqs: Annotated[int, typer.Option(help="Most requests at once.", min=1)] = 64,
     as_json: JsonOption = False,
@@ -167,6 +154,5 @@ def warm(
     if as_json:
         print_json({"model": model, "kernels": count})
     else:
-        stdout.print(
-            f"{model}: {count} kernels are compiled for {torch.cuda.get_device_name()}", soft_wrap=True
-        )
+        device = torch.cuda.get_device_name()
+        stdout.print(f"{model}: {count} kernels are compiled for {device}", soft_wrap=True)

@@ -25,9 +25,7 @@ app = typer.Typer(no_args_is_help=True, help="Check a policy file, and explain i
 
 
 @app.command()
-def check(
-    file: Annotated[Path, typer.Argument(help="The policy file.")], as_json: JsonOption = False
-) -> None:
+def check(file: Annotated[Path, typer.Argument(help="Policy file.")], as_json: JsonOption = False) -> None:
     """Check a policy file. Errors and warnings name their place; with an error the exit code is 1."""
     from foreword.control.policy_file.unreachable import unreachable
 
@@ -44,8 +42,7 @@ def check(
     named = ", ".join(found["cohorts"]) or "none"
     verdict = "contradicts itself" if rules.errors else "is well-formed"
     stdout.print(
-        f"{file} {verdict}: cohorts {named}; drafters {', '.join(policy.drafters) or 'none'}",
-        soft_wrap=True,
+        f"{file} {verdict}: cohorts {named}; drafters {', '.join(policy.drafters) or 'none'}", soft_wrap=True
     )
     for kind, lines in (("error", rules.errors), ("warning", rules.warnings)):
         for line in lines:
@@ -62,17 +59,11 @@ class Explain(JsonCommand):
 
     request: Path = argument(REQUIRED, "Body of a request; -: standard input.", metavar="REQUEST.json")
     policy: Path = option(REQUIRED, "The policy file.", metavar="FILE")
-    route: str | None = option(
-        None, "Route of the request, such as /generate. Default: from the body's fields."
-    )
+    route: str | None = option(None, "Route of the request, such as /generate. Default: from its fields.")
     tenant: str = option("", "Tenant of the request (see `foreword policy tenant`).")
-    prompt_tokens: int | None = option(
-        None, "Prompt length in tokens. Default: from its token ids, or an estimate.", min=1
-    )
+    prompt_tokens: int | None = option(None, "Prompt length in tokens. Default: an estimate.", min=1)
     adapter: str = option("", "Name of the LoRA adapter that the request uses.")
-    speculation: str = option(
-        "off", "Value of the server's --speculation, whose drafters requests may name.", metavar="METHOD"
-    )
+    speculation: str = option("off", "Value of the server's --speculation.", metavar="METHOD")
 
     def run(self) -> None:
         from foreword.control.policy_file.explaining import explain
@@ -100,7 +91,6 @@ app.command()(command(Explain))
 
 
 def _settings(speculation: str) -> "ServerSettings":
-    """Return the settings of a server with this --speculation."""
     from foreword.drafters.config import SpeculationConfig
     from foreword.server.settings import ServerSettings
 
@@ -158,13 +148,9 @@ class Tune(ModelCommand):
     Every prompt is answered plainly and with every drafter. `foreword serve --speculation-policy FILE` uses the file.
     """
 
-    prompts: Path | None = option(
-        None, "JSON lines with your prompts: turns and category. Default: the shipped prompts."
-    )
+    prompts: Path | None = option(None, "JSON lines with turns and category. Default: the shipped prompts.")
     out: Path = option(Path("speculation-policy.json"), "Policy file to write.")
-    methods: str | None = option(
-        None, "Drafters: names or JSON objects separated by commas. Default: all that need no settings."
-    )
+    methods: str | None = option(None, "Drafters: names or JSON objects. Default: all without settings.")
     limit_per_category: int = option(2, "Use the first N prompts of each category.")
     max_tokens: int = option(64, MOST_TOKENS)
     temperature: float = option(0.0, TEMPERATURE)
@@ -204,7 +190,6 @@ tune = command(Tune)
 
 
 def _require_own(out: Path) -> None:
-    """Raise `RequestError` unless an existing file was written by this command."""
     from foreword.bench.drafters.summary import WRITTEN_BY
 
     if not out.exists():
@@ -215,9 +200,7 @@ def _require_own(out: Path) -> None:
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         is_own = False
     if not is_own:
-        raise RequestError(
-            f"--out {out} is there already and was not written by foreword tune; name another file"
-        )
+        raise RequestError(f"--out {out} exists and was not written by foreword tune; name another file")
 
 
 def _available(llm: "LLM") -> "list[Method]":
@@ -242,7 +225,5 @@ def _made_with(llm: "LLM", model: str) -> dict[str, Any]:
         "model": model,
         "device": str(target.device),
         "version": __version__,
-        "step_ms_by_rows": {
-            str(rows): round(1e3 * points[rows], 3) for rows in (1, 2, 4, 8, 16) if rows < len(points)
-        },
+        "step_ms_by_rows": {str(n): round(1e3 * points[n], 3) for n in (1, 2, 4, 8, 16) if n < len(points)},
     }

@@ -7,14 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foreword.cli.console import (
-    DEFAULT_MODEL,
-    ComputeOptions,
-    ModelArgument,
-    loading_bar,
-    stderr,
-    stdout,
-)
+from foreword.cli.console import DEFAULT_MODEL, ComputeOptions, ModelArgument, loading_bar, stderr, stdout
 from foreword.cli.options.common import (
     GenerationConfigOption,
     NodeOptions,
@@ -37,7 +30,6 @@ from foreword.cli.options.serve import (
 if TYPE_CHECKING:
     import socket
 
-    from foreword.drafters.config import SpeculationConfig
     from foreword.models.formats.checkpoint import Checkpoint
     from foreword.server.settings import ServerSettings
     from foreword.wire.supervisor import SupervisorSettings
@@ -52,9 +44,7 @@ class ParsingOptions:
 
     served_model_name: str | None = option(None, "Name of the model in the API.")
     strict_fields: bool = flag("Refuse requests with unknown fields instead of ignoring those.")
-    tool_call_parser: str = option(
-        "auto", "Format of tool calls; auto: from the chat template.", metavar="NAME"
-    )
+    tool_call_parser: str = option("auto", "Format of tool calls; auto: from the template.", metavar="NAME")
     reasoning_parser: str = option(
         "none",
         "Format of reasoning, such as qwen3 or deepseek_r1; auto: from the chat template; none: it is text.",
@@ -83,23 +73,16 @@ class ApiOptions:
         "API key that may switch speculation for all tenants (--speculation-switch) and use all other routes; "
         "repeatable. Default: FOREWORD_ADMIN_KEY (comma-separated).",
     )
-    lora_modules: list[str] | None = option(
-        None, "LoRA adapters (PEFT folders) and their names: a=x b=y; repeatable.", metavar="NAME=PATH"
-    )
+    lora_modules: list[str] | None = option(None, "LoRA adapters, such as a=x b=y.", metavar="NAME=PATH")
     allow_lora_loading: bool = flag("Let clients load and unload adapters by path.")
     hide_speculation: bool = flag("Omit acceptance from answers and /health.")
-    stream_pacing: str = option(
-        "burst", "Stream tokens as burst (immediately) or even (even cadence, padded)."
-    )
-    speculation_switch: bool = flag(
-        "Let POST /speculation switch speculation; with API keys it needs an --admin-key."
-    )
+    stream_pacing: str = option("burst", "Stream tokens as burst (immediately) or even (padded, in time).")
+    speculation_switch: bool = flag("Enable POST /speculation; with API keys it needs an --admin-key.")
     max_queued: int = option(64, "Most queued answers; more are refused with 429.", min=0)
 
     def settings(
         self, model: str, listening: ListeningOptions, parsing: ParsingOptions, running: int
     ) -> "ServerSettings":
-        """Return the server's settings; raise `RequestError` for invalid ones."""
         from foreword.server.settings import STREAM_PACINGS, Limits, ServerSettings
 
         listen_settings, parser_settings = listening.settings(), parsing.settings(model)
@@ -122,13 +105,8 @@ class EngineOptions:
 
     max_model_len: int | None = option(None, "Most tokens of prompt and answer.", min=2)
     max_num_seqs: int = option(64, "Most concurrent answers.", min=1)
-    max_num_batched_tokens: int | None = option(
-        None, "Most tokens of one target pass; longer prompts take several.", min=1
-    )
-    kv_cache_memory_bytes: str | None = option(
-        None,
-        "Size of the KV cache, such as 2G or 512M. Default: 1G; on a GPU what --gpu-memory-utilization leaves.",
-    )
+    max_num_batched_tokens: int | None = option(None, "Most tokens per target pass.", min=1)
+    kv_cache_memory_bytes: str | None = option(None, "KV cache size, such as 2G. Default: 1G; GPU: the rest.")
     state_cache_bytes: str | None = option(
         None,
         "Size of the states of recurrent layers kept for the prefix cache, such as 2G. Default: a quarter of the KV"
@@ -138,9 +116,7 @@ class EngineOptions:
     enforce_eager: bool = flag("Capture no CUDA graphs: quicker start, slower steps.")
     enable_prefix_caching: bool = option(True, "Reuse the KV of equal prefixes, within an API key.")
     acceptance_rule: str = option("coupled", "Acceptance rule: coupled, token, block or traversal.")
-    hang_seconds: float = option(
-        60.0, "Restart an engine that makes no progress for this many seconds.", min=1
-    )
+    hang_seconds: float = option(60.0, "Restart an engine without progress for these seconds.", min=1)
     engine_factory: str | None = option(None, "", hidden=True)
 
     def config(self) -> dict[str, Any]:
@@ -148,20 +124,11 @@ class EngineOptions:
         from foreword.acceptance.rules.rule import Rule
 
         Rule.parse(self.acceptance_rule)
-        config: dict[str, Any] = {
-            "max_model_len": self.max_model_len,
-            "max_num_seqs": self.max_num_seqs,
-            "enable_prefix_caching": self.enable_prefix_caching,
-            "acceptance_rule": self.acceptance_rule,
-            "gpu_memory_utilization": self.gpu_memory_utilization,
-            "enforce_eager": self.enforce_eager,
-        }
-        if self.max_num_batched_tokens is not None:
-            config["max_num_batched_tokens"] = self.max_num_batched_tokens
-        for name in ("kv_cache_memory_bytes", "state_cache_bytes"):
-            if (size := getattr(self, name)) is not None:
-                config[name] = memory_size(f"--{name.replace('_', '-')}", size)
-        return config
+        own = ("hang_seconds", "engine_factory")
+        given = {name: value for name, value in asdict(self).items() if value is not None and name not in own}
+        for name in given.keys() & {"kv_cache_memory_bytes", "state_cache_bytes"}:
+            given[name] = memory_size(f"--{name.replace('_', '-')}", given[name])
+        return given
 
 
 @options_command
@@ -189,94 +156,68 @@ def serve(
     if speculation_policy is not None:
         config["speculation_policy"] = str(checked_policy(speculation_policy))
         settings = replace(settings, policy_file=config["speculation_policy"])
-    start = {**asdict(compute), "config": config, "adapters": dict(settings.adapters)}
     with address.bind() as port:
         need_server_extra()
-        path = fetched(model)
-        local = default_drafting(path, choice, compute, engine.acceptance_rule)
-        settings = replace(settings, speculation=with_nodes(local, remote))
-        _run(prepared(path, settings, start, engine, generation_config), port, engine)
+        start = {"config": config, "adapters": dict(settings.adapters)}
+        ready = prepare(model, settings, choice, compute, engine, generation_config, remote, start)
+        _run(*ready, port, engine)
 
 
-def _is_shape_invariant(path: Path, compute: ComputeOptions) -> bool:
-    from foreword.backends.choice import choose_backend, fitted, parallel_backend, pick_device
-    from foreword.backends.loading import is_shape_invariant
-    from foreword.models.formats.checkpoint import open_checkpoint
-
-    place = pick_device(compute.device)
-    backend = parallel_backend(compute.backend, compute.tensor_parallel_size)
-    choice = choose_backend(backend, compute.dtype, place)
-    config = open_checkpoint(path).config
-    return is_shape_invariant(fitted(choice, config, backend=backend, dtype=compute.dtype, device=place))
-
-
-def default_drafting(
-    path: Path, setting: str, compute: ComputeOptions, acceptance_rule: str
-) -> "SpeculationConfig | None":
-    """Return the default drafter, against which this process checks requests."""
-    from foreword.engine.drafting.default_speculation import choose_speculation
-    from foreword.models.formats.checkpoint import open_checkpoint
-    from foreword.models.heads.shipped import find_head
-
-    checkpoint = open_checkpoint(path)
-    head = find_head(checkpoint, checkpoint.tokenizer())
-    invariant = _is_shape_invariant(path, compute)
-    return choose_speculation(setting, invariant, acceptance_rule, head).config
-
-
-def fetched(model: str) -> Path:
-    """Return a model's path; fetch it if necessary."""
-    from foreword.models.sources.resolve import resolve_model
-
-    with loading_bar() as on_stage:
-        return resolve_model(model, on_progress=on_stage)
-
-
-@dataclass(frozen=True)
-class PreparedServer:
-    """Settings of a server before its engine starts."""
-
-    settings: "ServerSettings"
-    supervision: "SupervisorSettings"
-    checkpoint: "Checkpoint"
-
-
-def prepared(
-    path: Path,
+def prepare(
+    model: str,
     settings: "ServerSettings",
-    start: dict[str, Any],
+    speculation: str,
+    compute: ComputeOptions,
     engine: EngineOptions,
     generation_config: str,
-) -> PreparedServer:
-    """Return how to start an engine; `start` has the fields of `Start` except model and drafter."""
+    nodes: dict[str, Any],
+    start: dict[str, Any],
+) -> "tuple[ServerSettings, SupervisorSettings, Checkpoint]":
+    """Fetch the model; return the complete settings of its server and of its engine, and the opened model.
+
+    This process checks requests against the default drafter. `start` has further fields of `Start`.
+    """
+    from foreword.backends.choice import choose_backend, fitted, parallel_backend, pick_device
+    from foreword.backends.loading import is_shape_invariant
+    from foreword.engine.drafting.default_speculation import choose_speculation
     from foreword.engine.loader import sampling_defaults
     from foreword.models.formats.checkpoint import open_checkpoint
+    from foreword.models.heads.shipped import find_head
+    from foreword.models.sources.resolve import resolve_model
     from foreword.server.model_files import ModelFiles
     from foreword.wire.frames import Start
     from foreword.wire.supervisor import DEFAULT_FACTORY, SupervisorSettings
 
-    speculation = settings.speculation
-    if speculation is not None:
-        start = {**start, "speculation": speculation.as_mapping()}
-    checkpoint = open_checkpoint(path)
-    sampling = sampling_defaults(checkpoint, generation_config)
-    settings = replace(settings, model_files=ModelFiles.of(checkpoint), sampling=sampling)
-    supervision = SupervisorSettings(
-        Start(str(path), **start), engine.engine_factory or DEFAULT_FACTORY, hang_seconds=engine.hang_seconds
-    )
-    return PreparedServer(settings, supervision, checkpoint)
+    with loading_bar() as on_stage:
+        path = resolve_model(model, on_progress=on_stage)
+    checkpoint, device = open_checkpoint(path), pick_device(compute.device)
+    backend = parallel_backend(compute.backend, compute.tensor_parallel_size)
+    choice = choose_backend(backend, compute.dtype, device)
+    choice = fitted(choice, checkpoint.config, backend=backend, dtype=compute.dtype, device=device)
+    head = find_head(checkpoint, checkpoint.tokenizer())
+    local = choose_speculation(speculation, is_shape_invariant(choice), engine.acceptance_rule, head).config
+    drafting, sampling = with_nodes(local, nodes), sampling_defaults(checkpoint, generation_config)
+    files = ModelFiles.of(checkpoint)
+    settings = replace(settings, speculation=drafting, model_files=files, sampling=sampling)
+    mapping = None if drafting is None else drafting.as_mapping()
+    factory = engine.engine_factory or DEFAULT_FACTORY
+    started = Start(str(path), **asdict(compute), speculation=mapping, **start)
+    return settings, SupervisorSettings(started, factory, hang_seconds=engine.hang_seconds), checkpoint
 
 
-def _run(ready: PreparedServer, listening: "socket.socket", engine: EngineOptions) -> None:
+def _run(
+    settings: "ServerSettings",
+    supervision: "SupervisorSettings",
+    checkpoint: "Checkpoint",
+    listening: "socket.socket",
+    engine: EngineOptions,
+) -> None:
     from foreword.server.app import ServerRun
 
-    settings, checkpoint = ready.settings, ready.checkpoint
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     if settings.allow_switch and settings.api_keys and not settings.admin_keys:
-        log.warning(
-            "POST /speculation is refused for all API keys; give --admin-key to use --speculation-switch"
-        )
-    run = ServerRun(settings, ready.supervision, checkpoint.tokenizer(), listening)
+        log.warning("POST /speculation is refused for all API keys: --speculation-switch needs --admin-key")
+    run = ServerRun(settings, supervision, checkpoint.tokenizer(), listening)
     stderr.print(f"[dim]loading {settings.model_name} ...[/dim]")
     with ExitStack() as until_ready:
         on_stage = until_ready.enter_context(loading_bar())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from foreword.cli.bench.common import draw
+from foreword.cli.bench.common import save_plot
 from foreword.cli.console import JsonCommand, parse_sizes, plot_option, stdout
 from foreword.cli.options.grouped import command, option
 from foreword.errors import RequestError
@@ -30,17 +30,11 @@ class Theory(JsonCommand):
     """
 
     alpha: float = option(0.8, "Acceptance rate per draft token, 0 to 1.")
-    draft_cost: float = option(
-        0.05, "Time of one draft token, or of one level of a tree, in plain target passes."
-    )
+    draft_cost: float = option(0.05, "Time of one draft token, or tree level, in plain target passes.")
     k: str = option("1..15", "Draft tokens per pass (depth of the draft): 1..15, or 1,2,4.")
-    network_cost: float = option(
-        0.0, "Round trip to a remote drafter, in plain target passes; once per draft."
-    )
+    network_cost: float = option(0.0, "Round trip to a remote drafter, in plain target passes.")
     tree_width: int = option(1, "Alternatives at every level; all are verified, one is continued.")
-    step_costs: Path | None = option(
-        None, "Output of `foreword bench step --json`: also use these pass times."
-    )
+    step_costs: Path | None = option(None, "Output of `foreword bench step --json`, to use its pass times.")
     plot: Path | None = plot_option()
 
     def run(self) -> None:
@@ -59,7 +53,7 @@ class Theory(JsonCommand):
         stdout.print(_table(found))
         for name, predictions in found.items():
             stdout.print(_verdict(name, predictions), soft_wrap=True)
-        draw(self.plot, lambda path: _plot(found, path, title))
+        save_plot(self.plot, lambda path: _plot(found, path, title))
         results = {name.replace(" ", "_"): _summary(predictions) for name, predictions in found.items()}
         given = {name: getattr(self, name) for name in ("alpha", "draft_cost", "network_cost", "tree_width")}
         self.show_json({**given, **results})

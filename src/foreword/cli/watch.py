@@ -20,10 +20,7 @@ if TYPE_CHECKING:
     from foreword.control.reporting.figures import ControlReport, PairReport
 
 UrlOption = Annotated[str, typer.Option(help="Address of a `foreword serve`.")]
-KeyOption = Annotated[
-    str | None,
-    typer.Option(help="API key of the server. Default: the first of FOREWORD_API_KEY.", show_default=False),
-]
+KeyOption = Annotated[str | None, typer.Option(help="Key. Default: FOREWORD_API_KEY.", show_default=False)]
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 TIMEOUT_SECONDS = 10.0
@@ -143,7 +140,6 @@ def _engine(report: "ControlReport") -> str:
 
 
 def _reasons(report: "ControlReport") -> str:
-    """Return each pair's reason, and the bounds of its gain."""
     return "\n".join(f"{pair.drafter} for {pair.cohort}: {_reason(pair)}" for pair in report.pairs)
 
 

@@ -27,7 +27,6 @@ class Admission:
 
     @property
     def in_flight(self) -> int:
-        """Number of answers that were accepted and have not ended."""
         return self._in_flight
 
     def close(self) -> None:

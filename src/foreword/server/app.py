@@ -30,7 +30,6 @@ from foreword.wire.supervisor import Supervisor, SupervisorSettings
 
 
 def create_context(settings: ServerSettings, engine: Supervisor, tokenizer: Tokenizer) -> ServerContext:
-    """Create the shared parts of a server for an engine."""
     return ServerContext(
         settings,
         engine,
@@ -90,11 +89,8 @@ class ServerRun:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, supervisor)
         serving = asyncio.create_task(web.serve(sockets=[self.listening]))
-        starting = asyncio.create_task(
-            supervisor.start(
-                lambda: on_ready(listening_url(self.listening), supervisor.limits().max_model_len)
-            )
-        )
+        url = listening_url(self.listening)
+        starting = asyncio.create_task(supervisor.start(lambda: on_ready(url, supervisor.max_model_len or 0)))
         stopping = asyncio.create_task(self._stopping.wait())
         try:
             await asyncio.wait((serving, starting, stopping), return_when=asyncio.FIRST_COMPLETED)

@@ -181,7 +181,6 @@ _Line = tuple[int, str]  # its number, from 1 on, and its text
 
 
 def _lines(path: Path, errors: str = "strict") -> Iterator[_Line]:
-    """Yield the lines that are not blank."""
     try:
         with path.open(encoding="utf-8-sig", errors=errors) as file:
             yield from ((number, line) for number, line in enumerate(file, start=1) if line.strip())
@@ -249,12 +248,7 @@ def _failure(custom_id: str | None, message: str, code: str = "invalid_line") ->
 
 
 def _line(custom_id: str | None, response: object, error: object = None) -> dict[str, Any]:
-    return {
-        "id": f"batch_req_{token_hex(12)}",
-        "custom_id": custom_id,
-        "response": response,
-        "error": error,
-    }
+    return {"id": f"batch_req_{token_hex(12)}", "custom_id": custom_id, "response": response, "error": error}
 
 
 async def answer_all(app: FastAPI, batch: Batch, out: TextIO, at_once: int, on_progress: Progress) -> None:

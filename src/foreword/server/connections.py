@@ -34,7 +34,6 @@ class OncePerMinute(logging.Filter):
         self._held: dict[str, int] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether to write the record."""
         kind, now = str(record.msg), self._clock()
         if now - self._last.get(kind, -_INTERVAL) < _INTERVAL:
             self._held[kind] = self._held.get(kind, 0) + 1
@@ -46,7 +45,6 @@ class OncePerMinute(logging.Filter):
 
 
 def quieten() -> None:
-    """Limit the log lines that clients can cause."""
     for name in _NOISY:
         logger = logging.getLogger(name)
         if not any(isinstance(known, OncePerMinute) for known in logger.filters):
@@ -124,26 +122,6 @@ def capacity(limits: Limits) -> tuple[int, int]:
     return max(1, min(limits.connections, files - spare)), batch
 
 
-class _Timer:
-    """A cancellable timer."""
-
-    def __init__(self) -> None:
-        self._handle: asyncio.TimerHandle | None = None
-
-    @property
-    def is_running(self) -> bool:
-        return self._handle is not None
-
-    def start(self, loop: asyncio.AbstractEventLoop, seconds: float, call: Callable[[], None]) -> None:
-        self.cancel()
-        self._handle = loop.call_later(seconds, call)
-
-    def cancel(self) -> None:
-        if self._handle is not None:
-            self._handle.cancel()
-        self._handle = None
-
-
 class CheckedConnection(h11.Connection):
     """Refuses requests with both `Content-Length` and `Transfer-Encoding` (RFC 9112, 6.3).
 
@@ -173,14 +151,13 @@ class BoundedProtocol(H11Protocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - uvicorn's
         super().__init__(*args, **kwargs)
         self.conn = CheckedConnection(h11.SERVER, 2 * self.limits.header_bytes)
-        self._deadline = _Timer()  # for a request head
-        self._stall = _Timer()  # for a client that does not read
+        self._head_timer: asyncio.TimerHandle | None = None  # until a request head is complete
+        self._stall_timer: asyncio.TimerHandle | None = None  # while the client does not read
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Register the connection, or refuse it."""
         super().connection_made(transport)
         if self.limiter.opened(self):
-            self._deadline.start(self.loop, self.limits.header_seconds, self.abort)
+            self._head_timer = self.loop.call_later(self.limits.header_seconds, self.abort)
         else:
             transport.write(_REFUSAL)
             transport.close()
@@ -189,10 +166,11 @@ class BoundedProtocol(H11Protocol):
         """Process data; a request head that is not complete in time ends the connection."""
         super().data_received(data)
         if self._is_busy:
-            self._deadline.cancel()
+            _cancel(self._head_timer)
+            self._head_timer = None
             self.limiter.busy(self)
-        elif not (self._deadline.is_running or self.transport.is_closing()):
-            self._deadline.start(self.loop, self.limits.header_seconds, self.abort)
+        elif not (self._head_timer or self.transport.is_closing()):
+            self._head_timer = self.loop.call_later(self.limits.header_seconds, self.abort)
 
     def send_400_response(self, msg: str) -> None:
         """Respond to invalid HTTP in the format of all errors, and close the connection."""
@@ -214,24 +192,22 @@ class BoundedProtocol(H11Protocol):
             self.limiter.idle(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Unregister the connection."""
-        self._deadline.cancel()
-        self._stall.cancel()
+        _cancel(self._head_timer)
+        _cancel(self._stall_timer)
         self.limiter.closed(self)
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
         """Start the stall timer: the client does not read."""
         super().pause_writing()
-        self._stall.start(self.loop, self.limits.stall_seconds, self.abort)
+        _cancel(self._stall_timer)
+        self._stall_timer = self.loop.call_later(self.limits.stall_seconds, self.abort)
 
     def resume_writing(self) -> None:
-        """Stop the stall timer."""
-        self._stall.cancel()
+        _cancel(self._stall_timer)
         super().resume_writing()
 
     def abort(self) -> None:
-        """Close the connection now."""
         self.transport.abort()
 
     @property
@@ -239,8 +215,12 @@ class BoundedProtocol(H11Protocol):
         return self.cycle is not None and not self.cycle.response_complete
 
 
+def _cancel(timer: asyncio.TimerHandle | None) -> None:
+    if timer is not None:
+        timer.cancel()
+
+
 def bounded_protocol(limits: Limits, most: int) -> type[BoundedProtocol]:
-    """Return the protocol class of one server."""
     shared: dict[str, Any] = {"limiter": ConnectionLimiter(most), "limits": limits}
     return type("ServerProtocol", (BoundedProtocol,), shared)
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from time import monotonic, time
 
 from foreword.drafters.config import SpeculationSetting, check_request_setting
-from foreword.errors import EngineUnavailable, RequestError
+from foreword.errors import RequestError
 from foreword.server.admission import Admission
 from foreword.server.api.bodies import IgnoredFieldLog
 from foreword.server.api.pacing import PaceMemory
@@ -16,7 +16,6 @@ from foreword.wire.supervisor import Supervisor
 
 
 def check_speculation(override: SpeculationSetting, settings: ServerSettings) -> SpeculationSetting:
-    """Return the override for the engine, or raise 400."""
     try:
         check_request_setting(override, settings.speculation, settings.methods)
     except RequestError as error:
@@ -46,14 +45,6 @@ class ServerContext:
         """Return a request's setting; a request that starts while speculation is off stays without drafts."""
         checked = check_speculation(override, self.settings)
         return checked if self.engine.speculating else False
-
-    @property
-    def max_model_len(self) -> int | None:
-        """Maximum prompt and answer tokens; None before the engine was ready."""
-        try:
-            return self.engine.limits().max_model_len
-        except EngineUnavailable:
-            return None
 
     def adapter(self, name: str | None) -> str:
         """Return the adapter that a request names as its model; empty: the base model."""

@@ -38,21 +38,6 @@ OLLAMA = "/api/"
 """Path prefixes of these APIs."""
 
 
-class ErrorBody(msgspec.Struct, frozen=True):
-    """An error in OpenAI's fields."""
-
-    message: str
-    type: str
-    param: str | None = None
-    code: str | int | None = None
-
-
-class ErrorAnswer(msgspec.Struct, frozen=True):
-    """A response body that is an error."""
-
-    error: ErrorBody
-
-
 class ApiError(ForewordError):
     """An error response: status, message, and the parameter at fault."""
 
@@ -71,7 +56,7 @@ class ApiError(ForewordError):
         self.code = code
         self.retry_after = retry_after
 
-    def body(self, path: str = "") -> ErrorAnswer | dict[str, object]:
+    def body(self, path: str = "") -> dict[str, object]:
         """Return the error in the format of the path's API; OpenAI's by default."""
         if path.startswith(OLLAMA):
             return {"error": self._named}
@@ -79,7 +64,7 @@ class ApiError(ForewordError):
             kind = _ANTHROPIC_TYPES.get(self.status, "invalid_request_error")
             return {"type": "error", "error": {"type": kind, "message": self._named}}
         kind = _TYPES.get(self.status, "invalid_request_error")
-        return ErrorAnswer(ErrorBody(str(self), kind, self.param, self.code))
+        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
     @property
     def _named(self) -> str:
@@ -87,13 +72,13 @@ class ApiError(ForewordError):
         message = str(self)
         return message if self.param is None or self.param in message else f"{self.param}: {message}"
 
-    def renamed(self, places: Mapping[str, str]) -> "ApiError":
+    def renamed(self, field_names: Mapping[str, str]) -> "ApiError":
         """Return the error with another API's field names, matched by path or parent path."""
         param = self.param or ""
-        known = max((one for one in places if f"{param}.".startswith(f"{one}.")), key=len, default=None)
+        known = max((one for one in field_names if f"{param}.".startswith(f"{one}.")), key=len, default=None)
         if known is None:
             return self
-        name = places[known] + param.removeprefix(known)
+        name = field_names[known] + param.removeprefix(known)
         message = re.sub(rf"(?<![\w.]){re.escape(param)}(?!\w)", lambda _: name, str(self))
         return ApiError(self.status, message, param=name, code=self.code, retry_after=self.retry_after)
 
@@ -105,7 +90,6 @@ class ApiError(ForewordError):
 
 
 def as_api_error(error: Exception, request_id: str = "") -> ApiError:
-    """Convert an exception; an unexpected one is logged, and the client gets no details."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, EngineUnavailable):
@@ -117,7 +101,6 @@ def as_api_error(error: Exception, request_id: str = "") -> ApiError:
 
 
 def _routing_error(request: Request, error: HTTPException) -> ApiError:
-    """Return the error for an unknown route or method."""
     method, path = request.method, request.url.path[:64]
     if error.status_code == 404:
         return ApiError(404, f"there is no route {method} {path}; /openapi.json lists those that there are")

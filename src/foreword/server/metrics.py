@@ -210,11 +210,9 @@ class Metrics:
         self._labelled(name, labels).set(nan if value is None else value)
 
     def inc(self, name: str, amount: float, *labels: str) -> None:
-        """Increase a counter."""
         self._labelled(name, labels).inc(amount)
 
     def observe(self, name: str, value: float, *labels: str) -> None:
-        """Add a value to a histogram."""
         self._labelled(name, labels).observe(value)
 
     def _catch_up(self, name: str, total: float, *labels: str) -> None:
@@ -230,7 +228,6 @@ class Metrics:
             self._catch_up(name, total, label)
 
     def note_refusal(self, status: int) -> None:
-        """Count a request that got an error."""
         self.inc("request_refused", 1, str(status))
 
     def note_engine(self, stats: EngineStats, restarts: int) -> None:
@@ -332,7 +329,6 @@ class Metrics:
             self.observe("spec_decode_accepted_run_length", length, *labels)
 
     def page(self) -> bytes:
-        """Return the body of `/metrics`."""
         return generate_latest(self.registry)
 
 

@@ -31,7 +31,6 @@ class HttpMiddleware:
         self._app, self._on_refusal = app, on_refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, or refuse it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
         elif (refusal := self._refusal(scope)) is not None:
@@ -57,7 +56,6 @@ class ApiCaller:
 
 
 def caller_of(request: Request) -> ApiCaller:
-    """Return the caller that `AuthMiddleware` found for a request."""
     caller: ApiCaller = request.state.caller
     return caller
 
@@ -223,7 +221,6 @@ _USABLE = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")  # no characters that could f
 
 
 def mark_broken(scope: Scope) -> None:
-    """Record that the answer failed after its status was sent."""
     scope["state"][BROKEN] = True
 
 
@@ -235,7 +232,6 @@ class RequestLogMiddleware(HttpMiddleware):
         self._logs = settings.access_log
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, and log its outcome."""
         given = Headers(scope=scope).get(REQUEST_ID, "")
         request_id = given if _USABLE.fullmatch(given) else f"req-{secrets.token_hex(16)}"
         scope.setdefault("state", {})["request_id"] = request_id

@@ -36,7 +36,6 @@ _ENGINE_FIGURES = (
 
 
 def ops_routes(context: ServerContext) -> APIRouter:
-    """Create the operators' routes."""
     router = APIRouter()
 
     @router.get("/version")
@@ -127,7 +126,6 @@ class SwitchRequest(StrictBody):
 
 
 def speculation_routes(context: ServerContext) -> APIRouter:
-    """Create the report and switch routes, if enabled."""
     router = APIRouter()
     if context.settings.show_speculation:
         _add_report(router, context)

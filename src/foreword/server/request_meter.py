@@ -70,7 +70,6 @@ class RequestMeter:
         seen.note(delta)
 
     def refused(self) -> None:
-        """Record that the engine refused the request."""
         for seen in self._seen:
             seen.has_ended = seen.is_counted = True
 

@@ -124,7 +124,6 @@ class ServerSettings:
 
     @property
     def has_keys(self) -> bool:
-        """Whether keys distinguish callers."""
         return bool(self.api_keys or self.admin_keys)
 
     @cached_property

@@ -51,7 +51,6 @@ def make_node(loaded: LoadedModel, config: SpeculationConfig, settings: NodeSett
 
 
 def check_methods(names: Sequence[str]) -> None:
-    """Raise `RequestError` for drafters that need more than the text."""
     for name in names:
         kind = drafter_kinds().get(name)
         if kind is not None and kind.traits.needs_target:

@@ -163,13 +163,11 @@ def encode(message: ToEngine | FromEngine) -> bytes:
 
 
 def decode_to_engine(payload: bytes) -> ToEngine:
-    """Decode a frame sent to the engine process."""
     message: ToEngine = _decoded(_to_engine, payload)
     return message
 
 
 def decode_from_engine(payload: bytes) -> FromEngine:
-    """Decode a frame sent by the engine process."""
     message: FromEngine = _decoded(_from_engine, payload)
     return message
 
@@ -189,7 +187,6 @@ class Channel:
         self._writer = writer
 
     def send(self, message: ToEngine | FromEngine) -> None:
-        """Queue a message for sending."""
         self._writer.write(encode(message))
 
     async def flush(self) -> None:

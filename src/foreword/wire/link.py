@@ -14,7 +14,7 @@ from foreword.wire import frames as wire
 LONGEST_INTERVAL = 5.0
 """Maximum seconds between two checks."""
 
-LOOKS = 4
+HANG_CHECKS = 4
 """Consecutive checks without a sign of life before the engine counts as hung."""
 
 
@@ -23,7 +23,7 @@ async def wait_until_hung(link: "EngineLink", timeout: float) -> None:
 
     A sign of life is a reply with new steps, or any reply while it is idle.
     """
-    interval = min(timeout / LOOKS, LONGEST_INTERVAL)
+    interval = min(timeout / HANG_CHECKS, LONGEST_INTERVAL)
     clock = asyncio.get_running_loop().time
     steps, last_sign = -1, clock()
     while clock() - last_sign < timeout:
@@ -105,7 +105,6 @@ class EngineLink:
                     self._left[request.request_id] = (inbox.open, on_late)
 
     async def stats(self, timeout: float) -> EngineStats | None:
-        """Return the engine's statistics; None on timeout."""
         try:
             stats: EngineStats = await asyncio.wait_for(self._ask(wire.StatsWanted), timeout)
         except (TimeoutError, EngineUnavailable):
@@ -119,7 +118,6 @@ class EngineLink:
             raise RequestError(error)
 
     async def _ask(self, message: Callable[[int], wire.ToEngine]) -> Any:  # noqa: ANN401 - as the message says
-        """Send a numbered message and return its reply."""
         number = next(self._numbers)
         reply = self._replies[number] = asyncio.get_running_loop().create_future()
         self.send(message(number))
@@ -131,20 +129,19 @@ class EngineLink:
     async def listen(self) -> None:
         """Dispatch messages until the channel ends; raise `ChannelError` for damaged frames."""
         async for frame in self._channel.frames():
-            self._pass_on(wire.decode_from_engine(frame))
+            self._dispatch(wire.decode_from_engine(frame))
 
     def abort_all(self) -> None:
-        """Abort all requests."""
         for request_id in self._inboxes:
             self.send(wire.Abort(request_id))
 
-    def _pass_on(self, message: wire.FromEngine) -> None:
+    def _dispatch(self, message: wire.FromEngine) -> None:
         match message:
             case wire.Deltas(deltas):
                 for delta in deltas:
-                    self._put(delta.request_id, delta)
+                    self._deliver(delta.request_id, delta)
             case wire.Refused(request_id, error, param):
-                self._put(request_id, RequestError(error, param))
+                self._deliver(request_id, RequestError(error, param))
             case wire.Stats(number, result) | wire.AdapterSet(number, result):
                 if (reply := self._replies.get(number)) is not None and not reply.done():
                     reply.set_result(result)
@@ -156,7 +153,7 @@ class EngineLink:
             case wire.Fatal(error):
                 self.fatal = error
 
-    def _put(self, request_id: str, item: _Item) -> None:
+    def _deliver(self, request_id: str, item: _Item) -> None:
         """Deliver to the reader; if it has left, pass the end to `on_late`."""
         if (inbox := self._inboxes.get(request_id)) is not None:
             inbox.open.note(item)
@@ -176,7 +173,7 @@ class EngineLink:
         self._channel.close()
         waiting = [request_id for request_id, inbox in self._inboxes.items() if inbox.open.left]
         for request_id in [*waiting, *self._left]:
-            self._put(request_id, EngineUnavailable(reason))
+            self._deliver(request_id, EngineUnavailable(reason))
         for reply in self._replies.values():
             if not reply.done():
                 reply.set_exception(EngineUnavailable(reason))

@@ -73,7 +73,6 @@ async def listed_model(client: httpx2.AsyncClient, name: str = "") -> ListedMode
 
 
 def _advice(status: int) -> str:
-    """Return what to do if the list of models is refused."""
     return "give a key with --api-key" if status in (401, 403) else "name the model with --model"
 
 
@@ -110,7 +109,6 @@ async def refusal_of(response: httpx2.Response) -> str:
 
 
 def error_words(error: Exception) -> str:
-    """Describe a connection error in one line."""
     return f"{type(error).__name__} {error}".strip()
 
 

@@ -32,7 +32,6 @@ EngineFactory = Callable[[wire.Start, StageProgress], "Engine"]
 
 
 def find_factory(name: str) -> EngineFactory:
-    """Return the function named by `module:function`."""
     module, _, function = name.partition(":")
     factory: EngineFactory = getattr(importlib.import_module(module), function)
     return factory

@@ -35,13 +35,6 @@ class EngineState(StrEnum):
     STOPPED = "stopped"
 
 
-@dataclass(frozen=True)
-class EngineLimits:
-    """Limits of the loaded engine."""
-
-    max_model_len: int  # maximum prompt and answer tokens
-
-
 class EngineStartError(ForewordError):
     """The engine could not be started."""
 
@@ -70,7 +63,7 @@ class Supervisor:
         self.state = EngineState.STARTING
         self._link: EngineLink | None = None
         self._process: Process | None = None
-        self._limits: EngineLimits | None = None
+        self.max_model_len: int | None = None  # prompt and answer tokens; None: not ready
         self.restarts = 0  # number of restarts
         self.speculating = True  # for all requests
         self._adapters = dict(settings.start.adapters)
@@ -78,14 +71,7 @@ class Supervisor:
 
     @property
     def process_id(self) -> int | None:
-        """Id of the engine process, if there is one."""
         return None if self._process is None else self._process.pid
-
-    def limits(self) -> EngineLimits:
-        """Return the engine's limits; raise `EngineUnavailable` before it was ready."""
-        if self._limits is None:
-            raise EngineUnavailable("the engine is still starting; try again")
-        return self._limits
 
     def submit(self, request: NewRequest, on_late: OnLate | None = None) -> AsyncGenerator[AnswerDelta, None]:
         """Return the deltas of all n answers; the iterator raises `RequestError` or, if the engine dies,
@@ -96,7 +82,6 @@ class Supervisor:
         return self._link.answer(request, on_late)
 
     def speculate(self, on: bool) -> None:
-        """Switch speculation on or off for all requests, also after a restart."""
         self.speculating = on
         if self._link is not None:
             self._link.send(wire.Speculate(on))
@@ -120,7 +105,6 @@ class Supervisor:
             self._adapters[name] = path
 
     async def stats(self) -> EngineStats | None:
-        """Return the engine's statistics; None on timeout."""
         if self._link is None or not self._link.ready.done():
             return None
         return await self._link.stats(self._settings.stats_timeout)
@@ -217,8 +201,7 @@ class Supervisor:
     def _became_ready(self, done: "asyncio.Future[wire.Ready]", first_ready: asyncio.Future[None]) -> None:
         if done.cancelled():
             return
-        reported = done.result()
-        self._limits = EngineLimits(reported.max_model_len)
+        self.max_model_len = done.result().max_model_len
         if self.state in (EngineState.STARTING, EngineState.RESTARTING):
             self.state = EngineState.READY
         if not self.speculating:
@@ -249,7 +232,6 @@ class Supervisor:
             self.state = EngineState.DRAINING
 
     def abort_all(self) -> None:
-        """Abort all running requests with `finish_reason="abort"`."""
         if self._link is not None:
             self._link.abort_all()
 

@@ -21,5 +21,7 @@ def test_a_command_has_the_collector_leave_what_is_loaded_alone(
     assert console.after_loading is gc.freeze
     calls: list[str] = []
     monkeypatch.setattr(console, "after_loading", lambda: calls.append("loaded"))
-    console.load_llm(str(make_hf_model(tmp_path / "tiny", "llama")), "float32", "cpu", "torch")
+    console.load_llm(
+        str(make_hf_model(tmp_path / "tiny", "llama")), dtype="float32", device="cpu", backend="torch"
+    )
     assert calls == ["loaded"]

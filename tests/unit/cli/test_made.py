@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from foreword.cli.bench.common import made
+from foreword.cli.bench.common import provenance
 
 
 @pytest.mark.parametrize(
@@ -20,4 +20,4 @@ def test_the_command_names_no_folder_of_this_machine(
     monkeypatch: pytest.MonkeyPatch, given: list[str], told: str
 ):
     monkeypatch.setattr(sys, "argv", ["/usr/bin/foreword", *given])
-    assert made()["command"] == f"foreword {given[0]} {given[1]} {told}"
+    assert provenance()["command"] == f"foreword {given[0]} {given[1]} {told}"

@@ -35,9 +35,9 @@ def test_a_prompt_goes_where_its_beginning_is_known_and_others_to_whoever_has_le
 def test_a_target_that_has_too_much_to_do_gets_no_more_for_what_it_knows():
     fleet = Fleet("a", "b")
     run(fleet.ask(LONG))
-    fleet.target("a").hear(LOAD_SLACK)
+    fleet.target("a").mark_ready(LOAD_SLACK)
     run(fleet.ask(LONG))
-    fleet.target("a").hear(5 * LOAD_SLACK)
+    fleet.target("a").mark_ready(5 * LOAD_SLACK)
     run(fleet.ask(LONG))
     assert fleet.asked == ["a", "a", "b"]
 
@@ -54,7 +54,7 @@ def test_what_one_tenant_asks_tells_another_nothing():
     fleet = Fleet("a", "b")
     run(fleet.ask(LONG, key="me"))
     fleet.target("a").answered = 0
-    fleet.target("a").hear(1)  # known, and not too busy: only who knows it goes there
+    fleet.target("a").mark_ready(1)  # known, and not too busy: only who knows it goes there
     run(fleet.ask(LONG, key="they"))
     run(fleet.ask(LONG, key="me"))
     assert fleet.asked == ["a", "b", "a"]
@@ -192,7 +192,7 @@ def test_if_all_are_full_the_last_refusal_is_passed_on_and_if_none_is_there_one_
     assert (told.status, told.headers["retry-after"]) == (429, "3")
     assert json.loads(told.body)["error"]["message"] == "full"
     for target in fleet.targets:
-        target.refuse("down")
+        target.mark_unavailable("down")
     told = run(fleet.ask())
     assert (told.status, told.headers["retry-after"]) == (503, "1")
     assert json.loads(told.body)["error"]["message"] == "none of 2 targets takes requests; try again"
@@ -273,7 +273,7 @@ def test_a_list_in_a_file_is_read_again(tmp_path: Any):
     path.write_text("a:1\n")
     targets = Targets(f"@{path}")
     (first,) = targets
-    first.hear(0)
+    first.mark_ready(0)
     path.write_text("a:1\nb:1\n")
     targets.read_again()
     assert [target.url for target in targets] == ["http://a:1", "http://b:1"]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from foreword.engine.messages import EngineStats
-from foreword.wire.link import LOOKS, wait_until_hung
+from foreword.wire.link import HANG_CHECKS, wait_until_hung
 from helpers.virtual_time import run_in_virtual_time
 
 
@@ -26,22 +26,22 @@ class Engine:
 
 def looks_until_hung(told: list[EngineStats | None], awaited: int = 1) -> int:
     engine = Engine(told, awaited)
-    run_in_virtual_time(wait_until_hung(engine, float(LOOKS)))
+    run_in_virtual_time(wait_until_hung(engine, float(HANG_CHECKS)))
     return engine.asked
 
 
 def test_silence_is_a_hang():
-    assert looks_until_hung([None] * LOOKS) == LOOKS
+    assert looks_until_hung([None] * HANG_CHECKS) == HANG_CHECKS
 
 
 def test_silence_counts_from_the_last_sign_of_life():
-    told = [None, None, EngineStats(steps=1), None, EngineStats(steps=2), *[None] * LOOKS]
+    told = [None, None, EngineStats(steps=1), None, EngineStats(steps=2), *[None] * HANG_CHECKS]
     assert looks_until_hung(told) == len(told)
 
 
 def test_an_engine_with_work_that_does_not_step_hangs():
-    told = [EngineStats(steps=7)] * (LOOKS + 1)
-    assert looks_until_hung(told) == LOOKS + 1
+    told = [EngineStats(steps=7)] * (HANG_CHECKS + 1)
+    assert looks_until_hung(told) == HANG_CHECKS + 1
 
 
 def test_an_idle_engine_does_not_hang():

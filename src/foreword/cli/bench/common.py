@@ -40,7 +40,7 @@ class Benchmark(ModelCommand):
         self.show_json({"model": self.model, **more, "rows": [asdict(row) for row in rows]})
 
 
-def draw(plot: Path | None, picture: Callable[[Path], None]) -> None:
+def save_plot(plot: Path | None, picture: Callable[[Path], None]) -> None:
     """Draw the picture, if requested, and print its path."""
     if plot is not None:
         picture(plot)
@@ -58,7 +58,7 @@ _FOLDERS = re.compile(r"(^|=)/(?:[^/]+/)*")
 """Folders of absolute paths, also as in `llama.cpp=/opt/bin/python`: omitted as machine-specific."""
 
 
-def made() -> dict[str, str]:
+def provenance() -> dict[str, str]:
     """The command, version, day and machine of a measurement."""
     return {
         "command": shlex.join(["foreword", *(_FOLDERS.sub(r"\1", part) for part in sys.argv[1:])]),

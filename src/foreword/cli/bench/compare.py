@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foreword import __version__
-from foreword.cli.bench.common import draw, made, prompts_of
+from foreword.cli.bench.common import prompts_of, provenance, save_plot
 from foreword.cli.console import (
     DEFAULT_MODEL,
     DeviceOption,
@@ -37,16 +37,10 @@ class Compare(JsonCommand):
 
     model: ModelOption = late(DEFAULT_MODEL, -1)
     device: DeviceOption = late("auto", 2)
-    peers: str | None = option(
-        None, "Engines to compare with: llama.cpp,transformers,vllm. Default: those that are installed."
-    )
-    modes: str | None = option(
-        None, "Modes of the engines, such as plain,auto,stored,stored lookup. Default: all."
-    )
+    peers: str | None = option(None, "Engines: llama.cpp,transformers,vllm. Default: the installed ones.")
+    modes: str | None = option(None, "Modes of the engines, such as plain,auto,stored lookup. Default: all.")
     python: list[str] | None = option(
-        None,
-        "Python interpreter with that engine: llama.cpp=/opt/bin/python; repeatable.",
-        metavar="PEER=PATH",
+        None, "Python of an engine, such as vllm=/bin/python.", metavar="PEER=PATH"
     )
     draft: str | None = option(None, "Draft model for the engines that support one.", metavar="MODEL")
     dataset: Path | None = option(None, "JSON lines as for `bench drafters`. Default: our own.")
@@ -67,19 +61,17 @@ class Compare(JsonCommand):
         from foreword.kernels.native import choose_threads
         from foreword.models.sources.resolve import resolve_model
 
-        origin = made() | {"load": f"load {os.getloadavg()[0]:.1f} before it began"}
+        origin = provenance() | {"load": f"load {os.getloadavg()[0]:.1f} before it began"}
         device = str(pick_device(self.device))
         draft_path = None if self.draft is None else str(resolve_model(self.draft))
-        chosen = contestants(
-            names(self.peers), named_interpreters(self.python), draft_path, names(self.modes)
-        )
+        pythons = named_interpreters(self.python)
+        chosen = contestants(names(self.peers), pythons, draft_path, names(self.modes))
         with stage_bar(is_long=True) as show:
             path = resolve_model(self.model, on_progress=show)
             prompts = self._prompts(path)
             ids = list(prompts.values())
-            race = Race(
-                str(path), ids, self.max_tokens, self.rounds, self.threads or choose_threads(), device
-            )
+            threads = self.threads or choose_threads()
+            race = Race(str(path), ids, self.max_tokens, self.rounds, threads, device)
             answers, absent = self._race(race, chosen, list(prompts), show)
         categories = [prompt.category for prompt in prompts]
         beside, rows = summarise(answers, chosen)
@@ -96,7 +88,7 @@ class Compare(JsonCommand):
         stdout.print(table(rows, columns, title))
         for reason in absent:
             stdout.print(reason, markup=False, soft_wrap=True)
-        draw(self.plot, lambda path: plot_comparison(rows, beside, path, title))
+        save_plot(self.plot, lambda path: plot_comparison(rows, beside, path, title))
         self.show_json(
             {
                 "model": self.model,
@@ -115,7 +107,6 @@ class Compare(JsonCommand):
         )
 
     def _prompts(self, path: Path) -> "dict[BenchPrompt, list[int]]":
-        """Return the wanted prompts with their tokens."""
         from foreword.bench.prompts import spec_bench_kinds, take_per_category
         from foreword.engine.prompts import encode_prompt
         from foreword.models.formats.checkpoint import open_checkpoint
@@ -162,12 +153,10 @@ def _raw(answer: dict[str, Any], categories: list[str]) -> dict[str, Any]:
 
 
 def names(text: str | None) -> list[str] | None:
-    """Return the names in an option, separated by commas."""
     return None if text is None else [name.strip() for name in text.split(",")]
 
 
 def named_interpreters(given: list[str] | None) -> dict[str, str]:
-    """Return the interpreters of `--python PEER=PATH`."""
     named = {}
     for text in given or ():
         name, equals, path = text.partition("=")

@@ -14,12 +14,12 @@ from foreword.cli.bench.common import (
     MOST_TOKENS,
     TEMPERATURE,
     Benchmark,
-    draw,
-    made,
     prompts_of,
+    provenance,
+    save_plot,
 )
 from foreword.cli.console import parse_sizes, plot_option, stage_bar, stdout
-from foreword.cli.options.grouped import flag, option, picked
+from foreword.cli.options.grouped import flag, option, pick
 from foreword.errors import RequestError
 from foreword.progress import StageProgress
 
@@ -39,9 +39,7 @@ class Drafters(Benchmark):
     acceptance by position, latency, time split and the cost of a million tokens.
     """
 
-    dataset: list[Path] | None = option(
-        None, "JSON lines as in Spec-Bench, HumanEval or GSM8K; repeatable. Default: the shipped prompts."
-    )
+    dataset: list[Path] | None = option(None, "Prompts as JSON lines; repeatable. Default: the shipped ones.")
     limit_per_category: int | None = option(None, "Use the first N prompts of each category. Default: all.")
     max_tokens: int = option(64, MOST_TOKENS)
     ignore_eos: bool = flag("Continue to --max-tokens after an end token.")
@@ -58,9 +56,7 @@ class Drafters(Benchmark):
     plot: Path | None = plot_option("Draw τ and speed-up into this PNG file.")
     concurrency: str | None = option(None, "Concurrent requests of the grid, such as 1,4,16.", last=1)
     temperatures: str | None = option(None, "Temperatures of the grid, such as 0,0.7,1.", last=1)
-    cost_per_hour: float = option(
-        1.0, "Price of this machine per hour, for the cost of a million tokens.", min=0.0, last=1
-    )
+    cost_per_hour: float = option(1.0, "Price of this machine per hour, for the token cost.", min=0.0, last=1)
     page: Path | None = option(None, "Write the grid into this self-contained HTML file.", last=1)
 
     def run(self) -> None:
@@ -73,12 +69,10 @@ class Drafters(Benchmark):
         from foreword.bench.methods import DEFAULT, default_methods, is_random, parse_methods
         from foreword.bench.prompts import bench_prompts
 
-        settings = picked(BenchSettings, self)
+        settings = pick(BenchSettings, self)
         settings.sampling()  # refuse invalid parameters before loading
         if self.history and self.resume is not None:
-            raise RequestError(
-                "--history and --resume exclude each other: what drafters learned is not in the file"
-            )
+            raise RequestError("--history and --resume exclude each other: the file has no drafter states")
         wanted = None if self.methods is None else parse_methods(self.methods)
         prompts = bench_prompts(self.dataset, self.limit_per_category)
         llm = self.load()
@@ -110,7 +104,7 @@ class Drafters(Benchmark):
         slowest = slowest_prompts([record for record in records if not is_random(record.drafter)])
         for one in slowest:
             stdout.print(one.line, highlight=False, soft_wrap=True)
-        draw(self.plot, lambda path: plot_rows(rows, path, title))
+        save_plot(self.plot, lambda path: plot_rows(rows, path, title))
         found = {"rows": [asdict(row) for row in rows], "slowest": [one.as_json() for one in slowest]}
         self.show_json({**made_with, **found})
 
@@ -121,7 +115,6 @@ class Drafters(Benchmark):
         is_wanted: Callable[[R], bool],
         measure: Callable[[list[R], StageProgress], Iterator[R]],
     ) -> list[R]:
-        """Return the wanted records of --resume and those that `measure` adds, which are written there."""
         from foreword.bench.drafters.measure import Ledger
 
         ledger = None if self.resume is None else Ledger(self.resume, settings, parse)
@@ -156,7 +149,7 @@ class Drafters(Benchmark):
         prompts = bench_prompts(self.dataset, self.limit_per_category)
         kinds = list(dict.fromkeys(prompt.category for prompt in prompts))
         cells = [GridCell(kind, warm, count) for kind in kinds for warm in temperatures for count in at_once]
-        llm, settings = self.load(), picked(GridSettings, self)
+        llm, settings = self.load(), pick(GridSettings, self)
         made_with = {
             "model": self.model,
             "version": __version__,
@@ -191,7 +184,7 @@ class Drafters(Benchmark):
         }
         ordered = sorted(records, key=lambda one: (one.category, one.temperature, one.concurrency))
         stdout.print(table(ordered, columns, title))
-        origin = made()
+        origin = provenance()
         if self.page is not None:
             self.page.write_text(grid_page(records, title, origin, self.cost_per_hour), encoding="utf-8")
             stdout.print(f"page: {self.page}", soft_wrap=True)
@@ -274,7 +267,7 @@ class Control(Benchmark):
             stdout.print(reaction_table(report.reactions))
         if report.mixed is not None:
             stdout.print(report.mixed.line, soft_wrap=True)
-        draw(self.plot, lambda path: save_charts([ratio_chart(report.cells)], path, title))
+        save_plot(self.plot, lambda path: save_charts([ratio_chart(report.cells)], path, title))
         for failure in report.failures:
             stdout.print(f"[red]does not hold[/red]: {failure}", soft_wrap=True)
         stdout.print(goal_table(report.verdicts))

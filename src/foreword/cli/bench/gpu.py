@@ -45,15 +45,9 @@ class Gpu(JsonCommand):
     batches: str = option("1,8,32,64,128", BATCH_SIZES)
     rows: str = option("1,2,4,8,16,32,64", "Tokens of one request in a pass, separated by commas.")
     context: int = option(512, "Committed tokens of every request.")
-    tiles: str = option(
-        "", "Instead, time all matrix product kernels for these numbers of tokens, such as 8,64."
-    )
-    speculation: str = option(
-        "1,8,32", "Batch sizes of speculative decoding, separated by commas; empty: skip it."
-    )
-    heads: str = option(
-        "", "Instead, time drafting with each kind of head, captured and in torch, at these batch sizes."
-    )
+    tiles: str = option("", "Instead, time all matrix kernels for these numbers of tokens, such as 8,64.")
+    speculation: str = option("1,8,32", "Batch sizes of speculative decoding, such as 1,8; empty: skip it.")
+    heads: str = option("", "Instead, time drafting with each kind of head at these batch sizes.")
     start: bool = flag("Measure only the time from weights on the device to the first token.")
     control: str = option(
         "",
@@ -239,6 +233,5 @@ def _print(report: "GpuReport") -> None:
     if report.batches[0].experts is not None:
         speeds |= {"experts read per layer": "{.experts:.1f}", "reading these, ms": "{.floor_ms:.3f}"}
     stdout.print(table(report.batches, speeds))
-    stdout.print(
-        f"a prompt of 4,096 tokens: {report.prompt_ms:.1f} ms, {report.prompt_rate:.0%} of the matrix rate"
-    )
+    rate = f"{report.prompt_rate:.0%} of the matrix rate"
+    stdout.print(f"a prompt of 4,096 tokens: {report.prompt_ms:.1f} ms, {rate}")

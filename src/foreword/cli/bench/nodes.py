@@ -40,9 +40,7 @@ class Link(SecurityOptions, JsonCommand):
     """
 
     model: ModelOption = late(DEFAULT_MODEL, -1)
-    drafters: str | None = option(
-        None, "Draft node to measure. Default: start one on this machine.", metavar="HOST:PORT"
-    )
+    drafters: str | None = option(None, "Draft node. Default: start one here.", metavar="HOST:PORT")
     method: str = option("draft_model", "Drafter of the node that is started here.")
     batch: str = option("1,16", BATCH_SIZES)
     passes: int = option(200, "Passes of each batch size.", min=10)
@@ -117,48 +115,30 @@ class Pools(Benchmark):
     """
 
     draft: str | None = option(None, "Draft model.")
-    shape: str | None = option(
-        None,
-        "Instead of both, use a pair with random weights of this shape, such as llama-8b.",
-        metavar="NAME",
-    )
-    draft_shape: str | None = option(
-        None, "Shape of the draft model. Default: the first eighth of the target's layers.", metavar="NAME"
-    )
+    shape: str | None = option(None, "Shape of a pair with random weights.", metavar="NAME")
+    draft_shape: str | None = option(None, "Draft model's shape. Default: 1/8 of the layers.", metavar="NAME")
     agreement: float | None = option(None, "Acceptance rate of a --draft-shape. Default: 0.8.", min=0, max=1)
-    nodes: str = option(
-        "auto", "Start a draft node on each of these devices, such as cuda,cpu.", metavar="DEVICES"
-    )
-    run_ahead: bool | None = option(
-        None, "Draft on while the target verifies, on the hardware that both share. Default: on."
-    )
+    nodes: str = option("auto", "Start a draft node on each device, such as cuda,cpu.", metavar="DEVICES")
+    run_ahead: bool | None = option(None, "Draft while the target verifies, on shared hardware. Default: on.")
     both: bool = flag("Two nodes on each device: one that runs ahead, one that does not.")
     batches: str = option("1,8", BATCH_SIZES)
     tokens: int = option(48, "Mean number of tokens per request.", min=2)
     guesses: int = option(4, "Draft tokens per pass.", min=1, max=32)
     repeats: int = option(3, "Runs of each setting, in turns; medians are reported.", min=1)
-    gpu_memory_utilization: float = option(
-        0.6, "Fraction of GPU memory for the target; draft nodes need the rest."
-    )
+    gpu_memory_utilization: float = option(0.6, "Fraction of GPU memory for the target, not the nodes.")
 
     def _check(self) -> None:
         has_model = self.draft is not None or self.model != DEFAULT_MODEL
         if self.shape is not None and has_model:
             raise RequestError("--shape makes a target and a draft; leave out --model and --draft")
         if self.shape is None and (self.draft_shape is not None or self.agreement is not None):
-            raise RequestError(
-                "--draft-shape and --agreement are for a pair with random weights: give --shape too"
-            )
+            raise RequestError("--draft-shape and --agreement are for random weights: give --shape too")
         if self.agreement is not None and self.draft_shape is None:
             raise RequestError("--agreement is for a draft of its own shape: give --draft-shape too")
         if self.both and self.run_ahead is not None:
-            raise RequestError(
-                "--both measures nodes that run ahead and nodes that do not; leave out --run-ahead"
-            )
+            raise RequestError("--both measures with and without running ahead; leave out --run-ahead")
         if self.shape is None and self.draft is None:
-            raise RequestError(
-                "--draft must name the model that drafts, or --shape a pair with random weights"
-            )
+            raise RequestError("--draft must name the draft model, or --shape a pair with random weights")
 
     def run(self) -> None:
         from foreword.cluster.settings import need_frames
@@ -197,7 +177,6 @@ class Pools(Benchmark):
 
     @contextmanager
     def _pair(self) -> Iterator[tuple[str, str]]:
-        """Yield the target and its draft model."""
         if self.shape is None:
             assert self.draft is not None
             yield self.model, self.draft

@@ -29,9 +29,7 @@ class Overhead(Benchmark):
     a busy machine. Last, for steps with drafts as on a GPU, the part of it that a device waits for.
     """
 
-    methods: str = option(
-        "ngram,suffix", "Drafters: names or JSON objects separated by commas; a+b combines."
-    )
+    methods: str = option("ngram,suffix", "Drafters: names or JSON objects with commas; a+b combines.")
     contexts: str = option("100,1000,4000,7500", "Context lengths in tokens, separated by commas.")
     repeats: int = option(15, "Timed drafts at each length; the median is reported.")
     batches: str = option("1,8,32,128", "Batch sizes for the host time, separated by commas.")
@@ -94,9 +92,7 @@ class ServerOverhead(Benchmark):
     streams: int = option(8, "Concurrent streams.", min=1)
     tokens: int = option(128, "Tokens of each answer.", min=2)
     repeats: int = option(5, "Runs of engine and server, in turns.", min=1)
-    speculative_config: str | None = option(
-        None, "Drafter of engine and server, as a JSON object. Default: plain decoding."
-    )
+    speculative_config: str | None = option(None, "Drafter, as a JSON object. Default: plain decoding.")
 
     def run(self) -> None:
         from foreword.bench.prompts import own_prompts
@@ -113,10 +109,9 @@ class ServerOverhead(Benchmark):
         work = Work([encode_prompt(tokenizer, text) for text in texts], self.tokens)
         config = self.speculative_config
         drafter = ["--speculation", "off"] if config is None else ["--speculative-config", config]
-        options = [
-            part for name, value in self.place.items() for part in (f"--{name.replace('_', '-')}", value)
-        ]
-        options += ["--generation-config", "none", *drafter]
+        options = ["--generation-config", "none", *drafter]
+        for name, value in self.place.items():
+            options += [f"--{name.replace('_', '-')}", value]
         with served_model(str(path), options) as server, progress_bar(f"loading {self.model}") as on_progress:
             engine = Engine.load(str(path), **self.place, speculation=config, progress=on_progress)
             try:
@@ -145,11 +140,7 @@ class Pacing(Benchmark):
     prompts: int = option(50, "Number of prompts to distinguish.", min=2)
     repeats: int = option(3, "Answers to each prompt.", min=2)
     tokens: int = option(48, MOST_TOKENS, min=2)
-    temperature: float = option(
-        0.0,
-        "Sampling temperature; 0: all answers to a prompt are the same, the observer's best case.",
-        min=0,
-    )
+    temperature: float = option(0.0, "Sampling temperature; 0 is the observer's best case.", min=0)
     speculative_config: str = option('{"method": "ngram", "num_speculative_tokens": 5}', SPECULATIVE_DRAFTER)
     plot: Path | None = plot_option("Draw both cadences and the result into this PNG file.")
 
@@ -183,9 +174,8 @@ class Pacing(Benchmark):
         if self.plot is not None:
             shown = max(drafted, key=lambda trace: trace.unevenness).key
             plot_pacing({name: watched[shown] for name, watched in streams.items()}, rows, self.plot)
-        self.show_json(
-            {"model": self.model, "rows": [asdict(row) | {"accuracy": row.accuracy} for row in rows]}
-        )
+        reported = [asdict(row) | {"accuracy": row.accuracy} for row in rows]
+        self.show_json({"model": self.model, "rows": reported})
 
 
 def _paced(traces: "Sequence[Trace]") -> "dict[tuple[int, int], list[WireChunk]]":

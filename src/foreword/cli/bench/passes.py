@@ -11,7 +11,7 @@ from foreword.cli.bench.common import (
     TEMPERATURE,
     TIMED_ROUNDS,
     Benchmark,
-    draw,
+    save_plot,
 )
 from foreword.cli.console import parse_sizes, plot_option, progress_bar, stage_bar, stdout
 from foreword.cli.options.common import SpeculationOption, json_object, read_text, speculation_choice
@@ -134,7 +134,9 @@ class Batch(Benchmark):
             "speculative": [(float(row.batch), row.speculative_tokens_per_second) for row in rows],
         }
         chart = Chart("requests at once", "tokens per second, all requests", lines)
-        draw(self.plot, lambda path: save_charts([chart], path, f"{self.model}: throughput by batch size"))
+        save_plot(
+            self.plot, lambda path: save_charts([chart], path, f"{self.model}: throughput by batch size")
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,9 +146,7 @@ class Structured(Benchmark):
     batch: int = option(8, "Concurrent requests.")
     tokens: int = option(96, MOST_TOKENS)
     repeats: int = option(3, TIMED_ROUNDS)
-    json_schema: Path | None = option(
-        None, "JSON schema to use instead of the built-in one with long keys.", metavar="FILE"
-    )
+    json_schema: Path | None = option(None, "JSON schema. Default: one with long keys.", metavar="FILE")
     speculation: SpeculationOption = None
 
     def run(self) -> None:

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from foreword.cli.bench.common import made
+from foreword.cli.bench.common import provenance
 from foreword.cli.bench.compare import named_interpreters, names
 from foreword.cli.console import DEFAULT_MODEL, stderr, stdout
 from foreword.cli.options.grouped import Command, flag, option
@@ -33,19 +33,13 @@ class Scoreboard(Command):
     out: Path = option(Path("docs/scoreboard.md"), "Page to write.")
     measure: bool = flag("Measure what has no result file yet.")
     model: list[str] | None = option(None, "With --measure: models; repeatable. Default: smollm2-135m.")
-    label: str = option(
-        f"cpu-{platform.machine()}", "With --measure: this machine's name in files and titles."
-    )
+    label: str = option(f"cpu-{platform.machine()}", "With --measure: this machine's name in files.")
     compare: str = option("", "With --measure: options of `bench compare`.", metavar="OPTIONS")
     prove: str = option(
-        "--brief --minutes 4",
-        "With --measure: options of `prove --url`; 'off' examines no server.",
-        metavar="OPTIONS",
+        "--brief --minutes 4", "With --measure: options of `prove`, or off.", metavar="OPTIONS"
     )
     peers: str | None = option(None, "With --measure: engines, as for `bench compare`.")
-    python: list[str] | None = option(
-        None, "With --measure: interpreter with an engine, as for `bench compare`.", metavar="PEER=PATH"
-    )
+    python: list[str] | None = option(None, "With --measure: Python of an engine.", metavar="PEER=PATH")
     threads: int | None = option(None, "With --measure: threads of every engine. Default: all cores.", min=1)
 
     def run(self) -> None:
@@ -59,7 +53,6 @@ class Scoreboard(Command):
         stdout.print(f"{self.out} is written", soft_wrap=True, markup=False)
 
     def _measure(self) -> None:
-        """Write the result files that are missing."""
         from foreword.bench.contestants import SERVED, contestants, verdicts_of
         from foreword.kernels.native import choose_threads
         from foreword.models.sources.resolve import resolve_model
@@ -81,13 +74,12 @@ class Scoreboard(Command):
                 self._keep(name, {**title, "engine": one.label}, examine)
 
     def _keep(self, name: str, about: dict[str, Any], measure: Callable[[], dict[str, Any]]) -> None:
-        """Write a result file unless it exists."""
         path = self.results / f"{self.label}-{name}.json"
         if path.exists():
             stderr.print(f"{path} is there already", markup=False, soft_wrap=True)
             return
         stderr.print(f"measuring {path.stem}", markup=False, soft_wrap=True)
-        found = {"made": made()} | measure() | about
+        found = {"made": provenance()} | measure() | about
         path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
     def _speed(self, model: str, short: str, threads: int) -> dict[str, Any]:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from foreword.cli.bench.common import DATASET, MOST_TOKENS, TEMPERATURE, draw, prompts_of
+from foreword.cli.bench.common import DATASET, MOST_TOKENS, TEMPERATURE, prompts_of, save_plot
 from foreword.cli.console import JsonCommand, plot_option, stage_bar, stdout
-from foreword.cli.options.grouped import REQUIRED, option, picked
+from foreword.cli.options.grouped import REQUIRED, option, pick
 from foreword.errors import RequestError
 
 if TYPE_CHECKING:
@@ -42,15 +42,9 @@ class Serve(JsonCommand):
     """
 
     url: str = option(REQUIRED, "Address of the server, such as http://127.0.0.1:8000.")
-    rate: float | None = option(
-        None, "Open loop: Poisson arrivals at this many requests per second; inf sends all at once."
-    )
-    concurrency: int | None = option(
-        None, f"Closed loop: requests in flight. Default, without --rate: {DEFAULT_CONCURRENCY}."
-    )
-    num_requests: int | None = option(
-        None, f"Requests to send. Default, without --duration: {DEFAULT_REQUESTS}."
-    )
+    rate: float | None = option(None, "Open loop: Poisson arrivals per second; inf sends all at once.")
+    concurrency: int | None = option(None, f"Closed loop: open requests. Default: {DEFAULT_CONCURRENCY}.")
+    num_requests: int | None = option(None, f"Requests to send. Default: {DEFAULT_REQUESTS}.")
     duration: float | None = option(None, "Seconds during which requests are sent; those in flight finish.")
     max_tokens: int = option(64, MOST_TOKENS)
     temperature: float = option(0.0, TEMPERATURE)
@@ -59,9 +53,7 @@ class Serve(JsonCommand):
     endpoint: str = option("completions", "API route: completions or chat.")
     dataset: Path | None = option(None, DATASET)
     api_key: str | None = option(None, "API key, sent as bearer token.", envvar="FOREWORD_API_KEY")
-    speculation: str | None = option(
-        None, "Value of the request field `speculation` (Foreword servers): off or a JSON object."
-    )
+    speculation: str | None = option(None, "Request field `speculation` (Foreword): off or a JSON object.")
     extra_body: str | None = option(None, 'Further fields of every request, such as {"ignore_eos": true}.')
     goodput: str | None = option(None, "Limits of a good request in ms: ttft:500,tpot:50,e2el:5000.")
     disconnect: float = option(0.0, "Fraction of streams to drop midway, at random.")
@@ -83,7 +75,7 @@ class Serve(JsonCommand):
         title = f"{question.model} at {address}, {loop}, {question.endpoint}, ≤ {self.max_tokens} tokens"
         stdout.print(latency_table(report, title))
         stdout.print(summary_table(report, limits))
-        draw(self.plot, lambda path: plot_latencies(run.outcomes, path, title))
+        save_plot(self.plot, lambda path: plot_latencies(run.outcomes, path, title))
         settings = _settings_json(address, question, load, limits)
         self.show_json({**settings, "prompts": len(prompts), **report_json(report)})
         if not report.completed:
@@ -98,13 +90,13 @@ class Serve(JsonCommand):
         requests = self.num_requests
         if requests is None and self.duration is None:
             requests = DEFAULT_REQUESTS
-        return picked(LoadSettings, self, concurrency=clients, num_requests=requests)
+        return pick(LoadSettings, self, concurrency=clients, num_requests=requests)
 
     def _question(self) -> "Question":
         from foreword.bench.serve.load import Question, extra_fields
 
         extra = extra_fields(self.speculation, self.extra_body)
-        return picked(Question, self, model=self.model or "", extra=extra)
+        return pick(Question, self, model=self.model or "", extra=extra)
 
     async def _run(
         self, address: str, question: "Question", load: "LoadSettings", prompts: "Sequence[BenchPrompt]"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from foreword.cli.bench.common import Benchmark, draw
+from foreword.cli.bench.common import Benchmark, save_plot
 from foreword.cli.console import (
     DEFAULT_MODEL,
     DeviceOption,
@@ -44,12 +44,8 @@ class Step(Benchmark):
     repeats: int = option(15, "Timed passes for each number; the median is reported.")
     prefill: str = option("", "Also time prompts of these lengths, such as 128,512.")
     compare: str = option("", "Engine to measure in the same run: llama.cpp.")
-    experts: int = option(
-        0, "Time a mixture of this many experts (two active, random weights) against a dense model."
-    )
-    shape: str = option(
-        "", "Time random weights of this shape instead of the model's, such as llama-1b or qwen3.5-0.8b."
-    )
+    experts: int = option(0, "Compare a random mixture of this many experts with a dense model.")
+    shape: str = option("", "Time random weights of this shape, such as llama-1b or qwen3.5-0.8b.")
     plot: Path | None = plot_option()
 
     def run(self) -> None:
@@ -74,7 +70,7 @@ class Step(Benchmark):
         stdout.print(_table(costs, title))
         times = {name: [(float(step.n), step.ms) for step in cost.steps] for name, cost in costs.items()}
         chart = Chart("new tokens (n)", "milliseconds", times)
-        draw(self.plot, lambda path: save_charts([chart], path, f"{self.shape or self.model}: {title}"))
+        save_plot(self.plot, lambda path: save_charts([chart], path, f"{self.shape or self.model}: {title}"))
         own, others = (
             asdict(costs[OURS]),
             {name: asdict(cost) for name, cost in costs.items() if name != OURS},
@@ -83,7 +79,6 @@ class Step(Benchmark):
         self.show_json({"model": self.shape or self.model, "context": self.context, **found})
 
     def _mixture_timers(self, target: "Decoder", most_tokens: int) -> "dict[str, StepTimer]":
-        """Return timers of a random mixture with the model's shape, and of a dense model of the same active size."""
         from foreword.bench.random_models import RandomCheckpoint, as_mixture
         from foreword.bench.step_cost import DecoderTimer
 
@@ -101,15 +96,13 @@ class Step(Benchmark):
         return self._loader(config).load(RandomCheckpoint(config))
 
     def _loader(self, config: "ModelConfig") -> "DecoderLoader":
-        """Return a loader for a backend that can run this model."""
         from foreword.backends.choice import choose_backend, fitted, pick_device
         from foreword.backends.loading import DecoderLoader
 
         place = pick_device(self.device)
         chosen = choose_backend(self.backend, self.dtype, place)
-        return DecoderLoader(
-            fitted(chosen, config, backend=self.backend, dtype=self.dtype, device=place), place
-        )
+        choice = fitted(chosen, config, backend=self.backend, dtype=self.dtype, device=place)
+        return DecoderLoader(choice, place)
 
     def _llama_cpp_timers(self, most_tokens: int) -> "dict[str, StepTimer]":
         from foreword.bench.peers import FILE_TYPES, quantized_copy
@@ -127,7 +120,6 @@ class Step(Benchmark):
 
 
 def _table(costs: "dict[str, EngineCosts]", title: str) -> Table:
-    """Return a table of our times, the others', and our ratio to the best of them."""
     others = [name for name in costs if name != OURS]
     beside = [*(f"{name} ms" for name in others), *(["best of those"] if others else [])]
     table = Table("n", "ms", "ratio", *beside, title=title)

@@ -46,34 +46,16 @@ class Reply:
 
 
 class Commands:
-    """Applies commands to a session; an invalid one prints a line and changes nothing."""
+    """Applies commands to a session: `/x` is method `do_x`. An invalid one prints a line and changes nothing."""
 
     def __init__(self, session: ChatSession) -> None:
         self._session = session
         given = self._at_start = session.speculation or {}
         self._depth = int(given.get("num_speculative_tokens", DEFAULT_DEPTH))
-        self._known: Mapping[str, Callable[[str], Reply]] = {
-            "/plain": self._plain,
-            "/method": self._method,
-            "/depth": self._set_depth,
-            "/temperature": self._temperature,
-            "/top-p": self._top_p,
-            "/seed": self._seed,
-            "/retry": self._retry,
-            "/save": self._save,
-            "/stats": self._stats,
-            "/guesses": self._guesses,
-            "/system": self._system,
-            "/reset": self._reset,
-            "/help": lambda _: Reply(HELP),
-            "/exit": lambda _: Reply(leave=True),
-            "/quit": lambda _: Reply(leave=True),
-        }
 
     def run(self, line: str) -> Reply:
-        """Run a line that begins with one slash."""
         name, _, rest = line.strip().partition(" ")
-        command = self._known.get(name)
+        command: Callable[[str], Reply] | None = getattr(self, f"do_{name[1:].replace('-', '_')}", None)
         if command is None:
             return Reply(f"unknown command {name}; /help lists them")
         try:
@@ -81,11 +63,11 @@ class Commands:
         except ForewordError as error:
             return Reply(" ".join(str(error).split()))
 
-    def _plain(self, _: str) -> Reply:
+    def do_plain(self, _: str) -> Reply:
         self._session.speculation = None
         return Reply("plain decoding")
 
-    def _method(self, text: str) -> Reply:
+    def do_method(self, text: str) -> Reply:
         if not text:
             raise RequestError("/method needs a name such as ngram, or a JSON object")
         if text == "auto":
@@ -97,7 +79,7 @@ class Commands:
             keys = SpeculationConfig.parse(keys, SpeculationConfig.parse(self._at_start)).as_mapping()
         return self._use(keys)
 
-    def _set_depth(self, text: str) -> Reply:
+    def do_depth(self, text: str) -> Reply:
         depth = _whole("/depth", text)
         if self._session.speculation is not None:
             return self._use({**self._session.speculation, "num_speculative_tokens": depth})
@@ -110,32 +92,30 @@ class Commands:
         self._depth = config.num_speculative_tokens
         return Reply(f"{'+'.join(config.method)}, up to {self._depth} draft tokens per pass")
 
-    def _temperature(self, text: str) -> Reply:
+    def do_temperature(self, text: str) -> Reply:
         temperature = _number("/temperature", text)
         self._session.set_params(temperature=temperature)
         return Reply(f"temperature {temperature:g}{' (greedy)' if temperature == 0 else ''}")
 
-    def _top_p(self, text: str) -> Reply:
+    def do_top_p(self, text: str) -> Reply:
         top_p = _number("/top-p", text)
         self._session.set_params(top_p=top_p)
         return Reply(f"top_p {top_p:g}")
 
-    def _seed(self, text: str) -> Reply:
+    def do_seed(self, text: str) -> Reply:
         seed = None if text == "off" else _whole("/seed", text, " or off")
         self._session.set_params(seed=seed)
         return Reply("a fresh seed for every answer" if seed is None else f"seed {seed} for every answer")
 
-    def _retry(self, _: str) -> Reply:
+    def do_retry(self, _: str) -> Reply:
         plan, params = self._session.plan_retry(), self._session.params
         if params.temperature == 0:
             return Reply("temperature 0 gives the same answer again", plan=plan)
         if params.seed is not None:
-            return Reply(
-                f"seed {params.seed} is set and gives the same answer again; see /seed off", plan=plan
-            )
+            return Reply(f"seed {params.seed} gives the same answer again; see /seed off", plan=plan)
         return Reply(plan=plan)
 
-    def _save(self, text: str) -> Reply:
+    def do_save(self, text: str) -> Reply:
         if not text:
             raise RequestError("/save needs the name of a file")
         if not self._session.turns:
@@ -144,14 +124,14 @@ class Commands:
         save_messages(path, self._session.messages)
         return Reply(f"{len(self._session.messages)} messages saved to {path}")
 
-    def _stats(self, _: str) -> Reply:
+    def do_stats(self, _: str) -> Reply:
         last, total = self._session.last, self._session.total
         if not total.answers:
             return Reply("nothing was answered yet")
         positions = (position_table(last, total),) if total.drafted else ()
         return Reply(tables=(stats_table(last, total), *positions))
 
-    def _guesses(self, text: str) -> Reply:
+    def do_guesses(self, text: str) -> Reply:
         count, drafts = _whole("/guesses", text or str(SHOWN_PASSES)), self._session.last_drafts
         if count < 1:
             raise RequestError(f"/guesses takes a number of passes, not {count}")
@@ -159,13 +139,21 @@ class Commands:
         shown = shown_passes(drafts[first:], first + 1, self._session.token_text)
         return Reply(tables=shown) if shown else Reply("these passes had no draft")
 
-    def _system(self, text: str) -> Reply:
+    def do_system(self, text: str) -> Reply:
         self._session.set_system(text or None)
         return Reply("system message set" if text else "no system message")
 
-    def _reset(self, _: str) -> Reply:
+    def do_reset(self, _: str) -> Reply:
         self._session.reset()
         return Reply("the conversation is forgotten")
+
+    def do_help(self, _: str) -> Reply:
+        return Reply(HELP)
+
+    def do_exit(self, _: str) -> Reply:
+        return Reply(leave=True)
+
+    do_quit = do_exit
 
 
 def _method_keys(text: str) -> Mapping[str, Any]:

@@ -28,7 +28,7 @@ from foreword.cli.options.common import (
     SystemOption,
     lora_request,
 )
-from foreword.cli.options.grouped import options_command
+from foreword.cli.options.grouped import option, options_command
 from foreword.errors import ForewordError, RequestError
 
 if TYPE_CHECKING:
@@ -46,20 +46,10 @@ class ChatOptions:
     """Options of a conversation."""
 
     system: SystemOption = None
-    temperature: Annotated[float | None, typer.Option(help="Sampling temperature, 0 to 2; 0 is greedy.")] = (
-        None
-    )
-    top_p: Annotated[
-        float | None,
-        typer.Option(help="Nucleus sampling: probability mass of the tokens kept, such as 0.9; 1: all."),
-    ] = None
-    seed: Annotated[
-        int | None,
-        typer.Option(
-            help="Random seed; the same seed gives the same answers. Default: a fresh one for every answer."
-        ),
-    ] = None
-    max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 512
+    temperature: float | None = option(None, "Sampling temperature, 0 to 2; 0 is greedy.")
+    top_p: float | None = option(None, "Nucleus sampling: probability mass, such as 0.9; 1: all.")
+    seed: int | None = option(None, "Random seed. Default: a fresh one per answer.")
+    max_tokens: int = option(512, "Most tokens of an answer.")
     drafting: SpeculationOptions
     generation_config: GenerationConfigOption = "auto"
     lora: LoraOption = None
@@ -81,9 +71,7 @@ def chat(*, model: ModelOption = DEFAULT_MODEL, options: ChatOptions) -> None:
 def run(
     *,
     model: ModelArgument,
-    prompt: Annotated[
-        str | None, typer.Argument(help="Message to answer, after piped input; without both, chat.")
-    ] = None,
+    prompt: Annotated[str | None, typer.Argument(help="Message to answer; without it, chat.")] = None,
     options: ChatOptions,
 ) -> None:
     """Fetch a model if it is not here, then chat with it, or answer one PROMPT.
@@ -111,7 +99,6 @@ def _with_input(prompt: str | None) -> str:
 
 @contextmanager
 def _session(model: str, options: ChatOptions) -> "Iterator[tuple[ChatSession, Interrupts]]":
-    """Check the options, load the model, and yield a conversation with it."""
     from foreword.acceptance.params import SamplingParams
 
     setting = options.drafting.choice()
@@ -142,9 +129,8 @@ def _session(model: str, options: ChatOptions) -> "Iterator[tuple[ChatSession, I
 
 def _greet() -> None:
     if _is_interactive():
-        legend = Text.assemble(
-            ("accepted draft tokens", DRAFT_STYLE), ", ", ("tokens sampled by the target", OWN_STYLE)
-        )
+        drafted, own = ("accepted draft tokens", DRAFT_STYLE), ("tokens sampled by the target", OWN_STYLE)
+        legend = Text.assemble(drafted, ", ", own)
         stderr.print(legend, Text("(/help lists commands, Ctrl-D leaves)", "dim"), soft_wrap=True)
     _prepare_input()
 
@@ -160,7 +146,6 @@ class Interrupts:
         self._answering = False
 
     def is_interrupted(self) -> bool:
-        """Return whether the current answer should stop."""
         return self._is_interrupted
 
     @contextmanager
@@ -239,19 +224,14 @@ def show_piece(piece: "TextPiece") -> None:
     """Print a piece in the colour of its origin, without markup or control sequences."""
     from foreword.cli.chat.text import visible
 
-    stdout.out(
-        visible(piece.text), end="", style=DRAFT_STYLE if piece.drafted else OWN_STYLE, highlight=False
-    )
+    style = DRAFT_STYLE if piece.drafted else OWN_STYLE
+    stdout.out(visible(piece.text), end="", style=style, highlight=False)
 
 
 def _say_end(outcome: "AnswerEnd") -> None:
     from foreword.cli.chat.text import summary_line
 
-    ends = {
-        "abort": "stopped: ",
-        "length": "cut off at the limit: ",
-        "error": f"failed ({outcome.error}): ",
-    }
+    ends = {"abort": "stopped: ", "length": "cut off at the limit: ", "error": f"failed ({outcome.error}): "}
     forgotten = "" if outcome.text else "; the answer is empty, so the question is dropped"
     reported = summary_line(outcome.tally, outcome.tally.tokens_per_second)
     say(f"{ends.get(outcome.finish_reason, '')}{reported}{forgotten}")
@@ -273,7 +253,6 @@ def _prepare_input() -> None:
 
 
 def _is_interactive() -> bool:
-    """Whether input and output are terminals."""
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 

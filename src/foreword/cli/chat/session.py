@@ -95,7 +95,6 @@ class ChatSession:
         self.system = text
 
     def token_text(self, token: int) -> str:
-        """Return the text of a token."""
         return token_text(self._llm.tokenizer, token)
 
     def reset(self) -> None:
@@ -104,7 +103,6 @@ class ChatSession:
 
     @property
     def messages(self) -> list[Message]:
-        """The conversation in the chat API's format."""
         return _messages(self.system, self.turns)
 
     def plan(self, question: str) -> Plan:
@@ -129,9 +127,7 @@ class ChatSession:
             if len(ids) <= wanted:
                 return Plan(question, tuple(ids), dropped)
         if len(ids) >= limit:
-            raise RequestError(
-                f"the message has {len(ids)} tokens with its frame and the context holds {limit}; shorten it"
-            )
+            raise RequestError(f"the message has {len(ids)} tokens, the context {limit}; shorten it")
         return Plan(question, tuple(ids), len(turns))
 
     def answer(self, plan: Plan, show: Show, interrupted: Interrupted) -> AnswerEnd:

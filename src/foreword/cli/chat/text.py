@@ -90,43 +90,22 @@ def _quoted(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class Tally:
-    """Statistics of one answer, or of a session."""
+class Tally(RequestStats):
+    """Statistics of one answer, or of a session. Tokens and passes of decoding leave out the prompt's passes."""
 
     answers: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0  # prompt tokens found in the prefix cache
-    output_tokens: int = 0
-    decoded_tokens: int = 0  # tokens after the pass that ended the prompt
-    decode_passes: int = 0  # passes after the one that ended the prompt
-    decode_seconds: float = 0.0
-    draft_seconds: float = 0.0  # this and the next two include prefill
-    verify_seconds: float = 0.0
-    accept_seconds: float = 0.0
-    drafted: int = 0
-    accepted: int = 0
-    drafted_per_position: tuple[int, ...] = ()
-    accepted_per_position: tuple[int, ...] = ()
 
     @staticmethod
     def of(stats: RequestStats) -> "Tally":
-        """Convert an answer's statistics, or a sum of several."""
-        return Tally(
-            answers=1,
-            prompt_tokens=stats.prompt_tokens,
-            cached_tokens=stats.cached_tokens,
-            output_tokens=stats.output_tokens,
-            decoded_tokens=stats.output_tokens - stats.first_tokens,
-            decode_passes=stats.passes - stats.first_passes,
-            decode_seconds=stats.decode_seconds,
-            draft_seconds=stats.draft_seconds,
-            verify_seconds=stats.verify_seconds,
-            accept_seconds=stats.accept_seconds,
-            drafted=stats.drafted,
-            accepted=stats.accepted,
-            drafted_per_position=stats.drafted_per_position,
-            accepted_per_position=stats.accepted_per_position,
-        )
+        return Tally(**vars(stats), answers=1)
+
+    @property
+    def decoded_tokens(self) -> int:
+        return self.output_tokens - self.first_tokens
+
+    @property
+    def decode_passes(self) -> int:
+        return self.passes - self.first_passes
 
     def __add__(self, other: "Tally") -> "Tally":
         return add_fields(self, other)
@@ -156,7 +135,6 @@ def summary_line(tally: Tally, tokens_per_second: float | None) -> str:
 
 
 def stats_table(last: Tally, session: Tally) -> Table:
-    """Return a table of the last answer and the whole session."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("", no_wrap=True)
     for name in ("last answer", f"session ({session.answers})"):

@@ -22,26 +22,18 @@ VARIED = ("targets", "nodes")
 class GoalOptions:
     """Goals of the fleet search."""
 
-    goal_tokens_per_second: float | None = option(
-        None, "Search for the smallest fleet with this many tokens/s.", min=0.001
-    )
-    goal_p95_ms: float | None = option(
-        None, "Search for the smallest fleet with this p95 of milliseconds per token.", min=0.001
-    )
-    goal_vary: str | None = option(
-        None, "Machines to vary. Default: targets, with nodes in proportion.", metavar="targets|nodes"
-    )
+    goal_tokens_per_second: float | None = option(None, "Find the smallest fleet with this rate.", min=0.001)
+    goal_p95_ms: float | None = option(None, "Find the smallest fleet with this p95 in ms.", min=0.001)
+    goal_vary: str | None = option(None, "Machines to vary. Default: both.", metavar="targets|nodes")
     goal_most: int | None = option(None, "Largest number that the search tries. Default: 128.", min=1)
 
     def goal(self) -> "Goal | None":
-        """Return the goal; None if none is given."""
         from foreword.simulate.sweep import Goal
 
         given = (self.goal_tokens_per_second, self.goal_p95_ms)
         return None if given == (None, None) else Goal(*given)
 
     def check(self, page: Path | None, autoscale: bool) -> None:
-        """Raise `RequestError` for options that do not go together."""
         has_goal = self.goal() is not None
         if self.goal_vary is not None:
             one_of("--goal-vary", self.goal_vary, VARIED)
@@ -52,7 +44,7 @@ class GoalOptions:
             raise RequestError("--page shows one fleet, and a goal searches for one: leave one of them out")
         if has_goal and autoscale:
             raise RequestError(
-                "--autoscale changes the number of nodes that a goal searches for: leave one of them out"
+                "--autoscale changes the number of nodes, as a goal does: leave one of them out"
             )
 
 

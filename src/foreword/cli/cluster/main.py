@@ -17,9 +17,9 @@ from rich.table import Table
 
 from foreword.cli.console import (
     DEFAULT_MODEL,
+    DeviceOptions,
     JsonOption,
     ModelOption,
-    PlaceOptions,
     print_json,
     stage_bar,
     stderr,
@@ -99,10 +99,7 @@ def _cell(value: object) -> str:
 
 app = typer.Typer(no_args_is_help=True, help="Run targets and draft nodes from one file (docs/cluster.md).")
 
-FileArgument = Annotated[
-    Path,
-    typer.Argument(metavar="CLUSTER.yaml", help="File with the targets and draft nodes (docs/cluster.md)."),
-]
+FileArgument = Annotated[Path, typer.Argument(metavar="CLUSTER.yaml", help="Targets and draft nodes.")]
 KeyOption = Annotated[str | None, typer.Option(help="API key of the targets. Default: FOREWORD_API_KEY.")]
 
 DRAIN_SECONDS = 120.0
@@ -214,23 +211,16 @@ def _key(given: str | None) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DraftNode(SecurityOptions, PlaceOptions, Command):
+class DraftNode(SecurityOptions, DeviceOptions, Command):
     """Serve drafts to targets, which use `foreword serve --drafters HOST:PORT`. A node cannot change a text.
 
     Example: foreword draft-node --model smollm2-135m --listen 127.0.0.1:8400
     """
 
     model: ModelOption = late(DEFAULT_MODEL, -1)
-    method: str = option(
-        "draft_model",
-        "Drafter: draft_model (--model itself), layer_skip, suffix, or several as suffix+ngram.",
-    )
-    options: str | None = option(
-        None, 'Settings of the drafter as a JSON object: {"tree_width": 3}.', metavar="JSON"
-    )
-    listen: str = option(
-        "127.0.0.1:8400", "Address to listen on, or unix:/PATH; port 0: any.", metavar="HOST:PORT"
-    )
+    method: str = option("draft_model", "Drafter: draft_model (--model itself), layer_skip, suffix+ngram.")
+    options: str | None = option(None, 'Settings of the drafter, such as {"tree_width": 3}.', metavar="JSON")
+    listen: str = option("127.0.0.1:8400", "Address to listen on, or unix:/PATH.", metavar="HOST:PORT")
     capacity: int = option(256, "Most concurrent requests of all targets.", min=1)
     kv_tokens: int = option(32_768, "Size of a draft model's KV cache in tokens, over all requests.", min=16)
     run_ahead: bool = option(True, "Draft on while a target verifies; no gain for fast, near nodes.")
@@ -288,13 +278,7 @@ class RouterListening(ListeningOptions):
 @options_command
 def router(
     *,
-    targets: Annotated[
-        str,
-        typer.Option(
-            metavar="HOST:PORT,...",
-            help="Targets (foreword serve), or @FILE with one per line, reread periodically.",
-        ),
-    ],
+    targets: Annotated[str, typer.Option(metavar="HOST:PORT,...", help="Targets, or @FILE of them.")],
     listening: RouterListening,
     max_requests: Annotated[int, typer.Option(min=1, help="Most requests in flight; more get 429.")] = 1024,
 ) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foreword.cli.bench.common import made
+from foreword.cli.bench.common import provenance
 from foreword.cli.cluster.goals import GoalOptions, search_goal
 from foreword.cli.console import JsonOption, print_json, stage_bar, stdout
 from foreword.cli.options.common import one_of
@@ -41,33 +41,19 @@ class FleetOptions:
 class CostOptions:
     """Costs of passes, drafts and network, from measurement files or options."""
 
-    alpha: float | None = option(
-        None, "Acceptance rate per draft token. Default: from --drafters, or 0.8.", min=0, max=1
-    )
-    step: Path | None = option(
-        None, "Output of `foreword bench step --json`: time of target passes.", metavar="FILE"
-    )
-    drafters: Path | None = option(
-        None,
-        "Output of `foreword bench drafters --json`: acceptance by category, drafting time.",
-        metavar="FILE",
-    )
+    alpha: float | None = option(None, "Acceptance rate. Default: from --drafters, or 0.8.", min=0, max=1)
+    step: Path | None = option(None, "Output of `foreword bench step --json`: pass times.", metavar="FILE")
+    drafters: Path | None = option(None, "Output of `bench drafters --json`: drafts.", metavar="FILE")
     method: str | None = option(None, "Drafter of the --drafters file. Default: the fastest.")
-    link: Path | None = option(
-        None, "Output of `foreword bench link --json`: nodes and network.", metavar="FILE"
-    )
+    link: Path | None = option(None, "Output of `foreword bench link --json`: network.", metavar="FILE")
     pass_ms: float | None = option(None, "Milliseconds of a target pass over one token.", min=0.001)
     level_ms: float | None = option(None, "Milliseconds per level of a draft, on targets and nodes.", min=0)
-    network_ms: float | None = option(
-        None, "Round trip to a node in milliseconds. Default: from --link, or 0.3.", min=0
-    )
+    network_ms: float | None = option(None, "Round trip to a node in ms. Default: --link's, or 0.3.", min=0)
     zone_ms: float | None = option(None, "Round trip between zones in milliseconds. Default: 2.", min=0)
 
     def __post_init__(self) -> None:
         if self.method is not None and self.drafters is None:
-            raise RequestError(
-                f"--method {self.method} chooses from a file: give --drafters too, or leave it out"
-            )
+            raise RequestError(f"--method {self.method} needs a file: give --drafters too, or leave it out")
 
     def calibration(self) -> "Calibration":
         """Return the costs; options take precedence over files."""
@@ -89,9 +75,8 @@ class CostOptions:
             network = replace(network, round_trip=self.network_ms / 1e3)
         if self.alpha is not None:
             found = replace(found, kinds=(AcceptanceCurve.of_rate(self.alpha),))
-        return replace(
-            found, costs=costs, network=network, kinds=found.kinds or (AcceptanceCurve.of_rate(0.8),)
-        )
+        kinds = found.kinds or (AcceptanceCurve.of_rate(0.8),)
+        return replace(found, costs=costs, network=network, kinds=kinds)
 
 
 @dataclass(frozen=True)
@@ -99,22 +84,14 @@ class LoadOptions:
     """Traffic, failures and policies of the simulated fleet."""
 
     k: int = option(5, "Draft tokens per pass.", min=1, max=60)
-    rate: str | None = option(
-        None, "Requests per second of the fleet, or phases such as 20,60,20. Default: batches always full."
-    )
+    rate: str | None = option(None, "Requests per second, or phases such as 20,60. Default: full batches.")
     prompt: int = option(512, "Tokens of a prompt.", min=0)
     answer: float = option(256, "Mean number of tokens of an answer.", min=1)
-    fail: list[str] | None = option(
-        None, "Failure as KIND:NODES@SECONDS+DURATION, such as kill:1@5+10; kill, hang, partition or slow."
-    )
+    fail: list[str] | None = option(None, "Failure kill, hang, partition or slow, such as kill:1@5+10.")
     autoscale: bool = flag("Add and remove nodes by the ratio formula; needs long --seconds.")
     boot_s: float | None = option(None, "Seconds until an added node drafts. Default: 60.", min=0)
     run_ahead: bool = option(True, "Draft on while targets verify.")
-    waiting: str = option(
-        "worth",
-        "Wait for levels in flight: worth (while the expected gain is positive), all or none.",
-        metavar="worth|all|none",
-    )
+    waiting: str = option("worth", "Levels to wait for: worth, all or none.", metavar="worth|all|none")
     seconds: float = option(20.0, "Simulated seconds; the first tenth is warm-up.", min=0.1)
     seed: int = option(0, "Random seed; the same seed gives the same events.", min=0)
 
@@ -124,7 +101,6 @@ class LoadOptions:
             raise RequestError("--boot-s is for nodes that are added: give --autoscale too, or leave it out")
 
     def scenario(self, fleet: FleetOptions, calibration: "Calibration") -> "Scenario":
-        """Return the scenario to simulate."""
         from foreword.simulate.scenario import (
             Autoscale,
             Failure,
@@ -160,12 +136,7 @@ def simulate(
     costs: CostOptions,
     load: LoadOptions,
     goals: GoalOptions,
-    page: Annotated[
-        Path | None,
-        typer.Option(
-            help="Also vary ratio, distance, acceptance, K and batch; write a self-contained HTML file."
-        ),
-    ] = None,
+    page: Annotated[Path | None, typer.Option(help="Vary the sizes and write this HTML file.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Simulate a fleet of targets and draft nodes: tokens per second, latency and cost, also while nodes fail.
@@ -200,7 +171,7 @@ def simulate(
     else:
         found = _compared(calibration, scenario, page)
     if as_json:
-        given = {"made": made(), "scenario": asdict(scenario), "assumed": calibration.assumed}
+        given = {"made": provenance(), "scenario": asdict(scenario), "assumed": calibration.assumed}
         print_json({**given, "measured": calibration.measured, **found})
     if goal is not None and not any(answer["fleet"] for answer in found["answers"]):
         raise typer.Exit(1)
@@ -264,9 +235,7 @@ def _notes(
     if "steps" in calibration.measured and rows > most:
         lines.append(f"passes of up to {rows} tokens are extrapolated from those measured, up to {most}")
     if compared is not None and "remote" not in compared:
-        lines.append(
-            "--nodes 0: there are no draft nodes, so only plain decoding and drafting on the targets are compared"
-        )
+        lines.append("--nodes 0: only plain decoding and drafting on the targets are compared")
     elif compared is not None and scenario.autoscale is not None:
         lines.append(scaling_summary(scenario, compared["remote"]))
     without = [who for who, one in (compared or {}).items() if not one.tokens]

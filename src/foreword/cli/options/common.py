@@ -33,10 +33,7 @@ SpeculationOption = Annotated[
         'ngram or eagle3+ngram, or {"method": "ngram", "num_speculative_tokens": 5}.',
     ),
 ]
-SpeculativeConfigOption = Annotated[
-    str | None,
-    typer.Option(metavar="JSON", help="vLLM's name for --speculation with a JSON object."),
-]
+SpeculativeConfigOption = Annotated[str | None, typer.Option(metavar="JSON", help="vLLM's --speculation.")]
 
 
 @dataclass(frozen=True)
@@ -47,40 +44,37 @@ class SpeculationOptions:
     speculative_config: SpeculativeConfigOption = None
 
     def choice(self) -> str:
-        """Return the combined setting for `LLM`."""
         return speculation_choice(self.speculation, self.speculative_config)
 
 
-LoraOption = Annotated[
-    Path | None, typer.Option(metavar="PATH", help="LoRA adapter: a folder in PEFT's layout.")
-]
+LoraOption = Annotated[Path | None, typer.Option(metavar="PATH", help="LoRA adapter: a PEFT folder.")]
 SystemOption = Annotated[str | None, typer.Option(help="System message.")]
-GenerationConfigOption = Annotated[
-    str,
-    typer.Option(
-        metavar="auto|none",
-        callback=lambda name: one_of("--generation-config", name, GENERATION_CONFIGS),
-        help="Defaults of sampling parameters: auto (those published with the model) or none (Foreword's).",
-    ),
-]
-
-
-def lora_request(path: Path | None) -> "LoRARequest | None":
-    """Return the adapter of `--lora` for the library."""
-    from foreword.engine.adapters import LoRARequest
-
-    return None if path is None else LoRARequest(path.resolve().name or "lora", str(path))
 
 
 def one_of(option: str, value: str, allowed: tuple[str, ...]) -> str:
-    """Return the value if it is allowed."""
     if value not in allowed:
         raise RequestError(f"{option} must be {', '.join(allowed[:-1])} or {allowed[-1]}, not {value!r}")
     return value
 
 
+def choices(option: str, allowed: tuple[str, ...], text: str, metavar: str | None = None) -> Any:  # noqa: ANN401
+    """Return the annotation of an option with these values."""
+    return typer.Option(callback=lambda value: one_of(option, value, allowed), help=text, metavar=metavar)
+
+
+_DEFAULTS_HELP = "Defaults of sampling parameters: auto (the model's) or none (Foreword's)."
+GenerationConfigOption = Annotated[
+    str, choices("--generation-config", GENERATION_CONFIGS, _DEFAULTS_HELP, "auto|none")
+]
+
+
+def lora_request(path: Path | None) -> "LoRARequest | None":
+    from foreword.engine.adapters import LoRARequest
+
+    return None if path is None else LoRARequest(path.resolve().name or "lora", str(path))
+
+
 def check_device(device: str) -> str:
-    """Return the device's name if it is plausible."""
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
         raise RequestError(f"--device must be auto, cpu or cuda, not {device!r}")
     return device
@@ -106,7 +100,6 @@ def check_plot(path: Path | None) -> Path | None:
 
 
 def speculation_choice(speculation: str | None, speculative_config: str | None) -> str:
-    """Return the combined setting of both options for `LLM`."""
     if speculation is not None and speculative_config is not None:
         raise RequestError("--speculation and --speculative-config exclude each other; give one")
     if speculative_config is not None:
@@ -131,7 +124,6 @@ def _check_speculation(option: str, text: str) -> None:
 
 
 def json_object(option: str, text: str, example: str | None = None) -> dict[str, Any]:
-    """Parse an option that is a JSON object."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -164,24 +156,16 @@ DRAFT_TOKENS = 5
 """Default number of draft tokens requested from nodes per pass."""
 
 TokenFileOption = Annotated[
-    Path | None,
-    typer.Option(help="File (mode 600) with the cluster token. Default: FOREWORD_CLUSTER_TOKEN."),
+    Path | None, typer.Option(help="Cluster token's file. Default: FOREWORD_CLUSTER_TOKEN.")
 ]
-TlsOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="CERT,KEY,CA", help="PEM files: certificate, key, certificate authority of the cluster."
-    ),
-]
+TlsOption = Annotated[str | None, typer.Option(metavar="CERT,KEY,CA", help="PEM files of the cluster.")]
 
 
 def labels_option() -> Any:  # noqa: ANN401
-    """Return the option for a process's location."""
     return option("", "Location of this process; near nodes are preferred.", metavar="host=A,rack=B,zone=C")
 
 
 def tls_files(text: str | None) -> tuple[str, str, str] | None:
-    """Return the three files of `--tls`."""
     if text is None:
         return None
     files = [entry.strip() for entry in text.split(",")]
@@ -198,7 +182,6 @@ class SecurityOptions:
     tls: TlsOption = late(None, 1)
 
     def security(self) -> "Security":
-        """Return the protection; raise `RequestError` for invalid files."""
         from foreword.cluster.security import Security, TlsFiles
 
         files = tls_files(self.tls)
@@ -219,9 +202,7 @@ class NodeOptions:
     drafters_labels: str = labels_option()
     drafters_token_file: TokenFileOption = None
     drafters_tls: TlsOption = None
-    local_tenants: str = option(
-        "", "Tenants whose texts are never sent to draft nodes: patterns such as a*,b?."
-    )
+    local_tenants: str = option("", "Tenants whose texts are not sent to draft nodes, such as a*,b?.")
 
     def settings(self) -> dict[str, Any]:
         """Return the options as keys of a speculation config; empty without draft nodes."""

@@ -1,6 +1,7 @@
 """Commands whose options are fields of frozen dataclasses."""
 
 import inspect
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, Field, field, fields, is_dataclass
 from functools import partial, wraps
@@ -29,7 +30,6 @@ def flag(text: str, last: int = 0) -> Any:  # noqa: ANN401
 
 
 def argument(default: Any, text: str, **more: Any) -> Any:  # noqa: ANN401
-    """Return a field for a positional argument."""
     return field(default=default, metadata={_OPTION: lambda _: typer.Argument(help=text, **more)})
 
 
@@ -42,17 +42,15 @@ class Command:
     """A command: its docstring is the help, its fields are the options."""
 
     def run(self) -> None:
-        """Run the command."""
         raise NotImplementedError
 
 
 def command(kind: type[Command]) -> Callable[..., None]:
-    """Return the function that typer calls for a command."""
-
     def run(given: Command) -> None:
         given.run()
 
-    run.__name__, run.__doc__ = kind.__name__.lower(), kind.__doc__
+    run.__name__ = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", kind.__name__).lower()
+    run.__doc__ = kind.__doc__
     run.__annotations__ = {"given": kind, "return": None}
     return options_command(run)
 
@@ -60,7 +58,7 @@ def command(kind: type[Command]) -> Callable[..., None]:
 Settings = TypeVar("Settings")
 
 
-def picked(kind: type[Settings], given: object, **more: Any) -> Settings:  # noqa: ANN401
+def pick(kind: type[Settings], given: object, **more: Any) -> Settings:  # noqa: ANN401
     """Create a dataclass from the options with its field names, and from `more`, which takes precedence."""
     wanted: Any = kind
     own = {one.name: getattr(given, one.name) for one in fields(wanted) if hasattr(given, one.name)}

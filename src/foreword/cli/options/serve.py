@@ -52,7 +52,6 @@ def memory_size(option: str, text: str) -> int:
 
 
 def api_keys(given: list[str] | None) -> tuple[str, ...]:
-    """Return the keys of `--api-key`, or of the environment."""
     return _keys("--api-key", "FOREWORD_API_KEY", given)
 
 
@@ -81,12 +80,10 @@ def context_words(max_model_len: int, of_model: int, requested: int | None) -> s
 
 
 def listed(option: str | None) -> list[str]:
-    """Split a comma-separated option."""
     return [entry.strip() for entry in (option or "").split(",") if entry.strip()]
 
 
 def origins(option: str | None) -> tuple[str, ...]:
-    """Return CORS origins in browser format."""
     found = tuple(origin.lower().rstrip("/") for origin in listed(option))
     for origin in found:
         if origin not in ("*", "null") and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#@]+", origin):
@@ -118,9 +115,7 @@ def need_server_extra() -> None:
         import prometheus_client  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:
-        raise RequestError(
-            f"the server needs more packages ({error.name}): pip install 'foreword[server]'"
-        ) from None
+        raise RequestError(f"a package is missing ({error.name}): pip install 'foreword[server]'") from None
 
 
 if TYPE_CHECKING:
@@ -128,7 +123,6 @@ if TYPE_CHECKING:
 
 
 def port_option(default: int) -> Any:  # noqa: ANN401
-    """Return the option for a server's port."""
     return option(default, "Port to listen on; 0: any.", min=0, max=65535)
 
 
@@ -138,23 +132,18 @@ class ListeningOptions:
 
     host: str = option("127.0.0.1", "Address to listen on.")
     port: int = port_option(8000)
-    api_key: list[str] | None = option(
-        None, "API key that clients must send; repeatable. Default: FOREWORD_API_KEY (comma-separated)."
-    )
+    api_key: list[str] | None = option(None, "API key of clients; repeatable. Default: FOREWORD_API_KEY.")
     allowed_hosts: str | None = option(
         None,
         "Allowed Host headers, separated by commas; *: any. Default: this machine's names if it listens on "
         "127.0.0.1, else any.",
     )
-    cors_origins: str | None = option(
-        None, "Allowed CORS origins, separated by commas, such as https://example.org; *: all."
-    )
+    cors_origins: str | None = option(None, "Allowed CORS origins, such as https://example.org; *: all.")
     insecure: bool = flag("Listen beyond this machine without an API key.")
     access_log: bool = flag("Log every request.")
     drain_seconds: float = option(30.0, "Seconds that SIGTERM waits for running answers.", min=0)
 
     def address(self) -> "Address":
-        """Return the address if listening on it is allowed."""
         from foreword.server.settings import Address
 
         address = Address(self.host, self.port)
@@ -172,13 +161,7 @@ class ListeningOptions:
         }
 
 
-PolicyOption = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="Policy file: drafters and limits by cohort of requests, and roll-outs (docs/policy.md).",
-    ),
-]
+PolicyOption = Annotated[Path | None, typer.Option(metavar="FILE", help="Policy file (docs/policy.md).")]
 
 
 def checked_policy(path: Path) -> Path:

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from foreword.cli.console import JsonCommand, print_json, stage_bar, stdout
 from foreword.cli.options.common import json_object, one_of
-from foreword.cli.options.grouped import command, flag, option, picked
+from foreword.cli.options.grouped import command, flag, option
 from foreword.errors import RequestError
 
 if TYPE_CHECKING:
@@ -50,7 +50,6 @@ _EXPECTED: "dict[str, Column]" = {
 
 
 def prove_pair(target: str, draft: str, *, full: bool, as_json: bool) -> None:
-    """Measure a pair, and print the speed-up to expect on this machine."""
     from foreword.bench.pair import PairBench, PairSettings, expectations, merged
     from foreword.bench.prompts import own_prompts, take_per_category
     from foreword.bench.skeleton import table
@@ -111,9 +110,7 @@ class Prove(JsonCommand):
     full: bool = flag("Run all checks; takes minutes instead of seconds.")
     small: bool = flag("With --url: send fewer requests.")
     brief: bool = flag("With --url: send the fewest requests, with short answers; for slow servers.")
-    minutes: float | None = option(
-        None, "With --url: end after this time; claims that are left are not tried.", min=0.0
-    )
+    minutes: float | None = option(None, "With --url: end after this time; skip the other claims.", min=0.0)
     url: str | None = option(None, "Test this server over HTTP, such as http://host:port/v1.", metavar="URL")
     model: str | None = option(None, "With --url: name of the model. Default: the server's first.")
     route: str = option(
@@ -121,9 +118,7 @@ class Prove(JsonCommand):
         "With --url: route, completions or chat.",
         callback=lambda name: one_of("--route", name, ("completions", "chat")),
     )
-    plain_url: str | None = option(
-        None, "Server with the same model and without speculation, to compare with.", metavar="URL"
-    )
+    plain_url: str | None = option(None, "Server with the same model without speculation.", metavar="URL")
     plain_body: str | None = option(
         None,
         """Request fields that turn speculation off: '{"speculation": false}' (default for Foreword),
@@ -131,18 +126,12 @@ class Prove(JsonCommand):
         metavar="JSON",
     )
     api_key: str | None = option(None, "API key of the server.", envvar="FOREWORD_API_KEY")
-    tolerance: float = option(
-        0.05, "Largest difference of two log probabilities, in nats, that counts as rounding.", min=0.0
-    )
+    tolerance: float = option(0.05, "Largest log-probability difference, in nats, from rounding.", min=0.0)
     seed: int = option(0, "With --url: first seed of the requests.", min=0, max=LARGEST_SEED)
-    only: list[str] | None = option(
-        None, "With --url: check this claim and those it depends on; repeatable.", metavar="CLAIM"
-    )
+    only: list[str] | None = option(None, "With --url: check this claim; repeatable.", metavar="CLAIM")
     dry_run: bool = flag("With --url: print the number of requests and exit.")
     pair: tuple[str, str] | None = option(
-        None,
-        "Measure how far a draft model is from its target, and the speed-up to expect.",
-        metavar="TARGET DRAFT",
+        None, "Compare a draft model with its target.", metavar="TARGET DRAFT"
     )
 
     def run(self) -> None:
@@ -155,14 +144,12 @@ class Prove(JsonCommand):
         if self.url is not None:
             self._examine()
         elif self.pair is not None:
-            from foreword.cli.prove.main import prove_pair
-
             prove_pair(*self.pair, full=self.full, as_json=self.as_json)
         else:
             self._rules()
 
     def _examine(self) -> None:
-        from foreword.cli.prove.server import ExaminationOptions, prove_server
+        from foreword.cli.prove.server import prove_server
         from foreword.proofs.server.context import BRIEF, FULL, SMALL, STANDARD
 
         if not isfinite(self.tolerance):  # an infinite tolerance would refute nothing
@@ -175,11 +162,9 @@ class Prove(JsonCommand):
         plain = None
         if self.plain_body is not None:
             plain = json_object("--plain-body", self.plain_body, '{"speculation": false}')
-        options = picked(ExaminationOptions, self, plain_body=plain, only=tuple(self.only or ()))
-        prove_server(options, plan, dry_run=self.dry_run, as_json=self.as_json)
+        prove_server(self, plan, plain)
 
     def _rules(self) -> None:
-        """Check the acceptance rules of this build."""
         from foreword.proofs.suite import FULL, QUICK, run_suites
 
         size = FULL if self.full else QUICK

@@ -3,18 +3,18 @@
 import asyncio
 import json
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.table import Column, Table
 
-from foreword.cli.bench.common import made
-from foreword.cli.console import print_json, stage_bar, stdout
+from foreword.cli.bench.common import provenance
+from foreword.cli.console import stage_bar, stdout
 from foreword.errors import RequestError
 
 if TYPE_CHECKING:
+    from foreword.cli.prove.main import Prove
     from foreword.proofs.server.client import Server
     from foreword.proofs.server.context import ClaimVerdict, ExaminationPlan, ProofContext, Reproduction
     from foreword.proofs.server.examination import Cost
@@ -34,39 +34,22 @@ _SWITCHES = {"foreword": {"speculation": False}}
 """Fields that turn speculation off, by owner in the list of models."""
 
 
-@dataclass(frozen=True)
-class ExaminationOptions:
-    """Options of the examination."""
-
-    url: str
-    model: str | None = None
-    route: str = "completions"
-    plain_url: str | None = None
-    plain_body: dict[str, Any] | None = None
-    api_key: str | None = None
-    tolerance: float = 0.05
-    seed: int = 0
-    only: tuple[str, ...] = ()  # names of claims; empty: all
-    minutes: float | None = None  # limit of the examination
-
-
-def prove_server(
-    options: ExaminationOptions, plan: "ExaminationPlan", *, dry_run: bool, as_json: bool
-) -> None:
+def prove_server(options: "Prove", plan: "ExaminationPlan", plain_body: dict[str, Any] | None) -> None:
     """Examine and print; exit with 1 if a claim was refuted or requests failed under concurrency."""
-    report = asyncio.run(_run(options, plan, dry_run))
-    if as_json:
-        print_json(report)
+    report = asyncio.run(_run(options, plan, plain_body))
+    options.show_json(report)
     if report["refuted"] or report["fails_under_concurrency"]:
         raise typer.Exit(1)
 
 
-async def _run(options: ExaminationOptions, plan: "ExaminationPlan", dry_run: bool) -> dict[str, Any]:
+async def _run(
+    options: "Prove", plan: "ExaminationPlan", plain_body: dict[str, Any] | None
+) -> dict[str, Any]:
     from foreword.proofs.server import examination
     from foreword.proofs.server.client import Broken, RefusedByServer
 
     async with AsyncExitStack() as stack:
-        server, plain = await _servers(options, stack)
+        server, plain = await _servers(options, plain_body, stack)
         try:
             context = await examination.prepare(server, plan, plain, options.tolerance, options.seed)
         except (Broken, RefusedByServer) as fault:
@@ -76,7 +59,7 @@ async def _run(options: ExaminationOptions, plan: "ExaminationPlan", dry_run: bo
         _print_cost(context, cost)
         found: list[ClaimVerdict] = []
         began = perf_counter()
-        if not dry_run:
+        if not options.dry_run:
             limit = None if options.minutes is None else 60 * options.minutes
             with stage_bar(is_long=True) as progress:
                 async for verdict in examination.examine(context, progress, checks, limit):
@@ -99,22 +82,25 @@ async def _run(options: ExaminationOptions, plan: "ExaminationPlan", dry_run: bo
         "refuted": refuted,
         "fails_under_concurrency": failing,
         "verdicts": verdicts,
-        "made": made(),
+        "made": provenance(),
     }
 
 
-async def _servers(options: ExaminationOptions, stack: AsyncExitStack) -> "tuple[Server, Server | None]":
+async def _servers(
+    options: "Prove", plain_body: dict[str, Any] | None, stack: AsyncExitStack
+) -> "tuple[Server, Server | None]":
     from foreword.proofs.server.client import Server
     from foreword.wire.openai_http import base_address, listed_model, open_client
 
+    assert options.url is not None
     client = await stack.enter_async_context(open_client(base_address(options.url), options.api_key))
     model = await listed_model(client, options.model or "")
     server = Server(client, model.name, options.route)
     if options.plain_url is not None:
         other = await stack.enter_async_context(open_client(base_address(options.plain_url), options.api_key))
         name = (await listed_model(other, options.model or "")).name
-        return server, Server(other, name, options.route, options.plain_body or {})
-    switch = _SWITCHES.get(model.owner or "") if options.plain_body is None else options.plain_body
+        return server, Server(other, name, options.route, plain_body or {})
+    switch = _SWITCHES.get(model.owner or "") if plain_body is None else plain_body
     return server, None if switch is None else Server(client, model.name, options.route, switch)
 
 

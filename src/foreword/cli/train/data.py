@@ -6,13 +6,7 @@ from pathlib import Path
 
 import typer
 
-from foreword.cli.console import (
-    DEFAULT_MODEL,
-    DeviceOption,
-    ModelOption,
-    stage_bar,
-    stdout,
-)
+from foreword.cli.console import DEFAULT_MODEL, DeviceOption, ModelOption, stage_bar, stdout
 from foreword.cli.options.grouped import REQUIRED, Command, argument, flag, late, option
 from foreword.errors import RequestError
 
@@ -22,9 +16,7 @@ class WorkOptions(Command):
     """Model, device and prompts."""
 
     model: ModelOption = late(DEFAULT_MODEL, -1)
-    prompts: list[Path] | None = option(
-        None, "JSON lines with prompts to answer in addition to self-written ones; repeatable."
-    )
+    prompts: list[Path] | None = option(None, "JSON lines with prompts to answer as well; repeatable.")
     compiled: bool = option(True, "Compile the training pass (on a GPU).", last=2)
     device: DeviceOption = late("auto", 2)
 
@@ -60,7 +52,7 @@ class Data(WorkOptions):
 
         require_directory(self.out)
         prompts = session.read_prompts(self.prompts)
-        place = session.Workplace(self.model, self.device, compiled=self.compiled)
+        place = session.TrainingTarget(self.model, self.device, compiled=self.compiled)
         require_written_by(self.out, place.identity)
         memory = session.memory_in_one_line("give fewer --rows")
         with session.stop_signals() as stopped, memory, stage_bar() as bar:
@@ -106,9 +98,7 @@ def _show(directory: Path, model: str, count: int) -> None:
     from foreword.train.texts.documents import count_shards, read_shards, require_written_by
 
     if not count_shards(directory):
-        raise RequestError(
-            f"there are no training texts in {directory}; write some with --minutes or --tokens"
-        )
+        raise RequestError(f"{directory} has no training texts; write some with --minutes or --tokens")
     checkpoint = open_checkpoint(resolve_model(model))
     require_written_by(directory, identity_of(checkpoint))
     tokenizer = checkpoint.tokenizer()

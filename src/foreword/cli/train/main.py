@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 import typer
 
 from foreword.cli.console import parse_sizes, plot_option
-from foreword.cli.options.grouped import REQUIRED, command, flag, option, picked
+from foreword.cli.options.grouped import REQUIRED, command, flag, option, pick
 from foreword.cli.train import data
 from foreword.cli.train.data import WorkOptions
 from foreword.errors import RequestError
@@ -21,19 +21,13 @@ class CommonOptions(WorkOptions):
     """Data, duration and learning rates."""
 
     out: Path = option(REQUIRED, "Output directory.", last=-2)
-    data: Path | None = option(
-        None, "Directory of training texts. Default: OUT/texts, written first if there are none."
-    )
-    minutes: float | None = option(
-        None, "Time limit of the whole command: loading, writing texts, training and evaluation.", min=0.01
-    )
+    data: Path | None = option(None, "Directory of training texts. Default: OUT/texts, written if empty.")
+    minutes: float | None = option(None, "Time limit in minutes, loading and evaluation included.", min=0.01)
     steps: int | None = option(None, "Train this many steps; with --resume, this many more.", min=1)
     resume: bool = flag("Continue from the last state in --out.")
     begin: Path | None = option(None, "Start from the weights in this directory, with a new optimiser.")
     final: bool = option(True, "Decay the learning rate at the end.")
-    evaluate: list[Path] | None = option(
-        None, "JSON lines with prompts for evaluation, never trained on; repeatable.", "--eval"
-    )
+    evaluate: list[Path] | None = option(None, "Evaluation prompts as JSON lines; repeatable.", "--eval")
     evaluate_every: float = option(90.0, "Seconds between two evaluations.", min=0)
     export: Path | None = option(None, "Also write the weights to this directory, in files of at most 15 MB.")
     export_bits: int = option(16, "Bits per weight of the exported matrices: 16, 8 or 4.")
@@ -42,12 +36,8 @@ class CommonOptions(WorkOptions):
     muon: float | None = option(None, "Learning rate of Muon (matrices).", min=0)
     adam: float | None = option(None, "Learning rate of AdamW (other weights).", min=0)
     sharpness: float = option(1.0, "Exponent on the target's probabilities.", min=0.01)
-    decay_share: float = option(
-        0.4, "Fraction of training spent decaying the learning rate.", min=0.01, max=1
-    )
-    keep_states: float = option(
-        0.0, "GiB of device memory for the target's hidden states, computed once for all epochs.", min=0
-    )
+    decay_share: float = option(0.4, "Fraction of training that decays the learning rate.", min=0.01, max=1)
+    keep_states: float = option(0.0, "GiB of device memory that caches the target's hidden states.", min=0)
     seed: int = option(0, "Seed of weights and data order.", min=0)
     plot: Path | None = plot_option()
 
@@ -55,9 +45,7 @@ class CommonOptions(WorkOptions):
         if self.minutes is None and self.steps is None:
             raise RequestError("say how long to train: --minutes or --steps")
         if self.prompts and self.data is not None:
-            raise RequestError(
-                "--prompts are answered where texts are written: give them to `foreword train data`"
-            )
+            raise RequestError("--prompts need texts to be written: give them to `foreword train data`")
         if self.export_bits not in (4, 8, 16):
             raise RequestError(f"--export-bits must be 4, 8 or 16, not {self.export_bits}")
         if self.resume and self.begin is not None:
@@ -65,7 +53,6 @@ class CommonOptions(WorkOptions):
 
 
 def parse_numbers(option: str, text: str | None) -> tuple[int, ...] | None:
-    """Parse comma-separated layers."""
     return None if text is None else tuple(parse_sizes(option, text))
 
 
@@ -100,12 +87,8 @@ class Eagle3(_Training):
     draft_vocab: int = option(16384, VOCABULARY, min=1, last=3)
     taps: str | None = option(None, LAYERS_READ, last=3)
     intermediate: int | None = option(None, MODELS_WIDTH, min=1, last=3)
-    own_output: bool = option(
-        True, "Train an output matrix; without, the head uses the model's, and its file is smaller.", last=3
-    )
-    round_bits: int | None = option(
-        None, "Train with weights rounded to 8 or 4 bits while the learning rate decays.", last=3
-    )
+    own_output: bool = option(True, "Train an output matrix instead of using the model's.", last=3)
+    round_bits: int | None = option(None, "Round weights to 8 or 4 bits while the rate decays.", last=3)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -135,7 +118,7 @@ class Medusa(_Training):
     def recipe(self) -> "Recipe":
         from foreword.train.heads.medusa import MedusaRecipe
 
-        return picked(MedusaRecipe, self)
+        return pick(MedusaRecipe, self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,9 +152,7 @@ class Exit(_Training):
     """
 
     muon_rate: ClassVar[float] = 0.01
-    layer: int | None = option(
-        None, "Number of the target's layers before the exit. Default: a quarter of them.", last=3
-    )
+    layer: int | None = option(None, "Target layers before the exit. Default: a quarter.", last=3)
 
     def recipe(self) -> "Recipe":
         from foreword.train.heads.decoders import ExitRecipe
@@ -199,8 +180,6 @@ class DFlash(_Training):
         return DFlashRecipe(self.layers, self.guesses, taps, self.intermediate, self.draft_vocab)
 
 
-app = typer.Typer(
-    no_args_is_help=True, help="Train a head or a draft model on texts that the target writes itself."
-)
+app = typer.Typer(no_args_is_help=True, help="Train a head or a draft model on the target's own texts.")
 for _kind in (data.Data, Eagle3, Medusa, Draft, Exit, DFlash, data.Join):
     app.command()(command(_kind))

@@ -16,12 +16,11 @@ import typer
 
 from foreword.bench.pictures import Chart, save_charts
 from foreword.cli.console import stage_bar, stderr, stdout
-from foreword.cli.options.grouped import picked
+from foreword.cli.options.grouped import pick
 from foreword.errors import RequestError
 
 
 def save_curves(log: Path, path: Path, title: str) -> None:
-    """Plot loss and tokens per pass over the steps of a log."""
     entries = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
     loss = [(entry["step"], entry["loss"]) for entry in entries if "loss" in entry]
     tau: dict[str, list[tuple[float, float]]] = {}
@@ -56,7 +55,7 @@ _GPU_ROWS, _CPU_ROWS = 2048, 8  # texts written concurrently
 _GPU_BATCH, _CPU_BATCH = 61440, 2048  # tokens per step
 
 
-class Workplace:
+class TrainingTarget:
     """A model on a device, for training and for writing texts."""
 
     def __init__(self, model: str, device: str, *, compiled: bool) -> None:
@@ -154,7 +153,7 @@ def run_training(
     if options.export is not None:
         require_pieces_alone(options.export, options.out)
     evaluation = read_prompts(options.evaluate)
-    place = Workplace(options.model, options.device, compiled=options.compiled)
+    place = TrainingTarget(options.model, options.device, compiled=options.compiled)
     recipe.check(place.checkpoint.config)
     data = options.data or options.out / TEXTS
     require_written_by(data, place.identity)
@@ -183,8 +182,8 @@ def run_training(
             adam=rates.adam if options.adam is None else options.adam,
         )
         kept_bytes = int(options.keep_states * 2**30)
-        settings = picked(TrainSettings, options, rates=rates, compiled=place.compiled, kept_bytes=kept_bytes)
-        run = picked(
+        settings = pick(TrainSettings, options, rates=rates, compiled=place.compiled, kept_bytes=kept_bytes)
+        run = pick(
             TrainRun,
             options,
             recipe=recipe,
@@ -213,7 +212,7 @@ def run_training(
 
 def _write_first(
     options: "CommonOptions",
-    place: Workplace,
+    place: TrainingTarget,
     data: Path,
     watcher: ConsoleWatcher,
     stopped: Callable[[], bool],
@@ -233,14 +232,13 @@ def _write_first(
 
 
 def write_texts(
-    place: Workplace,
+    place: TrainingTarget,
     out: Path,
     settings: "WritingSettings",
     prompts: "Sequence[FilePrompt]",
     rows: int | None,
     watcher: ConsoleWatcher,
 ) -> None:
-    """Let the model write texts, and print how many."""
     from dataclasses import replace
 
     from foreword.train.texts.data import WritingReport, write_training_set

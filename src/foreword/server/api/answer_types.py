@@ -1,21 +1,24 @@
-"""Response bodies: OpenAI's formats with our additions. UNSET fields are omitted."""
+"""Response bodies in OpenAI's formats, and the interface of all formats. UNSET fields are omitted."""
 
 import json
 import math
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from time import time
+from typing import Any, Protocol
 
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import astuple
 
 from foreword.acceptance.logprobs import TokenLogprobs
 from foreword.control.reporting.figures import run_percentile
-from foreword.engine.messages import RequestStats
-from foreword.engine.outputs import Costs, accepted_runs, alternatives
+from foreword.engine.messages import AnswerDelta, NewRequest, RequestStats
+from foreword.engine.outputs import Answer, Costs, accepted_runs, alternatives
 from foreword.engine.text import token_text
 from foreword.models.tokenization.tokenizer import Tokenizer
+from foreword.server.api.request_types import OpenAIFields
+from foreword.server.context import ServerContext
 
 
 class AnswerUsage(Struct, frozen=True, omit_defaults=True):
@@ -138,7 +141,6 @@ class Completion(Struct):
 
 
 def usage_of(stats: RequestStats) -> AnswerUsage:
-    """Return the token counts of a request."""
     names = ("accepted_prediction_tokens", "rejected_prediction_tokens")
     predicted = {name: getattr(stats, name) for name in names}
     return AnswerUsage(
@@ -151,7 +153,6 @@ def usage_of(stats: RequestStats) -> AnswerUsage:
 
 
 def speculation_of(stats: RequestStats) -> dict[str, Any]:
-    """Return the speculation figures of a request."""
     runs = accepted_runs(stats)
     by_position = zip(stats.accepted_per_position, stats.drafted_per_position, strict=False)
     return {
@@ -231,7 +232,6 @@ class LogprobWriter:
         )
 
     def _scored(self, token: int, logprob: float) -> tuple[str, float, list[int]]:
-        """Return a token's text, log probability and bytes."""
         shown = list(self._tokenizer.token_bytes(token, skip_special_tokens=False))
         return self._text(token), _finite(logprob), shown
 
@@ -241,9 +241,8 @@ class LogprobWriter:
 
     def _ranked(self, entry: TokenLogprobs) -> dict[str, dict[str, Any]]:
         found = alternatives(entry, self._tokenizer)
-        return {
-            str(token): asdict(replace(one, logprob=_finite(one.logprob))) for token, one in found.items()
-        }
+        finite = {token: replace(one, logprob=_finite(one.logprob)) for token, one in found.items()}
+        return {str(token): asdict(one) for token, one in finite.items()}
 
 
 def _top(entry: TokenLogprobs) -> list[tuple[int, float]]:
@@ -256,5 +255,84 @@ def _finite(logprob: float) -> float:
 
 
 def new_id(prefix: str) -> str:
-    """Return an id that is unique and unpredictable."""
     return f"{prefix}-{secrets.token_hex(16)}"
+
+
+class Dialect(Protocol):
+    """Formats the answers of a route."""
+
+    def opening(self) -> Iterable[object]: ...
+
+    def chunk(self, choice: int, delta: AnswerDelta) -> object | None:
+        """Return the event, or list of events, for a delta; None: nothing to send."""
+        ...
+
+    def closing(self) -> Iterable[object]: ...
+
+    def whole(self, answers: Sequence[Answer], costs: Costs) -> object:
+        """Return the body of a response that is not streamed."""
+        ...
+
+
+class OpenAIDialect:
+    """Common fields around choices: token counts and costs."""
+
+    kind: str  # `object` of complete responses
+    chunk_kind: str  # `object` of stream chunks
+
+    def __init__(
+        self, context: ServerContext, body: OpenAIFields, answer_id: str, requests: Sequence[NewRequest]
+    ) -> None:
+        options = body.stream_options
+        self._settings = context.settings
+        self._model = body.model or context.settings.model_name
+        self._logprobs = LogprobWriter(context.prompts.tokenizer)
+        self._n = body.n or 1
+        self._wants_usage = bool(options and options.include_usage)
+        self._wants_usage_always = bool(options and options.continuous_usage_stats)
+        self._lists_tokens = bool(body.return_token_ids)
+        self._requests = requests
+        self._tokens = [0] * (len(requests) * self._n)  # tokens sent, by choice
+        self._costs = Costs(len(self._tokens))
+        self._id = answer_id
+        self._created = int(time())
+
+    def closing(self) -> Iterable[Completion]:
+        """Yield a chunk without choices that has the token counts, if requested."""
+        if self._wants_usage:
+            yield self._frame([], self.chunk_kind, usage=self._counted(self._costs))
+
+    def _counted(self, costs: Costs) -> AnswerUsage:
+        return usage_of(costs.total())
+
+    def _frame(self, choices: list[Choice], kind: str, costs: Costs | None = None, **more: Any) -> Completion:  # noqa: ANN401 - fields of `Completion`
+        """Return a response around the choices; `costs` with the last of them."""
+        extras = {} if costs is None else extras_of(costs, self._settings.show_speculation)
+        return Completion(
+            self._id, self._created, self._model, choices, kind, self._settings.fingerprint, **extras, **more
+        )
+
+    def _prompt_ids(self, choice: int) -> list[int]:
+        return list(self._requests[choice // self._n].prompt_token_ids)
+
+    def _ending(self, delta: AnswerDelta) -> dict[str, Any]:
+        """Return the fields of a choice's end, and its token ids if requested."""
+        return {
+            "finish_reason": delta.finish_reason,
+            "stop_reason": delta.stop_reason,
+            "seed": UNSET if delta.finish_reason is None else delta.seed,
+            "token_ids": list(delta.token_ids) if self._lists_tokens else UNSET,
+        }
+
+    def _usage(self, choice: int, tokens: int = 0) -> AnswerUsage | UnsetType | None:
+        """Count a choice's new tokens, and return the `usage` field of their chunk.
+
+        As in vLLM: the choice's counts so far if every chunk is to have them, otherwise null before the last chunk.
+        """
+        self._tokens[choice] += tokens
+        if not self._wants_usage:
+            return UNSET
+        if not self._wants_usage_always:
+            return None
+        prompt, written = len(self._requests[choice // self._n].prompt_token_ids), self._tokens[choice]
+        return AnswerUsage(prompt, written, prompt + written)

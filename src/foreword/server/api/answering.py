@@ -14,22 +14,22 @@ from foreword.engine.messages import AnswerDelta, NewRequest
 from foreword.engine.outputs import Answer, Costs
 from foreword.engine.text import TokenTexts
 from foreword.errors import EngineUnavailable, ForewordError, RequestError
-from foreword.server.api.dialects import Dialect
+from foreword.server.api.answer_types import Dialect
 from foreword.server.api.streaming import (
     EventStream,
     Framing,
     StreamPart,
-    at_once,
-    evenly,
+    cancel_on_disconnect,
     framing_of,
-    unless_client_leaves,
+    send_at_once,
+    send_evenly,
 )
 from foreword.server.context import ServerContext
 from foreword.server.errors import ApiError, as_api_error
 from foreword.server.request_meter import RequestMeter
 
 
-class AskedTooMuch(RequestError):  # noqa: N818 - reads as what happened
+class UnsatisfiableRequest(RequestError):  # noqa: N818 - the request, not the error
     """The request's own parameters leave no token to generate."""
 
 
@@ -49,16 +49,16 @@ class AnswerJob:
 async def respond(context: ServerContext, request: Request, job: AnswerJob, admission: ExitStack) -> Response:
     """Answer a job; `admission` is released after the last byte."""
     if not job.stream:
-        whole = await unless_client_leaves(request, _gather(context, job))
+        whole = await cancel_on_disconnect(request, _gather(context, job))
         return Response(whole, media_type="application/json")
     path = request.url.path
     framing = framing_of(path)
     if context.settings.stream_pacing == "even":
-        events = evenly(_parts(context, job, path, split=True), context.pace, framing.blank)
+        events = send_evenly(_parts(context, job, path, split=True), context.pace, framing.blank)
     else:
-        events = at_once(_parts(context, job, path))
+        events = send_at_once(_parts(context, job, path))
     # Send nothing before the engine has accepted the request, so that a refusal has its own status.
-    first = await unless_client_leaves(request, anext(events))
+    first = await cancel_on_disconnect(request, anext(events))
     return EventStream(first, events, admission.pop_all(), framing.media_type)
 
 
@@ -71,10 +71,10 @@ async def _gather(context: ServerContext, job: AnswerJob) -> bytes:
             answers[prompt * n + delta.index].take(delta)
             costs.note(delta)
     listed = sum(len(answer.logprobs) + len(answer.prompt_logprobs) for answer in answers)
-    return await _worded(listed, lambda: msgspec.json.encode(job.dialect.whole(answers, costs)))
+    return await _encoded(listed, lambda: msgspec.json.encode(job.dialect.whole(answers, costs)))
 
 
-async def _worded(logprobs: int, word: Callable[[], bytes]) -> bytes:
+async def _encoded(logprobs: int, word: Callable[[], bytes]) -> bytes:
     return word() if logprobs <= _INLINE_LOGPROBS else await asyncio.to_thread(word)
 
 
@@ -94,7 +94,7 @@ async def _parts(
                 parts = [] if opened else [framing.write(value) for value in job.dialect.opening()]
                 for unit in texts[prompt * n + delta.index].split(delta) if split else [delta]:
                     words = partial(_chunk, job, framing, prompt * n, unit)
-                    parts.append(await _worded(len(unit.prompt_logprobs), words))
+                    parts.append(await _encoded(len(unit.prompt_logprobs), words))
                 if reported := [part for part in parts if part]:
                     opened = True
                     yield StreamPart(reported)
@@ -170,7 +170,7 @@ async def _measured(context: ServerContext, request: NewRequest) -> AsyncGenerat
                 if delta.finish_reason == "abort":
                     raise ApiError(503, "the server stopped before the answer was finished", code="aborted")
                 yield delta
-    except AskedTooMuch:
+    except UnsatisfiableRequest:
         raise  # counted as a failed answer
     except RequestError:
         meter.refused()
@@ -185,5 +185,5 @@ async def _measured(context: ServerContext, request: NewRequest) -> AsyncGenerat
 def _failure(delta: AnswerDelta) -> ForewordError:
     why = delta.error or "the engine could not finish this answer"
     if delta.asks_too_much:
-        return AskedTooMuch(why, delta.error_param)
+        return UnsatisfiableRequest(why, delta.error_param)
     return ApiError(500, why, code="engine_error")

@@ -139,9 +139,7 @@ def _block(kind: str, call: ToolCall | None = None) -> Json:
     """Return a block's initial state."""
     if call is not None:
         return {"type": kind, "id": call.id, "name": call.function.name, "input": {}}
-    return (
-        {"type": kind, "thinking": "", "signature": ""} if kind == "thinking" else {"type": kind, "text": ""}
-    )
+    return {"type": kind, **({"thinking": "", "signature": ""} if kind == "thinking" else {"text": ""})}
 
 
 def _usage(counted: AnswerUsage) -> Json:
@@ -159,7 +157,6 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 def anthropic_routes(context: ServerContext) -> APIRouter:
-    """`/v1/messages...`."""
     router = APIRouter(prefix="/v1/messages")
 
     @router.post("")
@@ -185,7 +182,7 @@ def _messages(value: Json) -> Conversion:
 
 def convert(value: Json) -> Conversion:
     """Convert to a request of OpenAI's chat route; common and unknown fields are unchanged."""
-    given = _Given(value)
+    given = _MessageConverter(value)
     own = ("system", "messages", "stop_sequences", "tools", "tool_choice", "thinking", "output_config")
     body = {name: entry for name, entry in value.items() if name not in own}
     if value.get("stream"):
@@ -203,16 +200,16 @@ def convert(value: Json) -> Conversion:
         body["tools"] = given.tools()
     body |= _tool_choice(value.get("tool_choice")) | _thinking(value.get("thinking"))
     body |= _output_config(value.get("output_config"))
-    return Conversion(CHAT, body, given.places, MessagesDialect)
+    return Conversion(CHAT, body, given.field_names, MessagesDialect)
 
 
 @dataclass
-class _Given:
+class _MessageConverter:
     """Messages and tools in OpenAI's format, with the field that each comes from."""
 
     value: Json
     messages: list[Json] = field(default_factory=list)
-    places: dict[str, str] = field(
+    field_names: dict[str, str] = field(
         default_factory=lambda: {
             "stop": "stop_sequences",
             "parallel_tool_calls": "tool_choice",
@@ -232,7 +229,7 @@ class _Given:
                 self._add(place, message)
 
     def _add(self, place: str, message: Json) -> None:
-        self.places[f"messages.{len(self.messages)}"] = place
+        self.field_names[f"messages.{len(self.messages)}"] = place
         self.messages.append(message)
 
     def _add_blocks(self, place: str, message: Json) -> None:
@@ -252,16 +249,15 @@ class _Given:
                 called = {"name": block.get("name"), "arguments": json.dumps(block.get("input", {}))}
                 calls = converted.setdefault("tool_calls", [])
                 at = f"messages.{len(self.messages)}.tool_calls.{len(calls)}"
-                self.places |= {
+                self.field_names |= {
                     at: where,
                     f"{at}.function": where,
                     f"{at}.function.arguments": f"{where}.input",
                 }
                 calls.append({"id": block.get("id"), "function": called})
             elif kind == "thinking":
-                converted["reasoning_content"] = converted.get("reasoning_content", "") + _text(
-                    where, block, "thinking"
-                )
+                thought = converted.get("reasoning_content", "") + _text(where, block, "thinking")
+                converted["reasoning_content"] = thought
             elif kind != "redacted_thinking":
                 converted["content"].append(_text_part(where, block))
         is_result = bool(self.messages) and self.messages[-1]["role"] == "tool" and message["content"]
@@ -279,11 +275,10 @@ class _Given:
                     param=f"{place}.type",
                 )
             at = f"{place}.function"
-            self.places |= {at: place, f"{at}.parameters": f"{place}.input_schema"}
+            self.field_names |= {at: place, f"{at}.parameters": f"{place}.input_schema"}
             function = {name: tool[name] for name in ("name", "description", "strict") if name in tool}
-            found.append(
-                {"type": "function", "function": {**function, "parameters": tool.get("input_schema")}}
-            )
+            function["parameters"] = tool.get("input_schema")
+            found.append({"type": "function", "function": function})
         return found
 
 
@@ -301,7 +296,6 @@ def _text(place: str, block: Json, name: str) -> str:
 
 
 def _texts(place: str, content: object) -> list[Json]:
-    """Return the text parts of a content, which is a string or blocks."""
     if content is None or isinstance(content, str):
         return [{"type": "text", "text": content or ""}]
     if not isinstance(content, list):

@@ -45,7 +45,6 @@ class UnknownFields:
         return {name: value for name, value in body.items() if name in model.model_fields}
 
     def check_parts(self, body: StrictBody) -> None:
-        """Check the unknown fields of all objects inside a body."""
         for path, part in _parts("", body):
             for name, value in (part.model_extra or {}).items():
                 self._check(f"{path}{name}", name, value, type(part))
@@ -57,7 +56,6 @@ class UnknownFields:
 
     @property
     def more(self) -> int:
-        """Number of ignored fields beyond those shown."""
         return max(len(self._ignored) - SHOWN_FIELDS, 0)
 
     def _check(self, path: str, name: str, value: object, model: type[StrictBody]) -> None:
@@ -93,9 +91,7 @@ class IgnoredFieldLog:
             words.append(f"{name} (did you mean {meant}?)" if meant else name)
             if name not in self._logged and len(self._logged) < LOGGED_FIELDS:
                 self._logged.add(name)
-                log.warning(
-                    "requests have a field that is ignored: %s; --strict-fields refuses it", words[-1]
-                )
+                log.warning("requests have an ignored field: %s; --strict-fields refuses it", words[-1])
         return ", ".join([*words, f"{unknown.more} more"] if unknown.more else words)
 
 
@@ -167,7 +163,6 @@ async def read_body(request: Request, limits: Limits) -> bytes:
 
 
 def too_long(limits: Limits) -> ApiError:
-    """Return the error for a body over the size limit."""
     return ApiError(413, f"the body is longer than {limits.body_bytes} bytes; send less")
 
 
@@ -237,7 +232,6 @@ def _refuse_lone_surrogates(value: object) -> None:
 
 
 def _check_shape(value: object, limits: Limits) -> None:
-    """Refuse excessive nesting and object sizes."""
     level: list[Any] = [value]
     for _ in range(limits.json_depth):
         deeper: list[Any] = []

@@ -11,13 +11,13 @@ from foreword.server.api.answer_types import (
     ChatMessage,
     Choice,
     Completion,
+    OpenAIDialect,
     PromptLogprobs,
     new_id,
     usage_of,
 )
 from foreword.server.api.answering import AnswerJob
 from foreword.server.api.conversation import Conversation
-from foreword.server.api.dialects import OpenAIDialect
 from foreword.server.api.entry import AnswerRoute
 from foreword.server.api.request_types import ChatRequest
 from foreword.server.context import ServerContext
@@ -25,7 +25,6 @@ from foreword.server.middleware import ApiCaller
 
 
 async def chat_conversation(context: ServerContext, body: ChatRequest) -> Conversation:
-    """Return the conversation in the model's template."""
     return await Conversation.of(
         context,
         body,
@@ -37,7 +36,6 @@ async def chat_conversation(context: ServerContext, body: ChatRequest) -> Conver
 
 
 async def chat_job(context: ServerContext, body: ChatRequest, caller: ApiCaller) -> AnswerJob:
-    """Apply the chat template and create the job."""
     conversation = await chat_conversation(context, body)
     request = await conversation.request(context, body, caller, new_id("chatcmpl"))
     return AnswerJob([request], ChatDialect(context, body, request, conversation), bool(body.stream))
@@ -66,7 +64,6 @@ class ChatDialect(OpenAIDialect):
             yield self._frame([opened], self.chunk_kind, usage=self._usage(choice), prompt_token_ids=listed)
 
     def chunk(self, choice: int, delta: AnswerDelta) -> Completion | None:
-        """Return the new text, or the end."""
         is_last = self._costs.note(delta)
         usage = self._usage(choice, len(delta.token_ids))
         gained = self._gained(choice, delta)
@@ -102,7 +99,6 @@ class ChatDialect(OpenAIDialect):
         return self._logprobs.prompt(delta.prompt_logprobs) if delta.prompt_logprobs else UNSET
 
     def _gained(self, choice: int, delta: AnswerDelta) -> ChatDelta:
-        """Return the new part of a message."""
         read = self._readers[choice].feed(delta.text, delta.finish_reason is not None)
         return ChatDelta(
             reasoning_content=read.reasoning or UNSET,

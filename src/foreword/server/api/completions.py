@@ -13,9 +13,15 @@ from foreword.engine.messages import AnswerDelta, NewRequest
 from foreword.engine.outputs import Answer, Costs
 from foreword.engine.prompts import filling
 from foreword.models.tokenization.tokenizer import Tokenizer
-from foreword.server.api.answer_types import AnswerUsage, Choice, Completion, CompletionLogprobs, new_id
+from foreword.server.api.answer_types import (
+    AnswerUsage,
+    Choice,
+    Completion,
+    CompletionLogprobs,
+    OpenAIDialect,
+    new_id,
+)
 from foreword.server.api.answering import AnswerJob
-from foreword.server.api.dialects import OpenAIDialect
 from foreword.server.api.entry import AnswerRoute, new_request
 from foreword.server.api.request_types import CompletionRequest
 from foreword.server.context import ServerContext
@@ -52,8 +58,6 @@ class Echo:
 
 
 async def completion_job(context: ServerContext, body: CompletionRequest, caller: ApiCaller) -> AnswerJob:
-    """Tokenize the prompts and create the job."""
-
     def refine(params: SamplingParams) -> SamplingParams:
         params = filling(context.prompts.tokenizer, params, body.suffix)
         if body.echo and body.logprobs is not None and params.prompt_logprobs is None:
@@ -92,7 +96,6 @@ class CompletionDialect(OpenAIDialect):
             yield self._frame([Choice(choice, self._echo.text(choice // self._n))], self.chunk_kind)
 
     def chunk(self, choice: int, delta: AnswerDelta) -> Completion | None:
-        """Return the new text, or the end."""
         is_last = self._costs.note(delta)
         delta = self._echo.without_answer(delta)
         usage = self._usage(choice, len(delta.token_ids))

@@ -1,7 +1,7 @@
 """A conversation in the model's template, and the parser of its answers: reasoning, text and tool calls."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -178,10 +178,7 @@ class Conversation:
         context: ServerContext,
         body: ToolFields,
         messages: Sequence[Message],
-        *,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        variables: Mapping[str, Any] | None = None,
+        **options: Any,  # noqa: ANN401 - of `Tokenizer.encode_chat`
     ) -> "Conversation":
         """Apply the model's template to messages and tools."""
         tokenizer, settings = context.prompts.tokenizer, context.settings
@@ -191,10 +188,8 @@ class Conversation:
         check_budget(body.thinking_token_budget, thinks)
         ids = await context.prompts.chat(
             shown_messages(messages, use, form, tokenizer.takes_tools),
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            tools=use.shown() if use is not None and tokenizer.takes_tools else None,
-            variables=variables,
+            use.shown() if use is not None and tokenizer.takes_tools else None,
+            **options,
         )
         return Conversation(ids, use, Reasoning.after(ids, thinks, tokenizer))
 
@@ -232,14 +227,12 @@ class AnswerReader:
         self._calls = None if conversation.use is None else ToolWriter(conversation.use)
 
     def feed(self, text: str, is_end: bool) -> AnswerPart:
-        """Return the new part."""
         reasoning, text = self._apart(text, is_end)
         if self._calls is None:
             return AnswerPart(text, [], reasoning)
         return AnswerPart(*self._calls.feed(text, is_end), reasoning)
 
     def whole(self, text: str) -> AnswerPart:
-        """Return the whole answer."""
         reasoning, text = self._apart(text, is_end=True)
         return AnswerPart(*((text, []) if self._calls is None else self._calls.whole(text)), reasoning)
 

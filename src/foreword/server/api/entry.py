@@ -13,9 +13,9 @@ from starlette.responses import Response
 from foreword.acceptance.params import SamplingParams
 from foreword.engine.messages import NewRequest
 from foreword.errors import EngineUnavailable, RequestError
+from foreword.server.api.answer_types import Dialect
 from foreword.server.api.answering import AnswerJob, respond
 from foreword.server.api.bodies import UnknownFields, checked_body, parse_body, read_body
-from foreword.server.api.dialects import Dialect
 from foreword.server.api.prompts import room_for_answer
 from foreword.server.api.sampling_types import SamplingFields, StrictBody
 from foreword.server.context import ServerContext
@@ -36,7 +36,9 @@ async def new_request(
     progress: bool = False,
 ) -> NewRequest:
     """Return the engine's request for a tokenized prompt; `refine` adds what the route knows about its sampling."""
-    settings, max_model_len = context.settings, context.engine.limits().max_model_len
+    settings, max_model_len = context.settings, context.engine.max_model_len
+    if max_model_len is None:
+        raise EngineUnavailable("the engine is still starting; try again")
     room = room_for_answer(ids, body.wanted_tokens, max_model_len, settings.limits.prompt_tokens)
     if body.wanted_tokens is None:
         room = min(body.default_tokens or room, room)
@@ -57,7 +59,7 @@ async def new_request(
     )
 
 
-def blamed(error: RequestError, body: SamplingFields) -> ApiError:
+def field_error(error: RequestError, body: SamplingFields) -> ApiError:
     """Return the API error with the field at fault; for a response format, the field that the client used."""
     message, field = str(error), error.param
     if field == FORMAT_PARAM and (given := body.form_field()) is not None:
@@ -66,15 +68,15 @@ def blamed(error: RequestError, body: SamplingFields) -> ApiError:
 
 
 Body = TypeVar("Body", bound=StrictBody)
-Asked = TypeVar("Asked", bound=SamplingFields)
+AnyBody = TypeVar("AnyBody", bound=SamplingFields)
 
 
 @dataclass(frozen=True)
-class AnswerRoute(Generic[Asked]):
+class AnswerRoute(Generic[AnyBody]):
     """Body type and preparation of one kind of request."""
 
-    model: type[Asked]
-    prepare: Callable[[ServerContext, Asked, ApiCaller], Awaitable[AnswerJob]]
+    model: type[AnyBody]
+    prepare: Callable[[ServerContext, AnyBody, ApiCaller], Awaitable[AnswerJob]]
 
 
 @dataclass(frozen=True)
@@ -83,11 +85,11 @@ class Conversion:
 
     route: AnswerRoute[Any]
     body: dict[str, Any]
-    places: Mapping[str, str]  # OpenAI's field -> field of the other API
-    reword: Callable[[AnswerJob], Dialect]  # formats the answers for the other API
+    field_names: Mapping[str, str]  # OpenAI's field -> field of the other API
+    make_dialect: Callable[[AnswerJob], Dialect]  # formats the answers for the other API
 
 
-async def answer_request(context: ServerContext, request: Request, route: AnswerRoute[Asked]) -> Response:
+async def answer_request(context: ServerContext, request: Request, route: AnswerRoute[AnyBody]) -> Response:
     """Answer a request of OpenAI's API, or of ours."""
     data = await read_body(request, context.settings.limits)
     context.admission.check(1)
@@ -96,9 +98,7 @@ async def answer_request(context: ServerContext, request: Request, route: Answer
 
 
 async def answer_converted(
-    context: ServerContext,
-    request: Request,
-    convert: Callable[[dict[str, Any]], Conversion | dict[str, Any]],
+    context: ServerContext, request: Request, convert: Callable[[dict[str, Any]], Conversion | dict[str, Any]]
 ) -> Response:
     """Answer a request of another API, which may not need the engine; errors name that API's fields."""
     limits = context.settings.limits
@@ -112,9 +112,9 @@ async def answer_converted(
         body = _checked(context, request, converted.body, converted.route.model)
         if body.n not in (None, 1):
             raise ApiError(400, "n: this API has one answer to a request", param="n")
-        return await _answer(context, request, converted.route, body, converted.reword)
+        return await _answer(context, request, converted.route, body, converted.make_dialect)
     except ApiError as error:
-        raise error.renamed(converted.places) from None
+        raise error.renamed(converted.field_names) from None
 
 
 async def converted_body(
@@ -126,17 +126,16 @@ async def converted_body(
     try:
         return _checked(context, request, converted.body, converted.route.model)
     except ApiError as error:
-        raise error.renamed(converted.places) from None
+        raise error.renamed(converted.field_names) from None
 
 
 async def _answer(
     context: ServerContext,
     request: Request,
-    route: AnswerRoute[Asked],
-    body: Asked,
-    reword: Callable[[AnswerJob], Dialect],
+    route: AnswerRoute[AnyBody],
+    body: AnyBody,
+    make_dialect: Callable[[AnswerJob], Dialect],
 ) -> Response:
-    """Check, admit and answer a request."""
     answers = body.check(context.settings.limits)
     if context.engine.state in (EngineState.STARTING, EngineState.RESTARTING, EngineState.STOPPED):
         raise EngineUnavailable(f"the engine is {context.engine.state}; try again")
@@ -144,9 +143,9 @@ async def _answer(
         with ExitStack() as places:
             places.enter_context(context.admission.admit(answers))
             job = await route.prepare(context, body, caller_of(request))
-            return await respond(context, request, replace(job, dialect=reword(job)), places)
+            return await respond(context, request, replace(job, dialect=make_dialect(job)), places)
     except RequestError as error:
-        raise blamed(error, body) from None
+        raise field_error(error, body) from None
 
 
 async def body_of(
@@ -160,7 +159,6 @@ async def body_of(
 async def _read(
     context: ServerContext, request: Request, data: bytes, model: type[Body], is_strict: bool = False
 ) -> Body:
-    """Parse and check a body."""
     limits = context.settings.limits
     return await parse_body(data, limits, lambda value: _checked(context, request, value, model, is_strict))
 
@@ -182,7 +180,7 @@ def _checked(
     return body
 
 
-def refuser(path: str, instead: str) -> Callable[[], Awaitable[Response]]:
+def refusing_handler(path: str, instead: str) -> Callable[[], Awaitable[Response]]:
     """Return a handler that responds 501 with an alternative."""
 
     async def refuse() -> Response:

@@ -10,7 +10,7 @@ from typing import Final
 
 
 @dataclass(frozen=True)
-class Foreign:
+class ForeignField:
     """A field that is not implemented."""
 
     reason: str = ""  # why requests with it are refused; empty: it is ignored
@@ -22,15 +22,15 @@ class Foreign:
         return value is None or value in same_kind
 
 
-Fields = Mapping[str, Foreign]
+Fields = Mapping[str, ForeignField]
 
 
-def _refused(reason: str, *neutral: object) -> Foreign:
-    return Foreign(reason, neutral)
+def _refused(reason: str, *neutral: object) -> ForeignField:
+    return ForeignField(reason, neutral)
 
 
-def _ignored(*neutral: object) -> Foreign:
-    return Foreign("", neutral)
+def _ignored(*neutral: object) -> ForeignField:
+    return ForeignField("", neutral)
 
 
 _NO_SAMPLER: Final = "it has no such sampler"
@@ -49,20 +49,11 @@ GENERATING: Final[Fields] = {
     "samplers": _refused("the order of its samplers is fixed"),
     "logits_processors": _refused(_NO_CODE, []),
     "logit_processors": _refused(_NO_CODE, []),
-    "typical_p": _refused(_NO_SAMPLER, 1),
-    "tfs_z": _refused(_NO_SAMPLER, 1),
-    "top_a": _refused(_NO_SAMPLER, 0),
     "top_n_sigma": _refused(_NO_SAMPLER, -1, 0),
-    "mirostat": _refused(_NO_SAMPLER, 0),
-    "mirostat_mode": _refused(_NO_SAMPLER, 0),
-    "xtc_probability": _refused(_NO_SAMPLER, 0),
-    "dry_multiplier": _refused(_NO_SAMPLER, 0),
-    "dynatemp_range": _refused(_NO_SAMPLER, 0),
-    "smoothing_factor": _refused(_NO_SAMPLER, 0),
-    "epsilon_cutoff": _refused(_NO_SAMPLER, 0),
-    "eta_cutoff": _refused(_NO_SAMPLER, 0),
-    "no_repeat_ngram_size": _refused(_NO_SAMPLER, 0),
-    "guidance_scale": _refused(_NO_SAMPLER, 1),
+    **dict.fromkeys(("typical_p", "tfs_z", "guidance_scale"), _refused(_NO_SAMPLER, 1)),
+    **dict.fromkeys(("top_a", "mirostat", "mirostat_mode", "xtc_probability"), _refused(_NO_SAMPLER, 0)),
+    **dict.fromkeys(("dry_multiplier", "dynatemp_range", "smoothing_factor"), _refused(_NO_SAMPLER, 0)),
+    **dict.fromkeys(("epsilon_cutoff", "eta_cutoff", "no_repeat_ngram_size"), _refused(_NO_SAMPLER, 0)),
     "watermark": _refused("it marks no texts", False),
     "lora": _refused("name the adapter as the model", []),
     # Another prompt, or another text of the answer.
@@ -98,10 +89,7 @@ _NO_TOOLS: Final[Fields] = {
     "tool_choice": _refused(_CHAT, "none", "auto"),
 }
 
-COMPLETION: Final[Fields] = {
-    **GENERATING,
-    **_NO_TOOLS,
-}
+COMPLETION: Final[Fields] = {**GENERATING, **_NO_TOOLS}
 
 CHAT: Final[Fields] = {
     **GENERATING,
@@ -150,17 +138,14 @@ MESSAGE: Final[Fields] = {
     "annotations": _ignored([]),
 }
 
-TOOL_FUNCTION: Final[Fields] = {
-    "input_schema": _refused("use parameters"),
-}
+TOOL_FUNCTION: Final[Fields] = {"input_schema": _refused("use parameters")}
+
+_LENGTH = ("max_tokens", "max_output_tokens")
 
 RENAMED: Final[Mapping[str, tuple[str, ...]]] = {
-    "n_predict": ("max_tokens", "max_output_tokens"),
-    "num_predict": ("max_tokens", "max_output_tokens"),
-    "max_new_tokens": ("max_tokens", "max_output_tokens"),
-    "max_length": ("max_tokens", "max_output_tokens"),
+    **dict.fromkeys(("n_predict", "num_predict", "max_new_tokens", "max_length"), _LENGTH),
+    "max_completion_tokens": _LENGTH,
     "max_output_tokens": ("max_tokens",),
-    "max_completion_tokens": ("max_tokens", "max_output_tokens"),
     "max_tokens": ("max_output_tokens",),
     "repeat_penalty": ("repetition_penalty",),
     "stop_sequences": ("stop",),

@@ -52,7 +52,6 @@ _TIMED = ("decode", "draft", "verify", "accept")  # milliseconds; decode: since 
 
 
 def progress_of(stats: RequestStats) -> dict[str, Any]:
-    """Return the statistics so far."""
     counts = {name: getattr(stats, name) for name in _COUNTED}
     return counts | {f"{name}_ms": 1e3 * getattr(stats, f"{name}_seconds") for name in _TIMED}
 
@@ -74,7 +73,6 @@ def passes_of(tokenizer: Tokenizer, delta: AnswerDelta) -> list[dict[str, Any]]:
 
 
 async def generate_job(context: ServerContext, body: GenerateRequest, caller: ApiCaller) -> AnswerJob:
-    """Tokenize the prompt as the library does and create the job."""
     if isinstance(body.prompt, str):
         ids = await context.prompts.text(body.prompt, body, raw=body.raw)
     else:
@@ -101,7 +99,6 @@ class GenerateDialect:
         return ()
 
     def chunk(self, choice: int, delta: AnswerDelta) -> Generated:
-        """Return the new part of an answer."""
         self._costs.note(delta)
         answer = Answer(choice)
         answer.take(delta)

@@ -64,7 +64,6 @@ TextContent = Annotated[str | Annotated[list[TextPart], Field(fail_fast=True)], 
 
 
 def content_text(content: str | list[TextPart]) -> str:
-    """Return the text of a content in either form."""
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
@@ -175,7 +174,6 @@ class ToolFunction(OpenPart):
 
     @property
     def argument_schema(self) -> dict[str, Any]:
-        """JSON schema of its arguments; an empty object's if it has none."""
         if not self.parameters:
             return {"type": "object", "properties": {}, "additionalProperties": False}
         return {"type": "object", **self.parameters}
@@ -297,7 +295,6 @@ def flat_tools(value: object) -> list[Tool] | None:
 
 
 def flat_choice(value: object) -> object:
-    """Return a tool choice of `/v1/responses` in the format of the chat route."""
     if isinstance(value, dict) and isinstance(value.get("name"), str):
         return {"type": value.get("type"), "function": {"name": value["name"]}}
     return value

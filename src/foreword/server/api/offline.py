@@ -11,7 +11,7 @@ from foreword.server.api.bodies import UnknownFields, checked_body, load_object,
 from foreword.server.api.chat import CHAT
 from foreword.server.api.completions import COMPLETIONS
 from foreword.server.api.conversation import tool_use
-from foreword.server.api.entry import AnswerRoute, blamed
+from foreword.server.api.entry import AnswerRoute, field_error
 from foreword.server.api.generate import GENERATE
 from foreword.server.api.message_types import Message
 from foreword.server.api.prompts import check_messages
@@ -76,7 +76,7 @@ def read_offline(
         speculation = check_speculation(body.speculation_setting, settings)
         params = _params(body)
     except RequestError as error:
-        raise blamed(error, body) from None
+        raise field_error(error, body) from None
     notes = [f"the server ignores {place}" for place in unknown.ignored()]
     counted = _prompt_tokens(body, settings.limits, notes) if prompt_tokens is None else prompt_tokens
     if body.temperature is None:

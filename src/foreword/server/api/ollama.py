@@ -13,7 +13,7 @@ from foreword import __version__
 from foreword.server.api.bodies import load_object, object_at, read_body
 from foreword.server.api.chat import CHAT
 from foreword.server.api.completions import completion_job
-from foreword.server.api.entry import AnswerRoute, Conversion, answer_converted, json_answer, refuser
+from foreword.server.api.entry import AnswerRoute, Conversion, answer_converted, json_answer, refusing_handler
 from foreword.server.api.foreign_fields import GENERATING
 from foreword.server.api.ollama_answers import OllamaDialect, loaded
 from foreword.server.api.reasoning import reasoning_format
@@ -68,7 +68,7 @@ def ollama_routes(context: ServerContext) -> APIRouter:
             "digest": files.digest,
             "details": _details(files),
             "expires_at": None,
-            "context_length": context.max_model_len,
+            "context_length": context.engine.max_model_len,
         }
         return json_answer({"models": [{"name": name, "model": name, **about} for name in names]})
 
@@ -90,7 +90,7 @@ def ollama_routes(context: ServerContext) -> APIRouter:
         return json_answer({"version": __version__})
 
     for path, instead in _NOT_HERE.items():
-        refuse = refuser(f"/api{path}", instead)
+        refuse = refusing_handler(f"/api{path}", instead)
         router.add_api_route(path, refuse, methods=["POST", "DELETE"], include_in_schema=False)
     return router
 
@@ -135,7 +135,7 @@ def _shown(context: ServerContext, name: str) -> Json:
             "general.architecture": files.family,
             "general.name": name,
             "general.parameter_count": files.parameters,
-            f"{files.family}.context_length": context.max_model_len,
+            f"{files.family}.context_length": context.engine.max_model_len,
         },
         "capabilities": [name for name, has in capabilities.items() if has],
         "details": _details(files),
@@ -152,29 +152,31 @@ def _plain_name(name: object) -> str:
 
 def convert_chat(value: Json) -> Conversion | Json:
     """Convert to a chat request; without messages, return the response that the model is loaded."""
-    body, places = _converted(value, ("messages",))
+    body, field_names = _converted(value, ("messages",))
     if value.get("messages") in (None, []):
         return loaded(body.get("model"), is_chat=True)
     body["messages"] = _messages(value["messages"])
-    return Conversion(CHAT, body, places, partial(OllamaDialect, is_chat=True))
+    return Conversion(CHAT, body, field_names, partial(OllamaDialect, is_chat=True))
 
 
 def convert_generate(value: Json) -> Conversion | Json:
     """Convert to a chat request; raw and fill-in-the-middle requests to `/v1/completions`."""
-    body, places = _converted(value, ("prompt", "system", "raw", "suffix"))
+    body, field_names = _converted(value, ("prompt", "system", "raw", "suffix"))
     prompt, system, suffix = value.get("prompt") or "", value.get("system"), value.get("suffix")
     if not prompt and not suffix:
         return loaded(body.get("model"), is_chat=False)
     worded = partial(OllamaDialect, is_chat=False)
     if value.get("raw") or suffix:
         kept = {name: entry for name, entry in body.items() if name != "chat_template_kwargs"}
-        return Conversion(RAW, kept | {"prompt": prompt, "suffix": suffix, "system": system}, places, worded)
+        return Conversion(
+            RAW, kept | {"prompt": prompt, "suffix": suffix, "system": system}, field_names, worded
+        )
     system_messages = [{"role": "system", "content": system}] if system else []
     body["messages"] = [*system_messages, {"role": "user", "content": prompt}]
-    places[f"messages.{len(system_messages)}.content"] = "prompt"
+    field_names[f"messages.{len(system_messages)}.content"] = "prompt"
     if system_messages:
-        places["messages.0.content"] = "system"
-    return Conversion(CHAT, body, places, worded)
+        field_names["messages.0.content"] = "system"
+    return Conversion(CHAT, body, field_names, worded)
 
 
 def _converted(value: Json, own: tuple[str, ...]) -> tuple[Json, dict[str, str]]:
@@ -186,17 +188,17 @@ def _converted(value: Json, own: tuple[str, ...]) -> tuple[Json, dict[str, str]]
     body["stream"] = True if value.get("stream") is None else value["stream"]
     if body["stream"]:
         body["stream_options"] = {"include_usage": True}
-    places = {"response_format": "format"}
+    field_names = {"response_format": "format"}
     if value.get("options") is not None:
-        _add_options(object_at("options", value["options"]), body, places)
+        _add_options(object_at("options", value["options"]), body, field_names)
     if value.get("format"):
         body["response_format"] = _response_format(value["format"])
     if value.get("think") is not None:
         body["chat_template_kwargs"] = _thinking(value["think"])
-    return body, places
+    return body, field_names
 
 
-def _add_options(options: Json, body: Json, places: dict[str, str]) -> None:
+def _add_options(options: Json, body: Json, field_names: dict[str, str]) -> None:
     """Move sampling parameters to the top level; others are ignored under their own names."""
     for given, entry in options.items():
         name = _OPTIONS.get(given, given)
@@ -204,7 +206,7 @@ def _add_options(options: Json, body: Json, places: dict[str, str]) -> None:
         is_none = entry in (-1, -2) and given in ("num_predict", "seed")
         if not is_none:
             body[name if is_known else f"options.{given}"] = entry
-            places[name] = f"options.{given}"
+            field_names[name] = f"options.{given}"
 
 
 def _response_format(form: object) -> Json:
@@ -226,7 +228,7 @@ def _messages(value: object) -> object:
     """Return messages in OpenAI's format. Ollama's calls have no ids, so results are matched in order."""
     if not isinstance(value, list):
         raise ApiError(400, "messages: must be a list", param="messages")
-    unanswered: list[tuple[str, str]] = []  # (name, id) of calls
+    unanswered: list[Json] = []  # calls without a result
     found = []
     for number, given in enumerate(value):
         message = dict(object_at(f"messages.{number}", given))
@@ -236,14 +238,17 @@ def _messages(value: object) -> object:
             message["name"] = tool
         if isinstance(message.get("tool_calls"), list):
             first = f"call_{number}_"
-            message["tool_calls"] = [
-                _call(first + str(n), one) for n, one in enumerate(message["tool_calls"])
-            ]
-            unanswered += [_name_and_id(call) for call in message["tool_calls"]]
+            calls = [_call(first + str(n), one) for n, one in enumerate(message["tool_calls"])]
+            unanswered += [call for call in calls if isinstance(call, _Call)]
+            message["tool_calls"] = calls
         elif message.get("role") == "tool" and not message.get("tool_call_id"):
             message["tool_call_id"] = _answered(unanswered, message.get("name"))
         found.append(message)
     return found
+
+
+class _Call(dict[str, Any]):
+    """A tool call in OpenAI's format."""
 
 
 def _call(call_id: str, value: object) -> object:
@@ -253,18 +258,12 @@ def _call(call_id: str, value: object) -> object:
     given = function.get("arguments")
     written = given if isinstance(given, str) else json.dumps({} if given is None else given)
     named = {"id": value.get("id") or call_id, "type": "function"}
-    return {**named, "function": {"name": function.get("name"), "arguments": written}}
+    return _Call(named, function={"name": function.get("name"), "arguments": written})
 
 
-def _name_and_id(call: object) -> tuple[str, str]:
-    if not isinstance(call, dict) or not isinstance(call.get("function"), dict):
-        return "", ""
-    return str(call["function"].get("name")), str(call.get("id"))
-
-
-def _answered(unanswered: list[tuple[str, str]], name: object) -> str:
+def _answered(unanswered: list[Json], name: object) -> str:
     """Return the id of the call that a tool's message answers: the first of its name, otherwise the first."""
     if not unanswered:
         return "call"
-    place = next((n for n, (called, _) in enumerate(unanswered) if called == name), 0)
-    return unanswered.pop(place)[1]
+    index = next((n for n, call in enumerate(unanswered) if call["function"]["name"] == name), 0)
+    return str(unanswered.pop(index)["id"])

@@ -44,7 +44,6 @@ class OllamaDialect:
     """Formats answers of the chat route or of `/v1/completions`."""
 
     def __init__(self, job: AnswerJob, *, is_chat: bool) -> None:
-        """`is_chat`: an answer is a message, otherwise a text."""
         assert isinstance(job.dialect, ChatDialect | CompletionDialect)
         self._inner = job.dialect
         self._is_chat = is_chat
@@ -82,9 +81,7 @@ class OllamaDialect:
     def whole(self, answers: Sequence[Answer], costs: Costs) -> Json:
         frame = self._inner.whole(answers, costs)
         choice = frame.choices[0]
-        message = (
-            choice.message if isinstance(choice.message, ChatMessage) else ChatMessage(choice.text or "")
-        )
+        message = choice.message or ChatMessage(choice.text or "")
         calls = [call.function for call in message.tool_calls or []]
         reworded = self._frame(frame, message.content or "", message.reasoning_content or "", calls)
         return reworded | _logprobs(choice) | self._ended(frame, choice) | self._counted(frame)
@@ -97,12 +94,8 @@ class OllamaDialect:
         # A call that was cut has no usable arguments.
         whole = [call for call in calls if is_object(call.arguments or "{}")]
         called = [{"function": {"name": call.name, "arguments": call.parsed()}} for call in whole]
-        message = {
-            "role": "assistant",
-            "content": text,
-            **thought,
-            **({"tool_calls": called} if called else {}),
-        }
+        calls_made = {"tool_calls": called} if called else {}
+        message = {"role": "assistant", "content": text, **thought, **calls_made}
         return {**named, "message": message, "done": False}
 
     def _ended(self, frame: Completion, choice: Choice) -> Json:

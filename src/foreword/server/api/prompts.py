@@ -42,23 +42,13 @@ class PromptEncoder:
     async def chat(
         self,
         messages: Sequence[Mapping[str, Any]],
-        *,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        variables: Mapping[str, Any] | None = None,
+        **options: Any,  # noqa: ANN401 - of `Tokenizer.encode_chat`
     ) -> list[int]:
-        """Apply the model's chat template to a conversation."""
         check_messages(len(messages), self._limits)
         return await self._do(
             sum(len(message["content"]) for message in messages) + len(str(tools or "")),
-            lambda: self.tokenizer.encode_chat(
-                messages,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                tools=tools,
-                variables=variables,
-            ),
+            lambda: self.tokenizer.encode_chat(messages, tools=tools, **options),
         )
 
     async def prediction(self, expected: Prediction, max_model_len: int) -> tuple[int, ...]:
@@ -88,7 +78,6 @@ class PromptEncoder:
 
 
 def check_messages(count: int, limits: Limits) -> None:
-    """Raise 400 for a conversation with too many messages."""
     if count > limits.messages:
         raise ApiError(400, f"this server takes at most {limits.messages} messages", param="messages")
 

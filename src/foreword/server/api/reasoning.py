@@ -92,7 +92,6 @@ class Reasoning:
 
 
 def check_budget(budget: int | None, form: ReasoningFormat | None) -> None:
-    """Raise `RequestError` for a budget without a reasoning format."""
     if budget is not None and form is None:
         raise RequestError(
             "thinking_token_budget: this server was started without --reasoning-parser, which names the model's "
@@ -112,7 +111,6 @@ class ReasoningReader:
         self._read = self._start
 
     def feed(self, text: str, is_end: bool) -> tuple[str, str]:
-        """Return the new (reasoning, other text)."""
         self._held += text
         return self._read(is_end)
 

@@ -110,7 +110,6 @@ class CompletionRequest(OpenAIFields, RawText):
         return self.logprobs
 
     def prompts(self) -> list[str | list[int]]:
-        """One entry per prompt: text or token ids."""
         if isinstance(self.prompt, str) or type(self.prompt[0]) is int:
             return [self.prompt]
         return list(self.prompt)
@@ -326,9 +325,7 @@ class ResponsesRequest(SamplingFields, ToolFields):
         """Return the response format of `text.format` or of another field; refuse both at once."""
         other = super().structured()
         if self.text is not None and other is not None:
-            raise RequestError(
-                "text.format and another field both prescribe the answer's form; give one", "text"
-            )
+            raise RequestError("text.format and another field both prescribe the format; give one", "text")
         return self.text or other
 
     def check(self, limits: Limits) -> int:
@@ -338,6 +335,5 @@ class ResponsesRequest(SamplingFields, ToolFields):
         return 1
 
     def messages(self) -> list[Message]:
-        """The conversation."""
         first = [] if self.instructions is None else [text_message("system", self.instructions)]
         return [*first, *self.input]

@@ -4,8 +4,6 @@ from collections.abc import Iterable, Sequence
 from time import time
 from typing import Any
 
-from msgspec import UNSET
-
 from foreword.engine.messages import AnswerDelta, NewRequest, RequestStats
 from foreword.engine.outputs import Answer, Costs
 from foreword.server.api.answer_types import ToolCall, new_id
@@ -24,7 +22,6 @@ REASONING, TEXT = "reasoning_text", "output_text"
 
 
 async def responses_job(context: ServerContext, body: ResponsesRequest, caller: ApiCaller) -> AnswerJob:
-    """Apply the chat template to the items and create the job."""
     conversation = await Conversation.of(context, body, body.messages())
     request = await conversation.request(context, body, caller, new_id("resp"))
     return AnswerJob([request], ResponsesDialect(context, body, request, conversation), bool(body.stream))
@@ -37,11 +34,7 @@ class ResponsesDialect:
     """Format of `/v1/responses`."""
 
     def __init__(
-        self,
-        context: ServerContext,
-        body: ResponsesRequest,
-        request: NewRequest,
-        conversation: Conversation,
+        self, context: ServerContext, body: ResponsesRequest, request: NewRequest, conversation: Conversation
     ) -> None:
         self._body, self._settings = body, context.settings
         self._id, self._max_tokens = request.request_id, request.params.max_tokens
@@ -49,9 +42,7 @@ class ResponsesDialect:
         self._reader = conversation.reader()
         self._costs = Costs(1)
         self._count = 0  # number of events
-        self._items: list[Item] = []  # in order of creation
-        self._texts: dict[str, Item] = {}  # reasoning and text items by part type
-        self._calls: dict[int, Item] = {}
+        self._items: dict[str | int, Item] = {}  # in order, by part type or index of the call
         self._reason: str | None = None
 
     def opening(self) -> Iterable[Item]:
@@ -69,8 +60,8 @@ class ResponsesDialect:
         return events
 
     def closing(self) -> Iterable[Item]:
-        for item in self._items:
-            yield from self._done_events(item)
+        for key in self._items:
+            yield from self._done_events(key)
         ended = self._response(self._status, self._costs.total())
         kind = "response.completed" if self._status == "completed" else "response.incomplete"
         yield self._event(kind, response=ended)
@@ -83,9 +74,9 @@ class ResponsesDialect:
             self._begin_text(REASONING)["content"][0]["text"] = read.reasoning
         if read.text or not (read.reasoning or read.calls):
             self._begin_text(TEXT)["content"][0]["text"] = read.text or ""
-        for call in read.calls:
-            self._begin_call(call)["arguments"] = call.function.arguments
-        for item in self._items:
+        for index, call in enumerate(read.calls):
+            self._begin_call(index, call)["arguments"] = call.function.arguments
+        for item in self._items.values():
             item["status"] = self._status
         return self._response(self._status, costs.total())
 
@@ -98,81 +89,63 @@ class ResponsesDialect:
         return {"type": kind, "sequence_number": self._count - 1, **fields}
 
     def _text_events(self, kind: str, text: str) -> list[Item]:
-        """Return events for more text of one part type."""
         if not text:
             return []
         events: list[Item] = []
-        item = self._texts.get(kind)
-        if item is None:
+        if kind not in self._items:
             item = self._begin_text(kind)
-            place, part = self._place(item), dict(item["content"][0])
-            added = {"output_index": place["output_index"], "item": {**item, "content": []}}
-            events.append(self._event("response.output_item.added", **added))
-            events.append(self._event("response.content_part.added", **place, part=part))
-        item["content"][0]["text"] += text
-        events.append(self._event(f"response.{kind}.delta", **self._place(item), delta=text, **_listed(kind)))
+            events.append(self._added_event(kind, {**item, "content": []}))
+            part = dict(item["content"][0])
+            events.append(self._event("response.content_part.added", **self._place(kind), part=part))
+        self._items[kind]["content"][0]["text"] += text
+        events.append(self._event(f"response.{kind}.delta", **self._place(kind), delta=text, **_listed(kind)))
         return events
 
     def _call_events(self, call: ToolCall) -> list[Item]:
         events: list[Item] = []
-        number = call.index if isinstance(call.index, int) else 0
-        item = self._calls.get(number)
-        if item is None:
-            item = self._begin_call(call)
-            index = self._items.index(item)
-            events.append(self._event("response.output_item.added", output_index=index, item=dict(item)))
-        more = call.function.arguments
-        if isinstance(more, str) and more:
-            item["arguments"] += more
-            place = {"item_id": item["id"], "output_index": self._items.index(item)}
+        index = call.index if isinstance(call.index, int) else 0
+        if index not in self._items:
+            events.append(self._added_event(index, dict(self._begin_call(index, call))))
+        if more := call.function.arguments:
+            self._items[index]["arguments"] += more
+            place = self._place(index)
             events.append(self._event("response.function_call_arguments.delta", **place, delta=more))
         return events
 
-    def _done_events(self, item: Item) -> Iterable[Item]:
+    def _added_event(self, key: str | int, item: Item) -> Item:
+        index = self._place(key)["output_index"]
+        return self._event("response.output_item.added", output_index=index, item=item)
+
+    def _done_events(self, key: str | int) -> Iterable[Item]:
+        item, place = self._items[key], self._place(key)
         item["status"] = self._status
-        index = self._items.index(item)
-        if item["type"] != "function_call":
-            place, part = self._place(item), item["content"][0]
-            kind = part["type"]
-            yield self._event(f"response.{kind}.done", **place, text=part["text"], **_listed(kind))
+        if isinstance(key, str):
+            part = item["content"][0]
+            yield self._event(f"response.{key}.done", **place, text=part["text"], **_listed(key))
             yield self._event("response.content_part.done", **place, part=part)
         else:
-            place = {"item_id": item["id"], "output_index": index}
-            yield self._event(
-                "response.function_call_arguments.done",
-                **place,
-                name=item["name"],
-                arguments=item["arguments"],
-            )
-        yield self._event("response.output_item.done", output_index=index, item=item)
+            called = {"name": item["name"], "arguments": item["arguments"]}
+            yield self._event("response.function_call_arguments.done", **place, **called)
+        yield self._event("response.output_item.done", output_index=place["output_index"], item=item)
 
     def _begin_text(self, kind: str) -> Item:
         own: Item = {"type": "reasoning", "id": new_id("rs"), "summary": []}
         part: Item = {"type": kind, "text": "", **_listed(kind)}
         if kind == TEXT:
-            own, part = (
-                {"type": "message", "id": new_id("msg"), "role": "assistant"},
-                {**part, "annotations": []},
-            )
-        self._texts[kind] = {**own, "status": "in_progress", "content": [part]}
-        self._items.append(self._texts[kind])
-        return self._texts[kind]
+            own = {"type": "message", "id": new_id("msg"), "role": "assistant"}
+            part["annotations"] = []
+        self._items[kind] = {**own, "status": "in_progress", "content": [part]}
+        return self._items[kind]
 
-    def _begin_call(self, call: ToolCall) -> Item:
-        item: Item = {
-            "type": "function_call",
-            "id": new_id("fc"),
-            "call_id": call.id,
-            "name": call.function.name,
-            "arguments": "",
-            "status": "in_progress",
-        }
-        self._items.append(item)
-        self._calls[call.index if call.index is not UNSET else len(self._calls)] = item
-        return item
+    def _begin_call(self, index: int, call: ToolCall) -> Item:
+        named = {"call_id": call.id, "name": call.function.name, "arguments": "", "status": "in_progress"}
+        self._items[index] = {"type": "function_call", "id": new_id("fc"), **named}
+        return self._items[index]
 
-    def _place(self, item: Item) -> Item:
-        return {"item_id": item["id"], "output_index": self._items.index(item), "content_index": 0}
+    def _place(self, key: str | int) -> Item:
+        """Return the fields that identify an item, and its only part if it has parts."""
+        item = {"item_id": self._items[key]["id"], "output_index": list(self._items).index(key)}
+        return item | ({"content_index": 0} if isinstance(key, str) else {})
 
     def _response(self, status: str, stats: RequestStats | None = None) -> Item:
         body = self._body
@@ -188,7 +161,7 @@ class ResponsesDialect:
             "max_output_tokens": self._max_tokens,
             "metadata": body.metadata or {},
             "model": body.model or self._settings.model_name,
-            "output": self._items if stats is not None else [],
+            "output": list(self._items.values()) if stats is not None else [],
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "temperature": body.temperature,
             "tool_choice": written_choice(body.tool_choice),

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from foreword.server.api.chat import CHAT
 from foreword.server.api.completions import COMPLETIONS
-from foreword.server.api.entry import answer_request, body_of, body_schema, json_answer, refuser
+from foreword.server.api.entry import answer_request, body_of, body_schema, json_answer, refusing_handler
 from foreword.server.api.generate import GENERATE
 from foreword.server.api.request_types import (
     ChatRequest,
@@ -39,7 +39,6 @@ _NOT_HERE = {
 
 
 def openai_routes(context: ServerContext) -> APIRouter:
-    """`/v1/...`."""
     router = APIRouter(prefix="/v1")
 
     @router.post("/completions", openapi_extra=body_schema(CompletionRequest))
@@ -58,7 +57,7 @@ def openai_routes(context: ServerContext) -> APIRouter:
         return await answer_request(context, request, RESPONSES)
 
     for path, instead in _NOT_HERE.items():
-        refuse = refuser(f"/v1{path}", instead)
+        refuse = refusing_handler(f"/v1{path}", instead)
         router.add_api_route(path, refuse, methods=["GET", "POST"], include_in_schema=False)
 
     @router.get("/models")
@@ -94,7 +93,7 @@ def _model(context: ServerContext, adapter: str, request: Request) -> dict[str, 
         "owned_by": "foreword",
         "parent": context.settings.model_name if adapter else None,
     }
-    longest = context.max_model_len
+    longest = context.engine.max_model_len
     if longest is not None:
         known["max_model_len"] = longest
     if _is_anthropic(request):
@@ -154,7 +153,6 @@ def _text_answer(line: str) -> Response:
 
 
 def foreword_routes(context: ServerContext) -> APIRouter:
-    """`/generate` in the library's terms, and vLLM's token routes."""
     router = APIRouter()
 
     @router.post("/generate", openapi_extra=body_schema(GenerateRequest))
@@ -173,7 +171,7 @@ def foreword_routes(context: ServerContext) -> APIRouter:
             ids = await context.prompts.chat(shown, add_generation_prompt=body.add_generation_prompt)
         else:
             ids = await context.prompts.text(body.prompt or "", body)
-        longest = context.max_model_len
+        longest = context.engine.max_model_len
         known = {} if longest is None else {"max_model_len": longest}
         return json_answer({"tokens": ids, "count": len(ids)} | known)
 

@@ -29,8 +29,6 @@ _FORMATS = "text, json_object, json_schema or structural_tag"
 
 
 def as_form(make: Callable[[Any], StructuredOutputs | None]) -> BeforeValidator:
-    """Return a validator that parses a response format."""
-
     def check(value: object) -> StructuredOutputs | None:
         if value is None or isinstance(value, StructuredOutputs):
             return value
@@ -110,7 +108,6 @@ class StructuredFields(BaseModel):
         return form
 
     def form_field(self) -> str | None:
-        """Name of the field that sets the format, if any."""
         return next((name for name in (*_NAMES, "text", "tools") if getattr(self, name, None)), None)
 
 
@@ -178,7 +175,7 @@ class SamplingFields(StructuredFields, StrictBody):
 
     foreign: ClassVar[Fields] = GENERATING
     default_tokens: ClassVar[int | None] = None  # maximum length of an answer; None: the remaining context
-    logprobs_field: ClassVar[str] = "logprobs"  # name of the field behind `wanted_logprobs`
+    logprobs_field: ClassVar[str] = "logprobs"  # the field that sets `wanted_logprobs`
 
     model: str | None = Field(None, max_length=512)
     stream: bool | None = None
@@ -237,11 +234,9 @@ class SamplingFields(StructuredFields, StrictBody):
 
     @property
     def speculation_setting(self) -> SpeculationSetting:
-        """The request's own speculation setting; None: the server's."""
         return self.speculation
 
     def labels(self, model: str, adapter: str = "") -> RequestLabels:
-        """Return the labels that the policy file matches."""
         priority = "" if self.priority is None else str(self.priority)
         return RequestLabels(self.metadata or {}, priority, bool(self.stream), model, adapter)
 

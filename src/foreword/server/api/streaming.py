@@ -43,7 +43,6 @@ class Framing(NamedTuple):
 
 
 def framing_of(path: str) -> Framing:
-    """Return the framing of the path's API."""
     if path.startswith(OLLAMA):
         return Framing(_line, media_type="application/x-ndjson", blank=(b"", b""))
     if path.startswith(ANTHROPIC):
@@ -58,13 +57,13 @@ class StreamPart(NamedTuple):
     is_end: bool = False  # last part
 
 
-async def at_once(parts: AsyncGenerator[StreamPart, None]) -> AsyncGenerator[bytes, None]:
+async def send_at_once(parts: AsyncGenerator[StreamPart, None]) -> AsyncGenerator[bytes, None]:
     async with aclosing(parts):
         async for part in parts:
             yield b"".join(part.units)
 
 
-async def evenly(
+async def send_evenly(
     parts: AsyncGenerator[StreamPart, None], memory: PaceMemory, blank: tuple[bytes, bytes] = COMMENT
 ) -> AsyncGenerator[bytes, None]:
     """Send the first part immediately, then one block of constant size per tick of an even cadence."""
@@ -108,7 +107,7 @@ async def _collect(
         changed.set()
 
 
-async def unless_client_leaves(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
+async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
     """Return the result of the work, which is cancelled if the client disconnects first."""
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_disconnection(request.receive))
@@ -147,7 +146,6 @@ class EventStream(Response):
         self._admission = admission  # released when the stream has ended
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send all events while the client is connected."""
         sending = asyncio.ensure_future(self._send_all(send))
         leaving = asyncio.ensure_future(_disconnection(receive))
         try:

@@ -67,7 +67,6 @@ class BlockReader:
 
     @property
     def is_cut(self) -> bool:
-        """Whether the text ends inside a call."""
         return self._inside
 
     def feed(self, text: str) -> list[Event]:
@@ -177,9 +176,8 @@ def _parse_xml(block: str, tools: Schemas) -> Calls:
 def _write_xml(calls: Sequence[tuple[str, Any]]) -> str:
     blocks = []
     for name, given in calls:
-        written = "".join(
-            f"<parameter={key}>\n{_shown(value)}\n</parameter>\n" for key, value in given.items()
-        )
+        pairs = [(key, _shown(value)) for key, value in given.items()]
+        written = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in pairs)
         blocks.append(f"\n<function={name}>\n{written}</function>\n")
     return "</tool_call>\n<tool_call>".join(blocks)
 

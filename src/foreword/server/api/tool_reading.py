@@ -33,16 +33,15 @@ class ToolFormat:
     def forced(self, tools: Sequence[tuple[str, Any]], most: int | None) -> StructuredOutputs:
         """Return a grammar for at least one call of these tools (name, argument schema), and at most `most`."""
         call = {"anyOf": [self._call_schema(name, schema) for name, schema in tools]}
-        if self.is_list or not self.begin:
-            listed: dict[str, Any] = {"type": "array", "items": call, "minItems": 1}
-            if most is not None:
-                listed["maxItems"] = most
-            body = f"%json {json.dumps(_laid_out(listed if self.is_list else call))}"
-        else:
-            body = f"%json {json.dumps(_laid_out(call))}"
-        marked = " ".join(
-            part for part in (_text(self.begin + self.inner), body, _text(self.inner + self.end)) if part
-        )
+        listed = {
+            "type": "array",
+            "items": call,
+            "minItems": 1,
+            **({} if most is None else {"maxItems": most}),
+        }
+        body = f"%json {json.dumps(_laid_out(listed if self.is_list else call))}"
+        parts = _text(self.begin + self.inner), body, _text(self.inner + self.end)
+        marked = " ".join(part for part in parts if part)
         if self.is_list or not self.begin or most == 1:
             return StructuredOutputs(grammar=f"start: {marked}")
         return StructuredOutputs(grammar=f'start: call ("\\n" call)*\ncall: {marked}')
@@ -198,7 +197,6 @@ class ToolReader:
 
     @property
     def is_cut(self) -> bool:
-        """Whether the text ends inside a call."""
         return self._call is not None
 
     def feed(self, text: str) -> list[Event]:
@@ -317,7 +315,6 @@ class ToolReader:
         self._report([text] if self._only_calls else self._untagged.feed(text), events)
 
     def _flush(self, events: list[Event]) -> None:
-        """Report held-back text before a call or the end."""
         self._report(self._untagged.finish(), events)
 
     def _report(self, found: list[Found], events: list[Event]) -> None:
@@ -336,6 +333,5 @@ class ToolReader:
 
 def overlap(text: str, mark: str) -> int:
     """Return how many trailing characters may start the mark."""
-    return next(
-        (size for size in range(min(len(mark) - 1, len(text)), 0, -1) if mark.startswith(text[-size:])), 0
-    )
+    sizes = range(min(len(mark) - 1, len(text)), 0, -1)
+    return next((size for size in sizes if mark.startswith(text[-size:])), 0)

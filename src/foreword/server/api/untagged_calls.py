@@ -104,7 +104,6 @@ class CallObject:
 
 
 def is_object(text: str) -> bool:
-    """Whether the text is a JSON object."""
     try:
         return isinstance(json.loads(text), dict)
     except (ValueError, RecursionError):
@@ -170,13 +169,11 @@ class UntaggedReader:
         return found
 
     def _release(self) -> None:
-        """Treat held-back text as text."""
         if self._held:
             self._found.append("".join(self._held))
             self._held = []
 
     def _report(self) -> None:
-        """Report held-back text as calls."""
         self._found += self._candidate.calls
         self._held = []
 
@@ -228,7 +225,6 @@ class UntaggedReader:
                 self._release()
 
     def _begin_code(self) -> None:
-        """Start a code block without calls."""
         self._release()
         self._is_blank, self._line, self._state = False, "", self._in_code
 

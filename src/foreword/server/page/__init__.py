@@ -43,7 +43,6 @@ _HEADERS: Final = {
 
 
 def page_routes(context: ServerContext) -> APIRouter:
-    """Create the routes of the static files and of `/page/settings`."""
     router = APIRouter(include_in_schema=False)
     for path, entry in FILES.items():
         send = partial(_send, entry.read_bytes(), _MEDIA_TYPES[PurePath(entry.name).suffix])
@@ -52,9 +51,7 @@ def page_routes(context: ServerContext) -> APIRouter:
     @router.get("/page/settings")
     async def settings() -> Response:
         """Return what the page can offer."""
-        return Response(
-            msgspec.json.encode(_settings(context)), headers=_HEADERS, media_type="application/json"
-        )
+        return await _send(msgspec.json.encode(_settings(context)), "application/json")
 
     return router
 
@@ -71,5 +68,5 @@ def _settings(context: ServerContext) -> dict[str, object]:
         "methods": sorted(name for name in known.methods if not drafter_kinds()[name].traits.follows),
         "default_method": known.default_method,
         "shows_speculation": known.show_speculation,
-        "max_model_len": context.max_model_len,
+        "max_model_len": context.engine.max_model_len,
     }

@@ -19,20 +19,20 @@ from foreword.server.connections import LAST_BYTES_SECONDS, WebServer, listening
 from foreword.server.errors import ApiError, install_error_handlers
 from foreword.server.middleware import AuthMiddleware, OriginMiddleware, RequestLogMiddleware, caller_of
 from foreword.server.page import PAGE_PATHS
-from foreword.server.router.relay import Relay, Relayed, RouterMetrics
+from foreword.server.router.relay import Relay, RelayedResponse, RouterMetrics
 from foreword.server.router.targets import Targets, TargetWatch
 from foreword.server.settings import ServerSettings
 
 _OPENAI = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 _ANTHROPIC = ("/v1/messages", "/v1/messages/count_tokens")
 _OLLAMA = ("/api/chat", "/api/generate", "/api/show")
-ASKED = (*_OPENAI, *_ANTHROPIC, *_OLLAMA, "/generate", "/tokenize", "/detokenize")
+BODY_ROUTES = (*_OPENAI, *_ANTHROPIC, *_OLLAMA, "/generate", "/tokenize", "/detokenize")
 """Routes with a body that any target can answer."""
 
 _LISTS = ("/v1/models", "/v1/models/{name:path}", "/api/tags", "/api/ps", "/api/version")
-READ = (*sorted(PAGE_PATHS), "/page/settings", "/openapi.json", *_LISTS)
+READ_ROUTES = (*sorted(PAGE_PATHS), "/page/settings", "/openapi.json", *_LISTS)
 
-OF_ONE_TARGET = ("/speculation", "/advise", "/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+TARGET_ROUTES = ("/speculation", "/advise", "/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 """Routes that concern a single target, which a router would select at random."""
 
 
@@ -45,10 +45,10 @@ def create_router_app(
     )
 
     async def ask(request: Request) -> Response:
-        return Relayed(relay, request, await read_body(request, settings.limits))
+        return RelayedResponse(relay, request, await read_body(request, settings.limits))
 
     async def read(request: Request) -> Response:
-        return Relayed(relay, request)
+        return RelayedResponse(relay, request)
 
     async def refuse(request: Request) -> Response:
         raise ApiError(404, f"{request.url.path} belongs to each target: send it there, not to the router")
@@ -71,9 +71,9 @@ def create_router_app(
         (["/ready"], ready, ["GET", "HEAD"]),
         (["/metrics"], page, ["GET"]),
         (["/version"], version, ["GET"]),
-        (ASKED, ask, ["POST"]),
-        (READ, read, ["GET"]),
-        (OF_ONE_TARGET, refuse, ["GET", "POST"]),
+        (BODY_ROUTES, ask, ["POST"]),
+        (READ_ROUTES, read, ["GET"]),
+        (TARGET_ROUTES, refuse, ["GET", "POST"]),
     ]
     for paths, answer, methods in routes:
         for path in paths:
@@ -161,7 +161,6 @@ class RouterRun:
                 await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _drain(self, admission: Admission) -> None:
-        """Refuse new requests, and let those in flight end."""
         admission.close()
         log.info("stopping: %d answers to finish", admission.in_flight)
         if not await admission.wait_idle(self.settings.drain_seconds + LAST_BYTES_SECONDS):

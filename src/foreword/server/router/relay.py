@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from foreword.server.admission import Admission
-from foreword.server.api.streaming import framing_of, unless_client_leaves
+from foreword.server.api.streaming import cancel_on_disconnect, framing_of
 from foreword.server.errors import ApiError
 from foreword.server.middleware import ABORTED, BROKEN, given_keys, mark_broken
 from foreword.server.router.targets import PrefixMemory, RoutedTarget, Targets, prompt_of
@@ -32,17 +32,11 @@ class RouterMetrics:
         def gauge(name: str, text: str) -> Gauge:
             return Gauge(f"foreword:router_target_{name}", text, ["target"], registry=registry)
 
-        self.answers = counter(
-            "answers", "Answers passed on, by status, or broken or aborted.", "target", "code"
-        )
-        self.retries = counter(
-            "retries", "Requests that another target got, by why the first did not.", "reason"
-        )
+        self.answers = counter("answers", "Answers by status, or broken or aborted.", "target", "code")
+        self.retries = counter("retries", "Requests that another target got, by reason.", "reason")
         self.refusals = counter("refusals", "Requests that no target got.", "code")
         self.broken = counter("broken", "Answers that broke off after their first byte.", "target")
-        self.prefix_hits = counter(
-            "prefix_hits", "Requests that went to the target that knew their beginning."
-        )
+        self.prefix_hits = counter("prefix_hits", "Requests sent to the target that knew their prefix.")
         self._ready = gauge("ready", "1 while it takes requests.")
         self._load = gauge("load", "Requests that it has.")
         self._in_flight = gauge("in_flight", "Requests of this router that it has.")
@@ -127,7 +121,7 @@ class Relay:
         )
 
 
-class Relayed(Response):
+class RelayedResponse(Response):
     """A response forwarded from a target; aborted when the client disconnects."""
 
     def __init__(self, relay: Relay, request: Request, body: bytes = b"") -> None:
@@ -137,7 +131,6 @@ class Relayed(Response):
         self._body = body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Forward the answer."""
         is_begun = False
 
         async def sending(message: object) -> None:
@@ -146,7 +139,7 @@ class Relayed(Response):
             await send(message)  # type: ignore[arg-type]
 
         try:
-            await unless_client_leaves(self._request, self._relay.answer(self._request, self._body, sending))
+            await cancel_on_disconnect(self._request, self._relay.answer(self._request, self._body, sending))
         except ApiError:
             if not is_begun:
                 raise
@@ -171,7 +164,7 @@ class _Passage:
         try:
             answer = await client.send(outgoing, stream=True)
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
-            target.refuse("down", error_words(error))
+            target.mark_unavailable("down", error_words(error))
             raise NotTakenError("down") from None
         except httpx2.TransportError:
             raise NotTakenError("broke off") from None
@@ -182,9 +175,8 @@ class _Passage:
             await answer.aclose()
 
     async def _pass_back(self, answer: httpx2.Response, target: RoutedTarget, metrics: RouterMetrics) -> None:
-        headers = [
-            (name.lower(), value) for name, value in answer.headers.raw if name.lower() not in _NOT_TO_CLIENTS
-        ]
+        given = [(name.lower(), value) for name, value in answer.headers.raw]
+        headers = [(name, value) for name, value in given if name not in _NOT_TO_CLIENTS]
         if answer.status_code in _FULL_OR_LEAVING:
             raise NotTakenError(str(answer.status_code), await _whole(answer, headers))
         async with aclosing(answer.aiter_raw()) as parts:
@@ -194,9 +186,8 @@ class _Passage:
                 raise NotTakenError("broke off") from None
             code = ABORTED  # replaced at the end of this function
             try:
-                await self._send(
-                    {"type": "http.response.start", "status": answer.status_code, "headers": headers}
-                )
+                start = {"status": answer.status_code, "headers": headers}
+                await self._send({"type": "http.response.start", **start})
                 await self._send({"type": "http.response.body", "body": first, "more_body": True})
                 is_whole = await self._rest(parts, answer, target, metrics)
                 code = str(answer.status_code) if is_whole else BROKEN
@@ -240,7 +231,6 @@ class _Passage:
 
 
 async def _whole(answer: httpx2.Response, headers: Sequence[tuple[bytes, bytes]]) -> Response:
-    """Return a refusal, to be forwarded if no other target accepts."""
     try:
         body = b"".join([part async for part in answer.aiter_raw()])
     except httpx2.TransportError:

@@ -46,17 +46,16 @@ class RoutedTarget:
         """The target's load: as reported, adjusted by this router's changes since."""
         return max(self.reported_load + self.in_flight - self.reported_at, self.in_flight, 0)
 
-    def hear(self, load: int | None) -> None:
+    def mark_ready(self, load: int | None) -> None:
         """Record that it accepts requests, with its load; None: unknown."""
         self.state, self.reason = "ready", ""
         self.reported_load, self.reported_at = (self.in_flight if load is None else load), self.in_flight
 
-    def refuse(self, state: str, reason: str = "") -> None:
+    def mark_unavailable(self, state: str, reason: str = "") -> None:
         self.state, self.reason = state, reason
 
     @contextmanager
     def serving(self) -> Iterator[None]:
-        """Count a request for the duration of the block."""
         self.in_flight += 1
         try:
             yield
@@ -80,12 +79,10 @@ class Targets:
         return iter(list(self._known.values()))
 
     def set(self, addresses: Collection[str]) -> None:
-        """Replace the targets; requests in flight on removed ones continue."""
         urls = [target_url(one.strip()) for one in addresses if one.strip()]
         self._known = {url: self._known.get(url) or RoutedTarget(url) for url in urls}
 
     def read_again(self) -> None:
-        """Re-read the file; an unreadable file changes nothing."""
         if self._file is not None:
             try:
                 self.set(_lines(self._file))
@@ -107,7 +104,6 @@ class Targets:
 
 
 def target_url(text: str) -> str:
-    """Return a URL for `host:port`, or a URL without a path."""
     url = text if "://" in text else f"http://{text}"
     try:
         parts = urlsplit(url)
@@ -146,7 +142,6 @@ class TargetWatch:
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
     async def run(self) -> None:
-        """Run until cancelled."""
         while True:
             await self.poll()
             await asyncio.sleep(CHECK_SECONDS)
@@ -159,16 +154,15 @@ class TargetWatch:
         try:
             ready = await self._client.get(f"{target.url}/ready", timeout=PROBE_SECONDS)
             if ready.status_code == 200:
-                health = await self._client.get(
-                    f"{target.url}/health", headers=self._headers, timeout=PROBE_SECONDS
-                )
-                target.hear(_load(health.json()))
+                url = f"{target.url}/health"
+                health = await self._client.get(url, headers=self._headers, timeout=PROBE_SECONDS)
+                target.mark_ready(_load(health.json()))
             else:
-                target.refuse(str(ready.json().get("status", ready.status_code)))
+                target.mark_unavailable(str(ready.json().get("status", ready.status_code)))
         except httpx2.HTTPError as error:
-            target.refuse("down", error_words(error))
+            target.mark_unavailable("down", error_words(error))
         except (ValueError, AttributeError, TypeError):
-            target.refuse("down", "it does not answer as a target does")
+            target.mark_unavailable("down", "it does not answer as a target does")
 
 
 def _load(health: dict[str, Any]) -> int | None:
@@ -209,12 +203,10 @@ class PrefixMemory:
         return PrefixKeys(owner, found)
 
     def find(self, prefixes: "PrefixKeys") -> str | None:
-        """Return the target that has seen the longest prefix."""
         known = self._tenants.get(prefixes.owner, OrderedDict())
         return next((known[key] for key in reversed(prefixes.keys) if key in known), None)
 
     def note(self, prefixes: "PrefixKeys", target: str) -> None:
-        """Record that a target has read this prompt."""
         if not prefixes.keys:
             return
         known = self._tenants.setdefault(prefixes.owner, OrderedDict())
@@ -236,7 +228,6 @@ class PrefixKeys(NamedTuple):
 
 
 def prompt_of(body: bytes) -> str:
-    """Return the prompt's text in reading order; empty if the body is no generating request."""
     try:
         given = json.loads(body)
     except (ValueError, RecursionError):
