@@ -79,7 +79,7 @@ def batch(
 
 @contextmanager
 def _stopping(found: "Batch") -> Iterator[None]:
-    """End the command on Ctrl-C; what is answered stays."""
+    """End the command on Ctrl-C; written answers remain in the file."""
     try:
         yield
     except KeyboardInterrupt:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from foreword.structured.params import StructuredOutputs
 
 _PATIENCE = 2.0
-"""Seconds until a message that the command waits for a pipe, so that it does not look hung."""
+"""Seconds without piped input until the command prints that it waits for it."""
 
 
 def read_prompt(prompt: str | None, file: Path | None, stdin_is_free: bool = True) -> str:

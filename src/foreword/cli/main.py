@@ -149,7 +149,7 @@ def main() -> None:
 
 
 def _plainly(message: str) -> str:
-    """Return the message in the format of all other errors: the option's name, then what it must be."""
+    """Return a usage error in the format of all errors: the option's name, then the requirement."""
     found = re.fullmatch(r"Invalid value for '?(.*?)'?: (.*)", message, re.DOTALL)
     return (f"{found[1]} {in_plain_words(found[2])}" if found else message).rstrip(".")
 

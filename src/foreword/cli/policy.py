@@ -26,7 +26,7 @@ app = typer.Typer(no_args_is_help=True, help="Check a policy file, and explain i
 
 @app.command()
 def check(file: Annotated[Path, typer.Argument(help="Policy file.")], as_json: JsonOption = False) -> None:
-    """Check a policy file. Errors and warnings name their place; with an error the exit code is 1."""
+    """Check a policy file. Errors and warnings name the rule. Exit code 1 if there is an error."""
     from foreword.control.policy_file.unreachable import unreachable
 
     policy = _read(file)

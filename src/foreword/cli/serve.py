@@ -241,7 +241,7 @@ def _show_ready(url: str, settings: "ServerSettings", context: str) -> None:
 
 
 def _short_name(model: str) -> str:
-    """Return a path's last part; other names unchanged."""
+    """Return the last component of a path, or another name unchanged."""
     path = Path(model).expanduser()
     is_path = model.startswith((".", "/", "~")) or path.suffix == ".gguf"
     return (path.stem if path.suffix == ".gguf" else path.resolve().name) if is_path else model

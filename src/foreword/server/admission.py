@@ -33,7 +33,7 @@ class Admission:
         self._closed = True
 
     def check(self, answers: int) -> None:
-        """Raise 429 if there are not enough places, 503 if the server is stopping."""
+        """Raise 429 if too many answers are in flight, 503 if the server is stopping."""
         if self._closed:
             raise ApiError(503, "the server is shutting down", code="shutting_down", retry_after=5)
         if answers > self._capacity:
@@ -48,7 +48,7 @@ class Admission:
 
     @contextmanager
     def admit(self, answers: int) -> Iterator[None]:
-        """Hold places for `answers` answers until the block ends."""
+        """Count `answers` answers as in flight until the block ends."""
         self.check(answers)
         self._in_flight += answers
         self._idle.clear()
@@ -62,7 +62,7 @@ class Admission:
                 self._idle.set()
 
     def retry_after(self) -> int:
-        """Return the seconds until a place should be free, by the mean service time."""
+        """Estimate the seconds until an answer ends, from the mean service time."""
         share = self._mean_seconds / max(self._running, 1)
         return max(1, min(_LONGEST_WAIT, math.ceil(share)))
 

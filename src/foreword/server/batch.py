@@ -79,7 +79,7 @@ class BatchCounts:
     kept: int = 0  # answers of an earlier run
     answered: int = 0
     failed: int = 0
-    failed_before: int = 0  # kept answers that are errors
+    failed_before: int = 0  # errors among the kept answers
 
     @property
     def done(self) -> int:

@@ -81,7 +81,7 @@ class ConnectionLimiter:
         self._busy: set[BoundedProtocol] = set()
 
     def opened(self, connection: "BoundedProtocol") -> bool:
-        """Register a new connection; return False if there is no place."""
+        """Register a new connection; return False if all connections are busy."""
         if len(self._waiting) + len(self._busy) >= self._most:
             log.warning("all %d connections are taken: those that ask nothing are closed", self._most)
             if not self._waiting:

@@ -42,7 +42,7 @@ class ServerContext:
         self.adapters = set(self.settings.adapters)
 
     def speculation(self, override: SpeculationSetting) -> SpeculationSetting:
-        """Return a request's setting; a request that starts while speculation is off stays without drafts."""
+        """Return a request's setting: False if speculation is switched off when the request starts."""
         checked = check_speculation(override, self.settings)
         return checked if self.engine.speculating else False
 

@@ -36,7 +36,7 @@ async def wait_until_hung(link: "EngineLink", timeout: float) -> None:
 _Item = AnswerDelta | Exception
 
 OnLate = Callable[[_Item], None]
-"""Receives the final deltas of answers whose reader has left, or the exception that ended them."""
+"""Receives the final deltas of aborted answers, or the exception that ended them."""
 
 
 @dataclass
@@ -55,7 +55,7 @@ class EngineLink:
         self._channel = channel
         self._on_stage = on_stage
         self._inboxes: dict[str, _Inbox] = {}
-        # readers that have left, until the answers end
+        # aborted requests whose answers have not ended
         self._left: dict[str, tuple[OpenAnswers, OnLate]] = {}
         self._replies: dict[int, asyncio.Future[Any]] = {}
         self._numbers = count()
@@ -154,7 +154,7 @@ class EngineLink:
                 self.fatal = error
 
     def _deliver(self, request_id: str, item: _Item) -> None:
-        """Deliver to the reader; if it has left, pass the end to `on_late`."""
+        """Deliver to the reader; for an aborted request, pass the final delta to `on_late`."""
         if (inbox := self._inboxes.get(request_id)) is not None:
             inbox.open.note(item)
             inbox.items.put_nowait(item)

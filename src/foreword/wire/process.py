@@ -202,7 +202,7 @@ async def _load_and_serve(
 
 
 def main() -> None:
-    """Entry point. Signals to the process group are left to the API process, which closes the channel."""
+    """Run the process. It ignores signals to its group: the API process handles them and closes the channel."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")

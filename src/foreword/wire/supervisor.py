@@ -43,7 +43,7 @@ class EngineStartError(ForewordError):
 class SupervisorSettings:
     """Settings of starting and monitoring an engine process."""
 
-    start: wire.Start  # what it loads
+    start: wire.Start  # model and settings to load
     factory: str = DEFAULT_FACTORY  # "module:function" that creates the engine in its process
     first_pause: float = 0.2  # seconds before the first restart; doubles each time
     longest_pause: float = 30.0  # maximum seconds between restarts

@@ -35,7 +35,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Plan:
-    """A question that fits the context, with as many earlier turns as fit."""
+    """A tokenized question with the newest turns that fit the context."""
 
     question: str
     prompt_ids: tuple[int, ...]
@@ -45,7 +45,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class AnswerEnd:
-    """The end of an answer."""
+    """A finished answer."""
 
     text: str
     finish_reason: str  # "stop", "length", "abort" or "error"
@@ -98,7 +98,7 @@ class ChatSession:
         return token_text(self._llm.tokenizer, token)
 
     def reset(self) -> None:
-        """Forget all turns; settings and the system message stay."""
+        """Forget all turns, but keep settings and the system message."""
         self.turns.clear()
 
     @property
@@ -106,7 +106,7 @@ class ChatSession:
         return _messages(self.system, self.turns)
 
     def plan(self, question: str) -> Plan:
-        """Tokenize the next question; the oldest turns are left out if the context would overflow.
+        """Tokenize the next question without the oldest turns if the context would overflow.
 
         Nothing is dropped yet. Raise `RequestError` if the question does not fit even alone.
         """
@@ -166,7 +166,7 @@ class ChatSession:
             while engine.has_requests:
                 yield from (engine.abort(name) if interrupted() else engine.step())
         finally:
-            engine.abort(name)  # if the reader left early
+            engine.abort(name)  # if the generator was closed early
 
     def _encode(self, system: str | None, turns: list[Turn], question: str) -> list[int]:
         messages = [*_messages(system, turns), {"role": "user", "content": question}]

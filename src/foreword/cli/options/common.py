@@ -89,7 +89,7 @@ def check_model(name: str) -> str:
 
 
 def check_plot(path: Path | None) -> Path | None:
-    """Return the picture's path if it can be drawn and written, so that a run does not fail at its end."""
+    """Return the plot's path; raise `RequestError` before a long run if the plot cannot be written."""
     if path is not None:
         from foreword.bench.pictures import require_matplotlib
 

@@ -23,7 +23,7 @@ class ServeCommand(TyperCommand):
 
 
 def positional(option: str, args: list[str]) -> list[str]:
-    """Turn `OPTION VALUE` and `OPTION=VALUE` into `VALUE`. An option without a value stays, and is refused."""
+    """Turn `OPTION VALUE` and `OPTION=VALUE` into `VALUE`. An option without a value is refused later."""
     read = [arg.removeprefix(f"{option}=") for arg in args if arg != option]
     return read if args[-1:] != [option] else [*read, option]
 

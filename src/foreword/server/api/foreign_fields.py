@@ -75,7 +75,7 @@ GENERATING: Final[Fields] = {
     "web_search_options": _refused("it searches nothing"),
     "functions": _refused("use tools", []),
     "function_call": _refused("use tool_choice", "none", "auto"),
-    # Ignored, with the values that say nothing new.
+    # Ignored, with the values that have no effect.
     "reasoning_effort": _ignored(),
     "verbosity": _ignored(),
     "service_tier": _ignored("auto", "default"),

@@ -37,7 +37,7 @@ _INSTEAD = {
 
 
 def no_text(kind: object) -> str:
-    """Return the end of an error message about a part of this type."""
+    """Return the second half of an error message that refuses a part of this type."""
     if not isinstance(kind, str):
         return "no object with a type; this server takes parts of type text"
     instead = next((words for name, words in _INSTEAD.items() if name in kind), "send text")

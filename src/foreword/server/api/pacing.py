@@ -12,7 +12,7 @@ BLOCK_BYTES: Final = 1024
 """Block size in bytes, about three OpenAI events. A longer block makes all later blocks longer, too."""
 
 LAST_BLOCKS: Final = 4
-"""Length of the last block in blocks: it hides how much is left."""
+"""Length of the last block in blocks, which hides the number of remaining tokens."""
 
 _SHORTEST_PERIOD = 0.001
 _MEMORY = 1 - 1 / 32  # decay of the mean rate: 32 bursts ago weighs a third

@@ -143,7 +143,7 @@ class ResponsesDialect:
         return self._items[index]
 
     def _place(self, key: str | int) -> Item:
-        """Return the fields that identify an item, and its only part if it has parts."""
+        """Return the fields that identify an item; a text item has one part, with index 0."""
         item = {"item_id": self._items[key]["id"], "output_index": list(self._items).index(key)}
         return item | ({"content_index": 0} if isinstance(key, str) else {})
 

@@ -66,7 +66,7 @@ async def send_at_once(parts: AsyncGenerator[StreamPart, None]) -> AsyncGenerato
 async def send_evenly(
     parts: AsyncGenerator[StreamPart, None], memory: PaceMemory, blank: tuple[bytes, bytes] = COMMENT
 ) -> AsyncGenerator[bytes, None]:
-    """Send the first part immediately, then one block of constant size per tick of an even cadence."""
+    """Yield the first part immediately, then one block of constant size per tick of an even cadence."""
     clock, cadence, padder = asyncio.get_running_loop().time, EvenCadence(memory), Padder(around=blank)
     async with aclosing(parts):
         first = await anext(parts)

@@ -97,7 +97,7 @@ FORMATS = {
         ToolFormat("xlam", is_list=True),
     )
 }
-"""Formats by vLLM's parser names; `tool_formats` adds those that are not JSON objects."""
+"""Formats by vLLM's parser names; `tool_blocks` adds formats that are not JSON objects."""
 
 
 @dataclass(frozen=True)

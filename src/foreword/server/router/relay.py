@@ -184,7 +184,7 @@ class _Passage:
                 first = await anext(parts, b"")
             except httpx2.TransportError:
                 raise NotTakenError("broke off") from None
-            code = ABORTED  # replaced at the end of this function
+            code = ABORTED  # replaced once the answer is complete
             try:
                 start = {"status": answer.status_code, "headers": headers}
                 await self._send({"type": "http.response.start", **start})
