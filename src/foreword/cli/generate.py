@@ -47,7 +47,7 @@ def read_prompt(prompt: str | None, file: Path | None, stdin_is_free: bool = Tru
         raise RequestError("there is a prompt and a --file; give one")
     if prompt == "-" or file == Path("-") or (prompt is None and file is None):
         if not stdin_is_free:
-            raise RequestError("standard input is the prompt or the --prediction; give one a file")
+            raise RequestError("standard input cannot be both prompt and --prediction; give a file")
         return _from_stdin(must_be_piped=prompt is None and file is None)
     question = prompt if file is None else _text_of(file)
     if not question:

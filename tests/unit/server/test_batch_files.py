@@ -219,10 +219,10 @@ def test_failed_lines_are_counted_with_those_of_earlier_runs(requests, answers):
 
 
 def test_ctrl_c_says_how_to_go_on(requests, answers, monkeypatch):
-    def interrupted(model: str) -> Path:
+    def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(command, "fetched", interrupted)
+    monkeypatch.setattr(command, "prepare", interrupted)
     run = refusal("batch", str(requests), str(write(answers, ANSWER)))
     assert (run.returncode, run.stderr) == (130, "1 of 2 answered; the same command continues\n")
     assert ids(read(requests, answers)) == ["b"]

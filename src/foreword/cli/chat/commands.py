@@ -112,7 +112,7 @@ class Commands:
         if params.temperature == 0:
             return Reply("temperature 0 gives the same answer again", plan=plan)
         if params.seed is not None:
-            return Reply(f"seed {params.seed} gives the same answer again; see /seed off", plan=plan)
+            return Reply(f"seed {params.seed} is set: the same answer again; see /seed off", plan=plan)
         return Reply(plan=plan)
 
     def do_save(self, text: str) -> Reply:
