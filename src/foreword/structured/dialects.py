@@ -158,8 +158,8 @@ def expanded(symbols: Iterable[str | int]) -> int:
         if symbol == "(":
             sums.append(0)
             last = 0
-        elif symbol == ")":
-            last = sums.pop() if len(sums) > 1 else 0
+        elif symbol == ")" and len(sums) > 1:
+            last = sums.pop()
             sums[-1] += last
         elif isinstance(symbol, int):
             more = last * (symbol - 1)

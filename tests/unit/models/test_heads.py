@@ -269,7 +269,7 @@ def test_a_lent_output_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.Mon
     target = open_checkpoint(write_gguf(directory, tmp_path / "target.gguf", "Q4_1"))
     head = open_head(saved(tmp_path / "head"))
     ids = torch.tensor([3, 49, 50, 51, 120, 7, 359])
-    lent = replace(head, lender=target, token_ids=ids)
+    lent = replace(head, output_source=target, token_ids=ids)
     whole = target.load("model.embed_tokens.weight", torch.float32)[ids]
     assert torch.equal(torch.cat(list(lent.pieces("lm_head.weight", 2))), whole)
     blocks = lent.blocks("lm_head.weight")
