@@ -1,7 +1,8 @@
 """Building blocks of benchmarks: interleaved arms, ratios with bounds, tables, JSON input, child processes.
 
-A benchmark maps names of arms to functions that measure one sample, and calls `take_turns`. It turns the samples into
-rows, frozen dataclasses whose fields are its JSON output. `table` formats the rows.
+An arm is one of the variants that a benchmark compares. A benchmark maps names of arms to functions that measure one
+sample, and calls `take_turns`. It turns the samples into rows, frozen dataclasses whose fields are
+its JSON output. `table` formats the rows.
 """
 
 import json
@@ -24,8 +25,10 @@ from foreword.errors import RequestError
 from foreword.progress import Progress, StageProgress
 
 RESAMPLES = 2000
+"""Bootstrap samples."""
+
 STOP_SECONDS = 60
-"""Bootstrap samples, and seconds that a child process has to stop."""
+"""Seconds that a child process has to stop before it is killed."""
 
 PLAIN = "plain"
 """Label of decoding without a drafter."""
@@ -67,7 +70,7 @@ def stage_of(progress: StageProgress, stage: str, place: int, places: int) -> Pr
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean ratio and its bounds."""
+    """A mean ratio and its confidence bounds."""
 
     low: float
     middle: float
@@ -75,17 +78,17 @@ class Interval:
 
 
 def neighbours(rates: Sequence[float], beside: Sequence[float]) -> list[float]:
-    """Return the ratios of samples of the same round."""
+    """Return rate / beside for every round."""
     return [one / other for one, other in zip(rates, beside, strict=True)]
 
 
 def median_ratio(rates: Sequence[float], beside: Sequence[float]) -> float:
-    """Return the median of the ratios of samples of the same round."""
+    """Return the median over the rounds of rate / beside."""
     return median(neighbours(rates, beside))
 
 
 def bootstrap(ratios: Sequence[float], confidence: float, seed: int = 0) -> Interval:
-    """Return the geometric mean with bootstrap bounds."""
+    """Return the geometric mean of the ratios with bootstrap bounds."""
     logs, rng = [log(ratio) for ratio in ratios], Random(seed)
     means = sorted(fmean(rng.choices(logs, k=len(logs))) for _ in range(RESAMPLES))
     outside = int(RESAMPLES * (1 - confidence) / 2)
@@ -93,13 +96,13 @@ def bootstrap(ratios: Sequence[float], confidence: float, seed: int = 0) -> Inte
 
 
 def together(confidence: float, cells: int) -> float:
-    """Return the confidence per interval for a joint confidence over `cells` intervals."""
+    """Return the confidence that each of `cells` intervals needs for a joint confidence (Bonferroni)."""
     return 1 - (1 - confidence) / max(cells, 1)
 
 
 @dataclass(frozen=True)
 class BestFixed:
-    """The best arm in half of the rounds, and another arm's ratio to it in the other half."""
+    """The best fixed arm, and the ratio of another arm to it. Each comes from its own half of the rounds."""
 
     label: str
     ratio: Interval
@@ -108,7 +111,10 @@ class BestFixed:
 def against_best(
     rates: Mapping[str, Sequence[float]], own: str, others: Sequence[str], confidence: float
 ) -> BestFixed:
-    """Choose the best arm in even rounds, and compare with it in odd ones, because chance favours the chosen arm."""
+    """Return the best of the other arms and the ratio of `own` to it.
+
+    The best arm is chosen in even rounds and compared in odd ones: chance favours it in the rounds that chose it.
+    """
     best = max(others, key=lambda label: sum(map(log, rates[label][::2])))
     return BestFixed(best, bootstrap(neighbours(rates[own][1::2], rates[best][1::2]), confidence))
 
@@ -126,7 +132,7 @@ def table(rows: Iterable[object], columns: Mapping[str, Column], title: str | No
     found = Table(title=title, box=SIMPLE_HEAD, padding=(0, 0, 0, 1), title_justify="left")
     for place, name in enumerate(columns):
         cells = [line[place] for line in lines]
-        if all(cell[:1] in "-0123456789" for cell in cells):  # integers, under headings that may wrap
+        if all(cell[:1] in "-0123456789" for cell in cells):  # numbers do not wrap, headings may
             found.add_column(name, justify="right", min_width=max(map(len, cells), default=0))
         else:
             found.add_column(name, overflow="fold")

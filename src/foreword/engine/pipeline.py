@@ -21,17 +21,18 @@ class StepPipeline:
     def advance(self) -> list[AnswerDelta]:
         """Launch what can be launched and resolve the oldest step; return the new deltas.
 
-        The device gets its next step before statistics of the previous one are updated.
+        Deltas of answers that ended at their deadline come first. With asynchronous scheduling, the device gets its
+        next step before statistics of the previous one are updated.
         """
-        core, late = self._core, self._core.end_late()
+        core, ended = self._core, self._core.end_late()
         self._fill()
         if not self._in_flight:
             core.wait_for_masks()
-            return late
+            return ended
         report = core.commit(self._in_flight.popleft())
         if core.steps_ahead > 1:
             self._fill()
-        return [*late, *core.settle(report)]
+        return [*ended, *core.settle(report)]
 
     def _fill(self) -> None:
         in_flight, core = self._in_flight, self._core

@@ -13,7 +13,7 @@ from foreword.speculation import draft as drafts
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import DraftRequest, DraftTask, Traits
 
-_REMATCHED = 64  # tokens read again to find a request's position in a changed store
+_REMATCHED = 64  # last tokens of a request that are matched again when its tenant's store has changed
 _WIDEST = 8  # maximum continuations per node that are considered
 MOST_TENANTS = 256  # maximum number of tenants with stored answers; the least recently active are dropped
 
@@ -23,7 +23,7 @@ class SuffixConfig:
     """Matching and storage limits."""
 
     min_match: int = 2  # shortest usable suffix
-    depth_per_match: float = 2.0  # draft depth per token of match length
+    depth_per_match: float = 2.0  # maximum draft depth per token of match length
     min_probability: float = 0.2  # minimum estimated probability of a node
     max_stored_tokens: int = 65_536  # stored answer tokens per tenant; the older half is dropped first
     warm_file: str = ""  # a text file that initialises every tenant's store; empty: none
@@ -42,7 +42,7 @@ class SuffixConfig:
 class SuffixStore:
     """Past answers of one tenant in two generations; when the newer one is full, the older one is dropped.
 
-    Rebuilding one store instead would block the engine for many steps.
+    A single generation would have to be rebuilt to drop texts, which would block the engine for many steps.
     """
 
     def __init__(self, max_tokens: int) -> None:
@@ -55,7 +55,7 @@ class SuffixStore:
         return sum(automaton.num_tokens for automaton in self.automata)
 
     def add(self, text: Sequence[int]) -> None:
-        """Add a text, cut to the end that fits into one generation."""
+        """Add a text; of a text longer than one generation, only the last tokens."""
         most = self._max_tokens // 2
         kept = text[max(0, len(text) - most) :]
         if not kept:
@@ -91,6 +91,7 @@ class _RequestText:
         self._places = [(ROOT, 0) for _ in store.automata]  # (state, match length) per automaton of the store
 
     def read(self, tokens: Sequence[int]) -> None:
+        """Read the tokens since the last call, and update all matches."""
         fresh = tokens[self.own.num_tokens :]
         self.own.extend(fresh)
         if self._version != self._store.version:
@@ -172,6 +173,7 @@ class SuffixDrafter(LookupDrafter[_RequestText]):
         return Draft(best.tokens, best.parents, len(request.tokens), request.epoch)
 
     def _reader(self, request: DraftRequest) -> _RequestText:
+        """Return the request's text state: a new one if the request is new or was rebuilt."""
         reader = self._known.get(request.request_id)
         if reader is None or reader.epoch != request.epoch or reader.own.num_tokens > len(request.tokens):
             reader = self._known[request.request_id] = _RequestText(request.epoch, self.store(request.tenant))
@@ -220,7 +222,8 @@ def expand(match: SuffixMatch, config: SuffixConfig, task: DraftTask) -> LikelyT
 def _followers(automaton: SuffixAutomaton, state: int) -> list[tuple[int, int, float]]:
     """Return the continuations of a state: token, next state, fraction of all continuations.
 
-    The end of a text has no continuation yet; its longest suffix that occurred earlier is used instead.
+    A state at the end of a text may have none; then its longest suffix that has some is used. The root has none,
+    because it matches any text.
     """
     while not automaton.edges[state] and state != ROOT:
         state = automaton.links[state]

@@ -39,7 +39,7 @@ class Framing(NamedTuple):
     write: Callable[[object], bytes]
     end: bytes = b""  # after the last value
     media_type: str = "text/event-stream"
-    blank: tuple[bytes, bytes] = COMMENT  # encloses spaces that clients ignore
+    blank: tuple[bytes, bytes] = COMMENT  # start and end of padding that clients ignore
 
 
 def framing_of(path: str) -> Framing:
@@ -51,9 +51,9 @@ def framing_of(path: str) -> Framing:
 
 
 class StreamPart(NamedTuple):
-    """Events to send for one delivery of the engine."""
+    """Events that are sent for one delta of the engine, or at the end."""
 
-    units: list[bytes]  # complete events; with even pacing, one token each
+    units: list[bytes]  # complete events; with even pacing, each has one token
     is_end: bool = False  # last part
 
 
@@ -66,7 +66,10 @@ async def send_at_once(parts: AsyncGenerator[StreamPart, None]) -> AsyncGenerato
 async def send_evenly(
     parts: AsyncGenerator[StreamPart, None], memory: PaceMemory, blank: tuple[bytes, bytes] = COMMENT
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the first part immediately, then one block of constant size per tick of an even cadence."""
+    """Yield the first part immediately, then one block of constant size per tick of an even cadence.
+
+    Sizes and times of the blocks then reveal little about the tokens to observers of the connection.
+    """
     clock, cadence, padder = asyncio.get_running_loop().time, EvenCadence(memory), Padder(around=blank)
     async with aclosing(parts):
         first = await anext(parts)
@@ -77,7 +80,7 @@ async def send_evenly(
         collecting = asyncio.ensure_future(_collect(parts, waiting, cadence, changed))
         try:
             while waiting or not collecting.done():
-                if cadence.due is None:
+                if cadence.due is None:  # the rate may be unknown until the second part
                     await changed.wait()
                 if cadence.due is not None:
                     await asyncio.sleep(max(cadence.due - clock(), 0))

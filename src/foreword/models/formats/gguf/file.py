@@ -62,7 +62,7 @@ class GgufFile:
             self._bytes.madvise(mmap.MADV_DONTNEED)
 
     def drop_arrays(self, prefix: str) -> None:
-        """Forget the arrays below a metadata prefix: a vocabulary takes as much memory as a small model."""
+        """Delete metadata arrays whose keys have this prefix: a vocabulary takes as much memory as a small model."""
         for key in [key for key in self.metadata if key.startswith(prefix)]:
             if isinstance(self.metadata[key], list):
                 del self.metadata[key]
@@ -107,6 +107,7 @@ class _Reader:
             raise CheckpointError(
                 f"{self._path} has GGUF version {version} (or is big-endian); convert it to GGUF version 3"
             )
+        # Lower bounds of the bytes of a tensor header and of a metadata entry.
         return self._count(24), self._count(13)
 
     def metadata(self, count: int) -> dict[str, Any]:
@@ -191,7 +192,7 @@ class _Reader:
         """Read a count of entries of at least `least_bytes` each, so that a damaged count cannot exhaust memory."""
         count = int(self._scalar("<Q"))
         if count * least_bytes > self._size - self._position:
-            raise _damaged(self._path, f"at byte {self._position - 8} it counts {count} entries, too many")
+            raise _damaged(self._path, f"the count {count} at byte {self._position - 8} is too large")
         return count
 
     def _scalar(self, code: str) -> Any:  # noqa: ANN401
