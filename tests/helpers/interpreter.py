@@ -19,6 +19,7 @@ def prepare_interpreter() -> None:
     _describe_shapes_once()
     _broadcast_only_what_differs()
     _promote_types_once()
+    _let_padding_be_nan()
     options = interpreter.interpreter_builder.options
     # Numbers of tests are small: no sum overflows.
     interpreter.interpreter_builder.options = replace(options, sanitize_overflow=False)
@@ -133,3 +134,19 @@ def _promote_types_once() -> None:
         return known[key]
 
     TritonSemantic.computation_type_impl = promoted
+
+
+def _let_padding_be_nan() -> None:
+    """Return some place of rows that hold NaN alone, as a GPU does: padding rows have what was in memory before."""
+    reduce = interpreter.ReduceOps.min_max
+    places = {np.nanargmax: (np.argmax, -np.inf), np.nanargmin: (np.argmin, np.inf)}
+
+    def reduced(self: Any, tensor: Any, val_reduce_op: Any, idx_reduce_op: Any = None) -> Any:
+        def place(numbers: Any, **how: Any) -> Any:
+            find, last = places[idx_reduce_op]
+            is_nan = np.isnan(numbers) if np.issubdtype(numbers.dtype, np.floating) else False
+            return find(np.where(is_nan, last, numbers) if np.any(is_nan) else numbers, **how)
+
+        return reduce(self, tensor, val_reduce_op, idx_reduce_op and place)
+
+    interpreter.ReduceOps.min_max = reduced

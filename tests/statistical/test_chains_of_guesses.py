@@ -84,7 +84,7 @@ def test_a_drafter_that_is_the_target_with_other_token_ids_has_every_guess_accep
 def test_a_draft_model_that_lacks_a_token_keeps_the_law(rule: str):
     """q covers the tokens that both have; what the target gives to the third one is left to the correction."""
     found = answers(rule, other_ids(OTHER, {0: 2, 1: 0}), FEWER)
-    assert min(found.guesses("rejected")) > FEWER / 10
+    assert min(found.guesses("rejected")) > FEWER / 40  # the last level is seldom reached
     check_law(found.texts)
 
 
