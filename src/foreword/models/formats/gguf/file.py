@@ -192,7 +192,7 @@ class _Reader:
         """Read a count of entries of at least `least_bytes` each, so that a damaged count cannot exhaust memory."""
         count = int(self._scalar("<Q"))
         if count * least_bytes > self._size - self._position:
-            raise _damaged(self._path, f"the count {count} at byte {self._position - 8} is too large")
+            raise _damaged(self._path, f"at byte {self._position - 8} it counts {count} entries, too many")
         return count
 
     def _scalar(self, code: str) -> Any:  # noqa: ANN401
