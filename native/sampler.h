@@ -1,5 +1,5 @@
 // Sampling kernels: the floor of a row's kept logits, and a draw from what it keeps.
-// The torch code in src/foreword/acceptance (distribution.py, nucleus.py, draw.py) is the reference.
+// The torch code in src/foreword/acceptance (distribution.py) is the reference.
 #pragma once
 
 #include <cstdint>

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from foreword.backends.cpu.decoder import load_cpu_decoder
-from foreword.backends.cpu.grouped import as_blocks, packed_blocks
+from foreword.backends.cpu.grouped import as_blocks, packed_blocks, readable_blocks
 from foreword.backends.cpu.packing import FORMS, default_form
 from foreword.models.formats.checkpoint import GroupedTensor, open_checkpoint
 from helpers.cpu import cpu_decoder, needs_cpu_kernels
@@ -101,7 +101,9 @@ def test_what_blocks_cannot_hold_exactly_is_not_kept():
     tiny = torch.full((8, 2), 2.0**-30, dtype=torch.bfloat16)
     assert as_blocks(replace(kept, scales=tiny)) is None
     assert as_blocks(replace(kept, scales=torch.full((8, 2), torch.nan))) is None
+    assert as_blocks(replace(kept, scales=torch.full((8, 2), torch.inf))) is None  # unpacking refuses them
     assert as_blocks(replace(kept, scales=torch.ones(8, 4))) is None  # groups of 16
     assert as_blocks(replace(kept, floats=True)) is None
     assert as_blocks(replace(kept, order=torch.arange(64).int())) is None
     assert as_blocks(None) is None
+    assert readable_blocks(lambda _: replace(kept, scales=torch.ones(7, 2)), NAME) is None  # rows are missing

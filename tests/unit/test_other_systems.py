@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from foreword.backends.cpu import resident
 from foreword.bench import peers, server_overhead
 from foreword.cli.bench import common
 from foreword.cluster.pools import fleet, tied
@@ -27,6 +28,11 @@ LINUX_ONLY = re.compile(
 WITH_FALLBACK = {
     "native/dispatch.cpp": {"asm/hwcap", "getauxval("},  # for __linux__; every Apple core has the dot product
     "native/packed_matrix.cpp": {"MADV_HUGEPAGE"},  # where the header has it
+    "src/foreword/backends/cpu/resident.py": {
+        "/proc",
+        "MADV_DONTNEED",
+        "malloc_trim",
+    },  # nothing is given back
     "src/foreword/backends/cuda/compiling.py": {"sched_getaffinity"},  # CUDA is on Linux alone
     "src/foreword/bench/peers.py": {"/proc"},
     "src/foreword/bench/server_overhead.py": {"/proc"},
@@ -125,3 +131,32 @@ def test_cores_are_counted_without_an_affinity(monkeypatch):
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: 5)
     assert native._usable_cores() == 5
+
+
+def test_no_memory_is_given_back_where_the_calls_are_missing(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(resident.ctypes, "CDLL", None)
+    resident.release_unused()
+
+
+SMAPS = """\
+7f00-7f10 r-xp 00000000 08:01 5 /usr/lib/libtorch_cpu.so
+Anonymous:             0 kB
+Swap:                  0 kB
+7f10-7f20 r--p 00010000 08:01 5 /usr/lib/libtorch_cpu.so
+Anonymous:             8 kB
+Swap:                  0 kB
+7f20-7f30 r--p 00020000 08:01 5 /usr/lib/libtorch_cpu.so
+Anonymous:             0 kB
+Swap:                  8 kB
+7f30-7f40 rw-p 00030000 08:01 5 /usr/lib/libtorch_cpu.so
+Anonymous:             0 kB
+Swap:                  0 kB
+7f40-7f50 r-xp 00000000 08:01 6 /usr/lib/libc.so
+Anonymous:             0 kB
+Swap:                  0 kB
+"""
+
+
+def test_pages_that_differ_from_their_file_are_kept_in_memory_or_swapped_out():
+    assert resident.file_mappings(SMAPS) == ((0x7F00, 0x7F10),)

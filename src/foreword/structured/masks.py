@@ -4,7 +4,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from threading import Condition, Event, Lock, Thread, get_native_id
 from time import monotonic, thread_time
 from typing import TYPE_CHECKING, TypeVar
@@ -144,5 +144,15 @@ def yield_to_passes() -> None:
 
 def in_yielding_thread(work: Callable[[], T]) -> T:
     """Run `work` in a low-priority thread and return its result; a priority cannot be raised again."""
-    with ThreadPoolExecutor(1, "foreword-grammar", initializer=yield_to_passes) as pool:
-        return pool.submit(work).result()
+    result: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            yield_to_passes()
+            result.set_result(work())
+        except BaseException as error:
+            result.set_exception(error)
+
+    # Not an executor's thread: an interrupt, and the process's end, would wait for it.
+    Thread(target=run, name="foreword-grammar", daemon=True).start()
+    return result.result()

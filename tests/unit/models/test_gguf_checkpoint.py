@@ -164,6 +164,7 @@ def test_linear_scaling(tmp_path):
         ({"llama__rope__scaling__factor": 2.0, "llama__rope__scale_linear": 4.0}, LinearRopeScaling(2.0)),
         ({"llama__rope__scaling__factor": 2.0, "llama__rope__scaling__type": "none"}, None),
         ({"llama__rope__scale_linear": 1.0}, None),
+        ({"llama__rope__scaling__type": "linear"}, LinearRopeScaling(1.0)),
     ],
 )
 def test_a_scaling_factor_without_a_kind_is_linear(hf_models, tmp_path, metadata, expected):

@@ -320,6 +320,13 @@ def test_eight_bits_without_their_group_size_are_refused(tmp_path: Path):
         open_head(tmp_path / "small").load("fc.weight")
 
 
+def test_floats_beside_an_unknown_quantization_are_not_packed(tmp_path: Path):
+    """A head's config may have been copied from a target that is quantised by any method."""
+    head = open_head(saved(tmp_path / "head", quantization_config={"quant_method": "bitsandbytes"}))
+    assert head.kept("fc.weight") is None
+    assert head.load("fc.weight").isfinite().all()
+
+
 @pytest.mark.parametrize(
     ("kind", "shapes"),
     [

@@ -1,5 +1,7 @@
 """Blocks of 32 columns with exactly the weights of a packed matrix in safetensors."""
 
+from collections.abc import Callable
+
 import torch
 
 from foreword.models.formats.checkpoint import Checkpoint, GroupedTensor, PackedTensor, QuantizedTensor
@@ -11,19 +13,22 @@ _MIDDLE = 8  # the level of zero in Q4_0
 
 def packed_blocks(checkpoint: Checkpoint, name: str) -> QuantizedTensor | None:
     """Return a matrix of GPTQ, AWQ or compressed-tensors in 4 bits as blocks; None: it must be unpacked."""
-    if not isinstance(checkpoint, HfCheckpoint):
-        return None
+    return readable_blocks(checkpoint.kept, name) if isinstance(checkpoint, HfCheckpoint) else None
+
+
+def readable_blocks(kept: Callable[[str], PackedTensor | None], name: str) -> QuantizedTensor | None:
+    """Return a packed matrix as blocks; None also for inconsistent parts: unpacking says so in one line."""
     try:
-        return as_blocks(checkpoint.kept(name))
+        return as_blocks(kept(name))
     except (RuntimeError, ValueError, IndexError):
-        return None  # inconsistent parts: unpacking says so in one line
+        return None
 
 
 def as_blocks(kept: PackedTensor | None) -> QuantizedTensor | None:
     """Return codes and scales as Q4_0, or as Q4_Z where a group has its own level of zero.
 
     A Q4_Z block is a half-precision scale, the level of zero in a byte, and 16 bytes of levels. None: columns in
-    another order, groups that are not whole blocks, or scales that half precision does not hold.
+    another order, groups that are not whole blocks, or scales that are not finite in half precision and equal there.
     """
     if not isinstance(kept, GroupedTensor) or kept.floats or kept.order is not None:
         return None
@@ -31,7 +36,7 @@ def as_blocks(kept: PackedTensor | None) -> QuantizedTensor | None:
     if columns % (groups * _COLUMNS):
         return None
     scales = kept.scales.to(torch.float16)
-    if not torch.equal(scales.float(), kept.scales.float()):
+    if not torch.equal(scales.float(), kept.scales.float()) or not bool(scales.isfinite().all()):
         return None
     blocks = columns // groups // _COLUMNS  # of a group
     parts = [scales.repeat_interleave(blocks, dim=1).unsqueeze(-1).view(torch.uint8)]

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from foreword.backends.batch import Ints
-from foreword.backends.cpu.grouped import as_blocks
+from foreword.backends.cpu.grouped import readable_blocks
 from foreword.backends.cpu.kv_store import CpuKvStore
 from foreword.backends.cpu.packing import BLOCK_KINDS, WeightForm, rotated_group
 from foreword.backends.cpu.weights import load_experts
@@ -39,7 +39,7 @@ def _layer_blocks(head: Head) -> dict[str, QuantizedTensor]:
     found: dict[str, QuantizedTensor] = {}
     for name, shape in head.spec.shapes.items():
         if name.startswith("layers.") and len(shape) == 2:
-            blocks = as_blocks(head.kept(name))
+            blocks = readable_blocks(head.kept, name)
             if blocks is None:
                 return {}
             found[name] = blocks
@@ -80,7 +80,7 @@ class HeadPacker:
         """Return the target's output rows, or a matrix of a head in 4 bits, as the files have them."""
         blocks = self._head.blocks(name) or self._packed.get(name)
         if blocks is None and self._packed:
-            blocks = as_blocks(self._head.kept(name))
+            blocks = readable_blocks(self._head.kept, name)
         return blocks if blocks is not None and blocks.kind in BLOCK_KINDS else None
 
     def _rounded(self, name: str) -> "_native.PackedMatrix":

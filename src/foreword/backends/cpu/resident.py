@@ -9,6 +9,7 @@ from pathlib import Path
 
 _MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S+) \S+ \S+ \S+\s*(.*)")
 _SMAPS = Path("/proc/self/smaps")
+_OWN_PAGES = ("Anonymous:", "Swap:")
 _LIBRARY = "libtorch"  # by far the largest libraries; most of what starting them reads is never read again
 
 
@@ -31,18 +32,23 @@ def release_unused() -> None:
 def _torch_mappings() -> tuple[tuple[int, int], ...]:
     """Return the address ranges of the libraries that hold nothing but what is in their files."""
     try:
-        lines = _SMAPS.read_text(encoding="utf-8", errors="replace").splitlines()
+        return file_mappings(_SMAPS.read_text(encoding="utf-8", errors="replace"))
     except OSError:
         return ()
-    mappings: list[tuple[int, int]] = []
+
+
+def file_mappings(smaps: str) -> tuple[tuple[int, int], ...]:
+    """Return the library's read-only mappings without pages of the process's own, in memory or swapped out.
+
+    Relocated pages are such: they could not be read from the file again.
+    """
+    mappings: dict[tuple[int, int], bool] = {}
     found: tuple[int, int] | None = None
-    for line in lines:
+    for line in smaps.splitlines():
         if (match := _MAPPING.fullmatch(line)) is not None:
             begin, end, access, name = match.groups()
             is_library = _LIBRARY in Path(name).name and "w" not in access
             found = (int(begin, 16), int(end, 16)) if is_library else None
-        elif found is not None and line.split() == ["Anonymous:", "0", "kB"]:
-            mappings.append(
-                found
-            )  # relocated pages are anonymous: they could not be read from the file again
-    return tuple(mappings)
+        elif found is not None and line.startswith(_OWN_PAGES):
+            mappings[found] = mappings.get(found, True) and line.split()[1] == "0"
+    return tuple(place for place, is_unchanged in mappings.items() if is_unchanged)

@@ -129,9 +129,10 @@ class HeadFiles:
 
     def kept(self, name: str) -> PackedTensor | None:
         """Return a matrix of a quantised checkpoint as stored; None: it must be unpacked, or is not packed."""
-        scheme = None if _is_ours(self.config.get("quantization_config")) else scheme_of(self.fields)
         names = [name + end for end in PARTS if name + end in self._places]
-        if scheme is None or not names:
+        if not names or _is_ours(self.config.get("quantization_config")):
+            return None  # a config copied from the target may name a scheme that these floats do not have
+        if (scheme := scheme_of(self.fields)) is None:
             return None
         parts = {part.rpartition(".")[2]: self.stored(part) for part in names}
         return scheme.keep(parts) if set(scheme.needed) <= parts.keys() else None

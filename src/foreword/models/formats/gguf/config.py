@@ -216,7 +216,9 @@ def _rope_scaling(file: GgufFile, fields: ConfigFields) -> dict[str, Any] | None
         }
     if kind == "none":
         return None
-    return {"rope_type": kind, "factor": factor} | (_yarn(fields) if kind == "yarn" else {})
+    if kind == "linear":
+        return {"rope_type": kind, "factor": factor or 1.0}
+    return {"rope_type": kind, "factor": factor} | _yarn(fields)
 
 
 def _yarn(fields: ConfigFields) -> dict[str, Any]:
