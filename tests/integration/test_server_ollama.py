@@ -237,6 +237,18 @@ def test_options_that_are_no_sampling_are_ignored_by_name(server):
     assert answer.headers["X-Foreword-Ignored-Fields"] == "options.num_ctx"
 
 
+def test_options_choose_neither_the_model_nor_a_stream(server):
+    options = {"model": "other", "stream": True, "num_predict": 2}
+    body = {"model": "tiny", "messages": MESSAGES, "stream": False, "options": options}
+    with server.http() as http:
+        answer = http.post("/api/chat", json=body)
+        absent = http.post("/api/chat", json=body | {"model": "absent"})
+    assert answer.status_code == 200
+    assert answer.json()["done"]
+    assert answer.headers["X-Foreword-Ignored-Fields"] == "options.model, options.stream"
+    assert "options" not in absent.json()["error"]
+
+
 def test_keys_and_failures_within_a_stream(tiny_model):
     engine = FakeEngine(step_seconds=0.01)
     with local_server(tiny_model, ServerSettings("tiny", api_keys=("secret",)), engine) as server:

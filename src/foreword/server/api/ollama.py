@@ -30,6 +30,9 @@ RAW: AnswerRoute[OllamaCompletion] = AnswerRoute(OllamaCompletion, completion_jo
 _OPTIONS = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
 """Ollama's names of sampling parameters that differ here."""
 
+_OPTION_FIELDS = {"max_tokens", *SamplingFields.model_fields, *GENERATING} - {"model", "stream"}
+"""What `options` can set; they choose neither the model nor the form of the answer."""
+
 _MODELS = "this server has one model, which it was started with"
 _NOT_HERE = {
     "/embed": "this server generates text and has no embeddings",
@@ -202,10 +205,11 @@ def _add_options(options: Json, body: Json, field_names: dict[str, str]) -> None
     """Move sampling parameters to the top level; others are ignored under their own names."""
     for given, entry in options.items():
         name = _OPTIONS.get(given, given)
-        is_known = name == "max_tokens" or name in SamplingFields.model_fields or name in GENERATING
         is_none = entry in (-1, -2) and given in ("num_predict", "seed")
-        if not is_none:
-            body[name if is_known else f"options.{given}"] = entry
+        if name not in _OPTION_FIELDS:
+            body[f"options.{given}"] = entry
+        elif not is_none:
+            body[name] = entry
             field_names[name] = f"options.{given}"
 
 
