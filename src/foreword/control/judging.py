@@ -115,5 +115,6 @@ class Comparison:
 
     def _ended(self) -> None:
         """Count a draft that ended although all its levels with a net benefit were accepted."""
-        if self.kept < self.requested:
-            self.fit.estimate.counts.ended_at(min(self.level, self.kept))
+        level = min(self.level, self.kept)
+        if level < self.requested:
+            self.fit.estimate.counts.ended_at(level)

@@ -107,10 +107,11 @@ def test_a_draft_ends_too_early_only_where_all_of_it_was_right(text: list[int], 
     assert sum(count > 0 for count in found.counts.ended) == ended
 
 
-def test_a_tree_ends_where_the_text_leaves_it_through_a_leaf():
+@pytest.mark.parametrize("requested", [4, 2])
+def test_a_tree_ends_where_the_text_leaves_it_through_a_leaf(requested: int):
     found = pair()
     tree = Draft((1, 2, 3), (-1, -1, 1), 0)
-    Comparison(RequestFit(found), tree, requested=4, kept=2).follow([1, 9, 9])
+    Comparison(RequestFit(found), tree, requested, kept=2).follow([1, 9, 9])
     assert [level for level, count in enumerate(found.counts.ended) if count] == [1]
 
 
