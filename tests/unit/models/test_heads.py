@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from foreword.backends.cpu.grouped import readable_blocks
 from foreword.errors import CheckpointError, ForewordError, RequestError
 from foreword.models.config import AttentionSpec, LayerSpec, MlpSpec, ModelConfig, NormSpec, RopeSpec
 from foreword.models.formats.checkpoint import open_checkpoint
@@ -318,6 +319,21 @@ def test_eight_bits_without_their_group_size_are_refused(tmp_path: Path):
     file.write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match="group_size is missing"):
         open_head(tmp_path / "small").load("fc.weight")
+
+
+@pytest.mark.parametrize("short", [["_packed"], ["_scale"], ["_packed", "_scale"]])
+def test_four_bits_without_all_their_rows_are_refused(tmp_path: Path, short: list[str]):
+    plain = saved(tmp_path / "head", TinyHead(VOCAB, draft_vocab=40, inner=128).eagle3())
+    quantize_head(open_head(plain), tmp_path / "small", 4)
+    file = next((tmp_path / "small").glob("*.safetensors"))
+    tensors = load_file(file)
+    for end in short:
+        tensors[f"fc.weight{end}"] = tensors[f"fc.weight{end}"][:-1].contiguous()
+    save_file(tensors, file)
+    head = open_head(tmp_path / "small")
+    assert readable_blocks(head.kept, "fc.weight") is None
+    with pytest.raises(CheckpointError, match=r"fc\.weight"):
+        list(head.pieces("fc.weight", HIDDEN // 2 - 1))
 
 
 def test_floats_beside_an_unknown_quantization_are_not_packed(tmp_path: Path):

@@ -113,14 +113,20 @@ class HeadFiles:
             raise CheckpointError(
                 f"{self.path}: tensor {name} has scales of an unknown form; use another head"
             )
-        return unpacked(scheme, parts, name, self.path)
+        found = unpacked(scheme, parts, name, self.path)
+        if self._rows is None and tuple(found.shape) != self._places[name].shape:
+            raise CheckpointError(
+                f"{self.path}: tensor {name} has shape {tuple(found.shape)}, "
+                f"its file says {self._places[name].shape}; get it again"
+            )
+        return found
 
     def pieces(self, name: str, rows: int) -> Iterator[Tensor]:
         """Yield a matrix in float32, dequantised, in pieces of at most `rows` rows that are read one by one."""
         count = self._places[name].shape[0]
-        scale = self._places.get(name + SCALE)
-        if name + "_scale_inv" in self._places or (scale is not None and scale.shape[:1] != (count,)):
-            yield from row_pieces(self.load(name), rows)  # scales are not by row
+        parts = [self._places[name + end] for end in (PACKED, SCALE) if name + end in self._places]
+        if name + "_scale_inv" in self._places or any(part.shape[:1] != (count,) for part in parts):
+            yield from row_pieces(self.load(name), rows)  # scales are not by row, or the file is damaged
             return
         for begin in range(0, count, rows):
             view = copy(self)
@@ -135,7 +141,8 @@ class HeadFiles:
         if (scheme := scheme_of(self.fields)) is None:
             return None
         parts = {part.rpartition(".")[2]: self.stored(part) for part in names}
-        return scheme.keep(parts) if set(scheme.needed) <= parts.keys() else None
+        kept = scheme.keep(parts) if set(scheme.needed) <= parts.keys() else None
+        return kept if kept is not None and kept.shape == self._places[name].shape else None
 
     def packed(self, name: str) -> PackedMatrix | None:
         """Return a matrix of our own 8-bit heads as stored; None: it is not one."""
