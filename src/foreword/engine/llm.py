@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import Unpack
 
 from foreword.acceptance.params import SamplingParams
 from foreword.drafters.config import SpeculationConfig, SpeculationSetting
@@ -192,16 +192,33 @@ class LLM:
             requests.append(replace(new, priority=priorities[index], deadline_ms=deadline_ms))
         return self._run(listed, requests, on_text)
 
-    def chat(
+    def chat(  # noqa: PLR0913 - vLLM's names
         self,
         messages: Messages | Sequence[Messages],
         params: ParamsChoice = None,
-        **options: Any,  # noqa: ANN401 - those of `generate`
+        *,
+        sampling_params: ParamsChoice = None,
+        speculation: SpeculationSetting | Sequence[SpeculationSetting] = None,
+        prediction: Prediction | Sequence[Prediction] = None,
+        lora_request: LoraChoice = None,
+        priority: int | Sequence[int] = 0,
+        deadline_ms: float | None = None,
+        on_text: OnText | None = None,
     ) -> list[RequestOutput]:
-        """Generate answers for one conversation or several; `options` are those of `generate`."""
+        """Generate answers for one conversation or several; the options are those of `generate`."""
         listed = [messages] if messages and isinstance(messages[0], Mapping) else messages
         encoded = [self.tokenizer.encode_chat(conversation) for conversation in listed]  # type: ignore[arg-type]
-        return self.generate([{"prompt_token_ids": ids} for ids in encoded], params, **options)
+        return self.generate(
+            [{"prompt_token_ids": ids} for ids in encoded],
+            params,
+            sampling_params=sampling_params,
+            speculation=speculation,
+            prediction=prediction,
+            lora_request=lora_request,
+            priority=priority,
+            deadline_ms=deadline_ms,
+            on_text=on_text,
+        )
 
     def encode(
         self, prompt: Prompt, raw: bool = False, parse_special: bool = True, suffix: str | None = None
