@@ -209,7 +209,7 @@ def test_a_file_where_a_directory_should_be_is_told_before_any_work(
 ):
     (tmp_path / "FILE").write_text("mine", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(session, "Workplace", None)
+    monkeypatch.setattr(session, "TrainingTarget", None)
     with pytest.raises(RequestError, match="FILE is a file; give another path"):
         _here("train", *arguments, "-m", model)
     assert [path.name for path in tmp_path.iterdir()] == ["FILE"]

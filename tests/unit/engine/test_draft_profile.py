@@ -68,7 +68,7 @@ def test_the_first_step_already_knows_what_levels_cost(tmp_path: Path):
     assert costs.knows_calls("ngram")
     for levels in (1, 2, 3):
         assert costs.draft_seconds("ngram", levels) == pytest.approx(CALL + LEVEL * levels, rel=0.05)
-    assert max(world.drafter.depths) == 3  # never deeper than it may be asked
+    assert max(world.drafter.depths) <= 3  # never deeper than it may be asked
 
 
 def test_an_engine_is_none_the_wiser(tmp_path: Path):
