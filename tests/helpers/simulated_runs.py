@@ -5,10 +5,10 @@ from dataclasses import asdict, dataclass, field, replace
 from statistics import median
 from typing import Any
 
-from foreword.bench.batch import run_batch
-from foreword.bench.draft_nodes import LinkReport
+from foreword.bench.batch_runs import run_batch
 from foreword.bench.drafters.measure import BenchSettings, DrafterBench
 from foreword.bench.drafters.summary import ALL, summarise
+from foreword.bench.link import LinkReport
 from foreword.bench.methods import Method
 from foreword.bench.prompts import BenchPrompt
 from foreword.bench.step_cost import measure_step_cost

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from foreword import LLM
-from foreword.bench.batch import measure_batches, run_batch
+from foreword.bench.batch import measure_batches
+from foreword.bench.batch_runs import run_batch
 from foreword.errors import RequestError
 
 

@@ -10,6 +10,7 @@ import pytest
 from foreword.bench import contestants as listed
 from foreword.bench.compare import PeerAnswer, Race
 from foreword.bench.contestants import Contestant, PeerKind
+from foreword.bench.ledger import restored
 from helpers.command_line import assert_one_line_error, foreword, refusal
 
 
@@ -77,7 +78,7 @@ def test_an_interrupted_race_continues_and_an_engine_that_fails_is_left_out(monk
     assert [(one.contestant, one.prompt) for one in answers[1:]] == [("counting plain", 1)]
     assert kept == answers[1:]
     assert absent == ["counting dies: its process ended without an answer"]
-    assert PeerAnswer.from_json(json.loads(json.dumps(asdict(kept[0])))) == kept[0]
+    assert restored(PeerAnswer, json.loads(json.dumps(asdict(kept[0])))) == kept[0]
 
 
 def test_all_engines_get_the_same_threads_and_device(monkeypatch):

@@ -10,14 +10,8 @@ import torch
 from foreword.backends.torch.decoder import TorchDecoder
 from foreword.bench.gpu import speculating
 from foreword.bench.gpu.engines import measure_start
-from foreword.bench.gpu.speculating import (
-    DEPTH,
-    measure_controller,
-    measure_heads,
-    measure_speculation,
-    rate_for,
-    scripted_runs,
-)
+from foreword.bench.gpu.recorded import DEPTH, rate_for, scripted_runs
+from foreword.bench.gpu.speculating import measure_controller, measure_heads, measure_speculation
 from foreword.bench.random_models import SHAPES, random_weights
 from foreword.engine.config import EngineConfig
 from foreword.models.config import ModelConfig

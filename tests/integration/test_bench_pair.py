@@ -31,9 +31,9 @@ def test_a_copy_of_the_target_is_no_distance_away_and_always_right(tiny_model):
     for row in divergences:
         assert row.found.tv < 1e-4
         assert row.found.coupled > 0.999
-    for run in merged(runs, by_kind=False):
-        if run.rule != PLAIN:
-            assert run.per_position[0] > 0.9, run
+    for row in merged(runs, by_kind=False):
+        if row.rule != PLAIN:
+            assert row.run.per_position[0] > 0.9, row
 
 
 def test_a_noisy_copy_is_some_way_off(tiny_model, noisy):

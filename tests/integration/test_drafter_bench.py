@@ -10,8 +10,9 @@ from foreword.backends.interface import HeadCall
 from foreword.bench import verdict_time
 from foreword.bench.drafters.decode import decode
 from foreword.bench.drafters.measure import PLAIN, BenchSettings, DrafterBench
+from foreword.bench.host_time import WAYS, measure_host_time
 from foreword.bench.methods import parse_methods
-from foreword.bench.overhead import WAYS, measure_host_time, measure_overhead
+from foreword.bench.overhead import measure_overhead
 from foreword.bench.prompts import BenchPrompt
 from foreword.engine.llm import LLM
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from foreword import LLM
-from foreword.bench.draft_nodes import LinkReport, PassCost
+from foreword.bench.link import LinkReport, PassCost
 from foreword.bench.prompts import BenchPrompt, own_prompts
 from helpers.draft_nodes import asking, remote_of
 from helpers.drafted_answers import noisy_copy

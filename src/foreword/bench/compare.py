@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +13,6 @@ from time import sleep
 from typing import Any, cast
 
 from foreword.bench.contestants import KINDS, OURS, PLAIN, Contestant, engine_environment
-from foreword.bench.drafters.decode import restored
 from foreword.bench.peers import CACHE
 from foreword.bench.pictures import new_figure, save_figure
 from foreword.bench.skeleton import Interval, bootstrap, take_turns
@@ -47,11 +46,6 @@ class PeerAnswer:
     def tokens_per_second(self) -> float:
         """Tokens per second after the first tokens."""
         return (self.tokens - self.first_tokens) / max(self.seconds - self.first_seconds, 1e-9)
-
-    @staticmethod
-    def from_json(value: Mapping[str, Any]) -> "PeerAnswer":
-        """Restore from JSON; raise ValueError if invalid."""
-        return restored(PeerAnswer, value)
 
 
 class Runner:

@@ -34,6 +34,7 @@ PLAIN = "plain"
 """Label of decoding without a drafter."""
 
 Sample = TypeVar("Sample")
+Item = TypeVar("Item")
 _Found = TypeVar("_Found")
 
 
@@ -66,6 +67,16 @@ def take_turns(
 def stage_of(progress: StageProgress, stage: str, place: int, places: int) -> Progress:
     """Return the progress callback of one of several equally long stages."""
     return lambda done, whole: progress(stage, place * whole + done, places * whole)
+
+
+def staged(
+    items: Iterable[Item], progress: StageProgress, name: Callable[[Item], str] = str
+) -> Iterator[Item]:
+    """Yield the items; each is one stage of the progress, with this name."""
+    every = list(items)
+    for place, item in enumerate(every):
+        progress(name(item), place, len(every))
+        yield item
 
 
 @dataclass(frozen=True)
@@ -123,12 +134,17 @@ Column = str | Callable[[Any], str]
 """A table cell: a format of attributes such as "{.ms:.2f}", or a function."""
 
 
-def table(rows: Iterable[object], columns: Mapping[str, Column], title: str | None = None) -> Table:
-    """Return a table with one line per row; numeric columns are right-aligned."""
-    lines = [
+def cells_of(rows: Iterable[object], columns: Mapping[str, Column]) -> list[list[str]]:
+    """Return the text of every cell, by row."""
+    return [
         [cell.format(row) if isinstance(cell, str) else cell(row) for cell in columns.values()]
         for row in rows
     ]
+
+
+def table(rows: Iterable[object], columns: Mapping[str, Column], title: str | None = None) -> Table:
+    """Return a table with one line per row; numeric columns are right-aligned."""
+    lines = cells_of(rows, columns)
     found = Table(title=title, box=SIMPLE_HEAD, padding=(0, 0, 0, 1), title_justify="left")
     for place, name in enumerate(columns):
         cells = [line[place] for line in lines]
@@ -139,6 +155,11 @@ def table(rows: Iterable[object], columns: Mapping[str, Column], title: str | No
     for line in lines:
         found.add_row(*line)
     return found
+
+
+def ratio(part: float, whole: float) -> float:
+    """Return the quotient; 0 if the divisor is 0."""
+    return part / whole if whole else 0.0
 
 
 def optional(value: float | None, form: str, without: str = "-") -> str:

@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from foreword.acceptance.params import SamplingParams
-from foreword.bench.batch import full_batch
+from foreword.bench.batch_runs import BatchRun, full_batch, measured
 from foreword.bench.skeleton import median_ratio, take_turns
 from foreword.drafters.config import SpeculationSetting
 from foreword.engine.core import EngineCore
@@ -71,14 +71,6 @@ class StructuredCosts:
     mask_share: float  # time that the schema adds to a plain step, as a fraction of the step
 
 
-@dataclass(frozen=True)
-class _Run:
-    tokens_per_second: float
-    tokens_per_pass: float
-    step: float  # seconds
-    beside: float  # seconds per step outside drafting and pass
-
-
 def structured_arms(engine: EngineCore) -> list[StructuredArm]:
     """Return the settings to compare, including the engine's own drafter if any."""
     own = engine.drafters.default_config
@@ -106,14 +98,14 @@ def measure_structured(
     structured = StructuredOutputs(json=LONG_KEYS if schema is None else schema)
     prompts = [tuple(encode(PROMPT.format(number=number + 1))) for number in range(batch)]
 
-    def run(arm: StructuredArm, _: int) -> _Run:
-        return _run(engine, prompts, arm, structured, tokens)
+    def run(arm: StructuredArm, _: int) -> BatchRun:
+        return _run(engine, prompts, arm, structured if arm.has_schema else None, tokens)
 
     settings = structured_arms(engine)
     runs = take_turns({arm.name: partial(run, arm) for arm in settings}, repeats, progress)
     plain = {arm.has_schema: runs[arm.name] for arm in settings if arm.speculation is False}
     added = [
-        (with_it.beside - without.beside) / without.step
+        (_beside_ms(with_it) - _beside_ms(without)) / _step_ms(without)
         for with_it, without in zip(plain[True], plain[False], strict=True)
     ]
     rows = [_row(arm.name, runs[arm.name], plain[arm.has_schema]) for arm in settings]
@@ -124,42 +116,47 @@ def _run(
     engine: EngineCore,
     prompts: Sequence[tuple[int, ...]],
     arm: StructuredArm,
-    structured: StructuredOutputs,
+    structured: StructuredOutputs | None,
     tokens: int,
-) -> _Run:
+) -> BatchRun:
     """Decode until the first answer ends; steps with prompts do not count."""
     params = SamplingParams(
-        temperature=0,
-        max_tokens=tokens,
-        structured=structured if arm.has_schema else None,
-        ignore_eos=not arm.has_schema,
+        temperature=0, max_tokens=tokens, structured=structured, ignore_eos=structured is None
     )
     wanted = [
         NewRequest(f"structured-{place}", prompt, params, speculation=arm.speculation)
         for place, prompt in enumerate(prompts)
     ]
     with full_batch(engine, wanted, engine.step) as requests:
-        had, before, steps = sum(len(r.tokens) for r in requests), engine.seconds, engine.steps
-        while all(request.finish_reason is None for request in requests):
-            engine.step()
-        spent, done = engine.seconds - before, engine.steps - steps
-        if not done:
-            raise RequestError(
-                f"--tokens {tokens}: an answer ended before all prompts were read; "
-                "give more tokens or a smaller --batch"
-            )
-        gained = sum(len(r.tokens) for r in requests) - had
-        beside = spent.total - spent.draft - spent.verify
-        return _Run(gained / spent.total, gained / (done * len(requests)), spent.total / done, beside / done)
+
+        def advance() -> None:
+            while all(request.finish_reason is None for request in requests):
+                engine.step()
+
+        run = measured(engine, requests, advance)
+    if not run.steps:
+        raise RequestError(
+            f"--tokens {tokens}: an answer ended before all prompts were read; "
+            "give more tokens or a smaller --batch"
+        )
+    return run
 
 
-def _row(name: str, runs: Sequence[_Run], plain: Sequence[_Run]) -> StructuredRow:
-    speeds = [run.tokens_per_second for run in runs]
+def _step_ms(run: BatchRun) -> float:
+    return 1e3 * run.spent.total / run.steps
+
+
+def _beside_ms(run: BatchRun) -> float:
+    return 1e3 * (run.spent.total - run.spent.draft - run.spent.verify) / run.steps
+
+
+def _row(name: str, runs: Sequence[BatchRun], plain: Sequence[BatchRun]) -> StructuredRow:
+    speeds, plain_speeds = ([run.tokens / run.spent.total for run in some] for some in (runs, plain))
     return StructuredRow(
         name,
         tokens_per_second=median(speeds),
         tokens_per_pass=median(run.tokens_per_pass for run in runs),
-        step_ms=1e3 * median(run.step for run in runs),
-        beside_ms=1e3 * median(run.beside for run in runs),
-        ratio=median_ratio(speeds, [run.tokens_per_second for run in plain]),
+        step_ms=median(map(_step_ms, runs)),
+        beside_ms=median(map(_beside_ms, runs)),
+        ratio=median_ratio(speeds, plain_speeds),
     )

@@ -10,26 +10,24 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.transfer import HostCopy
 from foreword.backends.batch import ForwardBatch, ForwardOutput, Tap
 from foreword.backends.interface import Decoder, HeadCall, HeadOutput, HeadRunner, KvStore, PendingChains
-from foreword.bench.overhead import CONTEXT, VOCABULARY, FreePasses, prompt, usual_next
+from foreword.bench.host_time import CONTEXT, GROUP, VOCABULARY, FreePasses, add_texts, usual_next
+from foreword.bench.skeleton import staged
 from foreword.control.fixed import FixedPolicy
 from foreword.drafters.heads.eagle import StepwiseHead
 from foreword.drafters.heads.loading import DraftVocabulary, LoadedHead
-from foreword.engine.config import EngineConfig, EngineParts
 from foreword.engine.core import EngineCore
-from foreword.engine.messages import NewRequest
 from foreword.engine.text import Vocabulary
 from foreword.kv.spec import RowSpec
+from foreword.progress import StageProgress
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Drafter, DraftTask
 from foreword.speculation.recovery import StepInFlight
 
 DRAFT_TOKENS = 5
-GROUP = 10
-"""Draft tokens per request and step, and steps timed together."""
+"""Draft tokens per request and step."""
 
 WIDTH = 8
 """Width of hidden states, whose values are not read."""
@@ -55,32 +53,24 @@ class VerdictTime:
 
 
 def measure_verdicts(
-    like: Decoder, batches: Sequence[int], groups: int, on_progress: Callable[[str, int, int], None]
+    like: Decoder, batches: Sequence[int], groups: int, on_progress: StageProgress
 ) -> list[VerdictTime]:
     """Measure drafts of a lookup and of a head that drafts early, with every batch size."""
     drafters: Mapping[str, Callable[[], Drafter]] = {"lookup": KnownDrafts, "head": free_head}
-    found = []
-    for place, batch in enumerate(batches):
-        on_progress(f"verdicts, batch {batch}", place, len(batches))
-        found += [_measure(like, name, make(), batch, groups) for name, make in drafters.items()]
-    return found
+    return [
+        _measure(like, name, make(), batch, groups)
+        for batch in staged(batches, on_progress, "verdicts, batch {}".format)
+        for name, make in drafters.items()
+    ]
 
 
 def _measure(like: Decoder, name: str, drafter: Drafter, batch: int, groups: int) -> VerdictTime:
     most = ((groups + 1) * GROUP + 2) * (DRAFT_TOKENS + 1)
     target = _TappedPasses(like, CONTEXT + most + 1)
-    config = EngineConfig(
-        max_num_seqs=batch,
-        max_num_batched_tokens=batch * (CONTEXT + DRAFT_TOKENS + 1),
-        max_step_seconds=None,
-        max_draft_share=1e9,
-        enable_prefix_caching=False,
-    )
-    parts = EngineParts(config, FixedPolicy(drafter, DRAFT_TOKENS), clock=lambda: target.clock)
+    policy = FixedPolicy(drafter, DRAFT_TOKENS)
+    parts = target.engine_parts(batch, DRAFT_TOKENS, policy, max_draft_share=1e9, enable_prefix_caching=False)
     engine = EngineCore(cast(Decoder, target), Vocabulary(VOCABULARY), parts)
-    params = SamplingParams(temperature=0, max_tokens=most, ignore_eos=True)
-    for index in range(batch):
-        engine.add(NewRequest(f"verdict-{index}", prompt(index), params))
+    add_texts(engine, batch, most)
     steps = _Steps(engine, target, drafter)
     steps.run(GROUP + 1)  # prefill and one-time work
     timed = [steps.run(GROUP) for _ in range(groups)]

@@ -1,6 +1,6 @@
 """What is said of a node's distance."""
 
-from foreword.bench.draft_nodes import LinkReport, PassCost
+from foreword.bench.link import LinkReport, PassCost
 
 
 def report(levels: float, level_ms: float | None) -> LinkReport:

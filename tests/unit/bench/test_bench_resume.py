@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from foreword.bench.drafters.decode import Record
-from foreword.bench.drafters.measure import Ledger
+from foreword.bench.ledger import Ledger
 from foreword.errors import RequestError
 from helpers.bench_runs import record
 
@@ -14,11 +14,11 @@ SETTINGS = {"model": "m", "max_tokens": 64}
 
 def test_what_was_added_is_there_again(tmp_path: Path):
     path = tmp_path / "runs.jsonl"
-    ledger = Ledger(path, SETTINGS, Record.from_json)
+    ledger = Ledger(path, SETTINGS, Record)
     assert ledger.records == []
     for found in (record("a", "1"), record("b", "1", memory_bytes=7)):
         ledger.add(found)
-    assert Ledger(path, SETTINGS, Record.from_json).records == [
+    assert Ledger(path, SETTINGS, Record).records == [
         record("a", "1"),
         record("b", "1", memory_bytes=7),
     ]
@@ -27,24 +27,24 @@ def test_what_was_added_is_there_again(tmp_path: Path):
 @pytest.mark.parametrize("cut", [1, 30, 200])
 def test_a_line_that_was_cut_short_is_measured_again(tmp_path: Path, cut: int):
     path = tmp_path / "runs.jsonl"
-    ledger = Ledger(path, SETTINGS, Record.from_json)
+    ledger = Ledger(path, SETTINGS, Record)
     ledger.add(record("a", "1"))
     ledger.add(record("a", "2"))
     path.write_bytes(path.read_bytes()[:-cut])
-    resumed = Ledger(path, SETTINGS, Record.from_json)
+    resumed = Ledger(path, SETTINGS, Record)
     assert resumed.records == [record("a", "1")]
     resumed.add(record("a", "2"))
-    assert Ledger(path, SETTINGS, Record.from_json).records == [record("a", "1"), record("a", "2")]
+    assert Ledger(path, SETTINGS, Record).records == [record("a", "1"), record("a", "2")]
 
 
 def test_a_file_of_other_settings_is_refused(tmp_path: Path):
     path = tmp_path / "runs.jsonl"
-    Ledger(path, SETTINGS, Record.from_json).add(record("a", "1"))
+    Ledger(path, SETTINGS, Record).add(record("a", "1"))
     before = path.read_bytes()
     with pytest.raises(RequestError, match="max_tokens 64, not 32"):
-        Ledger(path, SETTINGS | {"max_tokens": 32}, Record.from_json)
+        Ledger(path, SETTINGS | {"max_tokens": 32}, Record)
     with pytest.raises(RequestError, match="seed None, not 1"):
-        Ledger(path, SETTINGS | {"seed": 1}, Record.from_json)
+        Ledger(path, SETTINGS | {"seed": 1}, Record)
     assert path.read_bytes() == before
 
 
@@ -53,21 +53,21 @@ def test_a_foreign_file_is_refused_and_left_alone(tmp_path: Path, content: str):
     path = tmp_path / "notes.txt"
     path.write_text(content)
     with pytest.raises(RequestError, match="not a file of this benchmark"):
-        Ledger(path, SETTINGS, Record.from_json)
+        Ledger(path, SETTINGS, Record)
     assert path.read_text() == content
 
 
 def test_a_damaged_line_is_named(tmp_path: Path):
     path = tmp_path / "runs.jsonl"
-    Ledger(path, SETTINGS, Record.from_json).add(record("a", "1"))
+    Ledger(path, SETTINGS, Record).add(record("a", "1"))
     with path.open("a") as file:
         file.write('{"drafter": "a"}\n')
     with pytest.raises(RequestError, match="line 3"):
-        Ledger(path, SETTINGS, Record.from_json)
+        Ledger(path, SETTINGS, Record)
 
 
 def test_a_place_that_cannot_be_written_is_an_error_of_the_user(tmp_path: Path):
     with pytest.raises(RequestError, match="cannot be written"):
-        Ledger(tmp_path / "no" / "such" / "folder.jsonl", SETTINGS, Record.from_json)
+        Ledger(tmp_path / "no" / "such" / "folder.jsonl", SETTINGS, Record)
     with pytest.raises(RequestError, match="cannot be used"):
-        Ledger(tmp_path, SETTINGS, Record.from_json)
+        Ledger(tmp_path, SETTINGS, Record)

@@ -6,6 +6,7 @@ from xml.etree import ElementTree
 import pytest
 
 from foreword.bench.drafters.grid import GridRecord, cpu_speedups, grid_page, speedups
+from foreword.bench.ledger import restored
 
 PLAIN = GridRecord("plain", "chat", 0.0, 4, 8, 400, 400, 20.0, 0.0, 18.0, 1.0, 9.0, 11.0)
 GUESSED = replace(
@@ -33,9 +34,9 @@ def test_rates_and_costs_follow_from_a_record():
 
 
 def test_a_record_is_read_back():
-    assert GridRecord.from_json(asdict(GUESSED) | {"drafted_per_position": [100, 100]}) == GUESSED
+    assert restored(GridRecord, asdict(GUESSED) | {"drafted_per_position": [100, 100]}) == GUESSED
     with pytest.raises(ValueError, match="not a measurement"):
-        GridRecord.from_json({"drafter": "x"})
+        restored(GridRecord, {"drafter": "x"})
 
 
 def test_the_page_needs_nothing_else_and_escapes_names():

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from foreword.bench.draft_nodes import LinkReport, PassCost
+from foreword.bench.link import LinkReport, PassCost
 from foreword.errors import RequestError
 from foreword.simulate.calibration import Calibration, acceptance_of, calibrate, with_link
 from foreword.simulate.scenario import ILLUSTRATIVE, PassTimes

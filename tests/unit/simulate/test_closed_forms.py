@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from foreword.bench.draft_nodes import LinkReport, PassCost
+from foreword.bench.link import LinkReport, PassCost
 from foreword.bench.theory import FLAT, DraftingCost, RelativeStepCurve, predict
 from foreword.simulate.scenario import (
     AcceptanceCurve,

@@ -7,7 +7,7 @@ from itertools import count
 from time import perf_counter
 
 from foreword.acceptance.params import SamplingParams
-from foreword.bench.batch import full_batch
+from foreword.bench.batch_runs import full_batch
 from foreword.bench.skeleton import (
     PLAIN,
     BestFixed,

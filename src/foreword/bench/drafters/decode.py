@@ -1,11 +1,11 @@
 """Decodes one prompt and records tokens, passes and times."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from time import perf_counter, process_time
-from typing import Any, TypeVar
 
 from foreword.acceptance.params import SamplingParams
+from foreword.bench.skeleton import ratio
 from foreword.drafters.config import SpeculationSetting
 from foreword.engine.core import EngineCore
 from foreword.engine.messages import NewRequest
@@ -21,8 +21,6 @@ _PASSES_PER_READ = 16
 
 _TIMES = ("seconds", "draft_seconds", "verify_seconds", "accept_seconds", "cpu_seconds")
 
-_T = TypeVar("_T")
-
 
 def summed(lists: Sequence[Sequence[int]]) -> tuple[int, ...]:
     """Add lists element-wise; they may differ in length."""
@@ -30,29 +28,31 @@ def summed(lists: Sequence[Sequence[int]]) -> tuple[int, ...]:
     return tuple(sum(values[place] for values in lists if place < len(values)) for place in range(width))
 
 
-def ratio(part: float, whole: float) -> float:
-    """Return the quotient; 0 if the divisor is 0."""
-    return part / whole if whole else 0.0
+class DecodeFigures:
+    """Ratios of the counts and times of decoding."""
 
+    tokens: int
+    passes: int
+    seconds: float
+    drafted_per_position: tuple[int, ...]
+    accepted_per_position: tuple[int, ...]
 
-def restored(kind: type[_T], value: Mapping[str, Any], **given: object) -> _T:
-    """Restore a dataclass from JSON: lists become tuples, missing fields get their defaults; raise ValueError."""
-    try:
-        found = {
-            field.name: value[field.name]
-            if field.default is MISSING
-            else value.get(field.name, field.default)
-            for field in fields(kind)  # type: ignore[arg-type]
-            if field.name not in given
-        }
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"not a measurement: {error}") from None
-    plain = {name: tuple(item) if isinstance(item, list) else item for name, item in found.items()}
-    return kind(**plain, **given)
+    @property
+    def tokens_per_second(self) -> float:
+        return ratio(self.tokens, self.seconds)
+
+    @property
+    def tokens_per_pass(self) -> float:
+        return ratio(self.tokens, self.passes)
+
+    @property
+    def per_position(self) -> list[float]:
+        """Fraction of drafts accepted up to each position."""
+        return list(map(ratio, self.accepted_per_position, self.drafted_per_position))
 
 
 @dataclass(frozen=True)
-class DecodeRun:
+class DecodeRun(DecodeFigures):
     """One answer. Counts and times are of decoding, without prefill."""
 
     tokens: int  # committed
@@ -87,19 +87,6 @@ class DecodeRun:
     def device_seconds(self) -> float:
         """Seconds of drafting, target passes and acceptance."""
         return self.draft_seconds + self.verify_seconds + self.accept_seconds
-
-    @property
-    def tokens_per_second(self) -> float:
-        return ratio(self.tokens, self.seconds)
-
-    @property
-    def tokens_per_pass(self) -> float:
-        return ratio(self.tokens, self.passes)
-
-    @property
-    def per_position(self) -> list[float]:
-        """Fraction of drafts accepted up to each position."""
-        return list(map(ratio, self.accepted_per_position, self.drafted_per_position))
 
 
 def decode(
@@ -197,12 +184,6 @@ class Record:
         """Tokens per second relative to plain decoding; 1 for an answer without decoding."""
         plain, own = self.plain, self.speculative
         return own.tokens_per_second / plain.tokens_per_second if own.seconds and plain.tokens else 1.0
-
-    @staticmethod
-    def from_json(value: Mapping[str, Any]) -> "Record":
-        """Restore from JSON; raise ValueError if invalid."""
-        runs = {name: restored(DecodeRun, value.get(name, {})) for name in ("speculative", "plain")}
-        return restored(Record, value, **runs)
 
 
 def cpu_speedup(records: Iterable[Record]) -> float | None:

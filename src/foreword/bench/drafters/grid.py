@@ -1,19 +1,18 @@
 """Compares drafters by category, temperature and concurrency."""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle, groupby, islice
 from statistics import median
 from time import perf_counter, process_time
-from typing import Any
 
 from foreword.acceptance.params import SamplingParams
-from foreword.bench.drafters.decode import ratio, restored, summed
+from foreword.bench.drafters.decode import DecodeFigures, summed
 from foreword.bench.methods import Method, MethodBench
 from foreword.bench.pictures import Lines, chart, colours_of, html_page, section
 from foreword.bench.prompts import BenchPrompt
-from foreword.bench.skeleton import PLAIN, optional
+from foreword.bench.skeleton import PLAIN, Column, cells_of, optional, ratio, staged
 from foreword.engine.llm import LLM
 from foreword.engine.messages import NewRequest
 from foreword.engine.requests.accounting import Accounting
@@ -32,9 +31,12 @@ class GridCell:
     temperature: float
     concurrency: int
 
+    def __str__(self) -> str:
+        return f"{self.category}, temperature {self.temperature:g}, {self.concurrency} at once"
+
 
 @dataclass(frozen=True)
-class GridRecord:
+class GridRecord(DecodeFigures):
     """One drafter in one cell, with prefill."""
 
     drafter: str
@@ -63,30 +65,12 @@ class GridRecord:
         return self.drafter, self.cell
 
     @property
-    def tokens_per_pass(self) -> float:
-        return self.tokens / max(self.passes, 1)
-
-    @property
-    def tokens_per_second(self) -> float:
-        return self.tokens / self.seconds
-
-    @property
     def acceptance(self) -> float:
         return ratio(sum(self.accepted_per_position), sum(self.drafted_per_position))
-
-    @property
-    def per_position(self) -> list[float]:
-        """Fraction of drafts accepted up to each position."""
-        return list(map(ratio, self.accepted_per_position, self.drafted_per_position))
 
     def cost_per_million(self, cost_per_hour: float) -> float:
         """Return the cost of a million tokens on a machine with this price per hour."""
         return cost_per_hour / 3600 * self.seconds / self.tokens * 1e6
-
-    @staticmethod
-    def from_json(value: Mapping[str, Any]) -> "GridRecord":
-        """Restore from JSON; raise ValueError if invalid."""
-        return restored(GridRecord, value)
 
 
 @dataclass(frozen=True)
@@ -115,12 +99,12 @@ class GridBench(MethodBench):
         """Measure every drafter and plain decoding, interleaved, in every unknown cell."""
         have = {record.key for record in known}
         wanted = [(label, cell) for cell in cells for label in self._speculation if (label, cell) not in have]
-        for number, (label, cell) in enumerate(wanted):
-            stage = f"{label}, {cell.category}, temperature {cell.temperature:g}, {cell.concurrency} at once"
-            progress(stage, number, len(wanted))
+        warm = False
+        for label, cell in staged(wanted, progress, lambda one: f"{one[0]}, {one[1]}"):
             ids = [self._llm.encode(prompt.text) for prompt in prompts if prompt.category == cell.category]
-            if number == 0:
-                self._run(label, GridCell(cell.category, 0.0, 1), ids[:1])  # warm-up
+            if not warm:
+                self._run(label, GridCell(cell.category, 0.0, 1), ids[:1])
+                warm = True
             yield self._run(label, cell, ids)
 
     def _run(self, label: str, cell: GridCell, prompts: Sequence[Sequence[int]]) -> GridRecord:
@@ -233,19 +217,19 @@ def _page_section(
         chart("cost of a million tokens by requests at once", costs, colours),
         chart(f"accepted up to draft token k, {alone} at once", places, colours),
     ]
-    columns: dict[str, Callable[[GridRecord], str]] = {
-        "drafter": lambda r: r.drafter,
-        "at once": lambda r: str(r.concurrency),
+    columns: dict[str, Column] = {
+        "drafter": "{.drafter}",
+        "at once": "{.concurrency}",
         "α": lambda r: "" if r.drafter == PLAIN else f"{r.acceptance:.0%}",
-        "τ": lambda r: f"{r.tokens_per_pass:.2f}",
-        "tokens/s": lambda r: f"{r.tokens_per_second:.1f}",
+        "τ": "{.tokens_per_pass:.2f}",
+        "tokens/s": "{.tokens_per_second:.1f}",
         "speed-up": lambda r: optional(ratios.get(r.key), ".2f", ""),
         "by CPU time": lambda r: optional(by_cpu.get(r.key), ".2f", ""),
-        "latency p50": lambda r: f"{r.latency_p50:.2f} s",
+        "latency p50": "{.latency_p50:.2f} s",
         "draft": lambda r: f"{r.draft_seconds / r.seconds:.0%}",
         "verify": lambda r: f"{r.verify_seconds / r.seconds:.0%}",
         "accept": lambda r: f"{r.accept_seconds / r.seconds:.0%}",
         "cost per million": lambda r: f"{r.cost_per_million(cost_per_hour):.3g}",
     }
-    rows = [[cell(record) for cell in columns.values()] for record in records]
-    return section(f"{category}, temperature {temperature:g}", charts, list(columns), rows)
+    title = f"{category}, temperature {temperature:g}"
+    return section(title, charts, list(columns), cells_of(records, columns))

@@ -1,12 +1,9 @@
-"""Decodes every prompt plainly and with every drafter, interleaved, and stores results in a file."""
+"""Decodes every prompt plainly and with every drafter, interleaved."""
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from statistics import median_low
-from typing import Any, Generic, TypeVar
 
 from foreword.acceptance.params import SamplingParams
 from foreword.bench.drafters.decode import DecodeRun, Record, decode
@@ -15,74 +12,6 @@ from foreword.bench.prompts import BenchPrompt
 from foreword.bench.skeleton import PLAIN, take_turns
 from foreword.engine.llm import LLM
 from foreword.errors import RequestError
-
-R = TypeVar("R")
-"""A measurement: a dataclass."""
-
-_BEFORE = {"ignore_eos": True}
-"""Settings of files that do not state them."""
-
-
-class Ledger(Generic[R]):
-    """A file with one JSON line for the settings and one per measurement."""
-
-    def __init__(
-        self, path: Path, settings: Mapping[str, Any], parse: Callable[[Mapping[str, Any]], R]
-    ) -> None:
-        """Open a file with the same settings, or create one; other settings are refused.
-
-        `parse` restores a measurement or raises `ValueError`.
-        """
-        self._path = path
-        self.records: list[R] = []
-        lines = self._complete_lines()
-        if not lines:
-            self._append({"settings": settings})
-            return
-        self._check_settings(lines[0], settings)
-        for number, line in enumerate(lines[1:], start=2):
-            try:
-                self.records.append(parse(json.loads(line)))
-            except ValueError as error:
-                raise RequestError(f"{path}, line {number} is no measurement: {error}") from None
-
-    def add(self, record: R) -> None:
-        """Append a measurement durably."""
-        self._append(asdict(record))  # type: ignore[call-overload]
-        self.records.append(record)
-
-    def _complete_lines(self) -> list[str]:
-        """Return the file's lines; remove an incomplete last one."""
-        try:
-            content = self._path.read_text(encoding="utf-8") if self._path.exists() else ""
-            complete = content[: content.rfind("\n") + 1]
-            if complete != content:
-                self._path.write_text(complete, encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise RequestError(f"--resume {self._path} cannot be used: {error}") from None
-        return complete.splitlines()
-
-    def _check_settings(self, line: str, settings: Mapping[str, Any]) -> None:
-        try:
-            found = json.loads(line)["settings"]
-            found.keys()
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise RequestError(f"--resume {self._path} is not a file of this benchmark") from None
-        found = {key: value for key, value in _BEFORE.items() if key in settings} | found
-        for key in sorted(settings.keys() | found.keys()):
-            if settings.get(key) != found.get(key):
-                raise RequestError(
-                    f"--resume {self._path} was measured with {key} {found.get(key)!r}, "
-                    f"not {settings.get(key)!r}; use the same settings or another file"
-                )
-
-    def _append(self, value: Mapping[str, Any]) -> None:
-        try:
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(value) + "\n")
-        except OSError as error:
-            raise RequestError(f"--resume {self._path} cannot be written: {error}") from None
-
 
 OnProgress = Callable[[str, int, int, str], None]
 """Called with (category, prompts done, prompts, drafter) before every answer."""

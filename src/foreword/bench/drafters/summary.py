@@ -11,9 +11,10 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from foreword.bench.drafters.decode import DecodeRun, Record, cpu_speedup, ratio
+from foreword.bench.drafters.decode import DecodeRun, Record, cpu_speedup
 from foreword.bench.methods import Method, is_random
 from foreword.bench.pictures import draw_bars, new_figure, save_figure
+from foreword.bench.skeleton import ratio
 from foreword.control.policy_file.document import OTHER
 
 ALL = "all"

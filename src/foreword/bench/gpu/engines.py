@@ -9,9 +9,8 @@ from typing import TypeVar
 
 import torch
 
-from foreword.acceptance.params import SamplingParams
 from foreword.backends.interface import Decoder
-from foreword.bench.batch import run_batch
+from foreword.bench.batch_runs import greedy_requests, run_batch
 from foreword.bench.gpu.device import (
     PassTime,
     PassTimer,
@@ -31,7 +30,6 @@ from foreword.drafters.lookup.suffix import SuffixConfig, SuffixDrafter
 from foreword.engine.config import EngineConfig, EngineParts, sequence_bytes, target_states
 from foreword.engine.core import EngineCore
 from foreword.engine.drafting.default_speculation import WITHOUT_A_HEAD
-from foreword.engine.messages import NewRequest
 from foreword.engine.pipeline import StepPipeline
 from foreword.engine.preparing import prepare_passes
 from foreword.engine.profiles import measure_profile
@@ -230,8 +228,7 @@ def _default_engine(decoder: Decoder, config: EngineConfig) -> EngineCore:
 def _tokens(core: EngineCore, context: int, clock: Callable[[], float]) -> tuple[float, float]:
     """Return the times of a request's first two tokens."""
     (prompt,) = random_prompts(core.target, context, 1)
-    params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
-    (request,) = core.add(NewRequest("start", tuple(prompt), params))
+    (request,) = core.add(*greedy_requests("start", [prompt], 2))
     pipeline, marks = StepPipeline(core), [0.0, 0.0]
     while core.has_requests or pipeline.is_busy:
         before = len(request.output_ids)

@@ -5,18 +5,18 @@ import platform
 import re
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foreword import __version__
+from foreword.bench.skeleton import Column, table
 from foreword.cli.console import ModelCommand, stdout
 
 if TYPE_CHECKING:
     from foreword.bench.prompts import BenchPrompt
-    from foreword.bench.skeleton import Column
 
 BATCH_SIZES = "Batch sizes, separated by commas."
 TIMED_ROUNDS = "Timed rounds; the median is reported."
@@ -31,13 +31,20 @@ class Benchmark(ModelCommand):
     """A benchmark of a loaded model."""
 
     def report(
-        self, rows: Sequence[Any], columns: "Mapping[str, Column]", title: str | None = None, **more: object
+        self, rows: Sequence[Any], columns: Mapping[str, Column], title: str | None = None, **more: object
     ) -> None:
         """Print the rows as a table; with --json also the model, `more` and the fields of the rows."""
-        from foreword.bench.skeleton import table
+        print_table(rows, columns, title)
+        self.show_json({"model": self.model, **more, "rows": fields_of(rows)})
 
-        stdout.print(table(rows, columns, title))
-        self.show_json({"model": self.model, **more, "rows": [asdict(row) for row in rows]})
+
+def print_table(rows: Iterable[Any], columns: Mapping[str, Column], title: str | None = None) -> None:
+    stdout.print(table(rows, columns, title))
+
+
+def fields_of(rows: Iterable[Any]) -> list[dict[str, Any]]:
+    """Return the rows, which are dataclasses, as JSON objects."""
+    return [asdict(row) for row in rows]
 
 
 def save_plot(plot: Path | None, picture: Callable[[Path], None]) -> None:

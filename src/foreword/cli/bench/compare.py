@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foreword import __version__
-from foreword.cli.bench.common import prompts_of, provenance, save_plot
+from foreword.bench.skeleton import Column, optional
+from foreword.cli.bench.common import fields_of, print_table, prompts_of, provenance, save_plot
 from foreword.cli.console import (
     DEFAULT_MODEL,
     DeviceOption,
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from foreword.bench.compare import PeerAnswer, Race
     from foreword.bench.contestants import Contestant
     from foreword.bench.prompts import BenchPrompt
-    from foreword.bench.skeleton import Column
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,6 @@ class Compare(JsonCommand):
         from foreword.backends.choice import pick_device
         from foreword.bench.compare import Race, plot_comparison, speeds_by_category, summarise
         from foreword.bench.contestants import contestants, engine_versions
-        from foreword.bench.skeleton import optional, table
         from foreword.kernels.native import choose_threads
         from foreword.models.sources.resolve import resolve_model
 
@@ -85,7 +84,7 @@ class Compare(JsonCommand):
             "memory": lambda row: f"{row.peak_bytes / 2**20:.0f} MiB",
             "same text": lambda row: optional(row.same_as_plain, ".0%", ""),
         }
-        stdout.print(table(rows, columns, title))
+        print_table(rows, columns, title)
         for reason in absent:
             stdout.print(reason, markup=False, soft_wrap=True)
         save_plot(self.plot, lambda path: plot_comparison(rows, beside, path, title))
@@ -98,7 +97,7 @@ class Compare(JsonCommand):
                 "threads": race.threads,
                 "device": device,
                 "baseline": beside,
-                "rows": [asdict(row) for row in rows],
+                "rows": fields_of(rows),
                 "categories": speeds_by_category(answers, categories),
                 "absent": absent,
                 "answers": [_raw(asdict(answer), categories) for answer in answers],
@@ -127,7 +126,7 @@ class Compare(JsonCommand):
         self, race: "Race", chosen: "list[Contestant]", prompts: "list[BenchPrompt]", show: StageProgress
     ) -> "tuple[list[PeerAnswer], list[str]]":
         from foreword.bench.compare import PeerAnswer
-        from foreword.bench.drafters.measure import Ledger
+        from foreword.bench.ledger import Ledger
         from foreword.bench.prompts import prompts_digest
 
         if self.resume is None:
@@ -140,7 +139,7 @@ class Compare(JsonCommand):
             "device": race.device,
             "prompts_digest": prompts_digest(prompts),
         }
-        ledger = Ledger(self.resume, settings, PeerAnswer.from_json)
+        ledger = Ledger(self.resume, settings, PeerAnswer)
         labels = {contestant.label for contestant in chosen}
         known = [one for one in ledger.records if one.contestant in labels and one.round < self.rounds]
         return race.run(chosen, show, known, ledger.add)

@@ -3,17 +3,20 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import typer
 
 from foreword import __version__
+from foreword.bench.skeleton import Column, optional
 from foreword.cli.bench.common import (
     BATCH_SIZES,
     DATASET,
     MOST_TOKENS,
     TEMPERATURE,
     Benchmark,
+    fields_of,
+    print_table,
     prompts_of,
     provenance,
     save_plot,
@@ -22,9 +25,6 @@ from foreword.cli.console import parse_sizes, plot_option, stage_bar, stdout
 from foreword.cli.options.grouped import flag, option, pick
 from foreword.errors import RequestError
 from foreword.progress import StageProgress
-
-if TYPE_CHECKING:
-    from foreword.bench.skeleton import Column
 
 R = TypeVar("R")
 
@@ -93,7 +93,7 @@ class Drafters(Benchmark):
 
         records = self._resumed(
             ran_on | made_with,
-            Record.from_json,
+            Record,
             lambda one: one.prompt in keys and one.drafter in order,
             measure,
         )
@@ -105,19 +105,19 @@ class Drafters(Benchmark):
         for one in slowest:
             stdout.print(one.line, highlight=False, soft_wrap=True)
         save_plot(self.plot, lambda path: plot_rows(rows, path, title))
-        found = {"rows": [asdict(row) for row in rows], "slowest": [one.as_json() for one in slowest]}
+        found = {"rows": fields_of(rows), "slowest": [one.as_json() for one in slowest]}
         self.show_json({**made_with, **found})
 
     def _resumed(
         self,
         settings: Mapping[str, Any],
-        parse: Callable[[Mapping[str, Any]], R],
+        kind: type[R],
         is_wanted: Callable[[R], bool],
         measure: Callable[[list[R], StageProgress], Iterator[R]],
     ) -> list[R]:
-        from foreword.bench.drafters.measure import Ledger
+        from foreword.bench.ledger import Ledger
 
-        ledger = None if self.resume is None else Ledger(self.resume, settings, parse)
+        ledger = None if self.resume is None else Ledger(self.resume, settings, kind)
         records = [] if ledger is None else [record for record in ledger.records if is_wanted(record)]
         with stage_bar() as show:
             for record in measure(records, show):
@@ -139,7 +139,6 @@ class Drafters(Benchmark):
         )
         from foreword.bench.methods import default_methods, parse_methods
         from foreword.bench.prompts import bench_prompts, prompts_digest
-        from foreword.bench.skeleton import optional, table
 
         at_once = parse_sizes("--concurrency", self.concurrency or "1,4", least=1)
         if self.page is not None and not self.page.absolute().parent.is_dir():
@@ -163,7 +162,7 @@ class Drafters(Benchmark):
         bench = GridBench(llm, methods, settings)
         records = self._resumed(
             made_with,
-            GridRecord.from_json,
+            GridRecord,
             lambda one: one.cell in cells and one.drafter in labels,
             lambda known, show: bench.measure(prompts, cells, known, show),
         )
@@ -183,7 +182,7 @@ class Drafters(Benchmark):
             "per million": lambda one: f"{one.cost_per_million(self.cost_per_hour):.3g}",
         }
         ordered = sorted(records, key=lambda one: (one.category, one.temperature, one.concurrency))
-        stdout.print(table(ordered, columns, title))
+        print_table(ordered, columns, title)
         origin = provenance()
         if self.page is not None:
             self.page.write_text(grid_page(records, title, origin, self.cost_per_hour), encoding="utf-8")

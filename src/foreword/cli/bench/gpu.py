@@ -6,7 +6,8 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from foreword.cli.bench.common import BATCH_SIZES
+from foreword.bench.skeleton import Column
+from foreword.cli.bench.common import BATCH_SIZES, fields_of, print_table
 from foreword.cli.console import (
     JsonCommand,
     KvDtypeOption,
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from foreword.backends.torch.weights import DecoderWeights
     from foreword.bench.gpu.engines import GpuReport, StartTime
     from foreword.bench.gpu.tiles import TileTime
-    from foreword.bench.skeleton import Column
     from foreword.models.config import ModelConfig
 
 
@@ -66,7 +66,6 @@ class Gpu(JsonCommand):
         from foreword.bench.gpu import speculating
         from foreword.bench.gpu.engines import measure_gpu, measure_start
         from foreword.bench.random_models import draft_shape, named_shape
-        from foreword.bench.skeleton import table
 
         gc.freeze()  # as in the engine's process
         device = _gpu()
@@ -74,7 +73,7 @@ class Gpu(JsonCommand):
         config = named_shape(self.shape)
         if self.tiles:
             ways = _fastest(_weights(config, device, "none"), parse_sizes("--tiles", self.tiles))
-            stdout.print(table(ways, _TILES))
+            print_table(ways, _TILES)
             self.show_json({"tiles": [{"product": name} | asdict(way) for name, way in ways]})
             return
         if choice.name == "cuda":
@@ -89,8 +88,8 @@ class Gpu(JsonCommand):
                 batches = parse_sizes(f"--{name}", wanted)
                 with stage_bar() as show:
                     speeds = measure(decoder, batches=batches, context=self.context, progress=show)
-                stdout.print(table(speeds, columns))
-                self.show_json({name: [asdict(speed) for speed in speeds]})
+                print_table(speeds, columns)
+                self.show_json({name: fields_of(speeds)})
                 return
         with stage_bar() as show:
             decoder, started = measure_start(
@@ -108,12 +107,12 @@ class Gpu(JsonCommand):
                 )
             _print(report)
             if drafted:
-                stdout.print(table(drafted, _SPECULATION))
-            found |= asdict(report) | {"speculation": [asdict(speed) for speed in drafted]}
+                print_table(drafted, _SPECULATION)
+            found |= asdict(report) | {"speculation": fields_of(drafted)}
         self.show_json(found)
 
 
-_TILES: "dict[str, Column]" = {
+_TILES: dict[str, Column] = {
     "product": "{0[0]}",
     "tokens": "{0[1].rows}",
     "parts": "{0[1].parts}",
@@ -122,7 +121,7 @@ _TILES: "dict[str, Column]" = {
     "TB/s": "{0[1].terabytes:.2f}",
     "same bits": lambda way: "yes" if way[1].same_bits else "no",
 }
-_SPECULATION: "dict[str, Column]" = {
+_SPECULATION: dict[str, Column] = {
     "drafts": "{.drafter}",
     "batch": "{.batch}",
     "tokens per pass": "{.tokens_per_pass:.2f}",
@@ -130,7 +129,7 @@ _SPECULATION: "dict[str, Column]" = {
     "step, ms": "{.step_ms:.3f}",
     "drafting, ms": "{.draft_ms:.3f}",
 }
-_CONTROL: "dict[str, Column]" = {
+_CONTROL: dict[str, Column] = {
     "batch": "{.batch}",
     "head, tokens per pass": "{.offered:.1f}",
     "plain, tokens/s": "{.plain_tokens_per_second:.0f}",
@@ -192,7 +191,6 @@ def _fastest(weights: "DecoderWeights", rows: list[int]) -> "list[tuple[str, Til
 
 
 def _print_start(start: "StartTime") -> None:
-    from foreword.bench.skeleton import table
 
     stdout.print(
         f"start to first token: {start.seconds:.1f} s from weights on the device, of which captures "
@@ -206,11 +204,10 @@ def _print_start(start: "StartTime") -> None:
         "first token": lambda one: f"{1e3 * one.first_token_seconds:.0f} ms",
         "second token": lambda one: f"{1e3 * one.second_token_seconds:.0f} ms",
     }
-    stdout.print(table([start], columns))
+    print_table([start], columns)
 
 
 def _print(report: "GpuReport") -> None:
-    from foreword.bench.skeleton import table
 
     stdout.print(
         f"{report.device}: copies {report.copy_terabytes:.2f} TB/s, reads {report.read_terabytes:.2f} TB/s, "
@@ -223,7 +220,7 @@ def _print(report: "GpuReport") -> None:
         "relative to one": lambda row: f"{row.device_ms / one:.2f}",
         "launch, ms": "{.host_ms:.3f}",
     }
-    stdout.print(table(report.rows, passes))
+    print_table(report.rows, passes)
     speeds: dict[str, Column] = {
         "batch": "{.batch}",
         "tokens/s": "{.tokens_per_second:.0f}",
@@ -232,6 +229,6 @@ def _print(report: "GpuReport") -> None:
     }
     if report.batches[0].experts is not None:
         speeds |= {"experts read per layer": "{.experts:.1f}", "reading these, ms": "{.floor_ms:.3f}"}
-    stdout.print(table(report.batches, speeds))
+    print_table(report.batches, speeds)
     rate = f"{report.prompt_rate:.0%} of the matrix rate"
     stdout.print(f"a prompt of 4,096 tokens: {report.prompt_ms:.1f} ms, {rate}")

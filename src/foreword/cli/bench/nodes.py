@@ -5,9 +5,10 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from foreword.cli.bench.common import BATCH_SIZES, Benchmark
+from foreword.bench.skeleton import Column, optional
+from foreword.cli.bench.common import BATCH_SIZES, Benchmark, fields_of, print_table
 from foreword.cli.console import (
     DEFAULT_MODEL,
     JsonCommand,
@@ -20,9 +21,6 @@ from foreword.cli.console import (
 from foreword.cli.options.common import SecurityOptions
 from foreword.cli.options.grouped import flag, late, option
 from foreword.errors import RequestError
-
-if TYPE_CHECKING:
-    from foreword.bench.skeleton import Column
 
 
 def _sizes(option: str, text: str) -> list[int]:
@@ -53,8 +51,8 @@ class Link(SecurityOptions, JsonCommand):
         from foreword.cluster.settings import RemoteConfig, need_frames
 
         need_frames()
-        from foreword.bench.draft_nodes import local_node, measure_link
-        from foreword.bench.skeleton import optional, table
+        from foreword.bench.link import measure_link
+        from foreword.bench.pools import local_node
         from foreword.cluster.address import NodeAddress
         from foreword.cluster.framing import ChannelError
         from foreword.cluster.handshake import PeerIdentity, TokenIds
@@ -92,7 +90,7 @@ class Link(SecurityOptions, JsonCommand):
             "first level ms": lambda cost: optional(cost.first_ms, ".3f"),
             "next level ms": lambda cost: optional(cost.level_ms, ".3f"),
         }
-        stdout.print(table(report.costs, columns))
+        print_table(report.costs, columns)
         trips = f"round trip {report.round_trip_ms:.3f} ms, p99 {report.round_trip_p99_ms:.3f} ms"
         passes = f"{self.pass_ms:g} ms"
         verdict = (
@@ -146,8 +144,7 @@ class Pools(Benchmark):
         need_frames()
         sizes = _sizes("--batches", self.batches)
         self._check()
-        from foreword.bench.draft_nodes import measure_pools, ways_of_drafting
-        from foreword.bench.skeleton import table
+        from foreword.bench.pools import measure_pools, ways_of_drafting
         from foreword.bench.step_cost import random_tokens
         from foreword.engine.config import EngineConfig
 
@@ -171,9 +168,9 @@ class Pools(Benchmark):
             "tok/pass": "{.tokens_per_pass:.2f}",
             "step ms": "{.step_ms:.1f}",
         }
-        stdout.print(table(rows, columns))
+        print_table(rows, columns)
         pair = {"model": self.shape or self.model, "draft": self.draft_shape or self.draft}
-        self.show_json({**pair, "rows": [asdict(row) for row in rows]})
+        self.show_json({**pair, "rows": fields_of(rows)})
 
     @contextmanager
     def _pair(self) -> Iterator[tuple[str, str]]:

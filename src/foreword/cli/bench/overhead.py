@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from foreword.cli.bench.common import MOST_TOKENS, SPECULATIVE_DRAFTER, Benchmark
+from foreword.bench.skeleton import Column
+from foreword.cli.bench.common import MOST_TOKENS, SPECULATIVE_DRAFTER, Benchmark, fields_of, print_table
 from foreword.cli.console import parse_sizes, plot_option, progress_bar, stage_bar, stdout
 from foreword.cli.options.grouped import option
 
 if TYPE_CHECKING:
-    from foreword.bench.overhead import HostTime
+    from foreword.bench.host_time import HostTime
     from foreword.bench.pacing import Trace, WireChunk
-    from foreword.bench.skeleton import Column
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,9 +36,9 @@ class Overhead(Benchmark):
 
     def run(self) -> None:
         lengths, sizes = parse_sizes("--contexts", self.contexts), parse_sizes("--batches", self.batches)
+        from foreword.bench.host_time import measure_host_time
         from foreword.bench.methods import parse_methods
-        from foreword.bench.overhead import VERIFY_ROWS, measure_host_time, measure_overhead
-        from foreword.bench.skeleton import table
+        from foreword.bench.overhead import VERIFY_ROWS, measure_overhead
         from foreword.bench.verdict_time import measure_verdicts
 
         wanted = parse_methods(self.methods)
@@ -56,7 +56,7 @@ class Overhead(Benchmark):
         for count in VERIFY_ROWS:
             shown = f"{{0.shares[{count}]:.2%}} of {{0.verify_ms[{count}]:.1f}} ms"
             costs[f"of a pass over {count}"] = shown
-        stdout.print(table(found, costs))
+        print_table(found, costs)
         stdout.print(_host_table(host, sizes))
         columns = {
             "host ms per step, drafter": "{.guesses}",
@@ -67,8 +67,8 @@ class Overhead(Benchmark):
             "together": "{.waited_ms:.2f}",
             "beside it": "{.beside_ms:.2f}",
         }
-        stdout.print(table(verdicts, columns))
-        rows, times, parts = ([asdict(one) for one in some] for some in (found, host, verdicts))
+        print_table(verdicts, columns)
+        rows, times, parts = (fields_of(some) for some in (found, host, verdicts))
         self.show_json({"model": self.model, "rows": rows, "host": times, "verdicts": parts})
 
 
@@ -147,7 +147,6 @@ class Pacing(Benchmark):
     def run(self) -> None:
         from foreword.acceptance.params import SamplingParams
         from foreword.bench.pacing import classify_prompts, plot_pacing, record, short_prompts
-        from foreword.bench.skeleton import table
 
         llm = self.load(self.speculative_config)
         encoded = [llm.encode(text) for text in short_prompts(self.prompts)]
@@ -170,7 +169,7 @@ class Pacing(Benchmark):
             "accuracy": "{.accuracy:.0%}",
             "chance": "{.chance:.0%}",
         }
-        stdout.print(table(rows, columns))
+        print_table(rows, columns)
         if self.plot is not None:
             shown = max(drafted, key=lambda trace: trace.unevenness).key
             plot_pacing({name: watched[shown] for name, watched in streams.items()}, rows, self.plot)

@@ -2,8 +2,8 @@
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from foreword.bench.skeleton import Column
 from foreword.cli.bench.common import (
     BATCH_SIZES,
     MOST_TOKENS,
@@ -11,14 +11,12 @@ from foreword.cli.bench.common import (
     TEMPERATURE,
     TIMED_ROUNDS,
     Benchmark,
+    print_table,
     save_plot,
 )
-from foreword.cli.console import parse_sizes, plot_option, progress_bar, stage_bar, stdout
+from foreword.cli.console import parse_sizes, plot_option, progress_bar, stage_bar
 from foreword.cli.options.common import SpeculationOption, json_object, read_text, speculation_choice
 from foreword.cli.options.grouped import option
-
-if TYPE_CHECKING:
-    from foreword.bench.skeleton import Column
 
 SAMPLE_TEXT = (
     "The light of the sun looks white, but it is made of all the colours of the rainbow. When it meets the air, "
@@ -150,7 +148,6 @@ class Structured(Benchmark):
     speculation: SpeculationOption = None
 
     def run(self) -> None:
-        from foreword.bench.skeleton import table
         from foreword.bench.structured import measure_structured
 
         given = self.json_schema
@@ -169,5 +166,5 @@ class Structured(Benchmark):
             "ratio to plain": "{.ratio:.2f}",
         }
         title = f"{self.batch} requests; the schema adds {costs.mask_share:.1%} to a plain step"
-        stdout.print(table(costs.rows, columns, title))
+        print_table(costs.rows, columns, title)
         self.show_json({"model": self.model, **asdict(costs)})

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from foreword.cli.bench.common import Benchmark, save_plot
+from foreword.cli.bench.common import Benchmark, fields_of, print_table, save_plot
 from foreword.cli.console import (
     DEFAULT_MODEL,
     DeviceOption,
@@ -165,9 +165,8 @@ class Quality(JsonCommand):
     device: DeviceOption = "cpu"
 
     def run(self) -> None:
-        from foreword.bench.pair import measure_quality, read_text
         from foreword.bench.prompts import own_prompts
-        from foreword.bench.skeleton import table
+        from foreword.bench.quality import measure_quality, read_text
         from foreword.engine.loader import load_model
 
         on_cpu = self.device == "cpu"
@@ -200,5 +199,5 @@ class Quality(JsonCommand):
             "mean KL (nats)": "{.mean_kl:.5f}",
             "top-1 agreement": "{.top1_agreement:.2%}",
         }
-        stdout.print(table(rows, columns, f"against {exact}, {len(ids)} tokens"))
-        self.show_json({"model": self.model, "rows": [asdict(row) for row in rows]})
+        print_table(rows, columns, f"against {exact}, {len(ids)} tokens")
+        self.show_json({"model": self.model, "rows": fields_of(rows)})

@@ -5,7 +5,7 @@ from functools import partial
 from itertools import groupby
 from math import isfinite
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.table import Table
@@ -16,6 +16,7 @@ from foreword.cli.options.grouped import command, flag, option
 from foreword.errors import RequestError
 
 if TYPE_CHECKING:
+    from foreword.bench.pair import RuleAnswer
     from foreword.bench.skeleton import Column
 
 PROMPTS_PER_KIND = 1
@@ -36,8 +37,8 @@ _RULES: "dict[str, Column]" = {
     "kind": "{.kind}",
     "T": "{.temperature:g}",
     "rule": "{.rule}",
-    "accepted up to position 1, 2, …": lambda run: " ".join(f"{share:.0%}" for share in run.per_position),
-    "tokens per pass": "{.tokens_per_pass:.2f}",
+    "accepted up to position 1, 2, …": lambda row: " ".join(f"{share:.0%}" for share in row.run.per_position),
+    "tokens per pass": "{.run.tokens_per_pass:.2f}",
 }
 _EXPECTED: "dict[str, Column]" = {
     "T": "{.temperature:g}",
@@ -65,7 +66,9 @@ def prove_pair(target: str, draft: str, *, full: bool, as_json: bool) -> None:
         divergences, runs = bench.run(prompts, show)
     expected, by_kind = expectations(runs, settings.guesses), merged(runs, by_kind=True)
     stdout.print(table(divergences, _DIVERGENCE, f"{draft} for {target}: distributions of the next token"))
-    drafted = sorted((run for run in by_kind if run.drafts), key=lambda run: (run.kind, run.temperature))
+    drafted = sorted(
+        (row for row in by_kind if row.run.drafted_per_position), key=lambda row: (row.kind, row.temperature)
+    )
     stdout.print(table(drafted, _RULES, "in the engine"))
     groups = groupby(expected, key=lambda row: (row.temperature, row.rule))
     best = [max(found, key=lambda row: row.speedup) for _, found in groups]
@@ -81,13 +84,22 @@ def prove_pair(target: str, draft: str, *, full: bool, as_json: bool) -> None:
                     {"kind": row.kind, "temperature": row.temperature, **asdict(row.found)}
                     for row in divergences
                 ],
-                "acceptance": [
-                    {**asdict(run), "per_position": run.per_position, "tokens_per_pass": run.tokens_per_pass}
-                    for run in by_kind
-                ],
+                "acceptance": list(map(_acceptance_json, by_kind)),
                 "expected": [asdict(row) for row in expected],
             }
         )
+
+
+def _acceptance_json(row: "RuleAnswer") -> dict[str, Any]:
+    names = ("tokens", "passes", "draft_seconds", "verify_seconds", "accept_seconds", "per_position")
+    return {
+        "rule": row.rule,
+        "temperature": row.temperature,
+        "kind": row.kind,
+        "drafts": row.run.drafted_per_position,
+        "accepted": row.run.accepted_per_position,
+        **{name: getattr(row.run, name) for name in (*names, "tokens_per_pass")},
+    }
 
 
 LARGEST_SEED = 2**62

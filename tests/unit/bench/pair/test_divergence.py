@@ -62,7 +62,7 @@ def test_what_to_expect_follows_from_acceptance_and_times():
     plain = answer("plain", tokens=10, passes=10, verify_seconds=1.0)
     levels = {"drafted_per_position": (10, 10), "accepted_per_position": (8, 4)}
     drafted = answer("token", tokens=20, passes=10, **levels, draft_seconds=0.2, verify_seconds=1.4)
-    one, two = expectations([plain, drafted], guesses=2)
+    one, two = expectations([plain, drafted], draft_tokens=2)
     assert (one.k, one.tokens_per_pass) == (1, pytest.approx(1.8))
     assert one.cost == pytest.approx(0.1 + 1.2)  # a guess is a tenth of a pass, two rows a fifth more
     assert two.tokens_per_pass == pytest.approx(2.2)
@@ -73,5 +73,9 @@ def test_runs_are_added_up_by_rule_and_temperature():
     levels = {"drafted_per_position": (2,), "accepted_per_position": (1,)}
     answers = [answer("token", kind, tokens=4, passes=2, **levels) for kind in ("chat", "code")]
     (together,) = merged(answers, by_kind=False)
-    assert (together.tokens, together.drafts, together.per_position) == (8, (4,), [0.5])
+    assert (together.run.tokens, together.run.drafted_per_position, together.run.per_position) == (
+        8,
+        (4,),
+        [0.5],
+    )
     assert len(merged(answers, by_kind=True)) == 2

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from foreword import LLM
-from foreword.bench.draft_nodes import PLAIN, measure_pools, ways_of_drafting
+from foreword.bench.pools import PLAIN, measure_pools, ways_of_drafting
 from foreword.bench.random_models import SHAPES, write_agreeing_pair, write_random_pair
 from foreword.models.config import AttentionSpec, LayerSpec, MlpSpec, ModelConfig
 

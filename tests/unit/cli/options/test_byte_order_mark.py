@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from foreword.bench.pair import read_text as read_bench_text
 from foreword.bench.prompts import read_prompts as read_dataset
+from foreword.bench.quality import read_text as read_bench_text
 from foreword.cli.options.common import read_text
 from foreword.control.policy_file.parsing import read_policy
 from foreword.train.texts.prompts import read_prompt_file
