@@ -15,9 +15,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from foreword.proofs.server.claims import CHECKS
 from foreword.proofs.server.client import Server
 from foreword.proofs.server.context import LEAST_TOKENS, ClaimStatus, ClaimVerdict, ExaminationPlan
-from foreword.proofs.server.examination import CHECKS, examine, prepare
+from foreword.proofs.server.examination import examine, prepare
 from foreword.wire.openai_http import open_client
 from helpers.waiting import wait_until
 

@@ -6,9 +6,10 @@ import json
 import httpx2
 import pytest
 
+from foreword.proofs.server.claims import CHECKS
 from foreword.proofs.server.client import Server
 from foreword.proofs.server.context import ClaimStatus, ClaimVerdict, ExaminationPlan
-from foreword.proofs.server.examination import CHECKS, chosen, examine, prepare
+from foreword.proofs.server.examination import chosen, examine, prepare
 from foreword.wire.openai_http import open_client
 from helpers.command_line import assert_one_line_error, foreword, refusal
 from helpers.faulty_proxy import FAULTS, Fault, FaultyProxy

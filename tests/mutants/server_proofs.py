@@ -41,7 +41,7 @@ SERVER_PROOF_MUTANTS = (
         BUG,
         "texts that differ at near-ties are said to hold",
         "proofs/server/comparing.py",
-        "must_agree",
+        "agree",
         "not ties",
         "True",
         (f"{EXAMINATION}::test_texts_that_part_at_near_ties_are_not_said_to_hold",),

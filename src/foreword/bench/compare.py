@@ -9,19 +9,15 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
-from time import sleep
 from typing import Any, cast
 
 from foreword.bench.contestants import KINDS, OURS, PLAIN, Contestant, engine_environment
-from foreword.bench.peers import CACHE
-from foreword.bench.pictures import new_figure, save_figure
-from foreword.bench.skeleton import Interval, bootstrap, take_turns
+from foreword.bench.llama_cpp import CACHE
+from foreword.bench.pictures import saved_figure
+from foreword.bench.skeleton import ENGINE_PAUSE, Interval, bootstrap, take_turns
 from foreword.errors import RequestError
 from foreword.models.sources.builtin import cache_directory
 from foreword.progress import StageProgress
-
-PAUSE_SECONDS = 0.05
-"""Pause between engines, whose threads may still spin."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +131,6 @@ class Race:
                 if (label, place, turn) in have or label in failed:
                     return
                 progress(label, len(answers), whole)
-                sleep(PAUSE_SECONDS)
                 try:
                     reply = runner.answer(self.prompts[place], self.count)
                 except RequestError as error:
@@ -146,7 +141,7 @@ class Race:
                 keep(answers[-1])
 
             arms = {str(place): partial(ask, runner) for place, runner in enumerate(runners)}
-            take_turns(arms, len(turns), warm_up=0)
+            take_turns(arms, len(turns), warm_up=0, pause=ENGINE_PAUSE)
         found = [answer for answer in answers if answer.contestant not in failed]
         return found, list(failed.values())
 
@@ -216,15 +211,13 @@ def speeds_by_category(
 
 def plot_comparison(rows: Sequence[ComparisonRow], baseline: str, path: Path, title: str) -> None:
     """Draw one bar with an interval per contestant; the baseline is at 1."""
-    figure = new_figure(8, 1.2 + 0.4 * len(rows))
-    axes = figure.subplots()
     ratios = [row.ratio for row in rows]
     heights = [ratio.middle for ratio in ratios]
     errors = [[one.middle - one.low for one in ratios], [one.high - one.middle for one in ratios]]
-    axes.barh([row.label for row in rows], heights, xerr=errors, color="#4c78a8", ecolor="black", capsize=3)
-    axes.axvline(1.0, color="black", linewidth=0.8, linestyle="--")
-    axes.invert_yaxis()
-    axes.set_xlabel(f"tokens per second, {baseline} = 1")
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(title, fontsize=11)
-    save_figure(figure, path)
+    with saved_figure(path, 8, 1.2 + 0.4 * len(rows), title) as figure:
+        axes = figure.subplots()
+        colours = {"color": "#4c78a8", "ecolor": "black"}
+        axes.barh([row.label for row in rows], heights, xerr=errors, capsize=3, **colours)
+        axes.axvline(1.0, color="black", linewidth=0.8, linestyle="--")
+        axes.invert_yaxis()
+        axes.set_xlabel(f"tokens per second, {baseline} = 1")

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foreword.acceptance.params import SamplingParams
-from foreword.bench.pictures import draw_bars, new_figure, save_figure
+from foreword.bench.pictures import draw_bars, saved_figure
 from foreword.bench.skeleton import take_turns
 from foreword.engine.core import EngineCore
 from foreword.engine.messages import AnswerDelta, NewRequest
@@ -194,16 +194,15 @@ def plot_pacing(
     examples: dict[str, Sequence[WireChunk]], rows: Sequence[ClassifierResult], path: Path
 ) -> None:
     """Draw chunks by kind of stream (left), and the classifier's accuracy (right)."""
-    figure = new_figure(11.0, 5.0)
-    grid = figure.add_gridspec(len(examples), 2, width_ratios=(3, 2))
-    first = None
-    for place, (name, chunks) in enumerate(examples.items()):
-        axes = figure.add_subplot(grid[place, 0], sharex=first)
-        first = first or axes
-        _draw_chunks(axes, name, chunks)
-    axes.set_xlabel("milliseconds after the first token")
-    _draw_accuracy(figure.add_subplot(grid[:, 1]), rows)
-    save_figure(figure, path)
+    with saved_figure(path, 11.0, 5.0) as figure:
+        grid = figure.add_gridspec(len(examples), 2, width_ratios=(3, 2))
+        first = None
+        for place, (name, chunks) in enumerate(examples.items()):
+            axes = figure.add_subplot(grid[place, 0], sharex=first)
+            first = first or axes
+            _draw_chunks(axes, name, chunks)
+        axes.set_xlabel("milliseconds after the first token")
+        _draw_accuracy(figure.add_subplot(grid[:, 1]), rows)
 
 
 def _draw_chunks(axes: Any, name: str, chunks: Sequence[WireChunk]) -> None:  # noqa: ANN401 - an optional package
@@ -212,7 +211,6 @@ def _draw_chunks(axes: Any, name: str, chunks: Sequence[WireChunk]) -> None:  # 
     axes.set_ylim(0, 1.15 * max(chunk.size for chunk in shown))
     axes.set_ylabel("bytes")
     axes.set_title(name, fontsize=10, loc="left")
-    axes.spines[["top", "right"]].set_visible(False)
 
 
 def _draw_accuracy(axes: Any, rows: Sequence[ClassifierResult]) -> None:  # noqa: ANN401 - an optional package

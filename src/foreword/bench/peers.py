@@ -4,7 +4,6 @@ The process is started as `python -m foreword.bench.peers PATH MODEL MODE THREAD
 to standard error. Each class imports its engine itself, because its environment may lack the other engines and torch.
 """
 
-import ctypes
 import importlib
 import json
 import os
@@ -13,21 +12,11 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from itertools import count as numbers
-from itertools import islice
 from pathlib import Path
 from queue import SimpleQueue
 from time import perf_counter
 from typing import IO, Any, Protocol
 
-from foreword.errors import ForewordError, RequestError
-
-FILE_TYPES = {"Q8_0": 7, "Q4_0": 2}
-"""Formats of llama.cpp to measure, with its numbers for them."""
-
-CACHE = "FOREWORD_COMPARE_CACHE"
-"""Environment variable with the folder for files that llama.cpp writes."""
-
-CONTEXT = 4096
 LOOKUP_TOKENS = 10  # as documented by llama-cpp-python and transformers
 VLLM_DRAFT_TOKENS = 5
 CPU = "cpu"
@@ -67,39 +56,6 @@ class Ours:
             if len(request.tokens) > done:
                 yield request.tokens[done:]
                 done = len(request.tokens)
-
-
-class LlamaCpp:
-    """The file as stored (`stored`) or requantised by llama.cpp (`Q8_0`, `Q4_0`); `lookup` is its prompt lookup."""
-
-    def __init__(self, model: str, mode: str, threads: int, device: str) -> None:
-        kind, _, lookup = mode.partition(" ")
-        library = load_llama_cpp()
-        if device != CPU and not library.llama_supports_gpu_offload():
-            raise RequestError(
-                "this build has no GPU support; build llama-cpp-python with CMAKE_ARGS=-DGGML_CUDA=on"
-            )
-        path = model if kind == "stored" else quantized_copy(Path(model), Path(os.environ[CACHE]), kind)
-        extra: dict[str, Any] = {}
-        if lookup:
-            from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
-
-            draft_model = LlamaPromptLookupDecoding(num_pred_tokens=LOOKUP_TOKENS)
-            extra = {"draft_model": draft_model, "logits_all": True}
-        self._llama = library.Llama(
-            str(path),
-            n_ctx=CONTEXT,
-            n_threads=threads,
-            n_threads_batch=threads,
-            n_gpu_layers=0 if device == CPU else -1,
-            verbose=False,
-            **extra,
-        )
-
-    def tokens(self, prompt: Sequence[int], count: int) -> Iterator[Sequence[int]]:
-        self._llama.reset()
-        for token in islice(self._llama.generate(list(prompt), temp=0.0, reset=False), count):
-            yield [token]
 
 
 class Portions:
@@ -184,47 +140,6 @@ class Vllm:
             params = vllm.SamplingParams(temperature=0, max_tokens=length, ignore_eos=True)
             (output,) = self._llm.generate([{"prompt_token_ids": list(prompt)}], params, use_tqdm=False)
             yield list(output.outputs[0].token_ids)[0 if length == 1 else 1 :]
-
-
-def _drop(level: int, text: bytes, data: int) -> None:
-    """Discard a log line."""
-
-
-# A module variable, because llama.cpp keeps the pointer.
-_SILENT = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(_drop)
-
-
-class LlamaCppError(ForewordError):
-    """llama.cpp refused a file or a pass."""
-
-
-def load_llama_cpp() -> Any:  # noqa: ANN401
-    """Return llama-cpp-python's bindings, silenced; raise `RequestError` if not installed."""
-    try:
-        library = importlib.import_module("llama_cpp")
-    except ImportError as error:
-        raise RequestError(
-            "--compare llama.cpp needs llama-cpp-python: pip install 'foreword[compare]' (compiles for minutes)"
-        ) from error
-    library.llama_log_set(_SILENT, ctypes.c_void_p(0))
-    library.llama_backend_init()
-    return library
-
-
-def quantized_copy(source: Path, directory: Path, kind: str) -> Path:
-    """Return the model in llama.cpp's format `kind`, written by llama.cpp and cached."""
-    library = load_llama_cpp()
-    target = directory / f"{source.stem}.{kind}.gguf"
-    if target.exists():
-        return target
-    directory.mkdir(parents=True, exist_ok=True)
-    settings = library.llama_model_quantize_default_params()
-    settings.ftype = FILE_TYPES[kind]
-    settings.allow_requantize = True
-    unfinished = target.with_suffix(".part")
-    if library.llama_model_quantize(str(source).encode(), str(unfinished).encode(), ctypes.byref(settings)):
-        raise LlamaCppError(f"llama.cpp cannot write {source} as {kind}; give a .gguf file that it can read")
-    return unfinished.rename(target)
 
 
 def peak_resident_bytes() -> int:

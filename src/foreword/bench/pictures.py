@@ -1,7 +1,8 @@
 """Pictures drawn with matplotlib, which is optional, and self-contained HTML pages with tables and SVG charts."""
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -20,11 +21,21 @@ def require_matplotlib() -> Any:  # noqa: ANN401 - an optional package
         ) from None
 
 
-def new_figure(width: float, height: float) -> Any:  # noqa: ANN401 - an optional package
-    """Return an empty figure of this size in inches, without display or global state."""
-    require_matplotlib()
-    figure = importlib.import_module("matplotlib.figure").Figure
-    return figure(figsize=(width, height), layout="constrained")
+@contextmanager
+def saved_figure(path: Path, width: float, height: float, title: str = "") -> Iterator[Any]:
+    """Yield an empty figure of this size in inches; write it in the format of the file name after the block."""
+    matplotlib = require_matplotlib()
+    figure = importlib.import_module("matplotlib.figure").Figure(
+        figsize=(width, height), layout="constrained"
+    )
+    with matplotlib.rc_context({"axes.spines.top": False, "axes.spines.right": False}):
+        yield figure
+    if title:
+        figure.suptitle(title, fontsize=11)
+    try:
+        figure.savefig(path, dpi=120)
+    except (OSError, ValueError) as error:
+        raise RequestError(f"--plot {path} cannot be written: {error}") from None
 
 
 def draw_bars(
@@ -42,15 +53,6 @@ def draw_bars(
         axes.bar_label(bars, fmt=form, fontsize=7, padding=1)
     axes.axhline(level[0], color="black", linewidth=0.8, linestyle="--", label=level[1])
     axes.set_xticks(range(len(groups)), groups, rotation=20, ha="right")
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-def save_figure(figure: Any, path: Path) -> None:  # noqa: ANN401 - an optional package
-    """Write the figure in the format of the file name."""
-    try:
-        figure.savefig(path, dpi=120)
-    except (OSError, ValueError) as error:
-        raise RequestError(f"--plot {path} cannot be written: {error}") from None
 
 
 Line = Sequence[tuple[float, float]]
@@ -70,11 +72,9 @@ class Chart:
 
 def save_charts(charts: Sequence[Chart], path: Path, title: str) -> None:
     """Draw the charts side by side, from zero up."""
-    figure = new_figure(1.0 + 4.5 * len(charts), 4.2)
-    for axes, chart in zip(figure.subplots(1, len(charts), squeeze=False)[0], charts, strict=True):
-        _draw(axes, chart)
-    figure.suptitle(title, fontsize=11)
-    save_figure(figure, path)
+    with saved_figure(path, 1.0 + 4.5 * len(charts), 4.2, title) as figure:
+        for axes, chart in zip(figure.subplots(1, len(charts), squeeze=False)[0], charts, strict=True):
+            _draw(axes, chart)
 
 
 def _draw(axes: Any, chart: Chart) -> None:  # noqa: ANN401 - an optional package
@@ -89,7 +89,6 @@ def _draw(axes: Any, chart: Chart) -> None:  # noqa: ANN401 - an optional packag
     axes.set_ylabel(chart.y_label)
     axes.set_ylim(bottom=0)
     axes.xaxis.get_major_locator().set_params(integer=True)  # counts
-    axes.spines[["top", "right"]].set_visible(False)
     if len(chart.lines) > 1 or chart.level is not None:
         axes.legend(frameon=False, fontsize=8)
 

@@ -3,17 +3,15 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from statistics import median
-from time import perf_counter, sleep
+from time import perf_counter
 from typing import Protocol
 
 import torch
 
 from foreword.backends.batch import MAX_DRAFT_NODES
 from foreword.backends.interface import Decoder
-from foreword.bench.peers import LlamaCppError, load_llama_cpp
-from foreword.bench.skeleton import take_turns
+from foreword.bench.skeleton import ENGINE_PAUSE, take_turns
 from foreword.engine.requests.request import Request
 from foreword.errors import RequestError
 from foreword.kv.chunks import CHUNK, draft_room
@@ -22,9 +20,6 @@ from foreword.speculation.draft import Draft
 
 PROMPT_REPEATS = 5
 """Repeats for prompts, which take as long as a hundred steps."""
-
-PAUSE_SECONDS = 0.05
-"""Pause between engines, whose threads may still spin."""
 
 
 @dataclass(frozen=True)
@@ -123,15 +118,14 @@ def compare_step_cost(
     """Measure several engines interleaved; the first round is warm-up."""
 
     def measure(timer: StepTimer, number: int) -> tuple[list[float], list[float]]:
-        if len(timers) > 1:
-            sleep(PAUSE_SECONDS)
         steps = [timer.step(n) for n in new_tokens]
         return steps, [timer.prefill(n) for n in prompts] if number < PROMPT_REPEATS else []
 
     arms = {name: partial(measure, timer) for name, timer in timers.items()}
+    pause = ENGINE_PAUSE if len(timers) > 1 else 0.0
     return {
         name: _costs(samples, new_tokens, prompts)
-        for name, samples in take_turns(arms, repeats, progress).items()
+        for name, samples in take_turns(arms, repeats, progress, pause=pause).items()
     }
 
 
@@ -166,55 +160,3 @@ def check_sizes(
         raise RequestError(
             f"context + new tokens must be in 2 .. {context_length}, the model's context length"
         )
-
-
-class LlamaCppTimer:
-    """Times llama.cpp over the same tokens."""
-
-    def __init__(self, path: Path, context: int, most_tokens: int, threads: int) -> None:
-        self._library = library = load_llama_cpp()
-        self._model = library.llama_model_load_from_file(
-            str(path).encode(), library.llama_model_default_params()
-        )
-        if not self._model:
-            raise LlamaCppError(f"llama.cpp cannot load {path}; delete it and try again")
-        settings = library.llama_context_default_params()
-        settings.n_ctx = context + most_tokens + 64
-        settings.n_batch = settings.n_ubatch = max(context, most_tokens, 512)
-        settings.n_threads = settings.n_threads_batch = threads
-        self._context = library.llama_init_from_model(self._model, settings)
-        self._batch = library.llama_batch_init(settings.n_batch, 0, 1)
-        vocab = library.llama_vocab_n_tokens(library.llama_model_get_vocab(self._model))
-        self._tokens = random_tokens(max(context, most_tokens), vocab)
-        self._length = context - 1  # the newest committed token is part of every step
-        if self._length:
-            self._decode(self._tokens[: self._length], 0, all_logits=False)
-
-    def step(self, n: int) -> float:
-        newest = self._tokens[self._length : self._length + 1]
-        return self._timed(newest + self._tokens[: n - 1], self._length, all_logits=True)
-
-    def prefill(self, count: int) -> float:
-        self._cut(0)
-        seconds = self._timed(self._tokens[:count], 0, all_logits=False)
-        self._decode(self._tokens[: self._length], 0, all_logits=False)
-        return seconds
-
-    def _timed(self, tokens: list[int], start: int, all_logits: bool) -> float:
-        began = perf_counter()
-        self._decode(tokens, start, all_logits)
-        seconds = perf_counter() - began
-        self._cut(start)
-        return seconds
-
-    def _cut(self, length: int) -> None:
-        self._library.llama_memory_seq_rm(self._library.llama_get_memory(self._context), 0, length, -1)
-
-    def _decode(self, tokens: list[int], start: int, all_logits: bool) -> None:
-        batch = self._batch
-        batch.n_tokens = len(tokens)
-        for i, token in enumerate(tokens):
-            batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.seq_id[i][0] = token, start + i, 1, 0
-            batch.logits[i] = all_logits or i == len(tokens) - 1
-        if self._library.llama_decode(self._context, batch):
-            raise LlamaCppError("llama.cpp refused a pass; try a shorter --context")

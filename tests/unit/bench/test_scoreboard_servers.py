@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from foreword.bench.contestants import ServedEngine, started, verdicts_of
+from foreword.bench.served_engines import ServedEngine, started, verdicts_of
 from foreword.cli.bench.scoreboard import Scoreboard
 from foreword.errors import RequestError
 

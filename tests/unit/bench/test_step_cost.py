@@ -28,7 +28,7 @@ class ScriptedTimer:
 
 
 def test_medians_leave_out_the_first_round(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(step_cost, "PAUSE_SECONDS", 0)
+    monkeypatch.setattr(step_cost, "ENGINE_PAUSE", 0)
     timers = {"ours": ScriptedTimer(), "theirs": ScriptedTimer()}
     told: list[tuple[int, int]] = []
     costs = compare_step_cost(

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from foreword.bench.drafters.decode import DecodeRun, Record, cpu_speedup
 from foreword.bench.methods import Method, is_random
-from foreword.bench.pictures import draw_bars, new_figure, save_figure
+from foreword.bench.pictures import draw_bars, saved_figure
 from foreword.bench.skeleton import ratio
 from foreword.control.policy_file.document import OTHER
 
@@ -147,21 +147,20 @@ def _megabytes(size: int | None) -> str:
 def plot_rows(rows: Sequence[DrafterRow], path: Path, title: str) -> None:
     """Draw τ and speed-up as grouped bars per category."""
     categories, drafters = _distinct([row.category for row in rows]), _distinct([row.drafter for row in rows])
-    figure = new_figure(max(7.0, 1.2 + 0.3 * len(categories) * (len(drafters) + 1)), 7.0)
-    upper, lower = figure.subplots(2, 1, sharex=True)
+    width = max(7.0, 1.2 + 0.3 * len(categories) * (len(drafters) + 1))
     labels = {"tau": "tokens per target pass (τ)", "speedup": "speed-up over plain decoding"}
-    for axes, (field, label) in zip((upper, lower), labels.items(), strict=True):
-        heights = {
-            drafter: {row.category: getattr(row, field) for row in rows if row.drafter == drafter}
-            for drafter in drafters
-        }
-        draw_bars(axes, heights, (1.0, "plain decoding"), "%.1f")
-        axes.set_ylabel(label)
-        axes.margins(y=0.12)
-    figure.suptitle(title, fontsize=12)
-    handles, names = upper.get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=min(3, len(names)), frameon=False)
-    save_figure(figure, path)
+    with saved_figure(path, width, 7.0, title) as figure:
+        upper, lower = figure.subplots(2, 1, sharex=True)
+        for axes, (field, label) in zip((upper, lower), labels.items(), strict=True):
+            heights = {
+                drafter: {row.category: getattr(row, field) for row in rows if row.drafter == drafter}
+                for drafter in drafters
+            }
+            draw_bars(axes, heights, (1.0, "plain decoding"), "%.1f")
+            axes.set_ylabel(label)
+            axes.margins(y=0.12)
+        handles, names = upper.get_legend_handles_labels()
+        figure.legend(handles, names, loc="outside lower center", ncols=min(3, len(names)), frameon=False)
 
 
 LEAST_RATIO = 0.95

@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.markup import escape
 from rich.table import Table
 
-from foreword.bench.pictures import new_figure, save_figure
+from foreword.bench.pictures import saved_figure
 from foreword.bench.serve.generator import Ending, RequestOutcome
 from foreword.bench.serve.report import PERCENTILES, GoodputLimits, Report, Spread, gaps, time_to_first_token
 
@@ -104,12 +104,9 @@ def plot_latencies(outcomes: Sequence[RequestOutcome], path: Path, title: str) -
         "TTFT": [value for outcome in completed if (value := time_to_first_token(outcome)) is not None],
         "ITL (gap between chunks)": list(chain.from_iterable(map(gaps, completed))),
     }
-    figure = new_figure(9.0, 4.0)
-    for axes, (name, seconds) in zip(figure.subplots(1, 2, sharey=True), samples.items(), strict=True):
-        if seconds:
-            axes.ecdf([1e3 * value for value in seconds])
-        axes.set_xlabel(f"{name}, ms ({len(seconds)} values)")
-        axes.set_ylabel("share of values up to this")
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(title, fontsize=11)
-    save_figure(figure, path)
+    with saved_figure(path, 9.0, 4.0, title) as figure:
+        for axes, (name, seconds) in zip(figure.subplots(1, 2, sharey=True), samples.items(), strict=True):
+            if seconds:
+                axes.ecdf([1e3 * value for value in seconds])
+            axes.set_xlabel(f"{name}, ms ({len(seconds)} values)")
+            axes.set_ylabel("share of values up to this")

@@ -53,7 +53,8 @@ class Scoreboard(Command):
         stdout.print(f"{self.out} is written", soft_wrap=True, markup=False)
 
     def _measure(self) -> None:
-        from foreword.bench.contestants import SERVED, contestants, verdicts_of
+        from foreword.bench.contestants import contestants
+        from foreword.bench.served_engines import SERVED, verdicts_of
         from foreword.kernels.native import choose_threads
         from foreword.models.sources.resolve import resolve_model
 

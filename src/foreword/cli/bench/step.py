@@ -105,8 +105,7 @@ class Step(Benchmark):
         return DecoderLoader(choice, place)
 
     def _llama_cpp_timers(self, most_tokens: int) -> "dict[str, StepTimer]":
-        from foreword.bench.peers import FILE_TYPES, quantized_copy
-        from foreword.bench.step_cost import LlamaCppTimer
+        from foreword.bench.llama_cpp import FILE_TYPES, LlamaCppTimer, quantized_copy
         from foreword.kernels.native import choose_threads
         from foreword.models.sources.builtin import cache_directory
         from foreword.models.sources.resolve import resolve_model

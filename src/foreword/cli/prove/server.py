@@ -46,6 +46,7 @@ async def _run(
     options: "Prove", plan: "ExaminationPlan", plain_body: dict[str, Any] | None
 ) -> dict[str, Any]:
     from foreword.proofs.server import examination
+    from foreword.proofs.server.claims import CHECKS
     from foreword.proofs.server.client import Broken, RefusedByServer
 
     async with AsyncExitStack() as stack:
@@ -54,7 +55,7 @@ async def _run(
             context = await examination.prepare(server, plan, plain, options.tolerance, options.seed)
         except (Broken, RefusedByServer) as fault:
             raise RequestError(f"{server.address} does not answer a plain request: {fault}") from None
-        checks = examination.chosen(options.only) if options.only else examination.CHECKS
+        checks = examination.chosen(options.only) if options.only else CHECKS
         cost = examination.cost(context, checks)
         _print_cost(context, cost)
         found: list[ClaimVerdict] = []

@@ -11,6 +11,7 @@ from foreword.proofs.server.context import (
     FILTERS_OFF,
     ClaimStatus,
     ClaimVerdict,
+    Examine,
     ProofContext,
     Reproduction,
     held,
@@ -118,54 +119,85 @@ async def smallest(body: Body, shows: Callable[[Body], Awaitable[bool]]) -> Body
 Ask = Callable[[Body], Awaitable[ServerAnswer]]
 AnswerPart = Callable[[ServerAnswer], str]
 
+Way = Callable[[ProofContext], Ask]
+"""Returns a function that sends a body in one of two ways."""
+
+Fault = tuple[str, Reproduction]
+"""What is wrong, and the requests that show it."""
+
 CONTEXT = 40
 """Characters shown before the first difference."""
 
 
-async def must_agree(
-    context: ProofContext, bodies: Sequence[Body], ways: tuple[Ask, Ask], words: tuple[str, str]
-) -> ClaimVerdict:
-    """Send every body in two ways; return the verdict of the claim that the texts are equal. `words` name the ways."""
-    one, other = ways
-    ties: list[tuple[ServerAnswer, ServerAnswer]] = []
-    for tried, body in enumerate(bodies, 1):
-        left, right = await one(body), await other(body)
-        context.judged(body["prompt"], left, right)
-        if left.contents == right.contents:
-            continue
-        if body["temperature"] == 0 and is_near_tie(left.first, right.first, context.tolerance):
-            ties.append((left, right))
-            continue
+def agree(
+    bodies_of: Callable[[ProofContext], list[Body]], ways: tuple[Way, Way], words: tuple[str, str]
+) -> Examine:
+    """Return the examination of a claim that texts are equal if sent in two ways; `words` name the ways."""
 
-        async def shows(smaller: Body) -> bool:
-            return (await one(smaller)).contents != (await other(smaller)).contents
+    async def verdict(context: ProofContext) -> ClaimVerdict:
+        bodies, (one, other) = bodies_of(context), (way(context) for way in ways)
+        ties: list[tuple[ServerAnswer, ServerAnswer]] = []
+        for tried, body in enumerate(bodies, 1):
+            left, right = await one(body), await other(body)
+            context.judged(body["prompt"], left, right)
+            if left.contents == right.contents:
+                continue
+            if body["temperature"] == 0 and is_near_tie(left.first, right.first, context.tolerance):
+                ties.append((left, right))
+                continue
+            fault = f"{words[0]} and {words[1]} differ {_first_difference(left, right)}"
+            return refuted(tried, fault, shown(*await _smallest_difference(body, one, other), words))
+        if not ties:
+            return held(len(bodies))
+        place = _first_difference(*ties[0])
+        detail = (
+            f"{len(ties)} of {len(bodies)} differ at ties within {context.tolerance} nats, the first {place}"
+        )
+        example = shown(*ties[0], words)
+        return ClaimVerdict(ClaimStatus.DIFFERS_AT_TIES, len(bodies), detail, reproduction=example)
 
-        place = _first_difference(left, right)
-        small = await smallest(body, shows)
-        left, right = await one(small), await other(small)
-        if (
-            left.contents == right.contents
-        ):  # the fault is not reproducible every time: show the original request
-            small, left, right = body, await one(body), await other(body)
-        return refuted(tried, f"{words[0]} and {words[1]} differ {place}", shown(left, right, words))
-    if not ties:
-        return held(len(bodies))
-    place = _first_difference(*ties[0])
-    detail = f"{len(ties)} of {len(bodies)} differ at ties within {context.tolerance} nats, the first {place}"
-    example = shown(*ties[0], words)
-    return ClaimVerdict(ClaimStatus.DIFFERS_AT_TIES, len(bodies), detail, reproduction=example)
+    return verdict
 
 
-async def refuted_by(
-    context: ProofContext, body: Body, fault: str, tried: int, fault_of: AnswerPart, got: AnswerPart
-) -> ClaimVerdict:
-    """Return a refutation by one answer, with a small request for which `fault_of` still returns a fault."""
+async def _smallest_difference(body: Body, one: Ask, other: Ask) -> tuple[ServerAnswer, ServerAnswer]:
+    """Return the answers to the smallest body that still differ; those to `body` if that fault does not repeat."""
+
+    async def shows(smaller: Body) -> bool:
+        return (await one(smaller)).contents != (await other(smaller)).contents
+
+    small = await smallest(body, shows)
+    left, right = await one(small), await other(small)
+    return (left, right) if left.contents != right.contents else (await one(body), await other(body))
+
+
+def every_case(
+    cases: Callable[[ProofContext], AsyncIterator[Fault | None]],
+    detail: Callable[[ProofContext], str] = lambda _: "",
+    without: str = "",
+) -> Examine:
+    """Return the examination of a claim that holds in every case; `without` says why there may be none."""
+
+    async def verdict(context: ProofContext) -> ClaimVerdict:
+        tried = 0
+        async for fault in cases(context):
+            tried += 1
+            if fault is not None:
+                return refuted(tried, *fault)
+        return held(tried, detail(context) if tried else without)
+
+    return verdict
+
+
+async def smallest_fault(
+    context: ProofContext, body: Body, fault: str, fault_of: AnswerPart, got: AnswerPart
+) -> Fault:
+    """Return the fault of one answer, with a small request for which `fault_of` still returns a fault."""
 
     async def shows(smaller: Body) -> bool:
         return bool(fault_of(await context.server.ask(smaller)))
 
     answer = await context.server.ask(await smallest(body, shows))
-    return refuted(tried, fault, Reproduction([answer.body], got(answer), fault_of(answer) or fault))
+    return fault, Reproduction([answer.body], got(answer), fault_of(answer) or fault)
 
 
 def shown(left: ServerAnswer, right: ServerAnswer, words: tuple[str, str]) -> Reproduction:

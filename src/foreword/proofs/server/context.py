@@ -214,6 +214,10 @@ def held(tried: int, detail: str = "") -> ClaimVerdict:
     return ClaimVerdict(ClaimStatus.HELD, tried, detail, visible)
 
 
+class NotTried(Exception):  # noqa: N818 - named after the verdict
+    """A claim cannot be examined on this server."""
+
+
 def not_tried(why: str) -> ClaimVerdict:
     return ClaimVerdict(ClaimStatus.NOT_TRIED, detail=why)
 
@@ -279,9 +283,9 @@ class Check:
     name: str
     claim: str  # a sentence
     requests: Callable[[ProofContext], int]  # maximum number; a refutation takes some more, to make it small
-    verdict: Examine  # raises `RefusedByServer` for a missing ability
-    rests_on: tuple[str, ...]  # claims that must hold for a meaningful result
-    needs: Need | None
+    verdict: Examine  # raises `NotTried` or `RefusedByServer` for a missing ability
+    rests_on: tuple[str, ...] = ()  # claims that must hold for a meaningful result
+    needs: Need | None = None
 
     def cost(self, context: ProofContext) -> int:
         """Return the maximum number of requests, unless the claim is refuted."""
@@ -292,14 +296,3 @@ class Check:
         if self.needs is not None and not self.needs.is_met(context):
             return not_tried(self.needs.without)
         return await self.verdict(context)
-
-
-def check(
-    name: str,
-    claim: str,
-    requests: Callable[[ProofContext], int],
-    rests_on: tuple[str, ...] = (),
-    needs: Need | None = None,
-) -> Callable[[Examine], Check]:
-    """Decorate a function that examines a claim, to make it a check."""
-    return lambda verdict: Check(name, claim, requests, verdict, rests_on, needs)

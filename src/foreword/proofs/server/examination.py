@@ -7,7 +7,7 @@ from typing import Any
 
 from foreword.errors import RequestError
 from foreword.progress import StageProgress
-from foreword.proofs.server.checks import distributions, requests, texts
+from foreword.proofs.server.claims import CHECKS
 from foreword.proofs.server.client import Broken, RefusedByServer, Server
 from foreword.proofs.server.comparing import FailsTogether
 from foreword.proofs.server.context import (
@@ -17,31 +17,13 @@ from foreword.proofs.server.context import (
     ClaimVerdict,
     ExaminationPlan,
     Extent,
+    NotTried,
     ProofContext,
     Reproduction,
     not_tried,
     probe,
     refuted,
 )
-
-CHECKS: Sequence[Check] = (
-    requests.alone,
-    requests.streamed,
-    requests.greedy_speculation,
-    requests.in_a_batch,
-    requests.after_traffic,
-    texts.usage,
-    distributions.logprobs,
-    texts.offsets,
-    texts.stops,
-    texts.ends,
-    requests.several,
-    requests.penalties,
-    requests.bias,
-    distributions.own_distribution,
-    distributions.without_speculation,
-)
-"""All checks; each comes after those it depends on."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +99,7 @@ def _requests_sent(context: ProofContext) -> int:
 
 async def _verdict(check: Check, context: ProofContext, refuted_names: set[str]) -> ClaimVerdict:
     # Without several answers per request, other checks do not depend on `n`.
-    unused = {requests.several.name} if context.abilities.n == 1 else set()
+    unused = {"n"} if context.abilities.n == 1 else set()
     if lost := [name for name in check.rests_on if name in refuted_names - unused]:
         found = not_tried(f"rests on {', '.join(lost)}, which was refuted")
     else:
@@ -129,6 +111,8 @@ async def _examined(check: Check, context: ProofContext) -> ClaimVerdict:
     """Return the check's verdict; if the server refuses or fails its requests, a verdict that says so."""
     try:
         return await check.examine(context)
+    except NotTried as reason:
+        return not_tried(str(reason))
     except RefusedByServer as refusal:
         return not_tried(f"the server refuses it: {refusal}")
     except Broken as fault:

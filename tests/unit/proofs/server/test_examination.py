@@ -9,9 +9,10 @@ import httpx2
 import pytest
 
 from foreword.errors import RequestError
+from foreword.proofs.server.claims import CHECKS
 from foreword.proofs.server.client import Server
 from foreword.proofs.server.context import FULL, SMALL, STANDARD, ClaimStatus, ClaimVerdict, ExaminationPlan
-from foreword.proofs.server.examination import CHECKS, chosen, cost, examine, prepare
+from foreword.proofs.server.examination import chosen, cost, examine, prepare
 from foreword.wire.openai_http import open_client
 from helpers.faulty_proxy import FAULTS, FaultyProxy
 from helpers.known_law_server import ChangesTexts, CutsStreams, KnownLaws

@@ -6,18 +6,15 @@ from math import exp, log
 import numpy as np
 
 from foreword.proofs.server.client import HALF, Body, ReceivedChoice, Server, ServerAnswer, Token
-from foreword.proofs.server.comparing import draw, requests_for
+from foreword.proofs.server.comparing import draw
 from foreword.proofs.server.context import (
     CONFIDENCE,
-    LOGPROBS,
-    PLAIN,
     ClaimStatus,
     ClaimVerdict,
+    NotTried,
     ProofContext,
     Reproduction,
-    check,
     held,
-    not_tried,
     refuted,
 )
 from foreword.proofs.server.evidence import (
@@ -38,13 +35,6 @@ PLACES = 3
 """Number of tokens of an answer whose log-probabilities are requested again."""
 
 
-@check(
-    "logprobs",
-    "log probabilities form a law, greedy takes their largest, and a re-score repeats them",
-    lambda context: context.plan.prompts * (1 + PLACES + (context.plain is not None)),
-    ("seed alone",),
-    LOGPROBS,
-)
 async def logprobs(context: ProofContext) -> ClaimVerdict:
     """Check that lists of log-probabilities are consistent, and equal if the text is a prompt instead of an answer."""
     places = 0
@@ -136,13 +126,6 @@ EVENTS = ("the likeliest token", "the second", "the third to fifth", "a token th
 _RANKS = ((0, 1), (1, 2), (2, 5))
 
 
-@check(
-    "distribution against own logprobs",
-    "at temperature 1 tokens are drawn with the chances that the server's log probabilities tell",
-    requests_for,
-    ("logprobs", "n"),
-    LOGPROBS,
-)
 async def own_distribution(context: ProofContext) -> ClaimVerdict:
     """Compare the tokens of many answers at temperature 1 with the server's log-probabilities."""
     drawn = _Drawn()
@@ -154,7 +137,7 @@ async def own_distribution(context: ProofContext) -> ClaimVerdict:
     bias = visible_bias(chances[:, 0], len(EVENTS) * len(BETS), OWN_LOGPROBS)
     if seen >= log(1 / OWN_LOGPROBS):
         if drawn.hidden_ends / max(len(drawn.rows), 1) > bias / 4:
-            return not_tried("the server lists no end token, whose chance is then not known")
+            raise NotTried("the server lists no end token, whose chance is then not known")
         return _refuted_distribution(drawn, seen)
     upper = drawn.first_distance()
     detail = f"evidence e^{seen:.1f} of e^{log(1 / OWN_LOGPROBS):.1f}; TV of first tokens ≤ {upper:.3f}"
@@ -246,13 +229,6 @@ DEPTH = 3
 """Tokens per compared text, which are few because each longer text is too rare to compare."""
 
 
-@check(
-    "distribution with and without speculation",
-    "texts have the same law with speculation and without",
-    lambda context: 2 * requests_for(context),
-    ("n",),
-    PLAIN,
-)
 async def without_speculation(context: ProofContext) -> ClaimVerdict:
     """Sample short texts with and without speculation, by prompt."""
     assert context.plain is not None

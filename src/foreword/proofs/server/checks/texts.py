@@ -1,43 +1,38 @@
 """Checks of token counts, offsets, stop texts and finish reasons."""
 
-from foreword.proofs.server.client import HALF, Body, ReceivedChoice, ServerAnswer
-from foreword.proofs.server.comparing import brief, refuted_by
+from collections.abc import AsyncIterator
+
+from foreword.proofs.server.client import HALF, Body, ServerAnswer
+from foreword.proofs.server.comparing import Fault, brief, smallest_fault
 from foreword.proofs.server.context import (
-    LOGPROBS,
     ClaimVerdict,
+    NotTried,
     ProofContext,
     Reproduction,
-    check,
     held,
-    not_tried,
     refuted,
 )
 
 
-@check(
-    "usage",
-    "usage counts the tokens that were written, and its total is the sum",
-    lambda context: 4 * context.plan.prompts,
-)
-async def usage(context: ProofContext) -> ClaimVerdict:
+async def usage(context: ProofContext) -> AsyncIterator[Fault | None]:
     """Compare complete and streamed answers of several lengths."""
-    tried = 0
     for seed, text in enumerate(context.plan.texts):
         for tokens in (1, context.plan.tokens - 3):
             body = context.with_logprobs(context.sampled(text, seed, max_tokens=tokens))
             whole, streamed = await context.server.ask(body), await context.server.stream(body)
             context.judged(text, whole, streamed)
             if whole.usage is None:
-                return not_tried("the server tells no usage")
-            tried += 2
-            fault = _usage_fault(whole) or _usage_fault(streamed)
-            if not fault and streamed.usage is not None and whole.usage.prompt != streamed.usage.prompt:
-                fault = f"a prompt of {whole.usage.prompt} tokens has {streamed.usage.prompt} in a stream"
-            if fault:
-                return await refuted_by(
-                    context, body, fault, tried, _usage_fault, lambda one: f"{one.usage} of {brief(one)}"
-                )
-    return held(tried)
+                raise NotTried("the server tells no usage")
+            other = streamed.usage
+            faults = _usage_fault(whole), _usage_fault(streamed)
+            if not any(faults) and other is not None and whole.usage.prompt != other.prompt:
+                faults = "", f"a prompt of {whole.usage.prompt} tokens has {other.prompt} in a stream"
+            for fault in faults:
+                yield await smallest_fault(context, body, fault, _usage_fault, _usage_text) if fault else None
+
+
+def _usage_text(answer: ServerAnswer) -> str:
+    return f"{answer.usage} of {brief(answer)}"
 
 
 def _usage_fault(answer: ServerAnswer) -> str:
@@ -57,33 +52,23 @@ def _usage_fault(answer: ServerAnswer) -> str:
     return ""
 
 
-@check(
-    "offsets",
-    "the listed tokens are those of the text, each at its offset",
-    lambda context: 2 * context.plan.prompts,
-    needs=LOGPROBS,
-)
-async def offsets(context: ProofContext) -> ClaimVerdict:
+async def offsets(context: ProofContext) -> AsyncIterator[Fault | None]:
     """Request greedy and sampled answers with log-probabilities."""
 
     def got(answer: ServerAnswer) -> str:
         tokens = [token.text for token in answer.first.tokens]
         return f"{tokens[:12]} at {answer.first.offsets[:12]} of {answer.text[:80]!r}"
 
-    tried = 0
     for seed, text in enumerate(context.plan.texts):
         for body in (context.greedy(text), context.with_logprobs(context.sampled(text, seed))):
             answer = await context.server.ask(body)
             context.judged(text, answer)
-            tried += 1
-            if fault := _offset_fault(answer.first):
-                return await refuted_by(
-                    context, body, fault, tried, lambda one: _offset_fault(one.first), got
-                )
-    return held(tried)
+            fault = _offset_fault(answer)
+            yield await smallest_fault(context, body, fault, _offset_fault, got) if fault else None
 
 
-def _offset_fault(choice: ReceivedChoice) -> str:
+def _offset_fault(answer: ServerAnswer) -> str:
+    choice = answer.first
     texts = [token.text for token in choice.tokens]
     listed = len(choice.offsets)
     for place in range(min(listed, len(texts)) - 1):
@@ -103,15 +88,8 @@ STOPS = 3
 """Number of pieces of an answer that are used as stop texts."""
 
 
-@check(
-    "stop",
-    "an answer with a stop text is the answer without it, up to where the stop text begins",
-    lambda context: context.plan.prompts * (1 + 2 * STOPS),
-    ("seed alone", "streamed equals whole"),
-)
-async def stops(context: ProofContext) -> ClaimVerdict:
+async def stops(context: ProofContext) -> AsyncIterator[Fault | None]:
     """Use pieces of a known answer as stop texts."""
-    tried = 0
     for seed, text in enumerate(context.plan.texts):
         body = context.sampled(text, seed)
         unstopped = await context.server.ask(body)
@@ -121,13 +99,11 @@ async def stops(context: ProofContext) -> ClaimVerdict:
             for ask in (context.server.ask, context.server.stream):
                 answer = await ask({**body, "stop": [stop]})
                 context.judged(text, answer)
-                tried += 1
                 if (answer.text, answer.first.finish_reason) != (whole[:place], "stop"):
                     fault = f"with the stop {stop!r} the text is not what stands before it"
                     small = {**answer.body, **await _smaller(context, body, stop, place)}
-                    shown = Reproduction([small], brief(answer), f"{whole[:place][-120:]!r} (stop)")
-                    return refuted(tried, fault, shown)
-    return held(tried)
+                    yield fault, Reproduction([small], brief(answer), f"{whole[:place][-120:]!r} (stop)")
+                yield None
 
 
 async def _smaller(context: ProofContext, body: Body, stop: str, place: int) -> Body:
@@ -155,12 +131,6 @@ MORE = 8
 """Number of tokens by which the repeated request's limit is larger."""
 
 
-@check(
-    "ends",
-    "finish_reason is right: stop texts go no further with more room, cut ones do",
-    lambda context: 4 * context.plan.prompts,
-    ("seed alone",),
-)
 async def ends(context: ProofContext) -> ClaimVerdict:
     """Repeat with a larger limit. The text must be equal if it had ended, and continue if it was cut."""
     tried = ended = 0
