@@ -197,9 +197,12 @@ class Estimate:
         found: tuple[list[float], list[float]] = [], []
         for which, shares in enumerate(found):
             known, here, prior = self.pooled.coverage, 1.0, DEFAULTS.prior_drafts
+            continued = 1.0  # fraction of the level above; an unseen level continues like it
             for level in range(depth):
-                known = (prior * known + pooled[level][which]) / (prior + pooled[level][2])
+                above = known
+                known = (prior * known * continued + pooled[level][which]) / (prior + pooled[level][2])
                 here = min((strength * known + own[level][which]) / (strength + own[level][2]), here)
+                continued = min(known / above, 1.0) if level and above else 1.0
                 shares.append(here)
         return found
 

@@ -52,7 +52,9 @@ class ControlSettings:
     half_life_seconds: float = 600.0  # half-life of counts in engine time
     change_drafts: int = 500  # drafts with fast forgetting after a change
     saved_requests: float = 200.0  # maximum pseudo-count of saved counts: traffic changes
-    judged_drafts: int = 8  # maximum drafts counted per step; every second one at most, once all is settled
+    judged_drafts: int = (
+        8  # maximum drafts counted per step once all is settled, and at most every second one
+    )
     request_drafts: float = 12.0  # pseudo-count of the cohort in a request's acceptance ratio
 
 

@@ -163,12 +163,11 @@ def best_choice(here: Pass, groups: Sequence[Group], draft_seconds: DraftSeconds
         for place, group in enumerate(groups)
         for level, gain in enumerate(group.rates.gains(group.shift)[: group.depth])
     )
-    # A drafter that stops itself decides by its confidence; of one group, every prefix has its own depth.
+    # Of one group, every prefix has its own depth.
     are_limited = len(groups) > 1 and any(
         draft_seconds(one.drafter, one.depth, one.requests) - draft_seconds(one.drafter, 1, one.requests)
         >= DEFAULTS.negligible_time * here.plain
         for one in groups
-        if not one.is_stopping
     )
     choices = (
         _best_prefix(here, groups, levels, depth, draft_seconds)
@@ -193,7 +192,7 @@ def _best_prefix(
     drafts, rows, tokens, deepest = 0.0, 0.0, here.drawn, depth
     best_rate, best_count, best_depth, row_seconds = 0.0, 0, depth, 0.0
     added = _added_seconds(here, 0, 0.0)
-    is_single = len(groups) == 1 and not groups[0].is_stopping  # then every prefix has its own depth
+    is_single = len(groups) == 1  # then every prefix has its own depth
     for gain, level, place in levels:
         if level >= depth:
             continue

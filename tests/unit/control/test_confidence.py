@@ -232,18 +232,27 @@ def test_of_several_requests_second_guesses_are_priced_behind_all_first_ones(oft
 
 
 def test_a_guess_has_to_be_the_likelier_the_more_its_row_costs():
-    table = [1.0, 1.0, 1.0, 1.4, 2.0, 3.0]
-    (worth,) = best_plan(
-        Pass.of(1, 1, table),
-        [Group(Rates([[0.8]] * 4, [1.0] * 4), 1, 4, is_stopping=True)],
-        lambda drafter, levels, requests: 0.1 * levels,
-    )
-    assert worth.depth == 4  # the stop decides
+    worth = plan_of_stopping_head([1.0, 1.0, 1.0, 1.1, 1.2, 1.4], drafted=[1.0, 0.5, 0.0, 0.0])
+    assert worth.depth == 3  # the stop decides: one level more than drafts had
     assert worth.least[0] == 0.0  # the second row is free
     assert list(worth.least) == sorted(worth.least)
     assert all(
         stop > least for stop, least in zip(worth.stop, worth.least, strict=True)
     )  # another level costs, too
+
+
+def test_a_head_whose_drafts_were_never_short_has_its_depth_by_average_acceptance():
+    """Its stop may end drafts earlier, but a first answer does not rely on it: four levels would cost too much."""
+    assert plan_of_stopping_head([1.0, 1.0, 1.0, 1.4, 2.0, 3.0], drafted=[1.0] * 4).depth == 1
+
+
+def plan_of_stopping_head(table: Sequence[float], drafted: Sequence[float]) -> Benefit:
+    (worth,) = best_plan(
+        Pass.of(1, 1, table),
+        [Group(Rates([[0.8]] * 4, [1.0] * 4, drafted=drafted), 1, 4, is_stopping=True)],
+        lambda drafter, levels, requests: 0.1 * levels,
+    )
+    return worth
 
 
 def test_a_call_is_expected_to_be_as_deep_as_its_drafts_are():

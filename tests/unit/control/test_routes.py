@@ -18,7 +18,7 @@ from foreword.engine.config import EngineConfig
 from foreword.speculation.drafting import DrafterNeeds
 from foreword.speculation.measured.calls import CallCost
 from foreword.speculation.requests import DraftPlan
-from helpers.traffic import TWO_CORES, Kind, PretendDrafter, Run, Traffic, states_head
+from helpers.traffic import TWO_CORES, Kind, PretendDrafter, Run, Traffic, interpolated, states_head
 
 HEAD = PretendDrafter(
     "eagle",
@@ -278,3 +278,24 @@ def test_a_drafter_is_left_out_where_the_others_do_as_well_without_its_call():
     assert together(0.5, [[group("head", 0.9)]]) == {"head"}
     nearly = [[group("head", 0.805), group("lookup", 0.8)]]
     assert together(0.0, nearly, frozenset({"lookup"})) == {"lookup"}  # no reason for a change
+
+
+STEEP = interpolated([(1, 5.9), (2, 6.7), (5, 9.9), (6, 11.4), (12, 20.7), (32, 55.0), (512, 880.0)])
+"""Passes over 4-bit weights: one token costs less than with 8 bits, every further one more."""
+
+
+@pytest.mark.parametrize(("cohort", "least"), [("chat", 1.2), ("code", 1.3)])
+def test_the_first_answer_drafts_as_deep_as_pays_on_average(cohort: str, least: float):
+    """Of a head that may draft 16 levels and ends its drafts itself, nobody knows yet where it will."""
+    kinds = {"chat": Kind(0.70, 1, 0.3, 0.3), "code": Kind(0.82, 1, 0.3, 0.3)}
+    head = states_head(0.54e-3, (0.66, 0.63, 0.67, 0.7), **kinds)
+    head = replace(head, call=0.7e-3, depth=16, knows=2.0, stops=True)
+    ratios = []
+    for seed in range(8):
+        found = Traffic(STEEP, [head], 1, (cohort,), prompt=40, length=96, seed=seed)
+        cost = CallCost()
+        for levels in (1, 2, 4, 8) * 4:
+            cost.observe(levels, head.seconds(levels, 1))
+        found.situation.costs.begin_with_calls({head.name: cost.as_json()})
+        ratios.append(found.run(MeasuredPolicy(), 50).ratio)
+    assert sum(ratios) / len(ratios) >= least
