@@ -188,7 +188,7 @@ class MeasuredPolicy:
             self.explorer.pay_observing()
         used: dict[Option, None] = {}  # a set in the order of requests
         is_settled = decision is not None and decision.is_settled
-        every = max(-(-len(report.with_drafts) // self.settings.judged_drafts), 2) if is_settled else 1
+        every = max(-(-len(report.with_drafts) // self.settings.judged_drafts), 1) * (2 if is_settled else 1)
         for part in report.requests:
             number = part.request.request_id
             state = self._states.get(number)

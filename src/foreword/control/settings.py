@@ -52,9 +52,7 @@ class ControlSettings:
     half_life_seconds: float = 600.0  # half-life of counts in engine time
     change_drafts: int = 500  # drafts with fast forgetting after a change
     saved_requests: float = 200.0  # maximum pseudo-count of saved counts: traffic changes
-    judged_drafts: int = (
-        8  # maximum drafts counted per step once all is settled, and at most every second one
-    )
+    judged_drafts: int = 16  # maximum drafts counted per step; half of that once all is settled
     request_drafts: float = 12.0  # pseudo-count of the cohort in a request's acceptance ratio
 
 
