@@ -33,6 +33,7 @@ BLOCK_KINDS = {
 """Blocks that the kernels read directly, with the offsets of their half-precision numbers: GGUF's, and Q4_Z of
 `grouped.py`."""
 
+_NARROW_KINDS = BLOCK_KINDS.keys() - {"Q8_0"}  # fewer bytes than with `int8`
 
 BLOCK_COLUMNS = 32
 ROTATED_GROUPS = (192, 128, 64)
@@ -63,6 +64,8 @@ FORMS["q4"] = FORMS["stored"]  # its earlier name
 BLOCK_SETS = ("avx512-vnni", "avx2")
 """Instruction sets with faster passes over blocks than over `int8`: docs/kernels.md, "Which format"."""
 
+_REORDERED = ("q_proj.weight", "k_proj.weight")  # their blocks would be copied into another order
+
 
 def default_form(checkpoint: Checkpoint, isa: str) -> tuple[WeightForm, str]:
     """Return the format that `--dtype auto` stands for, and why.
@@ -71,20 +74,20 @@ def default_form(checkpoint: Checkpoint, isa: str) -> tuple[WeightForm, str]:
     """
     if isa not in BLOCK_SETS:
         return FORMS["int8"], f"passes over blocks were not measured to be faster on {isa}"
-    if not isinstance(checkpoint, HfCheckpoint):
-        return FORMS["int8"], "draft tokens cost less in a pass with int8; stored takes less memory"
-    is_kept: bool | None = None  # of packed matrices, which are alike
     counts: Counter[bool] = Counter()
+    known: bool | None = None  # of packed safetensors, whose matrices are alike
     for name, shape in expected_shapes(checkpoint.config).items():
-        if len(shape) != 2 or name not in checkpoint.tensor_names():
+        if len(shape) != 2 or name.endswith(_REORDERED) or name not in checkpoint.tensor_names():
             continue
-        is_packed = checkpoint.is_packed(name)
-        if is_packed and is_kept is None:
-            is_kept = packed_blocks(checkpoint, name) is not None
-        counts[is_packed and bool(is_kept)] += shape[0] * shape[1]
+        stored = checkpoint.quantized(name)
+        is_narrow = stored is not None and stored.kind in _NARROW_KINDS
+        if isinstance(checkpoint, HfCheckpoint) and checkpoint.is_packed(name):
+            known = packed_blocks(checkpoint, name) is not None if known is None else known
+            is_narrow = known
+        counts[is_narrow] += shape[0] * shape[1]
     if counts[True] <= counts[False]:
         return FORMS["int8"], "most weights of the file have 8 bits or more"
-    return FORMS["stored"], f"most weights of the file have 4 bits, and {isa} reads them as they are"
+    return FORMS["stored"], f"the file's blocks have fewer than 8 bits, and {isa} reads them faster"
 
 
 def rotated_group(columns: int) -> int:
