@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from foreword.backends.batch import Tap
-from foreword.drafters.registry import DrafterKind, DrafterResources, Guesses
+from foreword.drafters.registry import DrafterKind, DrafterResources, TokenSelection
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import (
     Commit,
@@ -81,5 +81,5 @@ KIND = DrafterKind(
     NearestConfig,
     build,
     can_hang=False,
-    guesses=Guesses.CHOSEN,
+    selection=TokenSelection.CHOSEN,
 )

@@ -10,7 +10,7 @@ import pytest
 
 from foreword import LLM, SamplingParams
 from foreword.drafters.config import SpeculationConfig
-from foreword.drafters.registry import Guesses, drafter_kinds
+from foreword.drafters.registry import TokenSelection, drafter_kinds
 from foreword.engine.config import EngineConfig
 from foreword.errors import RequestError
 from helpers.drafted_answers import PROMPTS, answers, noisy_copy, store_of_answers
@@ -160,7 +160,7 @@ def test_trees_ranked_by_what_was_drawn_are_refused_for_traversal(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Another package's that does not say otherwise; what it makes is not known before it is judged."""
-    kind = replace(drafter_kinds()["suffix"], guesses=Guesses.RANKED)
+    kind = replace(drafter_kinds()["suffix"], selection=TokenSelection.RANKED)
     kinds = {**drafter_kinds(), "ranking": kind}
     monkeypatch.setattr("foreword.drafters.config.drafter_kinds", lambda: kinds)
     config = EngineConfig(acceptance_rule="traversal")

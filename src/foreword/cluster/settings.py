@@ -7,31 +7,35 @@ from typing import TYPE_CHECKING
 from foreword.cluster.address import NodeAddress
 from foreword.cluster.assignment import LABELS
 from foreword.errors import RequestError
+from foreword.speculation.settings import REQUIRED, DrafterSettings, at_least, setting
 
 if TYPE_CHECKING:
     from foreword.cluster.security import Security
 
 
 @dataclass(frozen=True)
-class RemoteConfig:
+class RemoteConfig(DrafterSettings):
     """Node addresses, protection, and excluded tenants."""
 
-    # Comma-separated addresses (host:port or unix:/path), or @FILE with one per line, which is re-read.
-    drafters: str
-    shadow: int = 8  # drafts of a new node that are compared with the text before any is verified
-    labels: str = ""  # location of this target, to prefer near nodes: host=a,rack=b,zone=c
-    local_tenants: str = ""  # tenant patterns (commas, * and ?) whose texts stay on this machine
-    token_file: str = ""  # file with the cluster token; empty: FOREWORD_CLUSTER_TOKEN
-    tls_certificate: str = ""  # PEM files: this target's certificate, its key, the cluster's authority
-    tls_key: str = ""
-    tls_authority: str = ""
-    insecure: bool = False  # allow nodes on other machines without token and TLS
+    drafters: str = setting(
+        REQUIRED,
+        "addresses with commas: host:port or unix:/path; or @FILE with one per line, which is re-read",
+    )
+    shadow: int = setting(
+        8, "drafts of a new node that are compared with the text before any is verified", at_least(0)
+    )
+    labels: str = setting("", "location of this target, to prefer near nodes: host=a,rack=b,zone=c")
+    local_tenants: str = setting("", "tenant patterns (commas, * and ?) whose texts stay on this machine")
+    token_file: str = setting("", "file with the cluster token; empty: FOREWORD_CLUSTER_TOKEN")
+    tls_certificate: str = setting("", "PEM file with this target's certificate")
+    tls_key: str = setting("", "PEM file with the certificate's key")
+    tls_authority: str = setting("", "PEM file of the cluster's authority")
+    insecure: bool = setting(False, "allow nodes on other machines without token and TLS")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.addresses() and not self.is_listed:
             raise RequestError("speculation: drafters must name at least one draft node")
-        if self.shadow < 0:
-            raise RequestError(f"speculation: shadow must be 0 or more, not {self.shadow}")
         parse_labels(self.labels)
 
     @property

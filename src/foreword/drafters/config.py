@@ -10,19 +10,9 @@ from foreword.drafters.combined import FallbackDrafter, MergedDrafter, RoutedDra
 from foreword.drafters.guard import CallerThread, GuardedDrafter
 from foreword.drafters.heads.loading import method_of
 from foreword.drafters.names import named_methods, split_methods
-from foreword.drafters.registry import DrafterResources, Guesses, as_drafter, drafter_kinds
+from foreword.drafters.registry import DrafterResources, TokenSelection, as_drafter, drafter_kinds
 from foreword.errors import ForewordError, RequestError
 from foreword.speculation.drafting import Drafter, DraftSource
-
-_OWN_KEYS = (
-    "method",
-    "num_speculative_tokens",
-    "max_depth",
-    "disable_by_batch_size",
-    "fixed",
-    "combine",
-    "draft_timeout",
-)
 
 COMBINATIONS = ("first", "merge", "route")
 
@@ -113,7 +103,7 @@ class SpeculationConfig:
 
         A merged tree has no q and counts as chosen, which is exact.
         """
-        ranking = [name for name in self.method if drafter_kinds()[name].guesses is Guesses.RANKED]
+        ranking = [name for name in self.method if drafter_kinds()[name].selection is TokenSelection.RANKED]
         return self._is_merged or not any(map(self._branches, ranking))
 
     @property
@@ -157,6 +147,9 @@ class SpeculationConfig:
 
     def settings_of(self, name: str) -> Any:  # noqa: ANN401 - of the drafter's own type
         return drafter_kinds()[name].configure(self._options_of([name]))
+
+
+_OWN_KEYS = tuple(field.name for field in fields(SpeculationConfig) if field.name != "options")
 
 
 def _option_names(methods: Iterable[str]) -> set[str]:

@@ -8,12 +8,14 @@ from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
 from typing import Any
 
+from foreword.backends.batch import MAX_DRAFT_NODES
 from foreword.backends.interface import Decoder
 from foreword.cluster.shared_nodes import SharedNodes
 from foreword.drafters.names import ENTRY_POINTS, OWN_METHODS
 from foreword.errors import RequestError
 from foreword.models.formats.checkpoint import Checkpoint
 from foreword.speculation.drafting import NO_NEEDS, Drafter, DraftSource, Traits
+from foreword.speculation.settings import HELP, DrafterSettings, Limit, setting
 
 
 @dataclass(frozen=True)
@@ -29,17 +31,12 @@ class DrafterResources:
     nodes: SharedNodes = field(default_factory=SharedNodes)
 
 
-class Guesses(Enum):
-    """Ways in which a drafter obtains its tokens. *traversal* verifies trees of the first two only."""
+class TokenSelection(Enum):
+    """Ways in which a drafter selects its tokens. *traversal* verifies trees of the first two only."""
 
     CHOSEN = auto()  # from text, without sampling
     DRAWN = auto()  # sampled, in trees of a fixed shape
     RANKED = auto()  # sampled with q, then ranked or dropped by the result
-
-
-@dataclass(frozen=True)
-class NoSettings:
-    """Settings of a drafter that has none."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +48,7 @@ class DrafterKind:
     build: Callable[[Any, DrafterResources], Any]  # (settings, resources) -> drafter
     makes_trees: Callable[[Any], bool] = lambda settings: False  # whether its drafts may branch
     can_hang: bool = True  # call it in a thread with a time limit, which costs 0.25 ms
-    guesses: Guesses = Guesses.RANKED  # the default allows trees only under *coupled*
+    selection: TokenSelection = TokenSelection.RANKED  # the default allows trees only under *coupled*
     defect: str = ""  # why it cannot be used; empty: it can
     traits: Traits = field(default_factory=Traits)  # without those that depend on settings
     # (settings, resources, KV cache tokens) -> drafter, if a draft node's own model is the drafter.
@@ -62,7 +59,8 @@ class DrafterKind:
         kinds = {one.name: one.type for one in fields(self.settings)}
         for one in fields(self.settings):
             if one.default is MISSING and one.name not in values:
-                raise RequestError(f"speculation: this method needs {one.name!r} ({self.summary})")
+                about = one.metadata.get(HELP) or self.summary
+                raise RequestError(f"speculation: this method needs {one.name!r} ({about})")
         for name, value in values.items():
             expected = _TYPES.get(str(getattr(kinds[name], "__name__", kinds[name])))
             is_wrong = expected is not None and not isinstance(value, expected)
@@ -80,15 +78,21 @@ _NAMES: dict[Any, str] = {
 }
 
 
+def tree_width() -> Any:  # noqa: ANN401
+    """Return the field of drafters that draft a chain or a tree."""
+    limit = Limit(f"in 1 .. {MAX_DRAFT_NODES}", lambda value: 1 <= value <= MAX_DRAFT_NODES)
+    return setting(1, "candidates per draft level; 1: a chain", limit)
+
+
 def is_wide(settings: Any) -> bool:  # noqa: ANN401 - settings with a `tree_width`
     """Return whether the settings make the drafter draft trees."""
     return bool(settings.tree_width > 1)
 
 
-chosen_kind = partial(DrafterKind, can_hang=False, guesses=Guesses.CHOSEN)
+chosen_kind = partial(DrafterKind, can_hang=False, selection=TokenSelection.CHOSEN)
 """A built-in drafter that chooses tokens from texts."""
 
-drawn_kind = partial(DrafterKind, makes_trees=is_wide, can_hang=False, guesses=Guesses.DRAWN)
+drawn_kind = partial(DrafterKind, makes_trees=is_wide, can_hang=False, selection=TokenSelection.DRAWN)
 """A built-in drafter that samples tokens, in trees if `tree_width` is above 1."""
 
 
@@ -118,7 +122,7 @@ def _load(entry: EntryPoint) -> DrafterKind:
         if isinstance(kind, DrafterKind):
             return kind
         defect = f"drafter {entry.name!r}: {entry.value} is not a DrafterKind"
-    return DrafterKind("cannot be loaded", NoSettings, lambda *_: None, defect=defect)
+    return DrafterKind("cannot be loaded", DrafterSettings, lambda *_: None, defect=defect)
 
 
 _METHODS = (

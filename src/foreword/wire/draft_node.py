@@ -11,7 +11,7 @@ from foreword.cluster.node_session import Pace
 from foreword.cluster.security import Security
 from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.guard import GuardedDrafter
-from foreword.drafters.registry import Guesses, drafter_kinds
+from foreword.drafters.registry import TokenSelection, drafter_kinds
 from foreword.engine.loader import LoadedModel
 from foreword.errors import RequestError
 from foreword.speculation.drafting import Drafter
@@ -67,6 +67,6 @@ def _drafter(loaded: LoadedModel, config: SpeculationConfig, kv_tokens: int) -> 
 
 def _pace(config: SpeculationConfig) -> Pace:
     kinds = [drafter_kinds()[name] for name in config.method]
-    if all(kind.guesses is Guesses.CHOSEN for kind in kinds):
+    if all(kind.selection is TokenSelection.CHOSEN for kind in kinds):
         return Pace.AT_ONCE
     return Pace.TREES if config.makes_trees else Pace.LEVELS

@@ -1,7 +1,7 @@
 """A new drafter is one file and one line of the registry; everything else reads what it declares."""
 
+import runpy
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,7 @@ from foreword.wire.draft_node import check_methods
 FILE = '''
 from dataclasses import dataclass
 
-from foreword.drafters.registry import DrafterKind, Guesses
+from foreword.drafters.registry import DrafterKind, TokenSelection
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Drafter, Traits
 
@@ -54,10 +54,11 @@ KIND = DrafterKind(
     EchoConfig,
     lambda settings, _: EchoDrafter(settings),
     can_hang=False,
-    guesses=Guesses.CHOSEN,
+    selection=TokenSelection.CHOSEN,
     traits=EchoDrafter.traits,
 )
 '''
+ROOT = Path(__file__).parents[3]
 LINE = ("echo", "toy_echo_drafter:KIND")
 
 
@@ -129,12 +130,26 @@ def test_a_plug_in_without_the_base_class_is_adapted_once():
     assert as_drafter(drafter) is drafter
 
 
-def test_the_table_in_the_docs_has_every_drafter_with_every_option():
-    text = (Path(__file__).parents[3] / "docs" / "drafters.md").read_text(encoding="utf-8")
-    table = text.partition("| method | where draft tokens come from | keys |")[2].partition("\n\n")[0]
-    rows = {row.split("|")[1].strip(" `"): row for row in table.splitlines()[2:]}
-    kinds = {name: kind for name, kind in drafter_kinds().items() if name in names.OWN_METHODS}
-    assert set(rows) == set(kinds)
-    for name, kind in kinds.items():
-        for option in fields(kind.settings):
-            assert f"`{option.name}`" in rows[name], (name, option.name)
+def test_the_tables_in_the_docs_have_every_drafter_and_every_setting():
+    text = (ROOT / "docs" / "drafters.md").read_text(encoding="utf-8")
+    table = text.partition("| method | where draft tokens come from |")[2].partition("\n\n")[0]
+    assert {row.split("|")[1].strip(" `") for row in table.splitlines()[2:]} == set(names.OWN_METHODS)
+    printed = runpy.run_path(str(ROOT / "scripts" / "drafter_settings.py"))["table"]()
+    assert f"\n{printed}\n\n" in text, "put what scripts/drafter_settings.py prints into docs/drafters.md"
+
+
+@pytest.mark.parametrize(
+    ("method", "values", "fault"),
+    [
+        ("suffix", {"min_probability": 0.0}, r"min_probability must be in \(0, 1\], not 0.0"),
+        ("remote", {"drafters": "unix:/tmp/x", "shadow": -1}, "shadow must be 0 or more, not -1"),
+        ("eagle3", {"tree_width": 65}, r"tree_width must be in 1 \.\. 64, not 65"),
+        ("draft_model", {"model": "x", "tree_width": 0}, "tree_width"),
+        ("rest", {}, "needs 'datastore' \\(a file written by"),
+    ],
+)
+def test_a_setting_beyond_its_limit_is_refused_before_anything_is_loaded(
+    method: str, values: dict[str, object], fault: str
+):
+    with pytest.raises(RequestError, match=fault):
+        SpeculationConfig.parse({"method": method, **values})

@@ -28,6 +28,7 @@ from foreword.models.heads.spec import CONFIDENCE
 from foreword.speculation.draft import ROOT, Draft, mark_cold
 from foreword.speculation.drafting import DraftTask, RequestRows
 from foreword.speculation.layout import SequenceRows
+from foreword.speculation.settings import Limit, setting
 
 STATE_OFFSET = 0
 """A token's row is computed from its own states. The newest token has none yet: it starts the block."""
@@ -118,12 +119,11 @@ DFLASH = head_drafter_kind("dflash", "a head that fills a block of masks in one 
 class DSparkConfig(HeadConfig):
     """Settings of a DSpark head."""
 
-    confidence: float = 0.0  # a draft ends before the first position with lower confidence
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.confidence < 1:
-            raise RequestError(f"confidence must be at least 0 and below 1, not {self.confidence}")
+    confidence: float = setting(
+        0.0,
+        "a draft ends before the first position with lower confidence",
+        Limit("at least 0 and below 1", lambda value: 0 <= value < 1),
+    )
 
 
 class DSparkHead(DFlashHead):

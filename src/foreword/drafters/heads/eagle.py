@@ -36,6 +36,7 @@ from foreword.models.heads.published import MASK_HIDDEN
 from foreword.speculation.draft import NO_DRAFT, Draft, mark_cold
 from foreword.speculation.drafting import Commit, DraftRequest, DraftTask, InFlight, RequestRows
 from foreword.speculation.layout import SequenceRows
+from foreword.speculation.settings import setting
 
 STATE_OFFSET = 1
 """A row is computed from its token and the states of the previous position; the first token has none."""
@@ -211,9 +212,12 @@ P_EAGLE = head_drafter_kind("p_eagle", "an EAGLE-3 head that drafts many tokens 
 
 @dataclass(frozen=True)
 class MtpConfig(HeadConfig):
-    """Location of the module (default: the target's own files) and its input."""
+    """Location of the module, and its input."""
 
-    pre_norm: bool = False  # read the target's last hidden states before the final norm, not after it
+    model: str = setting("", "module: a local path or a hub id; empty: the target's own files")
+    pre_norm: bool = setting(
+        False, "read the target's last hidden states before the final norm, not after it"
+    )
 
 
 def build_mtp(config: MtpConfig, resources: DrafterResources) -> StepwiseHead:

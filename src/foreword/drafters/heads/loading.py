@@ -9,10 +9,10 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from foreword.backends.batch import MAX_DRAFT_NODES, Ints, Tap
+from foreword.backends.batch import Ints, Tap
 from foreword.backends.interface import HeadRunner, RowsRunner
 from foreword.drafters.names import OWN_METHODS
-from foreword.drafters.registry import DrafterKind, DrafterResources, drawn_kind
+from foreword.drafters.registry import DrafterKind, DrafterResources, drawn_kind, tree_width
 from foreword.errors import RequestError
 from foreword.kernels.placement import placement_of
 from foreword.kv.spec import RowSpec
@@ -24,6 +24,7 @@ from foreword.models.heads.spec import CONFIDENCE, DRAFTERS_OWN, HeadSpec
 from foreword.models.sources.resolve import resolve_model
 from foreword.speculation.draft import NO_DRAFT, Draft
 from foreword.speculation.drafting import Drafter, DraftSource, DraftTask, Traits
+from foreword.speculation.settings import DrafterSettings, setting
 
 Found = TypeVar("Found")
 
@@ -84,15 +85,11 @@ HEAD_BY_LEVEL = replace(HEAD, drafts_by_level=True)  # traits of heads that draf
 
 
 @dataclass(frozen=True)
-class HeadConfig:
+class HeadConfig(DrafterSettings):
     """Settings of a head."""
 
-    model: str = ""  # a local path or a hub id; empty: the head shipped for the target
-    tree_width: int = 1  # candidates per draft level; 1 is a chain
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.tree_width <= MAX_DRAFT_NODES:
-            raise RequestError(f"tree_width must be in 1 .. {MAX_DRAFT_NODES}, not {self.tree_width}")
+    model: str = setting("", "head: a local path or a hub id; empty: the head shipped for the target")
+    tree_width: int = tree_width()
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +32,7 @@ from foreword.drafters.trees import GrowingTree, HeadTree, Shape
 from foreword.errors import RequestError
 from foreword.speculation.draft import ROOT, Draft, mark_cold
 from foreword.speculation.drafting import Commit, Drafter, DrafterNeeds, DraftRequest, DraftTask
+from foreword.speculation.settings import setting
 from foreword.structured.state import Path as GrammarPath
 
 RANKS = 10  # number of top tokens per head that a path may select from
@@ -149,8 +149,9 @@ MEASURED, FROM_FILE = "measured", "file"
 class MedusaConfig(HeadConfig):
     """Settings of Medusa heads and their tree."""
 
-    # ranks instead of a width: paths, "file" (those in config.json), or "measured"
-    medusa_choices: Any = None
+    medusa_choices: str | Sequence[Sequence[int]] | None = setting(
+        None, 'tree of ranks instead of a width: paths, `"file"` (those in config.json), or `"measured"`'
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

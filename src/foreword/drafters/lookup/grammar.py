@@ -1,9 +1,10 @@
 """Drafts the tokens that a structured-output grammar forces."""
 
 from foreword.drafters.lookup.base import LookupDrafter
-from foreword.drafters.registry import NoSettings, chosen_kind
+from foreword.drafters.registry import chosen_kind
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import DraftTask, Traits
+from foreword.speculation.settings import DrafterSettings
 
 
 class GrammarDrafter(LookupDrafter[None]):
@@ -30,7 +31,7 @@ class GrammarDrafter(LookupDrafter[None]):
 
 KIND = chosen_kind(
     "drafts the tokens that a structured-output grammar forces",
-    NoSettings,
+    DrafterSettings,
     lambda _, __: GrammarDrafter(),
     traits=GrammarDrafter.traits,
 )

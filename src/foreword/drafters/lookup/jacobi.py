@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from random import Random
 
 from foreword.drafters.lookup.base import READS_DRAWS, JudgedDraft, LookupDrafter
-from foreword.drafters.registry import NoSettings, chosen_kind
+from foreword.drafters.registry import chosen_kind
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Commit, DraftTask
+from foreword.speculation.settings import DrafterSettings
 
 _BYTES_PER_REQUEST = 3_000  # approximate bytes per request, mostly the random generator
 
@@ -67,7 +68,7 @@ def _next_draft(drafted: Sequence[int], commit: Commit) -> list[int]:
 
 KIND = chosen_kind(
     "drafts the tokens that the target drew for later positions",
-    NoSettings,
+    DrafterSettings,
     lambda _, __: JacobiDrafter(),
     traits=JacobiDrafter.traits,
 )

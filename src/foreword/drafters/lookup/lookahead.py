@@ -15,9 +15,9 @@ from typing import NamedTuple
 from foreword.drafters.lookup.base import READS_DRAWS, JudgedDraft, LookupDrafter
 from foreword.drafters.registry import chosen_kind
 from foreword.drafters.trees import TreeBuilder
-from foreword.errors import RequestError
 from foreword.speculation.draft import ROOT, Draft
 from foreword.speculation.drafting import Commit, DraftRequest, DraftTask
+from foreword.speculation.settings import DrafterSettings, at_least, setting
 
 Gram = tuple[int, ...]
 """Tokens that once followed a token."""
@@ -75,24 +75,17 @@ _BYTES_PER_REQUEST = 4_000  # approximate bytes per request's window, mostly the
 
 
 @dataclass(frozen=True)
-class LookaheadConfig:
+class LookaheadConfig(DrafterSettings):
     """Sizes of window and draft, (ngram_size - 1) * (window_size + guess_set_size) - 1 nodes in total.
 
     With fewer nodes available, both shrink.
     """
 
-    window_size: int = 7  # columns of the window
-    ngram_size: int = 5  # length of the n-grams, one more than the window's rows
-    guess_set_size: int = 7  # n-grams per pass, and per first token in the pool
-    pool_size: int = 4096  # n-grams per request
-    pool_from_prompt: bool = True  # whether n-grams of the prompt and answer are added to the pool
-
-    def __post_init__(self) -> None:
-        for name in ("window_size", "guess_set_size", "pool_size"):
-            if getattr(self, name) < 1:
-                raise RequestError(f"speculation: {name} must be at least 1, not {getattr(self, name)}")
-        if self.ngram_size < 2:
-            raise RequestError(f"speculation: ngram_size must be at least 2, not {self.ngram_size}")
+    window_size: int = setting(7, "columns of the window", at_least(1))
+    ngram_size: int = setting(5, "length of the n-grams, one more than the window's rows", at_least(2))
+    guess_set_size: int = setting(7, "n-grams per pass, and per first token in the pool", at_least(1))
+    pool_size: int = setting(4096, "n-grams per request", at_least(1))
+    pool_from_prompt: bool = setting(True, "add n-grams of the prompt and answer to the pool")
 
 
 class WindowSize(NamedTuple):

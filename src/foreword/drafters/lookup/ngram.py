@@ -8,6 +8,7 @@ from foreword.drafters.registry import chosen_kind
 from foreword.errors import RequestError
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import DraftRequest, DraftTask, Traits
+from foreword.speculation.settings import DrafterSettings, setting
 
 _BYTES_PER_RUN, _BYTES_PER_REPEATED = 120, 300
 """Approximate bytes per indexed run, and per run seen more than once, by tracemalloc on CPython 3.11."""
@@ -21,11 +22,11 @@ _BYTES_PER_TOKEN = 8  # approximate bytes per token of an indexed text besides i
 
 
 @dataclass(frozen=True)
-class NgramConfig:
+class NgramConfig(DrafterSettings):
     """Match lengths; names follow vLLM."""
 
-    prompt_lookup_max: int = 4  # longest match that is looked up
-    prompt_lookup_min: int = 2  # shortest match that counts
+    prompt_lookup_max: int = setting(4, "longest match that is looked up")
+    prompt_lookup_min: int = setting(2, "shortest match that counts")
 
     def __post_init__(self) -> None:
         if not 1 <= self.prompt_lookup_min <= self.prompt_lookup_max:

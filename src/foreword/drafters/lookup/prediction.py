@@ -5,9 +5,10 @@ from collections import deque
 from collections.abc import Sequence
 
 from foreword.drafters.lookup.base import LookupDrafter
-from foreword.drafters.registry import NoSettings, chosen_kind
+from foreword.drafters.registry import chosen_kind
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import DraftTask, Traits
+from foreword.speculation.settings import DrafterSettings
 
 _COMPARED = 8  # trailing answer tokens compared when searching for its position
 _LOOKED_AT = 64  # candidate positions per direction: limits the work for very repetitive texts
@@ -132,7 +133,7 @@ def count_followed(expected: Sequence[int], answer: Sequence[int]) -> int:
 
 KIND = chosen_kind(
     "follows the answer that the request's user expects",
-    NoSettings,
+    DrafterSettings,
     lambda _, __: PredictionDrafter(),
     traits=PredictionDrafter.traits,
 )

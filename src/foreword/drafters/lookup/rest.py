@@ -12,31 +12,31 @@ from foreword.drafters.registry import DrafterResources, chosen_kind
 from foreword.errors import RequestError
 from foreword.speculation.draft import ROOT, Draft
 from foreword.speculation.drafting import DraftTask
+from foreword.speculation.settings import REQUIRED, DrafterSettings, Limit, at_least, setting
 
 _TOKEN_BITS = 32
 _LEFT_OUT = -2
 
 
 @dataclass(frozen=True)
-class RestConfig:
+class RestConfig(DrafterSettings):
     """Location of the datastore, and matching limits."""
 
-    datastore: str  # a file written by `foreword datastore build`
-    min_match: int = 2  # minimum match length
-    max_match: int = DEPTH  # maximum match length
-    max_matches: int = 1000  # maximum continuations counted, evenly spaced
-    min_probability: float = 0.05  # minimum fraction of the matches for a node
+    datastore: str = setting(REQUIRED, "a file written by `foreword datastore build`")
+    min_match: int = setting(2, "minimum match length")
+    max_match: int = setting(DEPTH, "maximum match length")
+    max_matches: int = setting(1000, "maximum continuations counted, evenly spaced", at_least(1))
+    min_probability: float = setting(
+        0.05, "minimum fraction of the matches for a node", Limit("in 0 .. 1", lambda value: 0 <= value <= 1)
+    )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 1 <= self.min_match <= self.max_match <= DEPTH:
             raise RequestError(
                 f"speculation: min_match and max_match must satisfy 1 <= min <= max <= {DEPTH}, "
                 f"not {self.min_match} and {self.max_match}"
             )
-        if self.max_matches < 1:
-            raise RequestError(f"speculation: max_matches must be at least 1, not {self.max_matches}")
-        if not 0 <= self.min_probability <= 1:
-            raise RequestError(f"speculation: min_probability must be in 0 .. 1, not {self.min_probability}")
 
 
 def build_rest(config: RestConfig, resources: DrafterResources) -> "RestDrafter":

@@ -12,6 +12,7 @@ from foreword.errors import RequestError
 from foreword.speculation import draft as drafts
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import DraftRequest, DraftTask, Traits
+from foreword.speculation.settings import DrafterSettings, Limit, at_least, setting
 
 _REMATCHED = 64  # last tokens of a request that are matched again when its tenant's store has changed
 _WIDEST = 8  # maximum continuations per node that are considered
@@ -19,24 +20,22 @@ MOST_TENANTS = 256  # maximum number of tenants with stored answers; the least r
 
 
 @dataclass(frozen=True)
-class SuffixConfig:
+class SuffixConfig(DrafterSettings):
     """Matching and storage limits."""
 
-    min_match: int = 2  # shortest usable suffix
-    depth_per_match: float = 2.0  # maximum draft depth per token of match length
-    min_probability: float = 0.2  # minimum estimated probability of a node
-    max_stored_tokens: int = 65_536  # stored answer tokens per tenant; the older half is dropped first
-    warm_file: str = ""  # a text file that initialises every tenant's store; empty: none
-
-    def __post_init__(self) -> None:
-        if self.min_match < 1:
-            raise RequestError(f"min_match must be at least 1, not {self.min_match}")
-        if not self.depth_per_match > 0:
-            raise RequestError(f"depth_per_match must be positive, not {self.depth_per_match}")
-        if not 0 < self.min_probability <= 1:
-            raise RequestError(f"min_probability must be in (0, 1], not {self.min_probability}")
-        if self.max_stored_tokens < 0:
-            raise RequestError(f"max_stored_tokens must not be negative, not {self.max_stored_tokens}")
+    min_match: int = setting(2, "shortest usable suffix", at_least(1))
+    depth_per_match: float = setting(
+        2.0,
+        "maximum draft depth per token of match length",
+        Limit("positive", lambda value: value > 0),
+    )
+    min_probability: float = setting(
+        0.2, "minimum estimated probability of a node", Limit("in (0, 1]", lambda value: 0 < value <= 1)
+    )
+    max_stored_tokens: int = setting(
+        65_536, "stored answer tokens per tenant; the older half is dropped first", at_least(0)
+    )
+    warm_file: str = setting("", "a text file that initialises every tenant's store; empty: none")
 
 
 class SuffixStore:

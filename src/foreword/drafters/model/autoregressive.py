@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 
 from foreword.acceptance.transfer import HostCopy, started
-from foreword.backends.batch import MAX_DRAFT_NODES
 from foreword.backends.interface import Decoder
 from foreword.backends.runner import ModelRunner
 from foreword.drafters.model.vocabularies import SharedTokens, shared_tokens
 from foreword.drafters.next_level import draw_unread, grow_chains, grow_trees, is_drawn_unread
-from foreword.drafters.registry import DrafterResources, drawn_kind
+from foreword.drafters.registry import DrafterResources, drawn_kind, tree_width
 from foreword.drafters.trees import GrowingTree
 from foreword.errors import RequestError
 from foreword.kv.block_pool import OutOfPages
@@ -25,6 +24,7 @@ from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Drafter, DraftRequest, DraftSource, DraftTask, Traits
 from foreword.speculation.layout import BatchBuffers, SequenceRows
 from foreword.speculation.proposing import fair_shares
+from foreword.speculation.settings import REQUIRED, DrafterSettings, setting
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,6 @@ class DraftingSize:
     tree_width: int = 1  # nodes per level; 1 is a chain
     kv_tokens: int = 32_768  # capacity of its KV cache, over all requests
     rows_per_pass: int = 256  # tokens per catch-up pass; longer texts take several passes
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.tree_width <= MAX_DRAFT_NODES:
-            raise RequestError(f"tree_width must be in 1 .. {MAX_DRAFT_NODES}, not {self.tree_width}")
 
 
 class AutoregressiveDrafter(Drafter):
@@ -209,11 +205,11 @@ class AutoregressiveDrafter(Drafter):
 
 
 @dataclass(frozen=True)
-class DraftModelConfig:
+class DraftModelConfig(DrafterSettings):
     """Settings of a draft model."""
 
-    model: str  # a built-in name, a local path or a hub id
-    tree_width: int = 1  # nodes per draft level; 1 is a chain
+    model: str = setting(REQUIRED, "a built-in name, a local path or a hub id")
+    tree_width: int = tree_width()
 
 
 def build_draft_model(config: DraftModelConfig, resources: DrafterResources) -> AutoregressiveDrafter:

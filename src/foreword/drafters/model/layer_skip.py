@@ -13,7 +13,7 @@ from foreword.drafters.heads.growing import GrowthStart, grow_by_passes
 from foreword.drafters.heads.in_pages import HeadInPages
 from foreword.drafters.heads.loading import HEAD_BY_LEVEL, DraftVocabulary, LoadedRows, drafts_where
 from foreword.drafters.model.autoregressive import AutoregressiveDrafter, DraftingSize
-from foreword.drafters.registry import DrafterResources, drawn_kind
+from foreword.drafters.registry import DrafterResources, drawn_kind, tree_width
 from foreword.drafters.trees import HeadTree
 from foreword.errors import RequestError
 from foreword.kv.spec import RowSpec
@@ -26,6 +26,7 @@ from foreword.models.tokenization.tokenizer import Tokenizer
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Drafter, DraftTask, RequestRows
 from foreword.speculation.layout import SequenceRows
+from foreword.speculation.settings import DrafterSettings, at_least, setting
 
 _ENDS = frozenset({"model.embed_tokens.weight", "lm_head.weight"})
 
@@ -134,17 +135,19 @@ class ExitHead(HeadInPages):
 
 
 @dataclass(frozen=True)
-class LayerSkipConfig:
+class LayerSkipConfig(DrafterSettings):
     """The layers that draft. Any choice is exact, because the target's pass rewrites every row."""
 
-    layers: tuple[int, ...] | None = None  # layers to run, ascending; None: see exit_layer
-    exit_layer: int = 0  # run the first layers up to this many; 0: half of them
-    adapter: str | None = None  # directory written by `foreword train exit`; it defines its own layer
-    tree_width: int = 1  # nodes per draft level; 1 is a chain
-    # an adapter keeps its own KV rows for all layers, even if the target's could be used
-    own_kv: bool = False
+    layers: tuple[int, ...] | None = setting(None, "layers to run, ascending; default: the first ones")
+    exit_layer: int = setting(0, "run this many of the first layers; 0: half of them", at_least(0))
+    adapter: str | None = setting(
+        None, "directory written by `foreword train exit`; it defines its own layer"
+    )
+    tree_width: int = tree_width()
+    own_kv: bool = setting(False, "an adapter keeps its own KV rows, even if the target's could be used")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         listed = self.layers if isinstance(self.layers, list | tuple) else ()
         is_list = bool(listed) and all(type(layer) is int for layer in listed)
         if self.layers is not None and not is_list:
@@ -154,8 +157,6 @@ class LayerSkipConfig:
             )
         if self.layers is not None and self.exit_layer:
             raise RequestError("speculation: layers and exit_layer exclude each other; give one")
-        if self.exit_layer < 0:
-            raise RequestError(f"speculation: exit_layer must be 0 or more, not {self.exit_layer}")
         if self.adapter is None:
             if self.own_kv:
                 raise RequestError("speculation: own_kv is for an adapter; leave it out or name one")

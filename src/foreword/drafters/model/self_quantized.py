@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from foreword.drafters.model.autoregressive import AutoregressiveDrafter, DraftingSize
-from foreword.drafters.registry import DrafterResources, drawn_kind
-from foreword.errors import RequestError
+from foreword.drafters.registry import DrafterResources, drawn_kind, tree_width
 from foreword.models.config import ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint, QuantizedTensor
 from foreword.models.tokenization.tokenizer import Tokenizer
+from foreword.speculation.settings import DrafterSettings, Limit, setting
 
 GROUP = 32  # weights per scale and minimum, as in GGUF's Q4_1
 
@@ -103,15 +103,15 @@ def pack_q4_1(
 
 
 @dataclass(frozen=True)
-class SelfQuantizedConfig:
+class SelfQuantizedConfig(DrafterSettings):
     """Settings of the quantization."""
 
-    bits: int = 4  # 2**bits levels per weight: 4, 3 or 2
-    tree_width: int = 1  # nodes per draft level; 1 is a chain
-
-    def __post_init__(self) -> None:
-        if self.bits not in (2, 3, 4):
-            raise RequestError(f"speculation: bits must be 2, 3 or 4, not {self.bits}")
+    bits: int = setting(
+        4,
+        "bits per weight; fewer are coarser, not faster",
+        Limit("2, 3 or 4", lambda value: value in (2, 3, 4)),
+    )
+    tree_width: int = tree_width()
 
 
 def build_self_quantized(config: SelfQuantizedConfig, resources: DrafterResources) -> AutoregressiveDrafter:
