@@ -2,12 +2,16 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from fastapi import FastAPI
 from safetensors.torch import load_file
+from starlette.testclient import TestClient
 
 from foreword import __version__
 from foreword.models.formats.checkpoint import open_checkpoint
+from foreword.server.api.ollama import ollama_routes
 from foreword.server.model_files import ModelFiles
 from foreword.server.settings import Limits, ServerSettings
 from helpers.fake_engine import FakeEngine
@@ -180,6 +184,16 @@ def test_models_are_listed_and_shown(server, client, model):
         assert http.post("/api/embed", json={}).status_code == 501
         assert http.request("DELETE", "/api/delete", json={"model": "tiny"}).status_code == 501
         assert http.post("/api/show", json={}).json() == {"error": "model: is missing"}
+
+
+@pytest.mark.parametrize(("requested", "shown"), [(None, 2048), (512, 512), (4096, 2048)])
+def test_the_context_is_shown_while_the_engine_starts(model, requested: int | None, shown: int):
+    settings = ServerSettings("tiny", ModelFiles.of(open_checkpoint(model), requested))
+    app = FastAPI()
+    starting = SimpleNamespace(settings=settings, adapters={}, engine=SimpleNamespace(max_model_len=None))
+    app.include_router(ollama_routes(starting))
+    (running,) = TestClient(app).get("/api/ps").json()["models"]
+    assert running["context_length"] == shown
 
 
 def test_a_request_without_words_loads_the_model(client):

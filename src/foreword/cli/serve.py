@@ -197,7 +197,7 @@ def prepare(
     head = find_head(checkpoint, checkpoint.tokenizer())
     local = choose_speculation(speculation, is_shape_invariant(choice), engine.acceptance_rule, head).config
     drafting, sampling = with_nodes(local, nodes), sampling_defaults(checkpoint, generation_config)
-    files = ModelFiles.of(checkpoint)
+    files = ModelFiles.of(checkpoint, engine.max_model_len)
     settings = replace(settings, speculation=drafting, model_files=files, sampling=sampling)
     mapping = None if drafting is None else drafting.as_mapping()
     factory = engine.engine_factory or DEFAULT_FACTORY

@@ -20,15 +20,17 @@ class ModelFiles:
     family: str = ""  # architecture, such as "llama"
     weight_format: str = ""  # such as "BF16" or "Q4_K_M"; empty: unknown
     parameters: int = 0  # number of weights
+    context_length: int | None = None  # of the model, or the shorter one that was requested
 
     @classmethod
-    def of(cls, checkpoint: "ModelFile") -> Self:
-        """Describe an opened model."""
+    def of(cls, checkpoint: "ModelFile", max_model_len: int | None = None) -> Self:
+        """Describe an opened model, of which at most `max_model_len` positions are requested."""
         from foreword.models.layer_shapes import expected_shapes
 
         path = checkpoint.path
         files = sorted(path.rglob("*")) if path.is_dir() else [path]
         found = {file.name: file.stat() for file in files if file.is_file()}
+        longest = checkpoint.config.context_length
         facts = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in found.items()]
         return cls(
             size=sum(stat.st_size for stat in found.values()),
@@ -38,4 +40,5 @@ class ModelFiles:
             family=checkpoint.config.architecture,
             weight_format=checkpoint.weight_format(),
             parameters=sum(math.prod(shape) for shape in expected_shapes(checkpoint.config).values()),
+            context_length=min(longest, max_model_len or longest),
         )

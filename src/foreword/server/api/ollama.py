@@ -71,7 +71,7 @@ def ollama_routes(context: ServerContext) -> APIRouter:
             "digest": files.digest,
             "details": _details(files),
             "expires_at": None,
-            "context_length": context.engine.max_model_len,
+            "context_length": _context_length(context),
         }
         return json_answer({"models": [{"name": name, "model": name, **about} for name in names]})
 
@@ -121,6 +121,11 @@ def _changed(files: ModelFiles) -> str:
     return datetime.fromtimestamp(files.modified, UTC).isoformat().replace("+00:00", "Z")
 
 
+def _context_length(context: ServerContext) -> int | None:
+    """Return the usable context; while the engine starts, the longest that it can have."""
+    return context.engine.max_model_len or context.settings.model_files.context_length
+
+
 def _shown(context: ServerContext, name: str) -> Json:
     files = context.settings.model_files
     tokenizer = context.prompts.tokenizer
@@ -138,7 +143,7 @@ def _shown(context: ServerContext, name: str) -> Json:
             "general.architecture": files.family,
             "general.name": name,
             "general.parameter_count": files.parameters,
-            f"{files.family}.context_length": context.engine.max_model_len,
+            f"{files.family}.context_length": _context_length(context),
         },
         "capabilities": [name for name, has in capabilities.items() if has],
         "details": _details(files),
