@@ -19,7 +19,7 @@ class RemoteConfig(DrafterSettings):
 
     drafters: str = setting(
         REQUIRED,
-        "addresses with commas: host:port or unix:/path; or @FILE with one per line, which is re-read",
+        "host:port or unix:/path, separated by commas; or @FILE with one per line, which is re-read",
     )
     shadow: int = setting(
         8, "drafts of a new node that are compared with the text before any is verified", at_least(0)

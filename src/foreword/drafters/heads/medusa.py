@@ -150,7 +150,7 @@ class MedusaConfig(HeadConfig):
     """Settings of Medusa heads and their tree."""
 
     medusa_choices: str | Sequence[Sequence[int]] | None = setting(
-        None, 'tree of ranks instead of a width: paths, `"file"` (those in config.json), or `"measured"`'
+        None, 'shape of the tree: paths of ranks, `"file"` (paths in config.json), or `"measured"`'
     )
 
     def __post_init__(self) -> None:

@@ -81,10 +81,10 @@ class LookaheadConfig(DrafterSettings):
     With fewer nodes available, both shrink.
     """
 
-    window_size: int = setting(7, "columns of the window", at_least(1))
+    window_size: int = setting(7, "columns of the window: future positions", at_least(1))
     ngram_size: int = setting(5, "length of the n-grams, one more than the window's rows", at_least(2))
-    guess_set_size: int = setting(7, "n-grams per pass, and per first token in the pool", at_least(1))
-    pool_size: int = setting(4096, "n-grams per request", at_least(1))
+    guess_set_size: int = setting(7, "n-grams verified per pass, and stored per first token", at_least(1))
+    pool_size: int = setting(4096, "stored n-grams per request", at_least(1))
     pool_from_prompt: bool = setting(True, "add n-grams of the prompt and answer to the pool")
 
 

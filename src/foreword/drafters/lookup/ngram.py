@@ -25,8 +25,8 @@ _BYTES_PER_TOKEN = 8  # approximate bytes per token of an indexed text besides i
 class NgramConfig(DrafterSettings):
     """Match lengths; names follow vLLM."""
 
-    prompt_lookup_max: int = setting(4, "longest match that is looked up")
-    prompt_lookup_min: int = setting(2, "shortest match that counts")
+    prompt_lookup_max: int = setting(4, "maximum match length")
+    prompt_lookup_min: int = setting(2, "minimum match length")
 
     def __post_init__(self) -> None:
         if not 1 <= self.prompt_lookup_min <= self.prompt_lookup_max:

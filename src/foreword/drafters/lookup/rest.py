@@ -25,7 +25,7 @@ class RestConfig(DrafterSettings):
     datastore: str = setting(REQUIRED, "a file written by `foreword datastore build`")
     min_match: int = setting(2, "minimum match length")
     max_match: int = setting(DEPTH, "maximum match length")
-    max_matches: int = setting(1000, "maximum continuations counted, evenly spaced", at_least(1))
+    max_matches: int = setting(1000, "counted continuations; if there are more, a sample", at_least(1))
     min_probability: float = setting(
         0.05, "minimum fraction of the matches for a node", Limit("in 0 .. 1", lambda value: 0 <= value <= 1)
     )

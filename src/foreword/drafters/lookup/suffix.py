@@ -23,7 +23,7 @@ MOST_TENANTS = 256  # maximum number of tenants with stored answers; the least r
 class SuffixConfig(DrafterSettings):
     """Matching and storage limits."""
 
-    min_match: int = setting(2, "shortest usable suffix", at_least(1))
+    min_match: int = setting(2, "minimum match length", at_least(1))
     depth_per_match: float = setting(
         2.0,
         "maximum draft depth per token of match length",

@@ -144,7 +144,7 @@ class LayerSkipConfig(DrafterSettings):
         None, "directory written by `foreword train exit`; it defines its own layer"
     )
     tree_width: int = tree_width()
-    own_kv: bool = setting(False, "an adapter keeps its own KV rows, even if the target's could be used")
+    own_kv: bool = setting(False, "the adapter keeps its own KV rows and does not use the target's")
 
     def __post_init__(self) -> None:
         super().__post_init__()

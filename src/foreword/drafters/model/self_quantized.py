@@ -108,7 +108,7 @@ class SelfQuantizedConfig(DrafterSettings):
 
     bits: int = setting(
         4,
-        "bits per weight; fewer are coarser, not faster",
+        "bits per weight; fewer lower the acceptance and save no time",
         Limit("2, 3 or 4", lambda value: value in (2, 3, 4)),
     )
     tree_width: int = tree_width()
