@@ -17,12 +17,12 @@ from helpers.kernel_variants import RecordedDevice
 
 def assert_one_variant_for_any_number_of_requests() -> None:
     """What is prepared for one request serves others: the number of requests is no part of a kind of pass."""
-    from foreword.backends.cuda.kernels.chains import run_lengths
+    from foreword.backends.cuda.kernels.chains import count_accepted
 
     with recording() as missing:
         for room in (1, 2, 50):
             places, small = torch.zeros((room, 4), dtype=torch.int32), torch.zeros(64, dtype=torch.int32)
-            run_lengths(small.long(), small[:room], small.long(), places, small[:room].clone())
+            count_accepted(small.long(), small[:room], small.long(), places, small[:room].clone())
     assert len(missing) == 1, list(missing)
 
 

@@ -56,7 +56,7 @@ CHAIN_MUTANTS = (
         12,
         "of several tokens that are committed at once bad words see the newest alone",
         "acceptance/request.py",
-        "RequestSampler._learn",
+        "RequestSampler._add_tokens",
         "tokens[-kept:]",
         "tokens[-1:]",
         (f"{CHAINS}::test_bad_words_are_seen_across_several_accepted_guesses",),

@@ -103,9 +103,9 @@ PENDING_MUTANTS = (
         48,
         "a run goes on behind a guess that was not drawn",
         "backends/cuda/kernels/chains.py",
-        "_run_lengths",
-        "going = going & (tl.maximum(token, 0) == own)\nfound += going.to(tl.int32)",
-        "found += (going & (tl.maximum(token, 0) == own)).to(tl.int32)",
+        "_count_accepted",
+        "is_accepted = is_accepted & (tl.maximum(token, 0) == own)\ncount += is_accepted.to(tl.int32)",
+        "count += (is_accepted & (tl.maximum(token, 0) == own)).to(tl.int32)",
         (
             "tests/unit/backends/cuda/test_chain_places.py::test_a_run_ends_with_the_first_guess_that_is_not_drawn",
         ),

@@ -113,7 +113,7 @@ ROLLOUT_MUTANTS = (
         81,
         "the law of texts is compared with itself",
         "control/rollout/pair.py",
-        "PairRollout.drawn_again",
+        "PairRollout.add_samples",
         "own",
         "plain",
         (f"{ENGINE}::test_one_that_changes_the_law_of_drawn_texts_is_found_out",),

@@ -69,7 +69,7 @@ TRAVERSAL_MUTANTS = (
         "nodes of one depth are accepted by the same uniform",
         "acceptance/judge.py",
         "_run_drawn_rules",
-        "branched(accept_keys, trees.branches)",
+        "branch_keys(accept_keys, trees.branches)",
         "accept_keys",
         (REFERENCE,),
     ),

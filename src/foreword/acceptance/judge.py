@@ -9,7 +9,7 @@ from torch import Tensor
 from foreword.acceptance.batch import Judgement, RowStatus, Verdicts
 from foreword.acceptance.corrections import corrected_logits
 from foreword.acceptance.distribution import RowParams, best_per_row, sample, shape_rows
-from foreword.acceptance.noise import Keys, Stream, absorbed, branched, key_tensor, stems, uniforms
+from foreword.acceptance.noise import Keys, Stream, branch_keys, extend_keys, key_tensor, stems, uniforms
 from foreword.acceptance.rules import block, coupled, token, traversal
 from foreword.acceptance.rules.chains import ChainRows, draw_leftover, leftover
 from foreword.acceptance.rules.rule import Rule, check_exact
@@ -128,7 +128,7 @@ def _run_drawn_rules(judged: Judgement, logits: Tensor, drawn_rules: Sequence[Ru
     for rule in drawn_rules:
         members = np.flatnonzero(rules == rule)
         if rule is Rule.TRAVERSAL:
-            chance = uniforms(branched(accept_keys, trees.branches))
+            chance = uniforms(branch_keys(accept_keys, trees.branches))
             stops, own = _run_traversal(chains, members, chance, own_keys)
         else:
             stops, own = _run_chain_rule(chains, rule, members, uniforms(accept_keys), own_keys)
@@ -158,7 +158,7 @@ def _run_traversal(chains: ChainRows, requests: Ints, chance: Floats, own_keys: 
 def _keys(judged: Judgement, stream: Stream) -> Keys:
     """[rows], keys of one noise stream at every row's position."""
     if stream is Stream.TARGET:
-        return absorbed(judged.row_records["stem"], judged.positions)
+        return extend_keys(judged.row_records["stem"], judged.positions)
     records = judged.records
     stem = stems(records["seed"], records["sample"], stream, records["nonce"])
-    return absorbed(stem[judged.trees.request_of_row], judged.positions)
+    return extend_keys(stem[judged.trees.request_of_row], judged.positions)

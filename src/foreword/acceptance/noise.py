@@ -44,22 +44,22 @@ def mix(z: Keys) -> Keys:
 
 
 def stems(seed: Numbers, sample: Numbers, stream: Stream, nonce: Numbers) -> Keys:
-    """[requests], key prefix shared by all positions of one stream."""
+    """Return the key prefixes [requests] that all positions of a stream share."""
     key = np.zeros(1, np.uint64)
-    for words in (seed, sample, int(stream), nonce):
-        key = absorbed(key, words)
+    for numbers in (seed, sample, int(stream), nonce):
+        key = extend_keys(key, numbers)
     return key
 
 
-def absorbed(keys: Keys, words: Numbers) -> Keys:
-    """Mix integers into keys; stems mixed with positions become row keys."""
-    return mix((keys + np.uint64(GAMMA)) ^ np.asarray(words).astype(np.uint64))
+def extend_keys(keys: Keys, numbers: Numbers) -> Keys:
+    """Mix one more integer into each key. A stem extended by a position is the key of a row."""
+    return mix((keys + np.uint64(GAMMA)) ^ np.asarray(numbers).astype(np.uint64))
 
 
-def branched(keys: Keys, branches: Numbers) -> Keys:
-    """Derive keys of nodes at one position: branch 0 keeps the position's key, as in a chain."""
+def branch_keys(keys: Keys, branches: Numbers) -> Keys:
+    """Return the keys of tree nodes at the same position. Branch 0 has the position's key, as in a chain."""
     numbers = np.asarray(branches)
-    return np.where(numbers > 0, absorbed(keys, numbers), keys)
+    return np.where(numbers > 0, extend_keys(keys, numbers), keys)
 
 
 def bits(keys: Tensor, tokens: Tensor) -> Tensor:

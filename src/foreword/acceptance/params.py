@@ -45,19 +45,20 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None  # the same for prompt tokens
     structured: StructuredOutputs | None = None  # response format; None: any text
-    thinking: Thinking | None = None  # reasoning block at the start, if a budget or format needs its tags
+    # Tags of the reasoning block. None: no token budget and no response format needs them.
+    thinking: Thinking | None = None
 
     def __post_init__(self) -> None:
-        self._check_shape()
+        self._check_filters()
         self._check_ids()
         self._check_lengths()
-        self._check_form()
+        self._check_structured()
 
     @property
     def stop_texts(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
-    def _check_shape(self) -> None:
+    def _check_filters(self) -> None:
         _finite("temperature", self.temperature)
         if self.temperature != 0 and self.temperature < MIN_TEMPERATURE:
             _refuse("temperature", self.temperature, f"0 (greedy) or a number >= {MIN_TEMPERATURE}")
@@ -99,7 +100,7 @@ class SamplingParams:
             if wanted is not None and not 0 <= _integer(name, wanted) <= MAX_LOGPROBS:
                 _refuse(name, wanted, f"None or in 0 .. {MAX_LOGPROBS}")
 
-    def _check_form(self) -> None:
+    def _check_structured(self) -> None:
         if self.structured is None:
             return
         object.__setattr__(self, "structured", StructuredOutputs.of(self.structured))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from foreword.acceptance.noise import Keys, Numbers, Stream, absorbed, branched, stems
+from foreword.acceptance.noise import Keys, Numbers, Stream, branch_keys, extend_keys, stems
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.rules.rule import Rule
 from foreword.acceptance.rules.trees import Floats, Ints
@@ -66,16 +66,15 @@ class DraftSampling:
     grammar: AnswerState | None = None
 
     def keys(self, positions: Numbers, branches: Numbers = 0) -> Keys:
-        """[positions], a drafter's noise keys: its token is argmax(log q + gumbel(key, id)).
+        """Return a drafter's noise keys at these positions: it samples the token argmax(log q + gumbel(key, id)).
 
-        Only *coupled* shares the target's noise. Sharing it, or using one position's noise twice, would bias the
-        other rules: they have their own stream, and the nonce changes with every step. `branches` distinguishes tree
-        nodes whose children share a position; siblings are the best, second best, ... of one key, which draws them
-        without replacement.
+        Under *coupled* they are the target's. The other rules would be biased by noise that was used before. They have
+        a stream of their own, and the nonce changes with every step. `branches` distinguishes tree nodes at the same
+        position. Siblings share a key: they are its best, second best, ... token, which samples without replacement.
         """
         if self.rule is Rule.COUPLED:
-            return absorbed(self._stem, positions)
-        return branched(absorbed(self._stem, positions), branches)
+            return extend_keys(self._stem, positions)
+        return branch_keys(extend_keys(self._stem, positions), branches)
 
     @cached_property
     def record(self) -> Record:
@@ -90,7 +89,7 @@ class DraftSampling:
 
 
 def stacked_records(samplings: Sequence[DraftSampling]) -> Record:
-    """[requests], RECORD; NumPy takes ten times as long to stack arrays of them."""
+    """Return the requests' records as one array. Stacking them with NumPy takes ten times as long."""
     return np.frombuffer(b"".join([sampling.record_bytes for sampling in samplings]), RECORD)
 
 
@@ -112,7 +111,7 @@ class RequestSampler:
         self.vocab_size = limits.vocab_size
         self.record_bytes = bytearray(RECORD.itemsize)
         self.record: Record = np.ndarray((), RECORD, self.record_bytes)
-        # NumPy takes ten times as long to update one number.
+        # Updating a counter through `record` takes ten times as long.
         self._counters = memoryview(self.record_bytes).cast("q")
         self._fill_record(params, limits, seed, sample, rule)
         self.bias_ids: Ints = np.fromiter(params.logit_bias.keys(), np.int64)
@@ -134,10 +133,10 @@ class RequestSampler:
         self.seen = SeenTokens()
         self.tail: Ints = np.full(max(self.bad_words.shape[1] - 1, 0), -1, np.int64)  # newest token last
         self.seed, self.rule = int(seed), rule  # the seed in use
-        # Whether draws do not depend on earlier tokens, as far as the parameters go; read every step.
-        self._draws_alone = rule is Rule.COUPLED and not self._counts_tokens and not len(self.tail)
+        # Whether no parameter makes sampling depend on earlier tokens; read every step.
+        self._is_memoryless = rule is Rule.COUPLED and not self._counts_tokens and not len(self.tail)
         self._drafting: dict[str, Any] | None = None  # constant part of `drafting()`
-        self._learn(prompt, generated=False)
+        self._add_tokens(prompt, generated=False)
 
     def _fill_record(
         self, params: SamplingParams, limits: TokenLimits, seed: int, sample: int, rule: Rule
@@ -158,12 +157,12 @@ class RequestSampler:
 
     @property
     def can_pipeline(self) -> bool:
-        """Return whether the draw after the next one can be launched before the host knows the next token."""
-        return self._draws_alone and self.grammar is None
+        """Return whether the host can launch a pass before it knows the token that the previous pass samples."""
+        return self._is_memoryless and self.grammar is None
 
     @property
     def is_ready(self) -> bool:
-        """Return whether its next pass can start: masks of slow grammars are computed between passes."""
+        """Return whether its next pass can start, or must wait until the mask of a slow grammar is computed."""
         return self.grammar is None or self.grammar.is_ready
 
     @property
@@ -197,10 +196,10 @@ class RequestSampler:
         """Add the tokens of a committed step, and advance the nonce; or raise before any change."""
         if self.grammar is not None:
             self.grammar.commit(tokens)
-        self._learn(tokens, generated=True)
+        self._add_tokens(tokens, generated=True)
         self._counters[_NONCE] += 1
 
-    def _learn(self, tokens: Sequence[int], generated: bool) -> None:
+    def _add_tokens(self, tokens: Sequence[int], generated: bool) -> None:
         kept, count = len(self.tail), len(tokens)
         if kept or self._counts_tokens:
             newest = np.array(tokens[-kept:], np.int64) if kept else self.tail

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from foreword.acceptance.batch import Judgement
 from foreword.acceptance.judge import judge
-from foreword.acceptance.noise import Keys, Stream, absorbed, bits, gumbel, key_tensor, stems
+from foreword.acceptance.noise import Keys, Stream, bits, extend_keys, gumbel, key_tensor, stems
 from foreword.acceptance.rules.trees import DraftTrees, Floats
 from foreword.proofs.cases import Case, PossibleTree, random_case, target_logits
 
@@ -96,7 +96,7 @@ class NoiseCheck:
 
 def keys_of(seed: int = 1, sample: int = 0, stream: Stream = Stream.TARGET, nonce: int = 0) -> Tensor:
     """Return keys [ROWS, TOKENS] of consecutive positions."""
-    keys: Keys = absorbed(stems(seed, sample, stream, nonce), np.arange(ROWS))
+    keys: Keys = extend_keys(stems(seed, sample, stream, nonce), np.arange(ROWS))
     return key_tensor(keys)[:, None].expand_as(IDS)
 
 

@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 import torch
 
-from foreword.acceptance.noise import Stream, absorbed, gumbel, key_tensor, stems
+from foreword.acceptance.noise import Stream, extend_keys, gumbel, key_tensor, stems
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.request import TokenLimits
 from foreword.acceptance.rules.rule import Rule
@@ -77,7 +77,7 @@ def expected_accepted(case: Case, draft: SmallDrafter, length: int) -> float:
 
 def coupled_agreement(p: Floats, q: Floats, draws: int, seed: int) -> Agreement:
     """Sample from p and q with the same noise, as *coupled* does at one position."""
-    keys = key_tensor(absorbed(stems(seed, 0, Stream.TARGET, 0), np.arange(draws)))
+    keys = key_tensor(extend_keys(stems(seed, 0, Stream.TARGET, 0), np.arange(draws)))
     ids = torch.arange(len(p)).expand(draws, len(p))
     noise = gumbel(keys[:, None].expand_as(ids), ids).numpy()
     with np.errstate(divide="ignore"):

@@ -22,7 +22,7 @@ class _Message(msgspec.Struct, tag=True, frozen=True):
 
 
 class Start(_Message, frozen=True):
-    """To the engine process, first: what to load. Keywords of `Engine.load`."""
+    """First message to the engine process: the model to load, as keywords of `Engine.load`."""
 
     model: str  # path, built-in name or hub id
     dtype: str = "auto"
@@ -55,7 +55,7 @@ class Speculate(_Message, frozen=True):
 
 
 class MovePair(_Message, frozen=True):
-    """To the engine process: move a drafter of the policy file in a cohort."""
+    """To the engine process: change the roll-out stage of a drafter in a cohort."""
 
     drafter: str
     cohort: str

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from foreword.acceptance import noise
-from foreword.acceptance.noise import Stream, absorbed, gumbel, key_tensor, stems, uniforms
+from foreword.acceptance.noise import Stream, extend_keys, gumbel, key_tensor, stems, uniforms
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.request import RequestSampler, TokenLimits
 from foreword.acceptance.rules.rule import Rule
@@ -21,7 +21,7 @@ NAMES = [(0, 0, 0, 0, 0), (2**64 - 1, 3, 3, 7, 2**31), (12345678901234567890, 1,
 @pytest.mark.parametrize("name", NAMES)
 def test_integers_and_gumbels_are_those_of_the_reference(name: tuple[int, ...]):
     seed, sample, stream, nonce, position = name
-    key = absorbed(stems(seed, sample, Stream(stream), nonce), position)
+    key = extend_keys(stems(seed, sample, Stream(stream), nonce), position)
     expected = reference.row_key(*name)
     assert int(key[0]) == expected
     ids = torch.tensor([0, 1, 2, 49151, 10**6])

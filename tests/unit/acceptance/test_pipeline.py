@@ -10,7 +10,7 @@ import torch
 from foreword.acceptance.batch import Judgement, RowStatus
 from foreword.acceptance.distribution import RowParams, best_of_all, distributions, draw, sample, shape_rows
 from foreword.acceptance.judge import draw_rows, judge
-from foreword.acceptance.noise import GAMMA, MIX_A, MIX_B, Stream, absorbed, key_tensor, stems
+from foreword.acceptance.noise import GAMMA, MIX_A, MIX_B, Stream, extend_keys, key_tensor, stems
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.reference import probabilities
 from foreword.acceptance.request import RECORD
@@ -89,7 +89,7 @@ def test_native_and_torch_agree(vocab: int):
         torch.from_numpy(rng.choice([1.0, 0.9, 0.5, 0.999999, 1e-6], rows)),
         torch.from_numpy(rng.choice([0.0, 0.0, 0.1, 1.0], rows)),
     )
-    keys = absorbed(stems(11, 0, Stream.TARGET, 0), np.arange(rows))
+    keys = extend_keys(stems(11, 0, Stream.TARGET, 0), np.arange(rows))
     natively = shape_rows(logits, shape, native.sampler_for(logits))
     tokens = draw(natively, keys)
     slowly = shape_rows(logits, shape, None)
@@ -128,7 +128,7 @@ def test_one_native_call_is_floors_and_draw_of_torch(monkeypatch: pytest.MonkeyP
     slowly = draw_rows(judged, logits)
     assert natively.tolist() == slowly.tolist()
     assert natively[:, [3, 9, 17]].tolist() == [[-1, -1, -1], [1, 1, 2]]
-    keys = absorbed(judged.row_records["stem"], judged.positions)
+    keys = extend_keys(judged.row_records["stem"], judged.positions)
     assert torch.equal(slowly, sample(logits, RowParams.of(judged), keys))
 
 
@@ -198,7 +198,7 @@ def test_one_native_call_knows_positions_of_long_texts():
     found = torch.from_numpy(native.sample(sampler, logits, records, far)[0])
     ones, none = torch.ones(len(far), dtype=torch.float64), torch.zeros(len(far), dtype=torch.float64)
     shape = RowParams(ones, torch.full((len(far),), 1003), ones, none)
-    assert torch.equal(found, draw(shape_rows(logits, shape, None), absorbed(records["stem"], far)))
+    assert torch.equal(found, draw(shape_rows(logits, shape, None), extend_keys(records["stem"], far)))
 
 
 def test_what_nobody_asks_for_is_not_drawn():

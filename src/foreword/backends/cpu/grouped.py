@@ -1,4 +1,4 @@
-"""Blocks of 32 columns with exactly the weights of a packed matrix in safetensors."""
+"""Converts 4-bit matrices of safetensors (GPTQ, AWQ, compressed-tensors) to GGUF-like blocks without loss."""
 
 from collections.abc import Callable
 
@@ -8,16 +8,19 @@ from foreword.models.formats.checkpoint import Checkpoint, GroupedTensor, Packed
 from foreword.models.formats.hf.checkpoint import HfCheckpoint
 
 _COLUMNS = 32  # of a block
-_MIDDLE = 8  # the level of zero in Q4_0
+_MIDDLE = 8  # zero point of Q4_0
 
 
 def packed_blocks(checkpoint: Checkpoint, name: str) -> QuantizedTensor | None:
-    """Return a matrix of GPTQ, AWQ or compressed-tensors in 4 bits as blocks; None: it must be unpacked."""
+    """Return a packed matrix of a checkpoint as blocks; None: it must be unpacked."""
     return readable_blocks(checkpoint.kept, name) if isinstance(checkpoint, HfCheckpoint) else None
 
 
 def readable_blocks(kept: Callable[[str], PackedTensor | None], name: str) -> QuantizedTensor | None:
-    """Return a packed matrix as blocks; None also for inconsistent parts: unpacking says so in one line."""
+    """Return a packed matrix as blocks; None: it must be unpacked.
+
+    It returns None also for a damaged matrix: unpacking then raises the error that the user reads.
+    """
     try:
         return as_blocks(kept(name))
     except (RuntimeError, ValueError, IndexError):
@@ -25,10 +28,10 @@ def readable_blocks(kept: Callable[[str], PackedTensor | None], name: str) -> Qu
 
 
 def as_blocks(kept: PackedTensor | None) -> QuantizedTensor | None:
-    """Return codes and scales as Q4_0, or as Q4_Z where a group has its own level of zero.
+    """Return the matrix as Q4_0 blocks, or as Q4_Z blocks if a group has another zero point than 8.
 
-    A Q4_Z block is a half-precision scale, the level of zero in a byte, and 16 bytes of levels. None: columns in
-    another order, groups that are not whole blocks, or scales that are not finite in half precision and equal there.
+    A Q4_Z block is a float16 scale, the zero point in one byte, and 16 bytes of codes. The result is None if columns
+    are reordered, a group is not a multiple of a block, or a scale is not exact in float16.
     """
     if not isinstance(kept, GroupedTensor) or kept.floats or kept.order is not None:
         return None

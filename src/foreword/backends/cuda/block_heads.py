@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foreword.acceptance.noise import absorbed
+from foreword.acceptance.noise import extend_keys
 from foreword.acceptance.transfer import started
 from foreword.backends.batch import BatchArrays, ForwardBatch, Ints
 from foreword.backends.cuda.draws import as_chains, drawn_ids, names_in, words
@@ -244,7 +244,7 @@ class _Draws(NamedTuple):
         # A request with fewer positions draws its last one again; the result is not read.
         places = ends - plan.steps + np.minimum(np.arange(levels)[:, None], plan.steps - 1)
         return _Draws(
-            absorbed(plan.records["stem"][owners], plan.lengths[owners] + level),
+            extend_keys(plan.records["stem"][owners], plan.lengths[owners] + level),
             plan.records["temperature"][owners].astype(np.float64),
             places.astype(np.int32),
         )

@@ -25,7 +25,7 @@ from foreword.backends.cuda.kernels.chains import (
     ChainPlaces,
     Level,
     chain_places,
-    run_lengths,
+    count_accepted,
     take_level,
 )
 from foreword.backends.cuda.kernels.rows import fill_in, take_rows
@@ -241,7 +241,7 @@ class CudaHead(KernelHead):
         if unsettled is None:
             gained.zero_()
         else:
-            run_lengths(unsettled.drawn, judged[0], unsettled.drafted, judged[1], gained)
+            count_accepted(unsettled.drawn, judged[0], unsettled.drafted, judged[1], gained)
         chain = ChainEnds(uploaded.batch.logit_rows, gained, lengths, steps, ends, stems.view(torch.int64))
         tiles = RowTiles(rows, counts, rows, 1)
         return _ChainInputs(chain, temperature.view(torch.float64), starts, tiles, tables)

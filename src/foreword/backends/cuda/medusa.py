@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foreword.acceptance.noise import absorbed
+from foreword.acceptance.noise import extend_keys
 from foreword.acceptance.transfer import started
 from foreword.backends.cuda.draws import DraftIds, as_chains, drawn_ids, names_in, words
 from foreword.backends.cuda.graphs import GraphCache
@@ -70,7 +70,7 @@ class CudaMedusa:
         began = started(states.device)
         read = self._placed(states)
         shape = MedusaShape(len(read), heads, True, names_in(plan))
-        keys = absorbed(plan.records["stem"], plan.lengths + np.arange(heads)[:, None])
+        keys = extend_keys(plan.records["stem"], plan.lengths + np.arange(heads)[:, None])
         pieces = [
             Piece(words(keys), (heads, 2 * shape.rows), 0),
             Piece(words(plan.records["temperature"].astype(np.float64)), (2 * shape.rows,), 0),

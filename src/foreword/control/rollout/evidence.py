@@ -1,4 +1,4 @@
-"""Evidence about a drafter in a roll-out: requests with it and without it."""
+"""Evidence about a drafter in a roll-out: measurements of requests with it and without it."""
 
 import math
 from collections import deque
@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 MOST_TIMES = 4096
 """Requests per arm whose times are kept."""
 
-SURE = 1.645
-"""Standard errors of a one-sided 5% test."""
+Z_5_PERCENT = 1.645
+"""Limit of a one-sided 5% test, in standard errors."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Outcome:
     tokens: int
     ttft: float  # seconds, from arrival
     tpot: float | None  # seconds per token after the first; None: there were none
-    cost: float  # its share of device time, in price units; seconds without prices
+    cost: float  # its share of device time, times the device's price; without prices in seconds
     preemptions: int = 0
     is_error: bool = False
 
@@ -49,7 +49,7 @@ class Mean:
 
 @dataclass
 class TrialArm:
-    """One arm: requests with, or without, the drafter in the same period."""
+    """Totals of one arm of a trial: the requests with the drafter, or those without it in the same period."""
 
     requests: int = 0
     passes: int = 0
@@ -87,7 +87,7 @@ def is_improbable(count: int, expected: float, chance: float = 0.05) -> bool:
 def quantile_bounds(values: "deque[float]", share: float = 0.95) -> tuple[float, float] | None:
     """Return bounds of the quantile from order statistics; None with too few values."""
     count = len(values)
-    spread = SURE * math.sqrt(count * share * (1 - share))
+    spread = Z_5_PERCENT * math.sqrt(count * share * (1 - share))
     low, high = math.floor(count * share - spread), math.ceil(count * share + spread)
     if low < 1 or high > count - 1:
         return None

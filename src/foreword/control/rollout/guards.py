@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from foreword.control.policy_file.document import Guards
 from foreword.control.reporting.figures import Bounds
-from foreword.control.rollout.evidence import SURE, TrialArm, is_improbable, quantile_bounds
+from foreword.control.rollout.evidence import Z_5_PERCENT, TrialArm, is_improbable, quantile_bounds
 
 LEAST_FAULTS = 3
 """Minimum number of faults before their fraction is judged."""
@@ -88,7 +88,7 @@ def _dearer(canary: TrialArm, control: TrialArm, guards: Guards) -> str | None:
     most = guards.cost_per_million * other.mean
     if (
         not other.mean
-        or not own.mean - SURE * own.error > most + SURE * guards.cost_per_million * other.error
+        or not own.mean - Z_5_PERCENT * own.error > most + Z_5_PERCENT * guards.cost_per_million * other.error
     ):
         return None
     return f"cost: {own.mean / other.mean:.2f} times as much per token, more than {guards.cost_per_million:g}"

@@ -12,14 +12,15 @@ from foreword.control.rollout.evidence import Outcome, is_improbable
 from foreword.control.rollout.guards import Arms, DrafterHealth, broken_guard, broken_health
 
 MOST_MOVES = 20
-"""Number of moves kept."""
+"""Number of stage changes kept for reports."""
 
-WORTH_IT, NOT_WORTH_IT = 1.02, 1.0
-LIKELY_GAIN, UNLIKELY = 0.9, 0.05
-"""A drafter leaves the shadow stage if it probably gains this much, and is dropped if a gain is improbable."""
+PROMOTE_RATIO, PROMOTE_CHANCE = 1.02, 0.9
+DROP_RATIO, DROP_CHANCE = 1.0, 0.05
+"""Shadow stage: a drafter is promoted if its speed relative to plain decoding exceeds the first ratio with at least
+this probability. It is dropped if it exceeds the second ratio with less than this probability."""
 
 LEAST_LEVELS = 20
-"""Minimum judged levels before a conclusion."""
+"""Minimum draft levels compared with the text before a drafter is dropped."""
 
 
 @dataclass
@@ -32,7 +33,7 @@ class Switch:
 
 @dataclass(frozen=True)
 class Gate:
-    """Whether a drafter may be used for a request, by its roll-out stage."""
+    """What a roll-out permits a drafter to do for one request."""
 
     switch: Switch
     is_live: bool = True  # drafts may be verified; False: only compared with the text
@@ -52,11 +53,12 @@ class Gate:
 class Forecast:
     """Expected gain of a drafter in the shadow stage."""
 
-    levels: float = 0.0  # judged levels
+    levels: float = 0.0  # draft levels compared with the text
     gain: float = 0.0  # ratio to plain decoding
     error: float = math.inf  # standard error
 
     def chance_above(self, ratio: float) -> float:
+        """Return the probability that the gain exceeds this ratio."""
         if not math.isfinite(self.error):
             return 0.5
         return 0.5 * math.erfc((ratio - self.gain) / (max(self.error, 1e-9) * math.sqrt(2)))
@@ -87,7 +89,8 @@ class PairRollout:
     verified: int = 0  # requests decoded again
     mismatches: int = 0  # of these, with a different answer
     plain_mismatches: int = 0  # different even without the drafter, in a batch of another size
-    laws: DistributionComparison = field(default_factory=DistributionComparison)  # of answers sampled again
+    # answers sampled with and without the drafter
+    distributions: DistributionComparison = field(default_factory=DistributionComparison)
     arms: Arms = field(default_factory=Arms)
     switch: Switch = field(default_factory=Switch)
     moves: deque[Move] = field(default_factory=lambda: deque(maxlen=MOST_MOVES))
@@ -108,14 +111,14 @@ class PairRollout:
         return 100 * place < self.percent
 
     def gate(self, tenant: str, request_id: str) -> Gate | None:
-        """Return the gate of a new request; None: the drafter is not for it."""
+        """Return the gate of a new request; None: the drafter may not be used for it."""
         match self.stage:
             case Stage.OFF | Stage.HELD:
                 return None
             case Stage.SHADOW | Stage.VERIFY:
                 return Gate(self.switch, is_live=False)
             case Stage.CANARY if not self.is_canary(tenant, request_id):
-                return None  # it must not cost these requests anything
+                return None  # the drafter must not slow down these requests
         return Gate(self.switch)
 
     def move(self, stage: Stage, reason: str, step: int = 0) -> None:
@@ -126,7 +129,7 @@ class PairRollout:
             self.switch = Switch()
         before = self.arms.control
         self.stage, self.step, self.reason, self.is_ready = stage, step, reason, False
-        self.since, self.arms, self.laws = self.clock(), Arms(), DistributionComparison()
+        self.since, self.arms, self.distributions = self.clock(), Arms(), DistributionComparison()
         self.verified = self.mismatches = self.plain_mismatches = 0
         if stage is Stage.CANARY and self.percent >= 100:
             self.arms.control = before  # no request is left to compare with
@@ -152,10 +155,10 @@ class PairRollout:
         # An expensive drafter is called rarely: drop a hopeless one early.
         if (
             forecast.levels >= max(enough // 20, LEAST_LEVELS)
-            and forecast.chance_above(NOT_WORTH_IT) < UNLIKELY
+            and forecast.chance_above(DROP_RATIO) < DROP_CHANCE
         ):
             self.move(Stage.OFF, f"low gain: {reported}")
-        elif forecast.levels >= enough and forecast.chance_above(WORTH_IT) > LIKELY_GAIN:
+        elif forecast.levels >= enough and forecast.chance_above(PROMOTE_RATIO) > PROMOTE_CHANCE:
             self._promote(Stage.VERIFY, reported)
 
     def _evaluate_canary(self) -> None:
@@ -169,13 +172,16 @@ class PairRollout:
             is_last = self.step + 1 == len(self.rule.steps)
             self._promote(Stage.ON if is_last else Stage.CANARY, reported, 0 if is_last else self.step + 1)
 
-    def ended(self, outcome: Outcome, is_canary: bool) -> None:
+    def add_outcome(self, outcome: Outcome, is_canary: bool) -> None:
         """Add the outcome of a request to its arm."""
         if self.stage is Stage.CANARY:
             (self.arms.canary if is_canary else self.arms.control).add(outcome)
 
-    def compared(self, difference: str | None, is_plain_different: bool = False) -> None:
-        """Count a request that was decoded again with the drafter (and without it, if texts depend on the batch)."""
+    def add_comparison(self, difference: str | None, is_plain_different: bool = False) -> None:
+        """Count a request that was decoded again with the drafter; `difference` describes how the answer differs.
+
+        If texts depend on the batch, the request was also decoded again without the drafter: `is_plain_different`.
+        """
         if self.stage is not Stage.VERIFY:
             return
         self.verified += 1
@@ -190,14 +196,14 @@ class PairRollout:
                 Stage.CANARY, f"{self.verified} requests decoded again, {self.mismatches} differently"
             )
 
-    def drawn_again(self, plain: Figures, own: Figures, fault: str | None = None) -> None:
-        """Add answers sampled without and with the drafter, under a rule that preserves only the distribution.
+    def add_samples(self, plain: Figures, own: Figures, fault: str | None = None) -> None:
+        """Count a request sampled again without and with the drafter; its rule preserves only the distribution.
 
         `fault` describes an invalid second answer.
         """
-        self.laws.add(plain, own)
+        self.distributions.add(plain, own)
         is_last = self.verified + 1 >= self.rule.verify_samples
-        self.compared(fault or self.laws.difference(is_last))
+        self.add_comparison(fault or self.distributions.difference(is_last))
 
     def promote(self) -> None:
         """Promote on the operator's request."""

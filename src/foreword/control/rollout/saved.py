@@ -38,8 +38,8 @@ def read(path: Path, made_for: Mapping[str, str]) -> dict[tuple[str, str], dict[
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        reported = "it has no" if isinstance(error, KeyError) else ""
-        why = " ".join(f"{reported} {error}".split()) or "damaged"
+        prefix = "it has no" if isinstance(error, KeyError) else ""
+        why = " ".join(f"{prefix} {error}".split()) or "damaged"
         _log.warning("%s is ignored%s, roll-outs begin anew: %s", path, _put_aside(path), why)
         return {}
 
@@ -72,13 +72,13 @@ def _as_json(pair: PairRollout) -> dict[str, Any]:
         "verified": pair.verified,
         "mismatches": pair.mismatches,
         "plain_mismatches": pair.plain_mismatches,
-        "laws": pair.laws.as_json(),
+        "laws": pair.distributions.as_json(),
         "moves": [asdict(move) for move in pair.moves],
     }
 
 
 def _checked(one: Mapping[str, Any]) -> dict[str, Any]:
-    """Check types; raise `ValueError` for anything invalid."""
+    """Return the values of a saved pair in their types; raise an exception for anything invalid."""
     counts = {name: int(one[name]) for name in ("step", "verified", "mismatches", "plain_mismatches")}
     if min(counts.values()) < 0:
         raise ValueError("a count is negative")
@@ -86,18 +86,26 @@ def _checked(one: Mapping[str, Any]) -> dict[str, Any]:
         Move(float(move["at"]), Stage(move["stage"]), float(move["percent"]), str(move["reason"]))
         for move in one["moves"]
     ]
-    reported = {"salt": str(one["salt"]), "since": float(one["since"]), "reason": str(one["reason"])}
-    laws = DistributionComparison.from_json(one["laws"]) if "laws" in one else DistributionComparison()
-    stage = {"stage": Stage(one["stage"]), "by_hand": bool(one["by_hand"]), "moves": moves, "laws": laws}
-    return stage | counts | reported
+    distributions = (
+        DistributionComparison.from_json(one["laws"]) if "laws" in one else DistributionComparison()
+    )
+    return counts | {
+        "salt": str(one["salt"]),
+        "since": float(one["since"]),
+        "reason": str(one["reason"]),
+        "stage": Stage(one["stage"]),
+        "by_hand": bool(one["by_hand"]),
+        "moves": moves,
+        "distributions": distributions,
+    }
 
 
 def restore(pair: PairRollout, known: Mapping[str, Any]) -> None:
-    """Restore a pair; the arms of a canary are not saved, so its step starts again."""
+    """Set a pair to its saved state. The results of a canary step are not saved, so the step starts again."""
     pair.stage, pair.since, pair.reason = known["stage"], known["since"], known["reason"]
     pair.step = min(known["step"], len(pair.rule.steps) - 1)
     pair.verified, pair.mismatches = known["verified"], known["mismatches"]
-    pair.plain_mismatches, pair.laws = known["plain_mismatches"], known["laws"]
+    pair.plain_mismatches, pair.distributions = known["plain_mismatches"], known["distributions"]
     pair.moves.clear()
     pair.moves.extend(known["moves"])
     pair.switch.is_closed = pair.stage in (Stage.OFF, Stage.HELD)

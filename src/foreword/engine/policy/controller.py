@@ -182,7 +182,7 @@ class PolicyFileController:
         """Add a request's outcome to its arm of a roll-out."""
         pair = self.rollouts.pairs.get((arm.drafter, arm.cohort))
         if pair is not None:
-            pair.ended(outcome, arm.is_canary)
+            pair.add_outcome(outcome, arm.is_canary)
 
     def methods(self, drafter: str) -> tuple[str, ...]:
         """Return the methods of a drafter of the file; another name is itself a method."""

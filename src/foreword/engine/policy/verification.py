@@ -97,7 +97,7 @@ class IdleChecks:
         self._current = None
         pair = self._pair(sample)
         if pair is not None:
-            pair.compared(found, self._is_plain_different)
+            pair.add_comparison(found, self._is_plain_different)
             self.policy_file.rollouts.save(is_due=pair.stage is not Stage.VERIFY)
 
     def _compare_distribution(self, sample: Sample, request: Request, totals: CheckTotals) -> None:
@@ -108,7 +108,7 @@ class IdleChecks:
             return
         plain, pair, self._current = self._plain_figures, self._pair(sample), None
         if pair is not None and plain is not None and not self._is_plain_run:
-            pair.drawn_again(plain, _figures(request), fault)
+            pair.add_samples(plain, _figures(request), fault)
             self.policy_file.rollouts.save(is_due=pair.stage is not Stage.VERIFY)
 
     def _compares_text(self, sample: Sample) -> bool:

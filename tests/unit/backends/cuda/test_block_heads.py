@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from foreword.acceptance.noise import absorbed, gumbel
+from foreword.acceptance.noise import extend_keys, gumbel
 from foreword.acceptance.request import RECORD
 from foreword.backends.interface import ChainPlan, HeadCall, HeadInput, MedusaCall, PendingChains
 from foreword.backends.torch.head_factory import TorchHeads
@@ -114,7 +114,7 @@ def chosen(logits: Tensor, plan: ChainPlan, request: int, place: int) -> int:
     scores, temperature = logits.double().cpu(), float(plan.records["temperature"][request])
     if temperature > 0:
         position = np.array([int(plan.lengths[request]) + place])
-        key = absorbed(plan.records["stem"][request : request + 1], position).view(np.int64)
+        key = extend_keys(plan.records["stem"][request : request + 1], position).view(np.int64)
         scores = scores / temperature + gumbel(torch.from_numpy(key).expand(len(names)), names)
     return int(names[int(scores.argmax())])
 

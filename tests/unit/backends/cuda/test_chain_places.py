@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from foreword.acceptance.noise import absorbed, key_tensor
+from foreword.acceptance.noise import extend_keys, key_tensor
 from helpers.cuda import KERNEL_DEVICE, has_gpu, needs_triton
 
 pytestmark = needs_triton
@@ -17,7 +17,7 @@ def ints(values: object) -> Tensor:
 
 
 def test_a_run_ends_with_the_first_guess_that_is_not_drawn():
-    from foreword.backends.cuda.kernels.chains import run_lengths
+    from foreword.backends.cuda.kernels.chains import count_accepted
 
     drawn = torch.tensor([9, 1, 2, 3, 4, 5, 6, 7, 0, 8, -1], device=KERNEL_DEVICE)
     guesses = torch.tensor([-7, 3, 2, 1, 4, 9, 6, 7, -1, -1], device=KERNEL_DEVICE)
@@ -32,10 +32,10 @@ def test_a_run_ends_with_the_first_guess_that_is_not_drawn():
     first = [row for row, _ in cases.values()]
     places = [[*its, -1, -1, -1][:3] for _, its in cases.values()]
     found = ints([77] * 5)
-    run_lengths(drawn, ints(first), guesses, ints(places), found)
+    count_accepted(drawn, ints(first), guesses, ints(places), found)
     assert found.tolist() == [0, 3, 1, 2, 2]
     none = ints([77])
-    run_lengths(drawn, ints([10]), guesses, ints([[9]]), none)
+    count_accepted(drawn, ints([10]), guesses, ints([[9]]), none)
     assert none.tolist() == [0]
 
 
@@ -71,7 +71,7 @@ def test_places_of_guesses(seed: int):
             own = tables[request, min(position // SIZE, 9)] * SIZE + position % SIZE
             assert slot == (own if position < ends[request] else SPARE)
     at = (lengths + behind)[None, :] + np.arange(levels)[:, None]
-    keys = key_tensor(absorbed(stems, at), KERNEL_DEVICE)
+    keys = key_tensor(extend_keys(stems, at), KERNEL_DEVICE)
     assert torch.equal(found.keys[:, :requests], keys)
 
 

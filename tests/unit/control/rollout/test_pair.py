@@ -32,7 +32,7 @@ def fill(
         wave = 1 + 0.1 * (number % 10)  # times differ, as they do
         for outcome, is_canary in ((canary, True), (control, False)):
             assert outcome.tpot is not None
-            found.ended(replace(outcome, tpot=wave * outcome.tpot, ttft=wave * outcome.ttft), is_canary)
+            found.add_outcome(replace(outcome, tpot=wave * outcome.tpot, ttft=wave * outcome.ttft), is_canary)
 
 
 def test_a_good_drafter_goes_all_the_way():
@@ -41,7 +41,7 @@ def test_a_good_drafter_goes_all_the_way():
     assert found.evaluate(WELL, GOOD)
     for _ in range(10):
         assert found.stage is Stage.VERIFY
-        found.compared(None)
+        found.add_comparison(None)
     assert (found.stage, found.percent) == (Stage.CANARY, 5)
     fill(found)
     assert found.evaluate(WELL, GOOD)
@@ -104,7 +104,7 @@ def test_a_drafter_that_is_in_use_is_watched(stage: Stage, health: DrafterHealth
 def test_what_may_be_luck_rolls_nothing_back():
     found = pair(Stage.CANARY)
     fill(found)
-    found.ended(replace(ORDINARY, is_error=True), True)
+    found.add_outcome(replace(ORDINARY, is_error=True), True)
     found.arms.canary.passes = 0  # not enough to go on
     luck = DrafterHealth(asks=1000, faults=2, gain=Bounds(0.95, 0.98, 1.01))
     assert not found.evaluate(luck, GOOD)
@@ -113,8 +113,8 @@ def test_what_may_be_luck_rolls_nothing_back():
 
 def test_one_mismatch_ends_it_where_nothing_else_changes_a_text():
     found = pair(Stage.VERIFY)
-    found.compared(None)
-    found.compared("tokens differ from number 3 of 9 on")
+    found.add_comparison(None)
+    found.add_comparison("tokens differ from number 3 of 9 on")
     assert found.stage is Stage.HELD
     assert found.reason.startswith("mismatch: tokens differ from number 3")
 
@@ -122,11 +122,11 @@ def test_one_mismatch_ends_it_where_nothing_else_changes_a_text():
 def test_where_texts_change_with_the_batch_it_may_not_change_more_of_them():
     found = pair(Stage.VERIFY)
     for number in range(10):
-        found.compared("tokens differ" if number % 2 else None, is_plain_different=number % 2 == 0)
+        found.add_comparison("tokens differ" if number % 2 else None, is_plain_different=number % 2 == 0)
     assert found.stage is Stage.CANARY
     found = pair(Stage.VERIFY, verify_samples=100)
     for number in range(12):
-        found.compared("tokens differ", is_plain_different=number < 2)
+        found.add_comparison("tokens differ", is_plain_different=number < 2)
     assert found.stage is Stage.HELD
 
 
@@ -137,7 +137,7 @@ def test_by_hand_every_move_waits_for_the_operator():
     found.promote()
     assert found.stage is Stage.VERIFY
     for _ in range(10):
-        found.compared(None)
+        found.add_comparison(None)
     assert (found.stage, found.is_ready) == (Stage.VERIFY, True)
     found.promote()
     fill(found)

@@ -26,7 +26,7 @@ def test_a_restart_goes_on_where_it_was(tmp_path: Path, stage: Stage):
     before = begun(path)
     pair = before.pairs["head", "code"]
     pair.move(stage, "some reason", step=1 if stage is Stage.CANARY else 0)
-    pair.compared(None)
+    pair.add_comparison(None)
     before.save()
     after = begun(path).pairs["head", "code"]
     assert (after.stage, after.step, after.reason, after.since) == (

@@ -1,6 +1,6 @@
-"""LoRA additions to a matrix product: two small products per row, with the row's own adapter.
+"""LoRA: adds B (A x) to a matrix product, with the adapter of each row.
 
-The summation order of a row depends only on the widths and its adapter, so its bits are the same in any batch.
+The summation order of a row depends only on the matrix widths and its adapter, so it has the same bits in any batch.
 """
 
 from collections.abc import Sequence
@@ -14,18 +14,18 @@ from foreword.kernels.launching import kernel
 from foreword.models.adapters import MAX_RANK
 
 FIELDS = 3
-"""Fields of a table entry: addresses of inner and outer factor, and their rank; rank 0: no addition."""
+"""Fields of a table entry: address of A, address of B, and the rank; rank 0: the adapter does not change the module."""
 
 MOST_PARTS = 4
-"""Modules that are concatenated into one product."""
+"""Maximum modules, such as q, k and v, whose columns are concatenated into one product; each is a part."""
 
 
 @kernel()
 def _shrink(
     x, slots, table, inner, slot_stride, first, K,
-    PARTS: tl.constexpr, ROOM: tl.constexpr, RANKS: tl.constexpr, DEPTH: tl.constexpr, ENTRY: tl.constexpr,
+    PARTS: tl.constexpr, MOST_RANK: tl.constexpr, RANKS: tl.constexpr, DEPTH: tl.constexpr, ENTRY: tl.constexpr,
 ):  # fmt: skip
-    """inner[row, part] = the row's inner factor times x[row]."""
+    """inner[row, part] = A x[row], with A of the row's adapter and the part's module."""
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     slot = tl.load(slots + row)
@@ -46,15 +46,15 @@ def _shrink(
                     other=0.0,
                 )
                 total += tl.sum(factor.to(tl.float32) * numbers[None, :], axis=1)
-            tl.store(inner + (row * PARTS + part) * ROOM + r, total, mask=r < rank)
+            tl.store(inner + (row * PARTS + part) * MOST_RANK + r, total, mask=r < rank)
 
 
 @kernel()
 def _expand(
     inner, slots, table, y, slot_stride, first, N, end0, end1, end2,
-    PARTS: tl.constexpr, ROOM: tl.constexpr, RANKS: tl.constexpr, COLUMNS: tl.constexpr, ENTRY: tl.constexpr,
+    PARTS: tl.constexpr, MOST_RANK: tl.constexpr, RANKS: tl.constexpr, COLUMNS: tl.constexpr, ENTRY: tl.constexpr,
 ):  # fmt: skip
-    """y[row, columns of the part] += the row's outer factor times inner[row, part]."""
+    """y[row, columns of the part] += B inner[row, part], with B of the row's adapter and the part's module."""
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     slot = tl.load(slots + row)
@@ -66,41 +66,41 @@ def _expand(
         last = tl.where(part == 0, end0, tl.where(part == 1, end1, end2))
         end = tl.where(part == PARTS - 1, N, last)
         n = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
-        there = n < tl.where(rank > 0, end - start, 0)
+        is_valid = n < tl.where(rank > 0, end - start, 0)
         total = tl.zeros((COLUMNS,), dtype=tl.float32)
         for begin in range(0, rank, RANKS):
             r = begin + tl.arange(0, RANKS)
-            numbers = tl.load(inner + (row * PARTS + part) * ROOM + r, mask=r < rank, other=0.0)
+            numbers = tl.load(inner + (row * PARTS + part) * MOST_RANK + r, mask=r < rank, other=0.0)
             factor = tl.load(
-                up + n[:, None] * rank + r[None, :], mask=there[:, None] & (r < rank)[None, :], other=0.0
+                up + n[:, None] * rank + r[None, :], mask=is_valid[:, None] & (r < rank)[None, :], other=0.0
             )
             total += tl.sum(factor.to(tl.float32) * numbers[None, :], axis=1)
         y_at = y + row * N + start + n
-        before = tl.load(y_at, mask=there, other=0.0).to(tl.float32)
-        tl.store(y_at, (before + total).to(y.dtype.element_ty), mask=there)
+        before = tl.load(y_at, mask=is_valid, other=0.0).to(tl.float32)
+        tl.store(y_at, (before + total).to(y.dtype.element_ty), mask=is_valid)
 
 
 def add_factors(
-    x: Tensor, y: Tensor, slots: Tensor, table: Tensor, place: tuple[int, int], widths: Sequence[int]
+    x: Tensor, y: Tensor, slots: Tensor, table: Tensor, module: tuple[int, int], widths: Sequence[int]
 ) -> Tensor:
     """Add the output of the rows' adapters for x [rows, K] to y [rows, N], in place.
 
-    `slots` int32 [rows], 0: none; `table` int64 [slots, layers, modules, FIELDS]. `place` is the layer and the first
-    module. The modules are side by side in y; `widths` are their columns.
+    `slots` int32 [rows] selects the adapter; 0: none. `table` is int64 [slots, layers, modules, FIELDS]. `module` is
+    (layer, first module). The columns of consecutive modules are side by side in y; `widths` has their numbers.
     """
-    (rows, depth), parts, room = x.shape, len(widths), MAX_RANK
+    (rows, depth), parts = x.shape, len(widths)
     layers, modules = table.shape[1], table.shape[2]
-    first, stride = place[0] * modules + place[1], layers * modules
-    inner = torch.empty((rows, parts, room), dtype=torch.float32, device=x.device)
+    first, stride = module[0] * modules + module[1], layers * modules
+    inner = torch.empty((rows, parts, MAX_RANK), dtype=torch.float32, device=x.device)
     _shrink[(rows, parts)](
         x, slots, table, inner, stride, first, depth,
-        PARTS=parts, ROOM=room, RANKS=16, DEPTH=min(1024, triton.next_power_of_2(depth)), ENTRY=FIELDS,
+        PARTS=parts, MOST_RANK=MAX_RANK, RANKS=16, DEPTH=min(1024, triton.next_power_of_2(depth)), ENTRY=FIELDS,
         num_warps=8,
     )  # fmt: skip
     ends = [sum(widths[: part + 1]) for part in range(MOST_PARTS - 1)]
     columns = 128
     _expand[(rows, parts, triton.cdiv(max(widths), columns))](
         inner, slots, table, y, stride, first, y.shape[1], *ends,
-        PARTS=parts, ROOM=room, RANKS=16, COLUMNS=columns, ENTRY=FIELDS,
+        PARTS=parts, MOST_RANK=MAX_RANK, RANKS=16, COLUMNS=columns, ENTRY=FIELDS,
     )  # fmt: skip
     return y

@@ -1,14 +1,16 @@
 """Attention of any number of rows per request over paged KV: committed prefix, then the ancestors of a draft token.
 
-A row has the same bits in any batch. Its visible positions are split into parts of PART positions, which are merged in
-order. A key is placed by its position, not by its slot: an ancestor on another branch of a tree is gathered to the
-position that it has once committed. Tensor cores sum over a part in an order that does not depend on the number of
-lines. Two kernels share this: one runs a program per part and merges afterwards (few requests); in the other, a
-program loops over all parts (many requests, prompts). A sliding window masks positions within a part and skips parts
-that no row of a tile attends to, which changes no bit.
+A program computes a tile of lines; a line is one query head of one row. A row has the same bits in any batch, because
+its visible positions are split into parts of PART positions that are merged in order. Within a part, a key has the
+place of its position, not of its slot: the ancestors of a tree node are gathered to the positions that they have once
+committed. Tensor cores sum over a part in an order that does not depend on the number of lines.
 
-Latent rows are keys and values of all heads at once: DIM numbers shared by both, then EXTRA ones of the keys. They are
-wide, so a part is processed in steps of fewer positions.
+With few requests, every part has its own program, and a second kernel merges the parts. With many requests or prompts,
+a program loops over all parts. A sliding window masks positions within a part. It skips parts that no row of a tile
+attends to, which changes no bit.
+
+Latent rows (MLA) have keys and values of all heads in one: DIM numbers shared by both, then EXTRA numbers of the keys.
+They are wide, so a part is processed in steps of fewer positions.
 """
 
 from dataclasses import dataclass
@@ -43,12 +45,12 @@ LATENT_STEP = 32
 """Positions of a part whose latent rows are loaded together."""
 
 LATENT_GROUP = 16
-"""Maximum heads of a program, which share the latent rows that it loads."""
+"""Maximum query heads of a program over latent rows; they share the loaded rows."""
 
 LOG2E = 1.4426950408889634
 
 
-# No specialisation by sizes that grow with a text, or for tiles of one row.
+# Not specialised by sizes that grow with a text, nor by the tile size.
 @kernel(do_not_specialize=("table_width", "num_parts", "tile_size"))
 def _attend(
     queries, keys, values, key_scales, value_scales, tile_rows, tile_counts, tile_requests, tables, positions,
@@ -83,10 +85,10 @@ def _attend(
         least = tl.maximum(least, shortest - window)
         first_part = least // PART
     if SPLIT:
-        own = tl.program_id(2)
-        if (own < first_part) | (own >= end_part):
+        part_id = tl.program_id(2)
+        if (part_id < first_part) | (part_id >= end_part):
             return
-        first_part, end_part = own, own + 1
+        first_part, end_part = part_id, part_id + 1
     least_prefix = tl.min(tl.where(real, prefixes, 1 << 30), axis=0)
     dim = tl.arange(0, DIM_BLOCK)
     head = kv_head * group + line % group
@@ -130,10 +132,10 @@ def _merge_parts(
     let_the_next_kernel_come(AHEAD)
     wait_for_the_kernel_before(AHEAD)
     place, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    tile, of_tile = place // tile_size, place % tile_size
-    if of_tile >= tl.load(tile_counts + tile):
+    tile, tile_row = place // tile_size, place % tile_size
+    if tile_row >= tl.load(tile_counts + tile):
         return
-    row = tl.load(tile_rows + tile) + of_tile
+    row = tl.load(tile_rows + tile) + tile_row
     dim = tl.arange(0, DIM_BLOCK)
     there = (dim < DIM)[None, :]
     peak = tl.full((1,), -float("inf"), dtype=tl.float32)
@@ -141,14 +143,14 @@ def _merge_parts(
     total = tl.zeros((1, DIM_BLOCK), dtype=tl.float32)
     if SINKS:
         peak, mass = sink(sinks + head + tl.arange(0, 1)), mass + 1.0
-    one = (place * HEADS + head) * num_parts + tl.arange(0, 1)
+    first = (place * HEADS + head) * num_parts + tl.arange(0, 1)
     length = tl.load(positions + row) + 1
     first_part = 0
     if WINDOWED:
         first_part = tl.maximum(length - window, 0) // PART
     for part in range(first_part, tl.cdiv(length, PART)):
-        total2 = tl.load(parts + (one + part)[:, None] * DIM + dim[None, :], mask=there, other=0.0)
-        peak2, mass2 = tl.load(part_peaks + one + part), tl.load(part_masses + one + part)
+        total2 = tl.load(parts + (first + part)[:, None] * DIM + dim[None, :], mask=there, other=0.0)
+        peak2, mass2 = tl.load(part_peaks + first + part), tl.load(part_masses + first + part)
         peak, mass, total = merge(peak, mass, total, peak2, mass2, total2)
     result = tl.div_rn(total, tl.broadcast_to(mass[:, None], total.shape))
     target = out + (row * HEADS + head) * DIM + dim[None, :]
@@ -167,7 +169,7 @@ class RowTiles:
 
 @dataclass(frozen=True)
 class Sight:
-    """Visible positions of a pass's rows, equal for all layers. Arrays as in `ForwardBatch`, on the device."""
+    """The positions that the rows of a pass attend to, in all layers. Arrays as in `ForwardBatch`, on the device."""
 
     positions: Tensor
     prefix_lens: Tensor
@@ -185,7 +187,7 @@ class ScoreRule:
     scale: float | None = None  # of the scores; None: 1 / sqrt(dim)
     softcap: float | None = None  # bound of scores: softcap * tanh(score / softcap)
     window: int | None = None  # number of newest visible positions; None: all
-    sinks: Tensor | None = None  # float32 [heads], attention sinks: a score without a position
+    sinks: Tensor | None = None  # float32 [heads], attention sinks: scores that belong to no position
 
 
 PLAIN = ScoreRule()
@@ -193,7 +195,7 @@ PLAIN = ScoreRule()
 
 @dataclass(frozen=True)
 class Workspace:
-    """Memory for the parts of a split pass, by index of a row in the tiles."""
+    """Memory for the results of separate parts. A place is tile * rows per tile + row in the tile."""
 
     totals: Tensor  # float32 [places, heads, parts, dim]
     peaks: Tensor  # float32 [places, heads, parts]
@@ -220,17 +222,21 @@ def attend(
     workspace: Workspace | None,
     rule: ScoreRule = PLAIN,
 ) -> Tensor:
-    """Softmax attention of the rows of `tiles`: queries [rows, heads, dim] over keys, values [slots, kv heads, dim].
+    """Compute softmax attention of the rows of `tiles` into `out` [rows, heads, dim], and return it.
 
-    Over latent rows, keys are [slots, 1, dim + extra], queries as wide, `values` empty, and out [rows, heads, dim].
-    Packed rows are bytes [slots, kv heads, dim + 4], see `kernels.rotation`.
+    | rows | queries | keys | values |
+    | --- | --- | --- | --- |
+    | usual | [rows, heads, dim] | [slots, kv heads, dim] | [slots, kv heads, dim] |
+    | latent (MLA) | [rows, heads, dim + extra] | [slots, 1, dim + extra] | empty |
+    | packed (`kernels.rotation`) | [rows, heads, dim] | bytes [slots, kv heads, dim + 4] | as keys |
+
     With a workspace, every part has its own program. Rows outside of all tiles are not written.
     """
     (heads, dim), packed = out.shape[1:], packed_bytes(keys)
     extra = queries.shape[2] - dim
     kv_heads = heads // latent_group(heads) if extra else keys.shape[1]
     step = LATENT_STEP if extra else PART
-    # A packed head is loaded in pairs of a number of its first half and one of its second.
+    # Packed heads are loaded as pairs: one number of the first half of a head, one of the second.
     first, more = (dim // 2, dim // 2) if packed else (dim, extra)
     lines = lines_for(tiles.rows, heads // kv_heads)
     parts = 1 if workspace is None else workspace.peaks.shape[2]
@@ -245,7 +251,7 @@ def attend(
     stages = (
         1 if workspace is not None or dim > 128 else 3 if lines > 64 and queries.element_size() == 2 else 2
     )
-    is_large = lines > 64 or lines * dim > 64 * 128  # more than four warps have registers for
+    is_large = lines > 64 or lines * dim > 64 * 128  # does not fit into the registers of four warps
     _attend[grid](
         queries, *numbers_and_scales(keys, values, torch.uint16), tiles.first_rows, tiles.counts, tiles.requests,
         sight.block_tables, sight.positions, sight.prefix_lens, sight.ancestors,

@@ -1,4 +1,8 @@
-"""Computes on the device where texts end that a head drafts after, and the slots of its draft rows."""
+"""Prepares a head's chains on the device: accepted tokens of the pass in flight, then positions, slots and noise keys.
+
+The host knows the end of a text only after the verdict. These kernels compute it on the device, so that drafting starts
+earlier. `room` is the number of requests that an array has space for, including padding.
+"""
 
 from typing import NamedTuple
 
@@ -11,43 +15,44 @@ from foreword.kernels.launching import kernel
 
 
 @kernel(do_not_specialize=("most", "room"))
-def _run_lengths(drawn, first, drafted, places, out, most, room, BLOCK: tl.constexpr):
+def _count_accepted(drawn, first, drafted, places, out, most, room, BLOCK: tl.constexpr):
     request = tl.arange(0, BLOCK)
-    going = request < room
-    row = tl.load(first + request, mask=going, other=0)
-    found = tl.zeros((BLOCK,), dtype=tl.int32)
+    is_accepted = request < room
+    row = tl.load(first + request, mask=is_accepted, other=0)
+    count = tl.zeros((BLOCK,), dtype=tl.int32)
     for level in range(most):
-        place = tl.load(places + request * most + level, mask=going, other=-1)
-        going = going & (place >= 0)
-        token = tl.load(drafted + place, mask=going, other=0)
-        own = tl.load(drawn + row + level, mask=going, other=-1)
-        going = going & (tl.maximum(token, 0) == own)
-        found += going.to(tl.int32)
-    tl.store(out + request, found, mask=request < room)
+        place = tl.load(places + request * most + level, mask=is_accepted, other=-1)
+        is_accepted = is_accepted & (place >= 0)
+        token = tl.load(drafted + place, mask=is_accepted, other=0)
+        own = tl.load(drawn + row + level, mask=is_accepted, other=-1)
+        is_accepted = is_accepted & (tl.maximum(token, 0) == own)
+        count += is_accepted.to(tl.int32)
+    tl.store(out + request, count, mask=request < room)
 
 
 def _block(room: int) -> int:
-    """Return the requests that one program has room for: few sizes, so that few variants are compiled."""
+    """Return `room` rounded up to a block size. There are few sizes, so that few variants are compiled."""
     return max(128, triton.next_power_of_2(room))
 
 
-def run_lengths(drawn: Tensor, first: Tensor, drafted: Tensor, places: Tensor, out: Tensor) -> None:
+def count_accepted(drawn: Tensor, first: Tensor, drafted: Tensor, places: Tensor, out: Tensor) -> None:
     """Count each request's accepted draft tokens: leading ones that equal the target's draw.
 
-    drawn and drafted int64; first int32 [requests], places int32 [requests, most], -1 where there is none; into
-    out int32 [requests]. A draft token that could not be drawn was read as token 0.
+    `drawn` has the target's tokens, from row `first` of each request on, and `drafted` the draft tokens (int64).
+    `places`, int32 [requests, levels], are indices into `drafted`; -1: no draft token. `first` and `out` are int32
+    [requests]. A negative draft token could not be sampled; the pass computed token 0 instead.
     """
     room, most = places.shape
-    _run_lengths[(1,)](
+    _count_accepted[(1,)](
         drawn, first, drafted, places, out, most, room, BLOCK=_block(room)
     )  # fmt: skip
 
 
 class ChainPlaces(NamedTuple):
-    """Slots and positions of all draft rows [levels, requests], and the row that every draft starts from."""
+    """Slots, positions and noise keys of all draft rows, [levels, requests]; and the row before each chain."""
 
-    last: Tensor  # int32 [requests]
-    keys: Tensor  # int64, noise keys of the draws
+    last: Tensor  # int32 [requests], row of the head's first pass that the chain follows
+    keys: Tensor  # int64, noise keys for sampling
     positions: Tensor  # int32
     slots: Tensor  # int32
 
@@ -61,13 +66,13 @@ class ChainPlaces(NamedTuple):
 
 @kernel(do_not_specialize=("room", "pages", "page_size", "spare_slot"))
 def _chain_places(
-    wanted, gained_by, lengths, steps, ends, stems, tables, last, keys, positions, slots,
+    row_ids, accepted, lengths, steps, ends, stems, tables, last, keys, positions, slots,
     room, pages, page_size, spare_slot, BLOCK: tl.constexpr,
 ):  # fmt: skip
     level = tl.program_id(0)
     request = tl.arange(0, BLOCK)
     there = request < room
-    gained = tl.load(gained_by + request, mask=there, other=0)
+    gained = tl.load(accepted + request, mask=there, other=0)
     position = tl.load(lengths + request, mask=there, other=0) + gained + level
     stem = tl.load(stems + request, mask=there, other=0).to(tl.uint64, bitcast=True)
     key = (stem + 0x9E3779B97F4A7C15) ^ position.to(tl.uint64)
@@ -85,7 +90,7 @@ def _chain_places(
     tl.store(positions + place, tl.where(is_read, position, 0), mask=there)
     tl.store(slots + place, slot, mask=there)
     if level == 0:
-        tl.store(last + request, tl.load(wanted + request, mask=there, other=0) + gained, mask=there)
+        tl.store(last + request, tl.load(row_ids + request, mask=there, other=0) + gained, mask=there)
 
 
 @kernel(do_not_specialize=("room", "most"))
@@ -112,12 +117,12 @@ def _take_level(
 
 
 class Level(NamedTuple):
-    """Inputs of the pass over every request's newest draft token, and of the draw after it."""
+    """Inputs of the head's pass over the newest draft token of every request, and of sampling the next one."""
 
     tokens: Tensor  # int64 [requests]
     key: Tensor  # int64, noise key of the next token
     position: Tensor  # int32
-    seen: Tensor  # int32, number of positions that its row attends to
+    seen: Tensor  # int32, number of positions that the row attends to
     slot: Tensor  # int32
     cosine: Tensor  # float32 [requests, dim / 2]
     sine: Tensor  # float32
@@ -129,11 +134,8 @@ class Level(NamedTuple):
         def zeros(dtype: torch.dtype, *more: int) -> Tensor:
             return torch.zeros((room, *more), dtype=dtype, device=device)
 
-        whole, small = torch.int64, torch.int32
-        tokens, key, position, seen, slot = map(zeros, (whole, whole, small, small, small))
-        return Level(
-            tokens, key, position, seen, slot, zeros(torch.float32, half), zeros(torch.float32, half)
-        )
+        dtypes = (torch.int64, torch.int64, torch.int32, torch.int32, torch.int32)
+        return Level(*map(zeros, dtypes), zeros(torch.float32, half), zeros(torch.float32, half))
 
 
 def take_level(
@@ -144,9 +146,9 @@ def take_level(
     chain: Tensor,
     into: Level,
 ) -> None:
-    """Store the drawn tokens, int64 [requests], as the next level of the chain, int64 [most, requests].
+    """Store the drawn tokens, int64 [requests], as the next level of the chain, int64 [levels, requests].
 
-    `levels`, int32 [requests], is the level and is incremented; `into` receives the inputs of that level.
+    `levels`, int32 [requests], is the index of this level and is incremented; `into` receives the level's inputs.
     """
     most, room = chain.shape
     half = into.cosine.shape[1]
@@ -159,16 +161,19 @@ def take_level(
 class ChainEnds(NamedTuple):
     """State of every request [requests] before the chain."""
 
-    wanted: Tensor  # int32, row that its draft starts from if no draft token is accepted
-    gained_by: Tensor  # int32, tokens that the pass in flight adds
-    lengths: Tensor  # int32, its tokens without those that are added
-    steps: Tensor  # int32, draft tokens; 0: padding
+    row_ids: Tensor  # int32, row of the head's pass before the chain if no draft token is accepted
+    accepted: Tensor  # int32, draft tokens that the pass in flight accepts
+    lengths: Tensor  # int32, text length if the pass in flight accepts no draft token
+    steps: Tensor  # int32, tokens to draft; 0: padding
     ends: Tensor  # int32, one past its last reserved KV row
     stems: Tensor  # int64, noise key prefixes
 
 
 def chain_places(of: ChainEnds, tables: Tensor, page_size: int, spare_slot: int, out: ChainPlaces) -> None:
-    """tables int32 [at least requests, pages]. The keys are those of `acceptance.noise.absorbed`."""
+    """Compute `out` for chains after the given ends. The noise keys are those of `acceptance.noise.extend_keys`.
+
+    `tables` are the block tables, int32 [at least requests, pages].
+    """
     levels, room = out.positions.shape
     _chain_places[(levels,)](
         *of, tables, *out, room, tables.shape[1], page_size, spare_slot, BLOCK=_block(room)
