@@ -63,7 +63,7 @@ GRAMMAR_MUTANTS = (
         "tokens that could not be committed stay read",
         STATE_FILE,
         "GrammarState.commit",
-        "self._start_again()",
+        "self._restart()",
         "self._ahead = ()",
         (f"{STATE}::test_a_token_that_cannot_come_changes_nothing",),
     ),

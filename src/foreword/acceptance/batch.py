@@ -22,7 +22,7 @@ Records = npt.NDArray[np.void]
 
 
 class RowStatus(IntEnum):
-    """Return whether a token can be sampled from a row."""
+    """Result of sampling a token from a row of logits."""
 
     OK = 0
     NOT_FINITE = 1  # a logit is NaN or infinite
@@ -46,7 +46,7 @@ class Judgement:
     trees: DraftTrees
     samplers: Sequence[RequestSampler]  # [requests], for ragged parameters (bias, bad words, seen tokens)
     records: Records  # [requests], RECORD
-    wants_draws: bool = False  # draw the target's token after every row, whatever the rule
+    wants_draws: bool = False  # sample the target's token after every row, under any rule
     sampler: native.NativeSampler = field(init=False)  # native sampler for these rows; None: torch
     row_records: Records = field(init=False)  # [rows], record of the row's request
     # [requests], number of alternatives with log-probabilities; -1: none requested
@@ -68,7 +68,7 @@ class Judgement:
     ) -> "Judgement":
         """Cut padded vocabularies, apply grammar masks, and check that rows and requests agree.
 
-        `pending` counts each request's tokens that its sampler has not seen yet; empty: none.
+        `pending` has each request's number of tokens that were sampled but are not committed yet; empty: none.
         """
         vocab_size = max([sampler.vocab_size for sampler in samplers])
         rows = trees.starts[-1]
@@ -110,7 +110,7 @@ class Verdicts:
 
     paths: list[list[int]]  # per request its accepted nodes, root first
     own: list[int]  # [requests], correction or bonus token; NO_TOKEN if the request failed
-    states: list[int]  # [requests], RowStatus of the row that the own token is drawn from
+    states: list[int]  # [requests], RowStatus of the row from which the own token was sampled
     draws: Sequence[int] = ()  # [rows], the coupled rule's draw after every row; empty if not wanted
 
     @staticmethod
@@ -155,6 +155,7 @@ class Verdicts:
 
 
 NEVER = -float("inf")
+"""Logit of a forbidden token."""
 
 Logits = npt.NDArray[np.float32]
 
@@ -162,9 +163,9 @@ _BYTES = np.arange(256, dtype=np.uint8)[:, None]
 _UPPER_BOUNDS: Logits = np.where(
     np.unpackbits(_BYTES, axis=1, bitorder="little"), np.float32(np.inf), np.float32(NEVER)
 )
-"""[256, 8], upper bounds of eight logits by mask byte.
+"""Upper bounds (inf or -inf) of eight logits for each value of a mask's byte, [256, 8].
 
-Table lookup is faster than finding set bits, and constant in time.
+A table lookup is faster than a search for set bits, and takes the same time for every mask.
 """
 
 

@@ -50,10 +50,10 @@ class LinkReport:
     costs: tuple[PassCost, ...]
 
     def break_even_ms(self, acceptance: float, levels: int, pass_ms: float) -> float | None:
-        """Return the round trip beyond which waiting costs more than it gains, at the smallest batch.
+        """Return the round trip in ms above which waiting for drafts costs more than it gains, at the smallest batch.
 
-        Levels that gain g tokens save g plain passes minus their drafting time. None: no level arrived in time, so
-        the time of a level is unknown.
+        A draft saves one plain pass per gained token and costs the drafting time of its levels. None: no level arrived
+        in time, so the drafting time is unknown.
         """
         cost = min(self.costs, key=lambda one: one.batch)
         if not cost.levels:
@@ -114,7 +114,7 @@ _MATRIX = np.ones((192, 192), np.float32)
 
 
 def _compute(seconds: float) -> None:
-    """Occupy a core like a pass, with cold caches afterwards."""
+    """Keep a core busy for this time. As after a real pass, the caches do not hold the engine's data afterwards."""
     until = perf_counter() + seconds
     while perf_counter() < until:
         _MATRIX @ _MATRIX

@@ -13,7 +13,7 @@ Path = tuple[int, ...]
 """Tokens after the committed ones."""
 
 FORESEEN = 64
-"""Maximum forced tokens computed at once: a draft has no more."""
+"""Maximum forced tokens computed at once, which is also the maximum size of a draft."""
 
 _DEAD_ENDS = ("NoExtension", "NoExtensionBias")
 """Parser states in which no token can follow although the answer is incomplete."""
@@ -24,11 +24,11 @@ class GrammarError(ValueError):
 
 
 class GrammarState:
-    """Allowed tokens after an answer's committed tokens and after draft tokens.
+    """Computes which tokens a grammar allows after an answer's committed tokens and after draft tokens.
 
-    Only `commit` advances it; draft tokens are parsed and rolled back. End tokens are allowed where the answer is
-    complete, and only end tokens after one. Fast masks are computed within the pass. After a slow mask the answer has
-    no drafts, and `worker` computes each next mask after a commit; until then the answer is not ready for a pass.
+    Only `commit` advances the state; draft tokens are parsed and rolled back. An end token is allowed where the answer
+    is complete, and only end tokens may follow it. Fast masks are computed within the pass. After a slow mask drafting
+    stops, and `worker` computes the next mask between passes. The answer joins no pass until that mask `is_ready`.
     """
 
     def __init__(
@@ -61,9 +61,9 @@ class GrammarState:
 
     @property
     def can_draft(self) -> bool:
-        """Return whether several masks can be computed in a pass.
+        """Return whether masks of draft tokens can be computed in a pass.
 
-        Rejected draft tokens earn no allowance, so their masks must not use up the answer's budget.
+        Only committed tokens increase the answer's mask budget, so masks of rejected ones must not use it up.
         """
         return not self._is_slow and not self._budget.has_excess
 
@@ -78,8 +78,8 @@ class GrammarState:
             if self._is_slow and self._are_allowed(own):
                 self._unread += own
             elif (self._has_ended and own) or not self._catch_up() or not self._read((), own):
-                why = self._complaint()
-                self._start_again()
+                why = self._error_text()
+                self._restart()
                 raise GrammarError(why)
             self._ahead = ()
             self._committed += own
@@ -102,9 +102,9 @@ class GrammarState:
                 self.is_ready = True
 
     def masks(self, tokens: Sequence[int], parents: Sequence[int]) -> Bits:
-        """[1 + nodes, words], masks after the text and after each draft node (-1 is the text's parent).
+        """Return the masks after the text and after each draft node, [1 + nodes, words]; parent -1 is the text.
 
-        Everything is allowed after a forbidden node, which is never reached; nothing if the parser gave up.
+        After a forbidden node everything is allowed, because it is never accepted. After an error nothing is allowed.
         """
         rows = np.empty((1 + len(tokens), self._grammar.words), np.int32)
         self._fill(rows, [(), *paths(tokens, parents)])
@@ -116,7 +116,7 @@ class GrammarState:
         return rows
 
     def follows(self, tokens: Sequence[int], parents: Sequence[int]) -> list[bool]:
-        """[nodes], whether a draft node and its ancestors are allowed; if masks are slow, as far as known."""
+        """Return for each node whether it and its ancestors are allowed; False if a slow mask would be needed."""
         with self._lock:
             try:
                 return [
@@ -127,7 +127,7 @@ class GrammarState:
                 self._take_back()
 
     def forced(self, most: int) -> list[int]:
-        """Return up to `most` next tokens that leave no choice."""
+        """Return up to `most` next tokens, as far as the grammar allows only one token at a time."""
         with self._lock:
             if self._has_ended or most < 1 or not self._catch_up():
                 return []
@@ -184,14 +184,14 @@ class GrammarState:
         return self._budget.spend(seconds)
 
     def _foresee(self, path: Path) -> Path:
-        """Return the forced tokens after the parser's position: they need no mask."""
+        """Return the tokens that the grammar forces after the parser's position, and store their masks."""
         forced = tuple(map(int, self._matcher.compute_ff_tokens()[:FORESEEN]))  # may be unlimited
         for place, token in enumerate(forced):
             self._known.setdefault((*path, *forced[:place]), self._grammar.only(token))
         return forced
 
     def _is_allowed(self, path: Path) -> bool:
-        """Return whether a path's last token is allowed after the others, and these after the text."""
+        """Return whether all tokens of a path are allowed in turn after the text."""
         before, token = self._mask(path[:-1]), path[-1]
         is_reached = before is not self._grammar.everything
         return is_reached and 0 <= token < self.vocab_size and bool(before[token >> 5] >> (token & 31) & 1)
@@ -228,16 +228,16 @@ class GrammarState:
 
     def _give_up(self, why: str | None = None) -> None:
         """Record why the parser cannot continue; the text is unchanged."""
-        self.error = why or self._complaint()
-        self._start_again()
+        self.error = why or self._error_text()
+        self._restart()
 
-    def _complaint(self) -> str:
+    def _error_text(self) -> str:
         lines = self._matcher.get_error().strip().splitlines() if self._matcher.is_error() else []
         if lines and lines[0] in _DEAD_ENDS:
             return "no text fits it"
         return lines[0] if lines else "the grammar does not allow these tokens here"
 
-    def _start_again(self) -> None:
+    def _restart(self) -> None:
         self._matcher = self._grammar.new_matcher()
         self._ahead, self._unread = (), list(self._committed)
 
@@ -249,7 +249,7 @@ class GrammarState:
 
 
 def paths(tokens: Sequence[int], parents: Sequence[int]) -> list[Path]:
-    """[nodes], the tokens from the first level to each node."""
+    """Return for each node the tokens from the first level to it."""
     found: list[Path] = []
     for token, parent in zip(tokens, parents, strict=True):
         found.append((*(found[parent] if parent >= 0 else ()), token))
@@ -257,6 +257,6 @@ def paths(tokens: Sequence[int], parents: Sequence[int]) -> list[Path]:
 
 
 def unpacked(bits: Bits, vocab_size: int) -> npt.NDArray[np.bool_]:
-    """[rows, vocab], the bits as booleans."""
+    """Return the bits as booleans, [rows, vocab]."""
     flat = np.unpackbits(bits.view(np.uint8), axis=-1, bitorder="little")
     return flat[:, :vocab_size].view(np.bool_)

@@ -1,7 +1,7 @@
 """Trains a DFlash head, which replaces a block of mask tokens after the newest token in one pass.
 
-Every row that predicts an answer token is an anchor. Its block starts with the next token. The block attends to the
-target's states up to the anchor and to itself.
+Every row that predicts an answer token is an anchor. It has a block: the next token, then mask tokens. The block
+attends to the target's states up to the anchor and to itself.
 """
 
 from collections.abc import Iterator, Sequence
@@ -69,7 +69,7 @@ def spread_taps(num_layers: int, count: int = 3) -> tuple[int, ...]:
 
 
 class DFlashLearner(TapsHead):
-    """Layers whose keys and values of the past come from the target's states, and of the block from itself."""
+    """A DFlash head in training: its blocks attend to keys and values computed from the target's states."""
 
     mask_token: Tensor
 
@@ -119,22 +119,24 @@ class DFlashLearner(TapsHead):
         past = rms_norm(past, weights["hidden_norm.weight"], eps)
         rows = batch.tail_rows
         masks = self.mask_token.expand(len(rows) * (slots - 1))
-        stream = embedding(torch.cat((batch.held(0), masks)), target.weights.embedding)  # slot by slot
+        stream = embedding(
+            torch.cat((batch.held(0), masks)), target.weights.embedding
+        )  # ordered by slot of the block
         positions = torch.cat([batch.positions[rows] + 1 + slot for slot in range(slots)])
         stream = tracked(stream) if self._recipe.layers > 1 else stream
         rotation, past_rotation = target.head_rotation(positions), target.head_rotation(batch.positions)
         for number in range(self._recipe.layers):
             tensors = layer_tensors(weights, f"layers.{number}.")
-            seen = self._keys_values(past, tensors, past_rotation)
-            stream = self._layer(stream, rotation, seen, tensors, batch)
-        found = rms_norm(stream, weights["norm.weight"], eps).view(slots, len(rows), -1)
-        yield from found[1 : 1 + count]
+            text_kv = self._keys_values(past, tensors, past_rotation)
+            stream = self._layer(stream, rotation, text_kv, tensors, batch)
+        states = rms_norm(stream, weights["norm.weight"], eps).view(slots, len(rows), -1)
+        yield from states[1 : 1 + count]
 
     def _layer(
         self,
         stream: Tensor,
         rotation: tuple[Tensor, Tensor],
-        seen: tuple[Tensor, Tensor],
+        text_kv: tuple[Tensor, Tensor],
         tensors: LayerTensors,
         batch: PackedBatch,
     ) -> Tensor:
@@ -145,7 +147,9 @@ class DFlashLearner(TapsHead):
             for part in halves.before(stream, *rotation, tensors, self.target.sizes, eps)
         )
         own = list(zip(k.unbind(), v.unbind(), strict=True))
-        attended = [chain_attention(queries, *seen, own, batch.tails, batch.texts) for queries in q.unbind()]
+        attended = [
+            chain_attention(queries, *text_kv, own, batch.tails, batch.texts) for queries in q.unbind()
+        ]
         return halves.after(stream, torch.cat(attended), tensors, eps)
 
     def _keys_values(

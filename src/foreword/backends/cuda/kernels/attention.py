@@ -27,9 +27,9 @@ from foreword.backends.cuda.kernels.ahead import (
     wait_for_the_kernel_before,
 )
 from foreword.backends.cuda.kernels.attention_parts import (
+    as_product_input,
+    load_extra,
     merge,
-    more_of,
-    multiplied,
     over_part,
     sink,
     store_totals,
@@ -94,8 +94,8 @@ def _attend(
     head = kv_head * group + line % group
     shown = real[:, None] & (dim < DIM)[None, :]
     line_at = queries + (row * HEADS + head) * (DIM + EXTRA)
-    q = multiplied(tl.load(line_at[:, None] + dim[None, :], mask=shown, other=0.0), PACKED)
-    more_q = more_of(line_at + DIM, q, real, EXTRA, EXTRA_BLOCK)
+    q = as_product_input(tl.load(line_at[:, None] + dim[None, :], mask=shown, other=0.0), PACKED)
+    more_q = load_extra(line_at + DIM, q, real, EXTRA, EXTRA_BLOCK)
     table = tables + request * table_width
     peak, mass = tl.full((LINES,), -float("inf"), dtype=tl.float32), tl.zeros((LINES,), dtype=tl.float32)
     total = tl.zeros((LINES, DIM_BLOCK), dtype=tl.float32)

@@ -1,4 +1,8 @@
-"""Online softmax of a tile's lines over one part of the positions, and the merge of two parts."""
+"""Online softmax of a tile's lines over one part of the positions, and the merge of two parts.
+
+An unfinished softmax has for every line the largest score (peak), the sum of exp2(score - peak) (mass), and the sum of
+values with these weights (total). `attention` explains lines, parts, latent and packed rows.
+"""
 
 import triton
 import triton.language as tl
@@ -6,7 +10,7 @@ import triton.language as tl
 from foreword.backends.cuda.kernels.functions import tanh
 
 VALUE_SCALE = tl.constexpr(512.0)
-"""Factor of the scales of packed values while they are multiplied in float16; a power of two loses no bit."""
+"""Factor of the scales of packed values, so that small weights stay accurate in float16; a power of two is exact."""
 
 
 @triton.jit
@@ -30,9 +34,9 @@ def _follow(
     total, more_total, ones, scale, cap,
     EXTRA: tl.constexpr, CAPPED: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Extend a softmax by positions: q [lines, dim], keys and values of `_rows_at`, seen [lines, positions].
+    """Extend a softmax by positions: q [lines, dim], keys and values as `_rows_at` returns them.
 
-    Unless `is_partial`, all of them are seen.
+    `seen` [lines, positions] marks the positions to which a line attends. It is read only if `is_partial`.
     """
     scores = tl.dot(q, keys_at, input_precision=PRECISION)
     if EXTRA > 0:
@@ -45,9 +49,9 @@ def _follow(
     if is_partial:
         scores = tl.where(seen, scores, -float("inf"))
     higher = tl.maximum(peak, tl.max(scores, axis=1))
-    ground = tl.where(higher == -float("inf"), 0.0, higher)
-    fade = tl.exp2(peak - ground)
-    exact = tl.exp2(scores - ground[:, None])
+    base = tl.where(higher == -float("inf"), 0.0, higher)
+    fade = tl.exp2(peak - base)
+    exact = tl.exp2(scores - base[:, None])
     weights = exact.to(values_at.dtype)
     mass = tl.dot(weights, ones, mass * fade[:, None], input_precision=PRECISION)
     if PACKED > 0:
@@ -61,8 +65,8 @@ def _follow(
 def merge(peak, mass, total, peak2, mass2, total2) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Merge two softmaxes over different positions: peaks and masses [lines], totals [lines, dim]."""
     higher = tl.maximum(peak, peak2)
-    ground = tl.where(higher == -float("inf"), 0.0, higher)
-    fade, fade2 = tl.exp2(peak - ground), tl.exp2(peak2 - ground)
+    base = tl.where(higher == -float("inf"), 0.0, higher)
+    fade, fade2 = tl.exp2(peak - base), tl.exp2(peak2 - base)
     # An explicit fma, so that the compiler does not choose which product is rounded.
     mass = tl.fma(mass, fade, mass2 * fade2)
     total = tl.fma(total, tl.broadcast_to(fade[:, None], total.shape), total2 * fade2[:, None])
@@ -81,10 +85,11 @@ def _rows_at(
     KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, EXTRA: tl.constexpr, EXTRA_BLOCK: tl.constexpr,
     PACKED: tl.constexpr,
 ):  # fmt: skip
-    """Load keys [dim, positions] and values [positions, dim] of these slots, both before either is used.
+    """Load the keys [dim, positions] and values [positions, dim] of these slots, all before any is used.
 
-    The third are a latent row's other numbers [extra, positions]. Of packed rows the first two are the first half of a
-    head; then come the second half of keys and values, and their scales.
+    Return keys, values, more keys, more values, scales of keys and scales of values. In latent rows, "more keys" are
+    the EXTRA numbers [extra, positions]. In packed rows, the first two results are the first half of a head and "more"
+    is the second half. Results that a kind of row does not have are placeholders.
     """
     dim = tl.arange(0, DIM_BLOCK)
     of_keys, of_values = slot, slot
@@ -116,8 +121,8 @@ def _rows_at(
 
 
 @triton.jit
-def multiplied(q, PACKED: tl.constexpr) -> tl.tensor:
-    """Return queries in the dtype of all products: float16 over packed rows, which widen to it in one instruction."""
+def as_product_input(q, PACKED: tl.constexpr) -> tl.tensor:
+    """Return queries in the dtype of the products: float16 for packed rows, which widen to it in one instruction."""
     return q.to(tl.float16) if PACKED > 0 and q.dtype == tl.bfloat16 else q
 
 
@@ -125,7 +130,7 @@ def multiplied(q, PACKED: tl.constexpr) -> tl.tensor:
 def store_totals(
     out, place, dim, shown, total, more_total, DIM: tl.constexpr, EXTRA: tl.constexpr, PACKED: tl.constexpr
 ) -> None:
-    """Store the totals of all lines; of packed rows, the second half of a head after the first."""
+    """Store the totals of all lines; for packed rows, also the second half of each head."""
     width: tl.constexpr = DIM + EXTRA if PACKED > 0 else DIM
     at = out + place[:, None] * width + dim[None, :]
     tl.store(at, total.to(out.dtype.element_ty), mask=shown)
@@ -134,8 +139,8 @@ def store_totals(
 
 
 @triton.jit
-def more_of(line_at, q, real, EXTRA: tl.constexpr, EXTRA_BLOCK: tl.constexpr) -> tl.tensor:
-    """Load the EXTRA numbers of queries over latent or packed rows; without EXTRA, return a value that is not read."""
+def load_extra(line_at, q, real, EXTRA: tl.constexpr, EXTRA_BLOCK: tl.constexpr) -> tl.tensor:
+    """Load the EXTRA numbers of queries over latent or packed rows; without EXTRA, return a placeholder."""
     found = q
     if EXTRA > 0:
         more = tl.arange(0, EXTRA_BLOCK)
@@ -152,7 +157,7 @@ def _step(
     PAGE: tl.constexpr, NODES: tl.constexpr, STEP: tl.constexpr, TREES: tl.constexpr,
     WINDOWED: tl.constexpr, CAPPED: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Extend the softmax of all lines by STEP positions of a part; `is_mixed`: rows may have different keys (trees)."""
+    """Extend the softmax of all lines by STEP positions of a part; `is_mixed`: it may have draft tokens of trees."""
     ones = tl.full((STEP, 16), 1.0, dtype=q.dtype)
     position = begin + tl.arange(0, STEP)
     page = tl.load(table + position // PAGE, mask=position < most, other=0)
@@ -160,22 +165,22 @@ def _step(
     if TREES and is_mixed:
         # Rows of a tree have different keys at the same position: process them one by one.
         for row in range(tile_size):
-            mine = line_row == row
-            prefix = tl.max(tl.where(mine, prefixes, 0), axis=0)
-            length = tl.max(tl.where(mine, lengths, 0), axis=0)
-            guessed = (position >= prefix) & (position < length)
-            elsewhere = tl.load(
-                ancestors + (first_row + row) * NODES + position - prefix, mask=guessed, other=0
+            is_of_row = line_row == row
+            prefix = tl.max(tl.where(is_of_row, prefixes, 0), axis=0)
+            length = tl.max(tl.where(is_of_row, lengths, 0), axis=0)
+            is_draft = (position >= prefix) & (position < length)
+            draft_slot = tl.load(
+                ancestors + (first_row + row) * NODES + position - prefix, mask=is_draft, other=0
             )
-            own = tl.where(guessed, elsewhere.to(tl.int64), slot)
+            key_slot = tl.where(is_draft, draft_slot.to(tl.int64), slot)
             there = (position >= least) & (position < length)
             if WINDOWED:
                 there = there & (position >= length - window)
             k, v, extra, more_v, of_keys, of_values = _rows_at(
-                keys, values, key_scales, value_scales, own, there, kv_head, q.dtype,
+                keys, values, key_scales, value_scales, key_slot, there, kv_head, q.dtype,
                 KV_HEADS, DIM, DIM_BLOCK, EXTRA, EXTRA_BLOCK, PACKED,
             )  # fmt: skip
-            seen = mine[:, None] & there[None, :]
+            seen = is_of_row[:, None] & there[None, :]
             peak, mass, total, more_total = _follow(
                 q, more_q, k, v, extra, more_v, of_keys, of_values, seen, True, peak, mass, total, more_total,
                 ones, scale, cap, EXTRA, CAPPED, PACKED, PRECISION,
@@ -206,9 +211,9 @@ def over_part(
     STEP: tl.constexpr, TREES: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, PACKED: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
-    """The softmax of all lines over one part: peak [LINES], mass [LINES], total [LINES, DIM_BLOCK].
+    """Return the softmax of all lines over one part: peak [LINES], mass [LINES], total [LINES, DIM_BLOCK].
 
-    The last is the total of the second half of packed heads; otherwise it is not read.
+    The fourth result is the total of the second half of packed heads, else a placeholder.
     """
     peak = tl.full((LINES,), -float("inf"), dtype=tl.float32)
     mass = tl.zeros((LINES, 16), dtype=tl.float32)

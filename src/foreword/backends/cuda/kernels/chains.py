@@ -134,8 +134,15 @@ class Level(NamedTuple):
         def zeros(dtype: torch.dtype, *more: int) -> Tensor:
             return torch.zeros((room, *more), dtype=dtype, device=device)
 
-        dtypes = (torch.int64, torch.int64, torch.int32, torch.int32, torch.int32)
-        return Level(*map(zeros, dtypes), zeros(torch.float32, half), zeros(torch.float32, half))
+        return Level(
+            tokens=zeros(torch.int64),
+            key=zeros(torch.int64),
+            position=zeros(torch.int32),
+            seen=zeros(torch.int32),
+            slot=zeros(torch.int32),
+            cosine=zeros(torch.float32, half),
+            sine=zeros(torch.float32, half),
+        )
 
 
 def take_level(
