@@ -2,7 +2,8 @@
 # Builds the kernels and runs the tests on a machine without a network, with its own Python and torch: on a GPU the
 # CUDA tests run too. What else the tests need lies as wheels in carry/, put there by `scripts/gpu_check.sh carry`
 # (for CPython 3.12 on x86_64 unless CARRY_PYTHON and CARRY_PLATFORM say otherwise). Further arguments go to pytest;
-# `scripts/gpu_check.sh mutants` runs the mutants instead, `scripts/gpu_check.sh bench [options]` foreword bench gpu,
+# `scripts/gpu_check.sh mutants [options]` runs the mutants instead (with --outcomes FILE a later call tries the rest),
+# `scripts/gpu_check.sh bench [options]` foreword bench gpu,
 # `scripts/gpu_check.sh sanitize [memcheck|racecheck|initcheck|synccheck] [tests]` the tests of the GPU's kernels under
 # compute-sanitizer, in SANITIZE_JOBS processes that have SANITIZE_SECONDS.
 set -euo pipefail
@@ -104,7 +105,7 @@ fi
 build
 
 if [ "${1:-}" = mutants ]; then
-    OMP_NUM_THREADS=1 FOREWORD_THREADS=1 exec "$PYTHON" tests/mutants/run.py --json --jobs "$(nproc)"
+    OMP_NUM_THREADS=1 FOREWORD_THREADS=1 exec "$PYTHON" tests/mutants/run.py --json --jobs "$(nproc)" "${@:2}"
 fi
 
 if [ "${1:-}" = bench ]; then

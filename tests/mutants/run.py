@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from queue import SimpleQueue
+from time import monotonic
 
 from catalogue import Mutant
 from every import EVERY_MUTANT
@@ -23,6 +25,7 @@ from rich.table import Table
 ROOT = Path(__file__).resolve().parents[2]
 NO_TESTS_RAN = {2, 3, 4, 5}
 """Pytest's exit codes for anything but "all passed" (0) and "some failed" (1)."""
+NOT_TRIED = "not tried: no time was left"
 
 
 @dataclass(frozen=True)
@@ -98,18 +101,44 @@ def copied_source(folder: Path) -> Path:
     return source
 
 
-def tried(mutants: Sequence[Mutant], copies: Sequence[Path], console: Console) -> list[Outcome]:
-    """Every mutant, as many at once as there are copies of the source."""
+class OutcomeFile:
+    """Outcomes of earlier runs, one JSON object per line; every new one is appended at once."""
+
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
+        lines = file.read_text(encoding="utf-8").splitlines() if file is not None and file.exists() else []
+        self._found = {(one.bug, one.what): one for one in (Outcome(**json.loads(line)) for line in lines)}
+
+    def of(self, mutant: Mutant) -> Outcome | None:
+        """What became of a mutant before, if it was caught: the others are tried again."""
+        found = self._found.get((mutant.bug, mutant.what))
+        return found if found is not None and found.caught else None
+
+    def add(self, outcome: Outcome) -> None:
+        if self._file is not None:
+            with self._file.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(asdict(outcome)) + "\n")
+
+
+def tried(
+    mutants: Sequence[Mutant], copies: Sequence[Path], console: Console, known: OutcomeFile, until: float
+) -> list[Outcome]:
+    """Every mutant, as many at once as there are copies of the source; none begins after `until`."""
     free: SimpleQueue[Path] = SimpleQueue()
     for copy in copies:
         free.put(copy)
 
     def run(mutant: Mutant) -> Outcome:
+        if (before := known.of(mutant)) is not None:
+            return before
+        if monotonic() > until:
+            return Outcome(mutant.bug, mutant.what, False, NOT_TRIED)
         source = free.get()
         try:
             outcome = try_mutant(mutant, source)
         finally:
             free.put(source)
+        known.add(outcome)
         console.print(f"[dim]bug {mutant.bug}: {outcome.detail}[/dim]")
         return outcome
 
@@ -125,7 +154,19 @@ def main() -> int:
     parser.add_argument(
         "--jobs", type=int, default=1, help="mutants that are tried at once, each in its own copy"
     )
+    parser.add_argument(
+        "--outcomes",
+        type=Path,
+        help="a file to which every outcome is appended; mutants that it names as caught are not tried again",
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=math.inf, help="try no further mutant after this time"
+    )
+    parser.add_argument(
+        "--trust-tests", action="store_true", help="the tests passed already: don't run them without a mutant"
+    )
     arguments = parser.parse_args()
+    until = monotonic() + arguments.seconds
     chosen = [mutant for mutant in EVERY_MUTANT if arguments.bug in (None, mutant.bug)]
     console = Console(highlight=False)
     with tempfile.TemporaryDirectory() as folder:
@@ -134,10 +175,10 @@ def main() -> int:
             console.print("the tests would not import the copy of the source; is the package installed?")
             return 1
         named = sorted({test for mutant in chosen for test in mutant.tests})
-        if run_tests(copies[0], named).returncode != 0:
+        if not arguments.trust_tests and run_tests(copies[0], named).returncode != 0:
             console.print("the named tests fail without any mutant")
             return 1
-        outcomes = tried(chosen, copies, console)
+        outcomes = tried(chosen, copies, console, OutcomeFile(arguments.outcomes), until)
     table = Table("bug", "what goes wrong", "", "by")
     for outcome in outcomes:
         mark = "[green]caught[/green]" if outcome.caught else "[red]MISSED[/red]"
