@@ -96,7 +96,7 @@ def test_the_book_says_what_transformers_says(tmp_path: Path, family: str):
         _, logits, _ = module(
             input_ids=torch.tensor([text[1:]]),
             last_hidden_states=states[None].float(),
-            attention_mask=None,
+            attention_mask=torch.ones(1, len(text) - 1, dtype=torch.long),
             position_ids=torch.arange(1, len(text))[None],
             mtp_cache=MtpCache(config=theirs.config.get_mtp_config()),
         )
@@ -157,6 +157,6 @@ def test_experts_that_are_not_there_are_missed_before_they_cost_anything(
     def never(*_: object) -> None:
         raise AssertionError("the shapes of a billion experts are made")
 
-    monkeypatch.setattr(mtp, "checked_shapes", never)
+    monkeypatch.setattr(mtp, "layer_shapes", never)
     with pytest.raises(CheckpointError, match="layer 0 has 8 experts and not 1000000000"):
         open_head(tmp_path, "mtp")

@@ -166,9 +166,8 @@ def test_a_lookup_that_promises_more_goes_first():
 
 def test_a_lookup_that_seldom_promises_more_does_not_go_first():
     ratio, asked, taken = first_lookups("chat", True)
-    without = first_lookups("chat", False)
-    assert ratio > 0.99 * without[0]
-    assert asked < 1.5 * without[1] + 50
+    assert ratio > 0.99 * first_lookups("chat", False)[0]
+    assert asked < 300  # times in 3,000 steps
     assert taken < 20
 
 
