@@ -84,19 +84,19 @@ class Judgement:
         return Judgement(within_grammars(known, trees, samplers), trees, samplers, records, wants_draws)
 
     def per_row(self, field: str) -> npt.NDArray[np.float64]:
-        """[rows], a field of the row's request."""
+        """Return a field of each row's request, [rows]."""
         values: npt.NDArray[np.float64] = self.row_records[field]
         return values
 
     @property
     def positions(self) -> Ints:
-        """[rows], absolute position of the token that the row's logits predict."""
+        """Return the absolute position of the token that each row predicts, [rows]."""
         lengths: Ints = self.row_records["length"]
         return lengths if self.trees.is_plain else lengths + self.trees.depths
 
 
 def _repeated(records: Records, starts: Sequence[int]) -> Records:
-    """[rows], record of the row's request; built from bytes, ten times as fast as NumPy's repeat."""
+    """Return the record of each row's request, [rows]; joining bytes is ten times as fast as NumPy's repeat."""
     raw, size = records.tobytes(), records.itemsize
     parts = [
         raw[at * size : (at + 1) * size] * (end - start) for at, (start, end) in enumerate(pairwise(starts))

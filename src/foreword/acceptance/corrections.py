@@ -148,7 +148,7 @@ def completing_tokens(judged: Judgement) -> tuple[Ints, Ints]:
 
 
 def recent_tokens(judged: Judgement, width: int) -> Ints:
-    """[rows, width], newest tokens up to each row, newest last: committed ones, then its draft path."""
+    """Return the newest tokens before each row, [rows, width]: committed ones, then its draft path; newest last."""
     tails = [_widen(sampler.tail[None, :], width) for sampler in judged.samplers]
     committed = np.concatenate(tails)[judged.trees.request_of_row]
     draft = judged.trees.path_tokens[:, ::-1]  # the row's own token last, padding first

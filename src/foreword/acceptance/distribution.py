@@ -118,7 +118,7 @@ SLACK = 1 - 1e-6
 
 
 def nucleus_floor(logits: Tensor, peak: Tensor, floor: Tensor, temperature: Tensor, top_p: Tensor) -> Tensor:
-    """[rows], the smallest logit in each row's nucleus, among tokens at or above `floor`."""
+    """Return the smallest logit in each row's nucleus, [rows], among tokens at or above `floor`."""
     scaled = (logits - peak[:, None]) * (1 / temperature).float()[:, None]
     weights = (scaled.exp_() * ONE).round_().long()  # [rows, vocab]
     weights = torch.where(logits >= floor[:, None], weights, 0)
@@ -175,7 +175,7 @@ def log_weights(shaped: Distributions, rows: Tensor, ids: Tensor) -> Tensor:
 
 
 def sample(logits: Tensor, shape: RowParams, keys: Keys) -> Tensor:
-    """int64 [2, rows], each row's sampled token and its RowStatus; in torch, for any device.
+    """Sample a token for each row, on any device; return the tokens and their RowStatus, int64 [2, rows].
 
     Never waits for the device.
     """
@@ -188,7 +188,7 @@ def sample(logits: Tensor, shape: RowParams, keys: Keys) -> Tensor:
 
 
 def draw(shaped: Distributions, keys: Keys) -> Tensor:
-    """int64 [rows], each row's sampled token; NO_TOKEN if the row has none."""
+    """Return each row's sampled token, int64 [rows]; NO_TOKEN if the row has none."""
     device = shaped.logits.device
     noise_keys, placement = uploaded(key_tensor(keys), device), placement_of(device)
     if shaped.sampler is not None:
@@ -211,7 +211,7 @@ def _draw_by(kernel: Callable[..., Tensor], logits: Tensor, shape: RowParams, ke
 
 
 def best_of_all(shaped: Distributions, noise_keys: Tensor) -> Tensor:
-    """int64 [rows], like `best_per_row`, but computed over all tokens.
+    """Return the same as `best_per_row`, int64 [rows], but compute it over all tokens.
 
     For devices, where counting the kept tokens would require waiting.
     """
@@ -224,7 +224,7 @@ def best_of_all(shaped: Distributions, noise_keys: Tensor) -> Tensor:
 
 
 def best_per_row(kept: KeptTokens, noise_keys: Tensor) -> Tensor:
-    """int64 [rows], the id with the largest log weight + noise, the lowest on ties; one key per row."""
+    """Return the id with the largest log weight + noise, int64 [rows]; the lowest on ties. Each row has one key."""
     scores = kept.log_weights + gumbel(noise_keys[kept.rows], kept.ids)
     best = torch.full(noise_keys.shape, -torch.inf, dtype=torch.float64, device=scores.device)
     best = best.scatter_reduce(0, kept.rows, scores, "amax")

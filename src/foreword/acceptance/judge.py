@@ -59,7 +59,7 @@ class Judging:
 
     @property
     def newest(self) -> Tensor:
-        """int64 [rows], the *coupled* draw after every row, on the logits' device; does not wait."""
+        """Return the *coupled* sample after every row, int64 [rows], on the logits' device, without waiting for it."""
         return self._draw().on_device[0]
 
     def set_draft_tokens(self, tokens: Sequence[Sequence[int]]) -> None:
@@ -95,7 +95,7 @@ class Judging:
 
 
 def draw_rows(judged: Judgement, logits: Tensor) -> Tensor | Ints:
-    """int64 [2, rows], the coupled rule's draw at every row and its RowStatus.
+    """Sample a token after every row under *coupled*; return the tokens and their RowStatus, int64 [2, rows].
 
     Launches the work on the device of the corrected `logits` without waiting. The native sampler skips rows after a
     rejected draft token, which are not read.
@@ -156,7 +156,7 @@ def _run_traversal(chains: ChainRows, requests: Ints, chance: Floats, own_keys: 
 
 
 def _keys(judged: Judgement, stream: Stream) -> Keys:
-    """[rows], keys of one noise stream at every row's position."""
+    """Return the keys of one noise stream, [rows]: one at every row's position."""
     if stream is Stream.TARGET:
         return extend_keys(judged.row_records["stem"], judged.positions)
     records = judged.records

@@ -209,7 +209,7 @@ class SideBySide(Mapping[Tap, Tensor]):
 
 
 def joined_states(hidden: Mapping[Tap, Tensor], taps: tuple[Tap, ...]) -> States:
-    """[rows, taps * size], the states at several taps, concatenated per row."""
+    """Concatenate each row's states at several taps, [rows, taps * size]."""
     if isinstance(hidden, SideBySide) and hidden.taps == taps:
         return hidden.states
     return torch.cat([hidden[tap] for tap in taps], dim=-1)

@@ -79,7 +79,7 @@ def tightest_limit(entries: Sequence[PassEntry]) -> float | None:
 def choose(
     offers: Sequence[Offer], here: Pass, spent: float, most_seconds: float | None = None
 ) -> list[Draft]:
-    """[offers], the nodes of every draft that maximise the batch's tokens per second.
+    """Return for every offer the nodes that maximise the batch's tokens per second.
 
     Nodes are taken in order of probability. A child is never likelier than its parent, so that the result is a tree.
     `spent` is the drafting time, which raises the required gain. The step stays within `most_seconds`.

@@ -48,7 +48,7 @@ class Pass:
         return seconds[low] + (at - low) * (seconds[low + 1] - seconds[low]) - self.prompts
 
     def row_prices(self, most: int) -> list[float]:
-        """[rows], marginal seconds per added row, up to `most`; non-decreasing.
+        """Return the marginal seconds of each added row, [rows], up to `most`; non-decreasing.
 
         If the first rows cost more than later ones (the pass exceeds one tile), all cost the same: the first would
         not be added alone. Of many rows, a sample is read.
@@ -277,7 +277,7 @@ class _Call:
 
     @cached_property
     def _row_seconds(self) -> list[float]:
-        """[level], marginal seconds of its row."""
+        """Marginal seconds of a row at each draft level."""
         requests, rows, before = sum(group.requests for group in self._groups), [], 0.0
         deepest = max(group.depth for group in self._groups)
         prices: dict[int, list[float]] = {}  # by maximum number of added rows

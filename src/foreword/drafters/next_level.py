@@ -46,7 +46,7 @@ def is_drawn_unread(tree: GrowingTree) -> bool:
 
 
 def draw_unread(trees: Sequence[GrowingTree], logits: Tensor) -> Tensor:
-    """int64 [trees], the *coupled* draw after each newest node, on the logits' device; -1: no distribution.
+    """Return the *coupled* sample after each newest node, int64 [trees], on the logits' device; -1: no distribution.
 
     The host does not wait. logits [trees, vocab].
     """
@@ -176,7 +176,7 @@ def draw_siblings(ids: Ints, weights: Floats, scores: Floats, count: int) -> lis
 
 
 def _scores(tree: GrowingTree, logits: Tensor, ids: Tensor) -> Tensor:
-    """[frontier, ranked], normalised per row; largest logits first."""
+    """Return normalised scores, [frontier, ranked]; `ids` are ordered by logit, largest first."""
     temperature = float(tree.request.sampling.record["temperature"])
     scores = logits.double()
     if temperature > 0:

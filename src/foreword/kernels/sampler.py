@@ -64,7 +64,7 @@ def draw(
     only: Tensor,
     keys: Tensor,
 ) -> Tensor:
-    """int64 [rows], each row's sampled token; -1 if none is kept."""
+    """Return each row's sampled token, int64 [rows]; -1 if none is kept."""
     tokens = torch.empty(len(logits), dtype=torch.int64)
     columns = (logits, peak, floor, temperature, only, keys, tokens)
     sampler.draw(*(column.numpy() for column in columns))
@@ -78,7 +78,7 @@ def sample(
     positions: npt.NDArray[np.int64],
     drafted: DraftedRows | None = None,
 ) -> npt.NDArray[np.int64]:
-    """int64 [2, rows], keys, `floors` and `draw` in one call: each row's token (-1: none) and RowStatus.
+    """Compute keys, call `floors` and `draw`; return each row's token (-1: none) and RowStatus, int64 [2, rows].
 
     Records are per row; positions are those of the predicted tokens. With `drafted`, rows after a rejected draft
     token are skipped and have no token.

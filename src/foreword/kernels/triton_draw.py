@@ -125,7 +125,7 @@ def draw_rows(
     samples: bool = True,
     names: Tensor | None = None,
 ) -> Tensor:
-    """int64 [2, rows]: each row's sampled token (-1: none) and its `RowStatus`.
+    """Return each row's sampled token (-1: none) and its `RowStatus`, int64 [2, rows].
 
     The sampled token is the kept token with the largest (logit - peak) / temperature + noise; at temperature 0, the
     first argmax. Without a floor all tokens are kept; without `samples` every temperature is 0.

@@ -59,7 +59,7 @@ class ExtraRows:
         self._states.append(_StateSlice(first, first + (len(states) if count is None else count), states, at))
 
     def states(self, first: int, stop: int) -> States:
-        """[stop - first, numbers], states of known positions."""
+        """Return the states of known positions, [stop - first, numbers]."""
         if not self.first_known <= first < stop <= self.known:
             raise ValueError(f"states {first} .. {stop} of {self.first_known} .. {self.known}")
         parts: list[States] = []

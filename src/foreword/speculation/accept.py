@@ -52,7 +52,7 @@ class Acceptance(NamedTuple):
 
     @property
     def newest(self) -> Tensor | None:
-        """int64 [judged rows], the token drawn after each row, on the logits' device; None: no entry draws."""
+        """Return the token drawn after each row, int64 [judged rows], on the logits' device; None: no entry draws."""
         return None if self.judging is None else self.judging.newest
 
     def drawn_at(self) -> dict[KvSequence, int]:

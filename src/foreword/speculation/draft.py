@@ -32,7 +32,7 @@ class DeviceTokens(NamedTuple):
 
     @property
     def pass_ids(self) -> tuple[int, ...]:
-        """[nodes], placeholders that stand for the tokens in a batch: −1 − index into `source`."""
+        """Placeholders that stand for the tokens in a batch, [nodes]: −1 − index into `source`."""
         return tuple([-1 - place for place in self.places])
 
     def read(self) -> tuple[int, ...]:
@@ -134,7 +134,7 @@ class Draft:
 
     @property
     def pass_ids(self) -> tuple[int, ...]:
-        """[nodes], token ids or device placeholders, as a batch contains them; never waits."""
+        """Token ids or device placeholders, as a batch contains them, [nodes]; never waits."""
         return self.tokens if self.device is None else self.device.pass_ids
 
     def on_host(self) -> "Draft":

@@ -127,7 +127,7 @@ class Observation:
 
     @cached_property
     def wanted(self) -> list[bool]:
-        """[entries], whether the pass keeps the entry's hidden states."""
+        """Return for each entry whether the pass keeps its hidden states."""
         if not self.taps:
             return [False] * len(self.observers)
         known = {number: any(one.needs.taps for one in some) for number, some in self._distinct.items()}
@@ -139,7 +139,7 @@ class Observation:
         return {id(some): some for some in self.observers}
 
     def first_rows(self, drafts: Iterable[Draft]) -> list[int | None]:
-        """[entries], index of each entry's first kept hidden state; None if none are kept."""
+        """Return the index of each entry's first kept hidden state; None if none are kept."""
         places: list[int | None] = []
         first = 0
         for entry, draft, is_wanted in zip(self.entries, drafts, self.wanted, strict=True):

@@ -26,7 +26,7 @@ def plan(chains: ChainRows, nodes: Ints) -> AcceptancePlan:
 
 
 def carried_weights(chains: ChainRows, nodes: Ints) -> Floats:
-    """[all rows], w of every row, computed level by level; 1 at roots."""
+    """Return w of every row, [all rows]; 1 at roots. It is computed level by level."""
     depths, ratio = chains.trees.depths, ratios(chains, nodes)
     carried = np.ones(len(depths))
     for depth in range(1, int(depths[nodes].max(initial=0)) + 1):
@@ -36,7 +36,7 @@ def carried_weights(chains: ChainRows, nodes: Ints) -> Floats:
 
 
 def spare_mass(chains: ChainRows, nodes: Ints, carried: Floats) -> Floats:
-    """[all rows], the sum of max(w p - q, 0) over the tokens that can follow the row.
+    """Return for every row the sum of max(w p - q, 0) over the tokens that can follow it.
 
     Since p sums to 1, this is w minus the sum of min(w p, q), which only needs the support of q.
     """
@@ -49,5 +49,5 @@ def spare_mass(chains: ChainRows, nodes: Ints, carried: Floats) -> Floats:
 
 
 def stop_rows(trees: DraftTrees, accept: Floats, uniforms: Floats) -> Ints:
-    """[requests], the last row of the longest accepted prefix; one uniform per row."""
+    """Return the last row of each request's longest accepted prefix, [requests]; `uniforms` has one per row."""
     return trees.deepest((uniforms < accept) | (trees.depths == 0))

@@ -69,7 +69,7 @@ class Leftover:
 
 
 def ratios(chains: ChainRows, nodes: Ints) -> Floats:
-    """[all rows], p(x) / q(x) of every node's token x; 0 elsewhere and if q(x) is 0."""
+    """Return p(x) / q(x) of every node's token x, [all rows]; 0 elsewhere and if q(x) is 0."""
     tokens = chains.trees.tokens
     p, q = chains.target(nodes - 1, tokens[nodes]), chains.trees.q.at(nodes, tokens[nodes])
     ratio = np.zeros(len(tokens))
@@ -78,7 +78,7 @@ def ratios(chains: ChainRows, nodes: Ints) -> Floats:
 
 
 def next_in_chain(trees: DraftTrees, rows: Ints) -> Ints:
-    """[rows], the next node of each row, NO_ROW at the end of a request."""
+    """Return the next node of each row, [rows]; NO_ROW at the end of a request."""
     ends = trees.row_starts[1:][trees.request_of_row[rows]]
     return np.where(rows + 1 < ends, rows + 1, NO_ROW)
 
@@ -107,7 +107,7 @@ def leftover_weights(chains: ChainRows, left: Leftover) -> KeptTokens:
 
 
 def draw_leftover(chains: ChainRows, left: Leftover, keys: Keys) -> Ints:
-    """int64 [requests], each request's own token; one key per row of the batch."""
+    """Return each request's own token, int64 [requests]; the keys are per row of the batch."""
     tokens = best_per_row(leftover_weights(chains, left), key_tensor(keys, chains.totals.device))
     own: Ints = tokens.cpu().numpy()[left.stop_rows]
     return own

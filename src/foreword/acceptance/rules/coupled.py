@@ -10,7 +10,7 @@ from foreword.acceptance.rules.trees import DraftTrees
 
 
 def stop_rows(trees: DraftTrees, draws: Sequence[int]) -> list[int]:
-    """[requests], the deepest row whose path equals the target's draws; one draw per row."""
+    """Return each request's deepest row whose path equals the target's draws, [requests]; `draws` has one per row."""
     stops = trees.starts[:-1]
     if trees.is_plain:
         return stops

@@ -17,5 +17,5 @@ def plan(chains: ChainRows, nodes: Ints) -> AcceptancePlan:
 
 
 def stop_rows(trees: DraftTrees, accept: Floats, uniforms: Floats) -> Ints:
-    """[requests], the last row before the first rejection; one uniform per row."""
+    """Return each request's last row before the first rejection, [requests]; `uniforms` has one per row."""
     return trees.deepest(trees.reached(uniforms < accept))

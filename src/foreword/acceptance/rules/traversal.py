@@ -72,7 +72,7 @@ def plan(chains: ChainRows, requests: Ints) -> TraversalPlan:
 
 
 def children(trees: DraftTrees, request: int) -> list[list[int]]:
-    """[rows of the request], the children of each row, in draft order."""
+    """Return the children of each row of the request, in draft order."""
     root, end = trees.starts[request], trees.starts[request + 1]
     below: list[list[int]] = [[] for _ in range(root, end)]
     for row in range(root + 1, end):
@@ -92,7 +92,7 @@ def visits(trees: DraftTrees, request: int) -> list[int]:
 
 
 def stop_rows(trees: DraftTrees, requests: Ints, accept: Floats, uniforms: Floats) -> Ints:
-    """[requests], the first row in judging order that its uniform accepts; roots always are."""
+    """Return each request's first row, in judging order, that its uniform accepts, [requests]; a root always is."""
     stops = []
     for request in requests.tolist():
         root = trees.starts[request]
@@ -144,7 +144,7 @@ class _KeptRows:
         return ids[known], probs[known]
 
     def taken(self, kept: Ints, ids: Ints, probs: Floats) -> Floats:
-        """[kept], a node's q at each kept token."""
+        """Return a node's q at each kept token, [kept]."""
         self.scratch[ids] = probs
         taken: Floats = self.scratch[kept]
         self.scratch[ids] = 0.0

@@ -75,7 +75,7 @@ class NodeProbabilities:
         return NodeProbabilities(np.repeat(rows, sizes), ids, joined)
 
     def at(self, rows: Ints, ids: Ints) -> Floats:
-        """[pairs], q of the row's node at each id; 0 outside its support."""
+        """Return q of the row's node at each id, [pairs]; 0 outside its support."""
         keys = (self.rows << ID_BITS) + self.ids
         wanted = (rows << ID_BITS) + ids
         slot = np.minimum(np.searchsorted(keys, wanted), max(len(keys) - 1, 0))
@@ -156,17 +156,17 @@ class DraftTrees:
 
     @cached_property
     def tokens(self) -> Ints:
-        """[rows], NO_TOKEN at roots"""
+        """Token of each row, [rows]; NO_TOKEN at roots."""
         return np.array(self.token_list, np.int64)
 
     @cached_property
     def parents(self) -> Ints:
-        """[rows], row of the parent; NO_ROW at roots"""
+        """Row of the parent, [rows]; NO_ROW at roots."""
         return np.array(self.parent_list, np.int64)
 
     @cached_property
     def depths(self) -> Ints:
-        """[rows], 0 at roots"""
+        """Depth of each row, [rows]; 0 at roots."""
         depths: list[int] = []
         for parent in self.parent_list:  # a loop: drafts are small and array operations cost more
             depths.append(0 if parent == NO_ROW else depths[parent] + 1)
@@ -174,7 +174,7 @@ class DraftTrees:
 
     @cached_property
     def branches(self) -> Ints:
-        """[rows], number of earlier rows with the same request and depth; 0 along a chain."""
+        """Number of earlier rows with the same request and depth, [rows]; 0 along a chain."""
         seen: dict[tuple[int, int], int] = {}
         branches = np.zeros(len(self.token_list), np.int64)
         for row, place in enumerate(zip(self.request_of_row.tolist(), self.depths.tolist(), strict=True)):
@@ -197,7 +197,7 @@ class DraftTrees:
 
     @cached_property
     def is_chain(self) -> Bools:
-        """[requests], whether every node follows the row before it."""
+        """Whether every node of a request follows the row before it, [requests]."""
         broken = (self.parents != np.arange(len(self.parents)) - 1) & (self.parents != NO_ROW)
         chains = np.ones(len(self.roots), np.bool_)
         chains[self.request_of_row[broken]] = False
@@ -205,7 +205,7 @@ class DraftTrees:
 
     @cached_property
     def path_tokens(self) -> Ints:
-        """[rows, deepest], draft tokens up to a row, the row's own first; NO_TOKEN beyond the root."""
+        """Return the draft tokens up to each row, the row's own first, [rows, deepest]; NO_TOKEN beyond the root."""
         path = np.full((len(self.tokens), int(self.depths.max(initial=0))), NO_TOKEN, np.int64)
         row = np.arange(len(self.tokens))
         for back in range(path.shape[1]):
@@ -223,7 +223,7 @@ class DraftTrees:
         return rows, starts[self.request_of_row[rows]] + within
 
     def reached(self, hit: Bools) -> Bools:
-        """[rows], rows that are hit together with all their ancestors; roots always are."""
+        """Return whether a row and all its ancestors are hit, [rows]; roots always are."""
         is_root = self.parents == NO_ROW
         ok: Bools = hit | is_root
         above = np.where(is_root, np.arange(len(ok)), self.parents)
@@ -233,7 +233,7 @@ class DraftTrees:
         return ok
 
     def deepest(self, ok: Bools) -> Ints:
-        """[requests], the deepest row that is ok, the first on ties."""
+        """Return each request's deepest row for which `ok` holds, [requests]; the first on ties."""
         order = np.where(ok, self.depths, -1) * len(ok) + (len(ok) - 1 - np.arange(len(ok)))
         best = np.maximum.reduceat(order, self.roots)
         return len(ok) - 1 - best % len(ok)

@@ -41,7 +41,7 @@ class AdapterPacker:
         self._floats = floats
 
     def layers(self, adapter: Lora, layers: tuple[CpuLayer, ...]) -> list[list[Pair]]:
-        """[layers][places of matrices], packed factors."""
+        """Return the packed factors, [layers][places of matrices]."""
         packed: list[list[Pair]] = []
         for index, layer in enumerate(layers):
             places: list[Pair] = [None] * SITES

@@ -214,7 +214,7 @@ class CudaBlockHead(KernelHead):
         return logits.float(), states
 
     def _drawn(self, logits: Tensor, given: _BlockInputs, names: Tensor) -> Tensor:
-        """int64 [levels, requests], the target's ids; -1 where the logits are not finite."""
+        """Return the target's ids, int64 [levels, requests]; -1 where the logits are not finite."""
         if not self._is_markov:
             drawn = drawn_ids(logits, given.temperature, given.keys, names)
             return drawn[given.places]

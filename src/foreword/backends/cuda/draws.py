@@ -40,7 +40,7 @@ def names_in(plan: ChainPlan) -> Hashable:
 
 
 def drawn_ids(logits: Tensor, temperature: Tensor, keys: Tensor, names: Tensor) -> Tensor:
-    """int64 [rows], the target's id that each row draws; -1 where logits are not finite.
+    """Sample a target's token id for each row, int64 [rows]; -1 where logits are not finite.
 
     A row without temperature skips the noise in the kernel: one capture serves greedy and sampled requests.
     """

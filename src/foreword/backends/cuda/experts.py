@@ -66,7 +66,7 @@ class Mixture:
         expert_down(active, weights, blocks, shares, parts, tile)
 
     def _logits(self, normed: Tensor) -> Tensor:
-        """float32 [parts, rows, experts], to be added up in this order."""
+        """Return the router's logits in parts, float32 [parts, rows, experts], to be added in this order."""
         rows, depth = normed.shape
         parts = ROUTER_PARTS
         while parts > 1 and (depth % (parts * 16) or depth // parts < LEAST_ROUTER_PART):

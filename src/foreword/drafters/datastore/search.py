@@ -105,14 +105,14 @@ class Datastore:
         return _Found(int(lengths[row]), shards[here], first[row][here], last[row][here])
 
     def continuations(self, starts: Ints, length: int) -> Ints:
-        """[starts, length], the tokens that follow; -1 after the end of a text."""
+        """Return the tokens that follow each start, [starts, length]; -1 after the end of a text."""
         places = np.minimum(starts[:, None] + np.arange(length), self.header.tokens - 1)
         ids = self._ids[places].astype(np.int64)
         ended = np.logical_or.accumulate(ids == self.header.separator, axis=1)
         return np.where(ended, -1, ids)
 
     def _ranges(self, text: npt.NDArray[np.int64], lengths: Ints, shards: Ints) -> tuple[Ints, Ints]:
-        """[lengths, shards] each: start and end of the range of suffixes that match the end of the text."""
+        """Return start and end of the suffixes that begin with the last tokens of the text, [lengths, shards] each."""
         bounds = self._bounds(text, lengths)  # [2 * lengths]
         wanted = np.repeat(bounds, len(shards))
         is_last = np.repeat(np.arange(len(bounds)) >= len(lengths), len(shards))
@@ -128,7 +128,7 @@ class Datastore:
         return first, last
 
     def _bounds(self, text: npt.NDArray[np.int64], lengths: Ints) -> Strings:
-        """[2 * lengths], the first and the last byte string that starts with each end of the text."""
+        """Return the smallest and the largest byte string that begin with the text's last tokens, [2 * lengths]."""
         size = self._suffixes.dtype.itemsize
         data = text.astype(f">u{self.header.id_bytes}").tobytes()
         ends = [data[len(data) - length * self.header.id_bytes :] for length in lengths.tolist()]

@@ -155,7 +155,7 @@ class DSparkHead(DFlashHead):
         return [tree.draft() for tree in trees]
 
     def _sure(self, state: Tensor, before: Tensor) -> Tensor:
-        """[nodes], probability that the token after each node is accepted."""
+        """Return the probability that the token after each node is accepted, [nodes]."""
         assert self._sureness is not None
         read = state.float().expand(len(before), -1)
         if self._sureness.shape[1] > read.shape[1]:

@@ -62,7 +62,7 @@ class DraftVocabulary:
         return [token if math.isfinite(value) else -1 for token, value in zip(tokens, highest, strict=True)]
 
     def spread(self, logits: Tensor) -> Tensor:
-        """[rows, draft vocabulary] -> [rows, sampled ids]; valid until the next call."""
+        """Return the logits by target id, [rows, ids], of logits by draft id; valid until the next call."""
         own = self._drawable(logits)
         if self._ids is None:
             return own

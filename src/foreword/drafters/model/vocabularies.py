@@ -35,7 +35,7 @@ class SharedTokens:
         return replace(batch, token_ids=translated, drawn_before=drawn)
 
     def to_target(self, logits: Tensor) -> Tensor:
-        """[rows, draft ids] -> [rows, target ids]; tokens that only one vocabulary has get probability 0."""
+        """Reorder logits by target id, [rows, target ids]; a token without a draft id gets probability 0."""
         return self.vocabulary.spread(logits[:, self.columns])
 
 

@@ -308,7 +308,7 @@ def _require(own: int, wanted: int, what: str, origin: str) -> None:
 
 
 def draft_token_ids(spec: HeadSpec, files: HeadFiles) -> Tensor | None:
-    """int64 [draft vocabulary], the target's id of each draft token; None: identical.
+    """Return the target's id of each draft token, int64 [draft vocabulary]; None: identical.
 
     The file has offsets: token i of the head is token i + d2t[i] of the target.
     """

@@ -200,13 +200,13 @@ def _own_backward(
 
 
 def _own_scores(q: Tensor, own_keys: Tensor) -> Tensor:
-    """float32 [rows, heads, steps]."""
+    """Return the scores of each row with its own keys, float32 [rows, heads, steps]."""
     products = _grouped(q, own_keys.shape[1]) * own_keys.float().unsqueeze(2)
     return products.sum(-1).view(*q.shape[:2], -1) / math.sqrt(q.shape[-1])
 
 
 def _own_weighted(weights: Tensor, own_values: Tensor) -> Tensor:
-    """float32 [rows, heads, dim] of weights [rows, heads, steps]."""
+    """Return the weighted sum of each row's own values, float32 [rows, heads, dim]; weights [rows, heads, steps]."""
     rows, heads, steps = weights.shape
     kv_heads, dim = own_values.shape[1], own_values.shape[3]
     grouped = weights.reshape(rows, kv_heads, heads // kv_heads, steps, 1)
@@ -214,7 +214,7 @@ def _own_weighted(weights: Tensor, own_values: Tensor) -> Tensor:
 
 
 def _grouped(rows: Tensor, kv_heads: int) -> Tensor:
-    """float32 [rows, kv heads, group, 1, dim]."""
+    """Return the query heads by their KV head, float32 [rows, kv heads, group, 1, dim]."""
     return rows.float().view(len(rows), kv_heads, -1, 1, rows.shape[-1])
 
 
@@ -237,7 +237,7 @@ def _text_runs(queries: Spans, keys: Spans) -> Iterator[tuple[slice, slice, tupl
 
 
 def _dense_scores(q: Tensor, k: Tensor, queries: Spans, keys: Spans) -> Tensor:
-    """float32 [heads, query rows, key rows], -inf for invisible keys."""
+    """Return the scores, float32 [heads, query rows, key rows]; -inf for invisible keys."""
     rows, heads, dim = q.shape
     grouped = q.view(rows, k.shape[1], -1, dim).float()
     scores = torch.einsum("rhgd,chd->hgrc", grouped, k.float()) / math.sqrt(dim)
@@ -257,7 +257,7 @@ def _places(spans: Spans, keys: Spans) -> tuple[Tensor, Tensor]:
 
 
 def _weighted(weights: Tensor, v: Tensor) -> Tensor:
-    """float32 [rows, heads, dim] of weights [heads, rows, keys]."""
+    """Return the weighted sum of values, float32 [rows, heads, dim]; weights [heads, rows, keys]."""
     heads, rows, count = weights.shape
     grouped = weights.view(v.shape[1], -1, rows, count)
     return torch.einsum("hgrc,chd->rhgd", grouped, v.float()).reshape(rows, heads, -1)
