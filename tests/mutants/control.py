@@ -386,7 +386,7 @@ CONTROL_MUTANTS = (
         "a head is asked for texts that it has read a part of",
         "control/requests.py",
         "RequestState.may_use",
-        "self.is_whole or arm.reading is None or len(self.arms) == 1",
+        "self.has_observed_all or arm.observing_plan is None or len(self.arms) == 1",
         "True",
         (f"{ROUTES}::test_a_head_that_has_not_read_all_of_a_text_is_not_asked_beside_others",),
     ),

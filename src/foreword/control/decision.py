@@ -248,7 +248,7 @@ class Evaluation:
         best = max(best_case(self._alone, group, self._cost) - benefit.gain, 0.0)
         return Candidate(
             option,
-            self._arms[option][0].reading is not None,
+            self._arms[option][0].observing_plan is not None,
             benefit.gain + doubt * best,
             levels,
             seconds,

@@ -108,7 +108,7 @@ class Explorer:
             if state is None:
                 continue
             for arm in state.arms:
-                is_known = arm.reading is None or state.was_observed
+                is_known = arm.observing_plan is None or state.was_observed
                 if arm.option is not candidate.option or not is_known:
                     continue
                 is_busy = state.waits_for(arm) or (state.flight is not None and state.flight.arm is arm)

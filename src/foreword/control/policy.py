@@ -121,7 +121,7 @@ class MeasuredPolicy:
             state.is_observed = state is self.explorer.watched or decision.uses_head(state)
         if arm is None:
             return None
-        if arm.reading is not None and not state.was_observed:
+        if arm.observing_plan is not None and not state.was_observed:
             return state.observe(arm)  # it has not observed the newest token
         benefit, trials = decision.benefits[arm.option], self.settings.trial_steps
         levels = benefit.depth if state.is_coupled else benefit.kept
@@ -143,7 +143,12 @@ class MeasuredPolicy:
             plan = replace(
                 plan, shadow=state.lookup_first(lookup, decision.benefits[lookup.option], flight, per_token)
             )
-        if is_steady and not plan.lag and not plan.gates and (arm.reading is not None or not state.heads):
+        if (
+            is_steady
+            and not plan.lag
+            and not plan.gates
+            and (arm.observing_plan is not None or not state.heads)
+        ):
             state.ready = ReadyDraft(decision, running, flight, plan)
         return plan
 
@@ -302,10 +307,10 @@ class MeasuredPolicy:
         if state is None:
             state = self._new_state(request, plan)
             if before is not None:
-                state.is_observed, state.is_whole = before.is_observed, before.is_whole
+                state.is_observed, state.has_observed_all = before.is_observed, before.has_observed_all
         if state.heads:
             if before is not None and not state.is_observed:
-                state.is_whole = False
+                state.has_observed_all = False
             state.was_observed = state.is_observed
         return state
 

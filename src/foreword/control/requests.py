@@ -28,10 +28,10 @@ class Arm:
     def lag(self, length: int) -> int:
         """Return the tokens that it must catch up at this text length; for a head, those with states."""
         missed = max(length - self.observed, 0)
-        return missed if self.reading is None else min(missed, KEPT_STATES)
+        return missed if self.observing_plan is None else min(missed, KEPT_STATES)
 
     def planned(self, levels: int, benefit: Benefit | None, stops: bool, lag: int) -> DraftPlan:
-        """Return the plan for at most `levels` levels; if it `stops`, drafts end where `benefit` says."""
+        """Return the plan for at most `levels` levels; `stops`: drafts end early where `benefit` expects no gain."""
         levels, shift = min(levels, self.plan.max_depth), self.fit.shift if stops else None
         key = (benefit, levels, shift)
         if self._planned is None or self._planned[0] != key:
@@ -66,8 +66,8 @@ class Arm:
         return len(draft)
 
     @cached_property
-    def reading(self) -> DraftPlan | None:
-        """The plan for a head that observes without drafting; None: not a head."""
+    def observing_plan(self) -> DraftPlan | None:
+        """The plan with which a head observes a pass without drafting; None: it is not a head."""
         has_states = bool(self.plan.drafter.traits.needs.taps)
         return replace(self.plan, max_nodes=0, max_depth=0) if has_states else None
 
@@ -82,13 +82,13 @@ class DraftInFlight:
     """A draft request of the pass in flight."""
 
     arm: Arm
-    levels: int
+    levels: int  # requested levels
     benefit: Benefit
     is_shadow: bool = False  # only compared with the text
     paid: float = 0.0  # seconds paid for a shadow draft
     verified: int = 0  # levels that are always verified; 0: those with a net benefit
-    first: Arm | None = None  # a lookup that is called before this drafter
-    is_first: bool = False  # whether it is such a lookup's draft, taken instead of another's
+    first: Arm | None = None  # lookup that is called before this drafter
+    is_first: bool = False  # whether this is the draft of such a lookup, which replaces the main draft
     draft: Draft = NO_DRAFT  # before trimming
     kept: int = 0  # levels with a net benefit
 
@@ -111,7 +111,7 @@ class ReadyDraft(NamedTuple):
     plan: DraftPlan
 
     def holds(self, state: "RequestState", decision: object, running: int, length: int) -> bool:
-        """Return whether the plan is still the best: nothing was decided since, and no step was left out."""
+        """Return whether the plan is still the best: the decision is the same, and the drafter observed every step."""
         arm = self.flight.arm
         return (
             self.decision is decision
@@ -131,7 +131,7 @@ class RequestState:
     request: Callable[[], StepRequest | None]  # None: ended
     is_observed: bool = False  # whether heads observe the pass in flight
     was_observed: bool = False  # whether they observed the previous pass
-    is_whole: bool = True  # whether heads have observed all passes
+    has_observed_all: bool = True  # whether heads have observed all passes of the text
     reader: Arm | None = None  # the head that observes the pass in flight without drafting
     flight: DraftInFlight | None = None
     ready: ReadyDraft | None = None
@@ -140,19 +140,18 @@ class RequestState:
     @cached_property
     def heads(self) -> list[Arm]:
         """Drafters that need the hidden states of the whole prompt."""
-        return [arm for arm in self.arms if arm.reading is not None]
+        return [arm for arm in self.arms if arm.observing_plan is not None]
 
     def may_use(self, arm: Arm) -> bool:
-        """Return whether a drafter's acceptance for this request matches its estimate.
+        """Return whether a drafter may draft for this request: not a head that missed part of the text.
 
-        A head that missed part of a text drafts worse. If other drafters can be used, it is left out, so that its
-        estimate does not depend on when it was used.
+        Such a head has a lower acceptance than its estimate. It is used only if there is no other drafter.
         """
-        return self.is_whole or arm.reading is None or len(self.arms) == 1
+        return self.has_observed_all or arm.observing_plan is None or len(self.arms) == 1
 
     def can_draft(self, arm: Arm) -> bool:
         """Return whether a drafter has observed the newest token, and enough of the text."""
-        return arm.reading is None or (self.was_observed and self.may_use(arm))
+        return arm.observing_plan is None or (self.was_observed and self.may_use(arm))
 
     def repeat(self, ready: "ReadyDraft") -> DraftPlan:
         """Start a pass with the previous plan."""
@@ -163,13 +162,13 @@ class RequestState:
     def observe(self, head: Arm | None) -> DraftPlan | None:
         """Let this head observe the pass without drafting; return its plan."""
         self.reader, self.is_observed = head, head is not None
-        return None if head is None else head.reading
+        return None if head is None else head.observing_plan
 
     def waits_for(self, arm: Arm) -> bool:
-        """Return whether the text of its last shadow draft is still incomplete.
+        """Return whether its last shadow draft is not judged yet, because the text is too short.
 
-        A verified drafter is called after its draft, not within it. Calling a correct drafter more often would
-        overestimate its coverage.
+        Tries do not overlap, as verified drafts do not. Otherwise a drafter that is often right would be called more
+        often, and its coverage would be overestimated.
         """
         return any(shadow.fit is arm.fit for shadow in self.shadows)
 
@@ -215,7 +214,7 @@ class RequestState:
 
 
 def present_name(plan: DraftPlan) -> str:
-    """Return a plan's method without absent drafters, since drafts of the others count as theirs."""
+    """Return the names of a plan's drafters, without absent ones: drafts count for the drafters that are present."""
     absent = plan.drafter.absent
     present = [name for name in plan.method.split("+") if name not in absent]
     return "+".join(present) or plan.method

@@ -28,7 +28,7 @@ def grow_chains(trees: Sequence[GrowingTree], logits: Tensor) -> None:
     """
     rules = [tree.request.sampling.rule for tree in trees]
     if all(rule is Rule.COUPLED for rule in rules):
-        add_tokens(trees, draw_unread(trees, logits).tolist(), {})
+        add_tokens(trees, draw_on_device(trees, logits).tolist(), {})
         return
     logits = with_fixed_corrections(trees, logits)
     shaped = shape_rows(logits, row_shape(trees), sampler_for(logits))
@@ -39,13 +39,13 @@ def grow_chains(trees: Sequence[GrowingTree], logits: Tensor) -> None:
     add_tokens(trees, tokens, _drawn_from(shaped, with_q))
 
 
-def is_drawn_unread(tree: GrowingTree) -> bool:
+def can_draw_on_device(tree: GrowingTree) -> bool:
     """Return whether a chain can continue before the host has read its tokens."""
     sampling = tree.request.sampling
     return sampling.rule is Rule.COUPLED and sampling.grammar is None
 
 
-def draw_unread(trees: Sequence[GrowingTree], logits: Tensor) -> Tensor:
+def draw_on_device(trees: Sequence[GrowingTree], logits: Tensor) -> Tensor:
     """Return the *coupled* sample after each newest node, int64 [trees], on the logits' device; -1: no distribution.
 
     The host does not wait. logits [trees, vocab].
@@ -84,8 +84,8 @@ def _drawn_from(shaped: Distributions, rows: list[int]) -> dict[int, Drawn]:
 def grow_trees(trees: Sequence[GrowingTree], logits: Tensor) -> None:
     """Add a level to each tree; logits [all frontier nodes, vocab].
 
-    Under *coupled*, the nodes with the best scores are added. That would bias *traversal*: its trees have a fixed shape
-    that is filled with draws, unless sampling is greedy.
+    Under *coupled* and in greedy sampling, the nodes with the best scores are added. Under *traversal* that would bias
+    the output, so its trees have a fixed shape whose nodes are sampled.
     """
     logits = with_fixed_corrections(trees, logits)
     drawn: list[tuple[GrowingTree, Tensor]] = []
@@ -105,8 +105,8 @@ def grow_trees(trees: Sequence[GrowingTree], logits: Tensor) -> None:
 def grow_ranked(tree: GrowingTree, logits: Tensor) -> None:
     """Add the best tokens after each node of the newest level, as many as the tree has room for.
 
-    A token's score is the logarithm of its share of exp(log q + G) among its siblings, summed along the path. G is the
-    noise with which the target will draw; it is zero at temperature 0.
+    A token's score is the log softmax of log q + G among its siblings, summed along the path. G is the noise that the
+    target's sampling will use; it is zero at temperature 0.
     """
     scores, tokens = best_tokens(tree, logits, tree.width)
     tree.grow(
@@ -130,9 +130,9 @@ def best_tokens(tree: GrowingTree, logits: Tensor, count: int) -> tuple[Tensor, 
 
 
 def grow_drawn(trees: Sequence[GrowingTree], logits: Tensor) -> None:
-    """Add nodes after the newest level as the shape prescribes, drawn without replacement.
+    """Add a level to each tree: as many children per node as the tree's fixed shape has, sampled without replacement.
 
-    A node gets fewer children where q has fewer tokens, which is known before they are drawn.
+    If q has fewer tokens than that, the node gets one child per token. This does not depend on the sampled tokens.
     """
     shaped = shape_rows(
         logits, row_shape([tree for tree in trees for _ in tree.frontier]), sampler_for(logits)
@@ -185,8 +185,8 @@ def _scores(tree: GrowingTree, logits: Tensor, ids: Tensor) -> Tensor:
     return torch.log_softmax(scores, dim=-1)
 
 
-def are_plainly_greedy(trees: Sequence[GrowingTree]) -> bool:
-    """Return whether all these drafts choose each token by argmax alone."""
+def are_all_argmax(trees: Sequence[GrowingTree]) -> bool:
+    """Return whether all these drafts take the argmax of unchanged logits at every node."""
     samplers = [tree.request.sampling for tree in trees]
     return all(s.record["temperature"] == 0 and not has_fixed_corrections(s) for s in samplers)
 

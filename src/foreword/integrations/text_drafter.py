@@ -26,7 +26,7 @@ class _Text:
 
 
 class TextDrafter:
-    """Drafts for many texts by key; a text that does not continue the previous one of its key is a new request."""
+    """Drafts for many texts, each under a key. A text that does not continue the key's last one is a new request."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class TextDrafter:
 
     def draft(self, key: Hashable, tokens: Sequence[int], most: int | None = None) -> list[int]:
         """Return the most likely chain after a text."""
-        text, limit = self._grown(key, tokens), self.config.num_speculative_tokens
+        text, limit = self._extended(key, tokens), self.config.num_speculative_tokens
         limit = limit if most is None else min(most, limit)
         if limit < 1:
             return []
@@ -73,7 +73,7 @@ class TextDrafter:
         if (text := self._texts.pop(key, None)) is not None:
             self._drafter.forget(self._request(text))
 
-    def _grown(self, key: Hashable, tokens: Sequence[int]) -> _Text:
+    def _extended(self, key: Hashable, tokens: Sequence[int]) -> _Text:
         text = self._texts.get(key)
         known = 0 if text is None else len(text.tokens)
         if text is None or known > len(tokens) or list(tokens[:known]) != text.tokens:

@@ -15,16 +15,16 @@ class PrefixNode:
     parent: "PrefixNode | str" = field(repr=False)  # the previous page; the tenant for a text's first page
     tokens: tuple[int, ...]  # one full page
     page: int
-    # Drafters with rows in this and all earlier pages -> hidden states of the last token [1, numbers].
+    # By drafter with rows in this and all earlier pages: hidden states of the last token [1, numbers].
     states: dict[str, States] = field(default_factory=dict, repr=False)
 
 
 class PrefixCache:
     """A trie per tenant with one edge per page of tokens; the trie holds its pages.
 
-    A sequence that uses a node uses all its ancestors. So everything below an idle node (held by the trie alone) is
-    idle. Chains are released deepest node first, so that `_idle` lists children before parents: its first entry is
-    the least recently used, and a leaf.
+    A node is idle if no sequence uses it. A sequence uses a node with all its ancestors, so all descendants of an idle
+    node are idle. Sequences release the deepest node first, so `_idle` lists children before parents. Its first entry
+    is therefore a leaf, and the least recently used one.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class PrefixCache:
         return chain
 
     def add(self, parent: PrefixNode | str, tokens: tuple[int, ...], page: int) -> PrefixNode:
-        """Publish a page whose only holder keeps using it and uses `parent` too."""
+        """Publish a page. One sequence must hold it, and continue to use it and `parent`."""
         if (parent, tokens) in self._nodes or self._pool.is_shared(page):
             raise AssertionError("a page is published twice or while another sequence holds it")
         self._pool.share([page])

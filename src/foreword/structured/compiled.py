@@ -13,15 +13,15 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-_IN_A_TEXT = r'[^"\\\x00-\x1F\x7F]'
+_STRING_CHARACTER = r'[^"\\\x00-\x1F\x7F]'
 _SLICES = [
     r"[\x20\x0A\x0D\x09]+",
-    *(f"{_IN_A_TEXT}{{1,{most}}}" for most in (1, 2, 3, 4, 5, 6, 8, 10, 13, 16, 20, 30)),
-    f"{_IN_A_TEXT}+",
+    *(f"{_STRING_CHARACTER}{{1,{most}}}" for most in (1, 2, 3, 4, 5, 6, 8, 10, 13, 16, 20, 30)),
+    f"{_STRING_CHARACTER}+",
 ]
-"""Token classes with precomputed masks in llguidance: its own list, with more lengths for bounded strings.
+"""Regular expressions for which llguidance precomputes masks (its slices).
 
-Masks inside bounded strings take a fifth less time.
+The list is llguidance's own with more lengths of bounded strings, in which masks then take a fifth less time.
 """
 
 
@@ -29,10 +29,10 @@ Masks inside bounded strings take a fifth less time.
 class GrammarTokens:
     """The vocabulary as bytes."""
 
-    pieces: Sequence[bytes]  # [vocabulary], bytes that each id adds; names of control tokens
+    pieces: Sequence[bytes]  # [vocabulary], bytes of each token; the name of a control token
     end_ids: tuple[int, ...]  # tokens that end an answer
     encode: Callable[[str], list[int]]  # tokenizes a text
-    control_ids: Sequence[int] = ()  # tokens that no text spells
+    control_ids: Sequence[int] = ()  # tokens that do not stand for text
     control_names: frozenset[str] = field(default_factory=frozenset)
 
     @property
@@ -65,7 +65,7 @@ Bits = npt.NDArray[np.int32]
 """[..., words], one bit per token of the vocabulary, 32 per word."""
 
 LARGE_BYTES = 4 << 20
-"""Memory from which on a dropped grammar's memory is returned to the system."""
+"""Minimum size of a grammar whose memory is returned to the system when it is deleted."""
 
 
 class CompiledGrammar:

@@ -1,8 +1,8 @@
 """Process for trial compilations: `python -m foreword.structured.trial_process`.
 
 It holds the vocabulary and forks for every grammar. The system ends the fork when it exceeds its memory or CPU limit,
-also inside native code. Nothing is compiled in this process itself, so that it stays small. It ends with its standard
-input, that is, with its parent.
+also inside native code. Nothing is compiled in this process itself, so that it stays small. It ends when its standard
+input is closed, so it does not outlive its parent.
 """
 
 import json
@@ -109,7 +109,7 @@ def serve() -> None:
 def with_longest_pieces(
     pieces: list[bytes], end_ids: tuple[int, ...], control_ids: list[int], control_names: frozenset[str]
 ) -> GrammarTokens:
-    """Return a vocabulary whose `encode` splits into the longest pieces; the cost of a trial does not depend on it."""
+    """Return a vocabulary with a simple tokenizer (longest pieces first), which does not change the cost of a trial."""
     special = {*end_ids, *control_ids}
     ids = {piece: token for token, piece in enumerate(pieces) if piece and token not in special}
     longest = max(map(len, ids), default=1)
@@ -130,7 +130,9 @@ def _run(trial: Trial, tokens: GrammarTokens, tokenizer: "LLTokenizer") -> NoRet
     answer: dict[str, Any] = {"number": trial.number}
     try:
         _limit(trial.limits)
-        with suppress(RequestError):  # exclude what every grammar takes
+        with suppress(
+            RequestError
+        ):  # first a small grammar, so that memory of every compilation is not counted
             try_first_tokens(compiled(_SMALL, tokens, tokenizer), _SMALL.form)
         before = _peak_bytes()
         grammar = compiled(trial.wanted, tokens, tokenizer)

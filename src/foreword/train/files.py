@@ -119,7 +119,7 @@ def state_in(out: Path) -> Path:
 
 
 def require_own(out: Path, *, resume: bool) -> None:
-    """Raise `RequestError` for a directory with other files, with a training to resume, or with none if `resume`."""
+    """Check the directory of a training run: it must be empty, or with `resume` hold a run; raise `RequestError`."""
     require_directory(out)
     if resume and not state_in(out).exists():
         raise RequestError(f"{out} holds no training to go on with; leave out --resume for a new one")
@@ -133,7 +133,7 @@ def require_own(out: Path, *, resume: bool) -> None:
 
 
 def require_pieces_alone(export: Path, trained: Path) -> None:
-    """Raise `RequestError` for an export directory with other files or the training itself."""
+    """Check that an export directory has only pieces of an earlier export, or nothing; raise `RequestError`."""
     require_directory(export)
     if export.resolve() == trained.resolve():
         raise RequestError(f"{export} is where the training itself goes; give pieces another directory")

@@ -180,7 +180,7 @@ def test_a_head_that_has_not_read_all_of_a_text_is_not_asked_beside_others():
     found.run(policy, 3)
     asked = [policy.plan([found._entry(request)], found.situation)[0] for _ in range(4)]
     assert any(plan is not None and plan.method == "eagle" for plan in asked)
-    policy._states[request.request_id].is_whole = False
+    policy._states[request.request_id].has_observed_all = False
     asked = [policy.plan([found._entry(request)], found.situation)[0] for _ in range(4)]
     assert not any(plan is not None and plan.method == "eagle" for plan in asked)
     assert not policy.notifies(request)

@@ -53,7 +53,7 @@ class RankExchange:
         return self.total(part.sum(-1, keepdim=True)) / (part.shape[-1] * self.size)
 
     def joined(self, part: Tensor) -> Tensor:
-        """Return the columns of all ranks on the first rank; the others get their own back."""
+        """Return the columns of all ranks on the first rank, and on other ranks only their own."""
         if not len(part):
             return part.new_empty((0, self.size * part.shape[1]))
         part = part.contiguous()

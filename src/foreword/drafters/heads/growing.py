@@ -11,7 +11,7 @@ from torch import Tensor
 from foreword.backends.batch import BatchArrays, Ints
 from foreword.backends.interface import HeadInput, HeadOutput, KvStore, RowsRunner, head_output
 from foreword.drafters.heads.loading import DraftVocabulary
-from foreword.drafters.next_level import add_tokens, are_plainly_greedy, grow_chains, grow_trees
+from foreword.drafters.next_level import add_tokens, are_all_argmax, grow_chains, grow_trees
 from foreword.drafters.trees import HeadTree
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import DraftTask
@@ -70,7 +70,7 @@ def grow_by_passes(
     """Grow all trees to their limits; a draft token's row uses its parent's states, if the head has any."""
     output, tables, starts = start
     is_chain = all(tree.width == 1 for tree in trees)
-    are_greedy = is_chain and are_plainly_greedy(trees)
+    are_greedy = is_chain and are_all_argmax(trees)
     while True:
         sizes = [len(tree.frontier) for tree in trees]
         if are_greedy:
@@ -111,7 +111,7 @@ def draft_at_once(
     Positions do not depend on earlier draft tokens, so that all nodes of a level share a distribution.
     """
     trees, firsts = new_trees(tasks, places, width)
-    if width == 1 and are_plainly_greedy(trees):
+    if width == 1 and are_all_argmax(trees):
         tokens = vocabulary.likeliest(logits)
         return [
             _greedy(task, tokens[first : first + count])

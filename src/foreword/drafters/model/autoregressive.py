@@ -11,7 +11,7 @@ from foreword.acceptance.transfer import HostCopy, started
 from foreword.backends.interface import Decoder
 from foreword.backends.runner import ModelRunner
 from foreword.drafters.model.vocabularies import SharedTokens, shared_tokens
-from foreword.drafters.next_level import draw_unread, grow_chains, grow_trees, is_drawn_unread
+from foreword.drafters.next_level import can_draw_on_device, draw_on_device, grow_chains, grow_trees
 from foreword.drafters.registry import DrafterResources, drawn_kind, tree_width
 from foreword.drafters.trees import GrowingTree
 from foreword.errors import RequestError
@@ -128,7 +128,7 @@ class AutoregressiveDrafter(Drafter):
         trees, logits = self._catch_up(trees)
         if not trees:
             return
-        if self._size.tree_width == 1 and all(map(is_drawn_unread, trees)):
+        if self._size.tree_width == 1 and all(map(can_draw_on_device, trees)):
             self._write_unread(trees, logits, began)
             return
         while trees:
@@ -146,7 +146,7 @@ class AutoregressiveDrafter(Drafter):
         """Draft chains on the device; the host reads the tokens only after the last level."""
         chains, levels = trees, []
         while trees:
-            levels.append(draw_unread(trees, logits))
+            levels.append(draw_on_device(trees, logits))
             for row, tree in enumerate(trees):
                 # A negative id stands for the token that the row draws.
                 tree.grow([(0.0, tree.frontier[0], -1 - row, None)])

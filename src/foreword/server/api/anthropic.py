@@ -37,7 +37,7 @@ class MessagesDialect:
         self._index = -1  # index of the newest block
         self._open: tuple[str, int] | None = None  # type of the open block, and index of its call
         self._has_calls = False
-        self._end: Json = {}  # of the answer
+        self._end: Json = {}  # fields of the answer's end
 
     def opening(self) -> Iterable[Json]:
         *_, first = self._inner.opening()
@@ -62,7 +62,7 @@ class MessagesDialect:
         for call in [one for one in calls if one.id is not UNSET]:
             events += self._call_events(call)
         if gained.finish_reason is not None:
-            self._end = self._ended(frame, gained.finish_reason, gained.stop_reason)
+            self._end = self._stop_fields(frame, gained.finish_reason, gained.stop_reason)
         return events
 
     def closing(self) -> Iterable[Json]:
@@ -88,7 +88,7 @@ class MessagesDialect:
             content.append(_block("tool_use", call) | {"input": call.function.parsed()})
         assert isinstance(frame.usage, AnswerUsage)
         answer = self._message(frame, content, frame.usage)
-        return answer | self._ended(frame, choice.finish_reason, choice.stop_reason)
+        return answer | self._stop_fields(frame, choice.finish_reason, choice.stop_reason)
 
     def _message(self, frame: Completion, content: list[Json], usage: AnswerUsage) -> Json:
         return {
@@ -102,8 +102,8 @@ class MessagesDialect:
             "usage": _usage(usage),
         }
 
-    def _ended(self, frame: Completion, reason: str | None, stop: int | str | None) -> Json:
-        """Return why the answer ended, and additional fields of the chat route."""
+    def _stop_fields(self, frame: Completion, reason: str | None, stop: int | str | None) -> Json:
+        """Return the fields of an answer's end: stop reason, stop sequence, and this server's own fields."""
         sequence = stop if isinstance(stop, str) else None
         name = _STOP_REASONS.get(reason or "", "max_tokens")
         if name == "end_turn":

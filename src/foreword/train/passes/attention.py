@@ -17,7 +17,7 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 _RUN_ROWS = 128
-"""Keys whose scores are computed at once without a GPU, but for longer texts."""
+"""Keys whose scores are computed at once without a GPU; a longer text is computed as a whole."""
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,7 @@ def _grouped(rows: Tensor, kv_heads: int) -> Tensor:
 def _text_runs(queries: Spans, keys: Spans) -> Iterator[tuple[slice, slice, tuple[Spans, Spans]]]:
     """Yield neighbouring texts, about `_RUN_ROWS` keys at a time: their query rows, key rows and spans.
 
-    Dense scores take memory and time for every query with every key of a run; a query sees its own text alone.
+    Dense scores include pairs of different texts, which are masked, so that few texts are processed at a time.
     """
     rows, seen = queries.bounds.tolist(), keys.bounds.tolist()
     first = 0
