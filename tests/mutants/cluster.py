@@ -76,7 +76,7 @@ CLUSTER_MUTANTS = (
         "a node that hangs is not known as late",
         "cluster/remote_drafter.py",
         "RemoteDrafter._note_late",
-        "pairing.peer.breaker.late(now - pairing.requested_at)",
+        "pairing.peer.breaker.record_late(now - pairing.requested_at)",
         "",
         (f"{REMOTE}::test_a_node_that_hangs_costs_one_bounded_wait",),
     ),

@@ -89,7 +89,7 @@ OPERATION_MUTANTS = (
         120,
         "levels that a node leaves out do not change what is expected of it",
         "cluster/waiting.py",
-        "NodeEstimates.filled",
+        "NodeEstimates.record_depth",
         "self._survival = []",
         "",
         (f"{UNIT}/cluster/test_estimates.py",),

@@ -131,7 +131,7 @@ ROLLOUT_MUTANTS = (
         81,
         "a drafter is blamed for the faults of another with its method",
         "engine/drafting/drafter_pool.py",
-        "DrafterPool.made_of",
+        "DrafterPool.created_by",
         "with self._lock:\n"
         "    drafter = self._drafters.get(_key(config))\n"
         "return [] if drafter is None else [drafter]",

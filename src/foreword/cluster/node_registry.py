@@ -75,7 +75,7 @@ class NodePeer:
     def end(self, reason: str) -> None:
         self.link = None
         self.assigned = 0
-        self.breaker.lost(reason)
+        self.breaker.record_loss(reason)
 
     def send(self, message: ToNode) -> None:
         if self.link is not None:

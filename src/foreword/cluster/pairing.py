@@ -102,24 +102,24 @@ class Pairing:
             self.requested_at = None
             if draft.length < self.sent:  # it has not received the newest text
                 self.requested_at, self.requested_len = now, self.sent
-            estimates.first_came(seconds)
+            estimates.record_first(seconds)
             if tree.depth > 1 and not self.tree.depth:
-                estimates.level_came(0.0)  # levels arrive together
+                estimates.record_level(0.0)  # levels arrive together
             in_time = late_after is None or seconds <= late_after
             if in_time and breaker.is_timely(seconds, estimates.first_seconds or seconds):
-                breaker.in_time()
+                breaker.record_timely()
         elif levels > 0 and self.number and draft.length == self.tree.committed_len:
-            estimates.level_came((now - self.level_at) / levels)
+            estimates.record_level((now - self.level_at) / levels)
         if not self.is_warm:
             self.is_warm = True
             if not breaker.is_late:  # processing the text is no answer to earlier requests
-                breaker.in_time()
+                breaker.record_timely()
         is_known = not tree.tokens or max(tree.tokens) < self.vocab_size
         self.tree = tree if is_known and (self.takes_trees or tree.is_chain) else self._usable(tree)
         self.number, self.level_at = draft.number, now
         is_all = draft.is_all and draft.length >= self.sent
         if is_all and not self.is_all:
-            estimates.filled(tree.depth, min(self.wants))
+            estimates.record_depth(tree.depth, min(self.wants))
         self.is_all = is_all
         return is_known
 

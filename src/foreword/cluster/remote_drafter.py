@@ -224,7 +224,7 @@ class RemoteDrafter(Drafter):
             commit = pairing.commit(task, now, value)
             if commit is not None:
                 by_peer.setdefault(pairing.peer.name, (pairing.peer, []))[1].append(commit)
-        self._rate.came(came, now)
+        self._rate.record(came, now)
         for peer, commits in by_peer.values():
             peer.send(messages.Commits(commits))
 
@@ -270,7 +270,7 @@ class RemoteDrafter(Drafter):
             return
         after = pairing.peer.estimates.late_after if after is None else after
         if after is not None and now - pairing.requested_at >= after:
-            pairing.peer.breaker.late(now - pairing.requested_at)
+            pairing.peer.breaker.record_late(now - pairing.requested_at)
             self.faults["late"] += 1
 
     def _draft(self, task: DraftTask, pairing: Pairing) -> Draft:

@@ -15,7 +15,7 @@ FARTHEST = 4.0
 """Cap of a measured time, as a multiple of the usual one: a single pause should not move the estimate."""
 
 MIN_CAP_SECONDS = 1e-3
-"""Least cap of a measured time, in seconds: levels may arrive together now and one by one later."""
+"""Minimum of that cap in seconds: levels that arrive together have times near zero, and later ones may not."""
 
 PRIOR_RATE = 0.7  # prior acceptance of a level
 PRIOR_WEIGHT = 4.0  # number of drafts for which the prior counts
@@ -42,7 +42,7 @@ class NodeEstimates:
         self._coverage = [1.0] * MOST_LEVELS  # recent fraction of drafts that have the level
         self._survival: list[float] = []  # cache of `survival`
 
-    def first_came(self, seconds: float) -> None:
+    def record_first(self, seconds: float) -> None:
         """Record the time from a text to its first draft level."""
         self._firsts.append(seconds)
         insort(self._sorted, seconds)
@@ -51,21 +51,22 @@ class NodeEstimates:
         self.late_after = LATE_FACTOR * self._sorted[int(0.99 * (len(self._sorted) - 1))]
         self.first_seconds = _moving_average(self.first_seconds, _capped(seconds, self.first_seconds))
 
-    def level_came(self, seconds: float) -> None:
+    def record_level(self, seconds: float) -> None:
+        """Record the time from one draft level to the next."""
         self.level_seconds = _moving_average(self.level_seconds, _capped(seconds, self.level_seconds))
 
-    def filled(self, levels: int, wanted: int) -> None:
+    def record_depth(self, levels: int, wanted: int) -> None:
         """Record that a complete draft has `levels` levels of the `wanted` ones."""
         self._survival = []
         for level in range(min(wanted, MOST_LEVELS)):
             self._coverage[level] += _MEMORY * ((level < levels) - self._coverage[level])
 
-    def judge(self, draft: Draft, came: Sequence[int]) -> None:
+    def judge(self, draft: Draft, tokens: Sequence[int]) -> None:
         """Compare a draft with the tokens that followed its text."""
-        if not draft.tokens or not came:
+        if not draft.tokens or not tokens:
             return
         self._survival = []
-        right, tried = _followed(draft, came)
+        right, tried = _matching_levels(draft, tokens)
         for level in range(min(tried, MOST_LEVELS)):
             self._tried[level] = self._tried[level] * _KEPT + 1
             self._right[level] = self._right[level] * _KEPT + (level < right)
@@ -92,29 +93,29 @@ def _capped(seconds: float, usual: float | None) -> float:
     return seconds if usual is None else min(seconds, max(FARTHEST * usual, MIN_CAP_SECONDS))
 
 
-def _followed(draft: Draft, came: Sequence[int]) -> tuple[int, int]:
+def _matching_levels(draft: Draft, text: Sequence[int]) -> tuple[int, int]:
     """Return the levels of a draft that match the text, and the levels that could be compared."""
     if draft.is_chain:
         right = 0
-        for drafted, token in zip(draft.tokens, came, strict=False):
+        for drafted, token in zip(draft.tokens, text, strict=False):
             if drafted != token:
                 break
             right += 1
-        return right, min(right + 1, len(draft.tokens), len(came))
+        return right, min(right + 1, len(draft.tokens), len(text))
     node = ROOT
-    for level, token in enumerate(came):
+    for level, token in enumerate(text):
         followers = [n for n, parent in enumerate(draft.parents) if parent == node]
         found = next((n for n in followers if draft.tokens[n] == token), None)
         if found is None:
             return level, level + bool(followers)
         node = found
-    return len(came), len(came)
+    return len(text), len(text)
 
 
 class TokenRate:
     """Tokens per second of requests with remote drafts.
 
-    Tokens and seconds are summed separately, because one step may report several times.
+    It is the ratio of two sums, because one step may report its tokens in several calls.
     """
 
     def __init__(self) -> None:
@@ -125,7 +126,7 @@ class TokenRate:
     def per_second(self) -> float | None:
         return self._tokens / self._seconds if self._seconds else None
 
-    def came(self, tokens: int, now: float) -> None:
+    def record(self, tokens: int, now: float) -> None:
         """Add the tokens committed since the last call."""
         if self._at is None or (not tokens and now - self._at > IDLE):
             self._at = now
@@ -135,12 +136,12 @@ class TokenRate:
             self._at = now
 
 
-def _moving_average(late: float | None, new: float) -> float:
-    return new if late is None else late + _MEMORY * (new - late)
+def _moving_average(mean: float | None, new: float) -> float:
+    return new if mean is None else mean + _MEMORY * (new - mean)
 
 
-MOST_NEEDED = 64  # maximum timely answers that a repeatedly late node must give before it is awaited again
-AS_USUAL = 1.5  # an answer within this multiple of the usual time is in time, even of a slower node
+MOST_NEEDED = 64  # maximum timely answers after which passes wait again for a node that was often late
+AS_USUAL = 1.5  # an answer is timely within this multiple of the node's usual time
 
 
 @dataclass
@@ -154,16 +155,16 @@ class CircuitBreaker:
     is_late: bool = False  # whether it opened because of a late answer
     reason: str = "not connected yet"
     trips: int = 0
-    _limit: float = field(default=inf, repr=False)  # seconds of the wait that it missed
+    _limit: float = field(default=inf, repr=False)  # seconds of the wait in which no answer arrived
     _trips_in_a_row: int = field(default=0, repr=False)
     _needed: int = field(default=1, repr=False)  # timely answers until it closes
 
-    def late(self, waited: float) -> None:
+    def record_late(self, waited: float) -> None:
         """Open after a wait of `waited` seconds without an answer."""
         self._trip(f"no answer after {waited * 1e3:.1f} ms")
         self.is_late, self._limit = True, waited
 
-    def lost(self, reason: str) -> None:
+    def record_loss(self, reason: str) -> None:
         """Open because the connection was lost, and forget earlier late answers."""
         self._trip(reason)
         self._trips_in_a_row, self.is_late, self._limit = 0, False, inf
@@ -171,11 +172,11 @@ class CircuitBreaker:
     def is_timely(self, seconds: float, usual: float) -> bool:
         """Return whether an answer after `seconds` is in time; `usual` is the expected time.
 
-        After a node has become slower, no pass waits for it until the estimate has adapted.
+        If a node has become slower, its answers are not timely until `usual` has adapted, so no pass waits for it.
         """
         return seconds <= max(self._limit, AS_USUAL * usual)
 
-    def in_time(self) -> None:
+    def record_timely(self) -> None:
         """Count a timely answer; close after enough of them."""
         if self.is_open:
             self._needed -= 1
@@ -196,10 +197,10 @@ UNKNOWN_SECONDS = 1e-3  # expected seconds of a level before one was measured
 
 
 class ExpectedArrival(NamedTuple):
-    """Levels in flight for requests of one node with equal progress."""
+    """Draft levels in flight from one node, for requests with the same number of available levels."""
 
     requests: int
-    at_hand: int  # available levels
+    at_hand: int  # levels that have arrived
     wanted: int
     survival: Sequence[float]  # by level, probability of acceptance
     first_seconds: float  # until the next level

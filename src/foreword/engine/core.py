@@ -129,7 +129,7 @@ class EngineCore:
 
     def prepare(self, new: NewRequest, assigned: Assignment | None = None) -> list[Request]:
         """Check a request and prepare its drafter and grammar without queueing it; raise `RequestError` if invalid."""
-        with self.drafters.none_closed():
+        with self.drafters.keep_all_open():
             requests = self._intake.admit(new, assigned)
             for request in requests:
                 self.drafters.hold(request)
@@ -175,7 +175,7 @@ class EngineCore:
         """Load compiled kernels, and decode an ended request again if a roll-out requires it."""
         if self.kernels is not None and self.kernels.pending and not self.has_requests:
             self.kernels.advance(LOADING_SECONDS)
-        with self._stepper.faults.suppressed("check"), self.drafters.none_closed():
+        with self._stepper.faults.suppressed("check"), self.drafters.keep_all_open():
             if not self.has_requests and (check := self.speculation_monitor.next_check()) is not None:
                 self.enqueue(self.prepare(*check))
 

@@ -164,7 +164,7 @@ class Chains:
 
     def came(self, tokens: int, now: float) -> None:
         """Record tokens committed since the last pass."""
-        self._rate.came(tokens, now)
+        self._rate.record(tokens, now)
 
     def levels(self, now: float, live: Flags, wants: Flags) -> tuple[Counts, float]:
         """Return the draft tokens of each request's pass, and its start time."""

@@ -10,9 +10,9 @@ def test_levels_that_stop_coming_are_expected_less():
     estimates = NodeEstimates()
     expected = [PRIOR_RATE, PRIOR_RATE**2, PRIOR_RATE**3]
     assert estimates.survival(3) == pytest.approx(expected)
-    estimates.filled(levels=1, wanted=3)
+    estimates.record_depth(levels=1, wanted=3)
     assert estimates.survival(3) == pytest.approx([expected[0], 0.9 * expected[1], 0.9 * expected[2]])
-    estimates.filled(levels=3, wanted=3)
+    estimates.record_depth(levels=3, wanted=3)
     assert estimates.survival(2)[1] == pytest.approx(0.91 * expected[1])
 
 

@@ -524,7 +524,7 @@ def test_nothing_is_told_of_a_node_that_was_not_measured():
     (report,) = world.drafter.nodes()
     assert (report.first_ms, report.acceptance) == (None, None)
     world.peers[0].estimates.judge(Draft.chain([7], 3), [7])
-    world.peers[0].estimates.first_came(0.002)
+    world.peers[0].estimates.record_first(0.002)
     (report,) = world.drafter.nodes()
     assert (report.first_ms, report.acceptance) == (2.0, 1.0)
     world.drafter.went_down(world.peers[0], "killed")

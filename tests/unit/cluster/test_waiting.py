@@ -70,10 +70,10 @@ def test_a_node_is_late_after_three_times_what_it_almost_never_takes():
     estimates = NodeEstimates()
     assert estimates.late_after is None
     for number in range(100):
-        estimates.first_came(0.001 + number * 1e-5)
+        estimates.record_first(0.001 + number * 1e-5)
     assert estimates.late_after == pytest.approx(3 * 0.00198)
     for _ in range(200):
-        estimates.first_came(0.05)  # it has become slower, and that is known by now
+        estimates.record_first(0.05)  # it has become slower, and that is known by now
     assert estimates.late_after == pytest.approx(0.15)
 
 
@@ -106,24 +106,24 @@ def test_a_draft_that_nothing_followed_yet_says_nothing():
 def test_the_rate_is_of_tokens_that_came_between_two_asks():
     rate = TokenRate()
     assert rate.per_second is None
-    rate.came(0, 10.0)
-    rate.came(4, 10.5)
+    rate.record(0, 10.0)
+    rate.record(4, 10.5)
     assert rate.per_second == pytest.approx(8.0)
-    rate.came(0, 10.6)
+    rate.record(0, 10.6)
     assert rate.per_second == pytest.approx(8.0)
-    rate.came(4, 11.0)
+    rate.record(4, 11.0)
     assert rate.per_second == pytest.approx(8.0)
-    rate.came(0, 90.0)  # nothing was to be done
-    rate.came(4, 90.5)
+    rate.record(0, 90.0)  # nothing was to be done
+    rate.record(4, 90.5)
     assert rate.per_second == pytest.approx(8.0)
 
 
 def test_the_rate_is_the_same_where_several_ask_in_one_step():
     alone, together = TokenRate(), TokenRate()
     for step in range(50):
-        alone.came(2, 0.01 * step)
-        together.came(1, 0.01 * step)
-        together.came(1, 0.01 * step + 50e-6)
+        alone.record(2, 0.01 * step)
+        together.record(1, 0.01 * step)
+        together.record(1, 0.01 * step + 50e-6)
     assert together.per_second == pytest.approx(alone.per_second, rel=0.1)
 
 
@@ -131,8 +131,8 @@ def node_of(**changes: Any) -> Any:
     """A node that answers 2 ms after an ask, and then has a level every half millisecond."""
     estimates = NodeEstimates()
     for _ in range(20):
-        estimates.first_came(0.002)
-        estimates.level_came(0.0005)
+        estimates.record_first(0.002)
+        estimates.record_level(0.0005)
     facts = {"estimates": estimates, "breaker": SimpleNamespace(is_open=False), "has_timed_out": False}
     return SimpleNamespace(**{"name": "node", **facts, **changes})
 
@@ -211,12 +211,12 @@ def test_one_that_is_late_keeps_nobody_from_being_waited_for(late_first: bool):
 def test_one_pause_between_levels_is_no_change():
     estimates = NodeEstimates()
     for _ in range(20):
-        estimates.level_came(0.0005)
-    estimates.level_came(5.0)
+        estimates.record_level(0.0005)
+    estimates.record_level(5.0)
     assert estimates.level_seconds is not None
     assert estimates.level_seconds < 0.001
     at_once = NodeEstimates()
-    at_once.level_came(0.0)
+    at_once.record_level(0.0)
     for _ in range(60):
-        at_once.level_came(0.004)
+        at_once.record_level(0.004)
     assert at_once.level_seconds == pytest.approx(0.004, rel=0.1)  # and what has really changed is learned

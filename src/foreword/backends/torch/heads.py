@@ -70,7 +70,7 @@ class HeadTensors:
         self.frequencies = frequencies(head.spec.rope, head_dim).to(ends.device)
 
     def _is_read(self, name: str) -> bool:
-        """Return whether runners read the tensor by name; special layers load their own."""
+        """Return whether runners read the tensor by name; `ModuleLayers` load their own, and drafters some others."""
         is_drafters = name.startswith(CONFIDENCE) or name in (*TABLES, *DRAFTERS_OWN)
         return not is_drafters and (self.spec.is_plain or not name.startswith(_LAYERS))
 
@@ -144,7 +144,7 @@ class PlainLayers:
         return angles.cos().to(dtype), angles.sin().to(dtype)
 
     def run(self, stream: Tensor, read: Tensor, cos_sin: CosSin, kv: Sequence[PagedKv]) -> Tensor:
-        """Return the stream after all layers; the first attention reads `read`."""
+        """Return the residual stream after all layers; `read` is the input of the first layer's attention."""
         for index, rows in enumerate(kv):
             if index:
                 read = self._tensors.norm(stream, f"layers.{index}.input_layernorm.weight")
@@ -153,7 +153,7 @@ class PlainLayers:
         return stream
 
     def keep(self, context: Tensor, cos_sin: CosSin, kv: Sequence[PagedKv]) -> None:
-        """Write keys and values of every layer from these rows."""
+        """Write the keys and values of every layer, computed from these features of the target."""
         for index, rows in enumerate(kv):
             self._place(index, context, cos_sin, rows)
 
@@ -280,7 +280,7 @@ class TorchHead:
 def seen_from(
     wanted: HeadInput, staged: StagedBatch, views: list[GroupView], empty_slot: int
 ) -> list[GroupView]:
-    """Return the views without KV rows before each request's start, which may contain anything, even NaN."""
+    """Return the views without the KV rows before each request's start, which are not filled and may contain NaN."""
     device = staged.batch.token_ids.device
     starts = torch.zeros(len(staged.batch.kv_lens), dtype=torch.int64, device=device)
     starts[: len(wanted.starts)] = torch.from_numpy(wanted.starts).to(device)

@@ -69,7 +69,7 @@ class DrafterPool:
         self._policy_drafters = list(policy_drafters)
         self._drafters: dict[str, Drafter] = {}  # by configuration, least recently used first
         self._users: Counter[int] = Counter()  # active requests by the drafter's id()
-        self._blocks = 0  # number of open `none_closed` blocks
+        self._blocks = 0  # number of active `keep_all_open` blocks
         self._combined: dict[
             tuple[str | int, ...], HintedDrafter | PooledChoices
         ] = {}  # by the drafters' id()
@@ -111,7 +111,7 @@ class DrafterPool:
             plan = self._combine(self._plan_of(config), plan)
         return plan
 
-    def among(self, configs: Mapping[str, SpeculationConfig]) -> DraftPlan:
+    def choice_of(self, configs: Mapping[str, SpeculationConfig]) -> DraftPlan:
         """Return a plan that lets the policy choose between these drafters, keyed by the given names."""
         plans = {name: self._plan_of(config) for name, config in configs.items()}
         if len(plans) == 1:
@@ -152,7 +152,7 @@ class DrafterPool:
         return DraftPlan(f"{first.method}+{plan.method}", drafter, most, depth, is_fixed=plan.is_fixed)
 
     @contextmanager
-    def none_closed(self) -> Iterator[None]:
+    def keep_all_open(self) -> Iterator[None]:
         """Close no drafter within the block, so that `hold` can be called after `resolve`."""
         with self._lock:
             self._blocks += 1
@@ -166,7 +166,7 @@ class DrafterPool:
             close_all(left)
 
     def hold(self, request: StepRequest) -> None:
-        """Keep a request's drafters open until `release` or `end`; call once per request, within `none_closed`."""
+        """Keep a request's drafters open until `release` or `end`; call once per request, within `keep_all_open`."""
         with self._lock:
             self._users.update(map(id, _drafters_of(request.speculation)))
 
@@ -176,7 +176,7 @@ class DrafterPool:
             self._end_use(drafter)
 
     def begin(self, request: StepRequest) -> None:
-        """Announce a queued request to its drafters with `expects_requests`."""
+        """Announce a queued request to those of its drafters that have the trait `expects_requests`."""
         for drafter in _drafters_of(request.speculation):
             if drafter.traits.expects_requests:
                 request.drafter_view.notified[id(drafter)] = drafter  # so that it is notified of the end
@@ -204,7 +204,7 @@ class DrafterPool:
     def memory_bytes(self) -> int | None:
         return added_memory(self._all())
 
-    def made_of(self, config: SpeculationConfig) -> list[Drafter]:
+    def created_by(self, config: SpeculationConfig) -> list[Drafter]:
         """Return the drafter of this configuration as a list; empty if it was released."""
         with self._lock:
             drafter = self._drafters.get(_key(config))

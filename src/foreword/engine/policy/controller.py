@@ -99,14 +99,14 @@ class PolicyFileController:
         if rule.drafters is None and not gates:
             plan = self._pool.resolve(new.speculation, known)
             return Assignment(label, _with_depth_limit(plan, document.depth(rule)), limit, arms)
-        if known.prediction:  # applied in order: only permitted drafters take part
+        if known.prediction:  # drafters are then called in order, so leave out those that may not draft
             gates = {name: gate for name, gate in gates.items() if gate.is_open}
         chosen = {name: config_for(document, rule, name, configs) for name in gates}
         own = self._pool.default_config
         if rule.drafters is None and own is not None:  # rolled-out drafters join the default one
             chosen = {"+".join(own.method): own, **chosen}
-        plan = replace(self._pool.among(chosen), gates=gates) if chosen else None
-        # The file may list the grammar drafter itself.
+        plan = replace(self._pool.choice_of(chosen), gates=gates) if chosen else None
+        # Without the grammar hint: the file itself may list the grammar drafter.
         expected = AnswerHints(known.prediction)
         return Assignment(label, self._pool.with_hints(plan, new.speculation, expected), limit, arms)
 
@@ -145,11 +145,11 @@ class PolicyFileController:
         return gates, tuple(arms)
 
     def candidate(self, drafter: str, cohort: str) -> DraftPlan:
-        """Return a plan that uses this drafter at every step, up to the cohort's depth."""
+        """Return a plan with which this drafter drafts in every step, up to the cohort's depth."""
         rules = (rule for rule in self.document.cohorts if rule.name == cohort)
         rule = next(rules, CohortRule(OTHER))
         config = config_for(self.document, rule, drafter, self.configs)
-        return replace(self._pool.among({drafter: config}), is_fixed=True)
+        return replace(self._pool.choice_of({drafter: config}), is_fixed=True)
 
     def _label(self, label: str) -> str:
         """Return the label, or OTHER beyond the limit: users must not create unlimited cohorts."""
@@ -172,7 +172,7 @@ class PolicyFileController:
             pairs = dict(self.rollouts.pairs)
         has_moved = False
         for (drafter, cohort), pair in pairs.items():
-            health = self._baselines.health(pair, self._made(drafter), self.policy, totals)
+            health = self._baselines.health(pair, self._drafters_of(drafter), self.policy, totals)
             if pair.evaluate(health, forecast(drafter, cohort, self.policy)):
                 has_moved = True
                 _log.info("%s for %s: %s (%s)", drafter, cohort, pair.stage, pair.reason)
@@ -191,11 +191,11 @@ class PolicyFileController:
 
     def faults(self, drafter: str) -> int | None:
         """Return the faults of this drafter alone; None if it is not in the file."""
-        return all_faults(self._made(drafter)).total() if drafter in self.configs else None
+        return all_faults(self._drafters_of(drafter)).total() if drafter in self.configs else None
 
-    def _made(self, drafter: str) -> list[Drafter]:
+    def _drafters_of(self, drafter: str) -> list[Drafter]:
         config = self.configs.get(drafter)
-        return [] if config is None else self._pool.made_of(config)
+        return [] if config is None else self._pool.created_by(config)
 
     def _apply_overload(self, load: EngineLoad) -> None:
         rule = self.document.overload

@@ -92,7 +92,7 @@ def shown_messages(
     """Return the conversation for a chat template; without tool support, tools are described in text."""
     if takes_tools:
         return [message.for_template() for message in messages]
-    shown = [_in_words(message, form) for message in messages]
+    shown = [_as_plain_message(message, form) for message in messages]
     if use is None:
         return shown
     if shown and shown[0]["role"] == "system":
@@ -101,7 +101,7 @@ def shown_messages(
     return [{"role": "system", "content": _introduction(use)}, *shown]
 
 
-def _in_words(message: Message, form: CallFormat) -> dict[str, Any]:
+def _as_plain_message(message: Message, form: CallFormat) -> dict[str, Any]:
     shown = message.for_template()
     if message.role == "tool":
         return {"role": "user", "content": f"<tool_response>\n{message.text}\n</tool_response>"}
@@ -227,17 +227,17 @@ class AnswerReader:
         self._calls = None if conversation.use is None else ToolWriter(conversation.use)
 
     def feed(self, text: str, is_end: bool) -> AnswerPart:
-        reasoning, text = self._apart(text, is_end)
+        reasoning, text = self._split_reasoning(text, is_end)
         if self._calls is None:
             return AnswerPart(text, [], reasoning)
         return AnswerPart(*self._calls.feed(text, is_end), reasoning)
 
     def whole(self, text: str) -> AnswerPart:
-        reasoning, text = self._apart(text, is_end=True)
+        reasoning, text = self._split_reasoning(text, is_end=True)
         return AnswerPart(*((text, []) if self._calls is None else self._calls.whole(text)), reasoning)
 
     def finish_reason(self, reason: str | None) -> str | None:
         return reason if self._calls is None else self._calls.finish_reason(reason)
 
-    def _apart(self, text: str, is_end: bool) -> tuple[str, str]:
+    def _split_reasoning(self, text: str, is_end: bool) -> tuple[str, str]:
         return ("", text) if self._thinks is None else self._thinks.feed(text, is_end)

@@ -162,10 +162,10 @@ def test_a_drafter_that_is_let_go_is_closed_with_the_last_of_its_requests():
 
 def test_a_drafter_that_is_let_go_between_its_choice_and_its_use_stays_open():
     drafters = pool()
-    with drafters.none_closed():
+    with drafters.keep_all_open():
         request = user_of(drafters.resolve({"method": "suffix"}))
         chosen: Any = request.speculation.drafter
-        with drafters.none_closed():
+        with drafters.keep_all_open():
             crowd_out(drafters)
         drafters.hold(request)
     assert not chosen.is_closed
@@ -177,7 +177,7 @@ def test_a_drafter_that_is_let_go_between_its_choice_and_its_use_stays_open():
 
 def test_a_drafter_that_is_let_go_between_its_choice_and_a_refusal_is_closed():
     drafters = pool()
-    with drafters.none_closed():
+    with drafters.keep_all_open():
         plan = drafters.resolve({"method": "suffix"})
         crowd_out(drafters)
         chosen: Any = plan.drafter
