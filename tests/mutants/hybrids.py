@@ -5,6 +5,8 @@ from catalogue import UNIT, Mutant
 CHUNKS = f"{UNIT}/kv/test_chunks.py"
 HYBRIDS = "tests/integration/test_hybrids.py"
 KERNELS = f"{UNIT}/backends/cuda/test_recurrent.py"
+GGUF = "tests/integration/test_hybrid_gguf.py"
+GGUF_FILES = f"{UNIT}/models/test_gguf_hybrids.py"
 
 HYBRID_MUTANTS = (
     Mutant(
@@ -107,5 +109,61 @@ HYBRID_MUTANTS = (
         "state * tl.exp(total)",
         "state",
         (KERNELS,),
+    ),
+    Mutant(
+        121,
+        "tiled value heads of a GGUF file are read as if they were grouped by key head",
+        "models/formats/recurrent_rows.py",
+        "TiledHeads.order",
+        "heads.swapaxes(0, 1)",
+        "heads",
+        (f"{GGUF}::test_a_gguf_file_gives_the_same_logits[qwen3_5]",),
+    ),
+    Mutant(
+        121,
+        "columns of tiled value heads stay as a GGUF file has them",
+        "models/formats/gguf/places.py",
+        "_ordered",
+        "tiled_columns(spec).get(part)",
+        "None",
+        (f"{GGUF}::test_a_gguf_file_gives_the_same_logits[qwen3_5]",),
+    ),
+    Mutant(
+        121,
+        "blocks that reach over two heads are put in order as if they did not",
+        "models/formats/gguf/checkpoint.py",
+        "GgufCheckpoint.quantized",
+        "place.columns.width % numbers",
+        "False",
+        (f"{GGUF}::test_blocks_are_kept_in_our_order",),
+    ),
+    Mutant(
+        121,
+        "a Granite model without experts counts as Bamba",
+        "models/architectures/registry.py",
+        "gguf_family_named",
+        "f'{name}.{family.gguf.marked_by}' in settings",
+        "False",
+        (
+            f"{GGUF_FILES}::test_granite_is_told_from_bamba_by_its_factors_and_rotated_unless_its_file_denies_it",
+        ),
+    ),
+    Mutant(
+        121,
+        "a GGUF file's layers with an MLP count as recurrent",
+        "models/formats/gguf/recurrent.py",
+        "_kind_of_single",
+        "width",
+        "width < 0",
+        (f"{GGUF}::test_a_gguf_file_gives_the_same_logits[nemotron_h]",),
+    ),
+    Mutant(
+        121,
+        "rates that a GGUF file has with the wrong sign become NaN",
+        "models/formats/gguf/checkpoint.py",
+        "GgufCheckpoint._decay_logarithms",
+        "not bool((stored < 0).all())",
+        "False",
+        (f"{GGUF_FILES}::test_rates_that_would_grow_a_state_are_refused",),
     ),
 )

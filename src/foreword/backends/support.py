@@ -135,7 +135,7 @@ def supported_families() -> list[SupportedFamily]:
         SupportedFamily(
             family.models,
             family.hf_class,
-            "safetensors" if _gguf_name(family) is None else f"safetensors, GGUF ({_gguf_name(family)})",
+            f"safetensors, GGUF ({', '.join(names)})" if (names := _gguf_names(family)) else "safetensors",
             {backend: _verdict(family, backend) for backend in BACKENDS},
         )
         for family in ARCHITECTURES
@@ -150,8 +150,10 @@ def supported_markdown() -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _gguf_name(family: Architecture) -> str | None:
-    return family.gguf_alias if family.gguf is None else family.gguf.architecture
+def _gguf_names(family: Architecture) -> tuple[str, ...]:
+    forms = [form for form in (family.without_experts, family) if form is not None]
+    stated = [form.gguf_alias if form.gguf is None else form.gguf.architecture for form in forms]
+    return tuple(dict.fromkeys(name for name in stated if name is not None))
 
 
 def _verdict(family: Architecture, backend: str) -> str:

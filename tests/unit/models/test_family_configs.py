@@ -116,6 +116,25 @@ def test_layers_without_rotation_and_without_experts():
     assert experts == [False, True, False, True]
 
 
+def test_sizes_that_no_layer_has_may_be_missing():
+    """Published mixtures of Qwen3.5 have no dense MLP, published dense models of Nemotron-H no experts."""
+    linear = {
+        f"linear_{name}": 4 for name in ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim")
+    }
+    values = _BASE | _MOE | linear | {"linear_conv_kernel_dim": 4, "num_experts": 2}
+    values |= {"shared_expert_intermediate_size": 32, "architectures": ["Qwen3_5MoeForCausalLM"]}
+    del values["intermediate_size"]
+    names = {f"model.layers.{layer}.mlp.experts.{expert}.x" for layer in range(4) for expert in range(2)}
+    assert {layer.mlp.intermediate_size for layer in hf_config(values, frozenset(names), PATH).layers} == {32}
+
+    mamba = {"mamba_num_heads": 4, "mamba_head_dim": 8, "ssm_state_size": 8, "n_groups": 2, "conv_kernel": 4}
+    values = _BASE | mamba | {"hybrid_override_pattern": "M-*-", "architectures": ["NemotronHForCausalLM"]}
+    values["layer_norm_epsilon"] = 1e-5
+    config = hf_config(values, frozenset(f"model.layers.{layer}.x" for layer in range(4)), PATH)
+    assert [layer.mlp.intermediate_size for layer in config.layers] == [0, 96, 0, 96]
+    assert [layer.mixes for layer in config.layers] == [True, False, True, False]
+
+
 def test_longrope_goes_by_the_context():
     assert read("phi3").rope.scaling == FrequencyFactors((2.0,) * 8)
     short = read("phi3", original_max_position_embeddings=512)

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from foreword.errors import CheckpointError
-from foreword.models.formats.gguf import checkpoint as reading
 from foreword.models.formats.gguf.checkpoint import GgufCheckpoint
 from foreword.models.formats.gguf.file import GgufFile
+from helpers.changed_gguf import opened
 from helpers.family_gguf import write_family_gguf
 from helpers.tiny_families import YARN, make_family
 
@@ -25,18 +25,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         directory, _ = make_family(root / "hf", name, **changes)
         found[name] = write_family_gguf(name, directory, root / "model.gguf")
     return found
-
-
-def opened(monkeypatch: pytest.MonkeyPatch, path: Path, change: Any) -> GgufCheckpoint:
-    """The file after `change` was done to what was read of it."""
-
-    def changed(path: Path) -> GgufFile:
-        file = GgufFile(path)
-        change(file)
-        return file
-
-    monkeypatch.setattr(reading, "GgufFile", changed)
-    return GgufCheckpoint(path)
 
 
 KEYS = {

@@ -166,6 +166,15 @@ AROUND_TENSORS = LLAMA_TENSORS | {
 }
 """GGUF names in a layer with norms after, or around, both sublayers."""
 
+RECURRENT_TENSORS = {
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_dt": "linear_attn.dt",
+    "ssm_a": "linear_attn.A_log",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+}
+"""GGUF names in a layer with a state."""
+
 LATENT_TENSORS = LLAMA_TENSORS | {
     "attn_q_a": "self_attn.q_a_proj",
     "attn_q_a_norm": "self_attn.q_a_layernorm",
@@ -215,6 +224,14 @@ class GgufNames:
     windows_everywhere: bool = False  # a sliding window in the metadata applies to all layers
     # models with this many layers scale scores by hidden size / heads instead of head size
     deep: int | None = None
+    interleaved_whole: bool = (
+        False  # adjacent pairs are those of whole heads, even if a part of them is rotated
+    )
+    grouped_by_key: bool = False  # rows of fused projections of recurrent layers are grouped by key head
+    tiled_values: bool = False  # value heads: the first of every key head, then the second of every one
+    marked_by: str | None = (
+        None  # setting that only files of this family have, if several share the architecture
+    )
 
 
 @dataclass(frozen=True)

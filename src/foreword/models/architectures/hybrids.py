@@ -6,8 +6,10 @@ from foreword.models.architectures.architecture import (
     ALWAYS,
     BY_ATTENTION_BIAS,
     BY_NORM_TOPK,
+    EXPERT_TENSORS,
     LLAMA_TENSORS,
     QK_NORM_TENSORS,
+    RECURRENT_TENSORS,
     Architecture,
     ConfigSwitch,
     DenseLayers,
@@ -44,6 +46,19 @@ MAMBA = RecurrentKeys(
     attention_layers="attn_layer_indices",
 )
 
+_DELTA_TENSORS = (
+    LLAMA_TENSORS
+    | QK_NORM_TENSORS
+    | RECURRENT_TENSORS
+    | {
+        "post_attention_norm": "post_attention_layernorm",
+        "attn_qkv": "linear_attn.in_proj_qkv",
+        "attn_gate": "linear_attn.in_proj_z",
+        "ssm_beta": "linear_attn.in_proj_b",
+        "ssm_alpha": "linear_attn.in_proj_a",
+    }
+)
+
 _TEXT_PART = (("model.language_model.", "model."),)
 
 QWEN3_5 = Architecture(
@@ -51,6 +66,7 @@ QWEN3_5 = Architecture(
     "Qwen3.5 (text)",
     "Qwen3_5ForCausalLM",
     with_images="Qwen3_5ForConditionalGeneration",
+    gguf=GgufNames("qwen35", _DELTA_TENSORS, tiled_values=True),
     attention_bias=BY_ATTENTION_BIAS,
     output_bias=BY_ATTENTION_BIAS,
     qk_norm=ALWAYS,
@@ -67,6 +83,7 @@ QWEN3_5_MOE = replace(
     models="Qwen3.5-MoE (text)",
     hf_class="Qwen3_5MoeForCausalLM",
     with_images="Qwen3_5MoeForConditionalGeneration",
+    gguf=GgufNames("qwen35moe", _DELTA_TENSORS | EXPERT_TENSORS, tiled_values=True),
     experts=replace(GATED_EXPERTS, normalize=ALWAYS),
     stored=StoredTensors(
         renamed=(*_TEXT_PART, (".shared_expert.", ".shared_experts.")),
@@ -82,6 +99,16 @@ QWEN3_NEXT = replace(
     models="Qwen3-Next",
     hf_class="Qwen3NextForCausalLM",
     with_images=None,
+    gguf=GgufNames(
+        "qwen3next",
+        _DELTA_TENSORS | EXPERT_TENSORS,
+        fused={
+            "ssm_ba": ("ssm_beta", "ssm_alpha"),
+            "ssm_in": ("attn_qkv", "attn_gate"),  # older files
+        },
+        settings={"norm_topk_prob": True},
+        grouped_by_key=True,
+    ),
     experts=replace(GATED_EXPERTS, normalize=BY_NORM_TOPK),
     stored=StoredTensors(
         renamed=((".shared_expert.", ".shared_experts."),), norms_minus_one=True, grouped_by_key=True
@@ -93,10 +120,25 @@ _MAMBA_PARTS = {
     "linear_attn.in_proj": ("linear_attn.in_proj_z", "linear_attn.in_proj_qkv", "linear_attn.in_proj_a")
 }
 
+_MAMBA_TENSORS = (
+    LLAMA_TENSORS
+    | RECURRENT_TENSORS
+    | {
+        "ssm_d": "linear_attn.D",
+        "ssm_in_z": "linear_attn.in_proj_z",
+        "ssm_in_qkv": "linear_attn.in_proj_qkv",
+        "ssm_in_a": "linear_attn.in_proj_a",
+    }
+)
+_MAMBA_GGUF_PARTS = {"ssm_in": ("ssm_in_z", "ssm_in_qkv", "ssm_in_a")}
+
 BAMBA = Architecture(
     "bamba",
     "Bamba",
     "BambaForCausalLM",
+    gguf=GgufNames(
+        "granitehybrid", _MAMBA_TENSORS, interleaved=True, interleaved_whole=True, fused=_MAMBA_GGUF_PARTS
+    ),
     attention_bias=BY_ATTENTION_BIAS,
     output_bias=BY_ATTENTION_BIAS,
     mlp_bias=ConfigSwitch(key="mlp_bias"),
@@ -127,6 +169,9 @@ _GRANITE_WITH_EXPERTS = Architecture(
     "granitemoehybrid",
     "Granite 4",
     "GraniteMoeHybridForCausalLM",
+    gguf=GgufNames(
+        "granitehybrid", _MAMBA_TENSORS | EXPERT_TENSORS, interleaved=True, fused=_MAMBA_GGUF_PARTS
+    ),
     attention_bias=BY_ATTENTION_BIAS,
     output_bias=BY_ATTENTION_BIAS,
     scales=GRANITE.scales,
@@ -154,6 +199,13 @@ GRANITE_HYBRID = replace(
     _GRANITE_WITH_EXPERTS,
     without_experts=replace(
         _GRANITE_WITH_EXPERTS,
+        gguf=GgufNames(
+            "granitehybrid",
+            _MAMBA_TENSORS,
+            interleaved=True,
+            fused=_MAMBA_GGUF_PARTS,
+            marked_by="attention.scale",
+        ),
         experts=None,
         mlp_size="shared_intermediate_size",
         stored=StoredTensors(
@@ -168,10 +220,17 @@ GRANITE_HYBRID = replace(
 )
 """Granite with Mamba-2 layers; experts beside a shared one, or one MLP in models without experts."""
 
-NEMOTRON_H = Architecture(
+_NEMOTRON_WITH_EXPERTS = Architecture(
     "nemotron_h",
     "Nemotron-H, Nemotron 3 Nano",
     "NemotronHForCausalLM",
+    gguf=GgufNames(
+        "nemotron_h_moe",
+        _MAMBA_TENSORS | EXPERT_TENSORS,
+        interleaved=True,
+        fused=_MAMBA_GGUF_PARTS,
+        settings={"position_embedding_type": "nope"},
+    ),
     mlp_bias=ConfigSwitch(key="mlp_bias"),
     norms=Norms.SINGLE,
     rope=Rope(by_type=True),
@@ -214,6 +273,21 @@ NEMOTRON_H = Architecture(
             (".mixer.", ".linear_attn."),
         ),
         fused=_MAMBA_PARTS,
+    ),
+)
+
+NEMOTRON_H = replace(
+    _NEMOTRON_WITH_EXPERTS,
+    without_experts=replace(
+        _NEMOTRON_WITH_EXPERTS,
+        gguf=GgufNames(
+            "nemotron_h",
+            _MAMBA_TENSORS,
+            interleaved=True,
+            fused=_MAMBA_GGUF_PARTS,
+            settings={"position_embedding_type": "nope"},
+        ),
+        experts=None,
     ),
 )
 """Layers of one part each: Mamba-2, attention, an MLP, or experts."""

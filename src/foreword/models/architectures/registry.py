@@ -1,6 +1,6 @@
 """All families, and the family of a model's file."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from difflib import SequenceMatcher
 from typing import Any
 
@@ -15,19 +15,26 @@ ARCHITECTURES: tuple[Architecture, ...] = (*DENSE, *MIXTURES, *HYBRIDS)
 
 BY_HF_CLASS = {family.hf_class: family for family in ARCHITECTURES}
 
-GGUF_NAMES = tuple(
-    dict.fromkeys(family.gguf.architecture for family in ARCHITECTURES if family.gguf is not None)
+_FORMS = tuple(
+    form for family in ARCHITECTURES for form in (family, family.without_experts) if form is not None
 )
 
+GGUF_NAMES = tuple(dict.fromkeys(family.gguf.architecture for family in _FORMS if family.gguf is not None))
 
-def gguf_family_named(name: str, scores: Scores | None) -> Architecture | None:
+
+def gguf_family_named(
+    name: str, scores: Scores | None, settings: Container[str] = frozenset()
+) -> Architecture | None:
     """Return the family by general.architecture and the router's score function (None without experts).
 
-    Mixtral is a llama with experts, and DeepSeek-V3 a V2 with another score function.
+    Mixtral is a llama with experts, and DeepSeek-V3 a V2 with another score function. `settings` are the keys of the
+    metadata, which tell Granite 4 from Bamba.
     """
-    for family in ARCHITECTURES:
+    for family in _FORMS:
         own = None if family.experts is None else family.experts.scores
-        if family.gguf is not None and (family.gguf.architecture, own) == (name, scores):
+        if family.gguf is None or (family.gguf.architecture, own) != (name, scores):
+            continue
+        if family.gguf.marked_by is None or f"{name}.{family.gguf.marked_by}" in settings:
             return family
     return None
 

@@ -18,6 +18,7 @@ from foreword.models.architectures.registry import GGUF_NAMES, gguf_family_named
 from foreword.models.config import ModelConfig, Scores
 from foreword.models.formats.fields import ConfigFields
 from foreword.models.formats.gguf.file import GgufFile
+from foreword.models.formats.gguf.recurrent import recurrent_keys, recurrent_values
 from foreword.models.formats.hf.config import model_config
 
 FREQUENCY_FACTORS = "rope_freqs.weight"
@@ -36,6 +37,7 @@ _KEYS = {
     "intermediate_size": "feed_forward_length",
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
     "norm_eps": "attention.layer_norm_rms_epsilon",
+    "layer_norm_epsilon": "attention.layer_norm_rms_epsilon",
     "conv_L_cache": "shortconv.l_cache",
     "rope_local_base_freq": "rope.freq_base_swa",
     "sliding_window": "attention.sliding_window",
@@ -57,6 +59,9 @@ _KEYS = {
     "num_experts_per_tok": "expert_used_count",
     "moe_intermediate_size": "expert_feed_forward_length",
     "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+    "shared_intermediate_size": "expert_shared_feed_forward_length",
+    "moe_shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+    "full_attention_interval": "full_attention_interval",
     "q_lora_rank": "attention.q_lora_rank",
     "kv_lora_rank": "attention.kv_lora_rank",
     "qk_rope_head_dim": "rope.dimension_count",
@@ -69,7 +74,7 @@ _KEYS = {
 _SWITCHES = {
     "attention_bias": "attn_q.bias",
     "output_bias": "attn_output.bias",
-    "mlp_bias": "ffn_gate.bias",
+    "mlp_bias": "ffn_up.bias",
     "qk_norm": "attn_q_norm.weight",
 }
 """Features of a family -> the tensor that a layer has with this feature; the metadata does not state them."""
@@ -77,7 +82,7 @@ _SWITCHES = {
 
 def gguf_family(file: GgufFile) -> tuple[Architecture, GgufNames]:
     name = ConfigFields(file.metadata, str(file.path)).text("general.architecture")
-    families = (gguf_family_named(name, scores) for scores in _scores(file, name))
+    families = (gguf_family_named(name, scores, file.metadata) for scores in _scores(file, name))
     family = next((family for family in families if family is not None), None)
     if family is None:
         raise CheckpointError(
@@ -112,11 +117,12 @@ def gguf_config(file: GgufFile, tensors: frozenset[str]) -> ModelConfig:
     switches: dict[str, Any] = {feature: ConfigSwitch(key=feature) for feature in _SWITCHES}
     if names.windows_everywhere and values["sliding_window"] is not None:
         switches["window"] = WindowField(WindowedLayers.ALL, listed=False)
-    named = {key: fields.prefix + stored for key, stored in _KEYS.items()}
+    stated = _KEYS | ({} if family.recurrent is None else recurrent_keys(family.recurrent))
+    named = {key: fields.prefix + stored for key, stored in stated.items()}
     config = model_config(
         ConfigFields(values, fields.origin, named=named), replace(family, **switches), tensors
     )
-    if names.interleaved and config.rope.rotary_dim is not None:
+    if names.interleaved and not names.interleaved_whole and config.rope.rotary_dim is not None:
         raise fields.unsupported("rotating a part of each head (rope.dimension_count)")
     return config
 
@@ -133,20 +139,24 @@ def _settings(file: GgufFile, fields: ConfigFields, family: Architecture, names:
     values["vocab_size"] = embedding.shape[0]
     values["tie_word_embeddings"] = "output.weight" not in file.tensors
     values["sliding_window"] = values["sliding_window"] or None
-    kv_heads = values["num_key_value_heads"]
-    if kv_heads is None:
+    if (
+        family.rope.by_type and values.get("position_embedding_type") is None
+    ):  # Granite's switch, as in llama.cpp
+        values["position_embedding_type"] = "rope" if fields.flag("rope.scaling.finetuned", True) else "nope"
+    if family.recurrent is not None:
+        values |= recurrent_values(file, fields, family, values["num_hidden_layers"])
+    if values.get(family.mlp_size) is None:  # of Granite 4 without experts
+        values[family.mlp_size] = values["intermediate_size"]
+    if values["num_key_value_heads"] is None:
         values["num_key_value_heads"] = values["num_attention_heads"]
-    elif family.recurrent is not None and isinstance(kv_heads, list):  # recurrent layers have none
-        values["layer_types"] = ["full_attention" if heads else "linear_attention" for heads in kv_heads]
-        values["num_key_value_heads"] = max(kv_heads)
     if family.scales.attention_root is not None:
         values[family.scales.attention_root] = _score_root(fields, names)
     if family.experts is not None and family.experts.grouping is Grouping.BY_METHOD and values["n_group"]:
         values["topk_method"] = "group_limited_greedy"
-    return values | _head_sizes(fields, family)
+    return values | _head_sizes(fields, family, values)
 
 
-def _head_sizes(fields: ConfigFields, family: Architecture) -> dict[str, Any]:
+def _head_sizes(fields: ConfigFields, family: Architecture, values: dict[str, Any]) -> dict[str, Any]:
     if family.is_latent:
         # Newer files also store the sizes of the latent rows, as if these were one head.
         key, value = "attention.key_length_mla", "attention.value_length_mla"
@@ -162,7 +172,8 @@ def _head_sizes(fields: ConfigFields, family: Architecture) -> dict[str, Any]:
     head_dim = fields.count("attention.key_length", fields.count("embedding_length") // heads or None)
     if fields.count("attention.value_length", head_dim) != head_dim:
         raise fields.unsupported("value heads of another size than key heads")
-    if fields.get("rope.dimension_count") is None:
+    is_rotated = not family.rope.by_type or values["position_embedding_type"] == "rope"
+    if fields.get("rope.dimension_count") is None or not is_rotated:
         return {}
     return {"partial_rotary_factor": fields.count("rope.dimension_count") / head_dim}
 

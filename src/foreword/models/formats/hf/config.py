@@ -152,6 +152,10 @@ def _mlp(fields: ConfigFields, family: Architecture) -> MlpSpec:
 
 
 def _mlp_size(fields: ConfigFields, family: Architecture) -> int:
+    if (
+        family.experts is not None and fields.get(family.mlp_size) is None
+    ):  # no layer has an MLP without experts
+        return fields.count(family.experts.size)
     size = fields.count(family.mlp_size)
     if not family.adjusted_mlp:
         return size

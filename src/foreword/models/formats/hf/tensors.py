@@ -4,34 +4,15 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from foreword.errors import CheckpointError
 from foreword.models.architectures.architecture import Architecture, ExpertStacks, StoredTensors
-from foreword.models.config import ModelConfig, RecurrentSpec
+from foreword.models.config import ModelConfig
 from foreword.models.formats.checkpoint import RotatedRows, rotated_rows
+from foreword.models.formats.recurrent_rows import GROUPED_PARTS, GroupedRows, grouped_rows
 from foreword.models.layer_shapes import layer_shapes
-
-
-@dataclass(frozen=True)
-class GroupedRows:
-    """Selected parts of a matrix that is stored group by group (Qwen3-Next: by key head)."""
-
-    groups: int
-    widths: tuple[int, ...]  # rows of every part within a group
-    parts: tuple[int, ...]  # numbers of the selected parts
-
-    def order(self) -> NDArray[np.intp]:
-        """Return the stored row of each row."""
-        size, first = sum(self.widths), [sum(self.widths[:part]) for part in range(len(self.widths))]
-        rows = [
-            np.arange(self.groups)[:, None] * size + first[part] + np.arange(self.widths[part])
-            for part in self.parts
-        ]
-        return np.concatenate([part.reshape(-1) for part in rows])
 
 
 @dataclass(frozen=True)
@@ -124,29 +105,18 @@ def expert_places(
     return found
 
 
-_GROUPED: dict[str, dict[str, tuple[int, ...]]] = {
-    "in_proj_qkvz": {"in_proj_qkv": (0, 1, 2), "in_proj_z": (3,)},
-    "in_proj_ba": {"in_proj_b": (0,), "in_proj_a": (1,)},
-}
-"""Qwen3-Next's fused projections -> our projections, and the parts of the fused one in each."""
-
-
-def _grouped_widths(spec: RecurrentSpec, stem: str) -> tuple[int, ...]:
-    each = spec.heads // spec.key_heads
-    if stem.endswith("in_proj_ba"):
-        return each, each
-    return spec.key_dim, spec.key_dim, each * spec.value_dim, each * spec.value_dim
-
-
 def _split(name: str, rules: StoredTensors, config: ModelConfig) -> dict[str, Place]:
     stem, _, kind = name.rpartition(".")
-    if rules.grouped_by_key and config.recurrent is not None and (parts := _GROUPED.get(stem.split(".")[-1])):
-        widths = _grouped_widths(config.recurrent, stem)
+    if (
+        rules.grouped_by_key
+        and config.recurrent is not None
+        and (parts := GROUPED_PARTS.get(stem.split(".")[-1]))
+    ):
         return {
             f"{stem.rpartition('.')[0]}.{part}.{kind}": Place(
-                name, grouped=GroupedRows(config.recurrent.key_heads, widths, numbers)
+                name, grouped=grouped_rows(config.recurrent, part)
             )
-            for part, numbers in parts.items()
+            for part in parts
         }
     whole = next((part for part in rules.fused if stem.endswith("." + part)), None)
     if whole is None:
