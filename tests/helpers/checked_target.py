@@ -39,6 +39,9 @@ class CheckedTarget(HistoryTarget):
     def kv_rows(self) -> RowSpec:
         return PRETEND_ROWS
 
+    def state_spec(self) -> None:
+        """It has no recurrent layers."""
+
     def new_kv_store(
         self, num_pages: int, page_size: int, extra: Sequence[RowSpec] = (), states: StateSizes = NO_STATES
     ) -> PretendStore:

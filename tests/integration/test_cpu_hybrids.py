@@ -10,7 +10,6 @@ from safetensors.torch import load_file, save_file
 
 from foreword.backends.cpu.kv_store import CpuKvStore
 from foreword.backends.runner import ModelRunner
-from foreword.engine.config import target_states
 from foreword.errors import CheckpointError
 from foreword.kv.chunks import CHUNK, RING_ROWS, StateSizes
 from foreword.kv.paged_cache import PagedCache
@@ -50,7 +49,7 @@ def test_sizes_of_chunks_and_rings_are_those_of_the_kernels():
 
 def test_states_are_counted_in_float32_whatever_kv_rows_have(path: Path):
     decoder = cpu_decoder(path, "int8", threads=1)
-    counted = target_states(decoder)
+    counted = decoder.state_spec()
     assert counted is not None
     assert (decoder.kv_rows().dtype, counted.item_bytes) == ("bfloat16", 4)
 

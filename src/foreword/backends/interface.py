@@ -13,7 +13,7 @@ from foreword.acceptance.batch import Records
 from foreword.acceptance.transfer import HostCopy
 from foreword.backends.batch import BatchArrays, ForwardBatch, ForwardOutput, Ints
 from foreword.kv.chunks import NO_STATES, StateSizes
-from foreword.kv.spec import PageSpec, RowSpec
+from foreword.kv.spec import PageSpec, RowSpec, StateSpec
 from foreword.kv.states import States
 from foreword.models.adapters import Lora
 from foreword.models.config import ModelConfig
@@ -273,6 +273,9 @@ class Decoder(Protocol):
         """
 
     def kv_rows(self) -> RowSpec: ...
+
+    def state_spec(self) -> StateSpec | None:
+        """Return what its recurrent layers keep; None: there are none."""
 
     def new_kv_store(
         self, num_pages: int, page_size: int, extra: Sequence[RowSpec] = (), states: StateSizes = NO_STATES

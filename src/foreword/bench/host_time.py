@@ -11,6 +11,7 @@ import torch
 
 from foreword.backends.batch import ForwardBatch, ForwardOutput
 from foreword.backends.interface import Decoder, KvStore
+from foreword.backends.memory import state_spec
 from foreword.bench.batch_runs import greedy_requests
 from foreword.bench.skeleton import staged
 from foreword.control.policy import MeasuredPolicy
@@ -21,7 +22,7 @@ from foreword.engine.llm import LLM
 from foreword.engine.text import Vocabulary
 from foreword.errors import RequestError
 from foreword.kv.chunks import NO_STATES, StateSizes
-from foreword.kv.spec import DECODER_ROWS, PageSpec, RowSpec
+from foreword.kv.spec import DECODER_ROWS, PageSpec, RowSpec, StateSpec
 from foreword.progress import StageProgress
 from foreword.speculation.protocols import Policy
 
@@ -159,6 +160,9 @@ class FreePasses:
 
     def kv_rows(self) -> RowSpec:
         return RowSpec(DECODER_ROWS, num_layers=1, num_kv_heads=1, head_dim=1)
+
+    def state_spec(self) -> StateSpec | None:
+        return state_spec(self.config, item_bytes=4)
 
     def new_kv_store(
         self, num_pages: int, page_size: int, extra: Sequence[RowSpec] = (), states: StateSizes = NO_STATES

@@ -5,9 +5,8 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 from foreword.acceptance.rules.rule import Rule
-from foreword.backends.cpu.decoder import CpuDecoder
 from foreword.backends.interface import Decoder
-from foreword.backends.memory import device_memory, peak_bytes, state_spec
+from foreword.backends.memory import device_memory, peak_bytes
 from foreword.backends.runner import ModelRunner
 from foreword.control.fixed import FixedPolicy
 from foreword.drafters.config import SpeculationConfig
@@ -16,7 +15,7 @@ from foreword.engine.policy.controller import PolicyFileController
 from foreword.errors import RequestError
 from foreword.kv.chunks import NO_STATES, RING_ROWS, StateSizes
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
-from foreword.kv.spec import ITEM_BYTES, PageSpec, RowSpec, StateSpec
+from foreword.kv.spec import PageSpec, RowSpec, StateSpec
 from foreword.speculation.draft import NO_DRAFT
 from foreword.speculation.layout import BatchBuffers, SequenceRows
 from foreword.speculation.protocols import Policy
@@ -51,13 +50,6 @@ def _largest_pass(target: Decoder, rows: int) -> int:
     prompt = SequenceRows(sequence, [0] * rows, rows, NO_DRAFT)
     batch = BatchBuffers(entries=0).lay_out(cache, [prompt], ())
     return peak_bytes(target.device, lambda: runner.forward(batch))
-
-
-def target_states(target: Decoder) -> StateSpec | None:
-    """Return what the target's recurrent layers keep; None: there are none."""
-    # The CPU kernels compute in float32, whatever they keep KV rows in.
-    dtype = "float32" if isinstance(target, CpuDecoder) else target.kv_rows().dtype
-    return state_spec(target.config, ITEM_BYTES[dtype])
 
 
 def sequence_bytes(spec: StateSpec) -> int:
@@ -119,7 +111,7 @@ class EngineConfig:
 
     def state_sizes(self, target: Decoder) -> StateSizes:
         """Return the states for running requests, within half of the KV memory, and for the prefix cache."""
-        spec = target_states(target)
+        spec = target.state_spec()
         if spec is None:
             return NO_STATES
         affordable = self.kv_bytes // 2 // sequence_bytes(spec)
@@ -143,7 +135,7 @@ class EngineConfig:
 
     def _state_bytes(self, target: Decoder) -> int:
         """Return the part of the KV memory for states: of running requests, and of checkpoints without a budget."""
-        spec, sizes = target_states(target), self.state_sizes(target)
+        spec, sizes = target.state_spec(), self.state_sizes(target)
         if spec is None:
             return 0
         kept = sizes.checkpoints * spec.bytes_per_state if self.state_cache_bytes is None else 0

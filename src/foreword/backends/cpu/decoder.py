@@ -14,11 +14,11 @@ from foreword.backends.cpu.packing import FORMS, MatrixPacker, WeightForm, chose
 from foreword.backends.cpu.resident import release_unused
 from foreword.backends.cpu.weights import CpuWeights, load_layers, load_outer_matrices, native_decoder
 from foreword.backends.interface import DecodeSize, KvStore
-from foreword.backends.memory import kv_rows
+from foreword.backends.memory import kv_rows, state_spec
 from foreword.backends.support import require_supported
 from foreword.kernels.native import choose_isa, choose_threads, native_status
 from foreword.kv.chunks import NO_STATES, StateSizes
-from foreword.kv.spec import PageSpec, RowSpec
+from foreword.kv.spec import PageSpec, RowSpec, StateSpec
 from foreword.models.adapters import Lora
 from foreword.models.config import ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint
@@ -93,6 +93,10 @@ class CpuDecoder:
     def kv_rows(self) -> RowSpec:
         """Return the KV rows of a token in all layers."""
         return replace(kv_rows(self.config, self.form.kv_dtype), alignment=HEAD_ALIGNMENT)
+
+    def state_spec(self) -> StateSpec | None:
+        """Return what recurrent layers keep: float32, whatever the KV rows are."""
+        return state_spec(self.config, item_bytes=4)
 
     def new_kv_store(
         self, num_pages: int, page_size: int, extra: Sequence[RowSpec] = (), states: StateSizes = NO_STATES

@@ -27,7 +27,6 @@ from foreword.backends.cuda.recurrent import RecurrentPass, move_ring
 from foreword.backends.cuda.state_plan import plan_pieces
 from foreword.backends.cuda.upload import PassUpload, UploadedPass
 from foreword.backends.interface import DecodeSize, HeadRunner, KvStore
-from foreword.backends.memory import state_spec
 from foreword.backends.support import require_supported
 from foreword.backends.torch.adapters import on_device
 from foreword.backends.torch.decoder import DescribedDecoder
@@ -151,7 +150,7 @@ class CudaDecoder(DescribedDecoder[Matrix]):
     ) -> TorchKvStore:
         """Allocate KV memory for this decoder's rows and states and the `extra` rows."""
         dtype, recurrent = self.weights.dtype, None
-        if (spec := state_spec(self.config, dtype.itemsize)) is not None:
+        if (spec := self.state_spec()) is not None:
             recurrent = RecurrentStore(spec, states, dtype, self.device, row_dtype=dtype)
         rows = PageSpec.of(self.kv_rows(), extra)
         return TorchKvStore(rows, num_pages, page_size, self.device, move_rows, recurrent)

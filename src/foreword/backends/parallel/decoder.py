@@ -30,7 +30,7 @@ from foreword.backends.torch.weights import load_outer_matrices
 from foreword.backends.weight_loader import WeightLoader
 from foreword.errors import CheckpointError, RequestError
 from foreword.kv.chunks import NO_STATES, StateSizes
-from foreword.kv.spec import RowSpec
+from foreword.kv.spec import RowSpec, StateSpec
 from foreword.models.adapters import Lora
 from foreword.models.config import ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint, ModelFile
@@ -115,6 +115,9 @@ class TensorParallelDecoder:
 
     def kv_rows(self) -> RowSpec:
         return self._own.kv_rows()
+
+    def state_spec(self) -> StateSpec | None:
+        return self._own.state_spec()
 
     def new_kv_store(
         self, num_pages: int, page_size: int, extra: Sequence[RowSpec] = (), states: StateSizes = NO_STATES

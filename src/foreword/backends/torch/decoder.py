@@ -23,7 +23,7 @@ from foreword.backends.torch.staging import StagedBatch
 from foreword.backends.torch.weights import DecoderWeights
 from foreword.backends.weight_loader import M_co
 from foreword.kv.chunks import NO_STATES, StateSizes
-from foreword.kv.spec import DECODER_ROWS, PageSpec, RowSpec
+from foreword.kv.spec import DECODER_ROWS, PageSpec, RowSpec, StateSpec
 from foreword.models.adapters import Lora
 from foreword.models.config import ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint
@@ -62,6 +62,9 @@ class DescribedDecoder(ABC, Generic[M_co]):
 
     def kv_rows(self) -> RowSpec:
         return self._kv_rows
+
+    def state_spec(self) -> StateSpec | None:
+        return state_spec(self.config, self.weights.dtype.itemsize)
 
 
 class TorchDecoder(DescribedDecoder):
@@ -111,7 +114,7 @@ class TorchDecoder(DescribedDecoder):
         extra: Sequence[RowSpec] = (),
         states: StateSizes = NO_STATES,
     ) -> TorchKvStore:
-        spec, recurrent = state_spec(self.config, self.weights.dtype.itemsize), None
+        spec, recurrent = self.state_spec(), None
         if spec is not None:
             recurrent = RecurrentStore(spec, states, self.weights.dtype, self.device)
         rows = PageSpec.of(self.kv_rows(), extra)

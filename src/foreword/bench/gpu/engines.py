@@ -27,7 +27,7 @@ from foreword.control.fixed import FixedPolicy
 from foreword.control.policy import MeasuredPolicy
 from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.lookup.suffix import SuffixConfig, SuffixDrafter
-from foreword.engine.config import EngineConfig, EngineParts, sequence_bytes, target_states
+from foreword.engine.config import EngineConfig, EngineParts, sequence_bytes
 from foreword.engine.core import EngineCore
 from foreword.engine.drafting.default_speculation import WITHOUT_A_HEAD
 from foreword.engine.pipeline import StepPipeline
@@ -59,7 +59,7 @@ def controlled_engine(decoder: Decoder, context: int, batch: int, drafter: Draft
 def _config(decoder: Decoder, context: int, batch: int) -> EngineConfig:
     length = context + 5 * DECODED  # a warm-up and up to four timed runs
     row_bytes = decoder.kv_rows().bytes_per_row * 2  # draft tokens, and a head's rows
-    states = target_states(decoder)
+    states = decoder.state_spec()
     state_bytes = 0 if states is None else 2 * (batch + 1) * sequence_bytes(states)  # half of the memory
     return EngineConfig(
         kv_cache_memory_bytes=batch * (length + 128) * row_bytes + state_bytes,
