@@ -56,7 +56,7 @@ def main(arch: int) -> None:
             found.append(done[0])
     assert set(found) == set(missing)
     for variant in missing:
-        assert variant.of.find(variant.data).asm["cubin"]
+        assert variant.function.find(variant.data).asm["cubin"]
 
 
 if __name__ == "__main__":

@@ -180,7 +180,7 @@ class Stopping(Drafter):
         run = self._drafter._newest(ask)
         if run is None:
             return None
-        rows = self._drafter._true_rows([run], wanted=1)
+        rows = self._drafter._rows_from_target([run], wanted=1)
         output = head_output(self._drafter._filler, rows, run.pages.store)
         temperature = float(ask.request.sampling.record["temperature"]) or 1.0
         (draft,) = self._propose([ask])

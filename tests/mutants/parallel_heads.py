@@ -98,7 +98,7 @@ PARALLEL_HEAD_MUTANTS = (
         73,
         "DFlash's context is one position late",
         "drafters/heads/in_pages.py",
-        "HeadInPages._true_rows",
+        "HeadInPages._rows_from_target",
         "run.rows.states(run.first - self._state_offset, run.end - self._state_offset)",
         "(lambda s: stacked([s[-1:], s[:-1]]))("
         "run.rows.states(run.first - self._state_offset, run.end - self._state_offset))",

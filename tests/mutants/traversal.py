@@ -68,7 +68,7 @@ TRAVERSAL_MUTANTS = (
         28,
         "nodes of one depth are accepted by the same uniform",
         "acceptance/judge.py",
-        "_run_drawn_rules",
+        "_run_other_rules",
         "branch_keys(accept_keys, trees.branches)",
         "accept_keys",
         (REFERENCE,),

@@ -22,13 +22,13 @@ _COUPLED = int(Rule.COUPLED)
 
 
 @dataclass
-class _Stops:
+class _PartialVerdicts:
     """Verdicts under construction; each rule fills in its own requests."""
 
     stops: list[int]  # [requests], last accepted rows
-    own: list[int]  # [requests]
-    states: list[int]  # [requests], RowStatus of the stop rows
-    draws: list[int] = field(default_factory=list)  # [rows], of the coupled rule
+    own: list[int]  # [requests], the target's own tokens after these rows
+    states: list[int]  # [requests], RowStatus of these rows
+    draws: list[int] = field(default_factory=list)  # [rows], *coupled* samples
 
 
 def judge(judged: Judgement) -> Verdicts:
@@ -42,16 +42,16 @@ class Judging:
     def __init__(self, judged: Judgement) -> None:
         self.judged = judged
         in_use = set(judged.records["rule"].tolist())
-        self._draws = _COUPLED in in_use or judged.wants_draws
-        self._drawn_rules = [Rule(rule) for rule in sorted(in_use - {_COUPLED})]
+        self._needs_draws = _COUPLED in in_use or judged.wants_draws
+        self._other_rules = [Rule(rule) for rule in sorted(in_use - {_COUPLED})]
         self._logits: Tensor | None = None  # corrected logits
-        self._drawn: HostCopy | None = None
+        self._drawn_tokens: HostCopy | None = None
 
     def begin(self) -> None:
         """Launch the *coupled* draws on a device, if any; raise if a rule is not exact for its draft."""
         self._check()
         if (
-            self._draws
+            self._needs_draws
             and self.judged.sampler is None
             and not placement_of(self.judged.logits.device).is_host
         ):
@@ -70,18 +70,20 @@ class Judging:
         """Wait for the device and return the verdicts."""
         self._check()
         trees, requests = self.judged.trees, len(self.judged.records)
-        if self._draws:
+        if self._needs_draws:
             outcome = _run_coupled(self.judged, self._draw().on_host())
         else:
-            outcome = _Stops(trees.starts[:-1], [NO_TOKEN] * requests, [int(RowStatus.OK)] * requests)
-        if self._drawn_rules:
-            _run_drawn_rules(self.judged, self._corrected(), self._drawn_rules, outcome)
+            outcome = _PartialVerdicts(
+                trees.starts[:-1], [NO_TOKEN] * requests, [int(RowStatus.OK)] * requests
+            )
+        if self._other_rules:
+            _run_other_rules(self.judged, self._corrected(), self._other_rules, outcome)
         return Verdicts.at(trees, outcome.stops, outcome.own, outcome.states, outcome.draws)
 
     def _check(self) -> None:
-        for rule in self._drawn_rules:
-            its = self.judged.records["rule"] == rule
-            check_exact(rule, bool(self.judged.trees.is_chain[its].all()))
+        for rule in self._other_rules:
+            has_rule = self.judged.records["rule"] == rule
+            check_exact(rule, bool(self.judged.trees.is_chain[has_rule].all()))
 
     def _corrected(self) -> Tensor:
         if self._logits is None:
@@ -89,9 +91,9 @@ class Judging:
         return self._logits
 
     def _draw(self) -> HostCopy:
-        if self._drawn is None:
-            self._drawn = HostCopy.begin(draw_rows(self.judged, self._corrected()))
-        return self._drawn
+        if self._drawn_tokens is None:
+            self._drawn_tokens = HostCopy.begin(draw_rows(self.judged, self._corrected()))
+        return self._drawn_tokens
 
 
 def draw_rows(judged: Judgement, logits: Tensor) -> Tensor | Ints:
@@ -107,25 +109,27 @@ def draw_rows(judged: Judgement, logits: Tensor) -> Tensor | Ints:
     return sample(logits, RowParams.of(judged), _keys(judged, Stream.TARGET))
 
 
-def _run_coupled(judged: Judgement, drawn: Tensor | Ints) -> _Stops:
+def _run_coupled(judged: Judgement, drawn: Tensor | Ints) -> _PartialVerdicts:
     """Apply *coupled* to all requests; requests of other rules are overwritten later."""
     draws, states = drawn.tolist()
     stops = coupled.stop_rows(judged.trees, draws)
-    return _Stops(stops, [draws[row] for row in stops], [states[row] for row in stops], draws)
+    return _PartialVerdicts(stops, [draws[row] for row in stops], [states[row] for row in stops], draws)
 
 
-def _run_drawn_rules(judged: Judgement, logits: Tensor, drawn_rules: Sequence[Rule], outcome: _Stops) -> None:
-    """Apply all rules but *coupled*; they share probabilities and noise, and handle disjoint requests."""
+def _run_other_rules(
+    judged: Judgement, logits: Tensor, other_rules: Sequence[Rule], outcome: _PartialVerdicts
+) -> None:
+    """Apply all rules but *coupled*, each to its own requests; they share probabilities and noise."""
     trees, rules = judged.trees, judged.records["rule"]
     rows = np.flatnonzero(rules[trees.request_of_row] != Rule.COUPLED)
     shaped = shape_rows(logits, RowParams.of(judged), judged.sampler)
     states = shaped.status.tolist()
     chains = ChainRows.of(shaped, trees, rows)
-    # A node is accepted with the noise of its own position, which its parent's logits predict.
-    judged_by = np.maximum(trees.parents, 0)
-    accept_keys = _keys(judged, Stream.ACCEPT)[judged_by]
+    # The noise that accepts a node is that of its position. The keys have one entry per predicted position, so it is
+    # the entry of the node's parent.
+    accept_keys = _keys(judged, Stream.ACCEPT)[np.maximum(trees.parents, 0)]
     own_keys = _keys(judged, Stream.RESIDUAL)
-    for rule in drawn_rules:
+    for rule in other_rules:
         members = np.flatnonzero(rules == rule)
         if rule is Rule.TRAVERSAL:
             chance = uniforms(branch_keys(accept_keys, trees.branches))
@@ -140,10 +144,10 @@ def _run_drawn_rules(judged: Judgement, logits: Tensor, drawn_rules: Sequence[Ru
 def _run_chain_rule(
     chains: ChainRows, rule: Rule, requests: Ints, chance: Floats, own_keys: Keys
 ) -> tuple[Ints, Ints]:
-    trees, its = chains.trees, token if rule is Rule.TOKEN else block
+    trees, rule_functions = chains.trees, token if rule is Rule.TOKEN else block
     nodes = np.flatnonzero(np.isin(trees.request_of_row, requests) & (trees.depths > 0))
-    plan = its.plan(chains, nodes)
-    stops = its.stop_rows(trees, plan.accept, chance)[requests]
+    plan = rule_functions.plan(chains, nodes)
+    stops = rule_functions.stop_rows(trees, plan.accept, chance)[requests]
     return stops, draw_leftover(chains, leftover(trees, plan, stops), own_keys)
 
 

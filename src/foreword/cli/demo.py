@@ -36,7 +36,7 @@ def demo(
 
     params = SamplingParams(temperature=0, max_tokens=max_tokens)
     began = perf_counter()
-    # only with kernels on which speculation cannot change a text
+    # `auto` drafts only with kernels on which speculation cannot change a text.
     llm = load_llm(model, device="cpu", speculation="auto")
     resident = peak_resident_bytes() / 1e6
     stdout.print(f"[dim]{model} ready in {perf_counter() - began:.1f} s, {resident:.0f} MB resident[/dim]")

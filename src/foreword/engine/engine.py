@@ -213,7 +213,7 @@ class Engine:
         self._mail.put(lambda: self._core.speculation_monitor.move(drafter, cohort, state))
 
     def stats(self) -> EngineStats:
-        """Return recent statistics, with the current switch and draft nodes."""
+        """Return recent statistics, with the current draft nodes and whether speculation is on."""
         then = self._snapshot.later(monotonic() - self._snapshot_at, self._core.speculating)
         return replace(then, draft_nodes=tuple(self._core.drafters.nodes()))
 

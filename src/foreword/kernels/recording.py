@@ -1,4 +1,4 @@
-"""Whether a thread records Triton kernels instead of launching them; importing this imports no Triton."""
+"""Records which Triton kernels a thread would launch, instead of launching them. Does not import Triton."""
 
 import threading
 from collections.abc import Iterator
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 
 
 class Variant(NamedTuple):
-    """A kernel for arguments of one kind: what Triton compiles, and what it needs for that."""
+    """A kernel and the kind of its arguments: one unit that Triton compiles."""
 
     module: str
     kernel: str
-    data: str  # Triton's description of it, for `JITFunction.preload`
+    data: str  # Triton's description of the arguments, for `JITFunction.preload`
 
     @property
-    def of(self) -> "Kernel":
+    def function(self) -> "Kernel":
         found: Kernel = getattr(import_module(self.module), self.kernel)
         return found
 
@@ -34,13 +34,13 @@ state = Recording()
 
 
 def is_recording() -> bool:
-    """Return whether this thread records kernels instead of launching them: no kernel writes anything."""
+    """Return whether this thread records kernels; kernels then do not run, so their outputs are not written."""
     return state.missing is not None
 
 
 @contextmanager
 def recording() -> Iterator[dict[Variant, None]]:
-    """Launch nothing in this thread; the result fills with the variants that are not loaded."""
+    """Record instead of launching in this thread; yield a dict that receives the variants that are not loaded."""
     before, missing = state.missing, dict[Variant, None]()
     state.missing = missing
     try:

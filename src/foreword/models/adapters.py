@@ -180,8 +180,8 @@ def _check_kinds(path: Path, settings: Mapping[str, Any]) -> None:
     are_names = isinstance(wanted, list) and all(isinstance(module, str) for module in wanted)
     if wanted is not None and not isinstance(wanted, str) and not are_names:
         raise CheckpointError(f"{path}: target_modules must be names of modules, not {wanted!r}"[:300])
-    if not isinstance(rooted := settings.get("use_rslora") or False, bool):
-        raise CheckpointError(f"{path}: use_rslora must be true or false, not {rooted!r}"[:300])
+    if not isinstance(use_rslora := settings.get("use_rslora") or False, bool):
+        raise CheckpointError(f"{path}: use_rslora must be true or false, not {use_rslora!r}"[:300])
 
 
 def _named_modules(settings: Mapping[str, Any]) -> list[str]:
@@ -275,7 +275,7 @@ def _factors(
 def _of_module(
     settings: Mapping[str, Any], patterns: str, key: str, default: float, place: tuple[int, str]
 ) -> float:
-    """Return a setting that may be overridden per module, by the end of its name."""
+    """Return a module's setting: that of the first pattern that its name ends with, else the general one."""
     name = f"model.layers.{place[0]}.{place[1]}"
     for pattern, value in (settings.get(patterns) or {}).items():
         if f".{name}".endswith("." + _plain_name(pattern)):

@@ -101,7 +101,8 @@ class DrafterNeeds:
     taps: tuple[Tap, ...] = ()  # layers whose hidden states arrive with every commit
     rows: tuple[RowSpec, ...] = ()  # KV rows that it keeps in the target's pages
     draws: bool = False  # the token that the target draws after every verified node
-    scratch: int = 0  # rows that it writes after the text while drafting, if more than the draft's nodes
+    # Rows after the text that it writes while drafting; 0: as many as the draft has nodes.
+    scratch: int = 0
 
     def __or__(self, other: "DrafterNeeds") -> "DrafterNeeds":
         taps = tuple(dict.fromkeys((*self.taps, *other.taps)))
@@ -128,14 +129,14 @@ class Commit(NamedTuple):
     draft: Draft = NO_DRAFT  # the verified draft
     draws: tuple[int, ...] = ()  # if needed: the target's token after the text, then after every node
     pages: RequestRows | None = None  # set for a drafter that keeps rows in the pages
-    settled: int = 0  # the drafter may fill its own rows before this index: they will not move
+    settled: int = 0  # rows before this index are in their final slots, so the drafter may fill its own there
     is_on: bool = True  # whether the plan of this step requested a draft from this drafter
 
 
 class InFlight(NamedTuple):
     """A request in a pass in flight, with a chain of draft tokens that only the device knows yet."""
 
-    task: DraftTask  # the next draft request; its text is the one before the pass
+    task: DraftTask  # the next draft request; its text ends before the tokens that the pass adds
     draft: Draft  # the chain that the pass verifies, on the device
     states_at: int  # row of the newest token in the pass's hidden states; the chain's rows follow
     drawn_at: int  # row of the newest token in the pass's drawn tokens
@@ -168,7 +169,7 @@ class Traits:
     # Published acceptance rate by level, each given that the levels above are accepted; empty: unknown.
     acceptance_by_level: tuple[float, ...] = ()
     drafts_by_level: bool = False  # the time of a call grows with the depth of its draft
-    follows: str = ""  # the hint that it follows: "prediction", "grammar", or empty for none
+    follows: str = ""  # what it drafts from: "prediction" or "grammar" of the request; empty: neither
     learns_answers: bool = False  # its drafts depend on the tenant's earlier answers
     is_free: bool = False  # any client of a server may select it: it needs no files and almost no memory
     needs_target: str = ""  # why it cannot run on a draft node; empty: it can

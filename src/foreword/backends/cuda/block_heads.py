@@ -79,7 +79,7 @@ class CudaBlockHead(KernelHead):
         self._reads_context = head.spec.join is Join.CONTEXT
         self._is_markov = head.spec.has(MARKOV[0] + ".weight")
         self._passes: GraphsByMemory[BlockShape, tuple[Tensor, Tensor]] = GraphsByMemory()
-        if self._in_kernels and self._reads_context:
+        if self._uses_kernels and self._reads_context:
             for index, layer in enumerate(head.spec.layers):
                 for kind in ("weight", "bias"):
                     whole = self._tensors.by_name.get(f"layers.{index}.self_attn.joined.{kind}")
@@ -118,7 +118,7 @@ class CudaBlockHead(KernelHead):
 
         None: it cannot.
         """
-        if not self._in_kernels or not isinstance(store, TorchKvStore):
+        if not self._uses_kernels or not isinstance(store, TorchKvStore):
             return None
         batch = ForwardBatch.of(blocks.arrays)
         layout = Layout.of(batch, store.page_size, self._group, self._kv_heads)
@@ -136,7 +136,7 @@ class CudaBlockHead(KernelHead):
         read = blocks if context is None and not self._reads_context else context
         features = self._features[:0]
         if read is not None:
-            features = self._placed(as_tensor(read.features), shape.context or shape.rows.rows)
+            features = self._copy_features(as_tensor(read.features), shape.context or shape.rows.rows)
 
         def body() -> tuple[Tensor, Tensor]:
             if context is not None:

@@ -118,7 +118,7 @@ class CudaHead(KernelHead):
         self._wholes: GraphsByMemory[WholeShape, None] = GraphsByMemory()
         self._runs: dict[WholeShape, int] = {}
         self._states: dict[tuple[int, int], _ChainState] = {}  # by levels and requests
-        self.drafts_early = self._in_kernels
+        self.drafts_early = self._uses_kernels
 
     def _output(self, wanted: HeadInput, store: KvStore) -> HeadOutput:
         return self._reference.forward(wanted, store)
@@ -129,7 +129,7 @@ class CudaHead(KernelHead):
         Top-k, top-p and min-p are not applied: they would cut tokens that the target rarely draws.
         """
         names, wanted, store = self._ids.of(plan), call.rows, call.store
-        if not self._in_kernels or names is None or not isinstance(store, TorchKvStore):
+        if not self._uses_kernels or names is None or not isinstance(store, TorchKvStore):
             return None
         if len(plan.steps) > _MOST_CHAINS:
             return None
@@ -147,7 +147,10 @@ class CudaHead(KernelHead):
         given = self._inputs(wanted, plan, level, uploaded, store.page_size)
         if unsettled is not None:
             fill_in(uploaded.batch.token_ids, unsettled.drawn)
-        features, state = self._placed(as_tensor(wanted.features), layout.shape.rows), self._state(most, room)
+        features, state = (
+            self._copy_features(as_tensor(wanted.features), layout.shape.rows),
+            self._state(most, room),
+        )
 
         def run_first() -> None:
             self._run_first(uploaded, given, state, features, names, store)

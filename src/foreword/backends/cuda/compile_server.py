@@ -38,7 +38,7 @@ class TargetOnly:
 
 def compile_one(variant: Variant) -> None:
     """Compile a kernel and its launcher, unless they are in the cache."""
-    made = variant.of.compile(variant.data)
+    made = variant.function.compile(variant.data)
     if hasattr(nvidia, "make_launcher"):  # Triton up to 3.6 also compiles a launcher
         nvidia.CudaLauncher(made.src, made.metadata)
 
@@ -70,7 +70,7 @@ class CompileServer:
         while self._waiting and len(self._running) < self._workers:
             number, variant = self._waiting.pop(0)
             try:  # also hashes Triton's files, once for all processes
-                variant.of.find(variant.data)
+                variant.function.find(variant.data)
             except NotCompiledError:
                 self._fork(number, variant)
             except Exception as error:

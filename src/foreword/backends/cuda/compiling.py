@@ -186,7 +186,7 @@ class Kernels:
 
     def _load(self, variant: Variant) -> bool:
         try:
-            variant.of.load(variant.data)
+            variant.function.load(variant.data)
         except NotCompiledError:
             return False
         self._loaded.add(variant)

@@ -38,7 +38,7 @@ LIBRARY_FROM = 65
 """Rows from which on cuBLAS is used: prompts. Draft heads need no bit-identical rows."""
 
 _MORE_ENTRIES = 1 << 17
-"""32-bit numbers that a chain needs besides its first pass."""
+"""32-bit numbers that are uploaded for a chain in addition to those of its first pass."""
 
 
 def _kernel_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -67,7 +67,7 @@ def kernel_ops(quantization: str) -> HeadOps:
 class KernelHead:
     """Base of heads on Triton kernels. Trees, prompts and unsupported passes run on the torch reference."""
 
-    stops = False
+    stops = False  # whether it ends chains early
 
     def __init__(
         self,
@@ -95,26 +95,26 @@ class KernelHead:
         self._compiled: set[Hashable] = set()  # kinds of passes whose kernels are loaded
         self._needed: dict[Hashable, Sequence[Variant]] = {}  # by kind of pass, kernels being compiled
         self._ids = DraftIds(head.spec.draft_vocab_size, ends.device)
-        self._in_kernels = (
+        self._uses_kernels = (
             head.spec.join is not Join.NONE and 2 * len(self._tensors.frequencies) == attention.head_dim
         )
-        if self._in_kernels:
+        if self._uses_kernels:
             for index in range(len(head.spec.layers)):
                 self._join(index, "self_attn.", ("q_proj", "k_proj", "v_proj"))
                 self._join(index, "mlp.", ("gate_proj", "up_proj"))
 
     def _join(self, index: int, place: str, names: tuple[str, ...]) -> None:
-        """Concatenate matrices; those of the reference become views."""
+        """Concatenate matrices for the kernels; the reference then uses views of the result, so no memory is added."""
         whole, tensors = f"layers.{index}.{place}", self._tensors.by_name
         for kind in ("weight", "bias"):
             parts = [tensors.get(f"{whole}{name}.{kind}") for name in names]
             present = [part for part in parts if part is not None]
             if len(present) < len(parts):
-                self._in_kernels &= not present
+                self._uses_kernels &= not present
                 continue
             together = torch.cat(present) if isinstance(present[0], Tensor) else joined(present)
             if together is None:
-                self._in_kernels = False
+                self._uses_kernels = False
                 continue
             tensors[f"{whole}joined.{kind}"] = together
             ends = [*accumulate(map(len, present), initial=0)]
@@ -127,7 +127,7 @@ class KernelHead:
 
     @property
     def is_ready(self) -> bool:
-        """Return whether the head waits for no kernel."""
+        """Whether all requested kernels are compiled."""
         return self._kernels is None or all(map(self._kernels.are_ready, self._needed.values()))
 
     def _has_kernels(self, kind: Hashable, *bodies: Callable[[], object]) -> bool:
@@ -152,22 +152,21 @@ class KernelHead:
         if chains is not None:
             return chains
         if call.plan is not None and call.plan.unsettled is not None:
-            return KnownChains(
-                [[]] * len(call.plan.steps)
-            )  # the reference cannot read tokens that are still on the device
+            # No drafts: the reference cannot read tokens that are still on the device.
+            return KnownChains([[]] * len(call.plan.steps))
         if call.context is not None:
             self._reference.forward(call.context, call.store)
         return self._output(call.rows, call.store)
 
     def _chains(self, call: HeadCall, plan: ChainPlan) -> Chains | None:
-        """Return planned chains; None: the reference's logits are used."""
+        """Return the planned chains; None: the caller grows them from logits."""
         raise NotImplementedError
 
     def _output(self, wanted: HeadInput, store: KvStore) -> HeadOutput:
         """Return logits and states of the wanted rows."""
         raise NotImplementedError
 
-    def _placed(self, features: Tensor, rows: int) -> Tensor:
+    def _copy_features(self, features: Tensor, rows: int) -> Tensor:
         """Copy features to the memory that captured passes read."""
         if rows > len(self._features):
             return pad(features.to(self._features.dtype), (0, 0, 0, rows - len(features)))
@@ -197,7 +196,7 @@ class KernelHead:
             rotate_and_keep(qkv, cos_sin, slots, norms, eps, keys[index], values[index], queries)
             seen = attended(queries, keys[index], values[index], sight, tiles)
             delta = self._tensors.linear(seen.view(len(seen), -1), prefix + "self_attn.o_proj")
-            normed = self._added(stream, delta, prefix)
+            normed = self._add_and_norm(stream, delta, prefix)
             gate_up = self._tensors.linear(normed, prefix + "mlp.joined")
             active = Rows.room(
                 gate_up, gate_up.shape[1] // 2, self._tensors.by_name[prefix + "mlp.down_proj.weight"]
@@ -218,7 +217,7 @@ class KernelHead:
         )
         return None if query is None or key is None else (query, key)
 
-    def _added(self, stream: Tensor, delta: Tensor, prefix: str) -> Rows:
+    def _add_and_norm(self, stream: Tensor, delta: Tensor, prefix: str) -> Rows:
         """Add to the residual stream; return the input of a layer's MLP, normed if the head has this norm."""
         name, tensors = prefix + "post_attention_layernorm.weight", self._tensors.by_name
         if not self.spec.has(name):

@@ -56,7 +56,7 @@ class CudaMedusa:
             return self._reference.draft(call)
         if call.plan is not None and names is not None:
             return self._chains(states, call.plan, names)
-        read = self._placed(states)
+        read = self._copy_states(states)
         shape = MedusaShape(len(read), self.spec.num_heads, draws=False)
 
         def body() -> Tensor:
@@ -68,7 +68,7 @@ class CudaMedusa:
     def _chains(self, states: Tensor, plan: ChainPlan, names: Tensor) -> PendingChains:
         heads = int(plan.steps.max())
         began = started(states.device)
-        read = self._placed(states)
+        read = self._copy_states(states)
         shape = MedusaShape(len(read), heads, True, names_in(plan))
         keys = extend_keys(plan.records["stem"], plan.lengths + np.arange(heads)[:, None])
         pieces = [
@@ -85,7 +85,7 @@ class CudaMedusa:
         drawn, is_cold = self._run(shape, body)
         return as_chains(drawn, plan.steps, began, is_cold)
 
-    def _placed(self, states: Tensor) -> Tensor:
+    def _copy_states(self, states: Tensor) -> Tensor:
         """Copy states to the memory that captured passes read; padding rows keep old values."""
         self._states[: len(states)] = states
         return self._states[: padded_rows(len(states))]

@@ -55,7 +55,7 @@ class DFlashHead(HeadInPages):
 
     def _fill_and_draft(self, tasks: list[DraftTask], pages: list[RequestRows]) -> Sequence[Draft]:
         runs, starts = self._missing(tasks, pages)
-        context = self._true_rows(runs, wanted=0) if runs else None
+        context = self._rows_from_target(runs, wanted=0) if runs else None
         parts = [self._block(task, found) for task, found in zip(tasks, pages, strict=True)]
         places = [
             min(len(part.draft) + self._spec.anchor_drafts, task.max_depth, task.max_nodes)

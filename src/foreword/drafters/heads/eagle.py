@@ -143,7 +143,7 @@ class StepwiseHead(HeadInPages):
         plan = None
         if self._width == 1:
             plan = plan_chains(tasks, rooms, self._vocabulary, self.traits.stops_itself)
-        rows, store = self._true_rows(runs, wanted=1), runs[0].pages.store
+        rows, store = self._rows_from_target(runs, wanted=1), runs[0].pages.store
         output = self._runner.draft(HeadCall(rows, store, plan))
         fill(runs)
         if not isinstance(output, HeadOutput):
@@ -196,7 +196,7 @@ class PEagleHead(StepwiseHead):
             )
             for task, run in zip(tasks, runs, strict=True)
         ]
-        rows = self._true_rows(runs, 1, tails, self._mask_features)
+        rows = self._rows_from_target(runs, 1, tails, self._mask_features)
         places = [1 + len(tail) for tail in tails]
         plan = plan_chains(tasks, places, self._vocabulary) if self._width == 1 else None
         output = self._runner.draft(HeadCall(rows, runs[0].pages.store, plan))

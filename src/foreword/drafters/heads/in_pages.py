@@ -18,12 +18,12 @@ from foreword.speculation.drafting import Commit, Drafter, DrafterNeeds, DraftTa
 from foreword.speculation.layout import BatchBuffers, SequenceRows
 from foreword.speculation.observing import KeptStates
 
-FILLED_AT_ONCE = 16  # committed rows left to the next draft; longer stretches are filled on `observe`
+FILLED_AT_ONCE = 16  # maximum committed rows that the next draft computes; `observe` computes more at once
 
 KEPT_TOGETHER, KEPT_ALONE = 256, 16
-"""Maximum rows of a pass whose states are stored as one tensor, when several requests or only one are observed.
+"""Maximum rows of a pass whose states are kept as one tensor, if several requests are observed, or only one.
 
-Such a tensor lives as long as any of its rows, so that prompts are copied instead.
+That tensor lives as long as a request needs one of its rows, so the states of longer passes are copied.
 """
 
 
@@ -53,8 +53,11 @@ class HeadInPages(Drafter):
     traits = HEAD
 
     def __init__(self, head: LoadedRows, state_offset: int, scratch: int) -> None:
-        """A row is computed from the states `state_offset` positions earlier, so the first tokens have no row."""
-        self._filler = head.runner
+        """Create a head whose row of a token is computed from the states `state_offset` positions before it.
+
+        The first `state_offset` tokens therefore have no row.
+        """
+        self._filler = head.runner  # computes the rows
         self._kind = head.rows.name
         self._taps = head.taps
         self._vocabulary = head.vocabulary
@@ -67,7 +70,7 @@ class HeadInPages(Drafter):
         return self._filler.is_ready
 
     def observe(self, commits: Sequence[Commit]) -> None:
-        """Store the newest states; if drafts are wanted, fill the rows of long stretches immediately."""
+        """Store the newest states. If drafts are wanted and many rows are missing, compute them now."""
         runs, observed, state_offset = [], [], self._state_offset
         kind = self._kind
         for commit, (features, at) in zip(commits, self._features(commits), strict=True):
@@ -134,18 +137,21 @@ class HeadInPages(Drafter):
         return torch.cat([states[tap] for tap in self._taps], dim=-1)
 
     def _fill_rows(self, runs: Sequence[RowRange]) -> None:
-        """Compute rows from the target's states."""
-        head_output(self._filler, self._true_rows(runs, wanted=0), runs[0].pages.store)
+        """Compute these rows from the target's states."""
+        head_output(self._filler, self._rows_from_target(runs, wanted=0), runs[0].pages.store)
         fill(runs)
 
-    def _true_rows(
+    def _rows_from_target(
         self,
         runs: Sequence[RowRange],
         wanted: int,
         tails: Sequence[Draft] | None = None,
         tail_features: Tensor | None = None,
     ) -> HeadInput:
-        """Return the rows of a pass. A run may be followed by a tail of uncommitted tokens that share one feature."""
+        """Return the input of a pass over committed rows, with `wanted` rows of logits per run.
+
+        A run may have a tail of uncommitted tokens, which all have the features `tail_features`.
+        """
         parts: list[SequenceRows] = []
         states: list[States] = []
         for run, tail in zip(runs, tails or [Draft()] * len(runs), strict=True):
@@ -162,6 +168,7 @@ class HeadInPages(Drafter):
 
 
 def fill(runs: Sequence[RowRange]) -> None:
+    """Record that these rows are computed."""
     for run in runs:
         run.rows.fill(run.first, run.end)
         run.rows.mark(run.pages.kv.chain)
