@@ -33,7 +33,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "granite_dense": ("granite_dense", {"position_embedding_type": None}, {}),
     "granite_dense, rotated": ("granite_dense", {}, {"rotated": True}),
     "bamba": ("bamba", {}, {}),
-    "nemotron_h": ("nemotron_h", {"layers_block_type": _NEMOTRON}, {}),
+    "nemotron_h": ("nemotron_h", {"layers_block_type": _NEMOTRON, "head_dim": 24}, {}),
     "nemotron_h, experts": (
         "nemotron_h",
         {"layers_block_type": [kind.replace("mlp", "moe") for kind in _NEMOTRON]},

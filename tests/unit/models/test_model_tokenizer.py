@@ -230,6 +230,9 @@ SPLITS = [
     "llama-bpe",
     "llama3",
     "qwen2",
+    "qwen35",
+    "pixtral",
+    "lfm2",
     "smollm",
     "refact",
     "dbrx",
@@ -247,7 +250,7 @@ def test_every_split_keeps_the_text(gguf_by_split, kind, text):
     import unicodedata
 
     tokenizer = gguf_by_split[kind]
-    expected = unicodedata.normalize("NFC", text) if kind == "qwen2" else text
+    expected = unicodedata.normalize("NFC", text) if kind in ("qwen2", "qwen35") else text
     assert tokenizer.decode(tokenizer.encode(text)) == expected
 
 
@@ -269,6 +272,9 @@ def gguf_by_split(hf_dir, tmp_path_factory):
         ("smollm", ["a", "  ", "1", "2", "3", "4", "!!", "\n\n", "\n", "b"]),
         ("llama-bpe", ["a", " ", " ", "123", "4", "!!\n\n\n", "b"]),
         ("qwen2", ["a", " ", " ", "1", "2", "3", "4", "!!\n\n\n", "b"]),
+        ("qwen35", ["a", " ", " ", "1", "2", "3", "4", "!!\n\n\n", "b"]),
+        ("pixtral", ["a", " ", " ", "123", "4", "!!\n\n\n", "b"]),
+        ("lfm2", ["a", " ", " ", "123", "4", "!!\n\n\n", "b"]),
         ("glm4", ["a", " ", " ", "123", "4", "!!\n\n\n", "b"]),
         ("refact", ["a", "  ", "1", "2", "3", "4", "!!", "\n\n", "\n", "b"]),
         ("tekken", ["a", " ", " ", "1", "2", "3", "4", "!!\n\n\n", "b"]),
@@ -301,6 +307,18 @@ def cuts(tokenizer, text):
 )
 def test_where_words_of_many_kinds_are_cut(gguf_by_split, kind, pieces):
     assert cuts(gguf_by_split[kind], "".join(pieces)) == pieces
+
+
+@pytest.mark.parametrize("text", [*NASTY_TEXTS, "हिन्दी की किताब, e\u0301té we'LL  12\n\n!!"])
+def test_qwen3_5_cuts_where_transformers_does(gguf_by_split, text):
+    import unicodedata
+
+    from tokenizers import Regex, pre_tokenizers
+    from transformers.models.qwen3_5.tokenization_qwen3_5 import PRETOKENIZE_REGEX
+
+    composed = unicodedata.normalize("NFC", text)
+    theirs = pre_tokenizers.Split(Regex(PRETOKENIZE_REGEX), behavior="isolated").pre_tokenize_str(composed)
+    assert cuts(gguf_by_split["qwen35"], composed) == [piece for piece, _ in theirs]
 
 
 def test_answers_of_gpt_oss_go_on_after_a_message():

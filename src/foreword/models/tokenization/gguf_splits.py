@@ -8,18 +8,20 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 from foreword.errors import TokenizerError
 
 _QWEN2 = ("qwen2", "deepseek-r1-qwen")
-_WHOLE_FIRST = ("llama-bpe", "llama3", "llama-v3", "tekken")
+_QWEN35 = "qwen35"
+_LLAMA3 = ("llama-bpe", "llama3", "llama-v3", "pixtral", "lfm2")  # pixtral: Nemotron-H, too
+_WHOLE_FIRST = (*_LLAMA3, "tekken")
 """Pre-tokenizers that look up a whole piece before merging, and start texts with BOS."""
 
 _WORD_START = "\u2581"  # sentencepiece writes a space as this
 
 
-def _word_pattern(numbers: str) -> str:
-    """Return the split pattern of Llama 3 and Qwen2, which differ in the number of digits per piece."""
+def _word_pattern(numbers: str, letters: str = r"\p{L}") -> str:
+    """Return the split pattern of Llama 3 and Qwen, which differ in digits per piece and in marks within words."""
     return (
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+        rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?[{letters}]+|"
         + numbers
-        + r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+        + rf"| ?[^\s{letters}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     )
 
 
@@ -27,6 +29,7 @@ _THREE_DIGITS = _word_pattern(
     r"\p{N}{1,3}"
 )  # Llama 3, and those whose tokenizers come from tiktoken's cl100k
 _ONE_DIGIT = _word_pattern(r"\p{N}")
+_WITH_MARKS = _word_pattern(r"\p{N}", letters=r"\p{L}\p{M}")  # Qwen3.5
 
 _CASES = "\\p{Lm}\\p{Lo}\\p{M}"
 _UPPER, _LOWER = rf"[\p{{Lu}}\p{{Lt}}{_CASES}]", rf"[\p{{Ll}}{_CASES}]"
@@ -86,10 +89,9 @@ def _splits() -> dict[str, list[pre_tokenizers.PreTokenizer]]:
         "olmo": [classic],
         "smollm": digits,
         "refact": digits,
-        **dict.fromkeys(
-            ("llama-bpe", "llama3", "llama-v3", "dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), three
-        ),
+        **dict.fromkeys((*_LLAMA3, "dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), three),
         **dict.fromkeys(_QWEN2, one),
+        _QWEN35: _cut_by(_WITH_MARKS),
         "tekken": _cut_by(_TEKKEN),
         "gpt-4o": _cut_by(_O200K),
         "deepseek-llm": _cut_by(*_deepseek_llm()),
@@ -121,7 +123,7 @@ def byte_level_backend(kind: str, tokens: Sequence[str], merges: Sequence[str]) 
     backend = tokenizers.Tokenizer(model)
     backend.pre_tokenizer = pre_tokenizers.Sequence(splits[kind])
     backend.decoder = decoders.ByteLevel()
-    if kind in _QWEN2:
+    if kind in (*_QWEN2, _QWEN35):
         backend.normalizer = normalizers.NFC()
     return backend
 
