@@ -97,7 +97,7 @@ def test_a_head_drafts_once_its_kernels_are_there(folder: Path):
     runner = guard.drafter._drafter._runner
     compiled = runner._kernels = Compiled()
     runner._compiled.clear()  # on a GPU the engine has prepared some kinds of passes
-    runner._runs.clear()
+    runner._run_counts.clear()
     drafts: list[int] = []
     propose = runner._chains
 

@@ -141,7 +141,7 @@ WAIT_MUTANTS = (
         96,
         "draft nodes are added that do not earn what they cost",
         "cluster/pools/scaling.py",
-        "nodes_worth",
+        "profitable_nodes",
         "0 if least >= 1 else full + (need - full > least)",
         "full + (need - full > least)",
         (f"{UNIT}/cluster/test_scaling.py",),

@@ -19,7 +19,7 @@ from foreword.cluster.waiting import (
 from foreword.simulate.scenario import Counts, Dice, LevelTimes, Scenario, WaitRule
 
 SLOW_FACTOR = 10.0
-"""Slow-down of a slow node."""
+"""Slow-down factor of a slow node."""
 
 _numbers = count()
 
@@ -67,7 +67,7 @@ class SimNode:
         return times.seconds(min(requests, round_batch)) * turns * self.factor
 
     def active(self, now: float) -> int:
-        """Return the number of requests with unfinished work."""
+        """Return the number of requests for which the node is drafting."""
         jobs = self._jobs
         while jobs and jobs[0][0] <= now:
             self._active -= heappop(jobs)[2].requests
@@ -88,7 +88,7 @@ class SimNode:
 SILENCE = 30.0
 """Seconds after which a silent node counts as gone (`cluster/connection.py`)."""
 
-NO_HOME = -1
+NO_NODE = -1
 _DRAWN = 256  # random numbers drawn at once
 _SHORTEST = 1e-9  # seconds per level of a lookup, whose levels arrive together
 
@@ -113,8 +113,8 @@ class NodeDirectory(Protocol):
 class Chains:
     """Draft chains of a target's requests, which grow on their nodes while the target verifies.
 
-    Level l (from 1) of a chain is available from `first_at + (l - 1) * pace` on. Levels up to `base` are available
-    immediately. `cap` is the number of levels.
+    All arrays are by request slot. Level l (from 1) of a chain arrives at `first_at + (l - 1) * pace`. Levels up to
+    `base` are available at once. `cap` is the length of the chain.
     """
 
     def __init__(
@@ -126,31 +126,31 @@ class Chains:
         self._cluster = cluster
         self._dice = dice
         self._rng = rng
-        self._home: list[int] = [NO_HOME] * slots
+        self._node_of: list[int] = [NO_NODE] * slots
         self._is_moving = [False] * slots
         self._opened_at = [0.0] * slots
-        self._ready = np.zeros(slots)
+        self._ready = np.zeros(slots)  # time from which the node can draft: it has processed the prompt
         self._base = np.zeros(slots, np.int64)
         self._cap = np.zeros(slots, np.int64)
         self._first_at = np.zeros(slots)
         self._pace = np.full(slots, 1.0)
-        self._goes_on = np.zeros(slots, np.bool_)
-        self._passed = np.zeros(slots, np.int64)
-        self._counted = np.zeros(slots, np.int64)
+        self._continues = np.zeros(slots, np.bool_)  # whether the verdict leaves the rest of the chain valid
+        self._consumed = np.zeros(slots, np.int64)  # levels that the verdict removes from the chain
+        self._counted_levels = np.zeros(slots, np.int64)  # levels of the chain that are in `drafted`
         self._moves = MoveBudget(0.0)
         self._jobs: dict[int, DraftJob] = {}
-        self._in_vain: set[int] = set()  # silent nodes for which a pass has waited once
+        self._awaited_silent: set[int] = set()  # silent nodes for which a pass has waited once
         self._rate = TokenRate()
-        self._chances: list[float] = []  # random numbers in advance
-        self.drafted = 0  # number of levels
+        self._chances: list[float] = []  # random numbers drawn in advance
+        self.drafted = 0  # total levels
         self.moves = 0
         self.waits_in_vain = 0
         self._most = 2 * scenario.k + 1 if scenario.runs_ahead else scenario.k
 
     @property
-    def homes(self) -> list[int]:
-        """Number of the assigned node of every request that has one."""
-        return [home for home in self._home if home != NO_HOME]
+    def assigned_nodes(self) -> list[int]:
+        """Numbers of the nodes of all requests that have one."""
+        return [node_number for node_number in self._node_of if node_number != NO_NODE]
 
     def open(self, slot: int, now: float) -> None:
         """Open a session for a new request, whose node starts to process the prompt."""
@@ -158,32 +158,35 @@ class Chains:
 
     def close(self, slot: int) -> None:
         """End a session."""
-        if self._home[slot] != NO_HOME:
-            self._cluster.nodes[self._home[slot]].sessions -= 1
-        self._home[slot], self._is_moving[slot] = NO_HOME, False
+        if self._node_of[slot] != NO_NODE:
+            self._cluster.nodes[self._node_of[slot]].sessions -= 1
+        self._node_of[slot], self._is_moving[slot] = NO_NODE, False
 
-    def came(self, tokens: int, now: float) -> None:
+    def record_tokens(self, tokens: int, now: float) -> None:
         """Record tokens committed since the last pass."""
         self._rate.record(tokens, now)
 
     def levels(self, now: float, live: Flags, wants: Flags) -> tuple[Counts, float]:
         """Return the draft tokens of each request's pass, and its start time."""
-        hears, silent, trips, paces, rests = self._ask_nodes(now, live)
-        self._follow(now, hears, trips, paces, rests)
-        go = self._go(now, hears & wants, silent, trips)
+        notified, silent, trips, paces, rests = self._notify_nodes(now, live)
+        self._advance(now, notified, trips, paces, rests)
+        go = self._start_time(now, notified & wants, silent, trips)
         k = self._scenario.k
         return np.where(wants, np.minimum(self._arrived(go), k), 0), go
 
-    def judged(self, used: Counts, right: Counts) -> None:
-        """Record the verdict. A chain continues if all used levels and the level of the target's token are right."""
-        self._goes_on = right > used
-        self._passed = used + 1
+    def record_verdict(self, used: Counts, right: Counts) -> None:
+        """Record verified levels and the chain's correct levels.
+
+        A chain continues if the verified levels and the level after them, the target's token, are correct.
+        """
+        self._continues = right > used
+        self._consumed = used + 1
 
     def _pair(self, slot: int, now: float) -> None:
         node = self._cluster.assign_node(self._zone, now)
-        self._home[slot] = NO_HOME if node is None else node.number
-        self._goes_on[slot] = False
-        self._cap[slot] = self._base[slot] = self._counted[slot] = 0
+        self._node_of[slot] = NO_NODE if node is None else node.number
+        self._continues[slot] = False
+        self._cap[slot] = self._base[slot] = self._counted_levels[slot] = 0
         if node is None:
             self._is_moving[slot] = True
             return
@@ -193,9 +196,9 @@ class Chains:
         self._ready[slot] = now + prompt
 
     def _lose(self, slot: int) -> None:
-        """Drop a request's node. `MoveBudget` limits the number of requests per second that get another node."""
-        self._cluster.nodes[self._home[slot]].sessions -= 1
-        self._home[slot], self._is_moving[slot], self._cap[slot] = NO_HOME, True, 0
+        """Remove a request from its node. `MoveBudget` limits how many requests per second get another one."""
+        self._cluster.nodes[self._node_of[slot]].sessions -= 1
+        self._node_of[slot], self._is_moving[slot], self._cap[slot] = NO_NODE, True, 0
 
     def _is_lost(self, node: SimNode, now: float) -> bool:
         if node.is_dead or node.removed_at is not None:
@@ -203,41 +206,41 @@ class Chains:
         since = node.silent_since
         return since is not None and node.is_silent_for(self._zone) and now - since > SILENCE
 
-    def _ask_nodes(self, now: float, live: Flags) -> tuple[Flags, Flags, Floats, Floats, Floats]:
+    def _notify_nodes(self, now: float, live: Flags) -> tuple[Flags, Flags, Floats, Floats, Floats]:
         """Notify every node of the commits; return for each request whether its node was notified, whether it is
         silent, the round trip, the time per level, and the rest of the node's current round."""
-        slots = len(self._home)
-        hears, silent = [False] * slots, [False] * slots
+        slots = len(self._node_of)
+        notified, silent = [False] * slots, [False] * slots
         times = [(0.0, 1.0, 0.0)] * slots
         groups: dict[int, list[int]] = {}
-        homes = len(self.homes)
+        assigned = len(self.assigned_nodes)
         for slot, is_live in enumerate(live.tolist()):
             if not is_live:
                 continue
-            home = self._home[slot]
-            if home != NO_HOME and self._is_lost(self._cluster.nodes[home], now):
+            node_number = self._node_of[slot]
+            if node_number != NO_NODE and self._is_lost(self._cluster.nodes[node_number], now):
                 self._lose(slot)
-                home = NO_HOME
-            if home == NO_HOME and self._moves.take(now, homes):
+                node_number = NO_NODE
+            if node_number == NO_NODE and self._moves.take(now, assigned):
                 self._pair(slot, now)
-                home = self._home[slot]
-                self.moves += home != NO_HOME
-            if home != NO_HOME:
-                groups.setdefault(home, []).append(slot)
-        for home, own in groups.items():
-            node = self._cluster.nodes[home]
+                node_number = self._node_of[slot]
+                self.moves += node_number != NO_NODE
+            if node_number != NO_NODE:
+                groups.setdefault(node_number, []).append(slot)
+        for node_number, own in groups.items():
+            node = self._cluster.nodes[node_number]
             if node.is_silent_for(self._zone):
                 for slot in own:
                     silent[slot] = True
                 continue
-            self._in_vain.discard(home)
-            timing = self._ask(node, len(own), now)
+            self._awaited_silent.discard(node_number)
+            timing = self._request_drafts(node, len(own), now)
             for slot in own:
-                hears[slot], times[slot] = True, timing
+                notified[slot], times[slot] = True, timing
         trips, paces, rests = np.array(times).T
-        return np.array(hears), np.array(silent), trips, paces, rests
+        return np.array(notified), np.array(silent), trips, paces, rests
 
-    def _ask(self, node: SimNode, requests: int, now: float) -> tuple[float, float, float]:
+    def _request_drafts(self, node: SimNode, requests: int, now: float) -> tuple[float, float, float]:
         """Return the round trip, the seconds per level, and the rest of the node's current round."""
         scenario, old = self._scenario, self._jobs.get(node.number)
         busy = node.active(now)
@@ -256,53 +259,53 @@ class Chains:
             self._chances = self._rng.random(_DRAWN).tolist()
         return self._chances.pop()
 
-    def _follow(self, now: float, hears: Flags, trips: Floats, paces: Floats, rests: Floats) -> None:
+    def _advance(self, now: float, notified: Flags, trips: Floats, paces: Floats, rests: Floats) -> None:
         """Shift the chains that continue by the committed tokens; restart the others."""
         arrived = self._arrived(now)
-        self.drafted += int(np.maximum(arrived - self._counted, 0).sum())
-        on = self._goes_on
-        left = np.where(on, np.maximum(arrived - self._passed, 0), 0)
+        self.drafted += int(np.maximum(arrived - self._counted_levels, 0).sum())
+        on = self._continues
+        left = np.where(on, np.maximum(arrived - self._consumed, 0), 0)
         begins = np.maximum(now, self._ready) + trips + self._scenario.costs.node.first + rests + paces
         resumed = now + trips + paces * (1 - left)
         is_in_flight = on & (arrived < self._cap)
-        shifted = self._first_at + self._passed * self._pace
+        shifted = self._first_at + self._consumed * self._pace
         first_at = np.where(is_in_flight, shifted, np.where(on, resumed, begins))
-        self._first_at = np.where(hears, first_at, self._first_at)
-        self._pace = np.where(hears & ~is_in_flight, paces, self._pace)
-        self._base = self._counted = left
+        self._first_at = np.where(notified, first_at, self._first_at)
+        self._pace = np.where(notified & ~is_in_flight, paces, self._pace)
+        self._base = self._counted_levels = left
         most = self._dice.lengths(self._rng, self._most)
-        self._cap = np.where(hears, np.maximum(most, left), left)
+        self._cap = np.where(notified, np.maximum(most, left), left)
 
     def _arrived(self, now: float) -> Counts:
         steps: Counts = np.floor((now - self._first_at) / self._pace + (1 + 1e-9)).astype(np.int64)
         return np.minimum(np.maximum(steps, self._base), self._cap)
 
-    def _go(self, now: float, hears: Flags, silent: Flags, trips: Floats) -> float:
-        """Return when the pass starts."""
+    def _start_time(self, now: float, notified: Flags, silent: Flags, trips: Floats) -> float:
+        """Return when the pass starts, after a possible wait for drafts."""
         waiting, k = self._scenario.waiting, self._scenario.k
         if waiting is WaitRule.ALL:
             wanted = np.minimum(self._cap, k)
-            last = (self._first_at + (wanted - 1) * self._pace)[hears & (wanted > self._base)]
+            last = (self._first_at + (wanted - 1) * self._pace)[notified & (wanted > self._base)]
             return max(now, float(last.max())) if len(last) else now
         rate = self._rate.per_second
         if waiting is WaitRule.NONE or rate is None:
             return now
-        prospects = self._prospects(now, hears, trips)
-        hung = self._hung(silent)
-        if hung and best_wait_seconds([*prospects, *hung.values()], rate) > 0:
-            self._in_vain |= set(hung)
-            self.waits_in_vain += len(hung)
-            return now + longest_wait_seconds([*prospects, *hung.values()], rate)
-        return now + best_wait_seconds(prospects, rate)
+        arrivals = self._expected_arrivals(now, notified, trips)
+        silent_nodes = self._arrivals_of_silent(silent)
+        if silent_nodes and best_wait_seconds([*arrivals, *silent_nodes.values()], rate) > 0:
+            self._awaited_silent |= set(silent_nodes)
+            self.waits_in_vain += len(silent_nodes)
+            return now + longest_wait_seconds([*arrivals, *silent_nodes.values()], rate)
+        return now + best_wait_seconds(arrivals, rate)
 
-    def _prospects(self, now: float, hears: Flags, trips: Floats) -> list[ExpectedArrival]:
+    def _expected_arrivals(self, now: float, notified: Flags, trips: Floats) -> list[ExpectedArrival]:
         """Return the expected arrivals of levels; equal ones are grouped."""
         k, costs, survival = self._scenario.k, self._scenario.costs.node, self._dice.chances
         there = np.minimum(self._arrived(now), k)
         nexts = self._first_at + there * self._pace - now
         wanted = np.minimum(self._cap, k)
         rows = zip(
-            (hears & (self._ready <= now) & (there < wanted)).tolist(),
+            (notified & (self._ready <= now) & (there < wanted)).tolist(),
             there.tolist(),
             wanted.tolist(),
             nexts.tolist(),
@@ -320,7 +323,7 @@ class Chains:
             for (at_hand, most, first, pace, late), requests in groups.items()
         ]
 
-    def _hung(self, silent: Flags) -> dict[int, ExpectedArrival]:
+    def _arrivals_of_silent(self, silent: Flags) -> dict[int, ExpectedArrival]:
         """Return the expected arrivals from nodes whose silence the target has not noticed, by node."""
         found: dict[int, ExpectedArrival] = {}
         if not silent.any():
@@ -330,8 +333,8 @@ class Chains:
         usual = self._scenario.network.round_trip + costs.first + level
         late = LATE_FACTOR * (usual + level)
         for slot in np.flatnonzero(silent).tolist():
-            home = self._home[slot]
-            if home not in self._in_vain:
-                requests = found[home].requests + 1 if home in found else 1
-                found[home] = ExpectedArrival(requests, 0, k, survival, usual, level, late)
+            node_number = self._node_of[slot]
+            if node_number not in self._awaited_silent:
+                requests = found[node_number].requests + 1 if node_number in found else 1
+                found[node_number] = ExpectedArrival(requests, 0, k, survival, usual, level, late)
         return found

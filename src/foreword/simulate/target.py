@@ -108,13 +108,13 @@ class SimTarget:
             right = self._dice.right(self._draft_rng)
             accepted = np.minimum(used, right)
             if self._is_remote:
-                self.chains.judged(used, right)
+                self.chains.record_verdict(used, right)
         gained = np.where(live, np.minimum(accepted + 1, self._left), 0)
         self._left -= gained
         self._gained += gained
         tokens = int(gained.sum())
         if self._is_remote:
-            self.chains.came(tokens, end)
+            self.chains.record_tokens(tokens, end)
         if end >= scenario.counts_from:
             tally = self.tally
             tally.tokens += tokens

@@ -11,7 +11,7 @@ from foreword.cluster.pools.scaling import (
     Scaler,
     ScaleRule,
     nodes_needed,
-    nodes_worth,
+    profitable_nodes,
     requests_served,
 )
 from helpers.clocks import ScriptedClock
@@ -99,7 +99,7 @@ def priced(node_price: float) -> ScaleRule:
 
 
 def worth(requests: float, node_price: float, speed: NodeSpeed = EARNING, part: float = 1.0) -> int:
-    return nodes_worth([Demand(requests / 2, STEP)] * 2, speed, priced(node_price), part)
+    return profitable_nodes([Demand(requests / 2, STEP)] * 2, speed, priced(node_price), part)
 
 
 def test_nodes_are_added_while_each_earns_what_it_costs():
@@ -117,7 +117,7 @@ def test_a_drafter_that_is_wrong_earns_nothing_and_one_that_nobody_knows_is_adde
     assert worth(230, 0.001, replace(EARNING, acceptance=0.0)) == 1
     assert worth(230, 1e9, FAST) == RULE.most
     assert worth(0, 1e9) == RULE.most  # nobody asks: need alone says how many
-    assert nodes_worth([Demand(230, STEP)], EARNING, RULE) == RULE.most  # nobody has said what it costs
+    assert profitable_nodes([Demand(230, STEP)], EARNING, RULE) == RULE.most  # nobody has said what it costs
 
 
 @pytest.mark.parametrize(("price", "sizes"), [(0.9, [1, 2]), (1.1, [1, 1])])

@@ -47,13 +47,13 @@ from foreword.kv.states import as_tensor
 from foreword.models.heads.opening import Head
 
 _MOST_CHAINS = 1 << 12
-"""Requests of one call."""
+"""Maximum requests of one call."""
 
 OFTEN = 64
-"""Runs of a chain of one depth after which it is captured as a whole."""
+"""Number of runs after which a chain of some depth is captured as one graph."""
 
 _USUAL_LEVELS = 16
-"""Chain length that memory is laid out for; deeper chains have their own captures."""
+"""Usual maximum depth, for which memory is allocated; deeper chains have their own memory and graphs."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ class FirstShape:
     """Key of a captured pass over committed tokens: everything that is fixed at capture."""
 
     rows: PassShape
-    most: int  # levels that there is room for
-    names: Hashable  # of the tokens that it can draft
+    most: int  # maximum levels
+    names: Hashable  # identifies the draft vocabulary
 
 
 @dataclass(frozen=True)
@@ -70,14 +70,14 @@ class LevelShape:
     """Key of a captured level: everything that is fixed at capture."""
 
     requests: int
-    most: int  # levels that there is room for
-    parts: int  # of the longest text with its draft
-    splits: bool
-    names: Hashable  # of the tokens that it can draft
+    most: int  # maximum levels
+    parts: int  # attention parts of the longest text with its draft
+    splits: bool  # whether every part has its own program
+    names: Hashable  # identifies the draft vocabulary
 
 
-class WholeShape(NamedTuple):
-    """A chain with all its levels."""
+class ChainShape(NamedTuple):
+    """Key of a chain that is captured as one graph."""
 
     first: FirstShape
     level: LevelShape
@@ -98,7 +98,7 @@ class _ChainState(NamedTuple):
     """State that a level reads from the previous one."""
 
     levels: Tensor  # int32 [requests], draft tokens drawn so far
-    drawn: Tensor  # int64 [most, requests], the target's ids; -1 where logits are not finite
+    drawn: Tensor  # int64 [most, requests], target ids of the draft tokens; -1 where logits are not finite
     level: Level
     states: Tensor  # [requests, hidden size]
     places: ChainPlaces
@@ -112,11 +112,11 @@ class CudaHead(KernelHead):
         self, head: Head, rows: str, ends: TargetMatrices, quantization: str, *, captures: bool
     ) -> None:
         super().__init__(head, rows, ends, quantization, captures=captures, captured_rows=DECODE_ROWS[-1])
-        self._gained = torch.zeros(_MOST_CHAINS, dtype=torch.int32, device=ends.device)
-        self._firsts: GraphsByMemory[FirstShape, None] = GraphsByMemory()
-        self._levels: GraphsByMemory[LevelShape, None] = GraphsByMemory()
-        self._wholes: GraphsByMemory[WholeShape, None] = GraphsByMemory()
-        self._runs: dict[WholeShape, int] = {}
+        self._accepted = torch.zeros(_MOST_CHAINS, dtype=torch.int32, device=ends.device)
+        self._first_graphs: GraphsByMemory[FirstShape, None] = GraphsByMemory()
+        self._level_graphs: GraphsByMemory[LevelShape, None] = GraphsByMemory()
+        self._chain_graphs: GraphsByMemory[ChainShape, None] = GraphsByMemory()
+        self._run_counts: dict[ChainShape, int] = {}
         self._states: dict[tuple[int, int], _ChainState] = {}  # by levels and requests
         self.drafts_early = self._uses_kernels
 
@@ -158,42 +158,42 @@ class CudaHead(KernelHead):
         def run_level() -> None:
             self._run_level(level, given, state, names, store)
 
-        whole = WholeShape(first, level, depth)
-        runs = self._runs.get(whole, 0)
+        shape_key = ChainShape(first, level, depth)
+        runs = self._run_counts.get(shape_key, 0)
         if not runs:
             kind = replace(first, rows=first.rows.kind), replace(level, parts=0)
             if not self._has_kernels(kind, run_first, run_level):
                 return KnownChains([[]] * len(plan.steps), is_cold=True)
-        self._runs[whole] = runs + 1
+        self._run_counts[shape_key] = runs + 1
         is_captured = self._captures and layout.shape.is_decode and uploaded.stays
-        is_cold = self._run(whole, run_first, run_level, runs, store if is_captured else None)
+        is_cold = self._run(shape_key, run_first, run_level, runs, store if is_captured else None)
         # Other chains may run before these tokens are verified, and all write their result to the same memory.
         return as_chains(state.drawn[:depth].clone(), plan.steps, began, is_cold)
 
     def _run(
         self,
-        whole: WholeShape,
+        shape_key: ChainShape,
         run_first: Callable[[], None],
         run_level: Callable[[], None],
         runs: int,
         store: TorchKvStore | None,
     ) -> bool:
-        """Run a chain, captured if there is a store; return whether it was cold."""
+        """Run a chain; with a store, by captured graphs. Return whether it was cold (compiled or captured)."""
 
         def run_all() -> None:
             run_first()
-            for _ in range(1, whole.depth):
+            for _ in range(1, shape_key.depth):
                 run_level()
 
         if store is None:
             run_all()
             return False
         if runs >= OFTEN:
-            return self._wholes.of(store).run(whole, run_all, self._is_loaded)[1]
-        is_cold = self._firsts.of(store).run(whole.first, run_first, self._is_loaded)[1]
-        levels = self._levels.of(store)
-        for _ in range(1, whole.depth):
-            is_cold |= levels.run(whole.level, run_level, self._is_loaded)[1]
+            return self._chain_graphs.of(store).run(shape_key, run_all, self._is_loaded)[1]
+        is_cold = self._first_graphs.of(store).run(shape_key.first, run_first, self._is_loaded)[1]
+        levels = self._level_graphs.of(store)
+        for _ in range(1, shape_key.depth):
+            is_cold |= levels.run(shape_key.level, run_level, self._is_loaded)[1]
         return is_cold
 
     def _is_loaded(self) -> bool:
@@ -240,12 +240,12 @@ class CudaHead(KernelHead):
         stems, temperature, starts, lengths, steps, ends, counts, rows, tables, *judged = self._more.copy(
             pieces
         )
-        gained = self._gained[:room]
+        accepted = self._accepted[:room]
         if unsettled is None:
-            gained.zero_()
+            accepted.zero_()
         else:
-            count_accepted(unsettled.drawn, judged[0], unsettled.drafted, judged[1], gained)
-        chain = ChainEnds(uploaded.batch.logit_rows, gained, lengths, steps, ends, stems.view(torch.int64))
+            count_accepted(unsettled.drawn, judged[0], unsettled.drafted, judged[1], accepted)
+        chain = ChainEnds(uploaded.batch.logit_rows, accepted, lengths, steps, ends, stems.view(torch.int64))
         tiles = RowTiles(rows, counts, rows, 1)
         return _ChainInputs(chain, temperature.view(torch.float64), starts, tiles, tables)
 
@@ -258,7 +258,7 @@ class CudaHead(KernelHead):
         names: Tensor,
         store: TorchKvStore,
     ) -> None:
-        """Run committed tokens, compute the slots of all levels, and draw the first draft token."""
+        """Run the committed tokens, compute the slots of all levels, and sample the first draft token."""
         batch, tables, places = uploaded.batch, uploaded.batch.block_tables, state.places
         sight = Sight(
             batch.positions,
@@ -283,7 +283,7 @@ class CudaHead(KernelHead):
     def _run_level(
         self, shape: LevelShape, given: _ChainInputs, state: _ChainState, names: Tensor, store: TorchKvStore
     ) -> None:
-        """Run the newest draft tokens and draw the next ones."""
+        """Run the newest draft tokens and sample the next ones."""
         level = state.level
         requests = given.tiles.requests
         sight = Sight(
@@ -298,7 +298,7 @@ class CudaHead(KernelHead):
     def _draw(
         self, last: Tensor, keys: Tensor, given: _ChainInputs, state: _ChainState, names: Tensor
     ) -> None:
-        """Draw the next token of every row, and lay out the level that runs it."""
+        """Sample the token after every row, and prepare the inputs of the next level."""
         logits, states = self._tensors.outcome(last)
         state.states.copy_(states)
         tokens = drawn_ids(logits, given.temperature, keys, names)

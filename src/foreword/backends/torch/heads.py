@@ -139,7 +139,7 @@ class PlainLayers:
     def __init__(self, tensors: HeadTensors) -> None:
         self._tensors = tensors
 
-    def turns(self, positions: Tensor) -> CosSin:
+    def rotations(self, positions: Tensor) -> CosSin:
         angles, dtype = positions.unsqueeze(1).float() * self._tensors.frequencies, self._tensors.ends.dtype
         return angles.cos().to(dtype), angles.sin().to(dtype)
 
@@ -152,18 +152,18 @@ class PlainLayers:
             stream = stream + self._mlp(index, stream)
         return stream
 
-    def keep(self, context: Tensor, cos_sin: CosSin, kv: Sequence[PagedKv]) -> None:
+    def write_rows(self, context: Tensor, cos_sin: CosSin, kv: Sequence[PagedKv]) -> None:
         """Write the keys and values of every layer, computed from these features of the target."""
         for index, rows in enumerate(kv):
-            self._place(index, context, cos_sin, rows)
+            self._write_row(index, context, cos_sin, rows)
 
-    def _place(self, index: int, read: Tensor, cos_sin: CosSin, kv: PagedKv) -> None:
+    def _write_row(self, index: int, read: Tensor, cos_sin: CosSin, kv: PagedKv) -> None:
         kv.keys[kv.slots] = rotate(self._heads(index, read, "k"), *cos_sin)
         kv.values[kv.slots] = self._heads(index, read, "v")
 
     def _attention(self, index: int, read: Tensor, cos_sin: CosSin, kv: PagedKv) -> Tensor:
         queries = self._heads(index, read, "q")
-        self._place(index, read, cos_sin, kv)
+        self._write_row(index, read, cos_sin, kv)
         attended = paged_attention(rotate(queries, *cos_sin), kv.keys, kv.values, kv.views)
         return self._tensors.linear(attended.reshape(len(read), -1), f"layers.{index}.self_attn.o_proj")
 
@@ -215,17 +215,17 @@ class ModuleLayers:
         self._rotations = Rotations(spec.layers, spec.rope, ends.device)
         self._dtype = ends.dtype
 
-    def turns(self, positions: Tensor) -> CosSin:
-        turns = self._rotations.of(positions, self._dtype)[0]
-        assert turns is not None
-        return turns
+    def rotations(self, positions: Tensor) -> CosSin:
+        cos_sin = self._rotations.of(positions, self._dtype)[0]
+        assert cos_sin is not None
+        return cos_sin
 
     def run(self, stream: Tensor, read: Tensor, cos_sin: CosSin, kv: Sequence[PagedKv]) -> Tensor:
         for index, rows in enumerate(kv):
             stream = self._layers.run(index, stream, cos_sin, rows, Additions())
         return stream
 
-    def keep(self, context: Tensor, cos_sin: CosSin, kv: Sequence[PagedKv]) -> None:
+    def write_rows(self, context: Tensor, cos_sin: CosSin, kv: Sequence[PagedKv]) -> None:
         raise NotImplementedError("modules read their features in every row")
 
 
@@ -263,11 +263,11 @@ class TorchHead:
         staged = self._staging.stage(ForwardBatch.of(wanted.arrays), store.page_size, store.spare_slot)
         batch, padding = staged.batch, len(staged.batch.token_ids) - len(wanted.features)
         features = pad(as_tensor(wanted.features).to(self._tensors.ends.dtype), (0, 0, 0, padding))
-        cos_sin, slots = self._layers.turns(batch.positions), batch.slots.long()
+        cos_sin, slots = self._layers.rotations(batch.positions), batch.slots.long()
         memory = list(zip(*store.arrays(self._rows), strict=True))
         if self.spec.join is Join.CONTEXT and not wanted.are_own:
             context = self._tensors.context(features)
-            self._layers.keep(context, cos_sin, [PagedKv(*layer, slots, []) for layer in memory])
+            self._layers.write_rows(context, cos_sin, [PagedKv(*layer, slots, []) for layer in memory])
             return HeadOutput(features.new_empty(0, self.spec.draft_vocab_size).float(), context[:0])
         seen = group_views(staged, store.page_size, store.empty_slot)
         views = seen_from(wanted, staged, seen, store.empty_slot)

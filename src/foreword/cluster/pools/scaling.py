@@ -18,7 +18,7 @@ class DraftWork:
 
     levels: float  # wanted levels
     step_seconds: float  # of the target: pass and wait
-    ahead: float = 1.0  # drafted per wanted level: 1, or 2.0 to 2.4 with run-ahead
+    ahead: float = 1.0  # drafted levels per used level: 1, or 2.0 to 2.4 with run-ahead
     utilisation: float = UTILISATION
 
 
@@ -28,9 +28,10 @@ def gained_tokens(acceptance: float, levels: int) -> float:
 
 
 def requests_per_node(work: DraftWork, level_seconds: LevelSeconds, capacity: int) -> int:
-    """Return the largest m for which ahead · levels · level_seconds(m) fits into a node's part of a step.
+    """Return the number of requests for which a node can draft in time.
 
-    `capacity` is the limit of the node's memory. 0: not even one request fits; use fewer levels or a faster drafter.
+    It is the largest m for which ahead · levels · level_seconds(m) <= utilisation · step_seconds. It is at most
+    `capacity`, the limit of the node's memory. 0: not even one request fits; use fewer levels or a faster drafter.
     """
 
     def fits(requests: int) -> bool:
@@ -47,7 +48,7 @@ def wanted_draft_nodes(requests: int, work: DraftWork, level_seconds: LevelSecon
 
 
 UNBOUNDED = 1 << 20  # capacity of a node without a limit
-KEPT_FOR = 0.8  # fraction of its price that a node must earn to stay: slightly less than for being added
+KEPT_FOR = 0.8  # fraction of its price below which a node is removed; it is added at its full price
 
 
 @dataclass(frozen=True)
@@ -63,9 +64,9 @@ class ScaleRule:
     kv_tokens: int = 0  # KV cache of a node; 0: no limit
     context: int = 0  # tokens of a typical request
     use: float = 0.7  # maximum fraction of a step for drafting
-    idle: float = 0.5  # fraction below which there are too many nodes
-    up_seconds: float = 10.0  # how long there must be too few
-    down_seconds: float = 300.0  # how long there must be too many
+    idle: float = 0.5  # fraction of a step for drafting below which there are too many nodes
+    up_seconds: float = 10.0  # add nodes after too few for this long
+    down_seconds: float = 300.0  # remove a node after too many for this long
     # With both prices, nodes beyond `least` run only while each earns its cost.
     node_price: float = 0.0  # per hour of one node
     token_price: float = 0.0  # per million generated tokens
@@ -91,7 +92,7 @@ class NodeSpeed:
 def requests_served(speed: NodeSpeed, step_seconds: float, rule: ScaleRule, use: float) -> int:
     """Return the requests that one node can serve for such steps; a level takes t(m) = t0 (1 + m / doubling).
 
-    If run-ahead leaves no room for a request, it is ignored; one request always fits.
+    If not even one request fits with run-ahead, the result is without run-ahead; it is at least 1.
     """
     alone = speed.level_seconds / (1 + speed.requests / rule.doubling)
     capacity = max(rule.kv_tokens // rule.context, 1) if rule.kv_tokens and rule.context else UNBOUNDED
@@ -107,10 +108,10 @@ def nodes_needed(demands: Sequence[Demand], speed: NodeSpeed, rule: ScaleRule, u
     return min(max(math.ceil(_need(demands, speed, rule, use) - 1e-9), rule.least), rule.most)
 
 
-def nodes_worth(demands: Sequence[Demand], speed: NodeSpeed, rule: ScaleRule, part: float = 1.0) -> int:
-    """Return the maximum number of nodes that each earn more than this part of their price.
+def profitable_nodes(demands: Sequence[Demand], speed: NodeSpeed, rule: ScaleRule, part: float = 1.0) -> int:
+    """Return the maximum number of nodes that each earn more than a fraction (`part`) of their price.
 
-    Unserved requests gain nothing, so that all nodes but the last earn the same.
+    All nodes but the last are fully used, so they earn the same.
     """
     need = _need(demands, speed, rule, rule.use)
     if not (rule.node_price and rule.token_price and need) or speed.acceptance is None:
@@ -152,9 +153,10 @@ class Scaler:
             return bounded
         needed = enough = rule.least
         if speed is not None:
-            needed = min(nodes_needed(demands, speed, rule, rule.use), nodes_worth(demands, speed, rule))
+            needed = min(nodes_needed(demands, speed, rule, rule.use), profitable_nodes(demands, speed, rule))
             enough = min(
-                nodes_needed(demands, speed, rule, rule.idle), nodes_worth(demands, speed, rule, KEPT_FOR)
+                nodes_needed(demands, speed, rule, rule.idle),
+                profitable_nodes(demands, speed, rule, KEPT_FOR),
             )
         self._few_since = _since(self._few_since, needed > have, now)
         self._many_since = _since(self._many_since, enough < have, now)

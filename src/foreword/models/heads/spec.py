@@ -34,7 +34,7 @@ class Join(Enum):
 class HeadSpec:
     """A head on the target's hidden states; most are small decoders.
 
-    Row t reads token t and the features of position t - 1, and predicts the token after t.
+    A row is computed from token t and the features of position t - 1 (DFlash: t), and predicts the token after t.
     """
 
     kind: str  # method
@@ -59,7 +59,9 @@ class HeadSpec:
     mask_token_id: int | None = None  # placeholder token of heads that draft several positions at once
     block_size: int = 0  # DFlash: rows per block, the newest token's and masks
     is_causal: bool = False  # DFlash: rows of a block see only earlier ones
-    anchor_drafts: bool = False  # DFlash: a row predicts the next token; False: its own mask's
+    anchor_drafts: bool = (
+        False  # DFlash: a row predicts the token after it; False: the token in its mask's place
+    )
     num_heads: int = 0  # Medusa: number of heads
     blocks_per_head: int = 0  # Medusa: residual blocks per head
 
@@ -70,8 +72,8 @@ class HeadSpec:
     @property
     def is_plain(self) -> bool:
         """Return whether its layers are llama-style."""
-        turned_alike = self.rope.rotary_dim is None and self.rope.magnitude == 1
-        return turned_alike and all(
+        is_usual_rope = self.rope.rotary_dim is None and self.rope.magnitude == 1
+        return is_usual_rope and all(
             layer.mlp.experts is None and layer.attention.latent is None and not layer.attention.gated
             for layer in self.layers
         )
