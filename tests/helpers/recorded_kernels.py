@@ -43,7 +43,7 @@ def main(arch: int) -> None:
     first = next(iter(missing))
     driver.set_active(TargetOnly(GPUTarget("cuda", arch, 32)))
     try:
-        first.of.find(first.data)
+        first.function.find(first.data)
         raise AssertionError("nothing is compiled yet")
     except NotCompiledError:
         pass

@@ -118,6 +118,18 @@ def test_a_missing_size_is_named_as_the_file_would(
             opened(monkeypatch, files[case], lambda file, key=f"{name}.ssm.{size}": file.metadata.pop(key))
 
 
+def test_more_layers_than_tensors_are_refused_before_lists_are_made(
+    monkeypatch: pytest.MonkeyPatch, files: dict[str, Path]
+):
+    for case, name in NAMES.items():
+        with pytest.raises(CheckpointError, match="layers have no tensors|belongs to no supported model"):
+            opened(
+                monkeypatch,
+                files[case],
+                lambda file, key=f"{name}.block_count": file.metadata.update({key: 2**31 - 1}),
+            )
+
+
 def test_rates_that_would_grow_a_state_are_refused(monkeypatch: pytest.MonkeyPatch, files: dict[str, Path]):
     def change(file: GgufFile) -> None:
         kept = file.rows

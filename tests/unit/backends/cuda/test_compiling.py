@@ -55,7 +55,7 @@ class World:
                 world.clock.pass_by(1.0)
                 world.loads.append(self.name)
 
-        monkeypatch.setattr(Variant, "of", property(lambda variant: Kernel(variant.kernel)))
+        monkeypatch.setattr(Variant, "function", property(lambda variant: Kernel(variant.kernel)))
 
     def named(self, names: str) -> list[Any]:
         return [self.variant(name) for name in names]

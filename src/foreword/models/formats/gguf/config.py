@@ -135,7 +135,9 @@ def _settings(file: GgufFile, fields: ConfigFields, family: Architecture, names:
     values = {key: _common_value(fields.get(stored)) for key, stored in _KEYS.items()}
     values |= {key: value for key, value in names.settings.items() if values.get(key) is None}
     values["rope_scaling"] = _rope_scaling(file, fields)
-    values["num_hidden_layers"] = module_layers(fields).start
+    values["num_hidden_layers"] = layers = module_layers(fields).start
+    if layers > len(file.tensors):  # refused before lists of this length are made
+        raise CheckpointError(f"{file.path}: its {layers} layers have no tensors; get the file again")
     values["vocab_size"] = embedding.shape[0]
     values["tie_word_embeddings"] = "output.weight" not in file.tensors
     values["sliding_window"] = values["sliding_window"] or None
@@ -144,7 +146,7 @@ def _settings(file: GgufFile, fields: ConfigFields, family: Architecture, names:
     ):  # Granite's switch, as in llama.cpp
         values["position_embedding_type"] = "rope" if fields.flag("rope.scaling.finetuned", True) else "nope"
     if family.recurrent is not None:
-        values |= recurrent_values(file, fields, family, values["num_hidden_layers"])
+        values |= recurrent_values(file, fields, family, layers)
     if values.get(family.mlp_size) is None:  # of Granite 4 without experts
         values[family.mlp_size] = values["intermediate_size"]
     if values["num_key_value_heads"] is None:
