@@ -122,7 +122,7 @@ def test_more_layers_than_tensors_are_refused_before_lists_are_made(
     monkeypatch: pytest.MonkeyPatch, files: dict[str, Path]
 ):
     for case, name in NAMES.items():
-        with pytest.raises(CheckpointError, match="layers have no tensors|belongs to no supported model"):
+        with pytest.raises(CheckpointError, match=r"layers have no tensors|belongs to no supported model"):
             opened(
                 monkeypatch,
                 files[case],
