@@ -5,16 +5,19 @@ import json
 import math
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from importlib.util import find_spec
+from multiprocessing import get_context
 from pathlib import Path
-from queue import SimpleQueue
+from tempfile import TemporaryFile
 from time import monotonic
+from traceback import print_exc
 
 from catalogue import Mutant
 from every import EVERY_MUTANT
@@ -24,6 +27,10 @@ from rich.table import Table
 
 ROOT = Path(__file__).resolve().parents[2]
 NOT_TRIED = "not tried: no time was left"
+
+FORKS = get_context("fork")
+COPIES = FORKS.SimpleQueue()
+"""Paths of copies of the source that no worker uses now."""
 
 
 @dataclass(frozen=True)
@@ -36,29 +43,79 @@ class Outcome:
     detail: str  # why not, or which test caught it
 
 
-def _environment(source: Path) -> dict[str, str]:
-    """Ours, with the copy in front of everything else that is imported from."""
-    path = os.pathsep.join([str(source), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return os.environ | {"PYTHONPATH": path}
+PRELOADED = (
+    *("torch", "numpy", "tokenizers", "llguidance", "gguf", "huggingface_hub", "httpx2", "safetensors.torch"),
+    *("fastapi", "uvicorn", "msgspec", "prometheus_client", "typer", "rich.progress", "hypothesis", "pytest"),
+)
+"""Packages of others that most tests import: a worker imports them once, its forks start with them."""
 
 
-def run_tests(source: Path, tests: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Pytest on the named tests, importing the package from `source`; stops at the first failure."""
-    environment = _environment(source) | {"PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", *tests]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+def preload() -> None:
+    """Import what all forks share; nothing of the package under test, which every mutant imports anew."""
+    for name in PRELOADED:
+        with suppress(ImportError):
+            import_module(name)
+
+
+def run_tests(source: Path, tests: Sequence[str]) -> tuple[int, str]:
+    """Run pytest in a fork that imports the package from `source`; return its exit code and output."""
+    arguments = ["-x", "-q", "--no-header", "-p", "no:cacheprovider", *tests]
+
+    def run() -> int:
+        import pytest
+
+        return int(pytest.main(arguments))
+
+    return run_forked(source, run)
 
 
 def imported_from(source: Path) -> bool:
-    """Whether the package under test really is the copy, not an installed one."""
-    environment = _environment(source)
-    command = [sys.executable, "-c", "import foreword.acceptance; print(foreword.acceptance.__file__)"]
-    found = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
-    return Path(found.stdout.strip()).is_relative_to(source)
+    """Return whether a fork really imports the copy, not an installed package."""
+
+    def show() -> int:
+        print(import_module("foreword.acceptance").__file__)
+        return 0
+
+    return run_forked(source, show)[1].startswith(str(source))
+
+
+def run_forked(source: Path, work: Callable[[], int]) -> tuple[int, str]:
+    """Call `work` in a fork of this process; return its exit code and what it printed."""
+    with TemporaryFile() as output:
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                os.dup2(output.fileno(), sys.stdout.fileno())
+                os.dup2(output.fileno(), sys.stderr.fileno())
+                import_from(source)
+                code = work()
+            except BaseException:
+                print_exc()
+            finally:
+                sys.stdout.flush()
+                os._exit(code)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        output.seek(0)
+        return code, output.read().decode(errors="replace")
+
+
+def import_from(source: Path) -> None:
+    """Import the package from `source` in this process and its children, in spite of an editable install."""
+    sys.meta_path[:] = [
+        finder for finder in sys.meta_path if not type(finder).__module__.startswith("_editable_")
+    ]
+    for name in [name for name in sys.modules if name.partition(".")[0] == "foreword"]:
+        del sys.modules[name]  # `find_spec` imported the packages around the extension
+    sys.path.insert(0, str(source))
+    earlier = filter(None, [os.environ.get("PYTHONPATH")])
+    os.environ |= {"PYTHONPATH": os.pathsep.join([str(source), *earlier]), "PYTHONDONTWRITEBYTECODE": "1"}
+    sys.dont_write_bytecode = True
+    os.chdir(ROOT)
 
 
 def silence_editable_install(source: Path) -> None:
-    """An editable install leads imports to the original source, whatever the path says; let it find nothing."""
+    """Put an empty module in front of an editable install's, so that child processes import from `source`."""
     for name in [name for name in sys.modules if name.startswith("_editable_")]:
         (source / f"{name}.py").write_text("", encoding="utf-8")
 
@@ -79,13 +136,13 @@ def try_mutant(mutant: Mutant, source: Path) -> Outcome:
     except NoSuchNode as error:
         return Outcome(mutant.bug, mutant.what, False, f"{mutant.file}: {error}")
     try:
-        result = run_tests(source, mutant.tests)
+        code, output = run_tests(source, mutant.tests)
     finally:
         file.write_text(text, encoding="utf-8")
-    failed = [line for line in result.stdout.splitlines() if line.startswith("FAILED")]
-    if result.returncode == 1 and failed:
+    failed = [line for line in output.splitlines() if line.startswith("FAILED")]
+    if code == 1 and failed:
         return Outcome(mutant.bug, mutant.what, True, failed[0].split("::")[-1].split(" - ")[0])
-    if result.returncode != 0:
+    if code != 0:
         return Outcome(mutant.bug, mutant.what, False, "the named tests did not run")
     return Outcome(mutant.bug, mutant.what, False, "all tests passed")
 
@@ -118,30 +175,36 @@ class OutcomeFile:
                 file.write(json.dumps(asdict(outcome)) + "\n")
 
 
+def try_in_worker(mutant: Mutant, until: float) -> Outcome:
+    """Try a mutant in a copy of the source that no other worker uses; none begins after `until`."""
+    if monotonic() > until:
+        return Outcome(mutant.bug, mutant.what, False, NOT_TRIED)
+    source = COPIES.get()
+    try:
+        return try_mutant(mutant, source)
+    finally:
+        COPIES.put(source)
+
+
 def tried(
     mutants: Sequence[Mutant], copies: Sequence[Path], console: Console, known: OutcomeFile, until: float
 ) -> list[Outcome]:
-    """Every mutant, as many at once as there are copies of the source; none begins after `until`."""
-    free: SimpleQueue[Path] = SimpleQueue()
+    """Try every mutant that is not known to be caught, as many at once as there are copies of the source."""
     for copy in copies:
-        free.put(copy)
-
-    def run(mutant: Mutant) -> Outcome:
-        if (before := known.of(mutant)) is not None:
-            return before
-        if monotonic() > until:
-            return Outcome(mutant.bug, mutant.what, False, NOT_TRIED)
-        source = free.get()
-        try:
-            outcome = try_mutant(mutant, source)
-        finally:
-            free.put(source)
-        known.add(outcome)
-        console.print(f"[dim]bug {mutant.bug}: {outcome.detail}[/dim]")
-        return outcome
-
-    with ThreadPoolExecutor(len(copies)) as threads:
-        return list(threads.map(run, mutants))
+        COPIES.put(copy)
+    found = {mutant: known.of(mutant) for mutant in mutants}
+    with ProcessPoolExecutor(len(copies), FORKS, preload) as workers:
+        begun = {
+            workers.submit(try_in_worker, mutant, until): mutant
+            for mutant, outcome in found.items()
+            if outcome is None
+        }
+        for done in as_completed(begun):
+            found[begun[done]] = outcome = done.result()
+            if outcome.detail != NOT_TRIED:
+                known.add(outcome)
+            console.print(f"[dim]bug {outcome.bug}: {outcome.detail}[/dim]")
+    return [found[mutant] for mutant in mutants]
 
 
 def main() -> int:
@@ -173,7 +236,7 @@ def main() -> int:
             console.print("the tests would not import the copy of the source; is the package installed?")
             return 1
         named = sorted({test for mutant in chosen for test in mutant.tests})
-        if not arguments.trust_tests and run_tests(copies[0], named).returncode != 0:
+        if not arguments.trust_tests and run_tests(copies[0], named)[0] != 0:
             console.print("the named tests fail without any mutant")
             return 1
         outcomes = tried(chosen, copies, console, OutcomeFile(arguments.outcomes), until)
