@@ -38,7 +38,7 @@ WRITTEN |= {"qwen3_xml": WRITTEN["qwen3_coder"], "llama4_pythonic": WRITTEN["pyt
 
 
 def read(name: str, pieces: list[str], most: int | None = None) -> tuple[str, list[tuple[str, object]]]:
-    reader = BLOCK_FORMATS[name].reader(TOOLS, most=most)
+    reader = BLOCK_FORMATS[name].reader(TOOLS, max_calls=most)
     events = [event for piece in pieces for event in reader.feed(piece)] + reader.finish()
     said = "".join(event.text for event in events if isinstance(event, TextDelta))
     names = [event.name for event in events if isinstance(event, CallStart)]
@@ -55,7 +55,7 @@ def test_what_is_known_of_a_models_calls_is_read(name: str):
 
 @pytest.mark.parametrize("name", BLOCK_FORMATS)
 def test_calls_that_were_written_are_read_again(name: str):
-    written = BLOCK_FORMATS[name].written(CALLS)
+    written = BLOCK_FORMATS[name].format_calls(CALLS)
     text = written if name.endswith("pythonic") else f"I look. \n{written}\nDone"
     said = "" if name.endswith("pythonic") else "I look. \nDone"
     rng = random.Random(name)
@@ -71,7 +71,7 @@ def test_what_is_no_call_of_these_tools_is_text(name: str):
     form = BLOCK_FORMATS[name]
     for text in (
         "plain text, [1] and <tool",
-        form.written([("other", {"a": 1})]),
+        form.format_calls([("other", {"a": 1})]),
         f"{form.begin}nonsense{form.end} after",
         f"{form.begin}[weather(",
         WRITTEN[name][:-12] if form.end else WRITTEN[name][:-3],
@@ -90,10 +90,10 @@ def test_the_reason_of_the_end_and_calls_that_a_grammar_requires(name: str):
     assert writer.whole(WRITTEN[name])[0] is None
     assert writer.finish_reason("stop") == "tool_calls"
     required = ToolUse(BLOCK_FORMATS[name], [function], "required")
-    assert required.structured(None) == FORMATS["hermes"].forced(
+    assert required.structured(None) == FORMATS["hermes"].required_grammar(
         [("weather", function.argument_schema)], None
     )
-    written = FORMATS["hermes"].written([("weather", {"city": "Oslo"})])
+    written = FORMATS["hermes"].format_calls([("weather", {"city": "Oslo"})])
     assert ToolWriter(required).whole(written)[1][0].function.arguments == '{"city": "Oslo"}'
 
 

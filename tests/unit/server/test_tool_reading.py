@@ -53,7 +53,7 @@ def test_calls_are_read_as_they_were_written(name: str):
     form = FORMATS[name]
     several = [WEATHER, ADD] if form.begin or form.is_list else [WEATHER]
     for calls in ([WEATHER], several):
-        for pieces in cuts(form.written(calls)):
+        for pieces in cuts(form.format_calls(calls)):
             text, found = read(form, pieces)
             assert text.strip() == ""
             assert [(n, __import__("json").loads(a)) for n, a in found] == calls
@@ -117,7 +117,7 @@ def test_the_template_tells_the_format():
     assert format_of("... no tools ...").name == format_of(None).name == "smollm"
 
 
-WHOLE = FORMATS["hermes"].written([ADD])
+WHOLE = FORMATS["hermes"].format_calls([ADD])
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_a_call_that_a_stop_text_cut_is_not_why_an_answer_ended(text: str, reaso
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_what_is_cut_of_a_forced_call_is_no_text(name: str):
-    written = FORMATS[name].written([ADD])
+    written = FORMATS[name].format_calls([ADD])
     for length in range(1, len(written)):
         use = ToolUse(FORMATS[name], [ToolFunction(name="add")], "required")
         assert ToolWriter(use).feed(written[:length], is_end=True)[0] == ""
@@ -177,6 +177,6 @@ def test_a_mark_in_prose_after_a_call_swallows_nothing():
 
 def test_no_more_calls_are_told_than_were_asked_for():
     call = '<tool_call>{"name": "a", "arguments": {"n": 1}}</tool_call>'
-    reader = ToolReader(FORMATS["hermes"], {"a": {}}, most=1)
+    reader = ToolReader(FORMATS["hermes"], {"a": {}}, max_calls=1)
     events = [*reader.feed(2 * call), *reader.finish()]
     assert [event.index for event in events if not isinstance(event, TextDelta)] == [0, 0]

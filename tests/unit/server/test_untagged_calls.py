@@ -175,7 +175,7 @@ def test_a_name_without_tags_and_its_arguments_come_when_the_call_is_whole():
 
 
 def test_the_answer_ends_with_tool_calls_and_says_no_more_of_them_than_wanted():
-    use = ToolUse(FORMATS["hermes"], [ToolFunction(name="add", parameters=ADD)], most=1)
+    use = ToolUse(FORMATS["hermes"], [ToolFunction(name="add", parameters=ADD)], max_calls=1)
     writer = ToolWriter(use)
     content, calls = writer.whole(f"I add.\n```json\n{CALL}\n{CALL}\n```")
     assert content == "I add."

@@ -17,7 +17,7 @@ from foreword.server.api.message_types import NAMED, Message, Tool, ToolFunction
 from foreword.server.api.reasoning import Reasoning, ReasoningReader, check_budget, reasoning_format
 from foreword.server.api.request_types import ChatRequest, ResponsesRequest, ToolFields
 from foreword.server.api.tool_blocks import FORMATS, CallFormat, format_of
-from foreword.server.api.tool_reading import AUTO, ArgumentsDelta, CallStart, Event, TextDelta, ToolReading
+from foreword.server.api.tool_reading import AUTO, ArgumentsDelta, CallReader, CallStart, Event, TextDelta
 from foreword.server.context import ServerContext
 from foreword.server.middleware import ApiCaller
 from foreword.structured.params import StructuredOutputs
@@ -31,20 +31,22 @@ To call one or more, answer with nothing but this, and do so only if it helps:
 
 @dataclass(frozen=True)
 class ToolUse:
-    """The tools that an answer may call, and the constraints."""
+    """The tools that an answer may call, and what constrains its calls."""
 
-    form: CallFormat
+    call_format: CallFormat
     functions: Sequence[ToolFunction]
-    choice: str = "auto"  # or "required"; a named tool is required and the only one
-    is_named: bool = False
-    most: int | None = None  # maximum number of calls
+    choice: str = "auto"  # or "required"
+    is_named: bool = False  # the request names the tool to call: the only one in `functions`, and required
+    max_calls: int | None = None  # maximum number of calls
 
-    def reader(self) -> ToolReading:
+    def reader(self) -> CallReader:
         schemas = {function.name: function.argument_schema for function in self.functions}
-        return self.form.reader(schemas, only_calls=self.choice == "required", most=self.most)
+        return self.call_format.reader(
+            schemas, only_calls=self.choice == "required", max_calls=self.max_calls
+        )
 
     def structured(self, other: StructuredOutputs | None) -> StructuredOutputs | None:
-        """Return the grammar of the answer; `other` is the request's own format."""
+        """Return the grammar of the answer; `other` is the request's own response format."""
         schemas = [(function.name, function.argument_schema) for function in self.functions]
         if self.choice == "required":
             if other is not None:
@@ -52,47 +54,48 @@ class ToolUse:
                     "tool_choice and a response format exclude each other; leave one of them out",
                     "tool_choice",
                 )
-            return self.form.forced(schemas, self.most)
+            return self.call_format.required_grammar(schemas, self.max_calls)
         if other is None and all(function.strict for function in self.functions):
-            return self.form.allowed(schemas)
+            return self.call_format.optional_grammar(schemas)
         return other
 
-    def shown(self) -> list[dict[str, Any]]:
+    def for_template(self) -> list[dict[str, Any]]:
         """Return the tools for a chat template."""
         return [{"type": "function", "function": function.for_template()} for function in self.functions]
 
 
 def tool_use(
-    tools: Sequence[Tool] | None, choice: str | None, parallel: bool | None, form: CallFormat
+    tools: Sequence[Tool] | None, choice: str | None, parallel: bool | None, call_format: CallFormat
 ) -> ToolUse | None:
-    """Return the tools in use; None if none may be called."""
+    """Return the tools that the answer may call; None if there are none. Raise `RequestError` for invalid ones."""
     functions = [tool.function for tool in tools or ()]
-    if choice in ("required",) and not functions:
+    if choice == "required" and not functions:
         raise RequestError("tool_choice: there are no tools; give some", "tool_choice")
     name = choice.removeprefix(NAMED) if choice is not None and choice.startswith(NAMED) else None
     if name is not None:
         functions = [function for function in functions if function.name == name]
         if not functions:
             raise RequestError(f"tool_choice: there is no tool {name[:64]!r}", "tool_choice")
-        return ToolUse(form, functions, "required", is_named=True, most=1)
+        return ToolUse(call_format, functions, "required", is_named=True, max_calls=1)
     if not functions or choice == "none":
         return None
     if len({function.name for function in functions}) < len(functions):
         raise RequestError("tools: two of them have the same name", "tools")
-    return ToolUse(form, functions, choice or "auto", most=1 if parallel is False else None)
+    return ToolUse(call_format, functions, choice or "auto", max_calls=1 if parallel is False else None)
 
 
 def chosen_format(parser: str, tokenizer: Tokenizer) -> CallFormat:
+    """Return the format named `parser`, or for `auto` the one of the model's chat template."""
     return format_of(tokenizer.chat_template) if parser == AUTO else FORMATS[parser]
 
 
 def shown_messages(
-    messages: Sequence[Message], use: ToolUse | None, form: CallFormat, takes_tools: bool
+    messages: Sequence[Message], use: ToolUse | None, call_format: CallFormat, takes_tools: bool
 ) -> list[dict[str, Any]]:
-    """Return the conversation for a chat template; without tool support, tools are described in text."""
+    """Return the messages for a chat template; for one without tool support, tools are described in a message."""
     if takes_tools:
         return [message.for_template() for message in messages]
-    shown = [_as_plain_message(message, form) for message in messages]
+    shown = [_as_plain_message(message, call_format) for message in messages]
     if use is None:
         return shown
     if shown and shown[0]["role"] == "system":
@@ -101,19 +104,19 @@ def shown_messages(
     return [{"role": "system", "content": _introduction(use)}, *shown]
 
 
-def _as_plain_message(message: Message, form: CallFormat) -> dict[str, Any]:
+def _as_plain_message(message: Message, call_format: CallFormat) -> dict[str, Any]:
     shown = message.for_template()
     if message.role == "tool":
         return {"role": "user", "content": f"<tool_response>\n{message.text}\n</tool_response>"}
     if message.tool_calls:
         text = f"{message.text}\n" if message.text else ""
-        return {"role": "assistant", "content": text + form.written(message.calls)}
+        return {"role": "assistant", "content": text + call_format.format_calls(message.calls)}
     return shown
 
 
 def _introduction(use: ToolUse) -> str:
     tools = "\n".join(json.dumps(function.for_template()) for function in use.functions)
-    example = use.form.written([("name of the tool", {"name of an argument": "its value"})])
+    example = use.call_format.format_calls([("name of the tool", {"name of an argument": "its value"})])
     return _INTRODUCTION.format(tools=tools, example=example)
 
 
@@ -125,14 +128,14 @@ class ToolWriter:
         self._reader = use.reader()
 
     def feed(self, text: str, is_end: bool) -> tuple[str, list[ToolCall]]:
-        """Return the new text, and the new part of each call."""
+        """Parse new text of the answer; return its text outside of calls, and the new part of each call."""
         events = self._reader.feed(text)
         if is_end:
             events += self._reader.finish()
         return _text_of(events), _parts(events)
 
     def whole(self, text: str) -> tuple[str | None, list[ToolCall]]:
-        """Return the whole answer: text (None if only calls) and calls."""
+        """Parse a whole answer; return its text (None if it has only calls) and its calls."""
         events = [*self._reader.feed(text), *self._reader.finish()]
         calls = _parts(events)
         for call in calls:
@@ -141,8 +144,7 @@ class ToolWriter:
         return _text_of(events).strip() or None if has_calls else _text_of(events), calls
 
     def finish_reason(self, reason: str | None) -> str | None:
-        """Return "tool_calls" if the model chose to call or had to; not for a named tool or a call cut by a
-        stop string."""
+        """Return "tool_calls" if the answer ended after calls; the engine's reason for a named tool or a cut call."""
         reader = self._reader
         ended = reason == "stop" and reader.count > 0 and not reader.is_cut and not self._use.is_named
         return "tool_calls" if ended else reason
@@ -160,8 +162,8 @@ def _parts(events: list[Event]) -> list[ToolCall]:
             parts[event.index] = ToolCall(called, new_id("call"), "function", event.index)
         elif isinstance(event, ArgumentsDelta):
             part = parts.setdefault(event.index, ToolCall(CalledTool(), index=event.index))
-            before = part.function.arguments
-            part.function.arguments = (before if isinstance(before, str) else "") + event.text
+            earlier = part.function.arguments
+            part.function.arguments = (earlier if isinstance(earlier, str) else "") + event.text
     return list(parts.values())
 
 
@@ -170,7 +172,7 @@ class Conversation:
     """Token ids of a conversation, with its tools and reasoning format."""
 
     ids: list[int]
-    use: ToolUse | None = None
+    use: ToolUse | None = None  # None: the answer may call no tool
     reasoning: Reasoning | None = None
 
     @staticmethod
@@ -180,23 +182,23 @@ class Conversation:
         messages: Sequence[Message],
         **options: Any,  # noqa: ANN401 - of `Tokenizer.encode_chat`
     ) -> "Conversation":
-        """Apply the model's template to messages and tools."""
+        """Apply the model's template to messages and tools, and tokenize the result."""
         tokenizer, settings = context.prompts.tokenizer, context.settings
-        form = chosen_format(settings.tool_call_parser, tokenizer)
-        use = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls, form)
-        thinks = reasoning_format(settings.reasoning_parser, tokenizer)
-        check_budget(body.thinking_token_budget, thinks)
+        call_format = chosen_format(settings.tool_call_parser, tokenizer)
+        use = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls, call_format)
+        tags = reasoning_format(settings.reasoning_parser, tokenizer)
+        check_budget(body.thinking_token_budget, tags)
         ids = await context.prompts.chat(
-            shown_messages(messages, use, form, tokenizer.takes_tools),
-            use.shown() if use is not None and tokenizer.takes_tools else None,
+            shown_messages(messages, use, call_format, tokenizer.takes_tools),
+            use.for_template() if use is not None and tokenizer.takes_tools else None,
             **options,
         )
-        return Conversation(ids, use, Reasoning.after(ids, thinks, tokenizer))
+        return Conversation(ids, use, Reasoning.after(ids, tags, tokenizer))
 
     async def request(
         self, context: ServerContext, body: ChatRequest | ResponsesRequest, caller: ApiCaller, name: str
     ) -> NewRequest:
-        """Return the engine's request, with the grammar that the tools require and the reasoning before it."""
+        """Return the engine's request, with the tools' grammar and the parameters of the reasoning before it."""
 
         def constrain(params: SamplingParams) -> SamplingParams:
             structured = params.structured if self.use is None else self.use.structured(params.structured)
@@ -223,21 +225,28 @@ class AnswerReader:
     """Parses one answer, incrementally or as a whole."""
 
     def __init__(self, conversation: Conversation) -> None:
-        self._thinks = None if conversation.reasoning is None else ReasoningReader(conversation.reasoning)
-        self._calls = None if conversation.use is None else ToolWriter(conversation.use)
+        reasoning, use = conversation.reasoning, conversation.use
+        self._reasoning_reader = None if reasoning is None else ReasoningReader(reasoning)
+        self._tool_writer = None if use is None else ToolWriter(use)
 
     def feed(self, text: str, is_end: bool) -> AnswerPart:
+        """Parse new text of the answer."""
         reasoning, text = self._split_reasoning(text, is_end)
-        if self._calls is None:
+        if self._tool_writer is None:
             return AnswerPart(text, [], reasoning)
-        return AnswerPart(*self._calls.feed(text, is_end), reasoning)
+        return AnswerPart(*self._tool_writer.feed(text, is_end), reasoning)
 
     def whole(self, text: str) -> AnswerPart:
+        """Parse a whole answer."""
         reasoning, text = self._split_reasoning(text, is_end=True)
-        return AnswerPart(*((text, []) if self._calls is None else self._calls.whole(text)), reasoning)
+        if self._tool_writer is None:
+            return AnswerPart(text, [], reasoning)
+        return AnswerPart(*self._tool_writer.whole(text), reasoning)
 
     def finish_reason(self, reason: str | None) -> str | None:
-        return reason if self._calls is None else self._calls.finish_reason(reason)
+        """Return the finish reason for the client, given the engine's."""
+        return reason if self._tool_writer is None else self._tool_writer.finish_reason(reason)
 
     def _split_reasoning(self, text: str, is_end: bool) -> tuple[str, str]:
-        return ("", text) if self._thinks is None else self._thinks.feed(text, is_end)
+        """Return the new reasoning, and the new text after it."""
+        return ("", text) if self._reasoning_reader is None else self._reasoning_reader.feed(text, is_end)

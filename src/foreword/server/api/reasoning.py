@@ -10,10 +10,10 @@ from foreword.server.api.tool_reading import AUTO, overlap
 from foreword.structured.params import StructuredOutputs, Thinking
 
 _CONTROL = re.compile(r"<\|\w+\|>")
-"""The name of a control token."""
+"""A control token by its name, such as <|end|>."""
 
 _TAIL = 32
-"""Trailing prompt tokens that show whether the prompt opened the reasoning."""
+"""Tokens at the end of a prompt that show whether the prompt opened or closed the reasoning."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class ReasoningFormat:
     is_open: bool = False  # answers always start with reasoning, whatever the prompt contains
     instead: str = ""  # the tag at the start of an answer without reasoning
 
-    def shown(self) -> "ReasoningFormat":
-        """Return the tags as they are in a text, which has no names of control tokens."""
+    def without_control_tokens(self) -> "ReasoningFormat":
+        """Return the tags as they are in decoded text, which omits control tokens."""
         begin, end, instead = (_CONTROL.sub("", tag) for tag in (self.begin, self.end, self.instead))
         return replace(self, begin=begin, end=end, instead=instead)
 
@@ -58,7 +58,7 @@ FORMATS = {
 
 
 def reasoning_format(parser: str, tokenizer: Tokenizer) -> ReasoningFormat | None:
-    """Return a parser's format; for `auto`, the one whose tags the chat template has. None: no separation."""
+    """Return a parser's format; for `auto`, the one whose tags the chat template has. None: reasoning stays text."""
     if parser != AUTO:
         return FORMATS.get(parser)
     template = tokenizer.chat_template or ""
@@ -71,28 +71,29 @@ def reasoning_format(parser: str, tokenizer: Tokenizer) -> ReasoningFormat | Non
 class Reasoning:
     """Reasoning format of one request's answers."""
 
-    form: ReasoningFormat
+    tags: ReasoningFormat
     is_open: bool  # the answer starts inside the reasoning
 
     @staticmethod
-    def after(ids: Sequence[int], form: ReasoningFormat | None, tokenizer: Tokenizer) -> "Reasoning | None":
-        """Return the reasoning after a prompt; None without a format or if the prompt closed it."""
-        if form is None:
+    def after(ids: Sequence[int], tags: ReasoningFormat | None, tokenizer: Tokenizer) -> "Reasoning | None":
+        """Return the reasoning of answers to a prompt; None if `tags` is None or the prompt closed the reasoning."""
+        if tags is None:
             return None
         tail = tokenizer.decode(ids[-_TAIL:], skip_special_tokens=False).rstrip()
-        if tail.endswith(form.end):
+        if tail.endswith(tags.end):
             return None
-        return Reasoning(form, form.is_open or tail.endswith(form.begin))
+        return Reasoning(tags, tags.is_open or tail.endswith(tags.begin))
 
-    def limit(self, budget: int | None, form: StructuredOutputs | None) -> Thinking | None:
-        """Return the engine's reasoning parameters; None: not needed."""
-        if budget is None and form is None:
+    def limit(self, budget: int | None, structured: StructuredOutputs | None) -> Thinking | None:
+        """Return the engine's parameters for a token budget or a grammar after the reasoning; None without both."""
+        if budget is None and structured is None:
             return None
-        return Thinking(self.form.end, self.form.begin, budget, self.is_open)
+        return Thinking(self.tags.end, self.tags.begin, budget, self.is_open)
 
 
-def check_budget(budget: int | None, form: ReasoningFormat | None) -> None:
-    if budget is not None and form is None:
+def check_budget(budget: int | None, tags: ReasoningFormat | None) -> None:
+    """Raise `RequestError` for a token budget of reasoning without a reasoning format."""
+    if budget is not None and tags is None:
         raise RequestError(
             "thinking_token_budget: this server was started without --reasoning-parser, which names the model's "
             "tags; leave it out",
@@ -101,41 +102,47 @@ def check_budget(budget: int | None, form: ReasoningFormat | None) -> None:
 
 
 class ReasoningReader:
-    """Incremental parser; text that may become a tag, and space before one, is held back."""
+    """Incremental parser that separates reasoning from text; it holds back what may become a tag, and space before it.
+
+    It is a state machine: `_read` takes the held-back text in the current state.
+    """
 
     def __init__(self, reasoning: Reasoning) -> None:
-        self._form = reasoning.form.shown()
+        self._format = reasoning.tags.without_control_tokens()
         self._is_open = reasoning.is_open
         self._held = ""
-        self._has_thought = False
+        self._has_thought = False  # reasoning was returned
         self._read = self._start
 
     def feed(self, text: str, is_end: bool) -> tuple[str, str]:
+        """Read new text of the answer; return the new reasoning and the new text after it."""
         self._held += text
         return self._read(is_end)
 
     def _start(self, is_end: bool) -> tuple[str, str]:
         written = self._held.lstrip()
-        if written.startswith(self._form.begin):
-            self._held = written.removeprefix(self._form.begin)
+        if written.startswith(self._format.begin):
+            self._held = written.removeprefix(self._format.begin)
             self._read = self._thinking
-        elif not is_end and any(tag.startswith(written) for tag in (self._form.begin, self._form.instead)):
+        elif not is_end and any(
+            tag.startswith(written) for tag in (self._format.begin, self._format.instead)
+        ):
             return "", ""
         else:
-            self._held = self._held.removeprefix(self._form.instead)
+            self._held = self._held.removeprefix(self._format.instead)
             self._read = self._thinking if self._is_open else self._text
         return self._read(is_end)
 
     def _thinking(self, is_end: bool) -> tuple[str, str]:
-        """Return reasoning text; space next to the tags belongs to them."""
+        """Return new reasoning, without the space next to its tags."""
         if not self._has_thought:
             self._held = self._held.lstrip()
-        inside, found, after = self._held.partition(self._form.end)
+        inside, found, after = self._held.partition(self._format.end)
         if found:
             self._held, self._read = after, self._after
             return inside.rstrip(), self._read(is_end)[1]
-        kept = 0 if is_end else overlap(inside, self._form.end)
-        text = inside[: len(inside) - kept].rstrip()
+        partial_tag = 0 if is_end else overlap(inside, self._format.end)
+        text = inside[: len(inside) - partial_tag].rstrip()
         self._held = "" if is_end else inside[len(text) :]
         self._has_thought |= bool(text)
         return text, ""

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from foreword.server.api.untagged_calls import CallObject, Found, UntaggedReader
+from foreword.server.api.untagged_calls import CallObject, TextOrCall, UntaggedReader
 from foreword.structured.params import StructuredOutputs
 
 AUTO = "auto"
@@ -13,53 +13,53 @@ AUTO = "auto"
 
 @dataclass(frozen=True)
 class ToolFormat:
-    """Calls are JSON objects with name and arguments, with or without marks, single or in a list."""
+    """A format of tool calls: JSON objects with name and arguments, between tags or not, single or in a list."""
 
     name: str
-    begin: str = ""  # before the calls; empty: an answer with calls consists only of calls
-    end: str = ""  # after the calls
-    inner: str = ""  # between a mark and its contents
-    arguments: str = "arguments"  # key of the arguments
-    is_list: bool = False  # all calls in one list; False: each call between its own marks
+    begin: str = ""  # tag before the calls; empty: an answer with calls consists only of calls
+    end: str = ""  # tag after the calls
+    inner: str = ""  # space between a tag and the JSON
+    arguments: str = "arguments"  # the JSON key of the arguments
+    is_list: bool = False  # all calls in one list; False: each call between its own tags
     hidden: str = ""  # control token that may precede the calls; not part of the text
 
-    def written(self, calls: Sequence[tuple[str, Any]]) -> str:
+    def format_calls(self, calls: Sequence[tuple[str, Any]]) -> str:
         """Return calls (name, arguments) as the model would write them."""
         entries = [json.dumps({"name": name, self.arguments: given}) for name, given in calls]
         if self.is_list:
             return f"{self.begin}{self.inner}[{', '.join(entries)}]{self.inner}{self.end}"
         return "\n".join(f"{self.begin}{self.inner}{entry}{self.inner}{self.end}" for entry in entries)
 
-    def forced(self, tools: Sequence[tuple[str, Any]], most: int | None) -> StructuredOutputs:
-        """Return a grammar for at least one call of these tools (name, argument schema), and at most `most`."""
+    def required_grammar(self, tools: Sequence[tuple[str, Any]], max_calls: int | None) -> StructuredOutputs:
+        """Return a grammar for at least one call of these tools (name, argument schema), and at most `max_calls`."""
         call = {"anyOf": [self._call_schema(name, schema) for name, schema in tools]}
         listed = {
             "type": "array",
             "items": call,
             "minItems": 1,
-            **({} if most is None else {"maxItems": most}),
+            **({} if max_calls is None else {"maxItems": max_calls}),
         }
-        body = f"%json {json.dumps(_laid_out(listed if self.is_list else call))}"
-        parts = _text(self.begin + self.inner), body, _text(self.inner + self.end)
+        body = f"%json {json.dumps(_with_layout(listed if self.is_list else call))}"
+        parts = _grammar_literal(self.begin + self.inner), body, _grammar_literal(self.inner + self.end)
         marked = " ".join(part for part in parts if part)
-        if self.is_list or not self.begin or most == 1:
+        if self.is_list or not self.begin or max_calls == 1:
             return StructuredOutputs(grammar=f"start: {marked}")
         return StructuredOutputs(grammar=f'start: call ("\\n" call)*\ncall: {marked}')
 
-    def allowed(self, tools: Sequence[tuple[str, Any]]) -> StructuredOutputs | None:
+    def optional_grammar(self, tools: Sequence[tuple[str, Any]]) -> StructuredOutputs | None:
         """Return a grammar for text in which calls are valid calls of these tools; None: not possible."""
         if not self.begin:
             return None
         call: dict[str, Any] = {"anyOf": [self._call_schema(name, schema) for name, schema in tools]}
         schema = {"type": "array", "items": call, "minItems": 1} if self.is_list else call
-        tag = {"begin": self.begin + self.inner, "schema": _laid_out(schema), "end": self.inner + self.end}
+        tag = {"begin": self.begin + self.inner, "schema": _with_layout(schema), "end": self.inner + self.end}
         return StructuredOutputs(structural_tag={"structures": [tag], "triggers": [self.begin]})
 
     def reader(
-        self, tools: Mapping[str, Mapping[str, Any]], only_calls: bool = False, most: int | None = None
-    ) -> "ToolReading":
+        self, tools: Mapping[str, Mapping[str, Any]], only_calls: bool = False, max_calls: int | None = None
+    ) -> "CallReader":
         """Return a parser of an answer with these tools (argument schemas by name); see `ToolReader`."""
-        return ToolReader(self, tools, only_calls, most)
+        return ToolReader(self, tools, only_calls, max_calls)
 
     def _call_schema(self, name: str, schema: Any) -> dict[str, Any]:  # noqa: ANN401 - any JSON schema
         return {
@@ -71,11 +71,11 @@ class ToolFormat:
         }
 
 
-def _text(mark: str) -> str:
-    return json.dumps(mark, ensure_ascii=False) if mark else ""
+def _grammar_literal(tag: str) -> str:
+    return json.dumps(tag, ensure_ascii=False) if tag else ""
 
 
-def _laid_out(schema: dict[str, Any]) -> dict[str, Any]:
+def _with_layout(schema: dict[str, Any]) -> dict[str, Any]:
     """Add the JSON layout that the models were trained on."""
     options = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
     return {**schema, "x-guidance": options}
@@ -97,12 +97,12 @@ FORMATS = {
         ToolFormat("xlam", is_list=True),
     )
 }
-"""Formats by vLLM's parser names; `tool_blocks` adds formats that are not JSON objects."""
+"""JSON formats by vLLM's parser names; `tool_blocks.FORMATS` has all formats."""
 
 
 @dataclass(frozen=True)
 class TextDelta:
-    """Text outside of calls."""
+    """New text outside of calls."""
 
     text: str
 
@@ -126,8 +126,8 @@ class ArgumentsDelta:
 Event = TextDelta | CallStart | ArgumentsDelta
 
 
-def joined(events: list[Event]) -> list[Event]:
-    """Merge neighbouring texts, and neighbouring arguments of one call."""
+def merge_events(events: list[Event]) -> list[Event]:
+    """Return the events with neighbouring texts merged, and neighbouring arguments of one call."""
     merged: list[Event] = []
     for event in events:
         last = merged[-1] if merged else None
@@ -144,10 +144,10 @@ def joined(events: list[Event]) -> list[Event]:
     return merged
 
 
-class ToolReading(Protocol):
-    """Incremental parser of text and calls in one answer."""
+class CallReader(Protocol):
+    """Interface of the incremental parsers of text and calls in one answer."""
 
-    count: int  # number of calls
+    count: int  # number of calls so far
 
     @property
     def is_cut(self) -> bool:
@@ -159,99 +159,103 @@ class ToolReading(Protocol):
         ...
 
     def finish(self) -> list[Event]:
-        """Return held-back events at the end."""
+        """Return the events for held-back text, at the end of the answer."""
         ...
 
 
-_BETWEEN = " \n\t\r,;[]"
-"""Characters allowed between calls without marks."""
+_SEPARATORS = " \n\t\r,;[]"
+"""Characters that may be between calls without tags."""
 
 
 class ToolReader:
-    """Incremental parser; text that may become a mark or a call is held back."""
+    """Incremental parser of a `ToolFormat`; it holds back text that may become a tag or a call."""
 
     def __init__(
         self,
-        form: ToolFormat,
+        call_format: ToolFormat,
         tools: Mapping[str, Mapping[str, Any]],
         only_calls: bool = False,
-        most: int | None = None,
+        max_calls: int | None = None,
     ) -> None:
-        """`tools` are argument schemas by name; at most `most` calls are reported, None: all.
+        """`tools`: argument schemas by tool name. `max_calls`: the maximum number of returned calls; None: all.
 
-        `only_calls`: the grammar allows nothing else, so that the rest of a cut call is not text.
+        `only_calls`: a grammar allows only calls, so that the rest of a cut call is not text.
         """
-        self._most = most
-        self._form = form
+        self._max_calls = max_calls
+        self._format = call_format
         self._only_calls = only_calls
         self._tools = tools
-        self._held = ""  # text that may become a mark, or everything since a mark
-        self._call: CallObject | None = None  # currently parsed
-        self._is_reported = False  # whether that call is reported
-        self._arguments: list[str] = []  # unreported arguments of that call
-        self._inside = False  # between marks
-        self._has_text = False  # non-space text has occurred
-        self._has_text_since_call = False  # non-space text has occurred since the last call
+        self._held = ""  # text that may become a tag, or everything since the opening tag
+        self._call: CallObject | None = None  # the call that is being parsed
+        self._is_reported = False  # that call has a `CallStart`
+        self._arguments: list[str] = []  # arguments of that call that are not reported yet
+        self._is_inside = False  # after an opening tag
+        self._has_text = False  # the answer has text besides space
+        self._has_text_since_call = False  # it has such text after the last call
         self._untagged = UntaggedReader(tools)
-        self.count = 0  # number of calls
+        self.count = 0
 
     @property
     def is_cut(self) -> bool:
         return self._call is not None
 
     def feed(self, text: str) -> list[Event]:
+        """Return the events for new text."""
         events: list[Event] = []
         for character in text:
             self._held += character
             self._step(character, events)
-        return self._wanted(events)
+        return self._within_limit(events)
 
     def finish(self) -> list[Event]:
         """End the answer: held-back text is text, unless it belongs to a reported call."""
         events: list[Event] = []
         held, self._held = self._held, ""
-        is_rest = (self._call is not None and self._is_reported) or self._is_rest(held)
+        is_dropped = (self._call is not None and self._is_reported) or self._is_leftover(held)
         if not self._only_calls:
-            self._add_text("" if is_rest else held, events)
+            self._add_text("" if is_dropped else held, events)
             self._flush(events)
-        return self._wanted(events)
+        return self._within_limit(events)
 
-    def _wanted(self, events: list[Event]) -> list[Event]:
-        most = self.count if self._most is None else self._most
-        return joined([event for event in events if isinstance(event, TextDelta) or event.index < most])
+    def _within_limit(self, events: list[Event]) -> list[Event]:
+        """Return the events without those of calls beyond the maximum."""
+        max_calls = self.count if self._max_calls is None else self._max_calls
+        return merge_events(
+            [event for event in events if isinstance(event, TextDelta) or event.index < max_calls]
+        )
 
-    def _is_rest(self, held: str) -> bool:
-        """Whether it is only separators, or a cut mark."""
-        if not self._inside or self._call is not None or not self.count:
+    def _is_leftover(self, held: str) -> bool:
+        """Whether the held-back text after calls is only separators, or part of a tag."""
+        if not self._is_inside or self._call is not None or not self.count:
             return False
-        left = held.strip(_BETWEEN)
-        return left in ("", self._form.begin) or self._form.end.startswith(left)
+        left = held.strip(_SEPARATORS)
+        return left in ("", self._format.begin) or self._format.end.startswith(left)
 
     def _step(self, character: str, events: list[Event]) -> None:
         if self._call is not None:
             self._read(character, events)
-        elif self._inside:
+        elif self._is_inside:
             self._between(character, events)
         else:
             self._outside(events)
 
     def _outside(self, events: list[Event]) -> None:
-        form, held = self._form, self._held
-        if form.begin:
-            if held.endswith(form.begin):
-                self._add_text(held.removesuffix(form.begin), events)
-                self._held, self._inside = form.begin, True
+        call_format, held = self._format, self._held
+        if call_format.begin:
+            if held.endswith(call_format.begin):
+                self._add_text(held.removesuffix(call_format.begin), events)
+                self._held, self._is_inside = call_format.begin, True
                 return
-            kept = overlap(held, form.begin)
-            self._add_text(held[: len(held) - kept], events)
-            self._held = held[len(held) - kept :]
+            partial_tag = overlap(held, call_format.begin)
+            self._add_text(held[: len(held) - partial_tag], events)
+            self._held = held[len(held) - partial_tag :]
             return
         shown = held.lstrip()
-        calls = shown.removeprefix(form.hidden).lstrip()
-        if not self._has_text and (form.hidden.startswith(shown) or not calls):
-            return  # it may become the mark
-        if not self._has_text and (calls[0] == "{" or (calls[0] == "[" and form.is_list)):
-            self._inside = True
+        calls = shown.removeprefix(call_format.hidden).lstrip()
+        if not self._has_text and (call_format.hidden.startswith(shown) or not calls):
+            return  # `held` may become the control token
+        if not self._has_text and (calls[0] == "{" or (calls[0] == "[" and call_format.is_list)):
+            self._is_inside = True
             if calls[0] == "{":
                 self._begin_call()
             for character in calls[1:]:
@@ -261,16 +265,16 @@ class ToolReader:
             self._held = ""
 
     def _between(self, character: str, events: list[Event]) -> None:
-        """Handle a character inside marks, between calls."""
+        """Handle a character inside tags, between calls."""
         if character == "{":
             self._begin_call()
-        elif self._form.end and self._held.endswith(self._form.end):
+        elif self._format.end and self._held.endswith(self._format.end):
             if self.count:
                 self._held = ""
             self._add_text(self._held, events)
-            self._held, self._inside = "", False
-        elif not self._form.end and character not in _BETWEEN:
-            self._inside = False
+            self._held, self._is_inside = "", False
+        elif not self._format.end and character not in _SEPARATORS:
+            self._is_inside = False
             self._add_text(
                 character if self.count else self._held, events
             )  # without calls, all of it is text
@@ -304,34 +308,34 @@ class ToolReader:
             self._call = None
 
     def _give_up(self, events: list[Event]) -> None:
-        """Treat the object as text, since it is no call of a tool."""
+        """Treat the current object as text, since it does not call one of the tools."""
         held, self._held = self._held, ""
-        self._call, self._inside = None, False
+        self._call, self._is_inside = None, False
         self._add_text(held, events)
 
     def _add_text(self, text: str, events: list[Event]) -> None:
-        """Report text outside of marks, including calls in it."""
+        """Add the events of text outside of tags, which may have untagged calls."""
         self._has_text |= bool(text.strip())
-        self._report([text] if self._only_calls else self._untagged.feed(text), events)
+        self._add_results([text] if self._only_calls else self._untagged.feed(text), events)
 
     def _flush(self, events: list[Event]) -> None:
-        self._report(self._untagged.finish(), events)
+        self._add_results(self._untagged.finish(), events)
 
-    def _report(self, found: list[Found], events: list[Event]) -> None:
-        """Number the calls; space around them is reported only between texts."""
-        for one in found:
-            if isinstance(one, str):
-                text = one if self._has_text_since_call else one.lstrip()
+    def _add_results(self, results: list[TextOrCall], events: list[Event]) -> None:
+        """Add the events of these texts and calls; space around calls is dropped."""
+        for result in results:
+            if isinstance(result, str):
+                text = result if self._has_text_since_call else result.lstrip()
                 self._has_text_since_call |= bool(text)
                 if text:
                     events.append(TextDelta(text))
             else:
                 self._has_text_since_call = False
-                events += [CallStart(self.count, one.name), ArgumentsDelta(self.count, one.arguments)]
+                events += [CallStart(self.count, result.name), ArgumentsDelta(self.count, result.arguments)]
                 self.count += 1
 
 
-def overlap(text: str, mark: str) -> int:
-    """Return how many trailing characters may start the mark."""
-    sizes = range(min(len(mark) - 1, len(text)), 0, -1)
-    return next((size for size in sizes if mark.startswith(text[-size:])), 0)
+def overlap(text: str, tag: str) -> int:
+    """Return how many characters at the end of the text may be the start of the tag."""
+    sizes = range(min(len(tag) - 1, len(text)), 0, -1)
+    return next((size for size in sizes if tag.startswith(text[-size:])), 0)

@@ -1,4 +1,4 @@
-"""Finds calls without marks: JSON objects with a name and arguments, parsed character by character."""
+"""Finds tool calls that a model wrote as JSON without its format's tags, parsing character by character."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -6,39 +6,39 @@ from dataclasses import dataclass
 from typing import Any
 
 ARGUMENT_KEYS = ("arguments", "parameters")
-"""Keys under which models write arguments, whatever their template says."""
+"""Keys under which models write arguments, even if their chat template has the other one."""
 
 
 class CallObject:
-    """Parser of an object whose opening brace was read.
+    """Incremental parser of one JSON object that may be a call; its opening brace has been read.
 
-    It may have doubled outer braces: the chat templates of Qwen2.5 show calls so, and models copy them.
+    Its outer braces may be doubled: the chat templates of Qwen2.5 show calls in doubled braces, and models copy them.
     """
 
     def __init__(self) -> None:
-        self.name: str | None = None
+        self.name: str | None = None  # of the called tool; None: not read yet
         self.has_arguments = False
-        self.is_over = False
+        self.is_over = False  # the closing brace was read
         self.is_foreign = False  # has a key or value that no call has
-        self._top = 1  # depth of the object's own keys; 2 with doubled braces
+        self._top = 1  # depth of the keys "name" and "arguments"; 2 with doubled braces
         self._depth = 1
-        self._is_new = True  # nothing was read yet
-        self._key: str | None = None  # key of the current value
-        self._string: list[str] | None = None  # current string, with quotes
-        self._escaped = False
-        self._reads_value = False
+        self._is_first = True  # the next character is the first one
+        self._key: str | None = None  # the key at depth `_top` that was read last
+        self._string: list[str] | None = None  # characters of the current string, with its quotes
+        self._is_escaped = False  # the next character follows a backslash
+        self._reads_value = False  # after a colon at depth `_top`
 
     def read(self, character: str) -> str:
-        """Return the character's contribution to the arguments, as JSON text."""
-        is_new, self._is_new = self._is_new, False
-        if is_new and character == "{":
+        """Read a character; return what it adds to the arguments, as JSON text."""
+        is_first, self._is_first = self._is_first, False
+        if is_first and character == "{":
             self._top = self._depth = 2
             return ""
         if self._string is not None:
             return self._read_string(character)
         if character == '"':
             self._string = [character]
-            return self._of_arguments(character)
+            return self._argument_text(character)
         self._check(character)
         if character in "{[":
             self._depth += 1
@@ -52,35 +52,36 @@ class CallObject:
             self._key = self._key if self._reads_value else None
             return ""
         is_space = self._depth <= self._top and character.isspace()
-        return "" if is_space else self._of_arguments(character)
+        return "" if is_space else self._argument_text(character)
 
     def _check(self, character: str) -> None:
-        """Detect content that no call has: outside strings, only arguments are not text."""
+        """Set `is_foreign` for a value that no call has: outside of the arguments, all values are strings."""
         if self._depth <= self._top and not character.isspace() and character not in ":,}":
             self.is_foreign |= character != "{" or not (self._reads_value and self._key in ARGUMENT_KEYS)
 
-    def single(self, written: str) -> str:
+    def without_doubled_braces(self, written: str) -> str:
         """Return the object's text without doubled braces."""
         return written[1:-1] if self._top > 1 else written
 
     @property
     def _is_text_argument(self) -> bool:
-        """Whether the current string is the whole arguments, as some models write them."""
+        """Whether the current string contains all arguments as JSON, as some models write them."""
         return self._depth == self._top and self._reads_value and self._key in ARGUMENT_KEYS
 
-    def _of_arguments(self, character: str) -> str:
-        is_theirs = self._reads_value and self._key in ARGUMENT_KEYS
-        self.has_arguments |= is_theirs
-        return character if is_theirs and not (self._string and self._is_text_argument) else ""
+    def _argument_text(self, character: str) -> str:
+        """Return the character if it is part of the arguments; record that there are arguments."""
+        is_argument = self._reads_value and self._key in ARGUMENT_KEYS
+        self.has_arguments |= is_argument
+        return character if is_argument and not (self._string and self._is_text_argument) else ""
 
     def _read_string(self, character: str) -> str:
         assert self._string is not None
         self._string.append(character)
-        more = self._of_arguments(character)
-        if self._escaped:
-            self._escaped = False
+        more = self._argument_text(character)
+        if self._is_escaped:
+            self._is_escaped = False
         elif character == "\\":
-            self._escaped = True
+            self._is_escaped = True
         elif character == '"':
             more += self._end_string("".join(self._string))
         return more
@@ -90,7 +91,7 @@ class CallObject:
         self._string = None
         if self._depth != self._top:
             return ""
-        text = _decoded(written)
+        text = _string_value(written)
         if not self._reads_value:
             self._key = text
             self.is_foreign |= text not in ("name", "type", *ARGUMENT_KEYS)
@@ -110,71 +111,74 @@ def is_object(text: str) -> bool:
         return False
 
 
-def _decoded(string: str) -> str:
+def _string_value(string: str) -> str:
     try:
         value: Any = json.loads(string)
     except ValueError:
-        return ""
+        return ""  # an invalid escape
     return value if isinstance(value, str) else ""
 
 
 _BLOCK_NAMES = ("", "json", "tool_call", "tool_calls")
-"""Info strings of code blocks that may contain calls."""
+"""Info strings (the text after the opening fence) of code blocks that may contain calls."""
 _FENCE = 3
-"""Minimum backticks of a code fence."""
+"""Minimum number of backticks of a code fence."""
 
 
 @dataclass(frozen=True)
 class UntaggedCall:
-    """A complete call, with its arguments as written."""
+    """A complete call."""
 
     name: str
-    arguments: str
+    arguments: str  # a JSON object, as the model wrote it
 
 
-Found = str | UntaggedCall
+TextOrCall = str | UntaggedCall
 
 
 class UntaggedReader:
-    """Incremental parser that returns text and calls in order."""
+    """Incremental parser that returns text and calls in order: a state machine.
+
+    A call begins at the start of a line or of a code block, or after indentation if only space came before.
+    """
 
     def __init__(self, schemas: Mapping[str, Mapping[str, Any]]) -> None:
         """`schemas`: argument schemas by tool name."""
         self._schemas = schemas
-        self._state: Callable[[str], None] = self._line_start
-        self._held: list[str] = []  # may still become a call
-        self._found: list[Found] = []
-        self._is_blank = True  # only space so far: a call may be indented here
-        self._indent = 0
+        self._state: Callable[[str], None] = self._line_start  # reads the next character
+        self._held: list[str] = []  # characters that may still become a call
+        self._results: list[TextOrCall] = []  # not returned yet
+        self._is_blank = True  # only space was read so far
+        self._indent = 0  # characters of space at the start of the line
         self._fence = 0  # backticks of the open code block; 0: none
         self._line = ""  # current line of a code block
         self._candidate = _Candidate(schemas)
 
-    def feed(self, text: str) -> list[Found]:
+    def feed(self, text: str) -> list[TextOrCall]:
         for character in text:
             self._held.append(character)
             self._state(character)
-        return self._taken()
+        return self._take_results()
 
-    def finish(self) -> list[Found]:
-        """End the text: a code block need not be closed; other held-back text is text."""
+    def finish(self) -> list[TextOrCall]:
+        """End the text: calls in an unclosed code block count; other held-back characters are text."""
         if self._fence and self._state == self._in_json and self._candidate.is_complete:
-            self._report()
-        self._release()
+            self._add_calls()
+        self._add_text()
         self._state = self._line_start
-        return self._taken()
+        return self._take_results()
 
-    def _taken(self) -> list[Found]:
-        found, self._found = self._found, []
+    def _take_results(self) -> list[TextOrCall]:
+        found, self._results = self._results, []
         return found
 
-    def _release(self) -> None:
+    def _add_text(self) -> None:
         if self._held:
-            self._found.append("".join(self._held))
+            self._results.append("".join(self._held))
             self._held = []
 
-    def _report(self) -> None:
-        self._found += self._candidate.calls
+    def _add_calls(self) -> None:
+        self._results += self._candidate.calls
         self._held = []
 
     def _line_start(self, character: str) -> None:
@@ -184,13 +188,13 @@ class UntaggedReader:
             self._begin_json(0)
             self._in_json(character)
         else:
-            self._release()
+            self._add_text()
             self._is_blank &= character.isspace()
             self._indent = self._indent + 1 if character != "\n" else 0
             self._state = self._line_start if character.isspace() else self._in_line
 
     def _in_line(self, character: str) -> None:
-        self._release()
+        self._add_text()
         self._is_blank = False
         if character == "\n":
             self._begin_line()
@@ -222,17 +226,17 @@ class UntaggedReader:
         else:
             self._line += character
             if not any(known.startswith(self._line.strip().lower()) for known in _BLOCK_NAMES):
-                self._release()
+                self._add_text()
 
     def _begin_code(self) -> None:
-        self._release()
+        self._add_text()
         self._is_blank, self._line, self._state = False, "", self._in_code
 
     def _in_code(self, character: str) -> None:
-        self._release()
+        self._add_text()
         if character != "\n":
             self._line += character
-        elif _closes(self._line, self._fence):
+        elif _closes_fence(self._line, self._fence):
             self._begin_line()
         else:
             self._line = ""
@@ -245,7 +249,7 @@ class UntaggedReader:
         candidate = self._candidate
         candidate.read(character)
         if candidate.is_over:
-            self._report()
+            self._add_calls()
             self._is_blank = False
             self._state = self._in_line if self._fence else self._after_call
             self._fence = 0
@@ -262,36 +266,36 @@ class UntaggedReader:
             self._in_line(character)
 
     def _give_up(self) -> None:
-        """Treat it as text: it is no call."""
+        """Treat the candidate as text, since it is no call."""
         line = "".join(self._held).rpartition("\n")[2]
         if self._fence:
             self._begin_code()
             self._line = line
         else:
             self._state = self._in_line
-            self._in_line("" if line else "\n")
+            self._in_line("" if line else "\n")  # "\n": the candidate ended with its line
 
 
-def _closes(line: str, fence: int) -> bool:
+def _closes_fence(line: str, fence: int) -> bool:
     """Whether a line closes a code block opened with `fence` backticks."""
     line = line.strip()
     return len(line) >= fence and not line.strip("`")
 
 
 class _Candidate:
-    """JSON that may be calls: one object or a list; in a code block, any number of either."""
+    """Incremental parser of JSON that may be calls: one object or list; in a code block, any number of them."""
 
     def __init__(self, schemas: Mapping[str, Mapping[str, Any]], fence: int = 0) -> None:
         self.calls: list[UntaggedCall] = []
-        self.is_over = False
-        self.has_failed = False
+        self.is_over = False  # no more calls can follow
+        self.has_failed = False  # the JSON is not a call
         self._schemas = schemas
         self._fence = fence
-        self._ticks = 0  # closing backticks
+        self._ticks = 0  # backticks of the closing fence
         self._in_list = False
-        self._object: CallObject | None = None  # currently parsed
-        self._written: list[str] = []  # its characters
-        self._arguments: list[str] = []
+        self._object: CallObject | None = None  # the object that is being parsed
+        self._written: list[str] = []  # characters of that object
+        self._arguments: list[str] = []  # characters of its arguments
 
     @property
     def is_complete(self) -> bool:
@@ -319,16 +323,16 @@ class _Candidate:
         self.has_failed = call.is_foreign or unknown
         if call.is_over and not self.has_failed:
             arguments = "".join(self._arguments)
-            self.has_failed = not self._fits(call, arguments)
+            self.has_failed = not self._is_valid(call, arguments)
             self.calls.append(UntaggedCall(call.name or "", arguments))
             self._object = None
             self.is_over = not (self._fence or self._in_list or self.has_failed)
 
-    def _fits(self, call: CallObject, arguments: str) -> bool:
-        """Whether the object is JSON with a tool's name and valid arguments."""
-        name = call.name
+    def _is_valid(self, call: CallObject, arguments: str) -> bool:
+        """Whether the object is JSON with one key of arguments, which fit the tool's schema."""
+        name, text = call.name, call.without_doubled_braces("".join(self._written))
         try:
-            written, given = json.loads(call.single("".join(self._written))), json.loads(arguments)
+            written, given = json.loads(text), json.loads(arguments)
         except (ValueError, RecursionError):
             return False
         has_both = sum(key in written for key in ARGUMENT_KEYS) == 1 and written.get("name") == name
@@ -336,7 +340,7 @@ class _Candidate:
 
 
 def fits_schema(schema: Mapping[str, Any], given: object) -> bool:
-    """Whether the arguments have all required names and no unknown ones."""
+    """Whether the arguments have all required names, and unknown ones only if the schema allows them."""
     if not isinstance(given, dict):
         return False
     required, known = schema.get("required"), schema.get("properties")
