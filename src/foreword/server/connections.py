@@ -44,7 +44,7 @@ class OncePerMinute(logging.Filter):
         return True
 
 
-def quieten() -> None:
+def limit_repeated_logs() -> None:
     for name in _NOISY:
         logger = logging.getLogger(name)
         if not any(isinstance(known, OncePerMinute) for known in logger.filters):

@@ -1,4 +1,4 @@
-"""Prometheus metrics: vLLM's names with our prefix where they exist, and our own."""
+"""Prometheus metrics: vLLM's names, with our prefix, and additional ones."""
 
 from collections.abc import Mapping, Sequence
 from math import nan
@@ -12,19 +12,21 @@ from foreword.engine.messages import EngineStats, RequestStats
 from foreword.engine.outputs import accepted_runs, sum_stats
 from foreword.speculation.drafting import NodeReport
 
-_SHORT = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
-_LONG = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 60.0, 120.0, 300.0, 600.0)
-_SERVICE_LONG = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 300.0)
-_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
+# Upper bounds of histogram buckets; runs: draft tokens that one pass accepted.
+_SHORT_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+_LONG_SECONDS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 60.0, 120.0, 300.0, 600.0)
+_SERVICE_SECONDS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 300.0)
+_TOKEN_COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 _COUNTS = (1, 2, 5, 10, 20, 50, 100)
 _RUNS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 64)
 _PER_TOKEN = (0.1, 0.2, 0.25, 0.33, 0.5, 0.67, 0.8, 1.0, 1.5, 2.0, 5.0)
 
+# Label names.
 _PAIR = ("drafter", "cohort")
 _METHOD = ("method", "cohort")
 _POSITION = (*_METHOD, "position")
 
-# In these tables an entry is (name, help, labels besides `model_name`).
+# In the following tables an entry is (name, help, *labels besides `model_name`).
 _ENGINE_GAUGES = {
     "running": ("num_requests_running", "Answers that the engine works on."),
     "waiting": ("num_requests_waiting", "Answers that wait for the engine."),
@@ -38,59 +40,53 @@ _ENGINE_GAUGES = {
     "state_checkpoints": ("recurrent_state_checkpoints", "States that the prefix cache keeps."),
 }
 _ENGINE_TOTALS = {
-    "preemptions": ("num_preemptions", "Times that an answer lost its KV to others."),
+    "preemptions": ("num_preemptions", "Times that an answer was preempted and computed again."),
     "prefix_queries": ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
     "prefix_hits": ("prefix_cache_hits", "Prompt tokens found in the prefix cache."),
     "steps": ("engine_steps", "Steps of the engine."),
     "passes_captured": ("gpu_passes_captured", "Passes that were captured as CUDA graphs."),
-    "passes_eager": ("gpu_passes_eager", "Passes that ran without the CUDA graph they could have."),
+    "passes_eager": ("gpu_passes_eager", "Passes without a CUDA graph that could have one."),
     "state_hits": ("recurrent_state_hits", "Answers that began with a state of the prefix cache."),
     "state_evictions": ("recurrent_state_evictions", "States dropped from the prefix cache to keep others."),
     "passes_cold": ("gpu_passes_cold", "Passes that were the first of their shape, or captured."),
 }
 """Metrics by field of `EngineStats`."""
 
-_COSTS = {
-    "drafts": ("spec_decode_num_drafts", "Passes that verified draft tokens.", *_METHOD),
-    "drafted": ("spec_decode_num_draft_tokens", "Draft tokens that were verified.", *_METHOD),
-    "accepted": ("spec_decode_num_accepted_tokens", "Draft tokens that were accepted.", *_METHOD),
-    "draft_seconds": ("spec_decode_draft_seconds", "Time of drafting.", *_METHOD),
-    "verify_seconds": ("spec_decode_verify_seconds", "Time of target passes.", *_METHOD),
-    "accept_seconds": ("spec_decode_accept_seconds", "Time of accepting and committing.", *_METHOD),
-    "rollback_tokens": ("spec_decode_rollback_tokens", "Draft tokens computed and rejected.", *_METHOD),
-    "rejected_kv_bytes": ("spec_decode_rejected_kv_bytes", "KV bytes of rejected draft tokens.", *_METHOD),
-    "passes": ("spec_decode_target_passes", "Target passes, by answers that took part.", *_METHOD),
-    "output_tokens": ("spec_decode_output_tokens", "Tokens of answers, for tokens per pass.", *_METHOD),
+_COST_COUNTERS = {
+    "drafts": ("spec_decode_num_drafts", "Passes that verified draft tokens."),
+    "drafted": ("spec_decode_num_draft_tokens", "Draft tokens that were verified."),
+    "accepted": ("spec_decode_num_accepted_tokens", "Draft tokens that were accepted."),
+    "draft_seconds": ("spec_decode_draft_seconds", "Time of drafting."),
+    "verify_seconds": ("spec_decode_verify_seconds", "Time of target passes."),
+    "accept_seconds": ("spec_decode_accept_seconds", "Time of accepting and committing."),
+    "rollback_tokens": ("spec_decode_rollback_tokens", "Draft tokens computed and rejected."),
+    "rejected_kv_bytes": ("spec_decode_rejected_kv_bytes", "KV bytes of rejected draft tokens."),
+    "passes": ("spec_decode_target_passes", "Target passes, by answers that took part."),
+    "output_tokens": ("spec_decode_output_tokens", "Tokens of answers, for tokens per pass."),
 }
-_COSTS_BY_POSITION = {
-    "drafted_per_position": (
-        *("spec_decode_num_drafts_per_pos", "Drafts that had a token at this position."),
-        *_POSITION,
-    ),
+_POSITION_COUNTERS = {
+    "drafted_per_position": ("spec_decode_num_drafts_per_pos", "Drafts that had a token at this position."),
     "accepted_per_position": (
-        *("spec_decode_num_accepted_tokens_per_pos", "Accepted draft tokens by position."),
-        *_POSITION,
+        "spec_decode_num_accepted_tokens_per_pos",
+        "Accepted draft tokens by position.",
     ),
-    "rejected_per_position": (
-        *("spec_decode_num_first_rejections_per_pos", "Drafts first rejected at this position."),
-        *_POSITION,
-    ),
+    "rejected_per_position": ("spec_decode_num_first_rejections_per_pos", "Drafts first rejected here."),
 }
 _LATENCIES = {
     "queue_seconds": ("request_queue_time_seconds", "Arrival at the engine to first pass."),
     "prefill_seconds": ("request_prefill_time_seconds", "First pass to first token."),
     "decode_seconds": ("request_decode_time_seconds", "First token to last."),
 }
-"""Metrics by field of `RequestStats`."""
+"""Metrics by field of `RequestStats`: `_COST_COUNTERS` by method, `_POSITION_COUNTERS` also by position."""
 
 _NODE_GAUGES = {
-    "homes": ("draft_node_homes", "Requests that are assigned to it.", "node"),
-    "trips": ("draft_node_trips", "Times that its circuit breaker opened.", "node"),
-    "waits": ("draft_node_waits", "Passes that waited for it.", "node"),
-    "wait_seconds": ("draft_node_wait_seconds", "Time of these waits.", "node"),
-    "acceptance": ("draft_node_acceptance", "Recent acceptance rate of its first draft level.", "node"),
+    "homes": ("draft_node_homes", "Requests that are assigned to the node."),
+    "trips": ("draft_node_trips", "Times that the node's circuit breaker opened."),
+    "waits": ("draft_node_waits", "Passes that waited for the node."),
+    "wait_seconds": ("draft_node_wait_seconds", "Time that passes waited for the node."),
+    "acceptance": ("draft_node_acceptance", "Recent acceptance rate of the first draft level."),
 }
-"""Metrics by field of `NodeReport`. Totals restart with the engine, so they are gauges."""
+"""Metrics by field of `NodeReport`. The totals are gauges, because they restart with the engine."""
 
 _PAIR_GAUGES = (
     ("spec_decode_state", "1 for the state that the pair is in.", *_PAIR, "state"),
@@ -105,17 +101,17 @@ _GAUGES: Sequence[tuple[str, ...]] = (
     ("engine_restarts", "Times that the engine died and was restarted."),
     ("service_requests_running", "Answers in progress.", "service"),
     ("service_requests_waiting", "Answers that wait.", "service"),
-    ("draft_node_up", "1 while its drafts are used and waited for.", "node"),
+    ("draft_node_up", "1 while passes use the node's drafts and wait for them.", "node"),
     ("draft_node_first_level_seconds", "Recent time from a text to its first draft level.", "node"),
     ("draft_node_level_seconds", "Recent time from one draft level to the next.", "node"),
     ("spec_decode_mismatches", "Requests whose text differed when decoded again."),
     ("spec_decode_provisional_pages", "KV pages held for draft tokens alone."),
     ("kv_cache_pages", "KV pages in total."),
     ("device_utilisation", "Fraction of the time that devices worked.", "role"),
-    ("cost_per_million_tokens", "By the policy file's prices, for busy or reserved time.", "of"),
+    ("cost_per_million_tokens", "Cost at the policy file's prices, for busy or for reserved time.", "of"),
     *_PAIR_GAUGES,
     *_ENGINE_GAUGES.values(),
-    *_NODE_GAUGES.values(),
+    *((*entry, "node") for entry in _NODE_GAUGES.values()),
 )
 _COUNTERS: Sequence[tuple[str, ...]] = (
     ("engine_step_seconds", "Time of the engine's steps, by stage.", "stage"),
@@ -130,20 +126,20 @@ _COUNTERS: Sequence[tuple[str, ...]] = (
     ("service_preemptions", "Times that an answer was preempted and computed again.", "service"),
     ("spec_decode_asks", "Draft requests to the drafter.", *_PAIR),
     ("spec_decode_empty_drafts", "Draft requests without a draft.", *_PAIR),
-    ("spec_decode_decisions", "Times that it was turned on or off.", *_PAIR),
+    ("spec_decode_decisions", "Times that the drafter was turned on or off.", *_PAIR),
     ("spec_decode_probe_seconds", "Time of drafts that were only compared with the text."),
-    ("spec_decode_reference_passes", "Plain passes to compare with."),
+    ("spec_decode_reference_passes", "Plain passes that were run to measure the gain."),
     ("device_busy_seconds", "Time that devices worked.", "role"),
     ("device_reserved_seconds", "Time since the engine started."),
     *_ENGINE_TOTALS.values(),
-    *_COSTS.values(),
-    *_COSTS_BY_POSITION.values(),
+    *((*entry, *_METHOD) for entry in _COST_COUNTERS.values()),
+    *((*entry, *_POSITION) for entry in _POSITION_COUNTERS.values()),
 )
-_PER_TOKEN_TEXT = "First tokens to last, divided by the tokens after the first pass."
+_TIME_PER_TOKEN_HELP = "First tokens to last, divided by the tokens after the first pass."
 _HISTOGRAMS: Sequence[tuple[Sequence[float], Sequence[tuple[str, ...]]]] = (
     (_COUNTS, [("request_params_n", "n of a request.")]),
     (
-        _TOKENS,
+        _TOKEN_COUNTS,
         [
             ("request_prompt_tokens", "Prompt tokens of a request."),
             ("request_generation_tokens", "Tokens of an answer."),
@@ -151,24 +147,24 @@ _HISTOGRAMS: Sequence[tuple[Sequence[float], Sequence[tuple[str, ...]]]] = (
         ],
     ),
     (
-        _LONG,
+        _LONG_SECONDS,
         [
-            ("time_to_first_token_seconds", "Acceptance of a request to an answer's first token."),
-            ("e2e_request_latency_seconds", "Acceptance to an answer's end."),
+            ("time_to_first_token_seconds", "Admission of a request to an answer's first token."),
+            ("e2e_request_latency_seconds", "Admission of a request to an answer's end."),
             ("request_inference_time_seconds", "First pass to last token."),
             *_LATENCIES.values(),
         ],
     ),
     (
-        _SHORT,
+        _SHORT_SECONDS,
         [
-            ("inter_token_latency_seconds", "Between deliveries, divided by the later one's tokens."),
-            ("request_time_per_output_token_seconds", _PER_TOKEN_TEXT),
-            ("service_time_per_output_token_seconds", _PER_TOKEN_TEXT, "service"),
+            ("inter_token_latency_seconds", "Time since the previous delivery, divided by the new tokens."),
+            ("request_time_per_output_token_seconds", _TIME_PER_TOKEN_HELP),
+            ("service_time_per_output_token_seconds", _TIME_PER_TOKEN_HELP, "service"),
         ],
     ),
     (
-        _SERVICE_LONG,
+        _SERVICE_SECONDS,
         [
             ("service_queue_time_seconds", "Arrival at the engine to first pass.", "service"),
             ("service_time_to_first_token_seconds", "Arrival at the engine to first token.", "service"),
@@ -184,10 +180,11 @@ class Metrics:
 
     def __init__(self, model_name: str) -> None:
         self.registry = CollectorRegistry()
-        self.totals: dict[str, RequestStats] = {}  # of ended answers, by cohort
+        self.totals: dict[str, RequestStats] = {}  # cohort -> sums over its ended answers
         self._model = model_name
-        self._made: dict[str, Any] = {}
-        self._engine_totals: dict[tuple[str, ...], float] = {}  # of the running engine, by metric and labels
+        self._metrics: dict[str, Any] = {}  # by name, without the prefix
+        # (metric, *labels) -> the running engine's total that the counter includes
+        self._engine_totals: dict[tuple[str, ...], float] = {}
         self._restarts = 0  # restarts before the running engine
         self._services: set[str] = set()  # service classes seen
         for entry in _GAUGES:
@@ -198,12 +195,12 @@ class Metrics:
             for entry in entries:
                 self._declare(Histogram, *entry, buckets=buckets)
 
-    def _declare(self, kind: Any, name: str, text: str, *labels: str, **more: Any) -> None:  # noqa: ANN401
-        metric = kind(f"foreword:{name}", text, ("model_name", *labels), registry=self.registry, **more)
-        self._made[name] = metric if labels else metric.labels(self._model)
+    def _declare(self, make: Any, name: str, text: str, *labels: str, **options: Any) -> None:  # noqa: ANN401
+        metric = make(f"foreword:{name}", text, ("model_name", *labels), registry=self.registry, **options)
+        self._metrics[name] = metric if labels else metric.labels(self._model)
 
-    def _labelled(self, name: str, labels: tuple[str, ...]) -> Any:  # noqa: ANN401 - of three types
-        return self._made[name].labels(self._model, *labels) if labels else self._made[name]
+    def _labelled(self, name: str, labels: tuple[str, ...]) -> Any:  # noqa: ANN401 - any metric type
+        return self._metrics[name].labels(self._model, *labels) if labels else self._metrics[name]
 
     def set(self, name: str, value: float | None, *labels: str) -> None:
         """Set a gauge; None is exported as NaN, Prometheus's unknown value."""
@@ -216,14 +213,14 @@ class Metrics:
         self._labelled(name, labels).observe(value)
 
     def _catch_up(self, name: str, total: float, *labels: str) -> None:
-        """Raise a counter to the engine's total."""
-        before = self._engine_totals.get((name, *labels), 0)
-        if total >= before:
-            self.inc(name, total - before, *labels)
+        """Raise a counter to the engine's total; a lower one is older statistics and changes nothing."""
+        counted = self._engine_totals.get((name, *labels), 0)
+        if total >= counted:
+            self.inc(name, total - counted, *labels)
             self._engine_totals[name, *labels] = total
 
     def _catch_up_each(self, name: str, totals: Mapping[str, float]) -> None:
-        """Raise the counters of one label."""
+        """Raise the counters of a metric with one label to the totals by label."""
         for label, total in totals.items():
             self._catch_up(name, total, label)
 
@@ -260,9 +257,9 @@ class Metrics:
             self.set(f"draft_node_{name}_seconds", None if ms is None else ms / 1e3, node.address)
 
     def _note_control(self, report: ControlReport) -> None:
-        """Export the controller's report. Vanished pairs are not exported."""
+        """Export the policy's report; pairs that it no longer has are removed."""
         for name, *_ in _PAIR_GAUGES:
-            self._made[name].clear()
+            self._metrics[name].clear()
         for pair in report.pairs:
             self._note_pair(pair)
         usage = report.usage
@@ -275,9 +272,9 @@ class Metrics:
         for role in ("draft", "target"):
             self._catch_up("device_busy_seconds", getattr(usage, f"{role}_seconds"), role)
             self.set("device_utilisation", getattr(usage, f"{role}_utilisation"), role)
-        for of, reserved in (("busy", False), ("reserved", True)):
-            if (cost := usage.cost_per_million(reserved)) is not None:
-                self.set("cost_per_million_tokens", cost, of)
+        for time, is_reserved in (("busy", False), ("reserved", True)):
+            if (cost := usage.cost_per_million(is_reserved)) is not None:
+                self.set("cost_per_million_tokens", cost, time)
 
     def _note_pair(self, pair: PairReport) -> None:
         labels = (pair.drafter, pair.cohort)
@@ -316,19 +313,23 @@ class Metrics:
             self.observe("spec_decode_target_passes_per_output_token", passes, *_method_labels(stats))
 
     def note_costs(self, index: int, stats: RequestStats) -> None:
-        """Count the costs of a complete or aborted answer; `index` is its index among the prompt's answers."""
-        before = self.totals.get(stats.cohort, RequestStats())
-        self.totals[stats.cohort] = sum_stats(((0, before), (index, stats)))
+        """Count the costs of a complete or aborted answer.
+
+        `index` is the answer's index among those of its prompt, whose tokens count once, with index 0.
+        """
+        earlier = self.totals.get(stats.cohort, RequestStats())
+        self.totals[stats.cohort] = sum_stats(((0, earlier), (index, stats)))
         labels = _method_labels(stats)
-        for field, (name, *_) in _COSTS.items():
+        for field, (name, *_) in _COST_COUNTERS.items():
             self.inc(name, getattr(stats, field), *labels)
-        for field, (name, *_) in _COSTS_BY_POSITION.items():
+        for field, (name, *_) in _POSITION_COUNTERS.items():
             for position, count in enumerate(getattr(stats, field)):
                 self.inc(name, count, *labels, str(position))
         for length in accepted_runs(stats).elements():
             self.observe("spec_decode_accepted_run_length", length, *labels)
 
-    def page(self) -> bytes:
+    def exposition(self) -> bytes:
+        """Return all metrics in Prometheus's text format."""
         return generate_latest(self.registry)
 
 
@@ -337,6 +338,6 @@ def _method_labels(stats: RequestStats) -> tuple[str, str]:
 
 
 def _seconds_by_stage(stats: EngineStats) -> dict[str, float]:
-    """Return the time of steps by stage; "other" is scheduling and bookkeeping."""
+    """Return the seconds of all steps by stage; "other" is scheduling and bookkeeping."""
     stages = {"draft": stats.draft_seconds, "verify": stats.verify_seconds, "accept": stats.accept_seconds}
     return stages | {"other": max(stats.step_seconds - sum(stages.values()), 0.0)}

@@ -25,7 +25,7 @@ OPEN_PATHS = frozenset({"/health", "/ready"}) | PAGE_PATHS
 
 
 class HttpMiddleware:
-    """Base class: non-HTTP scopes pass through; errors returned by `_refusal` are sent here."""
+    """Base class: passes non-HTTP scopes on, and responds with the error that `_refusal` returns, if any."""
 
     def __init__(self, app: ASGIApp, on_refusal: Callable[[int], None] = lambda status: None) -> None:
         self._app, self._on_refusal = app, on_refusal
@@ -56,6 +56,7 @@ class ApiCaller:
 
 
 def caller_of(request: Request) -> ApiCaller:
+    """Return the sender that `AuthMiddleware` has stored."""
     caller: ApiCaller = request.state.caller
     return caller
 
@@ -66,8 +67,9 @@ class AuthMiddleware(HttpMiddleware):
     def __init__(self, app: ASGIApp, settings: ServerSettings, on_refusal: Callable[[int], None]) -> None:
         super().__init__(app, on_refusal)
         self._header_bytes = settings.limits.header_bytes
-        self._anyone = None if settings.api_keys else ApiCaller("", trusted=True)
-        self._callers = {
+        # The sender of a request without a valid key; None: a key is required.
+        self._keyless_caller = None if settings.api_keys else ApiCaller("", trusted=True)
+        self._callers = {  # by digest of the key
             _digest(key): ApiCaller(tenant_of(key), trusted=True, is_admin=key in settings.admin_keys)
             for key in (*settings.api_keys, *settings.admin_keys)
         }
@@ -86,25 +88,28 @@ class AuthMiddleware(HttpMiddleware):
         return None
 
     def _caller(self, headers: Headers) -> ApiCaller | None:
-        """Return the owner of the key; None if unknown. Every key is compared with all known ones."""
-        found = self._anyone
+        """Return the sender; None if a key is required and none is valid.
+
+        Every key is compared with all valid ones, so that the time does not depend on which one matches.
+        """
+        caller = self._keyless_caller
         for key in given_keys(headers):
             given = _digest(key)
-            for known, caller in self._callers.items():
-                if hmac.compare_digest(known, given):
-                    found = caller
-        return found
+            for valid, owner in self._callers.items():
+                if hmac.compare_digest(valid, given):
+                    caller = owner
+        return caller
 
 
 def given_keys(headers: Headers) -> list[str]:
-    """Return the keys in a request; the last known one counts."""
+    """Return the API keys in a request's headers. If several are valid, the last one counts."""
     scheme, _, bearer = _utf8(headers.get("authorization", "")).partition(" ")
-    found = (_utf8(headers.get("x-api-key", "")), bearer if scheme.lower() == "bearer" else "")
-    return [key.strip() for key in found if key.strip()]
+    keys = (_utf8(headers.get("x-api-key", "")), bearer if scheme.lower() == "bearer" else "")
+    return [key.strip() for key in keys if key.strip()]
 
 
 def _utf8(header: str) -> str:
-    """Decode a header as UTF-8 that was read as latin-1."""
+    """Decode a header as UTF-8, which Starlette has decoded as Latin-1."""
     return header.encode("latin-1", "replace").decode("utf-8", "surrogateescape")
 
 
@@ -112,7 +117,7 @@ def _digest(key: str) -> bytes:
     return sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
-class HeadMiddleware(HttpMiddleware):
+class HeadMethodMiddleware(HttpMiddleware):
     """Lets routes handle HEAD as GET; the web server omits the body."""
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -121,7 +126,9 @@ class HeadMiddleware(HttpMiddleware):
 
 
 ANY = "*"
-_PREFLIGHT_SECONDS = 600  # browser cache time of the preflight
+"""Entry of the allowed hosts or origins that allows all."""
+
+_PREFLIGHT_SECONDS = 600  # time for which browsers cache the preflight response
 
 
 class OriginMiddleware(HttpMiddleware):
@@ -138,7 +145,7 @@ class OriginMiddleware(HttpMiddleware):
         if granted is None:
             await self._app(scope, receive, send)
         elif scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
-            await _preflight(granted, headers)(scope, receive, send)
+            await _preflight_response(granted, headers)(scope, receive, send)
         else:
             await self._app(scope, receive, _with_cors(send, granted))
 
@@ -148,14 +155,14 @@ class OriginMiddleware(HttpMiddleware):
         if self._hosts is not None and not _is_allowed_host(host, self._hosts):
             return ApiError(
                 403,
-                f"this server is not {host[:64]!r}; name it with --allowed-hosts",
+                f"this server does not serve the host {host[:64]!r}; allow it with --allowed-hosts",
                 code="host_not_allowed",
             )
         for origin in headers.getlist("origin"):
-            if self._granted(origin) is None and not _is_same(origin, host):
+            if self._granted(origin) is None and not _is_same_origin(origin, host):
                 return ApiError(
                     403,
-                    f"pages of {origin[:64]!r} may not use this server; name them with --cors-origins",
+                    f"web pages of {origin[:64]!r} may not use this server; allow them with --cors-origins",
                     code="origin_not_allowed",
                 )
         return None
@@ -170,20 +177,21 @@ class OriginMiddleware(HttpMiddleware):
 
 
 def _is_allowed_host(host: str, allowed: Sequence[str]) -> bool:
-    """Whether a host is configured, or is this machine under a name that no web page can redirect."""
+    """Whether a host is configured, or is a loopback name, which DNS rebinding cannot redirect."""
     name = host_name(host)
     return ANY in allowed or name in allowed or is_loopback(name)
 
 
-def _is_same(origin: str, host: str) -> bool:
+def _is_same_origin(origin: str, host: str) -> bool:
+    """Whether an origin is this server, under the name in the `Host` header."""
     try:
         return urlsplit(origin).netloc.lower() == host.lower() != ""
     except ValueError:
         return False
 
 
-def _preflight(granted: str, headers: Headers) -> Response:
-    reported = {
+def _preflight_response(granted: str, headers: Headers) -> Response:
+    answered = {
         "Access-Control-Allow-Origin": granted,
         "Access-Control-Allow-Methods": "GET, HEAD, POST, OPTIONS",
         "Access-Control-Allow-Headers": headers.get(
@@ -193,8 +201,8 @@ def _preflight(granted: str, headers: Headers) -> Response:
         "Vary": "Origin, Access-Control-Request-Headers",
     }
     if headers.get("access-control-request-private-network") == "true":
-        reported["Access-Control-Allow-Private-Network"] = "true"
-    return Response(status_code=204, headers=reported)
+        answered["Access-Control-Allow-Private-Network"] = "true"
+    return Response(status_code=204, headers=answered)
 
 
 def _with_cors(send: Send, granted: str) -> Send:
@@ -214,18 +222,19 @@ log = logging.getLogger("foreword.access")
 REQUEST_ID = "X-Request-Id"
 IGNORED_FIELDS = "X-Foreword-Ignored-Fields"
 BROKEN, ABORTED = "broken", "aborted"
-"""Logged and counted instead of a status that was sent before the answer was complete: its source failed, or
-the client disconnected."""
+"""Logged and counted instead of the status of an incomplete answer. Broken: the engine or target failed; aborted: the
+client disconnected."""
 
 _USABLE = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")  # no characters that could forge a log line
 
 
 def mark_broken(scope: Scope) -> None:
+    """Have the access log show `BROKEN` for this request."""
     scope["state"][BROKEN] = True
 
 
 class RequestLogMiddleware(HttpMiddleware):
-    """Handles `X-Request-Id` (given or new), the access log, and the header that names ignored fields."""
+    """Adds the request id (given or new) and the names of ignored fields to responses, and logs requests."""
 
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
         super().__init__(app)
@@ -256,7 +265,7 @@ class RequestLogMiddleware(HttpMiddleware):
             if self._logs:
                 client = (scope.get("client") or ("-",))[0]
                 ms = 1e3 * (monotonic() - began)
-                # Without the query, which may contain a secret.
+                # The query is not logged, since it may contain a secret.
                 target = f"{scope['method']} {quote(scope['path'])}"
                 sent = str(status) if is_whole else ABORTED
                 code = BROKEN if scope["state"].get(BROKEN) else sent

@@ -58,13 +58,13 @@ def ops_routes(context: ServerContext) -> APIRouter:
     async def metrics() -> Response:
         """Return the metrics for Prometheus."""
         await _refresh(context)
-        return Response(context.metrics.page(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(context.metrics.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return router
 
 
 async def _health(context: ServerContext, trusted: bool) -> dict[str, Any]:
-    """Return the state; figures only for trusted callers, since they depend on others' texts."""
+    """Return the state; figures only for trusted callers, since they depend on other clients' texts."""
     state = context.engine.state
     reported: dict[str, Any] = {"status": "ok" if state is EngineState.READY else state.value}
     if not trusted:
@@ -95,7 +95,7 @@ def _usage_figures(report: ControlReport) -> dict[str, Any]:
 def _speculation_figures(context: ServerContext) -> dict[str, Any]:
     """Return figures over all ended answers, in total and by cohort.
 
-    The method is the server's default; cohorts show which drafter was used.
+    `method` of the total is the server's default drafter; that of a cohort is the drafter that was used.
     """
     cohorts = context.metrics.totals
     total = sum_stats((0, stats) for stats in cohorts.values())
@@ -108,6 +108,7 @@ def _speculation_figures(context: ServerContext) -> dict[str, Any]:
 
 
 async def _refresh(context: ServerContext) -> None:
+    """Update the metrics that are read from the server's and the engine's state."""
     metrics = context.metrics
     metrics.set("num_requests_in_flight", context.admission.in_flight)
     metrics.set("engine_ready", context.engine.state is EngineState.READY)
@@ -117,12 +118,12 @@ async def _refresh(context: ServerContext) -> None:
 
 
 class SwitchRequest(StrictBody):
-    """`POST /speculation`: the engine-wide switch, or a drafter's stage in a cohort."""
+    """Body of `POST /speculation`: either `enabled`, for the whole engine, or the other three fields."""
 
     enabled: bool | None = None
     drafter: str | None = Field(None, max_length=256)
     cohort: str | None = Field(None, max_length=256)
-    state: str | None = Field(None, max_length=16)
+    state: str | None = Field(None, max_length=16)  # the roll-out stage to move to, or "next"
 
 
 def speculation_routes(context: ServerContext) -> APIRouter:
@@ -137,26 +138,26 @@ def speculation_routes(context: ServerContext) -> APIRouter:
 def _add_report(router: APIRouter, context: ServerContext) -> None:
     @router.get("/speculation")
     async def speculation() -> Response:
-        """Return state, gain, depth, acceptance, cost and last decisions by drafter and cohort."""
+        """Return state, gain, depth, acceptance, cost and recent decisions by drafter and cohort."""
         return json_answer(as_json(await _report(context)))
 
     @router.get("/advise")
     async def advice() -> Response:
-        """Return what prevents a gain, and what to change."""
+        """Return what limits the gain of speculation, and what to change."""
         return json_answer({"advice": [asdict(one) for one in advise(await _report(context))]})
 
 
 async def _report(context: ServerContext) -> ControlReport:
     stats = await context.engine.stats()
     if stats is None or stats.control is None:
-        raise EngineUnavailable("the engine does not report its speculation figures; try again")
+        raise EngineUnavailable("the engine did not report its speculation figures; try again")
     return stats.control
 
 
 def _add_switch(router: APIRouter, context: ServerContext) -> None:
     @router.post("/speculation", openapi_extra=body_schema(SwitchRequest))
     async def switch(request: Request) -> Response:
-        """Switch speculation for all requests, or move a drafter in a cohort; texts do not change."""
+        """Switch speculation for all requests, or move a drafter in a cohort to another roll-out stage."""
         _check_admin(context, request)
         body = await body_of(context, request, SwitchRequest, is_strict=True)
         if body.enabled is not None and body.state is None:
@@ -174,7 +175,7 @@ def _check_admin(context: ServerContext, request: Request) -> None:
     if context.settings.has_keys and not caller_of(request).is_admin:
         raise ApiError(
             403,
-            "speculation is switched for all tenants: this needs an admin key, which the server gets by --admin-key",
+            "this switch affects all tenants and needs an admin key; the server takes one with --admin-key",
             code="admin_key_required",
         )
 
@@ -182,14 +183,16 @@ def _check_admin(context: ServerContext, request: Request) -> None:
 def _check_pair(path: str | None, drafter: str, cohort: str, state: str) -> None:
     """Check names against the current policy file."""
     if path is None:
-        raise ApiError(400, "this server has no policy file: --speculation-policy", param="cohort")
+        raise ApiError(
+            400, "this server has no policy file; start it with --speculation-policy", param="cohort"
+        )
     try:
         policy = read_policy(Path(path))
     except RequestError as error:
         raise ApiError(400, str(error), param="cohort") from None
     if drafter not in policy.drafters:
-        raise ApiError(400, f"the policy file names no drafter {drafter!r}", param="drafter")
+        raise ApiError(400, f"the policy file has no drafter {drafter!r}", param="drafter")
     if cohort != OTHER and cohort not in [rule.name for rule in policy.cohorts]:
-        raise ApiError(400, f"the policy file names no cohort {cohort!r}", param="cohort")
+        raise ApiError(400, f"the policy file has no cohort {cohort!r}", param="cohort")
     if state not in ("next", *Stage):
         raise ApiError(400, f"state must be next, {', '.join(Stage)}, not {state!r}", param="state")

@@ -64,7 +64,7 @@ def test_every_label_it_groups_by_exists():
     metrics.note_refusal(400)
     metrics.inc("request_success", 1, "stop")
     labels: dict[str, set[str]] = {}
-    for family in text_string_to_metric_families(metrics.page().decode()):
+    for family in text_string_to_metric_families(metrics.exposition().decode()):
         for sample in family.samples:
             labels.setdefault(sample.name, set()).update(sample.labels)
     for panel in DASHBOARD["panels"]:

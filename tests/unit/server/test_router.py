@@ -29,7 +29,7 @@ def test_a_prompt_goes_where_its_beginning_is_known_and_others_to_whoever_has_le
 
     run(go())
     assert fleet.asked == ["a", "b", "a", "a", "a"]
-    assert b"foreword:router_prefix_hits_total 3.0" in fleet.metrics.page(fleet.targets)
+    assert b"foreword:router_prefix_hits_total 3.0" in fleet.metrics.exposition(fleet.targets)
 
 
 def test_a_target_that_has_too_much_to_do_gets_no_more_for_what_it_knows():
@@ -112,7 +112,7 @@ def test_as_long_as_nothing_was_passed_on_another_target_is_asked(first: Answer,
     told = run(fleet.ask())
     assert (told.status, told.body, told.is_whole) == (200, b"data: 1\n\ndata: [DONE]\n\n", True)
     assert fleet.asked == ["a", "b"]
-    assert f'foreword:router_retries_total{{reason="{reason}"}} 1.0'.encode() in fleet.metrics.page(
+    assert f'foreword:router_retries_total{{reason="{reason}"}} 1.0'.encode() in fleet.metrics.exposition(
         fleet.targets
     )
     assert fleet.target("a").is_ready == (reason != "down")

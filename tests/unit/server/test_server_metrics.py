@@ -84,7 +84,7 @@ def value(metrics: Metrics, name: str, **labels: str) -> float | None:
 
 
 def test_the_names_are_vllms_behind_our_prefix_and_ours():
-    page = Metrics("m").page().decode()
+    page = Metrics("m").exposition().decode()
     for name in (*VLLM_NAMES, *OUR_NAMES):
         assert f"# TYPE foreword:{name} " in page, name
 
@@ -262,7 +262,7 @@ def test_a_refused_request_is_no_answer():
     meter.refused()
     meter.left()
     assert metrics.totals == {}
-    assert "finished_reason" not in metrics.page().decode()
+    assert "finished_reason" not in metrics.exposition().decode()
 
 
 def test_costs_of_several_answers_add_up_and_a_prompt_counts_once():

@@ -15,7 +15,13 @@ from starlette.responses import JSONResponse, Response
 from foreword import __version__
 from foreword.server.admission import Admission
 from foreword.server.api.bodies import read_body
-from foreword.server.connections import LAST_BYTES_SECONDS, WebServer, listening_url, on_loop_error, quieten
+from foreword.server.connections import (
+    LAST_BYTES_SECONDS,
+    WebServer,
+    limit_repeated_logs,
+    listening_url,
+    on_loop_error,
+)
 from foreword.server.errors import ApiError, install_error_handlers
 from foreword.server.middleware import AuthMiddleware, OriginMiddleware, RequestLogMiddleware, caller_of
 from foreword.server.page import PAGE_PATHS
@@ -31,9 +37,10 @@ BODY_ROUTES = (*_OPENAI, *_ANTHROPIC, *_OLLAMA, "/generate", "/tokenize", "/deto
 
 _LISTS = ("/v1/models", "/v1/models/{name:path}", "/api/tags", "/api/ps", "/api/version")
 READ_ROUTES = (*sorted(PAGE_PATHS), "/page/settings", "/openapi.json", *_LISTS)
+"""Routes without a body that any target can answer."""
 
 TARGET_ROUTES = ("/speculation", "/advise", "/v1/load_lora_adapter", "/v1/unload_lora_adapter")
-"""Routes that concern a single target, which a router would select at random."""
+"""Routes that concern a single target. The router refuses them, since it would select the target."""
 
 
 def create_router_app(
@@ -44,10 +51,10 @@ def create_router_app(
         title="Foreword router", version=__version__, docs_url=None, redoc_url=None, openapi_url=None
     )
 
-    async def ask(request: Request) -> Response:
+    async def forward_with_body(request: Request) -> Response:
         return RelayedResponse(relay, request, await read_body(request, settings.limits))
 
-    async def read(request: Request) -> Response:
+    async def forward(request: Request) -> Response:
         return RelayedResponse(relay, request)
 
     async def refuse(request: Request) -> Response:
@@ -60,8 +67,8 @@ def create_router_app(
         is_ready = any(target.is_ready for target in targets)
         return JSONResponse({"status": "ready" if is_ready else "no target"}, 200 if is_ready else 503)
 
-    async def page(request: Request) -> Response:
-        return Response(metrics.page(targets), media_type="text/plain; version=0.0.4; charset=utf-8")
+    async def show_metrics(request: Request) -> Response:
+        return Response(metrics.exposition(targets), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def version(request: Request) -> Response:
         return JSONResponse({"version": __version__})
@@ -69,15 +76,15 @@ def create_router_app(
     routes: list[tuple[Sequence[str], Callable[[Request], Awaitable[Response]], list[str]]] = [
         (["/health"], health, ["GET", "HEAD"]),
         (["/ready"], ready, ["GET", "HEAD"]),
-        (["/metrics"], page, ["GET"]),
+        (["/metrics"], show_metrics, ["GET"]),
         (["/version"], version, ["GET"]),
-        (BODY_ROUTES, ask, ["POST"]),
-        (READ_ROUTES, read, ["GET"]),
+        (BODY_ROUTES, forward_with_body, ["POST"]),
+        (READ_ROUTES, forward, ["GET"]),
         (TARGET_ROUTES, refuse, ["GET", "POST"]),
     ]
-    for paths, answer, methods in routes:
+    for paths, handler, methods in routes:
         for path in paths:
-            app.add_route(path, answer, methods)
+            app.add_route(path, handler, methods)
     install_error_handlers(app, metrics.note_refusal)
     app.add_middleware(AuthMiddleware, settings=settings, on_refusal=metrics.note_refusal)
     app.add_middleware(OriginMiddleware, settings=settings, on_refusal=metrics.note_refusal)
@@ -86,23 +93,23 @@ def create_router_app(
 
 
 def _health(targets: Targets, trusted: bool) -> dict[str, object]:
-    """Return the state; targets and load only for trusted callers."""
-    reported: dict[str, object] = {"status": "ok" if any(one.is_ready for one in targets) else "no target"}
+    """Return the state; for trusted callers, also the targets and their load."""
+    is_ready = any(target.is_ready for target in targets)
+    health: dict[str, object] = {"status": "ok" if is_ready else "no target"}
     if trusted:
-        reported["targets"] = [
-            {name: getattr(one, name) for name in ("url", "state", "reason", "load", "in_flight", "answered")}
-            for one in targets
-        ]
-    return reported
+        names = ("url", "state", "reason", "load", "in_flight", "answered")
+        health["targets"] = [{name: getattr(target, name) for name in names} for target in targets]
+    return health
 
 
 log = logging.getLogger("foreword.router")
 
 CONNECT_SECONDS = 5.0
+"""Timeout of connecting to a target."""
 
 
 def keep_alive_options() -> list[tuple[int, int, int]]:
-    """Return socket options: a vanished host is detected after about 25 seconds; answers have no time limit."""
+    """Return socket options that detect a vanished host after about 25 seconds; answers have no time limit."""
     idle = "TCP_KEEPIDLE" if hasattr(socket, "TCP_KEEPIDLE") else "TCP_KEEPALIVE"  # macOS
     seconds = {idle: 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_NODELAY": 1}
     options = [(socket.IPPROTO_TCP, getattr(socket, name), value) for name, value in seconds.items()]
@@ -110,7 +117,7 @@ def keep_alive_options() -> list[tuple[int, int, int]]:
 
 
 def open_targets_client() -> httpx2.AsyncClient:
-    """Create a client without limits on connections or answer time, without proxies or redirects."""
+    """Create a client that limits neither connections nor answer times, and uses no proxies or redirects."""
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=256)
     return httpx2.AsyncClient(
         timeout=httpx2.Timeout(None, connect=CONNECT_SECONDS),
@@ -121,20 +128,20 @@ def open_targets_client() -> httpx2.AsyncClient:
 
 @dataclass
 class RouterRun:
-    """Runs a router until a signal."""
+    """Runs a router until a signal arrives."""
 
     settings: ServerSettings
     targets: Targets
-    listening: socket.socket
-    _stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    listening: socket.socket  # bound and listening
+    _stop_requested: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self, on_ready: Callable[[str], None]) -> None:
-        """Forward requests; `on_ready` receives the router's URL when all targets were checked once."""
+        """Forward requests until a signal arrives; `on_ready` receives the URL once all targets were checked."""
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(on_loop_error)
-        quieten()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stopping.set)
+        limit_repeated_logs()
+        for signal_number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(signal_number, self._stop_requested.set)
         admission, metrics = Admission(self.settings.limits), RouterMetrics()
         async with open_targets_client() as client:
             key = next(iter(self.settings.api_keys), "")
@@ -146,7 +153,7 @@ class RouterRun:
             tasks = [
                 asyncio.create_task(web.serve(sockets=[self.listening])),
                 asyncio.create_task(watch.run()),
-                asyncio.create_task(self._stopping.wait()),
+                asyncio.create_task(self._stop_requested.wait()),
             ]
             on_ready(listening_url(self.listening))
             try:
@@ -161,7 +168,8 @@ class RouterRun:
                 await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _drain(self, admission: Admission) -> None:
+        """Refuse new requests, and wait for forwarded ones until the timeout."""
         admission.close()
-        log.info("stopping: %d answers to finish", admission.in_flight)
+        log.info("stopping: waiting for %d answers to finish", admission.in_flight)
         if not await admission.wait_idle(self.settings.drain_seconds + LAST_BYTES_SECONDS):
-            log.warning("giving up %d answers: the time to finish is over", admission.in_flight)
+            log.warning("aborting %d answers that did not finish in time", admission.in_flight)

@@ -44,9 +44,10 @@ class RouterMetrics:
     def note_refusal(self, status: int) -> None:
         self.refusals.labels(str(status)).inc()
 
-    def page(self, targets: Targets) -> bytes:
+    def exposition(self, targets: Targets) -> bytes:
+        """Return all metrics in Prometheus's text format."""
         for gauge in (self._ready, self._load, self._in_flight):
-            gauge.clear()  # do not export removed targets
+            gauge.clear()  # removed targets are not exported
         for target in targets:
             self._ready.labels(target.url).set(target.is_ready)
             self._load.labels(target.url).set(target.load)
