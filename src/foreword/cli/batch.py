@@ -58,7 +58,7 @@ def batch(
     limits = Limits(running=engine.max_num_seqs, queued=2**31)
     settings = ServerSettings(limits=limits, **parsing.settings(model))
     with open_batch(requests, answers) as (found, out), _stopping(found):
-        if found.requests or found.refused:
+        if found.requests or found.refusals:
             start = {"config": engine.config()}
             settings, supervision, checkpoint = prepare(
                 model, settings, choice, compute, engine, generation_config, {}, start

@@ -1,4 +1,4 @@
-"""Limits concurrent answers; refused requests get a Retry-After."""
+"""Limits concurrent answers; the refusal of a request states when to try again (Retry-After)."""
 
 import asyncio
 import math
@@ -14,13 +14,13 @@ _LONGEST_WAIT = 60  # maximum Retry-After in seconds
 
 
 class Admission:
-    """Counts answers in flight, from acceptance to the last byte."""
+    """Counts answers in flight, from the admission of a request to the last byte of its answers."""
 
     def __init__(self, limits: Limits) -> None:
         self._running = limits.running
         self._capacity = limits.running + limits.queued
         self._in_flight = 0
-        self._mean_seconds = 1.0
+        self._mean_seconds = 1.0  # recent mean time from admission to the last byte
         self._closed = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -30,14 +30,17 @@ class Admission:
         return self._in_flight
 
     def close(self) -> None:
+        """Refuse all further requests."""
         self._closed = True
 
     def check(self, answers: int) -> None:
-        """Raise 429 if too many answers are in flight, 503 if the server is stopping."""
+        """Raise 503 if the server is stopping, 429 if too many answers are in flight, 400 for too many `answers`."""
         if self._closed:
             raise ApiError(503, "the server is shutting down", code="shutting_down", retry_after=5)
         if answers > self._capacity:
-            raise ApiError(400, f"{answers} answers at once are more than this server ever takes")
+            raise ApiError(
+                400, f"the request has {answers} answers; this server takes at most {self._capacity}"
+            )
         if self._in_flight + answers > self._capacity:
             raise ApiError(
                 429,
@@ -62,12 +65,12 @@ class Admission:
                 self._idle.set()
 
     def retry_after(self) -> int:
-        """Estimate the seconds until an answer ends, from the mean service time."""
-        share = self._mean_seconds / max(self._running, 1)
-        return max(1, min(_LONGEST_WAIT, math.ceil(share)))
+        """Estimate the seconds until the next answer ends: the mean service time / concurrent answers."""
+        interval = self._mean_seconds / max(self._running, 1)
+        return max(1, min(_LONGEST_WAIT, math.ceil(interval)))
 
     async def wait_idle(self, timeout: float) -> bool:
-        """Wait until nothing is in flight; False if that takes longer."""
+        """Wait until nothing is in flight; return False after the timeout."""
         try:
             await asyncio.wait_for(self._idle.wait(), timeout)
         except TimeoutError:

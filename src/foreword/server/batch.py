@@ -1,4 +1,4 @@
-"""Processes OpenAI batch files through the server's routes, without a port."""
+"""Answers OpenAI batch files through the server's routes, without a port."""
 
 import asyncio
 import fcntl
@@ -33,10 +33,10 @@ URLS = (
 )
 """Routes that a batch request may name."""
 
-_TRIES = 3
-"""Attempts per request while the engine restarts."""
+_ATTEMPTS = 3
+"""Maximum attempts per request."""
 
-_FULL_OR_STARTING = (429, 503)
+_RETRIED_STATUSES = (429, 503)  # the server is full, or its engine is restarting
 
 _JSON = {"content-type": "application/json"}
 
@@ -50,11 +50,11 @@ class LineError(RequestError):
 
 @dataclass(frozen=True)
 class BatchRequest:
-    """One line of a batch."""
+    """A valid line of a batch file."""
 
     custom_id: str
-    url: str
-    body: bytes
+    url: str  # one of `URLS`
+    body: bytes  # JSON
 
     @staticmethod
     def of(custom_id: str, value: dict[str, Any]) -> "BatchRequest":
@@ -68,17 +68,17 @@ class BatchRequest:
         if not isinstance(body, dict):
             raise LineError("body: must be an object")
         if body.get("stream"):
-            raise LineError("body.stream: answers of a batch are whole; leave it out")
+            raise LineError("body.stream: a batch does not stream; leave it out")
         return BatchRequest(custom_id, value["url"], _encoded("body", {**body, "stream": False}))
 
 
 @dataclass
 class BatchCounts:
-    """Outcomes of a batch."""
+    """Numbers of requests of a batch, by outcome."""
 
-    kept: int = 0  # answers of an earlier run
-    answered: int = 0
-    failed: int = 0
+    kept: int = 0  # answered by an earlier run
+    answered: int = 0  # by this run
+    failed: int = 0  # by this run
     failed_before: int = 0  # errors among the kept answers
 
     @property
@@ -89,35 +89,38 @@ class BatchCounts:
 
 @dataclass
 class Batch:
-    """Unanswered requests of a file, and existing answers."""
+    """The requests of a batch file that have no final answer yet, and the existing answers."""
 
     requests: list[BatchRequest] = field(default_factory=list)
-    answered: list[str] = field(default_factory=list)  # lines of the answer file
-    refused: list[dict[str, Any]] = field(default_factory=list)  # answers to invalid lines
+    kept_lines: list[str] = field(default_factory=list)  # lines of the answer file that stay
+    refusals: list[dict[str, Any]] = field(default_factory=list)  # answers to invalid lines
     counts: BatchCounts = field(default_factory=BatchCounts)
 
     @property
     def total(self) -> int:
-        """Lines of a complete answer file."""
-        return len(self.answered) + len(self.refused) + len(self.requests)
+        """Number of lines of a complete answer file."""
+        return len(self.kept_lines) + len(self.refusals) + len(self.requests)
 
     @staticmethod
-    def of(lines: Iterable["_Line"], kept: dict[str, "_Kept"]) -> "Batch":
-        """Parse the lines of requests; those with a kept answer are done."""
-        batch = Batch(answered=[one.line for one in kept.values()])
-        batch.counts = BatchCounts(len(kept), failed_before=sum(one.is_error for one in kept.values()))
+    def of(lines: Iterable["_NumberedLine"], kept: dict[str, "_EarlierAnswer"]) -> "Batch":
+        """Parse the lines of a batch file; `kept` are the final answers of earlier runs, by custom_id.
+
+        Raise `RequestError` if one of these has no request in the file.
+        """
+        batch = Batch(kept_lines=[answer.line for answer in kept.values()])
+        batch.counts = BatchCounts(len(kept), failed_before=sum(answer.is_error for answer in kept.values()))
         seen: set[str] = set()
         without_request = set(kept)
         for number, line in lines:
-            custom_id = None  # of the error line; an earlier line's id would name two lines
+            custom_id = None  # stays None for a duplicate, whose error must not name the earlier line
             try:
-                value, found = _identified(line)
-                if found in seen:
-                    raise LineError(f"custom_id: {found[:64]!r} is that of an earlier line")
-                seen.add(custom_id := found)
+                value, line_id = _object_and_id(line)
+                if line_id in seen:
+                    raise LineError(f"custom_id: {line_id[:64]!r} is that of an earlier line")
+                seen.add(custom_id := line_id)
                 request = BatchRequest.of(custom_id, value)
             except LineError as error:
-                batch.refused.append(_failure(custom_id, f"line {number}: {error}"))
+                batch.refusals.append(_error_line(custom_id, f"line {number}: {error}"))
                 continue
             without_request.discard(custom_id)
             if custom_id not in kept:
@@ -125,28 +128,31 @@ class Batch:
         if without_request:
             raise RequestError(
                 f"the answer file has an answer to {min(without_request)[:64]!r}, which is not in the file of "
-                "requests; name another one"
+                "requests; name another answer file"
             )
         return batch
 
 
 @contextmanager
 def open_batch(requests: Path, answers: Path) -> Iterator[tuple[Batch, TextIO]]:
-    """Read both files; yield the batch and the answer file, locked, with the answers that are kept."""
-    lines = list(_lines(requests))
+    """Yield the batch, and the answer file to append to, which is locked.
+
+    Before that, the answer file is replaced by one that has only the final answers of earlier runs.
+    """
+    lines = list(_numbered_lines(requests))
     target = answers.resolve()  # a symbolic link is followed, not replaced
-    part = target.with_name(target.name + ".part")
+    part = target.with_name(target.name + ".part")  # the file that replaces `target`
     with ExitStack() as files:
-        with _writing(answers):
+        with _write_errors(answers):
             if target.exists() and target.samefile(requests):
                 raise RequestError(f"{answers} is the file of requests; name another one for the answers")
             if target.exists() and not target.is_file():
                 raise RequestError(f"{answers} is not a regular file; name another one")
-            files.enter_context(_locked(target, "a"))
-        batch = Batch.of(lines, _kept(answers))
-        with _writing(answers):
-            out = files.enter_context(_locked(part, "w"))
-            out.writelines(f"{line}\n" for line in batch.answered)
+            files.enter_context(_open_locked(target, "a"))
+        batch = Batch.of(lines, _earlier_answers(answers))
+        with _write_errors(answers):
+            out = files.enter_context(_open_locked(part, "w"))
+            out.writelines(f"{line}\n" for line in batch.kept_lines)
             out.flush()
             shutil.copymode(target, part)
             part.replace(target)
@@ -154,16 +160,17 @@ def open_batch(requests: Path, answers: Path) -> Iterator[tuple[Batch, TextIO]]:
 
 
 @contextmanager
-def _writing(path: Path | str) -> Iterator[None]:
+def _write_errors(path: Path | str) -> Iterator[None]:
+    """Raise `RequestError` for an `OSError` of the block, which writes to `path`."""
     try:
         yield
     except OSError as error:
         raise RequestError(f"{path} cannot be written: {error.strerror or error}") from None
 
 
-def _locked(path: Path, mode: Literal["a", "w"]) -> TextIO:
+def _open_locked(path: Path, mode: Literal["a", "w"]) -> TextIO:
     """Open a file for this run alone; raise `RequestError` if another run has it."""
-    # A lone surrogate is written as JSON's escape of it, which is backslashreplace's, too.
+    # "backslashreplace" writes a lone surrogate as JSON does: \udXXX.
     file = path.open(mode, encoding="utf-8", errors="backslashreplace")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -177,10 +184,11 @@ def _locked(path: Path, mode: Literal["a", "w"]) -> TextIO:
     return file
 
 
-_Line = tuple[int, str]  # its number, from 1 on, and its text
+_NumberedLine = tuple[int, str]  # line number, from 1 on, and text
 
 
-def _lines(path: Path, errors: str = "strict") -> Iterator[_Line]:
+def _numbered_lines(path: Path, errors: str = "strict") -> Iterator[_NumberedLine]:
+    """Yield the lines that are not blank; `errors` is that of `open`."""
     try:
         with path.open(encoding="utf-8-sig", errors=errors) as file:
             yield from ((number, line) for number, line in enumerate(file, start=1) if line.strip())
@@ -188,9 +196,9 @@ def _lines(path: Path, errors: str = "strict") -> Iterator[_Line]:
         raise RequestError(f"{path} cannot be read: {error}") from None
 
 
-def _identified(line: str) -> tuple[dict[str, Any], str]:
+def _object_and_id(line: str) -> tuple[dict[str, Any], str]:
     """Return a line's object and its custom_id."""
-    value = _json(line)
+    value = _parse_json(line)
     if not isinstance(value, dict):
         raise LineError("must be a JSON object with custom_id, method, url and body")
     custom_id = value.get("custom_id")
@@ -199,7 +207,7 @@ def _identified(line: str) -> tuple[dict[str, Any], str]:
     return value, custom_id
 
 
-def _json(line: str) -> object:
+def _parse_json(line: str) -> object:
     try:
         return json.loads(line)
     except (ValueError, RecursionError):
@@ -207,7 +215,7 @@ def _json(line: str) -> object:
 
 
 def _encoded(name: str, value: object) -> bytes:
-    """Return a field as JSON; Python reads NaN and lone surrogates, which JSON in UTF-8 cannot have."""
+    """Return a field's value as JSON; raise `LineError` for NaN and lone surrogates, which `json.loads` accepts."""
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError) as error:
@@ -215,77 +223,84 @@ def _encoded(name: str, value: object) -> bytes:
 
 
 @dataclass(frozen=True)
-class _Kept:
+class _EarlierAnswer:
     """A final answer of an earlier run."""
 
     line: str
     is_error: bool
 
 
-def _kept(path: Path) -> dict[str, _Kept]:
-    """Read final answers by custom_id; raise `RequestError` if other lines than answers would be lost."""
-    kept: dict[str, _Kept] = {}
-    for number, line in _lines(path, "backslashreplace"):  # a last line may end within a character
+def _earlier_answers(path: Path) -> dict[str, _EarlierAnswer]:
+    """Return the final answers in an answer file, by custom_id; raise `RequestError` for a line that is no answer.
+
+    Server errors (500 and above) and errors without a response are not final: these requests are repeated.
+    """
+    kept: dict[str, _EarlierAnswer] = {}
+    for number, line in _numbered_lines(path, "backslashreplace"):  # the last line may end within a character
         try:
-            value = _json(line)
+            value = _parse_json(line)
         except LineError:
             value = None
             if not line.endswith("\n") and (line.startswith(_LINE_START) or _LINE_START.startswith(line)):
-                continue  # an interrupted run has cut it
+                continue  # an interrupted run has written part of the line
         match value:
             case {"custom_id": str(custom_id), "response": {"status_code": int(status)}}:
                 if status < 500:
-                    kept[custom_id] = _Kept(line.rstrip("\n"), status >= 400)
+                    kept[custom_id] = _EarlierAnswer(line.rstrip("\n"), status >= 400)
             case {"custom_id": str() | None, "response": None, "error": {"message": _}}:
-                pass  # it is tried again
+                pass  # not final
             case _:
                 raise RequestError(f"{path}: line {number} is not an answer of a batch; name another file")
     return kept
 
 
-def _failure(custom_id: str | None, message: str, code: str = "invalid_line") -> dict[str, Any]:
-    return _line(custom_id, None, {"code": code, "message": message})
+def _error_line(custom_id: str | None, message: str, code: str = "invalid_line") -> dict[str, Any]:
+    return _answer_line(custom_id, None, {"code": code, "message": message})
 
 
-def _line(custom_id: str | None, response: object, error: object = None) -> dict[str, Any]:
+def _answer_line(custom_id: str | None, response: object, error: object = None) -> dict[str, Any]:
     return {"id": f"batch_req_{token_hex(12)}", "custom_id": custom_id, "response": response, "error": error}
 
 
-async def answer_all(app: FastAPI, batch: Batch, out: TextIO, at_once: int, on_progress: Progress) -> None:
-    """Answer all requests, `at_once` at a time; write each answer when it is complete."""
+async def answer_all(
+    app: FastAPI, batch: Batch, out: TextIO, concurrency: int, on_progress: Progress
+) -> None:
+    """Answer all requests, `concurrency` at a time; write and count each answer when it is complete."""
     counts = batch.counts
-    waiting = iter(batch.requests)
+    remaining = iter(batch.requests)
 
     def write(line: dict[str, Any]) -> None:
         response = line["response"]
         is_answer = response is not None and response["status_code"] < 400
         counts.answered += is_answer
         counts.failed += not is_answer
-        with _writing("the answer file"):
+        with _write_errors("the answer file"):
             out.write(json.dumps(line, ensure_ascii=False) + "\n")
             out.flush()
         on_progress(counts.done, batch.total)
 
-    async def work(client: httpx2.AsyncClient) -> None:
-        for request in waiting:
+    async def answer_remaining(client: httpx2.AsyncClient) -> None:
+        for request in remaining:
             write(await _answer(client, request))
 
     on_progress(counts.done, batch.total)
-    for line in batch.refused:
+    for line in batch.refusals:
         write(line)
-    transport = httpx2.ASGITransport(app, raise_app_exceptions=False)  # a route that raises answers 500
+    # With `raise_app_exceptions=False`, a route that raises an exception responds with status 500.
+    transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
     async with httpx2.AsyncClient(transport=transport, base_url="http://localhost", timeout=None) as client:
-        await asyncio.gather(*(work(client) for _ in range(at_once)))
+        await asyncio.gather(*(answer_remaining(client) for _ in range(concurrency)))
 
 
 async def _answer(client: httpx2.AsyncClient, request: BatchRequest) -> dict[str, Any]:
-    for left in reversed(range(_TRIES)):
+    """Send a request, repeatedly if necessary; return its line of the answer file."""
+    for attempts_left in reversed(range(_ATTEMPTS)):
         answer = await client.post(request.url, content=request.body, headers=_JSON)
-        if answer.status_code not in _FULL_OR_STARTING or not left:
+        if answer.status_code not in _RETRIED_STATUSES or not attempts_left:
             break
         await asyncio.sleep(float(answer.headers.get("retry-after", 1)))
-    sent = {"status_code": answer.status_code, "request_id": answer.headers.get("x-request-id", "")}
-    return _line(request.custom_id, {**sent, "body": answer.json()})
+    response = {"status_code": answer.status_code, "request_id": answer.headers.get("x-request-id", "")}
+    return _answer_line(request.custom_id, {**response, "body": answer.json()})
 
 
 async def run_batch(

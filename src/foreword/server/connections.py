@@ -1,4 +1,4 @@
-"""Uvicorn with limits: number of connections, silence, slowness, and log volume."""
+"""Uvicorn with limits on connections, idle and slow clients, and repeated log lines."""
 
 import asyncio
 import contextlib
@@ -18,41 +18,42 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from foreword.server.errors import ApiError
 from foreword.server.settings import Limits
 
-_INTERVAL = 60.0  # seconds between equal log lines
-_NOISY = ("uvicorn.error", "foreword.server.connections")
+_REPEAT_SECONDS = 60.0  # minimum time between two log lines with the same format string
+_LIMITED_LOGGERS = ("uvicorn.error", "foreword.server.connections")
 
 log = logging.getLogger("foreword.server.connections")
 
 
 class OncePerMinute(logging.Filter):
-    """Lets a message through once a minute, with the number of suppressed ones."""
+    """Lets each log message through once a minute, with the number of messages that it has suppressed."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         super().__init__()
         self._clock = clock
-        self._last: dict[str, float] = {}
-        self._held: dict[str, int] = {}
+        self._logged_at: dict[str, float] = {}  # by format string
+        self._suppressed: dict[str, int] = {}  # number of messages since then
 
     def filter(self, record: logging.LogRecord) -> bool:
-        kind, now = str(record.msg), self._clock()
-        if now - self._last.get(kind, -_INTERVAL) < _INTERVAL:
-            self._held[kind] = self._held.get(kind, 0) + 1
+        message, now = str(record.msg), self._clock()
+        if now - self._logged_at.get(message, -_REPEAT_SECONDS) < _REPEAT_SECONDS:
+            self._suppressed[message] = self._suppressed.get(message, 0) + 1
             return False
-        self._last[kind] = now
-        if held := self._held.pop(kind, 0):
-            record.msg = f"{kind.rstrip()} ({held} more like this since the last such line)"
+        self._logged_at[message] = now
+        if count := self._suppressed.pop(message, 0):
+            record.msg = f"{message.rstrip()} ({count} more like this since the last such line)"
         return True
 
 
 def limit_repeated_logs() -> None:
-    for name in _NOISY:
+    """Log equal errors of connections at most once a minute."""
+    for name in _LIMITED_LOGGERS:
         logger = logging.getLogger(name)
-        if not any(isinstance(known, OncePerMinute) for known in logger.filters):
+        if not any(isinstance(existing, OncePerMinute) for existing in logger.filters):
             logger.addFilter(OncePerMinute())
 
 
 def on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Log failures to accept a connection as one line."""
+    """Handle errors of the event loop: log failures to accept a connection as one line."""
     error = context.get("exception")
     if isinstance(error, OSError) and "accept" in str(context.get("message", "")):
         log.warning("a connection could not be accepted: %s", error)
@@ -71,19 +72,21 @@ _REFUSAL = (
 class ConnectionLimiter:
     """Limits the number of connections.
 
-    When all places are taken, a new connection displaces the one that has waited longest for a complete request head.
-    Connections with a request in flight are never displaced.
+    At the limit, a new connection replaces the one that has waited longest for a complete request header. Connections
+    with a request in flight are never closed for a new one.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._waiting: dict[BoundedProtocol, None] = {}  # for a request head, longest first
-        self._busy: set[BoundedProtocol] = set()
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._waiting: dict[BoundedProtocol, None] = {}  # for a request header; the longest wait is first
+        self._busy: set[BoundedProtocol] = set()  # with a request in flight
 
-    def opened(self, connection: "BoundedProtocol") -> bool:
-        """Register a new connection; return False if all connections are busy."""
-        if len(self._waiting) + len(self._busy) >= self._most:
-            log.warning("all %d connections are taken: those that ask nothing are closed", self._most)
+    def add(self, connection: "BoundedProtocol") -> bool:
+        """Register a new connection; at the limit, close a waiting one, or return False if all are busy."""
+        if len(self._waiting) + len(self._busy) >= self._limit:
+            log.warning(
+                "all %d connections are in use: connections without a request are closed", self._limit
+            )
             if not self._waiting:
                 return False
             longest = next(iter(self._waiting))
@@ -92,40 +95,42 @@ class ConnectionLimiter:
         self._waiting[connection] = None
         return True
 
-    def busy(self, connection: "BoundedProtocol") -> None:
+    def mark_busy(self, connection: "BoundedProtocol") -> None:
+        """Mark a waiting connection as having a request in flight."""
         if connection in self._waiting:
             del self._waiting[connection]
             self._busy.add(connection)
 
-    def idle(self, connection: "BoundedProtocol") -> None:
-        """Mark a connection as waiting for another request."""
+    def mark_idle(self, connection: "BoundedProtocol") -> None:
+        """Mark a busy connection as waiting for another request."""
         if connection in self._busy:
             self._busy.discard(connection)
             self._waiting[connection] = None
 
-    def closed(self, connection: "BoundedProtocol") -> None:
+    def remove(self, connection: "BoundedProtocol") -> None:
         self._waiting.pop(connection, None)
         self._busy.discard(connection)
 
 
 def capacity(limits: Limits) -> tuple[int, int]:
-    """Return how many connections fit this process's file descriptors, and how many are accepted at once.
+    """Return the maximum number of open connections, and how many the event loop accepts in one iteration.
 
-    The second is the number accepted before the event loop can close any.
+    The file descriptors of this process limit both.
     """
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if files == resource.RLIM_INFINITY:
         files = 1 << 20
-    batch = max(1, min(32, files // 32))
+    accepted = max(1, min(32, files // 32))
     # A closed connection keeps its descriptor for some iterations of the event loop, in which others are accepted.
-    spare = min(_OWN_FILES, files // 2) + 4 * batch
-    return max(1, min(limits.connections, files - spare)), batch
+    spare = min(_OWN_FILES, files // 2) + 4 * accepted
+    return max(1, min(limits.connections, files - spare)), accepted
 
 
 class CheckedConnection(h11.Connection):
     """Refuses requests with both `Content-Length` and `Transfer-Encoding` (RFC 9112, 6.3).
 
-    h11 uses the second. A proxy that uses the first would see another request inside the body (request smuggling).
+    h11 uses Transfer-Encoding. A proxy that uses Content-Length would see another request inside the body (request
+    smuggling).
     """
 
     refusal = "the request is not valid HTTP/1.1"  # shown to the client
@@ -151,26 +156,26 @@ class BoundedProtocol(H11Protocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - uvicorn's
         super().__init__(*args, **kwargs)
         self.conn = CheckedConnection(h11.SERVER, 2 * self.limits.header_bytes)
-        self._head_timer: asyncio.TimerHandle | None = None  # until a request head is complete
-        self._stall_timer: asyncio.TimerHandle | None = None  # while the client does not read
+        self._header_timer: asyncio.TimerHandle | None = None  # runs until a request header is complete
+        self._stall_timer: asyncio.TimerHandle | None = None  # runs while the client does not read
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if self.limiter.opened(self):
-            self._head_timer = self.loop.call_later(self.limits.header_seconds, self.abort)
+        if self.limiter.add(self):
+            self._header_timer = self.loop.call_later(self.limits.header_seconds, self.abort)
         else:
             transport.write(_REFUSAL)
             transport.close()
 
     def data_received(self, data: bytes) -> None:
-        """Process data; a request head that is not complete in time ends the connection."""
+        """Process data; start the header timer, which ends the connection, until a request header is complete."""
         super().data_received(data)
         if self._is_busy:
-            _cancel(self._head_timer)
-            self._head_timer = None
-            self.limiter.busy(self)
-        elif not (self._head_timer or self.transport.is_closing()):
-            self._head_timer = self.loop.call_later(self.limits.header_seconds, self.abort)
+            _cancel(self._header_timer)
+            self._header_timer = None
+            self.limiter.mark_busy(self)
+        elif not (self._header_timer or self.transport.is_closing()):
+            self._header_timer = self.loop.call_later(self.limits.header_seconds, self.abort)
 
     def send_400_response(self, msg: str) -> None:
         """Respond to invalid HTTP in the format of all errors, and close the connection."""
@@ -189,12 +194,12 @@ class BoundedProtocol(H11Protocol):
         """Wait for the next request; a pipelined one is already in flight."""
         super().on_response_complete()
         if not self._is_busy:
-            self.limiter.idle(self)
+            self.limiter.mark_idle(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        _cancel(self._head_timer)
+        _cancel(self._header_timer)
         _cancel(self._stall_timer)
-        self.limiter.closed(self)
+        self.limiter.remove(self)
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
@@ -220,30 +225,31 @@ def _cancel(timer: asyncio.TimerHandle | None) -> None:
         timer.cancel()
 
 
-def bounded_protocol(limits: Limits, most: int) -> type[BoundedProtocol]:
-    shared: dict[str, Any] = {"limiter": ConnectionLimiter(most), "limits": limits}
+def bounded_protocol(limits: Limits, connections: int) -> type[BoundedProtocol]:
+    """Return the protocol class of one server, with a limiter of `connections` connections."""
+    shared: dict[str, Any] = {"limiter": ConnectionLimiter(connections), "limits": limits}
     return type("ServerProtocol", (BoundedProtocol,), shared)
 
 
 LAST_BYTES_SECONDS = 5
-"""Seconds for clients to read the last answer."""
+"""Seconds for clients to read the end of the last answers when the server stops."""
 
-_KERNEL_QUEUE = 1024  # connections waiting to be accepted
+_KERNEL_QUEUE = 1024  # maximum number of connections that wait to be accepted
 
 
 class WebServer(uvicorn.Server):
     """Uvicorn with limited connections and without its signal handling.
 
-    Its signal handling would end the process by the signal instead of with exit code 0.
+    Uvicorn's signal handling would end the process by the signal instead of with exit code 0.
     """
 
     def __init__(self, app: ASGIApp, limits: Limits) -> None:
-        connections, at_once = capacity(limits)
+        connections, accepted = capacity(limits)
         config = uvicorn.Config(
             app,
             http=bounded_protocol(limits, connections),
             timeout_keep_alive=round(limits.idle_seconds),
-            backlog=at_once,
+            backlog=accepted,  # asyncio also accepts up to this number at a time
             ws="none",
             lifespan="off",
             log_config=None,
@@ -255,7 +261,7 @@ class WebServer(uvicorn.Server):
         super().__init__(config)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept few connections at a time with a large backlog; asyncio uses one number for both."""
+        """Start, and enlarge the kernel's backlog beyond the number of connections accepted at a time."""
         await super().startup(sockets)
         for listening in sockets or ():
             listening.listen(_KERNEL_QUEUE)

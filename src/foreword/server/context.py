@@ -1,4 +1,4 @@
-"""The parts that the routes of one server share."""
+"""The state that the routes of one server share."""
 
 from dataclasses import dataclass, field
 from time import monotonic, time
@@ -16,6 +16,7 @@ from foreword.wire.supervisor import Supervisor
 
 
 def check_speculation(override: SpeculationSetting, settings: ServerSettings) -> SpeculationSetting:
+    """Return a request's speculation setting; raise 400 if the server does not allow it."""
     try:
         check_request_setting(override, settings.speculation, settings.methods)
     except RequestError as error:
@@ -25,16 +26,16 @@ def check_speculation(override: SpeculationSetting, settings: ServerSettings) ->
 
 @dataclass
 class ServerContext:
-    """The parts of one server."""
+    """State of one server."""
 
     settings: ServerSettings
     engine: Supervisor
     prompts: PromptEncoder
     admission: Admission
     metrics: Metrics
-    started: float = field(default_factory=monotonic)  # for the uptime
+    started: float = field(default_factory=monotonic)  # on the monotonic clock, for the uptime
     started_at: int = field(default_factory=lambda: int(time()))  # seconds since 1970
-    pace: PaceMemory = field(default_factory=PaceMemory)  # of paced streams so far
+    pace: PaceMemory = field(default_factory=PaceMemory)  # mean rate of earlier streams with even pacing
     ignored_fields: IgnoredFieldLog = field(default_factory=IgnoredFieldLog)
     adapters: set[str] = field(init=False)  # loaded LoRA adapters
 
@@ -42,7 +43,7 @@ class ServerContext:
         self.adapters = set(self.settings.adapters)
 
     def speculation(self, override: SpeculationSetting) -> SpeculationSetting:
-        """Return a request's setting: False if speculation is switched off when the request starts."""
+        """Return a request's setting, checked; False if speculation is switched off for all requests."""
         checked = check_speculation(override, self.settings)
         return checked if self.engine.speculating else False
 

@@ -1,4 +1,4 @@
-"""Errors in the format of the route's API."""
+"""Error responses, in the format of the API to which the route belongs."""
 
 import logging
 import re
@@ -68,12 +68,16 @@ class ApiError(ForewordError):
 
     @property
     def _named(self) -> str:
-        """Return the message with its field, for formats without a separate field."""
+        """The message with the name of the parameter, for formats without a `param`."""
         message = str(self)
         return message if self.param is None or self.param in message else f"{self.param}: {message}"
 
     def renamed(self, field_names: Mapping[str, str]) -> "ApiError":
-        """Return the error with another API's field names, matched by path or parent path."""
+        """Return the error with another API's name of the parameter.
+
+        `field_names` has paths of this server's fields -> paths of the other API's. A parent's entry also applies to
+        the fields in it; the longest matching path counts.
+        """
         param = self.param or ""
         known = max((one for one in field_names if f"{param}.".startswith(f"{one}.")), key=len, default=None)
         if known is None:
@@ -90,6 +94,7 @@ class ApiError(ForewordError):
 
 
 def as_api_error(error: Exception, request_id: str = "") -> ApiError:
+    """Convert an exception to an error response; log an unexpected one, which becomes status 500."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, EngineUnavailable):
@@ -103,56 +108,56 @@ def as_api_error(error: Exception, request_id: str = "") -> ApiError:
 def _routing_error(request: Request, error: HTTPException) -> ApiError:
     method, path = request.method, request.url.path[:64]
     if error.status_code == 404:
-        return ApiError(404, f"there is no route {method} {path}; /openapi.json lists those that there are")
+        return ApiError(404, f"there is no route {method} {path}; /openapi.json lists the routes")
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "another method")
         return ApiError(405, f"{path} does not take {method}; use {allowed}")
     return ApiError(error.status_code, str(error.detail))
 
 
-Answer = Callable[[Request, Exception], Awaitable[Response]]
+ErrorHandler = Callable[[Request, Exception], Awaitable[Response]]
 
 
 def install_error_handlers(app: FastAPI, on_error: Callable[[int], None]) -> None:
-    """Format every error for its API; `on_error` receives each status."""
+    """Respond to every error in the format of its API; `on_error` receives each status."""
 
-    async def answer(request: Request, error: Exception) -> Response:
+    async def respond(request: Request, error: Exception) -> Response:
         if isinstance(error, HTTPException):
-            known = _routing_error(request, error)
+            api_error = _routing_error(request, error)
         else:
-            known = as_api_error(error, getattr(request.state, "request_id", ""))
-        on_error(known.status)
-        return known.response(request.url.path)
+            api_error = as_api_error(error, getattr(request.state, "request_id", ""))
+        on_error(api_error.status)
+        return api_error.response(request.url.path)
 
-    handler: Answer = answer
-    for kind in (ForewordError, HTTPException):
-        app.add_exception_handler(kind, handler)
-    app.add_middleware(UnexpectedErrors, answer=handler)
+    handler: ErrorHandler = respond
+    for error_type in (ForewordError, HTTPException):
+        app.add_exception_handler(error_type, handler)
+    app.add_middleware(UnexpectedErrors, respond=handler)
 
 
 class UnexpectedErrors:
-    """Answers errors that have no handler.
+    """Middleware that responds to exceptions without a handler.
 
-    A handler of `Exception` would not do: Starlette raises the error again after it, and uvicorn then closes the
-    connection before the client's next request.
+    A handler for `Exception` would not suffice: Starlette raises the exception again after calling it, and uvicorn then
+    closes the connection before the client's next request.
     """
 
-    def __init__(self, app: ASGIApp, answer: Answer) -> None:
-        self._app, self._answer = app, answer
+    def __init__(self, app: ASGIApp, respond: ErrorHandler) -> None:
+        self._app, self._respond = app, respond
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on; answer an error unless the response has begun."""
+        """Pass the request on; respond to an exception unless a response has begun."""
         has_begun = False
 
-        async def noting(message: Message) -> None:
+        async def tracked_send(message: Message) -> None:
             nonlocal has_begun
             has_begun = True
             await send(message)
 
         try:
-            await self._app(scope, receive, noting)
+            await self._app(scope, receive, tracked_send)
         except Exception as error:
             if has_begun or scope["type"] != "http":
                 raise
-            response = await self._answer(Request(scope), error)
+            response = await self._respond(Request(scope), error)
             await response(scope, receive, send)

@@ -1,4 +1,4 @@
-"""Describes the files of a model."""
+"""Facts about a model's files, for clients that show them."""
 
 import math
 from dataclasses import dataclass
@@ -11,30 +11,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """The facts about a model's files that clients show to users."""
+    """Facts about a model's files; the defaults mean unknown."""
 
     size: int = 0  # bytes
     modified: float = 0.0  # of the newest file, in seconds since 1970
-    digest: str = ""  # covers names, sizes and times: reading many gigabytes would delay the start
+    digest: str = ""  # of names, sizes and times; reading gigabytes of content would delay the start
     file_format: str = ""  # "gguf" or "safetensors"
     family: str = ""  # architecture, such as "llama"
     weight_format: str = ""  # such as "BF16" or "Q4_K_M"; empty: unknown
     parameters: int = 0  # number of weights
-    context_length: int | None = None  # of the model, or the shorter one that was requested
+    context_length: int | None = None  # the model's, or `max_model_len` if that is shorter
 
     @classmethod
     def of(cls, checkpoint: "ModelFile", max_model_len: int | None = None) -> Self:
-        """Describe an opened model, of which at most `max_model_len` positions are requested."""
+        """Return the facts about an opened model, whose context `max_model_len` may shorten."""
         from foreword.models.layer_shapes import expected_shapes
 
         path = checkpoint.path
         files = sorted(path.rglob("*")) if path.is_dir() else [path]
-        found = {file.name: file.stat() for file in files if file.is_file()}
+        stats = {file.name: file.stat() for file in files if file.is_file()}
         longest = checkpoint.config.context_length
-        facts = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in found.items()]
+        facts = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats.items()]
         return cls(
-            size=sum(stat.st_size for stat in found.values()),
-            modified=max((stat.st_mtime for stat in found.values()), default=0.0),
+            size=sum(stat.st_size for stat in stats.values()),
+            modified=max((stat.st_mtime for stat in stats.values()), default=0.0),
             digest=sha256(repr(facts).encode()).hexdigest(),
             file_format="safetensors" if path.is_dir() else "gguf",
             family=checkpoint.config.architecture,

@@ -9,17 +9,17 @@ from foreword.server.metrics import Metrics
 
 
 @dataclass
-class _Seen:
-    """Figures from the deltas of an answer."""
+class _AnswerFigures:
+    """Figures of one answer, from its deltas."""
 
-    last: float | None = None  # time of its last tokens
+    last_at: float | None = None  # time of its last tokens
     tokens: int = 0
     passes: int = 0  # passes with tokens
-    drafts: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    has_ended: bool = False  # outcome counted
-    is_counted: bool = False  # costs counted
+    drafts: int = 0  # passes that verified draft tokens
+    drafted: int = 0  # verified draft tokens
+    accepted: int = 0  # accepted draft tokens
+    is_outcome_counted: bool = False
+    are_costs_counted: bool = False
 
     def note(self, delta: AnswerDelta) -> None:
         self.tokens += len(delta.token_ids)
@@ -31,21 +31,22 @@ class _Seen:
 
 @dataclass
 class RequestMeter:
-    """Measures one request from admission, and counts its costs however it ends."""
+    """Measures one request from its admission, and counts its costs however it ends."""
 
     metrics: Metrics
     request: NewRequest
-    default_method: str = ""
+    default_method: str = ""  # the server's default drafter
     clock: Callable[[], float] = monotonic
 
     def __post_init__(self) -> None:
         self._method = _method(self.request, self.default_method)
         self._began = self.clock()
-        self._seen = [_Seen() for _ in range(self.request.params.n)]
+        self._answers = [_AnswerFigures() for _ in range(self.request.params.n)]
         self.metrics.observe("request_params_n", self.request.params.n)
         self.metrics.observe("request_params_max_tokens", self.request.params.max_tokens)
 
     def note(self, delta: AnswerDelta) -> None:
+        """Count a delta, and at the end of an answer also its outcome and costs."""
         if delta.token_ids:
             self._note_tokens(delta, self.clock())
         if delta.finish_reason is not None:
@@ -56,74 +57,77 @@ class RequestMeter:
                 self.metrics.note_answer(delta.stats, delta.finish_reason)
 
     def _note_tokens(self, delta: AnswerDelta, now: float) -> None:
-        seen = self._seen[delta.index]
-        if seen.last is None:
+        figures = self._answers[delta.index]
+        if figures.last_at is None:
             self.metrics.observe("time_to_first_token_seconds", now - self._began)
             if delta.index == 0:
                 tokens = len(self.request.prompt_token_ids)
                 self.metrics.inc("prompt_tokens", tokens)
                 self.metrics.observe("request_prompt_tokens", tokens)
         else:
-            self.metrics.observe("inter_token_latency_seconds", (now - seen.last) / len(delta.token_ids))
+            self.metrics.observe(
+                "inter_token_latency_seconds", (now - figures.last_at) / len(delta.token_ids)
+            )
         self.metrics.inc("generation_tokens", len(delta.token_ids))
-        seen.last = now
-        seen.note(delta)
+        figures.last_at = now
+        figures.note(delta)
 
-    def refused(self) -> None:
-        for seen in self._seen:
-            seen.has_ended = seen.is_counted = True
+    def note_refused(self) -> None:
+        """Record that the engine refused the request: it has neither outcome nor costs."""
+        for figures in self._answers:
+            figures.is_outcome_counted = figures.are_costs_counted = True
 
-    def lost(self) -> None:
-        """Record that the engine died: unfinished answers are errors, with costs as far as known."""
-        for index, seen in enumerate(self._seen):
-            if not seen.has_ended:
-                self._note_outcome(index, "error")
+    def note_engine_lost(self) -> None:
+        """Record that the engine died: unfinished answers count as errors, with their costs so far."""
+        for index in range(len(self._answers)):
+            self._note_outcome(index, "error")
             self._note_costs(index, None)
 
-    def left(self) -> None:
-        """Record that the client disconnected: unfinished answers count as aborted; their costs arrive later."""
-        for index in range(len(self._seen)):
+    def note_closed(self) -> None:
+        """Record that no more deltas are read: unfinished answers count as aborted; `note_late` gets their costs."""
+        for index in range(len(self._answers)):
             self._note_outcome(index, "abort")
 
     def note_late(self, item: AnswerDelta | Exception) -> None:
-        """Count an answer that ended after its client disconnected or its engine died."""
+        """Count the costs of an answer that ended after `note_closed`; an exception means that the engine died."""
         if isinstance(item, Exception):
-            self.lost()
+            self.note_engine_lost()
         else:
             self._note_costs(item.index, item.stats)
 
     def _note_outcome(self, index: int, reason: str) -> None:
-        if not self._seen[index].has_ended:
-            self._seen[index].has_ended = True
+        """Count an answer's outcome once."""
+        if not self._answers[index].is_outcome_counted:
+            self._answers[index].is_outcome_counted = True
             self.metrics.inc("request_success", 1, reason)
 
     def _note_costs(self, index: int, stats: RequestStats | None) -> None:
-        """Count an answer's costs once; without statistics, from its deltas."""
-        seen = self._seen[index]
-        if seen.is_counted:
+        """Count an answer's costs once; without the engine's statistics, from its deltas."""
+        figures = self._answers[index]
+        if figures.are_costs_counted:
             return
-        seen.is_counted = True
+        figures.are_costs_counted = True
         if stats is None:
-            stats = self._partial(seen)
-        self.metrics.inc("generation_tokens", max(stats.output_tokens - seen.tokens, 0))
+            stats = self._stats_so_far(figures)
+        self.metrics.inc("generation_tokens", max(stats.output_tokens - figures.tokens, 0))
         self.metrics.note_costs(index, stats)
 
-    def _partial(self, seen: _Seen) -> RequestStats:
+    def _stats_so_far(self, figures: _AnswerFigures) -> RequestStats:
         return RequestStats(
-            prompt_tokens=len(self.request.prompt_token_ids) if seen.tokens else 0,
-            output_tokens=seen.tokens,
-            passes=seen.passes,
-            drafts=seen.drafts,
-            drafted=seen.drafted,
-            accepted=seen.accepted,
-            rollback_tokens=seen.drafted - seen.accepted,
+            prompt_tokens=len(self.request.prompt_token_ids) if figures.tokens else 0,
+            output_tokens=figures.tokens,
+            passes=figures.passes,
+            drafts=figures.drafts,
+            drafted=figures.drafted,
+            accepted=figures.accepted,
+            rollback_tokens=figures.drafted - figures.accepted,
             method=self._method,
             cohort=cohort_of(self._method, self.request.params),
         )
 
 
 def _method(request: NewRequest, default: str) -> str:
-    """Return a request's drafter; empty: none."""
+    """Return the name of a request's drafter; empty: none."""
     setting = request.speculation
     if isinstance(setting, Mapping):
         return str(setting.get("method", default))

@@ -29,7 +29,7 @@ class Address:
         if not (has_key or insecure or is_loopback(self.host)):
             raise RequestError(
                 f"{self.host} can be reached from other machines: give an API key (--api-key or FOREWORD_API_KEY), "
-                "or --insecure if you mean it"
+                "or --insecure to serve without one"
             )
 
     def allowed_hosts(self, given: Sequence[str]) -> tuple[str, ...] | None:
@@ -39,6 +39,7 @@ class Address:
         return tuple(dict.fromkeys((host_name(self.host), *map(host_name, given))))
 
     def bind(self) -> socket.socket:
+        """Return a listening socket; raise `RequestError` if the address is not available."""
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         listening = socket.socket(family, socket.SOCK_STREAM)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -60,7 +61,7 @@ def host_name(host: str) -> str:
 
 
 STREAM_PACINGS = ("burst", "even")
-"""Tokens as they arrive; or at an even cadence, padded."""
+"""How streams send tokens: as they arrive; or at an even cadence, in padded blocks."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ class Limits:
 class ServerSettings:
     """One server's settings."""
 
-    model_name: str  # the model's public name, and the default of requests
+    model_name: str  # the model's public name; requests without a model name mean this one
     model_files: ModelFiles = field(default_factory=ModelFiles)  # described by Ollama's routes
     api_keys: tuple[str, ...] = ()  # accepted keys; empty: no key needed
     # keys with access to all routes; only these may change settings for all tenants
@@ -114,7 +115,7 @@ class ServerSettings:
     # LoRA adapters to load at the start: name -> folder
     adapters: Mapping[str, str] = field(default_factory=dict)
     allow_adapter_loading: bool = False  # clients may load and unload adapters by local path
-    policy_file: str | None = None  # read by the engine
+    policy_file: str | None = None  # path; the engine reads it
     drain_seconds: float = 30.0  # maximum wait for running answers when stopping
     tokenize_threads: int = 2  # threads that tokenize long prompts
     inline_characters: int = 4096  # prompts up to this length are tokenized inline
@@ -128,7 +129,7 @@ class ServerSettings:
 
     @cached_property
     def methods(self) -> frozenset[str]:
-        """The drafters that a request may select: free ones and the default's."""
+        """Drafters that a request may select: those that need no files and little memory, and the default's."""
         from foreword.drafters.registry import drafter_kinds
 
         free = {name for name, kind in drafter_kinds().items() if kind.traits.is_free}
@@ -136,7 +137,7 @@ class ServerSettings:
 
     @property
     def default_method(self) -> str | None:
-        """Name of the default drafter, for people."""
+        """Name of the default drafter, for display."""
         return None if self.speculation is None else "+".join(self.speculation.method)
 
 

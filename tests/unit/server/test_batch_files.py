@@ -67,7 +67,7 @@ BROKEN = [
 def test_a_line_that_is_no_request_is_an_error_of_its_own(tmp_path, answers, line, custom_id, words: str):
     batch = read(write(tmp_path / "in.jsonl", line, asked("b")), answers)
     assert ids(batch) == ["b"]
-    (refused,) = batch.refused
+    (refused,) = batch.refusals
     assert refused["custom_id"] == custom_id
     assert refused["error"]["message"].startswith(f"line 1: {words}")
 
@@ -75,16 +75,16 @@ def test_a_line_that_is_no_request_is_an_error_of_its_own(tmp_path, answers, lin
 @pytest.mark.parametrize("first", [asked("a"), asked("a", stream=True)])
 def test_an_id_that_comes_twice_has_one_line_of_its_own(tmp_path, answers, first):
     batch = read(write(tmp_path / "in.jsonl", first, asked("a")), answers)
-    refused = batch.refused[-1]
+    refused = batch.refusals[-1]
     assert refused["error"]["message"] == "line 2: custom_id: 'a' is that of an earlier line"
     assert refused["custom_id"] is None
-    assert [*ids(batch), *(line["custom_id"] for line in batch.refused[:-1])] == ["a"]
+    assert [*ids(batch), *(line["custom_id"] for line in batch.refusals[:-1])] == ["a"]
 
 
 def test_a_byte_order_mark_is_skipped_and_blank_lines_are_counted(tmp_path, answers):
     batch = read(write(tmp_path / "in.jsonl", "\ufeff" + json.dumps(asked("a")), "", " ", "{"), answers)
     assert ids(batch) == ["a"]
-    assert batch.refused[0]["error"]["message"] == "line 4: is not JSON"
+    assert batch.refusals[0]["error"]["message"] == "line 4: is not JSON"
 
 
 def test_odd_lines_and_a_route_that_raises_do_not_end_the_rest(tmp_path, answers):

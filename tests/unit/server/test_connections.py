@@ -254,15 +254,15 @@ def test_places_are_given_back():
     limiter = ConnectionLimiter(2)
     for _ in range(5):
         one, two = Connection(), Connection()
-        assert limiter.opened(one)
-        assert limiter.opened(two)
-        limiter.busy(one)
-        limiter.closed(one)
-        limiter.busy(two)
-        limiter.idle(two)
-        limiter.closed(two)
-        limiter.idle(two)  # an answer that ends after its connection
-        limiter.busy(two)
+        assert limiter.add(one)
+        assert limiter.add(two)
+        limiter.mark_busy(one)
+        limiter.remove(one)
+        limiter.mark_busy(two)
+        limiter.mark_idle(two)
+        limiter.remove(two)
+        limiter.mark_idle(two)  # an answer that ends after its connection
+        limiter.mark_busy(two)
 
 
 @pytest.mark.parametrize(("files", "most"), [(1 << 20, 1024), (1024, 832), (128, 48), (16, 4)])

@@ -173,7 +173,7 @@ def test_a_request_is_measured_from_acceptance_to_end():
         meter.note(AnswerDelta("a", index, "x", (1,)))
         meter.note(AnswerDelta("a", index, "yz", (2, 3)))
         meter.note(AnswerDelta("a", index, "", (4,), finish_reason="length", stats=STATS))
-    meter.left()
+    meter.note_closed()
     assert value(metrics, "time_to_first_token_seconds_count") == 2
     assert value(metrics, "inter_token_latency_seconds_count") == 4
     assert value(metrics, "e2e_request_latency_seconds_count") == 2
@@ -213,7 +213,7 @@ def test_what_was_done_for_a_client_that_has_left_is_counted():
     meter = half_an_answer(metrics)
     assert value(metrics, "generation_tokens_total") == 4  # when it is done, not at the end
     assert value(metrics, "prompt_tokens_total") == 2
-    meter.left()
+    meter.note_closed()
     assert value(metrics, "request_success_total", finished_reason="abort") == 1
     assert metrics.totals == {}
     stats = replace(DRAFTED, output_tokens=6, passes=4)
@@ -229,11 +229,11 @@ def test_what_was_done_by_an_engine_that_has_died_is_counted_as_far_as_it_was_to
     metrics = Metrics("m")
     meter = half_an_answer(metrics)
     if left_first:
-        meter.left()
+        meter.note_closed()
         meter.note_late(RuntimeError("the engine has died"))
     else:
-        meter.lost()
-        meter.left()
+        meter.note_engine_lost()
+        meter.note_closed()
     assert metrics.totals == {"suffix/greedy": DRAFTED}
     reason = "abort" if left_first else "error"
     assert value(metrics, "request_success_total", finished_reason=reason) == 1
@@ -252,15 +252,15 @@ def test_what_was_done_by_an_engine_that_has_died_is_counted_as_far_as_it_was_to
 )
 def test_a_lost_answer_is_counted_with_its_own(setting, cohort):
     metrics = Metrics("m")
-    half_an_answer(metrics, speculation=setting).lost()
+    half_an_answer(metrics, speculation=setting).note_engine_lost()
     assert list(metrics.totals) == [cohort]
 
 
 def test_a_refused_request_is_no_answer():
     metrics = Metrics("m")
     meter = RequestMeter(metrics, NewRequest("a", (1,)))
-    meter.refused()
-    meter.left()
+    meter.note_refused()
+    meter.note_closed()
     assert metrics.totals == {}
     assert "finished_reason" not in metrics.exposition().decode()
 

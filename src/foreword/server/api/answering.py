@@ -173,13 +173,13 @@ async def _measured(context: ServerContext, request: NewRequest) -> AsyncGenerat
     except UnsatisfiableRequest:
         raise  # counted as a failed answer
     except RequestError:
-        meter.refused()
+        meter.note_refused()
         raise
     except EngineUnavailable:
-        meter.lost()
+        meter.note_engine_lost()
         raise
     finally:
-        meter.left()
+        meter.note_closed()
 
 
 def _failure(delta: AnswerDelta) -> ForewordError:
