@@ -123,7 +123,7 @@ def test_the_ends_of_abandoned_answers_are_heard():
         ends = [item for item in heard if isinstance(item, AnswerDelta)]
         assert [(end.index, end.finish_reason) for end in ends] == [(0, "abort"), (1, "abort")]
         assert all(end.stats is not None and end.stats.output_tokens >= 1 for end in ends)
-        assert not link._left
+        assert not link._aborted
         async for _delta in link.answer(request("whole"), heard.append):
             pass
         assert len(heard) == 2
@@ -138,7 +138,7 @@ def test_who_waits_for_abandoned_answers_hears_that_the_engine_died():
             await anext(deltas)
         link.break_off("gone")
         assert [type(item) for item in heard] == [EngineUnavailable]
-        assert not link._left
+        assert not link._aborted
 
     connected(test, step_seconds=0.02)
 

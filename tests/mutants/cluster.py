@@ -236,9 +236,9 @@ CLUSTER_MUTANTS = (
         95,
         "a router asks another target for an answer of which the client has a part",
         "server/router/relay.py",
-        "_Passage._rest",
+        "_ForwardedRequest._forward_rest",
         "metrics.broken.labels(target.url).inc()",
-        "raise NotTakenError('broke off') from None\nmetrics.broken.labels(target.url).inc()",
+        "raise NotAnsweredError('broke off') from None\nmetrics.broken.labels(target.url).inc()",
         (f"{ROUTER}::test_an_answer_of_which_a_byte_was_passed_on_is_never_asked_for_again",),
     ),
     Mutant(

@@ -1,1 +1,1 @@
-"""Processes and their messages: the engine and draft nodes."""
+"""The processes of the engine and of draft nodes, and the messages between API process and engine process."""

@@ -23,14 +23,17 @@ class NodeSettings:
 
     address: NodeAddress
     security: Security = field(default_factory=Security)
-    capacity: int = 256  # requests of all targets
-    kv_tokens: int = 32_768  # KV cache size of a draft model, over all requests
-    runs_ahead: bool = True
-    labels: dict[str, str] = field(default_factory=dict)
+    capacity: int = 256  # maximum requests of all targets together
+    kv_tokens: int = 32_768  # KV cache size of a draft model in tokens, over all requests
+    runs_ahead: bool = True  # draft further tokens while the target verifies
+    labels: dict[str, str] = field(default_factory=dict)  # shown to targets
 
 
 def make_node(loaded: LoadedModel, config: SpeculationConfig, settings: NodeSettings) -> DraftNode:
-    """Create a listening node; `start` accepts targets. The loaded model is the draft model."""
+    """Create a listening node, whose `start` accepts targets. The loaded model is the draft model.
+
+    Raise `RequestError` if the drafter needs the target's passes.
+    """
     check_methods(config.method)
     drafter = _drafter(loaded, config, settings.kv_tokens)
     if drafter.traits.needs:
@@ -51,6 +54,7 @@ def make_node(loaded: LoadedModel, config: SpeculationConfig, settings: NodeSett
 
 
 def check_methods(names: Sequence[str]) -> None:
+    """Raise `RequestError` for a drafter that cannot run on a draft node."""
     for name in names:
         kind = drafter_kinds().get(name)
         if kind is not None and kind.traits.needs_target:
@@ -58,6 +62,7 @@ def check_methods(names: Sequence[str]) -> None:
 
 
 def _drafter(loaded: LoadedModel, config: SpeculationConfig, kv_tokens: int) -> Drafter:
+    """Create the drafter; some have a variant for draft nodes."""
     name = config.method[0]
     build = drafter_kinds()[name].build_on_node
     if len(config.method) > 1 or build is None:
@@ -66,6 +71,7 @@ def _drafter(loaded: LoadedModel, config: SpeculationConfig, kv_tokens: int) -> 
 
 
 def _pace(config: SpeculationConfig) -> Pace:
+    """Return the size of the draft that one call of the drafter requests."""
     kinds = [drafter_kinds()[name] for name in config.method]
     if all(kind.selection is TokenSelection.CHOSEN for kind in kinds):
         return Pace.AT_ONCE

@@ -59,7 +59,7 @@ class MovePair(_Message, frozen=True):
 
     drafter: str
     cohort: str
-    state: str
+    state: str  # the new stage, or "next"
 
 
 class SetAdapter(_Message, frozen=True):
@@ -77,16 +77,16 @@ class StatsWanted(_Message, frozen=True):
 
 
 class Drain(_Message, frozen=True):
-    """To the engine process: refuse new requests, finish within this many seconds, then exit."""
+    """To the engine process: refuse new requests, finish the running ones, then exit."""
 
-    deadline: float
+    deadline: float  # seconds that running requests have to finish
 
 
 class Starting(_Message, frozen=True):
-    """From the engine process before it is ready: loading stage and progress."""
+    """From the engine process before it is ready: the loading progress."""
 
     stage: str
-    done: int
+    done: int  # of `total`
     total: int
 
 
@@ -113,7 +113,7 @@ class Refused(_Message, frozen=True):
 class Stats(_Message, frozen=True):
     """From the engine process: its statistics."""
 
-    number: int
+    number: int  # of the `StatsWanted`
     engine: EngineStats
 
 
@@ -121,7 +121,7 @@ class AdapterSet(_Message, frozen=True):
     """From the engine process: result of `SetAdapter`."""
 
     number: int
-    error: str | None = None
+    error: str | None = None  # None: success
 
 
 class Fatal(_Message, frozen=True):
@@ -132,10 +132,11 @@ class Fatal(_Message, frozen=True):
 
 ToEngine = Start | Submit | Abort | Speculate | MovePair | SetAdapter | StatsWanted | Drain
 FromEngine = Starting | Ready | Deltas | Refused | Stats | AdapterSet | Fatal
-_Kind = TypeVar("_Kind")
+_Direction = TypeVar("_Direction")  # `ToEngine` or `FromEngine`
 
 
-def _plain(value: Any) -> Any:  # noqa: ANN401 - msgspec's hook takes whatever it does not know
+def _plain(value: Any) -> Any:  # noqa: ANN401 - msgspec's hook gets values of any unsupported type
+    """Convert NumPy values to Python's for msgpack."""
     if isinstance(value, np.ndarray):
         return value.tolist()
     if isinstance(value, np.generic):
@@ -144,6 +145,7 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 - msgspec's hook takes whatever i
 
 
 def _array(wanted: Any, value: Any) -> Any:  # noqa: ANN401 - msgspec's hook
+    """Convert a list to the NumPy array type `wanted`."""
     if get_origin(wanted) is not np.ndarray or not isinstance(value, list):
         raise NotImplementedError(f"{wanted} is not part of any message")
     (scalar,) = get_args(get_args(wanted)[1])
@@ -172,7 +174,7 @@ def decode_from_engine(payload: bytes) -> FromEngine:
     return message
 
 
-def _decoded(decoder: "msgspec.msgpack.Decoder[_Kind]", payload: bytes) -> _Kind:
+def _decoded(decoder: "msgspec.msgpack.Decoder[_Direction]", payload: bytes) -> _Direction:
     try:
         return decoder.decode(payload)
     except (msgspec.MsgspecError, ForewordError, ValueError, RecursionError) as error:
@@ -180,7 +182,7 @@ def _decoded(decoder: "msgspec.msgpack.Decoder[_Kind]", payload: bytes) -> _Kind
 
 
 class Channel:
-    """Sends and receives frames over a stream socket."""
+    """Sends messages and receives frames over a stream socket."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader

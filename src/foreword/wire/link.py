@@ -1,4 +1,4 @@
-"""Connection to an engine process: sends requests, delivers deltas, and fails all readers when it breaks."""
+"""Connection to an engine process: sends requests, delivers deltas, and raises errors in all readers when it breaks."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
@@ -12,10 +12,10 @@ from foreword.progress import StageProgress
 from foreword.wire import frames as wire
 
 LONGEST_INTERVAL = 5.0
-"""Maximum seconds between two checks."""
+"""Maximum seconds between two checks of whether the engine hangs."""
 
 HANG_CHECKS = 4
-"""Consecutive checks without a sign of life before the engine counts as hung."""
+"""Number of checks within the timeout after which the engine counts as hung."""
 
 
 async def wait_until_hung(link: "EngineLink", timeout: float) -> None:
@@ -29,37 +29,37 @@ async def wait_until_hung(link: "EngineLink", timeout: float) -> None:
     while clock() - last_sign < timeout:
         await asyncio.sleep(interval / 2)
         stats = await link.stats(interval / 2)
-        if stats is not None and (stats.steps != steps or not link.awaited):
+        if stats is not None and (stats.steps != steps or not link.unfinished):
             steps, last_sign = stats.steps, clock()
 
 
-_Item = AnswerDelta | Exception
+DeltaOrError = AnswerDelta | Exception
 
-OnLate = Callable[[_Item], None]
+OnLate = Callable[[DeltaOrError], None]
 """Receives the final deltas of aborted answers, or the exception that ended them."""
 
 
 @dataclass
 class _Inbox:
-    """Deltas for a request, and its unfinished answers."""
+    """Deltas of a request for its reader, and which of its answers have not ended."""
 
     open: OpenAnswers
-    items: "asyncio.Queue[_Item]" = field(default_factory=asyncio.Queue)
+    items: "asyncio.Queue[DeltaOrError]" = field(default_factory=asyncio.Queue)
 
 
 class EngineLink:
-    """Exists as long as the engine process."""
+    """Connection to one engine process; exists as long as the process."""
 
     def __init__(self, channel: wire.Channel, on_stage: StageProgress = lambda *_: None) -> None:
         """`on_stage` receives the loading progress."""
         self._channel = channel
         self._on_stage = on_stage
         self._inboxes: dict[str, _Inbox] = {}
-        # aborted requests whose answers have not ended
-        self._left: dict[str, tuple[OpenAnswers, OnLate]] = {}
-        self._replies: dict[int, asyncio.Future[Any]] = {}
-        self._numbers = count()
-        self._broken: str | None = None
+        # Aborted requests whose answers have not ended, by request id.
+        self._aborted: dict[str, tuple[OpenAnswers, OnLate]] = {}
+        self._replies: dict[int, asyncio.Future[Any]] = {}  # by message number
+        self._numbers = count()  # numbers of messages that have a reply
+        self._broken: str | None = None  # why the link is broken
         self.ready: asyncio.Future[wire.Ready] = asyncio.get_running_loop().create_future()
         self.fatal: str | None = None  # the engine process's last error
 
@@ -69,8 +69,8 @@ class EngineLink:
         return len(self._inboxes)
 
     @property
-    def awaited(self) -> int:
-        """Number of requests whose end has not arrived."""
+    def unfinished(self) -> int:
+        """Number of requests that have a reader and whose answers have not all ended."""
         return sum(inbox.open.left > 0 for inbox in self._inboxes.values())
 
     def send(self, message: wire.ToEngine) -> None:
@@ -81,9 +81,9 @@ class EngineLink:
     async def answer(
         self, request: NewRequest, on_late: OnLate | None = None
     ) -> AsyncGenerator[AnswerDelta, None]:
-        """Yield deltas until all answers of the request have ended; leaving early aborts it.
+        """Yield deltas until all answers of the request have ended; closing the iterator early aborts the request.
 
-        `on_late` then receives how the unfinished answers ended.
+        `on_late` then receives the last deltas of its unfinished answers.
         """
         if self._broken is not None:
             raise EngineUnavailable(self._broken)
@@ -102,25 +102,27 @@ class EngineLink:
             if inbox.open.left and self._broken is None:
                 self.send(wire.Abort(request.request_id))
                 if on_late is not None:
-                    self._left[request.request_id] = (inbox.open, on_late)
+                    self._aborted[request.request_id] = (inbox.open, on_late)
 
     async def stats(self, timeout: float) -> EngineStats | None:
+        """Return the engine's statistics; None if no reply arrives within `timeout` seconds."""
         try:
-            stats: EngineStats = await asyncio.wait_for(self._ask(wire.StatsWanted), timeout)
+            stats: EngineStats = await asyncio.wait_for(self._reply_to(wire.StatsWanted), timeout)
         except (TimeoutError, EngineUnavailable):
             return None
         return stats
 
     async def set_adapter(self, name: str, path: str | None) -> None:
         """Load an adapter, or unload it without a path; raise `RequestError` on failure."""
-        error = await self._ask(lambda number: wire.SetAdapter(number, name, path))
+        error = await self._reply_to(lambda number: wire.SetAdapter(number, name, path))
         if error is not None:
             raise RequestError(error)
 
-    async def _ask(self, message: Callable[[int], wire.ToEngine]) -> Any:  # noqa: ANN401 - as the message says
+    async def _reply_to(self, make_message: Callable[[int], wire.ToEngine]) -> Any:  # noqa: ANN401 - by message type
+        """Send the message that `make_message` creates with a number; return its reply."""
         number = next(self._numbers)
         reply = self._replies[number] = asyncio.get_running_loop().create_future()
-        self.send(message(number))
+        self.send(make_message(number))
         try:
             return await reply
         finally:
@@ -153,26 +155,26 @@ class EngineLink:
             case wire.Fatal(error):
                 self.fatal = error
 
-    def _deliver(self, request_id: str, item: _Item) -> None:
+    def _deliver(self, request_id: str, item: DeltaOrError) -> None:
         """Deliver to the reader; for an aborted request, pass the final delta to `on_late`."""
         if (inbox := self._inboxes.get(request_id)) is not None:
             inbox.open.note(item)
             inbox.items.put_nowait(item)
-        elif (left := self._left.get(request_id)) is not None:
-            answers, on_late = left
+        elif (aborted := self._aborted.get(request_id)) is not None:
+            answers, on_late = aborted
             if answers.note(item):
-                del self._left[request_id]
+                del self._aborted[request_id]
             if isinstance(item, Exception) or item.finish_reason is not None:
                 on_late(item)
 
     def break_off(self, reason: str) -> None:
-        """Raise an error in all readers and refuse new requests."""
+        """Close the connection, raise `EngineUnavailable` in all readers, and refuse new requests."""
         if self._broken is not None:
             return
         self._broken = reason
         self._channel.close()
-        waiting = [request_id for request_id, inbox in self._inboxes.items() if inbox.open.left]
-        for request_id in [*waiting, *self._left]:
+        unfinished = [request_id for request_id, inbox in self._inboxes.items() if inbox.open.left]
+        for request_id in [*unfinished, *self._aborted]:
             self._deliver(request_id, EngineUnavailable(reason))
         for reply in self._replies.values():
             if not reply.done():

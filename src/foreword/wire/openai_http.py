@@ -9,9 +9,9 @@ import httpx2
 
 from foreword.errors import RequestError
 
-MODELS_TIMEOUT = 30.0  # seconds
-MOST_OF_A_REFUSAL = 65_536  # maximum bytes of an error body
-CONNECT_TIMEOUT = 30.0  # seconds; answers have the caller's own timeout
+MODELS_TIMEOUT = 30.0  # seconds to wait for the list of models
+MOST_OF_A_REFUSAL = 65_536  # maximum bytes that are read of an error response
+CONNECT_TIMEOUT = 30.0  # seconds; the caller limits the time of answers
 
 
 def base_address(url: str) -> str:
@@ -61,7 +61,10 @@ class ListedModel:
 
 
 async def listed_model(client: httpx2.AsyncClient, name: str = "") -> ListedModel:
-    """Return the server's model of this name, or its first; with a name, a server without a list is accepted."""
+    """Return the server's model of this name, or its first model without a name.
+
+    With a name, the server need not list its models.
+    """
     try:
         models = await _models(client)
     except RequestError:
@@ -77,6 +80,7 @@ def _advice(status: int) -> str:
 
 
 async def _models(client: httpx2.AsyncClient) -> list[ListedModel]:
+    """Return the server's list of models; raise `RequestError` if there is none."""
     try:
         response = await client.get("/v1/models", timeout=MODELS_TIMEOUT)
     except httpx2.HTTPError as error:
@@ -118,14 +122,14 @@ class EventParser:
     MOST_BYTES = 16 * 2**20  # per event, so that an endless line does not fill the memory
 
     def __init__(self) -> None:
-        self._rest = b""
-        self._data: list[bytes] = []
-        self._held = 0  # bytes of the incomplete event
+        self._rest = b""  # the incomplete line
+        self._data: list[bytes] = []  # data lines of the incomplete event
+        self._data_bytes = 0  # their size
 
     def feed(self, received: bytes) -> Iterator[bytes]:
         """Yield the data of every completed event; other fields are skipped."""
-        if self._held + len(self._rest) + len(received) > self.MOST_BYTES:
-            raise ValueError(f"an event of more than {self.MOST_BYTES} bytes")
+        if self._data_bytes + len(self._rest) + len(received) > self.MOST_BYTES:
+            raise ValueError(f"an event has more than {self.MOST_BYTES} bytes")
         *lines, self._rest = (self._rest + received).split(b"\n")
         for line in lines:
             yield from self._take(line.removesuffix(b"\r"))
@@ -134,11 +138,11 @@ class EventParser:
         if not line:
             if self._data:
                 yield b"\n".join(self._data)
-            self._data, self._held = [], 0
+            self._data, self._data_bytes = [], 0
             return
         name, _, value = line.partition(b":")
         if name == b"data":
             self._data.append(value.removeprefix(b" "))
-            self._held += len(line) + 1
+            self._data_bytes += len(line) + 1
         elif name not in (b"", b"event", b"id", b"retry"):  # an empty name is a comment
             raise ValueError(f"not a line of an event stream: {line[:60]!r}")

@@ -45,8 +45,8 @@ class EngineHost:
         self._engine = engine
         self._draining: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()  # adapters being loaded
-        self._fresh: list[AnswerDelta] = []  # to be sent together
-        self._over = asyncio.Event()
+        self._unsent: list[AnswerDelta] = []  # deltas to send in one message
+        self._ended = asyncio.Event()  # the process is to exit
         self.exit_code = 0
 
     async def serve(self, incoming: AsyncIterator[bytes]) -> None:
@@ -55,15 +55,15 @@ class EngineHost:
 
         def on_death(error: Exception) -> None:
             with suppress(RuntimeError):  # the loop is closed: the process is ending
-                loop.call_soon_threadsafe(self._die, error)
+                loop.call_soon_threadsafe(self._end_with_error, error)
 
         self._engine.when_dead(on_death)
         self._channel.send(wire.Ready(self._engine.max_model_len))
         listening = asyncio.ensure_future(self._listen(incoming))
-        over = asyncio.ensure_future(self._over.wait())
-        await asyncio.wait((listening, over), return_when=asyncio.FIRST_COMPLETED)
-        over.cancel()
-        self._over.set()  # later reports about the engine's end are expected
+        ended = asyncio.ensure_future(self._ended.wait())
+        await asyncio.wait((listening, ended), return_when=asyncio.FIRST_COMPLETED)
+        ended.cancel()
+        self._ended.set()  # from now on, the end of the engine is no error
         if listening.done():
             listening.result()
         listening.cancel()
@@ -108,50 +108,52 @@ class EngineHost:
             self._channel.send(wire.AdapterSet(number))
 
     def _submit(self, request: NewRequest) -> None:
+        """Submit a request to the engine; have its deltas forwarded, or report its refusal."""
         try:
             stream = self._engine.submit(request)
         except RequestError as error:
             self._channel.send(wire.Refused(request.request_id, str(error), error.param))
         except EngineStopped as error:
-            self._die(error)
+            self._end_with_error(error)
         except Exception as error:  # nothing was queued: only this request fails
-            log.exception("a request could not be taken")
+            log.exception("a request could not be submitted")
             self._channel.send(wire.Refused(request.request_id, f"{type(error).__name__}: {error}"))
         else:
-            stream.forward_to(partial(self._take, request.request_id))
+            stream.forward_to(partial(self._forward, request.request_id))
 
-    def _take(self, request_id: str, item: AnswerDelta | Exception) -> None:
-        """Collect deltas of one pass into one message, to wake the API process once."""
+    def _forward(self, request_id: str, item: AnswerDelta | Exception) -> None:
+        """Forward a delta or an error; the deltas of one pass go into one message, to wake the API process once."""
         if isinstance(item, RequestError):
             self._channel.send(wire.Refused(request_id, str(item), item.param))
         elif isinstance(item, Exception):
-            self._die(item)
+            self._end_with_error(item)
         else:
-            if not self._fresh:
-                asyncio.get_running_loop().call_soon(self._send_fresh)
-            self._fresh.append(item)
+            if not self._unsent:
+                asyncio.get_running_loop().call_soon(self._send_unsent)
+            self._unsent.append(item)
             if item.prompt_logprobs:
-                self._send_fresh()  # long deltas: several may exceed a frame
+                self._send_unsent()  # prompt log-probabilities are long: those of several deltas may exceed a frame
 
-    def _send_fresh(self) -> None:
-        fresh, self._fresh = self._fresh, []
+    def _send_unsent(self) -> None:
+        fresh, self._unsent = self._unsent, []
         if fresh:
             self._channel.send(wire.Deltas(fresh))
 
     async def _drain(self, deadline: float) -> None:
+        """Finish running answers within `deadline` seconds, then end the process."""
         if not await self._engine.drain(deadline):
-            log.warning("some answers did not end within %.1f s and are given up", deadline)
-        self._send_fresh()
-        self._over.set()
+            log.warning("some answers did not end within %.1f s and are aborted", deadline)
+        self._send_unsent()
+        self._ended.set()
 
-    def _die(self, error: Exception) -> None:
-        """Report an engine failure and end the process; a new one is started."""
-        if self._over.is_set():
+    def _end_with_error(self, error: Exception) -> None:
+        """Report an engine failure and end the process; the supervisor starts a new one."""
+        if self._ended.is_set():
             return
         log.error("the engine has died: %s", error, exc_info=not isinstance(error, ForewordError))
         self._channel.send(wire.Fatal(str(error) or type(error).__name__))
         self.exit_code = 1
-        self._over.set()
+        self._ended.set()
 
 
 async def run(connection: socket.socket, factory: str) -> int:
@@ -182,13 +184,13 @@ async def _load_and_serve(
     try:
         engine = find_factory(factory)(start, on_stage)
     except Exception as error:
-        if not isinstance(error, ForewordError):  # the other side reports ForewordErrors
+        if not isinstance(error, ForewordError):  # the API process reports ForewordErrors
             log.exception("the engine cannot start")
         channel.send(wire.Fatal(str(error) or type(error).__name__))
         await channel.flush()
         return 1
     gc.collect()
-    gc.freeze()  # exclude loaded objects from garbage collection between tokens
+    gc.freeze()  # later collections, which would delay tokens, skip all objects that exist by now
     host = EngineHost(channel, engine)
     try:
         await host.serve(incoming)
@@ -202,7 +204,7 @@ async def _load_and_serve(
 
 
 def main() -> None:
-    """Run the process. It ignores signals to its group: the API process handles them and closes the channel."""
+    """Run the process. It ignores SIGINT and SIGTERM, since the API process handles them and closes the channel."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")

@@ -26,11 +26,11 @@ DEFAULT_FACTORY = "foreword.wire.factory:load_engine"
 
 
 class EngineState(StrEnum):
-    """States of an engine."""
+    """States of a supervised engine."""
 
     STARTING = "starting"  # loading the model for the first time
     READY = "ready"
-    RESTARTING = "restarting"  # it died and a new one is starting
+    RESTARTING = "restarting"  # the engine process died and a new one is starting
     DRAINING = "draining"  # no new requests; running answers may finish
     STOPPED = "stopped"
 
@@ -41,16 +41,16 @@ class EngineStartError(ForewordError):
 
 @dataclass(frozen=True)
 class SupervisorSettings:
-    """Settings of starting and monitoring an engine process."""
+    """Settings for starting and monitoring an engine process."""
 
     start: wire.Start  # model and settings to load
     factory: str = DEFAULT_FACTORY  # "module:function" that creates the engine in its process
-    first_pause: float = 0.2  # seconds before the first restart; doubles each time
-    longest_pause: float = 30.0  # maximum seconds between restarts
-    calm_after: float = 60.0  # an engine that ran this long resets the pauses
+    first_pause: float = 0.2  # seconds before the first restart; the pause doubles at each further one
+    longest_pause: float = 30.0  # maximum seconds before a restart
+    calm_after: float = 60.0  # an engine that ran for more seconds than this resets the pause
     hang_seconds: float = 60.0  # an engine without a sign of life for this long is killed
     stats_timeout: float = 2.0  # seconds to wait for statistics
-    close_timeout: float = 10.0  # seconds to exit before it is killed
+    close_timeout: float = 10.0  # seconds that the process has to exit before it is killed
 
 
 class Supervisor:
@@ -63,31 +63,34 @@ class Supervisor:
         self.state = EngineState.STARTING
         self._link: EngineLink | None = None
         self._process: Process | None = None
-        self.max_model_len: int | None = None  # prompt and answer tokens; None: not ready
+        self.max_model_len: int | None = None  # maximum tokens of prompt and answer; None: never ready so far
         self.restarts = 0  # number of restarts
-        self.speculating = True  # for all requests
-        self._adapters = dict(settings.start.adapters)
-        self._watching: asyncio.Task[None] | None = None
+        self.speculating = True  # False: speculation is switched off for all requests
+        self._adapters = dict(settings.start.adapters)  # LoRA adapters in use: name -> folder
+        self._keeping: asyncio.Task[None] | None = None  # runs `_keep_running`
 
     @property
     def process_id(self) -> int | None:
         return None if self._process is None else self._process.pid
 
     def submit(self, request: NewRequest, on_late: OnLate | None = None) -> AsyncGenerator[AnswerDelta, None]:
-        """Return the deltas of all n answers; the iterator raises `RequestError` or, if the engine dies,
-        `EngineUnavailable`. Closing the iterator early aborts the request; `on_late` then receives the
-        ends of its answers."""
+        """Return the deltas of all n answers.
+
+        The iterator raises `RequestError`, or `EngineUnavailable` if the engine dies. Closing it early aborts the
+        request; `on_late` then receives the last deltas of its answers.
+        """
         if self._link is None or self.state not in (EngineState.READY, EngineState.DRAINING):
             raise EngineUnavailable(f"the engine is {self.state}; try again")
         return self._link.answer(request, on_late)
 
     def speculate(self, on: bool) -> None:
+        """Switch speculation on or off for all requests, also after restarts."""
         self.speculating = on
         if self._link is not None:
             self._link.send(wire.Speculate(on))
 
     def move_pair(self, drafter: str, cohort: str, state: str) -> None:
-        """Move a drafter of the policy file in a cohort; the engine saves that itself."""
+        """Move a drafter of the policy file to another stage in a cohort; the engine saves the stage."""
         if self._link is not None:
             self._link.send(wire.MovePair(drafter, cohort, state))
 
@@ -105,21 +108,23 @@ class Supervisor:
             self._adapters[name] = path
 
     async def stats(self) -> EngineStats | None:
+        """Return the engine's statistics; None if it is not ready or does not reply in time."""
         if self._link is None or not self._link.ready.done():
             return None
         return await self._link.stats(self._settings.stats_timeout)
 
     async def start(self, on_ready: Callable[[], None] = lambda: None) -> None:
-        """Start the engine and keep it running; return when it is first ready.
+        """Start the engine and keep it running; when it is first ready, call `on_ready` and return.
 
         Raise `EngineStartError` if it cannot be started.
         """
         first_ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._watching = asyncio.create_task(self._keep_running(first_ready))
+        self._keeping = asyncio.create_task(self._keep_running(first_ready))
         await first_ready
         on_ready()
 
     async def _keep_running(self, first_ready: asyncio.Future[None]) -> None:
+        """Run engine processes one after another until the supervisor stops, or the first one fails to start."""
         pause = self._settings.first_pause
         while True:
             began = monotonic()
@@ -148,8 +153,8 @@ class Supervisor:
             link = await self._launch()
         except OSError as error:
             return f"the engine process cannot be started: {error}"
-        link.ready.add_done_callback(lambda done: self._became_ready(done, first_ready))
-        watching = asyncio.create_task(self._kill_if_hung(link))
+        link.ready.add_done_callback(lambda ready: self._on_link_ready(ready, first_ready))
+        watchdog = asyncio.create_task(self._kill_if_hung(link))
         reason = "the engine process is gone"
         try:
             await link.listen()
@@ -157,10 +162,10 @@ class Supervisor:
             reason = f"the engine's channel is damaged: {error}"
             log.error("%s; closing it", reason)
         finally:
-            watching.cancel()
+            watchdog.cancel()
             self._link = None
             if self.state is EngineState.READY:
-                # before readers are notified, so that none finds it ready
+                # Set the state before `break_off` notifies readers, so that none of them still sees READY.
                 self.state = EngineState.RESTARTING
             link.break_off("the engine has died; try again")
             code = await self._reap(
@@ -177,6 +182,7 @@ class Supervisor:
             self._process.kill()
 
     async def _launch(self) -> EngineLink:
+        """Start a process and send it `Start`; return the link to it."""
         ours, theirs = socket.socketpair()
         with theirs:
             try:
@@ -193,29 +199,31 @@ class Supervisor:
                 ours.close()
                 raise
         link = EngineLink(wire.Channel(*await asyncio.open_connection(sock=ours)), self._on_stage)
-        first = self._settings.start.adapters.items() & self._adapters.items()
-        link.send(msgspec.structs.replace(self._settings.start, adapters=dict(first)))
+        # Without adapters that were unloaded since; `_on_link_ready` adds those that were loaded since.
+        adapters = self._settings.start.adapters.items() & self._adapters.items()
+        link.send(msgspec.structs.replace(self._settings.start, adapters=dict(adapters)))
         self._link = link
         return link
 
-    def _became_ready(self, done: "asyncio.Future[wire.Ready]", first_ready: asyncio.Future[None]) -> None:
-        if done.cancelled():
+    def _on_link_ready(self, ready: "asyncio.Future[wire.Ready]", first_ready: asyncio.Future[None]) -> None:
+        """Bring a new engine to the current settings, and set the state."""
+        if ready.cancelled():
             return
-        self.max_model_len = done.result().max_model_len
+        self.max_model_len = ready.result().max_model_len
         if self.state in (EngineState.STARTING, EngineState.RESTARTING):
             self.state = EngineState.READY
         if not self.speculating:
             self.speculate(False)
-        # Reload adapters that were loaded later; if files are missing, only their requests are refused.
+        # Load adapters that were added after the start; if an adapter's files are missing, only its requests fail.
         for name, path in self._adapters.items() - self._settings.start.adapters.items():
             if self._link is not None:
-                self._link.send(wire.SetAdapter(-1, name, path))
+                self._link.send(wire.SetAdapter(-1, name, path))  # -1: the reply is ignored
         if not first_ready.done():
             first_ready.set_result(None)
         log.info("the engine is ready")
 
     async def _reap(self, timeout: float) -> int | None:
-        """Wait for the process, whose channel is closed, and kill it on timeout."""
+        """Wait for the process, whose channel is closed, and kill it on timeout; return its exit code."""
         process, self._process = self._process, None
         if process is None:
             return None
@@ -227,7 +235,7 @@ class Supervisor:
             return await process.wait()
 
     def begin_drain(self) -> None:
-        """Start draining: accepted requests may still be submitted and finish."""
+        """Start draining: requests that the server has admitted may still be submitted and finish."""
         if self.state is not EngineState.STOPPED:
             self.state = EngineState.DRAINING
 
@@ -236,15 +244,15 @@ class Supervisor:
             self._link.abort_all()
 
     async def stop(self) -> None:
-        """End the engine process, when nothing is running."""
+        """End the engine process; call this when no request is running."""
         self.state = EngineState.STOPPED
         if self._link is not None and self._link.ready.done():
             self._link.send(wire.Drain(self._settings.close_timeout / 2))
         elif self._process is not None:
-            self._process.kill()  # it is loading a model and does not listen
-        elif self._watching is not None:
-            self._watching.cancel()  # waiting to start another
-        if self._watching is not None:
-            done, _ = await asyncio.wait((self._watching,), timeout=2 * self._settings.close_timeout)
+            self._process.kill()  # a process that is loading a model reads no messages
+        elif self._keeping is not None:
+            self._keeping.cancel()  # it is pausing before a restart
+        if self._keeping is not None:
+            done, _ = await asyncio.wait((self._keeping,), timeout=2 * self._settings.close_timeout)
             if not done:
-                self._watching.cancel()
+                self._keeping.cancel()

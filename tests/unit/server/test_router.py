@@ -12,7 +12,7 @@ import pytest
 from foreword import __version__
 from foreword.errors import RequestError
 from foreword.server.router import targets as targets_module
-from foreword.server.router.targets import BLOCK, LOAD_SLACK, PrefixMemory, Targets, TargetWatch, prompt_of
+from foreword.server.router.targets import BLOCK, LOAD_SLACK, PrefixMemory, Targets, TargetWatch, prefix_text
 from helpers.router_world import Answer, Fleet, Parts, broken, call, refusing, run, said, stream
 
 LONG = "the beginning that all of these have in common. " * 40
@@ -195,7 +195,7 @@ def test_if_all_are_full_the_last_refusal_is_passed_on_and_if_none_is_there_one_
         target.mark_unavailable("down")
     told = run(fleet.ask())
     assert (told.status, told.headers["retry-after"]) == (503, "1")
-    assert json.loads(told.body)["error"]["message"] == "none of 2 targets takes requests; try again"
+    assert json.loads(told.body)["error"]["message"] == "none of the router's 2 targets accepts requests; try again"
 
 
 def test_a_client_that_leaves_ends_its_request_at_the_target():
@@ -275,11 +275,11 @@ def test_a_list_in_a_file_is_read_again(tmp_path: Any):
     (first,) = targets
     first.mark_ready(0)
     path.write_text("a:1\nb:1\n")
-    targets.read_again()
+    targets.reload()
     assert [target.url for target in targets] == ["http://a:1", "http://b:1"]
     assert next(iter(targets)) is first
     path.unlink()
-    targets.read_again()
+    targets.reload()
     assert len(list(targets)) == 2
 
 
@@ -293,9 +293,9 @@ def test_prompts_are_read_in_the_order_of_their_parts():
     chat = {"model": "m", "messages": [{"role": "system", "content": LONG}, {"role": "user", "content": "a"}]}
     other = {**chat, "messages": [*chat["messages"][:1], {"role": "user", "content": "b"}]}
     memory = PrefixMemory()
-    one, two = (memory.keys(b"", prompt_of(json.dumps(body).encode())) for body in (chat, other))
+    one, two = (memory.keys(b"", prefix_text(json.dumps(body).encode())) for body in (chat, other))
     assert one.keys == two.keys
     assert len(one.keys) == len(LONG) // BLOCK
-    assert prompt_of(b"[") == prompt_of(b"[]") == prompt_of(b"{}") == ""
-    adapter = prompt_of(json.dumps({**chat, "model": "adapter"}).encode())
+    assert prefix_text(b"[") == prefix_text(b"[]") == prefix_text(b"{}") == ""
+    adapter = prefix_text(json.dumps({**chat, "model": "adapter"}).encode())
     assert memory.keys(b"", adapter).keys != one.keys

@@ -13,9 +13,9 @@ from helpers.virtual_time import run_in_virtual_time
 class Engine:
     """Answers what it is told to, and fails the test if it is asked beyond that."""
 
-    def __init__(self, told: list[EngineStats | None], awaited: int) -> None:
+    def __init__(self, told: list[EngineStats | None], unfinished: int) -> None:
         self._told: Iterator[EngineStats | None] = iter(told)
-        self.awaited = awaited
+        self.unfinished = unfinished
         self.asked = 0
 
     async def stats(self, timeout: float) -> EngineStats | None:
@@ -24,8 +24,8 @@ class Engine:
         return next(self._told)
 
 
-def looks_until_hung(told: list[EngineStats | None], awaited: int = 1) -> int:
-    engine = Engine(told, awaited)
+def looks_until_hung(told: list[EngineStats | None], unfinished: int = 1) -> int:
+    engine = Engine(told, unfinished)
     run_in_virtual_time(wait_until_hung(engine, float(HANG_CHECKS)))
     return engine.asked
 
@@ -46,4 +46,4 @@ def test_an_engine_with_work_that_does_not_step_hangs():
 
 def test_an_idle_engine_does_not_hang():
     with pytest.raises(RuntimeError, match="StopIteration"):  # it is asked for ever
-        looks_until_hung([EngineStats(steps=7)] * 50, awaited=0)
+        looks_until_hung([EngineStats(steps=7)] * 50, unfinished=0)

@@ -1,4 +1,4 @@
-"""Forwards requests to targets and answers back, with metrics."""
+"""Forwards requests to targets, and their answers to clients, with metrics."""
 
 import logging
 from collections.abc import AsyncIterator, Sequence
@@ -16,7 +16,7 @@ from foreword.server.admission import Admission
 from foreword.server.api.streaming import cancel_on_disconnect, framing_of
 from foreword.server.errors import ApiError
 from foreword.server.middleware import ABORTED, BROKEN, given_keys, mark_broken
-from foreword.server.router.targets import PrefixMemory, RoutedTarget, Targets, prompt_of
+from foreword.server.router.targets import PrefixMemory, RoutedTarget, Targets, prefix_text
 from foreword.wire.openai_http import error_words
 
 
@@ -32,9 +32,9 @@ class RouterMetrics:
         def gauge(name: str, text: str) -> Gauge:
             return Gauge(f"foreword:router_target_{name}", text, ["target"], registry=registry)
 
-        self.answers = counter("answers", "Answers by status, or broken or aborted.", "target", "code")
-        self.retries = counter("retries", "Requests that another target got, by reason.", "reason")
-        self.refusals = counter("refusals", "Requests that no target got.", "code")
+        self.answers = counter("answers", "Answers by status, broken or aborted.", "target", "code")
+        self.retries = counter("retries", "Attempts at a target that did not answer, by reason.", "reason")
+        self.refusals = counter("refusals", "Requests that no target answered.", "code")
         self.broken = counter("broken", "Answers that broke off after their first byte.", "target")
         self.prefix_hits = counter("prefix_hits", "Requests sent to the target that knew their prefix.")
         self._ready = gauge("ready", "1 while it takes requests.")
@@ -58,24 +58,24 @@ class RouterMetrics:
 log = logging.getLogger("foreword.router")
 
 _STREAMS = ("text/event-stream", "application/x-ndjson")
-"""Content types of answers that may end with an error event."""
+"""Content types of streams, which may end with an error event."""
 
-_FULL_OR_LEAVING = (429, 503)
+_FULL_OR_STOPPING = (429, 503)
 """Statuses after which another target is tried."""
 
-_NOT_PASSED_ON = frozenset(
+_HOP_BY_HOP = frozenset(
     b"connection keep-alive proxy-authenticate proxy-authorization te trailer transfer-encoding upgrade".split()
 )
-_NOT_TO_TARGETS = _NOT_PASSED_ON | {b"host", b"content-length", b"origin", b"x-request-id"}
-_NOT_TO_CLIENTS = _NOT_PASSED_ON | {b"date", b"x-request-id"}
+_NOT_TO_TARGETS = _HOP_BY_HOP | {b"host", b"content-length", b"origin", b"x-request-id"}
+_NOT_TO_CLIENTS = _HOP_BY_HOP | {b"date", b"x-request-id"}
 
 
-class NotTakenError(Exception):
-    """A target did not answer, and nothing was forwarded: another one may be tried."""
+class NotAnsweredError(Exception):
+    """A target did not answer, or refused the request: nothing was forwarded, and another target may be tried."""
 
-    def __init__(self, reason: str, answer: Response | None = None) -> None:
+    def __init__(self, reason: str, refusal: Response | None = None) -> None:
         super().__init__(reason)
-        self.answer = answer  # its answer, if any
+        self.refusal = refusal  # the target's response, if any
 
 
 @dataclass
@@ -90,7 +90,7 @@ class Relay:
 
     async def answer(self, request: Request, body: bytes, send: Send) -> None:
         """Try targets until one answers; raise `ApiError` if none does."""
-        prefixes = self._prefixes.keys(_tenant(request), prompt_of(body))
+        prefixes = self._prefixes.keys(_tenant(request), prefix_text(body))
         preferred = self._prefixes.find(prefixes)
         tried: list[str] = []
         refusal: Response | None = None
@@ -99,10 +99,10 @@ class Relay:
                 tried.append(target.url)
                 try:
                     with target.serving():
-                        passage = _Passage(request, body, send)
-                        status = await passage.through(target, self._client, self._metrics)
-                except NotTakenError as error:
-                    refusal = error.answer or refusal
+                        forwarded = _ForwardedRequest(request, body, send)
+                        status = await forwarded.send_to(target, self._client, self._metrics)
+                except NotAnsweredError as error:
+                    refusal = error.refusal or refusal
                     self._metrics.retries.labels(str(error)).inc()
                     continue
                 self._metrics.prefix_hits.inc(target.url == preferred)
@@ -110,20 +110,20 @@ class Relay:
                     self._prefixes.note(prefixes, target.url)
                 target.answered += 1
                 return
-        if refusal is not None:  # all candidates refused
+        if refusal is not None:  # no target answered, and at least one refused the request
             self._metrics.note_refusal(refusal.status_code)
             await refusal(request.scope, request.receive, send)
             return
         raise ApiError(
             503,
-            f"none of {len(list(self._targets))} targets takes requests; try again",
+            f"none of the router's {len(list(self._targets))} targets accepts requests; try again",
             code="no_target",
             retry_after=1,
         )
 
 
 class RelayedResponse(Response):
-    """A response forwarded from a target; aborted when the client disconnects."""
+    """A response that is forwarded from a target, and aborted when the client disconnects."""
 
     def __init__(self, relay: Relay, request: Request, body: bytes = b"") -> None:
         super().__init__()
@@ -132,30 +132,34 @@ class RelayedResponse(Response):
         self._body = body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_begun = False
+        has_begun = False
 
-        async def sending(message: object) -> None:
-            nonlocal is_begun
-            is_begun = True
+        async def tracked_send(message: object) -> None:
+            nonlocal has_begun
+            has_begun = True
             await send(message)  # type: ignore[arg-type]
 
         try:
-            await cancel_on_disconnect(self._request, self._relay.answer(self._request, self._body, sending))
+            answer = self._relay.answer(self._request, self._body, tracked_send)
+            await cancel_on_disconnect(self._request, answer)
         except ApiError:
-            if not is_begun:
+            if not has_begun:
                 raise
 
 
 @dataclass
-class _Passage:
-    """One request to one target."""
+class _ForwardedRequest:
+    """A request that is forwarded to one target."""
 
     _request: Request
     _body: bytes
     _send: Send
 
-    async def through(self, target: RoutedTarget, client: httpx2.AsyncClient, metrics: RouterMetrics) -> int:
-        """Return the forwarded status; raise `NotTakenError` if nothing was forwarded."""
+    async def send_to(self, target: RoutedTarget, client: httpx2.AsyncClient, metrics: RouterMetrics) -> int:
+        """Forward the request, and the answer to the client; return its status.
+
+        Raise `NotAnsweredError` if nothing of an answer was forwarded.
+        """
         outgoing = client.build_request(
             self._request.method,
             target.url + self._path(),
@@ -166,44 +170,47 @@ class _Passage:
             answer = await client.send(outgoing, stream=True)
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
             target.mark_unavailable("down", error_words(error))
-            raise NotTakenError("down") from None
+            raise NotAnsweredError("down") from None
         except httpx2.TransportError:
-            raise NotTakenError("broke off") from None
+            raise NotAnsweredError("broke off") from None
         try:
-            await self._pass_back(answer, target, metrics)
+            await self._forward_answer(answer, target, metrics)
             return answer.status_code
         finally:
             await answer.aclose()
 
-    async def _pass_back(self, answer: httpx2.Response, target: RoutedTarget, metrics: RouterMetrics) -> None:
+    async def _forward_answer(
+        self, answer: httpx2.Response, target: RoutedTarget, metrics: RouterMetrics
+    ) -> None:
+        """Forward an answer, and count it by status; raise `NotAnsweredError` before anything was forwarded."""
         given = [(name.lower(), value) for name, value in answer.headers.raw]
         headers = [(name, value) for name, value in given if name not in _NOT_TO_CLIENTS]
-        if answer.status_code in _FULL_OR_LEAVING:
-            raise NotTakenError(str(answer.status_code), await _whole(answer, headers))
+        if answer.status_code in _FULL_OR_STOPPING:
+            raise NotAnsweredError(str(answer.status_code), await _read_response(answer, headers))
         async with aclosing(answer.aiter_raw()) as parts:
             try:
                 first = await anext(parts, b"")
             except httpx2.TransportError:
-                raise NotTakenError("broke off") from None
+                raise NotAnsweredError("broke off") from None
             code = ABORTED  # replaced once the answer is complete
             try:
                 start = {"status": answer.status_code, "headers": headers}
                 await self._send({"type": "http.response.start", **start})
                 await self._send({"type": "http.response.body", "body": first, "more_body": True})
-                is_whole = await self._rest(parts, answer, target, metrics)
+                is_whole = await self._forward_rest(parts, answer, target, metrics)
                 code = str(answer.status_code) if is_whole else BROKEN
             finally:
                 metrics.answers.labels(target.url, code).inc()
 
-    async def _rest(
+    async def _forward_rest(
         self,
         parts: AsyncIterator[bytes],
         answer: httpx2.Response,
         target: RoutedTarget,
         metrics: RouterMetrics,
     ) -> bool:
-        """Forward what follows the first bytes; return False if the target failed. No other target can continue."""
-        last, is_whole = b"", True
+        """Forward what follows the first bytes; return False if the target failed, since no other can continue."""
+        end, is_whole = b"", True
         try:
             async for part in parts:
                 await self._send({"type": "http.response.body", "body": part, "more_body": True})
@@ -213,12 +220,12 @@ class _Passage:
             is_whole = False
             mark_broken(self._request.scope)
             if not answer.headers.get("content-type", "").startswith(_STREAMS):
-                return is_whole  # unfinished: the client's connection is closed
-            broken = ApiError(500, "the target broke off this answer", code="target_lost")
+                return is_whole  # the response stays incomplete, so that the server closes the client's connection
+            error_event = ApiError(500, "the target broke off this answer", code="target_lost")
             path = self._request.url.path
             framing = framing_of(path)
-            last = framing.write(broken.body(path)) + framing.end
-        await self._send({"type": "http.response.body", "body": last, "more_body": False})
+            end = framing.write(error_event.body(path)) + framing.end
+        await self._send({"type": "http.response.body", "body": end, "more_body": False})
         return is_whole
 
     def _path(self) -> str:
@@ -231,17 +238,18 @@ class _Passage:
         return [*given, (b"x-request-id", self._request.state.request_id.encode("ascii"))]
 
 
-async def _whole(answer: httpx2.Response, headers: Sequence[tuple[bytes, bytes]]) -> Response:
+async def _read_response(answer: httpx2.Response, headers: Sequence[tuple[bytes, bytes]]) -> Response:
+    """Read the rest of a target's answer; return it as a response to the client."""
     try:
         body = b"".join([part async for part in answer.aiter_raw()])
     except httpx2.TransportError:
-        body = msgspec.json.encode(ApiError(answer.status_code, "the target is full or leaving").body())
-    found = Response(body, answer.status_code)
-    kept = [(name, value) for name, value in headers if name != b"content-length"]
-    found.raw_headers = [*kept, (b"content-length", str(len(body)).encode())]
-    return found
+        body = msgspec.json.encode(ApiError(answer.status_code, "the target is full or stopping").body())
+    response = Response(body, answer.status_code)
+    others = [(name, value) for name, value in headers if name != b"content-length"]
+    response.raw_headers = [*others, (b"content-length", str(len(body)).encode())]
+    return response
 
 
 def _tenant(request: Request) -> bytes:
-    """Return the tenant: one per key, whether or not the router knows the keys."""
+    """Return a name of the tenant: the given API keys, which the router itself need not check."""
     return "\0".join(given_keys(request.headers)).encode("utf-8", "surrogateescape")

@@ -1,4 +1,4 @@
-"""The targets of a router: state, known prefixes, and selection."""
+"""The targets of a router: their state, the prompt prefixes that they have cached, and their selection."""
 
 import asyncio
 import json
@@ -22,20 +22,20 @@ _log = logging.getLogger("foreword.router")
 
 LOAD_BOUND = 1.25
 LOAD_SLACK = 2
-"""A target with a known prefix is preferred unless its load exceeds this multiple of the mean, plus this many."""
+"""The target that has a prompt's prefix is preferred unless its load exceeds LOAD_BOUND x mean load + LOAD_SLACK."""
 
 
 @dataclass
 class RoutedTarget:
-    """One target as the router knows it."""
+    """State of one target."""
 
     url: str
-    state: str = "unknown"  # "ready", the target's own state, or "down"
-    reason: str = ""
-    in_flight: int = 0  # requests of this router
-    answered: int = 0
-    reported_load: int = 0  # load that it reported last
-    reported_at: int = 0  # `in_flight` at that time
+    state: str = "unknown"  # "unknown", "ready", "down", or the state that the target reports
+    reason: str = ""  # why it is down
+    in_flight: int = 0  # requests that this router has forwarded and that are not answered yet
+    answered: int = 0  # requests answered for this router
+    reported_load: int = 0  # running and waiting requests, as the target reported last
+    in_flight_at_report: int = 0  # `in_flight` at the time of that report
 
     @property
     def is_ready(self) -> bool:
@@ -43,19 +43,23 @@ class RoutedTarget:
 
     @property
     def load(self) -> int:
-        """The target's load: as reported, adjusted by this router's changes since."""
-        return max(self.reported_load + self.in_flight - self.reported_at, self.in_flight, 0)
+        """The target's requests: as reported, plus the change of this router's requests since the report."""
+        return max(self.reported_load + self.in_flight - self.in_flight_at_report, self.in_flight, 0)
 
     def mark_ready(self, load: int | None) -> None:
-        """Record that it accepts requests, with its load; None: unknown."""
+        """Record that the target accepts requests, and its load; None: unknown."""
         self.state, self.reason = "ready", ""
-        self.reported_load, self.reported_at = (self.in_flight if load is None else load), self.in_flight
+        self.reported_load, self.in_flight_at_report = (
+            (self.in_flight if load is None else load),
+            self.in_flight,
+        )
 
     def mark_unavailable(self, state: str, reason: str = "") -> None:
         self.state, self.reason = state, reason
 
     @contextmanager
     def serving(self) -> Iterator[None]:
+        """Count a request as in flight until the block ends."""
         self.in_flight += 1
         try:
             yield
@@ -64,46 +68,52 @@ class RoutedTarget:
 
 
 class Targets:
-    """All targets; a new one is used once it is ready."""
+    """All targets of a router. A target receives requests once it is ready."""
 
     def __init__(self, given: str) -> None:
-        """Parse comma-separated addresses, or @FILE with one per line, which is re-read."""
+        """Parse comma-separated addresses, or @FILE with one address per line, which `reload` reads again."""
         self._file = Path(given.removeprefix("@")) if given.startswith("@") else None
-        self._known: dict[str, RoutedTarget] = {}
-        self._complaint = ""  # file error, logged once
-        self.set(_lines(self._file) if self._file is not None else given.split(","))
-        if not self._known and self._file is None:
+        self._by_url: dict[str, RoutedTarget] = {}
+        self._last_file_error = ""  # logged once
+        self.set(_addresses(self._file) if self._file is not None else given.split(","))
+        if not self._by_url and self._file is None:
             raise RequestError("--targets must name at least one target: host:port,host:port")
 
     def __iter__(self) -> Iterator[RoutedTarget]:
-        return iter(list(self._known.values()))
+        return iter(list(self._by_url.values()))
 
     def set(self, addresses: Collection[str]) -> None:
-        urls = [target_url(one.strip()) for one in addresses if one.strip()]
-        self._known = {url: self._known.get(url) or RoutedTarget(url) for url in urls}
+        """Replace the targets by those at these addresses; a target that stays keeps its state."""
+        urls = [target_url(address.strip()) for address in addresses if address.strip()]
+        self._by_url = {url: self._by_url.get(url) or RoutedTarget(url) for url in urls}
 
-    def read_again(self) -> None:
+    def reload(self) -> None:
+        """Read the file of addresses again; if that fails, log the error and keep the targets."""
         if self._file is not None:
             try:
-                self.set(_lines(self._file))
-                self._complaint = ""
+                self.set(_addresses(self._file))
+                self._last_file_error = ""
             except RequestError as error:
-                if str(error) != self._complaint:
+                if str(error) != self._last_file_error:
                     _log.warning("%s; the targets stay as they were", error)
-                self._complaint = str(error)
+                self._last_file_error = str(error)
 
-    def choose(self, preferred: str | None, tried: Collection[str] = ()) -> RoutedTarget | None:
-        """Return the target with the prompt's prefix unless overloaded, otherwise the least loaded."""
+    def choose(self, preferred_url: str | None, tried: Collection[str] = ()) -> RoutedTarget | None:
+        """Return the preferred target unless it is overloaded, otherwise the least loaded one.
+
+        Targets that are not ready or whose URLs are in `tried` are left out; None: no other target.
+        """
         ready = [target for target in self if target.is_ready and target.url not in tried]
         if not ready:
             return None
-        known = self._known.get(preferred or "")
-        if known in ready and known is not None and known.load <= _most(ready):
-            return known
+        preferred = self._by_url.get(preferred_url or "")
+        if preferred in ready and preferred is not None and preferred.load <= _max_load(ready):
+            return preferred
         return min(ready, key=lambda target: (target.load, target.answered))
 
 
 def target_url(text: str) -> str:
+    """Return the URL of a target's address, HOST:PORT or a URL without path; raise `RequestError` for others."""
     url = text if "://" in text else f"http://{text}"
     try:
         parts = urlsplit(url)
@@ -115,11 +125,12 @@ def target_url(text: str) -> str:
     return f"{parts.scheme}://{parts.netloc}"
 
 
-def _most(ready: Sequence[RoutedTarget]) -> float:
+def _max_load(ready: Sequence[RoutedTarget]) -> float:
+    """Return the load up to which the preferred target is chosen."""
     return LOAD_BOUND * sum(target.load for target in ready) / len(ready) + LOAD_SLACK
 
 
-def _lines(path: Path) -> list[str]:
+def _addresses(path: Path) -> list[str]:
     try:
         return path.read_text(encoding="utf-8").split()
     except (OSError, UnicodeDecodeError) as error:
@@ -127,14 +138,14 @@ def _lines(path: Path) -> list[str]:
 
 
 CHECK_SECONDS = 1.0
-"""Seconds between two checks of a target."""
+"""Pause between two checks of the targets."""
 
 PROBE_SECONDS = 5.0
-"""Timeout of a check in seconds."""
+"""Timeout of each HTTP request of a check."""
 
 
 class TargetWatch:
-    """Checks all targets periodically."""
+    """Updates the state of all targets periodically."""
 
     def __init__(self, targets: Targets, client: httpx2.AsyncClient, api_key: str = "") -> None:
         self._targets = targets
@@ -147,10 +158,12 @@ class TargetWatch:
             await asyncio.sleep(CHECK_SECONDS)
 
     async def poll(self) -> None:
-        self._targets.read_again()
+        """Reload the list of targets, and check each once."""
+        self._targets.reload()
         await asyncio.gather(*(self._poll_target(target) for target in self._targets))
 
     async def _poll_target(self, target: RoutedTarget) -> None:
+        """Update a target's state from its `/ready`, and its load from its `/health`."""
         try:
             ready = await self._client.get(f"{target.url}/ready", timeout=PROBE_SECONDS)
             if ready.status_code == 200:
@@ -162,72 +175,77 @@ class TargetWatch:
         except httpx2.HTTPError as error:
             target.mark_unavailable("down", error_words(error))
         except (ValueError, AttributeError, TypeError):
-            target.mark_unavailable("down", "it does not answer as a target does")
+            target.mark_unavailable("down", "its answer is not that of a Foreword server")
 
 
 def _load(health: dict[str, Any]) -> int | None:
+    """Return the number of requests in a report of `/health`; None if it has no figures of the engine."""
     engine = health.get("engine")
     return None if engine is None else int(engine["running"]) + int(engine["waiting"])
 
 
 BLOCK = 512
-"""Characters per key: prefixes are known in whole blocks, as targets cache whole pages."""
+"""Characters per block: a prefix has whole blocks, as targets cache whole pages."""
 
 MOST_BLOCKS = 64
 """Maximum blocks per prompt."""
 
 MOST_TENANTS = 256
 MOST_PREFIXES = 2048
-"""Maximum prefixes per tenant: a busy tenant evicts only its own."""
+"""Maximum prefixes per tenant, so that a busy tenant evicts only its own prefixes."""
 
 
 class PrefixMemory:
-    """Targets by the prefixes that they have read.
+    """Remembers which target has answered a prompt with a given prefix.
 
-    Keys are hashes with the tenant and a process secret. So equal prefixes of two tenants are unrelated, and neither
-    routing nor latency reveals another tenant's texts.
+    Keys are hashes of the prefix, the tenant and a secret of this process. So equal prefixes of two tenants have
+    different keys, and neither routing nor latency reveals another tenant's texts.
     """
 
     def __init__(self) -> None:
         self._secret = token_bytes(32)
+        # tenant -> prefix key -> target's URL; the least recently used tenant and key are first
         self._tenants: OrderedDict[bytes, OrderedDict[bytes, str]] = OrderedDict()
 
     def keys(self, tenant: bytes, prompt: str) -> "PrefixKeys":
         """Return the keys of all prefixes in whole blocks, longest last."""
-        owner = key = blake2b(tenant, key=self._secret, digest_size=16).digest()
-        found = []
+        tenant_key = key = blake2b(tenant, key=self._secret, digest_size=16).digest()
+        keys = []
         for begin in range(0, min(len(prompt), MOST_BLOCKS * BLOCK) - BLOCK + 1, BLOCK):
             block = prompt[begin : begin + BLOCK].encode("utf-8", "surrogatepass")
             key = blake2b(key + block, key=self._secret, digest_size=16).digest()
-            found.append(key)
-        return PrefixKeys(owner, found)
+            keys.append(key)
+        return PrefixKeys(tenant_key, keys)
 
     def find(self, prefixes: "PrefixKeys") -> str | None:
-        known = self._tenants.get(prefixes.owner, OrderedDict())
-        return next((known[key] for key in reversed(prefixes.keys) if key in known), None)
+        """Return the URL of the target that has the longest of these prefixes; None: no target has one."""
+        targets = self._tenants.get(prefixes.tenant, OrderedDict())
+        return next((targets[key] for key in reversed(prefixes.keys) if key in targets), None)
 
-    def note(self, prefixes: "PrefixKeys", target: str) -> None:
+    def note(self, prefixes: "PrefixKeys", url: str) -> None:
+        """Record that the target at `url` has these prefixes; evict the least recently used ones beyond the limits."""
         if not prefixes.keys:
             return
-        known = self._tenants.setdefault(prefixes.owner, OrderedDict())
-        self._tenants.move_to_end(prefixes.owner)
+        targets = self._tenants.setdefault(prefixes.tenant, OrderedDict())
+        self._tenants.move_to_end(prefixes.tenant)
         for key in prefixes.keys:
-            known[key] = target
-            known.move_to_end(key)
-        while len(known) > MOST_PREFIXES:
-            known.popitem(last=False)
+            targets[key] = url
+            targets.move_to_end(key)
+        while len(targets) > MOST_PREFIXES:
+            targets.popitem(last=False)
         while len(self._tenants) > MOST_TENANTS:
             self._tenants.popitem(last=False)
 
 
 class PrefixKeys(NamedTuple):
-    """Prefix keys of one tenant's prompt."""
+    """Keys of the prefixes of one prompt."""
 
-    owner: bytes
-    keys: Sequence[bytes]
+    tenant: bytes  # key of the tenant
+    keys: Sequence[bytes]  # shortest prefix first
 
 
-def prompt_of(body: bytes) -> str:
+def prefix_text(body: bytes) -> str:
+    """Return a text of a request body that stands for its prompt: equal prompt prefixes give equal text prefixes."""
     try:
         given = json.loads(body)
     except (ValueError, RecursionError):
@@ -237,9 +255,9 @@ def prompt_of(body: bytes) -> str:
     content = next((given[key] for key in ("messages", "prompt", "input") if key in given), None)
     if content is None:
         return ""
-    frame = [given.get(key) for key in ("model", "instructions", "system", "tools")]
+    before_content = [given.get(key) for key in ("model", "instructions", "system", "tools")]
     parts = content if isinstance(content, list) else [content]
-    return "\n".join(_text(part) for part in (frame, *parts))
+    return "\n".join(_text(part) for part in (before_content, *parts))
 
 
 def _text(value: Any) -> str:  # noqa: ANN401 - any JSON
