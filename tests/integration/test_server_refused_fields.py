@@ -124,7 +124,7 @@ def test_a_field_is_logged_once_and_not_more_than_so_many(caplog):
         for number in range(2 * LOGGED_FIELDS):
             unknown = UnknownFields(is_strict=False)
             body = {f"field-{number}-{other}\r\n: x": 1 for other in range(50)} | {"x" * 5000: 1}
-            assert unknown.without(body, CompletionRequest) == {}
+            assert unknown.take_declared(body, CompletionRequest) == {}
             header = fields.header(unknown)
             assert fields.header(unknown) == header  # the log has these already
             assert header.isprintable()
@@ -135,7 +135,7 @@ def test_a_field_is_logged_once_and_not_more_than_so_many(caplog):
 
 def test_a_field_with_a_number_for_a_name_is_named():
     unknown = UnknownFields(is_strict=False)
-    unknown.without({"5": 1, "1.2": 1, "": 1}, CompletionRequest)
+    unknown.take_declared({"5": 1, "1.2": 1, "": 1}, CompletionRequest)
     assert IgnoredFieldLog().header(unknown) == "5, 1.2, ?"
 
 

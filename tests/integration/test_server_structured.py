@@ -105,7 +105,7 @@ def test_an_answer_has_its_form_on_both_routes(client, fields, pattern: str):
 @pytest.mark.parametrize(
     ("fields", "complaint"),
     [
-        ({"guided_regex": "a", "grammar": GRAMMAR}, "both prescribe the answer's form"),
+        ({"guided_regex": "a", "grammar": GRAMMAR}, "both set the response format"),
         ({"response_format": {"type": "json_schema"}}, "json_schema must be an object with a schema"),
         ({"response_format": {"type": "xml"}}, "type 'xml' is not supported"),
         ({"guided_json": {"type": "array", "uniqueItems": True}},

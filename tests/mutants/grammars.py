@@ -181,9 +181,9 @@ GRAMMAR_MUTANTS = (
         93,
         "only the first of the streamed answers has the prompt's log probabilities",
         "server/api/completions.py",
-        "CompletionDialect._written",
-        "self._known.get",
-        "self._known.pop",
+        "CompletionDialect._format_logprobs",
+        "self._prompt_logprobs.get",
+        "self._prompt_logprobs.pop",
         (f"{SERVED}::test_the_prompt_is_echoed_with_what_is_known_of_it",),
     ),
     Mutant(

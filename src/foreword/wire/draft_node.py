@@ -25,7 +25,7 @@ class NodeSettings:
     security: Security = field(default_factory=Security)
     capacity: int = 256  # maximum requests of all targets together
     kv_tokens: int = 32_768  # KV cache size of a draft model in tokens, over all requests
-    runs_ahead: bool = True  # draft further tokens while the target verifies
+    runs_ahead: bool = True  # draft beyond the requested depth
     labels: dict[str, str] = field(default_factory=dict)  # shown to targets
 
 

@@ -69,7 +69,7 @@ def test_the_fields_select_the_route():
         ),
         ({"messages": [MESSAGE], "tool_choice": "required"}, "tool_choice: there are no tools"),
         ({"messages": [MESSAGE] * 1025}, "at most 1024 messages"),
-        ({"prompt": "x", "guided_regex": "a", "grammar": "b"}, "both prescribe"),
+        ({"prompt": "x", "guided_regex": "a", "grammar": "b"}, "both set the response format"),
     ],
 )
 def test_what_the_server_refuses_is_refused(body: dict[str, Any], message: str):

@@ -1,4 +1,4 @@
-"""Response bodies in OpenAI's formats, and the interface of all formats. UNSET fields are omitted."""
+"""Response bodies of OpenAI's routes, and `Dialect`, the interface of all formats. UNSET fields are omitted."""
 
 import json
 import math
@@ -41,7 +41,7 @@ class CompletionLogprobs(Struct):
 
 
 class TopLogprob(Struct, frozen=True):
-    """A likely token at a position."""
+    """One of the likeliest tokens at a position."""
 
     token: str
     logprob: float
@@ -49,7 +49,7 @@ class TopLogprob(Struct, frozen=True):
 
 
 class ChatTokenLogprob(TopLogprob, frozen=True):
-    """One token of a chat answer."""
+    """A token of a chat answer, with the likeliest tokens at its position."""
 
     top_logprobs: list[TopLogprob]
 
@@ -62,11 +62,11 @@ class ChatLogprobs(Struct):
 
 
 PromptLogprobs = list[dict[str, dict[str, Any]] | None]
-"""vLLM's format: per prompt token (None for the first), token id -> logprob, rank and text."""
+"""vLLM's format: for each prompt token (None for the first), token id -> logprob, rank and text."""
 
 
 class CalledTool(Struct, omit_defaults=True):
-    """A called function; in a stream, its new part."""
+    """A called function; in a stream, what is new of it."""
 
     name: str | UnsetType = UNSET
     arguments: str | UnsetType = UNSET  # JSON text
@@ -81,7 +81,7 @@ class CalledTool(Struct, omit_defaults=True):
 
 
 class ToolCall(Struct, omit_defaults=True):
-    """A tool call; in a stream, its new part."""
+    """A tool call; in a stream, what is new of it."""
 
     function: CalledTool
     id: str | UnsetType = UNSET
@@ -100,7 +100,7 @@ class ChatMessage(Struct):
 
 
 class ChatDelta(Struct, omit_defaults=True):
-    """New part of the assistant's message."""
+    """What is new of the assistant's message."""
 
     role: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
@@ -109,7 +109,7 @@ class ChatDelta(Struct, omit_defaults=True):
 
 
 class Choice(Struct):
-    """An answer; in a stream, its new part."""
+    """An answer; in a stream, what is new of it."""
 
     index: int
     text: str | UnsetType = UNSET  # of /v1/completions
@@ -119,9 +119,9 @@ class Choice(Struct):
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     seed: int | UnsetType = UNSET  # the seed in use
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET  # of /v1/completions
     token_ids: list[int] | UnsetType = UNSET  # if requested
-    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET  # if requested, of /v1/completions
 
 
 class Completion(Struct):
@@ -135,7 +135,7 @@ class Completion(Struct):
     system_fingerprint: str
     usage: AnswerUsage | UnsetType | None = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET  # of /v1/chat/completions
-    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET  # if requested, of /v1/chat/completions
     timings: dict[str, Any] | UnsetType = UNSET  # llama.cpp's names
     speculation: dict[str, Any] | UnsetType = UNSET
 
@@ -170,7 +170,7 @@ def speculation_of(stats: RequestStats) -> dict[str, Any]:
 
 
 def extras_of(costs: Costs, show_speculation: bool) -> dict[str, Any]:
-    """Return timings and speculation figures; if these are hidden, without the timings' draft counts."""
+    """Return timings and speculation figures; without `show_speculation`, only timings that do not show drafts."""
     timings = asdict(costs.timings())
     if show_speculation:
         return {"timings": timings, "speculation": speculation_of(costs.total())}
@@ -200,27 +200,28 @@ class LogprobWriter:
 
         Also return the next offset.
         """
-        written = CompletionLogprobs([], [], [], [])
+        logprobs = CompletionLogprobs([], [], [], [])
         for entry in entries:
             text = self._text(entry.token)
-            written.tokens.append(text)
-            written.token_logprobs.append(_finite(entry.logprob))
-            written.top_logprobs.append({self._text(token): value for token, value in _top(entry)})
-            written.text_offset.append(offset)
+            logprobs.tokens.append(text)
+            logprobs.token_logprobs.append(_finite(entry.logprob))
+            logprobs.top_logprobs.append({self._text(token): value for token, value in _top(entry)})
+            logprobs.text_offset.append(offset)
             offset += len(text)
-        return written, offset
+        return logprobs, offset
 
     def echoed(
         self, prompt: Sequence[int], entries: Sequence[TokenLogprobs]
     ) -> tuple[CompletionLogprobs, int]:
-        """Format for an echoed prompt, whose first token has no log-probability."""
+        """Format for an echoed prompt, whose first token has no log-probability; also return the next offset."""
         first = self._text(prompt[0])
-        written, offset = self.completion(entries, len(first))
-        for known, value in zip(astuple(written), (first, None, None, 0), strict=True):
-            known.insert(0, value)
-        return written, offset
+        logprobs, offset = self.completion(entries, len(first))
+        for column, value in zip(astuple(logprobs), (first, None, None, 0), strict=True):
+            column.insert(0, value)
+        return logprobs, offset
 
     def chat(self, entries: Sequence[TokenLogprobs]) -> ChatLogprobs:
+        """Format for `/v1/chat/completions`."""
         return ChatLogprobs(
             [
                 ChatTokenLogprob(
@@ -232,16 +233,17 @@ class LogprobWriter:
         )
 
     def _scored(self, token: int, logprob: float) -> tuple[str, float, list[int]]:
-        shown = list(self._tokenizer.token_bytes(token, skip_special_tokens=False))
-        return self._text(token), _finite(logprob), shown
+        token_bytes = list(self._tokenizer.token_bytes(token, skip_special_tokens=False))
+        return self._text(token), _finite(logprob), token_bytes
 
     def prompt(self, entries: Sequence[TokenLogprobs]) -> PromptLogprobs:
-        """Format for a prompt, as in vLLM; the first token has no entry."""
+        """Format for a prompt, as in vLLM; the entry of the first token is None."""
         return [None, *(self._ranked(entry) for entry in entries)]
 
     def _ranked(self, entry: TokenLogprobs) -> dict[str, dict[str, Any]]:
-        found = alternatives(entry, self._tokenizer)
-        finite = {token: replace(one, logprob=_finite(one.logprob)) for token, one in found.items()}
+        """Return the likeliest tokens at a position, and the token itself, by token id."""
+        ranked = alternatives(entry, self._tokenizer)
+        finite = {token: replace(one, logprob=_finite(one.logprob)) for token, one in ranked.items()}
         return {str(token): asdict(one) for token, one in finite.items()}
 
 
@@ -259,15 +261,19 @@ def new_id(prefix: str) -> str:
 
 
 class Dialect(Protocol):
-    """Formats the answers of a route."""
+    """Formats the answers of a route, in a stream or as a whole response."""
 
-    def opening(self) -> Iterable[object]: ...
-
-    def chunk(self, choice: int, delta: AnswerDelta) -> object | None:
-        """Return the event, or list of events, for a delta; None: nothing to send."""
+    def opening(self) -> Iterable[object]:
+        """Return the events before the first delta of a stream."""
         ...
 
-    def closing(self) -> Iterable[object]: ...
+    def chunk(self, choice: int, delta: AnswerDelta) -> object | None:
+        """Return the event, or list of events, for a delta of an answer; None: nothing to send."""
+        ...
+
+    def closing(self) -> Iterable[object]:
+        """Return the events after the last delta of a stream."""
+        ...
 
     def whole(self, answers: Sequence[Answer], costs: Costs) -> object:
         """Return the body of a response that is not streamed."""
@@ -275,10 +281,10 @@ class Dialect(Protocol):
 
 
 class OpenAIDialect:
-    """Common fields around choices: token counts and costs."""
+    """Base of the dialects of OpenAI's routes: the fields around the choices, such as token counts and timings."""
 
-    kind: str  # `object` of complete responses
-    chunk_kind: str  # `object` of stream chunks
+    kind: str  # the field `object` of complete responses
+    chunk_kind: str  # the field `object` of stream chunks
 
     def __init__(
         self, context: ServerContext, body: OpenAIFields, answer_id: str, requests: Sequence[NewRequest]
@@ -290,23 +296,29 @@ class OpenAIDialect:
         self._n = body.n or 1
         self._wants_usage = bool(options and options.include_usage)
         self._wants_usage_always = bool(options and options.continuous_usage_stats)
-        self._lists_tokens = bool(body.return_token_ids)
+        self._wants_token_ids = bool(body.return_token_ids)
         self._requests = requests
-        self._tokens = [0] * (len(requests) * self._n)  # tokens sent, by choice
-        self._costs = Costs(len(self._tokens))
+        self._sent_tokens = [0] * (len(requests) * self._n)  # number of tokens sent, by choice
+        self._costs = Costs(len(self._sent_tokens))
         self._id = answer_id
         self._created = int(time())
 
     def closing(self) -> Iterable[Completion]:
         """Yield a chunk without choices that has the token counts, if requested."""
         if self._wants_usage:
-            yield self._frame([], self.chunk_kind, usage=self._counted(self._costs))
+            yield self._completion([], self.chunk_kind, usage=self._usage_of_costs(self._costs))
 
-    def _counted(self, costs: Costs) -> AnswerUsage:
+    def _usage_of_costs(self, costs: Costs) -> AnswerUsage:
         return usage_of(costs.total())
 
-    def _frame(self, choices: list[Choice], kind: str, costs: Costs | None = None, **more: Any) -> Completion:  # noqa: ANN401 - fields of `Completion`
-        """Return a response around the choices; `costs` with the last of them."""
+    def _completion(
+        self,
+        choices: list[Choice],
+        kind: str,
+        costs: Costs | None = None,
+        **more: Any,  # noqa: ANN401 - fields of `Completion`
+    ) -> Completion:
+        """Return a response with these choices; `costs` are given with the last choice of a stream."""
         extras = {} if costs is None else extras_of(costs, self._settings.show_speculation)
         return Completion(
             self._id, self._created, self._model, choices, kind, self._settings.fingerprint, **extras, **more
@@ -315,24 +327,24 @@ class OpenAIDialect:
     def _prompt_ids(self, choice: int) -> list[int]:
         return list(self._requests[choice // self._n].prompt_token_ids)
 
-    def _ending(self, delta: AnswerDelta) -> dict[str, Any]:
-        """Return the fields of a choice's end, and its token ids if requested."""
+    def _end_fields(self, delta: AnswerDelta) -> dict[str, Any]:
+        """Return the fields that a choice has at its end, and its token ids if requested."""
         return {
             "finish_reason": delta.finish_reason,
             "stop_reason": delta.stop_reason,
             "seed": UNSET if delta.finish_reason is None else delta.seed,
-            "token_ids": list(delta.token_ids) if self._lists_tokens else UNSET,
+            "token_ids": list(delta.token_ids) if self._wants_token_ids else UNSET,
         }
 
-    def _usage(self, choice: int, tokens: int = 0) -> AnswerUsage | UnsetType | None:
-        """Count a choice's new tokens, and return the `usage` field of their chunk.
+    def _count_chunk_usage(self, choice: int, tokens: int = 0) -> AnswerUsage | UnsetType | None:
+        """Add a choice's new tokens to its count, and return the field `usage` of their chunk.
 
-        As in vLLM: the choice's counts so far if every chunk is to have them, otherwise null before the last chunk.
+        As in vLLM: with `continuous_usage_stats` the choice's counts so far, otherwise null before the last chunk.
         """
-        self._tokens[choice] += tokens
+        self._sent_tokens[choice] += tokens
         if not self._wants_usage:
             return UNSET
         if not self._wants_usage_always:
             return None
-        prompt, written = len(self._requests[choice // self._n].prompt_token_ids), self._tokens[choice]
-        return AnswerUsage(prompt, written, prompt + written)
+        prompt, sent = len(self._requests[choice // self._n].prompt_token_ids), self._sent_tokens[choice]
+        return AnswerUsage(prompt, sent, prompt + sent)

@@ -34,7 +34,7 @@ class UnsatisfiableRequest(RequestError):  # noqa: N818 - the request, not the e
 
 
 _INLINE_LOGPROBS = 64
-"""Longer lists of log-probabilities are formatted in a thread, so that other requests do not wait."""
+"""Log-probabilities of more tokens than this are formatted in a thread, so that other requests do not wait."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,7 @@ async def respond(context: ServerContext, request: Request, job: AnswerJob, admi
 
 
 async def _gather(context: ServerContext, job: AnswerJob) -> bytes:
+    """Wait until all answers have ended; return the body of the response."""
     n = job.requests[0].params.n
     costs = Costs(n * len(job.requests))
     answers = [Answer(index) for _ in job.requests for index in range(n)]
@@ -70,43 +71,46 @@ async def _gather(context: ServerContext, job: AnswerJob) -> bytes:
         async for prompt, delta in deltas:
             answers[prompt * n + delta.index].take(delta)
             costs.note(delta)
-    listed = sum(len(answer.logprobs) + len(answer.prompt_logprobs) for answer in answers)
-    return await _encoded(listed, lambda: msgspec.json.encode(job.dialect.whole(answers, costs)))
+    logprobs = sum(len(answer.logprobs) + len(answer.prompt_logprobs) for answer in answers)
+    return await _encoded(logprobs, lambda: msgspec.json.encode(job.dialect.whole(answers, costs)))
 
 
-async def _encoded(logprobs: int, word: Callable[[], bytes]) -> bytes:
-    return word() if logprobs <= _INLINE_LOGPROBS else await asyncio.to_thread(word)
+async def _encoded(logprobs: int, encode: Callable[[], bytes]) -> bytes:
+    """Call `encode`, for many log-probabilities in a thread."""
+    return encode() if logprobs <= _INLINE_LOGPROBS else await asyncio.to_thread(encode)
 
 
 async def _parts(
     context: ServerContext, job: AnswerJob, path: str, split: bool = False
 ) -> AsyncGenerator[StreamPart, None]:
-    """Yield the events of a stream; a failure after the first event becomes an event, since the status is sent.
+    """Yield the events of a stream.
 
-    With `split`, every token has its own event.
+    After the first event, an exception becomes an event, since the status has been sent. With `split`, every token
+    has an event of its own.
     """
     n = job.requests[0].params.n
     texts = [TokenTexts(context.prompts.tokenizer) for _ in range(n * len(job.requests))] if split else []
-    framing, opened = framing_of(path), False
+    framing, has_begun = framing_of(path), False
     try:
         async with aclosing(all_deltas(context, job.requests)) as deltas:
             async for prompt, delta in deltas:
-                parts = [] if opened else [framing.write(value) for value in job.dialect.opening()]
+                events = [] if has_begun else [framing.write(value) for value in job.dialect.opening()]
                 for unit in texts[prompt * n + delta.index].split(delta) if split else [delta]:
-                    words = partial(_chunk, job, framing, prompt * n, unit)
-                    parts.append(await _encoded(len(unit.prompt_logprobs), words))
-                if reported := [part for part in parts if part]:
-                    opened = True
-                    yield StreamPart(reported)
+                    encode = partial(_chunk, job, framing, prompt * n, unit)
+                    events.append(await _encoded(len(unit.prompt_logprobs), encode))
+                if events := [event for event in events if event]:
+                    has_begun = True
+                    yield StreamPart(events)
         last = b"".join(map(framing.write, job.dialect.closing())) + framing.end
         yield StreamPart([last], is_end=True)
     except Exception as error:
-        if not opened:
+        if not has_begun:
             raise
         yield StreamPart([framing.write(as_api_error(error).body(path)) + framing.end], is_end=True)
 
 
 def _chunk(job: AnswerJob, framing: Framing, first_choice: int, delta: AnswerDelta) -> bytes:
+    """Return the events for a delta; `first_choice` is the index of the prompt's first choice."""
     chunk = job.dialect.chunk(first_choice + delta.index, delta)
     if isinstance(chunk, list):
         return b"".join(map(framing.write, chunk))
@@ -116,7 +120,7 @@ def _chunk(job: AnswerJob, framing: Framing, first_choice: int, delta: AnswerDel
 async def all_deltas(
     context: ServerContext, requests: Sequence[NewRequest]
 ) -> AsyncGenerator[tuple[int, AnswerDelta], None]:
-    """Yield (prompt index, delta) of all requests as they arrive; if one fails, all fail."""
+    """Yield (prompt index, delta) of all requests as the deltas arrive; if a request fails, raise its error."""
     if len(requests) == 1:
         async with aclosing(_measured(context, requests[0])) as deltas:
             async for delta in deltas:
@@ -146,6 +150,7 @@ async def _pump(
     prompt: int,
     inbox: "asyncio.Queue[tuple[int, AnswerDelta | Exception | None]]",
 ) -> None:
+    """Put a request's deltas into the inbox, then None, or the error with which it fails."""
     try:
         async with aclosing(_measured(context, request)) as deltas:
             async for delta in deltas:
@@ -156,7 +161,7 @@ async def _pump(
 
 
 async def _measured(context: ServerContext, request: NewRequest) -> AsyncGenerator[AnswerDelta, None]:
-    """Yield a request's deltas and update metrics; raise if an answer ends with an error."""
+    """Yield a request's deltas and update the metrics; raise if an answer ends with an error."""
     settings = context.settings
     meter = RequestMeter(context.metrics, request, settings.default_method or "")
     try:
@@ -166,7 +171,7 @@ async def _measured(context: ServerContext, request: NewRequest) -> AsyncGenerat
                 if delta.finish_reason == "error":
                     raise _failure(delta)
                 if delta.finish_reason == "deadline" and delta.stats and not delta.stats.output_tokens:
-                    raise ApiError(504, delta.error or "the deadline is over", code="deadline_exceeded")
+                    raise ApiError(504, delta.error or "the deadline has passed", code="deadline_exceeded")
                 if delta.finish_reason == "abort":
                     raise ApiError(503, "the server stopped before the answer was finished", code="aborted")
                 yield delta

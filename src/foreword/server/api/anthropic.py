@@ -17,17 +17,18 @@ from foreword.server.api.answering import AnswerJob
 from foreword.server.api.bodies import object_at
 from foreword.server.api.chat import CHAT, ChatDialect, chat_conversation
 from foreword.server.api.entry import Conversion, answer_converted, converted_body, json_answer
-from foreword.server.api.message_types import no_text
+from foreword.server.api.message_types import unsupported_part_text
 from foreword.server.context import ServerContext
 from foreword.server.errors import ApiError
 
 Json = dict[str, Any]
 
-_STOP_REASONS = {"stop": "end_turn", "tool_calls": "tool_use"}  # all others: the answer was cut
+_STOP_REASONS = {"stop": "end_turn", "tool_calls": "tool_use"}
+"""OpenAI's finish reason -> Anthropic's stop reason; for others, the answer was cut: "max_tokens"."""
 
 
 class MessagesDialect:
-    """Formats chat answers as one Anthropic message, or its stream events."""
+    """Formats chat answers as an Anthropic message or its stream events, from what the chat route's dialect returns."""
 
     def __init__(self, job: AnswerJob) -> None:
         assert isinstance(job.dialect, ChatDialect)
@@ -35,9 +36,11 @@ class MessagesDialect:
         self._prompt_tokens = len(job.requests[0].prompt_token_ids)
         self._id = new_id("msg")
         self._index = -1  # index of the newest block
-        self._open: tuple[str, int] | None = None  # type of the open block, and index of its call
+        self._open: tuple[str, int] | None = (
+            None  # type of the open block, and the index of its call (0: no call)
+        )
         self._has_calls = False
-        self._end: Json = {}  # fields of the answer's end
+        self._end_fields: Json = {}  # see `_stop_fields`
 
     def opening(self) -> Iterable[Json]:
         *_, first = self._inner.opening()
@@ -45,37 +48,39 @@ class MessagesDialect:
         yield {"type": "message_start", "message": message}
 
     def chunk(self, choice: int, delta: AnswerDelta) -> list[Json]:
-        frame = self._inner.chunk(choice, delta)
-        if frame is None:
+        completion = self._inner.chunk(choice, delta)
+        if completion is None:
             return []
-        gained = frame.choices[0]
-        new = gained.delta
+        part = completion.choices[0]
+        new = part.delta
         assert isinstance(new, ChatDelta)
         calls = new.tool_calls or []
         events: list[Json] = []
         if new.reasoning_content:
-            events += self._piece("thinking", {"type": "thinking_delta", "thinking": new.reasoning_content})
-        for call in [one for one in calls if one.id is UNSET]:  # continues the open call
+            thinking = {"type": "thinking_delta", "thinking": new.reasoning_content}
+            events += self._delta_events("thinking", thinking)
+        # A call without an id continues the open block; text and new calls come after it.
+        for call in [call for call in calls if call.id is UNSET]:
             events += self._call_events(call)
         if new.content:
-            events += self._piece("text", {"type": "text_delta", "text": new.content})
-        for call in [one for one in calls if one.id is not UNSET]:
+            events += self._delta_events("text", {"type": "text_delta", "text": new.content})
+        for call in [call for call in calls if call.id is not UNSET]:
             events += self._call_events(call)
-        if gained.finish_reason is not None:
-            self._end = self._stop_fields(frame, gained.finish_reason, gained.stop_reason)
+        if part.finish_reason is not None:
+            self._end_fields = self._stop_fields(completion, part.finish_reason, part.stop_reason)
         return events
 
     def closing(self) -> Iterable[Json]:
         yield from self._close()
         (last,) = self._inner.closing()
         assert isinstance(last.usage, AnswerUsage)
-        ended = {name: self._end.pop(name) for name in ("stop_reason", "stop_sequence")}
-        yield {"type": "message_delta", "delta": ended, "usage": _usage(last.usage), **self._end}
+        stop = {name: self._end_fields.pop(name) for name in ("stop_reason", "stop_sequence")}
+        yield {"type": "message_delta", "delta": stop, "usage": _usage(last.usage), **self._end_fields}
         yield {"type": "message_stop"}
 
     def whole(self, answers: Sequence[Answer], costs: Costs) -> Json:
-        frame = self._inner.whole(answers, costs)
-        choice = frame.choices[0]
+        completion = self._inner.whole(answers, costs)
+        choice = completion.choices[0]
         message = choice.message
         assert isinstance(message, ChatMessage)
         content: list[Json] = []
@@ -86,49 +91,50 @@ class MessagesDialect:
         for call in message.tool_calls or []:
             self._has_calls = True
             content.append(_block("tool_use", call) | {"input": call.function.parsed()})
-        assert isinstance(frame.usage, AnswerUsage)
-        answer = self._message(frame, content, frame.usage)
-        return answer | self._stop_fields(frame, choice.finish_reason, choice.stop_reason)
+        assert isinstance(completion.usage, AnswerUsage)
+        answer = self._message(completion, content, completion.usage)
+        return answer | self._stop_fields(completion, choice.finish_reason, choice.stop_reason)
 
-    def _message(self, frame: Completion, content: list[Json], usage: AnswerUsage) -> Json:
+    def _message(self, completion: Completion, content: list[Json], usage: AnswerUsage) -> Json:
         return {
             "id": self._id,
             "type": "message",
             "role": "assistant",
-            "model": frame.model,
+            "model": completion.model,
             "content": content,
             "stop_reason": None,
             "stop_sequence": None,
             "usage": _usage(usage),
         }
 
-    def _stop_fields(self, frame: Completion, reason: str | None, stop: int | str | None) -> Json:
-        """Return the fields of an answer's end: stop reason, stop sequence, and this server's own fields."""
+    def _stop_fields(self, completion: Completion, reason: str | None, stop: int | str | None) -> Json:
+        """Return the fields of an answer's end: stop reason, stop sequence, timings and speculation figures."""
         sequence = stop if isinstance(stop, str) else None
         name = _STOP_REASONS.get(reason or "", "max_tokens")
         if name == "end_turn":
             name = "stop_sequence" if sequence is not None else "tool_use" if self._has_calls else name
-        extras = {"timings": frame.timings, "speculation": frame.speculation}
-        shown = {key: value for key, value in extras.items() if value is not UNSET}
-        return {"stop_reason": name, "stop_sequence": sequence, **shown}
+        extras = {"timings": completion.timings, "speculation": completion.speculation}
+        given = {key: value for key, value in extras.items() if value is not UNSET}
+        return {"stop_reason": name, "stop_sequence": sequence, **given}
 
     def _call_events(self, call: ToolCall) -> list[Json]:
         self._has_calls = True
-        given = {"type": "input_json_delta", "partial_json": call.function.arguments or ""}
-        return self._piece("tool_use", given, call)
+        delta = {"type": "input_json_delta", "partial_json": call.function.arguments or ""}
+        return self._delta_events("tool_use", delta, call)
 
-    def _piece(self, kind: str, delta: Json, call: ToolCall | None = None) -> list[Json]:
-        """Return the events for more text or arguments, starting a block if necessary."""
-        place = (kind, call.index if call is not None and isinstance(call.index, int) else 0)
+    def _delta_events(self, kind: str, delta: Json, call: ToolCall | None = None) -> list[Json]:
+        """Return the events for more text or arguments; if they are in another block, close the open one."""
+        block = (kind, call.index if call is not None and isinstance(call.index, int) else 0)
         events = []
-        if self._open != place:
+        if self._open != block:
             events += self._close()
-            self._open, self._index = place, self._index + 1
+            self._open, self._index = block, self._index + 1
             start = {"index": self._index, "content_block": _block(kind, call)}
             events.append({"type": "content_block_start", **start})
         return [*events, {"type": "content_block_delta", "index": self._index, "delta": delta}]
 
     def _close(self) -> list[Json]:
+        """Close the open block; return the event for that, if there is one."""
         if self._open is None:
             return []
         self._open = None
@@ -142,18 +148,19 @@ def _block(kind: str, call: ToolCall | None = None) -> Json:
     return {"type": kind, **({"thinking": "", "signature": ""} if kind == "thinking" else {"text": ""})}
 
 
-def _usage(counted: AnswerUsage) -> Json:
-    details = counted.prompt_tokens_details
+def _usage(usage: AnswerUsage) -> Json:
+    details = usage.prompt_tokens_details
     cached = 0 if details is UNSET else details["cached_tokens"]
     return {
-        "input_tokens": counted.prompt_tokens - cached,
-        "output_tokens": counted.completion_tokens,
+        "input_tokens": usage.prompt_tokens - cached,
+        "output_tokens": usage.completion_tokens,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached,
     }
 
 
-_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+_TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+"""Anthropic's tool choice -> OpenAI's."""
 
 
 def anthropic_routes(context: ServerContext) -> APIRouter:
@@ -162,7 +169,7 @@ def anthropic_routes(context: ServerContext) -> APIRouter:
     @router.post("")
     async def messages(request: Request) -> Response:
         """Answer a conversation in Anthropic's format."""
-        return await answer_converted(context, request, _messages)
+        return await answer_converted(context, request, _convert_messages)
 
     @router.post("/count_tokens")
     async def count_tokens(request: Request) -> Response:
@@ -174,41 +181,43 @@ def anthropic_routes(context: ServerContext) -> APIRouter:
     return router
 
 
-def _messages(value: Json) -> Conversion:
+def _convert_messages(value: Json) -> Conversion:
+    """Convert like `convert`; Anthropic's API requires `max_tokens`, but not to count tokens."""
     if value.get("max_tokens") is None:
         raise ApiError(400, "max_tokens: is missing; give the maximum number of tokens", param="max_tokens")
     return convert(value)
 
 
 def convert(value: Json) -> Conversion:
-    """Convert to a request of OpenAI's chat route; common and unknown fields are unchanged."""
-    given = _MessageConverter(value)
-    own = ("system", "messages", "stop_sequences", "tools", "tool_choice", "thinking", "output_config")
-    body = {name: entry for name, entry in value.items() if name not in own}
+    """Convert to a request of OpenAI's chat route; fields of both APIs and unknown fields stay as they are."""
+    converter = _MessageConverter(value)
+    converted = ("system", "messages", "stop_sequences", "tools", "tool_choice", "thinking", "output_config")
+    body = {name: entry for name, entry in value.items() if name not in converted}
     if value.get("stream"):
         body["stream_options"] = {"include_usage": True}
     if "stop_sequences" in value:
         body["stop"] = value["stop_sequences"] or None
-    if isinstance(body.get("metadata"), dict):  # user_id may be null
+    if isinstance(body.get("metadata"), dict):  # its user_id may be null, which OpenAI's API does not allow
         body["metadata"] = {name: entry for name, entry in body["metadata"].items() if entry is not None}
-    given.add_messages()
-    body["messages"] = given.messages
-    last = given.messages[-1]
+    converter.add_messages()
+    body["messages"] = converter.messages
+    last = converter.messages[-1]
     if last.get("role") == "assistant" and last.get("content") and "tool_calls" not in last:
         body["continue_final_message"] = True
     if value.get("tools") is not None:
-        body["tools"] = given.tools()
+        body["tools"] = converter.tools()
     body |= _tool_choice(value.get("tool_choice")) | _thinking(value.get("thinking"))
     body |= _output_config(value.get("output_config"))
-    return Conversion(CHAT, body, given.field_names, MessagesDialect)
+    return Conversion(CHAT, body, converter.field_names, MessagesDialect)
 
 
 @dataclass
 class _MessageConverter:
-    """Messages and tools in OpenAI's format, with the field that each comes from."""
+    """Converts messages and tools to OpenAI's format, and records which field each comes from."""
 
-    value: Json
-    messages: list[Json] = field(default_factory=list)
+    value: Json  # Anthropic's request
+    messages: list[Json] = field(default_factory=list)  # converted so far
+    # Path of a field in OpenAI's format -> its path in Anthropic's.
     field_names: dict[str, str] = field(
         default_factory=lambda: {
             "stop": "stop_sequences",
@@ -220,106 +229,106 @@ class _MessageConverter:
 
     def add_messages(self) -> None:
         if self.value.get("system"):
-            self._add("system", {"role": "system", "content": _texts("system", self.value["system"])})
-        for number, message in enumerate(_list("messages", self.value.get("messages"))):
-            place = f"messages.{number}"
-            if isinstance(object_at(place, message).get("content"), list):
-                self._add_blocks(place, message)
+            self._add("system", {"role": "system", "content": _text_parts("system", self.value["system"])})
+        for number, message in enumerate(_non_empty_list("messages", self.value.get("messages"))):
+            path = f"messages.{number}"
+            if isinstance(object_at(path, message).get("content"), list):
+                self._add_blocks(path, message)
             else:
-                self._add(place, message)
+                self._add(path, message)
 
-    def _add(self, place: str, message: Json) -> None:
-        self.field_names[f"messages.{len(self.messages)}"] = place
+    def _add(self, path: str, message: Json) -> None:
+        self.field_names[f"messages.{len(self.messages)}"] = path
         self.messages.append(message)
 
-    def _add_blocks(self, place: str, message: Json) -> None:
-        """Add a message's blocks: a tool result becomes its own message, the rest stays together."""
+    def _add_blocks(self, path: str, message: Json) -> None:
+        """Add a message's blocks: a tool result becomes a message of its own, other blocks stay in one message."""
         converted: Json = {"role": message.get("role"), "content": []}
         for number, block in enumerate(message["content"]):
-            where = f"{place}.content.{number}"
-            kind = object_at(where, block).get("type")
+            block_path = f"{path}.content.{number}"
+            kind = object_at(block_path, block).get("type")
             if kind == "tool_result":
                 if converted["content"]:
-                    self._add(place, converted)
+                    self._add(path, converted)
                     converted = {"role": converted["role"], "content": []}
-                answered = _texts(f"{where}.content", block.get("content"))
-                result = {"tool_call_id": _text(where, block, "tool_use_id"), "content": answered}
-                self._add(where, {"role": "tool", **result})
+                content = _text_parts(f"{block_path}.content", block.get("content"))
+                call_id = _text_field(block_path, block, "tool_use_id")
+                self._add(block_path, {"role": "tool", "tool_call_id": call_id, "content": content})
             elif kind == "tool_use":
-                called = {"name": block.get("name"), "arguments": json.dumps(block.get("input", {}))}
+                function = {"name": block.get("name"), "arguments": json.dumps(block.get("input", {}))}
                 calls = converted.setdefault("tool_calls", [])
-                at = f"messages.{len(self.messages)}.tool_calls.{len(calls)}"
+                call_path = f"messages.{len(self.messages)}.tool_calls.{len(calls)}"
                 self.field_names |= {
-                    at: where,
-                    f"{at}.function": where,
-                    f"{at}.function.arguments": f"{where}.input",
+                    call_path: block_path,
+                    f"{call_path}.function": block_path,
+                    f"{call_path}.function.arguments": f"{block_path}.input",
                 }
-                calls.append({"id": block.get("id"), "function": called})
+                calls.append({"id": block.get("id"), "function": function})
             elif kind == "thinking":
-                thought = converted.get("reasoning_content", "") + _text(where, block, "thinking")
-                converted["reasoning_content"] = thought
+                earlier = converted.get("reasoning_content", "")
+                converted["reasoning_content"] = earlier + _text_field(block_path, block, "thinking")
             elif kind != "redacted_thinking":
-                converted["content"].append(_text_part(where, block))
-        is_result = bool(self.messages) and self.messages[-1]["role"] == "tool" and message["content"]
-        if converted["content"] or "tool_calls" in converted or not is_result:
-            self._add(place, converted)
+                converted["content"].append(_text_part(block_path, block))
+        follows_result = bool(self.messages) and self.messages[-1]["role"] == "tool" and message["content"]
+        if converted["content"] or "tool_calls" in converted or not follows_result:
+            self._add(path, converted)
 
     def tools(self) -> list[Json]:
-        found = []
-        for number, tool in enumerate(_list("tools", self.value["tools"])):
-            place = f"tools.{number}"
-            if object_at(place, tool).get("type", "custom") not in (None, "custom"):
+        converted = []
+        for number, tool in enumerate(_non_empty_list("tools", self.value["tools"])):
+            path = f"tools.{number}"
+            if object_at(path, tool).get("type", "custom") not in (None, "custom"):
                 raise ApiError(
                     400,
-                    f"{place}.type: this server runs no tools; give one of type custom",
-                    param=f"{place}.type",
+                    f"{path}.type: this server runs no tools; give one of type custom",
+                    param=f"{path}.type",
                 )
-            at = f"{place}.function"
-            self.field_names |= {at: place, f"{at}.parameters": f"{place}.input_schema"}
+            function_path = f"{path}.function"
+            self.field_names |= {function_path: path, f"{function_path}.parameters": f"{path}.input_schema"}
             function = {name: tool[name] for name in ("name", "description", "strict") if name in tool}
             function["parameters"] = tool.get("input_schema")
-            found.append({"type": "function", "function": function})
-        return found
+            converted.append({"type": "function", "function": function})
+        return converted
 
 
-def _list(place: str, value: object) -> list[Any]:
+def _non_empty_list(path: str, value: object) -> list[Any]:
     if not isinstance(value, list) or not value:
-        raise ApiError(400, f"{place}: must be a list that is not empty", param=place)
+        raise ApiError(400, f"{path}: must be a list that is not empty", param=path)
     return value
 
 
-def _text(place: str, block: Json, name: str) -> str:
+def _text_field(path: str, block: Json, name: str) -> str:
     if not isinstance(block.get(name), str):
-        raise ApiError(400, f"{place}.{name}: must be a text", param=f"{place}.{name}")
+        raise ApiError(400, f"{path}.{name}: must be a text", param=f"{path}.{name}")
     text: str = block[name]
     return text
 
 
-def _texts(place: str, content: object) -> list[Json]:
+def _text_parts(path: str, content: object) -> list[Json]:
     if content is None or isinstance(content, str):
         return [{"type": "text", "text": content or ""}]
     if not isinstance(content, list):
-        raise ApiError(400, f"{place}: must be a text or a list of blocks", param=place)
-    return [_text_part(f"{place}.{number}", block) for number, block in enumerate(content)]
+        raise ApiError(400, f"{path}: must be a text or a list of blocks", param=path)
+    return [_text_part(f"{path}.{number}", block) for number, block in enumerate(content)]
 
 
-def _text_part(place: str, block: object) -> Json:
+def _text_part(path: str, block: object) -> Json:
     kind = block.get("type") if isinstance(block, dict) else None
     if kind != "text" or not isinstance(block, dict):
-        raise ApiError(400, f"{place}: is {no_text(kind)}", param=place)
-    return {"type": "text", "text": _text(place, block, "text")}
+        raise ApiError(400, f"{path}: is {unsupported_part_text(kind)}", param=path)
+    return {"type": "text", "text": _text_field(path, block, "text")}
 
 
 def _tool_choice(value: object) -> Json:
     if value is None:
         return {}
     kind = object_at("tool_choice", value).get("type")
-    if kind not in ("tool", *_CHOICES):
+    if kind not in ("tool", *_TOOL_CHOICES):
         raise ApiError(400, "tool_choice.type: must be auto, any, tool or none", param="tool_choice.type")
     assert isinstance(value, dict)
     named = {"type": "function", "function": {"name": value.get("name")}}
     parallel = {"parallel_tool_calls": False} if value.get("disable_parallel_tool_use") else {}
-    return {"tool_choice": named if kind == "tool" else _CHOICES[kind], **parallel}
+    return {"tool_choice": named if kind == "tool" else _TOOL_CHOICES[kind], **parallel}
 
 
 def _thinking(value: object) -> Json:
@@ -334,8 +343,8 @@ def _thinking(value: object) -> Json:
 
 
 def _output_config(value: object) -> Json:
-    form = None if value is None else object_at("output_config", value).get("format")
-    if form is None:
+    given = None if value is None else object_at("output_config", value).get("format")
+    if given is None:
         return {}
-    schema = object_at("output_config.format", form).get("schema")
-    return {"response_format": {"type": form.get("type"), "json_schema": {"schema": schema}}}
+    schema = object_at("output_config.format", given).get("schema")
+    return {"response_format": {"type": given.get("type"), "json_schema": {"schema": schema}}}

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import math
 import re
 from collections.abc import Callable, Iterator
 from difflib import get_close_matches
@@ -21,44 +22,52 @@ from foreword.server.settings import Limits
 log = logging.getLogger("foreword.server")
 
 SHOWN_FIELDS = 8
-"""Maximum names in the header, and suggestions per request."""
+"""Maximum number of ignored fields that a response header lists."""
 
 LOGGED_FIELDS = 256
-"""Maximum names that one server logs."""
+"""Maximum number of ignored fields that one server logs."""
 
-_LIKENESS = 0.75  # minimum difflib similarity of a mistyped name
+_LIKENESS = 0.75  # minimum difflib similarity of a suggested name
 _UNPRINTABLE = re.compile(r"[^A-Za-z0-9_.$-]")  # characters that must not appear in a header
 
 
 class UnknownFields:
-    """Collects the fields of one body that its model does not declare."""
+    """Checks the fields of one body that its model does not declare, and collects the ignored ones."""
 
     def __init__(self, is_strict: bool) -> None:
+        """`is_strict`: refuse all of these fields."""
         self._is_strict = is_strict
-        self._ignored: dict[str, tuple[str, type[StrictBody]]] = {}  # by path: name and model
+        # path -> (name, model in which it is unknown)
+        self._ignored: dict[str, tuple[str, type[StrictBody]]] = {}
 
-    def without(self, body: dict[str, Any], model: type[StrictBody]) -> dict[str, Any]:
-        """Return the fields that `model` declares; raise `ApiError` for a field that must not be ignored."""
+    def take_declared(self, body: dict[str, Any], model: type[StrictBody]) -> dict[str, Any]:
+        """Return the fields that `model` declares, and record the others as ignored.
+
+        Raise `ApiError` for a field that must not be ignored.
+        """
         for name, value in body.items():
             if name not in model.model_fields:
                 self._check(name, name, value, model)
         return {name: value for name, value in body.items() if name in model.model_fields}
 
     def check_parts(self, body: StrictBody) -> None:
+        """Check the unknown fields of the objects inside a validated body in the same way."""
         for path, part in _parts("", body):
             for name, value in (part.model_extra or {}).items():
                 self._check(f"{path}{name}", name, value, type(part))
 
-    def ignored(self) -> dict[str, str]:
-        """Return the paths of ignored fields, without list indices, with suggested names."""
-        shown = islice(self._ignored.items(), SHOWN_FIELDS)
-        return {place: _meant(name, model) or "" for place, (name, model) in shown}
+    def listed_fields(self) -> dict[str, str]:
+        """Return the first ignored fields: path without list indices -> name that was probably meant, or ""."""
+        listed = islice(self._ignored.items(), SHOWN_FIELDS)
+        return {path: _suggestion(name, model) or "" for path, (name, model) in listed}
 
     @property
-    def more(self) -> int:
+    def unlisted_count(self) -> int:
+        """Number of ignored fields that `listed_fields` omits."""
         return max(len(self._ignored) - SHOWN_FIELDS, 0)
 
     def _check(self, path: str, name: str, value: object, model: type[StrictBody]) -> None:
+        """Record an unknown field as ignored, or raise `ApiError` if it must not be."""
         foreign = model.foreign.get(name)
         if foreign is not None:
             if foreign.is_neutral(value):
@@ -69,34 +78,34 @@ class UnknownFields:
                     400, f"{path}: is not supported by this server{reason}; leave it out", param=path
                 )
         elif self._is_strict or (value is not None and _renamed(name, model) is not None):
-            meant = _meant(name, model)
-            advice = "leave it out" if meant is None else f"did you mean {meant}?"
+            suggestion = _suggestion(name, model)
+            advice = "leave it out" if suggestion is None else f"did you mean {suggestion}?"
             raise ApiError(400, f"unknown field {_short(path)!r}; {advice}", param=_short(path))
         if value is not None:
-            above = [part for part in path.removesuffix(name).split(".") if part and not part.isdecimal()]
-            self._ignored.setdefault(_short(".".join([*above, name or "?"])), (name, model))
+            parents = [part for part in path.removesuffix(name).split(".") if part and not part.isdecimal()]
+            self._ignored.setdefault(_short(".".join([*parents, name or "?"])), (name, model))
 
 
 class IgnoredFieldLog:
-    """Logs each ignored field once."""
+    """Logs each ignored field once per server."""
 
     def __init__(self) -> None:
         self._logged: set[str] = set()
 
     def header(self, unknown: UnknownFields) -> str:
-        """Log new fields, and return all of them as a header value; empty if there are none."""
-        words = []
-        for place, meant in unknown.ignored().items():
-            name = _UNPRINTABLE.sub("?", place)
-            words.append(f"{name} (did you mean {meant}?)" if meant else name)
+        """Return the ignored fields of a body as a header value, empty if there are none; log those not logged yet."""
+        entries = []
+        for path, suggestion in unknown.listed_fields().items():
+            name = _UNPRINTABLE.sub("?", path)
+            entries.append(f"{name} (did you mean {suggestion}?)" if suggestion else name)
             if name not in self._logged and len(self._logged) < LOGGED_FIELDS:
                 self._logged.add(name)
-                log.warning("requests have an ignored field: %s; --strict-fields refuses it", words[-1])
-        return ", ".join([*words, f"{unknown.more} more"] if unknown.more else words)
+                log.warning("requests have an ignored field: %s; --strict-fields refuses it", entries[-1])
+        return ", ".join([*entries, f"{unknown.unlisted_count} more"] if unknown.unlisted_count else entries)
 
 
 def _parts(path: str, value: object) -> Iterator[tuple[str, StrictBody]]:
-    """Yield the objects inside a body with their path prefixes: `messages.0.`."""
+    """Yield the objects inside a body, each with the prefix of its fields' paths, such as `messages.0.`."""
     entries: Iterator[tuple[object, object]]
     if isinstance(value, BaseModel):
         if path and isinstance(value, StrictBody):
@@ -116,8 +125,8 @@ def _renamed(name: str, model: type[StrictBody]) -> str | None:
     return next((known for known in RENAMED.get(name, ()) if known in model.model_fields), None)
 
 
-def _meant(name: str, model: type[StrictBody]) -> str | None:
-    """Return the field that was probably meant: a renamed or similarly spelled one."""
+def _suggestion(name: str, model: type[StrictBody]) -> str | None:
+    """Return the name of the field that was probably meant: one named differently here, or spelled similarly."""
     similar = get_close_matches(_short(name), model.model_fields, n=1, cutoff=_LIKENESS)
     return _renamed(name, model) or next(iter(similar), None)
 
@@ -132,7 +141,7 @@ Result = TypeVar("Result")
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _LONG_NUMBER = re.compile(r"[0-9]{19}")
 _INLINE_BYTES = 64 * 1024  # larger bodies are parsed in a thread
-# a refused body is read up to this multiple of the limit, so that the client sees the refusal
+# Too long a body is read up to this multiple of the limit, so that the client finishes sending and reads the error.
 _DISCARDED_BODIES = 16
 
 
@@ -141,25 +150,25 @@ async def read_body(request: Request, limits: Limits) -> bytes:
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > _DISCARDED_BODIES * limits.body_bytes:
         raise too_long(limits)
-    kept = bytearray()
-    seen = 0
+    body = bytearray()
+    received = 0
     try:
         async with asyncio.timeout(limits.body_seconds):
             async for part in request.stream():
-                seen += len(part)
-                if seen <= limits.body_bytes:
-                    kept += part
-                elif seen > _DISCARDED_BODIES * limits.body_bytes:
+                received += len(part)
+                if received <= limits.body_bytes:
+                    body += part
+                elif received > _DISCARDED_BODIES * limits.body_bytes:
                     break
     except TimeoutError:
         raise ApiError(408, f"the body did not arrive within {limits.body_seconds:.0f} s") from None
     except ClientDisconnect:
-        raise ApiError(400, "the client left before its body had arrived") from None
-    if seen > limits.body_bytes:
+        raise ApiError(400, "the client disconnected before it had sent the whole body") from None
+    if received > limits.body_bytes:
         raise too_long(limits)
     if not _is_json(request.headers.get("content-type", "")):
         raise ApiError(415, "send the body as JSON, with the header Content-Type: application/json")
-    return bytes(kept)
+    return bytes(body)
 
 
 def too_long(limits: Limits) -> ApiError:
@@ -167,7 +176,7 @@ def too_long(limits: Limits) -> ApiError:
 
 
 def _is_json(content_type: str) -> bool:
-    """Whether a content type is JSON; browsers cannot send those cross-origin without a preflight."""
+    """Whether a content type is JSON, which a web page cannot send to another origin without a preflight."""
     kind = content_type.partition(";")[0].strip().lower()
     return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
 
@@ -187,19 +196,19 @@ def load_object(data: bytes, limits: Limits) -> dict[str, Any]:
     return value
 
 
-def object_at(place: str, value: object) -> dict[str, Any]:
-    """Return the value if it is an object; raise 400 with its path otherwise."""
+def object_at(path: str, value: object) -> dict[str, Any]:
+    """Return the value at this path of a body; raise 400 if it is not an object."""
     if not isinstance(value, dict):
-        raise ApiError(400, f"{place}: must be an object", param=place)
+        raise ApiError(400, f"{path}: must be an object", param=path)
     return value
 
 
 def checked_body(value: dict[str, Any], model: type[Body], unknown: UnknownFields) -> Body:
     """Validate the object as `model`; raise 400 for the first invalid field."""
     try:
-        body = model.model_validate(unknown.without(value, model))
+        body = model.model_validate(unknown.take_declared(value, model))
     except ValidationError as error:
-        raise _first_complaint(error) from None
+        raise _first_error(error) from None
     unknown.check_parts(body)
     return body
 
@@ -228,10 +237,13 @@ def _refuse_lone_surrogates(value: object) -> None:
     try:
         json.dumps(value, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError:
-        raise ApiError(400, "a text in the body has half a surrogate pair, which is no text") from None
+        raise ApiError(
+            400, "a text in the body has half a surrogate pair, which is no text"
+        ) from None
 
 
 def _check_shape(value: object, limits: Limits) -> None:
+    """Raise 400 for too deep nesting or an object with too many keys, level by level."""
     level: list[Any] = [value]
     for _ in range(limits.json_depth):
         deeper: list[Any] = []
@@ -264,14 +276,14 @@ def _int64(digits: str) -> int:
 
 def _finite(digits: str) -> float:
     value = float(digits)
-    if value - value != 0:
+    if math.isinf(value):
         raise ApiError(400, "a number in the body is too large; numbers must be finite")
     return value
 
 
-def _first_complaint(error: ValidationError) -> ApiError:
+def _first_error(error: ValidationError) -> ApiError:
     """Describe the first validation error in one line, without the value, which may be huge."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    place = ".".join(_short(str(part)) for part in first["loc"])
+    path = ".".join(_short(str(part)) for part in first["loc"])
     message = in_plain_words(first["msg"])
-    return ApiError(400, f"{place}: {message}" if place else message, param=place or None)
+    return ApiError(400, f"{path}: {message}" if path else message, param=path or None)

@@ -57,57 +57,60 @@ class ChatDialect(OpenAIDialect):
         self._readers = [conversation.reader() for _ in range(self._n)]
 
     def opening(self) -> Iterable[Completion]:
-        """Yield the role of every choice."""
+        """Yield a chunk with the role for every choice."""
         for choice in range(self._n):
             opened = Choice(choice, delta=ChatDelta(role="assistant", content=""))
-            listed = self._prompt_ids(0) if self._lists_tokens and choice == 0 else UNSET
-            yield self._frame([opened], self.chunk_kind, usage=self._usage(choice), prompt_token_ids=listed)
+            prompt_ids = self._prompt_ids(0) if self._wants_token_ids and choice == 0 else UNSET
+            yield self._completion(
+                [opened], self.chunk_kind, usage=self._count_chunk_usage(choice), prompt_token_ids=prompt_ids
+            )
 
     def chunk(self, choice: int, delta: AnswerDelta) -> Completion | None:
         is_last = self._costs.note(delta)
-        usage = self._usage(choice, len(delta.token_ids))
-        gained = self._gained(choice, delta)
-        is_reported = gained != ChatDelta() or delta.finish_reason or delta.prompt_logprobs
-        if not is_reported and not ((self._wants_logprobs or self._lists_tokens) and delta.token_ids):
+        usage = self._count_chunk_usage(choice, len(delta.token_ids))
+        chat_delta = self._chat_delta(choice, delta)
+        is_reported = chat_delta != ChatDelta() or delta.finish_reason or delta.prompt_logprobs
+        if not is_reported and not ((self._wants_logprobs or self._wants_token_ids) and delta.token_ids):
             return None
-        return self._frame(
-            [self._choice(choice, delta, delta=gained)],
+        return self._completion(
+            [self._choice(choice, delta, delta=chat_delta)],
             self.chunk_kind,
             self._costs if is_last else None,
             usage=usage,
-            prompt_logprobs=self._of_prompt(delta),
+            prompt_logprobs=self._prompt_logprobs(delta),
         )
 
     def whole(self, answers: Sequence[Answer], costs: Costs) -> Completion:
         wholes = [answer.whole for answer in answers]
-        return self._frame(
+        return self._completion(
             [self._choice(n, one, message=self._message(n, one.text)) for n, one in enumerate(wholes)],
             self.kind,
             costs,
             usage=usage_of(costs.total()),
-            prompt_logprobs=self._of_prompt(wholes[0]),
-            prompt_token_ids=self._prompt_ids(0) if self._lists_tokens else UNSET,
+            prompt_logprobs=self._prompt_logprobs(wholes[0]),
+            prompt_token_ids=self._prompt_ids(0) if self._wants_token_ids else UNSET,
         )
 
-    def _choice(self, number: int, gained: AnswerDelta, **content: ChatMessage | ChatDelta) -> Choice:
-        logprobs = self._logprobs.chat(gained.logprobs) if self._wants_logprobs else None
-        reason = self._readers[number].finish_reason(gained.finish_reason)
-        ending = self._ending(gained) | {"finish_reason": reason}
-        return Choice(number, logprobs=logprobs, **content, **ending)  # type: ignore[arg-type]
+    def _choice(self, number: int, delta: AnswerDelta, **content: ChatMessage | ChatDelta) -> Choice:
+        """Return a choice with the fields of a delta; `content` is its `message` or `delta`."""
+        logprobs = self._logprobs.chat(delta.logprobs) if self._wants_logprobs else None
+        reason = self._readers[number].finish_reason(delta.finish_reason)
+        end_fields = self._end_fields(delta) | {"finish_reason": reason}
+        return Choice(number, logprobs=logprobs, **content, **end_fields)  # type: ignore[arg-type]
 
-    def _of_prompt(self, delta: AnswerDelta) -> PromptLogprobs | UnsetType:
+    def _prompt_logprobs(self, delta: AnswerDelta) -> PromptLogprobs | UnsetType:
         return self._logprobs.prompt(delta.prompt_logprobs) if delta.prompt_logprobs else UNSET
 
-    def _gained(self, choice: int, delta: AnswerDelta) -> ChatDelta:
-        read = self._readers[choice].feed(delta.text, delta.finish_reason is not None)
+    def _chat_delta(self, choice: int, delta: AnswerDelta) -> ChatDelta:
+        part = self._readers[choice].feed(delta.text, delta.finish_reason is not None)
         return ChatDelta(
-            reasoning_content=read.reasoning or UNSET,
-            content=read.text or UNSET,
-            tool_calls=read.calls or UNSET,
+            reasoning_content=part.reasoning or UNSET,
+            content=part.text or UNSET,
+            tool_calls=part.calls or UNSET,
         )
 
     def _message(self, choice: int, text: str) -> ChatMessage:
-        read = self._readers[choice].whole(text)
+        part = self._readers[choice].whole(text)
         return ChatMessage(
-            read.text, reasoning_content=read.reasoning or UNSET, tool_calls=read.calls or UNSET
+            part.text, reasoning_content=part.reasoning or UNSET, tool_calls=part.calls or UNSET
         )

@@ -29,14 +29,14 @@ from foreword.server.middleware import ApiCaller
 
 
 class Echo:
-    """The prompts to echo.
+    """The prompts that a request with `echo` returns before its answers.
 
-    With `max_tokens` 0 only the prompt is returned, although the engine generates one token.
+    With `max_tokens` 0, only the prompts are returned, although the engine generates one token.
     """
 
     def __init__(self, tokenizer: Tokenizer, body: CompletionRequest) -> None:
         self.is_wanted = bool(body.echo)
-        self._is_alone = body.max_tokens == 0
+        self._hides_answer = body.max_tokens == 0
         self._prompts = body.prompts()
         self._tokenizer = tokenizer
 
@@ -49,12 +49,13 @@ class Echo:
 
     def without_answer(self, delta: AnswerDelta) -> AnswerDelta:
         """Return the delta without the generated token if `max_tokens` is 0."""
-        return replace(delta, text="", token_ids=(), logprobs=()) if self._is_alone else delta
+        return replace(delta, text="", token_ids=(), logprobs=()) if self._hides_answer else delta
 
-    def usage(self, counted: AnswerUsage) -> AnswerUsage:
-        if not self._is_alone:
-            return counted
-        return with_fields(counted, completion_tokens=0, total_tokens=counted.prompt_tokens)
+    def usage(self, usage: AnswerUsage) -> AnswerUsage:
+        """Return the token counts without the generated token if `max_tokens` is 0."""
+        if not self._hides_answer:
+            return usage
+        return with_fields(usage, completion_tokens=0, total_tokens=usage.prompt_tokens)
 
 
 async def completion_job(context: ServerContext, body: CompletionRequest, caller: ApiCaller) -> AnswerJob:
@@ -87,59 +88,60 @@ class CompletionDialect(OpenAIDialect):
         self._wants_logprobs = body.logprobs is not None
         self._wants_prompt_logprobs = body.prompt_logprobs is not None
         self._echo = Echo(context.prompts.tokenizer, body)
-        self._offsets: dict[int, int] = {}  # choice -> text offset of its next token
-        self._known: dict[int, Sequence[TokenLogprobs]] = {}  # of prompts, from the first of n answers
+        self._offsets: dict[int, int] = {}  # choice -> position of its next token in the text
+        # prompt -> its log-probabilities, which only the first of its n answers has
+        self._prompt_logprobs: dict[int, Sequence[TokenLogprobs]] = {}
 
     def opening(self) -> Iterable[Completion]:
         """Yield the prompts, if echoed."""
-        for choice in range(len(self._tokens)) if self._echo.is_wanted else ():
-            yield self._frame([Choice(choice, self._echo.text(choice // self._n))], self.chunk_kind)
+        for choice in range(len(self._sent_tokens)) if self._echo.is_wanted else ():
+            yield self._completion([Choice(choice, self._echo.text(choice // self._n))], self.chunk_kind)
 
     def chunk(self, choice: int, delta: AnswerDelta) -> Completion | None:
         is_last = self._costs.note(delta)
         delta = self._echo.without_answer(delta)
-        usage = self._usage(choice, len(delta.token_ids))
-        reported = delta.text or delta.finish_reason or delta.prompt_logprobs
-        if not reported and not ((self._wants_logprobs or self._lists_tokens) and delta.token_ids):
+        usage = self._count_chunk_usage(choice, len(delta.token_ids))
+        is_reported = delta.text or delta.finish_reason or delta.prompt_logprobs
+        if not is_reported and not ((self._wants_logprobs or self._wants_token_ids) and delta.token_ids):
             return None
-        gained = self._choice(choice, delta.text, delta)
-        return self._frame([gained], self.chunk_kind, self._costs if is_last else None, usage=usage)
+        part = self._choice(choice, delta.text, delta)
+        return self._completion([part], self.chunk_kind, self._costs if is_last else None, usage=usage)
 
     def whole(self, answers: Sequence[Answer], costs: Costs) -> Completion:
         choices = []
         for number, answer in enumerate(answers):
-            own = self._echo.without_answer(answer.whole)
-            choices.append(self._choice(number, self._echo.text(number // self._n) + own.text, own))
-        return self._frame(choices, self.kind, costs, usage=self._counted(costs))
+            delta = self._echo.without_answer(answer.whole)
+            choices.append(self._choice(number, self._echo.text(number // self._n) + delta.text, delta))
+        return self._completion(choices, self.kind, costs, usage=self._usage_of_costs(costs))
 
-    def _counted(self, costs: Costs) -> AnswerUsage:
-        return self._echo.usage(super()._counted(costs))
+    def _usage_of_costs(self, costs: Costs) -> AnswerUsage:
+        return self._echo.usage(super()._usage_of_costs(costs))
 
-    def _choice(self, number: int, text: str, gained: AnswerDelta) -> Choice:
-        scores = gained.prompt_logprobs
-        if scores:
-            self._known[number // self._n] = scores
+    def _choice(self, number: int, text: str, delta: AnswerDelta) -> Choice:
+        prompt_logprobs = delta.prompt_logprobs
+        if prompt_logprobs:
+            self._prompt_logprobs[number // self._n] = prompt_logprobs
         return Choice(
             number,
             text,
-            logprobs=self._written(number, gained.logprobs),
-            prompt_logprobs=self._logprobs.prompt(scores)
-            if scores and self._wants_prompt_logprobs
+            logprobs=self._format_logprobs(number, delta.logprobs),
+            prompt_logprobs=self._logprobs.prompt(prompt_logprobs)
+            if prompt_logprobs and self._wants_prompt_logprobs
             else UNSET,
-            prompt_token_ids=self._prompt_ids(number) if self._lists_tokens else UNSET,
-            **self._ending(gained),
+            prompt_token_ids=self._prompt_ids(number) if self._wants_token_ids else UNSET,
+            **self._end_fields(delta),
         )
 
-    def _written(self, choice: int, entries: Sequence[TokenLogprobs]) -> CompletionLogprobs | None:
-        """Format new log-probabilities, including the prompt's with echo."""
+    def _format_logprobs(self, choice: int, entries: Sequence[TokenLogprobs]) -> CompletionLogprobs | None:
+        """Format a choice's new log-probabilities, at its start after those of an echoed prompt."""
         if not self._wants_logprobs:
             return None
-        begin = self._offsets.get(choice)
-        written = CompletionLogprobs([], [], [], [])
-        if self._echo.is_wanted and begin is None:
-            known = self._known.get(choice // self._n, ())
-            written, begin = self._logprobs.echoed(self._prompt_ids(choice), known)
-        more, self._offsets[choice] = self._logprobs.completion(entries, begin or 0)
-        for one, other in zip(astuple(written), astuple(more), strict=True):
-            one.extend(other)
-        return written
+        offset = self._offsets.get(choice)
+        logprobs = CompletionLogprobs([], [], [], [])
+        if self._echo.is_wanted and offset is None:
+            of_prompt = self._prompt_logprobs.get(choice // self._n, ())
+            logprobs, offset = self._logprobs.echoed(self._prompt_ids(choice), of_prompt)
+        more, self._offsets[choice] = self._logprobs.completion(entries, offset or 0)
+        for column, new in zip(astuple(logprobs), astuple(more), strict=True):
+            column.extend(new)
+        return logprobs

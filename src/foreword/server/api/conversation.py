@@ -13,7 +13,7 @@ from foreword.errors import RequestError
 from foreword.models.tokenization.tokenizer import Tokenizer
 from foreword.server.api.answer_types import CalledTool, ToolCall, new_id
 from foreword.server.api.entry import new_request
-from foreword.server.api.message_types import NAMED, Message, Tool, ToolFunction
+from foreword.server.api.message_types import NAMED_TOOL, Message, Tool, ToolFunction
 from foreword.server.api.reasoning import Reasoning, ReasoningReader, check_budget, reasoning_format
 from foreword.server.api.request_types import ChatRequest, ResponsesRequest, ToolFields
 from foreword.server.api.tool_blocks import FORMATS, CallFormat, format_of
@@ -71,7 +71,7 @@ def tool_use(
     functions = [tool.function for tool in tools or ()]
     if choice == "required" and not functions:
         raise RequestError("tool_choice: there are no tools; give some", "tool_choice")
-    name = choice.removeprefix(NAMED) if choice is not None and choice.startswith(NAMED) else None
+    name = choice.removeprefix(NAMED_TOOL) if choice is not None and choice.startswith(NAMED_TOOL) else None
     if name is not None:
         functions = [function for function in functions if function.name == name]
         if not functions:

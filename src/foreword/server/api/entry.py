@@ -35,7 +35,7 @@ async def new_request(
     *,
     progress: bool = False,
 ) -> NewRequest:
-    """Return the engine's request for a tokenized prompt; `refine` adds what the route knows about its sampling."""
+    """Return the engine's request for a tokenized prompt; `refine` adapts the sampling parameters for the route."""
     settings, max_model_len = context.settings, context.engine.max_model_len
     if max_model_len is None:
         raise EngineUnavailable("the engine is still starting; try again")
@@ -60,9 +60,9 @@ async def new_request(
 
 
 def field_error(error: RequestError, body: SamplingFields) -> ApiError:
-    """Return the API error with the field at fault; for a response format, the field that the client used."""
+    """Return the API error with the field at fault; for an invalid response format, the field that set it."""
     message, field = str(error), error.param
-    if field == FORMAT_PARAM and (given := body.form_field()) is not None:
+    if field == FORMAT_PARAM and (given := body.format_field()) is not None:
         return ApiError(400, f"{given}: {message.removeprefix('structured outputs: ')}", param=given)
     return ApiError(400, message, param=field if field in type(body).model_fields else None)
 
@@ -73,10 +73,10 @@ AnyBody = TypeVar("AnyBody", bound=SamplingFields)
 
 @dataclass(frozen=True)
 class AnswerRoute(Generic[AnyBody]):
-    """Body type and preparation of one kind of request."""
+    """Body type and preparation of the requests of one route."""
 
     model: type[AnyBody]
-    prepare: Callable[[ServerContext, AnyBody, ApiCaller], Awaitable[AnswerJob]]
+    prepare: Callable[[ServerContext, AnyBody, ApiCaller], Awaitable[AnswerJob]]  # tokenizes the prompts
 
 
 @dataclass(frozen=True)
@@ -85,12 +85,12 @@ class Conversion:
 
     route: AnswerRoute[Any]
     body: dict[str, Any]
-    field_names: Mapping[str, str]  # OpenAI's field -> field of the other API
+    field_names: Mapping[str, str]  # path of OpenAI's field -> path of the other API's
     make_dialect: Callable[[AnswerJob], Dialect]  # formats the answers for the other API
 
 
 async def answer_request(context: ServerContext, request: Request, route: AnswerRoute[AnyBody]) -> Response:
-    """Answer a request of OpenAI's API, or of ours."""
+    """Answer a request of OpenAI's API or of `/generate`."""
     data = await read_body(request, context.settings.limits)
     context.admission.check(1)
     body = await _read(context, request, data, route.model)
@@ -100,7 +100,10 @@ async def answer_request(context: ServerContext, request: Request, route: Answer
 async def answer_converted(
     context: ServerContext, request: Request, convert: Callable[[dict[str, Any]], Conversion | dict[str, Any]]
 ) -> Response:
-    """Answer a request of another API, which may not need the engine; errors name that API's fields."""
+    """Answer a request of another API; errors name that API's fields.
+
+    `convert` returns a `Conversion`, or the response if it does not need the engine.
+    """
     limits = context.settings.limits
     data = await read_body(request, limits)
     context.admission.check(1)
@@ -111,7 +114,7 @@ async def answer_converted(
     try:
         body = _checked(context, request, converted.body, converted.route.model)
         if body.n not in (None, 1):
-            raise ApiError(400, "n: this API has one answer to a request", param="n")
+            raise ApiError(400, "n: this API has one answer per request; leave n out", param="n")
         return await _answer(context, request, converted.route, body, converted.make_dialect)
     except ApiError as error:
         raise error.renamed(converted.field_names) from None
@@ -140,10 +143,10 @@ async def _answer(
     if context.engine.state in (EngineState.STARTING, EngineState.RESTARTING, EngineState.STOPPED):
         raise EngineUnavailable(f"the engine is {context.engine.state}; try again")
     try:
-        with ExitStack() as places:
-            places.enter_context(context.admission.admit(answers))
+        with ExitStack() as admission:
+            admission.enter_context(context.admission.admit(answers))
             job = await route.prepare(context, body, caller_of(request))
-            return await respond(context, request, replace(job, dialect=make_dialect(job)), places)
+            return await respond(context, request, replace(job, dialect=make_dialect(job)), admission)
     except RequestError as error:
         raise field_error(error, body) from None
 
@@ -170,7 +173,7 @@ def _checked(
     model: type[Body],
     is_strict: bool = False,
 ) -> Body:
-    """Validate a body; ignored fields are named in the response headers, also of an error."""
+    """Validate a body; have the response's header name the ignored fields, also that of an error."""
     unknown = UnknownFields(is_strict or context.settings.strict_fields)
     try:
         body = checked_body(value, model, unknown)
@@ -181,7 +184,7 @@ def _checked(
 
 
 def refusing_handler(path: str, instead: str) -> Callable[[], Awaitable[Response]]:
-    """Return a handler that responds 501 with an alternative."""
+    """Return a handler that responds with status 501; `instead` is the reason or an alternative."""
 
     async def refuse() -> Response:
         raise ApiError(501, f"{path} is not implemented: {instead}", code="not_implemented")

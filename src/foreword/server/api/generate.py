@@ -17,8 +17,8 @@ from foreword.server.context import ServerContext
 from foreword.server.middleware import ApiCaller
 
 
-class Generated(Struct):
-    """An answer; in a stream, its new part."""
+class GeneratedAnswer(Struct):
+    """An answer; in a stream, what is new of it."""
 
     index: int
     text: str
@@ -26,13 +26,13 @@ class Generated(Struct):
     finish_reason: str | None
     stop_reason: int | str | None = None
     seed: int | UnsetType = UNSET
-    logprobs: PromptLogprobs | UnsetType = UNSET  # per token: token id -> logprob, rank, decoded_token
+    logprobs: PromptLogprobs | UnsetType = UNSET  # for each token: token id -> logprob, rank, decoded_token
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     origin: "Origin | UnsetType" = UNSET  # only in streams
 
 
 class Origin(Struct, frozen=True, omit_defaults=True):
-    """Origin of a stream's new tokens, and speculation figures so far."""
+    """Where the new tokens of a stream come from, and speculation figures so far."""
 
     pieces: list[str]  # text of each token; joined, they are the event's text
     from_draft: int | UnsetType = UNSET  # number of leading tokens that were draft tokens
@@ -48,25 +48,26 @@ _COUNTED = (
     "drafted_per_position",  # drafts that reach the position
     "accepted_per_position",
 )
-_TIMED = ("decode", "draft", "verify", "accept")  # milliseconds; decode: since the first token
+_TIMED = ("decode", "draft", "verify", "accept")  # stages; decode: the time since the first token
 
 
 def progress_of(stats: RequestStats) -> dict[str, Any]:
+    """Return an answer's counts and times so far, in milliseconds."""
     counts = {name: getattr(stats, name) for name in _COUNTED}
     return counts | {f"{name}_ms": 1e3 * getattr(stats, f"{name}_seconds") for name in _TIMED}
 
 
 def passes_of(tokenizer: Tokenizer, delta: AnswerDelta) -> list[dict[str, Any]]:
-    """Return one entry per target pass: the verified draft tree, and its accepted nodes.
+    """Return one entry for each target pass: the verified draft tree, and its accepted nodes.
 
-    If the stream is split into tokens, the pass's first token has it.
+    If the stream has one event for each token, the entry is in the event of the pass's first token.
     """
     return [
         {
-            "gained": draft.gained,  # committed tokens: accepted ones, then one of the target
-            "guesses": [token_text(tokenizer, token) for token in draft.tokens],
-            "parents": draft.parents,  # per node: index of an earlier node, or -1
-            "accepted": draft.accepted,  # accepted nodes, in order
+            "gained": draft.gained,  # number of committed tokens: the accepted ones, then one of the target
+            "guesses": [token_text(tokenizer, token) for token in draft.tokens],  # one for each node
+            "parents": draft.parents,  # index of each node's parent; -1: the node follows the committed text
+            "accepted": draft.accepted,  # indices of the accepted nodes, in order
         }
         for draft in delta.drafts
     ]
@@ -98,22 +99,22 @@ class GenerateDialect:
     def opening(self) -> Iterable[object]:
         return ()
 
-    def chunk(self, choice: int, delta: AnswerDelta) -> Generated:
+    def chunk(self, choice: int, delta: AnswerDelta) -> GeneratedAnswer:
         self._costs.note(delta)
         answer = Answer(choice)
         answer.take(delta)
-        written = self._written(answer)
-        written.origin = self._origin(self._texts[choice].pieces(delta), delta)
-        return written
+        generated = self._generated(answer)
+        generated.origin = self._origin(self._texts[choice].pieces(delta), delta)
+        return generated
 
     def closing(self) -> Iterable[dict[str, Any]]:
         return (self._costs_json(self._costs),)
 
     def whole(self, answers: Sequence[Answer], costs: Costs) -> dict[str, Any]:
-        """Return all answers; the first one's fields are repeated at the top level, as in the library's `--json`."""
-        outputs = [self._written(answer) for answer in answers]
-        on_top = ("text", "token_ids", "finish_reason", "seed")
-        first = {name: getattr(outputs[0], name) for name in on_top}
+        """Return all answers; fields of the first answer are also at the top level, as in `RequestOutput.as_json`."""
+        outputs = [self._generated(answer) for answer in answers]
+        top_level = ("text", "token_ids", "finish_reason", "seed")
+        first = {name: getattr(outputs[0], name) for name in top_level}
         return first | {"outputs": outputs} | self._costs_json(costs)
 
     def _origin(self, pieces: list[str], delta: AnswerDelta) -> Origin:
@@ -125,9 +126,9 @@ class GenerateDialect:
     def _costs_json(self, costs: Costs) -> dict[str, Any]:
         return {"usage": usage_of(costs.total()), **extras_of(costs, self._show_speculation)}
 
-    def _written(self, answer: Answer) -> Generated:
+    def _generated(self, answer: Answer) -> GeneratedAnswer:
         last = answer.last
-        return Generated(
+        return GeneratedAnswer(
             answer.index,
             answer.text,
             answer.token_ids,

@@ -21,13 +21,13 @@ from foreword.server.api.sampling_types import OpenPart
 
 
 class TextPart(OpenPart):
-    """A text part of a message. Other parts are refused: this server fetches no URLs and processes no images."""
+    """A text part of a message. Other parts are refused, since this server processes only text."""
 
     type: Literal["text"]
     text: str
 
 
-_INSTEAD = {
+_ADVICE = {
     "image": "send a description of it, or use a server with a vision model",
     "audio": "send a transcript of it",
     "file": "send the text in it",
@@ -36,26 +36,26 @@ _INSTEAD = {
 """Advice for non-text parts, by words in their type names."""
 
 
-def no_text(kind: object) -> str:
-    """Return the second half of an error message that refuses a part of this type."""
+def unsupported_part_text(kind: object) -> str:
+    """Return the end of an error message, after "is", for a part of a type that is not supported."""
     if not isinstance(kind, str):
         return "no object with a type; this server takes parts of type text"
-    instead = next((words for name, words in _INSTEAD.items() if name in kind), "send text")
-    return f"of type {kind[:32]!r}; this server takes text only: {instead}"
+    advice = next((text for name, text in _ADVICE.items() if name in kind), "send text")
+    return f"of type {kind[:32]!r}; this server takes text only: {advice}"
 
 
 def _text_parts(value: object) -> object:
-    """Check a content before pydantic tries all union members, whose errors would be unclear."""
+    """Check a message's content before pydantic tries all members of the union, whose errors would be unclear."""
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
         raise ValueError("must be a text or a list of text parts")
-    for place, part in enumerate(value):
+    for index, part in enumerate(value):
         kind = part.get("type") if isinstance(part, dict) else None
         if kind != "text":
-            raise ValueError(f"part {place} is {no_text(kind)}")
+            raise ValueError(f"part {index} is {unsupported_part_text(kind)}")
         if not isinstance(part.get("text"), str):
-            raise ValueError(f"part {place} has no text")
+            raise ValueError(f"part {index} has no text")
     return value
 
 
@@ -101,15 +101,15 @@ class Message(OpenPart):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: TextContent | None = None
     reasoning_content: str | None = None  # of an earlier answer, for templates that include it
-    name: str | None = Field(None, max_length=256)  # of a tool; otherwise accepted and ignored
-    tool_call_id: str | None = Field(None, max_length=256)  # the call that a tool's message answers
+    name: str | None = Field(None, max_length=256)  # in a tool's message, the tool; otherwise ignored
+    tool_call_id: str | None = Field(None, max_length=256)  # in a tool's message, the call that it answers
     refusal: None = None  # sent back by OpenAI's client
     audio: None = None
     function_call: None = None
     tool_calls: Annotated[list[MessageToolCall], Field(fail_fast=True, max_length=128)] | None = None
 
     @model_validator(mode="after")
-    def _says_something(self) -> "Message":
+    def _check_content(self) -> "Message":
         if self.content is None and not (self.role == "assistant" and self.tool_calls):
             raise ValueError("content is missing")
         if self.tool_calls and self.role != "assistant":
@@ -125,11 +125,11 @@ class Message(OpenPart):
     @property
     def calls(self) -> list[tuple[str, Any]]:
         """(name, arguments) of the called tools."""
-        made = [call.function for call in self.tool_calls or ()]
-        return [(call.name, json.loads(call.arguments or "{}")) for call in made]
+        functions = [call.function for call in self.tool_calls or ()]
+        return [(function.name, json.loads(function.arguments or "{}")) for function in functions]
 
     def for_template(self) -> dict[str, Any]:
-        """Return role and text for the template; `developer` becomes `system`."""
+        """Return the message for a chat template; the role `developer` becomes `system`."""
         shown: dict[str, Any] = {
             "role": "system" if self.role == "developer" else self.role,
             "content": self.text,
@@ -170,7 +170,7 @@ class ToolFunction(OpenPart):
     name: Annotated[str, BeforeValidator(_checked_name)]
     description: str | None = None
     parameters: Annotated[dict[str, Any] | None, BeforeValidator(_checked_parameters)] = None
-    strict: bool | None = None  # calls follow the schema even if calling is optional
+    strict: bool | None = None  # a grammar enforces the schema also where calling is optional
 
     @property
     def argument_schema(self) -> dict[str, Any]:
@@ -190,15 +190,15 @@ class Tool(OpenPart):
     function: ToolFunction
 
 
-def written_choice(choice: str | None) -> str | dict[str, str]:
-    """Return the choice in the format of `/v1/responses`."""
-    if choice is not None and choice.startswith(NAMED):
-        return {"type": "function", "name": choice.removeprefix(NAMED)}
+def responses_tool_choice(choice: str | None) -> str | dict[str, str]:
+    """Return a tool choice in the format of `/v1/responses`."""
+    if choice is not None and choice.startswith(NAMED_TOOL):
+        return {"type": "function", "name": choice.removeprefix(NAMED_TOOL)}
     return choice or "auto"
 
 
 def _checked_choice(value: object) -> str | None:
-    """Return `none`, `auto`, `required`, or "function/NAME"."""
+    """Return "none", "auto", "required", "function/NAME" for a named tool, or None."""
     if value is None or value in ("none", "auto", "required"):
         return value
     function = value.get("function") if isinstance(value, dict) and value.get("type") == "function" else None
@@ -207,10 +207,11 @@ def _checked_choice(value: object) -> str | None:
         raise ValueError(
             'must be "none", "auto", "required" or {"type": "function", "function": {"name": ...}}'
         )
-    return NAMED + name
+    return NAMED_TOOL + name
 
 
-NAMED = "function/"
+NAMED_TOOL = "function/"
+"""Prefix of a tool choice that names a tool."""
 
 ToolChoice = Annotated[
     str | None,
@@ -232,69 +233,72 @@ def item_messages(value: object) -> list[Message]:
         raise ValueError("must be a text or a list of items")
     if not value:
         raise ValueError("must not be empty")
-    return [_item_message(place, item) for place, item in enumerate(value)]
+    return [_item_message(index, item) for index, item in enumerate(value)]
 
 
-def _item_message(place: int, item: object) -> Message:
+def _item_message(index: int, item: object) -> Message:
+    """Convert an item of a response's input to a chat message."""
     kind = item.get("type", "message") if isinstance(item, Mapping) else None
     if not isinstance(item, Mapping) or kind not in ("message", "function_call", "function_call_output"):
-        named = f"of type {str(kind)[:32]!r}" if isinstance(item, Mapping) else "no object"
-        raise ValueError(f"item {place} is {named}; use message, function_call or function_call_output")
+        what = f"of type {str(kind)[:32]!r}" if isinstance(item, Mapping) else "not an object"
+        raise ValueError(f"item {index} is {what}; use message, function_call or function_call_output")
     try:
         if kind == "function_call":
             called = {"name": item["name"], "arguments": item["arguments"]}
             call = {"id": item["call_id"], "function": called}
-            return _read(Message, {"role": "assistant", "tool_calls": [call]})
+            return _validated(Message, {"role": "assistant", "tool_calls": [call]})
         if kind == "function_call_output":
-            text = _item_text(place, item["output"])
-            return _read(Message, {"role": "tool", "tool_call_id": item["call_id"], "content": text})
-        return text_message(item["role"], _item_text(place, item["content"]))
+            text = _item_text(index, item["output"])
+            return _validated(Message, {"role": "tool", "tool_call_id": item["call_id"], "content": text})
+        return text_message(item["role"], _item_text(index, item["content"]))
     except KeyError as error:
-        raise ValueError(f"item {place} has no {error.args[0]}") from None
+        raise ValueError(f"item {index} has no {error.args[0]}") from None
 
 
 def text_message(role: object, text: str) -> Message:
-    return _read(Message, {"role": role, "content": text})
+    return _validated(Message, {"role": role, "content": text})
 
 
-def _read(model: type[Part], value: object) -> Part:
-    """Validate as `model`; errors are one line, to follow the field's name."""
+def _validated(model: type[Part], value: object) -> Part:
+    """Validate a value as `model`; raise `ValueError` with the first error in one line."""
     try:
         return model.model_validate(value)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        raise ValueError(f"{place}: {in_plain_words(first['msg'])}" if place else first["msg"]) from None
+        path = ".".join(map(str, first["loc"]))
+        raise ValueError(f"{path}: {in_plain_words(first['msg'])}" if path else first["msg"]) from None
 
 
-def _item_text(place: int, content: object) -> str:
+def _item_text(index: int, content: object) -> str:
+    """Return the text of an item's content: a string, or a list of text parts."""
     if isinstance(content, str):
         return content
     texts = []
     for part in content if isinstance(content, list) else [None]:
         kind = part.get("type") if isinstance(part, Mapping) else None
         if not isinstance(part, Mapping) or kind not in _TEXT_PARTS:
-            raise ValueError(f"item {place} has a part {no_text(kind)}")
+            raise ValueError(f"item {index} has a part {unsupported_part_text(kind)}")
         texts.append(str(part.get("text", "")))
     return "".join(texts)
 
 
 def flat_tools(value: object) -> list[Tool] | None:
-    """Parse the tools of `/v1/responses`, whose fields are at the top level."""
+    """Parse the tools of `/v1/responses`, which have the function's fields beside `type`."""
     if value is None:
         return None
     if not isinstance(value, list):
         raise ValueError("must be a list")
-    found = []
+    tools = []
     for tool in value:
         if not isinstance(tool, dict) or tool.get("type") != "function":
             raise ValueError("only tools of type function are supported")
-        rest = {key: entry for key, entry in tool.items() if key != "type"}
-        found.append(Tool(type="function", function=_read(ToolFunction, rest)))
-    return found
+        function = {key: entry for key, entry in tool.items() if key != "type"}
+        tools.append(Tool(type="function", function=_validated(ToolFunction, function)))
+    return tools
 
 
 def flat_choice(value: object) -> object:
+    """Convert a named tool choice of `/v1/responses`, which has `name` beside `type`, to the chat route's format."""
     if isinstance(value, dict) and isinstance(value.get("name"), str):
         return {"type": value.get("type"), "function": {"name": value["name"]}}
     return value

@@ -77,7 +77,7 @@ def read_offline(
         params = _params(body)
     except RequestError as error:
         raise field_error(error, body) from None
-    notes = [f"the server ignores {place}" for place in unknown.ignored()]
+    notes = [f"the server ignores {place}" for place in unknown.listed_fields()]
     counted = _prompt_tokens(body, settings.limits, notes) if prompt_tokens is None else prompt_tokens
     if body.temperature is None:
         notes.append("temperature taken as 1: the model's generation config may recommend another")

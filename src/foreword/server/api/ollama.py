@@ -1,4 +1,4 @@
-"""Ollama's `/api/...`, converted to and from OpenAI's routes."""
+"""Ollama's routes `/api/...`, converted to and from OpenAI's routes."""
 
 import json
 from datetime import UTC, datetime
@@ -28,13 +28,13 @@ Json = dict[str, Any]
 RAW: AnswerRoute[OllamaCompletion] = AnswerRoute(OllamaCompletion, completion_job)
 
 _OPTIONS = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
-"""Ollama's names of sampling parameters that differ here."""
+"""Ollama's names of sampling parameters -> this server's, where they differ."""
 
 _OPTION_FIELDS = {"max_tokens", *SamplingFields.model_fields, *GENERATING} - {"model", "stream"}
-"""What `options` can set; they choose neither the model nor the form of the answer."""
+"""Fields that `options` can set: not the model, and not whether the answer is streamed."""
 
 _MODELS = "this server has one model, which it was started with"
-_NOT_HERE = {
+_UNSUPPORTED = {
     "/embed": "this server generates text and has no embeddings",
     "/embeddings": "this server generates text and has no embeddings",
     "/pull": f"{_MODELS}; fetch others with foreword pull",
@@ -43,10 +43,11 @@ _NOT_HERE = {
     "/push": _MODELS,
     "/delete": _MODELS,
 }
+"""Ollama's routes that are not implemented, and the alternative."""
 
 
 def ollama_routes(context: ServerContext) -> APIRouter:
-    """`/api/...`."""
+    """Return the routes of Ollama's API."""
     router = APIRouter(prefix="/api")
 
     @router.post("/chat")
@@ -62,11 +63,11 @@ def ollama_routes(context: ServerContext) -> APIRouter:
     @router.get("/ps")
     @router.get("/tags")
     async def tags() -> Response:
-        """The model, and its LoRA adapters; all are loaded."""
+        """List the model and its LoRA adapters, all of which are loaded."""
         names = (context.settings.model_name, *sorted(context.adapters))
         files = context.settings.model_files
         about = {
-            "modified_at": _changed(files),
+            "modified_at": _modified_at(files),
             "size": files.size,
             "digest": files.digest,
             "details": _details(files),
@@ -82,17 +83,17 @@ def ollama_routes(context: ServerContext) -> APIRouter:
         body = load_object(await read_body(request, limits), limits)
         given = body.get("model") or body.get("name")
         if not given:
-            raise ApiError(400, "is missing", param="model")
+            raise ApiError(400, "is missing; name the model", param="model")
         name = _plain_name(given)
         context.check_model(name)
-        return json_answer(_shown(context, name))
+        return json_answer(_description(context, name))
 
     @router.get("/version")
     async def version() -> Response:
-        """This server's version, not one of Ollama's."""
+        """Return this server's version, which is not a version of Ollama."""
         return json_answer({"version": __version__})
 
-    for path, instead in _NOT_HERE.items():
+    for path, instead in _UNSUPPORTED.items():
         refuse = refusing_handler(f"/api{path}", instead)
         router.add_api_route(path, refuse, methods=["POST", "DELETE"], include_in_schema=False)
     return router
@@ -117,24 +118,24 @@ def _rounded(parameters: int) -> str:
     return f"{parameters / unit:.1f}{letter}" if letter else str(parameters)
 
 
-def _changed(files: ModelFiles) -> str:
+def _modified_at(files: ModelFiles) -> str:
     return datetime.fromtimestamp(files.modified, UTC).isoformat().replace("+00:00", "Z")
 
 
 def _context_length(context: ServerContext) -> int | None:
-    """Return the usable context; while the engine starts, the longest that it can have."""
+    """Return the context length; while the engine starts, the one that the model's files allow."""
     return context.engine.max_model_len or context.settings.model_files.context_length
 
 
-def _shown(context: ServerContext, name: str) -> Json:
+def _description(context: ServerContext, name: str) -> Json:
     files = context.settings.model_files
     tokenizer = context.prompts.tokenizer
-    thinks = reasoning_format(context.settings.reasoning_parser, tokenizer) is not None
+    has_reasoning = reasoning_format(context.settings.reasoning_parser, tokenizer) is not None
     capabilities = {
         "completion": True,
         "tools": True,
         "insert": tokenizer.fill is not None,
-        "thinking": thinks,
+        "thinking": has_reasoning,
     }
     return {
         "template": tokenizer.chat_template or "",
@@ -147,7 +148,7 @@ def _shown(context: ServerContext, name: str) -> Json:
         },
         "capabilities": [name for name, has in capabilities.items() if has],
         "details": _details(files),
-        "modified_at": _changed(files),
+        "modified_at": _modified_at(files),
     }
 
 
@@ -159,7 +160,7 @@ def _plain_name(name: object) -> str:
 
 
 def convert_chat(value: Json) -> Conversion | Json:
-    """Convert to a chat request; without messages, return the response that the model is loaded."""
+    """Convert to a chat request; without messages, return the response to a request that only loads the model."""
     body, field_names = _converted(value, ("messages",))
     if value.get("messages") in (None, []):
         return loaded(body.get("model"), is_chat=True)
@@ -168,29 +169,34 @@ def convert_chat(value: Json) -> Conversion | Json:
 
 
 def convert_generate(value: Json) -> Conversion | Json:
-    """Convert to a chat request; raw and fill-in-the-middle requests to `/v1/completions`."""
+    """Convert to a chat request; raw and fill-in-the-middle requests to one of `/v1/completions`.
+
+    Without a prompt, return the response to a request that only loads the model.
+    """
     body, field_names = _converted(value, ("prompt", "system", "raw", "suffix"))
     prompt, system, suffix = value.get("prompt") or "", value.get("system"), value.get("suffix")
     if not prompt and not suffix:
         return loaded(body.get("model"), is_chat=False)
-    worded = partial(OllamaDialect, is_chat=False)
+    make_dialect = partial(OllamaDialect, is_chat=False)
     if value.get("raw") or suffix:
-        kept = {name: entry for name, entry in body.items() if name != "chat_template_kwargs"}
-        return Conversion(
-            RAW, kept | {"prompt": prompt, "suffix": suffix, "system": system}, field_names, worded
-        )
+        raw_body = {name: entry for name, entry in body.items() if name != "chat_template_kwargs"}
+        raw_body |= {"prompt": prompt, "suffix": suffix, "system": system}
+        return Conversion(RAW, raw_body, field_names, make_dialect)
     system_messages = [{"role": "system", "content": system}] if system else []
     body["messages"] = [*system_messages, {"role": "user", "content": prompt}]
     field_names[f"messages.{len(system_messages)}.content"] = "prompt"
     if system_messages:
         field_names["messages.0.content"] = "system"
-    return Conversion(CHAT, body, field_names, worded)
+    return Conversion(CHAT, body, field_names, make_dialect)
 
 
-def _converted(value: Json, own: tuple[str, ...]) -> tuple[Json, dict[str, str]]:
-    """Return the common fields of Ollama's routes, and where each comes from."""
-    dropped = (*own, "options", "format", "think", "keep_alive", "stream")
-    body = {name: entry for name, entry in value.items() if name not in dropped}
+def _converted(value: Json, route_fields: tuple[str, ...]) -> tuple[Json, dict[str, str]]:
+    """Convert the fields that Ollama's routes have in common; `route_fields` are those of the route alone.
+
+    Return the body of OpenAI's route, and the field names: OpenAI's -> Ollama's.
+    """
+    left_out = (*route_fields, "options", "format", "think", "keep_alive", "stream")
+    body = {name: entry for name, entry in value.items() if name not in left_out}
     if value.get("model") is not None:
         body["model"] = _plain_name(value["model"])
     body["stream"] = True if value.get("stream") is None else value["stream"]
@@ -207,23 +213,23 @@ def _converted(value: Json, own: tuple[str, ...]) -> tuple[Json, dict[str, str]]
 
 
 def _add_options(options: Json, body: Json, field_names: dict[str, str]) -> None:
-    """Move sampling parameters to the top level; others are ignored under their own names."""
+    """Add the options to the body under this server's names; unknown ones are then reported as ignored."""
     for given, entry in options.items():
         name = _OPTIONS.get(given, given)
-        is_none = entry in (-1, -2) and given in ("num_predict", "seed")
+        is_default = entry in (-1, -2) and given in ("num_predict", "seed")  # no limit; a random seed
         if name not in _OPTION_FIELDS:
             body[f"options.{given}"] = entry
-        elif not is_none:
+        elif not is_default:
             body[name] = entry
             field_names[name] = f"options.{given}"
 
 
-def _response_format(form: object) -> Json:
-    if form == "json":
+def _response_format(value: object) -> Json:
+    if value == "json":
         return {"type": "json_object"}
-    if not isinstance(form, dict):
+    if not isinstance(value, dict):
         raise ApiError(400, 'format: must be "json" or a JSON schema', param="format")
-    return {"type": "json_schema", "json_schema": {"schema": form}}
+    return {"type": "json_schema", "json_schema": {"schema": value}}
 
 
 def _thinking(think: object) -> Json:
@@ -234,11 +240,11 @@ def _thinking(think: object) -> Json:
 
 
 def _messages(value: object) -> object:
-    """Return messages in OpenAI's format. Ollama's calls have no ids, so results are matched in order."""
+    """Return messages in OpenAI's format. Ollama's calls have no ids, so results are matched to calls in order."""
     if not isinstance(value, list):
         raise ApiError(400, "messages: must be a list", param="messages")
     unanswered: list[Json] = []  # calls without a result
-    found = []
+    messages = []
     for number, given in enumerate(value):
         message = dict(object_at(f"messages.{number}", given))
         if (thought := message.pop("thinking", None)) is not None:
@@ -246,21 +252,21 @@ def _messages(value: object) -> object:
         if (tool := message.pop("tool_name", None)) is not None:
             message["name"] = tool
         if isinstance(message.get("tool_calls"), list):
-            first = f"call_{number}_"
-            calls = [_call(first + str(n), one) for n, one in enumerate(message["tool_calls"])]
+            calls = [_call(f"call_{number}_{n}", call) for n, call in enumerate(message["tool_calls"])]
             unanswered += [call for call in calls if isinstance(call, _Call)]
             message["tool_calls"] = calls
         elif message.get("role") == "tool" and not message.get("tool_call_id"):
-            message["tool_call_id"] = _answered(unanswered, message.get("name"))
-        found.append(message)
-    return found
+            message["tool_call_id"] = _pop_answered(unanswered, message.get("name"))
+        messages.append(message)
+    return messages
 
 
 class _Call(dict[str, Any]):
-    """A tool call in OpenAI's format."""
+    """A tool call in OpenAI's format; invalid calls stay other objects."""
 
 
 def _call(call_id: str, value: object) -> object:
+    """Convert a call; return an invalid one as it is, which validation refuses."""
     function = value.get("function") if isinstance(value, dict) else None
     if not isinstance(value, dict) or not isinstance(function, dict):
         return value
@@ -270,8 +276,11 @@ def _call(call_id: str, value: object) -> object:
     return _Call(named, function={"name": function.get("name"), "arguments": written})
 
 
-def _answered(unanswered: list[Json], name: object) -> str:
-    """Return the id of the call that a tool's message answers: the first of its name, otherwise the first."""
+def _pop_answered(unanswered: list[Json], name: object) -> str:
+    """Remove the call that a tool's message answers, and return its id: the first call of that name, or the first.
+
+    Without a call, return an id that no call has.
+    """
     if not unanswered:
         return "call"
     index = next((n for n, call in enumerate(unanswered) if call["function"]["name"] == name), 0)

@@ -1,4 +1,4 @@
-"""Formats answers of OpenAI's routes for Ollama's API."""
+"""Ollama's response format, made from the responses of OpenAI's routes."""
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
@@ -35,72 +35,78 @@ def loaded(model: object, *, is_chat: bool) -> Json:
 
 
 def _logprobs(choice: Choice) -> Json:
-    """Return the log-probabilities of a chat answer, which have OpenAI's format."""
-    scores = choice.logprobs
-    return {"logprobs": scores.content} if isinstance(scores, ChatLogprobs) and scores.content else {}
+    """Return the field with the log-probabilities of a chat answer, if there are any."""
+    logprobs = choice.logprobs
+    return {"logprobs": logprobs.content} if isinstance(logprobs, ChatLogprobs) and logprobs.content else {}
 
 
 class OllamaDialect:
-    """Formats answers of the chat route or of `/v1/completions`."""
+    """Formats answers for Ollama, from what the dialect of the chat route or of `/v1/completions` returns."""
 
     def __init__(self, job: AnswerJob, *, is_chat: bool) -> None:
         assert isinstance(job.dialect, ChatDialect | CompletionDialect)
         self._inner = job.dialect
         self._is_chat = is_chat
         self._began = monotonic_ns()
-        self._calls: list[CalledTool] = []  # started, not reported yet
-        self._end: Json = {}  # of the answer
+        self._calls: list[CalledTool] = []  # begun and not sent yet, since Ollama sends only complete calls
+        self._end_fields: Json = {}  # fields of the answer's end
 
     def opening(self) -> Iterable[Json]:
         return ()
 
     def chunk(self, choice: int, delta: AnswerDelta) -> list[Json]:
-        frame = self._inner.chunk(choice, delta)
-        if not isinstance(frame, Completion):
+        completion = self._inner.chunk(choice, delta)
+        if not isinstance(completion, Completion):
             return []
-        gained = frame.choices[0]
-        message = gained.delta if isinstance(gained.delta, ChatDelta) else ChatDelta(content=gained.text)
-        is_end = gained.finish_reason is not None
+        part = completion.choices[0]
+        message = part.delta if isinstance(part.delta, ChatDelta) else ChatDelta(content=part.text)
+        is_end = part.finish_reason is not None
         for call in message.tool_calls or []:
             if call.id:
                 self._calls.append(CalledTool(call.function.name, ""))
             self._calls[-1].arguments = (self._calls[-1].arguments or "") + (call.function.arguments or "")
-        whole = len(self._calls) if is_end or message.content else max(len(self._calls) - 1, 0)
-        calls, self._calls = self._calls[:whole], self._calls[whole:]
+        # The last call may continue, unless text follows it or the answer ends.
+        complete = len(self._calls) if is_end or message.content else max(len(self._calls) - 1, 0)
+        calls, self._calls = self._calls[:complete], self._calls[complete:]
         if is_end:
-            self._end = self._ended(frame, gained)
-        scores = _logprobs(gained)
-        if not (message.content or message.reasoning_content or calls or scores):
+            self._end_fields = self._fields_at_end(completion, part)
+        logprobs = _logprobs(part)
+        text, thinking = message.content or "", message.reasoning_content or ""
+        if not (text or thinking or calls or logprobs):
             return []
-        return [self._frame(frame, message.content or "", message.reasoning_content or "", calls) | scores]
+        return [self._response(completion, text, thinking, calls) | logprobs]
 
     def closing(self) -> Iterable[Json]:
         (last,) = self._inner.closing()
-        yield self._frame(last, "", "", []) | self._end | self._counted(last)
+        yield self._response(last, "", "", []) | self._end_fields | self._token_counts(last)
 
     def whole(self, answers: Sequence[Answer], costs: Costs) -> Json:
-        frame = self._inner.whole(answers, costs)
-        choice = frame.choices[0]
+        completion = self._inner.whole(answers, costs)
+        choice = completion.choices[0]
         message = choice.message or ChatMessage(choice.text or "")
         calls = [call.function for call in message.tool_calls or []]
-        reworded = self._frame(frame, message.content or "", message.reasoning_content or "", calls)
-        return reworded | _logprobs(choice) | self._ended(frame, choice) | self._counted(frame)
+        response = self._response(completion, message.content or "", message.reasoning_content or "", calls)
+        end_fields = self._fields_at_end(completion, choice)
+        return response | _logprobs(choice) | end_fields | self._token_counts(completion)
 
-    def _frame(self, frame: Completion, text: str, thinking: str, calls: Sequence[CalledTool]) -> Json:
-        named: Json = {"model": frame.model, "created_at": _now()}
+    def _response(
+        self, completion: Completion, text: str, thinking: str, calls: Sequence[CalledTool]
+    ) -> Json:
+        """Return an event with new content, or a response with all of it."""
+        common: Json = {"model": completion.model, "created_at": _now()}
         thought = {"thinking": thinking} if thinking else {}
         if not self._is_chat:
-            return {**named, "response": text, **thought, "done": False}
-        # A call that was cut has no usable arguments.
-        whole = [call for call in calls if is_object(call.arguments or "{}")]
-        called = [{"function": {"name": call.name, "arguments": call.parsed()}} for call in whole]
-        calls_made = {"tool_calls": called} if called else {}
-        message = {"role": "assistant", "content": text, **thought, **calls_made}
-        return {**named, "message": message, "done": False}
+            return {**common, "response": text, **thought, "done": False}
+        # A call that was cut is left out, since its arguments are not JSON.
+        complete = [call for call in calls if is_object(call.arguments or "{}")]
+        functions = [{"function": {"name": call.name, "arguments": call.parsed()}} for call in complete]
+        tool_calls = {"tool_calls": functions} if functions else {}
+        message = {"role": "assistant", "content": text, **thought, **tool_calls}
+        return {**common, "message": message, "done": False}
 
-    def _ended(self, frame: Completion, choice: Choice) -> Json:
+    def _fields_at_end(self, completion: Completion, choice: Choice) -> Json:
         """Return why the answer ended, and its times in nanoseconds."""
-        timings = frame.timings or {}
+        timings = completion.timings or {}
         return {
             "done": True,
             "done_reason": "stop" if choice.finish_reason in ("stop", "tool_calls") else "length",
@@ -110,6 +116,7 @@ class OllamaDialect:
             "eval_duration": int(timings.get("predicted_ms", 0) * 1e6),
         }
 
-    def _counted(self, frame: Completion) -> Json:
-        assert isinstance(frame.usage, AnswerUsage)
-        return {"prompt_eval_count": frame.usage.prompt_tokens, "eval_count": frame.usage.completion_tokens}
+    def _token_counts(self, completion: Completion) -> Json:
+        usage = completion.usage
+        assert isinstance(usage, AnswerUsage)
+        return {"prompt_eval_count": usage.prompt_tokens, "eval_count": usage.completion_tokens}

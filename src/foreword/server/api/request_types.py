@@ -27,7 +27,7 @@ from foreword.server.api.sampling_types import (
     StrictBody,
     TokenId,
     TokenIds,
-    as_form,
+    format_validator,
 )
 from foreword.server.errors import ApiError
 from foreword.server.settings import Limits
@@ -50,7 +50,7 @@ class StreamOptions(OpenPart):
 
 
 class OpenAIFields(FormattedFields, SamplingFields):
-    """Fields of both routes."""
+    """Fields of `/v1/completions` and `/v1/chat/completions`."""
 
     stream_options: StreamOptions | None = None
     user: str | None = Field(None, max_length=4096)  # accepted, not used
@@ -58,7 +58,7 @@ class OpenAIFields(FormattedFields, SamplingFields):
 
 
 def _checked_prompt(value: object) -> object:
-    """Check the whole list once, since pydantic's unions would try every form for every entry."""
+    """Check the whole prompt at once, since pydantic would try every member of a union for every entry."""
     if isinstance(value, str):
         return value
     if not isinstance(value, list) or not value:
@@ -110,6 +110,7 @@ class CompletionRequest(OpenAIFields, RawText):
         return self.logprobs
 
     def prompts(self) -> list[str | list[int]]:
+        """Return the prompts as a list, each a text or token ids."""
         if isinstance(self.prompt, str) or type(self.prompt[0]) is int:
             return [self.prompt]
         return list(self.prompt)
@@ -120,7 +121,7 @@ class CompletionRequest(OpenAIFields, RawText):
         if self.max_tokens == 0 and not self.echo:
             raise ApiError(400, "max_tokens can be 0 only with echo", param="max_tokens")
         if self.echo and self.suffix:
-            reason = "the prompt does not stand before the answer alone; leave echo out"
+            reason = "with suffix, the answer is between two parts of the prompt; leave echo out"
             raise ApiError(400, f"echo and suffix exclude each other: {reason}", param="echo")
         best_of = answers if self.best_of is None else self.best_of
         if best_of < answers:
@@ -129,8 +130,8 @@ class CompletionRequest(OpenAIFields, RawText):
         if best_of > answers:
             raise ApiError(
                 400,
-                "best_of above n is not supported by this server: answers that are not returned are not generated; "
-                "ask for n of them with logprobs and choose",
+                "best_of above n is not supported: this server returns every answer that it generates; "
+                "request n answers with logprobs and choose",
                 param="best_of",
             )
         if prompts > limits.prompts:
@@ -139,13 +140,13 @@ class CompletionRequest(OpenAIFields, RawText):
 
 
 class OllamaCompletion(CompletionRequest):
-    """A raw or fill-in-the-middle request of Ollama's API, whose answers end with the context."""
+    """A raw or fill-in-the-middle request of Ollama's API."""
 
-    default_tokens: ClassVar[int | None] = None
+    default_tokens: ClassVar[int | None] = None  # an answer may fill the context
 
 
 def _text_or_tokens(value: object) -> object:
-    """Check the whole value, like a prompt."""
+    """Check that the value is a text or token ids."""
     if not isinstance(value, str) and not (isinstance(value, list) and _are_tokens(value)):
         raise ValueError("must be a text or a list of token ids")
     return value
@@ -189,14 +190,14 @@ class ChatRequest(OpenAIFields, ToolFields):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0)
     add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None  # continue the last message
+    continue_final_message: bool | None = None  # the answer continues the last message
     chat_template_kwargs: dict[str, Any] | None = None  # variables of the model's template
     safety_identifier: str | None = Field(None, max_length=4096)  # accepted, not used
-    prompt_cache_key: str | None = Field(None, max_length=4096)  # accepted; the API key decides
+    prompt_cache_key: str | None = Field(None, max_length=4096)  # not used: prefixes are shared by API key
 
     @field_validator("continue_final_message")
     @classmethod
-    def _continues_or_begins(cls, value: bool | None, info: Any) -> bool | None:  # noqa: ANN401 - pydantic's
+    def _check_continuation(cls, value: bool | None, info: Any) -> bool | None:  # noqa: ANN401 - pydantic's
         if value and info.data.get("add_generation_prompt"):
             raise ValueError("and add_generation_prompt exclude each other")
         return value
@@ -233,7 +234,7 @@ class GenerateRequest(SamplingFields, RawText):
     ]
     max_tokens: int | None = Field(None, ge=1)
     logprobs: int | None = Field(None, ge=0)
-    # The expected answer.
+    # The expected answer, as text or token ids.
     prediction: (
         Annotated[str | Annotated[list[TokenId], Field(fail_fast=True)], BeforeValidator(_text_or_tokens)]
         | None
@@ -284,7 +285,7 @@ class DetokenizeRequest(StrictBody):
     model: str | None = Field(None, max_length=512)
 
 
-@as_form
+@format_validator
 def _text_format(value: object) -> StructuredOutputs | None:
     """Parse `{"format": {"type": "json_schema", "name": ..., "schema": ...}}`."""
     given = value.get("format", {"type": "text"}) if isinstance(value, dict) else None
@@ -315,25 +316,26 @@ class ResponsesRequest(SamplingFields, ToolFields):
     tool_choice: Annotated[ToolChoice, BeforeValidator(flat_choice), _ANY] = None
     user: str | None = Field(None, max_length=4096)  # accepted, not used
     safety_identifier: str | None = Field(None, max_length=4096)  # accepted, not used
-    prompt_cache_key: str | None = Field(None, max_length=4096)  # accepted; the API key decides
+    prompt_cache_key: str | None = Field(None, max_length=4096)  # not used: prefixes are shared by API key
 
     @property
     def wanted_tokens(self) -> int | None:
         return self.max_output_tokens
 
     def structured(self) -> StructuredOutputs | None:
-        """Return the response format of `text.format` or of another field; refuse both at once."""
+        """Return the response format from `text.format` or another field; raise `RequestError` if both are given."""
         other = super().structured()
         if self.text is not None and other is not None:
-            raise RequestError("text.format and another field both prescribe the format; give one", "text")
+            raise RequestError("text.format and another field both set the response format; give one", "text")
         return self.text or other
 
     def check(self, limits: Limits) -> int:
-        """Return 1, since a response is one answer; raise 400 for a request that the server refuses."""
+        """Return 1, since a response has one answer; raise 400 for a request that the server refuses."""
         if super().check(limits) != 1:
-            raise RequestError("n: a response is one answer", "n")
+            raise RequestError("n: a response has one answer; leave n out", "n")
         return 1
 
     def messages(self) -> list[Message]:
+        """Return the conversation: the instructions as a system message, then the input."""
         first = [] if self.instructions is None else [text_message("system", self.instructions)]
         return [*first, *self.input]

@@ -10,7 +10,7 @@ from foreword.server.api.answer_types import ToolCall, new_id
 from foreword.server.api.answering import AnswerJob
 from foreword.server.api.conversation import Conversation
 from foreword.server.api.entry import AnswerRoute
-from foreword.server.api.message_types import written_choice
+from foreword.server.api.message_types import responses_tool_choice
 from foreword.server.api.request_types import ResponsesRequest
 from foreword.server.context import ServerContext
 from foreword.server.middleware import ApiCaller
@@ -18,7 +18,7 @@ from foreword.server.middleware import ApiCaller
 Item = dict[str, Any]
 
 REASONING, TEXT = "reasoning_text", "output_text"
-"""Types of parts."""
+"""Types of the content parts of items."""
 
 
 async def responses_job(context: ServerContext, body: ResponsesRequest, caller: ApiCaller) -> AnswerJob:
@@ -41,9 +41,11 @@ class ResponsesDialect:
         self._created = int(time())
         self._reader = conversation.reader()
         self._costs = Costs(1)
-        self._count = 0  # number of events
-        self._items: dict[str | int, Item] = {}  # in order, by part type or index of the call
-        self._reason: str | None = None
+        self._event_count = 0
+        self._items: dict[
+            str | int, Item
+        ] = {}  # in order; by the type of their part, or the index of the call
+        self._finish_reason: str | None = None
 
     def opening(self) -> Iterable[Item]:
         yield self._event("response.created", response=self._response("in_progress"))
@@ -52,10 +54,10 @@ class ResponsesDialect:
     def chunk(self, choice: int, delta: AnswerDelta) -> list[Item]:
         """Return events for new text, new calls and more of their arguments."""
         self._costs.note(delta)
-        self._reason = delta.finish_reason
-        read = self._reader.feed(delta.text, delta.finish_reason is not None)
-        events = self._text_events(REASONING, read.reasoning) + self._text_events(TEXT, read.text or "")
-        for call in read.calls:
+        self._finish_reason = delta.finish_reason
+        part = self._reader.feed(delta.text, delta.finish_reason is not None)
+        events = self._text_events(REASONING, part.reasoning) + self._text_events(TEXT, part.text or "")
+        for call in part.calls:
             events += self._call_events(call)
         return events
 
@@ -68,44 +70,48 @@ class ResponsesDialect:
 
     def whole(self, answers: Sequence[Answer], costs: Costs) -> Item:
         answer = answers[0]
-        self._reason = answer.last.finish_reason
-        read = self._reader.whole(answer.text)
-        if read.reasoning:
-            self._begin_text(REASONING)["content"][0]["text"] = read.reasoning
-        if read.text or not (read.reasoning or read.calls):
-            self._begin_text(TEXT)["content"][0]["text"] = read.text or ""
-        for index, call in enumerate(read.calls):
-            self._begin_call(index, call)["arguments"] = call.function.arguments
+        self._finish_reason = answer.last.finish_reason
+        part = self._reader.whole(answer.text)
+        if part.reasoning:
+            self._add_text_item(REASONING)["content"][0]["text"] = part.reasoning
+        if part.text or not (part.reasoning or part.calls):
+            self._add_text_item(TEXT)["content"][0]["text"] = part.text or ""
+        for index, call in enumerate(part.calls):
+            self._add_call_item(index, call)["arguments"] = call.function.arguments
         for item in self._items.values():
             item["status"] = self._status
         return self._response(self._status, costs.total())
 
     @property
     def _status(self) -> str:
-        return "completed" if self._reason == "stop" else "incomplete"
+        return "completed" if self._finish_reason == "stop" else "incomplete"
 
     def _event(self, kind: str, **fields: object) -> Item:
-        self._count += 1
-        return {"type": kind, "sequence_number": self._count - 1, **fields}
+        self._event_count += 1
+        return {"type": kind, "sequence_number": self._event_count - 1, **fields}
 
     def _text_events(self, kind: str, text: str) -> list[Item]:
+        """Append text to the item with parts of this type; return the events, with those of a new item."""
         if not text:
             return []
         events: list[Item] = []
         if kind not in self._items:
-            item = self._begin_text(kind)
+            item = self._add_text_item(kind)
             events.append(self._added_event(kind, {**item, "content": []}))
             part = dict(item["content"][0])
             events.append(self._event("response.content_part.added", **self._place(kind), part=part))
         self._items[kind]["content"][0]["text"] += text
-        events.append(self._event(f"response.{kind}.delta", **self._place(kind), delta=text, **_listed(kind)))
+        events.append(
+            self._event(f"response.{kind}.delta", **self._place(kind), delta=text, **_logprob_fields(kind))
+        )
         return events
 
     def _call_events(self, call: ToolCall) -> list[Item]:
+        """Append the new part of a call to its item; return the events, with those of a new item."""
         events: list[Item] = []
         index = call.index if isinstance(call.index, int) else 0
         if index not in self._items:
-            events.append(self._added_event(index, dict(self._begin_call(index, call))))
+            events.append(self._added_event(index, dict(self._add_call_item(index, call))))
         if more := call.function.arguments:
             self._items[index]["arguments"] += more
             place = self._place(index)
@@ -117,33 +123,36 @@ class ResponsesDialect:
         return self._event("response.output_item.added", output_index=index, item=item)
 
     def _done_events(self, key: str | int) -> Iterable[Item]:
+        """Set an item's status, and yield the events of its end."""
         item, place = self._items[key], self._place(key)
         item["status"] = self._status
         if isinstance(key, str):
             part = item["content"][0]
-            yield self._event(f"response.{key}.done", **place, text=part["text"], **_listed(key))
+            yield self._event(f"response.{key}.done", **place, text=part["text"], **_logprob_fields(key))
             yield self._event("response.content_part.done", **place, part=part)
         else:
             called = {"name": item["name"], "arguments": item["arguments"]}
             yield self._event("response.function_call_arguments.done", **place, **called)
         yield self._event("response.output_item.done", output_index=place["output_index"], item=item)
 
-    def _begin_text(self, kind: str) -> Item:
-        own: Item = {"type": "reasoning", "id": new_id("rs"), "summary": []}
-        part: Item = {"type": kind, "text": "", **_listed(kind)}
+    def _add_text_item(self, kind: str) -> Item:
+        """Add an item with an empty part of this type, and return it."""
+        fields: Item = {"type": "reasoning", "id": new_id("rs"), "summary": []}
+        part: Item = {"type": kind, "text": "", **_logprob_fields(kind)}
         if kind == TEXT:
-            own = {"type": "message", "id": new_id("msg"), "role": "assistant"}
+            fields = {"type": "message", "id": new_id("msg"), "role": "assistant"}
             part["annotations"] = []
-        self._items[kind] = {**own, "status": "in_progress", "content": [part]}
+        self._items[kind] = {**fields, "status": "in_progress", "content": [part]}
         return self._items[kind]
 
-    def _begin_call(self, index: int, call: ToolCall) -> Item:
+    def _add_call_item(self, index: int, call: ToolCall) -> Item:
+        """Add an item for a call, without arguments, and return it."""
         named = {"call_id": call.id, "name": call.function.name, "arguments": "", "status": "in_progress"}
         self._items[index] = {"type": "function_call", "id": new_id("fc"), **named}
         return self._items[index]
 
     def _place(self, key: str | int) -> Item:
-        """Return the fields that identify an item; a text item has one part, with index 0."""
+        """Return the fields that identify an item in an event, and for a text item its only part."""
         item = {"item_id": self._items[key]["id"], "output_index": list(self._items).index(key)}
         return item | ({"content_index": 0} if isinstance(key, str) else {})
 
@@ -164,7 +173,7 @@ class ResponsesDialect:
             "output": list(self._items.values()) if stats is not None else [],
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "temperature": body.temperature,
-            "tool_choice": written_choice(body.tool_choice),
+            "tool_choice": responses_tool_choice(body.tool_choice),
             "tools": [{"type": "function", **tool.function.for_template()} for tool in body.tools or ()],
             "top_p": body.top_p,
             "store": False,
@@ -172,8 +181,8 @@ class ResponsesDialect:
         }
 
 
-def _listed(kind: str) -> Item:
-    """Return fields that text parts have and reasoning parts do not."""
+def _logprob_fields(kind: str) -> Item:
+    """Return the field `logprobs`, which text parts have and reasoning parts do not."""
     return {"logprobs": []} if kind == TEXT else {}
 
 

@@ -25,7 +25,7 @@ from foreword.server.context import ServerContext
 from foreword.server.errors import ApiError
 
 _BATCHES = "answer a file of requests with foreword batch in.jsonl out.jsonl"
-_NOT_HERE = {
+_UNSUPPORTED = {
     "/embeddings": "this server generates text and has no embeddings",
     "/moderations": "this server generates text and judges none",
     "/audio/speech": "this server generates text only",
@@ -56,7 +56,7 @@ def openai_routes(context: ServerContext) -> APIRouter:
         """Answer a conversation through OpenAI's Responses API; nothing is stored."""
         return await answer_request(context, request, RESPONSES)
 
-    for path, instead in _NOT_HERE.items():
+    for path, instead in _UNSUPPORTED.items():
         refuse = refusing_handler(f"/v1{path}", instead)
         router.add_api_route(path, refuse, methods=["GET", "POST"], include_in_schema=False)
 

@@ -28,7 +28,9 @@ from foreword.structured.params import StructuredOutputs
 _FORMATS = "text, json_object, json_schema or structural_tag"
 
 
-def as_form(make: Callable[[Any], StructuredOutputs | None]) -> BeforeValidator:
+def format_validator(make: Callable[[Any], StructuredOutputs | None]) -> BeforeValidator:
+    """Return a pydantic validator that converts a field's value to a response format with `make`."""
+
     def check(value: object) -> StructuredOutputs | None:
         if value is None or isinstance(value, StructuredOutputs):
             return value
@@ -61,30 +63,36 @@ def _json_schema(given: object) -> StructuredOutputs:
     if not isinstance(given, dict) or not isinstance(given.get("schema"), dict):
         raise RequestError("json_schema must be an object with a schema")
     if other := given.keys() - {"name", "description", "schema", "strict"}:
-        raise RequestError(f"json_schema has {min(other)[:32]!r}, which is not known here; leave it out")
+        raise RequestError(f"json_schema has an unknown key {min(other)[:32]!r}; leave it out")
     if given.get("strict") not in (None, True, False):
         raise RequestError("json_schema.strict must be true or false")
     return StructuredOutputs(json=given["schema"])
 
 
-def _shown(*kinds: str) -> WithJsonSchema:
-    return WithJsonSchema({"anyOf": [{"type": kind} for kind in (*kinds, "null")]})
+def _schema(*types: str) -> WithJsonSchema:
+    """Return the OpenAPI schema of a field that takes these JSON types or null."""
+    return WithJsonSchema({"anyOf": [{"type": name} for name in (*types, "null")]})
 
 
-def _one_of(value: Any) -> StructuredOutputs:  # noqa: ANN401 - checked there
+def _choice(value: Any) -> StructuredOutputs:  # noqa: ANN401 - checked there
     return StructuredOutputs(choice=value)
 
 
-_Structured = Annotated[Any, as_form(StructuredOutputs.of), _shown("object")]
-_Json = Annotated[Any, as_form(lambda value: StructuredOutputs(json=value)), _shown("object", "string")]
-_Regex = Annotated[Any, as_form(lambda value: StructuredOutputs(regex=value)), _shown("string")]
-_Choice = Annotated[Any, as_form(_one_of), _shown("array")]
-_Grammar = Annotated[Any, as_form(lambda value: StructuredOutputs(grammar=value)), _shown("string")]
-_Format = Annotated[Any, as_form(_response_format), _shown("object")]
+_Structured = Annotated[Any, format_validator(StructuredOutputs.of), _schema("object")]
+_Json = Annotated[
+    Any, format_validator(lambda value: StructuredOutputs(json=value)), _schema("object", "string")
+]
+_Regex = Annotated[Any, format_validator(lambda value: StructuredOutputs(regex=value)), _schema("string")]
+_Choice = Annotated[Any, format_validator(_choice), _schema("array")]
+_Grammar = Annotated[Any, format_validator(lambda value: StructuredOutputs(grammar=value)), _schema("string")]
+_Format = Annotated[Any, format_validator(_response_format), _schema("object")]
 
 
 class StructuredFields(BaseModel):
-    """At most one field is given. All are strict: tokens outside the format cannot be generated."""
+    """Fields that set the response format; a request gives at most one.
+
+    All are strict: tokens outside the format cannot be generated.
+    """
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True, frozen=True)
 
@@ -98,26 +106,25 @@ class StructuredFields(BaseModel):
 
     def structured(self) -> StructuredOutputs | None:
         """Return the requested format, from any of the fields; raise 400 if two are given."""
-        given = {name: value for name in _NAMES if (value := getattr(self, name, None)) is not None}
+        given = {name: value for name in _FORMAT_FIELDS if (value := getattr(self, name, None)) is not None}
         if len(given) > 1:
             first, second, *_ = given
-            raise ApiError(
-                400, f"{first} and {second} both prescribe the answer's form; give one", param=second
-            )
-        form: StructuredOutputs | None = next(iter(given.values()), None)
-        return form
+            raise ApiError(400, f"{first} and {second} both set the response format; give one", param=second)
+        response_format: StructuredOutputs | None = next(iter(given.values()), None)
+        return response_format
 
-    def form_field(self) -> str | None:
-        return next((name for name in (*_NAMES, "text", "tools") if getattr(self, name, None)), None)
+    def format_field(self) -> str | None:
+        """Return the name of the field that sets the response format; None: none does."""
+        return next((name for name in (*_FORMAT_FIELDS, "text", "tools") if getattr(self, name, None)), None)
 
 
 class FormattedFields(StructuredFields):
-    """Structured output with OpenAI's `response_format`."""
+    """Fields that set the response format, including OpenAI's `response_format`."""
 
     response_format: _Format = None
 
 
-_NAMES = ("response_format", *StructuredFields.model_fields)
+_FORMAT_FIELDS = ("response_format", *StructuredFields.model_fields)
 
 
 NonEmpty = Annotated[str, StringConstraints(min_length=1)]
@@ -127,7 +134,7 @@ Texts = Annotated[list[NonEmpty], Field(fail_fast=True)]
 
 
 def _checked_override(value: object) -> object:
-    """Normalise a method name to the equivalent object."""
+    """Check a value of `speculation`; convert a method's name to the equivalent object."""
     if isinstance(value, str):
         return named_methods(value)
     if value is None or isinstance(value, bool | dict):
@@ -157,7 +164,7 @@ def _as_list(value: object) -> object:
 class StrictBody(BaseModel):
     """Base of request bodies: no unknown fields, no NaN, no strings for numbers.
 
-    `UnknownFields` removes or refuses unknown fields before, according to `foreign`.
+    Before validation, `UnknownFields` removes or refuses unknown fields; `foreign` says which.
     """
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True, frozen=True)
@@ -165,7 +172,7 @@ class StrictBody(BaseModel):
 
 
 class OpenPart(StrictBody):
-    """An object inside a body; `UnknownFields` checks its unknown fields after parsing."""
+    """An object inside a body; it keeps unknown fields, which `UnknownFields` checks after validation."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -201,11 +208,11 @@ class SamplingFields(StructuredFields, StrictBody):
     prompt_logprobs: int | None = Field(None, ge=0)
     include_stop_str_in_output: bool | None = None
     speculation: SpeculationOverride = None
-    metadata: dict[str, str] | None = None  # matched by the policy file
-    # A number: lower is earlier, as in vLLM. A text: for the policy file.
+    metadata: dict[str, str] | None = None  # for the rules of the policy file
+    # A number: lower is scheduled earlier, as in vLLM. A text: for the rules of the policy file.
     priority: Annotated[int | str | None, BeforeValidator(_checked_priority)] = None
-    deadline_ms: float | None = Field(None, gt=0)  # after arrival at the engine
-    # "refuse": fail once the answer cannot finish in time
+    deadline_ms: float | None = Field(None, gt=0)  # milliseconds after arrival at the engine
+    # "end": the answer ends at the deadline; "refuse": it fails as soon as it cannot finish in time
     on_deadline: Literal["end", "refuse"] | None = None
 
     @model_validator(mode="after")
@@ -237,6 +244,7 @@ class SamplingFields(StructuredFields, StrictBody):
         return self.speculation
 
     def labels(self, model: str, adapter: str = "") -> RequestLabels:
+        """Return what the rules of the policy file can match, besides prompt and sampling parameters."""
         priority = "" if self.priority is None else str(self.priority)
         return RequestLabels(self.metadata or {}, priority, bool(self.stream), model, adapter)
 
@@ -261,14 +269,15 @@ class SamplingFields(StructuredFields, StrictBody):
         given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
         given["logit_bias"] = {int(token): value for token, value in (self.logit_bias or {}).items()} or None
         given["seed"] = None if self.seed is None else self.seed % 2**64
-        form, logprobs = self.structured(), self.wanted_logprobs
-        return defaults.params(max_tokens=max_tokens, logprobs=logprobs, structured=form, **given)
+        structured, logprobs = self.structured(), self.wanted_logprobs
+        return defaults.params(max_tokens=max_tokens, logprobs=logprobs, structured=structured, **given)
 
 
 _PARAMS = [one.name for one in fields(SamplingParams) if one.name in SamplingFields.model_fields]
-"""Fields with the same name in the engine's parameters."""
+"""Fields that have the same name in the engine's parameters."""
 
 
-def _at_most(what: str, value: int | None, limit: int, param: str | None = None) -> None:
+def _at_most(label: str, value: int | None, limit: int, param: str | None = None) -> None:
+    """Raise 400 for a value above the limit; `label` names the value, `param` the field if that differs."""
     if value is not None and value > limit:
-        raise ApiError(400, f"{what} is {value}; this server takes at most {limit}", param=param or what)
+        raise ApiError(400, f"{label} is {value}; this server takes at most {limit}", param=param or label)
