@@ -92,7 +92,7 @@ def test_unknown_routes_and_methods_have_the_same_shape(server):
             (client.get("/v1/nothing"), 404, "GET /v1/nothing"),
             (client.get("/v1/completions"), 405, "use POST"),
             (client.post("/v1/embeddings", json={"input": "x"}), 501, "no embeddings"),
-            (client.post("/v1/moderations", json={"input": "x"}), 501, "judges none"),
+            (client.post("/v1/moderations", json={"input": "x"}), 501, "does not classify"),
             (client.get("/v1/batches"), 501, "foreword batch"),
             (client.post("/v1/messages/batches", json={}), 501, "foreword batch"),
         ):

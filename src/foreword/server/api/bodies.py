@@ -237,9 +237,7 @@ def _refuse_lone_surrogates(value: object) -> None:
     try:
         json.dumps(value, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError:
-        raise ApiError(
-            400, "a text in the body has half a surrogate pair, which is no text"
-        ) from None
+        raise ApiError(400, "a text in the body has half a surrogate pair, which is no text") from None
 
 
 def _check_shape(value: object, limits: Limits) -> None:

@@ -1,7 +1,7 @@
-"""Fields of other servers that this one does not implement: which are refused, and which are ignored.
+"""Fields of other servers that this one does not implement: which of them are refused, and which are ignored.
 
-A field is refused if ignoring it would change the meaning of an answer: another distribution, prompt or format. Other
-fields, and unknown ones, are ignored unless the server runs with `--strict-fields`.
+A field is refused if it would change the answer: its distribution, prompt or format. Other fields, and unknown ones,
+are ignored unless the server runs with `--strict-fields`.
 """
 
 from collections.abc import Mapping
@@ -11,18 +11,19 @@ from typing import Final
 
 @dataclass(frozen=True)
 class ForeignField:
-    """A field that is not implemented."""
+    """A known field that is not implemented."""
 
-    reason: str = ""  # why requests with it are refused; empty: it is ignored
-    neutral: tuple[object, ...] = ()  # values without effect, besides null
+    reason: str = ""  # why a request with the field is refused; empty: the field is ignored
+    neutral: tuple[object, ...] = ()  # values without effect, which are accepted, besides null
 
     def is_neutral(self, value: object) -> bool:
-        """Whether the value has no effect. True == 1 in Python, but not in JSON."""
-        same_kind = [one for one in self.neutral if isinstance(one, bool) == isinstance(value, bool)]
-        return value is None or value in same_kind
+        """Whether the value has no effect. In Python, True equals 1, but not in JSON."""
+        comparable = [one for one in self.neutral if isinstance(one, bool) == isinstance(value, bool)]
+        return value is None or value in comparable
 
 
 Fields = Mapping[str, ForeignField]
+"""Foreign fields by name."""
 
 
 def _refused(reason: str, *neutral: object) -> ForeignField:
@@ -33,16 +34,17 @@ def _ignored(*neutral: object) -> ForeignField:
     return ForeignField("", neutral)
 
 
-_NO_SAMPLER: Final = "it has no such sampler"
+# Reasons; they follow "FIELD: is not supported by this server: ".
+_NO_SAMPLER: Final = "it does not have this sampler"
 _NO_CODE: Final = "it runs no code of clients"
-_ON_TOP: Final = "put its entries beside the other fields"
+_TOP_LEVEL: Final = "put its entries at the top level of the body"
 _CHAT: Final = "use /v1/chat/completions"
 _TEXT: Final = "it takes and generates text only; send a description or a transcript"
 _TEMPLATE: Final = "the template comes from the model"
 _NO_STATE: Final = "it keeps no state between requests; send the whole conversation"
 
 GENERATING: Final[Fields] = {
-    # Sampling that would draw from another distribution.
+    # Fields that would change the distribution.
     "use_beam_search": _refused("it has no beam search", False),
     "num_beams": _refused("it has no beam search", 1),
     "do_sample": _refused("use temperature", True),
@@ -54,12 +56,12 @@ GENERATING: Final[Fields] = {
     **dict.fromkeys(("top_a", "mirostat", "mirostat_mode", "xtc_probability"), _refused(_NO_SAMPLER, 0)),
     **dict.fromkeys(("dry_multiplier", "dynatemp_range", "smoothing_factor"), _refused(_NO_SAMPLER, 0)),
     **dict.fromkeys(("epsilon_cutoff", "eta_cutoff", "no_repeat_ngram_size"), _refused(_NO_SAMPLER, 0)),
-    "watermark": _refused("it marks no texts", False),
+    "watermark": _refused("it does not watermark texts", False),
     "lora": _refused("name the adapter as the model", []),
-    # Another prompt, or another text of the answer.
-    "options": _refused(_ON_TOP, {}),
-    "parameters": _refused(_ON_TOP, {}),
-    "extra_body": _refused(_ON_TOP, {}),
+    # Fields that would change the prompt, or the format of the answer.
+    "options": _refused(_TOP_LEVEL, {}),
+    "parameters": _refused(_TOP_LEVEL, {}),
+    "extra_body": _refused(_TOP_LEVEL, {}),
     "system": _refused("send it as a message"),
     "context": _refused(_NO_STATE, []),
     "template": _refused(_TEMPLATE, ""),
@@ -67,15 +69,15 @@ GENERATING: Final[Fields] = {
     "documents": _refused("put them into the prompt", []),
     "images": _refused(_TEXT, []),
     "prompt_embeds": _refused("it takes text and token ids"),
-    "truncate_prompt_tokens": _refused("it cuts no prompts"),
+    "truncate_prompt_tokens": _refused("it does not truncate prompts"),
     "skip_special_tokens": _refused("texts have no special tokens; use return_token_ids", True),
     "return_tokens_as_token_ids": _refused("use return_token_ids", False),
     "audio": _refused(_TEXT),
     "modalities": _refused(_TEXT, ["text"]),
-    "web_search_options": _refused("it searches nothing"),
+    "web_search_options": _refused("it has no web search"),
     "functions": _refused("use tools", []),
     "function_call": _refused("use tool_choice", "none", "auto"),
-    # Ignored, with the values that have no effect.
+    # Fields that are ignored, with their values without effect.
     "reasoning_effort": _ignored(),
     "verbosity": _ignored(),
     "service_tier": _ignored("auto", "default"),
@@ -93,7 +95,7 @@ COMPLETION: Final[Fields] = {**GENERATING, **_NO_TOOLS}
 
 CHAT: Final[Fields] = {
     **GENERATING,
-    "best_of": _refused("ask for n answers with logprobs and choose", 1),
+    "best_of": _refused("request n answers with logprobs and choose", 1),
     "echo": _refused("use /v1/completions", False),
     "suffix": _refused("use /v1/completions", ""),
     "add_special_tokens": _refused("the chat template decides", False),
@@ -105,7 +107,7 @@ _NO_TEMPLATE_OPTIONS: Final[Fields] = {
     "continue_final_message": _refused(_CHAT, False),
     "echo": _refused("use /v1/completions", False),
     "suffix": _refused("use /v1/completions", ""),
-    "best_of": _refused("ask for n answers with logprobs and choose", 1),
+    "best_of": _refused("request n answers with logprobs and choose", 1),
 }
 
 GENERATE: Final[Fields] = {**GENERATING, **_NO_TOOLS, **_NO_TEMPLATE_OPTIONS}
@@ -115,9 +117,9 @@ RESPONSES: Final[Fields] = {
     **_NO_TEMPLATE_OPTIONS,
     "previous_response_id": _refused(_NO_STATE),
     "conversation": _refused(_NO_STATE),
-    "background": _refused("it answers while the client waits", False),
-    "prompt": _refused("it keeps no prompts; use input and instructions"),
-    "include": _refused("it has nothing to include", [], ["reasoning.encrypted_content"]),
+    "background": _refused("it does not answer in the background", False),
+    "prompt": _refused("it stores no prompts; use input and instructions"),
+    "include": _refused("it has no additional output", [], ["reasoning.encrypted_content"]),
     "logprobs": _refused(_CHAT, False),
     "top_logprobs": _refused(_CHAT, 0),
     "reasoning": _ignored(),
@@ -125,10 +127,10 @@ RESPONSES: Final[Fields] = {
 }
 
 TOKENIZE: Final[Fields] = {
-    "tools": _refused("it shows no tools to the template", []),
+    "tools": _refused("/tokenize passes no tools to the template", []),
     "chat_template": _refused(_TEMPLATE),
-    "chat_template_kwargs": _refused("it passes no variables to the template", {}),
-    "continue_final_message": _refused("it ends every message", False),
+    "chat_template_kwargs": _refused("/tokenize passes no variables to the template", {}),
+    "continue_final_message": _refused("/tokenize ends every message", False),
 }
 
 MESSAGE: Final[Fields] = {
@@ -140,7 +142,7 @@ MESSAGE: Final[Fields] = {
 
 TOOL_FUNCTION: Final[Fields] = {"input_schema": _refused("use parameters")}
 
-_LENGTH = ("max_tokens", "max_output_tokens")
+_LENGTH = ("max_tokens", "max_output_tokens")  # names of the answer's maximum length
 
 RENAMED: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(("n_predict", "num_predict", "max_new_tokens", "max_length"), _LENGTH),
@@ -170,4 +172,4 @@ RENAMED: Final[Mapping[str, tuple[str, ...]]] = {
     "ids": ("tokens",),
     "token_ids": ("tokens",),
 }
-"""Names that vLLM, llama.cpp, Ollama, TGI and others have for our fields; the first known alternative is suggested."""
+"""Field name of vLLM, llama.cpp, Ollama, TGI or others -> this server's names; the first one of the route is suggested."""

@@ -1,4 +1,4 @@
-"""Parses a request body like the server, without a server: for `foreword policy explain`."""
+"""Parses a request body as the server would, for `foreword policy explain`."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -28,19 +28,19 @@ from foreword.server.context import check_speculation
 from foreword.server.settings import Limits, ServerSettings
 
 CHARACTERS_PER_TOKEN = 4
-"""Estimated characters per token."""
+"""Characters per token that are assumed without a tokenizer."""
 
 _LONGEST_ANSWER = 2**31 - 1
-"""Placeholder for an answer length that only the model's context limits."""
+"""Stands for a maximum answer length that only the model's context limits."""
 
 
 @dataclass(frozen=True)
 class OfflineRequest:
-    """Request traits for the policy file, and assumptions about what only the server knows."""
+    """A parsed request."""
 
-    traits: RequestTraits
+    traits: RequestTraits  # what the rules of the policy file match
     speculation: SpeculationSetting
-    notes: list[str]
+    notes: list[str]  # assumptions about what only the server knows, for users
 
 
 ROUTES: dict[str, AnswerRoute[Any]] = {
@@ -60,25 +60,26 @@ def read_offline(
     prompt_tokens: int | None = None,
     adapter: str = "",
 ) -> OfflineRequest:
-    """Return what a policy file matches; raise the server's own error for an invalid body.
+    """Return the traits that a policy file matches; raise the server's error for an invalid body.
 
-    Without a route, the body's fields select it. `adapter` names the adapter that the request's model is, which only
-    the server knows.
+    Without `route`, the body's fields select it. `adapter`: the LoRA adapter that the request's model names, if any,
+    since only the server knows the names of adapters.
     """
     if len(data) > settings.limits.body_bytes:
         raise too_long(settings.limits)
     value = load_object(data, settings.limits)
-    chosen = ROUTES[route or _route_of(value)]
+    model = ROUTES[route or _route_of(value)].model
     unknown = UnknownFields(settings.strict_fields)
-    body = checked_body(value, chosen.model, unknown)
+    body = checked_body(value, model, unknown)
     try:
         body.check(settings.limits)
         speculation = check_speculation(body.speculation_setting, settings)
         params = _params(body)
     except RequestError as error:
         raise field_error(error, body) from None
-    notes = [f"the server ignores {place}" for place in unknown.listed_fields()]
-    counted = _prompt_tokens(body, settings.limits, notes) if prompt_tokens is None else prompt_tokens
+    notes = [f"the server ignores {path}" for path in unknown.listed_fields()]
+    if prompt_tokens is None:
+        prompt_tokens = _estimate_prompt_tokens(body, settings.limits, notes)
     if body.temperature is None:
         notes.append("temperature taken as 1: the model's generation config may recommend another")
     labels = body.labels(body.model or "")
@@ -87,7 +88,7 @@ def read_offline(
         model=labels.model,
         adapter=adapter,
         temperature=params.temperature,
-        prompt_tokens=counted,
+        prompt_tokens=prompt_tokens,
         json_schema=params.structured is not None,
         stream=labels.stream,
         priority=labels.priority,
@@ -108,7 +109,7 @@ def _route_of(value: dict[str, Any]) -> str:
 
 
 def _params(body: SamplingFields) -> SamplingParams:
-    """Return the engine's parameters, which refuse combinations that the types allow."""
+    """Return the engine's parameters; raise `RequestError` for combinations that the body's types allow."""
     tokens = body.wanted_tokens or body.default_tokens or _LONGEST_ANSWER
     params = body.sampling_params(tokens, SamplingDefaults())
     if isinstance(body, ChatRequest | ResponsesRequest):
@@ -118,7 +119,8 @@ def _params(body: SamplingFields) -> SamplingParams:
     return params
 
 
-def _prompt_tokens(body: SamplingFields, limits: Limits, notes: list[str]) -> int:
+def _estimate_prompt_tokens(body: SamplingFields, limits: Limits, notes: list[str]) -> int:
+    """Return the prompt's length; if it is estimated, add a note."""
     prompt = _prompt(body, limits, notes)
     if isinstance(prompt, list):
         return len(prompt)
@@ -128,7 +130,7 @@ def _prompt_tokens(body: SamplingFields, limits: Limits, notes: list[str]) -> in
 
 
 def _prompt(body: SamplingFields, limits: Limits, notes: list[str]) -> str | list[int]:
-    """Return the prompt's text or token ids; the first if there are several."""
+    """Return the prompt's text or token ids; if there are several prompts, the first, with a note."""
     if isinstance(body, ChatRequest):
         return _text(body.messages, limits)
     if isinstance(body, ResponsesRequest):

@@ -1,6 +1,7 @@
-"""Release times of a stream's tokens: immediately, or at an even cadence in blocks of equal size.
+"""Even pacing of a stream: at which times its tokens are sent, in blocks of equal size.
 
-Pure arithmetic, without clocks or I/O. Times are seconds of any monotonic clock.
+A unit is the event of one token; a burst is the units of one target pass. This is arithmetic without clocks or I/O;
+times are seconds of any monotonic clock.
 """
 
 from collections import deque
@@ -9,18 +10,16 @@ from math import ceil, log2
 from typing import Final, NamedTuple
 
 BLOCK_BYTES: Final = 1024
-"""Block size in bytes, about three OpenAI events. A longer block makes all later blocks longer, too."""
+"""Initial block size in bytes, about three OpenAI events. A longer block makes all later blocks longer, too."""
 
 LAST_BLOCKS: Final = 4
-"""Length of the last block in blocks, which hides the number of remaining tokens."""
+"""Size of the last block, in blocks of the initial size; it hides how many tokens were left."""
 
-_SHORTEST_PERIOD = 0.001
-_MEMORY = 1 - 1 / 32  # decay of the mean rate: 32 bursts ago weighs a third
-_STAY = 0.75  # the rate may deviate by a factor of 2**0.75 before the cadence follows
-
-
-_MOST_PER_TICK = 2  # units before the end; they fit a block, and more arrive only briefly
-_REMEMBERED_BURSTS = 8  # weight of earlier streams at the start of a new one
+_SHORTEST_PERIOD = 0.001  # seconds between ticks
+_MEMORY = 1 - 1 / 32  # decay per burst of the mean rate: 32 bursts ago weighs a third
+_STAY = 0.75  # the rate may deviate by a factor of 2**0.75 before the period changes
+_MOST_PER_TICK = 2  # maximum units per tick before the end; two fit into a block
+_REMEMBERED_BURSTS = 8  # number of bursts as which earlier streams count at the start of a new one
 
 
 class PaceMemory:
@@ -30,7 +29,7 @@ class PaceMemory:
     """
 
     def __init__(self) -> None:
-        self.period = 0.0  # 0: unknown
+        self.period = 0.0  # seconds between ticks; 0: unknown
         self.seconds_per_burst = 0.0
         self.units_per_burst = 0.0
 
@@ -38,8 +37,8 @@ class PaceMemory:
 class EvenCadence:
     """Releases one waiting unit per tick, or two if more than one burst waits.
 
-    The period is a power of two (milliseconds) near the mean time between tokens, so that it reveals little about the
-    rate and rarely changes. Ticks without units are sent, too.
+    The period is a power of two in milliseconds near the mean time between tokens, so that it reveals little about the
+    rate and rarely changes. A tick without units sends a block of padding.
     """
 
     def __init__(self, memory: PaceMemory) -> None:
@@ -47,12 +46,14 @@ class EvenCadence:
         self._memory = memory
         self._period = memory.period
         self._last_arrival: float | None = None
-        # Decayed sums over arrivals after the first.
+        # Decayed sums over the bursts after the first one.
         self._bursts = float(_REMEMBERED_BURSTS if memory.period else 0)
         self._seconds = self._bursts * memory.seconds_per_burst
         self._units = self._bursts * memory.units_per_burst
         self._ticks_per_burst = 1
-        self._last_share: int | None = None  # units per tick once the end is known
+        self._units_per_last_tick: int | None = (
+            None  # units per tick after the end of the stream; None: not ended
+        )
 
     def arrived(self, now: float, units: int) -> None:
         """Add a burst of units. The first burst of a stream is not delayed."""
@@ -69,7 +70,7 @@ class EvenCadence:
 
     def ended(self, now: float, waiting: int) -> None:
         """End the stream: waiting units are released within the time of one burst."""
-        self._last_share = ceil(waiting / self._ticks_per_burst)
+        self._units_per_last_tick = ceil(waiting / self._ticks_per_burst)
         if self.due is None:
             self.due = now
         if self._bursts:
@@ -80,20 +81,23 @@ class EvenCadence:
     @property
     def has_ended(self) -> bool:
         """Whether no more units will arrive."""
-        return self._last_share is not None
+        return self._units_per_last_tick is not None
 
     def take(self, now: float, waiting: int) -> int:
-        """Return how many waiting units this tick releases. Missed ticks are not made up for."""
+        """Return how many waiting units this tick releases, and set the time of the next tick.
+
+        Missed ticks are skipped.
+        """
         assert self.due is not None
         self.due += self._period
         if self.due <= now:
             self.due = now + self._period
-        if self._last_share is not None:
-            return min(self._last_share, waiting)
+        if self._units_per_last_tick is not None:
+            return min(self._units_per_last_tick, waiting)
         return min(ceil(waiting / self._ticks_per_burst), _MOST_PER_TICK, waiting)
 
     def _follow(self, mean: float) -> None:
-        """Set the period for a mean time between units."""
+        """Adapt the period to a mean time between units."""
         mean = max(mean, _SHORTEST_PERIOD)
         if not self._period or abs(log2(mean / self._period)) > _STAY:
             self._period = float(_SHORTEST_PERIOD * 2 ** round(log2(mean / _SHORTEST_PERIOD)))
@@ -105,16 +109,16 @@ COMMENT = (b":", b"\n\n")
 
 
 class Padder:
-    """Pads the blocks of a stream to equal length with ignored spaces."""
+    """Pads the blocks of a stream to equal size with spaces that clients ignore."""
 
     def __init__(self, block_bytes: int = BLOCK_BYTES, around: tuple[bytes, bytes] = COMMENT) -> None:
-        """`around` encloses the spaces so that clients ignore them."""
-        self._step = block_bytes
-        self._size = block_bytes
+        """`around`: what precedes and follows the spaces, so that clients ignore them."""
+        self._step = block_bytes  # sizes are multiples of this
+        self._size = block_bytes  # current block size
         self._before, self._after = around
 
     def padded(self, events: bytes, is_last: bool = False) -> bytes:
-        """Return the events (possibly none) as a block; an oversized one increases the block size permanently."""
+        """Return the events (possibly none) as a block; if they do not fit, increase the block size for good."""
         shortest = len(self._before) + len(self._after) + len(events)
         least = LAST_BLOCKS * self._step if is_last else self._size
         self._size = max(least, self._step * ceil(shortest / self._step))
@@ -122,15 +126,15 @@ class Padder:
 
 
 class Block(NamedTuple):
-    """A block as an observer of the connection sees it; `units` is hidden."""
+    """A block that was sent; an observer of the connection sees its time and size."""
 
     time: float
-    units: int
+    units: int  # number of units in it
     size: int  # bytes
 
 
 def replay(bursts: Sequence[tuple[float, Sequence[int]]], memory: PaceMemory) -> list[Block]:
-    """Return the blocks of a stream with bursts at these times, of units of these sizes, on a perfect clock."""
+    """Return the blocks of a simulated stream with these bursts: (time, sizes of its units in bytes)."""
     cadence, padder = EvenCadence(memory), Padder()
     waiting: deque[int] = deque()
     coming = deque(bursts)

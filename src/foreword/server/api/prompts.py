@@ -15,7 +15,7 @@ Result = TypeVar("Result")
 
 
 class PromptEncoder:
-    """The model's tokenizer and chat template, for concurrent requests."""
+    """Applies the model's tokenizer and chat template for concurrent requests."""
 
     def __init__(self, tokenizer: Tokenizer, settings: ServerSettings) -> None:
         self.tokenizer = tokenizer
@@ -24,17 +24,20 @@ class PromptEncoder:
         self._threads = ThreadPoolExecutor(settings.tokenize_threads, thread_name_prefix="tokenize")
 
     async def text(
-        self, prompt: str | list[int], how: RawText, *, raw: bool = True, suffix: str | None = None
+        self, prompt: str | list[int], options: RawText, *, raw: bool = True, suffix: str | None = None
     ) -> list[int]:
-        """Tokenize a prompt: raw, or as a user's message. With a `suffix`, it is the text before a gap."""
-        return await self._do(
+        """Tokenize a prompt: with `raw` as it is, otherwise as a user's message in the chat template.
+
+        With a `suffix`, the answer fills the gap between prompt and suffix.
+        """
+        return await self._run(
             len(prompt) + len(suffix or ""),
             lambda: encode_prompt(
                 self.tokenizer,
                 prompt,
                 raw,
-                parse_special=how.parse_special,
-                add_special_tokens=how.add_special_tokens,
+                parse_special=options.parse_special,
+                add_special_tokens=options.add_special_tokens,
                 suffix=suffix,
             ),
         )
@@ -45,30 +48,31 @@ class PromptEncoder:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **options: Any,  # noqa: ANN401 - of `Tokenizer.encode_chat`
     ) -> list[int]:
+        """Tokenize a conversation in the chat template."""
         check_messages(len(messages), self._limits)
-        return await self._do(
+        return await self._run(
             sum(len(message["content"]) for message in messages) + len(str(tools or "")),
             lambda: self.tokenizer.encode_chat(messages, tools=tools, **options),
         )
 
     async def prediction(self, expected: Prediction, max_model_len: int) -> tuple[int, ...]:
         """Tokenize an expected answer, cut to the context length."""
-        encoded = await self._do(len(expected or ()), lambda: encode_prediction(self.tokenizer, expected))
+        encoded = await self._run(len(expected or ()), lambda: encode_prediction(self.tokenizer, expected))
         return encoded[:max_model_len]
 
-    async def back(self, tokens: Sequence[int], *, skip_special_tokens: bool) -> str:
+    async def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Return the text of token ids; raise 400 for an unknown id."""
 
-        def decode() -> str:
+        def checked_text() -> str:
             unknown = next((token for token in tokens if not self.tokenizer.has_token(token)), None)
             if unknown is not None:
-                raise ApiError(400, f"there is no token with the id {unknown}", param="tokens")
+                raise ApiError(400, f"the model has no token with the id {unknown}", param="tokens")
             return self.tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens)
 
-        return await self._do(len(tokens), decode)
+        return await self._run(len(tokens), checked_text)
 
-    async def _do(self, size: int, work: Callable[[], Result]) -> Result:
-        """Do short work inline, long work in a thread."""
+    async def _run(self, size: int, work: Callable[[], Result]) -> Result:
+        """Call `work`, in a thread if its input has more than `inline_characters` characters or tokens."""
         if size <= self._inline_characters:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
@@ -78,12 +82,16 @@ class PromptEncoder:
 
 
 def check_messages(count: int, limits: Limits) -> None:
+    """Raise 400 for a conversation with too many messages."""
     if count > limits.messages:
         raise ApiError(400, f"this server takes at most {limits.messages} messages", param="messages")
 
 
 def room_for_answer(prompt: Sequence[int], wanted: int | None, max_model_len: int, limit: int | None) -> int:
-    """Return the maximum answer length; raise 400 if prompt and answer do not fit."""
+    """Return the maximum length of the answer; raise 400 if prompt and answer do not fit into the context.
+
+    `wanted`: the requested maximum length; None: as long as possible. `limit`: the maximum prompt length, if any.
+    """
     longest = max_model_len - 1 if limit is None else min(limit, max_model_len - 1)
     if not prompt:
         raise ApiError(400, "the prompt has no tokens; give at least one", param="prompt")

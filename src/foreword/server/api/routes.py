@@ -27,7 +27,7 @@ from foreword.server.errors import ApiError
 _BATCHES = "answer a file of requests with foreword batch in.jsonl out.jsonl"
 _UNSUPPORTED = {
     "/embeddings": "this server generates text and has no embeddings",
-    "/moderations": "this server generates text and judges none",
+    "/moderations": "this server generates text and does not classify it",
     "/audio/speech": "this server generates text only",
     "/audio/transcriptions": "this server takes text only",
     "/images/generations": "this server generates text only",
@@ -35,7 +35,7 @@ _UNSUPPORTED = {
     "/batches": _BATCHES,
     "/messages/batches": _BATCHES,
 }
-"""OpenAI's and Anthropic's routes that are not implemented, and the alternative."""
+"""Routes of OpenAI and Anthropic that are not implemented, and the reason or an alternative."""
 
 
 def openai_routes(context: ServerContext) -> APIRouter:
@@ -62,17 +62,17 @@ def openai_routes(context: ServerContext) -> APIRouter:
 
     @router.get("/models")
     async def models(request: Request) -> Response:
-        """The model, and its LoRA adapters."""
-        names = ("", *sorted(context.adapters))
-        listed = [_model(context, name, request) for name in names]
-        ends = {"first_id": listed[0]["id"], "last_id": listed[-1]["id"], "has_more": False}
-        return json_answer({"object": "list", "data": listed} | (ends if _is_anthropic(request) else {}))
+        """List the model and its LoRA adapters."""
+        adapters = ("", *sorted(context.adapters))  # "": the model itself
+        entries = [_model(context, adapter, request) for adapter in adapters]
+        page = {"first_id": entries[0]["id"], "last_id": entries[-1]["id"], "has_more": False}
+        return json_answer({"object": "list", "data": entries} | (page if _is_anthropic(request) else {}))
 
     @router.get("/models/{name:path}")
     async def model(name: str, request: Request) -> Response:
         """Return one model by name."""
         if not name:
-            raise ApiError(404, "name a model")
+            raise ApiError(404, "the path names no model; /v1/models lists the models")
         context.check_model(name)
         return json_answer(_model(context, context.adapter(name), request))
 
@@ -81,26 +81,27 @@ def openai_routes(context: ServerContext) -> APIRouter:
 
 
 def _is_anthropic(request: Request) -> bool:
-    """Whether Anthropic's client sent the request; its list of models has OpenAI's address."""
+    """Whether Anthropic's client sent the request: both APIs list models at the same path."""
     return "anthropic-version" in request.headers
 
 
 def _model(context: ServerContext, adapter: str, request: Request) -> dict[str, object]:
-    known: dict[str, object] = {
+    """Return the entry of an adapter, or of the model if `adapter` is empty, in the format of the client's API."""
+    entry: dict[str, object] = {
         "id": adapter or context.settings.model_name,
         "object": "model",
         "created": context.started_at,
         "owned_by": "foreword",
         "parent": context.settings.model_name if adapter else None,
     }
-    longest = context.engine.max_model_len
-    if longest is not None:
-        known["max_model_len"] = longest
+    max_model_len = context.engine.max_model_len
+    if max_model_len is not None:
+        entry["max_model_len"] = max_model_len
     if _is_anthropic(request):
         created = datetime.fromtimestamp(context.started_at, UTC).isoformat().replace("+00:00", "Z")
-        known |= {"type": "model", "display_name": known["id"], "created_at": created, "lifecycle": "active"}
-        known |= {"max_input_tokens": longest, "max_tokens": longest}
-    return known
+        entry |= {"type": "model", "display_name": entry["id"], "created_at": created, "lifecycle": "active"}
+        entry |= {"max_input_tokens": max_model_len, "max_tokens": max_model_len}
+    return entry
 
 
 class LoadAdapter(StrictBody):
@@ -118,7 +119,7 @@ class UnloadAdapter(StrictBody):
 
 
 def add_adapter_routes(router: APIRouter, context: ServerContext) -> None:
-    """Add the adapter routes; they take local paths, so the operator must enable them."""
+    """Add the adapter routes, which the operator must enable, since they read paths that a client gives."""
 
     @router.post("/load_lora_adapter", openapi_extra=body_schema(LoadAdapter))
     async def load(request: Request) -> Response:
@@ -133,7 +134,7 @@ def add_adapter_routes(router: APIRouter, context: ServerContext) -> None:
 
     @router.post("/unload_lora_adapter", openapi_extra=body_schema(UnloadAdapter))
     async def unload(request: Request) -> Response:
-        """Unload an adapter: new requests are refused, running ones finish."""
+        """Unload an adapter: new requests for it are refused, running ones finish."""
         _check_allowed(context)
         body = await body_of(context, request, UnloadAdapter, is_strict=True)
         if body.lora_name not in context.adapters:
@@ -157,29 +158,29 @@ def foreword_routes(context: ServerContext) -> APIRouter:
 
     @router.post("/generate", openapi_extra=body_schema(GenerateRequest))
     async def generate(request: Request) -> Response:
-        """Answer a prompt, with the library's names."""
+        """Answer a prompt; fields have the names of the Python library."""
         return await answer_request(context, request, GENERATE)
 
     @router.post("/tokenize", openapi_extra=body_schema(TokenizeRequest))
     async def tokenize(request: Request) -> Response:
-        """Token ids of a text or a conversation."""
+        """Return the token ids of a text or a conversation."""
         body = await body_of(context, request, TokenizeRequest)
         if (body.prompt is None) == (body.messages is None):
             raise ApiError(400, "give either prompt or messages", param="prompt")
         if body.messages is not None:
-            shown = [message.for_template() for message in body.messages]
-            ids = await context.prompts.chat(shown, add_generation_prompt=body.add_generation_prompt)
+            messages = [message.for_template() for message in body.messages]
+            ids = await context.prompts.chat(messages, add_generation_prompt=body.add_generation_prompt)
         else:
             ids = await context.prompts.text(body.prompt or "", body)
-        longest = context.engine.max_model_len
-        known = {} if longest is None else {"max_model_len": longest}
-        return json_answer({"tokens": ids, "count": len(ids)} | known)
+        max_model_len = context.engine.max_model_len
+        limit = {} if max_model_len is None else {"max_model_len": max_model_len}
+        return json_answer({"tokens": ids, "count": len(ids)} | limit)
 
     @router.post("/detokenize", openapi_extra=body_schema(DetokenizeRequest))
     async def detokenize(request: Request) -> Response:
-        """The text of token ids."""
+        """Return the text of token ids."""
         body = await body_of(context, request, DetokenizeRequest)
-        text = await context.prompts.back(body.tokens, skip_special_tokens=body.skip_special_tokens)
+        text = await context.prompts.decode(body.tokens, skip_special_tokens=body.skip_special_tokens)
         return json_answer({"prompt": text})
 
     return router

@@ -21,6 +21,7 @@ Result = TypeVar("Result")
 
 
 def event(value: object) -> bytes:
+    """Return a server-sent event."""
     return b"data: " + msgspec.json.encode(value) + b"\n\n"
 
 
@@ -34,7 +35,7 @@ def _line(value: object) -> bytes:
 
 
 class Framing(NamedTuple):
-    """Encoding of a stream's values."""
+    """How a stream encodes its events."""
 
     write: Callable[[object], bytes]
     end: bytes = b""  # after the last value
@@ -43,6 +44,7 @@ class Framing(NamedTuple):
 
 
 def framing_of(path: str) -> Framing:
+    """Return the encoding of the API to which a path belongs."""
     if path.startswith(OLLAMA):
         return Framing(_line, media_type="application/x-ndjson", blank=(b"", b""))
     if path.startswith(ANTHROPIC):
@@ -53,11 +55,12 @@ def framing_of(path: str) -> Framing:
 class StreamPart(NamedTuple):
     """Events that are sent for one delta of the engine, or at the end."""
 
-    units: list[bytes]  # complete events; with even pacing, each has one token
-    is_end: bool = False  # last part
+    units: list[bytes]  # complete events; with even pacing, one for each token
+    is_end: bool = False  # the stream's last part
 
 
 async def send_at_once(parts: AsyncGenerator[StreamPart, None]) -> AsyncGenerator[bytes, None]:
+    """Yield the bytes of each part when it arrives."""
     async with aclosing(parts):
         async for part in parts:
             yield b"".join(part.units)
@@ -66,9 +69,9 @@ async def send_at_once(parts: AsyncGenerator[StreamPart, None]) -> AsyncGenerato
 async def send_evenly(
     parts: AsyncGenerator[StreamPart, None], memory: PaceMemory, blank: tuple[bytes, bytes] = COMMENT
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the first part immediately, then one block of constant size per tick of an even cadence.
+    """Yield the first part immediately, then a block of constant size at each tick of an even cadence.
 
-    Sizes and times of the blocks then reveal little about the tokens to observers of the connection.
+    To an observer of the connection, the sizes and times of the blocks then reveal little about the tokens.
     """
     clock, cadence, padder = asyncio.get_running_loop().time, EvenCadence(memory), Padder(around=blank)
     async with aclosing(parts):
@@ -98,6 +101,7 @@ async def _collect(
     cadence: EvenCadence,
     changed: asyncio.Event,
 ) -> None:
+    """Append the events of all parts to `waiting` as they arrive, and inform the cadence; then set `changed`."""
     clock = asyncio.get_running_loop().time
     try:
         async for part in parts:
@@ -111,20 +115,21 @@ async def _collect(
 
 
 async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
-    """Return the result of the work, which is cancelled if the client disconnects first."""
-    working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_disconnection(request.receive))
+    """Return the result of `work`; if the client disconnects first, cancel it and raise `ApiError` 499."""
+    task = asyncio.ensure_future(work)
+    disconnection = asyncio.ensure_future(_disconnection(request.receive))
     try:
-        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return working.result()
-        raise ApiError(499, "the client has left")
+        await asyncio.wait((task, disconnection), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ApiError(499, "the client has disconnected")
     finally:
-        await _end(leaving)
-        await _end(working)
+        await _end(disconnection)
+        await _end(task)
 
 
 async def _disconnection(receive: Receive) -> None:
+    """Return when the client disconnects."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -136,7 +141,7 @@ async def _end(task: "asyncio.Future[Any]") -> None:
 
 
 class EventStream(Response):
-    """Sends events as they arrive, and closes their source when the client disconnects."""
+    """A response that sends events as they arrive, and closes their source when the client disconnects."""
 
     def __init__(
         self, first: bytes, rest: AsyncGenerator[bytes, None], admission: ExitStack, media_type: str
@@ -150,13 +155,13 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = asyncio.ensure_future(self._send_all(send))
-        leaving = asyncio.ensure_future(_disconnection(receive))
+        disconnection = asyncio.ensure_future(_disconnection(receive))
         try:
-            await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
-            if sending.done() and (error := sending.exception()) is not None and not leaving.done():
+            await asyncio.wait((sending, disconnection), return_when=asyncio.FIRST_COMPLETED)
+            if sending.done() and (error := sending.exception()) is not None and not disconnection.done():
                 log.error("a stream failed", exc_info=error)
         finally:
-            await _end(leaving)
+            await _end(disconnection)
             await _end(sending)
             await self._rest.aclose()
             self._admission.close()

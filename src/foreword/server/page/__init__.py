@@ -1,4 +1,4 @@
-"""The page at `/`: static files, and the settings that it needs."""
+"""The playground page at `/`: static files, and the server's settings that it needs."""
 
 from functools import partial
 from importlib.resources import files
@@ -17,10 +17,10 @@ _FOLDER: Final = files("foreword.server.page") / "static"
 FILES: Final = {
     "/" if entry.name == "index.html" else f"/page/{entry.name}": entry for entry in _FOLDER.iterdir()
 }
+"""Static files by path."""
 
 PAGE_PATHS: Final = frozenset(FILES)
-"""Paths that need no key: static files without server data."""
-
+"""Paths that need no API key, since static files have no data of the server."""
 
 _MEDIA_TYPES: Final = {
     ".html": "text/html; charset=utf-8",
@@ -50,7 +50,7 @@ def page_routes(context: ServerContext) -> APIRouter:
 
     @router.get("/page/settings")
     async def settings() -> Response:
-        """Return what the page can offer."""
+        """Return the settings that the page's form offers."""
         return await _send(msgspec.json.encode(_settings(context)), "application/json")
 
     return router
@@ -61,12 +61,12 @@ async def _send(content: bytes, media_type: str) -> Response:
 
 
 def _settings(context: ServerContext) -> dict[str, object]:
-    known = context.settings
+    settings, kinds = context.settings, drafter_kinds()
     return {
-        "model": known.model_name,
-        # The page's requests have neither grammar nor prediction.
-        "methods": sorted(name for name in known.methods if not drafter_kinds()[name].traits.follows),
-        "default_method": known.default_method,
-        "shows_speculation": known.show_speculation,
+        "model": settings.model_name,
+        # Without drafters that follow a grammar or a prediction, which the page's requests do not have.
+        "methods": sorted(name for name in settings.methods if not kinds[name].traits.follows),
+        "default_method": settings.default_method,
+        "shows_speculation": settings.show_speculation,
         "max_model_len": context.engine.max_model_len,
     }
