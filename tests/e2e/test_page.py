@@ -136,7 +136,7 @@ def test_whatever_the_model_says_is_text(page, server, monkeypatch, depth):
     page.script("document.querySelector('.missed').focus()")
     assert page.text(GUESSED) == 3 * HOSTILE
     assert HOSTILE in page.text("#draft-picture")
-    assert page.find(f"{GUESSED} .ghost").get_attribute("data-guess") == HOSTILE
+    assert page.find(f"{GUESSED} .ghost").get_attribute("data-token") == HOSTILE
     assert page.script("return window.hit") is None
     assert page.all(f"{GUESSED} :not(span)") == []
     assert page.all("#draft-picture :not(ol, ul, li, span, s), #tip :not(s)") == []

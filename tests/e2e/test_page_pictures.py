@@ -77,7 +77,7 @@ def test_drafts_that_branch_are_trees(page, server):
     """)
     wrong = "cell rejected"
     assert shape == [[wrong, [[wrong, []], [wrong, []]]], [wrong, [[wrong, []]]], ["cell own", []]]
-    assert [g.get_attribute("data-guess") for g in first.find_elements("css selector", ".ghost")][-1] == "+3"
+    assert [g.get_attribute("data-token") for g in first.find_elements("css selector", ".ghost")][-1] == "+3"
 
 
 def test_newlines_are_seen_and_code_is_monospaced(page, server, monkeypatch):
@@ -117,7 +117,7 @@ def test_a_run_is_replayed_pass_by_pass(page, server):
         page.script("return getComputedStyle(arguments[0].querySelector('.own')).visibility", last)
         == "hidden"
     )
-    assert page.text("#draft-about") == "2 draft tokens, not checked yet"
+    assert page.text("#draft-about") == "2 draft tokens, not verified yet"
     assert texts(page, "#draft-picture .own, #draft-picture .rejected, #draft-picture .accepted") == []
     page.find("#replay-back").click()
     assert "future" in last.get_attribute("class")
@@ -184,7 +184,7 @@ def test_the_page_predicts_what_the_command_line_does(page, server):
 
 def chain(guesses: int, accepted: int, begin: float, took: float) -> dict[str, object]:
     return {
-        "guesses": ["x"] * guesses,
+        "draftTokens": ["x"] * guesses,
         "accepted": list(range(accepted)),
         "levels": guesses,
         "begin": begin,

@@ -7,7 +7,7 @@ from helpers.fake_engine import expected_tokens, token_text
 from helpers.local_server import LocalServer
 
 SETTINGS = ServerSettings("tiny", speculation=SpeculationConfig.parse({"method": "ngram"}))
-GUESSED, PLAIN = "#guessed .text", "#plain .text"
+GUESSED, PLAIN = "#speculative .text", "#plain .text"
 
 
 def load(page: Page, server: LocalServer, fragment: str = "", **look: object) -> None:

@@ -172,4 +172,4 @@ RENAMED: Final[Mapping[str, tuple[str, ...]]] = {
     "ids": ("tokens",),
     "token_ids": ("tokens",),
 }
-"""Field name of vLLM, llama.cpp, Ollama, TGI or others -> this server's names; the first one of the route is suggested."""
+"""Field name of vLLM, llama.cpp, TGI and others -> this server's names; the first one that a route has is suggested."""

@@ -1,26 +1,26 @@
-// One answer on the page: its tokens, bracketed by pass and coloured by origin, with the rejected draft tokens between them.
+// The view of an answer: its tokens, bracketed by pass and coloured by origin, with the rejected draft tokens between them.
 
 import { FenceReader, element, inline, tokenSpan, visible } from "./text.js";
 
 const tip = document.getElementById("tip");
 const STEPS = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 };
-const TIP_GUESSES = 16;
-const MOST_GHOSTS = 6; // more would drown the text; the picture of the pass has them all
+const MAX_TIP_TOKENS = 16;
+const MAX_GHOSTS = 6; // rejected draft tokens shown in the text; the picture of the pass shows all
 
 export class AnswerView {
-  // `choose` gets the number of a pass that the reader points at.
+  // `choose` receives the index of the pass at which the user points.
   constructor(article, choose) {
     this.article = article;
     this.title = article.querySelector("h2");
     this.figures = article.querySelector(".figures");
     this.text = article.querySelector(".text");
     this.choose = choose;
-    this.text.addEventListener("keydown", (press) => this.move(press));
+    this.text.addEventListener("keydown", (press) => this.moveFocus(press));
     this.text.addEventListener("pointerover", (over) => over.pointerType === "mouse" && this.showTip(over.target));
     this.text.addEventListener("pointerout", hideTip);
-    this.text.addEventListener("focusin", (got) => {
-      this.point(got.target);
-      if (got.target.matches(":focus-visible")) this.showTip(got.target);
+    this.text.addEventListener("focusin", (focus) => {
+      this.chooseAt(focus.target);
+      if (focus.target.matches(":focus-visible")) this.showTip(focus.target);
     });
     this.text.addEventListener("focusout", hideTip);
     this.clear();
@@ -40,30 +40,32 @@ export class AnswerView {
     this.text.setAttribute("aria-busy", String(on));
   }
 
+  // Append texts, as `Run.note` returns them.
   add(placed) {
-    for (const [pass, piece, place] of placed) {
+    for (const [pass, piece, index] of placed) {
       const token = tokenSpan(piece, pass ? "token" : "");
       token.classList.toggle("code", this.fences.push(piece));
-      if (pass) this.put(pass, token, place);
+      if (pass) this.addToken(pass, token, index);
       else this.text.append(token);
     }
   }
 
-  put(pass, token, place) {
-    const span = this.spans[pass.index] ?? this.open(pass);
-    const right = pass.accepted.length;
-    token.classList.add(place < right ? "accepted" : "own");
-    if (place === right && right === 0) span.append(...ghosts(pass));
+  // The rejected draft tokens are between the accepted ones and the target's own token.
+  addToken(pass, token, index) {
+    const span = this.spans[pass.index] ?? this.addPass(pass);
+    const accepted = pass.accepted.length;
+    token.classList.add(index < accepted ? "accepted" : "own");
+    if (index === accepted && accepted === 0) span.append(...ghosts(pass));
     span.append(token);
-    if (place === right - 1) span.append(...ghosts(pass));
+    if (index === accepted - 1) span.append(...ghosts(pass));
   }
 
-  open(pass) {
+  addPass(pass) {
     const span = element("span", "pass");
-    span.tabIndex = pass.index ? -1 : 0; // one stop for Tab; arrows go on from there
+    span.tabIndex = pass.index ? -1 : 0; // Tab stops only at the first pass; arrow keys move between passes
     span.setAttribute("role", "group");
     span.setAttribute("aria-label", summary(pass));
-    span.classList.toggle("lone", pass.gained === 1 && !pass.guesses.length); // nothing to bracket
+    span.classList.toggle("lone", pass.gained === 1 && !pass.draftTokens.length); // a single token without a bracket
     if (pass.rejected) {
       span.classList.add("missed");
       span.setAttribute("aria-describedby", "tip");
@@ -79,7 +81,7 @@ export class AnswerView {
     this.spans[index]?.classList.add("selected");
   }
 
-  // As it was at a time: passes that are not verified yet show only their draft tokens, later ones nothing. null: all.
+  // Show the answer as it was at a time: the pass in flight shows only its draft tokens, later passes nothing. null: all.
   showTime(time) {
     this.text.classList.toggle("replaying", time !== null);
     this.passes.forEach((pass, index) => {
@@ -89,7 +91,7 @@ export class AnswerView {
     });
   }
 
-  move(press) {
+  moveFocus(press) {
     const here = this.spans.indexOf(press.target);
     if (!(press.key in STEPS) || here < 0) return;
     press.preventDefault();
@@ -100,7 +102,7 @@ export class AnswerView {
     next.focus();
   }
 
-  point(target) {
+  chooseAt(target) {
     const index = this.spans.indexOf(target.closest(".pass"));
     if (index >= 0) this.choose(index);
   }
@@ -109,17 +111,17 @@ export class AnswerView {
     const index = this.spans.indexOf(target.closest(".pass"));
     const pass = this.passes[index];
     if (!pass?.rejected) return;
-    const taken = new Set(pass.accepted);
-    const struck = pass.guesses.filter((_, node) => !taken.has(node));
-    const parts = struck.slice(0, TIP_GUESSES).flatMap((guess) => [element("s", "", visible(guess)), " "]);
-    if (struck.length > TIP_GUESSES) parts.push(`and ${struck.length - TIP_GUESSES} more`);
+    const accepted = new Set(pass.accepted);
+    const rejected = pass.draftTokens.filter((_, node) => !accepted.has(node));
+    const parts = rejected.slice(0, MAX_TIP_TOKENS).flatMap((token) => [element("s", "", visible(token)), " "]);
+    if (rejected.length > MAX_TIP_TOKENS) parts.push(`and ${rejected.length - MAX_TIP_TOKENS} more`);
     tip.replaceChildren("rejected: ", ...parts);
     tip.hidden = false;
     const rectangles = this.spans[index].getClientRects();
-    const place = rectangles[rectangles.length - 1];
-    const left = Math.min(place.left, document.documentElement.clientWidth - tip.offsetWidth - 8);
+    const lastLine = rectangles[rectangles.length - 1];
+    const left = Math.min(lastLine.left, document.documentElement.clientWidth - tip.offsetWidth - 8);
     tip.style.left = `${Math.max(left, 8) + scrollX}px`;
-    tip.style.top = `${place.bottom + 6 + scrollY}px`;
+    tip.style.top = `${lastLine.bottom + 6 + scrollY}px`;
   }
 }
 
@@ -128,20 +130,20 @@ export function hideTip() {
 }
 
 export function summary(pass) {
-  if (!pass.guesses.length) return `pass ${pass.index + 1}: no draft tokens`;
-  return `pass ${pass.index + 1}: ${pass.accepted.length} of ${pass.guesses.length} draft tokens accepted`;
+  if (!pass.draftTokens.length) return `pass ${pass.index + 1}: no draft tokens`;
+  return `pass ${pass.index + 1}: ${pass.accepted.length} of ${pass.draftTokens.length} draft tokens accepted`;
 }
 
-// Draft tokens are drawn by the style sheet, so that a copied answer does not contain them.
+// Rejected draft tokens in the text. The style sheet draws them, so that a copied answer does not contain them.
 function ghosts(pass) {
-  const missed = pass.missed.slice(0, MOST_GHOSTS);
-  const shown = missed.map((node) => ghost(inline(pass.guesses[node]), "ghost"));
+  const missed = pass.missed.slice(0, MAX_GHOSTS);
+  const shown = missed.map((node) => ghost(inline(pass.draftTokens[node]), "ghost"));
   const others = pass.rejected - missed.length;
   return others ? [...shown, ghost(`+${others}`, "ghost others")] : shown;
 }
 
 function ghost(text, className) {
   const made = element("span", className);
-  made.dataset.guess = text;
+  made.dataset.token = text;
   return made;
 }

@@ -1,4 +1,4 @@
-// The playground: runs the prompt once or twice, shows what comes, and lets it be looked at pass by pass.
+// The playground: runs the prompt, on request also without speculation, and shows the answers as a whole and pass by pass.
 
 import { AnswerView, hideTip } from "./answer.js";
 import { showController } from "./controller.js";
@@ -11,20 +11,20 @@ import { Race } from "./race.js";
 import { RecordedRace } from "./recorded.js";
 import { Replay } from "./replay.js";
 import { Run } from "./run.js";
-import { applyPreset, methodName, offerMethods, question, readAddress, writeAddress } from "./settings.js";
-import { soon } from "./svg.js";
+import { applyPreset, methodName, offerMethods, requestBody, readAddress, writeAddress } from "./settings.js";
+import { oncePerFrame } from "./svg.js";
 
 const at = (id) => document.getElementById(id);
-const guessed = new AnswerView(at("guessed"), (index) => select(index));
+const speculative = new AnswerView(at("speculative"), (index) => select(index));
 const plain = new AnswerView(at("plain"), (index) => plain.select(index));
 const overview = new Overview(at("overview"), (index) => select(index));
 const race = new Race(at("race"));
 const recorded = new RecordedRace(at("recorded"));
 const replay = new Replay(showTime);
-let running = null; // the AbortController of what runs now
-let runs = []; // what is on the page: the first, and plain decoding where it was compared
-let depth = 1; // that the first was asked for with
-let tellsPasses = true; // some servers hide their speculation figures
+let running = null; // the AbortController of the requests in flight
+let runs = []; // the runs on the page: the first, then plain decoding if it is compared
+let depth = 1; // draft depth that the first run requested
+let showsSpeculation = true; // false: the server hides its speculation figures
 
 async function start() {
   try {
@@ -32,11 +32,11 @@ async function start() {
     at("about").textContent = `${settings.model} · speculative decoding with identical output.`;
     offerMethods(settings);
     if (settings.max_model_len) at("max-tokens").max = settings.max_model_len;
-    tellsPasses = settings.shows_speculation;
-    for (const part of document.querySelectorAll(".guessing, #legend")) part.hidden = !tellsPasses;
-    at("hidden-note").hidden = tellsPasses;
+    showsSpeculation = settings.shows_speculation;
+    for (const part of document.querySelectorAll(".speculation, #legend")) part.hidden = !showsSpeculation;
+    at("hidden-note").hidden = showsSpeculation;
     readAddress();
-    applyLook();
+    applyDisplay();
     at("key-form").hidden = true;
     at("error").textContent = "";
   } catch (error) {
@@ -59,20 +59,21 @@ function report(error) {
   at("error").textContent = error.message;
 }
 
-const drawRace = soon(() => race.draw(runs));
+const drawRace = oncePerFrame(() => race.draw(runs));
 
+// Send a request, show its answer in a view as it arrives, and return the run.
 async function decode(view, body, name) {
   const run = new Run(name);
   const isFirst = runs.push(run) === 1;
   view.busy = true;
   try {
     for await (const event of stream("generate", body, running.signal)) {
-      const known = run.passes.length;
+      const shownPasses = run.passes.length;
       view.add(run.note(event));
       view.figures.textContent = run.line;
       if (isFirst) {
         showRun(run);
-        run.passes.slice(known).forEach((pass) => overview.add(pass));
+        run.passes.slice(shownPasses).forEach((pass) => overview.add(pass));
       }
       if (!at("race").hidden) drawRace();
     }
@@ -83,8 +84,8 @@ async function decode(view, body, name) {
   return run;
 }
 
-async function ask() {
-  const body = question();
+async function runPrompt() {
+  const body = requestBody();
   const compares = at("compare").checked && body.speculation !== false;
   clear(body, compares);
   running = new AbortController();
@@ -92,28 +93,29 @@ async function ask() {
   try {
     at("status").textContent = `Answering with seed ${body.seed} …`;
     if (matchMedia("(max-width: 40rem)").matches) at("status").scrollIntoView(); // the form fills a small screen
-    const first = await decode(guessed, body, body.speculation ? methodName() : "plain");
+    const first = await decode(speculative, body, body.speculation ? methodName() : "plain");
     at("status").textContent = `Finished. ${withSeed(first.line)}.`;
     if (compares) {
-      // After the other and not beside it, since two answers at once would slow each other down.
+      // One run after the other, since two at once would slow each other down.
       at("status").textContent = `The same prompt and seed ${body.seed} without speculation …`;
-      judge(first, await decode(plain, { ...body, speculation: false }, "plain"));
+      compareRuns(first, await decode(plain, { ...body, speculation: false }, "plain"));
     }
   } catch (error) {
     report(error);
   } finally {
     running = null;
     setBusy(false);
-    if (runs[0].timed) examine();
-    if (tellsPasses) showController();
+    if (runs[0].timed) analyzeRuns();
+    if (showsSpeculation) showController();
   }
 }
 
+// Prepare the page for the runs of a request.
 function clear(body, compares) {
   runs = [];
   recorded.end();
   depth = body.speculation ? body.speculation.num_speculative_tokens : 1;
-  for (const part of [guessed, plain, overview, race, replay]) part.clear();
+  for (const part of [speculative, plain, overview, race, replay]) part.clear();
   showDraft(null);
   clearFigures();
   clearOutlook();
@@ -121,8 +123,8 @@ function clear(body, compares) {
   at("verdict").className = "";
   at("results").hidden = false;
   plain.article.hidden = !compares;
-  at("race").hidden = !compares || !tellsPasses;
-  guessed.title.textContent = body.speculation ? `Speculative: ${methodName()}` : "Plain decoding";
+  at("race").hidden = !compares || !showsSpeculation;
+  speculative.title.textContent = body.speculation ? `Speculative: ${methodName()}` : "Plain decoding";
   at("keep-seed").hidden = at("seed").value !== "";
   at("keep-seed").dataset.seed = body.seed;
   writeAddress(body.seed);
@@ -132,28 +134,29 @@ function withSeed(line) {
   return `${line}, seed ${at("keep-seed").dataset.seed}`;
 }
 
-// What can be said once a run has ended, in whatever way.
-function examine() {
+// Show what follows from the runs when they have ended or were stopped.
+function analyzeRuns() {
   const same = runs.length > 1 && isSame(...runs);
-  if (guessed.passes.some((pass) => pass.guesses.length)) showOutlook(runs[0], same ? runs[1] : null, depth);
+  if (speculative.passes.some((pass) => pass.draftTokens.length)) showOutlook(runs[0], same ? runs[1] : null, depth);
   if (!at("race").hidden) race.draw(runs);
   replay.load(runs);
   const { passes } = runs[0];
-  const telling = passes.findIndex((pass) => pass.rejected && pass.accepted.length);
-  select(telling < 0 ? passes.findIndex((pass) => pass.guesses.length) : telling);
+  const instructive = passes.findIndex((pass) => pass.rejected && pass.accepted.length);
+  select(instructive < 0 ? passes.findIndex((pass) => pass.draftTokens.length) : instructive);
 }
 
 function isSame(first, second) {
   return first.text === second.text && String(first.tokenIds) === String(second.tokenIds);
 }
 
-function judge(first, second) {
+// Say whether the texts are equal, and how much time speculation saved.
+function compareRuns(first, second) {
   at("status").textContent = `Both runs have finished, seed ${at("keep-seed").dataset.seed}.`;
   const same = isSame(first, second);
   at("verdict").classList.toggle("differs", !same);
   if (!same) {
-    const place = second.tokenIds.findIndex((token, index) => token !== first.tokenIds[index]);
-    at("verdict").textContent = `The texts differ, from token ${(place < 0 ? second.tokens : place) + 1} on.`;
+    const index = second.tokenIds.findIndex((token, position) => token !== first.tokenIds[position]);
+    at("verdict").textContent = `The texts differ, from token ${(index < 0 ? second.tokens : index) + 1} on.`;
     return;
   }
   const saved = second.seconds - first.seconds;
@@ -165,19 +168,19 @@ function judge(first, second) {
 
 function select(index, pending = false) {
   const pass = runs[0]?.passes[index];
-  guessed.select(index);
+  speculative.select(index);
   overview.select(pass ? index : null);
   showDraft(pass, { pending });
 }
 
 function showTime(time) {
-  guessed.showTime(time);
+  speculative.showTime(time);
   plain.showTime(time);
   race.showTime(time);
   if (time === null) return;
   const { passes } = runs[0];
-  const under = passes.findIndex((pass) => pass.begin <= time && time < pass.end);
-  select(under < 0 ? passes.length - 1 : under, under >= 0);
+  const inFlight = passes.findIndex((pass) => pass.begin <= time && time < pass.end);
+  select(inFlight < 0 ? passes.length - 1 : inFlight, inFlight >= 0);
 }
 
 function setBusy(on) {
@@ -185,19 +188,19 @@ function setBusy(on) {
   at("stop").disabled = !on;
 }
 
-function applyLook() {
+function applyDisplay() {
   at("answers").classList.toggle("with-ghosts", at("ghosts").checked);
   at("answers").classList.toggle("mono", at("mono").checked);
 }
 
 at("ask").addEventListener("submit", (event) => {
   event.preventDefault();
-  if (!running) ask();
+  if (!running) runPrompt();
 });
 at("ask").addEventListener("change", () => writeAddress());
 for (const id of ["ghosts", "mono"]) {
   at(id).addEventListener("change", () => {
-    applyLook();
+    applyDisplay();
     writeAddress(at("keep-seed").dataset.seed);
   });
 }
@@ -217,7 +220,7 @@ at("prompt").addEventListener("keydown", (press) => {
   if (press.key === "Enter" && (press.ctrlKey || press.metaKey)) at("ask").requestSubmit();
 });
 document.querySelector(".skip").addEventListener("click", (event) => {
-  event.preventDefault(); // the address holds the settings
+  event.preventDefault(); // following the link would replace the settings in the page's address
   at("prompt").focus();
 });
 document.addEventListener("keydown", (press) => {
@@ -227,7 +230,7 @@ document.addEventListener("keydown", (press) => {
 });
 addEventListener("hashchange", () => {
   readAddress();
-  applyLook();
+  applyDisplay();
 });
 at("key-form").addEventListener("submit", (event) => {
   event.preventDefault();

@@ -1,10 +1,10 @@
-// One pass at a time: its draft tokens as a strip, or as a tree where they branch, and what the target added.
+// The picture of one pass: its draft tokens as a strip, or as a tree if they branch, and the target's own token.
 
 import { element, visible } from "./text.js";
 
 const at = (id) => document.getElementById(id);
 
-// Show a pass; one that is `pending` was not judged yet.
+// Show a pass; `pending`: it is not verified yet.
 export function showDraft(pass, { pending = false } = {}) {
   const holder = at("draft-picture");
   at("draft").hidden = !pass;
@@ -17,20 +17,20 @@ export function showDraft(pass, { pending = false } = {}) {
   const picture = pass.branches ? tree(pass, pending) : strip(pass, pending);
   picture.classList.toggle("pending", pending);
   holder.replaceChildren(picture);
-  holder.style.minHeight = `${holder.offsetHeight}px`; // as high as the highest so far: the text below does not jump
+  holder.style.minHeight = `${holder.offsetHeight}px`; // never shrinks, so that the text below does not move
 }
 
 function about(pass, pending) {
-  const guesses = `${pass.guesses.length} ${pass.guesses.length === 1 ? "draft token" : "draft tokens"}`;
-  if (pending) return pass.guesses.length ? `${guesses}, not checked yet` : "no draft tokens, one token to come";
+  const count = `${pass.draftTokens.length} ${pass.draftTokens.length === 1 ? "draft token" : "draft tokens"}`;
+  if (pending) return pass.draftTokens.length ? `${count}, not verified yet` : "no draft tokens, one token to come";
   const time = pass.end > pass.begin ? `, ${(pass.end - pass.begin).toFixed(1)} ms` : "";
-  const outcome = pass.guesses.length ? `${guesses}, ${pass.accepted.length} accepted` : "no draft tokens";
+  const outcome = pass.draftTokens.length ? `${count}, ${pass.accepted.length} accepted` : "no draft tokens";
   return `${outcome}, ${pass.gained} ${pass.gained === 1 ? "token" : "tokens"} gained${time}`;
 }
 
 function strip(pass, pending) {
   const row = element("ol", "strip");
-  pass.guesses.forEach((_, node) => row.append(item(cell(pass, node, pending))));
+  pass.draftTokens.forEach((_, node) => row.append(item(cell(pass, node, pending))));
   if (pass.own !== null && !pending) row.append(item(ownCell(pass)));
   return row;
 }
@@ -64,9 +64,9 @@ function item(content) {
 }
 
 function cell(pass, node, pending) {
-  if (pending) return element("span", "cell guess", visible(pass.guesses[node]));
-  if (pass.accepted.includes(node)) return element("span", "cell accepted", visible(pass.guesses[node]));
-  return element("s", "cell rejected", visible(pass.guesses[node]));
+  if (pending) return element("span", "cell unverified", visible(pass.draftTokens[node]));
+  if (pass.accepted.includes(node)) return element("span", "cell accepted", visible(pass.draftTokens[node]));
+  return element("s", "cell rejected", visible(pass.draftTokens[node]));
 }
 
 function ownCell(pass) {

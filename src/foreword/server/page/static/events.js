@@ -1,5 +1,6 @@
-// Talks to the server: JSON in, JSON or server-sent events out.
+// Sends requests to the server; answers are JSON or server-sent events.
 
+// An error response, or with status 0 a stream that has failed.
 export class Refusal extends Error {
   constructor(status, message) {
     super(message);
@@ -18,15 +19,15 @@ async function call(path, options) {
   const headers = { "Content-Type": "application/json", ...(key && { Authorization: `Bearer ${key}` }) };
   const answer = await fetch(path, { ...options, headers });
   if (answer.ok) return answer;
-  const told = await answer.json().catch(() => null);
-  throw new Refusal(answer.status, told?.error?.message ?? `the server answered ${answer.status}`);
+  const body = await answer.json().catch(() => null);
+  throw new Refusal(answer.status, body?.error?.message ?? `the server answered ${answer.status}`);
 }
 
 export async function get(path) {
   return (await call(path, {})).json();
 }
 
-// The events of a stream. Comments, which some streams are padded with, are skipped.
+// Yield the events of a stream; skip comments, with which servers may pad it.
 export async function* stream(path, body, signal) {
   const answer = await call(path, { method: "POST", body: JSON.stringify(body), signal });
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
@@ -39,9 +40,9 @@ export async function* stream(path, body, signal) {
       rest = blocks.pop();
       for (const event of blocks.flatMap(dataOf)) {
         if (event === "[DONE]") return;
-        const told = JSON.parse(event);
-        if (told.error) throw new Refusal(0, told.error.message);
-        yield told;
+        const value = JSON.parse(event);
+        if (value.error) throw new Refusal(0, value.error.message);
+        yield value;
       }
     }
   } finally {

@@ -7,12 +7,12 @@ const MOST_LABELS = 10;
 export function showRun(run) {
   at("rate").textContent = run.rate ? run.rate.toFixed(1) : "–";
   at("count").textContent = String(run.tokens);
-  const told = run.progress;
-  if (!told) return;
-  at("tau").textContent = told.passes ? (told.output_tokens / told.passes).toFixed(2) : "–";
-  at("acceptance").textContent = percent(told.accepted, told.drafted);
-  showPositions(told);
-  showSplit(told);
+  const { progress } = run;
+  if (!progress) return;
+  at("tau").textContent = progress.passes ? (progress.output_tokens / progress.passes).toFixed(2) : "–";
+  at("acceptance").textContent = percent(progress.accepted, progress.drafted);
+  showPositions(progress);
+  showSplit(progress);
 }
 
 export function clearFigures() {
@@ -27,12 +27,12 @@ function showPositions({ drafted_per_position: drafted, accepted_per_position: a
   const columns = at("positions");
   while (columns.children.length < drafted.length) columns.append(column(columns.children.length + 1));
   columns.classList.toggle("many", drafted.length > MOST_LABELS);
-  drafted.forEach((count, place) => {
-    const item = columns.children[place];
-    const part = count ? (accepted[place] ?? 0) / count : 0;
+  drafted.forEach((count, index) => {
+    const item = columns.children[index];
+    const part = count ? (accepted[index] ?? 0) / count : 0;
     item.querySelector(".value").textContent = count ? `${Math.round(100 * part)}%` : "–";
     item.querySelector(".fill").style.height = `${100 * part}%`;
-    item.title = `${accepted[place] ?? 0} of ${count} draft tokens at position ${place + 1}`;
+    item.title = `${accepted[index] ?? 0} of ${count} draft tokens at position ${index + 1}`;
   });
 }
 
@@ -50,10 +50,10 @@ function column(position) {
   return item;
 }
 
-function showSplit(told) {
-  const total = told.draft_ms + told.verify_ms + told.accept_ms;
+function showSplit(progress) {
+  const total = progress.draft_ms + progress.verify_ms + progress.accept_ms;
   for (const stage of ["draft", "verify", "accept"]) {
-    const ms = told[`${stage}_ms`];
+    const ms = progress[`${stage}_ms`];
     at("split").querySelector(`.${stage}`).style.width = total ? `${(100 * ms) / total}%` : "0";
     at(`${stage}-time`).textContent = `${ms.toFixed(1)} ms · ${percent(ms, total)}`;
   }

@@ -1,4 +1,4 @@
-// Predicted and measured speed-up, and the depth that should be best.
+// Predicted and measured speed-up, and the predicted best depth.
 
 import { shape } from "./svg.js";
 import { outlook } from "./theory.js";
@@ -13,11 +13,11 @@ export function clearOutlook() {
   at("outlook-note").hidden = false;
 }
 
-// `plain` is null unless the same answer was decoded without speculation too.
-export function showOutlook(guessed, plain, depth) {
-  const speedup = plain && guessed.seconds > 0 ? plain.seconds / guessed.seconds : null;
+// `plain`: the run of the same answer without speculation, or null.
+export function showOutlook(speculative, plain, depth) {
+  const speedup = plain && speculative.seconds > 0 ? plain.seconds / speculative.seconds : null;
   if (speedup !== null) at("measured").textContent = times(speedup);
-  const found = outlook(guessed.passes, plain?.passes ?? []);
+  const found = outlook(speculative.passes, plain?.passes ?? []);
   at("outlook-note").hidden = found !== null;
   if (!found) return;
   at("predicted").textContent = times(found.predicted);
@@ -27,7 +27,7 @@ export function showOutlook(guessed, plain, depth) {
   draw(found, depth, speedup);
 }
 
-// In units of depth and speed-up; marks are drawn by the style sheet, so that they are not stretched.
+// Draw the chart; x is the depth, y the speed-up. The style sheet gives dots their size, so that they are not stretched.
 function draw({ depths, best, predicted }, depth, measured) {
   const most = Math.min(Math.max(16, 2 * best.depth, 2 * depth), depths.length);
   const shown = depths.slice(0, most);

@@ -1,9 +1,10 @@
-// All passes at a glance: a column each, from below the accepted draft tokens, the target's own token, the rejected draft tokens.
+// All passes at a glance, a column for each: from below, the accepted draft tokens, the target's own token and the
+// rejected draft tokens.
 
 import { shape } from "./svg.js";
 
-const FEWEST_COLUMNS = 24; // so that a short answer does not look like a wall
-const GAP = 0.14; // between cells, in cells
+const MIN_COLUMNS = 24; // width in columns; more passes make it wider
+const GAP = 0.14; // between two cells, as a fraction of a cell
 
 export class Overview {
   constructor(picture, choose) {
@@ -25,7 +26,7 @@ export class Overview {
   }
 
   get columns() {
-    return Math.max(this.count, FEWEST_COLUMNS);
+    return Math.max(this.count, MIN_COLUMNS);
   }
 
   add(pass) {

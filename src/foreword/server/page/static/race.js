@@ -1,13 +1,13 @@
-// Both runs on one time axis: a bar per pass, as wide as it took and as high as the tokens that it brought.
+// Both runs on one time axis: a bar for each pass, as wide as its time and as high as its committed tokens.
 
 import { shape } from "./svg.js";
 import { element } from "./text.js";
 
 const TICKS = 5;
-const LAST_TICK = 0.93; // of the axis: what a tick says needs room
+const LAST_TICK = 0.93; // fraction of the axis, so that there is room for the last label
 
 export class Race {
-  // `section` has two lanes, an axis below them and a cursor over them.
+  // `section` contains two lanes, an axis below them and a cursor over them.
   constructor(section) {
     this.ticks = section.querySelector(".axis");
     this.cursor = section.querySelector(".cursor");
@@ -19,7 +19,7 @@ export class Race {
 
   clear() {
     this.runs = [];
-    this.drawn = [0, 0];
+    this.drawn = [0, 0]; // passes drawn in each lane
     this.tallest = 1;
     for (const { picture, label, result } of this.lanes) {
       picture.replaceChildren();
@@ -33,7 +33,7 @@ export class Race {
     return Math.max(...this.runs.map((run) => run.duration), 1);
   }
 
-  // Draw what the runs have gained since the last time.
+  // Draw the passes that were added since the last call.
   draw(runs) {
     this.runs = runs;
     runs.forEach((run, lane) => {
@@ -48,12 +48,12 @@ export class Race {
   bar(lane, pass) {
     const { picture } = this.lanes[lane];
     const width = Math.max(pass.end - pass.begin, 0);
-    const right = pass.accepted.length;
-    const own = pass.gained - right;
+    const accepted = pass.accepted.length;
+    const own = pass.gained - accepted;
     this.tallest = Math.max(this.tallest, pass.gained);
-    const place = { x: pass.begin, width };
-    if (right) picture.append(shape("rect", { ...place, class: "accepted", y: -right, height: right }));
-    if (own) picture.append(shape("rect", { ...place, class: "own", y: -right - own, height: own }));
+    const column = { x: pass.begin, width };
+    if (accepted) picture.append(shape("rect", { ...column, class: "accepted", y: -accepted, height: accepted }));
+    if (own) picture.append(shape("rect", { ...column, class: "own", y: -accepted - own, height: own }));
     picture.append(shape("line", { class: "edge", x1: pass.end, x2: pass.end, y1: 0, y2: -pass.gained }));
   }
 

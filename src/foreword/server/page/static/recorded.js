@@ -1,4 +1,4 @@
-// The race that was recorded beforehand: shown, and played on request, until the first run replaces it.
+// A recorded race: shown, and played on request, until the user's first run replaces it.
 
 import { get } from "./events.js";
 import { Race } from "./race.js";
@@ -12,7 +12,7 @@ class RecordedRun {
     this.showAt(null);
   }
 
-  // As it was at a time, in milliseconds since the first token; null: all of it.
+  // Show the run as it was at a time, in milliseconds since the first token; null: the whole run.
   showAt(time) {
     const done = this.passes.findIndex((pass) => time !== null && pass.end > time);
     this.timed = done < 0 ? this.passes.length : done;
@@ -35,7 +35,7 @@ export class RecordedRace {
   constructor(section) {
     this.section = section;
     this.race = new Race(section);
-    this.isOver = false; // a run of the reader's own has replaced it
+    this.isOver = false; // true: a run of the user has replaced the recorded race
     section.querySelector("button").addEventListener("click", () => this.play());
   }
 

@@ -1,9 +1,9 @@
-// Plays runs again, slower than they were, or pass by pass. All runs share one clock, so two of them race.
+// Replays runs, more slowly or pass by pass. All runs share one clock, so that two of them race.
 
 const at = (id) => document.getElementById(id);
 
 export class Replay {
-  // `show` gets the time, in milliseconds since the first token; null: the end.
+  // `show` receives the time in milliseconds since the first token; null: the end.
   constructor(show) {
     this.show = show;
     at("replay-back").addEventListener("click", () => this.step(-1));
@@ -26,22 +26,22 @@ export class Replay {
   load(runs) {
     this.pause();
     this.time = null;
-    this.stops = [...new Set(runs[0].passes.map((pass) => pass.end))];
+    this.stops = [...new Set(runs[0].passes.map((pass) => pass.end))]; // where `step` stops
     this.length = Math.max(...runs.map((run) => run.duration));
     at("replay").hidden = this.stops.length < 2;
     at("replay-time").max = this.length;
     at("replay-time").step = this.length / 1000;
-    this.tell();
+    this.update();
   }
 
   play() {
     if (this.time === null || this.time >= this.length) this.time = 0;
     this.playing = true;
-    let before = null;
+    let lastFrame = null;
     const tick = (now) => {
       if (!this.playing) return;
-      const passed = before === null ? 0 : now - before;
-      before = now;
+      const passed = lastFrame === null ? 0 : now - lastFrame;
+      lastFrame = now;
       this.time += passed * Number(at("replay-speed").value);
       if (this.time >= this.length) this.finish();
       else {
@@ -49,7 +49,7 @@ export class Replay {
         requestAnimationFrame(tick);
       }
     };
-    this.tell();
+    this.update();
     requestAnimationFrame(tick);
   }
 
@@ -63,7 +63,7 @@ export class Replay {
     this.seek(null);
   }
 
-  // To the end of the pass before or after.
+  // Go to the end of the previous pass (-1) or of the next one (1).
   step(direction) {
     this.pause();
     const now = this.time ?? this.length;
@@ -75,10 +75,11 @@ export class Replay {
   seek(time) {
     this.time = time;
     this.show(time);
-    this.tell();
+    this.update();
   }
 
-  tell() {
+  // Show the state of the replay in its controls.
+  update() {
     if (this.playing) at("replay-play").textContent = "⏸ Pause";
     const now = this.time ?? this.length;
     const done = this.stops.filter((stop) => stop <= now).length;

@@ -1,17 +1,17 @@
-// The form: what it asks for, as a request and as a part of the page's address that never leaves the browser.
+// The form's settings, as a request and as the part of the page's address that browsers do not send.
 
 const at = (id) => document.getElementById(id);
 
 const VALUES = ["prompt", "method", "depth", "temperature", "seed", "max-tokens"];
 const SWITCHES = ["compare", "raw", "ghosts", "mono"];
-const LONGEST_ADDRESS = 16000; // longer prompts are left out of it
+const MAX_ADDRESS = 16000; // characters; a longer address leaves out the prompt
 
 const CHANGES = [
   "const user = await load(user.id);", "const order = await load(order.id);", "const parcel = await load(parcel.id);",
   "const invoice = await load(invoice.id);", "const refund = await load(refund.id);",
 ].join("\n");
 
-// What they claim is measured in docs/page.md.
+// Prompts for which speculation speeds up, breaks even and slows down; docs/page.md has the measurements.
 const PRESETS = {
   pays: { prompt: `Rewrite every line with the name in capitals:\n${CHANGES}`, depth: 5, temperature: 0, "max-tokens": 96 },
   even: {
@@ -21,7 +21,7 @@ const PRESETS = {
   costs: { prompt: "Explain in a few paragraphs why it rains.", depth: 32, temperature: 0.8, "max-tokens": 160 },
 };
 
-// Methods that this server takes; "default" is what it was started with, whatever that is.
+// Offer the methods that this server accepts; "default" is the drafter with which it was started.
 export function offerMethods({ methods, default_method: own }) {
   const options = methods.map((name) => new Option(name, name));
   if (own) options.unshift(new Option("server's own", "default"));
@@ -36,12 +36,12 @@ export function applyPreset(name) {
   at("raw").checked = false;
 }
 
-// A seed that was left open is drawn here, so that it can be shown and kept.
-export function question() {
+// The request. Without a seed, one is drawn here, so that it can be shown and kept.
+export function requestBody() {
   const method = at("method").value;
   const seed = at("seed").value === "" ? crypto.getRandomValues(new Uint32Array(1))[0] : at("seed").valueAsNumber;
   const depth = at("depth").valueAsNumber;
-  const guessing = { ...(method !== "default" && { method }), num_speculative_tokens: depth };
+  const drafter = { ...(method !== "default" && { method }), num_speculative_tokens: depth };
   return {
     prompt: at("prompt").value,
     raw: at("raw").checked,
@@ -49,7 +49,7 @@ export function question() {
     seed,
     max_tokens: at("max-tokens").valueAsNumber,
     stream: true,
-    speculation: method === "none" ? false : guessing,
+    speculation: method === "none" ? false : drafter,
   };
 }
 
@@ -59,22 +59,22 @@ export function methodName() {
 
 // The part after # is not sent to the server: prompts stay out of its log.
 export function writeAddress(seed) {
-  const told = new URLSearchParams();
-  for (const id of VALUES) if (at(id).value !== "") told.set(id, at(id).value);
-  if (seed !== undefined) told.set("seed", seed);
-  for (const id of SWITCHES) if (at(id).checked) told.set(id, "1");
-  if (String(told).length > LONGEST_ADDRESS) told.delete("prompt");
-  history.replaceState(null, "", `#${told}`);
+  const settings = new URLSearchParams();
+  for (const id of VALUES) if (at(id).value !== "") settings.set(id, at(id).value);
+  if (seed !== undefined) settings.set("seed", seed);
+  for (const id of SWITCHES) if (at(id).checked) settings.set(id, "1");
+  if (String(settings).length > MAX_ADDRESS) settings.delete("prompt");
+  history.replaceState(null, "", `#${settings}`);
 }
 
 export function readAddress() {
-  const told = new URLSearchParams(location.hash.slice(1));
-  if (!VALUES.some((id) => told.has(id))) return;
-  for (const id of VALUES) if (told.has(id)) setValue(at(id), told.get(id));
-  for (const id of SWITCHES) at(id).checked = told.get(id) === "1";
+  const settings = new URLSearchParams(location.hash.slice(1));
+  if (!VALUES.some((id) => settings.has(id))) return;
+  for (const id of VALUES) if (settings.has(id)) setValue(at(id), settings.get(id));
+  for (const id of SWITCHES) at(id).checked = settings.get(id) === "1";
 }
 
-// A method that is not offered, or a number that is none, leaves the field as it is.
+// Set a field's value; a method that is not offered and an invalid number leave it as it is.
 function setValue(field, value) {
   const before = field.value;
   field.value = value;

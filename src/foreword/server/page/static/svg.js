@@ -1,4 +1,4 @@
-// Pictures in their own units: only the view box changes when they grow.
+// SVG shapes. Pictures have coordinates of their own; when they grow, only the view box changes.
 
 export function shape(name, attributes = {}) {
   const made = document.createElementNS("http://www.w3.org/2000/svg", name);
@@ -6,14 +6,14 @@ export function shape(name, attributes = {}) {
   return made;
 }
 
-// Calls what was asked for, once, before the next picture is drawn.
-export function soon(act) {
-  let asked = false;
+// Return a function that schedules `act` for the next frame; several calls within a frame run it once.
+export function oncePerFrame(act) {
+  let isScheduled = false;
   return () => {
-    if (asked) return;
-    asked = true;
+    if (isScheduled) return;
+    isScheduled = true;
     requestAnimationFrame(() => {
-      asked = false;
+      isScheduled = false;
       act();
     });
   };

@@ -1,4 +1,4 @@
-// Texts of tokens, made visible. Whatever the model says is put in as text, never as markup.
+// Texts of tokens as HTML elements. The model's output is inserted as text, never as markup.
 
 export function element(name, className = "", text = "") {
   const made = document.createElement(name);
@@ -7,17 +7,17 @@ export function element(name, className = "", text = "") {
   return made;
 }
 
-// A draft token by itself: spaces at its ends and line breaks can be seen.
-export function visible(guess) {
-  return guess.replaceAll("\n", "⏎").replaceAll("\t", "⇥").replace(/^ +| +$/g, (found) => "␣".repeat(found.length)) || "∅";
+// The text of a single draft token, with visible line breaks and spaces at its ends.
+export function visible(text) {
+  return text.replaceAll("\n", "⏎").replaceAll("\t", "⇥").replace(/^ +| +$/g, (found) => "␣".repeat(found.length)) || "∅";
 }
 
-// A draft token among the text: in one line, and not much wider than its words.
-export function inline(guess) {
-  return guess.replaceAll("\n", "⏎").replaceAll("\t", " ").replace(/ {2,}/g, " ") || "∅";
+// The text of a draft token within an answer, in one line and without wide spaces.
+export function inline(text) {
+  return text.replaceAll("\n", "⏎").replaceAll("\t", " ").replace(/ {2,}/g, " ") || "∅";
 }
 
-// A token of the text: a line break keeps its meaning and gets a sign, which is not part of what is copied.
+// The element of a token of the answer: a line break stays one, and gets a visible sign that is not copied.
 export function tokenSpan(piece, className) {
   const token = element("span", className);
   for (const part of piece.split(/(\n)/)) {
@@ -27,7 +27,7 @@ export function tokenSpan(piece, className) {
   return token;
 }
 
-// Tells whether the text has reached a fenced block of code.
+// Detects whether the text so far ends inside a fenced block of code.
 export class FenceReader {
   constructor() {
     this.inside = false;
