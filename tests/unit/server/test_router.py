@@ -195,7 +195,10 @@ def test_if_all_are_full_the_last_refusal_is_passed_on_and_if_none_is_there_one_
         target.mark_unavailable("down")
     told = run(fleet.ask())
     assert (told.status, told.headers["retry-after"]) == (503, "1")
-    assert json.loads(told.body)["error"]["message"] == "none of the router's 2 targets accepts requests; try again"
+    assert (
+        json.loads(told.body)["error"]["message"]
+        == "none of the router's 2 targets accepts requests; try again"
+    )
 
 
 def test_a_client_that_leaves_ends_its_request_at_the_target():

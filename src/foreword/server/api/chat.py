@@ -91,11 +91,11 @@ class ChatDialect(OpenAIDialect):
             prompt_token_ids=self._prompt_ids(0) if self._wants_token_ids else UNSET,
         )
 
-    def _choice(self, number: int, delta: AnswerDelta, **content: ChatMessage | ChatDelta) -> Choice:
-        """Return a choice with the fields of a delta; `content` is its `message` or `delta`."""
-        logprobs = self._logprobs.chat(delta.logprobs) if self._wants_logprobs else None
-        reason = self._readers[number].finish_reason(delta.finish_reason)
-        end_fields = self._end_fields(delta) | {"finish_reason": reason}
+    def _choice(self, number: int, answer_delta: AnswerDelta, **content: ChatMessage | ChatDelta) -> Choice:
+        """Return a choice with the fields of an engine's delta; `content` is its `message` or `delta`."""
+        logprobs = self._logprobs.chat(answer_delta.logprobs) if self._wants_logprobs else None
+        reason = self._readers[number].finish_reason(answer_delta.finish_reason)
+        end_fields = self._end_fields(answer_delta) | {"finish_reason": reason}
         return Choice(number, logprobs=logprobs, **content, **end_fields)  # type: ignore[arg-type]
 
     def _prompt_logprobs(self, delta: AnswerDelta) -> PromptLogprobs | UnsetType:
