@@ -183,7 +183,7 @@ def test_models_are_listed_and_shown(server, client, model):
         assert http.get("/api/version").json() == {"version": __version__}
         assert http.post("/api/embed", json={}).status_code == 501
         assert http.request("DELETE", "/api/delete", json={"model": "tiny"}).status_code == 501
-        assert http.post("/api/show", json={}).json() == {"error": "model: is missing; name the model"}
+        assert http.post("/api/show", json={}).json() == {"error": "model: is missing"}
 
 
 @pytest.mark.parametrize(("requested", "shown"), [(None, 2048), (512, 512), (4096, 2048)])

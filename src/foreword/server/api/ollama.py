@@ -83,7 +83,7 @@ def ollama_routes(context: ServerContext) -> APIRouter:
         body = load_object(await read_body(request, limits), limits)
         given = body.get("model") or body.get("name")
         if not given:
-            raise ApiError(400, "is missing; name the model", param="model")
+            raise ApiError(400, "is missing", param="model")
         name = _plain_name(given)
         context.check_model(name)
         return json_answer(_description(context, name))
