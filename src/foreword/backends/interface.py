@@ -78,10 +78,10 @@ class Unsettled:
     """
 
     drawn: Tensor  # int64, on the device: the draw after every judged row
-    first: Ints  # int32 [requests], row of each newest token among these; its draft's rows follow
-    drafted: Tensor  # int64, on the device
-    places: Ints  # int32 [requests, longest draft], indices into `drafted`; -1: padding
-    ends: Ints  # int32 [requests], one past the last reserved KV row
+    first_rows: Ints  # int32 [requests], index in `drawn` of each newest token's row; its draft's rows follow
+    drafted: Tensor  # int64, on the device: draft tokens
+    draft_indices: Ints  # int32 [requests, longest draft], indices into `drafted`; -1: padding
+    row_ends: Ints  # int32 [requests], one past the last reserved KV row
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class PendingChains:
     """Chains being drafted on a device."""
 
     tokens: HostCopy  # int64, the target's ids; -1 if not finite
-    places: Sequence[Sequence[int]]  # indices of each request's tokens
+    token_indices: Sequence[Sequence[int]]  # for each request, the indices of its tokens in `tokens`
 
 
 class KnownChains(NamedTuple):

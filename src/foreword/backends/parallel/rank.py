@@ -57,7 +57,7 @@ class RankDecoder(TorchDecoder):
         self._share = stack
         self._exchange = stack.exchange
 
-    def remade(self, config: ModelConfig, weights: DecoderWeights) -> Self:
+    def with_weights(self, config: ModelConfig, weights: DecoderWeights) -> Self:
         share = self._share
         return type(self)(RankStack(config, weights, share.exchange, share.vocab_size, share.bucketed))
 

@@ -48,16 +48,16 @@ class DescribedDecoder(ABC, Generic[M_co]):
         return self.weights.device
 
     def with_layers(self, layers: Sequence[int]) -> Self:
-        return self.remade(self.config.with_layers(layers), self.weights.with_layers(layers))
+        return self.with_weights(self.config.with_layers(layers), self.weights.with_layers(layers))
 
     def beside(self, checkpoint: Checkpoint) -> Self:
-        return self.remade(checkpoint.config, self.weights.beside(checkpoint))
+        return self.with_weights(checkpoint.config, self.weights.beside(checkpoint))
 
     def followed_by(self, more: Checkpoint) -> Self:
-        return self.remade(self.config.followed_by(more.config), self.weights.followed_by(more))
+        return self.with_weights(self.config.followed_by(more.config), self.weights.followed_by(more))
 
     @abstractmethod
-    def remade(self, config: ModelConfig, weights: DecoderWeights[M_co | Tensor]) -> Self:
+    def with_weights(self, config: ModelConfig, weights: DecoderWeights[M_co | Tensor]) -> Self:
         """Return a decoder of the same kind with other layers."""
 
     def kv_rows(self) -> RowSpec:
@@ -89,7 +89,7 @@ class TorchDecoder(DescribedDecoder):
         padded = weights.device.type == "cuda" if bucketed is None else bucketed
         self._stack = stack or TorchStack(config, weights, padded)
         self._adapters: dict[int, Lora] = {}  # by slot
-        self._places = config.places
+        self._kind_indices = config.places
 
     def set_adapter(self, slot: int, adapter: Lora | None) -> None:
         if adapter is None:
@@ -101,7 +101,7 @@ class TorchDecoder(DescribedDecoder):
     def heads(self) -> TorchHeads:
         return TorchHeads(self.config, self.weights, self._stack.bucketed)
 
-    def remade(self, config: ModelConfig, weights: DecoderWeights) -> Self:
+    def with_weights(self, config: ModelConfig, weights: DecoderWeights) -> Self:
         return type(self)(config, weights, bucketed=self._stack.bucketed)
 
     def sizes_to_prepare(self, requests: int, length: int, rows: int) -> Sequence[DecodeSize]:
@@ -141,7 +141,7 @@ class TorchDecoder(DescribedDecoder):
         hidden: dict[Tap, Tensor] = {}
         for index, spec in enumerate(self.config.layers):
             self._keep_hidden(hidden, staged, index, stream)
-            place = self._places[index]
+            place = self._kind_indices[index]
             kv: PagedKv | LayerStates
             if spec.recurrent is not None and store.recurrent is not None:
                 kv = LayerStates(store.recurrent, place, states)

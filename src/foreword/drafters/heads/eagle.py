@@ -84,7 +84,7 @@ class StepwiseHead(HeadInPages):
         chains = self._runner.draft(call)
         if not isinstance(chains, PendingChains):
             return isinstance(chains, KnownChains) and chains.is_cold
-        for one, places in zip(going, chains.places, strict=True):
+        for one, places in zip(going, chains.token_indices, strict=True):
             chain = EarlyChain.of(one, chains.tokens, places)
             self._early.keep(one.task.request.request_id, chain)
         return chains.tokens.is_cold
