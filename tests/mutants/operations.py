@@ -99,7 +99,7 @@ OPERATION_MUTANTS = (
         "an exit that joined late reads rows that it never filled",
         "backends/torch/head_factory.py",
         "TorchExit._logits",
-        "seen_from(wanted, staged, seen, store.empty_slot)",
+        "views_from_start(head_input, staged, seen, store.empty_slot)",
         "seen",
         ("tests/integration/test_exit_rows.py::test_an_exit_that_joined_late_does_not_read_the_rows_before",),
     ),

@@ -212,11 +212,11 @@ class CudaBlockHead(KernelHead):
             False,
             inputs.starts,
         )
-        stream, read = self._tensors.begin(batch.token_ids, features, are_own=self._reads_context)
+        stream, read = self._tensors.layer_inputs(batch.token_ids, features, are_own=self._reads_context)
         cos_sin = self._angles(batch.positions)
         stream = self._layers(stream, read, cos_sin, metadata, batch.slots, uploaded.tiles, store)
         last = take_rows(stream, batch.logit_rows, stream.new_empty((shape.rows.logit_rows, stream.shape[1])))
-        logits, states = self._tensors.outcome(last)
+        logits, states = self._tensors.logits_and_states(last)
         return logits.float(), states
 
     def _draw(self, logits: Tensor, inputs: _BlockInputs, target_ids: Tensor) -> Tensor:

@@ -285,7 +285,7 @@ class CudaHead(KernelHead):
             False,
             inputs.starts,
         )
-        stream, read = self._tensors.begin(batch.token_ids, features, are_own=False)
+        stream, read = self._tensors.layer_inputs(batch.token_ids, features, are_own=False)
         cos_sin = self._angles(batch.positions)
         stream = self._layers(stream, read, cos_sin, metadata, batch.slots, uploaded.tiles, store)
         compute_chain_rows(inputs.chain, tables, store.page_size, store.spare_slot, chain_rows)
@@ -311,7 +311,7 @@ class CudaHead(KernelHead):
             level.position, level.prefix_len, inputs.tables, requests, store.page_size, False, inputs.starts
         )
         tiles = TiledRows(inputs.tiles, shape.num_parts, shape.splits, None)
-        stream, read = self._tensors.begin(level.tokens, state.states, are_own=True)
+        stream, read = self._tensors.layer_inputs(level.tokens, state.states, are_own=True)
         cos_sin = level.cosine, level.sine
         last = self._layers(stream, read, cos_sin, metadata, level.slot, tiles, store)
         self._draw(last, level.key, inputs, state, target_ids)
@@ -320,7 +320,7 @@ class CudaHead(KernelHead):
         self, last: Tensor, keys: Tensor, inputs: _ChainInputs, state: _ChainState, target_ids: Tensor
     ) -> None:
         """Sample the token after every row, and prepare the inputs of the next level."""
-        logits, states = self._tensors.outcome(last)
+        logits, states = self._tensors.logits_and_states(last)
         state.states.copy_(states)
         tokens = draw_ids(logits, inputs.temperature, keys, target_ids)
         take_level(state.levels, tokens, state.chain_rows, state.cos_sin, state.drawn, state.level)

@@ -19,7 +19,7 @@ from foreword.backends.cuda.kernels.attention import (
 from foreword.backends.cuda.layout import Layout, PassShape, Tiles
 from foreword.backends.cuda.state_plan import UploadedStates
 from foreword.backends.torch.staging import as_batch, padded_pieces
-from foreword.backends.torch.upload import Piece, Upload, placed
+from foreword.backends.torch.upload import Piece, Upload, array_offsets
 
 FIXED_ENTRIES = 1 << 20
 """Size of the fixed memory in 32-bit numbers, enough for the largest captured pass."""
@@ -105,7 +105,7 @@ class PassUpload:
         if cached is not None:
             self._fixed.copy([*pieces, *moves])
             return cached
-        is_fixed = placed(tuple(piece.shape for piece in (*pieces, *moves)))[1] <= FIXED_ENTRIES
+        is_fixed = array_offsets(tuple(piece.shape for piece in (*pieces, *moves)))[1] <= FIXED_ENTRIES
         *arrays, kv_copies, ring_copies = (self._fixed if is_fixed else self._variable).copy(
             [*pieces, *moves]
         )

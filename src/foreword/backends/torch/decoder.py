@@ -12,7 +12,7 @@ from foreword.backends.batch import ForwardBatch, ForwardOutput, Tap, check_taps
 from foreword.backends.interface import DecodeSize, KvStore
 from foreword.backends.memory import kv_rows, state_spec
 from foreword.backends.support import require_supported
-from foreword.backends.torch.adapters import additions, on_device
+from foreword.backends.torch.adapters import on_device, pass_adapters
 from foreword.backends.torch.attention import PagedKv
 from foreword.backends.torch.head_factory import TorchHeads
 from foreword.backends.torch.kv_store import TorchKvStore
@@ -35,11 +35,11 @@ def silence_bfloat16_warning() -> None:
 
 
 class DescribedDecoder(ABC, Generic[M_co]):
-    """A decoder's config, weights and KV rows, without its passes."""
+    """Base class of decoders with torch tensors: config, weights and KV rows, but no passes."""
 
     def __init__(self, config: ModelConfig, weights: DecoderWeights[M_co]) -> None:
         self.config = config
-        self.weights = weights  # for decoders that share some of them
+        self.weights = weights  # public, since other decoders and heads share them
         self.weight_bytes, self.layer_bytes = weights.nbytes, weights.layer_bytes
         self._kv_rows = kv_rows(config, str(weights.dtype).removeprefix("torch."))
 
@@ -58,7 +58,7 @@ class DescribedDecoder(ABC, Generic[M_co]):
 
     @abstractmethod
     def with_weights(self, config: ModelConfig, weights: DecoderWeights[M_co | Tensor]) -> Self:
-        """Return a decoder of the same kind with other layers."""
+        """Return a decoder of the same class and settings with another config and its weights."""
 
     def kv_rows(self) -> RowSpec:
         return self._kv_rows
@@ -68,7 +68,7 @@ class DescribedDecoder(ABC, Generic[M_co]):
 
 
 class TorchDecoder(DescribedDecoder):
-    """A decoder in plain torch: one pass over a `ForwardBatch`, KV in the paged tensors of a store."""
+    """A decoder in plain torch, with KV rows in the paged tensors of a `TorchKvStore`."""
 
     is_shape_invariant = False  # summation order of matrix products depends on the size
 
@@ -80,9 +80,9 @@ class TorchDecoder(DescribedDecoder):
         bucketed: bool | None = None,
         stack: TorchStack | None = None,
     ) -> None:
-        """`bucketed` pads every size of a pass to a power of two; by default only on a GPU.
+        """`bucketed`: pad every size of a pass to a power of two; None: only on a GPU.
 
-        A rank's decoder passes its own `stack`.
+        The decoder of a rank passes its own `stack`.
         """
         require_supported(config, "torch")
         super().__init__(config, weights)
@@ -122,12 +122,12 @@ class TorchDecoder(DescribedDecoder):
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, store: KvStore) -> ForwardOutput:
-        """Run one pass over a batch on the CPU; write KV rows as it says. Never waits for the device."""
+        """Run one pass over a batch on the CPU; move and write KV rows as it says. Do not wait for the device."""
         if not isinstance(store, TorchKvStore) or store.spec.decoder != self._kv_rows:
             raise ValueError("the KV store was made for another decoder")
         stack = self._stack
         check_taps(batch.taps, self.config.num_layers)
-        added = additions(batch, self._adapters, self.device)
+        adapters = pass_adapters(batch, self._adapters, self.device)
         states = self._states(batch, store)
         staged = stack.staging.stage(batch, store.page_size, store.spare_slot)
         views = stack.views(staged, store)
@@ -137,33 +137,35 @@ class TorchDecoder(DescribedDecoder):
         ids = (
             batch.token_ids if batch.drawn_before is None else known_ids(batch.token_ids, batch.drawn_before)
         )
-        stream, turns, slots = stack.embed(ids), stack.turns(batch.positions), batch.slots.long()
+        stream, cos_sin, slots = stack.embed(ids), stack.cos_sin(batch.positions), batch.slots.long()
         hidden: dict[Tap, Tensor] = {}
         for index, spec in enumerate(self.config.layers):
-            self._keep_hidden(hidden, staged, index, stream)
-            place = self._kind_indices[index]
+            self._store_hidden(hidden, staged, index, stream)
+            kind_index = self._kind_indices[index]
             kv: PagedKv | LayerStates
             if spec.recurrent is not None and store.recurrent is not None:
-                kv = LayerStates(store.recurrent, place, states)
-            else:  # an MLP alone reads neither
-                own = place if spec.has_attention else 0
-                kv = PagedKv(keys[own], values[own], slots, views[spec.attention.window])
-            stream = stack.layers.run(index, stream, turns[index], kv, added.at(index))
-        self._keep_hidden(hidden, staged, self.config.num_layers, stream)
+                kv = LayerStates(store.recurrent, kind_index, states)
+            else:  # a layer without attention reads no KV rows, so any index will do
+                kv_index = kind_index if spec.has_attention else 0
+                kv = PagedKv(keys[kv_index], values[kv_index], slots, views[spec.attention.window])
+            stream = stack.layers.run(index, stream, cos_sin[index], kv, adapters.at(index))
+        self._store_hidden(hidden, staged, self.config.num_layers, stream)
         last = stack.final_norm(stream[batch.logit_rows])
         return ForwardOutput(stack.logits(last)[: staged.num_logits], hidden)
 
     def _states(self, batch: ForwardBatch, store: TorchKvStore) -> list[RequestPass]:
-        """Move ring rows, and return what recurrent layers read and write."""
+        """Copy ring rows as the batch says; return what recurrent layers read and write."""
         spec = self.config.recurrent
         if spec is None:
             return []
         if store.recurrent is None or len(batch.chunks) != len(batch.kv_lens):
-            raise ValueError("a pass of a model with recurrent layers has no states")
+            raise ValueError(
+                "a batch for a model with recurrent layers must have chunks, and its store states"
+            )
         store.recurrent.move(batch.ring_copies)
         return request_passes(batch, spec.kernel, self.device)
 
-    def _keep_hidden(
+    def _store_hidden(
         self, hidden: dict[Tap, Tensor], staged: StagedBatch, layer: int, stream: Tensor
     ) -> None:
         for tap in staged.batch.taps:

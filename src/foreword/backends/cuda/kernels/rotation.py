@@ -54,8 +54,8 @@ def _rotate_and_store(
     if GATED:  # every query is followed by its gate
         source_head, width = head + tl.minimum(head, HEADS), 2 * HEADS + 2 * KV_HEADS
     source = qkv + (row * width + source_head)[:, None] * DIM + i
-    first = tl.load(source, mask=mask, offset=0.0)
-    second = tl.load(source + offset, mask=mask, offset=0.0)
+    first = tl.load(source, mask=mask, other=0.0)
+    second = tl.load(source + offset, mask=mask, other=0.0)
     slot = tl.load(slots + row).to(tl.int64)
     value_head = head - HEADS - KV_HEADS
     _store_heads(
@@ -66,10 +66,10 @@ def _rotate_and_store(
         scale = tl.rsqrt((tl.sum(a * a, axis=1) + tl.sum(b * b, axis=1)) / DIM + eps)[:, None]
         dtype = qkv.dtype.element_ty
         gain = tl.where((head < HEADS)[:, None], query_norm, key_norm) + i
-        a = (tl.load(gain, mask=mask, offset=0.0) * (a * scale).to(dtype)).to(tl.float32)
-        b = (tl.load(gain + offset, mask=mask, offset=0.0) * (b * scale).to(dtype)).to(tl.float32)
-    cos = tl.load(cosines + row * rotated_half + pair, mask=pair < rotated_half, offset=1.0)[None, :]
-    sin = tl.load(sines + row * rotated_half + pair, mask=pair < rotated_half, offset=0.0)[None, :]
+        a = (tl.load(gain, mask=mask, other=0.0) * (a * scale).to(dtype)).to(tl.float32)
+        b = (tl.load(gain + offset, mask=mask, other=0.0) * (b * scale).to(dtype)).to(tl.float32)
+    cos = tl.load(cosines + row * rotated_half + pair, mask=pair < rotated_half, other=1.0)[None, :]
+    sin = tl.load(sines + row * rotated_half + pair, mask=pair < rotated_half, other=0.0)[None, :]
     left, right = (
         (a * cos - b * sin).to(queries.dtype.element_ty),
         (b * cos + a * sin).to(queries.dtype.element_ty),
