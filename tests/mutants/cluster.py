@@ -139,8 +139,8 @@ CLUSTER_MUTANTS = (
         "every rank adds the sums of all beginning with its own",
         "backends/parallel/exchange.py",
         "RankExchange.total",
-        "return in_rank_order(self._gathered(part))",
-        "parts = self._gathered(part)\nreturn in_rank_order([*parts[self.rank:], *parts[:self.rank]])",
+        "return in_rank_order(self._gather(part))",
+        "parts = self._gather(part)\nreturn in_rank_order([*parts[self.rank:], *parts[:self.rank]])",
         (f"{EXCHANGE}::test_sums_are_added_in_the_order_of_the_ranks_at_every_rank",),
     ),
     Mutant(
@@ -184,8 +184,8 @@ CLUSTER_MUTANTS = (
         "rows that heads want moved are moved at the first rank alone",
         "backends/parallel/decoder.py",
         "ParallelKvStore.move",
-        "self._workers.run(MoveRows(self.number), lambda: self.own.move(copies), packed_moves(copies))",
-        "self.own.move(copies)",
+        "self._workers.run(MoveRows(self.number), lambda: self.first_store.move(copies), packed_moves(copies))",
+        "self.first_store.move(copies)",
         (f"{RANKS}::test_rows_are_moved_at_all_ranks",),
     ),
     Mutant(

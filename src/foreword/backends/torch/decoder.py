@@ -8,7 +8,7 @@ from typing import Generic, Self
 import torch
 from torch import Tensor
 
-from foreword.backends.batch import ForwardBatch, ForwardOutput, Tap, check_taps, known_ids
+from foreword.backends.batch import ForwardBatch, ForwardOutput, Tap, check_taps, resolve_ids
 from foreword.backends.interface import DecodeSize, KvStore
 from foreword.backends.memory import kv_rows, state_spec
 from foreword.backends.support import require_supported
@@ -135,7 +135,9 @@ class TorchDecoder(DescribedDecoder):
         store.move(batch.kv_copies)
         keys, values = store.arrays(DECODER_ROWS)
         ids = (
-            batch.token_ids if batch.drawn_before is None else known_ids(batch.token_ids, batch.drawn_before)
+            batch.token_ids
+            if batch.drawn_before is None
+            else resolve_ids(batch.token_ids, batch.drawn_before)
         )
         stream, cos_sin, slots = stack.embed(ids), stack.cos_sin(batch.positions), batch.slots.long()
         hidden: dict[Tap, Tensor] = {}

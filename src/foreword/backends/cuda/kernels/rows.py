@@ -54,7 +54,7 @@ def _fill_in(token_ids, drawn, rows, BLOCK: tl.constexpr):
 
 
 def fill_in(token_ids: Tensor, drawn: Tensor) -> None:
-    """Replace, in place, placeholder ids by the tokens that the previous pass drew; see `backends.batch.known_ids`."""
+    """Replace, in place, ids that refer to tokens of the previous pass by these tokens; see `batch.resolve_ids`."""
     _fill_in[(triton.cdiv(len(token_ids), 256),)](token_ids, drawn, len(token_ids), BLOCK=256)
     if is_recording():
         token_ids.clamp_(min=0)  # no kernel runs while recording, but torch operations do, and need valid ids
