@@ -259,9 +259,7 @@ class CudaDecoder(DescribedDecoder[Matrix]):
         if spec is None:
             return []
         if store.recurrent is None or len(batch.chunks) != len(batch.kv_lens):
-            raise ValueError(
-                "a batch for a model with recurrent layers must have chunks, and its store states"
-            )
+            raise ValueError("the batch or the KV store has no states, which recurrent layers need")
         return plan_pieces(batch, layout, spec.kernel, store.recurrent.ring.inputs.shape[1])
 
     def _recurrent(

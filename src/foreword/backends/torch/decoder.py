@@ -161,9 +161,7 @@ class TorchDecoder(DescribedDecoder):
         if spec is None:
             return []
         if store.recurrent is None or len(batch.chunks) != len(batch.kv_lens):
-            raise ValueError(
-                "a batch for a model with recurrent layers must have chunks, and its store states"
-            )
+            raise ValueError("the batch or the KV store has no states, which recurrent layers need")
         store.recurrent.move(batch.ring_copies)
         return request_passes(batch, spec.kernel, self.device)
 
