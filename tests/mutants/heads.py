@@ -55,8 +55,8 @@ HEAD_MUTANTS = (
         "embedding and features in the other order",
         "backends/torch/heads.py",
         "HeadTensors.layer_inputs",
-        "(stream, torch.cat((before, normed), dim=-1))",
-        "(stream, torch.cat((normed, before), dim=-1))",
+        "(stream, torch.cat((normed_embedding, normed), dim=-1))",
+        "(stream, torch.cat((normed, normed_embedding), dim=-1))",
         (f"{LOGITS}[EAGLE-3-torch-float32]",),
     ),
     Mutant(
@@ -64,8 +64,8 @@ HEAD_MUTANTS = (
         "features before the embedding in a fused head",
         "backends/torch/heads.py",
         "HeadTensors.layer_inputs",
-        "self.linear(torch.cat((before, normed), dim=-1), 'fc')",
-        "self.linear(torch.cat((normed, before), dim=-1), 'fc')",
+        "self.linear(torch.cat((normed_embedding, normed), dim=-1), 'fc')",
+        "self.linear(torch.cat((normed, normed_embedding), dim=-1), 'fc')",
         (f"{LOGITS}[EAGLE-1-torch-float32]",),
     ),
     Mutant(

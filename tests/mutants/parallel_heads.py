@@ -248,7 +248,7 @@ PARALLEL_HEAD_MUTANTS = (
         "rows of a captured block see no further than themselves",
         "backends/cuda/block_heads.py",
         "_last_positions",
-        "arrays.prefix_lens + drafted - 1",
+        "arrays.prefix_lens + num_drafted - 1",
         "arrays.positions",
         (f"{BLOCKS}[dflash]",),
     ),

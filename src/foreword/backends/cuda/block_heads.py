@@ -43,7 +43,7 @@ _KV = "self_attn.joined_kv"
 class BlockShape:
     """Key of a captured pass: everything that is fixed at capture."""
 
-    rows: PassShape
+    pass_shape: PassShape
     context: int  # padded rows of committed tokens to store first; 0: none
     requests: int
     levels: int  # maximum draft tokens of a request that are drawn; 0: the pass draws none
@@ -135,10 +135,12 @@ class CudaBlockHead(KernelHead):
         )
         uploaded = self._upload.send(batch, layout, store.spare_slot)
         inputs = self._inputs(context, blocks, plan, shape, store)
-        read = blocks if context is None and not self._reads_context else context
+        with_features = blocks if context is None and not self._reads_context else context
         features = self._features[:0]
-        if read is not None:
-            features = self._copy_features(as_tensor(read.features), shape.context or shape.rows.rows)
+        if with_features is not None:
+            features = self._copy_features(
+                as_tensor(with_features.features), shape.context or shape.pass_shape.rows
+            )
 
         def body() -> tuple[Tensor, Tensor]:
             if context is not None:
@@ -146,11 +148,11 @@ class CudaBlockHead(KernelHead):
             logits, states = self._pass(shape, uploaded, inputs, features, store)
             return (logits if target_ids is None else self._draw(logits, inputs, target_ids)), states
 
-        if not self._has_kernels(replace(shape, rows=shape.rows.kind), body):
+        if not self._has_kernels(replace(shape, pass_shape=shape.pass_shape.kind), body):
             return None
-        fits = max(shape.rows.rows, shape.context) <= self._captured_rows
-        captured = self._captures and uploaded.is_fixed and fits
-        return self._passes.of(store).run(shape, body) if captured else (body(), False)
+        fits = max(shape.pass_shape.rows, shape.context) <= self._captured_rows
+        is_captured = self._captures and uploaded.is_fixed and fits
+        return self._passes.of(store).run(shape, body) if is_captured else (body(), False)
 
     def _inputs(
         self,
@@ -160,18 +162,18 @@ class CudaBlockHead(KernelHead):
         shape: BlockShape,
         store: TorchKvStore,
     ) -> _BlockInputs:
-        rows, wanted, requests = shape.rows.rows, shape.rows.logit_rows, shape.requests
+        rows, wanted, requests = shape.pass_shape.rows, shape.pass_shape.logit_rows, shape.requests
         context_arrays = None if context is None else context.arrays
-        none = np.empty(0, np.int32)
+        empty = np.empty(0, np.int32)
         arrays, drawn = blocks.arrays, _Draws.of(plan, shape.levels)
         pieces = [
             Piece(words(drawn.keys), (2 * wanted,), 0),
             Piece(words(drawn.temperature), (2 * wanted,), 0),
             Piece(blocks.starts, (rows,), 0),
             Piece(_last_positions(arrays), (rows,), 0),
-            Piece(none if context_arrays is None else context_arrays.positions, (shape.context,), 0),
+            Piece(empty if context_arrays is None else context_arrays.positions, (shape.context,), 0),
             Piece(
-                none if context_arrays is None else context_arrays.slots, (shape.context,), store.spare_slot
+                empty if context_arrays is None else context_arrays.slots, (shape.context,), store.spare_slot
             ),
             Piece(drawn.row_indices, (shape.levels, requests), 0),
             Piece(arrays.token_ids[arrays.row_starts[:-1]], (requests,), 0),
@@ -189,7 +191,7 @@ class CudaBlockHead(KernelHead):
         no_queries = context.new_empty((len(context), 0, self.spec.layers[0].attention.head_dim))
         for index in range(len(self.spec.layers)):
             kv = self._tensors.linear(context, f"layers.{index}.{_KV}")
-            norms, eps = self._pair_of_norms(index), self.spec.norm.eps
+            norms, eps = self._query_key_norms(index), self.spec.norm.eps
             rotate_and_store(kv, cos_sin, inputs.slots, norms, eps, keys[index], values[index], no_queries)
 
     def _pass(
@@ -215,7 +217,9 @@ class CudaBlockHead(KernelHead):
         stream, read = self._tensors.layer_inputs(batch.token_ids, features, are_own=self._reads_context)
         cos_sin = self._angles(batch.positions)
         stream = self._layers(stream, read, cos_sin, metadata, batch.slots, uploaded.tiles, store)
-        last = take_rows(stream, batch.logit_rows, stream.new_empty((shape.rows.logit_rows, stream.shape[1])))
+        last = take_rows(
+            stream, batch.logit_rows, stream.new_empty((shape.pass_shape.logit_rows, stream.shape[1]))
+        )
         logits, states = self._tensors.logits_and_states(last)
         return logits.float(), states
 
@@ -230,8 +234,9 @@ class CudaBlockHead(KernelHead):
         previous, chain = inputs.newest, []
         for rows in inputs.row_indices:
             addition = self.markov_after(self._tensors.by_name[MARKOV[0] + ".weight"][previous.clamp(min=0)])
-            now = inputs.temperature[rows], inputs.keys[rows]
-            previous = draw_ids(logits[rows] + addition, *now, target_ids)
+            previous = draw_ids(
+                logits[rows] + addition, inputs.temperature[rows], inputs.keys[rows], target_ids
+            )
             chain.append(previous)
         return torch.stack(chain)
 
@@ -261,5 +266,7 @@ class _Draws(NamedTuple):
 
 def _last_positions(arrays: BatchArrays) -> Ints:
     """Return the last position that each row attends to: its own, or the block's last with bidirectional attention."""
-    drafted: Ints = np.unpackbits(arrays.ancestor_masks.view(np.uint8), axis=1).sum(axis=1, dtype=np.int32)
-    return arrays.prefix_lens + drafted - 1
+    num_drafted: Ints = np.unpackbits(arrays.ancestor_masks.view(np.uint8), axis=1).sum(
+        axis=1, dtype=np.int32
+    )
+    return arrays.prefix_lens + num_drafted - 1

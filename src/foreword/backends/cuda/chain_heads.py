@@ -60,8 +60,8 @@ _USUAL_LEVELS = 16
 class FirstShape:
     """Key of a captured pass over committed tokens: everything that is fixed at capture."""
 
-    rows: PassShape
-    max_levels: int  # maximum levels
+    pass_shape: PassShape
+    max_levels: int  # levels for which memory is allocated
     vocabulary: Hashable  # identifies the draft vocabulary
 
 
@@ -70,7 +70,7 @@ class LevelShape:
     """Key of a captured level: everything that is fixed at capture."""
 
     requests: int
-    max_levels: int  # maximum levels
+    max_levels: int  # levels for which memory is allocated
     num_parts: int  # attention parts (`attention.PART`) of the longest text with its draft
     splits: bool  # whether every part has its own program
     vocabulary: Hashable  # identifies the draft vocabulary
@@ -81,13 +81,13 @@ class ChainShape(NamedTuple):
 
     first: FirstShape
     level: LevelShape
-    depth: int
+    depth: int  # number of levels: the draft tokens of the longest chain
 
 
 class _ChainInputs(NamedTuple):
     """Inputs of a chain other than those of its first pass, on the device; requests are padded."""
 
-    chain: ChainStarts
+    chain_starts: ChainStarts
     temperature: Tensor  # float64 [requests]
     starts: Tensor  # int32 [requests], first valid KV row of each request
     tiles: RowTiles  # of one row each
@@ -98,9 +98,8 @@ class _ChainState(NamedTuple):
     """Memory that a level reads after the first pass or the previous level has written it."""
 
     levels: Tensor  # int32 [requests], draft tokens drawn so far
-    drawn: (
-        Tensor  # int64 [max levels, requests], target ids of the draft tokens; -1 where logits are not finite
-    )
+    # int64 [max levels, requests], target ids of the draft tokens; -1 where logits are not finite
+    drawn: Tensor
     level: Level  # inputs of the next level
     states: Tensor  # [requests, hidden size], the head's states after the newest tokens
     chain_rows: ChainRows
@@ -170,7 +169,7 @@ class CudaHead(KernelHead):
         shape_key = ChainShape(first, level, depth)
         runs = self._run_counts.get(shape_key, 0)
         if not runs:
-            kind = replace(first, rows=first.rows.kind), replace(level, num_parts=0)
+            kind = replace(first, pass_shape=first.pass_shape.kind), replace(level, num_parts=0)
             if not self._has_kernels(kind, run_first, run_level):
                 return KnownChains([[]] * len(plan.steps), is_cold=True)
         self._run_counts[shape_key] = runs + 1
@@ -234,7 +233,8 @@ class CudaHead(KernelHead):
     ) -> _ChainInputs:
         capacity, unsettled, pages = shape.requests, plan.unsettled, shape.num_parts * PART // page_size
         ones, row_numbers = np.ones(len(plan.steps), np.int32), np.arange(capacity, dtype=np.int32)
-        # Offsets must depend only on the number of requests. So inputs of the first pass come first,
+        # Captures read these arrays at fixed offsets, which must depend only on the number of requests. So arrays with
+        # other sizes come last.
         pieces = [
             Piece(words(plan.records["stem"]), (2 * capacity,), 0),
             Piece(words(plan.records["temperature"].astype(np.float64)), (2 * capacity,), 0),
@@ -246,7 +246,7 @@ class CudaHead(KernelHead):
             Piece(row_numbers, (capacity,), 0),
             Piece(head_input.arrays.block_tables, (capacity, pages), 0),
         ]
-        if unsettled is not None:  # and those that not every chain has come last.
+        if unsettled is not None:
             pieces += [
                 Piece(unsettled.first_rows, (capacity,), 0),
                 Piece(unsettled.draft_indices, (capacity, unsettled.draft_indices.shape[1]), -1),
@@ -259,11 +259,11 @@ class CudaHead(KernelHead):
             accepted.zero_()
         else:
             count_accepted(unsettled.drawn, pending[0], unsettled.drafted, pending[1], accepted)
-        chain = ChainStarts(
+        chain_starts = ChainStarts(
             uploaded.batch.logit_rows, accepted, lengths, steps, ends, stems.view(torch.int64)
         )
         tiles = RowTiles(rows, counts, rows, 1)
-        return _ChainInputs(chain, temperature.view(torch.float64), starts, tiles, tables)
+        return _ChainInputs(chain_starts, temperature.view(torch.float64), starts, tiles, tables)
 
     def _run_first(
         self,
@@ -288,7 +288,7 @@ class CudaHead(KernelHead):
         stream, read = self._tensors.layer_inputs(batch.token_ids, features, are_own=False)
         cos_sin = self._angles(batch.positions)
         stream = self._layers(stream, read, cos_sin, metadata, batch.slots, uploaded.tiles, store)
-        compute_chain_rows(inputs.chain, tables, store.page_size, store.spare_slot, chain_rows)
+        compute_chain_rows(inputs.chain_starts, tables, store.page_size, store.spare_slot, chain_rows)
         angles = chain_rows.positions.unsqueeze(-1).float() * self._tensors.frequencies
         torch.cos(angles, out=state.cos_sin[0])
         torch.sin(angles, out=state.cos_sin[1])

@@ -94,9 +94,8 @@ class Kernels:
     ) -> None:
         self._compiler, self._clock, self._device = compiler, clock, device
         self.passes = PASSES
-        self.are_awaited = (
-            False  # whether heads wait for their kernels instead of not drafting; for benchmarks
-        )
+        # Whether heads wait for their kernels instead of drafting nothing until then; set by benchmarks
+        self.are_awaited = False
         self._lock = threading.RLock()  # engines in several threads may share a GPU
         self._loaded: set[Variant] = set()
         self._pending: dict[Variant, None] = {}  # being compiled
@@ -114,7 +113,7 @@ class Kernels:
 
     @property
     def has_all(self) -> bool:
-        """Return whether the process has not failed to compile any variant: no launch compiles a requested kernel."""
+        """Return whether every requested kernel is compiled before its launch: the process compiles all of them."""
         return not self._compiled_at_launch
 
     def start_early(self, dtype: torch.dtype) -> None:

@@ -102,7 +102,7 @@ class GraphCache(Generic[Shape, T]):
         return True
 
     def _capture(self, shape: Shape, body: Callable[[], T]) -> "_Capture[T] | None":
-        """Capture the pass; None: there is no memory for it, nor for any later capture."""
+        """Capture the pass; None: there is no memory for it. Then `limit` falls, so that captures are only replaced."""
         graph = torch.cuda.CUDAGraph()
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()

@@ -198,7 +198,7 @@ class KernelHead:
                 read = self._tensors.norm(stream, prefix + "input_layernorm.weight")
             qkv = self._tensors.linear(read, prefix + "self_attn.joined")
             queries = qkv.new_empty((len(qkv), attention.num_heads, attention.head_dim))
-            norms = self._pair_of_norms(index)
+            norms = self._query_key_norms(index)
             rotate_and_store(qkv, cos_sin, slots, norms, eps, keys[index], values[index], queries)
             seen = tiled_attention(queries, keys[index], values[index], metadata, tiles)
             delta = self._tensors.linear(seen.view(len(seen), -1), prefix + "self_attn.o_proj")
@@ -216,7 +216,7 @@ class KernelHead:
         angles = positions.unsqueeze(-1).float() * self._tensors.frequencies
         return angles.cos(), angles.sin()
 
-    def _pair_of_norms(self, index: int) -> tuple[Tensor, Tensor] | None:
+    def _query_key_norms(self, index: int) -> tuple[Tensor, Tensor] | None:
         """Return the norms of queries and keys; None if the layer has none."""
         query, key = (
             self._tensors.by_name.get(f"layers.{index}.self_attn.{name}_norm.weight") for name in ("q", "k")

@@ -31,8 +31,10 @@ PRODUCT_ROWS = (16, 32, 64, 96, 128, 192, 256)
 """Maximum rows of each kernel that `products.tile_for` and `products.tall_for` select."""
 
 PREPARED_LENGTHS = (PART // 2, *(3 * PART * parts // 4 for parts in (2, 4, 8, 16)))
-"""Text lengths whose passes are prepared at the start: one per common number of parts, and so
-far below that number's maximum that the prepared steps stay within it."""
+"""Text lengths whose passes are prepared at the start, one per common number of parts.
+
+Each is well below the maximum of its number of parts, so that the prepared steps stay within it.
+"""
 
 NARROW_LINES, NARROW_DIM = 64, 256
 """Maximum lines (rows times query heads per KV head) of a narrow tile, and the maximum head dimension for that many.
@@ -143,10 +145,8 @@ def _layout(
     """
     (table_pages, logit_rows, hidden_rows), (page_size, group, kv_heads, head_dim) = sizes, model
     tiling = _cut_into_tiles(row_starts, ancestor_masks, group, head_dim)
-    rows, parts_of_narrow = (
-        padded_rows(len(tiling.requests)),
-        np.array(num_parts_of_texts, np.int32)[tiling.is_narrow],
-    )
+    rows = padded_rows(len(tiling.requests))
+    parts_of_narrow = np.array(num_parts_of_texts, np.int32)[tiling.is_narrow]
     max_parts, narrow_tiles = int(parts_of_narrow.max(initial=0)), len(tiling.narrow.counts)
     if len(tiling.wide.counts):
         parts = power_of_two(max_parts)
@@ -181,10 +181,10 @@ class _Tiling(NamedTuple):
     """The rows of a pass in tiles."""
 
     requests: Ints  # [rows], index of the row's request
-    is_narrow: NDArray[np.bool_]  # [requests]
-    narrow_rows: int  # of a tile
+    is_narrow: NDArray[np.bool_]  # [requests], whether the request's rows are in narrow tiles
+    narrow_rows: int  # maximum rows of a narrow tile
     narrow: Tiles
-    wide_rows: int  # of a tile
+    wide_rows: int  # maximum rows of a wide tile
     wide: Tiles
     has_trees: bool
 
@@ -215,7 +215,7 @@ def _cut_into_tiles(row_starts: bytes, ancestor_masks: bytes, group: int, head_d
 
 
 def _tiles(requests: NDArray[np.intp], starts: Ints, counts: Ints, rows: int) -> Tiles:
-    """Return the rows of some requests in tiles of at most `rows`."""
+    """Cut the rows of some requests into tiles of at most `rows` rows."""
     tiles_of_request = -(-counts[requests] // rows)
     request_of_tile = np.repeat(requests, tiles_of_request).astype(np.int32)
     tile_number = np.arange(len(request_of_tile)) - np.repeat(
@@ -231,12 +231,13 @@ def _tiles(requests: NDArray[np.intp], starts: Ints, counts: Ints, rows: int) ->
 
 def decode_sizes(requests: int, length: int, rows: int, kv_heads: int = 1) -> list[DecodeSize]:
     """Return one size for each shape of captured passes with `rows` rows per request, short texts first."""
-    largest: dict[tuple[int, int], int] = {}
+    largest: dict[tuple[int, int], int] = {}  # by padded requests and padded rows: most requests
     for count in range(1, min(requests, DECODE_ROWS[-1] // rows) + 1):
         largest[padded_rows(count), padded_rows(count * rows)] = count
     shapes: dict[tuple[int, int], DecodeSize] = {}
     for text_length in [prepared for prepared in PREPARED_LENGTHS if prepared < length]:
         for count in largest.values():
+            # Kernels differ by the rows of products, and by whether parts have their own programs.
             kernels = 2 * padded_rows(count * rows, PRODUCT_ROWS) + (count * kv_heads >= ENOUGH_PROGRAMS)
             parts = rounded_parts(-(-text_length // PART), count)
             shapes.setdefault((count, parts), DecodeSize(count, text_length, kernels))
@@ -246,7 +247,7 @@ def decode_sizes(requests: int, length: int, rows: int, kv_heads: int = 1) -> li
 def rounded_parts(parts: int, tiles: int) -> int:
     """Return the padded number of parts of a captured pass."""
     if tiles <= FEW_TILES:
-        return next((few for few in FEW_PARTS if parts <= few), power_of_two(parts))
+        return next((padded for padded in FEW_PARTS if parts <= padded), power_of_two(parts))
     return power_of_two(parts)
 
 

@@ -71,8 +71,8 @@ class HeadTensors:
 
     def _is_read(self, name: str) -> bool:
         """Return whether runners read this tensor from `by_name`; `ModuleLayers` or the drafter load the others."""
-        is_drafters = name.startswith(CONFIDENCE) or name in (*TABLES, *DRAFTERS_OWN)
-        return not is_drafters and (self.spec.is_plain or not name.startswith(_LAYERS))
+        is_drafter_tensor = name.startswith(CONFIDENCE) or name in (*TABLES, *DRAFTERS_OWN)
+        return not is_drafter_tensor and (self.spec.is_plain or not name.startswith(_LAYERS))
 
     @property
     def nbytes(self) -> int:
@@ -92,18 +92,21 @@ class HeadTensors:
 
         `are_own`: the features are the head's own states, not the target's.
         """
-        own = self.by_name.get("embed_tokens.weight")
-        embedded = self.target.embed(token_ids) if own is None else embedding(token_ids, own)
+        table = self.by_name.get("embed_tokens.weight")
+        embedded = self.target.embed(token_ids) if table is None else embedding(token_ids, table)
         if self.spec.join is Join.CONCAT:
             if not are_own and self.spec.has("fc.weight"):
                 features = self.linear(self._normed_features(features), "fc")
             normed = self.norm(features, "layers.0.hidden_norm.weight")
-            before = self.norm(embedded, "layers.0.input_layernorm.weight")
+            normed_embedding = self.norm(embedded, "layers.0.input_layernorm.weight")
             stream = normed if self.spec.norm_before_residual else features
-            return stream, torch.cat((before, normed), dim=-1)
+            return stream, torch.cat((normed_embedding, normed), dim=-1)
         if self.spec.join is Join.FUSED:
-            before, normed = self.norm(embedded, "enorm.weight"), self.norm(features, "hnorm.weight")
-            stream = self.linear(torch.cat((before, normed), dim=-1), "fc")
+            normed_embedding, normed = (
+                self.norm(embedded, "enorm.weight"),
+                self.norm(features, "hnorm.weight"),
+            )
+            stream = self.linear(torch.cat((normed_embedding, normed), dim=-1), "fc")
         else:
             stream = embedded
         return stream, self.norm(stream, "layers.0.input_layernorm.weight")
@@ -121,8 +124,8 @@ class HeadTensors:
 
     def logits_and_states(self, last: Tensor) -> tuple[Tensor, Tensor]:
         """Return the logits, in the dtype in which they are computed, and the states of rows after all layers."""
-        normed, own = self.norm(last, "norm.weight"), self.by_name.get("lm_head.weight")
-        logits = self.target.project(normed) if own is None else self._ops.linear(normed, own, None)
+        normed, output = self.norm(last, "norm.weight"), self.by_name.get("lm_head.weight")
+        logits = self.target.project(normed) if output is None else self._ops.linear(normed, output, None)
         return logits, normed if self.spec.norm_output else last
 
     @torch.inference_mode()
@@ -149,25 +152,25 @@ class PlainLayers:
 
     def run(self, stream: Tensor, read: Tensor, cos_sin: CosSin, kv: Sequence[PagedKv]) -> Tensor:
         """Return the residual stream after all layers; `read` is the input of the first layer's attention."""
-        for index, rows in enumerate(kv):
+        for index, layer_kv in enumerate(kv):
             if index:
                 read = self._tensors.norm(stream, f"layers.{index}.input_layernorm.weight")
-            stream = stream + self._attention(index, read, cos_sin, rows)
+            stream = stream + self._attention(index, read, cos_sin, layer_kv)
             stream = stream + self._mlp(index, stream)
         return stream
 
     def write_rows(self, context: Tensor, cos_sin: CosSin, kv: Sequence[PagedKv]) -> None:
         """Write the keys and values of every layer, computed from `HeadTensors.context`."""
-        for index, rows in enumerate(kv):
-            self._write_row(index, context, cos_sin, rows)
+        for index, layer_kv in enumerate(kv):
+            self._write_layer(index, context, cos_sin, layer_kv)
 
-    def _write_row(self, index: int, read: Tensor, cos_sin: CosSin, kv: PagedKv) -> None:
+    def _write_layer(self, index: int, read: Tensor, cos_sin: CosSin, kv: PagedKv) -> None:
         kv.keys[kv.slots] = rotate(self._heads(index, read, "k"), *cos_sin)
         kv.values[kv.slots] = self._heads(index, read, "v")
 
     def _attention(self, index: int, read: Tensor, cos_sin: CosSin, kv: PagedKv) -> Tensor:
         queries = self._heads(index, read, "q")
-        self._write_row(index, read, cos_sin, kv)
+        self._write_layer(index, read, cos_sin, kv)
         attended = paged_attention(rotate(queries, *cos_sin), kv.keys, kv.values, kv.views)
         return self._tensors.linear(attended.reshape(len(read), -1), f"layers.{index}.self_attn.o_proj")
 
@@ -178,10 +181,10 @@ class PlainLayers:
         return self._tensors.norm(projected, f"{prefix}_norm.weight")
 
     def _mlp(self, index: int, stream: Tensor) -> Tensor:
-        prefix, own = f"layers.{index}.", self._tensors
-        normed = own.norm(stream, prefix + "post_attention_layernorm.weight")
-        gate, up = (own.linear(normed, f"{prefix}mlp.{name}_proj") for name in ("gate", "up"))
-        return own.linear(silu(gate) * up, prefix + "mlp.down_proj")
+        prefix, tensors = f"layers.{index}.", self._tensors
+        normed = tensors.norm(stream, prefix + "post_attention_layernorm.weight")
+        gate, up = (tensors.linear(normed, f"{prefix}mlp.{name}_proj") for name in ("gate", "up"))
+        return tensors.linear(silu(gate) * up, prefix + "mlp.down_proj")
 
 
 @dataclass(frozen=True)
@@ -225,8 +228,8 @@ class ModuleLayers:
         return cos_sin
 
     def run(self, stream: Tensor, read: Tensor, cos_sin: CosSin, kv: Sequence[PagedKv]) -> Tensor:
-        for index, rows in enumerate(kv):
-            stream = self._layers.run(index, stream, cos_sin, rows, LayerAdapters())
+        for index, layer_kv in enumerate(kv):
+            stream = self._layers.run(index, stream, cos_sin, layer_kv, LayerAdapters())
         return stream
 
     def write_rows(self, context: Tensor, cos_sin: CosSin, kv: Sequence[PagedKv]) -> None:
@@ -262,21 +265,22 @@ class TorchHead:
         return self.forward(call.rows, call.store)
 
     def forward(self, head_input: HeadInput, store: KvStore) -> HeadOutput:
+        """Run one pass and write its KV rows; return logits and states of the logit rows."""
         if not isinstance(store, TorchKvStore):
             raise ValueError("the KV store was made for another backend")
         staged = self._staging.stage(ForwardBatch.of(head_input.arrays), store.page_size, store.spare_slot)
         batch, padding = staged.batch, len(staged.batch.token_ids) - len(head_input.features)
         features = pad(as_tensor(head_input.features).to(self._tensors.target.dtype), (0, 0, 0, padding))
         cos_sin, slots = self._layers.rotations(batch.positions), batch.slots.long()
-        memory = list(zip(*store.arrays(self._row_name), strict=True))
+        layer_arrays = list(zip(*store.arrays(self._row_name), strict=True))
         if self.spec.join is Join.CONTEXT and not head_input.are_own:
             context = self._tensors.context(features)
-            self._layers.write_rows(context, cos_sin, [PagedKv(*layer, slots, []) for layer in memory])
+            self._layers.write_rows(context, cos_sin, [PagedKv(*layer, slots, []) for layer in layer_arrays])
             return HeadOutput(features.new_empty(0, self.spec.draft_vocab_size).float(), context[:0])
-        seen = group_views(staged, store.page_size, store.empty_slot)
-        views = views_from_start(head_input, staged, seen, store.empty_slot)
+        all_views = group_views(staged, store.page_size, store.empty_slot)
+        views = views_from_start(head_input, staged, all_views, store.empty_slot)
         inputs = self._tensors.layer_inputs(batch.token_ids, features, head_input.are_own)
-        stream = self._layers.run(*inputs, cos_sin, [PagedKv(*layer, slots, views) for layer in memory])
+        stream = self._layers.run(*inputs, cos_sin, [PagedKv(*layer, slots, views) for layer in layer_arrays])
         logits, states = self._tensors.logits_and_states(stream[batch.logit_rows][: staged.num_logits])
         return HeadOutput(logits.float(), states)
 
@@ -291,7 +295,7 @@ def views_from_start(
     masked = []
     for view, group in zip(views, staged.groups, strict=True):
         logical = torch.arange(view.visible.shape[-1], device=device)
-        seen = logical >= starts[group.members.long()][:, None]
-        slots = torch.where(seen, view.slots, empty_slot)
-        masked.append(replace(view, slots=slots, visible=view.visible & seen.unsqueeze(1)))
+        is_after_start = logical >= starts[group.members.long()][:, None]
+        slots = torch.where(is_after_start, view.slots, empty_slot)
+        masked.append(replace(view, slots=slots, visible=view.visible & is_after_start.unsqueeze(1)))
     return masked
