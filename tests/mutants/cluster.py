@@ -175,7 +175,7 @@ CLUSTER_MUTANTS = (
         "ranks that share a KV head read past it",
         "backends/parallel/shards.py",
         "Shard.row_range",
-        "self.rank * whole // self.size // own",
+        "self.rank * whole // self.size // share",
         "self.rank",
         (f"{SHARDS}::test_ranks_that_share_a_kv_head_all_have_it",),
     ),

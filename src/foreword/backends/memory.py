@@ -32,10 +32,10 @@ def release_cached_memory() -> None:
 def peak_bytes(device: torch.device, work: Callable[[], object]) -> int:
     """Run `work` on a GPU, wait for it, and return the peak of its additional memory in bytes."""
     torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
+    bytes_before = torch.cuda.memory_allocated(device)
     work()
     torch.cuda.synchronize(device)
-    return max(0, torch.cuda.max_memory_allocated(device) - before)
+    return max(0, torch.cuda.max_memory_allocated(device) - bytes_before)
 
 
 def passes_in_flight(device: torch.device) -> int:

@@ -72,11 +72,11 @@ def check_names(checkpoint: Checkpoint) -> None:
     ignorable |= {name for name in present if name.endswith("rotary_emb.inv_freq")}
     missing = sorted(expected.keys() - present)
     surplus = sorted(present - expected.keys() - ignorable)
-    for what, names in (("lacks", missing), ("has unknown", surplus)):
+    for problem, names in (("lacks", missing), ("has unknown", surplus)):
         if names:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             raise CheckpointError(
-                f"{checkpoint.path} {what} tensor {names[0]}{more}: "
+                f"{checkpoint.path} {problem} tensor {names[0]}{more}: "
                 "it does not fit its own config; get the files again or pick another model"
             )
 
@@ -130,15 +130,15 @@ class WeightLoader:
     def pieces(self, name: str) -> Iterator[Tensor]:
         """Yield a matrix in float32, in pieces of whole panels of rows; check it, and count it at the end."""
         expected = self._shapes[name]
-        pieces, done = self._checkpoint.pieces(name, torch.float32, piece_rows(expected[-1])), 0
+        pieces, rows_read = self._checkpoint.pieces(name, torch.float32, piece_rows(expected[-1])), 0
         for piece in pieces:
-            done += len(piece)
-            if done > expected[0] or piece.shape[1:] != expected[1:]:
-                self.check_shape(name, (done + sum(map(len, pieces)), *piece.shape[1:]))
+            rows_read += len(piece)
+            if rows_read > expected[0] or piece.shape[1:] != expected[1:]:
+                self.check_shape(name, (rows_read + sum(map(len, pieces)), *piece.shape[1:]))
             self.check_finite(name, bool(piece.sum(dtype=torch.float32).isfinite()))
             yield piece
             self._checkpoint.release()
-        self.check_shape(name, (done, *expected[1:]))
+        self.check_shape(name, (rows_read, *expected[1:]))
         self.count()
 
     def shape(self, name: str) -> tuple[int, ...]:

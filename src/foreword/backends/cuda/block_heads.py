@@ -162,13 +162,13 @@ class CudaBlockHead(KernelHead):
         shape: BlockShape,
         store: TorchKvStore,
     ) -> _BlockInputs:
-        rows, wanted, requests = shape.pass_shape.rows, shape.pass_shape.logit_rows, shape.requests
+        rows, num_logits, requests = shape.pass_shape.rows, shape.pass_shape.logit_rows, shape.requests
         context_arrays = None if context is None else context.arrays
         empty = np.empty(0, np.int32)
         arrays, drawn = blocks.arrays, _Draws.of(plan, shape.levels)
         pieces = [
-            Piece(words(drawn.keys), (2 * wanted,), 0),
-            Piece(words(drawn.temperature), (2 * wanted,), 0),
+            Piece(words(drawn.keys), (2 * num_logits,), 0),
+            Piece(words(drawn.temperature), (2 * num_logits,), 0),
             Piece(blocks.starts, (rows,), 0),
             Piece(_last_positions(arrays), (rows,), 0),
             Piece(empty if context_arrays is None else context_arrays.positions, (shape.context,), 0),

@@ -143,8 +143,8 @@ class Kernels:
 
     def are_ready(self, variants: Iterable[Variant]) -> bool:
         """Return whether all variants are ready; with `are_awaited`, wait for them first."""
-        wanted = list(variants)
-        return all(map(self.is_ready, wanted)) or (self.are_awaited and self.wait(wanted))
+        requested = list(variants)
+        return all(map(self.is_ready, requested)) or (self.are_awaited and self.wait(requested))
 
     def advance(self, seconds: float) -> None:
         """Load kernels that have been compiled, one after the other, for about `seconds` at most."""
@@ -168,8 +168,8 @@ class Kernels:
 
     def wait(self, variants: Iterable[Variant], until: float | None = None) -> bool:
         """Wait for variants, at most until the clock shows `until`; return whether they are ready."""
-        wanted = list(variants)
-        while not all(map(self.is_ready, wanted)):
+        requested = list(variants)
+        while not all(map(self.is_ready, requested)):
             seconds_left = 1.0 if until is None else until - self._clock()
             if seconds_left <= 0:
                 return False

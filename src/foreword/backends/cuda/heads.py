@@ -200,8 +200,8 @@ class KernelHead:
             queries = qkv.new_empty((len(qkv), attention.num_heads, attention.head_dim))
             norms = self._query_key_norms(index)
             rotate_and_store(qkv, cos_sin, slots, norms, eps, keys[index], values[index], queries)
-            seen = tiled_attention(queries, keys[index], values[index], metadata, tiles)
-            delta = self._tensors.linear(seen.view(len(seen), -1), prefix + "self_attn.o_proj")
+            attended = tiled_attention(queries, keys[index], values[index], metadata, tiles)
+            delta = self._tensors.linear(attended.view(len(attended), -1), prefix + "self_attn.o_proj")
             normed = self._add_and_norm(stream, delta, prefix)
             gate_up = self._tensors.linear(normed, prefix + "mlp.joined")
             active = Rows.allocate(

@@ -175,8 +175,8 @@ def _q4_k(blocks: Tensor) -> GroupedWeight:
     halves = parts[..., 16:].reshape(rows, -1, 4, 32)
     codes = torch.stack((halves & 15, halves >> 4), dim=3).view(rows, -1)
 
-    def by_group(numbers: Tensor, place: int) -> Tensor:
-        products: Tensor = numbers * whole[..., place : place + 1]
+    def by_group(numbers: Tensor, index: int) -> Tensor:
+        products: Tensor = numbers * whole[..., index : index + 1]
         return products.half().view(rows, -1).T.contiguous()
 
     return GroupedWeight(_pairs(codes, 32), by_group(scales, 0), None, None, mins=by_group(mins, 1))

@@ -94,13 +94,13 @@ class PassUpload:
         # Copies come last: their number is not part of the shape, and must not shift the other arrays.
         copies = np.array(batch.ring_copies, dtype=np.int32).reshape(-1, 2)
         moves = [pieces.pop(_KV_COPIES), Piece(copies, copies.shape, 0)]
-        more = [
+        layout_arrays = [
             (layout.requests, shape.rows),
             (layout.adapters, shape.rows if shape.has_adapters else 0),
             *((array, shape.narrow_tiles) for array in _arrays(layout.narrow)),
             *((array, shape.wide_tiles) for array in _arrays(layout.wide)),
         ]
-        pieces += [*(Piece(array, (length,), 0) for array, length in more), *plan]
+        pieces += [*(Piece(array, (length,), 0) for array, length in layout_arrays), *plan]
         cached = self._cached.get(key := (shape, len(moves[0].source), len(copies)))
         if cached is not None:
             self._fixed.copy([*pieces, *moves])
@@ -109,7 +109,7 @@ class PassUpload:
         *arrays, kv_copies, ring_copies = (self._fixed if is_fixed else self._variable).copy(
             [*pieces, *moves]
         )
-        num_batch_pieces, plan_start = len(pieces) - len(more) - len(plan), len(pieces) - len(plan)
+        num_batch_pieces, plan_start = len(pieces) - len(layout_arrays) - len(plan), len(pieces) - len(plan)
         uploaded = [*arrays[:_KV_COPIES], kv_copies, *arrays[_KV_COPIES:num_batch_pieces]]
         requests, adapters, *tiles = arrays[num_batch_pieces:plan_start]
         result = UploadedPass(

@@ -87,9 +87,9 @@ class RankDecoder(TorchDecoder):
             if layer.attention.qk_norm and layer.attention.wide_qk_norm:
                 planned += [PlannedExchange((rows, 1), torch.float32)] * 2  # queries and keys
             planned += [stream, stream]  # attention and MLP
-        if wanted := rounded(sizes.logit_rows):
+        if num_logits := rounded(sizes.logit_rows):
             planned.append(
-                PlannedExchange((wanted, self.config.vocab_size), torch.float32, is_gathered_once=True)
+                PlannedExchange((num_logits, self.config.vocab_size), torch.float32, is_gathered_once=True)
             )
         return planned
 

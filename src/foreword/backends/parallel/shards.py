@@ -53,22 +53,22 @@ class Shard:
             mlp=replace(mlp, intermediate_size=mlp.intermediate_size // self.size, experts=experts),
         )
 
-    def row_range(self, whole: int, own: int) -> tuple[int, int]:
-        """Return this rank's range of `own` of `whole` rows or columns; ranks may share a KV head."""
-        begin = self.rank * whole // self.size // own * own
-        return begin, begin + own
+    def row_range(self, whole: int, share: int) -> tuple[int, int]:
+        """Return this rank's range of `share` of `whole` rows or columns; ranks may share a KV head."""
+        begin = self.rank * whole // self.size // share * share
+        return begin, begin + share
 
     def token_range(self, whole: int) -> tuple[int, int]:
         """Return this rank's range of the vocabulary; the last ranks may have fewer."""
         share = -(-whole // self.size)
         return min(self.rank * share, whole), min((self.rank + 1) * share, whole)
 
-    def part(self, whole: tuple[int, ...], own: tuple[int, ...]) -> TensorPart:
+    def part(self, whole: tuple[int, ...], share: tuple[int, ...]) -> TensorPart:
         """Return this rank's part of a tensor, given the shapes of the whole tensor and of the share."""
-        if whole[0] != own[0]:
-            return TensorPart(rows=self.row_range(whole[0], own[0]))
-        if whole[-1] != own[-1]:
-            return TensorPart(columns=self.row_range(whole[-1], own[-1]))
+        if whole[0] != share[0]:
+            return TensorPart(rows=self.row_range(whole[0], share[0]))
+        if whole[-1] != share[-1]:
+            return TensorPart(columns=self.row_range(whole[-1], share[-1]))
         return WHOLE
 
 
@@ -123,14 +123,14 @@ class ShardCheckpoint:
         return self._whole.tensor_names()
 
     def load(self, name: str, dtype: torch.dtype) -> Tensor:
-        whole, own = self._shapes[name], self._own_shapes[name]
+        whole, share = self._shapes[name], self._own_shapes[name]
         if name.endswith(_ADDED_ONCE) and self._shard.rank:
-            return torch.zeros(own, dtype=dtype)
+            return torch.zeros(share, dtype=dtype)
         if name in _BY_TOKEN:
             begin, end = self._shard.token_range(whole[0])
             rows = self._whole.load_part(name, dtype, TensorPart(rows=(begin, end)))
-            return pad(rows, (0, 0, 0, own[0] - (end - begin)))
-        part = self._shard.part(whole, own)
+            return pad(rows, (0, 0, 0, share[0] - (end - begin)))
+        part = self._shard.part(whole, share)
         return self._whole.load(name, dtype) if part == WHOLE else self._whole.load_part(name, dtype, part)
 
     def pieces(self, name: str, dtype: torch.dtype, rows: int) -> Iterator[Tensor]:

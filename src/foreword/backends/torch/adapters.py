@@ -56,7 +56,7 @@ def pass_adapters(batch: ForwardBatch, adapters: Mapping[int, Lora], device: tor
 def on_device(adapter: Lora, dtype: torch.dtype, device: torch.device) -> Lora:
     return Lora(
         {
-            place: Factors(factors.down.to(device, dtype), factors.up.to(device, dtype))
-            for place, factors in adapter.factors.items()
+            module: Factors(factors.down.to(device, dtype), factors.up.to(device, dtype))
+            for module, factors in adapter.factors.items()
         }
     )

@@ -105,14 +105,14 @@ class TorchExit:
             return torch.empty((0, stack.config.vocab_size), device=stack.weights.device)
         stream, views = stack.embed(batch.token_ids), stack.views(staged, store)
         for index, spec in enumerate(stack.config.layers):
-            seen = views[spec.attention.window]
-            kv = PagedKv(keys[index], values[index], slots, seen)
+            visible_views = views[spec.attention.window]
+            kv = PagedKv(keys[index], values[index], slots, visible_views)
             if index == last:
                 kv = PagedKv(
                     own_keys[0],
                     own_values[0],
                     slots,
-                    views_from_start(head_input, staged, seen, store.empty_slot),
+                    views_from_start(head_input, staged, visible_views, store.empty_slot),
                 )
             stream = stack.layers.run(index, stream, cos_sin[index], kv, LayerAdapters())
         return stack.logits(stack.final_norm(stream[batch.logit_rows]))[: staged.num_logits]

@@ -164,13 +164,18 @@ class _Chunk:
 
 
 def _scores(
-    spec: RecurrentSpec, queries: Tensor, keys: Tensor, after: Tensor, before: Tensor, visible: Tensor
+    spec: RecurrentSpec,
+    queries: Tensor,
+    keys: Tensor,
+    query_decays: Tensor,
+    key_decays: Tensor,
+    visible: Tensor,
 ) -> Tensor:
-    """Return products of queries and keys, decayed from `before` to `after`; 0 if invisible. [heads, rows, keys]."""
+    """Return products of queries and keys, decayed from key to query, and 0 where invisible: [heads, rows, keys]."""
     products = torch.einsum("thk,ihk->hti", queries, keys).repeat_interleave(
         spec.heads // spec.key_heads, dim=0
     )
-    spans = after.T.unsqueeze(2) - before.T.unsqueeze(1)
+    spans = query_decays.T.unsqueeze(2) - key_decays.T.unsqueeze(1)
     return products * spans.masked_fill(~visible, -torch.inf).exp()
 
 

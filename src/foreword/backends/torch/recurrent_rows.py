@@ -161,8 +161,8 @@ def _segment(
         path = [committed + node for node in range(nodes) if mask >> node & 1]  # ends with the row itself
         visible[row, committed:] = False
         visible[row, path] = True
-        before = [*range(committed - kernel, committed), *path][-kernel:]
-        window[row] = num_ring_rows + kernel - 1 + np.array(before)
+        window_rows = [*range(committed - kernel, committed), *path][-kernel:]
+        window[row] = num_ring_rows + kernel - 1 + np.array(window_rows)
     return Segment(
         rows, num_ring_rows, torch.from_numpy(visible).to(device), torch.from_numpy(window).to(device)
     )

@@ -179,8 +179,8 @@ def load_layer(loader: LayerSource[M_co], layer: LayerSpec, prefix: str) -> Laye
     def matrix(names: tuple[str, ...]) -> M_co:
         return loader.matrix([f"{prefix}{name}.weight" for name in names])
 
-    def bias(names: tuple[str, ...], wanted: bool) -> Tensor | None:
-        return _stacked(loader, prefix, names, "bias") if wanted else None
+    def bias(names: tuple[str, ...], has_bias: bool) -> Tensor | None:
+        return _stacked(loader, prefix, names, "bias") if has_bias else None
 
     hidden = loader.hidden_size
     return LayerWeights(

@@ -115,7 +115,7 @@ def test_a_rank_that_fails_in_a_pass_takes_part_in_the_rest_of_it(at: int):
             if exchange.rank == 1 and place == at:
                 exchange.finish(planned, torch.device("cpu"))
                 break
-            said = exchange.joined if one.is_gathered_once else exchange.total
+            said = exchange.gather_columns if one.is_gathered_once else exchange.total
             got = said(torch.ones(one.shape))
             assert bool(got.isnan().any()) == (
                 place >= at and (not one.is_gathered_once or exchange.rank == 0)

@@ -31,13 +31,13 @@ def _halves(pairs, dtype):
 
 @triton.jit
 def _extend(
-    q, extra_q, keys, values, extra_keys, more_values, key_scales, value_scales, seen, is_partial, peak, mass,
+    q, extra_q, keys, values, extra_keys, more_values, key_scales, value_scales, visible, is_partial, peak, mass,
     total, more_total, ones, scale, cap,
     EXTRA: tl.constexpr, CAPPED: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Extend a softmax by positions: q [lines, dim], keys, values and scales as `_load_rows` returns them.
 
-    `seen` [lines, positions] marks the positions to which a line attends. It is read only if `is_partial`. A product
+    `visible` [lines, positions] marks the positions to which a line attends. It is read only if `is_partial`. A product
     with `ones` [positions, 16] sums the weights on tensor cores, in the order of the values.
     """
     scores = tl.dot(q, keys, input_precision=PRECISION)
@@ -49,7 +49,7 @@ def _extend(
     if CAPPED:
         scores = tanh(scores) * cap
     if is_partial:
-        scores = tl.where(seen, scores, -float("inf"))
+        scores = tl.where(visible, scores, -float("inf"))
     new_peak = tl.maximum(peak, tl.max(scores, axis=1))
     base = tl.where(new_peak == -float("inf"), 0.0, new_peak)
     rescale = tl.exp2(peak - base)
@@ -131,7 +131,7 @@ def as_product_input(q, PACKED: tl.constexpr) -> tl.tensor:
 @triton.jit
 def store_totals(
     out,
-    place,
+    index,
     dim,
     number_mask,
     total,
@@ -142,7 +142,7 @@ def store_totals(
 ) -> None:
     """Store the totals of all lines; for packed rows, also the second half of each head."""
     width: tl.constexpr = DIM + EXTRA if PACKED > 0 else DIM
-    at = out + place[:, None] * width + dim[None, :]
+    at = out + index[:, None] * width + dim[None, :]
     tl.store(at, total.to(out.dtype.element_ty), mask=number_mask)
     if PACKED > 0:
         tl.store(at + DIM, more_total.to(out.dtype.element_ty), mask=number_mask)
@@ -151,12 +151,12 @@ def store_totals(
 @triton.jit
 def load_extra(line_at, q, line_mask, EXTRA: tl.constexpr, EXTRA_BLOCK: tl.constexpr) -> tl.tensor:
     """Load the EXTRA numbers of queries over latent or packed rows; without EXTRA, return a placeholder."""
-    found = q
+    extra = q
     if EXTRA > 0:
         more = tl.arange(0, EXTRA_BLOCK)
         mask = line_mask[:, None] & (more < EXTRA)[None, :]
-        found = tl.load(line_at[:, None] + more[None, :], mask=mask, other=0.0).to(q.dtype)
-    return found
+        extra = tl.load(line_at[:, None] + more[None, :], mask=mask, other=0.0).to(q.dtype)
+    return extra
 
 
 @triton.jit
@@ -191,9 +191,9 @@ def _step(
                 keys, values, key_scales, value_scales, key_slot, mask, kv_head, q.dtype,
                 KV_HEADS, DIM, DIM_BLOCK, EXTRA, EXTRA_BLOCK, PACKED,
             )  # fmt: skip
-            seen = is_in_row[:, None] & mask[None, :]
+            visible = is_in_row[:, None] & mask[None, :]
             peak, mass, total, more_total = _extend(
-                q, extra_q, k, v, extra, more_v, k_scales, v_scales, seen, True, peak, mass, total, more_total,
+                q, extra_q, k, v, extra, more_v, k_scales, v_scales, visible, True, peak, mass, total, more_total,
                 ones, scale, cap, EXTRA, CAPPED, PACKED, PRECISION,
             )  # fmt: skip
     else:
@@ -202,12 +202,12 @@ def _step(
             keys, values, key_scales, value_scales, slot, mask, kv_head, q.dtype,
             KV_HEADS, DIM, DIM_BLOCK, EXTRA, EXTRA_BLOCK, PACKED,
         )  # fmt: skip
-        seen = mask[None, :] & (position[None, :] < lengths[:, None])
+        visible = mask[None, :] & (position[None, :] < lengths[:, None])
         if WINDOWED:
-            seen = seen & (position[None, :] >= (lengths - window)[:, None])
+            visible = visible & (position[None, :] >= (lengths - window)[:, None])
         is_partial = WINDOWED or (begin < first_position) | (begin + STEP > shortest)
         peak, mass, total, more_total = _extend(
-            q, extra_q, k, v, extra, more_v, k_scales, v_scales, seen, is_partial, peak, mass, total, more_total,
+            q, extra_q, k, v, extra, more_v, k_scales, v_scales, visible, is_partial, peak, mass, total, more_total,
             ones, scale, cap, EXTRA, CAPPED, PACKED, PRECISION,
         )  # fmt: skip
     return peak, mass, total, more_total

@@ -93,17 +93,19 @@ def _gated_convolution(
         row, projected, windows, ring_to, state_to, ring, states, weight, bias, channel, mask, 3 * CHANNELS,
         ring_rows, CHANNELS, KERNEL, BIAS, True,
     )  # fmt: skip
-    after = tl.load(projected + (3 * row + 1) * CHANNELS + channel, mask=mask, other=0.0).to(tl.float32)
+    output_gate = tl.load(projected + (3 * row + 1) * CHANNELS + channel, mask=mask, other=0.0).to(tl.float32)
     dtype = out.dtype.element_ty
-    tl.store(out + row * CHANNELS + channel, (after * total.to(dtype).to(tl.float32)).to(dtype), mask=mask)
+    tl.store(
+        out + row * CHANNELS + channel, (output_gate * total.to(dtype).to(tl.float32)).to(dtype), mask=mask
+    )
 
 
 def gated_convolution(
     projected: Tensor, inputs: ConvolutionInputs, weight: Tensor, bias: Tensor | None, out: Tensor
 ) -> Tensor:
-    """Write LFM2's gated convolution to out [rows, width]: the convolution of before * x, times after.
+    """Write LFM2's gated convolution to out [rows, width]: the convolution of input gate * x, times the output gate.
 
-    `projected` [rows, 3 * width] has the columns of before, after and x, in this order.
+    `projected` [rows, 3 * width] has the columns of input gate, output gate and x, in this order.
     """
     rows, width = out.shape
     block = min(CHANNELS_AT_ONCE, triton.next_power_of_2(width))

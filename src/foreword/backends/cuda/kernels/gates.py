@@ -74,7 +74,7 @@ def sum_decays(
     projected: Tensor,
     first_gate: int,
     weights: tuple[Tensor, Tensor],
-    places: tuple[Tensor, Tensor, Tensor],
+    row_arrays: tuple[Tensor, Tensor, Tensor],
     segments: tuple[Tensor, Tensor],
     out: tuple[Tensor, Tensor, Tensor],
     limits: tuple[float, float] | None,
@@ -83,16 +83,16 @@ def sum_decays(
 
     - `projected`: its columns from `first_gate` on are the gates.
     - `weights`: decay rates and time biases.
-    - `places`: positions, convolution windows, and ring rows to write.
+    - `row_arrays`: positions, convolution windows, and ring rows to write.
     - `segments`: first rows and counts.
     - `out`: decays of the pass, decays of the ring, and strengths, all float32 [rows, heads].
     - `limits`: minimum and maximum of Mamba-2's time steps; None: the gated delta rule.
     """
     heads = len(weights[0])
     _sum_decays[(len(segments[0]),)](
-        projected, *weights, *places, *segments, *out, projected.shape[1], first_gate, *(limits or (0.0, 0.0)),
-        HEADS=heads, BLOCK=triton.next_power_of_2(heads), TAPS=places[1].shape[1], DELTA=limits is None, CHUNK=CHUNK,
-        num_warps=1, **pdl_options(projected),
+        projected, *weights, *row_arrays, *segments, *out, projected.shape[1], first_gate, *(limits or (0.0, 0.0)),
+        HEADS=heads, BLOCK=triton.next_power_of_2(heads), TAPS=row_arrays[1].shape[1], DELTA=limits is None,
+        CHUNK=CHUNK, num_warps=1, **pdl_options(projected),
     )  # fmt: skip
 
 

@@ -39,9 +39,9 @@ def _store_row(
     gain = tl.load(norm + rank, mask=rank < RANK, other=0.0)
     tl.store(stored + rank, gain * (numbers * scale).to(gain.dtype), mask=rank < RANK)
     mask = (i < ROPE // 2)[None, :]
-    left, right = _rotated(source + RANK + i[None, :], cosines, sines, row, mask, i, ROPE // 2)
-    tl.store(stored + RANK + i[None, :], left, mask=mask)
-    tl.store(stored + RANK + ROPE // 2 + i[None, :], right, mask=mask)
+    first_half, second_half = _rotated(source + RANK + i[None, :], cosines, sines, row, mask, i, ROPE // 2)
+    tl.store(stored + RANK + i[None, :], first_half, mask=mask)
+    tl.store(stored + RANK + ROPE // 2 + i[None, :], second_half, mask=mask)
 
 
 @kernel()
@@ -63,10 +63,10 @@ def _store_latent(
     head = tl.program_id(1) * HEAD_BLOCK + tl.arange(0, HEAD_BLOCK)
     mask = (head < HEADS)[:, None] & (i < half)[None, :]
     source = query + row * query_stride + (head * (NOPE + ROPE))[:, None] + NOPE + i[None, :]
-    left, right = _rotated(source, cosines, sines, row, mask, i, ROPE // 2)
+    first_half, second_half = _rotated(source, cosines, sines, row, mask, i, ROPE // 2)
     at = queries + (row * HEADS + head)[:, None] * (RANK + ROPE) + RANK + i[None, :]
-    tl.store(at, left, mask=mask)
-    tl.store(at + half, right, mask=mask)
+    tl.store(at, first_half, mask=mask)
+    tl.store(at + half, second_half, mask=mask)
 
 
 def store_latent(

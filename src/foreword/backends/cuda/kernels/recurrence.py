@@ -277,7 +277,7 @@ def recur(
     states: Tensor,
     skip: Tensor | None,
     segments: Segments,
-    places: tuple[Tensor, Tensor],
+    row_arrays: tuple[Tensor, Tensor],
     ancestors: Tensor | None,
     out: Tensor,
 ) -> Tensor:
@@ -287,7 +287,7 @@ def recur(
     - `strengths`: float32 [rows, heads], factors of the updates.
     - `rows`: of the pass; keys and decays are given, updates are written. `ring`: of this layer.
     - `skip`: Mamba-2's D; None: the gated delta rule.
-    - `places`: positions and ring rows to write (-1: none), int32 [rows].
+    - `row_arrays`: positions and ring rows to write (-1: none), int32 [rows].
     - `ancestors`: int32 [rows, nodes], the draft nodes above each node; None: no draft branches.
     """
     queries, keys, values = parts
@@ -296,8 +296,9 @@ def recur(
     block = min(VALUES_AT_ONCE, max(16, triton.next_power_of_2(value_dim)))
     _recur[(len(segments.begin), heads, triton.cdiv(value_dim, block))](
         queries, keys, values, strengths, rows.decays, rows.updates, ring.keys, ring.updates, ring.decays, states,
-        states if skip is None else skip, out, *segments, *places, places[0] if ancestors is None else ancestors,
-        HEADS=heads, KEY_HEADS=key_heads, KEYS=key_dim, KEY_BLOCK=max(16, triton.next_power_of_2(key_dim)),
+        states if skip is None else skip, out, *segments, *row_arrays,
+        row_arrays[0] if ancestors is None else ancestors, HEADS=heads, KEY_HEADS=key_heads, KEYS=key_dim,
+        KEY_BLOCK=max(16, triton.next_power_of_2(key_dim)),
         VALUES=value_dim, BLOCK=block, DELTA=skip is None, TREES=ancestors is not None, NODES=MAX_DRAFT_NODES,
         CHUNK=CHUNK, LANES=LANES, PRECISION=precision_of(keys), num_warps=WARPS, num_stages=1, **pdl_options(out),
     )  # fmt: skip

@@ -70,19 +70,21 @@ def _rotate_and_store(
         b = (tl.load(gain + offset, mask=mask, other=0.0) * (b * scale).to(dtype)).to(tl.float32)
     cos = tl.load(cosines + row * rotated_half + pair, mask=pair < rotated_half, other=1.0)[None, :]
     sin = tl.load(sines + row * rotated_half + pair, mask=pair < rotated_half, other=0.0)[None, :]
-    left, right = (
+    first_half, second_half = (
         (a * cos - b * sin).to(queries.dtype.element_ty),
         (b * cos + a * sin).to(queries.dtype.element_ty),
     )
     query_at = queries + (row * HEADS + head)[:, None] * DIM + i
-    tl.store(query_at, left, mask=is_query)
-    tl.store(query_at + offset, right, mask=is_query)
-    _store_heads(left, right, keys, key_scales, slot, head - HEADS, i, offset, is_key, KV_HEADS, DIM, PACKED)
+    tl.store(query_at, first_half, mask=is_query)
+    tl.store(query_at + offset, second_half, mask=is_query)
+    _store_heads(
+        first_half, second_half, keys, key_scales, slot, head - HEADS, i, offset, is_key, KV_HEADS, DIM, PACKED,
+    )  # fmt: skip
 
 
 @triton.jit
 def _store_heads(
-    left, right, memory, scales, slot, head, i, offset, mask,
+    first_half, second_half, memory, scales, slot, head, i, offset, mask,
     KV_HEADS: tl.constexpr, DIM: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """Store both halves of some heads, [heads, pairs], in a slot."""
@@ -91,17 +93,18 @@ def _store_heads(
     if PACKED > 0:
         first, second = _packed_index(first, DIM), _packed_index(second, DIM)
         largest = tl.maximum(
-            tl.max(tl.abs(left.to(tl.float32)), axis=1), tl.max(tl.abs(right.to(tl.float32)), axis=1)
+            tl.max(tl.abs(first_half.to(tl.float32)), axis=1),
+            tl.max(tl.abs(second_half.to(tl.float32)), axis=1),
         )
         largest = tl.maximum(largest, LEAST)
         most = tl.full(largest.shape, LARGEST, dtype=tl.float32)
         inverse = tl.div_rn(most, largest)[:, None]
-        left, right = left.to(tl.float32) * inverse, right.to(tl.float32) * inverse
+        first_half, second_half = first_half.to(tl.float32) * inverse, second_half.to(tl.float32) * inverse
         scale_at = scales + slot * (stride // 4) + KV_HEADS * DIM // 4 + head
         tl.store(scale_at, tl.div_rn(largest, most), mask=(head >= 0) & (head < KV_HEADS))
     at = memory + slot * stride + head[:, None] * DIM
-    tl.store(at + first, left.to(memory.dtype.element_ty), mask=mask)
-    tl.store(at + second, right.to(memory.dtype.element_ty), mask=mask)
+    tl.store(at + first, first_half.to(memory.dtype.element_ty), mask=mask)
+    tl.store(at + second, second_half.to(memory.dtype.element_ty), mask=mask)
 
 
 @triton.jit

@@ -160,10 +160,10 @@ def _sort(
     if expert == EXPERTS - 1:
         end = num_blocks
     for index in range(block, end):
-        done = (index - block) * ROWS
+        pairs_done = (index - block) * ROWS
         tl.store(experts + index, expert)
-        tl.store(firsts + index, pairs_before + done)
-        tl.store(counts + index, tl.maximum(tl.minimum(num_pairs - done, ROWS), 0))
+        tl.store(firsts + index, pairs_before + pairs_done)
+        tl.store(counts + index, tl.maximum(tl.minimum(num_pairs - pairs_done, ROWS), 0))
 
 
 def sort_by_expert(chosen: Tensor, count: int, rows: int) -> ExpertBlocks:
