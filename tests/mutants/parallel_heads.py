@@ -266,8 +266,10 @@ PARALLEL_HEAD_MUTANTS = (
         "an exit's rows of committed tokens are made of nothing",
         "backends/torch/head_factory.py",
         "TorchExit._logits",
-        "stack.layers.store_kv(last, states, cos_sin[last], PagedKv(own_keys[0], own_values[0], slots, []))",
-        "stack.layers.store_kv(last, 0 * states, cos_sin[last], PagedKv(own_keys[0], own_values[0], slots, []))",
+        "stack.layers.store_kv(last_layer, states, cos_sin[last_layer], "
+        "PagedKv(own_keys[0], own_values[0], slots, []))",
+        "stack.layers.store_kv(last_layer, 0 * states, cos_sin[last_layer], "
+        "PagedKv(own_keys[0], own_values[0], slots, []))",
         ("tests/integration/test_exit_rows.py",),
     ),
 )

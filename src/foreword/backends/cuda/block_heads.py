@@ -81,11 +81,11 @@ class CudaBlockHead(KernelHead):
         self._passes: GraphsByMemory[BlockShape, tuple[Tensor, Tensor]] = GraphsByMemory()
         if self._uses_kernels and self._reads_context:
             for index, layer in enumerate(head.spec.layers):
-                for kind in ("weight", "bias"):
-                    whole = self._tensors.by_name.get(f"layers.{index}.self_attn.joined.{kind}")
+                for suffix in ("weight", "bias"):
+                    whole = self._tensors.by_name.get(f"layers.{index}.self_attn.joined.{suffix}")
                     if whole is not None:
                         queries = layer.attention.num_heads * layer.attention.head_dim
-                        self._tensors.by_name[f"layers.{index}.{_KV}.{kind}"] = whole[queries:]
+                        self._tensors.by_name[f"layers.{index}.{_KV}.{suffix}"] = whole[queries:]
 
     def _chains(self, call: HeadCall, plan: ChainPlan) -> Chains | None:
         target_ids = self._ids.of(plan)
@@ -214,13 +214,15 @@ class CudaBlockHead(KernelHead):
             False,
             inputs.starts,
         )
-        stream, read = self._tensors.layer_inputs(batch.token_ids, features, are_own=self._reads_context)
+        stream, attention_input = self._tensors.layer_inputs(
+            batch.token_ids, features, are_own=self._reads_context
+        )
         cos_sin = self._angles(batch.positions)
-        stream = self._layers(stream, read, cos_sin, metadata, batch.slots, uploaded.tiles, store)
-        last = take_rows(
+        stream = self._layers(stream, attention_input, cos_sin, metadata, batch.slots, uploaded.tiles, store)
+        final_rows = take_rows(
             stream, batch.logit_rows, stream.new_empty((shape.pass_shape.logit_rows, stream.shape[1]))
         )
-        logits, states = self._tensors.logits_and_states(last)
+        logits, states = self._tensors.logits_and_states(final_rows)
         return logits.float(), states
 
     def _draw(self, logits: Tensor, inputs: _BlockInputs, target_ids: Tensor) -> Tensor:

@@ -285,16 +285,18 @@ class CudaHead(KernelHead):
             False,
             inputs.starts,
         )
-        stream, read = self._tensors.layer_inputs(batch.token_ids, features, are_own=False)
+        stream, attention_input = self._tensors.layer_inputs(batch.token_ids, features, are_own=False)
         cos_sin = self._angles(batch.positions)
-        stream = self._layers(stream, read, cos_sin, metadata, batch.slots, uploaded.tiles, store)
+        stream = self._layers(stream, attention_input, cos_sin, metadata, batch.slots, uploaded.tiles, store)
         compute_chain_rows(inputs.chain_starts, tables, store.page_size, store.spare_slot, chain_rows)
         angles = chain_rows.positions.unsqueeze(-1).float() * self._tensors.frequencies
         torch.cos(angles, out=state.cos_sin[0])
         torch.sin(angles, out=state.cos_sin[1])
         state.levels.zero_()
-        last = take_rows(stream, chain_rows.last, stream.new_empty((len(chain_rows.last), stream.shape[1])))
-        self._draw(last, chain_rows.keys[0], inputs, state, target_ids)
+        final_rows = take_rows(
+            stream, chain_rows.last, stream.new_empty((len(chain_rows.last), stream.shape[1]))
+        )
+        self._draw(final_rows, chain_rows.keys[0], inputs, state, target_ids)
 
     def _run_level(
         self,
@@ -311,16 +313,16 @@ class CudaHead(KernelHead):
             level.position, level.prefix_len, inputs.tables, requests, store.page_size, False, inputs.starts
         )
         tiles = TiledRows(inputs.tiles, shape.num_parts, shape.splits, None)
-        stream, read = self._tensors.layer_inputs(level.tokens, state.states, are_own=True)
+        stream, attention_input = self._tensors.layer_inputs(level.tokens, state.states, are_own=True)
         cos_sin = level.cosine, level.sine
-        last = self._layers(stream, read, cos_sin, metadata, level.slot, tiles, store)
-        self._draw(last, level.key, inputs, state, target_ids)
+        final_rows = self._layers(stream, attention_input, cos_sin, metadata, level.slot, tiles, store)
+        self._draw(final_rows, level.key, inputs, state, target_ids)
 
     def _draw(
-        self, last: Tensor, keys: Tensor, inputs: _ChainInputs, state: _ChainState, target_ids: Tensor
+        self, final_rows: Tensor, keys: Tensor, inputs: _ChainInputs, state: _ChainState, target_ids: Tensor
     ) -> None:
         """Sample the token after every row, and prepare the inputs of the next level."""
-        logits, states = self._tensors.logits_and_states(last)
+        logits, states = self._tensors.logits_and_states(final_rows)
         state.states.copy_(states)
         tokens = draw_ids(logits, inputs.temperature, keys, target_ids)
         take_level(state.levels, tokens, state.chain_rows, state.cos_sin, state.drawn, state.level)

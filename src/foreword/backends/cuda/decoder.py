@@ -237,21 +237,23 @@ class CudaDecoder(DescribedDecoder[Matrix]):
         hidden: dict[Tap, Tensor] = {}
         for index, (layer, spec) in enumerate(zip(weights.layers, self.config.layers, strict=True)):
             first_norm = layer.input_norm if spec.mixes else layer.mlp_norm
-            read = add_norm(stream, delta, first_norm, eps, *normed, *delta_norm, bias)
+            layer_input = add_norm(stream, delta, first_norm, eps, *normed, *delta_norm, bias)
             self._store_hidden(hidden, Tap(index), shape, batch, stream)
             if spec.mixes:
-                delta = self._layers.mixing(index, normed._replace(numbers=read), inputs)
+                delta = self._layers.mixing(index, normed._replace(numbers=layer_input), inputs)
                 delta_norm, bias = (layer.after_attention, spec.residual_scale), layer.output_bias
             if spec.mixes and spec.has_mlp:
-                read = add_norm(stream, delta, layer.mlp_norm, eps, *normed, *delta_norm, bias)
+                layer_input = add_norm(stream, delta, layer.mlp_norm, eps, *normed, *delta_norm, bias)
             if spec.has_mlp:
-                delta = self._layers.mlp(index, normed._replace(numbers=read), inputs)
+                delta = self._layers.mlp(index, normed._replace(numbers=layer_input), inputs)
                 delta_norm, bias = (layer.after_mlp, spec.residual_scale), None
         last_norm = add_norm(stream, delta, weights.final_norm, eps, normed.numbers, None, *delta_norm, bias)
         self._store_hidden(hidden, Tap(self.config.num_layers), shape, batch, stream)
         self._store_hidden(hidden, Tap(self.config.num_layers, normed=True), shape, batch, last_norm)
-        last = take_rows(last_norm, batch.logit_rows, stream.new_empty((shape.logit_rows, stream.shape[1])))
-        return self._products(last, weights.head, None), hidden
+        final_rows = take_rows(
+            last_norm, batch.logit_rows, stream.new_empty((shape.logit_rows, stream.shape[1]))
+        )
+        return self._products(final_rows, weights.head, None), hidden
 
     def _plan(self, batch: ForwardBatch, layout: Layout, store: TorchKvStore) -> list[Piece]:
         """Return the arrays that name the states and ring rows of recurrent layers; empty: there are none."""

@@ -109,8 +109,8 @@ class KernelHead:
         The reference then reads views of the result, so that the head takes no more memory.
         """
         prefix, tensors = f"layers.{index}.{module}", self._tensors.by_name
-        for kind in ("weight", "bias"):
-            parts = [tensors.get(f"{prefix}{name}.{kind}") for name in names]
+        for suffix in ("weight", "bias"):
+            parts = [tensors.get(f"{prefix}{name}.{suffix}") for name in names]
             present = [part for part in parts if part is not None]
             if len(present) < len(parts):
                 self._uses_kernels &= not present
@@ -119,10 +119,10 @@ class KernelHead:
             if whole is None:
                 self._uses_kernels = False
                 continue
-            tensors[f"{prefix}joined.{kind}"] = whole
+            tensors[f"{prefix}joined.{suffix}"] = whole
             bounds = [*accumulate(map(len, present), initial=0)]
             for name, first, end in zip(names, bounds, bounds[1:], strict=False):
-                tensors[f"{prefix}{name}.{kind}"] = whole[first:end]
+                tensors[f"{prefix}{name}.{suffix}"] = whole[first:end]
 
     @property
     def weight_bytes(self) -> int:
@@ -182,21 +182,24 @@ class KernelHead:
     def _layers(
         self,
         stream: Tensor,
-        read: Tensor,
+        attention_input: Tensor,
         cos_sin: tuple[Tensor, Tensor],
         metadata: AttentionMetadata,
         slots: Tensor,
         tiles: TiledRows,
         store: TorchKvStore,
     ) -> Tensor:
-        """Return the residual stream after all layers, given the first layer's input `read`; write their KV rows."""
+        """Return the residual stream after all layers; write their KV rows.
+
+        `attention_input` is that of the first layer.
+        """
         keys, values = store.arrays(self._row_name)
         eps, stream = self.spec.norm.eps, stream.clone()
         for index, layer in enumerate(self.spec.layers):
             prefix, attention = f"layers.{index}.", layer.attention
             if index:
-                read = self._tensors.norm(stream, prefix + "input_layernorm.weight")
-            qkv = self._tensors.linear(read, prefix + "self_attn.joined")
+                attention_input = self._tensors.norm(stream, prefix + "input_layernorm.weight")
+            qkv = self._tensors.linear(attention_input, prefix + "self_attn.joined")
             queries = qkv.new_empty((len(qkv), attention.num_heads, attention.head_dim))
             norms = self._query_key_norms(index)
             rotate_and_store(qkv, cos_sin, slots, norms, eps, keys[index], values[index], queries)

@@ -58,11 +58,11 @@ class CudaMedusa:
             return self._reference.draft(call)
         if call.plan is not None and target_ids is not None:
             return self._chains(states, call.plan, target_ids)
-        read = self._copy_states(states)
-        shape = MedusaShape(len(read), self.spec.num_heads, draws=False)
+        fixed_states = self._copy_states(states)
+        shape = MedusaShape(len(fixed_states), self.spec.num_heads, draws=False)
 
         def body() -> Tensor:
-            return self._tensors.logits(read, shape.heads)
+            return self._tensors.logits(fixed_states, shape.heads)
 
         logits, is_cold = self._run(shape, body)
         return HeadOutput(logits[:, : len(states)].transpose(0, 1), states, is_cold)
@@ -70,8 +70,8 @@ class CudaMedusa:
     def _chains(self, states: Tensor, plan: ChainPlan, target_ids: Tensor) -> PendingChains:
         heads = int(plan.steps.max())
         start_event = started(states.device)
-        read = self._copy_states(states)
-        shape = MedusaShape(len(read), heads, True, vocabulary_key(plan))
+        fixed_states = self._copy_states(states)
+        shape = MedusaShape(len(fixed_states), heads, True, vocabulary_key(plan))
         keys = extend_keys(plan.records["stem"], plan.lengths + np.arange(heads)[:, None])
         pieces = [
             Piece(words(keys), (heads, 2 * shape.rows), 0),
@@ -81,7 +81,7 @@ class CudaMedusa:
         noise, temperature = uploaded[0].view(torch.int64), uploaded[1].view(torch.float64)
 
         def body() -> Tensor:
-            logits, each = self._tensors.logits(read, heads).flatten(0, 1), temperature.repeat(heads)
+            logits, each = self._tensors.logits(fixed_states, heads).flatten(0, 1), temperature.repeat(heads)
             return draw_ids(logits, each, noise.flatten(), target_ids).view(heads, shape.rows)
 
         drawn, is_cold = self._run(shape, body)

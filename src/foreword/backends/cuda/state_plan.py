@@ -42,13 +42,13 @@ def plan_pieces(batch: ForwardBatch, layout: Layout, kernel: int, ring_rows: int
     numbers = np.array([_numbers(chunks) for chunks in batch.chunks], dtype=np.int32).T
     windows = _windows(batch, layout.requests, numbers, kernel, ring_rows)
     ring_to, state_to = np.full((2, len(windows)), NOWHERE, dtype=np.int32)
-    begin, run, read, newest, state, read_ring, write_ring = numbers
-    start = first + np.maximum(newest - begin, 0)  # first row of the newest chunk
+    begin, run, read_start, newest_start, state, read_ring, write_ring = numbers
+    start = first + np.maximum(newest_start - begin, 0)  # first row of the newest chunk
     rows, of_row = np.arange(len(windows), dtype=np.int32), layout.requests
     is_last = rows >= start[of_row]
-    ring_to[is_last] = ((write_ring + np.maximum(begin - newest, 0) - start)[of_row] + rows)[is_last]
+    ring_to[is_last] = ((write_ring + np.maximum(begin - newest_start, 0) - start)[of_row] + rows)[is_last]
     segments = _segments(batch, numbers, state_to)
-    counts = (newest - read) // CHUNK + 1
+    counts = (newest_start - read_start) // CHUNK + 1
     segment_ends = np.cumsum(counts)
     request_arrays = [segment_ends - counts, segment_ends, state, read_ring, first + run]
     of_segments, of_requests = segment_room(shape)
@@ -81,15 +81,15 @@ def _numbers(chunks: RequestChunks) -> tuple[int, ...]:
 def _windows(batch: ForwardBatch, of_row: Ints, numbers: Ints, kernel: int, ring_rows: int) -> Ints:
     """Return the indices of each row's convolution inputs: `ConvolutionInputs.windows`."""
     arrays, taps = batch.arrays, kernel - 1
-    begin, run, read, _, state, ring, _ = numbers[:, of_row]
+    begin, run, read_start, _, state, ring, _ = numbers[:, of_row]
     first = arrays.row_starts[:-1][of_row]
     source = arrays.positions[:, None] + np.arange(-taps, 0, dtype=np.int32)  # positions
-    in_ring = -1 - (ring - read)[:, None] - source
-    in_state = -1 - ring_rows - (state * taps + taps - read)[:, None] - source
+    in_ring = -1 - (ring - read_start)[:, None] - source
+    in_state = -1 - ring_rows - (state * taps + taps - read_start)[:, None] - source
     windows: Ints = np.where(
         source >= begin[:, None],
         (first - begin)[:, None] + source,
-        np.where(source >= read[:, None], in_ring, in_state),
+        np.where(source >= read_start[:, None], in_ring, in_state),
     ).astype(np.int32)
     masks = arrays.ancestor_masks[:, 0]
     for row in np.flatnonzero(masks & (masks + 1)):  # nodes whose ancestors are not consecutive
@@ -105,12 +105,12 @@ def _segments(batch: ForwardBatch, numbers: Ints, state_to: Ints) -> Ints:
     segments = []
     starts = batch.arrays.row_starts.tolist()
     for index, (chunks, row_numbers) in enumerate(zip(batch.chunks, numbers.T.tolist(), strict=True)):
-        (begin, _, read, newest, *_), row = row_numbers, starts[index]
+        (begin, _, read_start, newest_start, *_), row = row_numbers, starts[index]
         slots = {chunk.start: chunk.state for chunk in chunks.entered}
         for start, slot in slots.items():
             state_to[row + start - begin] = slot
-        for start in range(read, newest + 1, CHUNK):
+        for start in range(read_start, newest_start + 1, CHUNK):
             first = row + max(start - begin, 0)
-            end = starts[index + 1] if start == newest else row + start + CHUNK - begin
+            end = starts[index + 1] if start == newest_start else row + start + CHUNK - begin
             segments.append((first, end - first, max(begin - start, 0), slots.get(start + CHUNK, NOWHERE)))
     return np.array(segments, dtype=np.int32).T

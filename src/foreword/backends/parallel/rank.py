@@ -42,8 +42,8 @@ class RankStack(TorchStack):
         embedded = embedding(local_ids.clamp(0, self.config.vocab_size - 1), self.weights.embedding)
         return self.exchange.total(embedded.masked_fill(~is_local.unsqueeze(1), 0))
 
-    def logits(self, last: Tensor) -> Tensor:
-        return self.exchange.gather_columns(super().logits(last))[:, : self.vocab_size]
+    def logits(self, final_rows: Tensor) -> Tensor:
+        return self.exchange.gather_columns(super().logits(final_rows))[:, : self.vocab_size]
 
 
 class RankDecoder(TorchDecoder):

@@ -56,11 +56,11 @@ def _view(batch: ForwardBatch, group: RequestGroup, page_size: int, empty_slot: 
     logical = torch.arange(group.kv_rows, device=device)
     pages = batch.block_tables[members][:, logical // page_size].long()
     slots = pages * page_size + logical % page_size
-    read = rows.clamp(max=num_rows - 1)
+    clamped_rows = rows.clamp(max=num_rows - 1)
     return GroupView(
         rows=torch.where(rows < ends, rows, num_rows),
         slots=torch.where(logical < batch.kv_lens[members].unsqueeze(1), slots, empty_slot),
-        visible=_visible(batch.prefix_lens[read], batch.ancestor_masks[read], logical),
+        visible=_visible(batch.prefix_lens[clamped_rows], batch.ancestor_masks[clamped_rows], logical),
     )
 
 

@@ -152,8 +152,8 @@ class TorchDecoder(DescribedDecoder):
                 kv = PagedKv(keys[kv_index], values[kv_index], slots, views[spec.attention.window])
             stream = stack.layers.run(index, stream, cos_sin[index], kv, adapters.at(index))
         self._store_hidden(hidden, staged, self.config.num_layers, stream)
-        last = stack.final_norm(stream[batch.logit_rows])
-        return ForwardOutput(stack.logits(last)[: staged.num_logits], hidden)
+        final_rows = stack.final_norm(stream[batch.logit_rows])
+        return ForwardOutput(stack.logits(final_rows)[: staged.num_logits], hidden)
 
     def _states(self, batch: ForwardBatch, store: TorchKvStore) -> list[RequestPass]:
         """Copy ring rows as the batch says; return what recurrent layers read and write."""

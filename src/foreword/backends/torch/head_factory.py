@@ -94,20 +94,22 @@ class TorchExit:
             raise ValueError("the KV store was made for another backend")
         stack = self._stack
         staged = stack.staging.stage(ForwardBatch.of(head_input.arrays), store.page_size, store.spare_slot)
-        batch, last = staged.batch, stack.config.num_layers - 1
+        batch, last_layer = staged.batch, stack.config.num_layers - 1
         slots, cos_sin = batch.slots.long(), stack.cos_sin(batch.positions)
         (own_keys, own_values), (keys, values) = store.arrays(self._row_name), store.arrays(DECODER_ROWS)
         if not head_input.are_own:
             padding = len(batch.token_ids) - len(head_input.features)
             states = as_tensor(head_input.features).to(stack.weights.dtype)
             states = torch.nn.functional.pad(states, (0, 0, 0, padding))
-            stack.layers.store_kv(last, states, cos_sin[last], PagedKv(own_keys[0], own_values[0], slots, []))
+            stack.layers.store_kv(
+                last_layer, states, cos_sin[last_layer], PagedKv(own_keys[0], own_values[0], slots, [])
+            )
             return torch.empty((0, stack.config.vocab_size), device=stack.weights.device)
         stream, views = stack.embed(batch.token_ids), stack.views(staged, store)
         for index, spec in enumerate(stack.config.layers):
             visible_views = views[spec.attention.window]
             kv = PagedKv(keys[index], values[index], slots, visible_views)
-            if index == last:
+            if index == last_layer:
                 kv = PagedKv(
                     own_keys[0],
                     own_values[0],

@@ -122,11 +122,11 @@ class HeadTensors:
         """Return what DFlash's layers compute keys and values of committed tokens from, given the target's states."""
         return self.norm(self.linear(features, "fc"), "hidden_norm.weight")
 
-    def logits_and_states(self, last: Tensor) -> tuple[Tensor, Tensor]:
+    def logits_and_states(self, final_rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return the logits, in the dtype in which they are computed, and the states of rows after all layers."""
-        normed, output = self.norm(last, "norm.weight"), self.by_name.get("lm_head.weight")
+        normed, output = self.norm(final_rows, "norm.weight"), self.by_name.get("lm_head.weight")
         logits = self.target.project(normed) if output is None else self._ops.linear(normed, output, None)
-        return logits, normed if self.spec.norm_output else last
+        return logits, normed if self.spec.norm_output else final_rows
 
     @torch.inference_mode()
     def markov_before(self, tokens: Sequence[int]) -> Tensor:
@@ -150,12 +150,12 @@ class PlainLayers:
         angles, dtype = positions.unsqueeze(1).float() * self._tensors.frequencies, self._tensors.target.dtype
         return angles.cos().to(dtype), angles.sin().to(dtype)
 
-    def run(self, stream: Tensor, read: Tensor, cos_sin: CosSin, kv: Sequence[PagedKv]) -> Tensor:
-        """Return the residual stream after all layers; `read` is the input of the first layer's attention."""
+    def run(self, stream: Tensor, attention_input: Tensor, cos_sin: CosSin, kv: Sequence[PagedKv]) -> Tensor:
+        """Return the residual stream after all layers; `attention_input` is that of the first layer."""
         for index, layer_kv in enumerate(kv):
             if index:
-                read = self._tensors.norm(stream, f"layers.{index}.input_layernorm.weight")
-            stream = stream + self._attention(index, read, cos_sin, layer_kv)
+                attention_input = self._tensors.norm(stream, f"layers.{index}.input_layernorm.weight")
+            stream = stream + self._attention(index, attention_input, cos_sin, layer_kv)
             stream = stream + self._mlp(index, stream)
         return stream
 
@@ -164,20 +164,24 @@ class PlainLayers:
         for index, layer_kv in enumerate(kv):
             self._write_layer(index, context, cos_sin, layer_kv)
 
-    def _write_layer(self, index: int, read: Tensor, cos_sin: CosSin, kv: PagedKv) -> None:
-        kv.keys[kv.slots] = rotate(self._heads(index, read, "k"), *cos_sin)
-        kv.values[kv.slots] = self._heads(index, read, "v")
+    def _write_layer(self, index: int, attention_input: Tensor, cos_sin: CosSin, kv: PagedKv) -> None:
+        kv.keys[kv.slots] = rotate(self._heads(index, attention_input, "k"), *cos_sin)
+        kv.values[kv.slots] = self._heads(index, attention_input, "v")
 
-    def _attention(self, index: int, read: Tensor, cos_sin: CosSin, kv: PagedKv) -> Tensor:
-        queries = self._heads(index, read, "q")
-        self._write_layer(index, read, cos_sin, kv)
+    def _attention(self, index: int, attention_input: Tensor, cos_sin: CosSin, kv: PagedKv) -> Tensor:
+        queries = self._heads(index, attention_input, "q")
+        self._write_layer(index, attention_input, cos_sin, kv)
         attended = paged_attention(rotate(queries, *cos_sin), kv.keys, kv.values, kv.views)
-        return self._tensors.linear(attended.reshape(len(read), -1), f"layers.{index}.self_attn.o_proj")
+        return self._tensors.linear(
+            attended.reshape(len(attention_input), -1), f"layers.{index}.self_attn.o_proj"
+        )
 
-    def _heads(self, index: int, read: Tensor, name: str) -> Tensor:
+    def _heads(self, index: int, attention_input: Tensor, name: str) -> Tensor:
         """Return queries ("q"), keys ("k") or values ("v"), [rows, heads, dim], normed if the head has that norm."""
         prefix, attention = f"layers.{index}.self_attn.{name}", self._tensors.spec.layers[index].attention
-        projected = self._tensors.linear(read, f"{prefix}_proj").view(len(read), -1, attention.head_dim)
+        projected = self._tensors.linear(attention_input, f"{prefix}_proj").view(
+            len(attention_input), -1, attention.head_dim
+        )
         return self._tensors.norm(projected, f"{prefix}_norm.weight")
 
     def _mlp(self, index: int, stream: Tensor) -> Tensor:
@@ -227,7 +231,7 @@ class ModuleLayers:
         assert cos_sin is not None
         return cos_sin
 
-    def run(self, stream: Tensor, read: Tensor, cos_sin: CosSin, kv: Sequence[PagedKv]) -> Tensor:
+    def run(self, stream: Tensor, attention_input: Tensor, cos_sin: CosSin, kv: Sequence[PagedKv]) -> Tensor:
         for index, layer_kv in enumerate(kv):
             stream = self._layers.run(index, stream, cos_sin, layer_kv, LayerAdapters())
         return stream

@@ -42,9 +42,14 @@ def latent_attention(
     scale = spec.head_dim**-0.5 if spec.scale is None else spec.scale
     for view in kv.views:
         attend = absorbed if is_absorption_cheaper(latent, view.rows.shape[1]) else naive
-        read = view.rows.clamp(max=len(qkv) - 1)
+        clamped_rows = view.rows.clamp(max=len(qkv) - 1)
         attended[view.rows] = attend(
-            latent, weights, (unrotated[read], rotated[read]), kv.keys[view.slots][:, :, 0], view, scale
+            latent,
+            weights,
+            (unrotated[clamped_rows], rotated[clamped_rows]),
+            kv.keys[view.slots][:, :, 0],
+            view,
+            scale,
         )
     return attended[: len(qkv)].flatten(1)
 

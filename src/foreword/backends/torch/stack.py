@@ -51,9 +51,9 @@ class TorchStack:
     def final_norm(self, rows: Tensor) -> Tensor:
         return self.layers.norm(rows, self.weights.final_norm)
 
-    def logits(self, last: Tensor) -> Tensor:
+    def logits(self, final_rows: Tensor) -> Tensor:
         """Return float32 logits of rows after the final norm."""
-        logits = linear(last, self.weights.head).float()
+        logits = linear(final_rows, self.weights.head).float()
         if self.config.logit_scale != 1:
             logits = logits * self.config.logit_scale
         cap = self.config.logit_softcap

@@ -205,8 +205,8 @@ def load_layer(loader: LayerSource[M_co], layer: LayerSpec, prefix: str) -> Laye
     )
 
 
-def _stacked(loader: LayerSource[object], prefix: str, names: tuple[str, ...], kind: str) -> Tensor:
-    return stacked([loader.tensor(f"{prefix}{name}.{kind}") for name in names])
+def _stacked(loader: LayerSource[object], prefix: str, names: tuple[str, ...], suffix: str) -> Tensor:
+    return stacked([loader.tensor(f"{prefix}{name}.{suffix}") for name in names])
 
 
 class _MixingNames(NamedTuple):
@@ -275,10 +275,10 @@ def _load_experts(
     assert spec is not None
     inner = ("gate_proj", "up_proj") if mlp.gated else ("up_proj",)
 
-    def stacked_experts(*names: str, kind: str = "weight") -> Tensor:
+    def stacked_experts(*names: str, suffix: str = "weight") -> Tensor:
         result: Tensor | None = None
         for index in range(spec.count):
-            part = _stacked(loader, f"{prefix}mlp.experts.{index}.", names, kind)
+            part = _stacked(loader, f"{prefix}mlp.experts.{index}.", names, suffix)
             if result is None:  # allocated now, because the loader has checked the shape
                 result = part.new_empty((spec.count, *part.shape))
             result[index] = part
@@ -302,6 +302,6 @@ def _load_experts(
         down=matrices("down_proj"),
         shared_gate=loader.tensor(f"{prefix}mlp.shared_expert_gate.weight") if gated else None,
         router_bias=loader.floats(f"{prefix}mlp.gate.bias") if spec.bias else None,
-        gate_up_bias=stacked_experts(*inner, kind="bias") if spec.bias else None,
-        down_bias=stacked_experts("down_proj", kind="bias") if spec.bias else None,
+        gate_up_bias=stacked_experts(*inner, suffix="bias") if spec.bias else None,
+        down_bias=stacked_experts("down_proj", suffix="bias") if spec.bias else None,
     )
