@@ -54,14 +54,14 @@ class AnticipatingRunner:
         tokens = wanted.arrays.token_ids
         tokens[:] = [drawn[-1 - token] for token in tokens]
         behind = []
-        for first, places in zip(judged.first, judged.places, strict=True):
+        for first, places in zip(judged.first_rows, judged.draft_indices, strict=True):
             hits = [
                 place >= 0 and max(guesses[place], 0) == drawn[first + i] for i, place in enumerate(places)
             ]
             behind.append([*hits, False].index(False))
         self._runner.draft(HeadCall(wanted, store))  # rows of what may come to nothing are written, too
         lengths = plan.lengths + np.array(behind, np.int32)
-        steps = np.minimum(plan.steps, judged.ends - lengths + 1)
+        steps = np.minimum(plan.steps, judged.row_ends - lengths + 1)
         kept = _kept(wanted, behind)
         return kept, replace(plan, lengths=lengths, steps=steps.astype(np.int32), unsettled=None)
 

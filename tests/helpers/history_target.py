@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from foreword.backends.batch import ForwardBatch, ForwardOutput, known_ids
+from foreword.backends.batch import ForwardBatch, ForwardOutput, resolve_ids
 
 
 class HistoryTarget:
@@ -32,7 +32,7 @@ class HistoryTarget:
     def forward(self, batch: ForwardBatch, store: object = None) -> ForwardOutput:
         self.passes += 1
         if batch.drawn_before is not None:
-            batch = replace(batch, token_ids=known_ids(batch.token_ids, batch.drawn_before))
+            batch = replace(batch, token_ids=resolve_ids(batch.token_ids, batch.drawn_before))
         self.memory.update(
             {target: self.memory[source] for source, target in batch.kv_copies.tolist()}  # all at once
         )

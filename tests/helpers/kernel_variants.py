@@ -78,7 +78,7 @@ def count(folder: Path) -> Counter[str]:
     variants = Variants()
     fill_new_memory()
     from foreword.backends.cuda import chain_heads, decoder
-    from foreword.backends.cuda.kernels import ahead
+    from foreword.backends.cuda.kernels import dependent_launch
     from foreword.backends.cuda.products import Products
     from foreword.backends.torch.weights import load_weights
     from foreword.control.fixed import FixedPolicy
@@ -90,8 +90,8 @@ def count(folder: Path) -> Counter[str]:
     from foreword.speculation.requests import PassEntry
     from foreword.speculation.step import Stepper
 
-    own_ahead, target, heads = cast(Any, ahead), cast(Any, decoder), cast(Any, chain_heads)
-    own_ahead._can_be_ahead = lambda _: True
+    launch, target, heads = cast(Any, dependent_launch), cast(Any, decoder), cast(Any, chain_heads)
+    launch._supports_pdl = lambda _: True
     as_logits, fill_in = target.as_logits, heads.fill_in
 
     def widen_and_draw(numbers: torch.Tensor, *how: float | None) -> torch.Tensor:

@@ -25,7 +25,7 @@ def on_ranks(path: Path, workers: Workers) -> TensorParallelDecoder:
 
 def fail_once(decoder: TensorParallelDecoder, layer: int) -> None:
     """The first rank fails in this layer of the next pass."""
-    layers: Any = decoder._own._stack.layers
+    layers: Any = decoder._first_rank._stack.layers
     real = layers.run
 
     def run(index: int, *rest: Any) -> torch.Tensor:

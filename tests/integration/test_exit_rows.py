@@ -135,11 +135,14 @@ def test_an_exit_that_joined_late_does_not_read_the_rows_before(folder: Path, ba
     runner.forward(BatchBuffers().lay_out(cache, [SequenceRows(kv, [5, 6, 7], 3, Draft())], ()))
     first_exit = decoder.heads.exit(adapter, EXIT, "exit")
 
-    def call(first: int, states: torch.Tensor | None, seen_from: int) -> torch.Tensor:
+    def call(first: int, states: torch.Tensor | None, views_from_start: int) -> torch.Tensor:
         tokens = [5, 6, 7]
         part = SequenceRows(kv, tokens, 3 - first, Draft(), run_logits=states is None, first=first)
         features = torch.empty(3 - first, 0) if states is None else states
-        arrays, starts = BatchBuffers().lay_out(cache, [part], ()).arrays, np.array([seen_from], np.int32)
+        arrays, starts = (
+            BatchBuffers().lay_out(cache, [part], ()).arrays,
+            np.array([views_from_start], np.int32),
+        )
         rows = HeadInput(arrays, starts, features, are_own=states is None)
         found = first_exit.draft(HeadCall(rows, runner.store))
         return torch.as_tensor(found.logits).clone()

@@ -190,7 +190,7 @@ def test_a_pass_that_fails_at_one_rank_leaves_all_in_step(decoder: TensorParalle
         with pytest.raises(PlantedError):
             one_pass(decoder)
         assert torch.equal(one_pass(decoder), expected)
-    own = decoder._own
+    own = decoder._first_rank
     own._adapters[5] = Lora({})  # which the other rank does not know
     with pytest.raises(RankFault, match="rank 1 of 2: KeyError"):
         one_pass(decoder, adapters=(5,))

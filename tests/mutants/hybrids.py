@@ -76,7 +76,7 @@ HYBRID_MUTANTS = (
         121,
         "a state forgets to decay when a chunk is folded",
         "backends/torch/recurrent.py",
-        "folded",
+        "next_state",
         "rows.decays[-1].exp()[:, None, None] * state.matrix + added",
         "state.matrix + added",
         (
@@ -105,7 +105,7 @@ HYBRID_MUTANTS = (
         121,
         "a state forgets to decay when a GPU folds a chunk",
         "backends/cuda/kernels/recurrence.py",
-        "_folded",
+        "_next_state",
         "state * tl.exp(total)",
         "state",
         (KERNELS,),

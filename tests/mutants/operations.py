@@ -99,8 +99,8 @@ OPERATION_MUTANTS = (
         "an exit that joined late reads rows that it never filled",
         "backends/torch/head_factory.py",
         "TorchExit._logits",
-        "seen_from(wanted, staged, seen, store.empty_slot)",
-        "seen",
+        "views_from_start(head_input, staged, visible_views, store.empty_slot)",
+        "visible_views",
         ("tests/integration/test_exit_rows.py::test_an_exit_that_joined_late_does_not_read_the_rows_before",),
     ),
     Mutant(

@@ -193,7 +193,7 @@ PARALLEL_HEAD_MUTANTS = (
         75,
         "the norms of an MTP module's inputs are exchanged",
         "backends/torch/heads.py",
-        "HeadTensors.begin",
+        "HeadTensors.layer_inputs",
         "(self.norm(embedded, 'enorm.weight'), self.norm(features, 'hnorm.weight'))",
         "(self.norm(embedded, 'hnorm.weight'), self.norm(features, 'enorm.weight'))",
         (f"{MTP}[DeepSeek-False-torch]",),
@@ -247,8 +247,8 @@ PARALLEL_HEAD_MUTANTS = (
         76,
         "rows of a captured block see no further than themselves",
         "backends/cuda/block_heads.py",
-        "_seen",
-        "arrays.prefix_lens + drafted - 1",
+        "_last_positions",
+        "arrays.prefix_lens + num_drafted - 1",
         "arrays.positions",
         (f"{BLOCKS}[dflash]",),
     ),
@@ -257,8 +257,8 @@ PARALLEL_HEAD_MUTANTS = (
         "places of a captured block share the noise of the first",
         "backends/cuda/block_heads.py",
         "_Draws.of",
-        "plan.lengths[owners] + level",
-        "plan.lengths[owners]",
+        "plan.lengths[request_of_token] + level",
+        "plan.lengths[request_of_token]",
         (f"{BLOCKS}[p_eagle]",),
     ),
     Mutant(
@@ -266,8 +266,10 @@ PARALLEL_HEAD_MUTANTS = (
         "an exit's rows of committed tokens are made of nothing",
         "backends/torch/head_factory.py",
         "TorchExit._logits",
-        "stack.layers.keep(last, states, turns[last], PagedKv(own_keys[0], own_values[0], slots, []))",
-        "stack.layers.keep(last, 0 * states, turns[last], PagedKv(own_keys[0], own_values[0], slots, []))",
+        "stack.layers.store_kv(last_layer, states, cos_sin[last_layer], "
+        "PagedKv(own_keys[0], own_values[0], slots, []))",
+        "stack.layers.store_kv(last_layer, 0 * states, cos_sin[last_layer], "
+        "PagedKv(own_keys[0], own_values[0], slots, []))",
         ("tests/integration/test_exit_rows.py",),
     ),
 )

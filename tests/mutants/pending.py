@@ -104,8 +104,8 @@ PENDING_MUTANTS = (
         "a run goes on behind a guess that was not drawn",
         "backends/cuda/kernels/chains.py",
         "_count_accepted",
-        "is_accepted = is_accepted & (tl.maximum(token, 0) == own)\ncount += is_accepted.to(tl.int32)",
-        "count += (is_accepted & (tl.maximum(token, 0) == own)).to(tl.int32)",
+        "is_accepted = is_accepted & (tl.maximum(token, 0) == target_token)\ncount += is_accepted.to(tl.int32)",
+        "count += (is_accepted & (tl.maximum(token, 0) == target_token)).to(tl.int32)",
         (
             "tests/unit/backends/cuda/test_chain_places.py::test_a_run_ends_with_the_first_guess_that_is_not_drawn",
         ),

@@ -47,8 +47,8 @@ SERVICE_MUTANTS = (
         "on a GPU all rows of a pass have the adapter of its first request",
         "backends/cuda/layout.py",
         "_layout",
-        "slots[cut.requests]",
-        "slots[cut.requests * 0]",
+        "slots[tiling.requests]",
+        "slots[tiling.requests * 0]",
         ("tests/integration/test_cuda_adapters.py::test_logits_are_those_of_merged_weights",),
     ),
     Mutant(

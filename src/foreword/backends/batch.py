@@ -1,8 +1,8 @@
 """Input and output of a forward pass.
 
-Every array of a batch is declared here once: `ForwardBatch` documents it, `BATCH_ARRAYS` defines its size and
-padding. Batch memory, staging and the checks of the CPU kernels' bindings follow from that. A new array is declared
-here and in native/batch.h, and filled in speculation/layout.py.
+The arrays of a batch are declared here: `ForwardBatch` documents them, `BATCH_ARRAYS` defines their sizes and padding,
+from which batch memory, staging and the checks of the CPU kernels' bindings follow. A new array is declared here and in
+native/batch.h, and filled in speculation/layout.py.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,39 +24,40 @@ MAX_DRAFT_NODES = 64
 """Maximum draft nodes per request and step: one bit each in an int64 ancestor mask."""
 
 MASK_WORDS = (MAX_DRAFT_NODES + 63) // 64
-
+"""64-bit words of an ancestor mask."""
 
 Ints = NDArray[np.int32]
 
 
 class Tap(NamedTuple):
-    """A position in the decoder whose hidden states can be requested."""
+    """A point between layers of the decoder, whose hidden states can be requested."""
 
-    layer: int  # residual stream after this many layers; 0 is the embedding
+    layer: int  # number of layers before the point; 0: the embedding
     normed: bool = False  # after the final norm; only for the last layer
 
 
 class BatchSizes(NamedTuple):
-    """Sizes of a batch."""
+    """Sizes of a batch's arrays."""
 
     rows: int
     requests: int
     pages: int  # in the longest block table
-    logit_rows: int
+    logit_rows: int  # rows whose logits are returned
     kv_copies: int
-    hidden_rows: int = 0
+    hidden_rows: int = 0  # rows whose hidden states are returned
 
     @property
     def entries(self) -> int:
+        """Return the 32-bit words of all arrays."""
         return sum(array.entries(self) for array in BATCH_ARRAYS)
 
 
 class Padding(Enum):
-    """Value of entries that a backend adds to reach a round size."""
+    """Value of the entries that a backend adds to pad an array."""
 
     ZERO = auto()
     SPARE_SLOT = auto()  # a KV row that is never read
-    NUM_ROWS = auto()  # one past the last real row
+    NUM_ROWS = auto()  # number of rows before padding
 
 
 class BatchArray(NamedTuple):
@@ -68,11 +69,12 @@ class BatchArray(NamedTuple):
     words: int = 1  # 32-bit words per number: 2 for int64
 
     def entries(self, sizes: BatchSizes) -> int:
+        """Return the 32-bit words of the array."""
         return prod(self.shape(sizes)) * self.words
 
 
 BATCH_ARRAYS = (
-    # first, so that 64-bit words are aligned
+    # The only array of 64-bit words comes first, so that they are aligned.
     BatchArray("ancestor_masks", lambda n: (n.rows, MASK_WORDS), words=2),
     BatchArray("token_ids", lambda n: (n.rows,)),
     BatchArray("positions", lambda n: (n.rows,)),
@@ -85,7 +87,7 @@ BATCH_ARRAYS = (
     BatchArray("kv_copies", lambda n: (n.kv_copies, 2), Padding.SPARE_SLOT),
     BatchArray("hidden_rows", lambda n: (n.hidden_rows,)),
 )
-"""Array names in the order of `BatchArrays`."""
+"""All arrays, in the order of `BatchArrays`."""
 
 
 class BatchArrays(NamedTuple):
@@ -115,14 +117,14 @@ class BatchArrays(NamedTuple):
         )
 
     @staticmethod
-    def carved(memory: Ints, sizes: BatchSizes) -> "BatchArrays":
-        """Return consecutive views of one block of memory."""
+    def views_of(memory: Ints, sizes: BatchSizes) -> "BatchArrays":
+        """Return arrays of these sizes as consecutive views of one block of memory."""
         views: list[Any] = []
         start = 0
         for array in BATCH_ARRAYS:
             end = start + array.entries(sizes)
-            part = memory[start:end]
-            views.append((part.view(np.int64) if array.words == 2 else part).reshape(array.shape(sizes)))
+            words = memory[start:end]
+            views.append((words.view(np.int64) if array.words == 2 else words).reshape(array.shape(sizes)))
             start = end
         return BatchArrays(*views)
 
@@ -131,16 +133,16 @@ class RequestChunks(NamedTuple):
     """States and rings of recurrent layers that a request's rows read and write."""
 
     begin: int  # position of the request's first row
-    run: int  # committed tokens; draft nodes follow
-    # The chunk that is read. Its ring has the rows from `read.start` to `begin`; new ones of its positions follow.
+    run: int  # number of rows of committed tokens; the rows of draft nodes follow
+    # The chunk of position `begin`, whose state is read. Its ring has the rows of its positions before `begin`.
     read: Chunk
-    # Later chunks whose states are written. The ring of the last one gets the newest rows.
+    # Later chunks that the pass enters, whose states it writes. The ring of the newest chunk receives its new rows.
     entered: tuple[Chunk, ...]
 
 
 @dataclass(frozen=True)
 class ForwardBatch:
-    """Rows of one target pass: prompt chunks, plain tokens, chains and trees of many requests, ragged.
+    """Rows of one target pass: prompt chunks, plain tokens, chains and trees of many requests, without padding.
 
     The rows of a request are consecutive, in attention order. A row attends to the first `prefix_lens` KV rows of its
     request, and to later rows whose bit is set in its ancestor mask. Bit i is KV row `prefix_lens + i`; a node's own
@@ -159,11 +161,11 @@ class ForwardBatch:
     kv_copies: Tensor  # int32 [copies, 2], (from, to) physical KV rows; executed first
     hidden_rows: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int32))  # int32 [wanted]
     taps: tuple[Tap, ...] = ()  # where the hidden states of `hidden_rows` are taken
-    # int64 [drawn], on the decoder's device: tokens drawn by the previous pass. The id -1 - i refers to entry i.
+    # int64, on the decoder's device: tokens drawn by the previous pass. The token id -1 - i refers to entry i.
     drawn_before: Tensor | None = None
-    # [requests], adapter slots, on the host; 0 or empty: the base model
+    # [requests], adapter slots, on the host; 0, or an empty tuple: the base model
     adapters: tuple[int, ...] = ()
-    # recurrent layers, on the host; empty: there are none
+    # For recurrent layers, on the host; empty: there are none
     chunks: tuple[RequestChunks, ...] = ()  # [requests]
     ring_copies: tuple[tuple[int, int], ...] = ()  # (from, to) physical rows of rings; executed first
 
@@ -171,23 +173,23 @@ class ForwardBatch:
     def of(arrays: BatchArrays, taps: tuple[Tap, ...] = ()) -> "ForwardBatch":
         tensors: dict[str, Any] = {name: torch.from_numpy(array) for name, array in arrays._asdict().items()}
         batch = ForwardBatch(**tensors, taps=taps)
-        batch.__dict__["arrays"] = arrays  # cached: no conversion back from tensors
+        batch.__dict__["arrays"] = arrays  # fills the cached property, so that tensors are not converted back
         return batch
 
     def after(self, drawn: Tensor) -> "ForwardBatch":
-        """Return the batch for a pass that reads `drawn` from the previous pass."""
+        """Return the batch of a pass that reads `drawn`, the tokens drawn by the previous pass."""
         batch = object.__new__(ForwardBatch)
         batch.__dict__.update(self.__dict__, drawn_before=drawn)
         return batch
 
     @cached_property
     def arrays(self) -> BatchArrays:
-        """NumPy views of the batch's memory; only for a batch on the CPU."""
+        """Return NumPy views of the batch's memory; only for a batch on the CPU."""
         return BatchArrays(*(getattr(self, name).numpy() for name in BatchArrays._fields))
 
 
-class SideBySide(Mapping[Tap, Tensor]):
-    """Hidden states of all taps in one row-major array, so that joining them needs no copy."""
+class ConcatenatedStates(Mapping[Tap, Tensor]):
+    """Hidden states of all taps, concatenated in one array, so that concatenating them needs no copy."""
 
     __slots__ = ("states", "taps")
 
@@ -198,8 +200,8 @@ class SideBySide(Mapping[Tap, Tensor]):
     def __getitem__(self, tap: Tap) -> Tensor:
         if tap not in self.taps:
             raise KeyError(tap)
-        size, place = self.states.shape[1] // len(self.taps), self.taps.index(tap)
-        return torch.from_numpy(self.states[:, place * size : (place + 1) * size])
+        size, index = self.states.shape[1] // len(self.taps), self.taps.index(tap)
+        return torch.from_numpy(self.states[:, index * size : (index + 1) * size])
 
     def __iter__(self) -> Iterator[Tap]:
         return iter(self.taps)
@@ -208,28 +210,31 @@ class SideBySide(Mapping[Tap, Tensor]):
         return len(self.taps)
 
 
-def joined_states(hidden: Mapping[Tap, Tensor], taps: tuple[Tap, ...]) -> States:
-    """Concatenate each row's states at several taps, [rows, taps * size]."""
-    if isinstance(hidden, SideBySide) and hidden.taps == taps:
+def concatenated_states(hidden: Mapping[Tap, Tensor], taps: tuple[Tap, ...]) -> States:
+    """Return each row's states at several taps, concatenated, [rows, taps * size]."""
+    if isinstance(hidden, ConcatenatedStates) and hidden.taps == taps:
         return hidden.states
     return torch.cat([hidden[tap] for tap in taps], dim=-1)
 
 
 def num_states(hidden: Mapping[Tap, Tensor]) -> int:
-    return len(hidden.states if isinstance(hidden, SideBySide) else next(iter(hidden.values()), ()))
+    """Return the number of rows with hidden states."""
+    return len(hidden.states if isinstance(hidden, ConcatenatedStates) else next(iter(hidden.values()), ()))
 
 
 def check_taps(taps: Iterable[Tap], num_layers: int) -> None:
     """Raise `ValueError` for taps that a decoder of this depth does not have."""
     for tap in taps:
         if not 0 <= tap.layer <= num_layers:
-            raise ValueError(f"there are no hidden states after layer {tap.layer} of {num_layers}")
+            raise ValueError(
+                f"there are no hidden states after layer {tap.layer}: the model has {num_layers} layers"
+            )
         if tap.normed and tap.layer != num_layers:
-            raise ValueError("the final norm follows the last layer alone")
+            raise ValueError("only hidden states after the last layer can be taken after the final norm")
 
 
-def known_ids(token_ids: Tensor, drawn: Tensor) -> Tensor:
-    """Replace negative ids by the tokens of the previous pass; by any token if it drew none."""
+def resolve_ids(token_ids: Tensor, drawn: Tensor) -> Tensor:
+    """Return token ids with id -1 - i replaced by `drawn[i]`, or by 0 if the previous pass drew no token there."""
     picked = drawn[(-1 - token_ids).clamp(min=0).long()].clamp(min=0)
     return torch.where(token_ids < 0, picked.to(token_ids.dtype), token_ids)
 
@@ -240,4 +245,4 @@ class ForwardOutput:
 
     logits: Tensor  # float32 [len(logit_rows), vocab]
     hidden: Mapping[Tap, Tensor]  # [len(hidden_rows), hidden size] per tap of the batch
-    is_cold: bool = False  # compiled or captured a graph, so that its time is not typical
+    is_cold: bool = False  # whether the pass compiled or captured something, so that its time is not typical

@@ -1,4 +1,4 @@
-"""Selects the backend and the number format of a model."""
+"""Selects a model's backend and number format."""
 
 import logging
 from dataclasses import dataclass, replace
@@ -7,7 +7,7 @@ from importlib.util import find_spec
 import torch
 
 from foreword.backends.cpu.packing import FORMS, WeightForm
-from foreword.backends.support import missing_parts
+from foreword.backends.support import missing_features
 from foreword.errors import RequestError
 from foreword.kernels.native import native_status
 from foreword.models.config import ModelConfig
@@ -16,17 +16,20 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 """Number formats of the torch backend."""
 
 CPU_DTYPES = ("int8", "stored", "q4", "q8_0", "float32")
-"""Number formats of the CPU kernels; `auto` is one of the first two."""
+"""Number formats of the CPU kernels. `auto` selects one of the first two."""
 
 BACKENDS = ("auto", "cpu", "cuda", "torch")
 
 QUANTIZATIONS = {"auto": "", "none": "", "fp8": "cuda", "int4": "cuda"}
-"""Weight formats of the CUDA kernels: as stored, unpacked, or rounded to FP8 or to 4 bits; with the backend."""
+"""Weight formats, and the backend that a format needs (empty: any).
+
+`auto` keeps weights as they are stored, `none` unpacks them, `fp8` and `int4` round them to 8 or 4 bits.
+"""
 
 KV_DTYPES = {"auto": "", "float32": "cpu", "bfloat16": "cpu", "fp8": "cuda"}
-"""Number formats of keys and values, with the backend that has them; `auto` is the backend's default.
+"""Number formats of keys and values, and the backend that a format needs (empty: any).
 
-`fp8` are 8-bit floats with a scale for every token and head.
+`auto` is the backend's default; `fp8` are 8-bit floats with a scale for every token and head.
 """
 
 
@@ -36,8 +39,8 @@ class BackendChoice:
 
     name: str  # as in `--backend`
     form: WeightForm | None  # number formats of the CPU kernels; None on other backends
-    torch_dtype: torch.dtype  # of the torch and CUDA decoders
-    reason: str  # short explanation
+    torch_dtype: torch.dtype  # dtype of the torch and CUDA decoders
+    reason: str  # why this backend was selected
     quantization: str = "auto"  # see QUANTIZATIONS
     kv_cache_dtype: str = "auto"  # see KV_DTYPES
 
@@ -45,18 +48,18 @@ class BackendChoice:
 def choose_backend(
     backend: str, dtype: str, device: torch.device, quantization: str = "auto", kv_cache_dtype: str = "auto"
 ) -> BackendChoice:
-    """Select backend and number format; raise `RequestError` for unsupported combinations."""
-    choice = _chosen(backend, dtype, device)
-    for option, value, known in (
+    """Select backend and number formats; raise `RequestError` for unsupported combinations."""
+    choice = _choose(backend, dtype, device)
+    for option, value, backends_by_value in (
         ("quantization", quantization, QUANTIZATIONS),
         ("kv_cache_dtype", kv_cache_dtype, KV_DTYPES),
     ):
-        if value not in known:
-            raise RequestError(f"unknown {option} {value!r}; use {', '.join(known)}")
-        if known[value] not in ("", choice.name):
+        if value not in backends_by_value:
+            raise RequestError(f"unknown {option} {value!r}; use {', '.join(backends_by_value)}")
+        if backends_by_value[value] not in ("", choice.name):
             flag = f"--{option.replace('_', '-')}"
             raise RequestError(
-                f"{option} {value} needs the {known[value]} backend, not {choice.name}; leave out {flag}"
+                f"{option} {value} needs the {backends_by_value[value]} backend, not {choice.name}; leave out {flag}"
             )
     form = choice.form
     if form is not None and kv_cache_dtype != "auto":
@@ -64,8 +67,8 @@ def choose_backend(
     return replace(choice, form=form, quantization=quantization, kv_cache_dtype=kv_cache_dtype)
 
 
-def _chosen(backend: str, dtype: str, device: torch.device) -> BackendChoice:
-    """Select CPU kernels on a CPU and Triton kernels on a GPU if available, otherwise torch.
+def _choose(backend: str, dtype: str, device: torch.device) -> BackendChoice:
+    """Select CPU kernels on a CPU, and Triton kernels on a GPU, if they are available; otherwise torch.
 
     `float32` on a CPU uses torch, the reference, unless the CPU kernels are requested.
     """
@@ -78,7 +81,7 @@ def _chosen(backend: str, dtype: str, device: torch.device) -> BackendChoice:
         raise RequestError(f"unknown dtype {dtype!r}; use one of {names}")
     if backend == "cuda" or (backend == "auto" and device.type == "cuda"):
         return _on_gpu(backend, dtype, device)
-    refusal = _refusal(dtype, device)
+    refusal = _reason_against_cpu(dtype, device)
     if backend == "cpu" or (dtype in CPU_DTYPES and dtype not in DTYPES):
         if backend == "torch":
             raise RequestError(f"dtype {dtype} needs the CPU kernels; leave out --backend torch")
@@ -96,14 +99,15 @@ def _chosen(backend: str, dtype: str, device: torch.device) -> BackendChoice:
     return _cpu(dtype, "the fastest on this CPU")
 
 
-def fitted(
+def fit_to_model(
     choice: BackendChoice, config: ModelConfig, *, backend: str, dtype: str, device: torch.device
 ) -> BackendChoice:
-    """Adapt the choice to this model: `auto` falls back to torch if the faster backend cannot run it.
+    """Return the choice, or torch if its backend was selected by `auto` and cannot run this model.
 
-    A backend requested by name, or by a format that only it has, stays; loading reports what it cannot run.
+    A backend that was requested by name, or by a format that only it has, stays. If it cannot run the model, loading
+    reports that.
     """
-    missing = missing_parts(config, choice.name)
+    missing = missing_features(config, choice.name)
     is_packed = choice.quantization in ("fp8", "int4") or choice.kv_cache_dtype != "auto"
     is_named = backend != "auto" or is_packed or (dtype != "auto" and dtype not in DTYPES)
     if not missing or is_named:
@@ -114,7 +118,7 @@ def fitted(
 
 
 def parallel_backend(backend: str, ranks: int) -> str:
-    """Return the backend for this many ranks: several need torch."""
+    """Return the backend for this many ranks: torch if there are several."""
     if ranks == 1 or backend == "torch":
         return backend
     if backend != "auto":
@@ -124,7 +128,7 @@ def parallel_backend(backend: str, ranks: int) -> str:
     return "torch"
 
 
-def _refusal(dtype: str, device: torch.device) -> str:
+def _reason_against_cpu(dtype: str, device: torch.device) -> str:
     """Return why the CPU kernels cannot be used; empty if they can."""
     if device.type != "cpu":
         return f"the model is on {device.type}"
@@ -141,14 +145,14 @@ def _on_gpu(backend: str, dtype: str, device: torch.device) -> BackendChoice:
         )
     if device.type != "cuda":
         raise RequestError("--backend cuda needs a CUDA GPU; use --backend cpu or torch")
-    chosen = torch.bfloat16 if dtype == "auto" else DTYPES[dtype]
+    torch_dtype = torch.bfloat16 if dtype == "auto" else DTYPES[dtype]
     missing = _missing_triton()
     if missing:
         if backend == "cuda":
             raise RequestError(f"--backend cuda cannot be used: {missing}; pip install -U triton")
-        return BackendChoice("torch", None, chosen, missing)
+        return BackendChoice("torch", None, torch_dtype, missing)
     return BackendChoice(
-        "cuda", None, chosen, "asked for" if backend == "cuda" else "the fastest on this GPU"
+        "cuda", None, torch_dtype, "asked for" if backend == "cuda" else "the fastest on this GPU"
     )
 
 
@@ -169,15 +173,15 @@ def _torch(dtype: str, device: torch.device, reason: str) -> BackendChoice:
 
 
 def pick_device(device: str) -> torch.device:
-    """Return the device; `auto` is the first CUDA device, otherwise the CPU."""
+    """Return the device of this name; `auto`: the first CUDA device, or the CPU if there is none."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        place = torch.device(device)
+        chosen_device = torch.device(device)
     except RuntimeError as error:
         raise RequestError(f"unknown device {device!r}; use auto, cpu or cuda") from error
-    if place.type not in ("cpu", "cuda"):
+    if chosen_device.type not in ("cpu", "cuda"):
         raise RequestError(f"device {device!r} is not supported; use auto, cpu or cuda")
-    if place.type == "cuda" and not torch.cuda.is_available():
+    if chosen_device.type == "cuda" and not torch.cuda.is_available():
         raise RequestError(f"device {device!r} was asked for, but torch sees no CUDA GPU; use cpu")
-    return place
+    return chosen_device

@@ -23,7 +23,7 @@ from foreword.models.heads.spec import HeadSpec
 
 
 class KvStore(Protocol):
-    """Memory of all kinds of KV rows, in pages; `kv/` assigns the pages."""
+    """Memory of KV rows, those of the decoder and of drafters, in pages; the package `kv` assigns the pages."""
 
     @property
     def spec(self) -> PageSpec: ...
@@ -36,61 +36,61 @@ class KvStore(Protocol):
 
     @property
     def bytes_per_row(self) -> int:
-        """Bytes of one token's rows of all kinds."""
+        """Return the bytes of one token's KV rows, of the decoder and of drafters."""
 
     def arrays(self, name: str) -> tuple[Tensor, Tensor]:
-        """Return keys and values of one kind by layer, in the backend's layout, without a copy."""
+        """Return keys and values of the rows named `name`, by layer, in the backend's layout, without a copy."""
 
     def move(self, copies: Tensor) -> None:
-        """Copy rows (from, to) of all kinds, int32 [copies, 2]; all are read before any is written."""
+        """Copy the KV rows of tokens; `copies` is int32 [copies, 2], (from, to). All are read before any is written."""
 
 
 @dataclass(frozen=True)
 class HeadInput:
     """Input of a draft head's pass.
 
-    Rows are laid out like a target pass: the row of token t writes the KV slot of t, and reads the token and the
-    features of position t - 1. A head that attends to features only (DFlash) has two kinds of passes: over committed
-    tokens, whose rows store the features of t, and over a block of draft tokens, which read only their tokens
-    (`are_own`, empty features).
+    Rows are laid out like those of a target pass. The row of token t writes the KV slot of t, and reads the token and
+    the features of position t - 1. DFlash has two kinds of passes: over committed tokens, whose rows store the features
+    of t, and over a block of draft tokens, whose rows read only their tokens (`are_own`, empty features).
     """
 
-    arrays: BatchArrays  # of a forward batch; `logit_rows` are the wanted rows; no row is moved
+    arrays: BatchArrays  # as of a forward batch; `logit_rows` are the rows with output; `kv_copies` is empty
     starts: Ints  # int32 [requests], first KV row visible to the request's rows
-    features: States  # [rows, feature width]; if own, [rows, hidden size]
-    are_own: bool  # features are the head's own states, not the target's
+    features: States  # [rows, feature width]; with `are_own`, [rows, hidden size]
+    are_own: bool  # whether the features are states of the head itself, not of the target
 
 
 @dataclass(frozen=True)
 class HeadOutput:
     """Output of a draft head's pass."""
 
-    logits: Tensor  # float32 [wanted, draft vocabulary]
-    states: Tensor  # [wanted, hidden size], features for the next row
-    is_cold: bool = False  # compiled or captured a graph, so that its time is not typical
+    logits: Tensor  # float32 [logit rows, draft vocabulary]
+    states: Tensor  # [logit rows, hidden size], features for the next row
+    is_cold: bool = False  # whether the pass compiled or captured something, so that its time is not typical
 
 
 @dataclass(frozen=True)
 class Unsettled:
-    """Texts whose last tokens a pass in flight decides: their draft chains, and the pass's draws.
+    """Texts whose last tokens a pass in flight decides: their draft chains, and the tokens that the pass draws.
 
-    A draft token that equals the pass's draw is committed if all before it are; one more drawn token follows.
+    A draft token is committed if it and all draft tokens before it equal the pass's draws. One more drawn token
+    follows.
     """
 
-    drawn: Tensor  # int64, on the device: the draw after every judged row
-    first: Ints  # int32 [requests], row of each newest token among these; its draft's rows follow
-    drafted: Tensor  # int64, on the device
-    places: Ints  # int32 [requests, longest draft], indices into `drafted`; -1: padding
-    ends: Ints  # int32 [requests], one past the last reserved KV row
+    drawn: Tensor  # int64, on the device: the token drawn after every row of the pass
+    first_rows: Ints  # int32 [requests], index in `drawn` of each newest token's row; its draft's rows follow
+    drafted: Tensor  # int64, on the device: draft tokens
+    draft_indices: Ints  # int32 [requests, longest draft], indices into `drafted`; -1: padding
+    row_ends: Ints  # int32 [requests], one past the last reserved KV row
 
 
 @dataclass(frozen=True)
 class ChainStop:
-    """The condition on the head's confidence that ends a chain."""
+    """When a chain ends early, given the head's confidence in its tokens."""
 
-    edges: NDArray[np.float32]  # [classes - 1], bounds of the confidence classes
+    edges: NDArray[np.float32]  # [classes - 1], bounds between confidence classes
     rates: NDArray[np.float32]  # [requests, classes], acceptance rate by class
-    # [requests, steps], a chain ends if the probability that all its tokens are accepted falls below this
+    # [requests, steps]; a chain ends when the probability that all its tokens are accepted falls below this
     least: NDArray[np.float32]
 
 
@@ -99,28 +99,28 @@ class ChainPlan:
     """Chains to draft after the newest tokens of some texts, each token from the head's own states."""
 
     lengths: Ints  # int32 [requests], text lengths
-    steps: Ints  # int32 [requests], draft tokens
-    records: Records  # [requests], sampling parameters, with the noise of *coupled*
+    steps: Ints  # int32 [requests], number of draft tokens
+    records: Records  # [requests], sampling parameters, and noise key stems of *coupled*
     token_ids: Ints | None  # int32 [draft vocabulary], the target's ids of the head's tokens; None: identical
-    vocab_size: int  # ids below this can be sampled
+    vocab_size: int  # only ids below this can be sampled
     unsettled: Unsettled | None = None  # texts that a pass in flight extends; None: the lengths are final
-    stop: ChainStop | None = None  # for runners that support it; they then return their confidence
+    stop: ChainStop | None = None  # only for runners with `stops`, which then return their confidence
 
 
 @dataclass(frozen=True)
 class PendingChains:
-    """Chains being drafted on a device."""
+    """Chains that are being drafted on a device."""
 
-    tokens: HostCopy  # int64, the target's ids; -1 if not finite
-    places: Sequence[Sequence[int]]  # indices of each request's tokens
+    tokens: HostCopy  # int64, the target's ids; -1 where logits were not finite
+    token_indices: Sequence[Sequence[int]]  # for each request, the indices of its tokens in `tokens`
 
 
 class KnownChains(NamedTuple):
-    """Chains of some requests."""
+    """Chains of some requests, on the host."""
 
-    tokens: Sequence[Sequence[int]]  # the target's ids
+    tokens: Sequence[Sequence[int]]  # [requests][tokens], the target's ids
     confidence: Sequence[Sequence[float]] | None = None  # of each token; None: the plan has no stop
-    is_cold: bool = False  # empty while kernels are compiled, unlike later chains
+    is_cold: bool = False  # whether the chains are empty only because kernels are still being compiled
 
 
 Chains = KnownChains | PendingChains
@@ -129,37 +129,39 @@ Chains = KnownChains | PendingChains
 
 @dataclass(frozen=True)
 class HeadCall:
-    """Rows that a head runs, and the chains to draw from them if there is a plan.
+    """Rows that a head runs, and the plan of the chains to draw, if any.
 
     - A head that drafts token by token (EAGLE, MTP) gets the rows up to each newest token, with the target's states.
       It returns the last row's output.
-    - For `Unsettled` texts there is a row for every token that each may gain. The id -1 - i refers to entry i of the
-      draws. The first row's output is wanted.
-    - A head that drafts all positions at once (DFlash, P-EAGLE) has one wanted row per position, in order.
+    - For `Unsettled` texts, there is a row for every token that may be committed. The token id -1 - i refers to
+      `Unsettled.drawn[i]`. `logit_rows` has the first of these rows.
+    - A head that drafts all positions at once (DFlash, P-EAGLE) has one logit row per position, in order.
     """
 
     rows: HeadInput
     store: KvStore
     plan: ChainPlan | None = None
-    context: HeadInput | None = None  # rows of committed tokens to store first (DFlash)
+    context: HeadInput | None = None  # DFlash: rows of committed tokens, which are stored first
 
 
 class RowsRunner(Protocol):
-    """A runner with its own KV rows in the pages of a decoder's store."""
+    """Runs a head or an exit that has its own KV rows in the pages of a decoder's store."""
 
     @property
     def weight_bytes(self) -> int: ...
 
     @property
     def is_ready(self) -> bool:
-        """Return whether no kernel is being compiled that it waits for; until then its chains are empty."""
+        """Return whether all kernels that the runner has requested are compiled; until then its chains are empty."""
 
     def draft(self, call: HeadCall) -> "HeadOutput | Chains":
-        """Run the rows; return the planned chains, or logits without a plan or if the runner draws no chains.
+        """Run the rows, and return the planned chains.
 
-        A chain ends at a non-finite row. The host does not wait for a device. An exit (`HeadFactory.exit`) stores the
-        features of committed tokens, as DFlash does; its other rows read only their tokens, pass through the
-        decoder's layers on the decoder's KV rows, and return no states.
+        Without a plan, or if the runner draws no chains, return logits and states.
+
+        A chain ends where logits are not finite. The host does not wait for a device. An exit (`HeadFactory.exit`)
+        stores the features of committed tokens, as DFlash does. Its other rows read only their tokens, pass through the
+        decoder's layers, which read the decoder's KV rows, and return no states.
         """
 
 
@@ -174,11 +176,11 @@ class HeadRunner(RowsRunner, Protocol):
         """Return a Markov head's (DSpark) embedding of these tokens: float32 [tokens, rank]."""
 
     def markov_after(self, before: Tensor) -> Tensor:
-        """Return its addition to the logits of the next positions: float32 [tokens, draft vocabulary]."""
+        """Return what a Markov head adds to the logits after these embeddings: float32 [tokens, draft vocabulary]."""
 
 
 def head_output(runner: RowsRunner, rows: HeadInput, store: KvStore) -> HeadOutput:
-    """Return logits and states of the wanted rows."""
+    """Run rows without a plan; return logits and states of the logit rows."""
     output = runner.draft(HeadCall(rows, store))
     assert isinstance(output, HeadOutput)
     return output
@@ -193,7 +195,7 @@ class MedusaCall:
 
 
 class MedusaRunner(Protocol):
-    """Heads that read only hidden states and draft one token each, without KV."""
+    """Runs Medusa heads, which read only hidden states, have no KV rows, and draft one token each."""
 
     spec: HeadSpec
 
@@ -201,45 +203,45 @@ class MedusaRunner(Protocol):
     def weight_bytes(self) -> int: ...
 
     def draft(self, call: MedusaCall) -> HeadOutput | Chains:
-        """Return the planned chains: per row, one token of each of the first heads.
+        """Return the planned chains: for each row, one token from each of the first heads.
 
-        Without a plan, or if the runner draws no chains, return logits [rows, heads, draft vocabulary].
+        Without a plan, or if the runner draws no chains, return logits [rows, heads, draft vocabulary], and states.
         """
 
 
 class HeadFactory(Protocol):
-    """Loads heads for a decoder, in its number format, with its embedding and output matrix if they have none."""
+    """Loads heads for a decoder, in its number format. Heads without embedding or output matrix use the decoder's."""
 
-    def head(self, head: Head, rows: str) -> HeadRunner:
-        """Load a head that fits the decoder; `rows` names its KV rows in the store."""
+    def head(self, head: Head, row_name: str) -> HeadRunner:
+        """Load a head that fits the decoder; `row_name` is the name of its KV rows in the store."""
 
     def medusa(self, head: Head) -> MedusaRunner: ...
 
-    def exit(self, more: Checkpoint, layer: int, rows: str) -> RowsRunner | None:
+    def exit(self, more: Checkpoint, layer: int, row_name: str) -> RowsRunner | None:
         """Load an exit: the decoder's first `layer` layers, then another checkpoint's layer and final norm.
 
-        The first layers use the decoder's KV rows; `rows` names the exit's own. None: the backend cannot share KV
-        rows.
+        The first layers use the decoder's KV rows; `row_name` is the name of the exit's own. None: the backend cannot
+        share KV rows.
         """
 
 
 @dataclass(frozen=True)
 class DecodeSize:
-    """Requests that decode in one pass, with texts of one length."""
+    """A decoding pass to prepare: how many requests it has, and how long their texts are."""
 
     requests: int
-    length: int  # computed tokens of each
-    kernels: int = 0  # sizes with the same number launch the same kernels
+    length: int  # computed tokens of each request
+    kernels: int = 0  # identifies the kernels that are launched: equal for sizes that launch the same
 
 
 class Decoder(Protocol):
-    """A loaded model. It holds weights only; every pass names its KV store."""
+    """A loaded model. It has only weights; every pass is given a KV store."""
 
     config: ModelConfig
 
     @property
     def is_shape_invariant(self) -> bool:
-        """Return whether a row's result is independent of the rest of the pass, so that drafts cannot change a text."""
+        """Return whether a row's result is the same in any pass, so that drafts cannot change a text."""
 
     @property
     def device(self) -> torch.device: ...
@@ -249,15 +251,15 @@ class Decoder(Protocol):
 
     @property
     def layer_bytes(self) -> int:
-        """Bytes of the layers' weights, without embedding, output head and last norm."""
+        """Return the bytes of the layers' weights, without embedding, output matrix and final norm."""
 
     def with_layers(self, layers: Sequence[int]) -> "Decoder":
-        """Return a decoder that runs only these layers, with shared weights."""
+        """Return a decoder that runs only these layers, and shares this one's weights."""
 
     def beside(self, checkpoint: Checkpoint) -> "Decoder":
         """Return a decoder with another checkpoint's layers, and this one's embedding, head and final norm.
 
-        4-bit blocks are kept if the backend has kernels for them.
+        4-bit blocks stay packed if the backend has kernels for them.
         """
 
     def followed_by(self, more: Checkpoint) -> "Decoder":
@@ -275,22 +277,22 @@ class Decoder(Protocol):
     def kv_rows(self) -> RowSpec: ...
 
     def state_spec(self) -> StateSpec | None:
-        """Return what its recurrent layers keep; None: there are none."""
+        """Return the sizes of what recurrent layers store; None: there are none."""
 
     def new_kv_store(
         self, num_pages: int, page_size: int, extra: Sequence[RowSpec] = (), states: StateSizes = NO_STATES
     ) -> KvStore:
-        """Allocate memory for this decoder's rows, the `extra` ones, and states of recurrent layers."""
+        """Allocate memory for this decoder's KV rows, the `extra` ones of drafters, and states of recurrent layers."""
 
     def sizes_to_prepare(self, requests: int, length: int, rows: int) -> Sequence[DecodeSize]:
         """Return the passes to prepare at the start, because their first run is slow; likely ones first.
 
-        They have up to `requests` requests, texts of up to `length` tokens, and `rows` new rows each. Empty: no
-        preparation is needed.
+        The passes have up to `requests` requests with texts of up to `length` tokens and `rows` new rows each. Empty:
+        no preparation is needed.
         """
 
     def forward(self, batch: ForwardBatch, store: KvStore) -> ForwardOutput:
-        """Run one pass over a batch on the CPU; move and write KV rows as it says.
+        """Run one pass over a batch on the CPU; copy and write KV rows as the batch says.
 
-        The store must be made by this decoder, or have the same rows.
+        The store must come from this decoder, or have the same rows.
         """

@@ -20,12 +20,14 @@ from foreword.progress import Progress
 
 
 def is_shape_invariant(choice: BackendChoice) -> bool:
+    """Return whether decoders on this backend are shape-invariant, see `Decoder.is_shape_invariant`."""
     return choice.name != "torch"
 
 
 def decoder_of(
     choice: BackendChoice, config: ModelConfig, weights: DecoderWeights[Any], *, enforce_eager: bool = False
 ) -> Decoder:
+    """Return a decoder with loaded weights, on torch or on the CUDA kernels."""
     if choice.name == "torch":
         return TorchDecoder(config, weights)
     from foreword.backends.cuda.decoder import CudaDecoder  # imports Triton
@@ -40,7 +42,7 @@ def decoder_of(
 
 
 def start_compiling(choice: BackendChoice, device: torch.device) -> None:
-    """Start the compiler of CUDA kernels if there are some to compile: it is up when the weights are loaded."""
+    """Start the compiler of CUDA kernels if needed, so that it is ready when the weights are loaded."""
     from foreword.backends.cuda.compiling import kernels_of  # imports Triton
 
     kernels_of(device).start_early(choice.torch_dtype)
@@ -48,14 +50,14 @@ def start_compiling(choice: BackendChoice, device: torch.device) -> None:
 
 @dataclass(frozen=True)
 class DecoderLoader:
-    """Loads decoders on one backend, for a target and its drafters."""
+    """Loads decoders of a target and its drafters on one backend."""
 
     choice: BackendChoice
     device: torch.device
     enforce_eager: bool = False  # no CUDA graphs
 
     def load(self, checkpoint: Checkpoint, progress: Progress | None = None) -> Decoder:
-        """Load a checkpoint in the target's number format; unsupported models are refused before reading weights."""
+        """Load a checkpoint in the chosen number format. Refuse unsupported models before reading weights."""
         require_supported(checkpoint.config, self.choice.name)
         if self.choice.form is not None:
             return load_cpu_decoder(checkpoint, self.choice.form, progress=progress)
@@ -73,7 +75,7 @@ class DecoderLoader:
 def load_on_ranks(
     loader: DecoderLoader, checkpoint: ModelFile, ranks: int, progress: Progress | None = None
 ) -> TensorParallelDecoder:
-    """Load a decoder on several ranks, of which this process is the first."""
+    """Start worker processes and load a decoder on several ranks, of which this process is the first."""
     require_supported(checkpoint.config, loader.choice.name)
     check_size(checkpoint.config, ranks)
     workers = Workers(ranks, loader.device)

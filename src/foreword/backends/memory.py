@@ -1,4 +1,4 @@
-"""Memory of a decoder's rows and states, device memory, and the number of passes in flight."""
+"""Sizes of a decoder's KV rows and recurrent states, memory of the device, and the number of passes in flight."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ from foreword.models.config import ModelConfig, RecurrentSpec
 
 
 def device_memory(device: torch.device) -> tuple[int, int] | None:
-    """Return free and total bytes of a GPU; None on a CPU."""
+    """Release torch's cached memory; return free and total bytes of a GPU, or None on a CPU."""
     if device.type != "cuda":
         return None
     torch.cuda.empty_cache()
@@ -24,27 +24,27 @@ def free_memory(device: torch.device) -> int:
 
 
 def release_cached_memory() -> None:
-    """Release memory cached by torch, after a pass ran out of memory."""
+    """Release GPU memory that torch has cached, after a pass ran out of memory."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
 def peak_bytes(device: torch.device, work: Callable[[], object]) -> int:
-    """Run `work` on a GPU and return its peak additional memory."""
+    """Run `work` on a GPU, wait for it, and return the peak of its additional memory in bytes."""
     torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
+    bytes_before = torch.cuda.memory_allocated(device)
     work()
     torch.cuda.synchronize(device)
-    return max(0, torch.cuda.max_memory_allocated(device) - before)
+    return max(0, torch.cuda.max_memory_allocated(device) - bytes_before)
 
 
 def passes_in_flight(device: torch.device) -> int:
-    """Return how many passes to keep in flight so that the device does not wait for the host."""
+    """Return how many passes to keep in flight: 2 on a GPU, so that the device does not wait for the host."""
     return 1 if device.type == "cpu" else 2
 
 
 def state_spec(config: ModelConfig, item_bytes: int) -> StateSpec | None:
-    """Return what recurrent layers keep; None: there are none. `item_bytes` is the size of an activation."""
+    """Return the sizes of what recurrent layers store; None: there are none. `item_bytes` is per activation."""
     if config.recurrent is None:
         return None
     return spec_of_states(
@@ -53,7 +53,7 @@ def state_spec(config: ModelConfig, item_bytes: int) -> StateSpec | None:
 
 
 def spec_of_states(spec: RecurrentSpec, layers: int, item_bytes: int) -> StateSpec:
-    """Return what this many layers of a recurrence keep."""
+    """Return the sizes of what this many layers of a recurrence store."""
     return StateSpec(
         num_layers=layers,
         channels=spec.channels,
@@ -67,7 +67,7 @@ def spec_of_states(spec: RecurrentSpec, layers: int, item_bytes: int) -> StateSp
 
 
 def kv_rows(config: ModelConfig, dtype: str) -> RowSpec:
-    """Return keys and values of all layers with attention; with latent attention, one row for both."""
+    """Return the sizes of a token's KV row: keys and values of all layers with attention, or their latent rows."""
     attending = [layer.attention for layer in config.layers if layer.has_attention]
     shapes = {attention.kept for attention in attending}
     if not shapes:

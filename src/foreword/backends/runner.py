@@ -1,4 +1,4 @@
-"""A decoder with the KV memory of its passes."""
+"""A decoder together with the KV store of its passes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch.nn.functional import pad
 
-from foreword.backends.batch import ForwardBatch, ForwardOutput, known_ids
+from foreword.backends.batch import ForwardBatch, ForwardOutput, resolve_ids
 from foreword.backends.interface import Decoder, KvStore
 from foreword.errors import RequestError
 from foreword.kv.chunks import NO_STATES, StateSizes
@@ -19,7 +19,7 @@ class ModelRunner:
 
     decoder: Decoder
     store: KvStore
-    vocab_size: int  # ids that can be sampled: columns of the logits
+    vocab_size: int  # number of ids that can be sampled, and of columns of the logits
 
     @staticmethod
     def allocate(
@@ -30,7 +30,7 @@ class ModelRunner:
         vocab_size: int | None = None,
         states: StateSizes = NO_STATES,
     ) -> "ModelRunner":
-        """Create a decoder's KV store. Without `vocab_size` every row of its embedding counts as a token."""
+        """Allocate a KV store for a decoder. None as `vocab_size`: every row of its embedding is a token."""
         try:
             store = decoder.new_kv_store(num_pages, page_size, extra, states)
         except torch.OutOfMemoryError:
@@ -44,23 +44,23 @@ class ModelRunner:
     def forward(self, batch: ForwardBatch) -> ForwardOutput:
         """Run one pass; return logits for exactly the ids that can be sampled.
 
-        Padding of the embedding is cut. A draft model may have fewer tokens than the target: it never drafts the
-        missing ones, and reads another token in their place.
+        Logits of padding in the embedding are removed. A draft model may have fewer tokens than the target: it never
+        drafts the missing tokens, and reads its last token in their place.
         """
-        batch = _as_known(batch)
-        own, wanted = self.decoder.config.vocab_size, self.vocab_size
-        if own == wanted:
+        batch = _resolve_on_host(batch)
+        decoder_size, vocab_size = self.decoder.config.vocab_size, self.vocab_size
+        if decoder_size == vocab_size:
             return self.decoder.forward(batch, self.store)
-        if own > wanted:
+        if decoder_size > vocab_size:
             output = self.decoder.forward(batch, self.store)
-            return replace(output, logits=output.logits[:, :wanted])
-        known = replace(batch, token_ids=batch.token_ids.clamp(max=own - 1))
-        output = self.decoder.forward(known, self.store)
-        return replace(output, logits=pad(output.logits, (0, wanted - own), value=-torch.inf))
+            return replace(output, logits=output.logits[:, :vocab_size])
+        in_range = replace(batch, token_ids=batch.token_ids.clamp(max=decoder_size - 1))
+        output = self.decoder.forward(in_range, self.store)
+        return replace(output, logits=pad(output.logits, (0, vocab_size - decoder_size), value=-torch.inf))
 
 
-def _as_known(batch: ForwardBatch) -> ForwardBatch:
-    """Replace ids of the previous pass on the host; a device does so itself."""
+def _resolve_on_host(batch: ForwardBatch) -> ForwardBatch:
+    """Replace ids that refer to tokens of the previous pass if these are on the host; a device replaces them itself."""
     if batch.drawn_before is None or batch.drawn_before.device.type != "cpu":
         return batch
-    return replace(batch, token_ids=known_ids(batch.token_ids, batch.drawn_before), drawn_before=None)
+    return replace(batch, token_ids=resolve_ids(batch.token_ids, batch.drawn_before), drawn_before=None)

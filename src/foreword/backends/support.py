@@ -1,4 +1,4 @@
-"""Model features that each backend supports: checked before weights are read, and a table of model families."""
+"""Model features that each backend supports: checks before weights are read, and a table of model families."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from foreword.models.architectures.registry import ARCHITECTURES
 from foreword.models.config import AttentionSpec, LayerSpec, ModelConfig, Norms
 
 
-class Part(Enum):
+class Feature(Enum):
     """A feature beyond plain llama layers, with its name for users."""
 
     WINDOW = "sliding-window attention"
@@ -33,86 +33,90 @@ class Part(Enum):
     MIXED = "layers of different kinds"
 
 
-SUPPORTED: dict[str, frozenset[Part]] = {
-    "torch": frozenset(Part),
-    "cpu": frozenset(Part) - {Part.LATENT},
-    "cuda": frozenset(Part) - {Part.RELU2},
+SUPPORTED: dict[str, frozenset[Feature]] = {
+    "torch": frozenset(Feature),
+    "cpu": frozenset(Feature) - {Feature.LATENT},
+    "cuda": frozenset(Feature) - {Feature.RELU2},
     "training": frozenset(),
 }
 """Supported features by backend; `training` means the trainer's own passes."""
 
-ACTIVATIONS = {"silu": None, "gelu_pytorch_tanh": Part.GELU, "relu2": Part.RELU2}
-"""Activations that some backend supports."""
+ACTIVATIONS = {"silu": None, "gelu_pytorch_tanh": Feature.GELU, "relu2": Feature.RELU2}
+"""Activations that some backend supports, and the feature that each needs, if any."""
 
 
-def parts_of(config: ModelConfig) -> set[Part]:
-    found = {part for layer in dict.fromkeys(config.layers) for part in _layer_parts(layer, config)}
+def features_of(config: ModelConfig) -> set[Feature]:
+    """Return the features of a model beyond plain llama layers."""
+    features = {
+        feature for layer in dict.fromkeys(config.layers) for feature in _layer_features(layer, config)
+    }
     if config.embedding_scale != 1 or config.logit_scale != 1:
-        found.add(Part.SCALES)
+        features.add(Feature.SCALES)
     if config.logit_softcap is not None:
-        found.add(Part.SOFT_CAPS)
+        features.add(Feature.SOFT_CAPS)
     if any(layer != config.layers[0] for layer in config.layers):
-        found.add(Part.MIXED)
-    return found
+        features.add(Feature.MIXED)
+    return features
 
 
-def missing_parts(config: ModelConfig, backend: str) -> list[str]:
+def missing_features(config: ModelConfig, backend: str) -> list[str]:
+    """Return the names of a model's features that a backend does not support."""
     unknown = [f"{config.norm.kind} norms"] if config.norm.kind != "rms" else []
     activations = {layer.mlp.activation for layer in config.layers} - set(ACTIVATIONS)
     unknown += [f"activation {name!r}" for name in sorted(activations)]
-    missing = parts_of(config) - SUPPORTED[backend]
+    missing = features_of(config) - SUPPORTED[backend]
     if len(missing) > 1:
-        missing.discard(Part.MIXED)  # the differing feature is named
-    return [*unknown, *(part.value for part in Part if part in missing)]
+        missing.discard(Feature.MIXED)  # the others already say what differs
+    return [*unknown, *(feature.value for feature in Feature if feature in missing)]
 
 
 def require_supported(config: ModelConfig, backend: str) -> LayerSpec:
-    """Return the model's first layer; raise `CheckpointError` for unsupported features."""
+    """Return the model's first layer; raise `CheckpointError` if the backend does not support a feature."""
     if not config.layers:
         raise CheckpointError(f"the {config.architecture} model has no layers; use another")
-    if found := missing_parts(config, backend):
+    if features := missing_features(config, backend):
         where = "training" if backend == "training" else f"the {backend} backend"
-        torch_runs = backend != "torch" and not missing_parts(config, "torch") and backend != "training"
+        torch_runs = backend != "torch" and not missing_features(config, "torch") and backend != "training"
         raise CheckpointError(
-            f"{where} does not support this {config.architecture} model's {', '.join(found)}; "
+            f"{where} does not support this {config.architecture} model's {', '.join(features)}; "
             f"use {'--backend torch' if torch_runs else 'another model'}"
         )
     return config.layers[0]
 
 
-def _layer_parts(layer: LayerSpec, config: ModelConfig) -> Iterator[Part]:
+def _layer_features(layer: LayerSpec, config: ModelConfig) -> Iterator[Feature]:
     if layer.has_attention:
-        yield from _attention_parts(layer.attention, config)
+        yield from _attention_features(layer.attention, config)
     if layer.recurrent is not None:
-        yield Part.RECURRENT
+        yield Feature.RECURRENT
     if (experts := layer.mlp.experts) is not None:
-        yield Part.EXPERTS
+        yield Feature.EXPERTS
         if experts.bias or experts.clamp is not None:
-            yield Part.CLAMPED
+            yield Feature.CLAMPED
     if layer.norms is not Norms.BEFORE:
-        yield Part.NORMS
+        yield Feature.NORMS
     if layer.residual_scale != 1:
-        yield Part.SCALES
-    if (part := ACTIVATIONS.get(layer.mlp.activation)) is not None:
-        yield part
+        yield Feature.SCALES
+    if (feature := ACTIVATIONS.get(layer.mlp.activation)) is not None:
+        yield feature
 
 
-def _attention_parts(attention: AttentionSpec, config: ModelConfig) -> Iterator[Part]:
+def _attention_features(attention: AttentionSpec, config: ModelConfig) -> Iterator[Feature]:
     rope = attention.rope or config.rope
     has = {
-        Part.WINDOW: attention.window is not None and attention.window < config.context_length,
-        Part.LATENT: attention.latent is not None,
-        Part.SOFT_CAPS: attention.softcap is not None,
-        Part.WIDE_NORM: attention.qk_norm and attention.wide_qk_norm,
-        Part.SCALES: attention.scale is not None,
-        Part.GATED: attention.gated,
-        Part.SINKS: attention.sinks,
-        Part.NO_ROPE: not attention.is_rotated,
-        Part.LAYER_ROPE: attention.rope is not None,
-        Part.PARTIAL_ROPE: rope.rotary_dim is not None,
-        Part.ROPE_MAGNITUDE: rope.magnitude != 1,
+        Feature.WINDOW: attention.window is not None and attention.window < config.context_length,
+        Feature.LATENT: attention.latent is not None,
+        Feature.SOFT_CAPS: attention.softcap is not None,
+        Feature.WIDE_NORM: attention.qk_norm and attention.wide_qk_norm,
+        Feature.SCALES: attention.scale is not None,
+        Feature.GATED: attention.gated,
+        Feature.SINKS: attention.sinks,
+        Feature.NO_ROPE: not attention.is_rotated,
+        Feature.LAYER_ROPE: attention.rope is not None,
+        Feature.PARTIAL_ROPE: rope.rotary_dim is not None,
+        Feature.ROPE_MAGNITUDE: rope.magnitude != 1,
     }
-    yield from (part for part, there in has.items() if there)
+    yield from (feature for feature, applies in has.items() if applies)
 
 
 BACKENDS = ("cpu", "cuda", "torch")
@@ -124,8 +128,8 @@ class SupportedFamily:
     """One row of the table."""
 
     models: str
-    hf_class: str
-    formats: str
+    hf_class: str  # in config.json
+    formats: str  # of files
     backends: dict[str, str]  # "yes" or "no: REASON"
 
 
@@ -143,6 +147,7 @@ def supported_families() -> list[SupportedFamily]:
 
 
 def supported_markdown() -> str:
+    """Return the table of families in Markdown, for docs/models.md."""
     headings = ("models", "class in config.json", "files", *BACKENDS)
     lines = [headings, ("---",) * len(headings)]
     for row in supported_families():
@@ -151,37 +156,44 @@ def supported_markdown() -> str:
 
 
 def _gguf_names(family: Architecture) -> tuple[str, ...]:
-    forms = [form for form in (family.without_experts, family) if form is not None]
-    stated = [form.gguf_alias if form.gguf is None else form.gguf.architecture for form in forms]
-    return tuple(dict.fromkeys(name for name in stated if name is not None))
+    """Return the architecture names of the family in GGUF files; empty: GGUF is not supported."""
+    variants = [variant for variant in (family.without_experts, family) if variant is not None]
+    names = [
+        variant.gguf_alias if variant.gguf is None else variant.gguf.architecture for variant in variants
+    ]
+    return tuple(dict.fromkeys(name for name in names if name is not None))
 
 
 def _verdict(family: Architecture, backend: str) -> str:
-    lacking = _always(family) - SUPPORTED[backend]
-    if len(lacking) > 1:
-        lacking.discard(Part.MIXED)
-    return "no: " + ", ".join(part.value for part in Part if part in lacking) if lacking else "yes"
+    """Return "yes", or "no: " and the features of a family that a backend does not support."""
+    unsupported = _features_of_family(family) - SUPPORTED[backend]
+    if len(unsupported) > 1:
+        unsupported.discard(Feature.MIXED)
+    if not unsupported:
+        return "yes"
+    return "no: " + ", ".join(feature.value for feature in Feature if feature in unsupported)
 
 
-def _always(family: Architecture) -> set[Part]:
+def _features_of_family(family: Architecture) -> set[Feature]:
+    """Return the features that all models of a family have."""
     scales, rope, experts, window = family.scales, family.rope, family.experts, family.window
     has = {
-        Part.EXPERTS: experts is not None,
-        Part.CLAMPED: experts is not None and (experts.bias or experts.clamp is not None),
-        Part.LATENT: family.is_latent,
-        Part.SINKS: family.has_sinks,
-        Part.GATED: family.has_gated_attention,
-        Part.RECURRENT: family.recurrent is not None,
-        Part.SOFT_CAPS: scales.attention_cap is not None,
-        Part.NORMS: family.norms is not Norms.BEFORE,
-        Part.WIDE_NORM: family.wide_qk_norm,
-        Part.SCALES: scales.embedding_by_width or scales.attention is not None,
-        Part.NO_ROPE: rope.unrotated_every is not None,
-        Part.LAYER_ROPE: rope.local_theta is not None,
-        Part.PARTIAL_ROPE: rope.partial != 1,
-        Part.GELU: family.activation.startswith("gelu"),
-        Part.RELU2: family.activation == "relu2",
-        Part.WINDOW: window is not None and window.layers is WindowedLayers.ALL_BUT_EVERY_NTH,
-        Part.MIXED: experts is not None and experts.dense is DenseLayers.FIRST,
+        Feature.EXPERTS: experts is not None,
+        Feature.CLAMPED: experts is not None and (experts.bias or experts.clamp is not None),
+        Feature.LATENT: family.is_latent,
+        Feature.SINKS: family.has_sinks,
+        Feature.GATED: family.has_gated_attention,
+        Feature.RECURRENT: family.recurrent is not None,
+        Feature.SOFT_CAPS: scales.attention_cap is not None,
+        Feature.NORMS: family.norms is not Norms.BEFORE,
+        Feature.WIDE_NORM: family.wide_qk_norm,
+        Feature.SCALES: scales.embedding_by_width or scales.attention is not None,
+        Feature.NO_ROPE: rope.unrotated_every is not None,
+        Feature.LAYER_ROPE: rope.local_theta is not None,
+        Feature.PARTIAL_ROPE: rope.partial != 1,
+        Feature.GELU: family.activation.startswith("gelu"),
+        Feature.RELU2: family.activation == "relu2",
+        Feature.WINDOW: window is not None and window.layers is WindowedLayers.ALL_BUT_EVERY_NTH,
+        Feature.MIXED: experts is not None and experts.dense is DenseLayers.FIRST,
     }
-    return {part for part, there in has.items() if there}
+    return {feature for feature, applies in has.items() if applies}

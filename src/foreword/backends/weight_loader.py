@@ -1,4 +1,4 @@
-"""Sources of a layer's tensors; the one that loads and checks a checkpoint's, for all backends."""
+"""Sources of a layer's tensors: the interface, and a loader that reads and checks a checkpoint for all backends."""
 
 from collections.abc import Iterator, Sequence
 from typing import Protocol, runtime_checkable
@@ -15,9 +15,10 @@ from foreword.models.layer_shapes import expected_shapes
 from foreword.progress import Progress
 
 _PIECE_ELEMENTS = 2**20
-"""Numbers held in float32 at once while packing: 4 MB."""
+"""Numbers held in float32 at a time while packing: 4 MB."""
+
 PANEL_ROWS = 8
-"""Rows that the CPU kernels interleave; pieces begin at a multiple of this."""
+"""Rows that the CPU kernels interleave; pieces begin at a multiple of it."""
 
 M_co = TypeVar("M_co", covariant=True, default=Tensor)
 """Type of a matrix: a tensor, or a backend's own format."""
@@ -32,11 +33,14 @@ class LayerSource(Protocol[M_co]):
     def tensor(self, name: str) -> Tensor:
         """Return a tensor in the decoder's dtype."""
 
-    def matrix(self, names: Sequence[str]) -> M_co: ...
+    def matrix(self, names: Sequence[str]) -> M_co:
+        """Return matrices that read the same input as one, with their rows concatenated."""
 
-    def floats(self, name: str) -> Tensor: ...
+    def floats(self, name: str) -> Tensor:
+        """Return a tensor in float32."""
 
-    def nothing(self, *shape: int) -> Tensor: ...
+    def nothing(self, *shape: int) -> Tensor:
+        """Return a tensor of this shape, which has no entries: it stands for weights that a layer does not have."""
 
 
 @runtime_checkable
@@ -44,30 +48,35 @@ class ExpertSource(Protocol):
     """Source of tensors that may have the matrices of all experts in a backend's own format."""
 
     def experts(self, names: Sequence[Sequence[str]]) -> object | None:
-        """Return the experts' projections of the same input, by expert, as one; None: load them one by one."""
+        """Return the matrices of all experts, packed; None: load them one by one.
+
+        `names` has, for every expert, the names of its matrices that read the same input.
+        """
 
 
 def piece_rows(columns: int) -> int:
-    """Return the rows of a matrix to pack at once: whole panels, as many as the piece's memory holds."""
+    """Return how many rows of a matrix to pack at a time: whole panels, as many as fit in a piece's memory."""
     return max(1, _PIECE_ELEMENTS // columns // PANEL_ROWS) * PANEL_ROWS
 
 
 def stacked(parts: Sequence[Tensor]) -> Tensor:
+    """Concatenate the rows of tensors; return a single one without a copy."""
     return parts[0] if len(parts) == 1 else torch.cat(tuple(parts))
 
 
 def check_names(checkpoint: Checkpoint) -> None:
+    """Raise `CheckpointError` if tensors are missing or unknown."""
     present = checkpoint.tensor_names()
     expected = expected_shapes(checkpoint.config)
     ignorable = {"lm_head.weight"} if checkpoint.config.tied_embeddings else set()
     ignorable |= {name for name in present if name.endswith("rotary_emb.inv_freq")}
     missing = sorted(expected.keys() - present)
     surplus = sorted(present - expected.keys() - ignorable)
-    for what, names in (("lacks", missing), ("has unknown", surplus)):
+    for problem, names in (("lacks", missing), ("has unknown", surplus)):
         if names:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             raise CheckpointError(
-                f"{checkpoint.path} {what} tensor {names[0]}{more}: "
+                f"{checkpoint.path} {problem} tensor {names[0]}{more}: "
                 "it does not fit its own config; get the files again or pick another model"
             )
 
@@ -103,30 +112,33 @@ class WeightLoader:
     def floats(self, name: str) -> Tensor:
         return self._load(name, torch.float32)
 
-    def kept(self, name: str) -> PackedTensor | QuantizedTensor | None:
-        """Return a packed matrix as stored, on the CPU; None if it must be unpacked. Not counted as loaded yet."""
-        kept: PackedTensor | QuantizedTensor | None = self._checkpoint.quantized(name)
+    def stored(self, name: str) -> PackedTensor | QuantizedTensor | None:
+        """Return a packed matrix as it is stored, on the CPU; None: it is not packed, or must be unpacked.
+
+        The caller counts it as loaded.
+        """
+        stored: PackedTensor | QuantizedTensor | None = self._checkpoint.quantized(name)
         if isinstance(self._checkpoint, HfCheckpoint):
-            kept = self._checkpoint.kept(name)
-        if kept is None:
+            stored = self._checkpoint.kept(name)
+        if stored is None:
             return None
-        self.check_shape(name, kept.shape)
-        if isinstance(kept, Fp8Tensor):  # NaN is all ones but for the sign; there is no infinity
-            self.check_finite(name, not bool((kept.values.view(torch.uint8) & 127 == 127).any()))
-        return kept
+        self.check_shape(name, stored.shape)
+        if isinstance(stored, Fp8Tensor):  # NaN has all bits set except the sign; there is no infinity
+            self.check_finite(name, not bool((stored.values.view(torch.uint8) & 127 == 127).any()))
+        return stored
 
     def pieces(self, name: str) -> Iterator[Tensor]:
-        """Yield a matrix in float32, in pieces of whole panels of rows."""
+        """Yield a matrix in float32, in pieces of whole panels of rows; check it, and count it at the end."""
         expected = self._shapes[name]
-        pieces, done = self._checkpoint.pieces(name, torch.float32, piece_rows(expected[-1])), 0
+        pieces, rows_read = self._checkpoint.pieces(name, torch.float32, piece_rows(expected[-1])), 0
         for piece in pieces:
-            done += len(piece)
-            if done > expected[0] or piece.shape[1:] != expected[1:]:
-                self.check_shape(name, (done + sum(map(len, pieces)), *piece.shape[1:]))
+            rows_read += len(piece)
+            if rows_read > expected[0] or piece.shape[1:] != expected[1:]:
+                self.check_shape(name, (rows_read + sum(map(len, pieces)), *piece.shape[1:]))
             self.check_finite(name, bool(piece.sum(dtype=torch.float32).isfinite()))
             yield piece
             self._checkpoint.release()
-        self.check_shape(name, (done, *expected[1:]))
+        self.check_shape(name, (rows_read, *expected[1:]))
         self.count()
 
     def shape(self, name: str) -> tuple[int, ...]:

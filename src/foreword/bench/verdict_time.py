@@ -172,10 +172,10 @@ class _FreeChains:
             newest = arrays.token_ids[arrays.logit_rows]
         else:
             drawn = judged.drawn.numpy()
-            drafted = np.where(judged.places < 0, -1, judged.drafted.numpy()[judged.places])
-            rows = judged.first[:, None] + np.arange(drafted.shape[1])
+            drafted = np.where(judged.draft_indices < 0, -1, judged.drafted.numpy()[judged.draft_indices])
+            rows = judged.first_rows[:, None] + np.arange(drafted.shape[1])
             right = np.cumprod(drafted == drawn[np.minimum(rows, len(drawn) - 1)], axis=1).sum(axis=1)
-            newest = drawn[judged.first + right]
+            newest = drawn[judged.first_rows + right]
         tokens = torch.from_numpy(_draft_rows(newest).astype(np.int64).ravel())
         places = [range(DRAFT_TOKENS * row, DRAFT_TOKENS * row + DRAFT_TOKENS) for row in range(len(newest))]
         return PendingChains(HostCopy(tokens, tokens), places)

@@ -27,7 +27,7 @@ def _findings(model: str) -> dict[str, object]:
     import torch
 
     from foreword import __version__
-    from foreword.backends.choice import choose_backend, fitted, pick_device
+    from foreword.backends.choice import choose_backend, fit_to_model, pick_device
     from foreword.backends.cpu.packing import default_form
     from foreword.backends.loading import is_shape_invariant
     from foreword.backends.memory import state_spec
@@ -39,7 +39,7 @@ def _findings(model: str) -> dict[str, object]:
     device = pick_device("auto")
     choice, status, checkpoint = choose_backend("auto", "auto", device), native_status(), _local(model)
     if checkpoint is not None:
-        choice = fitted(choice, checkpoint.config, backend="auto", dtype="auto", device=device)
+        choice = fit_to_model(choice, checkpoint.config, backend="auto", dtype="auto", device=device)
     head = None if checkpoint is None else find_head(checkpoint, checkpoint.tokenizer())
     chosen = choose_speculation("auto", is_shape_invariant(choice), head=head)
     because = chosen.reason

@@ -286,7 +286,7 @@ class BatchMemory:
                 self._views.clear()
             elif len(self._views) == _CACHED_VIEWS:
                 self._views.clear()
-            arrays = BatchArrays.carved(self._memory, sizes)
+            arrays = BatchArrays.views_of(self._memory, sizes)
             views = self._views[sizes, taps] = arrays, ForwardBatch.of(arrays, taps)
         return views
 

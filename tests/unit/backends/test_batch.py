@@ -10,10 +10,10 @@ from foreword.backends.batch import (
     BATCH_ARRAYS,
     BatchArrays,
     BatchSizes,
+    ConcatenatedStates,
     ForwardBatch,
-    SideBySide,
     Tap,
-    joined_states,
+    concatenated_states,
     num_states,
 )
 from foreword.kv.states import as_tensor
@@ -41,7 +41,7 @@ def test_the_kernels_read_the_same_arrays_in_the_same_order():
 @pytest.mark.parametrize("sizes", [SIZES, BatchSizes(0, 0, 0, 0, 0), BatchSizes(1, 1, 1, 1, 0)])
 def test_arrays_lie_one_behind_the_other_and_know_their_sizes(sizes: BatchSizes):
     memory = np.arange(sizes.entries + 3, dtype=np.int32)
-    arrays = BatchArrays.carved(memory, sizes)
+    arrays = BatchArrays.views_of(memory, sizes)
     words = [array.view(np.int32).reshape(-1) for array in arrays]
     assert np.concatenate(words).tolist() == list(range(sizes.entries))
     assert arrays.sizes == sizes
@@ -56,15 +56,15 @@ def test_arrays_lie_one_behind_the_other_and_know_their_sizes(sizes: BatchSizes)
 def test_states_that_lie_side_by_side_are_joined_without_a_copy():
     taps = (Tap(2), Tap(15), Tap(30, normed=True))
     memory = np.arange(24, dtype=np.float32).reshape(4, 6)
-    side_by_side = SideBySide(taps, memory)
+    side_by_side = ConcatenatedStates(taps, memory)
     apart = {tap: torch.tensor(memory[:, 2 * place : 2 * place + 2]) for place, tap in enumerate(taps)}
     assert list(side_by_side) == list(taps)
     assert num_states(side_by_side) == num_states(apart) == 4
     for tap in taps:
         assert torch.equal(side_by_side[tap], apart[tap])
-    assert joined_states(side_by_side, taps) is memory
+    assert concatenated_states(side_by_side, taps) is memory
     for some in (taps, taps[::-1], taps[1:], taps[:1]):
-        one, other = joined_states(side_by_side, some), joined_states(apart, some)
+        one, other = concatenated_states(side_by_side, some), concatenated_states(apart, some)
         assert torch.equal(as_tensor(one), as_tensor(other))
     with pytest.raises(KeyError):
         side_by_side[Tap(3)]

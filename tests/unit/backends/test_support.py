@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from foreword.backends.choice import BackendChoice, fitted
+from foreword.backends.choice import BackendChoice, fit_to_model
 from foreword.backends.support import require_supported
 from foreword.engine.loader import load_model
 from foreword.errors import CheckpointError
@@ -85,11 +85,11 @@ def test_every_backend_has_windows_and_experts(backend: str):
 
 def test_auto_falls_to_torch_where_the_faster_backend_cannot_run_a_model():
     chosen, gpu = BackendChoice("cuda", None, torch.bfloat16, "the fastest"), torch.device("cuda")
-    found = fitted(chosen, SQUARED, backend="auto", dtype="auto", device=gpu)
+    found = fit_to_model(chosen, SQUARED, backend="auto", dtype="auto", device=gpu)
     assert (found.name, found.torch_dtype) == ("torch", torch.bfloat16)
     assert found.reason.startswith("the cuda backend does not support MLPs of squared ReLU")
-    assert fitted(chosen, SQUARED, backend="cuda", dtype="auto", device=gpu) is chosen
-    assert fitted(chosen, SOUND, backend="auto", dtype="auto", device=gpu) is chosen
+    assert fit_to_model(chosen, SQUARED, backend="cuda", dtype="auto", device=gpu) is chosen
+    assert fit_to_model(chosen, SOUND, backend="auto", dtype="auto", device=gpu) is chosen
 
 
 @pytest.mark.parametrize("backend", ["torch", pytest.param("cpu", marks=needs_cpu_kernels)])

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from foreword.backends.batch import SideBySide, Tap
+from foreword.backends.batch import ConcatenatedStates, Tap
 from foreword.drafters.heads.in_pages import KEPT_ALONE, KEPT_TOGETHER, HeadInPages
 from foreword.kv.states import States
 from foreword.speculation.observing import KeptStates
@@ -13,7 +13,7 @@ from foreword.speculation.observing import KeptStates
 TAPS = (Tap(1), Tap(4))
 
 
-def kept_by_head(of_pass: SideBySide, places: list[tuple[int, int]]) -> list[tuple[States, int]]:
+def kept_by_head(of_pass: ConcatenatedStates, places: list[tuple[int, int]]) -> list[tuple[States, int]]:
     """What it keeps of requests whose rows are at these places: first row and number."""
     head = object.__new__(HeadInPages)
     head._taps = TAPS
@@ -25,7 +25,7 @@ def kept_by_head(of_pass: SideBySide, places: list[tuple[int, int]]) -> list[tup
 @pytest.mark.parametrize("places", [[(1, 2)], [(0, 1), (1, 2)]])
 def test_the_states_of_a_long_pass_are_not_kept_for_few_rows(rows: int, places: list[tuple[int, int]]):
     memory = np.arange(rows * 6, dtype=np.float32).reshape(rows, 6)
-    kept = kept_by_head(SideBySide(TAPS, memory), places)
+    kept = kept_by_head(ConcatenatedStates(TAPS, memory), places)
     for (states, at), (first, count) in zip(kept, places, strict=True):
         assert np.array_equal(states[at : at + count], memory[first : first + count])
     is_shared = all(states is memory for states, _ in kept)

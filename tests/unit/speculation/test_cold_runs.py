@@ -130,7 +130,7 @@ def test_no_memory_for_a_capture_costs_the_capture_alone(
     monkeypatch.setattr(torch.cuda, "graph", capturing)
     graphs: GraphCache[str, int] = GraphCache()
     assert [graphs.run(shape, lambda: 7)[0] for shape in ("a", "a", "a", "b", "b")] == [7] * 5
-    assert caplog.messages == ["no memory is left to capture a: such passes run without"]
+    assert caplog.messages == ["no GPU memory is left to capture a; such passes run without a CUDA graph"]
     assert graphs.captured == 0
 
 

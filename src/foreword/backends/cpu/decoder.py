@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from foreword.backends.batch import ForwardBatch, ForwardOutput, SideBySide
+from foreword.backends.batch import ConcatenatedStates, ForwardBatch, ForwardOutput
 from foreword.backends.cpu.adapters import AdapterPacker
 from foreword.backends.cpu.head_factory import CpuHeads
 from foreword.backends.cpu.kv_store import HEAD_ALIGNMENT, CpuKvStore
@@ -124,7 +124,7 @@ class CpuDecoder:
             batch.chunks,
             batch.ring_copies,
         )
-        return ForwardOutput(torch.from_numpy(logits), SideBySide(taps, hidden) if taps else {})
+        return ForwardOutput(torch.from_numpy(logits), ConcatenatedStates(taps, hidden) if taps else {})
 
 
 def load_cpu_decoder(

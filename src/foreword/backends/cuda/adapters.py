@@ -11,19 +11,19 @@ from foreword.models.adapters import ALL_MODULES, Lora, layer_modules
 from foreword.models.config import ModelConfig
 
 MOST_SLOTS = 256
-"""Maximum number of adapters. Captured passes read the table, so it neither grows nor moves."""
+"""Maximum number of adapters at a time. Captured passes read the table, so it neither grows nor moves."""
 
 
 QKV, OUTPUT, GATE_UP, DOWN = range(3), range(3, 4), range(4, 6), range(6, 7)
 RECURRENT_INPUT, CONVOLUTION_INPUT, RECURRENT_OUTPUT = range(7, 11), range(11, 12), range(12, 13)
-"""Entries of `ALL_MODULES` whose matrices are concatenated into one product."""
+"""Indices in `ALL_MODULES` of modules whose matrices are concatenated in one product."""
 
-Place = tuple[int, range]
-"""A layer and some of its modules."""
+AdaptedModules = tuple[int, range]
+"""A layer's index, and the modules of one product as indices in `ALL_MODULES`."""
 
 
 class AdapterTable:
-    """Addresses of the adapters' factors. They change between passes; a replayed capture reads the current ones."""
+    """Addresses of the adapters' factors, on the device. A replayed capture reads the current addresses."""
 
     def __init__(self, config: ModelConfig, device: torch.device) -> None:
         shape = (1 + MOST_SLOTS, config.num_layers, len(ALL_MODULES), FIELDS)
@@ -34,14 +34,14 @@ class AdapterTable:
         ]
 
     def check(self, slot: int) -> None:
-        """Raise an error if the table has no such slot."""
+        """Raise `RequestError` if the table has no such slot."""
         if not 1 <= slot <= MOST_SLOTS:
             raise RequestError(
                 f"the cuda backend holds at most {MOST_SLOTS} adapters at a time; unload one of them"
             )
 
     def set(self, slot: int, adapter: Lora | None) -> None:
-        """Add an adapter; its factors stay on the device while it is in the table."""
+        """Set or (None) clear the entry of a slot. The caller keeps the factors on the device meanwhile."""
         rows = torch.zeros(self.entries.shape[1:], dtype=torch.int64)
         for (layer, module), factors in (adapter.factors if adapter is not None else {}).items():
             entry = factors.down.data_ptr(), factors.up.data_ptr(), factors.rank
@@ -56,8 +56,8 @@ class RowAdapters:
     table: AdapterTable
     slots: Tensor  # int32 [rows]
 
-    def add(self, place: Place, x: Tensor, y: Tensor) -> Tensor:
-        """Add the adapters' share to y, the product of x with these modules' matrices, in place."""
-        layer, modules = place
+    def add(self, adapted: AdaptedModules, x: Tensor, y: Tensor) -> Tensor:
+        """Add the adapters' output for x to y, the product of x with these modules' matrices, in place; return y."""
+        layer, modules = adapted
         widths = [self.table.widths[layer].get(ALL_MODULES[module], 0) for module in modules]
         return add_factors(x, y, self.slots, self.table.entries, (layer, modules[0]), widths)

@@ -1,9 +1,9 @@
-"""Heads on a GPU that draft token by token (EAGLE, MTP): captured graphs without a host round trip in between.
+"""Heads on a GPU that draft token by token (EAGLE, MTP): captured graphs without a host round trip between tokens.
 
-A chain consists of two kinds of captures: the pass over committed tokens with the first draw, and a level, which runs
-the newest draft tokens and draws the next ones. A level is captured once and replayed for every depth: it reads its
-level number, and from it its inputs, on the device. A chain that is drafted often is also captured as a whole, which
-saves the gaps between its levels.
+A chain consists of two kinds of captures: the pass over committed tokens, which draws the first draft token, and a
+level, which runs the newest draft tokens and draws the next ones. A level is captured once and replayed for every
+depth: on the device it reads its level number, and from that its inputs. A chain that is drafted often is also captured
+as a whole, which saves the gaps between its levels.
 """
 
 from collections.abc import Callable, Hashable
@@ -16,15 +16,15 @@ from torch import Tensor
 
 from foreword.acceptance.transfer import started
 from foreword.backends.batch import MAX_DRAFT_NODES, ForwardBatch
-from foreword.backends.cuda.draws import as_chains, drawn_ids, names_in, words
+from foreword.backends.cuda.draws import as_chains, draw_ids, vocabulary_key, words
 from foreword.backends.cuda.graphs import GraphsByMemory
 from foreword.backends.cuda.heads import KernelHead
-from foreword.backends.cuda.kernels.attention import PART, RowTiles, Sight
+from foreword.backends.cuda.kernels.attention import PART, AttentionMetadata, RowTiles
 from foreword.backends.cuda.kernels.chains import (
-    ChainEnds,
-    ChainPlaces,
+    ChainRows,
+    ChainStarts,
     Level,
-    chain_places,
+    compute_chain_rows,
     count_accepted,
     take_level,
 )
@@ -50,19 +50,19 @@ _MOST_CHAINS = 1 << 12
 """Maximum requests of one call."""
 
 OFTEN = 64
-"""Number of runs after which a chain of some depth is captured as one graph."""
+"""Number of runs after which a chain of one shape is captured as a single graph."""
 
 _USUAL_LEVELS = 16
-"""Usual maximum depth, for which memory is allocated; deeper chains have their own memory and graphs."""
+"""Maximum depth of usual chains. Deeper ones have their own memory and graphs, sized for `MAX_DRAFT_NODES`."""
 
 
 @dataclass(frozen=True)
 class FirstShape:
     """Key of a captured pass over committed tokens: everything that is fixed at capture."""
 
-    rows: PassShape
-    most: int  # maximum levels
-    names: Hashable  # identifies the draft vocabulary
+    pass_shape: PassShape
+    max_levels: int  # levels for which memory is allocated
+    vocabulary: Hashable  # identifies the draft vocabulary
 
 
 @dataclass(frozen=True)
@@ -70,10 +70,10 @@ class LevelShape:
     """Key of a captured level: everything that is fixed at capture."""
 
     requests: int
-    most: int  # maximum levels
-    parts: int  # attention parts of the longest text with its draft
+    max_levels: int  # levels for which memory is allocated
+    num_parts: int  # attention parts (`attention.PART`) of the longest text with its draft
     splits: bool  # whether every part has its own program
-    names: Hashable  # identifies the draft vocabulary
+    vocabulary: Hashable  # identifies the draft vocabulary
 
 
 class ChainShape(NamedTuple):
@@ -81,38 +81,41 @@ class ChainShape(NamedTuple):
 
     first: FirstShape
     level: LevelShape
-    depth: int
+    depth: int  # number of levels: the draft tokens of the longest chain
 
 
 class _ChainInputs(NamedTuple):
     """Inputs of a chain other than those of its first pass, on the device; requests are padded."""
 
-    ends: ChainEnds
+    chain_starts: ChainStarts
     temperature: Tensor  # float64 [requests]
     starts: Tensor  # int32 [requests], first valid KV row of each request
-    tiles: RowTiles  # one row each
-    tables: Tensor  # int32 [requests, pages]
+    tiles: RowTiles  # of one row each
+    tables: Tensor  # int32 [requests, pages], block tables
 
 
 class _ChainState(NamedTuple):
-    """State that a level reads from the previous one."""
+    """Memory that a level reads after the first pass or the previous level has written it."""
 
     levels: Tensor  # int32 [requests], draft tokens drawn so far
-    drawn: Tensor  # int64 [most, requests], target ids of the draft tokens; -1 where logits are not finite
-    level: Level
-    states: Tensor  # [requests, hidden size]
-    places: ChainPlaces
-    cos_sin: tuple[Tensor, Tensor]  # float32 [most, requests, dim / 2]
+    # int64 [max levels, requests], target ids of the draft tokens; -1 where logits are not finite
+    drawn: Tensor
+    level: Level  # inputs of the next level
+    states: Tensor  # [requests, hidden size], the head's states after the newest tokens
+    chain_rows: ChainRows
+    cos_sin: tuple[Tensor, Tensor]  # float32 [max levels, requests, dim / 2]
 
 
 class CudaHead(KernelHead):
     """A head that drafts token by token: its chains run on Triton kernels."""
 
     def __init__(
-        self, head: Head, rows: str, ends: TargetMatrices, quantization: str, *, captures: bool
+        self, head: Head, row_name: str, target: TargetMatrices, quantization: str, *, captures: bool
     ) -> None:
-        super().__init__(head, rows, ends, quantization, captures=captures, captured_rows=DECODE_ROWS[-1])
-        self._accepted = torch.zeros(_MOST_CHAINS, dtype=torch.int32, device=ends.device)
+        super().__init__(
+            head, row_name, target, quantization, captures=captures, captured_rows=DECODE_ROWS[-1]
+        )
+        self._accepted = torch.zeros(_MOST_CHAINS, dtype=torch.int32, device=target.device)
         self._first_graphs: GraphsByMemory[FirstShape, None] = GraphsByMemory()
         self._level_graphs: GraphsByMemory[LevelShape, None] = GraphsByMemory()
         self._chain_graphs: GraphsByMemory[ChainShape, None] = GraphsByMemory()
@@ -120,55 +123,60 @@ class CudaHead(KernelHead):
         self._states: dict[tuple[int, int], _ChainState] = {}  # by levels and requests
         self.drafts_early = self._uses_kernels
 
-    def _output(self, wanted: HeadInput, store: KvStore) -> HeadOutput:
-        return self._reference.forward(wanted, store)
+    def _output(self, head_input: HeadInput, store: KvStore) -> HeadOutput:
+        return self._reference.forward(head_input, store)
 
     def _chains(self, call: HeadCall, plan: ChainPlan) -> Chains | None:
-        """Return planned chains; None: use the reference's logits.
+        """Return the planned chains; None: the caller grows them from the reference's logits.
 
-        Top-k, top-p and min-p are not applied: they would cut tokens that the target rarely draws.
+        Top-k, top-p and min-p are not applied: they would only remove tokens that the target rarely draws.
         """
-        names, wanted, store = self._ids.of(plan), call.rows, call.store
-        if not self._uses_kernels or names is None or not isinstance(store, TorchKvStore):
+        target_ids, head_input, store = self._ids.of(plan), call.rows, call.store
+        if not self._uses_kernels or target_ids is None or not isinstance(store, TorchKvStore):
             return None
         if len(plan.steps) > _MOST_CHAINS:
             return None
-        batch = ForwardBatch.of(wanted.arrays)
+        batch = ForwardBatch.of(head_input.arrays)
         layout = Layout.of(batch, store.page_size, self._group, self._kv_heads)
         depth, unsettled = int(plan.steps.max()), plan.unsettled
-        longest = int(plan.lengths.max()) + depth + (0 if unsettled is None else unsettled.places.shape[1])
+        longest = (
+            int(plan.lengths.max()) + depth + (0 if unsettled is None else unsettled.draft_indices.shape[1])
+        )
         pages = max(-(-longest // store.page_size), batch.arrays.sizes.pages)
-        room, most = layout.shape.logit_rows, _USUAL_LEVELS if depth <= _USUAL_LEVELS else MAX_DRAFT_NODES
-        first = FirstShape(layout.shape, most, names_in(plan))
-        parts = rounded_parts(-(-pages * store.page_size // PART), len(plan.steps))
-        level = LevelShape(room, most, parts, layout.shape.splits, first.names)
-        began = started(self._features.device)
+        capacity, max_levels = (
+            layout.shape.logit_rows,
+            _USUAL_LEVELS if depth <= _USUAL_LEVELS else MAX_DRAFT_NODES,
+        )
+        first = FirstShape(layout.shape, max_levels, vocabulary_key(plan))
+        num_parts = rounded_parts(-(-pages * store.page_size // PART), len(plan.steps))
+        level = LevelShape(capacity, max_levels, num_parts, layout.shape.splits, first.vocabulary)
+        start_event = started(self._features.device)
         uploaded = self._upload.send(batch, layout, store.spare_slot)
-        given = self._inputs(wanted, plan, level, uploaded, store.page_size)
+        inputs = self._inputs(head_input, plan, level, uploaded, store.page_size)
         if unsettled is not None:
             fill_in(uploaded.batch.token_ids, unsettled.drawn)
         features, state = (
-            self._copy_features(as_tensor(wanted.features), layout.shape.rows),
-            self._state(most, room),
+            self._copy_features(as_tensor(head_input.features), layout.shape.rows),
+            self._state(max_levels, capacity),
         )
 
         def run_first() -> None:
-            self._run_first(uploaded, given, state, features, names, store)
+            self._run_first(uploaded, inputs, state, features, target_ids, store)
 
         def run_level() -> None:
-            self._run_level(level, given, state, names, store)
+            self._run_level(level, inputs, state, target_ids, store)
 
         shape_key = ChainShape(first, level, depth)
         runs = self._run_counts.get(shape_key, 0)
         if not runs:
-            kind = replace(first, rows=first.rows.kind), replace(level, parts=0)
+            kind = replace(first, pass_shape=first.pass_shape.kind), replace(level, num_parts=0)
             if not self._has_kernels(kind, run_first, run_level):
                 return KnownChains([[]] * len(plan.steps), is_cold=True)
         self._run_counts[shape_key] = runs + 1
-        is_captured = self._captures and layout.shape.is_decode and uploaded.stays
+        is_captured = self._captures and layout.shape.is_decode and uploaded.is_fixed
         is_cold = self._run(shape_key, run_first, run_level, runs, store if is_captured else None)
-        # Other chains may run before these tokens are verified, and all write their result to the same memory.
-        return as_chains(state.drawn[:depth].clone(), plan.steps, began, is_cold)
+        # Copied, because all chains write to the same memory, and another may run before these tokens are verified.
+        return as_chains(state.drawn[:depth].clone(), plan.steps, start_event, is_cold)
 
     def _run(
         self,
@@ -178,7 +186,7 @@ class CudaHead(KernelHead):
         runs: int,
         store: TorchKvStore | None,
     ) -> bool:
-        """Run a chain; with a store, by captured graphs. Return whether it was cold (compiled or captured)."""
+        """Run a chain; with a store, as captured graphs. Return whether the run was cold (compiled or captured)."""
 
         def run_all() -> None:
             run_first()
@@ -197,109 +205,124 @@ class CudaHead(KernelHead):
         return is_cold
 
     def _is_loaded(self) -> bool:
-        """Return whether all kernels of a chain are loaded: it has run before, or they were compiled."""
+        """Return whether all requested kernels are loaded, so that a chain can be captured without a first run."""
         return self._kernels is not None and self._kernels.has_all
 
-    def _state(self, most: int, room: int) -> _ChainState:
-        """Return the memory that captures of this many levels and requests read and write."""
-        if (most, room) not in self._states:
+    def _state(self, max_levels: int, capacity: int) -> _ChainState:
+        """Return the memory that captures of this many levels and requests read and write; allocate it if needed."""
+        if (max_levels, capacity) not in self._states:
             device, half = self._features.device, len(self._tensors.frequencies)
-            cosines, sines = torch.zeros((2, most, room, half), device=device)
-            self._states[most, room] = _ChainState(
-                torch.zeros(room, dtype=torch.int32, device=device),
-                torch.zeros((most, room), dtype=torch.int64, device=device),
-                Level.empty(room, half, device),
-                torch.zeros((room, self.spec.hidden_size), dtype=self._features.dtype, device=device),
-                ChainPlaces.empty(most, room, device),
+            cosines, sines = torch.zeros((2, max_levels, capacity, half), device=device)
+            self._states[max_levels, capacity] = _ChainState(
+                torch.zeros(capacity, dtype=torch.int32, device=device),
+                torch.zeros((max_levels, capacity), dtype=torch.int64, device=device),
+                Level.empty(capacity, half, device),
+                torch.zeros((capacity, self.spec.hidden_size), dtype=self._features.dtype, device=device),
+                ChainRows.empty(max_levels, capacity, device),
                 (cosines, sines),
             )
-        return self._states[most, room]
+        return self._states[max_levels, capacity]
 
     def _inputs(
-        self, wanted: HeadInput, plan: ChainPlan, shape: LevelShape, uploaded: UploadedPass, page_size: int
+        self,
+        head_input: HeadInput,
+        plan: ChainPlan,
+        shape: LevelShape,
+        uploaded: UploadedPass,
+        page_size: int,
     ) -> _ChainInputs:
-        room, unsettled, pages = shape.requests, plan.unsettled, shape.parts * PART // page_size
-        ones, places = np.ones(len(plan.steps), np.int32), np.arange(room, dtype=np.int32)
-        # Inputs of the first pass come first, so that their offsets depend only on the number of requests.
+        capacity, unsettled, pages = shape.requests, plan.unsettled, shape.num_parts * PART // page_size
+        ones, row_numbers = np.ones(len(plan.steps), np.int32), np.arange(capacity, dtype=np.int32)
+        # Captures read these arrays at fixed offsets, which must depend only on the number of requests. So arrays with
+        # other sizes come last.
         pieces = [
-            Piece(words(plan.records["stem"]), (2 * room,), 0),
-            Piece(words(plan.records["temperature"].astype(np.float64)), (2 * room,), 0),
-            Piece(wanted.starts, (room,), 0),
-            Piece(plan.lengths, (room,), 0),
-            Piece(plan.steps, (room,), 0),
-            Piece(plan.lengths + plan.steps if unsettled is None else unsettled.ends, (room,), 0),
-            Piece(ones, (room,), 0),
-            Piece(places, (room,), 0),
-            Piece(wanted.arrays.block_tables, (room, pages), 0),
+            Piece(words(plan.records["stem"]), (2 * capacity,), 0),
+            Piece(words(plan.records["temperature"].astype(np.float64)), (2 * capacity,), 0),
+            Piece(head_input.starts, (capacity,), 0),
+            Piece(plan.lengths, (capacity,), 0),
+            Piece(plan.steps, (capacity,), 0),
+            Piece(plan.lengths + plan.steps if unsettled is None else unsettled.row_ends, (capacity,), 0),
+            Piece(ones, (capacity,), 0),
+            Piece(row_numbers, (capacity,), 0),
+            Piece(head_input.arrays.block_tables, (capacity, pages), 0),
         ]
-        if unsettled is not None:  # after the inputs that every chain has, whose offsets must not change
+        if unsettled is not None:
             pieces += [
-                Piece(unsettled.first, (room,), 0),
-                Piece(unsettled.places, (room, unsettled.places.shape[1]), -1),
+                Piece(unsettled.first_rows, (capacity,), 0),
+                Piece(unsettled.draft_indices, (capacity, unsettled.draft_indices.shape[1]), -1),
             ]
-        stems, temperature, starts, lengths, steps, ends, counts, rows, tables, *judged = self._more.copy(
-            pieces
+        stems, temperature, starts, lengths, steps, ends, counts, rows, tables, *pending = (
+            self._chain_upload.copy(pieces)
         )
-        accepted = self._accepted[:room]
+        accepted = self._accepted[:capacity]
         if unsettled is None:
             accepted.zero_()
         else:
-            count_accepted(unsettled.drawn, judged[0], unsettled.drafted, judged[1], accepted)
-        chain = ChainEnds(uploaded.batch.logit_rows, accepted, lengths, steps, ends, stems.view(torch.int64))
+            count_accepted(unsettled.drawn, pending[0], unsettled.drafted, pending[1], accepted)
+        chain_starts = ChainStarts(
+            uploaded.batch.logit_rows, accepted, lengths, steps, ends, stems.view(torch.int64)
+        )
         tiles = RowTiles(rows, counts, rows, 1)
-        return _ChainInputs(chain, temperature.view(torch.float64), starts, tiles, tables)
+        return _ChainInputs(chain_starts, temperature.view(torch.float64), starts, tiles, tables)
 
     def _run_first(
         self,
         uploaded: UploadedPass,
-        given: _ChainInputs,
+        inputs: _ChainInputs,
         state: _ChainState,
         features: Tensor,
-        names: Tensor,
+        target_ids: Tensor,
         store: TorchKvStore,
     ) -> None:
-        """Run the committed tokens, compute the slots of all levels, and sample the first draft token."""
-        batch, tables, places = uploaded.batch, uploaded.batch.block_tables, state.places
-        sight = Sight(
+        """Run the committed tokens, compute positions and slots of all levels, and sample the first draft tokens."""
+        batch, tables, chain_rows = uploaded.batch, uploaded.batch.block_tables, state.chain_rows
+        metadata = AttentionMetadata(
             batch.positions,
             batch.prefix_lens,
             tables,
             uploaded.requests,
             store.page_size,
             False,
-            given.starts,
+            inputs.starts,
         )
-        stream, read = self._tensors.begin(batch.token_ids, features, are_own=False)
+        stream, attention_input = self._tensors.layer_inputs(batch.token_ids, features, are_own=False)
         cos_sin = self._angles(batch.positions)
-        stream = self._layers(stream, read, cos_sin, sight, batch.slots, uploaded.tiles, store)
-        chain_places(given.ends, tables, store.page_size, store.spare_slot, places)
-        angles = places.positions.unsqueeze(-1).float() * self._tensors.frequencies
+        stream = self._layers(stream, attention_input, cos_sin, metadata, batch.slots, uploaded.tiles, store)
+        compute_chain_rows(inputs.chain_starts, tables, store.page_size, store.spare_slot, chain_rows)
+        angles = chain_rows.positions.unsqueeze(-1).float() * self._tensors.frequencies
         torch.cos(angles, out=state.cos_sin[0])
         torch.sin(angles, out=state.cos_sin[1])
         state.levels.zero_()
-        last = take_rows(stream, places.last, stream.new_empty((len(places.last), stream.shape[1])))
-        self._draw(last, places.keys[0], given, state, names)
+        final_rows = take_rows(
+            stream, chain_rows.last, stream.new_empty((len(chain_rows.last), stream.shape[1]))
+        )
+        self._draw(final_rows, chain_rows.keys[0], inputs, state, target_ids)
 
     def _run_level(
-        self, shape: LevelShape, given: _ChainInputs, state: _ChainState, names: Tensor, store: TorchKvStore
+        self,
+        shape: LevelShape,
+        inputs: _ChainInputs,
+        state: _ChainState,
+        target_ids: Tensor,
+        store: TorchKvStore,
     ) -> None:
         """Run the newest draft tokens and sample the next ones."""
         level = state.level
-        requests = given.tiles.requests
-        sight = Sight(
-            level.position, level.seen, given.tables, requests, store.page_size, False, given.starts
+        requests = inputs.tiles.requests
+        metadata = AttentionMetadata(
+            level.position, level.prefix_len, inputs.tables, requests, store.page_size, False, inputs.starts
         )
-        tiles = TiledRows(given.tiles, shape.parts, shape.splits, None)
-        stream, read = self._tensors.begin(level.tokens, state.states, are_own=True)
+        tiles = TiledRows(inputs.tiles, shape.num_parts, shape.splits, None)
+        stream, attention_input = self._tensors.layer_inputs(level.tokens, state.states, are_own=True)
         cos_sin = level.cosine, level.sine
-        last = self._layers(stream, read, cos_sin, sight, level.slot, tiles, store)
-        self._draw(last, level.key, given, state, names)
+        final_rows = self._layers(stream, attention_input, cos_sin, metadata, level.slot, tiles, store)
+        self._draw(final_rows, level.key, inputs, state, target_ids)
 
     def _draw(
-        self, last: Tensor, keys: Tensor, given: _ChainInputs, state: _ChainState, names: Tensor
+        self, final_rows: Tensor, keys: Tensor, inputs: _ChainInputs, state: _ChainState, target_ids: Tensor
     ) -> None:
         """Sample the token after every row, and prepare the inputs of the next level."""
-        logits, states = self._tensors.outcome(last)
+        logits, states = self._tensors.logits_and_states(final_rows)
         state.states.copy_(states)
-        tokens = drawn_ids(logits, given.temperature, keys, names)
-        take_level(state.levels, tokens, state.places, state.cos_sin, state.drawn, state.level)
+        tokens = draw_ids(logits, inputs.temperature, keys, target_ids)
+        take_level(state.levels, tokens, state.chain_rows, state.cos_sin, state.drawn, state.level)

@@ -1,8 +1,8 @@
-"""A process that compiles kernels into Triton's disk cache: it reads variants and forks a process for each.
+"""Program that compiles kernels into Triton's disk cache: it reads variants and forks a process for each.
 
-It runs next to an engine, so that steps never wait for the compiler: the engine loads the compiled kernels. It needs
-no GPU. Each line of its input is a variant as JSON; each line of its output has the number of a finished variant, and
-its error if any. The process ends with its input.
+It runs beside an engine, which loads the compiled kernels, so that steps never wait for the compiler. It needs no GPU.
+Each line of its input is a variant as JSON. Each line of its output is the number of a finished variant, counted from 0
+in the order of the input, and the error, which is empty after success. The program ends when its input ends.
 """
 
 import json
@@ -19,11 +19,11 @@ from foreword.kernels.launching import NotCompiledError
 from foreword.kernels.recording import Variant
 
 POLL_SECONDS = 0.02
-"""Seconds between checks for ended processes while no input arrives."""
+"""Seconds between checks for ended processes."""
 
 
 class TargetOnly:
-    """A Triton driver without a device: it only names the architecture to compile for."""
+    """A Triton driver without a device, which only names the architecture to compile for."""
 
     def __init__(self, target: GPUTarget) -> None:
         self._target = target
@@ -37,19 +37,20 @@ class TargetOnly:
 
 
 def compile_one(variant: Variant) -> None:
-    """Compile a kernel and its launcher, unless they are in the cache."""
-    made = variant.function.compile(variant.data)
+    """Compile a kernel and its launcher into the cache."""
+    compiled = variant.function.compile(variant.data)
     if hasattr(nvidia, "make_launcher"):  # Triton up to 3.6 also compiles a launcher
-        nvidia.CudaLauncher(made.src, made.metadata)
+        nvidia.CudaLauncher(compiled.src, compiled.metadata)
 
 
 class CompileServer:
-    """Compiles several variants at a time, each in a process."""
+    """Compiles several variants at a time, each in its own process."""
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
         self._waiting: list[tuple[int, Variant]] = []
-        self._running: dict[int, tuple[int, int]] = {}  # by process id: variant number, pipe of its report
+        # By process id: number of the variant, pipe that receives its error
+        self._running: dict[int, tuple[int, int]] = {}
 
     def add(self, number: int, variant: Variant) -> None:
         self._waiting.append((number, variant))
@@ -59,40 +60,40 @@ class CompileServer:
         return bool(self._waiting or self._running)
 
     def advance(self) -> None:
-        """Report finished variants, and start more."""
+        """Report finished variants, and start compiling waiting ones."""
         while self._running:
             process, _ = os.waitpid(-1, os.WNOHANG)
             if not process:
                 break
-            number, report = self._running.pop(process)
-            with os.fdopen(report, encoding="utf-8") as lines:
-                self._tell(number, lines.read())
+            number, reader = self._running.pop(process)
+            with os.fdopen(reader, encoding="utf-8") as lines:
+                self._report(number, lines.read())
         while self._waiting and len(self._running) < self._workers:
             number, variant = self._waiting.pop(0)
-            try:  # also hashes Triton's files, once for all processes
+            try:  # to find it in the cache; the first call hashes Triton's files for all forked processes
                 variant.function.find(variant.data)
             except NotCompiledError:
                 self._fork(number, variant)
             except Exception as error:
-                self._tell(number, repr(error))
+                self._report(number, repr(error))
             else:
-                self._tell(number, "")
+                self._report(number, "")
 
     def _fork(self, number: int, variant: Variant) -> None:
-        report, said = os.pipe()
+        reader, writer = os.pipe()
         process = os.fork()
         if process:
-            os.close(said)
-            self._running[process] = number, report
+            os.close(writer)
+            self._running[process] = number, reader
             return
         try:
             compile_one(variant)
         except BaseException as error:
-            os.write(said, repr(error)[:1000].encode())
+            os.write(writer, repr(error)[:1000].encode())
         finally:
             os._exit(0)
 
-    def _tell(self, number: int, error: str) -> None:
+    def _report(self, number: int, error: str) -> None:
         print(json.dumps([number, error]), flush=True)
 
 
@@ -107,8 +108,8 @@ def main(arch: int, workers: int) -> None:
             more = os.read(sys.stdin.fileno(), 1 << 20)
             if not more:
                 return
-            *whole, lines = (lines + more).split(b"\n")
-            for line in whole:
+            *complete, lines = (lines + more).split(b"\n")
+            for line in complete:
                 server.add(number, Variant(*json.loads(line)))
                 number += 1
         server.advance()

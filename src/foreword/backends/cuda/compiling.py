@@ -1,4 +1,4 @@
-"""Kernels that are compiled in other processes during steps, and loaded between steps."""
+"""Compiles kernels in other processes during steps, and loads them between steps."""
 
 import json
 import logging
@@ -21,11 +21,11 @@ from foreword.kernels.recording import Variant, is_recording, recording
 _log = logging.getLogger(__name__)
 
 SPARE_CORES = 2
-"""Cores that are left to the engine."""
+"""Cores that the compiler leaves to the engine."""
 
 
 class CompileProcess:
-    """The process of `compile_server`, which is started with the first variant."""
+    """The process of `compile_server`. It starts with the first variant, if not before."""
 
     def __init__(self, arch: int) -> None:
         self._arch = arch
@@ -34,7 +34,7 @@ class CompileProcess:
         self._done: SimpleQueue[tuple[Variant | None, str]] = SimpleQueue()
 
     def start(self) -> None:
-        """Start the process, which takes a few seconds until it compiles."""
+        """Start the process if it does not run yet. It takes a few seconds until it compiles."""
         if self._process is not None:
             return
         workers = max(1, len(os.sched_getaffinity(0)) - SPARE_CORES)
@@ -55,7 +55,7 @@ class CompileProcess:
         threading.Thread(target=self._read, args=(self._process,), name="compiled", daemon=True).start()
 
     def compile(self, variant: Variant) -> None:
-        """Compile a variant; `done` reports it."""
+        """Send a variant to the process, which is started if needed; `done` reports the variant's end."""
         self.start()
         assert self._process is not None and self._process.stdin is not None
         self._sent.append(variant)
@@ -66,7 +66,10 @@ class CompileProcess:
             self._done.put((None, str(error)))
 
     def done(self, timeout: float) -> tuple[Variant | None, str] | None:
-        """Return a finished variant and its error; (None, error) if the process has ended; None if none is finished."""
+        """Return a finished variant and its error (empty: none), waiting for up to `timeout` seconds.
+
+        (None, error): the process has ended. None: no variant has finished.
+        """
         try:
             return self._done.get(timeout=timeout) if timeout > 0 else self._done.get_nowait()
         except Empty:
@@ -81,7 +84,7 @@ class CompileProcess:
 
 
 class Kernels:
-    """The kernels of one GPU: which are loaded, and which are being compiled."""
+    """State of the kernels of one GPU: which are loaded, and which are being compiled."""
 
     def __init__(
         self,
@@ -91,12 +94,13 @@ class Kernels:
     ) -> None:
         self._compiler, self._clock, self._device = compiler, clock, device
         self.passes = PASSES
-        self.are_awaited = False  # whether heads wait for kernels instead of drafting nothing, for benchmarks
+        # Whether heads wait for their kernels instead of drafting nothing until then; set by benchmarks
+        self.are_awaited = False
         self._lock = threading.RLock()  # engines in several threads may share a GPU
         self._loaded: set[Variant] = set()
         self._pending: dict[Variant, None] = {}  # being compiled
         self._compiled: list[Variant] = []  # compiled, not loaded yet
-        self._given_up: set[Variant] = set()  # compiled at their launch instead
+        self._compiled_at_launch: set[Variant] = set()  # the process failed to compile these
 
     @property
     def loaded(self) -> int:
@@ -104,16 +108,19 @@ class Kernels:
 
     @property
     def pending(self) -> int:
-        """Variants that are not ready."""
+        """Return the number of requested variants that are not loaded yet."""
         return len(self._pending) + len(self._compiled)
 
     @property
     def has_all(self) -> bool:
-        """Return whether no requested kernel will be compiled at its launch."""
-        return not self._given_up
+        """Return whether every requested kernel is compiled before its launch: the process compiles all of them."""
+        return not self._compiled_at_launch
 
     def start_early(self, dtype: torch.dtype) -> None:
-        """Start the compiler, which takes seconds, if a kernel that all models need is not compiled for this dtype."""
+        """Start the process early, since it takes seconds, if a kernel that all models need is not compiled yet.
+
+        The kernel of this `dtype` is loaded if it is compiled.
+        """
         numbers = torch.empty((1, 16), dtype=dtype, device=self._device)
         with recording() as missing:
             take_rows(numbers, numbers.new_empty(1, dtype=torch.int32), numbers)
@@ -121,7 +128,7 @@ class Kernels:
             self._compiler.start()
 
     def request(self, variants: Iterable[Variant]) -> None:
-        """Load variants that are compiled already; request compilation of the others."""
+        """Load variants that are in Triton's cache; start compiling the others."""
         with self._lock:
             for variant in variants:
                 if self.is_ready(variant) or variant in self._pending or variant in self._compiled:
@@ -131,28 +138,28 @@ class Kernels:
                     self._compiler.compile(variant)
 
     def is_ready(self, variant: Variant) -> bool:
-        """Return whether a launch does not wait for compilation, or cannot avoid it."""
-        return variant in self._loaded or variant in self._given_up
+        """Return whether there is nothing to wait for: the variant is loaded, or is compiled at its launch."""
+        return variant in self._loaded or variant in self._compiled_at_launch
 
     def are_ready(self, variants: Iterable[Variant]) -> bool:
-        """Return whether all variants are ready; wait for them first if heads must wait for kernels."""
-        wanted = list(variants)
-        return all(map(self.is_ready, wanted)) or (self.are_awaited and self.wait(wanted))
+        """Return whether all variants are ready; with `are_awaited`, wait for them first."""
+        requested = list(variants)
+        return all(map(self.is_ready, requested)) or (self.are_awaited and self.wait(requested))
 
     def advance(self, seconds: float) -> None:
-        """Load kernels that have been compiled, for at most `seconds`."""
+        """Load kernels that have been compiled, one after the other, for about `seconds` at most."""
         end = self._clock() + seconds
         with self._lock:
             while (done := self._compiler.done(0.0)) is not None:
-                self._note(*done)
+                self._record_done(*done)
             while self._compiled and self._clock() < end:
                 variant = self._compiled.pop(0)
                 if not self._load(variant):
-                    self._given_up.add(variant)
+                    self._compiled_at_launch.add(variant)
 
     def compile(self, body: Callable[[], object]) -> None:
-        """Compile all kernels that `body` would launch, concurrently, and wait; nothing is launched."""
-        if is_recording():  # the caller that records waits for them
+        """Compile all kernels that `body` would launch, concurrently, and wait; launch nothing."""
+        if is_recording():  # a caller is already recording, and will wait for these kernels, too
             return
         with recording() as missing:
             body()
@@ -160,29 +167,29 @@ class Kernels:
         self.wait(missing)
 
     def wait(self, variants: Iterable[Variant], until: float | None = None) -> bool:
-        """Wait for variants, at most until a time of the clock; return whether they are ready."""
-        wanted = list(variants)
-        while not all(map(self.is_ready, wanted)):
-            left = 1.0 if until is None else until - self._clock()
-            if left <= 0:
+        """Wait for variants, at most until the clock shows `until`; return whether they are ready."""
+        requested = list(variants)
+        while not all(map(self.is_ready, requested)):
+            seconds_left = 1.0 if until is None else until - self._clock()
+            if seconds_left <= 0:
                 return False
             with self._lock:
-                if not self._compiled and (done := self._compiler.done(min(left, 1.0))) is not None:
-                    self._note(*done)
-                self.advance(left)
+                if not self._compiled and (done := self._compiler.done(min(seconds_left, 1.0))) is not None:
+                    self._record_done(*done)
+                self.advance(seconds_left)
         return True
 
-    def _note(self, variant: Variant | None, error: str) -> None:
+    def _record_done(self, variant: Variant | None, error: str) -> None:
         if variant is not None and not error:
             del self._pending[variant]
             self._compiled.append(variant)
             return
-        lost = list(self._pending) if variant is None else [variant]
-        if lost:
-            _log.warning("%d kernels are compiled when they are used: %s", len(lost), error)
-        for one in lost:
-            del self._pending[one]
-            self._given_up.add(one)
+        failed = list(self._pending) if variant is None else [variant]
+        if failed:
+            _log.warning("%d kernels are compiled when they are used: %s", len(failed), error)
+        for each in failed:
+            del self._pending[each]
+            self._compiled_at_launch.add(each)
 
     def _load(self, variant: Variant) -> bool:
         try:
@@ -194,7 +201,7 @@ class Kernels:
 
 
 def kernels_of(device: torch.device) -> Kernels:
-    """The kernels of a GPU, which all models on it share."""
+    """Return the kernels of a GPU, which all models on it share."""
     return _kernels(torch.cuda.current_device() if device.index is None else device.index)
 
 

@@ -15,7 +15,7 @@ from foreword.backends.cuda.chain_heads import CudaHead
 from foreword.backends.cuda.compiling import kernels_of
 from foreword.backends.cuda.graphs import GraphsByMemory
 from foreword.backends.cuda.kernels.ancestors import ancestor_nodes, ancestor_slots
-from foreword.backends.cuda.kernels.attention import Sight, latent_group
+from foreword.backends.cuda.kernels.attention import AttentionMetadata, latent_group
 from foreword.backends.cuda.kernels.moves import move_rows
 from foreword.backends.cuda.kernels.rows import add_norm, as_logits, embed, fill_in, take_rows
 from foreword.backends.cuda.layers import CudaLayers, LayerPass
@@ -50,34 +50,34 @@ Result = tuple[Tensor, dict[Tap, Tensor]]
 
 
 class CudaHeads:
-    """Loads heads for a decoder, in its dtype."""
+    """Loads heads for a decoder, in the decoder's dtype."""
 
     def __init__(
         self, config: ModelConfig, weights: DecoderWeights[Matrix], quantization: str, captures: bool
     ) -> None:
-        ends = DecoderWeights(weights.embedding, (), weights.final_norm, weights.head)
-        self._reference = TorchHeads(config, ends, bucketed=True)
-        self._ends = TargetMatrices.of(weights)
+        outer = DecoderWeights(weights.embedding, (), weights.final_norm, weights.head)
+        self._reference = TorchHeads(config, outer, bucketed=True)
+        self._target = TargetMatrices.of(weights)
         self._quantization, self._captures = quantization, captures
 
-    def head(self, head: Head, rows: str) -> HeadRunner:
-        """Load a head with KV rows; layers that are not of the llama kind run on torch."""
+    def head(self, head: Head, row_name: str) -> HeadRunner:
+        """Load a head that has KV rows; a head whose layers are not llama-style runs on torch."""
         if not head.spec.is_plain:
-            return self._reference.head(head, rows)
+            return self._reference.head(head, row_name)
         # Only heads that draft several positions at once have a mask token.
         kind = CudaHead if head.spec.mask_token_id is None else CudaBlockHead
-        return kind(head, rows, self._ends, self._quantization, captures=self._captures)
+        return kind(head, row_name, self._target, self._quantization, captures=self._captures)
 
     def medusa(self, head: Head) -> CudaMedusa:
         """Load Medusa's heads."""
-        return CudaMedusa(head, self._ends, captures=self._captures)
+        return CudaMedusa(head, self._target, captures=self._captures)
 
-    def exit(self, more: Checkpoint, layer: int, rows: str) -> None:
-        """Return None: here an exit has its own KV rows for all layers, so that its passes can be captured."""
+    def exit(self, more: Checkpoint, layer: int, row_name: str) -> None:
+        """Return None: here the drafter stores its own KV rows for all layers, so that its passes can be captured."""
 
 
 class CudaDecoder(DescribedDecoder[Matrix]):
-    """A decoder whose rows have the same bits in any batch."""
+    """A decoder on Triton kernels, whose rows have the same bits in any batch."""
 
     is_shape_invariant = True  # tests/integration/test_shape_invariance.py
 
@@ -93,8 +93,8 @@ class CudaDecoder(DescribedDecoder[Matrix]):
     ) -> None:
         """`enforce_eager`: capture no passes, neither of the decoder nor of its heads.
 
-        `quantization`: of the heads' matrices; the decoder's are what they are.
-        `packs_kv`: keep keys and values of the decoder in 8 bits; rows of heads stay in the dtype of the weights.
+        `quantization`: format of the heads' matrices; the decoder's own weights are already in theirs.
+        `packs_kv`: store the decoder's keys and values in 8 bits; rows of heads stay in the dtype of the weights.
         """
         super().__init__(config, weights)
         self._kv_rows = replace(self._kv_rows, packed=packs_kv)
@@ -105,14 +105,14 @@ class CudaDecoder(DescribedDecoder[Matrix]):
         self._attention_spec = require_supported(config, "cuda").attention
         self._rotations = Rotations(config.layers, config.rope, self.device)
         self._embedding_scale = torch.tensor(config.embedding_scale, dtype=weights.dtype).item()
-        self._lines = _lines_of(self._attention_spec)
+        self._geometry = _tile_geometry(self._attention_spec)
         self._upload = PassUpload(self.device)
         self._graphs: GraphsByMemory[PassShape, Result] = GraphsByMemory()
         self._captures = self.device.type == "cuda" and not enforce_eager
         self.kernels = kernels_of(self.device) if self.device.type == "cuda" else None
         self._compiled: set[Hashable] = set()  # kinds of passes whose kernels are loaded
         self._adapters: dict[int, Lora] = {}  # by slot
-        self._places = config.places
+        self._kind_indices = config.places
         self._table = AdapterTable(config, self.device)
         self._quantization = quantization
         self._products = products or Products()
@@ -123,7 +123,7 @@ class CudaDecoder(DescribedDecoder[Matrix]):
             self._products.check_library(checked)
 
     def set_adapter(self, slot: int, adapter: Lora | None) -> None:
-        """Set the adapter of a slot; None removes it. Requests of a batch refer to slots."""
+        """Set the adapter of a slot; None removes it. The requests of a batch name slots."""
         self._table.check(slot)
         self._adapters.pop(slot, None)
         if adapter is not None:
@@ -135,7 +135,7 @@ class CudaDecoder(DescribedDecoder[Matrix]):
         """Return a loader of heads in this decoder's dtype."""
         return CudaHeads(self.config, self.weights, self._quantization, self._captures)
 
-    def remade(self, config: ModelConfig, weights: DecoderWeights[Matrix]) -> Self:
+    def with_weights(self, config: ModelConfig, weights: DecoderWeights[Matrix]) -> Self:
         return type(self)(
             config,
             weights,
@@ -157,7 +157,7 @@ class CudaDecoder(DescribedDecoder[Matrix]):
 
     @contextmanager
     def observing_experts(self, observe: Callable[[Tensor], None]) -> Iterator[None]:
-        """Call `observe` with the experts of every mixture, int32 [rows, per token]; captures nothing meanwhile."""
+        """Call `observe` with the experts that every mixture chooses, int32 [rows, per token]; do not capture."""
         captures, self._captures = self._captures, False
         for mixture in self._layers.mixtures.values():
             mixture.observe = observe
@@ -170,7 +170,7 @@ class CudaDecoder(DescribedDecoder[Matrix]):
 
     def sizes_to_prepare(self, requests: int, length: int, rows: int) -> Sequence[DecodeSize]:
         """Return the sizes whose passes are captured."""
-        return decode_sizes(requests, length, rows, self._lines[1]) if self._captures else ()
+        return decode_sizes(requests, length, rows, self._geometry[1]) if self._captures else ()
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, store: KvStore) -> ForwardOutput:
@@ -179,8 +179,8 @@ class CudaDecoder(DescribedDecoder[Matrix]):
             raise ValueError("the KV store was made for another decoder")
         check_taps(batch.taps, self.config.num_layers)
         if not all(slot in self._adapters for slot in batch.adapters if slot):
-            raise ValueError("the batch asks for an adapter that is not there")
-        layout = Layout.of(batch, store.page_size, *self._lines)
+            raise ValueError("the batch names an adapter slot that has no adapter")
+        layout = Layout.of(batch, store.page_size, *self._geometry)
         uploaded = self._upload.send(batch, layout, store.spare_slot, self._plan(batch, layout, store))
         store.move(uploaded.batch.kv_copies)
         if store.recurrent is not None and uploaded.states is not None:
@@ -192,19 +192,19 @@ class CudaDecoder(DescribedDecoder[Matrix]):
             return self._run(layout.shape, uploaded, store)
 
         def load() -> bool:
-            return self._load(layout.shape, body)
+            return self._load_kernels(layout.shape, body)
 
-        if self._captures and layout.shape.is_decode and uploaded.stays:
-            (logits, hidden), is_cold = self._graphs.of(store).run(layout.shape, body, load)
+        if self._captures and layout.shape.is_decode and uploaded.is_fixed:
+            (logits, padded), is_cold = self._graphs.of(store).run(layout.shape, body, load)
         else:
             load()
-            (logits, hidden), is_cold = body(), False
-        kept = {tap: rows[: len(batch.hidden_rows)].clone() for tap, rows in hidden.items()}
+            (logits, padded), is_cold = body(), False
+        hidden = {tap: rows[: len(batch.hidden_rows)].clone() for tap, rows in padded.items()}
         scale, cap = self.config.logit_scale, self.config.logit_softcap
-        return ForwardOutput(as_logits(logits[: len(batch.logit_rows)], scale, cap), kept, is_cold)
+        return ForwardOutput(as_logits(logits[: len(batch.logit_rows)], scale, cap), hidden, is_cold)
 
-    def _load(self, shape: PassShape, body: Callable[[], Result]) -> bool:
-        """Compile the kernels of a pass if needed; return whether it launches nothing else."""
+    def _load_kernels(self, shape: PassShape, body: Callable[[], Result]) -> bool:
+        """Compile the kernels of a pass if needed; return whether the pass launches only these kernels."""
         if self.kernels is None:
             return False
         if (kind := shape.kind) not in self._compiled:
@@ -220,45 +220,48 @@ class CudaDecoder(DescribedDecoder[Matrix]):
             weights.embedding.new_empty((shape.rows, self.config.hidden_size)),
             self._embedding_scale,
         )
-        given = LayerPass(
+        inputs = LayerPass(
             uploaded,
-            self._sight(shape, uploaded, store.page_size),
-            self._turns(batch.positions),
+            self._metadata(shape, uploaded, store.page_size),
+            self._cos_sin(batch.positions),
             *store.arrays(DECODER_ROWS),
             store.spare_slot,
             RowAdapters(self._table, uploaded.adapters) if shape.has_adapters else None,
-            self._places,
+            self._kind_indices,
             self._recurrent(shape, uploaded, store),
         )
-        normed, delta = Rows.room(stream, self.config.hidden_size, weights.layers[0].qkv), None
-        after: tuple[Tensor | None, float] = None, 1.0  # how `delta` is normed and scaled before it is added
-        bias: Tensor | None = None  # of `delta`, if it is in parts
+        normed, delta = Rows.allocate(stream, self.config.hidden_size, weights.layers[0].qkv), None
+        # Norm weights and scale of `delta` before it is added
+        delta_norm: tuple[Tensor | None, float] = None, 1.0
+        bias: Tensor | None = None  # to add to `delta`, if it is in parts
         hidden: dict[Tap, Tensor] = {}
         for index, (layer, spec) in enumerate(zip(weights.layers, self.config.layers, strict=True)):
             first_norm = layer.input_norm if spec.mixes else layer.mlp_norm
-            read = add_norm(stream, delta, first_norm, eps, *normed, *after, bias)
-            self._keep(hidden, Tap(index), shape, batch, stream)
+            layer_input = add_norm(stream, delta, first_norm, eps, *normed, *delta_norm, bias)
+            self._store_hidden(hidden, Tap(index), shape, batch, stream)
             if spec.mixes:
-                delta = self._layers.mixing(index, normed._replace(numbers=read), given)
-                after, bias = (layer.after_attention, spec.residual_scale), layer.output_bias
+                delta = self._layers.mixing(index, normed._replace(numbers=layer_input), inputs)
+                delta_norm, bias = (layer.after_attention, spec.residual_scale), layer.output_bias
             if spec.mixes and spec.has_mlp:
-                read = add_norm(stream, delta, layer.mlp_norm, eps, *normed, *after, bias)
+                layer_input = add_norm(stream, delta, layer.mlp_norm, eps, *normed, *delta_norm, bias)
             if spec.has_mlp:
-                delta = self._layers.mlp(index, normed._replace(numbers=read), given)
-                after, bias = (layer.after_mlp, spec.residual_scale), None
-        last_norm = add_norm(stream, delta, weights.final_norm, eps, normed.numbers, None, *after, bias)
-        self._keep(hidden, Tap(self.config.num_layers), shape, batch, stream)
-        self._keep(hidden, Tap(self.config.num_layers, normed=True), shape, batch, last_norm)
-        last = take_rows(last_norm, batch.logit_rows, stream.new_empty((shape.logit_rows, stream.shape[1])))
-        return self._products(last, weights.head, None), hidden
+                delta = self._layers.mlp(index, normed._replace(numbers=layer_input), inputs)
+                delta_norm, bias = (layer.after_mlp, spec.residual_scale), None
+        last_norm = add_norm(stream, delta, weights.final_norm, eps, normed.numbers, None, *delta_norm, bias)
+        self._store_hidden(hidden, Tap(self.config.num_layers), shape, batch, stream)
+        self._store_hidden(hidden, Tap(self.config.num_layers, normed=True), shape, batch, last_norm)
+        final_rows = take_rows(
+            last_norm, batch.logit_rows, stream.new_empty((shape.logit_rows, stream.shape[1]))
+        )
+        return self._products(final_rows, weights.head, None), hidden
 
     def _plan(self, batch: ForwardBatch, layout: Layout, store: TorchKvStore) -> list[Piece]:
-        """Return what recurrent layers read and write."""
+        """Return the arrays that name the states and ring rows of recurrent layers; empty: there are none."""
         spec = self.config.recurrent
         if spec is None:
             return []
         if store.recurrent is None or len(batch.chunks) != len(batch.kv_lens):
-            raise ValueError("a pass of a model with recurrent layers has no states")
+            raise ValueError("the batch or the KV store has no states, which recurrent layers need")
         return plan_pieces(batch, layout, spec.kernel, store.recurrent.ring.inputs.shape[1])
 
     def _recurrent(
@@ -270,13 +273,13 @@ class CudaDecoder(DescribedDecoder[Matrix]):
         ancestors = ancestor_nodes(batch.ancestor_masks) if shape.has_trees else None
         return RecurrentPass(store.recurrent, uploaded.states, batch.positions, ancestors)
 
-    def _turns(self, positions: Tensor) -> list[CosSin]:
-        """Return cosines and sines of every layer, float32; of width 0 for a layer without rotary embedding."""
+    def _cos_sin(self, positions: Tensor) -> list[CosSin]:
+        """Return float32 cosines and sines of every layer, with width 0 for a layer without rotary embedding."""
         nothing = torch.empty((len(positions), 0), device=positions.device)
-        found = self._rotations.of(positions, torch.float32)
-        return [(nothing, nothing) if turns is None else turns for turns in found]
+        rotations = self._rotations.of(positions, torch.float32)
+        return [(nothing, nothing) if cos_sin is None else cos_sin for cos_sin in rotations]
 
-    def _keep(
+    def _store_hidden(
         self, hidden: dict[Tap, Tensor], tap: Tap, shape: PassShape, batch: ForwardBatch, states: Tensor
     ) -> None:
         if tap in shape.taps:
@@ -284,20 +287,20 @@ class CudaDecoder(DescribedDecoder[Matrix]):
                 states, batch.hidden_rows, states.new_empty((shape.hidden_rows, states.shape[1]))
             )
 
-    def _sight(self, shape: PassShape, uploaded: UploadedPass, page_size: int) -> Sight:
+    def _metadata(self, shape: PassShape, uploaded: UploadedPass, page_size: int) -> AttentionMetadata:
         batch = uploaded.batch
         ancestors = uploaded.requests
         if shape.has_trees:
             ancestors = ancestor_slots(
                 batch.prefix_lens, batch.ancestor_masks, uploaded.requests, batch.block_tables, page_size
             )
-        return Sight(
+        return AttentionMetadata(
             batch.positions, batch.prefix_lens, batch.block_tables, ancestors, page_size, shape.has_trees
         )
 
 
-def _lines_of(spec: AttentionSpec) -> tuple[int, int, int]:
-    """Return the query heads per KV head, the KV heads, and the dimensions that a score sums over."""
+def _tile_geometry(spec: AttentionSpec) -> tuple[int, int, int]:
+    """Return query heads per KV head, KV heads, and dimensions of a key, as `Layout.of` expects them."""
     if spec.latent is None:
         return spec.num_heads // spec.num_kv_heads, spec.num_kv_heads, spec.head_dim
     group = latent_group(spec.num_heads)

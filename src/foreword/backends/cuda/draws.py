@@ -1,4 +1,4 @@
-"""Drawing of draft tokens on the device, shared by captured heads."""
+"""Samples draft tokens on the device, for heads in captured graphs."""
 
 from collections.abc import Hashable
 
@@ -18,33 +18,33 @@ class DraftIds:
     def __init__(self, draft_vocab_size: int, device: torch.device) -> None:
         self._size = draft_vocab_size
         self._device = device
-        self._known: tuple[Ints, Tensor] | None = None
+        self._cached: tuple[Ints, Tensor] | None = None
 
     def of(self, plan: ChainPlan) -> Tensor | None:
-        """int64 [draft tokens]; None: some of them cannot be drawn."""
+        """Return the target's ids, int64 [draft vocabulary]; None: some of these tokens cannot be sampled."""
         ids = plan.token_ids
         if ids is None:
             ids = np.arange(min(self._size, plan.vocab_size), dtype=np.int32)
-            if self._known is not None and len(self._known[0]) == len(ids):
-                return self._known[1]
-        if self._known is None or self._known[0] is not ids:
+            if self._cached is not None and len(self._cached[0]) == len(ids):
+                return self._cached[1]
+        if self._cached is None or self._cached[0] is not ids:
             if int(ids.max()) >= plan.vocab_size:
                 return None
-            self._known = ids, torch.from_numpy(ids.astype(np.int64)).to(self._device)
-        return self._known[1]
+            self._cached = ids, torch.from_numpy(ids.astype(np.int64)).to(self._device)
+        return self._cached[1]
 
 
-def names_in(plan: ChainPlan) -> Hashable:
-    """Return the part of a capture's key that concerns drawing."""
+def vocabulary_key(plan: ChainPlan) -> Hashable:
+    """Return what identifies the draft vocabulary in a capture's key."""
     return id(plan.token_ids)
 
 
-def drawn_ids(logits: Tensor, temperature: Tensor, keys: Tensor, names: Tensor) -> Tensor:
-    """Sample a target's token id for each row, int64 [rows]; -1 where logits are not finite.
+def draw_ids(logits: Tensor, temperature: Tensor, keys: Tensor, target_ids: Tensor) -> Tensor:
+    """Sample one of the target's token ids for each row, int64 [rows]; -1 where logits are not finite.
 
-    A row without temperature skips the noise in the kernel: one capture serves greedy and sampled requests.
+    A row of temperature 0 skips the noise in the kernel, so one capture serves greedy and sampled requests.
     """
-    return draw_rows(logits[:, : len(names)], temperature, keys, None, names=names)[0]
+    return draw_rows(logits[:, : len(target_ids)], temperature, keys, None, names=target_ids)[0]
 
 
 def words(array: np.ndarray) -> Ints:
@@ -52,10 +52,14 @@ def words(array: np.ndarray) -> Ints:
     return np.ascontiguousarray(array).view(np.int32)
 
 
-def as_chains(drawn: Tensor, steps: Ints, began: "torch.cuda.Event | None", is_cold: bool) -> PendingChains:
-    """Return tokens [levels, requests, some of them padding] as a chain for each, without waiting for the device."""
+def as_chains(
+    drawn: Tensor, steps: Ints, start_event: "torch.cuda.Event | None", is_cold: bool
+) -> PendingChains:
+    """Return the chains of tokens [levels, padded requests], without waiting for the device."""
     width = drawn.shape[1]
-    places = [range(place, place + width * count, width) for place, count in enumerate(steps.tolist())]
-    tokens = HostCopy.begin(drawn.reshape(-1), began)
+    token_indices = [
+        range(request, request + width * count, width) for request, count in enumerate(steps.tolist())
+    ]
+    tokens = HostCopy.begin(drawn.reshape(-1), start_event)
     tokens.is_cold = is_cold
-    return PendingChains(tokens, places)
+    return PendingChains(tokens, token_indices)

@@ -1,4 +1,4 @@
-"""Experts that a checkpoint stores in MXFP4, as the CUDA kernels read them."""
+"""Converts experts that a checkpoint stores in MXFP4 to the layout that the CUDA kernels read."""
 
 from collections.abc import Iterable, Sequence
 
@@ -14,18 +14,23 @@ GROUP = 32
 """Entries of K with one exponent."""
 
 SCALE_BIAS = 126
-"""Exponent of the bf16 that a group's numbers are multiplied by, minus the group's own."""
+"""Exponent of a group's bf16 factor minus the group's own exponent."""
 
 BIAS = 128
-"""Exponent of a group whose codes, which stand for halves, have the scale 1."""
+"""Stored exponent of a group with scale 1; codes count halves."""
 
 
 def packed_experts(
-    kept: Iterable[Sequence[PackedTensor | QuantizedTensor | None]], dtype: torch.dtype, device: torch.device
+    stored: Iterable[Sequence[PackedTensor | QuantizedTensor | None]],
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> PackedExperts | None:
-    """Join stored matrices, which read the same input, by expert, row by row; None: the kernels cannot read them."""
+    """Pack the stored matrices of all experts; None: the kernels cannot read them.
+
+    The matrices of an expert that read the same input (gate and up) are interleaved row by row.
+    """
     experts = []
-    for parts in kept:
+    for parts in stored:
         pieces = [piece for part in parts if part is not None and (piece := _mxfp4(part)) is not None]
         if len(pieces) < len(parts):
             return None
@@ -37,7 +42,7 @@ def packed_experts(
 
 
 def pack(codes: Tensor, exponents: Tensor, dtype: torch.dtype) -> PackedExperts:
-    """Return the kernels' form of codes uint8 [experts, groups, N, 16] and exponents uint8 [experts, groups, N].
+    """Return the kernels' layout of codes uint8 [experts, groups, N, 16] and exponents uint8 [experts, groups, N].
 
     A byte has the codes of entries j and j + 16 of a group.
     """
@@ -52,33 +57,36 @@ def _pack(codes: Tensor, exponents: Tensor) -> tuple[Tensor, Tensor]:
     Of each 16 entries of K, lane 4 r + q of a warp has four: 2 q, 2 q + 1, 2 q + 8 and 2 q + 9, of rows r and r + 8.
     """
     groups, rows = exponents.shape
-    missing = 0, -rows % BLOCK.value, 0, -groups % (CHUNK.value // GROUP)  # of rows, of groups
-    exponents = pad(exponents + SCALE_BIAS, missing)
-    entries = pad(torch.stack((codes & 15, codes >> 4), dim=2), (0, 0, 0, 0, *missing)).short()
-    # By group of a chunk, half of a block, row, half of a group, half of 16 entries, lane of a row, entry of a pair
+    padding = 0, -rows % BLOCK.value, 0, -groups % (CHUNK.value // GROUP)  # of rows, of groups
+    exponents = pad(exponents + SCALE_BIAS, padding)
+    entries = pad(torch.stack((codes & 15, codes >> 4), dim=2), (0, 0, 0, 0, *padding)).short()
+    # Axes: chunk, group of the chunk, block, half of the block, row, half of the group, half of 16 entries, lane of the
+    # row, entry of a pair
     by_lane = entries.view(len(exponents) // 2, 2, -1, 2, 8, 2, 2, 4, 2).permute(0, 2, 4, 7, 1, 5, 8, 6, 3)
     a, b, c, d = by_lane.flatten(-2).unbind(-1)
-    stored = _apart(a, 15, 6) | _apart(b, 12, 3) | _apart(c, 9, 0)
+    stored = _spread(a, 15, 6) | _spread(b, 12, 3) | _spread(c, 9, 0)
     stored |= (d >> 3) << 14 | (d >> 2 & 1) << 13 | (d & 3) << 10
     scales = exponents.view(len(exponents) // 2, 2, -1, 2, 8).permute(0, 2, 4, 1, 3).contiguous()
     return stored.flatten(2).contiguous(), scales.flatten(-2).view(torch.int32).squeeze(-1)
 
 
-def _apart(codes: Tensor, sign: int, size: int) -> Tensor:
-    """Return codes with the sign and the other bits at these places."""
+def _spread(codes: Tensor, sign: int, size: int) -> Tensor:
+    """Return codes with their sign bit at bit `sign` and their other bits from bit `size` on."""
     return (codes >> 3) << sign | (codes & 7) << size
 
 
-def _mxfp4(kept: PackedTensor | QuantizedTensor) -> tuple[Tensor, Tensor] | None:
-    """Return codes uint8 [K / 32, N, 16] and exponents uint8 [K / 32, N]; None: it is stored otherwise."""
-    if isinstance(kept, GroupedTensor):
-        if not kept.floats or kept.codes.shape[1] != GROUP * kept.scales.shape[1]:
+def _mxfp4(stored: PackedTensor | QuantizedTensor) -> tuple[Tensor, Tensor] | None:
+    """Return codes uint8 [K / 32, N, 16] and exponents uint8 [K / 32, N]; None: the matrix is not in MXFP4."""
+    if isinstance(stored, GroupedTensor):
+        if not stored.floats or stored.codes.shape[1] != GROUP * stored.scales.shape[1]:
             return None
-        groups = kept.codes.view(len(kept.codes), -1, 2, GROUP // 2)
+        groups = stored.codes.view(len(stored.codes), -1, 2, GROUP // 2)
         codes = groups[:, :, 0] | groups[:, :, 1] << 4
-        exponents = (torch.frexp(kept.scales.float()).exponent - 1 + BIAS).to(torch.uint8)
-    elif isinstance(kept, QuantizedTensor) and kept.kind == "MXFP4":
-        blocks = torch.from_numpy(np.ascontiguousarray(kept.data)).view(len(kept.data), -1, 1 + GROUP // 2)
+        exponents = (torch.frexp(stored.scales.float()).exponent - 1 + BIAS).to(torch.uint8)
+    elif isinstance(stored, QuantizedTensor) and stored.kind == "MXFP4":
+        blocks = torch.from_numpy(np.ascontiguousarray(stored.data)).view(
+            len(stored.data), -1, 1 + GROUP // 2
+        )
         exponents, codes = blocks[..., 0], blocks[..., 1:]
     else:
         return None

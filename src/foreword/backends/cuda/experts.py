@@ -15,7 +15,7 @@ from foreword.kernels.recording import is_recording
 from foreword.models.config import MlpSpec
 
 ROUTER_PARTS = 8
-"""Parts that a router's K is split into: its few columns do not occupy a GPU."""
+"""Maximum parts of a router's K: its few columns alone do not occupy a GPU."""
 
 LEAST_ROUTER_PART = 128
 """Minimum depth of a part of K; splitting further gains nothing."""
@@ -27,14 +27,13 @@ class Mixture:
     def __init__(self, mlp: MlpSpec, weights: ExpertWeights[Experts]) -> None:
         assert mlp.experts is not None
         self._mlp, self._spec, self._weights = mlp, mlp.experts, weights
-        kind = weights.gate_up.dtype
-        # Routers are stored in the dtype of the other weights, so tensor cores can multiply them.
-        narrow = weights.router.to(kind)
+        dtype = weights.gate_up.dtype
+        # If the router was stored in the dtype of the other weights, tensor cores compute it in that dtype.
+        narrow = weights.router.to(dtype)
         self._router = narrow if torch.equal(narrow.float(), weights.router) else weights.router
         self._ranks = torch.arange(mlp.experts.per_token, dtype=torch.int32, device=weights.router.device)
-        self.observe: Callable[[Tensor], None] | None = (
-            None  # called with the chosen experts, int32 [rows, per token]
-        )
+        # Called with the chosen experts, int32 [rows, per token]
+        self.observe: Callable[[Tensor], None] | None = None
 
     @property
     def per_token(self) -> int:
@@ -47,9 +46,9 @@ class Mixture:
         return self._weights.shared_gate
 
     def forward(self, normed: Tensor, slots: Tensor, spare_slot: int, parts: Tensor) -> None:
-        """Write the output of every row's experts to float32 parts [per token, rows, hidden].
+        """Write the outputs of every row's experts to `parts`, float32 [per token, rows, hidden].
 
-        Rows that write to `spare_slot` are padding: they have no experts and no parts.
+        Rows that write to `spare_slot` are padding: they have no experts, and their parts are not written.
         """
         spec, weights = self._spec, self._weights
         logits = self._logits(normed)
@@ -57,7 +56,7 @@ class Mixture:
         if self.observe is not None and not is_recording():
             self.observe(chosen)
         tile = tile_for(chosen.numel(), spec.count, isinstance(weights.gate_up, PackedExperts))
-        if len(normed) == 1:  # its experts are blocks in any order
+        if len(normed) == 1:  # each of the row's experts is a block; nothing is to be sorted
             blocks = ExpertBlocks(self._ranks, chosen[0], self._ranks, counts[0], tile.rows)
         else:
             blocks = sort_by_expert(chosen, spec.count, tile.rows)
@@ -77,7 +76,7 @@ class Mixture:
 
 
 def tile_for(pairs: int, experts: int, packed: bool = False) -> Tile:
-    """Return the fastest tile on an H200 for a number of (row, expert) pairs."""
+    """Return the fastest tile on an H200 for a number of (row, expert) pairs; `packed`: weights in MXFP4."""
     mean = pairs / experts
     if mean <= 8:
         tile = Tile(16, 64, 256 if packed else 128, stages=4, swapped=True)

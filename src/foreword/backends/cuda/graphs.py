@@ -1,4 +1,4 @@
-"""Captured passes, by shape."""
+"""Captures passes as CUDA graphs, one per shape, and replays them."""
 
 import logging
 from collections.abc import Callable
@@ -17,19 +17,19 @@ T = TypeVar("T")
 
 
 STALE_RUNS = 4
-"""Passes of other shapes, as a multiple of the limit, after which a capture may be replaced.
+"""A capture may be replaced once it has not been used for this many times `limit` passes.
 
-Otherwise limit + 1 shapes in turn would be captured at every pass, which costs more than it saves.
+Otherwise limit + 1 shapes in turn would be captured again at every pass, which costs more than it saves.
 """
 
 
 @dataclass
 class PassCounts:
-    """Passes of this process with a size that can be captured."""
+    """Counts of this process's passes that have a size that can be captured."""
 
     captured: int = 0
     eager: int = 0  # ran without a graph
-    cold: int = 0  # the first of their shape, and those that were captured
+    cold: int = 0  # passes that were the first of their shape, or were captured
 
 
 PASSES = PassCounts()
@@ -39,7 +39,7 @@ PASSES = PassCounts()
 class _Capture(Generic[T]):
     graph: torch.cuda.CUDAGraph
     result: T
-    last_run: int = 0
+    last_run: int = 0  # number of the cache's run that used it last
 
 
 @dataclass
@@ -50,8 +50,8 @@ class GraphCache(Generic[Shape, T]):
     be copied, in stream order, before the next pass begins.
     """
 
-    limit: int = 256  # captures that are kept
-    _seen: set[Shape] = field(default_factory=set)
+    limit: int = 256  # maximum captures
+    _seen_shapes: set[Shape] = field(default_factory=set)
     _captured: "dict[Shape, _Capture[T]]" = field(default_factory=dict)  # least recently used first
     _runs: int = 0
     _pool: Any = None
@@ -59,38 +59,38 @@ class GraphCache(Generic[Shape, T]):
     def run(
         self, shape: Shape, body: Callable[[], T], load: Callable[[], bool] | None = None
     ) -> tuple[T, bool]:
-        """Run the pass and return its result and whether it was cold: the first of its shape, or one that is captured.
+        """Run the pass; return its result, and whether it was cold: the first of its shape, or one that was captured.
 
-        `body` launches the pass and reads its input from memory at fixed addresses. `load` loads the
-        kernels of a new shape; where it returns true, the shape is captured at once, unless it is the very first.
+        `body` launches the pass and reads its input from memory at fixed addresses. `load` loads the kernels of a new
+        shape. If it returns true, the shape is captured at once, unless it is the first shape of all.
         """
         if is_recording():
             return body(), False
         self._runs += 1
-        known, is_cold = self._captured.pop(shape, None), False
-        if known is None:
-            is_loaded = load is not None and load() and bool(self._seen)
-            is_new = shape not in self._seen and not is_loaded
+        capture, is_cold = self._captured.pop(shape, None), False
+        if capture is None:
+            is_loaded = load is not None and load() and bool(self._seen_shapes)
+            is_new = shape not in self._seen_shapes and not is_loaded
             is_captured = not is_new and self._make_room()
             is_cold = is_new or is_captured
             if is_captured:
-                known = self._capture(shape, body)
+                capture = self._capture(shape, body)
         PASSES.cold += is_cold
-        if known is None:
-            self._seen.add(shape)
+        if capture is None:
+            self._seen_shapes.add(shape)
             PASSES.eager += 1
             return body(), is_cold
-        known.last_run = self._runs
-        self._captured[shape] = known
-        known.graph.replay()
-        return known.result, is_cold
+        capture.last_run = self._runs
+        self._captured[shape] = capture
+        capture.graph.replay()
+        return capture.result, is_cold
 
     @property
     def captured(self) -> int:
         return len(self._captured)
 
     def _make_room(self) -> bool:
-        """Return whether one more capture may be kept; release the least recently used one if it is stale."""
+        """Return whether one more capture may be stored; release the least recently used one if it is stale."""
         if len(self._captured) < self.limit:
             return True
         oldest = next(iter(self._captured), None)
@@ -98,10 +98,11 @@ class GraphCache(Generic[Shape, T]):
             return False
         torch.cuda.synchronize()  # its last replay may still be running
         self._captured.pop(oldest).graph.reset()
-        self._seen.discard(oldest)
+        self._seen_shapes.discard(oldest)
         return True
 
     def _capture(self, shape: Shape, body: Callable[[], T]) -> "_Capture[T] | None":
+        """Capture the pass; None: there is no memory for it. Then `limit` falls, so that captures are only replaced."""
         graph = torch.cuda.CUDAGraph()
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
@@ -109,10 +110,10 @@ class GraphCache(Generic[Shape, T]):
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 result = body()
         except RuntimeError as error:
-            # torch's allocator raises OutOfMemoryError; the driver raises a RuntimeError with this text during capture.
+            # torch's allocator raises OutOfMemoryError; during capture, the driver raises RuntimeError with this text.
             if not isinstance(error, torch.OutOfMemoryError) and "out of memory" not in str(error):
                 raise
-            _log.warning("no memory is left to capture %s: such passes run without", shape)
+            _log.warning("no GPU memory is left to capture %s; such passes run without a CUDA graph", shape)
             self.limit = len(self._captured)
             return None
         PASSES.captured += 1
@@ -120,13 +121,13 @@ class GraphCache(Generic[Shape, T]):
 
 
 class GraphsByMemory(Generic[Shape, T]):
-    """One cache per KV store: a captured pass uses the store that it was captured with."""
+    """One cache of captures per KV store: a captured pass reads and writes the store that it was captured with."""
 
     def __init__(self) -> None:
-        self._of: WeakKeyDictionary[KvStore, GraphCache[Shape, T]] = WeakKeyDictionary()
+        self._caches: WeakKeyDictionary[KvStore, GraphCache[Shape, T]] = WeakKeyDictionary()
 
     def of(self, store: KvStore) -> GraphCache[Shape, T]:
         """Return the cache of a KV store, which lives as long as the store."""
-        if store not in self._of:
-            self._of[store] = GraphCache()
-        return self._of[store]
+        if store not in self._caches:
+            self._caches[store] = GraphCache()
+        return self._caches[store]

@@ -1,4 +1,4 @@
-"""Common part of draft heads on a GPU: their layers on Triton kernels."""
+"""Base class of draft heads on a GPU: their layers on Triton kernels."""
 
 from collections.abc import Callable, Hashable, Sequence
 from itertools import accumulate
@@ -10,13 +10,13 @@ from torch.nn.functional import pad
 
 from foreword.backends.cuda.compiling import kernels_of
 from foreword.backends.cuda.draws import DraftIds
-from foreword.backends.cuda.kernels.attention import Sight
-from foreword.backends.cuda.kernels.rotation import rotate_and_keep
+from foreword.backends.cuda.kernels.attention import AttentionMetadata
+from foreword.backends.cuda.kernels.rotation import rotate_and_store
 from foreword.backends.cuda.kernels.rows import activate, add_norm
 from foreword.backends.cuda.packed_products import Matrix, Rows
-from foreword.backends.cuda.packing import joined, load_matrix
+from foreword.backends.cuda.packing import concatenated, load_matrix
 from foreword.backends.cuda.products import Products
-from foreword.backends.cuda.upload import PassUpload, TiledRows, attended
+from foreword.backends.cuda.upload import PassUpload, TiledRows, tiled_attention
 from foreword.backends.interface import (
     ChainPlan,
     Chains,
@@ -35,10 +35,10 @@ from foreword.models.heads.opening import Head
 from foreword.models.heads.spec import Join
 
 LIBRARY_FROM = 65
-"""Rows from which on cuBLAS is used: prompts. Draft heads need no bit-identical rows."""
+"""Rows from which on cuBLAS is used, that is for prompts. Drafts need not have the same bits in every batch."""
 
 _MORE_ENTRIES = 1 << 17
-"""32-bit numbers that are uploaded for a chain in addition to those of its first pass."""
+"""Upper bound of the 32-bit numbers that are uploaded for chains, besides the arrays of a pass."""
 
 
 def _kernel_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -58,8 +58,8 @@ def kernel_ops(quantization: str) -> HeadOps:
             return library_linear(numbers, weight, bias)
         return products(x if isinstance(x, Rows) else numbers, weight, bias)
 
-    def load(head: Head, name: str, ends: TargetMatrices) -> Matrix:
-        return load_matrix(head, name, ends, quantization)
+    def load(head: Head, name: str, target: TargetMatrices) -> Matrix:
+        return load_matrix(head, name, target, quantization)
 
     return HeadOps(_kernel_norm, linear, load)
 
@@ -72,8 +72,8 @@ class KernelHead:
     def __init__(
         self,
         head: Head,
-        rows: str,
-        ends: TargetMatrices,
+        row_name: str,
+        target: TargetMatrices,
         quantization: str,
         *,
         captures: bool,
@@ -81,20 +81,20 @@ class KernelHead:
     ) -> None:
         """`captured_rows` is the size of the largest pass that is captured."""
         self.spec = head.spec
-        self._tensors = HeadTensors(head, ends, kernel_ops(quantization))
-        self._reference = TorchHead(self._tensors, rows, bucketed=True)
+        self._tensors = HeadTensors(head, target, kernel_ops(quantization))
+        self._reference = TorchHead(self._tensors, row_name, bucketed=True)
         self.markov_before, self.markov_after = self._tensors.markov_before, self._tensors.markov_after
         attention = head.spec.layers[0].attention
         self._group, self._kv_heads = attention.num_heads // attention.num_kv_heads, attention.num_kv_heads
-        self._rows, self._captures, self._captured_rows = rows, captures, captured_rows
-        self._upload = PassUpload(ends.device)
-        self._more = Upload(ends.device, _MORE_ENTRIES)
+        self._row_name, self._captures, self._captured_rows = row_name, captures, captured_rows
+        self._upload = PassUpload(target.device)
+        self._chain_upload = Upload(target.device, _MORE_ENTRIES)
         width = head.spec.feature_width
-        self._features = torch.zeros((captured_rows, width), dtype=ends.dtype, device=ends.device)
-        self._kernels = kernels_of(ends.device) if ends.device.type == "cuda" else None
+        self._features = torch.zeros((captured_rows, width), dtype=target.dtype, device=target.device)
+        self._kernels = kernels_of(target.device) if target.device.type == "cuda" else None
         self._compiled: set[Hashable] = set()  # kinds of passes whose kernels are loaded
-        self._needed: dict[Hashable, Sequence[Variant]] = {}  # by kind of pass, kernels being compiled
-        self._ids = DraftIds(head.spec.draft_vocab_size, ends.device)
+        self._requested: dict[Hashable, Sequence[Variant]] = {}  # by kind of pass, kernels being compiled
+        self._ids = DraftIds(head.spec.draft_vocab_size, target.device)
         self._uses_kernels = (
             head.spec.join is not Join.NONE and 2 * len(self._tensors.frequencies) == attention.head_dim
         )
@@ -103,23 +103,26 @@ class KernelHead:
                 self._join(index, "self_attn.", ("q_proj", "k_proj", "v_proj"))
                 self._join(index, "mlp.", ("gate_proj", "up_proj"))
 
-    def _join(self, index: int, place: str, names: tuple[str, ...]) -> None:
-        """Concatenate matrices for the kernels; the reference then uses views of the result, so no memory is added."""
-        whole, tensors = f"layers.{index}.{place}", self._tensors.by_name
-        for kind in ("weight", "bias"):
-            parts = [tensors.get(f"{whole}{name}.{kind}") for name in names]
+    def _join(self, index: int, module: str, names: tuple[str, ...]) -> None:
+        """Concatenate matrices of one module for the kernels, or use the reference for all passes if they do not match.
+
+        The reference then reads views of the result, so that the head takes no more memory.
+        """
+        prefix, tensors = f"layers.{index}.{module}", self._tensors.by_name
+        for suffix in ("weight", "bias"):
+            parts = [tensors.get(f"{prefix}{name}.{suffix}") for name in names]
             present = [part for part in parts if part is not None]
             if len(present) < len(parts):
                 self._uses_kernels &= not present
                 continue
-            together = torch.cat(present) if isinstance(present[0], Tensor) else joined(present)
-            if together is None:
+            whole = torch.cat(present) if isinstance(present[0], Tensor) else concatenated(present)
+            if whole is None:
                 self._uses_kernels = False
                 continue
-            tensors[f"{whole}joined.{kind}"] = together
-            ends = [*accumulate(map(len, present), initial=0)]
-            for name, first, end in zip(names, ends, ends[1:], strict=False):
-                tensors[f"{whole}{name}.{kind}"] = together[first:end]
+            tensors[f"{prefix}joined.{suffix}"] = whole
+            bounds = [*accumulate(map(len, present), initial=0)]
+            for name, first, end in zip(names, bounds, bounds[1:], strict=False):
+                tensors[f"{prefix}{name}.{suffix}"] = whole[first:end]
 
     @property
     def weight_bytes(self) -> int:
@@ -127,22 +130,25 @@ class KernelHead:
 
     @property
     def is_ready(self) -> bool:
-        """Whether all requested kernels are compiled."""
-        return self._kernels is None or all(map(self._kernels.are_ready, self._needed.values()))
+        """Return whether all requested kernels are compiled."""
+        return self._kernels is None or all(map(self._kernels.are_ready, self._requested.values()))
 
     def _has_kernels(self, kind: Hashable, *bodies: Callable[[], object]) -> bool:
-        """Return whether the kernels of a kind of pass are loaded; request their compilation if not."""
+        """Return whether the kernels that `bodies` launch are loaded; request their compilation if not.
+
+        Passes of one `kind` launch the same kernels.
+        """
         if self._kernels is None or kind in self._compiled or is_recording():
             return True
-        if kind not in self._needed:
+        if kind not in self._requested:
             with recording() as missing:
                 for body in bodies:
                     body()
-            self._needed[kind] = tuple(missing)
+            self._requested[kind] = tuple(missing)
             self._kernels.request(missing)
-        if not self._kernels.are_ready(self._needed[kind]):
+        if not self._kernels.are_ready(self._requested[kind]):
             return False
-        del self._needed[kind]
+        del self._requested[kind]
         self._compiled.add(kind)
         return True
 
@@ -152,7 +158,7 @@ class KernelHead:
         if chains is not None:
             return chains
         if call.plan is not None and call.plan.unsettled is not None:
-            # No drafts: the reference cannot read tokens that are still on the device.
+            # Empty chains: the reference cannot read tokens that are still on the device.
             return KnownChains([[]] * len(call.plan.steps))
         if call.context is not None:
             self._reference.forward(call.context, call.store)
@@ -162,7 +168,7 @@ class KernelHead:
         """Return the planned chains; None: the caller grows them from logits."""
         raise NotImplementedError
 
-    def _output(self, wanted: HeadInput, store: KvStore) -> HeadOutput:
+    def _output(self, head_input: HeadInput, store: KvStore) -> HeadOutput:
         """Return logits and states of the wanted rows."""
         raise NotImplementedError
 
@@ -176,29 +182,32 @@ class KernelHead:
     def _layers(
         self,
         stream: Tensor,
-        read: Tensor,
+        attention_input: Tensor,
         cos_sin: tuple[Tensor, Tensor],
-        sight: Sight,
+        metadata: AttentionMetadata,
         slots: Tensor,
         tiles: TiledRows,
         store: TorchKvStore,
     ) -> Tensor:
-        """Return the residual stream after all layers."""
-        keys, values = store.arrays(self._rows)
+        """Return the residual stream after all layers; write their KV rows.
+
+        `attention_input` is that of the first layer.
+        """
+        keys, values = store.arrays(self._row_name)
         eps, stream = self.spec.norm.eps, stream.clone()
         for index, layer in enumerate(self.spec.layers):
             prefix, attention = f"layers.{index}.", layer.attention
             if index:
-                read = self._tensors.norm(stream, prefix + "input_layernorm.weight")
-            qkv = self._tensors.linear(read, prefix + "self_attn.joined")
+                attention_input = self._tensors.norm(stream, prefix + "input_layernorm.weight")
+            qkv = self._tensors.linear(attention_input, prefix + "self_attn.joined")
             queries = qkv.new_empty((len(qkv), attention.num_heads, attention.head_dim))
-            norms = self._pair_of_norms(index)
-            rotate_and_keep(qkv, cos_sin, slots, norms, eps, keys[index], values[index], queries)
-            seen = attended(queries, keys[index], values[index], sight, tiles)
-            delta = self._tensors.linear(seen.view(len(seen), -1), prefix + "self_attn.o_proj")
+            norms = self._query_key_norms(index)
+            rotate_and_store(qkv, cos_sin, slots, norms, eps, keys[index], values[index], queries)
+            attended = tiled_attention(queries, keys[index], values[index], metadata, tiles)
+            delta = self._tensors.linear(attended.view(len(attended), -1), prefix + "self_attn.o_proj")
             normed = self._add_and_norm(stream, delta, prefix)
             gate_up = self._tensors.linear(normed, prefix + "mlp.joined")
-            active = Rows.room(
+            active = Rows.allocate(
                 gate_up, gate_up.shape[1] // 2, self._tensors.by_name[prefix + "mlp.down_proj.weight"]
             )
             activate(gate_up, *active)
@@ -206,11 +215,11 @@ class KernelHead:
         return stream
 
     def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of every position, float32."""
+        """Return cosines and sines of every position, float32."""
         angles = positions.unsqueeze(-1).float() * self._tensors.frequencies
         return angles.cos(), angles.sin()
 
-    def _pair_of_norms(self, index: int) -> tuple[Tensor, Tensor] | None:
+    def _query_key_norms(self, index: int) -> tuple[Tensor, Tensor] | None:
         """Return the norms of queries and keys; None if the layer has none."""
         query, key = (
             self._tensors.by_name.get(f"layers.{index}.self_attn.{name}_norm.weight") for name in ("q", "k")
@@ -218,10 +227,10 @@ class KernelHead:
         return None if query is None or key is None else (query, key)
 
     def _add_and_norm(self, stream: Tensor, delta: Tensor, prefix: str) -> Rows:
-        """Add to the residual stream; return the input of a layer's MLP, normed if the head has this norm."""
+        """Add `delta` to the residual stream in place; return the MLP's input, normed if the head has that norm."""
         name, tensors = prefix + "post_attention_layernorm.weight", self._tensors.by_name
         if not self.spec.has(name):
             return Rows(stream.add_(delta))
-        normed = Rows.room(stream, stream.shape[1], tensors[prefix + "mlp.joined.weight"])
+        normed = Rows.allocate(stream, stream.shape[1], tensors[prefix + "mlp.joined.weight"])
         add_norm(stream, delta, tensors[name], self.spec.norm.eps, *normed)
         return normed

@@ -1,4 +1,4 @@
-"""Latent attention in the absorbed form: queries are projected to the latent space, and results back.
+"""Latent attention in the absorbed form: queries are projected to the latent space, and results are projected back.
 
 The same form serves prompts, so that a row has the same bits in every pass.
 """
@@ -6,13 +6,13 @@ The same form serves prompts, so that a row has the same bits in every pass.
 import torch
 from torch import Tensor
 
-from foreword.backends.cuda.kernels.attention import ScoreRule, Sight
-from foreword.backends.cuda.kernels.latent import keep_latent, per_head
+from foreword.backends.cuda.kernels.attention import AttentionMetadata, ScoreRule
+from foreword.backends.cuda.kernels.latent import per_head, store_latent
 from foreword.backends.cuda.kernels.linear import Tile
 from foreword.backends.cuda.kernels.rows import add_norm
 from foreword.backends.cuda.packed_products import Matrix
 from foreword.backends.cuda.products import Products
-from foreword.backends.cuda.upload import UploadedPass, attended
+from foreword.backends.cuda.upload import UploadedPass, tiled_attention
 from foreword.backends.torch.weights import LayerWeights
 from foreword.models.config import AttentionSpec
 from foreword.models.rope import CosSin
@@ -31,10 +31,16 @@ class LatentAttention:
         self._values = layer.latent.values
         self._rule = ScoreRule(spec.scale or spec.head_dim**-0.5, spec.softcap, spec.window)
 
-    def seen(
-        self, qkv: Tensor, cos_sin: CosSin, keys: Tensor, values: Tensor, sight: Sight, uploaded: UploadedPass
+    def attend(
+        self,
+        qkv: Tensor,
+        cos_sin: CosSin,
+        keys: Tensor,
+        values: Tensor,
+        metadata: AttentionMetadata,
+        uploaded: UploadedPass,
     ) -> Tensor:
-        """Store the pass's rows and attend over all visible ones: [rows, heads * value dim]."""
+        """Store the pass's latent rows, and return attention over all visible rows, [rows, heads * value dim]."""
         spec, latent, rows = self._spec, self._latent, len(qkv)
         width = latent.query_rank or spec.query_width
         query, row = qkv[:, :width], qkv[:, width:]
@@ -45,11 +51,11 @@ class LatentAttention:
                 add_norm(compressed, None, self._query_norm, latent.eps, normed), self._query, None
             )
         queries = qkv.new_empty((rows, spec.num_heads, latent.row_dim))
-        keep_latent(query, row, self._key_norm, cos_sin, uploaded.batch.slots, latent.eps, keys, queries)
+        store_latent(query, row, self._key_norm, cos_sin, uploaded.batch.slots, latent.eps, keys, queries)
         heads = query.view(rows, spec.num_heads, spec.head_dim)
         tile = Tile(16, 64, 128, swapped=True) if rows <= 16 else Tile(64, 64, 64, swapped=True)
         per_head(heads[..., : latent.nope_dim], self._keys, queries, tile)
-        found = qkv.new_empty((rows, spec.num_heads, latent.kv_rank))
-        attended(queries, keys, values, sight, uploaded.tiles, self._rule, found)
+        attended = qkv.new_empty((rows, spec.num_heads, latent.kv_rank))
+        tiled_attention(queries, keys, values, metadata, uploaded.tiles, self._rule, attended)
         out = qkv.new_empty((rows, spec.num_heads, latent.value_dim))
-        return per_head(found, self._values, out, tile).flatten(1)
+        return per_head(attended, self._values, out, tile).flatten(1)

@@ -1,4 +1,4 @@
-"""Attention or recurrence and MLP of a layer on Triton kernels. A layer's properties are data (`LayerSpec`)."""
+"""Layers on Triton kernels: attention or recurrence, and MLP. A layer's properties are data (`LayerSpec`)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,19 +14,19 @@ from foreword.backends.cuda.adapters import (
     QKV,
     RECURRENT_INPUT,
     RECURRENT_OUTPUT,
-    Place,
+    AdaptedModules,
     RowAdapters,
 )
 from foreword.backends.cuda.experts import Mixture
-from foreword.backends.cuda.kernels.attention import ScoreRule, Sight
+from foreword.backends.cuda.kernels.attention import AttentionMetadata, ScoreRule
 from foreword.backends.cuda.kernels.gates import gate_heads
-from foreword.backends.cuda.kernels.rotation import rotate_and_keep
-from foreword.backends.cuda.kernels.rows import activate, join_parts, norm_heads, weigh
+from foreword.backends.cuda.kernels.rotation import rotate_and_store
+from foreword.backends.cuda.kernels.rows import activate, gate_shared_expert, join_parts, norm_heads
 from foreword.backends.cuda.latent import LatentAttention
 from foreword.backends.cuda.packed_products import Matrix, Rows
 from foreword.backends.cuda.products import Product, Products
-from foreword.backends.cuda.recurrent import RecurrentPass, mixed
-from foreword.backends.cuda.upload import UploadedPass, attended
+from foreword.backends.cuda.recurrent import RecurrentPass, mix_positions
+from foreword.backends.cuda.upload import UploadedPass, tiled_attention
 from foreword.backends.torch.weights import LayerWeights
 from foreword.models.config import AttentionSpec, LayerSpec, Recurrence
 from foreword.models.rope import CosSin
@@ -37,14 +37,15 @@ class LayerPass:
     """Inputs of a pass's layers other than the residual stream."""
 
     uploaded: UploadedPass
-    sight: Sight
-    turns: Sequence[CosSin]  # cosines and sines of every layer, float32
+    metadata: AttentionMetadata
+    cos_sin: Sequence[CosSin]  # cosines and sines of every layer, float32
     keys: Tensor  # [layers, physical rows, kv heads, dim], or packed
     values: Tensor
     spare_slot: int  # KV row that padding writes to
-    added: RowAdapters | None
-    places: Sequence[int]  # of every layer, among those of its kind
-    recurrent: RecurrentPass | None
+    adapters: RowAdapters | None  # None: no row has an adapter
+    # For every layer, its index among the layers with attention, or among the recurrent ones
+    kind_indices: Sequence[int]
+    recurrent: RecurrentPass | None  # None: there are no recurrent layers
 
 
 class CudaLayers:
@@ -66,7 +67,6 @@ class CudaLayers:
             for index, (spec, layer) in enumerate(zip(specs, weights, strict=True))
             if layer.experts is not None
         }
-
         self._latent = {
             index: LatentAttention(spec.attention, layer, products)
             for index, (spec, layer) in enumerate(zip(specs, weights, strict=True))
@@ -75,8 +75,8 @@ class CudaLayers:
 
     @property
     def all_products(self) -> list[Product]:
-        """Return the products of all layers."""
-        found = [
+        """Return the kinds of matrix products in all layers, to be checked at the start."""
+        products = [
             product
             for layer in self._weights
             for product in (
@@ -86,37 +86,38 @@ class CudaLayers:
                 Product(layer.down, layer.down_bias, is_split=True),
             )
         ]
-        return [product for product in found if all(product.weight.shape)]
+        return [product for product in products if all(product.weight.shape)]
 
-    def mixing(self, index: int, normed: Rows, given: LayerPass) -> Tensor:
-        """Return the addend of attention or recurrence to the stream; store what later rows read.
+    def mixing(self, index: int, normed: Rows, inputs: LayerPass) -> Tensor:
+        """Return what attention or recurrence adds to the residual stream; store KV rows, or states and ring rows.
 
-        In parts, it lacks the output's bias.
+        If the result is in parts, float32 [parts, rows, hidden], the output's bias is not added yet.
         """
         layer, spec = self._weights[index], self._specs[index].attention
         if (recurrence := self._specs[index].recurrent) is not None:
             assert layer.recurrent is not None
-            assert given.recurrent is not None
+            assert inputs.recurrent is not None
             modules = CONVOLUTION_INPUT if recurrence.kind is Recurrence.NONE else RECURRENT_INPUT
-            projected = self._product(normed, layer.qkv, layer.qkv_bias, given.added, (index, modules))
-            seen = mixed(
-                recurrence, layer.recurrent, projected, self._eps, given.recurrent, given.places[index]
+            projected = self._product(normed, layer.qkv, layer.qkv_bias, inputs.adapters, (index, modules))
+            recurrent_index = inputs.kind_indices[index]
+            mixed = mix_positions(
+                recurrence, layer.recurrent, projected, self._eps, inputs.recurrent, recurrent_index
             )
-            place = index, RECURRENT_OUTPUT
-            return self._addend(Rows(seen), layer.output, layer.output_bias, given.added, place)
-        qkv = self._product(normed, layer.qkv, layer.qkv_bias, given.added, (index, QKV))
-        seen = self._attended(layer, spec, qkv, index, given)
-        if given.added is None and self._products.splits(layer.output):
-            return self._products.parts(seen, layer.output)
-        return self._addend(Rows(seen), layer.output, layer.output_bias, given.added, (index, OUTPUT))
+            output = (index, RECURRENT_OUTPUT)
+            return self._addend(Rows(mixed), layer.output, layer.output_bias, inputs.adapters, output)
+        qkv = self._product(normed, layer.qkv, layer.qkv_bias, inputs.adapters, (index, QKV))
+        attended = self._attend(layer, spec, qkv, index, inputs)
+        if inputs.adapters is None and self._products.splits(layer.output):
+            return self._products.parts(attended, layer.output)
+        return self._addend(Rows(attended), layer.output, layer.output_bias, inputs.adapters, (index, OUTPUT))
 
-    def _attended(
-        self, layer: LayerWeights[Matrix], spec: AttentionSpec, qkv: Tensor, index: int, given: LayerPass
+    def _attend(
+        self, layer: LayerWeights[Matrix], spec: AttentionSpec, qkv: Tensor, index: int, inputs: LayerPass
     ) -> Tensor:
-        own, rows = given.places[index], len(qkv)
-        keys, values = given.keys[own], given.values[own]
+        kv_index, rows = inputs.kind_indices[index], len(qkv)
+        keys, values = inputs.keys[kv_index], inputs.values[kv_index]
         if latent := self._latent.get(index):
-            return latent.seen(qkv, given.turns[index], keys, values, given.sight, given.uploaded)
+            return latent.attend(qkv, inputs.cos_sin[index], keys, values, inputs.metadata, inputs.uploaded)
         norms = None
         if layer.query_norm is not None and layer.key_norm is not None:
             norms = layer.query_norm, layer.key_norm
@@ -124,52 +125,62 @@ class CudaLayers:
             norm_heads(qkv, norms, self._eps)
             norms = None
         queries = qkv.new_empty((rows, spec.num_heads, spec.head_dim))
-        slots = given.uploaded.batch.slots
-        rotate_and_keep(qkv, given.turns[index], slots, norms, self._eps, keys, values, queries)
+        slots = inputs.uploaded.batch.slots
+        rotate_and_store(qkv, inputs.cos_sin[index], slots, norms, self._eps, keys, values, queries)
         rule = ScoreRule(spec.scale, spec.softcap, spec.window, layer.sinks)
-        found = attended(queries, keys, values, given.sight, given.uploaded.tiles, rule)
+        attended = tiled_attention(queries, keys, values, inputs.metadata, inputs.uploaded.tiles, rule)
         if spec.gated:
-            gate_heads(found, qkv, found)
-        return found.view(rows, spec.query_width)
+            gate_heads(attended, qkv, attended)
+        return attended.view(rows, spec.query_width)
 
-    def mlp(self, index: int, normed: Rows, given: LayerPass) -> Tensor:
-        """Return the MLP's addend to the stream, possibly in parts."""
+    def mlp(self, index: int, normed: Rows, inputs: LayerPass) -> Tensor:
+        """Return what the MLP adds to the residual stream, possibly in parts, float32 [parts, rows, hidden]."""
         mixture = self.mixtures.get(index)
         if mixture is None:
-            return self._dense(index, normed, given)
+            return self._dense(index, normed, inputs)
         gate, has_shared = mixture.shared_gate, self._specs[index].mlp.intermediate_size > 0
         shape = (mixture.per_token + has_shared, *normed.numbers.shape)
         parts = torch.empty(shape, dtype=torch.float32, device=normed.numbers.device)
         mixture.forward(
-            normed.numbers, given.uploaded.batch.slots, given.spare_slot, parts[: mixture.per_token]
+            normed.numbers, inputs.uploaded.batch.slots, inputs.spare_slot, parts[: mixture.per_token]
         )
         if has_shared:
-            weigh(self._dense(index, normed, given), normed.numbers, gate, parts[-1])
+            gate_shared_expert(self._dense(index, normed, inputs), normed.numbers, gate, parts[-1])
         return parts
 
-    def _dense(self, index: int, normed: Rows, given: LayerPass) -> Tensor:
+    def _dense(self, index: int, normed: Rows, inputs: LayerPass) -> Tensor:
         """Run the dense MLP of a layer, or the shared expert of a mixture."""
         layer, spec = self._weights[index], self._specs[index].mlp
-        gate_up = self._product(normed, layer.gate_up, layer.gate_up_bias, given.added, (index, GATE_UP))
-        active = Rows.room(gate_up, gate_up.shape[1] // 2, layer.down)
+        gate_up = self._product(normed, layer.gate_up, layer.gate_up_bias, inputs.adapters, (index, GATE_UP))
+        active = Rows.allocate(gate_up, gate_up.shape[1] // 2, layer.down)
         activate(gate_up, *active, spec.activation)
-        return self._addend(active, layer.down, layer.down_bias, given.added, (index, DOWN))
+        return self._addend(active, layer.down, layer.down_bias, inputs.adapters, (index, DOWN))
 
     def _product(
-        self, x: Rows, weight: Matrix, bias: Tensor | None, added: RowAdapters | None, place: Place
+        self,
+        x: Rows,
+        weight: Matrix,
+        bias: Tensor | None,
+        adapters: RowAdapters | None,
+        adapted: AdaptedModules,
     ) -> Tensor:
-        """Return a product plus the rows' adapters."""
+        """Return a product plus the output of the rows' adapters for these modules."""
         y = self._products(x, weight, bias)
-        return y if added is None else added.add(place, x.numbers, y)
+        return y if adapters is None else adapters.add(adapted, x.numbers, y)
 
     def _addend(
-        self, x: Rows, weight: Matrix, bias: Tensor | None, added: RowAdapters | None, place: Place
+        self,
+        x: Rows,
+        weight: Matrix,
+        bias: Tensor | None,
+        adapters: RowAdapters | None,
+        adapted: AdaptedModules,
     ) -> Tensor:
-        """Return a product for the stream, in parts unless a bias or adapter must be added first."""
+        """Return a product that is added to the stream, in parts unless a bias or adapters must be added first."""
         if not self._products.splits(weight):
-            return self._product(x, weight, bias, added, place)
+            return self._product(x, weight, bias, adapters, adapted)
         parts = self._products.parts(x, weight)
-        if bias is None and added is None:
+        if bias is None and adapters is None:
             return parts
         y = join_parts(parts, bias, x.numbers.new_empty((len(x.numbers), len(weight))))
-        return y if added is None else added.add(place, x.numbers, y)
+        return y if adapters is None else adapters.add(adapted, x.numbers, y)

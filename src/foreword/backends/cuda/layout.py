@@ -1,4 +1,4 @@
-"""Layout of a pass on the device: padded sizes, so that few graphs are captured, and rows in tiles."""
+"""Layout of a pass on the device: its rows are cut into tiles, and sizes are padded so that few graphs are captured."""
 
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
@@ -13,35 +13,40 @@ from foreword.backends.cuda.kernels.attention import PART
 from foreword.backends.interface import DecodeSize
 
 DECODE_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-"""Rows of passes that are captured."""
+"""Padded numbers of rows of passes that are captured."""
 
 LOADED_ROWS = 48
-"""Maximum rows of passes that launch only our own kernels; once these are loaded, capture needs no first run."""
+"""Maximum rows of passes that launch only our own kernels, so that capture needs no first run once they are loaded."""
 
 PROMPT_STEP = 256
-"""Larger passes are padded to multiples of this many rows; matrix products are checked for each size."""
+"""Passes with more rows are padded to a multiple of this; matrix products are checked for each such size."""
 
 FEW_TILES = 2
-"""Maximum tiles of passes with few text sizes: idle programs cost them nothing."""
+"""Maximum tiles of a pass whose part count is padded to `FEW_PARTS`: so few idle programs cost no time."""
 
 FEW_PARTS = (4, 16)
-"""Padded part counts of short texts in such passes; longer ones are padded to powers of two."""
+"""Padded part counts of short texts in such passes. Larger counts are padded to powers of two."""
 
 PRODUCT_ROWS = (16, 32, 64, 96, 128, 192, 256)
-"""Row counts up to which products have different kernels: `products.tile_for`, `products.tall_for`."""
+"""Maximum rows of each kernel that `products.tile_for` and `products.tall_for` select."""
 
 PREPARED_LENGTHS = (PART // 2, *(3 * PART * parts // 4 for parts in (2, 4, 8, 16)))
-"""Text lengths to prepare, one per common number of parts; the steps of a start stay within the same parts."""
+"""Text lengths whose passes are prepared at the start, one per common number of parts.
+
+Each is well below the maximum of its number of parts, so that the prepared steps stay within it.
+"""
 
 NARROW_LINES, NARROW_DIM = 64, 256
-"""Maximum lines (rows times heads of a group) of a tile whose positions are split into parts, and the maximum head
-dimension for that many."""
+"""Maximum lines (rows times query heads per KV head) of a narrow tile, and the maximum head dimension for that many.
+
+The positions of a narrow tile may be split into parts; the program of a wide tile loops over all positions.
+"""
 
 ENOUGH_PROGRAMS = 128
-"""Tiles times KV heads from which on one program per tile loops over all positions."""
+"""Tiles times KV heads from which on parts have no programs of their own: there are enough without."""
 
 WIDE_LINES, WIDE_DIM = 128, 128
-"""Lines of a tile whose program loops over all positions, for head dimensions up to this; fewer for larger ones."""
+"""Lines of a wide tile, and the maximum head dimension for that many; there are fewer for larger heads."""
 
 
 @dataclass(frozen=True)
@@ -51,12 +56,12 @@ class PassShape:
     rows: int
     logit_rows: int
     hidden_rows: int
-    pages: int  # of a block table
-    parts: int  # of the longest text of a narrow tile, a power of two; 0: none
+    pages: int  # columns of the block table
+    parts: int  # padded parts of the longest text of a narrow tile; 0: there are no narrow tiles
     narrow_tiles: int
-    narrow_rows: int  # of a tile
+    narrow_rows: int  # maximum rows of a narrow tile
     wide_tiles: int
-    wide_rows: int  # of a tile
+    wide_rows: int  # maximum rows of a wide tile
     splits: bool  # whether the parts of a narrow tile's text have separate programs
     has_trees: bool
     has_adapters: bool
@@ -76,11 +81,11 @@ class PassShape:
 
     @property
     def kind(self) -> "PassShape":
-        """The part of the shape that decides which kernels are launched; text lengths do not."""
+        """Return the shape without text lengths, which do not decide which kernels are launched."""
         return replace(self, pages=0, parts=0, wide_tiles=min(1, self.wide_tiles))
 
     def sizes(self, batch: BatchSizes) -> BatchSizes:
-        """Return the padded sizes of a batch's arrays; moves of KV rows are not part of the shape."""
+        """Return the padded sizes of a batch's arrays. Copies of KV rows are not part of the shape."""
         return BatchSizes(
             self.rows, self.rows, self.pages, self.logit_rows, batch.kv_copies, self.hidden_rows
         )
@@ -91,8 +96,8 @@ class Tiles:
     """Tiles of rows, each of one request; arrays are int32 [tiles]."""
 
     first_rows: Ints
-    counts: Ints
-    requests: Ints
+    counts: Ints  # rows
+    requests: Ints  # index of the tile's request
 
 
 @dataclass(frozen=True)
@@ -109,7 +114,7 @@ class Layout:
     def of(
         batch: ForwardBatch, page_size: int, group: int, kv_heads: int, head_dim: int = WIDE_DIM
     ) -> "Layout":
-        """`group` is how many query heads share a KV head."""
+        """Lay out a batch; `group` is how many query heads share a KV head."""
         arrays = batch.arrays
         return _layout(
             arrays.row_starts.tobytes(),
@@ -122,30 +127,35 @@ class Layout:
         )
 
 
-# Consecutive passes often have equal arrays: return the same object, which other caches find by identity.
+# Consecutive passes often have equal arrays; they get the same object.
 @lru_cache(maxsize=512)
 def _layout(
     row_starts: bytes,
     ancestor_masks: bytes,
-    parts_of_texts: tuple[int, ...],
+    num_parts_of_texts: tuple[int, ...],
     sizes: tuple[int, int, int],
     adapters: tuple[int, ...],
     taps: tuple[Tap, ...],
     model: tuple[int, int, int, int],
 ) -> Layout:
-    """Lay out a pass from the values that its shape depends on."""
+    """Lay out a pass, given only the values on which its layout depends, so that the result can be cached.
+
+    `sizes` are pages of the block table, logit rows and hidden rows; `model` is page size, group, KV heads and head
+    dimension.
+    """
     (table_pages, logit_rows, hidden_rows), (page_size, group, kv_heads, head_dim) = sizes, model
-    cut = _cut(row_starts, ancestor_masks, group, head_dim)
-    rows, of_texts = padded_rows(len(cut.requests)), np.array(parts_of_texts, np.int32)[cut.is_narrow]
-    most, narrow_tiles = int(of_texts.max(initial=0)), len(cut.narrow.counts)
-    if len(cut.wide.counts):
-        parts = power_of_two(most)
+    tiling = _cut_into_tiles(row_starts, ancestor_masks, group, head_dim)
+    rows = padded_rows(len(tiling.requests))
+    parts_of_narrow = np.array(num_parts_of_texts, np.int32)[tiling.is_narrow]
+    max_parts, narrow_tiles = int(parts_of_narrow.max(initial=0)), len(tiling.narrow.counts)
+    if len(tiling.wide.counts):
+        parts = power_of_two(max_parts)
         pages = max(power_of_two(table_pages), parts * PART // page_size)
-    else:  # parts determine pages, so that few shapes occur
-        parts = rounded_parts(max(most, -(-table_pages * page_size // PART)), narrow_tiles)
+    else:  # the number of parts decides that of pages, so that few shapes occur
+        parts = rounded_parts(max(max_parts, -(-table_pages * page_size // PART)), narrow_tiles)
         pages = parts * PART // page_size
-    # Texts of similar length keep the GPU busy without splitting: no long text runs alone at the end.
-    is_even = 2 * int(of_texts.sum()) >= most * len(of_texts)
+    # Texts of similar length keep the GPU busy without splitting, because no long text runs alone at the end.
+    is_even = 2 * int(parts_of_narrow.sum()) >= max_parts * len(parts_of_narrow)
     shape = PassShape(
         rows=rows,
         logit_rows=min(rows, padded_rows(logit_rows)),
@@ -153,33 +163,35 @@ def _layout(
         pages=pages,
         parts=parts,
         narrow_tiles=min(rows, padded_rows(narrow_tiles)) if narrow_tiles else 0,
-        narrow_rows=cut.narrow_rows,
-        wide_tiles=len(cut.wide.counts),
-        wide_rows=cut.wide_rows,
+        narrow_rows=tiling.narrow_rows,
+        wide_tiles=len(tiling.wide.counts),
+        wide_rows=tiling.wide_rows,
         splits=narrow_tiles * kv_heads < ENOUGH_PROGRAMS or not is_even,
-        has_trees=cut.has_trees,
+        has_trees=tiling.has_trees,
         has_adapters=any(adapters),
         taps=tuple(dict.fromkeys(taps)),
     )
     slots = np.array(adapters if shape.has_adapters else (), np.int32)
-    return Layout(shape, cut.requests, slots[cut.requests] if len(slots) else slots, cut.narrow, cut.wide)
+    return Layout(
+        shape, tiling.requests, slots[tiling.requests] if len(slots) else slots, tiling.narrow, tiling.wide
+    )
 
 
-class _Cut(NamedTuple):
+class _Tiling(NamedTuple):
     """The rows of a pass in tiles."""
 
     requests: Ints  # [rows], index of the row's request
-    is_narrow: NDArray[np.bool_]  # [requests]
-    narrow_rows: int  # of a tile
+    is_narrow: NDArray[np.bool_]  # [requests], whether the request's rows are in narrow tiles
+    narrow_rows: int  # maximum rows of a narrow tile
     narrow: Tiles
-    wide_rows: int  # of a tile
+    wide_rows: int  # maximum rows of a wide tile
     wide: Tiles
     has_trees: bool
 
 
 @lru_cache(maxsize=512)
-def _cut(row_starts: bytes, ancestor_masks: bytes, group: int, head_dim: int) -> _Cut:
-    """Cut rows into tiles; cached by the bytes of the two arrays, which seldom change from pass to pass."""
+def _cut_into_tiles(row_starts: bytes, ancestor_masks: bytes, group: int, head_dim: int) -> _Tiling:
+    """Cut rows into tiles. Cached by the bytes of the two arrays, which seldom change from pass to pass."""
     bounds = np.frombuffer(row_starts, np.int32)
     masks = np.frombuffer(ancestor_masks, np.uint64).reshape(-1, MASK_WORDS)
     starts, counts = bounds[:-1], np.diff(bounds)
@@ -191,7 +203,7 @@ def _cut(row_starts: bytes, ancestor_masks: bytes, group: int, head_dim: int) ->
     is_wide = (counts > most_narrow) & (drafted == 0)
     narrow_rows = min(power_of_two(int(counts[~is_wide].max(initial=1))), most_narrow)
     wide_rows = max(1, WIDE_LINES * WIDE_DIM // max(WIDE_DIM, head_dim) // group)
-    return _Cut(
+    return _Tiling(
         requests,
         ~is_wide,
         narrow_rows,
@@ -203,46 +215,49 @@ def _cut(row_starts: bytes, ancestor_masks: bytes, group: int, head_dim: int) ->
 
 
 def _tiles(requests: NDArray[np.intp], starts: Ints, counts: Ints, rows: int) -> Tiles:
-    """Return the rows of some requests in tiles of at most `rows`."""
-    of_request = -(-counts[requests] // rows)
-    owner = np.repeat(requests, of_request).astype(np.int32)
-    number = np.arange(len(owner)) - np.repeat(np.cumsum(of_request) - of_request, of_request)
-    first = number * rows
+    """Cut the rows of some requests into tiles of at most `rows` rows."""
+    tiles_of_request = -(-counts[requests] // rows)
+    request_of_tile = np.repeat(requests, tiles_of_request).astype(np.int32)
+    tile_number = np.arange(len(request_of_tile)) - np.repeat(
+        np.cumsum(tiles_of_request) - tiles_of_request, tiles_of_request
+    )
+    first = tile_number * rows
     return Tiles(
-        (starts[owner] + first).astype(np.int32),
-        np.minimum(counts[owner] - first, rows).astype(np.int32),
-        owner,
+        (starts[request_of_tile] + first).astype(np.int32),
+        np.minimum(counts[request_of_tile] - first, rows).astype(np.int32),
+        request_of_tile,
     )
 
 
 def decode_sizes(requests: int, length: int, rows: int, kv_heads: int = 1) -> list[DecodeSize]:
-    """Return one size per shape of captured passes with `rows` rows per request; short texts first."""
-    largest: dict[tuple[int, int], int] = {}
+    """Return one size for each shape of captured passes with `rows` rows per request, short texts first."""
+    largest: dict[tuple[int, int], int] = {}  # by padded requests and padded rows: most requests
     for count in range(1, min(requests, DECODE_ROWS[-1] // rows) + 1):
         largest[padded_rows(count), padded_rows(count * rows)] = count
     shapes: dict[tuple[int, int], DecodeSize] = {}
-    for known in (known for known in PREPARED_LENGTHS if known < length):
+    for text_length in [prepared for prepared in PREPARED_LENGTHS if prepared < length]:
         for count in largest.values():
+            # Kernels differ by the rows of products, and by whether parts have their own programs.
             kernels = 2 * padded_rows(count * rows, PRODUCT_ROWS) + (count * kv_heads >= ENOUGH_PROGRAMS)
-            parts = rounded_parts(-(-known // PART), count)
-            shapes.setdefault((count, parts), DecodeSize(count, known, kernels))
+            parts = rounded_parts(-(-text_length // PART), count)
+            shapes.setdefault((count, parts), DecodeSize(count, text_length, kernels))
     return list(shapes.values())
 
 
 def rounded_parts(parts: int, tiles: int) -> int:
-    """Return the number of parts that a captured pass is sized for."""
+    """Return the padded number of parts of a captured pass."""
     if tiles <= FEW_TILES:
-        return next((few for few in FEW_PARTS if parts <= few), power_of_two(parts))
+        return next((padded for padded in FEW_PARTS if parts <= padded), power_of_two(parts))
     return power_of_two(parts)
 
 
 def power_of_two(count: int) -> int:
-    """Return the smallest power of two that is not less."""
+    """Return the smallest power of two that is not less than `count`; 0 for 0."""
     return 1 << (count - 1).bit_length() if count > 0 else 0
 
 
 def padded_rows(count: int, sizes: Sequence[int] = DECODE_ROWS) -> int:
-    """Return the padded number of rows of a pass over `count` rows."""
+    """Return `count` rounded up to one of `sizes`, or beyond them to a multiple of PROMPT_STEP."""
     for size in sizes:
         if count <= size:
             return size

@@ -1,4 +1,4 @@
-"""Medusa's heads on a GPU: all positions of all requests in one captured graph, draws included."""
+"""Medusa's heads on a GPU: a captured graph computes and draws all positions of all requests."""
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from foreword.acceptance.noise import extend_keys
 from foreword.acceptance.transfer import started
-from foreword.backends.cuda.draws import DraftIds, as_chains, drawn_ids, names_in, words
+from foreword.backends.cuda.draws import DraftIds, as_chains, draw_ids, vocabulary_key, words
 from foreword.backends.cuda.graphs import GraphCache
 from foreword.backends.cuda.layout import padded_rows
 from foreword.backends.interface import ChainPlan, Chains, HeadOutput, MedusaCall, PendingChains
@@ -30,46 +30,48 @@ class MedusaShape:
     """Key of a captured pass: everything that is fixed at capture."""
 
     rows: int
-    heads: int
-    draws: bool
-    names: Hashable = None  # identity of the draft vocabulary
+    heads: int  # number of heads that are computed, from the first on
+    draws: bool  # whether tokens are sampled; False: the pass returns logits
+    vocabulary: Hashable = None  # identifies the draft vocabulary
 
 
 class CudaMedusa:
     """The torch reference's computation as one captured graph."""
 
-    def __init__(self, head: Head, ends: TargetMatrices, *, captures: bool) -> None:
-        self._tensors = MedusaTensors(head, ends)
+    def __init__(self, head: Head, target: TargetMatrices, *, captures: bool) -> None:
+        self._tensors = MedusaTensors(head, target)
         self._reference = TorchMedusa(self._tensors)
         self.spec, self.weight_bytes = head.spec, self._tensors.nbytes
         self._captures = captures
-        self._states = torch.zeros((_MOST_ROWS, head.spec.hidden_size), dtype=ends.dtype, device=ends.device)
-        self._upload = Upload(ends.device, _ENTRIES)
-        self._ids = DraftIds(head.spec.draft_vocab_size, ends.device)
+        self._states = torch.zeros(
+            (_MOST_ROWS, head.spec.hidden_size), dtype=target.dtype, device=target.device
+        )
+        self._upload = Upload(target.device, _ENTRIES)
+        self._ids = DraftIds(head.spec.draft_vocab_size, target.device)
         self._graphs: GraphCache[MedusaShape, Tensor] = GraphCache()
 
     @torch.inference_mode()
     def draft(self, call: MedusaCall) -> HeadOutput | Chains:
-        """The result is valid until the next pass."""
-        states, names = call.states, None if call.plan is None else self._ids.of(call.plan)
+        """Return the planned chains, or logits and states, which are valid until the next pass."""
+        states, target_ids = call.states, None if call.plan is None else self._ids.of(call.plan)
         if len(states) > _MOST_ROWS:
             return self._reference.draft(call)
-        if call.plan is not None and names is not None:
-            return self._chains(states, call.plan, names)
-        read = self._copy_states(states)
-        shape = MedusaShape(len(read), self.spec.num_heads, draws=False)
+        if call.plan is not None and target_ids is not None:
+            return self._chains(states, call.plan, target_ids)
+        fixed_states = self._copy_states(states)
+        shape = MedusaShape(len(fixed_states), self.spec.num_heads, draws=False)
 
         def body() -> Tensor:
-            return self._tensors.logits(read, shape.heads)
+            return self._tensors.logits(fixed_states, shape.heads)
 
         logits, is_cold = self._run(shape, body)
         return HeadOutput(logits[:, : len(states)].transpose(0, 1), states, is_cold)
 
-    def _chains(self, states: Tensor, plan: ChainPlan, names: Tensor) -> PendingChains:
+    def _chains(self, states: Tensor, plan: ChainPlan, target_ids: Tensor) -> PendingChains:
         heads = int(plan.steps.max())
-        began = started(states.device)
-        read = self._copy_states(states)
-        shape = MedusaShape(len(read), heads, True, names_in(plan))
+        start_event = started(states.device)
+        fixed_states = self._copy_states(states)
+        shape = MedusaShape(len(fixed_states), heads, True, vocabulary_key(plan))
         keys = extend_keys(plan.records["stem"], plan.lengths + np.arange(heads)[:, None])
         pieces = [
             Piece(words(keys), (heads, 2 * shape.rows), 0),
@@ -79,11 +81,11 @@ class CudaMedusa:
         noise, temperature = uploaded[0].view(torch.int64), uploaded[1].view(torch.float64)
 
         def body() -> Tensor:
-            logits, each = self._tensors.logits(read, heads).flatten(0, 1), temperature.repeat(heads)
-            return drawn_ids(logits, each, noise.flatten(), names).view(heads, shape.rows)
+            logits, each = self._tensors.logits(fixed_states, heads).flatten(0, 1), temperature.repeat(heads)
+            return draw_ids(logits, each, noise.flatten(), target_ids).view(heads, shape.rows)
 
         drawn, is_cold = self._run(shape, body)
-        return as_chains(drawn, plan.steps, began, is_cold)
+        return as_chains(drawn, plan.steps, start_event, is_cold)
 
     def _copy_states(self, states: Tensor) -> Tensor:
         """Copy states to the memory that captured passes read; padding rows keep old values."""

@@ -1,4 +1,4 @@
-"""Products with packed weights: selects the tile by number of rows, among tiles with the same bits."""
+"""Matrix products with packed weights: selects the tile by number of rows, among tiles with the same bits."""
 
 import logging
 from dataclasses import dataclass, field
@@ -12,9 +12,9 @@ from foreword.backends.cuda.kernels.fp8 import (
     FP8,
     LARGEST,
     LEAST,
-    EngineTile,
     Fp8Rows,
     Fp8Weight,
+    TmaTile,
     fp8_linear,
     round_rows,
 )
@@ -26,10 +26,10 @@ _log = logging.getLogger(__name__)
 
 PackedWeight = Fp8Weight | GroupedWeight
 Matrix = Tensor | PackedWeight
-"""Weights of a product."""
+"""Weights of a product, [N, K]."""
 
 WIDE = 16_384
-"""Columns from which on a product has several tiles per multiprocessor, and uses shallower loads."""
+"""Columns from which on a product is wide: it has several tiles per multiprocessor, and loads less of K at a time."""
 
 REFERENCE_TILE = Tile(rows=16, columns=64, depth=128)
 """Tile whose bits all other tiles must reproduce."""
@@ -37,13 +37,13 @@ REFERENCE_TILE = Tile(rows=16, columns=64, depth=128)
 _FP8_TILES = {
     16: (Tile(16, 64, 256, stages=4), Tile(16, 64, 128, stages=4)),
     32: (Tile(32, 64, 256, stages=4), Tile(32, 128, 128, warps=8, stages=4)),
-    64: (Tile(64, 64, 128, stages=6), EngineTile(64, 128, 128, warps=8, stages=4)),
-    128: (EngineTile(64, 64, 128, stages=6), EngineTile(128, 64, 128, stages=4)),
-    256: (EngineTile(128, 64, 128, stages=4), EngineTile(128, 128, 128)),
+    64: (Tile(64, 64, 128, stages=6), TmaTile(64, 128, 128, warps=8, stages=4)),
+    128: (TmaTile(64, 64, 128, stages=6), TmaTile(128, 64, 128, stages=4)),
+    256: (TmaTile(128, 64, 128, stages=4), TmaTile(128, 128, 128)),
 }
-"""Tiles by rows: for narrow and for WIDE weights. Tiles of fewer than 16 rows have other bits."""
+"""By maximum rows: the tiles for narrow and for WIDE weights. Tiles of fewer than 16 rows would have other bits."""
 
-_PROMPT_TILE = EngineTile(128, 128, 128)
+_PROMPT_TILE = TmaTile(128, 128, 128)
 _GROUPED_TILES = (
     Tile(16, 64, 128, stages=5),
     Tile(32, 64, 128, stages=5),
@@ -51,27 +51,27 @@ _GROUPED_TILES = (
     Tile(128, 64, 128, stages=3),
     Tile(128, 128, 128, warps=8),
 )
-"""Tiles by rows; the last one is for all larger passes."""
+"""The first tile with enough rows is used; the last one for all larger passes."""
 
 _WIDE_GROUPED_TILE = Tile(16, 128, 128)
 
 _PIECE = 1 << 24
-"""Numbers that are held in float32 at a time while a matrix is rounded."""
+"""Numbers that are in float32 at a time while a matrix is rounded."""
 
 
 class Rows(NamedTuple):
-    """Input of products, and its 8-bit form if the weights are in 8 bits."""
+    """Input of products, and the same rounded to 8 bits if the weights are in 8 bits."""
 
     numbers: Tensor  # [rows, K]
     rounded: Fp8Rows | None = None
 
     @staticmethod
-    def room(like: Tensor, width: int, weight: Matrix) -> "Rows":
+    def allocate(like: Tensor, width: int, weight: Matrix) -> "Rows":
         """Allocate the input of products with this weight, with as many rows as `like`."""
         numbers = like.new_empty((len(like), width))
         if not isinstance(weight, Fp8Weight):
             return Rows(numbers)
-        return Rows(numbers, Fp8Rows.room(like, width, weight.in_blocks))
+        return Rows(numbers, Fp8Rows.allocate(like, width, weight.in_blocks))
 
 
 def rounded_weight(weight: Tensor) -> Fp8Weight:
@@ -79,8 +79,8 @@ def rounded_weight(weight: Tensor) -> Fp8Weight:
     largest = weight.abs().amax(1, keepdim=True).float().clamp(min=LEAST.value)
     values = torch.empty_like(weight, dtype=FP8)
     step = max(1, _PIECE // weight.shape[1])
-    for some in range(0, len(weight), step):
-        rows = slice(some, some + step)
+    for first_row in range(0, len(weight), step):
+        rows = slice(first_row, first_row + step)
         values[rows] = (weight[rows].float() * (LARGEST.value / largest[rows])).to(FP8)
     return Fp8Weight(values, largest / LARGEST.value)
 
@@ -89,28 +89,28 @@ def rounded_weight(weight: Tensor) -> Fp8Weight:
 class PackedProducts:
     """Matrix products with packed weights."""
 
-    _odd: set[tuple[tuple[int, ...], Tile]] = field(default_factory=set)  # tiles with other bits
+    _unusable: set[tuple[tuple[int, ...], Tile]] = field(default_factory=set)  # tiles with other bits
     _checked: set[tuple[int, ...]] = field(default_factory=set)
 
     def __call__(
         self, x: Rows | Tensor, weight: PackedWeight, bias: Tensor | None, out: Tensor, depth: int
     ) -> Tensor:
-        """x [rows, K] times weight [N, K], + bias, into `out`: [rows, N] or, in parts of `depth`, [parts, rows, N]."""
+        """Write x times weight, plus bias, to `out`: [rows, N] or, in parts of `depth`, [parts, rows, N]."""
         tile = tile_for(out.shape[-2], weight)
-        if self._odd and (kind_of(weight, depth), tile) in self._odd:
+        if self._unusable and (kind_of(weight, depth), tile) in self._unusable:
             tile = REFERENCE_TILE
         return _product(_input(x, weight), weight, bias, out, tile, depth)
 
     def check(self, weight: PackedWeight, depth: int) -> None:
-        """Find the tiles that give the reference's bits on this GPU; the others are not used."""
+        """Find tiles with other bits than the reference tile on this GPU, which are then not used."""
         kind = kind_of(weight, depth)
         if kind in self._checked:
             return
         self._checked.add(kind)
-        (_, expected), *others = _all_ways(weight, depth)
-        for tile, found in others:
-            if not torch.equal(found, expected[:, : found.shape[1]]):
-                self._odd.add((kind, tile))
+        (_, expected), *results = _all_ways(weight, depth)
+        for tile, result in results:
+            if not torch.equal(result, expected[:, : result.shape[1]]):
+                self._unusable.add((kind, tile))
                 _log.warning("products with packed weights %s: %s has other bits and is not used", kind, tile)
 
     def compute_some(self, weight: PackedWeight, depth: int) -> None:
@@ -120,7 +120,7 @@ class PackedProducts:
 
 
 def _all_ways(weight: PackedWeight, depth: int) -> list[tuple[Tile, Tensor]]:
-    """Return products of one random input: by the reference tile with most rows, and by the other tiles."""
+    """Return products of one random input by tile: first by the reference tile with most rows, then by the others."""
     device, (columns, whole), sizes = weight.scales.device, weight.shape, (*DECODE_ROWS, DECODE_ROWS[-1] + 1)
     x = torch.randn((sizes[-1], whole), generator=torch.Generator(device).manual_seed(0), device=device)
     numbers = x.bfloat16() if x.is_cuda else x
@@ -134,22 +134,22 @@ def _all_ways(weight: PackedWeight, depth: int) -> list[tuple[Tile, Tensor]]:
 
 
 def kind_of(weight: PackedWeight, depth: int) -> tuple[int, ...]:
-    """Return everything that the bits of a tile may depend on."""
-    form = (
+    """Return everything on which the bits of a product may depend: shape, depth of a part, and format."""
+    packing = (
         (weight.in_blocks, 0)
         if isinstance(weight, Fp8Weight)
         else (weight.group, 1 + weight.kind, weight.mins is not None)
     )
-    return (*weight.shape, depth, *form)
+    return (*weight.shape, depth, *packing)
 
 
 def part_alignment(weight: PackedWeight) -> int:
-    """Return the alignment of parts of K."""
+    """Return the number of which the depth of a part of K is a multiple."""
     return BLOCK if isinstance(weight, Fp8Weight) else weight.group
 
 
 def is_slow(weight: PackedWeight) -> bool:
-    """Return whether instructions, not memory, limit a program; more programs are faster then."""
+    """Return whether instructions, not memory, limit a program. Then more programs are faster."""
     return isinstance(weight, GroupedWeight)
 
 
@@ -165,13 +165,13 @@ def _product(
 
 def _input(x: Rows | Tensor, weight: PackedWeight) -> Fp8Rows | Tensor:
     """Return the kernel's input: rows in 8 bits, or in the order of the weight's columns."""
-    numbers, known = x if isinstance(x, Rows) else (x, None)
+    numbers, fp8_rows = x if isinstance(x, Rows) else (x, None)
     if isinstance(weight, GroupedWeight):
         order = weight.order
         return numbers if order is None else take_columns(numbers, order, torch.empty_like(numbers))
-    if known is not None and known.in_blocks == weight.in_blocks:
-        return known
-    return round_rows(numbers, Fp8Rows.room(numbers, numbers.shape[1], weight.in_blocks))
+    if fp8_rows is not None and fp8_rows.in_blocks == weight.in_blocks:
+        return fp8_rows
+    return round_rows(numbers, Fp8Rows.allocate(numbers, numbers.shape[1], weight.in_blocks))
 
 
 def tile_for(rows: int, weight: PackedWeight) -> Tile:

@@ -1,4 +1,4 @@
-"""Weights in the formats of the CUDA kernels; layer matrices are packed if the checkpoint or the user asks for it."""
+"""Loads weights in the CUDA kernels' formats; layer matrices are packed if the checkpoint or an option says so."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,11 +28,11 @@ from foreword.models.heads.opening import Head
 from foreword.progress import Progress
 
 GROUP = 128
-"""Columns per scale when rounding to 4 bits here; also the kernels' maximum."""
+"""Columns per scale of matrices that are rounded to 4 bits here; also the kernels' maximum."""
 
 
 class RoundedMatrices:
-    """A source of tensors whose matrices are rounded one by one, so that no second copy is held."""
+    """A source of tensors that rounds matrices one by one, so that only one is in memory unrounded."""
 
     def __init__(self, source: LayerSource, quantization: str) -> None:
         """`quantization` is "fp8" or "int4"."""
@@ -43,21 +43,21 @@ class RoundedMatrices:
     def matrix(self, names: Sequence[str]) -> Matrix:
         round_one = rounded_weight if self._quantization == "fp8" else rounded_to_4_bits
         parts = [part for name in names if (part := round_one(self._source.tensor(name))) is not None]
-        whole = joined(parts) if len(parts) == len(names) else None
+        whole = concatenated(parts) if len(parts) == len(names) else None
         return self._source.matrix(names) if whole is None else whole
 
 
-class KeptMatrices(RoundedMatrices):
-    """A source of tensors in which matrices in 8-bit floats stay packed as stored; with "int4", all packed ones."""
+class StoredMatrices(RoundedMatrices):
+    """A source of tensors that keeps FP8 matrices as they are stored; with "int4", all packed matrices."""
 
     def __init__(self, source: WeightLoader, device: torch.device, quantization: str) -> None:
-        """With "auto", other matrices are not rounded."""
+        """With `quantization` "auto", other matrices are not rounded."""
         super().__init__(source, quantization)
         self._loader, self._device = source, device
 
     def matrix(self, names: Sequence[str]) -> Matrix:
-        parts = [part for name in names if (part := self._kept(name)) is not None]
-        whole = joined(parts) if len(parts) == len(names) else None
+        parts = [part for name in names if (part := self._load_stored(name)) is not None]
+        whole = concatenated(parts) if len(parts) == len(names) else None
         if whole is None:
             return super().matrix(names) if self._quantization != "auto" else self._source.matrix(names)
         for _ in names:
@@ -65,85 +65,89 @@ class KeptMatrices(RoundedMatrices):
         return whole
 
     def experts(self, names: Sequence[Sequence[str]]) -> PackedExperts | None:
-        """Return experts that are stored in MXFP4; None: they are stored otherwise."""
-        if self._loader.kept(names[0][0]) is None:
+        """Return packed experts if they are stored in MXFP4; None: they are not."""
+        if self._loader.stored(names[0][0]) is None:
             return None
-        kept = ([self._loader.kept(name) for name in expert] for expert in names)
-        packed = packed_experts(kept, self._loader.dtype, self._device)
+        stored = ([self._loader.stored(name) for name in expert] for expert in names)
+        packed = packed_experts(stored, self._loader.dtype, self._device)
         for _ in (name for expert in names for name in expert if packed is not None):
             self._loader.count()
         return packed
 
-    def _kept(self, name: str) -> PackedWeight | None:
-        kept = self._loader.kept(name)
-        if self._quantization != "int4" and not isinstance(kept, Fp8Tensor):
-            return None  # "fp8" rounds it like others, "auto" unpacks it: 4 bits are slower than bf16 in these kernels
-        packed = None if kept is None else _packed(kept, self._device)
+    def _load_stored(self, name: str) -> PackedWeight | None:
+        stored = self._loader.stored(name)
+        if self._quantization != "int4" and not isinstance(stored, Fp8Tensor):
+            return None  # "fp8" rounds the matrix like others; "auto" unpacks it, because bf16 is faster than 4 bits
+        packed = None if stored is None else _pack_stored(stored, self._device)
         if packed is not None:
             self._loader.check_finite(name, bool(packed.scales.isfinite().all()))
         return packed
 
 
-def joined(parts: Sequence[PackedWeight]) -> PackedWeight | None:
-    """Concatenate matrices that read the same input; None: their packing differs."""
+def concatenated(parts: Sequence[PackedWeight]) -> PackedWeight | None:
+    """Concatenate the rows of matrices that read the same input; None: their packing differs."""
     first = parts[0]
     if len(parts) == 1:
         return first
     if isinstance(first, Fp8Weight):
-        eights = [part for part in parts if isinstance(part, Fp8Weight) and part.in_blocks == first.in_blocks]
-        ends = all(len(part) % BLOCK == 0 for part in eights[:-1])
-        if len(eights) < len(parts) or (first.in_blocks and not ends):
+        fp8_parts = [
+            part for part in parts if isinstance(part, Fp8Weight) and part.in_blocks == first.in_blocks
+        ]
+        are_aligned = all(len(part) % BLOCK == 0 for part in fp8_parts[:-1])
+        if len(fp8_parts) < len(parts) or (first.in_blocks and not are_aligned):
             return None
-        # torch cannot concatenate 8-bit floats on every device, but bytes.
-        values = torch.cat([part.values.view(torch.uint8) for part in eights]).view(first.values.dtype)
-        return Fp8Weight(values, torch.cat([part.scales for part in eights]), first.in_blocks)
-    fours = [part for part in parts if isinstance(part, GroupedWeight) and _are_alike(part, first)]
-    if len(fours) < len(parts):
+        # As bytes, because torch cannot concatenate 8-bit floats on every device.
+        values = torch.cat([part.values.view(torch.uint8) for part in fp8_parts]).view(first.values.dtype)
+        return Fp8Weight(values, torch.cat([part.scales for part in fp8_parts]), first.in_blocks)
+    grouped_parts = [
+        part for part in parts if isinstance(part, GroupedWeight) and _have_same_format(part, first)
+    ]
+    if len(grouped_parts) < len(parts):
         return None
 
-    def beside(name: str) -> Tensor:
-        return torch.cat([getattr(part, name) for part in fours], dim=1)
+    def concatenate(name: str) -> Tensor:
+        return torch.cat([getattr(part, name) for part in grouped_parts], dim=1)
 
     return replace(
         first,
-        codes=beside("codes"),
-        scales=beside("scales"),
-        zeros=None if first.zeros is None else beside("zeros"),
-        mins=None if first.mins is None else beside("mins"),
+        codes=concatenate("codes"),
+        scales=concatenate("scales"),
+        zeros=None if first.zeros is None else concatenate("zeros"),
+        mins=None if first.mins is None else concatenate("mins"),
     )
 
 
-def _are_alike(one: GroupedWeight, other: GroupedWeight) -> bool:
-    forms = [(part.kind, part.group, part.zeros is None, part.mins is None) for part in (one, other)]
-    if forms[0] != forms[1]:
+def _have_same_format(first: GroupedWeight, other: GroupedWeight) -> bool:
+    formats = [(part.kind, part.group, part.zeros is None, part.mins is None) for part in (first, other)]
+    if formats[0] != formats[1]:
         return False
-    orders = [order for order in (one.order, other.order) if order is not None]
+    orders = [order for order in (first.order, other.order) if order is not None]
     return not orders or (len(orders) == 2 and torch.equal(*orders))
 
 
-def _packed(kept: PackedTensor | QuantizedTensor, device: torch.device) -> PackedWeight | None:
-    """A stored matrix on the device; None: the kernels cannot read it."""
-    if isinstance(kept, Fp8Tensor):
-        return Fp8Weight(kept.values.to(device), kept.scales.to(device).contiguous(), kept.in_blocks)
-    if isinstance(kept, GroupedTensor):
-        return _grouped(kept, device)
-    # torch warns about memory that cannot be written, such as a mapped file.
-    blocks = torch.from_numpy(np.require(kept.data, requirements=("C", "W"))).to(device)
-    if kept.kind in SUPER_BLOCKS:
-        return SUPER_BLOCKS[kept.kind](blocks)
-    width = {"Q4_0": 16, "Q8_0": 32}.get(kept.kind)
+def _pack_stored(stored: PackedTensor | QuantizedTensor, device: torch.device) -> PackedWeight | None:
+    """Return a stored matrix on the device in the kernels' layout; None: the kernels cannot read its format."""
+    if isinstance(stored, Fp8Tensor):
+        return Fp8Weight(stored.values.to(device), stored.scales.to(device).contiguous(), stored.in_blocks)
+    if isinstance(stored, GroupedTensor):
+        return _grouped(stored, device)
+    # Copied if it is read-only (a mapped file), because torch warns about such memory.
+    blocks = torch.from_numpy(np.require(stored.data, requirements=("C", "W"))).to(device)
+    if stored.kind in SUPER_BLOCKS:
+        return SUPER_BLOCKS[stored.kind](blocks)
+    width = {"Q4_0": 16, "Q8_0": 32}.get(stored.kind)
     if width is None:
         return None
     by_group = blocks.view(len(blocks), -1, 2 + width).transpose(0, 1)  # [groups, N, bytes]
     scales = by_group[..., :2].contiguous().view(torch.float16).squeeze(-1)
     codes = by_group[..., 2:].contiguous()
-    if kept.kind == "Q8_0":
+    if stored.kind == "Q8_0":
         return GroupedWeight(codes.view(torch.int8), scales, None, None, INT8)
     return GroupedWeight(codes, scales, None, None)
 
 
-def _grouped(kept: GroupedTensor, device: torch.device) -> GroupedWeight | None:
-    columns, groups = kept.codes.shape[1], kept.scales.shape[1]
+def _grouped(stored: GroupedTensor, device: torch.device) -> GroupedWeight | None:
+    columns, groups = stored.codes.shape[1], stored.scales.shape[1]
     size, times = columns // groups, max(1, columns // groups // GROUP)
     if columns % groups or (size not in (32, 64) and size % GROUP):
         return None
@@ -152,16 +156,16 @@ def _grouped(kept: GroupedTensor, device: torch.device) -> GroupedWeight | None:
         return numbers.to(device).repeat_interleave(times, dim=1).T.contiguous()
 
     return GroupedWeight(
-        _pairs(kept.codes.to(device), min(size, GROUP)),
-        by_group(kept.scales),
-        None if kept.zeros is None else by_group(kept.zeros),
-        None if kept.order is None else kept.order.to(device),
-        E2M1 if kept.floats else INT4,
+        _pairs(stored.codes.to(device), min(size, GROUP)),
+        by_group(stored.scales),
+        None if stored.zeros is None else by_group(stored.zeros),
+        None if stored.order is None else stored.order.to(device),
+        E2M1 if stored.floats else INT4,
     )
 
 
 def _q4_k(blocks: Tensor) -> GroupedWeight:
-    """Blocks of 256 entries: two float16, eight scales and minima of 6 bits, codes of 4 bits by 32 and 32."""
+    """Convert blocks of 256 entries: two float16, eight scales and minima of 6 bits, 4-bit codes in pairs of 32."""
     rows = len(blocks)
     parts = blocks.view(rows, -1, 144)
     whole, bits = parts[..., :4].contiguous().view(torch.float16).float(), parts[..., 4:16]
@@ -171,29 +175,29 @@ def _q4_k(blocks: Tensor) -> GroupedWeight:
     halves = parts[..., 16:].reshape(rows, -1, 4, 32)
     codes = torch.stack((halves & 15, halves >> 4), dim=3).view(rows, -1)
 
-    def by_group(numbers: Tensor, place: int) -> Tensor:
-        products: Tensor = numbers * whole[..., place : place + 1]
+    def by_group(numbers: Tensor, index: int) -> Tensor:
+        products: Tensor = numbers * whole[..., index : index + 1]
         return products.half().view(rows, -1).T.contiguous()
 
     return GroupedWeight(_pairs(codes, 32), by_group(scales, 0), None, None, mins=by_group(mins, 1))
 
 
 def _q6_k(blocks: Tensor) -> GroupedWeight:
-    """Blocks of 256 entries: codes of 6 bits, low and high ones apart; 16 scales of 8 bits, a float16."""
+    """Convert blocks of 256 entries: the low 4 bits and the high 2 bits of codes, 16 scales of 8 bits, a float16."""
     rows = len(blocks)
     parts = blocks.view(rows, -1, 210)
     low, high = parts[..., :128].reshape(rows, -1, 2, 64), parts[..., 128:192].reshape(rows, -1, 2, 32)
     scales, whole = parts[..., 192:208], parts[..., 208:]
-    fours = torch.cat((low & 15, low >> 4), dim=-1)  # entries 0 to 127 of each half
+    grouped_parts = torch.cat((low & 15, low >> 4), dim=-1)  # entries 0 to 127 of each half
     twos = torch.cat([high >> shift & 3 for shift in (0, 2, 4, 6)], dim=-1)
-    codes = ((fours | twos << 4).to(torch.int8) - 32).view(rows, -1, 16)
+    codes = ((grouped_parts | twos << 4).to(torch.int8) - 32).view(rows, -1, 16)
     steps = scales.contiguous().view(torch.int8) * whole.contiguous().view(torch.float16).float()
     by_group = steps.half().view(rows, -1).T.contiguous()
     return GroupedWeight(codes.transpose(0, 1).contiguous(), by_group, None, None, INT8)
 
 
 SUPER_BLOCKS = {"Q4_K": _q4_k, "Q6_K": _q6_k}
-"""GGUF's blocks of 256 entries that have groups of their own."""
+"""Converters of GGUF's blocks of 256 entries, by kind; each block has several groups."""
 
 
 def _pairs(codes: Tensor, group: int) -> Tensor:
@@ -203,7 +207,7 @@ def _pairs(codes: Tensor, group: int) -> Tensor:
 
 
 def rounded_to_4_bits(weight: Tensor) -> GroupedWeight | None:
-    """Round a matrix [N, K] to integers from -8 to 7 with a scale per group of columns, if K is divisible."""
+    """Round a matrix [N, K] to integers from -8 to 7 with a scale per group of columns; None: K is not divisible."""
     rows, columns = weight.shape
     size = next((size for size in (GROUP, 64, 32) if columns % size == 0), None)
     if size is None:
@@ -214,24 +218,28 @@ def rounded_to_4_bits(weight: Tensor) -> GroupedWeight | None:
     return GroupedWeight(_pairs(codes, size), scales.T.contiguous().half(), None, None)
 
 
-def load_matrix(head: Head, name: str, ends: TargetMatrices, quantization: str) -> Matrix:
-    """Read a head's tensor: matrices that are stored in 8 bits stay so, others are rounded with "fp8"."""
+def load_matrix(head: Head, name: str, target: TargetMatrices, quantization: str) -> Matrix:
+    """Load a head's tensor. Matrices stored in 8 bits stay packed; with `quantization` "fp8", others are rounded."""
     is_matrix = name.endswith(("_proj.weight", "fc.weight", "lm_head.weight"))
-    kept = head.packed(name) if is_matrix and quantization != "none" else None
-    if kept is not None and kept.group in (16, 32, 64, GROUP) and kept.levels.shape[1] % kept.group == 0:
-        levels = kept.levels.to(ends.device)
-        by_group = levels.view(len(levels), -1, kept.group).transpose(0, 1).contiguous()
-        return GroupedWeight(by_group, kept.scales.to(ends.device).T.contiguous(), None, None, INT8)
-    tensor = load_tensor(head, name, ends)
+    stored = head.packed(name) if is_matrix and quantization != "none" else None
+    if (
+        stored is not None
+        and stored.group in (16, 32, 64, GROUP)
+        and stored.levels.shape[1] % stored.group == 0
+    ):
+        levels = stored.levels.to(target.device)
+        by_group = levels.view(len(levels), -1, stored.group).transpose(0, 1).contiguous()
+        return GroupedWeight(by_group, stored.scales.to(target.device).T.contiguous(), None, None, INT8)
+    tensor = load_tensor(head, name, target)
     return rounded_weight(tensor) if is_matrix and quantization == "fp8" else tensor
 
 
 def load_packed(
     checkpoint: Checkpoint, choice: BackendChoice, device: torch.device, progress: Progress | None = None
 ) -> DecoderWeights[Matrix]:
-    """Load a whole decoder; embedding, head and norms have the choice's dtype."""
+    """Load a decoder's weights; embedding, output matrix and norms have the choice's dtype."""
     require_supported(checkpoint.config, "cuda")
     loader = WeightLoader(checkpoint, choice.torch_dtype, device, progress)
     if choice.quantization == "none":
         return weights_from(loader, checkpoint.config)
-    return weights_from(KeptMatrices(loader, device, choice.quantization), checkpoint.config)
+    return weights_from(StoredMatrices(loader, device, choice.quantization), checkpoint.config)

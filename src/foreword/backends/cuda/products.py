@@ -28,37 +28,37 @@ REFERENCE_TILE = Tile(rows=16, columns=32, depth=128)
 """Tile whose bits all other tiles, and cuBLAS, must reproduce."""
 
 ENOUGH_COLUMNS = 8192
-"""Columns times parts from which on a product occupies all multiprocessors."""
+"""Columns times parts of K from which on a product occupies all multiprocessors."""
 
 MOST_PARTS = 4
-"""Maximum parts of K; each is written and read again."""
+"""Maximum parts of K. More would cost more than they gain, because each result is written and read again."""
 
 LEAST_PART = 1024
-"""Minimum depth of a part of K; splitting further gains nothing."""
+"""Minimum depth of a part of K. Splitting further gains nothing."""
 
 ALIGNED = 16
-"""Parts begin at multiples of this, for wide loads."""
+"""Parts begin at multiples of this many entries, so that loads can be wide."""
 
 LIBRARY_FROM, LIBRARY_FROM_WIDE = 64, 96
 """Rows from which on cuBLAS is faster than the kernels: for narrow weights, for wide ones."""
 
 LEAST_CHECKED = 1 << 20
-"""Minimum size of a weight to check cuBLAS with: products of small ones can agree by chance."""
+"""Minimum entries of a weight for which cuBLAS is checked: products with smaller ones can agree by chance."""
 
 LARGEST_CHECKED = 4096
 """Maximum rows for which cuBLAS is checked; larger passes do not use it."""
 
 
 _LIBRARY_ADDS_PARTS = hasattr(torch.ops.aten.addmm, "dtype_out")
-"""Whether cuBLAS can accumulate parts (torch 2.8 and later); prompts are slow otherwise."""
+"""Whether cuBLAS can add up parts (torch 2.8 and later). Without it, no product is split, or prompts would be slow."""
 
 
 class Product(NamedTuple):
-    """A kind of product that a model computes."""
+    """A kind of matrix product that a model computes."""
 
     weight: Matrix
     bias: Tensor | None = None
-    is_split: bool = False  # comes in parts if the weight's shape allows it
+    is_split: bool = False  # whether it is computed in parts if `Products.splits` allows that
 
 
 @dataclass
@@ -71,7 +71,7 @@ class Products:
     _packed: PackedProducts = field(default_factory=PackedProducts)
 
     def __call__(self, rows: Rows | Tensor, weight: Matrix, bias: Tensor | None) -> Tensor:
-        """Return input [rows, K] times weight [N, K], + bias: [rows, N]."""
+        """Return input [rows, K] times weight [N, K], plus bias: [rows, N]."""
         x = rows.numbers if isinstance(rows, Rows) else rows
         depth, out_shape = x.shape[1], (len(x), len(weight))
         if not isinstance(weight, Tensor):
@@ -84,7 +84,7 @@ class Products:
         return linear(x, weight, bias, x.new_empty(out_shape), tile_for(len(x), len(weight), depth))
 
     def part_depth(self, weight: Matrix) -> int:
-        """Return the depth of a part of K, which depends only on the weight's shape; K itself: no parts."""
+        """Return the depth of a part of K, which depends only on the weight; K itself: the product is not split."""
         columns, depth = weight.shape
         aligned = ALIGNED if isinstance(weight, Tensor) else part_alignment(weight)
         if isinstance(weight, Tensor) and not _LIBRARY_ADDS_PARTS:
@@ -99,14 +99,14 @@ class Products:
         return depth // parts
 
     def splits(self, weight: Matrix) -> bool:
-        """Return whether products with these weights may be sums of parts."""
+        """Return whether products with this weight may be computed in parts."""
         return self.part_depth(weight) < weight.shape[1]
 
     def parts(self, input_rows: Rows | Tensor, weight: Matrix) -> Tensor:
         """Return input [rows, K] times a weight [N, K] that `splits`: float32 [parts, rows, N], to be added in order.
 
         Few columns do not occupy a GPU, and splitting columns further would read the input more often. So K is split,
-        in the same way for every number of rows. If cuBLAS has already added the parts, there is one.
+        in the same way for every number of rows. If cuBLAS has already added the parts, the result has one part.
         """
         x = input_rows.numbers if isinstance(input_rows, Rows) else input_rows
         rows, columns, depth = len(x), len(weight), self.part_depth(weight)
@@ -132,7 +132,7 @@ class Products:
                 _reference(weight[:1].contiguous(), weight, bias, depth)
 
     def check_library(self, products: Sequence[Product]) -> None:
-        """Find the sizes for which cuBLAS gives the kernels' bits on this GPU."""
+        """Find the numbers of rows for which cuBLAS gives the kernels' bits on this GPU; `__call__` then uses it."""
         for weight, bias, depth in self._kinds(products):
             if not isinstance(weight, Tensor):
                 self._packed.check(weight, depth)
@@ -143,23 +143,23 @@ class Products:
                 _log.debug("products with %s: library for rows %s", kind, sorted(self._library_sizes[kind]))
 
     def _kinds(self, products: Sequence[Product]) -> Iterator[tuple[Matrix, Tensor | None, int]]:
-        """Weight, bias and depth of a part, as one product of every kind has them: parts get their bias later."""
-        found = set[tuple[int, ...]]()
+        """Yield weight, bias and depth of a part of one product of every kind; split products have no bias yet."""
+        kinds = set[tuple[int, ...]]()
         for weight, bias, is_split in products:
             depth = self.part_depth(weight) if is_split else weight.shape[1]
-            added = bias if depth == weight.shape[1] else None
+            part_bias = bias if depth == weight.shape[1] else None
             kind = (
-                (*weight.shape, depth, added is not None)
+                (*weight.shape, depth, part_bias is not None)
                 if isinstance(weight, Tensor)
                 else kind_of(weight, depth)
             )
-            if kind not in found:
-                found.add(kind)
-                yield weight, added, depth
+            if kind not in kinds:
+                kinds.add(kind)
+                yield weight, part_bias, depth
 
 
 def tile_for(rows: int, columns: int, depth: int) -> Tile:
-    """Return the fastest tile on an H200 by rows, weight [columns, depth]: see `foreword bench gpu --tiles 8`."""
+    """Return the fastest tile on an H200 for rows and weight [columns, depth], by `foreword bench gpu --tiles 8`."""
     if rows <= 16:
         if columns >= WIDE:
             return Tile(16, 64, 128, stages=4, swapped=True)
@@ -178,7 +178,7 @@ def tile_for(rows: int, columns: int, depth: int) -> Tile:
 
 
 def tall_for(rows: int, columns: int) -> TallTile | None:
-    """Return the fastest tall tile; None where other kernels are faster."""
+    """Return the fastest tall tile on an H200; None: other kernels are faster."""
     if not 64 < rows <= DECODE_ROWS[-1]:
         return None
     if columns >= WIDE:
@@ -222,7 +222,7 @@ def _equal_sizes(weight: Tensor, bias: Tensor | None, depth: int) -> frozenset[i
 
 
 def _reference(x: Tensor, weight: Tensor, bias: Tensor | None, depth: int) -> Tensor:
-    """The product by the reference tile, [rows, N]; in parts that are added up, in float32."""
+    """Return the product by the reference tile, [rows, N]; if K is split, the sum of the parts in float32."""
     shape = (len(x), len(weight))
     if depth == x.shape[1]:
         return linear(x, weight, bias, x.new_empty(shape), REFERENCE_TILE)
@@ -231,7 +231,7 @@ def _reference(x: Tensor, weight: Tensor, bias: Tensor | None, depth: int) -> Te
 
 
 def added_up(parts: Tensor) -> Tensor:
-    """Add the parts of a product in order, into the first of them."""
+    """Add the parts of a product in order, in place into the first part, and return it."""
     total = parts[0]
     for part in parts[1:]:
         total += part

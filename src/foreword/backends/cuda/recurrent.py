@@ -1,11 +1,11 @@
-"""A recurrent layer's mixing of positions on Triton kernels."""
+"""The convolution and recurrence of a recurrent layer on Triton kernels."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from foreword.backends.cuda.kernels.convolution import Inputs, convolve, gated_convolution
+from foreword.backends.cuda.kernels.convolution import ConvolutionInputs, convolve, gated_convolution
 from foreword.backends.cuda.kernels.gates import norm_and_gate, sum_decays
 from foreword.backends.cuda.kernels.moves import move_rows
 from foreword.backends.cuda.kernels.recurrence import RingRows, recur
@@ -23,29 +23,33 @@ class RecurrentPass:
     store: RecurrentStore
     plan: UploadedStates
     positions: Tensor  # int32 [rows]
-    ancestors: (
-        Tensor | None
-    )  # int32 [rows, MAX_DRAFT_NODES], draft nodes above each node; None: no draft branches
+    # int32 [rows, MAX_DRAFT_NODES], indices of each node's ancestors in its draft; None: no draft branches
+    ancestors: Tensor | None
 
 
 def move_ring(store: RecurrentStore, plan: UploadedStates) -> None:
-    """Copy ring rows of all layers as the plan says; all are read before any is written."""
+    """Copy the plan's `ring_copies` in all layers; all rows are read before any is written."""
     if len(plan.ring_copies):
         for array in store.ring:
             move_rows(array.flatten(2).unsqueeze(2), plan.ring_copies)
 
 
-def mixed(
+def mix_positions(
     spec: RecurrentSpec,
     weights: RecurrentWeights,
     projected: Tensor,
     eps: float,
-    given: RecurrentPass,
+    recurrent_pass: RecurrentPass,
     layer: int,
 ) -> Tensor:
-    """Return [rows, values] from all input projections, and store rows and states of the `layer`-th recurrent layer."""
-    plan, ring, states = given.plan, given.store.ring, given.store.states
-    inputs = Inputs(plan.windows, plan.ring_to, plan.state_to, ring.inputs[layer], states.inputs[layer])
+    """Return a recurrent layer's output, [rows, values], before its output projection; store ring rows and states.
+
+    `projected` are all input projections; `layer` is the index among the recurrent layers.
+    """
+    plan, ring, states = recurrent_pass.plan, recurrent_pass.store.ring, recurrent_pass.store.states
+    inputs = ConvolutionInputs(
+        plan.windows, plan.ring_to, plan.state_to, ring.inputs[layer], states.inputs[layer]
+    )
     rows = len(projected)
     out = projected.new_empty((rows, spec.value_width))
     if spec.kind is Recurrence.NONE:
@@ -65,13 +69,13 @@ def mixed(
         projected,
         spec.channels + spec.value_width,
         (weights.decay, weights.time_bias),
-        (given.positions, plan.windows, plan.ring_to),
+        (recurrent_pass.positions, plan.windows, plan.ring_to),
         (plan.segments.firsts, plan.segments.counts),
         (decays, ring.decays[layer], strengths),
         None if is_delta else spec.time_limits,
     )
     updates = projected.new_empty((rows, spec.heads, spec.value_dim))
-    read = torch.empty(updates.shape, dtype=torch.float32, device=out.device)
+    outputs = torch.empty(updates.shape, dtype=torch.float32, device=out.device)
     recur(
         (queries, keys, values),
         strengths,
@@ -80,9 +84,9 @@ def mixed(
         states.matrix[layer],
         weights.skip,
         plan.segments,
-        (given.positions, plan.ring_to),
-        given.ancestors,
-        read,
+        (recurrent_pass.positions, plan.ring_to),
+        recurrent_pass.ancestors,
+        outputs,
     )
     groups = None if is_delta else spec.norm_groups
-    return norm_and_gate(read, projected, spec.channels, weights.norm, eps, groups, out)
+    return norm_and_gate(outputs, projected, spec.channels, weights.norm, eps, groups, out)

@@ -1,4 +1,4 @@
-"""Arrays of the states and ring rows that recurrent layers read and write in a pass; equal for all layers."""
+"""Computes the arrays that tell recurrent layers which states and ring rows to read and write; equal for all layers."""
 
 from dataclasses import dataclass
 
@@ -12,14 +12,14 @@ from foreword.backends.torch.upload import Piece
 from foreword.kv.chunks import CHUNK, RING_ROWS
 
 NOWHERE = -1
-"""Not written."""
+"""Index that means: do not write."""
 
 
 @dataclass(frozen=True)
 class UploadedStates:
-    """A pass's plan on the device."""
+    """The arrays of a pass, on the device."""
 
-    windows: Tensor  # see `convolution.Inputs`
+    windows: Tensor  # the first three as in `ConvolutionInputs`
     ring_to: Tensor
     state_to: Tensor
     segments: Segments
@@ -27,45 +27,48 @@ class UploadedStates:
 
     @staticmethod
     def of(arrays: list[Tensor], ring_copies: Tensor) -> "UploadedStates":
-        """Return the arrays in the order of `plan_pieces`."""
+        """Name uploaded arrays, which are in the order of `plan_pieces`."""
         windows, ring_to, state_to, *segments = arrays
         return UploadedStates(windows, ring_to, state_to, Segments(*segments), ring_copies)
 
 
 def plan_pieces(batch: ForwardBatch, layout: Layout, kernel: int, ring_rows: int) -> list[Piece]:
-    """Return the plan of a pass, padded to its shape; `kernel` is the convolution's."""
+    """Return the arrays of a pass, padded to its shape.
+
+    `kernel` is the width of the convolution, `ring_rows` the number of ring rows in memory.
+    """
     shape = layout.shape
     first = batch.arrays.row_starts[:-1]
-    own = np.array([_numbers(chunks) for chunks in batch.chunks], dtype=np.int32).T
-    windows = _windows(batch, layout.requests, own, kernel, ring_rows)
+    numbers = np.array([_numbers(chunks) for chunks in batch.chunks], dtype=np.int32).T
+    windows = _windows(batch, layout.requests, numbers, kernel, ring_rows)
     ring_to, state_to = np.full((2, len(windows)), NOWHERE, dtype=np.int32)
-    begin, run, read, newest, state, read_ring, write_ring = own
-    start = first + np.maximum(newest - begin, 0)  # first row of the newest chunk
+    begin, run, read_start, newest_start, state, read_ring, write_ring = numbers
+    start = first + np.maximum(newest_start - begin, 0)  # first row of the newest chunk
     rows, of_row = np.arange(len(windows), dtype=np.int32), layout.requests
     is_last = rows >= start[of_row]
-    ring_to[is_last] = ((write_ring + np.maximum(begin - newest, 0) - start)[of_row] + rows)[is_last]
-    segments = _segments(batch, own, state_to)
-    counts = (newest - read) // CHUNK + 1
-    last = np.cumsum(counts)
-    requests = [last - counts, last, state, read_ring, first + run]
+    ring_to[is_last] = ((write_ring + np.maximum(begin - newest_start, 0) - start)[of_row] + rows)[is_last]
+    segments = _segments(batch, numbers, state_to)
+    counts = (newest_start - read_start) // CHUNK + 1
+    segment_ends = np.cumsum(counts)
+    request_arrays = [segment_ends - counts, segment_ends, state, read_ring, first + run]
     of_segments, of_requests = segment_room(shape)
     return [
         Piece(windows, (shape.rows, kernel - 1), 0),
         Piece(ring_to, (shape.rows,), NOWHERE),
         Piece(state_to, (shape.rows,), NOWHERE),
         *(Piece(array, (of_segments,), 0) for array in segments),
-        *(Piece(array.astype(np.int32), (of_requests,), 0) for array in requests),
+        *(Piece(array.astype(np.int32), (of_requests,), 0) for array in request_arrays),
     ]
 
 
 def segment_room(shape: PassShape) -> tuple[int, int]:
-    """Return the maximum segments and requests of passes of a shape: every request has a tile."""
+    """Return the maximum segments and requests of passes of a shape. Every request has at least one tile."""
     requests = shape.narrow_tiles + shape.wide_tiles
     return 2 * requests + shape.rows // CHUNK, requests
 
 
 def _numbers(chunks: RequestChunks) -> tuple[int, ...]:
-    """Return begin, run, first positions of the read and newest chunk, the state, and first rows of both rings."""
+    """Return begin, run, first positions of the read and the newest chunk, the read state, and both first ring rows."""
     newest = (chunks.read, *chunks.entered)[-1]
     assert chunks.read.ring is not None
     assert newest.ring is not None
@@ -75,18 +78,18 @@ def _numbers(chunks: RequestChunks) -> tuple[int, ...]:
     )  # fmt: skip
 
 
-def _windows(batch: ForwardBatch, of_row: Ints, own: Ints, kernel: int, ring_rows: int) -> Ints:
-    """Return where the inputs of each row's convolution are: int32 [rows, kernel - 1]."""
+def _windows(batch: ForwardBatch, of_row: Ints, numbers: Ints, kernel: int, ring_rows: int) -> Ints:
+    """Return the indices of each row's convolution inputs: `ConvolutionInputs.windows`."""
     arrays, taps = batch.arrays, kernel - 1
-    begin, run, read, _, state, ring, _ = own[:, of_row]
+    begin, run, read_start, _, state, ring, _ = numbers[:, of_row]
     first = arrays.row_starts[:-1][of_row]
     source = arrays.positions[:, None] + np.arange(-taps, 0, dtype=np.int32)  # positions
-    in_ring = -1 - (ring - read)[:, None] - source
-    in_state = -1 - ring_rows - (state * taps + taps - read)[:, None] - source
+    in_ring = -1 - (ring - read_start)[:, None] - source
+    in_state = -1 - ring_rows - (state * taps + taps - read_start)[:, None] - source
     windows: Ints = np.where(
         source >= begin[:, None],
         (first - begin)[:, None] + source,
-        np.where(source >= read[:, None], in_ring, in_state),
+        np.where(source >= read_start[:, None], in_ring, in_state),
     ).astype(np.int32)
     masks = arrays.ancestor_masks[:, 0]
     for row in np.flatnonzero(masks & (masks + 1)):  # nodes whose ancestors are not consecutive
@@ -97,17 +100,17 @@ def _windows(batch: ForwardBatch, of_row: Ints, own: Ints, kernel: int, ring_row
     return windows
 
 
-def _segments(batch: ForwardBatch, own: Ints, state_to: Ints) -> Ints:
-    """Return first row, count, known rows and new state of every segment; fill in the rows at which states begin."""
-    found = []
+def _segments(batch: ForwardBatch, numbers: Ints, state_to: Ints) -> Ints:
+    """Return first row, count, ring rows and next state of every segment; fill in `state_to` at each new chunk."""
+    segments = []
     starts = batch.arrays.row_starts.tolist()
-    for index, (chunks, numbers) in enumerate(zip(batch.chunks, own.T.tolist(), strict=True)):
-        (begin, _, read, newest, *_), row = numbers, starts[index]
+    for index, (chunks, row_numbers) in enumerate(zip(batch.chunks, numbers.T.tolist(), strict=True)):
+        (begin, _, read_start, newest_start, *_), row = row_numbers, starts[index]
         slots = {chunk.start: chunk.state for chunk in chunks.entered}
         for start, slot in slots.items():
             state_to[row + start - begin] = slot
-        for start in range(read, newest + 1, CHUNK):
+        for start in range(read_start, newest_start + 1, CHUNK):
             first = row + max(start - begin, 0)
-            stop = starts[index + 1] if start == newest else row + start + CHUNK - begin
-            found.append((first, stop - first, max(begin - start, 0), slots.get(start + CHUNK, NOWHERE)))
-    return np.array(found, dtype=np.int32).T
+            end = starts[index + 1] if start == newest_start else row + start + CHUNK - begin
+            segments.append((first, end - first, max(begin - start, 0), slots.get(start + CHUNK, NOWHERE)))
+    return np.array(segments, dtype=np.int32).T

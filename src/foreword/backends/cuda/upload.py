@@ -1,4 +1,4 @@
-"""Uploads a pass to the device: the batch's arrays and the tiles of its rows, in one copy."""
+"""Uploads a pass to the device in one copy: the batch's arrays, and its rows in tiles."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -8,51 +8,57 @@ import torch
 from torch import Tensor
 
 from foreword.backends.batch import BATCH_ARRAYS, ForwardBatch, Ints
-from foreword.backends.cuda.kernels.attention import PLAIN, RowTiles, ScoreRule, Sight, Workspace, attend
+from foreword.backends.cuda.kernels.attention import (
+    PLAIN,
+    AttentionMetadata,
+    RowTiles,
+    ScoreRule,
+    Workspace,
+    attend,
+)
 from foreword.backends.cuda.layout import Layout, PassShape, Tiles
 from foreword.backends.cuda.state_plan import UploadedStates
 from foreword.backends.torch.staging import as_batch, padded_pieces
-from foreword.backends.torch.upload import Piece, Upload, placed
+from foreword.backends.torch.upload import Piece, Upload, array_offsets
 
 FIXED_ENTRIES = 1 << 20
-"""Size of the fixed memory in 32-bit numbers: the largest captured pass."""
+"""Size of the fixed memory in 32-bit numbers, enough for the largest captured pass."""
 
-
-MOST_KNOWN = 1024
+MAX_CACHED = 1024
 """Maximum number of cached uploads."""
 
-_MOVES = [array.name for array in BATCH_ARRAYS].index("kv_copies")
+_KV_COPIES = [array.name for array in BATCH_ARRAYS].index("kv_copies")
 
 
 @dataclass(frozen=True)
 class TiledRows:
-    """The rows of a pass in tiles."""
+    """The tiles of a pass on the device; None: there are none of this kind."""
 
-    narrow: RowTiles | None  # tiles of few rows
+    narrow: RowTiles | None  # tiles of few rows, and of draft tokens
     parts: int  # parts of the longest text in narrow tiles
-    splits: bool  # whether these parts have separate programs
-    wide: RowTiles | None  # tiles of a prompt
+    splits: bool  # whether each of these parts has its own program
+    wide: RowTiles | None  # tiles of prompts
 
 
-def attended(
+def tiled_attention(
     queries: Tensor,
     keys: Tensor,
     values: Tensor,
-    sight: Sight,
+    metadata: AttentionMetadata,
     tiles: TiledRows,
     rule: ScoreRule = PLAIN,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Return attention of all tiled rows, [rows, heads, dim]; into `out` where values are narrower than queries."""
-    found = torch.empty_like(queries) if out is None else out
+    """Return attention of all rows in tiles, [rows, heads, dim]; `out` is given if values are narrower than queries."""
+    result = torch.empty_like(queries) if out is None else out
     if tiles.narrow is not None:
-        room = None
+        workspace = None
         if tiles.splits:
-            room = Workspace.allocate(tiles.narrow, found.shape[1], tiles.parts, found.shape[2])
-        attend(queries, keys, values, sight, tiles.narrow, found, room, rule)
+            workspace = Workspace.allocate(tiles.narrow, result.shape[1], tiles.parts, result.shape[2])
+        attend(queries, keys, values, metadata, tiles.narrow, result, workspace, rule)
     if tiles.wide is not None:
-        attend(queries, keys, values, replace(sight, has_trees=False), tiles.wide, found, None, rule)
-    return found
+        attend(queries, keys, values, replace(metadata, has_trees=False), tiles.wide, result, None, rule)
+    return result
 
 
 @dataclass(frozen=True)
@@ -63,45 +69,50 @@ class UploadedPass:
     requests: Tensor  # int32 [rows], index of the row's request
     adapters: Tensor  # int32 [rows], slot of its adapter; empty if no row has one
     tiles: TiledRows
-    stays: bool  # whether all passes of its shape use the same memory
-    states: UploadedStates | None = None  # what recurrent layers read and write
+    is_fixed: bool  # whether its arrays are in the fixed memory, so that a capture may read them
+    states: UploadedStates | None = None  # plan of the recurrent layers; None: there are none
 
 
 class PassUpload:
-    """Memory for the arrays of passes; captured passes read from a fixed part of it."""
+    """Device memory for the arrays of passes: fixed memory for captured passes, and memory that grows as needed."""
 
     def __init__(self, device: torch.device) -> None:
         self._fixed = Upload(device, FIXED_ENTRIES)
-        self._growing = Upload(device, 1 << 14)
-        # By shape and number of moves: such passes use the same memory, so that only its contents differ.
-        self._known: dict[tuple[PassShape, int, int], UploadedPass] = {}
+        self._variable = Upload(device, 1 << 14)
+        # By shape and numbers of copied rows. Such passes have their arrays at the same addresses.
+        self._cached: dict[tuple[PassShape, int, int], UploadedPass] = {}
 
     def send(
         self, batch: ForwardBatch, layout: Layout, spare_slot: int, plan: Sequence[Piece] = ()
     ) -> UploadedPass:
-        """Start the copy of `batch` (on the CPU). Padding rows write to `spare_slot`. `plan` is of recurrent layers."""
+        """Start the copy of `batch` (on the CPU) to the device; return the arrays there.
+
+        Padding rows write to `spare_slot`. `plan` are the arrays of recurrent layers.
+        """
         shape = layout.shape
         pieces = padded_pieces(batch, shape.sizes(batch.arrays.sizes), spare_slot)
-        # Moves come last: their number is not part of the shape, and must not shift other arrays.
+        # Copies come last: their number is not part of the shape, and must not shift the other arrays.
         copies = np.array(batch.ring_copies, dtype=np.int32).reshape(-1, 2)
-        moves = [pieces.pop(_MOVES), Piece(copies, copies.shape, 0)]
-        more = [
+        moves = [pieces.pop(_KV_COPIES), Piece(copies, copies.shape, 0)]
+        layout_arrays = [
             (layout.requests, shape.rows),
             (layout.adapters, shape.rows if shape.has_adapters else 0),
             *((array, shape.narrow_tiles) for array in _arrays(layout.narrow)),
             *((array, shape.wide_tiles) for array in _arrays(layout.wide)),
         ]
-        pieces += [*(Piece(array, (room,), 0) for array, room in more), *plan]
-        known = self._known.get(key := (shape, len(moves[0].source), len(copies)))
-        if known is not None:
+        pieces += [*(Piece(array, (length,), 0) for array, length in layout_arrays), *plan]
+        cached = self._cached.get(key := (shape, len(moves[0].source), len(copies)))
+        if cached is not None:
             self._fixed.copy([*pieces, *moves])
-            return known
-        stays = placed(tuple(piece.shape for piece in (*pieces, *moves)))[1] <= FIXED_ENTRIES
-        *arrays, kv_copies, ring_copies = (self._fixed if stays else self._growing).copy([*pieces, *moves])
-        own, planned = len(pieces) - len(more) - len(plan), len(pieces) - len(plan)
-        uploaded = [*arrays[:_MOVES], kv_copies, *arrays[_MOVES:own]]
-        requests, adapters, *tiles = arrays[own:planned]
-        found = UploadedPass(
+            return cached
+        is_fixed = array_offsets(tuple(piece.shape for piece in (*pieces, *moves)))[1] <= FIXED_ENTRIES
+        *arrays, kv_copies, ring_copies = (self._fixed if is_fixed else self._variable).copy(
+            [*pieces, *moves]
+        )
+        num_batch_pieces, plan_start = len(pieces) - len(layout_arrays) - len(plan), len(pieces) - len(plan)
+        uploaded = [*arrays[:_KV_COPIES], kv_copies, *arrays[_KV_COPIES:num_batch_pieces]]
+        requests, adapters, *tiles = arrays[num_batch_pieces:plan_start]
+        result = UploadedPass(
             as_batch(batch, uploaded),
             requests,
             adapters,
@@ -111,12 +122,12 @@ class PassUpload:
                 shape.splits,
                 _row_tiles(tiles[3:], shape.wide_rows) if shape.wide_tiles else None,
             ),
-            stays,
-            UploadedStates.of(arrays[planned:], ring_copies) if plan else None,
+            is_fixed,
+            UploadedStates.of(arrays[plan_start:], ring_copies) if plan else None,
         )
-        if stays and shape.is_decode and len(self._known) < MOST_KNOWN:
-            self._known[key] = found
-        return found
+        if is_fixed and shape.is_decode and len(self._cached) < MAX_CACHED:
+            self._cached[key] = result
+        return result
 
 
 def _arrays(tiles: Tiles) -> tuple[Ints, Ints, Ints]:

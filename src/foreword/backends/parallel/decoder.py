@@ -1,4 +1,4 @@
-"""A decoder on several ranks. The first rank is in this process and samples."""
+"""A decoder on several ranks (tensor parallelism). The first rank is in this process, and gets the logits."""
 
 import weakref
 from collections.abc import Callable, Sequence
@@ -38,68 +38,75 @@ from foreword.progress import Progress
 
 
 class ParallelKvStore(TorchKvStore):
-    """The first rank's KV memory, with drafter rows, and the same pages on all other ranks."""
+    """KV memory with the same pages on all ranks. Drafter rows are only on the first rank."""
 
-    def __init__(self, own: TorchKvStore, number: int, workers: Workers) -> None:
-        vars(self).update(vars(own))
-        self.own = own  # same memory; moving its rows moves only the first rank's
+    def __init__(self, first_store: TorchKvStore, number: int, workers: Workers) -> None:
+        vars(self).update(vars(first_store))
+        self.first_store = first_store  # the same memory; its `move` copies rows only on the first rank
         self.number = number
         self._workers = workers
         weakref.finalize(self, workers.forget, number)
 
     def move(self, copies: Tensor) -> None:
         if len(copies):
-            self._workers.run(MoveRows(self.number), lambda: self.own.move(copies), packed_moves(copies))
+            self._workers.run(
+                MoveRows(self.number), lambda: self.first_store.move(copies), packed_moves(copies)
+            )
 
 
 class TensorParallelDecoder:
     """A `Decoder` that sends every pass to all ranks."""
 
-    is_shape_invariant = False  # as in the torch decoder
+    is_shape_invariant = False  # as for the torch decoder
 
     def __init__(
-        self, whole: ModelFile, config: ModelConfig, own: RankDecoder, number: int, workers: Workers
+        self,
+        checkpoint: ModelFile,
+        config: ModelConfig,
+        first_rank: RankDecoder,
+        number: int,
+        workers: Workers,
     ) -> None:
-        """`own` is the first rank's share of decoder `number`; `config` describes the whole."""
+        """`first_rank` is the first rank's share of decoder `number`; `config` describes the whole model."""
         self.config = config
         self.workers = workers
-        self._whole = whole
-        self._own = own
+        self._checkpoint = checkpoint
+        self._first_rank = first_rank
         self._number = number
         weakref.finalize(self, workers.forget, number)
 
     @property
     def device(self) -> torch.device:
-        return self._own.device
+        return self._first_rank.device
 
     @property
     def weight_bytes(self) -> int:
-        return self._own.weight_bytes * self.workers.size
+        return self._first_rank.weight_bytes * self.workers.size
 
     @property
     def layer_bytes(self) -> int:
-        return self._own.layer_bytes * self.workers.size
+        return self._first_rank.layer_bytes * self.workers.size
 
     def with_layers(self, layers: Sequence[int]) -> "TensorParallelDecoder":
-        number, own = self.workers.new_number(), self._own
+        number, first_rank = self.workers.new_number(), self._first_rank
         order = TakeLayers(number, self._number, list(layers))
-        taken = self.workers.run(order, lambda: own.with_layers(layers))
+        decoder = self.workers.run(order, lambda: first_rank.with_layers(layers))
         return TensorParallelDecoder(
-            self._whole, self.config.with_layers(layers), taken, number, self.workers
+            self._checkpoint, self.config.with_layers(layers), decoder, number, self.workers
         )
 
     def beside(self, checkpoint: Checkpoint) -> "TensorParallelDecoder":
-        raise _refusal("a drafter that computes in fewer bits")
+        raise _unsupported("a drafter that computes in fewer bits")
 
     def followed_by(self, more: Checkpoint) -> "TensorParallelDecoder":
-        raise _refusal("a drafter with layers of its own after the target's")
+        raise _unsupported("a drafter with layers of its own after the target's")
 
     @cached_property
     def heads(self) -> "ParallelHeads":
-        """Factory of heads on the first rank, which has the whole embedding and output matrix for them."""
-        loader = WeightLoader(self._whole, self._own.weights.dtype, self.device)
-        ends = load_outer_matrices(loader, self._whole.config)
-        return ParallelHeads(self.config, ends, bucketed=self.device.type == "cuda")
+        """Return the factory of heads, which run on the first rank with the whole embedding and output matrix."""
+        loader = WeightLoader(self._checkpoint, self._first_rank.weights.dtype, self.device)
+        outer = load_outer_matrices(loader, self._checkpoint.config)
+        return ParallelHeads(self.config, outer, bucketed=self.device.type == "cuda")
 
     def set_adapter(self, slot: int, adapter: Lora | None) -> None:
         shares = [
@@ -108,42 +115,42 @@ class TensorParallelDecoder:
         ]
         payloads = [packed_adapter(share) for share in shares[1:]]
         order = SetRankAdapter(self._number, slot)
-        self.workers.run(order, lambda: self._own.set_adapter(slot, shares[0]), payloads)
+        self.workers.run(order, lambda: self._first_rank.set_adapter(slot, shares[0]), payloads)
 
     def sizes_to_prepare(self, requests: int, length: int, rows: int) -> Sequence[DecodeSize]:
         return ()
 
     def kv_rows(self) -> RowSpec:
-        return self._own.kv_rows()
+        return self._first_rank.kv_rows()
 
     def state_spec(self) -> StateSpec | None:
-        return self._own.state_spec()
+        return self._first_rank.state_spec()
 
     def new_kv_store(
         self, num_pages: int, page_size: int, extra: Sequence[RowSpec] = (), states: StateSizes = NO_STATES
     ) -> ParallelKvStore:
-        """Allocate memory on every rank; `extra` rows only on the first."""
+        """Allocate memory on every rank; `extra` rows only on the first. There are no recurrent `states`."""
         number = self.workers.new_number()
-        own = self.workers.run(
+        first_store = self.workers.run(
             MakeStore(number, self._number, num_pages, page_size),
-            lambda: self._own.new_kv_store(num_pages, page_size, extra),
+            lambda: self._first_rank.new_kv_store(num_pages, page_size, extra),
         )
-        return ParallelKvStore(own, number, self.workers)
+        return ParallelKvStore(first_store, number, self.workers)
 
     def forward(self, batch: ForwardBatch, store: KvStore) -> ForwardOutput:
-        if not isinstance(store, ParallelKvStore) or store.spec.decoder != self._own.kv_rows():
+        if not isinstance(store, ParallelKvStore) or store.spec.decoder != self._first_rank.kv_rows():
             raise ValueError("the KV store was made for another decoder")
         check_taps(batch.taps, self.config.num_layers)
         drawn = batch.drawn_before
         count = 0 if drawn is None else len(drawn)
         order = Forward(self._number, store.number, list(batch.arrays.sizes), list(batch.adapters), count)
 
-        def own() -> ForwardOutput:
+        def run_here() -> ForwardOutput:
             if drawn is not None:
                 self.workers.exchange.broadcast(drawn)
-            return self._own.forward(batch, store.own)
+            return self._first_rank.forward(batch, store.first_store)
 
-        return self.workers.run(order, own, packed_batch(batch))
+        return self.workers.run(order, run_here, packed_batch(batch))
 
     def when_lost(self, callback: Callable[[str], None]) -> None:
         self.workers.when_lost(callback)
@@ -155,13 +162,13 @@ class TensorParallelDecoder:
 class ParallelHeads(TorchHeads):
     """Loads heads for a decoder on several ranks."""
 
-    def exit(self, more: Checkpoint, layer: int, rows: str) -> None:
-        raise _refusal("a drafter with layers of its own after the target's")
+    def exit(self, more: Checkpoint, layer: int, row_name: str) -> None:
+        raise _unsupported("a drafter with layers of its own after the target's")
 
 
-def _refusal(what: str) -> RequestError:
+def _unsupported(feature: str) -> RequestError:
     return RequestError(
-        f"{what} cannot run with tensor parallelism; use another drafter or tensor_parallel_size 1"
+        f"{feature} cannot run with tensor parallelism; use another drafter or tensor_parallel_size 1"
     )
 
 
@@ -173,9 +180,9 @@ def load_parallel(
     number = workers.new_number()
     order = LoadShard(number, str(checkpoint.path.resolve()), str(dtype).removeprefix("torch."))
     try:
-        own = workers.run(
+        first_rank = workers.run(
             order, lambda: load_rank(checkpoint, workers.exchange, dtype, workers.device, progress)
         )
     except RankFault as fault:
         raise CheckpointError(str(fault)) from None
-    return TensorParallelDecoder(checkpoint, checkpoint.config, own, number, workers)
+    return TensorParallelDecoder(checkpoint, checkpoint.config, first_rank, number, workers)

@@ -1,7 +1,7 @@
-"""Communication between ranks: gather, then add in rank order.
+"""Communication between ranks: numbers are gathered, then added in rank order.
 
-A reduce would choose its summation order by message size, so that a row's bits would depend on the rest of the batch.
-Here every rank adds the same numbers in the same order.
+An all-reduce would choose its summation order by message size, so that a row's bits would depend on the rest of the
+batch. Here every rank adds the same numbers in the same order.
 """
 
 from collections.abc import Sequence
@@ -16,18 +16,19 @@ from torch._C._distributed_c10d import FileStore
 from foreword.errors import EngineStopped
 
 PASS_TIMEOUT = timedelta(minutes=5)
-"""A rank that keeps the others waiting this long within a pass counts as dead."""
+"""Time limit of an exchange. A rank for which the others wait longer counts as dead."""
 
 
-class Planned(NamedTuple):
-    """One exchange of a pass."""
+class PlannedExchange(NamedTuple):
+    """One exchange of a pass, as every rank takes part in it."""
 
-    shape: tuple[int, int]
+    shape: tuple[int, int]  # of each rank's tensor
     dtype: torch.dtype
-    is_joined: bool = False  # concatenated on the first rank; False: gathered everywhere
+    is_gathered_once: bool = False  # columns are gathered on the first rank; False: on all ranks
 
 
 def in_rank_order(parts: Sequence[Tensor]) -> Tensor:
+    """Return the sum of the ranks' tensors, added in rank order in float32."""
     total = parts[0].float()
     for part in parts[1:]:
         total = total + part.float()
@@ -35,7 +36,7 @@ def in_rank_order(parts: Sequence[Tensor]) -> Tensor:
 
 
 class RankExchange:
-    """One rank's side of the process group."""
+    """One rank's side of the process group; also counts the exchanges of the current pass."""
 
     def __init__(self, group: Any, rank: int, size: int) -> None:  # noqa: ANN401 - torch's process groups
         self.rank = rank
@@ -44,24 +45,25 @@ class RankExchange:
         self._done = 0
 
     def begin(self) -> None:
+        """Begin a pass."""
         self._done = 0
 
     def total(self, part: Tensor) -> Tensor:
-        return in_rank_order(self._gathered(part))
+        return in_rank_order(self._gather(part))
 
     def mean(self, part: Tensor) -> Tensor:
         return self.total(part.sum(-1, keepdim=True)) / (part.shape[-1] * self.size)
 
-    def joined(self, part: Tensor) -> Tensor:
-        """Return the columns of all ranks on the first rank, and on other ranks only their own."""
+    def gather_columns(self, part: Tensor) -> Tensor:
+        """Return the columns of all ranks, concatenated, on the first rank; other ranks get only their own."""
         if not len(part):
             return part.new_empty((0, self.size * part.shape[1]))
         part = part.contiguous()
-        wanted = [[torch.empty_like(part) for _ in range(self.size)]] if self.rank == 0 else []
+        gathered = [[torch.empty_like(part) for _ in range(self.size)]] if self.rank == 0 else []
         options = dist.GatherOptions()
         options.rootRank = 0
-        self._wait(lambda: self._group.gather(wanted, [part], options))
-        return torch.cat(wanted[0], dim=1) if wanted else part
+        self._wait(lambda: self._group.gather(gathered, [part], options))
+        return torch.cat(gathered[0], dim=1) if gathered else part
 
     def broadcast(self, numbers: Tensor) -> None:
         """Broadcast the first rank's tensor, before a pass."""
@@ -69,19 +71,21 @@ class RankExchange:
         options.rootRank, options.rootTensor = 0, 0
         self._wait(lambda: self._group.broadcast([numbers], options))
 
-    def finish(self, planned: Sequence[Planned], device: torch.device) -> None:
-        """Complete the exchanges of a pass that failed here, so that the other ranks can finish it.
+    def finish(self, planned: Sequence[PlannedExchange], device: torch.device) -> None:
+        """Complete the exchanges of a pass that failed on this rank, so that the other ranks can finish the pass.
 
-        They receive NaN; the driver receives the failure. `planned` are all exchanges of a pass, in order.
+        The other ranks receive NaN; the driver receives the failure. `planned` are all exchanges of the pass, in order.
         """
         try:
-            for one in planned[self._done :]:
-                nothing = torch.full(one.shape, torch.nan, dtype=one.dtype, device=device)
-                _ = self.joined(nothing) if one.is_joined else self._gathered(nothing)
+            for exchange in planned[self._done :]:
+                nothing = torch.full(exchange.shape, torch.nan, dtype=exchange.dtype, device=device)
+                _ = self.gather_columns(nothing) if exchange.is_gathered_once else self._gather(nothing)
         except BaseException as error:
-            raise EngineStopped(f"the ranks could not be brought back in step: {error}") from error
+            raise EngineStopped(
+                f"the ranks of the model are out of step: {error}; start the engine again"
+            ) from error
 
-    def _gathered(self, part: Tensor) -> list[Tensor]:
+    def _gather(self, part: Tensor) -> list[Tensor]:
         part = part.contiguous()
         parts = [torch.empty_like(part) for _ in range(self.size)]
         self._wait(lambda: self._group.allgather([parts], [part]))

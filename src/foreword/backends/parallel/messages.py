@@ -1,6 +1,7 @@
-"""Orders from the driver to worker processes, and replies: JSON, followed by bytes for arrays.
+"""Messages between the driver (the first rank) and worker processes: orders and replies.
 
-Messages contain no code and need no optional dependencies. A reply repeats its order's number.
+An order is JSON followed by bytes for arrays; a reply is JSON with its order's number. Messages contain no code and
+need no optional dependencies. The driver numbers decoders and KV stores; `made` is the number of a new one.
 """
 
 import json
@@ -22,19 +23,19 @@ class JoinRanks:
     """Join the process group."""
 
     rank: int
-    size: int
+    size: int  # number of ranks
     device: str
-    threads: int
+    threads: int  # of torch, for this rank
     rendezvous: str  # path of a file
 
 
 @dataclass(frozen=True)
 class LoadShard:
-    """Load a share of a model as decoder `made`."""
+    """Load the rank's share of a model as decoder `made`."""
 
     made: int
     path: str
-    dtype: str
+    dtype: str  # name of a torch dtype
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class TakeLayers:
 
 @dataclass(frozen=True)
 class MakeStore:
-    """Allocate KV memory for a decoder's rows."""
+    """Allocate KV store `made` for a decoder's rows."""
 
     made: int
     decoder: int
@@ -58,14 +59,14 @@ class MakeStore:
 
 @dataclass(frozen=True)
 class MoveRows:
-    """Copy KV rows; the payload has the pairs."""
+    """Copy KV rows; the payload has the pairs (from, to)."""
 
     store: int
 
 
 @dataclass(frozen=True)
 class SetRankAdapter:
-    """Set a slot's adapter to the payload's factors; an empty payload removes it."""
+    """Set a slot's adapter to the factors in the payload; an empty payload removes the adapter."""
 
     decoder: int
     slot: int
@@ -77,9 +78,9 @@ class Forward:
 
     decoder: int
     store: int
-    sizes: list[int]
-    adapters: list[int]
-    drawn: int  # number of tokens from the previous pass, received through the group; 0: none
+    sizes: list[int]  # `BatchSizes`
+    adapters: list[int]  # `ForwardBatch.adapters`
+    drawn: int  # number of tokens drawn by the previous pass, which are broadcast in the group; 0: none
 
 
 Order = JoinRanks | LoadShard | TakeLayers | MakeStore | MoveRows | SetRankAdapter | Forward
@@ -118,10 +119,10 @@ class SentOrder:
 
 @dataclass(frozen=True)
 class RankReply:
-    """Confirmation of an order, or its error."""
+    """Result of an order."""
 
-    number: int
-    error: str = ""
+    number: int  # of the order
+    error: str = ""  # empty: the order was executed
 
     def send(self, connection: Connection) -> None:
         connection.send_bytes(json.dumps(asdict(self)).encode())
@@ -138,7 +139,7 @@ def packed_batch(batch: ForwardBatch) -> bytes:
 
 
 def parsed_batch(sizes: list[int], payload: bytes) -> ForwardBatch:
-    return ForwardBatch.of(BatchArrays.carved(_ints(payload), BatchSizes(*sizes)))
+    return ForwardBatch.of(BatchArrays.views_of(_ints(payload), BatchSizes(*sizes)))
 
 
 def packed_moves(copies: torch.Tensor) -> bytes:
@@ -163,11 +164,11 @@ def parsed_adapter(payload: bytes) -> Lora | None:
     if not payload:
         return None
     tensors = parse_tensors(payload)
-    places = [name.split()[:2] for name in tensors if name.endswith(" up")]
+    modules = [name.split()[:2] for name in tensors if name.endswith(" up")]
     return Lora(
         {
             (int(layer), module): Factors(tensors[f"{layer} {module} down"], tensors[f"{layer} {module} up"])
-            for layer, module in places
+            for layer, module in modules
         }
     )
 

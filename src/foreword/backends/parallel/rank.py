@@ -1,4 +1,4 @@
-"""One rank's decoder: its share of every layer, and its exchanges."""
+"""One rank's decoder: its share of every layer, and its exchanges with the other ranks."""
 
 from typing import Self
 
@@ -8,7 +8,7 @@ from torch.nn.functional import embedding
 
 from foreword.backends.batch import BatchSizes, ForwardBatch, ForwardOutput
 from foreword.backends.interface import KvStore
-from foreword.backends.parallel.exchange import Planned, RankExchange
+from foreword.backends.parallel.exchange import PlannedExchange, RankExchange
 from foreword.backends.parallel.shards import Shard, ShardCheckpoint
 from foreword.backends.torch.decoder import TorchDecoder
 from foreword.backends.torch.stack import TorchStack
@@ -29,40 +29,42 @@ class RankStack(TorchStack):
         vocab_size: int,
         bucketed: bool,
     ) -> None:
-        """`config` is the share's, `vocab_size` the whole model's."""
+        """`config` describes the rank's share, `vocab_size` is that of the whole model."""
         super().__init__(config, weights, bucketed, exchange)
         self.exchange = exchange
         self.vocab_size = vocab_size
         self._first_token = exchange.rank * config.vocab_size
 
     def _embedded(self, token_ids: Tensor) -> Tensor:
-        """Embed the rank's own tokens; others are zero, to be summed over ranks."""
-        own = token_ids - self._first_token
-        is_own = (own >= 0) & (own < self.config.vocab_size)
-        known = embedding(own.clamp(0, self.config.vocab_size - 1), self.weights.embedding)
-        return self.exchange.total(known.masked_fill(~is_own.unsqueeze(1), 0))
+        """Embed token ids: each rank embeds the ids in its share, and the sum over ranks has all of them."""
+        local_ids = token_ids - self._first_token
+        is_local = (local_ids >= 0) & (local_ids < self.config.vocab_size)
+        embedded = embedding(local_ids.clamp(0, self.config.vocab_size - 1), self.weights.embedding)
+        return self.exchange.total(embedded.masked_fill(~is_local.unsqueeze(1), 0))
 
-    def logits(self, last: Tensor) -> Tensor:
-        return self.exchange.joined(super().logits(last))[:, : self.vocab_size]
+    def logits(self, final_rows: Tensor) -> Tensor:
+        return self.exchange.gather_columns(super().logits(final_rows))[:, : self.vocab_size]
 
 
 class RankDecoder(TorchDecoder):
-    """A torch decoder of a narrower model, whose sums over ranks give the whole model.
+    """A torch decoder with a share of a model's heads and widths; sums over ranks give the whole model's results.
 
-    All ranks run the same passes in the same order. The first one gets the logits; hidden states are equal on all.
+    All ranks run the same passes in the same order. Only the first rank gets the logits; all get the hidden states.
     """
 
     def __init__(self, stack: RankStack) -> None:
         super().__init__(stack.config, stack.weights, stack=stack)
-        self._share = stack
+        self._rank_stack = stack
         self._exchange = stack.exchange
 
-    def remade(self, config: ModelConfig, weights: DecoderWeights) -> Self:
-        share = self._share
-        return type(self)(RankStack(config, weights, share.exchange, share.vocab_size, share.bucketed))
+    def with_weights(self, config: ModelConfig, weights: DecoderWeights) -> Self:
+        rank_stack = self._rank_stack
+        return type(self)(
+            RankStack(config, weights, rank_stack.exchange, rank_stack.vocab_size, rank_stack.bucketed)
+        )
 
     def forward(self, batch: ForwardBatch, store: KvStore) -> ForwardOutput:
-        """Run this rank's part of a pass. If it fails, the other ranks can still finish."""
+        """Run this rank's part of a pass. If it fails, complete its exchanges, so that the other ranks can finish."""
         self._exchange.begin()
         try:
             return super().forward(batch, store)
@@ -75,17 +77,20 @@ class RankDecoder(TorchDecoder):
         self._exchange.begin()
         self._exchange.finish(self._planned(sizes), self.device)
 
-    def _planned(self, sizes: BatchSizes) -> list[Planned]:
+    def _planned(self, sizes: BatchSizes) -> list[PlannedExchange]:
+        """Return all exchanges of a pass, in order."""
         rounded = self._stack.staging.rounded
         rows = rounded(sizes.rows)
-        stream = Planned((rows, self.config.hidden_size), self.weights.dtype)
-        planned = [stream]
+        stream = PlannedExchange((rows, self.config.hidden_size), self.weights.dtype)
+        planned = [stream]  # the embedding
         for layer in self.config.layers:
             if layer.attention.qk_norm and layer.attention.wide_qk_norm:
-                planned += [Planned((rows, 1), torch.float32)] * 2  # queries and keys
+                planned += [PlannedExchange((rows, 1), torch.float32)] * 2  # queries and keys
             planned += [stream, stream]  # attention and MLP
-        if wanted := rounded(sizes.logit_rows):
-            planned.append(Planned((wanted, self.config.vocab_size), torch.float32, is_joined=True))
+        if num_logits := rounded(sizes.logit_rows):
+            planned.append(
+                PlannedExchange((num_logits, self.config.vocab_size), torch.float32, is_gathered_once=True)
+            )
         return planned
 
 

@@ -1,4 +1,4 @@
-"""Division of a model between ranks: heads, MLP widths, experts, and the vocabulary."""
+"""Divides a model between ranks: attention heads, MLP widths, experts, and the vocabulary."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -18,24 +18,25 @@ from foreword.models.tokenization.tokenizer import Tokenizer
 MOST_RANKS = 64
 
 _BY_TOKEN = ("model.embed_tokens.weight", "lm_head.weight")
-"""Matrices divided by vocabulary; the last shares are padded to equal size."""
+"""Matrices divided by vocabulary. The last ranks' shares are padded to the same size."""
 
 _ADDED_ONCE = (".o_proj.bias", ".down_proj.bias")
-"""Biases of sums over ranks, added only by the first rank."""
+"""Biases of outputs that are summed over ranks; only the first rank adds them."""
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One rank and its share of a model."""
+    """One rank's share of a model."""
 
     rank: int
-    size: int
+    size: int  # number of ranks
 
     def config(self, whole: ModelConfig) -> ModelConfig:
-        known = {layer: self._layer(layer) for layer in dict.fromkeys(whole.layers)}
+        """Return the config of this rank's share."""
+        shares = {layer: self._layer(layer) for layer in dict.fromkeys(whole.layers)}
         return replace(
             whole,
-            layers=tuple(known[layer] for layer in whole.layers),
+            layers=tuple(shares[layer] for layer in whole.layers),
             vocab_size=-(-whole.vocab_size // self.size),
         )
 
@@ -52,22 +53,22 @@ class Shard:
             mlp=replace(mlp, intermediate_size=mlp.intermediate_size // self.size, experts=experts),
         )
 
-    def row_range(self, whole: int, own: int) -> tuple[int, int]:
-        """Return this rank's range of rows or columns; ranks may share a KV head."""
-        begin = self.rank * whole // self.size // own * own
-        return begin, begin + own
+    def row_range(self, whole: int, share: int) -> tuple[int, int]:
+        """Return this rank's range of `share` of `whole` rows or columns; ranks may share a KV head."""
+        begin = self.rank * whole // self.size // share * share
+        return begin, begin + share
 
     def token_range(self, whole: int) -> tuple[int, int]:
         """Return this rank's range of the vocabulary; the last ranks may have fewer."""
-        each = -(-whole // self.size)
-        return min(self.rank * each, whole), min((self.rank + 1) * each, whole)
+        share = -(-whole // self.size)
+        return min(self.rank * share, whole), min((self.rank + 1) * share, whole)
 
-    def part(self, whole: tuple[int, ...], own: tuple[int, ...]) -> TensorPart:
-        """Return this rank's part of a tensor, given the shapes of whole and share."""
-        if whole[0] != own[0]:
-            return TensorPart(rows=self.row_range(whole[0], own[0]))
-        if whole[-1] != own[-1]:
-            return TensorPart(columns=self.row_range(whole[-1], own[-1]))
+    def part(self, whole: tuple[int, ...], share: tuple[int, ...]) -> TensorPart:
+        """Return this rank's part of a tensor, given the shapes of the whole tensor and of the share."""
+        if whole[0] != share[0]:
+            return TensorPart(rows=self.row_range(whole[0], share[0]))
+        if whole[-1] != share[-1]:
+            return TensorPart(columns=self.row_range(whole[-1], share[-1]))
         return WHOLE
 
 
@@ -75,15 +76,18 @@ def check_size(config: ModelConfig, size: int) -> None:
     """Raise `RequestError` if the model cannot be divided between this many ranks."""
     if not 1 <= size <= MOST_RANKS:
         raise RequestError(f"tensor_parallel_size must be in 1 .. {MOST_RANKS}, not {size}")
-    if odd := next(_indivisible_sizes(config, size), None):
-        fitting = [n for n in range(1, MOST_RANKS + 1) if next(_indivisible_sizes(config, n), None) is None]
+    if obstacle := next(_indivisible_sizes(config, size), None):
+        sizes_that_fit = [
+            n for n in range(1, MOST_RANKS + 1) if next(_indivisible_sizes(config, n), None) is None
+        ]
         raise RequestError(
-            f"tensor_parallel_size {size} does not fit this {config.architecture} model: {odd}; "
-            f"use {' or '.join(map(str, fitting))}"
+            f"tensor_parallel_size {size} does not fit this {config.architecture} model: {obstacle}; "
+            f"use {' or '.join(map(str, sizes_that_fit))}"
         )
 
 
 def _indivisible_sizes(config: ModelConfig, size: int) -> Iterator[str]:
+    """Yield reasons why the model cannot be divided between this many ranks."""
     for layer in dict.fromkeys(config.layers):
         attention, mlp = layer.attention, layer.mlp
         if layer.recurrent is not None and size > 1:
@@ -92,16 +96,16 @@ def _indivisible_sizes(config: ModelConfig, size: int) -> Iterator[str]:
         widths[f"an MLP of width {mlp.intermediate_size}"] = mlp.intermediate_size
         if mlp.experts is not None:
             widths[f"experts of width {mlp.experts.size}"] = mlp.experts.size
-        yield from (f"it has {what}" for what, width in widths.items() if width % size)
+        yield from (f"it has {part}" for part, width in widths.items() if width % size)
         kv_heads = attention.num_kv_heads
         if attention.latent is None and kv_heads % size and size % kv_heads:
             yield f"it has {kv_heads} KV heads"
 
 
 class ShardCheckpoint:
-    """A rank's share of a checkpoint, as a checkpoint of a narrower model.
+    """A rank's share of a checkpoint, in the form of a checkpoint of a narrower model.
 
-    Only the share is read. Norms, routers and latent compression are on all ranks.
+    Only the share is read. Norms, routers and the compression of latent attention are on all ranks.
     """
 
     def __init__(self, whole: ModelFile, shard: Shard) -> None:
@@ -119,18 +123,18 @@ class ShardCheckpoint:
         return self._whole.tensor_names()
 
     def load(self, name: str, dtype: torch.dtype) -> Tensor:
-        whole, own = self._shapes[name], self._own_shapes[name]
+        whole, share = self._shapes[name], self._own_shapes[name]
         if name.endswith(_ADDED_ONCE) and self._shard.rank:
-            return torch.zeros(own, dtype=dtype)
+            return torch.zeros(share, dtype=dtype)
         if name in _BY_TOKEN:
             begin, end = self._shard.token_range(whole[0])
-            words = self._whole.load_part(name, dtype, TensorPart(rows=(begin, end)))
-            return pad(words, (0, 0, 0, own[0] - (end - begin)))
-        part = self._shard.part(whole, own)
+            rows = self._whole.load_part(name, dtype, TensorPart(rows=(begin, end)))
+            return pad(rows, (0, 0, 0, share[0] - (end - begin)))
+        part = self._shard.part(whole, share)
         return self._whole.load(name, dtype) if part == WHOLE else self._whole.load_part(name, dtype, part)
 
     def pieces(self, name: str, dtype: torch.dtype, rows: int) -> Iterator[Tensor]:
-        """Yield this rank's share in pieces of rows; it is read at once."""
+        """Yield this rank's share of a matrix in pieces of rows. The whole share is read first."""
         yield from row_pieces(self.load(name, dtype), rows)
 
     def quantized(self, name: str) -> QuantizedTensor | None:
@@ -147,6 +151,7 @@ class ShardCheckpoint:
 
 
 def adapter_share(adapter: Lora, config: ModelConfig, shard: Shard) -> Lora:
+    """Return a rank's share of an adapter for a model with this config."""
     shapes, own_shapes = expected_shapes(config), expected_shapes(shard.config(config))
     factors = {}
     for (layer, module), factor in adapter.factors.items():

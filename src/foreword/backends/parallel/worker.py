@@ -1,7 +1,7 @@
-"""Worker process: one rank that loads its share of a model and executes the driver's orders.
+"""Worker process of one rank: loads its share of a model and executes the driver's orders.
 
-Run as `python -m foreword.backends.parallel.worker FD`, with a connected socket as FD and a pipe from the driver as
-standard input: the process ends when the pipe closes.
+The driver runs it as `python -m foreword.backends.parallel.worker FD`, with a connected socket as FD and a pipe as
+standard input. The process ends when the pipe closes.
 """
 
 import os
@@ -40,6 +40,7 @@ from foreword.errors import EngineStopped, ForewordError
 from foreword.models.formats.checkpoint import open_checkpoint
 
 _POLL_SECONDS = 5.0
+"""Seconds between checks whether the driver still runs."""
 
 
 class Worker:
@@ -52,19 +53,20 @@ class Worker:
         self._stores: dict[int, TorchKvStore] = {}
 
     def execute(self, sent: SentOrder) -> None:
+        """Release what the driver no longer needs, then execute the order."""
         for number in sent.released:
             self._decoders.pop(number, None)
             self._stores.pop(number, None)
-        self._do(sent.order, sent.payload)
+        self._execute_order(sent.order, sent.payload)
 
-    def _do(self, order: Order, payload: bytes) -> None:
+    def _execute_order(self, order: Order, payload: bytes) -> None:
         match order:
             case JoinRanks(rank, size, device, threads, rendezvous):
                 self._device = torch.device(device)
                 torch.set_num_threads(threads)
                 self._exchange = join_group(self._device, rank, size, rendezvous)
             case LoadShard(made, path, dtype):
-                self._decoders[made] = self._loaded(Path(path), getattr(torch, dtype))
+                self._decoders[made] = self._load(Path(path), getattr(torch, dtype))
             case TakeLayers(made, decoder, layers):
                 self._decoders[made] = self._decoders[decoder].with_layers(layers)
             case MakeStore(made, decoder, num_pages, page_size):
@@ -76,7 +78,7 @@ class Worker:
             case Forward():
                 self._forward(order, payload)
 
-    def _loaded(self, path: Path, dtype: torch.dtype) -> RankDecoder:
+    def _load(self, path: Path, dtype: torch.dtype) -> RankDecoder:
         assert self._exchange is not None
         checkpoint = open_checkpoint(path)
         decoder = load_rank(checkpoint, self._exchange, dtype, self._device)
@@ -101,9 +103,9 @@ class Worker:
 
 
 def serve(connection: Connection) -> None:
-    """Execute orders until the driver is gone. Failures are reported; a lost group ends the process."""
+    """Execute orders until the driver is gone. Report failures; return if another rank is gone."""
     worker = Worker()
-    RankReply(0).send(connection)  # imports are complete
+    RankReply(0).send(connection)  # reply to order 0, which is never sent: imports are complete
     while True:
         sent = SentOrder.receive(connection)
         try:
@@ -111,14 +113,14 @@ def serve(connection: Connection) -> None:
         except EngineStopped:
             return
         except Exception as error:
-            what = str(error) if isinstance(error, ForewordError) else f"{type(error).__name__}: {error}"
-            RankReply(sent.number, " ".join(what.split())).send(connection)
+            message = str(error) if isinstance(error, ForewordError) else f"{type(error).__name__}: {error}"
+            RankReply(sent.number, " ".join(message.split())).send(connection)
         else:
             RankReply(sent.number).send(connection)
 
 
 def _end_with_the_driver() -> None:
-    """End this process when the driver is gone, also during a pass."""
+    """Wait until the driver is gone, then end this process, also during a pass."""
     driver = os.getppid()
     while os.getppid() == driver:
         readable, _, _ = select.select([sys.stdin], [], [], _POLL_SECONDS)
@@ -128,7 +130,7 @@ def _end_with_the_driver() -> None:
 
 
 def main() -> None:
-    """Entry point. Signals to the process group are left to the driver."""
+    """Run the worker. It ignores signals to the process group, which the driver handles."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     threading.Thread(target=_end_with_the_driver, daemon=True).start()
@@ -136,7 +138,7 @@ def main() -> None:
     connection: Connection = Connection(int(sys.argv[1]))
     with suppress(EOFError, OSError):  # the driver is gone
         serve(connection)
-    os._exit(0)  # a waiting collective would keep the process alive
+    os._exit(0)  # not `return`: a waiting collective would keep the process alive
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""LoRA adapters on the torch decoder."""
+"""Applies LoRA adapters in the torch decoder."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,21 +11,24 @@ from foreword.backends.batch import ForwardBatch
 from foreword.models.adapters import Factors, Lora
 
 Rows = tuple[Tensor, Lora]
-"""int64 [rows] of a pass, and their adapter."""
+"""Indices of rows in a pass, int64 [rows], and the adapter of these rows."""
 
 
 @dataclass(frozen=True)
-class Additions:
-    """Low-rank additions to the matrices of one layer; usually empty."""
+class LayerAdapters:
+    """The adapters of a pass's rows, applied to one layer; usually there are none."""
 
     groups: Sequence[Rows] = ()
     layer: int = 0
 
-    def at(self, layer: int) -> "Additions":
+    def at(self, layer: int) -> "LayerAdapters":
         return replace(self, layer=layer) if self.groups else self
 
     def add(self, parts: Sequence[tuple[str, int]], inputs: Tensor, outputs: Tensor) -> None:
-        """Add in place to the outputs of adjacent modules, given as (module, width)."""
+        """Add the adapters' outputs for `inputs` to `outputs` in place.
+
+        `parts` are (module, width) of the modules whose outputs are side by side in `outputs`.
+        """
         for rows, adapter in self.groups:
             begin = 0
             for module, width in parts:
@@ -36,22 +39,24 @@ class Additions:
                 begin += width
 
 
-def additions(batch: ForwardBatch, adapters: Mapping[int, Lora], device: torch.device) -> Additions:
-    """Return the additions of a pass; `batch` is on the CPU."""
+def pass_adapters(batch: ForwardBatch, adapters: Mapping[int, Lora], device: torch.device) -> LayerAdapters:
+    """Return the adapters of a pass's rows; `batch` is on the CPU."""
     if not any(batch.adapters):
-        return Additions()
+        return LayerAdapters()
     starts = batch.row_starts.tolist()
     rows: dict[int, list[int]] = {}
     for request, slot in enumerate(batch.adapters):
         if slot:
             rows.setdefault(slot, []).extend(range(starts[request], starts[request + 1]))
-    return Additions([(torch.tensor(found, device=device), adapters[slot]) for slot, found in rows.items()])
+    return LayerAdapters(
+        [(torch.tensor(row_list, device=device), adapters[slot]) for slot, row_list in rows.items()]
+    )
 
 
 def on_device(adapter: Lora, dtype: torch.dtype, device: torch.device) -> Lora:
     return Lora(
         {
-            place: Factors(factors.down.to(device, dtype), factors.up.to(device, dtype))
-            for place, factors in adapter.factors.items()
+            module: Factors(factors.down.to(device, dtype), factors.up.to(device, dtype))
+            for module, factors in adapter.factors.items()
         }
     )

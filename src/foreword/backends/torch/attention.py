@@ -1,4 +1,4 @@
-"""Attention over paged KV in plain torch: the reference of all kernels."""
+"""Attention over paged KV in plain torch: the reference that all kernels are tested against."""
 
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -25,9 +25,9 @@ class LayerRows(Protocol):
 class GroupView:
     """Visible KV rows of a group of requests during a pass, equal for all layers."""
 
-    rows: Tensor  # int64 [requests, places], batch rows; padded with the number of rows
+    rows: Tensor  # int64 [requests, query rows], rows of the batch; padded with the number of rows
     slots: Tensor  # int64 [requests, kv rows], physical rows in logical order
-    visible: Tensor  # bool [requests, places, kv rows]
+    visible: Tensor  # bool [requests, query rows, kv rows], whether a row attends to a KV row
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,13 @@ class PagedKv:
     keys: LayerRows
     values: LayerRows
     slots: Tensor  # int64 [rows], physical rows to write
-    views: list[GroupView]  # physical rows to read
+    views: list[GroupView]  # rows to read, by group of requests
 
 
 def group_views(staged: StagedBatch, page_size: int, empty_slot: int) -> list[GroupView]:
-    """Convert block tables, prefix lengths and ancestor masks into gathers and masks.
+    """Convert block tables, prefix lengths and ancestor masks into slots to gather and boolean masks.
 
-    `empty_slot` stands for missing KV rows: its contents must be finite.
+    `empty_slot` is read in place of missing KV rows, so its contents must be finite.
     """
     return [_view(staged.batch, group, page_size, empty_slot) for group in staged.groups]
 
@@ -52,39 +52,39 @@ def _view(batch: ForwardBatch, group: RequestGroup, page_size: int, empty_slot: 
     device, num_rows = batch.token_ids.device, len(batch.token_ids)
     members = group.members.long()
     starts, ends = batch.row_starts[members].unsqueeze(1), batch.row_starts[members + 1].unsqueeze(1)
-    rows = starts + torch.arange(group.places, device=device)
+    rows = starts + torch.arange(group.query_rows, device=device)
     logical = torch.arange(group.kv_rows, device=device)
     pages = batch.block_tables[members][:, logical // page_size].long()
     slots = pages * page_size + logical % page_size
-    read = rows.clamp(max=num_rows - 1)
+    clamped_rows = rows.clamp(max=num_rows - 1)
     return GroupView(
         rows=torch.where(rows < ends, rows, num_rows),
         slots=torch.where(logical < batch.kv_lens[members].unsqueeze(1), slots, empty_slot),
-        visible=_visible(batch.prefix_lens[read], batch.ancestor_masks[read], logical),
+        visible=_visible(batch.prefix_lens[clamped_rows], batch.ancestor_masks[clamped_rows], logical),
     )
 
 
 def _visible(prefix_lens: Tensor, masks: Tensor, logical: Tensor) -> Tensor:
-    """Return visible logical KV rows: prefix_lens [...], masks [..., words] -> bool [..., kv rows]."""
-    beyond = logical - prefix_lens.long().unsqueeze(-1)  # [..., kv rows]; negative inside the prefix
-    word, bit = beyond.clamp(min=0) // 64, beyond.clamp(min=0) % 64
-    in_reach = (beyond >= 0) & (word < masks.shape[-1])
+    """Return which logical KV rows are visible, bool [..., kv rows], for prefix_lens [...] and masks [..., words]."""
+    draft_index = logical - prefix_lens.long().unsqueeze(-1)  # [..., kv rows]; negative inside the prefix
+    word, bit = draft_index.clamp(min=0) // 64, draft_index.clamp(min=0) % 64
+    in_masks = (draft_index >= 0) & (word < masks.shape[-1])
     words = masks.gather(-1, word.clamp(max=masks.shape[-1] - 1))
-    return (beyond < 0) | (in_reach & ((words >> bit) & 1).bool())
+    return (draft_index < 0) | (in_masks & ((words >> bit) & 1).bool())
 
 
 def windowed(views: list[GroupView], window: int | None, empty_slot: int) -> list[GroupView]:
-    """Restrict views to the newest `window` positions.
+    """Restrict views to the newest `window` positions; None: return them as they are.
 
-    A row sees the positions 0 to its own in order, also in a tree, so the newest are the last. Invisible rows are not
-    read: their page may be freed.
+    A row attends to the positions from 0 to its own, in order, also in a tree. So its newest positions are its last
+    visible KV rows. The slots of KV rows that no row attends to are replaced, since their pages may be freed.
     """
     if window is None:
         return views
     narrow = []
     for view in views:
-        seen = view.visible.cumsum(dim=-1)
-        visible = view.visible & (seen > seen[..., -1:] - window)
+        rank = view.visible.cumsum(dim=-1)
+        visible = view.visible & (rank > rank[..., -1:] - window)
         slots = torch.where(visible.any(dim=1), view.slots, empty_slot)
         narrow.append(replace(view, slots=slots, visible=visible))
     return narrow
@@ -102,16 +102,19 @@ def paged_attention(
     """Return softmax attention of every row over its visible KV rows; 0 for padding rows.
 
     queries [rows, heads, dim]; keys, values [physical rows, kv heads, dim]; returns [rows, heads, dim]. Scores are
-    multiplied by `scale` (None: 1 / sqrt(dim)), then soft-capped. `sinks` are one more score per head, of no position.
+    multiplied by `scale` (None: 1 / sqrt(dim)), then soft-capped. `sinks` are one more score per head, which
+    belongs to no position.
     """
     num_rows = len(queries)
     attended = queries.new_zeros((num_rows + 1, *queries.shape[1:]))  # the last row takes padding
     for view in views:
-        heads = queries[view.rows.clamp(max=num_rows - 1)].transpose(1, 2)  # [requests, heads, places, dim]
+        heads = queries[view.rows.clamp(max=num_rows - 1)].transpose(
+            1, 2
+        )  # [requests, heads, query rows, dim]
         rows = keys[view.slots].transpose(1, 2), values[view.slots].transpose(1, 2)  # [..., kv rows, dim]
         if softcap is not None or sinks is not None:
-            found = _explicit_attention(heads, *rows, view.visible, scale, softcap, sinks)
-            attended[view.rows] = found.transpose(1, 2)
+            explicit = _explicit_attention(heads, *rows, view.visible, scale, softcap, sinks)
+            attended[view.rows] = explicit.transpose(1, 2)
             continue
         attended[view.rows] = scaled_dot_product_attention(
             heads, *rows, attn_mask=view.visible.unsqueeze(1), scale=scale, enable_gqa=True
@@ -128,7 +131,7 @@ def _explicit_attention(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Return attention with soft-capped scores or sinks, for which torch has no function."""
+    """Return attention with soft-capped scores or sinks, which torch's function does not support."""
     group = queries.shape[1] // keys.shape[1]
     keys, values = keys.repeat_interleave(group, dim=1), values.repeat_interleave(group, dim=1)
     scores = queries @ keys.transpose(2, 3) * (queries.shape[-1] ** -0.5 if scale is None else scale)

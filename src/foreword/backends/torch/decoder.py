@@ -8,11 +8,11 @@ from typing import Generic, Self
 import torch
 from torch import Tensor
 
-from foreword.backends.batch import ForwardBatch, ForwardOutput, Tap, check_taps, known_ids
+from foreword.backends.batch import ForwardBatch, ForwardOutput, Tap, check_taps, resolve_ids
 from foreword.backends.interface import DecodeSize, KvStore
 from foreword.backends.memory import kv_rows, state_spec
 from foreword.backends.support import require_supported
-from foreword.backends.torch.adapters import additions, on_device
+from foreword.backends.torch.adapters import on_device, pass_adapters
 from foreword.backends.torch.attention import PagedKv
 from foreword.backends.torch.head_factory import TorchHeads
 from foreword.backends.torch.kv_store import TorchKvStore
@@ -35,11 +35,11 @@ def silence_bfloat16_warning() -> None:
 
 
 class DescribedDecoder(ABC, Generic[M_co]):
-    """A decoder's config, weights and KV rows, without its passes."""
+    """Base class of decoders with torch tensors: config, weights and KV rows, but no passes."""
 
     def __init__(self, config: ModelConfig, weights: DecoderWeights[M_co]) -> None:
         self.config = config
-        self.weights = weights  # for decoders that share some of them
+        self.weights = weights  # public, since other decoders and heads share them
         self.weight_bytes, self.layer_bytes = weights.nbytes, weights.layer_bytes
         self._kv_rows = kv_rows(config, str(weights.dtype).removeprefix("torch."))
 
@@ -48,17 +48,17 @@ class DescribedDecoder(ABC, Generic[M_co]):
         return self.weights.device
 
     def with_layers(self, layers: Sequence[int]) -> Self:
-        return self.remade(self.config.with_layers(layers), self.weights.with_layers(layers))
+        return self.with_weights(self.config.with_layers(layers), self.weights.with_layers(layers))
 
     def beside(self, checkpoint: Checkpoint) -> Self:
-        return self.remade(checkpoint.config, self.weights.beside(checkpoint))
+        return self.with_weights(checkpoint.config, self.weights.beside(checkpoint))
 
     def followed_by(self, more: Checkpoint) -> Self:
-        return self.remade(self.config.followed_by(more.config), self.weights.followed_by(more))
+        return self.with_weights(self.config.followed_by(more.config), self.weights.followed_by(more))
 
     @abstractmethod
-    def remade(self, config: ModelConfig, weights: DecoderWeights[M_co | Tensor]) -> Self:
-        """Return a decoder of the same kind with other layers."""
+    def with_weights(self, config: ModelConfig, weights: DecoderWeights[M_co | Tensor]) -> Self:
+        """Return a decoder of the same class and settings with another config and its weights."""
 
     def kv_rows(self) -> RowSpec:
         return self._kv_rows
@@ -68,7 +68,7 @@ class DescribedDecoder(ABC, Generic[M_co]):
 
 
 class TorchDecoder(DescribedDecoder):
-    """A decoder in plain torch: one pass over a `ForwardBatch`, KV in the paged tensors of a store."""
+    """A decoder in plain torch, with KV rows in the paged tensors of a `TorchKvStore`."""
 
     is_shape_invariant = False  # summation order of matrix products depends on the size
 
@@ -80,16 +80,16 @@ class TorchDecoder(DescribedDecoder):
         bucketed: bool | None = None,
         stack: TorchStack | None = None,
     ) -> None:
-        """`bucketed` pads every size of a pass to a power of two; by default only on a GPU.
+        """`bucketed`: pad every size of a pass to a power of two; None: only on a GPU.
 
-        A rank's decoder passes its own `stack`.
+        The decoder of a rank passes its own `stack`.
         """
         require_supported(config, "torch")
         super().__init__(config, weights)
         padded = weights.device.type == "cuda" if bucketed is None else bucketed
         self._stack = stack or TorchStack(config, weights, padded)
         self._adapters: dict[int, Lora] = {}  # by slot
-        self._places = config.places
+        self._kind_indices = config.places
 
     def set_adapter(self, slot: int, adapter: Lora | None) -> None:
         if adapter is None:
@@ -101,7 +101,7 @@ class TorchDecoder(DescribedDecoder):
     def heads(self) -> TorchHeads:
         return TorchHeads(self.config, self.weights, self._stack.bucketed)
 
-    def remade(self, config: ModelConfig, weights: DecoderWeights) -> Self:
+    def with_weights(self, config: ModelConfig, weights: DecoderWeights) -> Self:
         return type(self)(config, weights, bucketed=self._stack.bucketed)
 
     def sizes_to_prepare(self, requests: int, length: int, rows: int) -> Sequence[DecodeSize]:
@@ -122,12 +122,12 @@ class TorchDecoder(DescribedDecoder):
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, store: KvStore) -> ForwardOutput:
-        """Run one pass over a batch on the CPU; write KV rows as it says. Never waits for the device."""
+        """Run one pass over a batch on the CPU; move and write KV rows as it says. Do not wait for the device."""
         if not isinstance(store, TorchKvStore) or store.spec.decoder != self._kv_rows:
             raise ValueError("the KV store was made for another decoder")
         stack = self._stack
         check_taps(batch.taps, self.config.num_layers)
-        added = additions(batch, self._adapters, self.device)
+        adapters = pass_adapters(batch, self._adapters, self.device)
         states = self._states(batch, store)
         staged = stack.staging.stage(batch, store.page_size, store.spare_slot)
         views = stack.views(staged, store)
@@ -135,35 +135,37 @@ class TorchDecoder(DescribedDecoder):
         store.move(batch.kv_copies)
         keys, values = store.arrays(DECODER_ROWS)
         ids = (
-            batch.token_ids if batch.drawn_before is None else known_ids(batch.token_ids, batch.drawn_before)
+            batch.token_ids
+            if batch.drawn_before is None
+            else resolve_ids(batch.token_ids, batch.drawn_before)
         )
-        stream, turns, slots = stack.embed(ids), stack.turns(batch.positions), batch.slots.long()
+        stream, cos_sin, slots = stack.embed(ids), stack.cos_sin(batch.positions), batch.slots.long()
         hidden: dict[Tap, Tensor] = {}
         for index, spec in enumerate(self.config.layers):
-            self._keep_hidden(hidden, staged, index, stream)
-            place = self._places[index]
+            self._store_hidden(hidden, staged, index, stream)
+            kind_index = self._kind_indices[index]
             kv: PagedKv | LayerStates
             if spec.recurrent is not None and store.recurrent is not None:
-                kv = LayerStates(store.recurrent, place, states)
-            else:  # an MLP alone reads neither
-                own = place if spec.has_attention else 0
-                kv = PagedKv(keys[own], values[own], slots, views[spec.attention.window])
-            stream = stack.layers.run(index, stream, turns[index], kv, added.at(index))
-        self._keep_hidden(hidden, staged, self.config.num_layers, stream)
-        last = stack.final_norm(stream[batch.logit_rows])
-        return ForwardOutput(stack.logits(last)[: staged.num_logits], hidden)
+                kv = LayerStates(store.recurrent, kind_index, states)
+            else:  # a layer without attention reads no KV rows, so any index will do
+                kv_index = kind_index if spec.has_attention else 0
+                kv = PagedKv(keys[kv_index], values[kv_index], slots, views[spec.attention.window])
+            stream = stack.layers.run(index, stream, cos_sin[index], kv, adapters.at(index))
+        self._store_hidden(hidden, staged, self.config.num_layers, stream)
+        final_rows = stack.final_norm(stream[batch.logit_rows])
+        return ForwardOutput(stack.logits(final_rows)[: staged.num_logits], hidden)
 
     def _states(self, batch: ForwardBatch, store: TorchKvStore) -> list[RequestPass]:
-        """Move ring rows, and return what recurrent layers read and write."""
+        """Copy ring rows as the batch says; return what recurrent layers read and write."""
         spec = self.config.recurrent
         if spec is None:
             return []
         if store.recurrent is None or len(batch.chunks) != len(batch.kv_lens):
-            raise ValueError("a pass of a model with recurrent layers has no states")
+            raise ValueError("the batch or the KV store has no states, which recurrent layers need")
         store.recurrent.move(batch.ring_copies)
         return request_passes(batch, spec.kernel, self.device)
 
-    def _keep_hidden(
+    def _store_hidden(
         self, hidden: dict[Tap, Tensor], staged: StagedBatch, layer: int, stream: Tensor
     ) -> None:
         for tap in staged.batch.taps:

@@ -1,4 +1,4 @@
-"""Draft heads of a torch decoder, and the factory that loads them."""
+"""Medusa heads and early exits in plain torch, and the factory that loads all heads of a torch decoder."""
 
 import torch
 from torch import Tensor
@@ -6,9 +6,9 @@ from torch.nn.functional import silu
 
 from foreword.backends.batch import ForwardBatch
 from foreword.backends.interface import Chains, HeadCall, HeadInput, HeadOutput, KvStore, MedusaCall
-from foreword.backends.torch.adapters import Additions
+from foreword.backends.torch.adapters import LayerAdapters
 from foreword.backends.torch.attention import PagedKv
-from foreword.backends.torch.heads import HeadTensors, TargetMatrices, TorchHead, seen_from
+from foreword.backends.torch.heads import HeadTensors, TargetMatrices, TorchHead, views_from_start
 from foreword.backends.torch.kv_store import TorchKvStore
 from foreword.backends.torch.stack import TorchStack
 from foreword.backends.torch.weights import DecoderWeights
@@ -20,24 +20,24 @@ from foreword.models.heads.opening import Head
 
 
 class MedusaTensors:
-    """Stacked tensors of Medusa heads, with the products that all runners share."""
+    """Stacked tensors of all Medusa heads, and the computation of their logits, which all runners share."""
 
-    def __init__(self, head: Head, ends: TargetMatrices) -> None:
+    def __init__(self, head: Head, target: TargetMatrices) -> None:
         self.spec = spec = head.spec
-        self._ends = ends
+        self._ends = target
 
         def stacked(name: str) -> Tensor:
-            loaded = [head.load(name.format(number), ends.dtype) for number in range(spec.num_heads)]
-            return torch.stack(loaded).to(ends.device)
+            loaded = [head.load(name.format(number), target.dtype) for number in range(spec.num_heads)]
+            return torch.stack(loaded).to(target.device)
 
         def biases(block: int) -> Tensor:
             names = [f"blocks.{number}.layers.{block}.bias" for number in range(spec.num_heads)]
-            none = torch.zeros(spec.hidden_size, dtype=ends.dtype)
-            loaded = [head.load(name, ends.dtype) if spec.has(name) else none for name in names]
-            return torch.stack(loaded).to(ends.device)
+            none = torch.zeros(spec.hidden_size, dtype=target.dtype)
+            loaded = [head.load(name, target.dtype) if spec.has(name) else none for name in names]
+            return torch.stack(loaded).to(target.device)
 
         blocks = range(spec.blocks_per_head)
-        # [heads, in, out] and [heads, out]
+        # Weight [heads, in, out] and bias [heads, out] of every residual block
         self._blocks = [
             (stacked(f"blocks.{{}}.layers.{block}.weight").transpose(1, 2), biases(block)) for block in blocks
         ]
@@ -67,7 +67,7 @@ class TorchMedusa:
 
     @torch.inference_mode()
     def draft(self, call: MedusaCall) -> HeadOutput | Chains:
-        """Return logits, from which the caller draws chains."""
+        """Return logits and states; the caller draws the chains."""
         logits = self._tensors.logits(call.states, self.spec.num_heads)
         return HeadOutput(logits.transpose(0, 1), call.states)
 
@@ -77,59 +77,64 @@ class TorchExit:
 
     is_ready = True
 
-    def __init__(self, stack: TorchStack, rows: str, weight_bytes: int) -> None:
-        """`stack` has the target's first layers and the exit's; `weight_bytes` counts the exit's."""
+    def __init__(self, stack: TorchStack, row_name: str, weight_bytes: int) -> None:
+        """`stack` has the target's first layers and the exit's layer; `weight_bytes` counts only the exit's."""
         self._stack = stack
-        self._rows = rows
+        self._row_name = row_name
         self.weight_bytes = weight_bytes
 
     @torch.inference_mode()
     def draft(self, call: HeadCall) -> HeadOutput:
-        """Store rows, or run rows from their tokens."""
+        """Store the target's features if the rows have some; otherwise run the rows from their tokens."""
         logits = self._logits(call.rows, call.store)
         return HeadOutput(logits, logits.new_empty(len(logits), 0))
 
-    def _logits(self, wanted: HeadInput, store: KvStore) -> Tensor:
+    def _logits(self, head_input: HeadInput, store: KvStore) -> Tensor:
         if not isinstance(store, TorchKvStore):
             raise ValueError("the KV store was made for another backend")
         stack = self._stack
-        staged = stack.staging.stage(ForwardBatch.of(wanted.arrays), store.page_size, store.spare_slot)
-        batch, last = staged.batch, stack.config.num_layers - 1
-        slots, turns = batch.slots.long(), stack.turns(batch.positions)
-        (own_keys, own_values), (keys, values) = store.arrays(self._rows), store.arrays(DECODER_ROWS)
-        if not wanted.are_own:
-            padding = len(batch.token_ids) - len(wanted.features)
-            states = as_tensor(wanted.features).to(stack.weights.dtype)
+        staged = stack.staging.stage(ForwardBatch.of(head_input.arrays), store.page_size, store.spare_slot)
+        batch, last_layer = staged.batch, stack.config.num_layers - 1
+        slots, cos_sin = batch.slots.long(), stack.cos_sin(batch.positions)
+        (own_keys, own_values), (keys, values) = store.arrays(self._row_name), store.arrays(DECODER_ROWS)
+        if not head_input.are_own:
+            padding = len(batch.token_ids) - len(head_input.features)
+            states = as_tensor(head_input.features).to(stack.weights.dtype)
             states = torch.nn.functional.pad(states, (0, 0, 0, padding))
-            stack.layers.keep(last, states, turns[last], PagedKv(own_keys[0], own_values[0], slots, []))
+            stack.layers.store_kv(
+                last_layer, states, cos_sin[last_layer], PagedKv(own_keys[0], own_values[0], slots, [])
+            )
             return torch.empty((0, stack.config.vocab_size), device=stack.weights.device)
         stream, views = stack.embed(batch.token_ids), stack.views(staged, store)
         for index, spec in enumerate(stack.config.layers):
-            seen = views[spec.attention.window]
-            kv = PagedKv(keys[index], values[index], slots, seen)
-            if index == last:
+            visible_views = views[spec.attention.window]
+            kv = PagedKv(keys[index], values[index], slots, visible_views)
+            if index == last_layer:
                 kv = PagedKv(
-                    own_keys[0], own_values[0], slots, seen_from(wanted, staged, seen, store.empty_slot)
+                    own_keys[0],
+                    own_values[0],
+                    slots,
+                    views_from_start(head_input, staged, visible_views, store.empty_slot),
                 )
-            stream = stack.layers.run(index, stream, turns[index], kv, Additions())
+            stream = stack.layers.run(index, stream, cos_sin[index], kv, LayerAdapters())
         return stack.logits(stack.final_norm(stream[batch.logit_rows]))[: staged.num_logits]
 
 
 class TorchHeads:
-    """Loads heads for a decoder, in its number format."""
+    """Loads heads for a decoder, in the decoder's number format."""
 
     def __init__(self, config: ModelConfig, weights: DecoderWeights, bucketed: bool) -> None:
         self._config = config
         self._weights = weights
         self._bucketed = bucketed
 
-    def head(self, head: Head, rows: str) -> TorchHead:
-        return TorchHead(HeadTensors(head, TargetMatrices.of(self._weights)), rows, self._bucketed)
+    def head(self, head: Head, row_name: str) -> TorchHead:
+        return TorchHead(HeadTensors(head, TargetMatrices.of(self._weights)), row_name, self._bucketed)
 
     def medusa(self, head: Head) -> TorchMedusa:
         return TorchMedusa(MedusaTensors(head, TargetMatrices.of(self._weights)))
 
-    def exit(self, more: Checkpoint, layer: int, rows: str) -> TorchExit | None:
+    def exit(self, more: Checkpoint, layer: int, row_name: str) -> TorchExit | None:
         """Load an early exit; None for a target with latent attention or recurrent layers."""
         if self._config.layers[0].attention.latent is not None or self._config.recurrent is not None:
             return None
@@ -137,4 +142,4 @@ class TorchHeads:
         whole = lower.followed_by(more)
         config = self._config.with_layers(range(layer)).followed_by(more.config)
         stack = TorchStack(config, whole, self._bucketed)
-        return TorchExit(stack, rows, whole.layer_bytes - lower.layer_bytes)
+        return TorchExit(stack, row_name, whole.layer_bytes - lower.layer_bytes)

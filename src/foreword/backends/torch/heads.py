@@ -1,4 +1,4 @@
-"""Draft heads in plain torch: the reference of faster backends."""
+"""Draft heads in plain torch: the reference that faster backends are tested against."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ from torch.nn.functional import embedding, linear, pad, silu
 
 from foreword.backends.batch import ForwardBatch
 from foreword.backends.interface import Chains, HeadCall, HeadInput, HeadOutput, KvStore
-from foreword.backends.torch.adapters import Additions
+from foreword.backends.torch.adapters import LayerAdapters
 from foreword.backends.torch.attention import GroupView, PagedKv, group_views, paged_attention
 from foreword.backends.torch.kv_store import TorchKvStore
 from foreword.backends.torch.layers import TorchLayers
@@ -28,7 +28,7 @@ _LAYERS = "layers."
 
 @dataclass(frozen=True)
 class TargetMatrices:
-    """A target's embedding and output matrix, with the head's device and dtype."""
+    """A target's embedding and output matrix, for heads that have none; and the device and dtype of heads."""
 
     embed: Callable[[Tensor], Tensor]  # ids [rows] -> [rows, hidden]
     project: Callable[[Tensor], Tensor]  # [rows, hidden] -> [rows, vocab]
@@ -43,13 +43,13 @@ class TargetMatrices:
         )
 
 
-def load_tensor(head: Head, name: str, ends: TargetMatrices) -> Tensor:
-    return head.load(name, ends.dtype).to(ends.device)
+def load_tensor(head: Head, name: str, target: TargetMatrices) -> Tensor:
+    return head.load(name, target.dtype).to(target.device)
 
 
 @dataclass(frozen=True)
 class HeadOps:
-    """A backend's implementation of norms and products, and how it loads matrices."""
+    """A backend's functions for norms, matrix products, and loading tensors."""
 
     norm: Callable[[Tensor, Tensor, float], Tensor] = rms_norm  # (rows, weight, eps)
     linear: Callable[[Any, Any, Tensor | None], Tensor] = linear  # (rows, weight, bias)
@@ -57,50 +57,56 @@ class HeadOps:
 
 
 class HeadTensors:
-    """A head's tensors by speculators' names, and its computation outside the layers."""
+    """A head's tensors, named as in the speculators library, and its computation before and after the layers."""
 
-    def __init__(self, head: Head, ends: TargetMatrices, ops: HeadOps | None = None) -> None:
-        self.head, self.spec, self.ends = head, head.spec, ends
+    def __init__(self, head: Head, target: TargetMatrices, ops: HeadOps | None = None) -> None:
+        self.head, self.spec, self.target = head, head.spec, target
         self._ops = ops or HeadOps()
-        # Matrices may be packed in a way that only the backend's products read.
+        # Tensors; or matrices in a packed format that only the backend's products read
         self.by_name: dict[str, Any] = {
-            name: self._ops.load(head, name, ends) for name in head.spec.shapes if self._is_read(name)
+            name: self._ops.load(head, name, target) for name in head.spec.shapes if self._is_read(name)
         }
         head_dim = head.spec.layers[0].attention.head_dim
-        self.frequencies = frequencies(head.spec.rope, head_dim).to(ends.device)
+        self.frequencies = frequencies(head.spec.rope, head_dim).to(target.device)
 
     def _is_read(self, name: str) -> bool:
-        """Return whether runners read the tensor by name; `ModuleLayers` load their own, and drafters some others."""
-        is_drafters = name.startswith(CONFIDENCE) or name in (*TABLES, *DRAFTERS_OWN)
-        return not is_drafters and (self.spec.is_plain or not name.startswith(_LAYERS))
+        """Return whether runners read this tensor from `by_name`; `ModuleLayers` or the drafter load the others."""
+        is_drafter_tensor = name.startswith(CONFIDENCE) or name in (*TABLES, *DRAFTERS_OWN)
+        return not is_drafter_tensor and (self.spec.is_plain or not name.startswith(_LAYERS))
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors; several names may share memory."""
+        """Return the bytes of all tensors. A "joined" tensor shares its memory with others, and is not counted."""
         return sum(tensor.nbytes for name, tensor in self.by_name.items() if "joined" not in name)
 
     def norm(self, x: Tensor, name: str) -> Tensor:
-        """Normalise the rows if the head has such a norm."""
+        """Return the rows, normalised if the head has a norm of this name."""
         weight = self.by_name.get(name)
         return x if weight is None else self._ops.norm(x, weight, self.spec.norm.eps)
 
     def linear(self, x: Any, name: str) -> Tensor:  # noqa: ANN401 - rows as the backend's products read them
         return self._ops.linear(x, self.by_name[name + ".weight"], self.by_name.get(name + ".bias"))
 
-    def begin(self, token_ids: Tensor, features: Tensor, are_own: bool) -> tuple[Tensor, Tensor]:
-        """Return the residual stream, and the input of the first layer's attention."""
-        own = self.by_name.get("embed_tokens.weight")
-        embedded = self.ends.embed(token_ids) if own is None else embedding(token_ids, own)
+    def layer_inputs(self, token_ids: Tensor, features: Tensor, are_own: bool) -> tuple[Tensor, Tensor]:
+        """Return the residual stream, and the input of the first layer's attention.
+
+        `are_own`: the features are the head's own states, not the target's.
+        """
+        table = self.by_name.get("embed_tokens.weight")
+        embedded = self.target.embed(token_ids) if table is None else embedding(token_ids, table)
         if self.spec.join is Join.CONCAT:
             if not are_own and self.spec.has("fc.weight"):
                 features = self.linear(self._normed_features(features), "fc")
             normed = self.norm(features, "layers.0.hidden_norm.weight")
-            before = self.norm(embedded, "layers.0.input_layernorm.weight")
+            normed_embedding = self.norm(embedded, "layers.0.input_layernorm.weight")
             stream = normed if self.spec.norm_before_residual else features
-            return stream, torch.cat((before, normed), dim=-1)
+            return stream, torch.cat((normed_embedding, normed), dim=-1)
         if self.spec.join is Join.FUSED:
-            before, normed = self.norm(embedded, "enorm.weight"), self.norm(features, "hnorm.weight")
-            stream = self.linear(torch.cat((before, normed), dim=-1), "fc")
+            normed_embedding, normed = (
+                self.norm(embedded, "enorm.weight"),
+                self.norm(features, "hnorm.weight"),
+            )
+            stream = self.linear(torch.cat((normed_embedding, normed), dim=-1), "fc")
         else:
             stream = embedded
         return stream, self.norm(stream, "layers.0.input_layernorm.weight")
@@ -113,13 +119,14 @@ class HeadTensors:
         return self.norm(features, "input_norm.weight")
 
     def context(self, features: Tensor) -> Tensor:
+        """Return what DFlash's layers compute keys and values of committed tokens from, given the target's states."""
         return self.norm(self.linear(features, "fc"), "hidden_norm.weight")
 
-    def outcome(self, last: Tensor) -> tuple[Tensor, Tensor]:
-        """Return logits (in their computed dtype) and states of rows after all layers."""
-        normed, own = self.norm(last, "norm.weight"), self.by_name.get("lm_head.weight")
-        logits = self.ends.project(normed) if own is None else self._ops.linear(normed, own, None)
-        return logits, normed if self.spec.norm_output else last
+    def logits_and_states(self, final_rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the logits, in the dtype in which they are computed, and the states of rows after all layers."""
+        normed, output = self.norm(final_rows, "norm.weight"), self.by_name.get("lm_head.weight")
+        logits = self.target.project(normed) if output is None else self._ops.linear(normed, output, None)
+        return logits, normed if self.spec.norm_output else final_rows
 
     @torch.inference_mode()
     def markov_before(self, tokens: Sequence[int]) -> Tensor:
@@ -128,11 +135,11 @@ class HeadTensors:
 
     @torch.inference_mode()
     def markov_after(self, before: Tensor) -> Tensor:
-        return self.linear(before.to(self.ends.dtype), MARKOV[1]).float()
+        return self.linear(before.to(self.target.dtype), MARKOV[1]).float()
 
 
 class PlainLayers:
-    """Llama-style layers."""
+    """Llama-style layers of a head."""
 
     nbytes = 0  # their weights are among the head's tensors
 
@@ -140,110 +147,114 @@ class PlainLayers:
         self._tensors = tensors
 
     def rotations(self, positions: Tensor) -> CosSin:
-        angles, dtype = positions.unsqueeze(1).float() * self._tensors.frequencies, self._tensors.ends.dtype
+        angles, dtype = positions.unsqueeze(1).float() * self._tensors.frequencies, self._tensors.target.dtype
         return angles.cos().to(dtype), angles.sin().to(dtype)
 
-    def run(self, stream: Tensor, read: Tensor, cos_sin: CosSin, kv: Sequence[PagedKv]) -> Tensor:
-        """Return the residual stream after all layers; `read` is the input of the first layer's attention."""
-        for index, rows in enumerate(kv):
+    def run(self, stream: Tensor, attention_input: Tensor, cos_sin: CosSin, kv: Sequence[PagedKv]) -> Tensor:
+        """Return the residual stream after all layers; `attention_input` is that of the first layer."""
+        for index, layer_kv in enumerate(kv):
             if index:
-                read = self._tensors.norm(stream, f"layers.{index}.input_layernorm.weight")
-            stream = stream + self._attention(index, read, cos_sin, rows)
+                attention_input = self._tensors.norm(stream, f"layers.{index}.input_layernorm.weight")
+            stream = stream + self._attention(index, attention_input, cos_sin, layer_kv)
             stream = stream + self._mlp(index, stream)
         return stream
 
     def write_rows(self, context: Tensor, cos_sin: CosSin, kv: Sequence[PagedKv]) -> None:
-        """Write the keys and values of every layer, computed from these features of the target."""
-        for index, rows in enumerate(kv):
-            self._write_row(index, context, cos_sin, rows)
+        """Write the keys and values of every layer, computed from `HeadTensors.context`."""
+        for index, layer_kv in enumerate(kv):
+            self._write_layer(index, context, cos_sin, layer_kv)
 
-    def _write_row(self, index: int, read: Tensor, cos_sin: CosSin, kv: PagedKv) -> None:
-        kv.keys[kv.slots] = rotate(self._heads(index, read, "k"), *cos_sin)
-        kv.values[kv.slots] = self._heads(index, read, "v")
+    def _write_layer(self, index: int, attention_input: Tensor, cos_sin: CosSin, kv: PagedKv) -> None:
+        kv.keys[kv.slots] = rotate(self._heads(index, attention_input, "k"), *cos_sin)
+        kv.values[kv.slots] = self._heads(index, attention_input, "v")
 
-    def _attention(self, index: int, read: Tensor, cos_sin: CosSin, kv: PagedKv) -> Tensor:
-        queries = self._heads(index, read, "q")
-        self._write_row(index, read, cos_sin, kv)
+    def _attention(self, index: int, attention_input: Tensor, cos_sin: CosSin, kv: PagedKv) -> Tensor:
+        queries = self._heads(index, attention_input, "q")
+        self._write_layer(index, attention_input, cos_sin, kv)
         attended = paged_attention(rotate(queries, *cos_sin), kv.keys, kv.values, kv.views)
-        return self._tensors.linear(attended.reshape(len(read), -1), f"layers.{index}.self_attn.o_proj")
+        return self._tensors.linear(
+            attended.reshape(len(attention_input), -1), f"layers.{index}.self_attn.o_proj"
+        )
 
-    def _heads(self, index: int, read: Tensor, name: str) -> Tensor:
-        """Return queries, keys or values, [rows, heads, dim], normalised if the head has such a norm."""
+    def _heads(self, index: int, attention_input: Tensor, name: str) -> Tensor:
+        """Return queries ("q"), keys ("k") or values ("v"), [rows, heads, dim], normed if the head has that norm."""
         prefix, attention = f"layers.{index}.self_attn.{name}", self._tensors.spec.layers[index].attention
-        projected = self._tensors.linear(read, f"{prefix}_proj").view(len(read), -1, attention.head_dim)
+        projected = self._tensors.linear(attention_input, f"{prefix}_proj").view(
+            len(attention_input), -1, attention.head_dim
+        )
         return self._tensors.norm(projected, f"{prefix}_norm.weight")
 
     def _mlp(self, index: int, stream: Tensor) -> Tensor:
-        prefix, own = f"layers.{index}.", self._tensors
-        normed = own.norm(stream, prefix + "post_attention_layernorm.weight")
-        gate, up = (own.linear(normed, f"{prefix}mlp.{name}_proj") for name in ("gate", "up"))
-        return own.linear(silu(gate) * up, prefix + "mlp.down_proj")
+        prefix, tensors = f"layers.{index}.", self._tensors
+        normed = tensors.norm(stream, prefix + "post_attention_layernorm.weight")
+        gate, up = (tensors.linear(normed, f"{prefix}mlp.{name}_proj") for name in ("gate", "up"))
+        return tensors.linear(silu(gate) * up, prefix + "mlp.down_proj")
 
 
 @dataclass(frozen=True)
 class _ModuleTensors:
-    """The tensors of a module's layers, in a decoder's format."""
+    """A `LayerSource` with the tensors of an MTP module's layers."""
 
     head: Head
-    ends: TargetMatrices
+    target: TargetMatrices
 
     @property
     def hidden_size(self) -> int:
         return self.head.spec.hidden_size
 
     def tensor(self, name: str) -> Tensor:
-        return load_tensor(self.head, name, self.ends)
+        return load_tensor(self.head, name, self.target)
 
     def matrix(self, names: Sequence[str]) -> Tensor:
         return stacked([self.tensor(name) for name in names])
 
     def floats(self, name: str) -> Tensor:
-        return self.head.load(name).to(self.ends.device)
+        return self.head.load(name).to(self.target.device)
 
     def nothing(self, *shape: int) -> Tensor:
-        return torch.empty(shape, dtype=self.ends.dtype, device=self.ends.device)
+        return torch.empty(shape, dtype=self.target.dtype, device=self.target.device)
 
 
 class ModuleLayers:
-    """Layers of any family, run like a decoder's."""
+    """Layers of an MTP module, which may be of any model family and run like a decoder's."""
 
-    def __init__(self, head: Head, ends: TargetMatrices) -> None:
-        spec, source = head.spec, _ModuleTensors(head, ends)
+    def __init__(self, head: Head, target: TargetMatrices) -> None:
+        spec, source = head.spec, _ModuleTensors(head, target)
         loaded = [load_layer(source, layer, f"{_LAYERS}{index}.") for index, layer in enumerate(spec.layers)]
         self.nbytes = sum(layer.nbytes for layer in loaded)
         self._layers = TorchLayers(spec.layers, loaded, spec.norm.eps)
-        self._rotations = Rotations(spec.layers, spec.rope, ends.device)
-        self._dtype = ends.dtype
+        self._rotations = Rotations(spec.layers, spec.rope, target.device)
+        self._dtype = target.dtype
 
     def rotations(self, positions: Tensor) -> CosSin:
         cos_sin = self._rotations.of(positions, self._dtype)[0]
         assert cos_sin is not None
         return cos_sin
 
-    def run(self, stream: Tensor, read: Tensor, cos_sin: CosSin, kv: Sequence[PagedKv]) -> Tensor:
-        for index, rows in enumerate(kv):
-            stream = self._layers.run(index, stream, cos_sin, rows, Additions())
+    def run(self, stream: Tensor, attention_input: Tensor, cos_sin: CosSin, kv: Sequence[PagedKv]) -> Tensor:
+        for index, layer_kv in enumerate(kv):
+            stream = self._layers.run(index, stream, cos_sin, layer_kv, LayerAdapters())
         return stream
 
     def write_rows(self, context: Tensor, cos_sin: CosSin, kv: Sequence[PagedKv]) -> None:
-        raise NotImplementedError("modules read their features in every row")
+        raise NotImplementedError("MTP modules read features in every row; they store none without a token")
 
 
 class TorchHead:
-    """A head loaded for a decoder."""
+    """A draft head, loaded for a decoder."""
 
     drafts_early = False
     is_ready = True
     stops = False
 
-    def __init__(self, tensors: HeadTensors, rows: str, bucketed: bool) -> None:
+    def __init__(self, tensors: HeadTensors, row_name: str, bucketed: bool) -> None:
         self.spec = tensors.spec
         self._tensors = tensors
-        self._rows = rows
+        self._row_name = row_name
         self._layers: PlainLayers | ModuleLayers = (
-            PlainLayers(tensors) if tensors.spec.is_plain else ModuleLayers(tensors.head, tensors.ends)
+            PlainLayers(tensors) if tensors.spec.is_plain else ModuleLayers(tensors.head, tensors.target)
         )
-        self._staging = Staging(tensors.ends.device, bucketed)
+        self._staging = Staging(tensors.target.device, bucketed)
         self.markov_before, self.markov_after = tensors.markov_before, tensors.markov_after
 
     @property
@@ -252,42 +263,43 @@ class TorchHead:
 
     @torch.inference_mode()
     def draft(self, call: HeadCall) -> HeadOutput | Chains:
-        """Return logits, from which the caller grows chains."""
+        """Return logits, from which the caller grows chains; the plan is not used."""
         if call.context is not None:
             self.forward(call.context, call.store)
         return self.forward(call.rows, call.store)
 
-    def forward(self, wanted: HeadInput, store: KvStore) -> HeadOutput:
+    def forward(self, head_input: HeadInput, store: KvStore) -> HeadOutput:
+        """Run one pass and write its KV rows; return logits and states of the logit rows."""
         if not isinstance(store, TorchKvStore):
             raise ValueError("the KV store was made for another backend")
-        staged = self._staging.stage(ForwardBatch.of(wanted.arrays), store.page_size, store.spare_slot)
-        batch, padding = staged.batch, len(staged.batch.token_ids) - len(wanted.features)
-        features = pad(as_tensor(wanted.features).to(self._tensors.ends.dtype), (0, 0, 0, padding))
+        staged = self._staging.stage(ForwardBatch.of(head_input.arrays), store.page_size, store.spare_slot)
+        batch, padding = staged.batch, len(staged.batch.token_ids) - len(head_input.features)
+        features = pad(as_tensor(head_input.features).to(self._tensors.target.dtype), (0, 0, 0, padding))
         cos_sin, slots = self._layers.rotations(batch.positions), batch.slots.long()
-        memory = list(zip(*store.arrays(self._rows), strict=True))
-        if self.spec.join is Join.CONTEXT and not wanted.are_own:
+        layer_arrays = list(zip(*store.arrays(self._row_name), strict=True))
+        if self.spec.join is Join.CONTEXT and not head_input.are_own:
             context = self._tensors.context(features)
-            self._layers.write_rows(context, cos_sin, [PagedKv(*layer, slots, []) for layer in memory])
+            self._layers.write_rows(context, cos_sin, [PagedKv(*layer, slots, []) for layer in layer_arrays])
             return HeadOutput(features.new_empty(0, self.spec.draft_vocab_size).float(), context[:0])
-        seen = group_views(staged, store.page_size, store.empty_slot)
-        views = seen_from(wanted, staged, seen, store.empty_slot)
-        inputs = self._tensors.begin(batch.token_ids, features, wanted.are_own)
-        stream = self._layers.run(*inputs, cos_sin, [PagedKv(*layer, slots, views) for layer in memory])
-        logits, states = self._tensors.outcome(stream[batch.logit_rows][: staged.num_logits])
+        all_views = group_views(staged, store.page_size, store.empty_slot)
+        views = views_from_start(head_input, staged, all_views, store.empty_slot)
+        inputs = self._tensors.layer_inputs(batch.token_ids, features, head_input.are_own)
+        stream = self._layers.run(*inputs, cos_sin, [PagedKv(*layer, slots, views) for layer in layer_arrays])
+        logits, states = self._tensors.logits_and_states(stream[batch.logit_rows][: staged.num_logits])
         return HeadOutput(logits.float(), states)
 
 
-def seen_from(
-    wanted: HeadInput, staged: StagedBatch, views: list[GroupView], empty_slot: int
+def views_from_start(
+    head_input: HeadInput, staged: StagedBatch, views: list[GroupView], empty_slot: int
 ) -> list[GroupView]:
-    """Return the views without the KV rows before each request's start, which are not filled and may contain NaN."""
+    """Return the views without the KV rows before each request's start, which are unwritten and may contain NaN."""
     device = staged.batch.token_ids.device
     starts = torch.zeros(len(staged.batch.kv_lens), dtype=torch.int64, device=device)
-    starts[: len(wanted.starts)] = torch.from_numpy(wanted.starts).to(device)
+    starts[: len(head_input.starts)] = torch.from_numpy(head_input.starts).to(device)
     masked = []
     for view, group in zip(views, staged.groups, strict=True):
         logical = torch.arange(view.visible.shape[-1], device=device)
-        seen = logical >= starts[group.members.long()][:, None]
-        slots = torch.where(seen, view.slots, empty_slot)
-        masked.append(replace(view, slots=slots, visible=view.visible & seen.unsqueeze(1)))
+        is_after_start = logical >= starts[group.members.long()][:, None]
+        slots = torch.where(is_after_start, view.slots, empty_slot)
+        masked.append(replace(view, slots=slots, visible=view.visible & is_after_start.unsqueeze(1)))
     return masked

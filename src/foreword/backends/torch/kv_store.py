@@ -16,9 +16,9 @@ def move_rows(memory: Tensor, copies: Tensor) -> None:
 
 
 class TorchKvStore:
-    """Keys and values of every kind: [layers, physical rows, kv heads, numbers].
+    """KV rows of the decoder and of drafters; arrays are [layers, physical rows, kv heads, numbers].
 
-    Two extra rows follow the pages: one that padding writes to, and one of zeros for missing rows.
+    Two extra rows follow the pages: one to which padding writes, and one of zeros, which is read for missing rows.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class TorchKvStore:
         move: Callable[[Tensor, Tensor], None] = move_rows,
         recurrent: RecurrentStore | None = None,
     ) -> None:
-        """`move` copies the rows of one array; `recurrent` is the memory of recurrent layers."""
+        """`move` copies rows of one array as `move_rows` does; `recurrent` is the memory of recurrent layers."""
         self.recurrent = recurrent
         self._move = move
         self.spec = spec

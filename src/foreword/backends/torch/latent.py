@@ -1,7 +1,8 @@
 """Latent attention (MLA) in plain torch, over compressed rows.
 
-Absorbed: queries are projected to the rows' space and the result back, which is less work per KV row, for few
-queries. Naive: keys and values of all heads are expanded first, which is less work per query.
+Absorbed form: queries are projected to the space of the rows, and the result is projected back. This is less work per
+KV row, so it is used for few queries. Naive form: keys and values of all heads are expanded first, which is less work
+per query.
 """
 
 import torch
@@ -15,13 +16,13 @@ from foreword.models.config import AttentionSpec, LatentSpec
 from foreword.models.rope import rotate
 
 Queries = tuple[Tensor, Tensor]
-"""[requests, places, heads, ...], the unrotated and the rotated dimensions of queries."""
+"""The unrotated and the rotated dimensions of queries, [requests, query rows, heads, dimensions]."""
 
 
 def latent_attention(
     spec: AttentionSpec, layer: LayerWeights, qkv: Tensor, cos_sin: tuple[Tensor, Tensor], kv: PagedKv
 ) -> Tensor:
-    """Store this pass's rows and attend over all visible rows: [rows, heads * value dim]."""
+    """Store this pass's latent rows; return attention over all visible rows, [rows, heads * value dim]."""
     latent, weights = spec.latent, layer.latent
     assert latent is not None
     assert weights is not None
@@ -31,37 +32,45 @@ def latent_attention(
     if weights.query is not None and layer.query_norm is not None:
         query = linear(rms_norm(query, layer.query_norm, latent.eps), weights.query)
     heads = query.view(len(qkv), spec.num_heads, spec.head_dim)
-    plain, turned = torch.split(heads, [latent.nope_dim, latent.rope_dim], dim=-1)
-    turned = rotate(turned, *cos_sin)
-    kept = torch.cat(
+    unrotated, rotated = torch.split(heads, [latent.nope_dim, latent.rope_dim], dim=-1)
+    rotated = rotate(rotated, *cos_sin)
+    stored = torch.cat(
         (rms_norm(rows, layer.key_norm, latent.eps), rotate(shared.unsqueeze(1), *cos_sin)[:, 0]), -1
     )
-    kv.keys[kv.slots] = kept.unsqueeze(1)
+    kv.keys[kv.slots] = stored.unsqueeze(1)
     attended = qkv.new_zeros((len(qkv) + 1, spec.num_heads, latent.value_dim))
     scale = spec.head_dim**-0.5 if spec.scale is None else spec.scale
     for view in kv.views:
-        form = absorbed if is_absorption_cheaper(latent, view.rows.shape[1]) else naive
-        read = view.rows.clamp(max=len(qkv) - 1)
-        attended[view.rows] = form(
-            latent, weights, (plain[read], turned[read]), kv.keys[view.slots][:, :, 0], view, scale
+        attend = absorbed if is_absorption_cheaper(latent, view.rows.shape[1]) else naive
+        clamped_rows = view.rows.clamp(max=len(qkv) - 1)
+        attended[view.rows] = attend(
+            latent,
+            weights,
+            (unrotated[clamped_rows], rotated[clamped_rows]),
+            kv.keys[view.slots][:, :, 0],
+            view,
+            scale,
         )
     return attended[: len(qkv)].flatten(1)
 
 
-def is_absorption_cheaper(latent: LatentSpec, places: int) -> bool:
-    """Return whether the absorbed form is less work for this many queries per request."""
+def is_absorption_cheaper(latent: LatentSpec, query_rows: int) -> bool:
+    """Return whether the absorbed form is less work for this many query rows per request."""
     expanding = latent.kv_rank * (latent.nope_dim + latent.value_dim)  # per KV row and head
     more = 2 * latent.kv_rank - latent.nope_dim - latent.value_dim  # per KV row, head and query
-    return places * more <= expanding
+    return query_rows * more <= expanding
 
 
 def absorbed(
     latent: LatentSpec, weights: LatentWeights, queries: Queries, rows: Tensor, view: GroupView, scale: float
 ) -> Tensor:
-    """Return attention in the space of the stored rows, [requests, kv rows, row dim]."""
-    taken = torch.einsum("rphd,hdc->rhpc", queries[0], weights.keys)
+    """Return attention in absorbed form, [requests, query rows, heads, value dim].
+
+    `rows` are the visible latent rows, [requests, kv rows, row dim].
+    """
+    projected = torch.einsum("rphd,hdc->rhpc", queries[0], weights.keys)
     attended = scaled_dot_product_attention(
-        torch.cat((taken, queries[1].transpose(1, 2)), dim=-1),  # [requests, heads, places, row dim]
+        torch.cat((projected, queries[1].transpose(1, 2)), dim=-1),  # [requests, heads, query rows, row dim]
         rows.unsqueeze(1),
         rows[..., : latent.kv_rank].unsqueeze(1),
         attn_mask=view.visible.unsqueeze(1),
@@ -74,12 +83,12 @@ def absorbed(
 def naive(
     latent: LatentSpec, weights: LatentWeights, queries: Queries, rows: Tensor, view: GroupView, scale: float
 ) -> Tensor:
-    """Return attention over expanded keys and values of all heads."""
-    compressed, turned = torch.split(rows, [latent.kv_rank, latent.rope_dim], dim=-1)
+    """Return attention in naive form; arguments and result as in `absorbed`."""
+    compressed, rotated = torch.split(rows, [latent.kv_rank, latent.rope_dim], dim=-1)
     keys = torch.einsum("rkc,hdc->rhkd", compressed, weights.keys)
-    shared = turned.unsqueeze(1).expand(-1, keys.shape[1], -1, -1)
+    shared = rotated.unsqueeze(1).expand(-1, keys.shape[1], -1, -1)
     return scaled_dot_product_attention(
-        torch.cat(queries, dim=-1).transpose(1, 2),  # [requests, heads, places, head dim]
+        torch.cat(queries, dim=-1).transpose(1, 2),  # [requests, heads, query rows, head dim]
         torch.cat((keys, shared), dim=-1),
         torch.einsum("rkc,hvc->rhkv", compressed, weights.values),
         attn_mask=view.visible.unsqueeze(1),

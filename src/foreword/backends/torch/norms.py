@@ -7,17 +7,17 @@ from torch import Tensor
 
 
 class Exchange(Protocol):
-    """Combines numbers of all ranks; every rank gets the same bits."""
+    """Combines numbers of all ranks. Every rank gets the same bits."""
 
     def total(self, part: Tensor) -> Tensor:
         """Return the sum over ranks, added in rank order."""
 
     def mean(self, part: Tensor) -> Tensor:
-        """Return the mean over the columns of all ranks, float32 [rows, 1]; ranks have equally many columns."""
+        """Return the mean over the columns of all ranks, float32 [rows, 1]. Ranks have equally many columns."""
 
 
 class _SingleRank:
-    """Exchange of a decoder without other ranks."""
+    """The exchange of a decoder that runs on one rank."""
 
     def total(self, part: Tensor) -> Tensor:
         return part
@@ -26,10 +26,10 @@ class _SingleRank:
         return part.mean(-1, keepdim=True)
 
 
-ALONE: Exchange = _SingleRank()
+SINGLE_RANK: Exchange = _SingleRank()
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, exchange: Exchange = ALONE) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: float, exchange: Exchange = SINGLE_RANK) -> Tensor:
     """Scale every row to unit root-mean-square, then by `weight`; the mean is taken in float32.
 
     With an `exchange`, the columns of a row are divided between ranks.

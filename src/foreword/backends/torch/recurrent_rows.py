@@ -1,4 +1,4 @@
-"""Memory of recurrent layers in torch tensors, and what a pass reads and writes there."""
+"""Memory of recurrent layers in torch tensors, and which rows and states of it a pass reads and writes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,30 +13,31 @@ from foreword.kv.chunks import CHUNK, RING_ROWS, StateSizes
 from foreword.kv.spec import StateSpec
 
 
-class RowParts(NamedTuple):
-    """Parts of ring rows, one row per token: [rows, ...]."""
+class RingArrays(NamedTuple):
+    """Arrays of ring rows, one row per token."""
 
-    inputs: Tensor  # [channels], of the convolution
-    keys: Tensor  # [key heads, key size]
-    updates: Tensor  # [heads, value size], what the token adds to the state
-    decays: Tensor  # float32 [heads], sum of the log decays since the chunk began
+    inputs: Tensor  # [rows, channels], inputs of the convolution
+    keys: Tensor  # [rows, key heads, key size]
+    updates: Tensor  # [rows, heads, value size], what the token adds to the state
+    decays: Tensor  # float32 [rows, heads], sum of the log decays since the chunk began
 
-    def joined(self, more: "RowParts") -> "RowParts":
-        return RowParts(*(torch.cat(pair) for pair in zip(self, more, strict=True)))
+    def concatenated(self, more: "RingArrays") -> "RingArrays":
+        return RingArrays(*(torch.cat(pair) for pair in zip(self, more, strict=True)))
 
-    def first(self, count: int) -> "RowParts":
-        return RowParts(*(part[:count] for part in self))
+    def first(self, count: int) -> "RingArrays":
+        """Return the first rows, as views."""
+        return RingArrays(*(part[:count] for part in self))
 
 
 class LayerState(NamedTuple):
-    """State before a chunk."""
+    """State of a recurrent layer before a chunk."""
 
     matrix: Tensor  # float32 [heads, key size, value size]
     inputs: Tensor  # [kernel - 1, channels], the convolution's newest inputs
 
 
 class RecurrentStore:
-    """States and rings of all recurrent layers. Slot 0 holds the state before the first token: zeros."""
+    """States and rings of all recurrent layers. Slot 0 has the state before the first token, which is zero."""
 
     def __init__(
         self,
@@ -46,13 +47,13 @@ class RecurrentStore:
         device: torch.device,
         row_dtype: torch.dtype = torch.float32,
     ) -> None:
-        """`dtype` is of the convolution's inputs, `row_dtype` of keys and updates in rings."""
+        """`dtype` is that of the convolution's inputs, `row_dtype` that of keys and updates in rings."""
 
         def memory(*shape: int, kind: torch.dtype = torch.float32) -> Tensor:
             return torch.empty((spec.num_layers, *shape), dtype=kind, device=device)
 
         rows = sizes.rings * RING_ROWS
-        self.ring = RowParts(
+        self.ring = RingArrays(
             memory(rows, spec.channels, kind=dtype),
             memory(rows, spec.key_heads, spec.key_dim, kind=row_dtype),
             memory(rows, spec.heads, spec.value_dim, kind=row_dtype),
@@ -72,11 +73,11 @@ class RecurrentStore:
             for array in self.ring:
                 array[:, target] = array[:, source]
 
-    def rows(self, layer: int, first: int, count: int) -> RowParts:
+    def rows(self, layer: int, first: int, count: int) -> RingArrays:
         """Return consecutive ring rows of a layer, as views."""
-        return RowParts(*(array[layer, first : first + count] for array in self.ring))
+        return RingArrays(*(array[layer, first : first + count] for array in self.ring))
 
-    def write_rows(self, layer: int, first: int, rows: RowParts) -> None:
+    def write_rows(self, layer: int, first: int, rows: RingArrays) -> None:
         for array, part in zip(self.ring, rows, strict=True):
             array[layer, first : first + len(part)] = part
 
@@ -92,27 +93,29 @@ class RecurrentStore:
 class Segment:
     """New rows of one request within one chunk, in a pass."""
 
-    rows: slice  # in the batch
-    known: int  # committed rows of the chunk before them
+    rows: slice  # of the batch
+    num_ring_rows: int  # earlier rows of the chunk, which are in the ring
     visible: Tensor  # bool [new rows, new rows], ancestors and the row itself
-    window: (
-        Tensor  # int64 [new rows, kernel], oldest first: indices into (state's inputs, known rows, new rows)
-    )
+    # int64 [new rows, kernel], oldest first: indices into the inputs of the state, the ring rows and the new rows,
+    # concatenated
+    window: Tensor
 
 
 @dataclass(frozen=True)
 class RequestPass:
     """Segments of one request, in order, and where states and rows are read and written."""
 
-    read_state: int
-    read_ring: int  # physical row
+    read_state: int  # slot
+    read_ring: int  # physical ring row
     segments: tuple[Segment, ...]
-    folds: tuple[int | None, ...]  # [segments - 1], slot of the state after each segment; None: not kept
-    write_ring: int  # physical row of the last segment's first new row
+    next_states: tuple[
+        int | None, ...
+    ]  # [segments - 1], slot to store the state after each segment in; None: not stored
+    write_ring: int  # physical ring row of the last segment's first new row
 
 
 def request_passes(batch: ForwardBatch, kernel: int, device: torch.device) -> list[RequestPass]:
-    """Return what every request reads and writes, equal for all layers. The batch is on the host, unpadded."""
+    """Return what every request reads and writes, equal for all layers. The batch is on the host and unpadded."""
     arrays = batch.arrays
     starts = arrays.row_starts.tolist()
     return [
@@ -125,28 +128,32 @@ def _request_pass(
     chunks: RequestChunks, arrays: BatchArrays, first: int, end: int, kernel: int, device: torch.device
 ) -> RequestPass:
     read, newest = chunks.read, (chunks.read, *chunks.entered)[-1]
-    kept = {chunk.start: chunk.state for chunk in chunks.entered}
+    state_slots = {chunk.start: chunk.state for chunk in chunks.entered}
     segments = []
     for start in range(read.start, newest.start + 1, CHUNK):
-        own = first + max(start - chunks.begin, 0)
-        stop = end if start == newest.start else first + start + CHUNK - chunks.begin
-        segments.append(_segment(arrays, slice(own, stop), max(chunks.begin - start, 0), kernel, device))
+        first_row = first + max(start - chunks.begin, 0)
+        end_row = end if start == newest.start else first + start + CHUNK - chunks.begin
+        segments.append(
+            _segment(arrays, slice(first_row, end_row), max(chunks.begin - start, 0), kernel, device)
+        )
     assert read.ring is not None
     assert newest.ring is not None
     return RequestPass(
         read.state,
         read.ring * RING_ROWS,
         tuple(segments),
-        tuple(kept.get(start) for start in range(read.start + CHUNK, newest.start + 1, CHUNK)),
-        newest.ring * RING_ROWS + segments[-1].known,
+        tuple(state_slots.get(start) for start in range(read.start + CHUNK, newest.start + 1, CHUNK)),
+        newest.ring * RING_ROWS + segments[-1].num_ring_rows,
     )
 
 
-def _segment(arrays: BatchArrays, rows: slice, known: int, kernel: int, device: torch.device) -> Segment:
-    """Return the visible rows and convolution windows of new rows that follow `known` ones."""
+def _segment(
+    arrays: BatchArrays, rows: slice, num_ring_rows: int, kernel: int, device: torch.device
+) -> Segment:
+    """Return the segment of new `rows` that follow `num_ring_rows` earlier rows of their chunk."""
     count = rows.stop - rows.start
     visible = np.tril(np.ones((count, count), dtype=bool))
-    window = known + np.arange(count)[:, None] + np.arange(kernel)
+    window = num_ring_rows + np.arange(count)[:, None] + np.arange(kernel)
     nodes = int((arrays.prefix_lens[rows] <= arrays.positions[rows]).sum())  # the others are committed
     committed = count - nodes
     for row in range(committed, count):
@@ -154,6 +161,8 @@ def _segment(arrays: BatchArrays, rows: slice, known: int, kernel: int, device: 
         path = [committed + node for node in range(nodes) if mask >> node & 1]  # ends with the row itself
         visible[row, committed:] = False
         visible[row, path] = True
-        before = [*range(committed - kernel, committed), *path][-kernel:]
-        window[row] = known + kernel - 1 + np.array(before)
-    return Segment(rows, known, torch.from_numpy(visible).to(device), torch.from_numpy(window).to(device))
+        window_rows = [*range(committed - kernel, committed), *path][-kernel:]
+        window[row] = num_ring_rows + kernel - 1 + np.array(window_rows)
+    return Segment(
+        rows, num_ring_rows, torch.from_numpy(visible).to(device), torch.from_numpy(window).to(device)
+    )

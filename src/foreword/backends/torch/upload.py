@@ -15,7 +15,7 @@ _KEPT_VIEWS = 1024
 """Number of shapes whose views are cached: creating views takes longer than filling them."""
 
 _ALIGNED = 4
-"""32-bit numbers of which every array begins at a multiple: kernels are compiled for addresses of 16 bytes."""
+"""Every array begins at a multiple of this many 32-bit numbers: kernels are compiled for 16-byte aligned addresses."""
 
 
 class Piece(NamedTuple):
@@ -23,11 +23,11 @@ class Piece(NamedTuple):
 
     source: Ints
     shape: tuple[int, ...]
-    fill: int  # padding value
+    padding: int  # value of entries beyond the source
 
 
-def placed(shapes: Shapes) -> tuple[list[int], int]:
-    """Return where each of the arrays begins, and how many 32-bit numbers all of them take."""
+def array_offsets(shapes: Shapes) -> tuple[list[int], int]:
+    """Return where each array begins in memory that has them all, and the size of that memory, in 32-bit numbers."""
     starts, end = [], 0
     for shape in shapes:
         starts.append(end)
@@ -36,10 +36,10 @@ def placed(shapes: Shapes) -> tuple[list[int], int]:
 
 
 class Upload:
-    """Page-locked host memory, and its copy on the device.
+    """Page-locked memory on the host, and memory on the device to which it is copied.
 
-    Device memory is written in stream order, after the previous pass has read it. Two host blocks alternate; writing
-    one waits only if its copy of two passes ago is pending.
+    Device memory is written in stream order, after the previous pass has read it. Two host blocks alternate, so that
+    writing to one waits only for its copy of two passes ago.
     """
 
     def __init__(self, device: torch.device, entries: int) -> None:
@@ -48,30 +48,30 @@ class Upload:
         self._host, self._other_host = _HostBlock(device, entries), _HostBlock(device, entries)
         self._views: dict[
             Shapes, tuple[Tensor, list[Tensor]]
-        ] = {}  # views of the device memory: whole, and parts
+        ] = {}  # views of device memory: all arrays as one, and each
 
     @property
     def entries(self) -> int:
         return len(self._on_device)
 
     def copy(self, pieces: Sequence[Piece]) -> list[Tensor]:
-        """Return the padded arrays on the device."""
+        """Start the copy of padded arrays; return them on the device, valid until the next copy."""
         shapes = tuple([piece.shape for piece in pieces])
         self._host, self._other_host = self._other_host, self._host
-        staged = self._host.filled(pieces, shapes)
-        landed, parts = self._views.get(shapes) or self._new_views(shapes)
-        landed.copy_(staged, non_blocking=True)
+        staged = self._host.fill(pieces, shapes)
+        on_device, parts = self._views.get(shapes) or self._new_views(shapes)
+        on_device.copy_(staged, non_blocking=True)
         self._host.mark_copied()
         return parts
 
     def _new_views(self, shapes: Shapes) -> tuple[Tensor, list[Tensor]]:
-        starts, total = placed(shapes)
+        starts, total = array_offsets(shapes)
         if total > len(self._on_device):
             self._on_device = self._on_device.new_empty(max(total, 2 * len(self._on_device)))
             self._views.clear()
-        landed = self._on_device[:total]
+        on_device = self._on_device[:total]
         parts = zip(starts, shapes, strict=True)
-        views = landed, [landed[start : start + prod(shape)].view(shape) for start, shape in parts]
+        views = on_device, [on_device[start : start + prod(shape)].view(shape) for start, shape in parts]
         if len(self._views) >= _KEPT_VIEWS:
             self._views.clear()
         self._views[shapes] = views
@@ -85,35 +85,35 @@ class _HostBlock:
         self._pinned = device.type == "cuda"
         self._copied = torch.cuda.Event() if self._pinned else None  # type: ignore[no-untyped-call]
         self._memory = self._allocate(entries)
-        self._views: dict[Shapes, tuple[Tensor, list[Ints]]] = {}  # whole block, and parts
+        self._views: dict[Shapes, tuple[Tensor, list[Ints]]] = {}  # all arrays as one, and each
 
-    def filled(self, pieces: Sequence[Piece], shapes: Shapes) -> Tensor:
-        """Return the padded pieces, concatenated: int32."""
+    def fill(self, pieces: Sequence[Piece], shapes: Shapes) -> Tensor:
+        """Write the padded pieces to the block, one after another; return the part that has them, int32."""
         if self._copied is not None:
             self._copied.synchronize()
-        staged, rooms = self._views.get(shapes) or self._new_views(shapes)
-        for (source, shape, fill), room in zip(pieces, rooms, strict=True):
+        staged, targets = self._views.get(shapes) or self._new_views(shapes)
+        for (source, shape, padding), target in zip(pieces, targets, strict=True):
             if source.shape == shape:
-                room[...] = source
+                target[...] = source
             elif len(shape) == 1:
                 count = len(source)
-                room[:count] = source
-                room[count:] = fill
+                target[:count] = source
+                target[count:] = padding
             else:
-                room.fill(fill)
-                room[tuple([slice(length) for length in source.shape])] = source
+                target.fill(padding)
+                target[tuple([slice(length) for length in source.shape])] = source
         return staged
 
     def _new_views(self, shapes: Shapes) -> tuple[Tensor, list[Ints]]:
-        starts, total = placed(shapes)
+        starts, total = array_offsets(shapes)
         if total > len(self._memory):
             self._memory = self._allocate(max(total, 2 * len(self._memory)))
             self._views.clear()
         array, parts = self._memory.numpy(), zip(starts, shapes, strict=True)
-        rooms: list[Ints] = [array[start : start + prod(shape)].reshape(shape) for start, shape in parts]
+        targets: list[Ints] = [array[start : start + prod(shape)].reshape(shape) for start, shape in parts]
         if len(self._views) >= _KEPT_VIEWS:
             self._views.clear()
-        self._views[shapes] = views = self._memory[:total], rooms
+        self._views[shapes] = views = self._memory[:total], targets
         return views
 
     def mark_copied(self) -> None:

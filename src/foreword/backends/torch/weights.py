@@ -1,4 +1,4 @@
-"""The tensors of the torch decoder."""
+"""The weights of a decoder as torch tensors or in a backend's own matrix format, and how they are loaded."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +24,7 @@ from foreword.progress import Progress
 
 @dataclass(frozen=True)
 class LatentWeights:
-    """Additional weights of latent attention. Its `qkv` are the (compressed) query and the stored row."""
+    """Additional weights of latent attention. The layer's `qkv` computes the (compressed) query and the stored row."""
 
     query: Tensor | None  # [query_width, query_rank]
     keys: Tensor  # [heads, nope_dim, kv_rank], from stored rows to keys
@@ -33,11 +33,11 @@ class LatentWeights:
 
 @dataclass(frozen=True)
 class RecurrentWeights:
-    """Additional weights of a recurrent layer. Its `qkv` are all input projections, see `recurrent_inputs`."""
+    """Additional weights of a recurrent layer. The layer's `qkv` are all input projections, see `recurrent_inputs`."""
 
     conv: Tensor  # [channels, kernel]
     conv_bias: Tensor | None
-    norm: Tensor | None = None  # [value size] or [values]
+    norm: Tensor | None = None  # [value size], or [values]: the norm of all heads
     decay: Tensor | None = None  # float32 [heads], logarithm of the decay rate
     time_bias: Tensor | None = None  # float32 [heads]
     skip: Tensor | None = None  # float32 [heads], Mamba-2's D
@@ -45,13 +45,13 @@ class RecurrentWeights:
 
 @dataclass(frozen=True)
 class ExpertWeights(Generic[M_co]):
-    """Weights of a mixture besides the shared MLP."""
+    """Weights of a mixture of experts, without the shared MLP."""
 
     router: Tensor  # float32 [experts, hidden]
     correction: Tensor | None  # float32 [experts], added to scores when selecting
     gate_up: M_co  # [experts, 2 * size, hidden]
     down: M_co  # [experts, hidden, size]
-    shared_gate: Tensor | None  # [1, hidden]
+    shared_gate: Tensor | None  # [1, hidden], gate of the shared MLP
     router_bias: Tensor | None = None  # float32 [experts]
     gate_up_bias: Tensor | None = None  # [experts, 2 * size]
     down_bias: Tensor | None = None  # [experts, hidden]
@@ -73,8 +73,8 @@ class LayerWeights(Generic[M_co]):
     gate_up_bias: Tensor | None = None
     down: M_co | Tensor  # [hidden, intermediate]
     down_bias: Tensor | None = None
-    after_attention: Tensor | None = None  # [hidden], norms of the sublayers' outputs
-    after_mlp: Tensor | None = None
+    after_attention: Tensor | None = None  # [hidden], norm of the attention's output
+    after_mlp: Tensor | None = None  # [hidden], norm of the MLP's output
     latent: LatentWeights | None = None
     experts: ExpertWeights[Any] | None = None
     sinks: Tensor | None = None  # float32 [heads]
@@ -82,7 +82,7 @@ class LayerWeights(Generic[M_co]):
 
     @property
     def plain(self) -> tuple[Tensor | None, ...]:
-        """The tensors of a llama-style layer."""
+        """Return the tensors that a llama-style layer may have: the first fields, up to `down_bias`."""
         return tuple(vars(self).values())[:12]
 
     @property
@@ -121,7 +121,7 @@ class DecoderWeights(Generic[M_co]):
         return replace(self, layers=tuple(self.layers[layer] for layer in layers))
 
     def beside(self, checkpoint: Checkpoint) -> "DecoderWeights[M_co | Tensor]":
-        return load_weights(checkpoint, self.dtype, self.device, ends=self)
+        return load_weights(checkpoint, self.dtype, self.device, outer=self)
 
     def followed_by(self, more: Checkpoint) -> "DecoderWeights[M_co | Tensor]":
         final_norm = more.load(FINAL_NORM, self.dtype).to(self.device)
@@ -134,32 +134,33 @@ def load_weights(
     dtype: torch.dtype,
     device: torch.device,
     progress: Progress | None = None,
-    ends: DecoderWeights[object] | None = None,
+    outer: DecoderWeights[object] | None = None,
 ) -> DecoderWeights:
-    """Load a decoder's weights; `ends` provides embedding, head and last norm."""
+    """Load a decoder's weights; embedding, head and final norm come from `outer` if given."""
     config = checkpoint.config
     require_supported(config, "torch")
     loader = WeightLoader(checkpoint, dtype, device, progress)
-    return weights_from(loader, config, ends)
+    return weights_from(loader, config, outer)
 
 
 def weights_from(
-    loader: LayerSource[M_co], config: ModelConfig, ends: DecoderWeights[object] | None = None
+    loader: LayerSource[M_co], config: ModelConfig, outer: DecoderWeights[object] | None = None
 ) -> DecoderWeights[M_co]:
-    """Return a decoder's weights from any source of tensors."""
-    weights = load_outer_matrices(loader, config) if ends is None else ends
+    """Load a decoder's weights from any source of tensors; as `load_weights`."""
+    weights = load_outer_matrices(loader, config) if outer is None else outer
     layers = tuple(load_layer(loader, layer, f"model.layers.{i}.") for i, layer in enumerate(config.layers))
     return DecoderWeights(weights.embedding, layers, weights.final_norm, weights.head)
 
 
 def load_outer_matrices(loader: LayerSource[object], config: ModelConfig) -> DecoderWeights:
-    """Load embedding, head and last norm, without layers."""
+    """Load embedding, head and final norm, without layers."""
     embedding = loader.tensor("model.embed_tokens.weight")
     head = embedding if config.tied_embeddings else loader.tensor("lm_head.weight")
     return DecoderWeights(embedding, (), loader.tensor(FINAL_NORM), head)
 
 
 def load_layer(loader: LayerSource[M_co], layer: LayerSpec, prefix: str) -> LayerWeights[M_co]:
+    """Load one layer, whose tensors' names begin with `prefix`."""
     attention, norms = layer.attention, norm_names(layer)
     mixing = _mixing_names(layer)
     shared = "mlp." if layer.mlp.experts is None else "mlp.shared_experts."
@@ -178,8 +179,8 @@ def load_layer(loader: LayerSource[M_co], layer: LayerSpec, prefix: str) -> Laye
     def matrix(names: tuple[str, ...]) -> M_co:
         return loader.matrix([f"{prefix}{name}.weight" for name in names])
 
-    def bias(names: tuple[str, ...], wanted: bool) -> Tensor | None:
-        return _stacked(loader, prefix, names, "bias") if wanted else None
+    def bias(names: tuple[str, ...], has_bias: bool) -> Tensor | None:
+        return _stacked(loader, prefix, names, "bias") if has_bias else None
 
     hidden = loader.hidden_size
     return LayerWeights(
@@ -204,12 +205,12 @@ def load_layer(loader: LayerSource[M_co], layer: LayerSpec, prefix: str) -> Laye
     )
 
 
-def _stacked(loader: LayerSource[object], prefix: str, names: tuple[str, ...], kind: str) -> Tensor:
-    return stacked([loader.tensor(f"{prefix}{name}.{kind}") for name in names])
+def _stacked(loader: LayerSource[object], prefix: str, names: tuple[str, ...], suffix: str) -> Tensor:
+    return stacked([loader.tensor(f"{prefix}{name}.{suffix}") for name in names])
 
 
 class _MixingNames(NamedTuple):
-    """Names of the tensors with which a layer mixes positions, and which of them have biases."""
+    """Names of the tensors of a layer's attention or recurrence, and which of them have biases."""
 
     inputs: tuple[str, ...]  # projections of the layer's input
     output: tuple[str]
@@ -224,22 +225,24 @@ def _mixing_names(layer: LayerSpec) -> _MixingNames:
     if recurrent is not None:
         inputs = tuple(f"linear_attn.{name}" for name in recurrent_inputs(recurrent))
         return _MixingNames(inputs, ("linear_attn.out_proj",), recurrent.bias, recurrent.bias)
-    own = "self_attn."
-    output, biases = (f"{own}o_proj",), (attention.bias, attention.output_bias)
+    prefix = "self_attn."
+    output, biases = (f"{prefix}o_proj",), (attention.bias, attention.output_bias)
     if latent is None:
-        norms = (f"{own}q_norm", f"{own}k_norm") if attention.qk_norm else (None, None)
-        return _MixingNames((f"{own}q_proj", f"{own}k_proj", f"{own}v_proj"), output, *biases, *norms)
-    rows, is_compressed = f"{own}kv_a_proj_with_mqa", latent.query_rank is not None
-    query, norm = ("q_a_proj", f"{own}q_a_layernorm") if is_compressed else ("q_proj", None)
-    return _MixingNames((own + query, rows), output, *biases, norm, f"{own}kv_a_layernorm")
+        norms = (f"{prefix}q_norm", f"{prefix}k_norm") if attention.qk_norm else (None, None)
+        return _MixingNames(
+            (f"{prefix}q_proj", f"{prefix}k_proj", f"{prefix}v_proj"), output, *biases, *norms
+        )
+    rows, is_compressed = f"{prefix}kv_a_proj_with_mqa", latent.query_rank is not None
+    query, norm = ("q_a_proj", f"{prefix}q_a_layernorm") if is_compressed else ("q_proj", None)
+    return _MixingNames((prefix + query, rows), output, *biases, norm, f"{prefix}kv_a_layernorm")
 
 
 def _input_bias(loader: LayerSource[object], layer: LayerSpec, names: _MixingNames, prefix: str) -> Tensor:
     latent = layer.attention.latent
     if layer.recurrent is not None or latent is None or latent.query_rank is not None:
         return _stacked(loader, prefix, names.inputs, "bias")
-    own = loader.tensor(f"{prefix}{names.inputs[1]}.bias")  # an uncompressed query has none
-    return torch.cat((own.new_zeros(layer.attention.query_width), own))
+    row_bias = loader.tensor(f"{prefix}{names.inputs[1]}.bias")  # an uncompressed query has none
+    return torch.cat((row_bias.new_zeros(layer.attention.query_width), row_bias))
 
 
 def _load_latent(loader: LayerSource[object], attention: AttentionSpec, prefix: str) -> LatentWeights:
@@ -253,15 +256,15 @@ def _load_latent(loader: LayerSource[object], attention: AttentionSpec, prefix: 
 
 
 def _load_recurrent(loader: LayerSource[object], spec: RecurrentSpec, prefix: str) -> RecurrentWeights:
-    own = f"{prefix}linear_attn."
+    module = f"{prefix}linear_attn."
     has_state = spec.kind is not Recurrence.NONE
     return RecurrentWeights(
-        conv=loader.tensor(f"{own}conv1d.weight").squeeze(1),
-        conv_bias=loader.tensor(f"{own}conv1d.bias") if spec.conv_bias else None,
-        norm=loader.tensor(f"{own}norm.weight") if has_state else None,
-        decay=loader.floats(f"{own}A_log") if has_state else None,
-        time_bias=loader.floats(f"{own}dt_bias") if has_state else None,
-        skip=loader.floats(f"{own}D") if spec.kind is Recurrence.SSM else None,
+        conv=loader.tensor(f"{module}conv1d.weight").squeeze(1),
+        conv_bias=loader.tensor(f"{module}conv1d.bias") if spec.conv_bias else None,
+        norm=loader.tensor(f"{module}norm.weight") if has_state else None,
+        decay=loader.floats(f"{module}A_log") if has_state else None,
+        time_bias=loader.floats(f"{module}dt_bias") if has_state else None,
+        skip=loader.floats(f"{module}D") if spec.kind is Recurrence.SSM else None,
     )
 
 
@@ -272,22 +275,24 @@ def _load_experts(
     assert spec is not None
     inner = ("gate_proj", "up_proj") if mlp.gated else ("up_proj",)
 
-    def together(*names: str, kind: str = "weight") -> Tensor:
-        whole: Tensor | None = None
+    def stacked_experts(*names: str, suffix: str = "weight") -> Tensor:
+        result: Tensor | None = None
         for index in range(spec.count):
-            part = _stacked(loader, f"{prefix}mlp.experts.{index}.", names, kind)
-            if whole is None:  # allocated here, after the first shape was checked
-                whole = part.new_empty((spec.count, *part.shape))
-            whole[index] = part
-        assert whole is not None
-        return whole
+            part = _stacked(loader, f"{prefix}mlp.experts.{index}.", names, suffix)
+            if result is None:  # allocated now, because the loader has checked the shape
+                result = part.new_empty((spec.count, *part.shape))
+            result[index] = part
+        assert result is not None
+        return result
 
     def matrices(*names: str) -> object:
         packed = None
         if isinstance(loader, ExpertSource):
-            of_expert = [f"{prefix}mlp.experts.{index}." for index in range(spec.count)]
-            packed = loader.experts([[f"{own}{name}.weight" for name in names] for own in of_expert])
-        return together(*names) if packed is None else packed
+            expert_prefixes = [f"{prefix}mlp.experts.{index}." for index in range(spec.count)]
+            packed = loader.experts(
+                [[f"{expert}{name}.weight" for name in names] for expert in expert_prefixes]
+            )
+        return stacked_experts(*names) if packed is None else packed
 
     gated = spec.shared_gate and has_shared
     return ExpertWeights(
@@ -297,6 +302,6 @@ def _load_experts(
         down=matrices("down_proj"),
         shared_gate=loader.tensor(f"{prefix}mlp.shared_expert_gate.weight") if gated else None,
         router_bias=loader.floats(f"{prefix}mlp.gate.bias") if spec.bias else None,
-        gate_up_bias=together(*inner, kind="bias") if spec.bias else None,
-        down_bias=together("down_proj", kind="bias") if spec.bias else None,
+        gate_up_bias=stacked_experts(*inner, suffix="bias") if spec.bias else None,
+        down_bias=stacked_experts("down_proj", suffix="bias") if spec.bias else None,
     )

@@ -96,12 +96,12 @@ class Step(Benchmark):
         return self._loader(config).load(RandomCheckpoint(config))
 
     def _loader(self, config: "ModelConfig") -> "DecoderLoader":
-        from foreword.backends.choice import choose_backend, fitted, pick_device
+        from foreword.backends.choice import choose_backend, fit_to_model, pick_device
         from foreword.backends.loading import DecoderLoader
 
         place = pick_device(self.device)
         chosen = choose_backend(self.backend, self.dtype, place)
-        choice = fitted(chosen, config, backend=self.backend, dtype=self.dtype, device=place)
+        choice = fit_to_model(chosen, config, backend=self.backend, dtype=self.dtype, device=place)
         return DecoderLoader(choice, place)
 
     def _llama_cpp_timers(self, most_tokens: int) -> "dict[str, StepTimer]":

@@ -78,7 +78,7 @@ def drafts_of_chains(tasks: Sequence[DraftTask], chains: Chains) -> list[Draft]:
         source = chains.tokens
         return [
             Draft.on_device(DeviceTokens(source, tuple(places)), len(task.request.tokens), task.request.epoch)
-            for task, places in zip(tasks, chains.places, strict=True)
+            for task, places in zip(tasks, chains.token_indices, strict=True)
         ]
     confidences = chains.confidence or [()] * len(tasks)
     drafts = [

@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 from torch import Tensor
 
-from foreword.backends.batch import MAX_DRAFT_NODES, Tap, joined_states
+from foreword.backends.batch import MAX_DRAFT_NODES, Tap, concatenated_states
 from foreword.backends.interface import HeadCall, HeadInput, HeadOutput, KnownChains, PendingChains
 from foreword.drafters.heads.chains import (
     EarlyChain,
@@ -84,7 +84,7 @@ class StepwiseHead(HeadInPages):
         chains = self._runner.draft(call)
         if not isinstance(chains, PendingChains):
             return isinstance(chains, KnownChains) and chains.is_cold
-        for one, places in zip(going, chains.places, strict=True):
+        for one, places in zip(going, chains.token_indices, strict=True):
             chain = EarlyChain.of(one, chains.tokens, places)
             self._early.keep(one.task.request.request_id, chain)
         return chains.tokens.is_cold
@@ -105,7 +105,7 @@ class StepwiseHead(HeadInPages):
             bounds.append((one.states_at, one.states_at + rows))
         arrays = self._buffers.lay_out(_pages(going[0].task).cache, parts, ()).arrays
         arrays.logit_rows[:] = arrays.row_starts[:-1]
-        states = joined_states(hidden, self._taps)
+        states = concatenated_states(hidden, self._taps)
         return HeadInput(arrays, np.array(starts, np.int32), _contiguous(states, bounds), are_own=False)
 
     def _newest(self, task: DraftTask) -> RowRange | None:

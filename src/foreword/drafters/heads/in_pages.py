@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foreword.backends.batch import Ints, SideBySide, Tap, joined_states, num_states
+from foreword.backends.batch import ConcatenatedStates, Ints, Tap, concatenated_states, num_states
 from foreword.backends.interface import HeadInput, head_output
 from foreword.drafters.heads.loading import HEAD, LoadedRows
 from foreword.kv.extra_rows import ExtraRows
@@ -124,7 +124,7 @@ class HeadInPages(Drafter):
             of_pass = together[0].of_pass
             most = KEPT_TOGETHER if len(commits) > 1 else KEPT_ALONE
             if num_states(of_pass) <= most and all(one.of_pass is of_pass for one in together):
-                joined = joined_states(of_pass, self._taps)
+                joined = concatenated_states(of_pass, self._taps)
                 return [(joined, one.first) for one in together]
         return [(self._own_states(one), 0) for one in states]
 
@@ -132,7 +132,7 @@ class HeadInPages(Drafter):
         """Return a copy of the states that this head reads."""
         if isinstance(states, KeptStates) and states.are_together:
             of_pass = states.of_pass
-            if isinstance(of_pass, SideBySide) and of_pass.taps == self._taps:
+            if isinstance(of_pass, ConcatenatedStates) and of_pass.taps == self._taps:
                 return of_pass.states[states.first : states.stop].copy()
         return torch.cat([states[tap] for tap in self._taps], dim=-1)
 

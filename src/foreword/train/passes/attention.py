@@ -108,10 +108,10 @@ def _paged(q: Tensor, k: Tensor, v: Tensor, rows: CacheRows) -> Tensor:
 
     A flash kernel for whole texts processes 64 queries at a time, of which 63 would be unused.
     """
-    from foreword.backends.cuda.kernels.attention import RowTiles, Sight, attend
+    from foreword.backends.cuda.kernels.attention import AttentionMetadata, RowTiles, attend
 
     context = k.shape[1]
-    sight = Sight(
+    metadata = AttentionMetadata(
         positions=rows.lengths - 1,
         prefix_lens=rows.lengths,
         block_tables=rows.numbers[:, None],
@@ -120,7 +120,7 @@ def _paged(q: Tensor, k: Tensor, v: Tensor, rows: CacheRows) -> Tensor:
         has_trees=False,
     )
     tiles = RowTiles(rows.numbers, rows.ones, rows.numbers, rows=1)
-    return attend(q, k.flatten(0, 1), v.flatten(0, 1), sight, tiles, torch.empty_like(q), None)
+    return attend(q, k.flatten(0, 1), v.flatten(0, 1), metadata, tiles, torch.empty_like(q), None)
 
 
 def _flash(q: Tensor, k: Tensor, v: Tensor, queries: Spans, keys: Spans) -> tuple[Tensor, Tensor]:

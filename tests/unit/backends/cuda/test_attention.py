@@ -124,7 +124,13 @@ def check(
 ) -> None:
     """Rows before a request's start and before the window of all its rows are not there, and may hold anything."""
     from foreword.backends.cuda.kernels.ancestors import ancestor_slots
-    from foreword.backends.cuda.kernels.attention import RowTiles, ScoreRule, Sight, Workspace, attend
+    from foreword.backends.cuda.kernels.attention import (
+        AttentionMetadata,
+        RowTiles,
+        ScoreRule,
+        Workspace,
+        attend,
+    )
 
     groups, rng = CASES[case], random.Random(7)
     rows = [row for group in groups for row in group]
@@ -152,10 +158,12 @@ def check(
     masks = torch.tensor([[row.mask] for row in rows], dtype=torch.int64, device=KERNEL_DEVICE)
     ancestors = ancestor_slots(prefixes, masks, ints([row.request for row in rows]), block_tables, PAGE)
     has_trees = any(row.mask & (row.mask + 1) for row in rows)
-    sight = Sight(ints([row.position for row in rows]), prefixes, block_tables, ancestors, PAGE, has_trees)
+    metadata = AttentionMetadata(
+        ints([row.position for row in rows]), prefixes, block_tables, ancestors, PAGE, has_trees
+    )
     hidden = [0] * len(groups)
     if starts is not None:
-        sight, hidden = replace(sight, starts=ints(list(starts))), list(starts)
+        metadata, hidden = replace(metadata, starts=ints(list(starts))), list(starts)
     if rule[2] is not None:
         hidden = [max(0, min(row.position for row in group) + 1 - rule[2]) for group in groups]
     if any(hidden):
@@ -169,7 +177,7 @@ def check(
     if packed:
         (stored_keys, keys), (stored_values, values) = packed_rows(keys), packed_rows(values)
         stored = stored_keys, stored_values
-    attend(queries, *stored, sight, row_tiles, found, workspace, ScoreRule(*rule))
+    attend(queries, *stored, metadata, row_tiles, found, workspace, ScoreRule(*rule))
     for row, query, result in zip(rows, queries, found, strict=True):
         start = 0 if starts is None else starts[row.request]
         expected = expected_row(row, query, (keys, values), tables[row.request], start, rule)
@@ -179,7 +187,13 @@ def check(
 @pytest.mark.parametrize("split", [False, True])
 def test_a_sink_takes_its_part_of_the_softmax(split: bool):
     """Once in every row, however many parts its positions have."""
-    from foreword.backends.cuda.kernels.attention import RowTiles, ScoreRule, Sight, Workspace, attend
+    from foreword.backends.cuda.kernels.attention import (
+        AttentionMetadata,
+        RowTiles,
+        ScoreRule,
+        Workspace,
+        attend,
+    )
 
     def ints(*numbers: int) -> Tensor:
         return torch.tensor(numbers, dtype=torch.int32, device=KERNEL_DEVICE)
@@ -190,10 +204,10 @@ def test_a_sink_takes_its_part_of_the_softmax(split: bool):
         torch.randn(1, HEADS, DIM, device=KERNEL_DEVICE),
         torch.randn(HEADS, device=KERNEL_DEVICE) + 6,
     )
-    sight = Sight(ints(length - 1), ints(length), table, ints(0), PAGE, has_trees=False)
+    metadata = AttentionMetadata(ints(length - 1), ints(length), table, ints(0), PAGE, has_trees=False)
     tiles, found = RowTiles(ints(0), ints(1), ints(0), 1), torch.full_like(queries, float("nan"))
     workspace = Workspace.allocate(tiles, HEADS, 4, DIM) if split else None
-    attend(queries, keys, values, sight, tiles, found, workspace, ScoreRule(sinks=sinks))
+    attend(queries, keys, values, metadata, tiles, found, workspace, ScoreRule(sinks=sinks))
     k, v = (rows[:length].double().repeat_interleave(HEADS // KV_HEADS, dim=1) for rows in (keys, values))
     scores = torch.einsum("hd,shd->hs", queries[0].double(), k) * DIM**-0.5
     weights = torch.cat((scores, sinks.double()[:, None]), dim=1).softmax(-1)[:, :length]

@@ -175,7 +175,7 @@ def test_a_block_in_one_call_is_the_reference_s(folder: Path, method: str):
 
 
 def arrived(chains: PendingChains) -> list[list[int]]:
-    return [[chains.tokens.numbers[place] for place in places] for places in chains.places]
+    return [[chains.tokens.numbers[place] for place in places] for places in chains.token_indices]
 
 
 def test_medusa_in_one_call_is_the_reference_s(folder: Path):

@@ -41,7 +41,7 @@ def test_a_run_ends_with_the_first_guess_that_is_not_drawn():
 
 @pytest.mark.parametrize("seed", range(20 if has_gpu else 3))
 def test_places_of_guesses(seed: int):
-    from foreword.backends.cuda.kernels.chains import ChainEnds, ChainPlaces, chain_places
+    from foreword.backends.cuda.kernels.chains import ChainRows, ChainStarts, compute_chain_rows
 
     rng = np.random.default_rng(seed)
     requests, room, levels = 5, 8, 4
@@ -56,9 +56,9 @@ def test_places_of_guesses(seed: int):
 
     stem = torch.zeros(room, dtype=torch.int64, device=KERNEL_DEVICE)
     stem[:requests] = key_tensor(stems)
-    of = ChainEnds(*map(padded, (wanted, behind, lengths, steps, ends)), stem)
-    found = ChainPlaces.empty(levels, room, KERNEL_DEVICE)
-    chain_places(of, ints(tables.tolist()), SIZE, SPARE, found)
+    of = ChainStarts(*map(padded, (wanted, behind, lengths, steps, ends)), stem)
+    found = ChainRows.empty(levels, room, KERNEL_DEVICE)
+    compute_chain_rows(of, ints(tables.tolist()), SIZE, SPARE, found)
     assert found.last[:requests].tolist() == (wanted + behind).tolist()
     for request in range(room):
         for level in range(levels):
@@ -76,11 +76,11 @@ def test_places_of_guesses(seed: int):
 
 
 def test_levels_are_taken_one_after_the_other():
-    from foreword.backends.cuda.kernels.chains import ChainPlaces, Level, take_level
+    from foreword.backends.cuda.kernels.chains import ChainRows, Level, take_level
 
     most, room, half = 3, 2, 5
     numbers = torch.arange(most * room, dtype=torch.int32, device=KERNEL_DEVICE).view(most, room)
-    places = ChainPlaces(ints([0, 0]), numbers.long() + 100, numbers + 200, numbers + 300)
+    places = ChainRows(ints([0, 0]), numbers.long() + 100, numbers + 200, numbers + 300)
     cosines = torch.rand((most, room, half), device=KERNEL_DEVICE)
     sines, chain = cosines + 1, torch.full((most, room), 77, device=KERNEL_DEVICE)
     levels, into = ints([0] * room), Level.empty(room, half, KERNEL_DEVICE)
@@ -96,6 +96,6 @@ def test_levels_are_taken_one_after_the_other():
         assert torch.equal(into.position, places.positions[level]) and torch.equal(
             into.slot, places.slots[level]
         )
-        assert torch.equal(into.seen, places.positions[level] + 1)
+        assert torch.equal(into.prefix_len, places.positions[level] + 1)
         assert torch.equal(into.cosine, cosines[level]) and torch.equal(into.sine, sines[level])
         assert level + 1 == most or torch.equal(into.key, places.keys[level + 1])

@@ -257,11 +257,11 @@ def test_a_router_in_wider_numbers_than_the_weights_is_used_as_it_is():
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("in_parts", [False, True])
 def test_a_shared_expert_counts_by_its_gate(gated: bool, in_parts: bool):
-    from foreword.backends.cuda.kernels.rows import weigh
+    from foreword.backends.cuda.kernels.rows import gate_shared_expert
 
     said = comparable_numbers(2, 3, HIDDEN) if in_parts else comparable_numbers(3, HIDDEN)
     normed, gate = comparable_numbers(3, HIDDEN), comparable_numbers(1, HIDDEN) / 8
     out = torch.full((3, HIDDEN), float("nan"), device=KERNEL_DEVICE)
-    weigh(said, normed, gate if gated else None, out)
+    gate_shared_expert(said, normed, gate if gated else None, out)
     expected = (said[0] + said[1]) if in_parts else said
     torch.testing.assert_close(out, expected * (normed @ gate.T).sigmoid() if gated else expected)

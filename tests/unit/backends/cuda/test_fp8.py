@@ -48,7 +48,7 @@ def test_rows_are_rounded_to_nearest_with_their_largest_number_kept(width: int, 
 
     x = random(3, width)
     x[1] = 0
-    found = round_rows(x, Fp8Rows.room(x, width, in_blocks))
+    found = round_rows(x, Fp8Rows.allocate(x, width, in_blocks))
     values, scales = rounded(x[::2], in_blocks)
     assert torch.equal(found.values[::2].float(), values.float())
     torch.testing.assert_close(found.scales[::2], scales, rtol=1e-6, atol=0)
@@ -62,13 +62,13 @@ def test_norm_and_activation_round_what_they_write(in_blocks: bool):
 
     stream, weight, gate_up = random(3, 200), random(200), random(3, 400)
     for write in (
-        lambda out, room: add_norm(stream.clone(), None, weight, 0.1, out, room),
-        lambda out, room: activate(gate_up, out, room),
+        lambda out, allocate: add_norm(stream.clone(), None, weight, 0.1, out, allocate),
+        lambda out, allocate: activate(gate_up, out, allocate),
     ):
         plain = write(random(3, 200), None)
-        fused = Fp8Rows.room(plain, 200, in_blocks)
+        fused = Fp8Rows.allocate(plain, 200, in_blocks)
         assert torch.equal(write(random(3, 200), fused), plain)
-        expected = round_rows(plain, Fp8Rows.room(plain, 200, in_blocks))
+        expected = round_rows(plain, Fp8Rows.allocate(plain, 200, in_blocks))
         assert torch.equal(fused.values.view(torch.uint8), expected.values.view(torch.uint8))
         assert torch.equal(fused.scales, expected.scales)
 
@@ -80,7 +80,7 @@ def test_norm_and_activation_round_what_they_write(in_blocks: bool):
 )
 def test_products_in_8_bits(sizes: tuple[int, int, int, int], biased: bool, in_blocks: bool):
     """Odd sizes, parts, and outputs full of NaN."""
-    from foreword.backends.cuda.kernels.fp8 import FP8, EngineTile, Fp8Rows, Fp8Weight, fp8_linear, round_rows
+    from foreword.backends.cuda.kernels.fp8 import FP8, Fp8Rows, Fp8Weight, TmaTile, fp8_linear, round_rows
     from foreword.backends.cuda.kernels.linear import Tile
 
     rows, columns, depth, part = sizes
@@ -88,10 +88,10 @@ def test_products_in_8_bits(sizes: tuple[int, int, int, int], biased: bool, in_b
     shape = (-(-columns // 128), -(-depth // 128)) if in_blocks else (columns, 1)
     scales = torch.rand(shape, device=KERNEL_DEVICE) + 0.5
     bias = random(columns) if biased and part == depth else None
-    inputs = round_rows(x, Fp8Rows.room(x, depth, in_blocks))
+    inputs = round_rows(x, Fp8Rows.allocate(x, depth, in_blocks))
     out = torch.full((depth // part, rows, columns), float("nan"), device=KERNEL_DEVICE)
     weight = Fp8Weight(values, scales, in_blocks)
-    for tile in (Tile(16, 64, 128), EngineTile(32, 64, 128, stages=2)):
+    for tile in (Tile(16, 64, 128), TmaTile(32, 64, 128, stages=2)):
         found = fp8_linear(inputs, weight, bias, out.fill_(float("nan")), tile, part)
         wide = values.double() * spread(scales, values.shape, in_blocks)
         expected = (inputs.values.double() * spread(inputs.scales, x.shape, in_blocks)) @ wide.T
@@ -125,16 +125,16 @@ def test_products_take_rounded_rows_or_round_them():
     from foreword.backends.cuda.products import Products, added_up
 
     products, weight, x = Products(least_part=128), rounded_weight(random(40, 256)), random(3, 256)
-    room = Rows.room(x, 256, weight)
-    add_norm(x, None, random(256), 0.1, *room)
+    allocate = Rows.allocate(x, 256, weight)
+    add_norm(x, None, random(256), 0.1, *allocate)
     for found, expected in (
-        (products(room, weight, None), products(room.numbers, weight, None)),
-        (products.parts(room, weight), products.parts(room.numbers, weight)),
+        (products(allocate, weight, None), products(allocate.numbers, weight, None)),
+        (products.parts(allocate, weight), products.parts(allocate.numbers, weight)),
     ):
         assert torch.equal(found, expected)
     close = {"rtol": 2e-2, "atol": 2e-2} if has_gpu else {"rtol": 1e-5, "atol": 1e-5}
     torch.testing.assert_close(
-        added_up(products.parts(room, weight)).to(DTYPE), products(room, weight, None), **close
+        added_up(products.parts(allocate, weight)).to(DTYPE), products(allocate, weight, None), **close
     )
 
 

@@ -141,7 +141,7 @@ def test_norms_over_all_heads_leave_values_alone(dtype: torch.dtype):
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize("turned", [20, 12, 0])
 def test_rotation_with_the_write_to_kv_memory(turned: int, normed: bool, dtype: torch.dtype):
-    from foreword.backends.cuda.kernels.rotation import rotate_and_keep
+    from foreword.backends.cuda.kernels.rotation import rotate_and_store
     from foreword.backends.torch.norms import rms_norm
     from foreword.models.rope import rotate
 
@@ -151,7 +151,7 @@ def test_rotation_with_the_write_to_kv_memory(turned: int, normed: bool, dtype: 
     norms = (random(dim, dtype=dtype), random(dim, dtype=dtype)) if normed else None
     keys, values = poison(8, kv_heads, dim, dtype=dtype), poison(8, kv_heads, dim, dtype=dtype)
     queries = poison(rows, heads, dim, dtype=dtype)
-    rotate_and_keep(qkv, (angles.cos(), angles.sin()), slots, norms, EPS, keys, values, queries)
+    rotate_and_store(qkv, (angles.cos(), angles.sin()), slots, norms, EPS, keys, values, queries)
     q, k, v = qkv.split([heads, kv_heads, kv_heads], dim=1)
     if norms is not None:
         q, k = rms_norm(q, norms[0], EPS), rms_norm(k, norms[1], EPS)
@@ -165,7 +165,7 @@ def test_rotation_with_the_write_to_kv_memory(turned: int, normed: bool, dtype: 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_packed_rows_are_the_others_in_8_bits(dtype: torch.dtype):
-    from foreword.backends.cuda.kernels.rotation import rotate_and_keep
+    from foreword.backends.cuda.kernels.rotation import rotate_and_store
 
     rows, heads, kv_heads, dim = 4, 15, 2, 20
     qkv, slots = random(rows, heads + 2 * kv_heads, dim, dtype=dtype), ints([3, 0, 7, 5])
@@ -173,7 +173,7 @@ def test_packed_rows_are_the_others_in_8_bits(dtype: torch.dtype):
 
     def kept(*memory: Tensor) -> tuple[Tensor, ...]:
         queries = poison(rows, heads, dim, dtype=dtype)
-        rotate_and_keep(qkv, (angles.cos(), angles.sin()), slots, norms, EPS, *memory, queries)
+        rotate_and_store(qkv, (angles.cos(), angles.sin()), slots, norms, EPS, *memory, queries)
         return queries, *memory
 
     plain = kept(*(poison(8, kv_heads, dim, dtype=dtype) for _ in range(2)))

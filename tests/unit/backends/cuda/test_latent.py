@@ -28,14 +28,14 @@ def close(found: Tensor, expected: Tensor) -> None:
 
 
 def test_the_kept_row_is_normed_and_rotated_and_so_is_the_end_of_every_query():
-    from foreword.backends.cuda.kernels.latent import keep_latent
+    from foreword.backends.cuda.kernels.latent import store_latent
 
     whole, norm, slots = random(3, HEADS * (NOPE + ROPE) + RANK + ROPE), random(RANK), ints(4, 0, 2)
     query, row = whole[:, : HEADS * (NOPE + ROPE)], whole[:, HEADS * (NOPE + ROPE) :]
     angles = torch.randn(3, ROPE // 2, device=KERNEL_DEVICE)
     keys = torch.full((6, 1, RANK + ROPE), float("nan"), device=KERNEL_DEVICE, dtype=DTYPE)
     queries = torch.full((3, HEADS, RANK + ROPE), float("nan"), device=KERNEL_DEVICE, dtype=DTYPE)
-    keep_latent(query, row, norm, (angles.cos(), angles.sin()), slots, 0.1, keys, queries)
+    store_latent(query, row, norm, (angles.cos(), angles.sin()), slots, 0.1, keys, queries)
     turns = angles.cos().to(DTYPE), angles.sin().to(DTYPE)
     close(queries[..., RANK:], rotate(query.view(3, HEADS, -1)[..., NOPE:], *turns))
     assert queries[..., :RANK].isnan().all()
@@ -61,7 +61,13 @@ def test_every_head_has_weights_of_its_own(rows: int):
 def test_rows_see_latent_rows_of_their_path(heads: int, split: bool):
     """A tree after 130 committed tokens, so that there is more than one part, and more steps than one in it."""
     from foreword.backends.cuda.kernels.ancestors import ancestor_slots
-    from foreword.backends.cuda.kernels.attention import RowTiles, ScoreRule, Sight, Workspace, attend
+    from foreword.backends.cuda.kernels.attention import (
+        AttentionMetadata,
+        RowTiles,
+        ScoreRule,
+        Workspace,
+        attend,
+    )
 
     prefix, masks = 130, [0b1, 0b11, 0b101]
     table = torch.randperm(12)[:10].to(torch.int32).to(KERNEL_DEVICE)
@@ -71,11 +77,11 @@ def test_rows_see_latent_rows_of_their_path(heads: int, split: bool):
     words = torch.tensor([[mask] for mask in masks], dtype=torch.int64, device=KERNEL_DEVICE)
     ancestors = ancestor_slots(prefixes, words, ints(0, 0, 0), table[None], PAGE)
     positions = ints(*(length - 1 for length in lengths))
-    sight = Sight(positions, prefixes, table[None], ancestors, PAGE, has_trees=True)
+    metadata = AttentionMetadata(positions, prefixes, table[None], ancestors, PAGE, has_trees=True)
     tiles = RowTiles(ints(0), ints(3), ints(0), 4)
     found = torch.full((3, heads, RANK), float("nan"), device=KERNEL_DEVICE, dtype=DTYPE)
     room = Workspace.allocate(tiles, heads, 2, RANK) if split else None
-    attend(queries, keys, keys[..., :0], sight, tiles, found, room, ScoreRule(scale=0.3))
+    attend(queries, keys, keys[..., :0], metadata, tiles, found, room, ScoreRule(scale=0.3))
     for row, mask in enumerate(masks):
         seen = [*range(prefix), *(prefix + node for node in range(3) if mask >> node & 1)]
         slots = torch.tensor([int(table[place // PAGE]) * PAGE + place % PAGE for place in seen])

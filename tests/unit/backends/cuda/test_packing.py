@@ -183,12 +183,12 @@ def test_a_matrix_with_a_nan_is_refused(tmp_path: Path):
 def test_blocks_of_gguf_files_stay_as_they_are(kind: str):
     import gguf
 
-    from foreword.backends.cuda.packing import _packed
+    from foreword.backends.cuda.packing import _pack_stored
     from foreword.backends.cuda.products import Products
     from foreword.models.formats.checkpoint import QuantizedTensor
 
     stored = gguf.quantize(torch.randn(64, 96).numpy(), gguf.GGMLQuantizationType[kind])
-    weight: Any = _packed(QuantizedTensor(kind, stored, (64, 96)), KERNEL_DEVICE)
+    weight: Any = _pack_stored(QuantizedTensor(kind, stored, (64, 96)), KERNEL_DEVICE)
     if kind == "Q5_0":
         assert weight is None
         return
@@ -202,7 +202,7 @@ def test_blocks_of_256_entries_keep_the_scales_of_their_groups(kind: str, size: 
     """Within the rounding of a group's scale to 16 bits: less than that of the unpacked weights to bf16."""
     import gguf
 
-    from foreword.backends.cuda.packing import _packed
+    from foreword.backends.cuda.packing import _pack_stored
     from foreword.backends.cuda.products import Products
     from foreword.models.formats.checkpoint import QuantizedTensor
 
@@ -211,7 +211,7 @@ def test_blocks_of_256_entries_keep_the_scales_of_their_groups(kind: str, size: 
     for place in floats:
         blocks[..., place : place + 2] = (torch.rand(64, 2, 1) / 64 + 1e-3).half().view(torch.uint8)
     stored = blocks.flatten(1).numpy()
-    weight: Any = _packed(QuantizedTensor(kind, stored, (64, 512)), KERNEL_DEVICE)
+    weight: Any = _pack_stored(QuantizedTensor(kind, stored, (64, 512)), KERNEL_DEVICE)
     assert weight.shape == (64, 512) and weight.nbytes == 64 * 64 * {"Q4_K": 5, "Q6_K": 9}[kind]
     expected = torch.from_numpy(gguf.dequantize(stored, gguf.GGMLQuantizationType[kind]))
     found = Products()(torch.eye(512, device=KERNEL_DEVICE), weight, None).T.cpu()

@@ -36,7 +36,7 @@ def test_passes_of_one_shape_lie_in_one_place_whatever_they_move(adapters: tuple
     for moves in ([], [[3, 4]], [], [[1, 2], [5, 6]], [[7, 8]]):
         batch, layout = small_pass(moves, adapters)
         sent = upload.send(batch, layout, SPARE)
-        assert sent.stays
+        assert sent.is_fixed
         assert sent.batch.kv_copies.tolist() == moves
         for name in BY_ROW:
             found, expected = getattr(sent.batch, name), getattr(batch, name)
@@ -80,8 +80,8 @@ def test_a_product_in_parts_has_its_bias_and_what_adapters_add(biased: bool, ada
 
     x, weight, bias = comparable_numbers(3, 64), comparable_numbers(20, 64), comparable_numbers(20)
     layers: Any = SimpleNamespace(_products=Products(least_part=16))
-    added: Any = Added() if adapted else None
-    found = CudaLayers._addend(layers, Rows(x), weight, bias if biased else None, added, (1, range(3, 4)))
+    adapters: Any = Added() if adapted else None
+    found = CudaLayers._addend(layers, Rows(x), weight, bias if biased else None, adapters, (1, range(3, 4)))
     expected = x @ weight.T + (bias if biased else 0) + (8 if adapted else 0)
     assert found.ndim == (2 if biased or adapted else 3), "parts are added up with the stream's"
     torch.testing.assert_close(added_up(found) if found.ndim == 3 else found, expected, rtol=1e-5, atol=1e-4)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from foreword.backends.parallel.exchange import Planned, RankExchange
+from foreword.backends.parallel.exchange import PlannedExchange, RankExchange
 from foreword.errors import EngineStopped
 
 SIZE = 3
@@ -89,9 +89,9 @@ def test_means_are_over_the_columns_of_all():
 
 
 def test_columns_are_joined_at_the_first_rank():
-    joined = at_all_ranks(lambda exchange: exchange.joined(torch.full((1, 2), exchange.rank)))
+    joined = at_all_ranks(lambda exchange: exchange.gather_columns(torch.full((1, 2), exchange.rank)))
     assert joined[0].tolist() == [[0, 0, 1, 1, 2, 2]]
-    assert at_all_ranks(lambda exchange: exchange.joined(torch.empty(0, 2)).shape)[0] == (0, 6)
+    assert at_all_ranks(lambda exchange: exchange.gather_columns(torch.empty(0, 2)).shape)[0] == (0, 6)
 
 
 def test_what_the_first_rank_has_is_spread():
@@ -105,7 +105,9 @@ def test_what_the_first_rank_has_is_spread():
 
 @pytest.mark.parametrize("at", range(4))
 def test_a_rank_that_fails_in_a_pass_takes_part_in_the_rest_of_it(at: int):
-    planned = [Planned((2, 4), torch.float32)] * 3 + [Planned((1, 5), torch.float32, is_joined=True)]
+    planned = [PlannedExchange((2, 4), torch.float32)] * 3 + [
+        PlannedExchange((1, 5), torch.float32, is_gathered_once=True)
+    ]
 
     def act(exchange: RankExchange) -> int:
         exchange.begin()
@@ -113,9 +115,11 @@ def test_a_rank_that_fails_in_a_pass_takes_part_in_the_rest_of_it(at: int):
             if exchange.rank == 1 and place == at:
                 exchange.finish(planned, torch.device("cpu"))
                 break
-            said = exchange.joined if one.is_joined else exchange.total
+            said = exchange.gather_columns if one.is_gathered_once else exchange.total
             got = said(torch.ones(one.shape))
-            assert bool(got.isnan().any()) == (place >= at and (not one.is_joined or exchange.rank == 0))
+            assert bool(got.isnan().any()) == (
+                place >= at and (not one.is_gathered_once or exchange.rank == 0)
+            )
         return 1
 
     assert at_all_ranks(act) == [1] * SIZE
@@ -129,5 +133,5 @@ def test_a_group_that_breaks_is_told_in_one_line():
     exchange = RankExchange(Broken(), 0, 2)
     with pytest.raises(EngineStopped, match="another rank is gone: Connection closed by peer"):
         exchange.total(torch.ones(1, 1))
-    with pytest.raises(EngineStopped, match="could not be brought back in step"):
-        exchange.finish([Planned((1, 1), torch.float32)], torch.device("cpu"))
+    with pytest.raises(EngineStopped, match="are out of step"):
+        exchange.finish([PlannedExchange((1, 1), torch.float32)], torch.device("cpu"))

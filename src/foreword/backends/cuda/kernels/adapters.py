@@ -14,10 +14,10 @@ from foreword.kernels.launching import kernel
 from foreword.models.adapters import MAX_RANK
 
 FIELDS = 3
-"""Fields of a table entry: address of A, address of B, and the rank; rank 0: the adapter does not change the module."""
+"""Fields of a table entry: address of A, address of B, rank. Rank 0: the adapter does not change the module."""
 
 MOST_PARTS = 4
-"""Maximum modules, such as q, k and v, whose columns are concatenated into one product; each is a part."""
+"""Maximum modules, such as q, k and v, whose columns are concatenated in one product; each module is a part."""
 
 
 @kernel()
@@ -25,7 +25,7 @@ def _shrink(
     x, slots, table, inner, slot_stride, first, K,
     PARTS: tl.constexpr, MOST_RANK: tl.constexpr, RANKS: tl.constexpr, DEPTH: tl.constexpr, ENTRY: tl.constexpr,
 ):  # fmt: skip
-    """inner[row, part] = A x[row], with A of the row's adapter and the part's module."""
+    """Compute inner[row, part] = A x[row], with the A of the row's adapter for the part's module."""
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     slot = tl.load(slots + row)
@@ -54,7 +54,7 @@ def _expand(
     inner, slots, table, y, slot_stride, first, N, end0, end1, end2,
     PARTS: tl.constexpr, MOST_RANK: tl.constexpr, RANKS: tl.constexpr, COLUMNS: tl.constexpr, ENTRY: tl.constexpr,
 ):  # fmt: skip
-    """y[row, columns of the part] += B inner[row, part], with B of the row's adapter and the part's module."""
+    """Add B inner[row, part] to y[row, columns of the part], with the B of the row's adapter for the part's module."""
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     slot = tl.load(slots + row)
@@ -63,8 +63,8 @@ def _expand(
         rank = tl.load(entry + 2).to(tl.int32)
         up = tl.load(entry + 1).to(tl.pointer_type(y.dtype.element_ty))
         start = tl.where(part == 0, 0, tl.where(part == 1, end0, tl.where(part == 2, end1, end2)))
-        last = tl.where(part == 0, end0, tl.where(part == 1, end1, end2))
-        end = tl.where(part == PARTS - 1, N, last)
+        next_start = tl.where(part == 0, end0, tl.where(part == 1, end1, end2))
+        end = tl.where(part == PARTS - 1, N, next_start)
         n = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
         is_valid = n < tl.where(rank > 0, end - start, 0)
         total = tl.zeros((COLUMNS,), dtype=tl.float32)
@@ -76,17 +76,18 @@ def _expand(
             )
             total += tl.sum(factor.to(tl.float32) * numbers[None, :], axis=1)
         y_at = y + row * N + start + n
-        before = tl.load(y_at, mask=is_valid, other=0.0).to(tl.float32)
-        tl.store(y_at, (before + total).to(y.dtype.element_ty), mask=is_valid)
+        old = tl.load(y_at, mask=is_valid, other=0.0).to(tl.float32)
+        tl.store(y_at, (old + total).to(y.dtype.element_ty), mask=is_valid)
 
 
 def add_factors(
     x: Tensor, y: Tensor, slots: Tensor, table: Tensor, module: tuple[int, int], widths: Sequence[int]
 ) -> Tensor:
-    """Add the output of the rows' adapters for x [rows, K] to y [rows, N], in place.
+    """Add the output of the rows' adapters for x [rows, K] to y [rows, N], in place, and return y.
 
-    `slots` int32 [rows] selects the adapter; 0: none. `table` is int64 [slots, layers, modules, FIELDS]. `module` is
-    (layer, first module). The columns of consecutive modules are side by side in y; `widths` has their numbers.
+    `slots`, int32 [rows], has the slot of each row's adapter; 0: none. `table` is int64 [slots, layers, modules,
+    FIELDS]. `module` is (layer, first module). The columns of consecutive modules are side by side in y; `widths` has
+    the number of columns of each.
     """
     (rows, depth), parts = x.shape, len(widths)
     layers, modules = table.shape[1], table.shape[2]

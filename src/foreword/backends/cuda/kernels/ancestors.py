@@ -1,4 +1,4 @@
-"""Ancestors of draft tokens: their KV slots, and their nodes."""
+"""Converts ancestor masks of draft tokens into lists of KV slots, or of node indices."""
 
 import torch
 import triton.language as tl
@@ -27,7 +27,10 @@ def _ancestor_slots(
 def ancestor_slots(
     prefix_lens: Tensor, masks: Tensor, requests: Tensor, tables: Tensor, page_size: int
 ) -> Tensor:
-    """Return the KV slots of each row's ancestors, int32 [rows, MAX_DRAFT_NODES]; `requests` [rows]: its request."""
+    """Return the KV slots of each row's ancestors, in order of depth, int32 [rows, MAX_DRAFT_NODES].
+
+    `requests` [rows] is the index of each row's request.
+    """
     out = tables.new_zeros((len(prefix_lens), MAX_DRAFT_NODES))
     _ancestor_slots[(len(prefix_lens),)](
         prefix_lens, masks, requests, tables, out, tables.shape[1], PAGE=page_size, NODES=MAX_DRAFT_NODES
@@ -45,7 +48,7 @@ def _ancestor_nodes(masks, out, NODES: tl.constexpr):
 
 
 def ancestor_nodes(masks: Tensor) -> Tensor:
-    """Return each row's ancestors among the nodes of its draft, in order of depth, int32 [rows, MAX_DRAFT_NODES]."""
+    """Return the indices of each row's ancestors in its draft, in order of depth, int32 [rows, MAX_DRAFT_NODES]."""
     out = torch.zeros((len(masks), MAX_DRAFT_NODES), dtype=torch.int32, device=masks.device)
     _ancestor_nodes[(len(masks),)](masks, out, NODES=MAX_DRAFT_NODES)
     return out

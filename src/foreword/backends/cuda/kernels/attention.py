@@ -1,16 +1,16 @@
 """Attention of any number of rows per request over paged KV: committed prefix, then the ancestors of a draft token.
 
 A program computes a tile of lines; a line is one query head of one row. A row has the same bits in any batch, because
-its visible positions are split into parts of PART positions that are merged in order. Within a part, a key has the
-place of its position, not of its slot: the ancestors of a tree node are gathered to the positions that they have once
-committed. Tensor cores sum over a part in an order that does not depend on the number of lines.
+its visible positions are split into parts of PART positions that are merged in order. Within a part, keys
+are ordered by position, not by slot: the ancestors of a tree node are gathered to the positions that they will have
+after a commit. Tensor cores sum over a part in an order that does not depend on the number of lines.
 
 With few requests, every part has its own program, and a second kernel merges the parts. With many requests or prompts,
-a program loops over all parts. A sliding window masks positions within a part. It skips parts that no row of a tile
-attends to, which changes no bit.
+a program loops over all parts. A sliding window masks positions within a part. Parts that no row of a
+tile attends to are skipped, which changes no bit.
 
-Latent rows (MLA) have keys and values of all heads in one: DIM numbers shared by both, then EXTRA numbers of the keys.
-They are wide, so a part is processed in steps of fewer positions.
+A latent row (MLA) has the keys and values of all heads together: DIM numbers that are both key and value, then EXTRA
+numbers that only keys have. Latent rows are wide, so a part is processed in steps of fewer positions.
 """
 
 from dataclasses import dataclass
@@ -21,18 +21,18 @@ import triton.language as tl
 from torch import Tensor
 
 from foreword.backends.batch import MAX_DRAFT_NODES
-from foreword.backends.cuda.kernels.ahead import (
-    ahead,
-    let_the_next_kernel_come,
-    wait_for_the_kernel_before,
-)
 from foreword.backends.cuda.kernels.attention_parts import (
     as_product_input,
+    attend_part,
     load_extra,
     merge,
-    over_part,
-    sink,
+    sink_peak,
     store_totals,
+)
+from foreword.backends.cuda.kernels.dependent_launch import (
+    launch_dependents,
+    pdl_options,
+    wait_for_previous_kernel,
 )
 from foreword.backends.cuda.kernels.linear import precision_of
 from foreword.backends.cuda.kernels.rotation import numbers_and_scales, packed_bytes
@@ -47,7 +47,8 @@ LATENT_STEP = 32
 LATENT_GROUP = 16
 """Maximum query heads of a program over latent rows; they share the loaded rows."""
 
-LOG2E = 1.4426950408889634
+LOG2_E = 1.4426950408889634
+"""Factor of scores, so that exp2, which is one instruction, computes their exp."""
 
 
 # Not specialised by sizes that grow with a text, nor by the tile size.
@@ -60,11 +61,11 @@ def _attend(
     EXTRA_BLOCK: tl.constexpr, LINES: tl.constexpr, PAGE: tl.constexpr, NODES: tl.constexpr,
     PART: tl.constexpr, STEP: tl.constexpr, SPLIT: tl.constexpr, TREES: tl.constexpr, STARTS: tl.constexpr,
     WINDOWED: tl.constexpr, CAPPED: tl.constexpr, SINKS: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
-    AHEAD: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """Attend for one tile of rows of one request and one KV head: over one part with SPLIT, else over all."""
-    let_the_next_kernel_come(AHEAD)
-    wait_for_the_kernel_before(AHEAD)
+    """Compute attention of a tile of rows of one request for one KV head: with SPLIT over one part, else over all."""
+    launch_dependents(PDL)
+    wait_for_previous_kernel(PDL)
     group: tl.constexpr = HEADS // KV_HEADS
     tile, kv_head = tl.program_id(0), tl.program_id(1)
     count = tl.load(tile_counts + tile)
@@ -73,88 +74,89 @@ def _attend(
     first_row, request = tl.load(tile_rows + tile).to(tl.int64), tl.load(tile_requests + tile).to(tl.int64)
     line = tl.arange(0, LINES)
     line_row = line // group
-    real = line_row < count
+    line_mask = line_row < count
     row = first_row + line_row
-    lengths = tl.load(positions + row, mask=real, other=-1) + 1
-    prefixes = tl.load(prefix_lens + row, mask=real, other=0)
-    most = tl.max(lengths, axis=0)
-    shortest = tl.min(tl.where(real, lengths, 1 << 30), axis=0)
-    least = tl.load(starts + request) if STARTS else 0
-    first_part, end_part = 0, tl.cdiv(most, PART)
+    lengths = tl.load(positions + row, mask=line_mask, other=-1) + 1
+    prefixes = tl.load(prefix_lens + row, mask=line_mask, other=0)
+    longest = tl.max(lengths, axis=0)
+    shortest = tl.min(tl.where(line_mask, lengths, 1 << 30), axis=0)
+    first_position = tl.load(starts + request) if STARTS else 0
+    first_part, end_part = 0, tl.cdiv(longest, PART)
     if WINDOWED:
-        least = tl.maximum(least, shortest - window)
-        first_part = least // PART
+        first_position = tl.maximum(first_position, shortest - window)
+        first_part = first_position // PART
     if SPLIT:
         part_id = tl.program_id(2)
         if (part_id < first_part) | (part_id >= end_part):
             return
         first_part, end_part = part_id, part_id + 1
-    least_prefix = tl.min(tl.where(real, prefixes, 1 << 30), axis=0)
+    shortest_prefix = tl.min(tl.where(line_mask, prefixes, 1 << 30), axis=0)
     dim = tl.arange(0, DIM_BLOCK)
     head = kv_head * group + line % group
-    shown = real[:, None] & (dim < DIM)[None, :]
+    number_mask = line_mask[:, None] & (dim < DIM)[None, :]
     line_at = queries + (row * HEADS + head) * (DIM + EXTRA)
-    q = as_product_input(tl.load(line_at[:, None] + dim[None, :], mask=shown, other=0.0), PACKED)
-    more_q = load_extra(line_at + DIM, q, real, EXTRA, EXTRA_BLOCK)
+    q = as_product_input(tl.load(line_at[:, None] + dim[None, :], mask=number_mask, other=0.0), PACKED)
+    extra_q = load_extra(line_at + DIM, q, line_mask, EXTRA, EXTRA_BLOCK)
     table = tables + request * table_width
     peak, mass = tl.full((LINES,), -float("inf"), dtype=tl.float32), tl.zeros((LINES,), dtype=tl.float32)
     total = tl.zeros((LINES, DIM_BLOCK), dtype=tl.float32)
     more_total = tl.zeros((LINES, DIM_BLOCK if PACKED > 0 else 1), dtype=tl.float32)
     if SINKS and not SPLIT:
-        peak, mass = sink(sinks + head), mass + 1.0
+        peak, mass = sink_peak(sinks + head), mass + 1.0
     for part in range(first_part, end_part):
-        peak2, mass2, total2, more_total2 = over_part(
-            part, q, more_q, line_row, lengths, prefixes, first_row, least, shortest, most, least_prefix, tile_size,
-            keys, values, key_scales, value_scales, table, ancestors, kv_head, scale, cap, window,
+        peak2, mass2, total2, more_total2 = attend_part(
+            part, q, extra_q, line_row, lengths, prefixes, first_row, first_position, shortest, longest,
+            shortest_prefix, tile_size, keys, values, key_scales, value_scales, table, ancestors, kv_head, scale, cap,
+            window,
             KV_HEADS, DIM, DIM_BLOCK, EXTRA, EXTRA_BLOCK, LINES, PAGE, NODES, PART, STEP, TREES, WINDOWED,
             CAPPED, PACKED, PRECISION,
         )  # fmt: skip
         _, _, more_total = merge(peak, mass, more_total, peak2, mass2, more_total2)
         peak, mass, total = merge(peak, mass, total, peak2, mass2, total2)
     if SPLIT:
-        place = ((tile.to(tl.int64) * tile_size + line_row) * HEADS + head) * num_parts + first_part
-        tl.store(part_peaks + place, peak, mask=real)
-        tl.store(part_masses + place, mass, mask=real)
+        index = ((tile.to(tl.int64) * tile_size + line_row) * HEADS + head) * num_parts + first_part
+        tl.store(part_peaks + index, peak, mask=line_mask)
+        tl.store(part_masses + index, mass, mask=line_mask)
     else:
-        place = row * HEADS + head
+        index = row * HEADS + head
         total = tl.div_rn(total, tl.broadcast_to(mass[:, None], total.shape))
         more_total = tl.div_rn(more_total, tl.broadcast_to(mass[:, None], more_total.shape))
-    store_totals(out, place, dim, shown, total, more_total, DIM, EXTRA, PACKED)
+    store_totals(out, index, dim, number_mask, total, more_total, DIM, EXTRA, PACKED)
 
 
 @kernel(do_not_specialize=("num_parts", "tile_size"))
 def _merge_parts(
     parts, part_peaks, part_masses, tile_rows, tile_counts, positions, sinks, out, num_parts, tile_size, window,
     DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, HEADS: tl.constexpr, PART: tl.constexpr,
-    WINDOWED: tl.constexpr, SINKS: tl.constexpr, AHEAD: tl.constexpr,
+    WINDOWED: tl.constexpr, SINKS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Merge the parts of one head of one row, in order of position."""
-    let_the_next_kernel_come(AHEAD)
-    wait_for_the_kernel_before(AHEAD)
-    place, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    tile, tile_row = place // tile_size, place % tile_size
+    """Merge the parts' softmaxes of one head of one row, in order of position."""
+    launch_dependents(PDL)
+    wait_for_previous_kernel(PDL)
+    index, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    tile, tile_row = index // tile_size, index % tile_size
     if tile_row >= tl.load(tile_counts + tile):
         return
     row = tl.load(tile_rows + tile) + tile_row
     dim = tl.arange(0, DIM_BLOCK)
-    there = (dim < DIM)[None, :]
+    mask = (dim < DIM)[None, :]
     peak = tl.full((1,), -float("inf"), dtype=tl.float32)
     mass = tl.zeros((1,), dtype=tl.float32)
     total = tl.zeros((1, DIM_BLOCK), dtype=tl.float32)
     if SINKS:
-        peak, mass = sink(sinks + head + tl.arange(0, 1)), mass + 1.0
-    first = (place * HEADS + head) * num_parts + tl.arange(0, 1)
+        peak, mass = sink_peak(sinks + head + tl.arange(0, 1)), mass + 1.0
+    first = (index * HEADS + head) * num_parts + tl.arange(0, 1)
     length = tl.load(positions + row) + 1
     first_part = 0
     if WINDOWED:
         first_part = tl.maximum(length - window, 0) // PART
     for part in range(first_part, tl.cdiv(length, PART)):
-        total2 = tl.load(parts + (first + part)[:, None] * DIM + dim[None, :], mask=there, other=0.0)
+        total2 = tl.load(parts + (first + part)[:, None] * DIM + dim[None, :], mask=mask, other=0.0)
         peak2, mass2 = tl.load(part_peaks + first + part), tl.load(part_masses + first + part)
         peak, mass, total = merge(peak, mass, total, peak2, mass2, total2)
     result = tl.div_rn(total, tl.broadcast_to(mass[:, None], total.shape))
     target = out + (row * HEADS + head) * DIM + dim[None, :]
-    tl.store(target, result.to(out.dtype.element_ty), mask=there)
+    tl.store(target, result.to(out.dtype.element_ty), mask=mask)
 
 
 @dataclass(frozen=True)
@@ -168,8 +170,8 @@ class RowTiles:
 
 
 @dataclass(frozen=True)
-class Sight:
-    """The positions that the rows of a pass attend to, in all layers. Arrays as in `ForwardBatch`, on the device."""
+class AttentionMetadata:
+    """What rows of a pass attend to, equal for all layers. Arrays are as in `ForwardBatch`, on the device."""
 
     positions: Tensor
     prefix_lens: Tensor
@@ -195,19 +197,19 @@ PLAIN = ScoreRule()
 
 @dataclass(frozen=True)
 class Workspace:
-    """Memory for the results of separate parts. A place is tile * rows per tile + row in the tile."""
+    """Memory for the results of separate parts. The index of a tiled row is tile * rows per tile + row in the tile."""
 
-    totals: Tensor  # float32 [places, heads, parts, dim]
-    peaks: Tensor  # float32 [places, heads, parts]
-    masses: Tensor  # float32 [places, heads, parts]
+    totals: Tensor  # float32 [tiled rows, heads, parts, dim]
+    peaks: Tensor  # float32 [tiled rows, heads, parts]
+    masses: Tensor  # float32 [tiled rows, heads, parts]
 
     @staticmethod
     def allocate(tiles: RowTiles, heads: int, parts: int, dim: int) -> "Workspace":
         """Allocate memory for tiles whose rows attend to at most parts * PART positions."""
-        places, device = len(tiles.counts) * tiles.rows, tiles.counts.device
+        tiled_rows, device = len(tiles.counts) * tiles.rows, tiles.counts.device
 
         def room(*more: int) -> Tensor:
-            return torch.empty((places, heads, parts, *more), dtype=torch.float32, device=device)
+            return torch.empty((tiled_rows, heads, parts, *more), dtype=torch.float32, device=device)
 
         return Workspace(room(dim), room(), room())
 
@@ -216,7 +218,7 @@ def attend(
     queries: Tensor,
     keys: Tensor,
     values: Tensor,
-    sight: Sight,
+    metadata: AttentionMetadata,
     tiles: RowTiles,
     out: Tensor,
     workspace: Workspace | None,
@@ -230,48 +232,48 @@ def attend(
     | latent (MLA) | [rows, heads, dim + extra] | [slots, 1, dim + extra] | empty |
     | packed (`kernels.rotation`) | [rows, heads, dim] | bytes [slots, kv heads, dim + 4] | as keys |
 
-    With a workspace, every part has its own program. Rows outside of all tiles are not written.
+    With a `workspace`, every part has its own program. Rows outside of all tiles are not written.
     """
     (heads, dim), packed = out.shape[1:], packed_bytes(keys)
     extra = queries.shape[2] - dim
     kv_heads = heads // latent_group(heads) if extra else keys.shape[1]
     step = LATENT_STEP if extra else PART
     # Packed heads are loaded as pairs: one number of the first half of a head, one of the second.
-    first, more = (dim // 2, dim // 2) if packed else (dim, extra)
+    main_dim, extra_dim = (dim // 2, dim // 2) if packed else (dim, extra)
     lines = lines_for(tiles.rows, heads // kv_heads)
     parts = 1 if workspace is None else workspace.peaks.shape[2]
     part_totals, peaks, masses = (
         (out, out, out) if workspace is None else (workspace.totals, workspace.peaks, workspace.masses)
     )
-    scale, cap, window = rule.scale or queries.shape[2] ** -0.5, rule.softcap or LOG2E, rule.window or 0
-    # With capped scores, scaling for exp2 comes after the cap.
-    scale = scale * LOG2E if rule.softcap is None else scale / cap
+    scale, cap, window = rule.scale or queries.shape[2] ** -0.5, rule.softcap or LOG2_E, rule.window or 0
+    # Capped scores are multiplied by LOG2_E after the cap. Without a cap, the kernel does not read `cap`.
+    scale = scale * LOG2_E if rule.softcap is None else scale / cap
     grid = (len(tiles.counts), kv_heads, parts)
-    # Large tiles load block tables ahead of keys and values.
+    # A third stage lets large tiles load block-table entries before the keys and values at these pages.
     stages = (
         1 if workspace is not None or dim > 128 else 3 if lines > 64 and queries.element_size() == 2 else 2
     )
     is_large = lines > 64 or lines * dim > 64 * 128  # does not fit into the registers of four warps
     _attend[grid](
         queries, *numbers_and_scales(keys, values, torch.uint16), tiles.first_rows, tiles.counts, tiles.requests,
-        sight.block_tables, sight.positions, sight.prefix_lens, sight.ancestors,
-        sight.positions if sight.starts is None else sight.starts,
+        metadata.block_tables, metadata.positions, metadata.prefix_lens, metadata.ancestors,
+        metadata.positions if metadata.starts is None else metadata.starts,
         queries if rule.sinks is None else rule.sinks,
-        part_totals, peaks, masses, sight.block_tables.shape[1], parts, tiles.rows, scale, cap * LOG2E, window,
-        HEADS=heads, KV_HEADS=kv_heads, DIM=first, DIM_BLOCK=max(16, triton.next_power_of_2(first)), EXTRA=more,
-        EXTRA_BLOCK=max(16, triton.next_power_of_2(more)), LINES=lines, PAGE=sight.page_size,
+        part_totals, peaks, masses, metadata.block_tables.shape[1], parts, tiles.rows, scale, cap * LOG2_E, window,
+        HEADS=heads, KV_HEADS=kv_heads, DIM=main_dim, DIM_BLOCK=max(16, triton.next_power_of_2(main_dim)),
+        EXTRA=extra_dim, EXTRA_BLOCK=max(16, triton.next_power_of_2(extra_dim)), LINES=lines, PAGE=metadata.page_size,
         NODES=MAX_DRAFT_NODES, PART=PART, STEP=step,
-        SPLIT=workspace is not None, TREES=sight.has_trees, STARTS=sight.starts is not None,
+        SPLIT=workspace is not None, TREES=metadata.has_trees, STARTS=metadata.starts is not None,
         WINDOWED=rule.window is not None, CAPPED=rule.softcap is not None,
         SINKS=rule.sinks is not None, PACKED=packed, PRECISION=precision_of(queries),
-        num_warps=8 if is_large else 4, num_stages=stages, **ahead(queries),
+        num_warps=8 if is_large else 4, num_stages=stages, **pdl_options(queries),
     )  # fmt: skip
     if workspace is not None:
         _merge_parts[(len(tiles.counts) * tiles.rows, heads)](
-            part_totals, peaks, masses, tiles.first_rows, tiles.counts, sight.positions,
+            part_totals, peaks, masses, tiles.first_rows, tiles.counts, metadata.positions,
             queries if rule.sinks is None else rule.sinks, out, parts, tiles.rows, window,
             DIM=dim, DIM_BLOCK=triton.next_power_of_2(dim), HEADS=heads, PART=PART,
-            WINDOWED=rule.window is not None, SINKS=rule.sinks is not None, num_warps=1, **ahead(queries),
+            WINDOWED=rule.window is not None, SINKS=rule.sinks is not None, num_warps=1, **pdl_options(queries),
         )  # fmt: skip
     return out
 

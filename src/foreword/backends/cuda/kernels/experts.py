@@ -11,10 +11,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from foreword.backends.cuda.kernels.ahead import (
-    ahead,
-    let_the_next_kernel_come,
-    wait_for_the_kernel_before,
+from foreword.backends.cuda.kernels.dependent_launch import (
+    launch_dependents,
+    pdl_options,
+    wait_for_previous_kernel,
 )
 from foreword.backends.cuda.kernels.functions import activated
 from foreword.backends.cuda.kernels.linear import Tile, precision_of, product, shared_bytes_of
@@ -28,13 +28,16 @@ from foreword.models.config import CLAMPED_SLOPE, MlpSpec
 @kernel(do_not_specialize=("num_blocks",))
 def _gate_up(
     x, weight, exponents, bias, order, experts, firsts, counts, active, num_blocks, K, SIZE, limit,
-    TAKEN: tl.constexpr, ROWS: tl.constexpr, TAIL: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    PER_TOKEN: tl.constexpr, ROWS: tl.constexpr, TAIL: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
     EVEN: tl.constexpr, SWAPPED: tl.constexpr, PACKED: tl.constexpr, BIASED: tl.constexpr, CLAMPED: tl.constexpr,
-    GELU: tl.constexpr, SLOPE: tl.constexpr, PRECISION: tl.constexpr, AHEAD: tl.constexpr,
+    GELU: tl.constexpr, SLOPE: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Compute activation(gate) * up of one block of rows and columns; gate first, then up."""
-    let_the_next_kernel_come(AHEAD)
-    wait_for_the_kernel_before(AHEAD)
+    """Compute activation(gate) * up of one block of rows and columns; an expert's gate rows precede its up rows.
+
+    Up to TAIL rows are computed as a block of TAIL rows; TAIL 0: all blocks have ROWS rows.
+    """
+    launch_dependents(PDL)
+    wait_for_previous_kernel(PDL)
     # Neighbouring programs of a large expert read the same weights, which are then in the cache.
     block = tl.program_id(0) % num_blocks
     column = tl.program_id(0) // num_blocks * (COLUMNS // 2)
@@ -44,25 +47,27 @@ def _gate_up(
     if count > TAIL:
         _gate_up_rows(
             x, weight, exponents, bias, order, active, expert, count, column,
-            K, SIZE, limit, TAKEN, ROWS, COLUMNS, DEPTH, EVEN, SWAPPED, PACKED, BIASED, CLAMPED, GELU, SLOPE, PRECISION,
+            K, SIZE, limit, PER_TOKEN, ROWS, COLUMNS, DEPTH, EVEN, SWAPPED, PACKED, BIASED, CLAMPED, GELU, SLOPE,
+            PRECISION,
         )  # fmt: skip
     if TAIL > 0 and (count > 0) & (count <= TAIL):
         _gate_up_rows(
             x, weight, exponents, bias, order, active, expert, count, column,
-            K, SIZE, limit, TAKEN, TAIL, COLUMNS, DEPTH, EVEN, True, PACKED, BIASED, CLAMPED, GELU, SLOPE, PRECISION,
+            K, SIZE, limit, PER_TOKEN, TAIL, COLUMNS, DEPTH, EVEN, True, PACKED, BIASED, CLAMPED, GELU, SLOPE,
+            PRECISION,
         )  # fmt: skip
 
 
 @triton.jit
 def _gate_up_rows(
     x, weight, exponents, bias, order, active, expert, count, column, K, SIZE, limit,
-    TAKEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    PER_TOKEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
     EVEN: tl.constexpr, SWAPPED: tl.constexpr, PACKED: tl.constexpr, BIASED: tl.constexpr, CLAMPED: tl.constexpr,
     GELU: tl.constexpr, SLOPE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """At most ROWS pairs at `order`, into the rows at `active`."""
+    """Compute at most ROWS (row, expert) pairs, which `order` points to, and write them to the rows at `active`."""
     m, n = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
-    row = tl.load(order + m, mask=m < count, other=0) // TAKEN
+    row = tl.load(order + m, mask=m < count, other=0) // PER_TOKEN
     of_size = column + n // 2
     line = n % 2 * SIZE + of_size
     x_at = x + row.to(tl.int64) * K
@@ -81,27 +86,27 @@ def _gate_up_rows(
         bias_at = bias + expert * 2 * SIZE + line
         total += tl.load(bias_at, mask=of_size < SIZE, other=0.0).to(tl.float32)[None, :]
     gate, up = tl.split(tl.reshape(total, (ROWS, COLUMNS // 2, 2)))
-    kind = active.dtype.element_ty
+    dtype = active.dtype.element_ty
     if CLAMPED:
         gate, up = tl.minimum(gate, limit), tl.maximum(tl.minimum(up, limit), -limit)
-        said = ((up + 1.0) * gate / (1.0 + tl.exp(-SLOPE * gate))).to(kind)
+        result = ((up + 1.0) * gate / (1.0 + tl.exp(-SLOPE * gate))).to(dtype)
     else:
-        said = activated(gate.to(kind).to(tl.float32), GELU).to(kind) * up.to(kind)
+        result = activated(gate.to(dtype).to(tl.float32), GELU).to(dtype) * up.to(dtype)
     n = column + tl.arange(0, COLUMNS // 2)
     at = active + m.to(tl.int64)[:, None] * SIZE + n[None, :]
-    tl.store(at, said, mask=(m < count)[:, None] & (n < SIZE)[None, :])
+    tl.store(at, result, mask=(m < count)[:, None] & (n < SIZE)[None, :])
 
 
 @kernel(do_not_specialize=("num_blocks", "num_rows"))
 def _down(
     active, weight, exponents, bias, order, experts, firsts, counts, shares, parts, num_blocks, num_rows, N, SIZE,
-    TAKEN: tl.constexpr, ROWS: tl.constexpr, TAIL: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    PER_TOKEN: tl.constexpr, ROWS: tl.constexpr, TAIL: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
     EVEN: tl.constexpr, SWAPPED: tl.constexpr, PACKED: tl.constexpr, BIASED: tl.constexpr, PRECISION: tl.constexpr,
-    AHEAD: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """One block of rows and columns: parts[rank, row] = the expert's weight for the row times its output."""
-    let_the_next_kernel_come(AHEAD)
-    wait_for_the_kernel_before(AHEAD)
+    """Compute one block of rows and columns: parts[rank, row] = the expert's share of the row times its output."""
+    launch_dependents(PDL)
+    wait_for_previous_kernel(PDL)
     block = tl.program_id(0) % num_blocks
     column = tl.program_id(0) // num_blocks * COLUMNS
     count = tl.load(counts + block)
@@ -110,22 +115,22 @@ def _down(
     if count > TAIL:
         _down_rows(
             active, weight, exponents, bias, order, shares, parts, expert, count,
-            column, num_rows, N, SIZE, TAKEN, ROWS, COLUMNS, DEPTH, EVEN, SWAPPED, PACKED, BIASED, PRECISION,
+            column, num_rows, N, SIZE, PER_TOKEN, ROWS, COLUMNS, DEPTH, EVEN, SWAPPED, PACKED, BIASED, PRECISION,
         )  # fmt: skip
     if TAIL > 0 and (count > 0) & (count <= TAIL):
         _down_rows(
             active, weight, exponents, bias, order, shares, parts, expert, count,
-            column, num_rows, N, SIZE, TAKEN, TAIL, COLUMNS, DEPTH, EVEN, True, PACKED, BIASED, PRECISION,
+            column, num_rows, N, SIZE, PER_TOKEN, TAIL, COLUMNS, DEPTH, EVEN, True, PACKED, BIASED, PRECISION,
         )  # fmt: skip
 
 
 @triton.jit
 def _down_rows(
     active, weight, exponents, bias, order, shares, parts, expert, count, column, num_rows, N, SIZE,
-    TAKEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    PER_TOKEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
     EVEN: tl.constexpr, SWAPPED: tl.constexpr, PACKED: tl.constexpr, BIASED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """At most ROWS pairs at `order`, of the rows at `active`."""
+    """Compute at most ROWS (row, expert) pairs, which `order` points to, from the rows at `active`."""
     m, n = tl.arange(0, ROWS), column + tl.arange(0, COLUMNS)
     x_at = active + m.to(tl.int64) * SIZE
     if PACKED:
@@ -143,8 +148,8 @@ def _down_rows(
         total += tl.load(bias + expert * N + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
     pair = tl.load(order + m, mask=m < count, other=0)
     share = tl.load(shares + pair, mask=m < count, other=0.0)
-    place = (pair % TAKEN).to(tl.int64) * num_rows + pair // TAKEN
-    at = parts + place[:, None] * N + n[None, :]
+    index = (pair % PER_TOKEN).to(tl.int64) * num_rows + pair // PER_TOKEN
+    at = parts + index[:, None] * N + n[None, :]
     tl.store(at, total * share[:, None], mask=(m < count)[:, None] & (n < N)[None, :])
 
 
@@ -155,7 +160,7 @@ Experts = Tensor | PackedExperts
 def expert_gate_up(
     x: Tensor, weights: ExpertWeights[Experts], blocks: ExpertBlocks, mlp: MlpSpec, out: Tensor, tile: Tile
 ) -> Tensor:
-    """Return the input of the experts' second product for x [rows, K]: `out` [pairs, size], pairs in order."""
+    """Write activation(gate) * up of x [rows, K] to `out` [pairs, size], with pairs in the blocks' order; return it."""
     spec, bias = mlp.experts, weights.gate_up_bias
     assert spec is not None
     tile = _expert_tile(tile, x, weights.gate_up)
@@ -163,8 +168,9 @@ def expert_gate_up(
     _gate_up[(num_blocks * triton.cdiv(size, tile.columns // 2),)](
         x, *_arrays(weights.gate_up), x if bias is None else bias, blocks.order, blocks.experts, blocks.firsts,
         blocks.counts, out, num_blocks, depth, size, spec.clamp or 0.0,
-        TAKEN=spec.per_token, BIASED=bias is not None, CLAMPED=spec.clamp is not None, GELU=mlp.activation != "silu",
-        SLOPE=CLAMPED_SLOPE, **_options(tile, blocks, weights.gate_up, x), **ahead(x),
+        PER_TOKEN=spec.per_token, BIASED=bias is not None, CLAMPED=spec.clamp is not None,
+        GELU=mlp.activation != "silu", SLOPE=CLAMPED_SLOPE, **_options(tile, blocks, weights.gate_up, x),
+        **pdl_options(x),
     )  # fmt: skip
     return out
 
@@ -177,9 +183,10 @@ def expert_down(
     parts: Tensor,
     tile: Tile,
 ) -> Tensor:
-    """Return weighted expert outputs, float32 parts [per token, rows, N].
+    """Write the experts' outputs times their shares to `parts`, float32 [per token, rows, N], and return it.
 
-    `active` is [pairs, size] in the blocks' order. Parts of rows that take no expert stay as they are.
+    `active` is [pairs, size] in the blocks' order, `shares` are the routing weights. Parts of rows without experts
+    (padding) are not written.
     """
     size, bias = active.shape[1], weights.down_bias
     tile, num_blocks = _expert_tile(tile, active, weights.down), len(blocks.experts)
@@ -187,20 +194,21 @@ def expert_down(
     _down[(num_blocks * triton.cdiv(columns, tile.columns),)](
         active, *_arrays(weights.down), active if bias is None else bias, blocks.order, blocks.experts, blocks.firsts,
         blocks.counts, shares, parts, num_blocks, rows, columns, size,
-        TAKEN=per_token, BIASED=bias is not None, **_options(tile, blocks, weights.down, active), **ahead(shares),
+        PER_TOKEN=per_token, BIASED=bias is not None, **_options(tile, blocks, weights.down, active),
+        **pdl_options(shares),
     )  # fmt: skip
     return parts
 
 
 def _arrays(matrices: Experts) -> tuple[Tensor, Tensor]:
-    """Return the arrays that a kernel reads; plain numbers have no exponents."""
+    """Return the matrices' numbers and exponents; unpacked matrices stand in for exponents, which are not read."""
     if isinstance(matrices, PackedExperts):
         return matrices.codes, matrices.exponents
     return matrices, matrices
 
 
 TAIL_SHARE = 4
-"""An expert's last block of a prompt is computed in as much less time if it has as many times fewer rows."""
+"""Rows of a block divided by TAIL: the last block of an expert is smaller if it has few enough rows."""
 
 
 def _options(tile: Tile, blocks: ExpertBlocks, matrices: Experts, x: Tensor) -> dict[str, Any]:
@@ -219,14 +227,14 @@ def _options(tile: Tile, blocks: ExpertBlocks, matrices: Experts, x: Tensor) -> 
 
 
 def _expert_tile(tile: Tile, x: Tensor, matrices: Experts) -> Tile:
-    """Return the tile as these weights can be loaded."""
+    """Return the tile with a depth that suits these weights."""
     if isinstance(matrices, PackedExperts):
         return replace(tile, depth=max(tile.depth, CHUNK.value))
     return fitting(tile, x, x.shape[1])
 
 
 def fitting(tile: Tile, x: Tensor, depth: int) -> Tile:
-    """Return the tile with loads that end with K if possible, within the available shared memory."""
+    """Return the tile within the available shared memory, with a depth that divides K if possible."""
     while tile.depth > 32 and depth % tile.depth:
         tile = replace(tile, depth=tile.depth // 2)
     return tile.within(shared_bytes_of(x.device.index), x.element_size()) if x.is_cuda else tile

@@ -1,9 +1,9 @@
 """Matrix products with 4-bit or int8 weights that have a scale for every group along K.
 
-Operands are swapped: weights are the M side of the tensor cores (at least 64 wide), the rows of a pass the N side. With
-weights that are unpacked in registers, all tiles give the same bits only this way. Codes become integers, which bf16
-holds exactly; a group's sum is multiplied by its scale in float32. Groups are added in order, or in parts as in
-`linear`. A group's minimum (`mins`) is multiplied by the sum of the group's inputs, which is computed once.
+Operands are swapped: weights are the M side of the tensor cores (at least 64 wide), the rows of a pass are the N side.
+Because weights are unpacked in registers, all tiles give the same bits only in this order. Codes become integers, which
+bf16 represents exactly; a group's sum is multiplied by its scale in float32. Groups are added in order, or in parts as
+in `linear`. A group's minimum (`mins`) is multiplied by the sum of the group's inputs, which is computed once per row.
 """
 
 from dataclasses import dataclass
@@ -13,35 +13,35 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from foreword.backends.cuda.kernels.ahead import (
-    ahead,
-    let_the_next_kernel_come,
-    wait_for_the_kernel_before,
+from foreword.backends.cuda.kernels.dependent_launch import (
+    launch_dependents,
+    pdl_options,
+    wait_for_previous_kernel,
 )
 from foreword.backends.cuda.kernels.linear import Tile, precision_of
 from foreword.kernels.launching import kernel
 
 INT4, E2M1, INT8 = range(3)
-"""Kinds of codes: 0 to 15 with a zero point, 4-bit floats (MXFP4), -128 to 127."""
+"""Kinds of codes: integers from 0 to 15 with a zero point; 4-bit floats (MXFP4); integers from -128 to 127."""
 
 _GROUPS = 64
-"""Groups of a row that one program adds up."""
+"""Groups of a row whose sums one program computes."""
 
 
 @dataclass(frozen=True)
 class GroupedWeight:
     """A matrix [N, K] of codes, stored group by group, so that a tile of weights is contiguous."""
 
-    codes: (
-        Tensor  # uint8 [K / group, N, group / 2]: entries j and j + group / 2 of a group; INT8: [.., group]
-    )
+    # uint8 [K / group, N, group / 2]: a byte has the entries j and j + group / 2 of a group; INT8: int8 [.., group]
+    codes: Tensor
     scales: Tensor  # float32 or float16 [K / group, N]
-    zeros: Tensor | None  # uint8 [K / group, N], zero points; None: 8
-    order: Tensor | None  # int32 [K], the entry of the input that each column reads; None: its own
-    kind: int = INT4
-    mins: Tensor | None = (
-        None  # as scales: what is subtracted from all numbers of a group; codes then count from 0
-    )
+    zeros: Tensor | None  # uint8 [K / group, N], zero points; None: all are 8
+    order: (
+        Tensor | None
+    )  # int32 [K], the entry of the input that each column reads; None: column k reads entry k
+    kind: int = INT4  # or E2M1, INT8
+    # Shaped as `scales`, subtracted from all numbers of a group; the codes' zero point is then 0.
+    mins: Tensor | None = None
 
     @property
     def group(self) -> int:
@@ -71,33 +71,33 @@ class GroupedWeight:
 
 
 @triton.jit
-def _whole(codes, zeros, like, KIND: tl.constexpr):
-    """Convert 4-bit codes to the dtype of `like`; E2M1 codes to twice their value."""
+def _decoded(codes, zeros, dtype, KIND: tl.constexpr):
+    """Convert 4-bit codes of a KIND to `dtype`: integers minus `zeros`, or twice the value of E2M1 codes."""
     if KIND == 1:
         # The table 0, 1, 2, 3, 4, 6, 8, 12 packed into one word; the highest bit of a code is the sign.
         wide = codes.to(tl.int64)
         size = (0xC8643210 >> ((wide & 7) * 4)) & 15
-        number = (size.to(tl.int16) | 0x4300).to(tl.bfloat16, bitcast=True).to(like) - 128
+        number = (size.to(tl.int16) | 0x4300).to(tl.bfloat16, bitcast=True).to(dtype) - 128
         return tl.where((wide & 8) != 0, -number, number)
-    # 128 + code: the code is in the low bits of the bf16 mantissa.
-    return (codes.to(tl.int16) | 0x4300).to(tl.bfloat16, bitcast=True).to(like) - zeros
+    # This bf16 is 128 + code: 128 has the bits 0x4300, and the code is in the low bits of the mantissa.
+    return (codes.to(tl.int16) | 0x4300).to(tl.bfloat16, bitcast=True).to(dtype) - zeros
 
 
 @kernel(do_not_specialize=("num_rows",))
 def _grouped_linear(
     x, codes, scales, zeros, mins, sums, bias, y, num_rows, N, K, stride, part_depth,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr,
-    ZEROS: tl.constexpr, MINS: tl.constexpr, HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr, AHEAD: tl.constexpr,
+    ZEROS: tl.constexpr, MINS: tl.constexpr, HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """y[part, m, n] = sum over the part's groups of scale[n] times the sum over k of x[m, k] code[n, k], + bias[n].
 
-    A group of all weights has `stride` columns, of which N belong to this matrix.
+    `stride` is the number of columns of a group in memory; N of them belong to this matrix, which may be a slice.
     """
     early: tl.constexpr = ROWS > 16
-    let_the_next_kernel_come(AHEAD and early)
-    wait_for_the_kernel_before(AHEAD)
+    launch_dependents(PDL and early)
+    wait_for_previous_kernel(PDL)
     width: tl.constexpr = GROUP if KIND == 2 else GROUP // 2
-    like = x.dtype.element_ty
+    dtype = x.dtype.element_ty
     tiles_of_rows = tl.cdiv(num_rows, ROWS)
     row_tile = tl.program_id(0) % tiles_of_rows
     column_tile = tl.program_id(0) // tiles_of_rows
@@ -106,46 +106,46 @@ def _grouped_linear(
     m = row_tile * ROWS + tl.arange(0, ROWS)
     n = column_tile * COLUMNS + tl.arange(0, COLUMNS)
     k = tl.arange(0, width)
-    row_there = m < num_rows
-    column_there = n < N
+    row_mask = m < num_rows
+    column_mask = n < N
     x_at = x + m.to(tl.int64)[:, None] * K + begin + k[None, :]
     of_group = (begin // GROUP).to(tl.int64) * stride + n
     codes_at = codes + of_group[:, None] * width + k[None, :]
     sums_at = sums + m.to(tl.int64) * (K // GROUP) + begin // GROUP
-    zero = tl.full((COLUMNS,), 128.0 if MINS else 136.0, dtype=like)
+    zero = tl.full((COLUMNS,), 128.0 if MINS else 136.0, dtype=dtype)
     total = tl.zeros((COLUMNS, ROWS), dtype=tl.float32)
     for _ in range(begin, tl.minimum(begin + part_depth, K), GROUP):
-        packed = tl.load(codes_at, mask=column_there[:, None], other=0)
-        scale = tl.load(scales + of_group, mask=column_there, other=0.0).to(tl.float32)
+        packed = tl.load(codes_at, mask=column_mask[:, None], other=0)
+        scale = tl.load(scales + of_group, mask=column_mask, other=0.0).to(tl.float32)
         if ZEROS:
-            zero = tl.load(zeros + of_group, mask=column_there, other=0).to(like) + 128
-        a = tl.load(x_at, mask=row_there[:, None], other=0.0)
+            zero = tl.load(zeros + of_group, mask=column_mask, other=0).to(dtype) + 128
+        a = tl.load(x_at, mask=row_mask[:, None], other=0.0)
         if KIND == 2:
-            found = tl.dot(packed.to(like), tl.trans(a), input_precision=PRECISION)
+            group_sum = tl.dot(packed.to(dtype), tl.trans(a), input_precision=PRECISION)
         else:
-            b = tl.load(x_at + width, mask=row_there[:, None], other=0.0)
+            b = tl.load(x_at + width, mask=row_mask[:, None], other=0.0)
             low, high = (
-                _whole(packed & 15, zero[:, None], like, KIND),
-                _whole(packed >> 4, zero[:, None], like, KIND),
+                _decoded(packed & 15, zero[:, None], dtype, KIND),
+                _decoded(packed >> 4, zero[:, None], dtype, KIND),
             )
-            found = tl.dot(low, tl.trans(a), input_precision=PRECISION)
-            found = tl.dot(high, tl.trans(b), found, input_precision=PRECISION)
-        total = tl.fma(found, tl.broadcast_to(scale[:, None], found.shape), total)
+            group_sum = tl.dot(low, tl.trans(a), input_precision=PRECISION)
+            group_sum = tl.dot(high, tl.trans(b), group_sum, input_precision=PRECISION)
+        total = tl.fma(group_sum, tl.broadcast_to(scale[:, None], group_sum.shape), total)
         if MINS:
-            least = tl.load(mins + of_group, mask=column_there, other=0.0).to(tl.float32)
-            inputs = tl.load(sums_at, mask=row_there, other=0.0)
+            least = tl.load(mins + of_group, mask=column_mask, other=0.0).to(tl.float32)
+            inputs = tl.load(sums_at, mask=row_mask, other=0.0)
             below = tl.broadcast_to(-least[:, None], total.shape)
             total = tl.fma(below, tl.broadcast_to(inputs[None, :], total.shape), total)
             sums_at += 1
         x_at += GROUP
         of_group += stride
         codes_at += stride * width
-    let_the_next_kernel_come(AHEAD and not early)
+    launch_dependents(PDL and not early)
     total = tl.trans(total)
     if HAS_BIAS:
-        total += tl.load(bias + n, mask=column_there, other=0.0).to(tl.float32)[None, :]
+        total += tl.load(bias + n, mask=column_mask, other=0.0).to(tl.float32)[None, :]
     y_at = y + (part.to(tl.int64) * num_rows + m.to(tl.int64))[:, None] * N + n[None, :]
-    tl.store(y_at, total.to(y.dtype.element_ty), mask=row_there[:, None] & column_there[None, :])
+    tl.store(y_at, total.to(y.dtype.element_ty), mask=row_mask[:, None] & column_mask[None, :])
 
 
 def grouped_linear(
@@ -156,7 +156,7 @@ def grouped_linear(
     tile: Tile,
     part_depth: int | None = None,
 ) -> Tensor:
-    """x [rows, K], in the weight's order, times weight [N, K], into out [rows, N]; in parts as `linear`."""
+    """Write x [rows, K], in the weight's order, times weight [N, K] to out [rows, N]; in parts as `linear`."""
     (num_rows, depth), columns, scales = x.shape, len(weight), weight.scales
     part_depth = part_depth or depth
     grid = (
@@ -169,50 +169,52 @@ def grouped_linear(
         scales if bias is None else bias, out, num_rows, columns, depth, scales.stride(0), part_depth,
         ROWS=tile.rows, COLUMNS=tile.columns, GROUP=weight.group, KIND=weight.kind, ZEROS=weight.zeros is not None,
         MINS=weight.mins is not None, HAS_BIAS=bias is not None, PRECISION=precision_of(x),
-        num_warps=tile.warps, num_stages=tile.stages, **ahead(x),
+        num_warps=tile.warps, num_stages=tile.stages, **pdl_options(x),
     )  # fmt: skip
     return out
 
 
 @kernel()
-def _group_sums(x, out, WIDTH: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr, AHEAD: tl.constexpr):
-    let_the_next_kernel_come(AHEAD)
-    wait_for_the_kernel_before(AHEAD)
+def _group_sums(x, out, WIDTH: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr, PDL: tl.constexpr):
+    launch_dependents(PDL)
+    wait_for_previous_kernel(PDL)
     row = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
-    there = group < WIDTH // GROUP
+    mask = group < WIDTH // GROUP
     numbers = tl.load(
         x + row * WIDTH + group[:, None] * GROUP + tl.arange(0, GROUP)[None, :],
-        mask=there[:, None],
+        mask=mask[:, None],
         other=0.0,
     )
-    tl.store(out + row * (WIDTH // GROUP) + group, tl.sum(numbers.to(tl.float32), axis=1), mask=there)
+    tl.store(out + row * (WIDTH // GROUP) + group, tl.sum(numbers.to(tl.float32), axis=1), mask=mask)
 
 
 def group_sums(x: Tensor, group: int) -> Tensor:
-    """The sums of every `group` numbers of x [rows, K], float32 [rows, K / group]."""
+    """Return the sums of every `group` numbers of x [rows, K], float32 [rows, K / group]."""
     rows, width = x.shape
     out = torch.empty((rows, width // group), dtype=torch.float32, device=x.device)
     _group_sums[(rows, triton.cdiv(out.shape[1], _GROUPS))](
-        x, out, WIDTH=width, GROUPS=_GROUPS, GROUP=group, **ahead(x)
+        x, out, WIDTH=width, GROUPS=_GROUPS, GROUP=group, **pdl_options(x)
     )
     return out
 
 
 @kernel()
-def _take_columns(x, order, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr, AHEAD: tl.constexpr):
-    let_the_next_kernel_come(AHEAD)
-    wait_for_the_kernel_before(AHEAD)
+def _take_columns(x, order, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    launch_dependents(PDL)
+    wait_for_previous_kernel(PDL)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    there = columns < WIDTH
-    source = tl.load(order + columns, mask=there, other=0)
-    tl.store(out + row * WIDTH + columns, tl.load(x + row * WIDTH + source, mask=there), mask=there)
+    mask = columns < WIDTH
+    source = tl.load(order + columns, mask=mask, other=0)
+    tl.store(out + row * WIDTH + columns, tl.load(x + row * WIDTH + source, mask=mask), mask=mask)
 
 
 def take_columns(x: Tensor, order: Tensor, out: Tensor) -> Tensor:
-    """out[:, k] = x[:, order[k]]."""
+    """Write x[:, order[k]] to out[:, k] for all k; return `out`."""
     rows, width = x.shape
     block = min(1024, triton.next_power_of_2(width))
-    _take_columns[(rows, triton.cdiv(width, block))](x, order, out, WIDTH=width, BLOCK=block, **ahead(x))
+    _take_columns[(rows, triton.cdiv(width, block))](
+        x, order, out, WIDTH=width, BLOCK=block, **pdl_options(x)
+    )
     return out

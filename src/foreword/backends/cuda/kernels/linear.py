@@ -12,17 +12,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from foreword.backends.cuda.kernels.ahead import (
-    ahead,
-    let_the_next_kernel_come,
-    wait_for_the_kernel_before,
+from foreword.backends.cuda.kernels.dependent_launch import (
+    launch_dependents,
+    pdl_options,
+    wait_for_previous_kernel,
 )
 from foreword.kernels.launching import kernel
 
 
 @dataclass(frozen=True)
 class Tile:
-    """Tile sizes of a product; they do not change a bit of the result."""
+    """Tile sizes of a product. They do not change a bit of the result."""
 
     rows: int  # of the input
     columns: int  # of the output
@@ -41,16 +41,16 @@ class Tile:
         return tile
 
     def _shared_bytes(self, number_bytes: int) -> int:
-        """Return the shared memory of all stages except the one being multiplied."""
+        """Return the bytes of shared memory of all stages except the one being multiplied."""
         return (self.stages - 1) * (self.rows + self.columns) * self.depth * number_bytes
 
 
 @triton.jit
 def product(
-    x_at, weight_at, row_there, column_there, K, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    x_at, weight_at, row_mask, column_mask, K, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
     EVEN: tl.constexpr, SWAPPED: tl.constexpr, PRECISION: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """[ROWS, COLUMNS], product of K entries of the rows at x_at [ROWS] with the weights at weight_at [COLUMNS]."""
+    """Return the rows at x_at [ROWS] times the weights at weight_at [COLUMNS], each of K entries: [ROWS, COLUMNS]."""
     k = tl.arange(0, DEPTH)
     x_at, weight_at = x_at[:, None] + k[None, :], weight_at[:, None] + k[None, :]
     if SWAPPED:
@@ -59,12 +59,12 @@ def product(
         total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
     for first in range(0, K, DEPTH):
         if EVEN:
-            a = tl.load(x_at, mask=row_there[:, None], other=0.0)
-            b = tl.load(weight_at, mask=column_there[:, None], other=0.0)
+            a = tl.load(x_at, mask=row_mask[:, None], other=0.0)
+            b = tl.load(weight_at, mask=column_mask[:, None], other=0.0)
         else:
             inside = (first + k) < K
-            a = tl.load(x_at, mask=row_there[:, None] & inside[None, :], other=0.0)
-            b = tl.load(weight_at, mask=column_there[:, None] & inside[None, :], other=0.0)
+            a = tl.load(x_at, mask=row_mask[:, None] & inside[None, :], other=0.0)
+            b = tl.load(weight_at, mask=column_mask[:, None] & inside[None, :], other=0.0)
         if SWAPPED:
             total = tl.dot(b, tl.trans(a), total, input_precision=PRECISION)
         else:
@@ -80,13 +80,13 @@ def product(
 def _linear(
     x, weight, bias, y, num_rows, N, K, part_depth,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-    EVEN: tl.constexpr, SWAPPED: tl.constexpr, HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr, AHEAD: tl.constexpr,
+    EVEN: tl.constexpr, SWAPPED: tl.constexpr, HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """y[part, m, n] = sum over the part's k of x[m, k] weight[n, k], + bias[n]."""
-    # While a pass is limited by reading weights, resident waiting programs slow it down.
+    # With few rows, reading weights limits a pass, and programs of the next kernel that already wait slow it down.
     early: tl.constexpr = ROWS > 16
-    let_the_next_kernel_come(AHEAD and early)
-    wait_for_the_kernel_before(AHEAD)
+    launch_dependents(PDL and early)
+    wait_for_previous_kernel(PDL)
     tiles_of_rows = tl.cdiv(num_rows, ROWS)
     # Neighbouring programs read the same weights, which are then in the cache.
     row_tile = tl.program_id(0) % tiles_of_rows
@@ -95,27 +95,27 @@ def _linear(
     begin = part * part_depth
     m = row_tile * ROWS + tl.arange(0, ROWS)
     n = column_tile * COLUMNS + tl.arange(0, COLUMNS)
-    row_there = m < num_rows
-    column_there = n < N
+    row_mask = m < num_rows
+    column_mask = n < N
     x_at = x + m.to(tl.int64) * K + begin
     weight_at = weight + n.to(tl.int64) * K + begin
     total = product(
-        x_at, weight_at, row_there, column_there, tl.minimum(part_depth, K - begin),
+        x_at, weight_at, row_mask, column_mask, tl.minimum(part_depth, K - begin),
         ROWS, COLUMNS, DEPTH, EVEN, SWAPPED, PRECISION,
     )  # fmt: skip
-    let_the_next_kernel_come(AHEAD and not early)
+    launch_dependents(PDL and not early)
     if HAS_BIAS:
-        total += tl.load(bias + n, mask=column_there, other=0.0).to(tl.float32)[None, :]
+        total += tl.load(bias + n, mask=column_mask, other=0.0).to(tl.float32)[None, :]
     y_at = y + (part.to(tl.int64) * num_rows + m.to(tl.int64))[:, None] * N + n[None, :]
-    tl.store(y_at, total.to(y.dtype.element_ty), mask=row_there[:, None] & column_there[None, :])
+    tl.store(y_at, total.to(y.dtype.element_ty), mask=row_mask[:, None] & column_mask[None, :])
 
 
 def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, tile: Tile, part_depth: int | None = None
 ) -> Tensor:
-    """x [rows, K] times weight [N, K], into out [rows, N].
+    """Write the product of x [rows, K] and weight [N, K], plus the bias, to out [rows, N] and return it.
 
-    With `part_depth`, K is cut into parts of this depth, and out is [parts, rows, N].
+    With `part_depth`, K is divided into parts of this depth, and out is [parts, rows, N]: one product for each part.
     """
     (num_rows, depth), columns = x.shape, len(weight)
     if x.is_cuda:
@@ -130,16 +130,16 @@ def linear(
         x, weight, weight if bias is None else bias, out, num_rows, columns, depth, part_depth,
         ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=tile.depth, EVEN=is_even,
         SWAPPED=tile.swapped, HAS_BIAS=bias is not None, PRECISION=precision_of(x),
-        num_warps=tile.warps, num_stages=tile.stages, **ahead(x),
+        num_warps=tile.warps, num_stages=tile.stages, **pdl_options(x),
     )  # fmt: skip
     return out
 
 
 @cache
 def shared_bytes_of(device: int) -> int:
-    """Return the maximum shared memory of a kernel on this GPU."""
-    found: int = triton.runtime.driver.active.utils.get_device_properties(device)["max_shared_mem"]
-    return found
+    """Return the bytes of shared memory that a kernel may have on this GPU."""
+    max_bytes: int = triton.runtime.driver.active.utils.get_device_properties(device)["max_shared_mem"]
+    return max_bytes
 
 
 def precision_of(x: Tensor) -> str:

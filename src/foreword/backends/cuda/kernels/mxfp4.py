@@ -1,6 +1,7 @@
 """Matrix products with weights in MXFP4, which are unpacked on the way to the tensor cores.
 
-A number of MXFP4 is a bf16, too: no number is rounded, and products have the bits of those with unpacked weights.
+Every MXFP4 number is also a bf16 number. So nothing is rounded, and products have the bits of those with unpacked
+weights.
 """
 
 from dataclasses import dataclass
@@ -19,13 +20,15 @@ BLOCK = tl.constexpr(16)
 
 @dataclass(frozen=True)
 class PackedExperts:
-    """The matrices [N, K] of all experts, filled up with zeros to multiples of `BLOCK` and `CHUNK`.
+    """The matrices [N, K] of all experts, padded with zeros to multiples of `BLOCK` and `CHUNK`.
 
-    Codes are stored as tensor cores take the numbers: a lane of a warp loads 16 bytes, and needs no other lane's.
+    Codes are stored in the order in which tensor cores read numbers: a lane of a warp loads 16 bytes, all for itself.
     """
 
     codes: Tensor  # int16 [experts, K / CHUNK, N / BLOCK, 256], see `expert_packing.pack`
-    exponents: Tensor  # int32 [experts, K / CHUNK, N / BLOCK, 8]: of rows r and r + 8, first group, then second group
+    exponents: (
+        Tensor  # int32 [experts, K / CHUNK, N / BLOCK, 8]; word r: rows r and r + 8, first group, then second
+    )
     dtype: torch.dtype = torch.bfloat16  # of the numbers
 
     @property
@@ -35,10 +38,10 @@ class PackedExperts:
 
 
 LARGEST_EXPONENT = 128
-"""Exponent of a group with numbers up to 12; larger ones have no scale in bf16."""
+"""Largest exponent of a group: its numbers are at most 12. For larger exponents, bf16 has no scale."""
 
-# A word's two halves to four pairs of numbers. Exponent and mantissa of a code are those of a bf16 that is 2 ** 126
-# times smaller; the scale makes up for it. Three codes have their bits at the distances that they have in a bf16.
+# Unpacks the two halves of a word into four pairs of numbers. A code has the exponent and mantissa of a bf16 that is
+# 2 ** 126 times smaller; the scale compensates for that. The bits of three of the four codes are spaced as in a bf16.
 _UNPACK = tl.constexpr("""
 {
 .reg .b32 one, two, three, four;
@@ -62,21 +65,21 @@ mul.bf16x2 $3, four, $6;
 
 
 @triton.jit
-def _number(bits, like):
-    """bf16 of the low 16 bits."""
-    return bits.to(tl.int16).to(tl.bfloat16, bitcast=True).to(like)
+def _bf16(bits, dtype):
+    """Return the bf16 number with these low 16 bits, as `dtype`."""
+    return bits.to(tl.int16).to(tl.bfloat16, bitcast=True).to(dtype)
 
 
 @triton.jit
-def _unpacked(codes, exponents, like, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, IN_PAIRS: tl.constexpr):
-    """[COLUMNS, DEPTH] of codes [DEPTH / CHUNK, COLUMNS * 16] and exponents [DEPTH / CHUNK, COLUMNS / 2]."""
+def _unpacked(codes, exponents, dtype, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, IN_PAIRS: tl.constexpr):
+    """Unpack codes [DEPTH / CHUNK, COLUMNS * 16] with exponents [DEPTH / CHUNK, COLUMNS / 2]: [COLUMNS, DEPTH]."""
     chunks: tl.constexpr = DEPTH // CHUNK
     blocks: tl.constexpr = COLUMNS // BLOCK
     words = tl.reshape(exponents, (chunks, blocks, 8, 1))
     words = words >> (16 * (tl.arange(0, 4) // 2))[None, None, None, :]  # by step: two steps are a group
     shape: tl.constexpr = (chunks, blocks, 8, 4, 4, 2)
-    first = tl.broadcast_to(_number((words & 255) << 7, like)[:, :, :, None, :, None], shape)
-    second = tl.broadcast_to(_number((words >> 8 & 255) << 7, like)[:, :, :, None, :, None], shape)
+    first = tl.broadcast_to(_bf16((words & 255) << 7, dtype)[:, :, :, None, :, None], shape)
+    second = tl.broadcast_to(_bf16((words >> 8 & 255) << 7, dtype)[:, :, :, None, :, None], shape)
     codes = tl.reshape(codes, shape)
     if IN_PAIRS:
         a, b, c, d = tl.inline_asm_elementwise(
@@ -84,42 +87,42 @@ def _unpacked(codes, exponents, like, COLUMNS: tl.constexpr, DEPTH: tl.constexpr
         )
     else:
         wide = codes.to(tl.int32)
-        a, b = _number(wide & 0x81C0, like) * first, _number(wide << 3 & 0x81C0, like) * second
-        c = _number(wide << 6 & 0x81C0, like) * first
-        d = _number(wide << 1 & 0x8000 | wide >> 5 & 0x0100 | wide >> 4 & 0x00C0, like) * second
+        a, b = _bf16(wide & 0x81C0, dtype) * first, _bf16(wide << 3 & 0x81C0, dtype) * second
+        c = _bf16(wide << 6 & 0x81C0, dtype) * first
+        d = _bf16(wide << 1 & 0x8000 | wide >> 5 & 0x0100 | wide >> 4 & 0x00C0, dtype) * second
     by_half = tl.join(tl.join(a, b), tl.join(c, d))
     return tl.reshape(tl.permute(by_half, (1, 6, 2, 0, 4, 7, 3, 5)), (COLUMNS, DEPTH))
 
 
 @triton.jit
 def packed_product(
-    x_at, codes_at, exponents_at, row_there, columns_left, K, lines,
+    x_at, codes_at, exponents_at, row_mask, columns_left, K, num_columns,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """[ROWS, COLUMNS], as `linear.product`, with weights from codes_at and exponents_at on, on the wide side.
+    """Return [ROWS, COLUMNS], as `linear.product`; the weights, from codes_at and exponents_at on, are the M side.
 
-    `lines` is how many rows the weights have, `columns_left` how many from the first column on.
+    `num_columns` is the number of rows that the whole weights have, `columns_left` those from the first column on.
     """
     chunk = tl.arange(0, DEPTH // CHUNK)
-    k, half, word = tl.arange(0, DEPTH), tl.arange(0, COLUMNS * 16), tl.arange(0, COLUMNS // 2)
-    blocks, blocks_left = tl.cdiv(lines, BLOCK), tl.cdiv(columns_left, BLOCK)
+    k, code, exponent = tl.arange(0, DEPTH), tl.arange(0, COLUMNS * 16), tl.arange(0, COLUMNS // 2)
+    blocks, blocks_left = tl.cdiv(num_columns, BLOCK), tl.cdiv(columns_left, BLOCK)
     x_at = x_at[:, None] + k[None, :]
-    codes_at = codes_at + (chunk * blocks * 256)[:, None] + half[None, :]
-    exponents_at = exponents_at + (chunk * blocks * 8)[:, None] + word[None, :]
-    half_there, word_there = (half // 256 < blocks_left)[None, :], (word // 8 < blocks_left)[None, :]
-    like = x_at.dtype.element_ty
-    in_pairs: tl.constexpr = like == tl.bfloat16
+    codes_at = codes_at + (chunk * blocks * 256)[:, None] + code[None, :]
+    exponents_at = exponents_at + (chunk * blocks * 8)[:, None] + exponent[None, :]
+    code_mask, exponent_mask = (code // 256 < blocks_left)[None, :], (exponent // 8 < blocks_left)[None, :]
+    dtype = x_at.dtype.element_ty
+    in_pairs: tl.constexpr = dtype == tl.bfloat16
     total = tl.zeros((COLUMNS, ROWS), dtype=tl.float32)
     for first in range(0, K, DEPTH):
-        there, of_codes, of_exponents = row_there[:, None], half_there, word_there
+        mask, code_inside, exponent_inside = row_mask[:, None], code_mask, exponent_mask
         if not EVEN:
-            there = there & ((first + k) < K)[None, :]
+            mask = mask & ((first + k) < K)[None, :]
             inside = (first + chunk * CHUNK < K)[:, None]
-            of_codes, of_exponents = of_codes & inside, of_exponents & inside
-        codes = tl.load(codes_at, mask=of_codes, other=0)
-        exponents = tl.load(exponents_at, mask=of_exponents, other=0)
-        a = tl.load(x_at, mask=there, other=0.0)
-        b = _unpacked(codes, exponents, like, COLUMNS, DEPTH, in_pairs)
+            code_inside, exponent_inside = code_inside & inside, exponent_inside & inside
+        codes = tl.load(codes_at, mask=code_inside, other=0)
+        exponents = tl.load(exponents_at, mask=exponent_inside, other=0)
+        a = tl.load(x_at, mask=mask, other=0.0)
+        b = _unpacked(codes, exponents, dtype, COLUMNS, DEPTH, in_pairs)
         total = tl.dot(b, tl.trans(a), total, input_precision=PRECISION)
         x_at += DEPTH
         codes_at += DEPTH // CHUNK * blocks * 256

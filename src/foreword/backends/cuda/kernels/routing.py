@@ -11,10 +11,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from foreword.backends.cuda.kernels.ahead import (
-    ahead,
-    let_the_next_kernel_come,
-    wait_for_the_kernel_before,
+from foreword.backends.cuda.kernels.dependent_launch import (
+    launch_dependents,
+    pdl_options,
+    wait_for_previous_kernel,
 )
 from foreword.backends.torch.weights import ExpertWeights
 from foreword.kernels.launching import kernel
@@ -25,76 +25,82 @@ _CHUNK = 4096
 
 
 @triton.jit
-def _in_best_groups(choice, group, member, TOP_GROUPS: tl.constexpr, COUNTED: tl.constexpr):
-    """Return the scores [groups, members], -inf outside the best groups."""
+def _in_best_groups(choice, group, member, TOP_GROUPS: tl.constexpr, SUMMED: tl.constexpr):
+    """Return the scores [groups, members], with -inf outside the TOP_GROUPS best groups.
+
+    The score of a group is its best score or, with SUMMED 2, the sum of its two best scores.
+    """
     lowest = -float("inf")
-    worth = tl.max(choice, axis=1)
-    if COUNTED > 1:
+    group_score = tl.max(choice, axis=1)
+    if SUMMED > 1:
         best = tl.argmax(choice, axis=1, tie_break_left=True)
-        worth += tl.max(tl.where(member[None, :] == best[:, None], lowest, choice), axis=1)
-    kept = group < 0
+        group_score += tl.max(tl.where(member[None, :] == best[:, None], lowest, choice), axis=1)
+    is_best = group < 0
     for _ in tl.static_range(TOP_GROUPS):
-        best = tl.argmax(worth, axis=0, tie_break_left=True)
-        kept = kept | (group == best)
-        worth = tl.where(group == best, lowest, worth)
-    return tl.where(kept[:, None], choice, lowest)
+        best = tl.argmax(group_score, axis=0, tie_break_left=True)
+        is_best = is_best | (group == best)
+        group_score = tl.where(group == best, lowest, group_score)
+    return tl.where(is_best[:, None], choice, lowest)
 
 
 @kernel(do_not_specialize=("num_rows", "spare_slot"))
 def _route(
     logits, bias, correction, slots, chosen, shares, counts, num_rows, spare_slot, scale,
     EXPERTS: tl.constexpr, PARTS: tl.constexpr, GROUPS: tl.constexpr, GROUP_BLOCK: tl.constexpr,
-    MEMBERS: tl.constexpr, MEMBER_BLOCK: tl.constexpr, TOP_GROUPS: tl.constexpr, COUNTED: tl.constexpr,
-    TAKEN: tl.constexpr, TAKEN_BLOCK: tl.constexpr, SIGMOID: tl.constexpr, NORMALIZE: tl.constexpr,
-    BIASED: tl.constexpr, CORRECTED: tl.constexpr, AHEAD: tl.constexpr,
+    MEMBERS: tl.constexpr, MEMBER_BLOCK: tl.constexpr, TOP_GROUPS: tl.constexpr, SUMMED: tl.constexpr,
+    PER_TOKEN: tl.constexpr, PER_TOKEN_BLOCK: tl.constexpr, SIGMOID: tl.constexpr, NORMALIZE: tl.constexpr,
+    BIASED: tl.constexpr, CORRECTED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Select one row's experts, best first, the lower number on ties, and their weights."""
-    let_the_next_kernel_come(AHEAD)
-    wait_for_the_kernel_before(AHEAD)
+    """Select one row's experts, best first and the lower number on ties, and compute their shares."""
+    launch_dependents(PDL)
+    wait_for_previous_kernel(PDL)
     row = tl.program_id(0).to(tl.int64)
     group, member = tl.arange(0, GROUP_BLOCK), tl.arange(0, MEMBER_BLOCK)
     expert = group[:, None] * MEMBERS + member[None, :]
-    there = (group < GROUPS)[:, None] & (member < MEMBERS)[None, :]
-    logit = tl.load(logits + row * EXPERTS + expert, mask=there, other=-float("inf"))
+    mask = (group < GROUPS)[:, None] & (member < MEMBERS)[None, :]
+    logit = tl.load(logits + row * EXPERTS + expert, mask=mask, other=-float("inf"))
     for part in tl.static_range(1, PARTS):
-        logit += tl.load(logits + (part * num_rows + row) * EXPERTS + expert, mask=there, other=0.0)
+        logit += tl.load(logits + (part * num_rows + row) * EXPERTS + expert, mask=mask, other=0.0)
     if BIASED:
-        logit += tl.load(bias + expert, mask=there, other=0.0)
+        logit += tl.load(bias + expert, mask=mask, other=0.0)
     if SIGMOID:
         scores = 1.0 / (1.0 + tl.exp(-logit))
     else:
         raised = tl.exp(logit - tl.max(tl.max(logit, axis=1), axis=0))
         scores = raised / tl.sum(tl.sum(raised, axis=1), axis=0)
-    choice = tl.where(there, scores, -float("inf"))
+    choice = tl.where(mask, scores, -float("inf"))
     if CORRECTED:
-        choice += tl.load(correction + expert, mask=there, other=0.0)
+        choice += tl.load(correction + expert, mask=mask, other=0.0)
     if GROUPS > 1:
-        choice = _in_best_groups(choice, group, member, TOP_GROUPS, COUNTED)
-    place = tl.arange(0, TAKEN_BLOCK)
-    taken, share = tl.zeros((TAKEN_BLOCK,), tl.int32), tl.zeros((TAKEN_BLOCK,), tl.float32)
-    for rank in tl.static_range(TAKEN):
+        choice = _in_best_groups(choice, group, member, TOP_GROUPS, SUMMED)
+    ranks = tl.arange(0, PER_TOKEN_BLOCK)
+    chosen_expert, share = tl.zeros((PER_TOKEN_BLOCK,), tl.int32), tl.zeros((PER_TOKEN_BLOCK,), tl.float32)
+    for rank in tl.static_range(PER_TOKEN):
         highest = tl.max(tl.max(choice, axis=1), axis=0)
         # With NaN logits there is no maximum: the last expert is taken, and its weight is NaN too.
-        found = tl.min(tl.min(tl.where(choice == highest, expert, EXPERTS - 1), axis=1), axis=0)
-        own = tl.sum(tl.sum(tl.where(there & (expert == found), scores, 0.0), axis=1), axis=0)
-        taken, share = tl.where(place == rank, found, taken), tl.where(place == rank, own, share)
-        choice = tl.where(expert == found, -float("inf"), choice)
+        best = tl.min(tl.min(tl.where(choice == highest, expert, EXPERTS - 1), axis=1), axis=0)
+        score = tl.sum(tl.sum(tl.where(mask & (expert == best), scores, 0.0), axis=1), axis=0)
+        chosen_expert, share = (
+            tl.where(ranks == rank, best, chosen_expert),
+            tl.where(ranks == rank, score, share),
+        )
+        choice = tl.where(expert == best, -float("inf"), choice)
     if NORMALIZE:
         share = share / (tl.sum(share, axis=0) + 1e-20)
     # Padding has no expert, so that no weights are read for it.
-    taken = tl.where(tl.load(slots + row) == spare_slot, EXPERTS, taken)
-    tl.store(chosen + row * TAKEN + place, taken, mask=place < TAKEN)
-    tl.store(counts + row * TAKEN + place, (taken < EXPERTS).to(tl.int32), mask=place < TAKEN)
-    tl.store(shares + row * TAKEN + place, share * scale, mask=place < TAKEN)
+    chosen_expert = tl.where(tl.load(slots + row) == spare_slot, EXPERTS, chosen_expert)
+    tl.store(chosen + row * PER_TOKEN + ranks, chosen_expert, mask=ranks < PER_TOKEN)
+    tl.store(counts + row * PER_TOKEN + ranks, (chosen_expert < EXPERTS).to(tl.int32), mask=ranks < PER_TOKEN)
+    tl.store(shares + row * PER_TOKEN + ranks, share * scale, mask=ranks < PER_TOKEN)
 
 
 def route(
     logits: Tensor, weights: ExpertWeights[object], spec: ExpertsSpec, slots: Tensor, spare_slot: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the experts of every row, int32 [rows, per token], their weights, float32, and 1 for each, int32.
+    """Return the experts of every row, their shares (routing weights), and their counts, each [rows, per token].
 
-    `logits` are in parts, float32 [parts, rows, experts]. Rows that write to `spare_slot` (padding) get the expert
-    number `spec.count`, which does not exist, and 0.
+    Experts and counts are int32, shares float32. `logits` are in parts, float32 [parts, rows, experts]. A count is 1.
+    Rows that write to `spare_slot` (padding) have the expert number `spec.count`, which does not exist, and count 0.
     """
     parts, rows, experts = logits.shape
     chosen = torch.empty((rows, spec.per_token), dtype=torch.int32, device=logits.device)
@@ -105,10 +111,10 @@ def route(
         chosen, shares, counts, rows, spare_slot, spec.scale,
         EXPERTS=experts, PARTS=parts, GROUPS=spec.groups, GROUP_BLOCK=triton.next_power_of_2(spec.groups),
         MEMBERS=members, MEMBER_BLOCK=triton.next_power_of_2(members), TOP_GROUPS=spec.top_groups,
-        COUNTED=1 if spec.group_score is GroupScore.MAX else 2, TAKEN=spec.per_token,
-        TAKEN_BLOCK=triton.next_power_of_2(spec.per_token), SIGMOID=spec.scores is Scores.SIGMOID,
+        SUMMED=1 if spec.group_score is GroupScore.MAX else 2, PER_TOKEN=spec.per_token,
+        PER_TOKEN_BLOCK=triton.next_power_of_2(spec.per_token), SIGMOID=spec.scores is Scores.SIGMOID,
         NORMALIZE=spec.normalize, BIASED=bias is not None, CORRECTED=correction is not None,
-        num_warps=1, **ahead(slots),
+        num_warps=1, **pdl_options(slots),
     )  # fmt: skip
     return chosen, shares, counts
 
@@ -117,47 +123,47 @@ def route(
 class ExpertBlocks:
     """(row, expert) pairs sorted by expert, in blocks of one expert each.
 
-    A pair is row * per token + rank of the expert.
+    The number of a pair is row * per token + rank of the expert among the row's.
     """
 
-    order: Tensor  # int32 [pairs]
-    experts: Tensor  # int32 [blocks]
+    order: Tensor  # int32 [pairs], numbers of the pairs
+    experts: Tensor  # int32 [blocks], the block's expert
     firsts: Tensor  # int32 [blocks], first index in `order`
     counts: Tensor  # int32 [blocks], at most `rows`; 0: the block is empty
-    rows: int  # of a block
+    rows: int  # maximum pairs of a block
 
 
 @kernel(do_not_specialize=("count", "num_blocks"))
 def _sort(
     chosen, order, experts, firsts, counts, count, num_blocks,
-    EXPERTS: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, AHEAD: tl.constexpr,
+    EXPERTS: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Sort the pairs of one expert and write its blocks; it counts the pairs of earlier experts itself."""
-    let_the_next_kernel_come(AHEAD)
-    wait_for_the_kernel_before(AHEAD)
+    """Sort the pairs of one expert and write its blocks. The program counts the pairs of lower experts itself."""
+    launch_dependents(PDL)
+    wait_for_previous_kernel(PDL)
     expert = tl.program_id(0)
-    own, before = 0, 0
+    num_pairs, pairs_before = 0, 0
     for begin in range(0, count, CHUNK):
         pair = begin + tl.arange(0, CHUNK)
-        taken = tl.load(chosen + pair, mask=pair < count, other=EXPERTS)
-        own += tl.sum((taken == expert).to(tl.int32), axis=0)
-        before += tl.sum((taken < expert).to(tl.int32), axis=0)
-    place = before
+        experts_of_pairs = tl.load(chosen + pair, mask=pair < count, other=EXPERTS)
+        num_pairs += tl.sum((experts_of_pairs == expert).to(tl.int32), axis=0)
+        pairs_before += tl.sum((experts_of_pairs < expert).to(tl.int32), axis=0)
+    next_pair = pairs_before
     for begin in range(0, count, CHUNK):
         pair = begin + tl.arange(0, CHUNK)
-        mine = tl.load(chosen + pair, mask=pair < count, other=EXPERTS) == expert
-        tl.store(order + place + tl.cumsum(mine.to(tl.int32), axis=0) - 1, pair, mask=mine)
-        place += tl.sum(mine.to(tl.int32), axis=0)
-    # An upper bound without counting other experts' blocks, and never more blocks than pairs.
-    block = tl.minimum(before, before // ROWS + expert)
-    end = tl.minimum(place, place // ROWS + expert + 1)
+        is_chosen = tl.load(chosen + pair, mask=pair < count, other=EXPERTS) == expert
+        tl.store(order + next_pair + tl.cumsum(is_chosen.to(tl.int32), axis=0) - 1, pair, mask=is_chosen)
+        next_pair += tl.sum(is_chosen.to(tl.int32), axis=0)
+    # An upper bound of the lower experts' blocks, without counting them; never more blocks than pairs.
+    block = tl.minimum(pairs_before, pairs_before // ROWS + expert)
+    end = tl.minimum(next_pair, next_pair // ROWS + expert + 1)
     if expert == EXPERTS - 1:
         end = num_blocks
-    for empty in range(block, end):
-        done = (empty - block) * ROWS
-        tl.store(experts + empty, expert)
-        tl.store(firsts + empty, before + done)
-        tl.store(counts + empty, tl.maximum(tl.minimum(own - done, ROWS), 0))
+    for index in range(block, end):
+        pairs_done = (index - block) * ROWS
+        tl.store(experts + index, expert)
+        tl.store(firsts + index, pairs_before + pairs_done)
+        tl.store(counts + index, tl.maximum(tl.minimum(num_pairs - pairs_done, ROWS), 0))
 
 
 def sort_by_expert(chosen: Tensor, count: int, rows: int) -> ExpertBlocks:
@@ -168,6 +174,6 @@ def sort_by_expert(chosen: Tensor, count: int, rows: int) -> ExpertBlocks:
     experts, firsts, counts = torch.empty((3, num_blocks), dtype=torch.int32, device=device)
     _sort[(count,)](
         chosen, order, experts, firsts, counts, pairs, num_blocks,
-        EXPERTS=count, ROWS=rows, CHUNK=chunk, num_warps=8 if chunk > 1024 else 4, **ahead(chosen),
+        EXPERTS=count, ROWS=rows, CHUNK=chunk, num_warps=8 if chunk > 1024 else 4, **pdl_options(chosen),
     )  # fmt: skip
     return ExpertBlocks(order, experts, firsts, counts, rows)

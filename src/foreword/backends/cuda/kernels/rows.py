@@ -5,12 +5,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from foreword.backends.cuda.kernels.ahead import (
-    ahead,
-    let_the_next_kernel_come,
-    wait_for_the_kernel_before,
+from foreword.backends.cuda.kernels.dependent_launch import (
+    launch_dependents,
+    pdl_options,
+    wait_for_previous_kernel,
 )
-from foreword.backends.cuda.kernels.fp8 import Fp8Rows, group_of, memory_of, padded, row_warps, store_rounded
+from foreword.backends.cuda.kernels.fp8 import (
+    Fp8Rows,
+    arrays_of,
+    padded_width,
+    row_warps,
+    scale_group,
+    store_rounded,
+)
 from foreword.backends.cuda.kernels.functions import activated, tanh
 from foreword.kernels.launching import kernel
 from foreword.kernels.recording import is_recording
@@ -21,15 +28,15 @@ def _embed(token_ids, table, stream, scale, WIDTH: tl.constexpr, BLOCK: tl.const
     row = tl.program_id(0).to(tl.int64)
     token = tl.load(token_ids + row).to(tl.int64)
     columns = tl.arange(0, BLOCK)
-    there = columns < WIDTH
-    numbers = tl.load(table + token * WIDTH + columns, mask=there)
+    mask = columns < WIDTH
+    numbers = tl.load(table + token * WIDTH + columns, mask=mask)
     if SCALED:
         numbers = (numbers.to(tl.float32) * scale).to(numbers.dtype)
-    tl.store(stream + row * WIDTH + columns, numbers, mask=there)
+    tl.store(stream + row * WIDTH + columns, numbers, mask=mask)
 
 
 def embed(token_ids: Tensor, table: Tensor, out: Tensor, scale: float = 1.0) -> Tensor:
-    """Return rows of the embedding [vocab, hidden] for token_ids [rows], times `scale`."""
+    """Write the embeddings of token_ids [rows], times `scale`, to `out` and return it; `table` is [vocab, hidden]."""
     width = table.shape[1]
     _embed[(len(token_ids),)](
         token_ids, table, out, scale, WIDTH=width, BLOCK=triton.next_power_of_2(width), SCALED=scale != 1
@@ -42,68 +49,68 @@ def _fill_in(token_ids, drawn, rows, BLOCK: tl.constexpr):
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     token = tl.load(token_ids + row, mask=row < rows, other=0)
     is_pending = (row < rows) & (token < 0)
-    found = tl.load(drawn + (-1 - token), mask=is_pending, other=0)
-    tl.store(token_ids + row, tl.maximum(found, 0).to(tl.int32), mask=is_pending)
+    drawn_token = tl.load(drawn + (-1 - token), mask=is_pending, other=0)
+    tl.store(token_ids + row, tl.maximum(drawn_token, 0).to(tl.int32), mask=is_pending)
 
 
 def fill_in(token_ids: Tensor, drawn: Tensor) -> None:
-    """Replace placeholder ids by the tokens that the previous pass drew (see `backends.batch.known_ids`)."""
+    """Replace, in place, ids that refer to tokens of the previous pass by these tokens; see `batch.resolve_ids`."""
     _fill_in[(triton.cdiv(len(token_ids), 256),)](token_ids, drawn, len(token_ids), BLOCK=256)
     if is_recording():
-        token_ids.clamp_(min=0)  # torch reads them and needs valid ids
+        token_ids.clamp_(min=0)  # no kernel runs while recording, but torch operations do, and need valid ids
 
 
 @triton.jit
 def _sum_of_parts(
-    parts, num_rows, row, columns, there, WIDTH: tl.constexpr, PARTS: tl.constexpr, kind: tl.constexpr
+    parts, num_rows, row, columns, mask, WIDTH: tl.constexpr, PARTS: tl.constexpr, dtype: tl.constexpr
 ):
-    """Add one row of float32 parts [PARTS, rows, width] in order, then round it like a product."""
-    total = tl.load(parts + row * WIDTH + columns, mask=there, other=0.0)
+    """Return the sum of one row of float32 parts [PARTS, rows, width], added in order, then rounded to `dtype`."""
+    total = tl.load(parts + row * WIDTH + columns, mask=mask, other=0.0)
     for part in tl.static_range(1, PARTS):
-        total += tl.load(parts + (part * num_rows + row) * WIDTH + columns, mask=there, other=0.0)
-    return total.to(kind)
+        total += tl.load(parts + (part * num_rows + row) * WIDTH + columns, mask=mask, other=0.0)
+    return total.to(dtype)
 
 
 @kernel(do_not_specialize=("num_rows",))
 def _add_norm(
-    stream, delta, bias, after, weight, out, values, scales, num_rows, eps, scale,
+    stream, delta, bias, delta_norm, weight, out, values, scales, num_rows, eps, scale,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, ADDS: tl.constexpr, PARTS: tl.constexpr, BIASED: tl.constexpr,
-    AFTER: tl.constexpr, SCALED: tl.constexpr, NORMED: tl.constexpr, GROUP: tl.constexpr, AHEAD: tl.constexpr,
+    DELTA_NORMED: tl.constexpr, SCALED: tl.constexpr, NORMED: tl.constexpr, GROUP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    let_the_next_kernel_come(AHEAD)
-    wait_for_the_kernel_before(AHEAD)
+    launch_dependents(PDL)
+    wait_for_previous_kernel(PDL)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
-    there = columns < WIDTH
-    x = tl.load(stream + row * WIDTH + columns, mask=there, other=0.0)
+    mask = columns < WIDTH
+    x = tl.load(stream + row * WIDTH + columns, mask=mask, other=0.0)
     if ADDS:
         if PARTS > 0:
-            more = _sum_of_parts(delta, num_rows, row, columns, there, WIDTH, PARTS, tl.float32)
+            addend = _sum_of_parts(delta, num_rows, row, columns, mask, WIDTH, PARTS, tl.float32)
             if BIASED:
-                more += tl.load(bias + columns, mask=there, other=0.0).to(tl.float32)
-            more = more.to(x.dtype)
+                addend += tl.load(bias + columns, mask=mask, other=0.0).to(tl.float32)
+            addend = addend.to(x.dtype)
         else:
-            more = tl.load(delta + row * WIDTH + columns, mask=there, other=0.0)
-        if AFTER:
-            more = _normed(more, after, eps, columns, there, WIDTH)
+            addend = tl.load(delta + row * WIDTH + columns, mask=mask, other=0.0)
+        if DELTA_NORMED:
+            addend = _normed(addend, delta_norm, eps, columns, mask, WIDTH)
         if SCALED:
-            more = (more.to(tl.float32) * scale).to(x.dtype)
-        x = x.to(tl.float32) + more.to(tl.float32)
+            addend = (addend.to(tl.float32) * scale).to(x.dtype)
+        x = x.to(tl.float32) + addend.to(tl.float32)
         x = x.to(stream.dtype.element_ty)
-        tl.store(stream + row * WIDTH + columns, x, mask=there)
+        tl.store(stream + row * WIDTH + columns, x, mask=mask)
     if NORMED:
-        x = _normed(x, weight, eps, columns, there, WIDTH)
-        tl.store(out + row * WIDTH + columns, x, mask=there)
+        x = _normed(x, weight, eps, columns, mask, WIDTH)
+        tl.store(out + row * WIDTH + columns, x, mask=mask)
     if GROUP > 0:
-        store_rounded(x, values, scales, row, columns, there, WIDTH, BLOCK, GROUP)
+        store_rounded(x, values, scales, row, columns, mask, WIDTH, BLOCK, GROUP)
 
 
 @triton.jit
-def _normed(x, weight, eps, columns, there, WIDTH: tl.constexpr):
-    """The RMS norm of one row, times `weight`."""
+def _normed(x, weight, eps, columns, mask, WIDTH: tl.constexpr):
+    """Return the RMS norm of one row, times `weight`."""
     wide = x.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / WIDTH + eps)
-    return tl.load(weight + columns, mask=there, other=0.0) * (wide * scale).to(x.dtype)
+    return tl.load(weight + columns, mask=mask, other=0.0) * (wide * scale).to(x.dtype)
 
 
 def add_norm(
@@ -113,27 +120,28 @@ def add_norm(
     eps: float,
     out: Tensor,
     rounded: Fp8Rows | None = None,
-    after: Tensor | None = None,
+    delta_norm: Tensor | None = None,
     scale: float = 1.0,
     bias: Tensor | None = None,
 ) -> Tensor:
     """Add `delta` to `stream` [rows, hidden] in place and return the RMS norm of the sum, times `weight`.
 
-    `delta` is [rows, hidden] or a product in parts, float32 [parts, rows, hidden], whose `bias` is not added yet; it is
-    normalised with the weights `after` and multiplied by `scale` first. With an empty `weight`, the stream itself is
-    returned. `rounded` receives the result in 8 bits.
+    `delta` is [rows, hidden], or a product in parts, float32 [parts, rows, hidden], to which its `bias` is still to be
+    added. Before it is added, `delta` is normalised with the weights `delta_norm`, if given, and multiplied by `scale`.
+    The norm is written to `out`; with an empty `weight` there is none, and the stream itself is returned. `rounded`
+    receives the result in 8 bits.
     """
     rows, width = stream.shape
-    block = padded(width, rounded)
+    block = padded_width(width, rounded)
     parts = len(delta) if delta is not None and delta.ndim == 3 else 0
     is_normed = len(weight) > 0
     if delta is not None or is_normed or rounded is not None:
         _add_norm[(rows,)](
             stream, stream if delta is None else delta, stream if bias is None else bias,
-            stream if after is None else after, weight, out, *memory_of(rounded, out), rows, eps, scale,
+            stream if delta_norm is None else delta_norm, weight, out, *arrays_of(rounded, out), rows, eps, scale,
             WIDTH=width, BLOCK=block, ADDS=delta is not None, PARTS=parts, BIASED=bias is not None and parts > 0,
-            AFTER=after is not None, SCALED=scale != 1, NORMED=is_normed,
-            GROUP=group_of(rounded, block), num_warps=4 if block <= 2048 else 8, **ahead(stream),
+            DELTA_NORMED=delta_norm is not None, SCALED=scale != 1, NORMED=is_normed,
+            GROUP=scale_group(rounded, block), num_warps=4 if block <= 2048 else 8, **pdl_options(stream),
         )  # fmt: skip
     return out if is_normed else stream
 
@@ -141,29 +149,29 @@ def add_norm(
 @kernel()
 def _norm_heads(
     qkv, query_norm, key_norm, stride, eps,
-    QUERY: tl.constexpr, KEY: tl.constexpr, BLOCK: tl.constexpr, AHEAD: tl.constexpr,
+    QUERY: tl.constexpr, KEY: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    let_the_next_kernel_come(AHEAD)
-    wait_for_the_kernel_before(AHEAD)
+    launch_dependents(PDL)
+    wait_for_previous_kernel(PDL)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     if tl.program_id(1) == 0:
-        at, there = qkv + row * stride + columns, columns < QUERY
-        x = tl.load(at, mask=there, other=0.0)
-        tl.store(at, _normed(x, query_norm, eps, columns, there, QUERY), mask=there)
+        at, mask = qkv + row * stride + columns, columns < QUERY
+        x = tl.load(at, mask=mask, other=0.0)
+        tl.store(at, _normed(x, query_norm, eps, columns, mask, QUERY), mask=mask)
     else:
-        at, there = qkv + row * stride + QUERY + columns, columns < KEY
-        x = tl.load(at, mask=there, other=0.0)
-        tl.store(at, _normed(x, key_norm, eps, columns, there, KEY), mask=there)
+        at, mask = qkv + row * stride + QUERY + columns, columns < KEY
+        x = tl.load(at, mask=mask, other=0.0)
+        tl.store(at, _normed(x, key_norm, eps, columns, mask, KEY), mask=mask)
 
 
 def norm_heads(qkv: Tensor, norms: tuple[Tensor, Tensor], eps: float) -> None:
-    """Normalise all query heads of a row together and all key heads together, in place: qkv [rows, q + k + v]."""
+    """Normalise all query heads of a row together, and all its key heads together, in place: qkv [rows, q + k + v]."""
     widths = len(norms[0]), len(norms[1])
     block = triton.next_power_of_2(max(widths))
     _norm_heads[(len(qkv), 2)](
         qkv, *norms, qkv.shape[1], eps,
-        QUERY=widths[0], KEY=widths[1], BLOCK=block, num_warps=4 if block <= 2048 else 8, **ahead(qkv),
+        QUERY=widths[0], KEY=widths[1], BLOCK=block, num_warps=4 if block <= 2048 else 8, **pdl_options(qkv),
     )  # fmt: skip
 
 
@@ -174,16 +182,16 @@ def _join_parts(
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    there = columns < WIDTH
-    kind: tl.constexpr = tl.float32 if HAS_BIAS else out.dtype.element_ty
-    total = _sum_of_parts(parts, num_rows, row, columns, there, WIDTH, PARTS, kind)
+    mask = columns < WIDTH
+    dtype: tl.constexpr = tl.float32 if HAS_BIAS else out.dtype.element_ty
+    total = _sum_of_parts(parts, num_rows, row, columns, mask, WIDTH, PARTS, dtype)
     if HAS_BIAS:
-        total += tl.load(bias + columns, mask=there, other=0.0).to(tl.float32)
-    tl.store(out + row * WIDTH + columns, total.to(out.dtype.element_ty), mask=there)
+        total += tl.load(bias + columns, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out + row * WIDTH + columns, total.to(out.dtype.element_ty), mask=mask)
 
 
 def join_parts(parts: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
-    """Add the parts of a product, float32 [parts, rows, width], and the bias, into out [rows, width]."""
+    """Write the sum of a product's parts, float32 [parts, rows, width], plus the bias to out [rows, width]."""
     rows, width = out.shape
     block = min(1024, triton.next_power_of_2(width))
     _join_parts[(rows, triton.cdiv(width, block))](
@@ -194,34 +202,34 @@ def join_parts(parts: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
 
 
 @kernel(do_not_specialize=("num_rows",))
-def _weigh(
-    said, normed, gate, out, num_rows,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, GATED: tl.constexpr, AHEAD: tl.constexpr,
+def _gate_shared_expert(
+    shared, normed, gate, out, num_rows,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, GATED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    let_the_next_kernel_come(AHEAD)
-    wait_for_the_kernel_before(AHEAD)
+    launch_dependents(PDL)
+    wait_for_previous_kernel(PDL)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
-    there = columns < WIDTH
-    total = _sum_of_parts(said, num_rows, row, columns, there, WIDTH, PARTS, tl.float32)
+    mask = columns < WIDTH
+    total = _sum_of_parts(shared, num_rows, row, columns, mask, WIDTH, PARTS, tl.float32)
     if GATED:
-        x = tl.load(normed + row * WIDTH + columns, mask=there, other=0.0).to(tl.float32)
-        logit = tl.sum(x * tl.load(gate + columns, mask=there, other=0.0).to(tl.float32), axis=0)
+        x = tl.load(normed + row * WIDTH + columns, mask=mask, other=0.0).to(tl.float32)
+        logit = tl.sum(x * tl.load(gate + columns, mask=mask, other=0.0).to(tl.float32), axis=0)
         total = total / (1.0 + tl.exp(-logit))
-    tl.store(out + row * WIDTH + columns, total, mask=there)
+    tl.store(out + row * WIDTH + columns, total, mask=mask)
 
 
-def weigh(said: Tensor, normed: Tensor, gate: Tensor | None, out: Tensor) -> Tensor:
-    """Gate the shared expert: `said` [rows, hidden] times sigmoid(normed @ gate [1, hidden]), into out, float32.
+def gate_shared_expert(shared: Tensor, normed: Tensor, gate: Tensor | None, out: Tensor) -> Tensor:
+    """Write the shared expert's output `shared`, times sigmoid(normed @ gate), to `out`, float32, and return `out`.
 
-    `said` may be a product in parts; without a gate it is only converted.
+    `shared` is [rows, hidden] or a product in parts, `gate` [1, hidden]. Without a gate, `shared` is only converted.
     """
     rows, width = out.shape
     block = triton.next_power_of_2(width)
-    _weigh[(rows,)](
-        said, normed, normed if gate is None else gate, out, rows,
-        WIDTH=width, BLOCK=block, PARTS=len(said) if said.ndim == 3 else 1, GATED=gate is not None,
-        num_warps=4 if block <= 2048 else 8, **ahead(out),
+    _gate_shared_expert[(rows,)](
+        shared, normed, normed if gate is None else gate, out, rows,
+        WIDTH=width, BLOCK=block, PARTS=len(shared) if shared.ndim == 3 else 1, GATED=gate is not None,
+        num_warps=4 if block <= 2048 else 8, **pdl_options(out),
     )  # fmt: skip
     return out
 
@@ -229,49 +237,49 @@ def weigh(said: Tensor, normed: Tensor, gate: Tensor | None, out: Tensor) -> Ten
 @kernel()
 def _activate(
     gate_up, out, values, scales,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr, GELU: tl.constexpr, GROUP: tl.constexpr, AHEAD: tl.constexpr,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, GELU: tl.constexpr, GROUP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    let_the_next_kernel_come(AHEAD)
-    wait_for_the_kernel_before(AHEAD)
+    launch_dependents(PDL)
+    wait_for_previous_kernel(PDL)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    there = columns < WIDTH
-    gate = tl.load(gate_up + row * 2 * WIDTH + columns, mask=there, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + row * 2 * WIDTH + WIDTH + columns, mask=there, other=0.0)
+    mask = columns < WIDTH
+    gate = tl.load(gate_up + row * 2 * WIDTH + columns, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * 2 * WIDTH + WIDTH + columns, mask=mask, other=0.0)
     active = activated(gate, GELU).to(up.dtype) * up
-    tl.store(out + row * WIDTH + columns, active, mask=there)
+    tl.store(out + row * WIDTH + columns, active, mask=mask)
     if GROUP > 0:
-        store_rounded(active, values, scales, row, columns, there, WIDTH, BLOCK, GROUP)
+        store_rounded(active, values, scales, row, columns, mask, WIDTH, BLOCK, GROUP)
 
 
 def activate(
     gate_up: Tensor, out: Tensor, rounded: Fp8Rows | None = None, activation: str = "silu"
 ) -> Tensor:
-    """activation(gate) * up of gate_up [rows, 2 width], into out [rows, width]; silu, or gelu in its tanh form.
+    """Write activation(gate) * up of gate_up [rows, 2 width] to out [rows, width] and return it.
 
-    `rounded` receives it in 8 bits.
+    The activation is silu, or gelu in its tanh form. `rounded` receives the result in 8 bits.
     """
     rows, width = out.shape
-    block = min(1024, triton.next_power_of_2(width)) if rounded is None else padded(width, rounded)
+    block = min(1024, triton.next_power_of_2(width)) if rounded is None else padded_width(width, rounded)
     _activate[(rows, triton.cdiv(width, block))](
-        gate_up, out, *memory_of(rounded, out),
-        WIDTH=width, BLOCK=block, GELU=activation != "silu", GROUP=group_of(rounded, block),
-        num_warps=row_warps(block), **ahead(out),
+        gate_up, out, *arrays_of(rounded, out),
+        WIDTH=width, BLOCK=block, GELU=activation != "silu", GROUP=scale_group(rounded, block),
+        num_warps=row_warps(block), **pdl_options(out),
     )  # fmt: skip
     return out
 
 
 @kernel()
 def _take_rows(source, rows, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    place = tl.program_id(0).to(tl.int64)
-    row = tl.load(rows + place).to(tl.int64)
+    index = tl.program_id(0).to(tl.int64)
+    row = tl.load(rows + index).to(tl.int64)
     columns = tl.arange(0, BLOCK)
-    there = columns < WIDTH
-    tl.store(out + place * WIDTH + columns, tl.load(source + row * WIDTH + columns, mask=there), mask=there)
+    mask = columns < WIDTH
+    tl.store(out + index * WIDTH + columns, tl.load(source + row * WIDTH + columns, mask=mask), mask=mask)
 
 
 def take_rows(source: Tensor, rows: Tensor, out: Tensor) -> Tensor:
-    """out[i] = source[rows[i]]."""
+    """Write source[rows[i]] to out[i] for all i; return `out`."""
     width = source.shape[1]
     _take_rows[(len(rows),)](source, rows, out, WIDTH=width, BLOCK=triton.next_power_of_2(width))
     return out
@@ -291,7 +299,7 @@ def _as_logits(
 
 
 def as_logits(numbers: Tensor, scale: float = 1.0, softcap: float | None = None) -> Tensor:
-    """Return a float32 copy, times `scale`, bounded by `softcap` (tanh)."""
+    """Return a float32 copy of the numbers, times `scale`, soft-capped at `softcap` if given (tanh)."""
     out = torch.empty(numbers.shape, dtype=torch.float32, device=numbers.device)
     _as_logits[(triton.cdiv(numbers.numel(), 4096),)](
         numbers, out, numbers.numel(), scale, softcap or 1.0,

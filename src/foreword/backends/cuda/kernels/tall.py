@@ -1,7 +1,7 @@
 """Matrix products for 64 to 256 rows on GPUs with a tensor memory accelerator (Hopper and later).
 
-All rows of a pass are in one program, which minimises L2 traffic of weights and input. Since tile sides are powers of
-two, it holds the rows in two pieces (128 + 64). Sums are those of `linear`.
+One program computes all rows of a pass, which minimises L2 traffic of weights and input. Since tile sides are powers of
+two, the program holds the rows in two pieces, such as 128 + 64. It sums in the order of `linear`.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from foreword.kernels.launching import kernel
 
 @dataclass(frozen=True)
 class TallTile:
-    """Tile sizes of a product; they do not change a bit of the result."""
+    """Tile sizes of a product. They do not change a bit of the result."""
 
     rows: int  # of the input
     more_rows: int  # of the input, in a second piece; 0: none
@@ -29,7 +29,7 @@ class TallTile:
 
     @property
     def shared_bytes(self) -> int:
-        """Return the shared memory of all stages in 16-bit numbers, and of their barriers."""
+        """Return the bytes of shared memory of all stages, of 16-bit numbers, and of their barriers."""
         return self.stages * (self.rows + self.more_rows + self.columns) * self.depth * 2 + 1024
 
 
@@ -38,7 +38,7 @@ def _tall_linear(
     x, more_x, weight, y, num_rows, N, part_depth,
     ROWS: tl.constexpr, MORE: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """y[part, m, n] = sum over the part's k of x[m, k] weight[n, k]; x and weight are descriptors of tiles."""
+    """y[part, m, n] = sum over the part's k of x[m, k] weight[n, k]; x and weight are tensor descriptors."""
     tiles_of_rows = tl.cdiv(num_rows, ROWS + MORE)
     row = tl.program_id(0) % tiles_of_rows * (ROWS + MORE)
     column = tl.program_id(0) // tiles_of_rows * COLUMNS
@@ -67,7 +67,7 @@ def _store(total, y, row, column, num_rows, N, ROWS: tl.constexpr, COLUMNS: tl.c
 def tall_linear(
     x: Tensor, weight: Tensor, out: Tensor, tile: TallTile, part_depth: int | None = None
 ) -> Tensor:
-    """x [rows, K] times weight [N, K], into out [rows, N]; in parts as `linear`. See `can_be_tall`."""
+    """Write x [rows, K] times weight [N, K] to out [rows, N]; in parts as `linear`. `can_be_tall` must hold."""
     (num_rows, depth), columns = x.shape, len(weight)
     part_depth = part_depth or depth
     grid = (
@@ -86,7 +86,7 @@ def tall_linear(
 
 
 def can_be_tall(x: Tensor, weight: Tensor, tile: TallTile, part_depth: int) -> bool:
-    """Return whether the tensor memory accelerator can load these, and parts are whole loads."""
+    """Return whether `tall_linear` can compute this product: TMA can load it, and a part is a whole number of loads."""
     depth = x.shape[1]
     return (
         x.is_cuda
