@@ -149,7 +149,7 @@ ENGINE_MUTANTS = (
         34,
         "an answer of one token does not end",
         "engine/requests/answer.py",
-        "AnswerState._end",
+        "AnswerState._find_end",
         "count == self.room",
         "count == self.room and len(self.tokens) + count > self.prompt_len + 1",
         (WORLDS,),

@@ -199,8 +199,8 @@ HOUSE_MUTANTS = (
         "drafting is billed to everyone by rows",
         "engine/requests/accounting.py",
         "Accounting.observe",
-        "self._draft += part.draft_seconds",
-        "self._draft += rows * report.seconds.draft / report.rows",
+        "self._draft += report.draft_seconds",
+        "self._draft += rows * step.seconds.draft / step.rows",
         ("tests/integration/test_request_stats.py::test_drafting_is_billed_to_those_who_were_asked",),
     ),
     Mutant(

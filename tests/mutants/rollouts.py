@@ -105,8 +105,8 @@ ROLLOUT_MUTANTS = (
         "what is checked in idle time is told to somebody",
         "engine/core.py",
         "EngineCore._deltas",
-        "(part.verdict.tokens or has_ended) and (not request.identity.assigned.is_check)",
-        "part.verdict.tokens or has_ended",
+        "(result.verdict.tokens or has_ended) and (not request.identity.assigned.is_check)",
+        "result.verdict.tokens or has_ended",
         ("tests/integration/test_policy_texts.py::test_texts_are_those_of_plain_decoding",),
     ),
     Mutant(

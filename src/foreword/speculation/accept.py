@@ -85,7 +85,7 @@ def _verdict(place: int, request: StepRequest, draft: Draft, judged: Judgement, 
     """Return the verdict of the request at `place` in the judged batch, cut where the answer ends."""
     block, path = found.tokens(judged.trees, place), found.paths[place]
     logprobs: tuple[TokenLogprobs, ...] = ()
-    kept = request.kept(block)
+    kept = request.count_kept(block)
     if kept < len(block):
         block, path = block[:kept], path[:kept]
     if judged.logprobs[place] >= 0:

@@ -22,7 +22,7 @@ class Verdict(NamedTuple):
     logprobs: tuple[TokenLogprobs, ...] = ()  # one per token if requested
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of prompt tokens scored in this pass, if requested
     error: str | None = None  # why the request cannot continue after these tokens, unless they end it
-    is_asked: bool = False  # the request's own parameters cause the error, not a fault
+    is_request_error: bool = False  # the request's own parameters cause the error, not a fault
     poisoned: bool = False  # the pass computed NaN or infinity: the KV rows it wrote must not be reused
     draft: Draft = NO_DRAFT  # the verified draft
     draws: tuple[int, ...] = ()  # the target's tokens after the text and after every node; empty: not drawn
@@ -157,7 +157,7 @@ class StepRequest(Protocol):
         """Number of tokens that may still be committed."""
         ...
 
-    def kept(self, tokens: Sequence[int]) -> int:
+    def count_kept(self, tokens: Sequence[int]) -> int:
         """Return how many of these next tokens belong to the answer, which may end within them."""
         ...
 

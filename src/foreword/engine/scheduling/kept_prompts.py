@@ -29,7 +29,7 @@ class KeptPrompts:
         if (
             leader.finish_reason in _ENDED_WELL
             and leader.params.n > 1
-            and any(request.queued.leader is leader for request in waiting)
+            and any(request.scheduling.leader is leader for request in waiting)
             and leader.kv.computed >= rows > 0
             and self._cache.can_fork(leader.kv, rows)
             and self._cache.available_pages
@@ -44,7 +44,9 @@ class KeptPrompts:
         """Release prompts that no request waits for."""
         if self._kept:
             wanted = {
-                request.queued.leader.request_id for request in waiting if request.queued.leader is not None
+                request.scheduling.leader.request_id
+                for request in waiting
+                if request.scheduling.leader is not None
             }
             for leader in self._kept.keys() - wanted:
                 self._cache.close(self._kept.pop(leader))

@@ -42,9 +42,9 @@ class Order:
         """Return the next request to admit; None if none waits."""
         now = self._clock()
         aged = [request for request in waiting if self._has_aged(request, now)]
-        if aged and sum(request.queued.is_aged for request in running) < self._aged_places:
+        if aged and sum(request.scheduling.is_aged for request in running) < self._aged_places:
             oldest = min(aged, key=lambda request: request.request_id)
-            oldest.queued.is_aged = True
+            oldest.scheduling.is_aged = True
             return oldest
         # Counted only for a choice: with a long queue of one tenant, each of its requests would count all others.
         held = Counter(request.tenant for request in running) if len(waiting) > 1 else Counter[str]()
@@ -56,7 +56,7 @@ class Order:
 
         chosen = min(waiting, key=admission_rank, default=None)
         if chosen is not None:
-            chosen.queued.is_aged = False
+            chosen.scheduling.is_aged = False
         return chosen
 
     @staticmethod
@@ -67,14 +67,14 @@ class Order:
 def preemption_rank(request: Request) -> tuple[int, int, int, int]:
     """Return the sort key of running requests: the last is preempted first. It is constant while a request runs."""
     service = request.service
-    if request.queued.is_aged:
+    if request.scheduling.is_aged:
         return (0, 0, 0, request.request_id)
     return (1, service.slo, service.priority, request.request_id)
 
 
 def is_preempted_by(running: Request, request: Request) -> bool:
     """Return whether a running request is preempted to start the other one."""
-    return not running.queued.is_aged and running.service.slo > request.service.slo
+    return not running.scheduling.is_aged and running.service.slo > request.service.slo
 
 
 HEADROOM = 0.1  # fraction of the time kept free, because step times are known only as means
@@ -106,7 +106,7 @@ def shared_rows(requests: Sequence[Request], rows: int) -> dict[int, int]:
     urgent = [request for request in requests if request.service.slo == Slo.LATENCY]
     others = [request for request in requests if request.service.slo != Slo.LATENCY]
     places = max(rows - len(urgent), rows // OTHERS_DIVISOR, 1)
-    others.sort(key=lambda request: (request.queued.served, request.request_id))
+    others.sort(key=lambda request: (request.scheduling.last_pass, request.request_id))
     chosen = [*urgent, *others[:places]]
     return rows_in_order(chosen, max(rows - len(chosen), 0))
 
@@ -139,7 +139,7 @@ def reason_to_end(request: Request, now: float, costs: StepCosts, running: int, 
 
     `found` counts prompt rows that it need not compute.
     """
-    deadline = request.queued.deadline
+    deadline = request.scheduling.deadline
     if deadline is None:
         return None
     reported = f"deadline_ms is {deadline.milliseconds:g}"

@@ -94,7 +94,7 @@ class Scheduler:
         self._passes += 1
         chosen = [request for request in self.running if request.request_id in runs]
         for request in chosen:
-            request.queued.served = self._passes
+            request.scheduling.last_pass = self._passes
         return [PassEntry.of(request, runs[request.request_id]) for request in chosen]
 
     def _is_free(self, request: Request) -> bool:
@@ -103,7 +103,9 @@ class Scheduler:
 
     def late(self) -> list[tuple[Request, str]]:
         """Return the requests whose deadline has passed or cannot be met, each with the reason."""
-        timed = [request for request in (*self.running, *self.waiting) if request.queued.deadline is not None]
+        timed = [
+            request for request in (*self.running, *self.waiting) if request.scheduling.deadline is not None
+        ]
         if not timed:
             return []
         now, costs, running = self._clock(), self._situation.costs, len(self.running)
@@ -117,11 +119,11 @@ class Scheduler:
         """Return the prompt rows that a waiting request will find in the cache or copy from the first answer."""
         if (
             request.kv.computed
-            or request.queued.deadline is None
-            or not request.queued.deadline.must_be_whole
+            or request.scheduling.deadline is None
+            or not request.scheduling.deadline.must_be_whole
         ):
             return 0
-        if request.queued.leader is not None:
+        if request.scheduling.leader is not None:
             return request.prompt_len - 1
         pages = self._cache.matching_pages(request.owner_of_pages, request.tokens)
         return pages * self._cache.page_size
@@ -251,7 +253,7 @@ class Scheduler:
 
     def _start(self, request: Request) -> "_Start":
         """Return the start of a request, with rows of the first answer to the same prompt or of the prefix cache."""
-        cache, leader, page_size = self._cache, request.queued.leader, self._cache.page_size
+        cache, leader, page_size = self._cache, request.scheduling.leader, self._cache.page_size
         is_scored = request.prompt_logprobs is None or request.scored >= request.prompt_len - 1
         # Rows found in the cache yield no log-probabilities.
         tokens = request.tokens if is_scored else ()
@@ -278,7 +280,7 @@ class _Start:
 
 def _waits_for_leader(request: Request) -> bool:
     """Return whether the first answer to the same prompt will compute rows that this request can copy."""
-    leader = request.queued.leader
+    leader = request.scheduling.leader
     return leader is not None and leader.finish_reason is None and leader.kv.computed < request.prompt_len - 1
 
 
