@@ -141,8 +141,8 @@ HOUSE_MUTANTS = (
         48,
         "the policy stays as patient when it wants guesses again",
         "engine/scheduling/asynchronous.py",
-        "LookaheadGate._wants_drafts",
-        "self._patience = PLANNED_EVERY",
+        "LookaheadGate._wants_plan",
+        "self._interval = PLANNED_EVERY",
         "pass",
         (
             f"{UNIT}/engine/scheduling/test_asynchronous.py"

@@ -68,7 +68,7 @@ ROLLOUT_MUTANTS = (
         "a drafter that crashes is asked again and again",
         "engine/policy/health.py",
         "Baselines.health",
-        "faults - before.faults",
+        "faults - start.faults",
         "0",
         (f"{ENGINE}::test_one_that_goes_bad_when_it_is_in_use_is_rolled_back",),
     ),
@@ -76,7 +76,7 @@ ROLLOUT_MUTANTS = (
         81,
         "a broken file takes the place of a good one",
         "engine/policy/controller.py",
-        "PolicyFileController._watch",
+        "PolicyFileController._reload_if_changed",
         "try:\n"
         "    document = read_policy(self.path)\n"
         "    configs = drafter_configs(document)\n"

@@ -82,7 +82,7 @@ SERVICE_MUTANTS = (
         92,
         "passes are as long as without the latency class",
         "engine/scheduling/scheduler.py",
-        "Scheduler._runs",
+        "Scheduler._run_lengths",
         "(limit := order.tightest_limit(requests)) is not None",
         "(limit := order.tightest_limit(requests)) is not None and limit < 0",
         (
@@ -94,7 +94,7 @@ SERVICE_MUTANTS = (
         "a tenant with many requests gets all places",
         "engine/scheduling/order.py",
         "Order.first.admission_rank",
-        "held[request.tenant] / service.weight",
+        "counts[request.tenant] / service.weight",
         "0.0",
         (f"{SERVICE}/test_order.py::test_tenants_share_the_places_by_weight",),
     ),
