@@ -153,7 +153,7 @@ class EngineStats:
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
     accept_seconds: float = 0.0
-    step_seconds: float = 0.0  # total: the three stages, scheduling and bookkeeping
+    step_seconds: float = 0.0  # total: the three stages, planning and bookkeeping
     speculating: bool = True  # the engine-wide switch
     drafter_memory_bytes: int | None = None  # sum over the drafters that report their memory; None: none does
     drafter_faults: Mapping[str, int] = field(default_factory=dict)  # recovered faults by drafter and kind
