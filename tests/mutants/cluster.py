@@ -102,7 +102,7 @@ CLUSTER_MUTANTS = (
         95,
         "tenants whose texts must stay go to nodes",
         "cluster/remote_drafter.py",
-        "RemoteDrafter._paired",
+        "RemoteDrafter._pairing_of",
         "any((fnmatchcase(request.tenant, pattern) for pattern in self._local_tenants))",
         "False",
         (f"{REMOTE}::test_texts_of_local_tenants_are_told_to_nobody",),
