@@ -39,7 +39,7 @@ CONTROL_MUTANTS = (
         "a head is called although a lookup's draft was taken",
         "speculation/proposing.py",
         "call_drafters",
-        "one.shadow is not None or one.index not in replaced",
+        "one.shadow is not None or one.entry_index not in replaced",
         "True",
         (
             f"{UNIT}/speculation/test_step.py::test_a_shadow_draft_that_is_taken_spares_the_planned_drafters_call",

@@ -185,7 +185,7 @@ def call_drafters(
     sources: list[HostCopy | None] = []
     pending: HostCopy | None = None  # the device tokens that this pass reads
     for planned in _calls_of(plans):
-        group = [one for one in planned if one.shadow is not None or one.index not in replaced]
+        group = [one for one in planned if one.shadow is not None or one.entry_index not in replaced]
         if not group:
             continue
         method, drafter = group[0].plan.method, group[0].plan.drafter
@@ -237,7 +237,7 @@ def call_drafters(
 class _Planned(NamedTuple):
     """A draft that a drafter call should return."""
 
-    index: int  # of the entry
+    entry_index: int
     plan: DraftPlan
     shadow: ShadowDraft | None  # None: the entry's planned draft
 
