@@ -105,7 +105,7 @@ class Saboteur:
 
         def make(request: Request, *args: Any, **options: Any) -> None:
             made(request, *args, **options)
-            request.kept = watched("kept", request.kept, lambda _: request)
+            request.count_kept = watched("kept", request.count_kept, lambda _: request)
             request.commit = watched("commit", request.commit, lambda _: request.kv)
 
         monkeypatch.setattr(Request, "__init__", make)

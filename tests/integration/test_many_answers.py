@@ -35,7 +35,7 @@ def ends(requests: Sequence[Request]) -> list[tuple[list[int], str | None]]:
 def alone(index: int, core: EngineCore) -> Request:
     """The answer of one index without its siblings."""
     request = core.prepare(NewRequest("alone", PROMPT, replace(PARAMS, n=index + 1)))[index]
-    request.queued.leader = None
+    request.scheduling.leader = None
     request.sampler = RequestSampler(PARAMS, TokenLimits(VOCAB, (EOS,)), PROMPT, 9, sample=index)
     request.answer._sampler = request.sampler
     core.enqueue([request])
@@ -113,7 +113,7 @@ def run_apart(n: int, max_tokens: int) -> list[Request]:
     core = engine(enable_prefix_caching=False)
     requests = core.prepare(NewRequest("n", PROMPT, replace(PARAMS, n=n, max_tokens=max_tokens)))
     for request in requests:
-        request.queued.leader = None
+        request.scheduling.leader = None
     core.enqueue(requests)
     run(core)
     assert [request.accounting.cached_tokens for request in requests] == [0] * n
@@ -159,7 +159,7 @@ def test_a_prompt_is_not_kept_of_an_answer_that_did_not_end_by_itself(reason: st
     leader, follower = core.add(NewRequest("n", PROMPT, replace(PARAMS, n=2, max_tokens=4)))
     core.step()
     assert leader.finish_reason is None
-    leader.answer.end(reason)
+    leader.answer.finish(reason)
     core.scheduler.remove(leader)
     assert len(core.scheduler.kept_prompts) == 0
     run(core)

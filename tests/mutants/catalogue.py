@@ -264,7 +264,7 @@ MUTANTS = (
         19,
         "the rows of a prompt chunk see one another whole",
         "speculation/layout.py",
-        "_part_rows",
+        "_shape_rows",
         "own + 1",
         "np.full(run, run)",
         (LAYOUT,),

@@ -102,7 +102,7 @@ CLUSTER_MUTANTS = (
         95,
         "tenants whose texts must stay go to nodes",
         "cluster/remote_drafter.py",
-        "RemoteDrafter._paired",
+        "RemoteDrafter._pairing_of",
         "any((fnmatchcase(request.tenant, pattern) for pattern in self._local_tenants))",
         "False",
         (f"{REMOTE}::test_texts_of_local_tenants_are_told_to_nobody",),
@@ -210,15 +210,15 @@ CLUSTER_MUTANTS = (
         95,
         "a request fails for the death of a rank, and the engine goes on without it",
         "speculation/recovery.py",
-        "Recovery._again",
+        "Recovery._retry",
         "try:\n"
-        "    return [self._plainly(present)]\n"
+        "    return [self._step_plainly(present)]\n"
         "except EngineStopped:\n"
         "    raise\n"
         "except Exception as error:\n"
         "    self._note('plain step', error)",
         "try:\n"
-        "    return [self._plainly(present)]\n"
+        "    return [self._step_plainly(present)]\n"
         "except Exception as error:\n"
         "    self._note('plain step', error)",
         (f"{UNIT}/speculation/test_recovery.py::test_what_ends_the_engine_is_not_recovered_from",),

@@ -39,7 +39,7 @@ CONTROL_MUTANTS = (
         "a head is called although a lookup's draft was taken",
         "speculation/proposing.py",
         "call_drafters",
-        "one[2] is not None or one[0] not in taken",
+        "one.shadow is not None or one.entry_index not in replaced",
         "True",
         (
             f"{UNIT}/speculation/test_step.py::test_a_shadow_draft_that_is_taken_spares_the_planned_drafters_call",
@@ -430,7 +430,7 @@ CONTROL_MUTANTS = (
         61,
         "who is chosen of several is told twice",
         "speculation/observing.py",
-        "_parts",
+        "_choices",
         "drafter.choices.values() or (drafter,)",
         "(drafter,)",
         (f"{UNIT}/speculation/test_observing.py::test_one_that_is_chosen_of_several_is_told_once",),

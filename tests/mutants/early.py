@@ -93,7 +93,7 @@ EARLY_MUTANTS = (
         "adapters are lost when the pages are laid out anew",
         "engine/adapters.py",
         "Adapters.take_over",
-        "self._by_name, self._leaving, self._serials = (before._by_name, before._leaving, before._serials)",
+        "self._by_name, self._leaving, self._serials = (other._by_name, other._leaving, other._serials)",
         "",
         (f"{ADAPTERS}::test_the_library_loads_what_a_call_asks_for_and_keeps_it",),
     ),

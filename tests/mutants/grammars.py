@@ -173,7 +173,7 @@ GRAMMAR_MUTANTS = (
         "parameters that leave no token are the server's fault",
         "engine/requests/answer.py",
         "AnswerState.commit",
-        "self.asks_too_much = verdict.is_asked",
+        "self.is_request_error = verdict.is_request_error",
         "",
         (f"{SERVED}::test_what_cannot_be_had_is_refused_in_one_line",),
     ),

@@ -263,8 +263,8 @@ HEAD_MUTANTS = (
         "drafters that a policy brings are not told",
         "speculation/observing.py",
         "_observers",
-        "(*watching, *policy_drafters)",
-        "watching",
+        "(*with_needs, *policy_drafters)",
+        "with_needs",
         (f"{OBSERVING}::test_all_who_may_draft_for_a_request_are_told_with_the_states_that_each_needs",),
     ),
     Mutant(

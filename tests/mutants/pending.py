@@ -49,7 +49,7 @@ PENDING_MUTANTS = (
         48,
         "the time that a device drafts is nobody's",
         "speculation/proposing.py",
-        "Proposal.arrived",
+        "Proposal.with_device_times",
         "max(call.seconds, seconds)",
         "call.seconds",
         (f"{PENDING}::test_a_call_took_as_long_as_the_device_did",),

@@ -68,7 +68,7 @@ ROLLOUT_MUTANTS = (
         "a drafter that crashes is asked again and again",
         "engine/policy/health.py",
         "Baselines.health",
-        "faults - before.faults",
+        "faults - start.faults",
         "0",
         (f"{ENGINE}::test_one_that_goes_bad_when_it_is_in_use_is_rolled_back",),
     ),
@@ -76,7 +76,7 @@ ROLLOUT_MUTANTS = (
         81,
         "a broken file takes the place of a good one",
         "engine/policy/controller.py",
-        "PolicyFileController._watch",
+        "PolicyFileController._reload_if_changed",
         "try:\n"
         "    document = read_policy(self.path)\n"
         "    configs = drafter_configs(document)\n"
@@ -105,8 +105,8 @@ ROLLOUT_MUTANTS = (
         "what is checked in idle time is told to somebody",
         "engine/core.py",
         "EngineCore._deltas",
-        "(part.verdict.tokens or has_ended) and (not request.identity.assigned.is_check)",
-        "part.verdict.tokens or has_ended",
+        "(result.verdict.tokens or has_ended) and (not request.identity.assigned.is_check)",
+        "result.verdict.tokens or has_ended",
         ("tests/integration/test_policy_texts.py::test_texts_are_those_of_plain_decoding",),
     ),
     Mutant(

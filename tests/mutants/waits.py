@@ -189,8 +189,8 @@ WAIT_MUTANTS = (
         "a request of a class without nodes gets them by asking",
         "engine/policy/controller.py",
         "PolicyFileController._assign",
-        "self._pool.resolve(setting, known)",
-        "self._pool.resolve(new.speculation, known)",
+        "self._pool.resolve(setting, hints)",
+        "self._pool.resolve(new.speculation, hints)",
         (f"{UNIT}/engine/policy/test_controller.py",),
     ),
     Mutant(

@@ -37,6 +37,7 @@ class NodeAddress:
 
     @property
     def is_local(self) -> bool:
+        """Whether only this machine can reach the address."""
         return bool(self.path) or is_loopback(self.host)
 
     def connect(self, timeout: float) -> socket.socket:
@@ -73,7 +74,7 @@ class NodeAddress:
         return listening
 
     def bound(self, listening: socket.socket) -> "NodeAddress":
-        """Return the address with the actual port, if any port was requested."""
+        """Return the address with the port of the listening socket, which the system chooses if `port` is 0."""
         return self if self.path else NodeAddress(self.host, listening.getsockname()[1])
 
 
@@ -85,20 +86,20 @@ def is_loopback(host: str) -> bool:
 
 
 def cannot_listen(where: str, error: Exception) -> RequestError:
-    """Return the error for a failed listen."""
+    """Return the error to raise if listening on an address failed."""
     is_taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
     return (AddressTaken if is_taken else RequestError)(f"cannot listen on {where}: {error}")
 
 
 def without_delay(connected: socket.socket) -> None:
-    """Disable Nagle's algorithm."""
+    """Let a TCP socket send small messages immediately (no Nagle's algorithm) and detect a lost peer."""
     if connected.family != socket.AF_UNIX:
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
 
 def _remove_left_over(path: Path) -> None:
-    """Remove the socket of a killed node, unless a process listens on it."""
+    """Remove the UNIX socket that a killed node left over, unless a process listens on it."""
     if not path.is_socket():
         return
     with socket.socket(socket.AF_UNIX) as trial:

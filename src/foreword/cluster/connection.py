@@ -13,24 +13,24 @@ from typing import Generic, TypeVar
 from foreword.cluster.framing import ChannelError, FrameSplitter
 from foreword.cluster.messages import MAX_FRAME_BYTES, FromNode, ToNode, encode
 
-SILENCE = 30.0  # seconds without data after which the peer counts as gone; targets send pings before
-TICK = 1.0  # seconds between periodic tasks
-MAX_UNSENT = 2 * MAX_FRAME_BYTES  # maximum unsent bytes
+SILENCE = 30.0  # seconds without data after which a connection ends; targets send pings more often
+TICK = 1.0  # maximum seconds between periodic tasks
+MAX_UNSENT = 2 * MAX_FRAME_BYTES  # number of unsent bytes beyond which a connection ends
 
 _READ_BYTES = 1 << 18
-_Heard = TypeVar("_Heard")
+_Received = TypeVar("_Received")
 
 
-class Connection(Generic[_Heard]):
+class Connection(Generic[_Received]):
     """Sends messages without waiting, and delivers received ones.
 
-    It ends if the peer does not read, is silent, or sends an invalid message; one line says why.
+    A connection ends if the peer does not read, is silent, or sends an invalid message. `run` returns the reason.
     """
 
     def __init__(
         self,
         connected: socket.socket,
-        decode: Callable[[bytes], _Heard],
+        decode: Callable[[bytes], _Received],
         *,
         clock: Callable[[], float] = monotonic,
         max_unsent: int = MAX_UNSENT,
@@ -49,18 +49,18 @@ class Connection(Generic[_Heard]):
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._wake_reader.setblocking(False)
         self._wake_writer.setblocking(False)
-        self._end: str | None = None  # why it ended
-        self._heard_at = clock()
+        self._end_reason: str | None = None  # why the connection ended; None: it is open
+        self._received_at = clock()  # time of the last received data
 
     @property
     def is_open(self) -> bool:
-        return self._end is None
+        return self._end_reason is None
 
     def send(self, message: ToNode | FromNode) -> bool:
         """Queue a message; return False if the connection has ended. Never waits."""
         data, sent = encode(message), 0
         with self._lock:
-            if self._end is not None:
+            if self._end_reason is not None:
                 return False
             if self._sends_at_once and not self._unsent:
                 try:
@@ -68,38 +68,43 @@ class Connection(Generic[_Heard]):
                 except (BlockingIOError, InterruptedError):
                     pass
                 except OSError as error:
-                    self._end = f"it hung up ({error})"
+                    self._end_reason = f"it hung up ({error})"
                 if sent == len(data):
                     return True
             self._unsent.append(memoryview(data)[sent:])
             self._unsent_bytes += len(data) - sent
             if self._unsent_bytes > self._max_unsent:
-                self._end = f"it does not read: {self._unsent_bytes} bytes wait for it"
+                self._end_reason = f"it does not read: {self._unsent_bytes} bytes wait for it"
         self._wake()
         return self.is_open
 
     def close(self, reason: str = "closed") -> None:
         """End the connection; `run` returns the reason."""
         with self._lock:
-            self._end = self._end or reason
+            self._end_reason = self._end_reason or reason
         self._wake()
 
-    def run(self, on_message: Callable[[_Heard], None], on_tick: Callable[[], None]) -> str:
-        """Deliver messages until the connection ends; return why."""
+    def run(self, on_message: Callable[[_Received], None], on_tick: Callable[[], None]) -> str:
+        """Send queued messages and deliver received ones until the connection ends; return why it ended.
+
+        `on_tick` is called at least every `TICK` seconds.
+        """
         try:
             with selectors.DefaultSelector() as selector:
                 selector.register(self._socket, selectors.EVENT_READ)
                 selector.register(self._wake_reader, selectors.EVENT_READ)
-                while self._end is None:
+                while self._end_reason is None:
                     writes = selectors.EVENT_WRITE if self._unsent else 0
                     selector.modify(self._socket, selectors.EVENT_READ | writes)
                     selector.select(TICK)
-                    with suppress(OSError):  # something else has woken the selector
+                    with suppress(
+                        OSError
+                    ):  # there is nothing to read if the peer's data or the time woke the selector
                         self._wake_reader.recv(4096)
                     self._flush()
                     for frame in self._read():
                         on_message(self._decode(frame))
-                    if self._clock() - self._heard_at > SILENCE:
+                    if self._clock() - self._received_at > SILENCE:
                         raise ChannelError(f"nothing was heard of it for {SILENCE:g} s")
                     on_tick()
         except ChannelError as error:
@@ -110,11 +115,12 @@ class Connection(Generic[_Heard]):
             self.close("it was given up")
             with self._lock:
                 self._unsent.clear()
-                for one in (self._socket, self._wake_reader, self._wake_writer):
-                    one.close()
-        return self._end or ""
+                for end in (self._socket, self._wake_reader, self._wake_writer):
+                    end.close()
+        return self._end_reason or ""
 
     def _read(self) -> list[bytes]:
+        """Return the complete frames that have arrived."""
         frames: list[bytes] = []
         while True:
             try:
@@ -125,12 +131,13 @@ class Connection(Generic[_Heard]):
                 inside = " in the middle of a frame" if self._splitter.inside_frame else ""
                 self.close(f"it hung up{inside}")
                 return frames
-            self._heard_at = self._clock()
+            self._received_at = self._clock()
             frames += self._splitter.feed(data)
             if len(data) < _READ_BYTES and self._sends_at_once:
                 return frames
 
     def _flush(self) -> None:
+        """Send as many unsent bytes as the socket takes now."""
         with self._lock:
             while self._unsent:
                 data = self._unsent[0]
@@ -145,5 +152,6 @@ class Connection(Generic[_Heard]):
                     self._unsent.popleft()
 
     def _wake(self) -> None:
-        with suppress(OSError):  # already awake, or closed
+        """Wake the receiving thread, so that it sends unsent bytes or ends."""
+        with suppress(OSError):  # the thread is awake already, or has ended
             self._wake_writer.send(b"x")

@@ -1,13 +1,13 @@
-"""Length-prefixed frames, used by all our sockets."""
+"""Length-prefixed frames on the sockets of draft nodes and of the engine's process."""
 
 import struct
 
 from foreword.errors import ForewordError
 
-HEADER = struct.Struct(">I")
+HEADER = struct.Struct(">I")  # length of the payload in bytes, big-endian
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
-"""Maximum frame size: log-probabilities of a long prompt fit, a garbage length does not."""
+"""Maximum frame size: log-probabilities of a long prompt fit; the length in a damaged frame usually exceeds it."""
 
 
 class ChannelError(ForewordError):
@@ -15,6 +15,7 @@ class ChannelError(ForewordError):
 
 
 def framed(payload: bytes) -> bytes:
+    """Return the frame of a payload."""
     return HEADER.pack(len(payload)) + payload
 
 
@@ -26,7 +27,7 @@ class FrameSplitter:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Add bytes; return the payloads of completed frames."""
+        """Add bytes; return the payloads of completed frames. Raise `ChannelError` for a frame over the limit."""
         self._buffer += data
         frames: list[bytes] = []
         start = 0
@@ -44,5 +45,5 @@ class FrameSplitter:
 
     @property
     def inside_frame(self) -> bool:
-        """Whether a frame is incomplete."""
+        """Whether the bytes so far end within a frame."""
         return bool(self._buffer)

@@ -28,17 +28,21 @@ from foreword.cluster.security import NODE, TARGET, Security
 
 @dataclass
 class TokenIds:
-    """The vocabulary of one side, as bytes by id."""
+    """The vocabulary of one side."""
 
-    size: int
-    bytes_of: Callable[[int], bytes]  # bytes of a token
-    _digests: dict[int, bytes] = field(default_factory=dict)  # of the first n ids, by n
+    size: int  # number of token ids
+    bytes_of: Callable[[int], bytes]  # returns the bytes of a token
+    _digests: dict[int, bytes] = field(default_factory=dict)  # SHA-256 of the first n tokens, by n
 
     def digest(self) -> VocabularyDigest:
+        """Return the digest to send to the other side; the first call takes long."""
         return VocabularyDigest(self.size, self._digest(self.size))
 
     def agrees(self, theirs: VocabularyDigest) -> bool:
-        """Return whether the vocabularies agree; one may have extra ids at the end, and compares its prefix."""
+        """Return whether the vocabularies agree as far as the smaller one reaches.
+
+        The side with the larger vocabulary compares; the other side accepts.
+        """
         return theirs.size > self.size or self._digest(theirs.size) == theirs.digest
 
     def _digest(self, size: int) -> bytes:
@@ -63,16 +67,16 @@ class PeerIdentity:
 
     security: Security
     vocabulary: TokenIds
-    incarnation: int = field(default_factory=lambda: secrets.randbits(62))
+    incarnation: int = field(default_factory=lambda: secrets.randbits(62))  # changes with every start
 
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """Additional facts about a node."""
+    """Properties of a node that it sends to targets."""
 
-    method: str
-    capacity: int
-    labels: dict[str, str] = field(default_factory=dict)
+    method: str  # of its drafter
+    capacity: int  # concurrent sessions
+    labels: dict[str, str] = field(default_factory=dict)  # host, rack, zone
 
 
 class _HandshakeChannel:
@@ -87,7 +91,7 @@ class _HandshakeChannel:
         self._socket.sendall(encode(message))
 
     def receive(self, decode: Callable[[bytes], object], wanted: type[_Kind]) -> _Kind:
-        """Return the next message, which must have this type. Reads no byte beyond it."""
+        """Return the next message, and read no byte beyond it; raise `ChannelError` if it has another type."""
         (length,) = HEADER.unpack(self._exactly(HEADER.size))
         if length > FIRST_FRAMES:
             raise ChannelError(f"a frame claims {length} bytes, over the limit of {FIRST_FRAMES}")
@@ -99,26 +103,27 @@ class _HandshakeChannel:
         return message
 
     def _exactly(self, count: int) -> bytes:
-        found = b""
-        while len(found) < count:
+        """Return the next `count` bytes."""
+        received = b""
+        while len(received) < count:
             left = self._until - monotonic()
             if left <= 0:
                 raise ChannelError("no handshake in time")
             self._socket.settimeout(left)
             try:
-                data = self._socket.recv(count - len(found))
+                data = self._socket.recv(count - len(received))
             except TimeoutError:
                 continue
             if not data:
                 raise ChannelError("the other side hung up during the handshake")
-            found += data
-        return found
+            received += data
+        return received
 
     def check(
-        self, own: PeerIdentity, other: Hello | Welcome, who: bytes, theirs: bytes, ours: bytes
+        self, own: PeerIdentity, other: Hello | Welcome, role: bytes, their_nonce: bytes, our_nonce: bytes
     ) -> None:
-        """Refuse the peer unless it knows the token and its vocabulary agrees."""
-        if not own.security.is_proof(other.proof, who, theirs, ours):
+        """Refuse the peer, which has this role, unless it knows the token and its vocabulary agrees."""
+        if not own.security.is_proof(other.proof, role, their_nonce, our_nonce):
             raise self.refuse("another cluster token")
         if not own.vocabulary.agrees(other.vocabulary):
             raise self.refuse(
@@ -127,7 +132,7 @@ class _HandshakeChannel:
 
     def refuse(self, reason: str) -> ChannelError:
         """Send the reason to the peer, and return the exception to raise."""
-        with suppress(OSError):  # it may be gone
+        with suppress(OSError):  # the peer may have disconnected
             self.send(HandshakeRefusal(reason))
         return ChannelError(reason)
 
@@ -135,7 +140,10 @@ class _HandshakeChannel:
 def greet_target(
     connected: socket.socket, identity: PeerIdentity, facts: NodeFacts, timeout: float = HANDSHAKE_SECONDS
 ) -> Hello:
-    """Perform the node's part of the handshake; raise `ChannelError` or `OSError` if the target is refused."""
+    """Perform the node's part of the handshake; return the target's `Hello`.
+
+    Raise `ChannelError` or `OSError` if either side refuses the other.
+    """
     channel, nonce = _HandshakeChannel(connected, timeout), secrets.token_bytes(32)
     channel.send(Challenge(VERSION, nonce))
     hello = channel.receive(to_node, Hello)
@@ -151,7 +159,10 @@ def greet_target(
 def greet_node(
     connected: socket.socket, identity: PeerIdentity, timeout: float = HANDSHAKE_SECONDS
 ) -> Welcome:
-    """Perform the target's part of the handshake; raise `ChannelError` or `OSError` if the node is refused."""
+    """Perform the target's part of the handshake; return the node's `Welcome`.
+
+    Raise `ChannelError` or `OSError` if either side refuses the other.
+    """
     channel, nonce = _HandshakeChannel(connected, timeout), secrets.token_bytes(32)
     challenge = channel.receive(from_node, Challenge)
     if challenge.version != VERSION:

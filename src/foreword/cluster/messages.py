@@ -30,14 +30,14 @@ class NodeMessage(msgspec.Struct, tag=True, array_like=True, frozen=True, forbid
 
 
 class VocabularyDigest(msgspec.Struct, array_like=True, frozen=True):
-    """Size and digest of a vocabulary."""
+    """Number of token ids and SHA-256 of their bytes."""
 
     size: Count
     digest: Annotated[bytes, msgspec.Meta(max_length=32)]
 
 
 class Challenge(NodeMessage, frozen=True):
-    """From a node, first."""
+    """From a node: the first message of a connection."""
 
     version: int
     nonce: Annotated[bytes, msgspec.Meta(min_length=16, max_length=64)]
@@ -65,20 +65,20 @@ class Welcome(NodeMessage, frozen=True):
 
 
 class HandshakeRefusal(NodeMessage, frozen=True, tag="Refused"):
-    """From either side, last: the reason of a refusal."""
+    """From either side, before it closes the connection: why it refuses the other."""
 
     reason: Line
 
 
 class Sampling(msgspec.Struct, array_like=True, frozen=True):
-    """Sampling parameters that a drafter can follow. The seed is not sent; the noise key prefix suffices."""
+    """Sampling parameters that a node's drafter needs. The seed is not sent; the prefix of the noise key suffices."""
 
     vocab_size: Count
     temperature: NonNegative = 0.0
     top_p: float = 1.0
     min_p: float = 0.0
-    top_k: Count = 0
-    stem: Annotated[int, msgspec.Meta(ge=0)] = 0
+    top_k: Count = 0  # 0: no limit
+    stem: Annotated[int, msgspec.Meta(ge=0)] = 0  # prefix of the noise key
     bias_ids: list[Token] = []
     bias_values: list[float] = []
     allowed_ids: list[Token] | None = None
@@ -103,7 +103,7 @@ class SessionCommit(msgspec.Struct, array_like=True, frozen=True):
     length: Count  # length of the whole text
     tokens: list[Token]  # its newest tokens
     nodes: Annotated[int, msgspec.Meta(ge=0, le=MAX_NODES)]  # requested nodes; 0: none for now
-    depth: Annotated[int, msgspec.Meta(ge=0, le=MAX_NODES)]
+    depth: Annotated[int, msgspec.Meta(ge=0, le=MAX_NODES)]  # requested levels
     value: float = 0.0  # value of one token, in seconds of this target
 
 
@@ -118,47 +118,47 @@ class SessionDraft(msgspec.Struct, array_like=True, frozen=True):
 
     session: Count
     number: Count  # increases with every draft of the session
-    length: Count
-    is_all: bool  # complete until the text grows
+    length: Count  # length of the text that the draft follows
+    is_all: bool  # whether the draft is complete, so that no more levels follow until the text grows
     tokens: Annotated[list[Token], msgspec.Meta(max_length=MAX_NODES)]
     parents: Annotated[list[int], msgspec.Meta(max_length=MAX_NODES)] = []  # empty: a chain
 
 
 class SessionDrafts(NodeMessage, frozen=True, tag="Guesses"):
-    """From a node, as levels are drafted."""
+    """From a node, whenever levels are drafted."""
 
     drafts: list[SessionDraft]
 
 
 class Lagging(NodeMessage, frozen=True, tag="Behind"):
-    """From a node: it misses part of the session's text; length 0: all of it."""
+    """From a node: it lacks part of the session's text."""
 
     session: Count
-    length: Count  # length of its text
+    length: Count  # length of the text that the node has; 0: it lacks the whole session
 
 
 class Close(NodeMessage, frozen=True):
     """From a target: the request has ended or moved to another node."""
 
     session: Count
-    length: Count = 0  # of the whole text, with its newest `tokens`; drafters learn from ended answers
-    tokens: list[Token] = []
+    length: Count = 0  # length of the whole text, from which drafters learn; 0: no new tokens
+    tokens: list[Token] = []  # its newest tokens
 
 
 class Busy(NodeMessage, frozen=True):
     """From a node: it drops the session in favour of more valuable ones."""
 
     session: Count
-    retry_seconds: Seconds
+    retry_seconds: Seconds  # how long the target should open no session on the node
 
 
 class NodeLoad(NodeMessage, frozen=True, tag="Load"):
-    """From a node, periodically."""
+    """From a node, periodically: its load."""
 
-    sessions: Count
-    capacity: Count
-    level_seconds: Seconds
-    busy_share: float
+    sessions: Count  # sessions of all targets
+    capacity: Count  # maximum number of sessions
+    level_seconds: Seconds  # mean drafting time per level
+    busy_share: float  # fraction of the time in which it drafts
 
 
 class NodeDrain(NodeMessage, frozen=True, tag="Drain"):
@@ -189,6 +189,7 @@ _from_node = msgspec.msgpack.Decoder(FromNode)
 
 
 def encode(message: ToNode | FromNode) -> bytes:
+    """Return the frame of a message; raise `ChannelError` if it is too large."""
     payload = _encoder.encode(message)
     if len(payload) + HEADER.size > MAX_FRAME_BYTES:
         raise ChannelError(f"a message of {len(payload)} bytes is over the limit of {MAX_FRAME_BYTES}")
@@ -196,11 +197,13 @@ def encode(message: ToNode | FromNode) -> bytes:
 
 
 def to_node(frame: bytes) -> ToNode:
+    """Return the message in a frame that a node received; raise `ChannelError` for an invalid one."""
     message: ToNode = _decoded(_to_node, frame)
     return message
 
 
 def from_node(frame: bytes) -> FromNode:
+    """Return the message in a frame that a target received; raise `ChannelError` for an invalid one."""
     message: FromNode = _decoded(_from_node, frame)
     return message
 
@@ -218,8 +221,8 @@ def _decoded(decoder: "msgspec.msgpack.Decoder[_Kind]", frame: bytes) -> _Kind:
 def encode_sampling(sampling: DraftSampling) -> Sampling:
     """Return the sampling parameters for a node.
 
-    Under *coupled* a node draws with the request's noise, so that only ids are returned. Knowing the noise would bias
-    the other rules: a node gets none and chooses the likeliest tokens.
+    Under *coupled* a node samples with the request's noise. Under the other rules, drafts that depend on the noise
+    would bias the text, so a node gets temperature 0 and chooses the likeliest tokens.
     """
     record = sampling.record
     is_coupled = sampling.rule is Rule.COUPLED

@@ -22,23 +22,33 @@ from foreword.speculation.drafting import NodeReport
 _log = logging.getLogger(__name__)
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
-"""Initial and maximum seconds between connection attempts; doubles each time."""
+"""Seconds between connection attempts: the first pause, which doubles each time, and the maximum."""
 
 PING_SECONDS = 5.0  # seconds between pings
 
 
 class NodeListener(Protocol):
-    """Receives events of nodes, in their threads."""
+    """Receives events of nodes, in the nodes' threads."""
 
-    def came_up(self, peer: "NodePeer", link: Connection[FromNode], welcome: Welcome) -> None: ...
+    def came_up(self, peer: "NodePeer", link: Connection[FromNode], welcome: Welcome) -> None:
+        """A connection has completed its handshake."""
+        ...
 
-    def went_down(self, peer: "NodePeer", reason: str) -> None: ...
+    def went_down(self, peer: "NodePeer", reason: str) -> None:
+        """A connection has ended, or could not be made."""
+        ...
 
-    def on_message(self, peer: "NodePeer", message: FromNode) -> None: ...
+    def on_message(self, peer: "NodePeer", message: FromNode) -> None:
+        """A message has arrived."""
+        ...
 
-    def joined(self, peer: "NodePeer") -> None: ...
+    def joined(self, peer: "NodePeer") -> None:
+        """A node was added to the list."""
+        ...
 
-    def left(self, peer: "NodePeer") -> None: ...
+    def left(self, peer: "NodePeer") -> None:
+        """A node was removed from the list."""
+        ...
 
 
 class NodePeer:
@@ -47,24 +57,25 @@ class NodePeer:
     def __init__(self, address: NodeAddress) -> None:
         self.address = address
         self.name = str(address)
-        self.link: Connection[FromNode] | None = None
-        self.welcome: Welcome | None = None
-        self.load: NodeLoad | None = None
+        self.link: Connection[FromNode] | None = None  # None: not connected
+        self.welcome: Welcome | None = None  # of the newest connection
+        self.load: NodeLoad | None = None  # newest report of this connection
         self.breaker = CircuitBreaker()
         self.estimates = NodeEstimates()
-        self.is_draining = False
-        self.busy_until = float("-inf")
-        self.has_timed_out = False  # timed out, and nothing received since
-        self.assigned = 0
+        self.is_draining = False  # whether it takes no new requests, because it will end
+        self.busy_until = float("-inf")  # time until which it takes no new requests
+        self.has_timed_out = False  # whether a wait timed out and no draft has arrived since
+        self.assigned = 0  # requests of this target on the node
         self.waits = 0  # passes that waited for it
-        self.wait_seconds = 0.0
+        self.wait_seconds = 0.0  # total time of these waits
 
     @property
     def is_up(self) -> bool:
+        """Whether the node is connected."""
         return self.link is not None
 
     def begin(self, link: Connection[FromNode], welcome: Welcome) -> None:
-        """Start a new connection; a new incarnation resets everything."""
+        """Start a new connection; estimates are reset if the node was restarted."""
         if self.welcome is None or self.welcome.incarnation != welcome.incarnation:
             self.estimates = NodeEstimates()
         self.link, self.welcome, self.load = link, welcome, None
@@ -73,34 +84,38 @@ class NodePeer:
         self.breaker.reason = "nothing heard of it yet"
 
     def end(self, reason: str) -> None:
+        """Record that the connection has ended, and all its sessions with it."""
         self.link = None
         self.assigned = 0
         self.breaker.record_loss(reason)
 
     def send(self, message: ToNode) -> None:
+        """Send a message if the node is connected."""
         if self.link is not None:
             self.link.send(message)
 
     def is_used(self, shadow: int) -> bool:
-        """Return whether its drafts are verified."""
+        """Return whether the node's drafts are verified: its first `shadow` drafts are only compared with the text."""
         return self.is_up and self.estimates.judged >= shadow
 
     def takes(self, now: float) -> bool:
-        """Return whether requests may be assigned to it."""
+        """Return whether requests may be assigned to the node."""
         return self.is_up and not self.is_draining and now >= self.busy_until
 
     def candidate(self, labels: Mapping[str, str]) -> NodeCandidate:
-        """Return its capacity and distance for a target with these labels."""
+        """Return the node's free capacity and its distance from a target with these labels."""
         assert self.welcome is not None
         capacity = self.welcome.capacity if self.load is None else self.load.capacity
-        # sessions of other targets
-        taken = 0 if self.load is None else max(self.load.sessions - self.assigned, 0)
+        others = 0 if self.load is None else max(self.load.sessions - self.assigned, 0)  # of other targets
         return NodeCandidate(
-            self.name, max(capacity - taken, 0), self.assigned, distance(labels, self.welcome.labels)
+            self.name, max(capacity - others, 0), self.assigned, distance(labels, self.welcome.labels)
         )
 
     def report(self, shadow: int) -> NodeReport:
-        estimates = self.estimates if self.is_up else NodeEstimates()  # old figures are not current
+        """Return the node's state for statistics."""
+        estimates = (
+            self.estimates if self.is_up else NodeEstimates()
+        )  # figures of a lost node are not current
         return NodeReport(
             self.name,
             self._state(shadow),
@@ -117,7 +132,7 @@ class NodePeer:
         )
 
     def _reason(self, shadow: int) -> str:
-        """Return why passes do not wait for the node; empty: they do."""
+        """Return why passes do not wait for the node; empty: they may."""
         judged = self.estimates.judged
         is_shadow = not self.breaker.reason and judged < shadow
         return f"{judged} of its first {shadow} drafts compared" if is_shadow else self.breaker.reason
@@ -133,25 +148,26 @@ class NodePeer:
 
 
 class NodeThread:
-    """Keeps one node connected: connects, delivers messages, and reconnects."""
+    """Keeps one node connected: connects, delivers messages to a listener, and reconnects."""
 
     def __init__(self, peer: NodePeer, hub: NodeListener, identity: PeerIdentity) -> None:
         self._peer = peer
-        self._hub = hub
+        self._listener = hub
         self._identity = identity
         tls = identity.security.tls
         self._tls = None if tls is None else tls.context(is_node=False)
         self._is_closed = threading.Event()
         self._link: Connection[FromNode] | None = None
-        self._connecting: socket.socket | None = None
-        self._pinged_at = float("-inf")
-        self._pings = 0
+        self._connecting: socket.socket | None = None  # newest socket, before or after its handshake
+        self._pinged_at = float("-inf")  # time of the last ping
+        self._pings = 0  # number of pings
         self._thread = threading.Thread(target=self._run, name=f"draft-peer-{peer.name}", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def close(self) -> None:
+        """End the connection and the thread, which may take a second longer while it connects."""
         self._is_closed.set()
         link, connecting = self._link, self._connecting
         if link is not None:
@@ -160,40 +176,41 @@ class NodeThread:
             with suppress(OSError):
                 connecting.shutdown(socket.SHUT_RDWR)
         if self._thread.is_alive():
-            self._thread.join(1.0)  # a connecting thread ends by itself
+            self._thread.join(1.0)  # a thread that is connecting ends by itself
 
     def _run(self) -> None:
-        pause, last = FIRST_PAUSE, ""
+        """Connect again and again until closed; log each reason of a failure once."""
+        pause, logged_reason = FIRST_PAUSE, ""
         while not self._is_closed.is_set():
-            reason, was_up = self._once()
+            reason, was_up = self._run_connection()
             if self._is_closed.is_set():
                 return
             pause = FIRST_PAUSE if was_up else pause
-            if reason != last:
+            if reason != logged_reason:
                 _log.warning("draft node %s: %s; drafting continues without it", self._peer.name, reason)
-            last = "" if was_up else reason
+            logged_reason = "" if was_up else reason
             self._is_closed.wait(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 
-    def _once(self) -> tuple[str, bool]:
-        """Run one connection; return why it ended, and whether it was used."""
+    def _run_connection(self) -> tuple[str, bool]:
+        """Connect and deliver messages until the connection ends; return why, and whether the handshake succeeded."""
         try:
-            connected = self._connect()
+            connected, welcome = self._connect()
         except (OSError, ChannelError) as error:
-            self._hub.went_down(self._peer, str(error))
+            self._listener.went_down(self._peer, str(error))
             return f"no connection: {error}", False
-        safe, welcome = connected
-        link = self._link = Connection(safe, from_node)
-        self._hub.came_up(self._peer, link, welcome)
+        link = self._link = Connection(connected, from_node)
+        self._listener.came_up(self._peer, link, welcome)
         if self._is_closed.is_set():
             link.close("the target stops")
         _log.info("draft node %s is connected: %s", self._peer.name, welcome.method)
-        reason = link.run(lambda message: self._hub.on_message(self._peer, message), self._ping)
+        reason = link.run(lambda message: self._listener.on_message(self._peer, message), self._ping)
         self._link = None
-        self._hub.went_down(self._peer, reason)
+        self._listener.went_down(self._peer, reason)
         return reason, True
 
     def _connect(self) -> tuple[socket.socket, Welcome]:
+        """Return a socket after its handshake, and the node's answer."""
         connected = self._connecting = self._peer.address.connect(HANDSHAKE_SECONDS)
         try:
             if self._tls is not None:
@@ -212,6 +229,7 @@ class NodeThread:
 
 
 def _ms(seconds: float | None) -> float | None:
+    """Return rounded milliseconds."""
     return None if seconds is None else round(seconds * 1e3, 3)
 
 
@@ -219,7 +237,7 @@ CHECK_SECONDS = 1.0  # seconds between two checks of the file
 
 
 class NodeRegistry:
-    """Keeps connections to all listed nodes; a list in a file is re-read every second."""
+    """Keeps connections to all configured nodes; a list of nodes in a file is read again every second."""
 
     def __init__(
         self,
@@ -229,12 +247,13 @@ class NodeRegistry:
         identity: PeerIdentity,
         thread: Callable[[NodePeer, NodeListener, PeerIdentity], NodeThread] = NodeThread,
     ) -> None:
+        """Set the nodes that the configuration has now; `thread` makes the thread of a node."""
         self._config = config
-        self._hub = hub
+        self._listener = hub
         self._identity = identity
         self._thread = thread
         self._known = {peer.address: (peer, thread(peer, hub, identity)) for peer in peers}
-        self._refused: set[NodeAddress] = set()
+        self._refused: set[NodeAddress] = set()  # addresses whose refusal was logged
         self._is_closed = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="draft-node-list", daemon=True)
 
@@ -261,16 +280,17 @@ class NodeRegistry:
         for address in self._known.keys() - set(listed):
             peer, thread = self._known.pop(address)
             thread.close()
-            self._hub.left(peer)
+            self._listener.left(peer)
         for address in listed:
             if address not in self._known and self._may_join(address):
                 peer = NodePeer(address)
-                thread = self._thread(peer, self._hub, self._identity)
+                thread = self._thread(peer, self._listener, self._identity)
                 self._known[address] = peer, thread
-                self._hub.joined(peer)
+                self._listener.joined(peer)
                 thread.start()
 
     def _may_join(self, address: NodeAddress) -> bool:
+        """Return whether a node's protection suffices; log a refusal once."""
         try:
             self._identity.security.check(address, self._config.insecure)
         except RequestError as error:

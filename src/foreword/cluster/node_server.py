@@ -19,9 +19,9 @@ from foreword.cluster.node_service import DraftService
 
 _log = logging.getLogger(__name__)
 
-MAX_TARGETS = 256
-MAX_STRANGERS = 64  # maximum concurrent handshakes; further connections are closed
-MAX_MAIL = 4096  # maximum queued messages; beyond that targets wait
+MAX_TARGETS = 256  # maximum number of connected targets
+MAX_STRANGERS = 64  # maximum number of concurrent handshakes; further connections are closed
+MAX_MAIL = 4096  # maximum number of queued messages; beyond it, messages of targets wait to be read
 LOAD_SECONDS = 1.0  # seconds between load reports
 
 
@@ -34,7 +34,7 @@ class _TargetLink:
 
 
 _Mail = tuple[_TargetLink, messages.ToNode | None]
-"""A target and its message; None: the target is gone."""
+"""A target and its message; None: the target has disconnected."""
 
 
 class DraftNode:
@@ -43,7 +43,7 @@ class DraftNode:
     def __init__(
         self, service: DraftService, identity: PeerIdentity, facts: NodeFacts, address: NodeAddress
     ) -> None:
-        """Listen immediately; `start` accepts targets."""
+        """Listen on `address`; targets are accepted after `start`."""
         self._service = service
         self._identity = identity
         self._facts = facts
@@ -69,15 +69,17 @@ class DraftNode:
 
     @property
     def sessions(self) -> int:
+        """Number of sessions of all targets."""
         return len(self._service)
 
     @property
     def targets(self) -> int:
+        """Number of connected targets."""
         with self._lock:
             return len(self._links)
 
     def drain(self, seconds: float, clock: Callable[[], float] = monotonic) -> None:
-        """Tell all targets to leave, and wait until they have or the time is over."""
+        """Tell all targets to move their requests, and wait until no session is left or the time is over."""
         with self._lock:
             links = list(self._links)
         for link in links:
@@ -87,8 +89,9 @@ class DraftNode:
             pass
 
     def close(self) -> None:
+        """Stop listening, end all connections, and wait for the threads."""
         self._is_closed.set()
-        with suppress(OSError):  # no target may have connected
+        with suppress(OSError):  # shutdown fails on a listening socket on some systems
             self._listening.shutdown(socket.SHUT_RDWR)
         self._listening.close()
         with self._lock:
@@ -100,6 +103,7 @@ class DraftNode:
                 thread.join()
 
     def _accept(self) -> None:
+        """Accept connections, each served by a thread; the accepting thread runs this."""
         while not self._is_closed.is_set():
             try:
                 connected, _ = self._listening.accept()
@@ -117,43 +121,45 @@ class DraftNode:
     def _serve(self, connected: socket.socket) -> None:
         """Serve one target, from handshake to end."""
         with connected:
-            host, who = _names(connected)
+            host, name = _names(connected)
             try:
-                safe = self._handshake(connected)
+                protected = self._handshake(connected)
             except (ChannelError, OSError) as error:
                 self._refusals.note(host, str(error))
                 return
             finally:
                 self._strangers.release()
-            link = _TargetLink(Connection(safe, messages.to_node))
+            link = _TargetLink(Connection(protected, messages.to_node))
             with self._lock:
                 self._links.add(link)
             if self._is_closed.is_set():
                 link.connection.close("the node stops")
-            _log.info("target %s is connected", who)
+            _log.info("target %s is connected", name)
             reason = link.connection.run(
                 lambda message: self._take(link, message), lambda: self._report(link)
             )
-            _log.info("target %s is disconnected: %s", who, reason)
+            _log.info("target %s is disconnected: %s", name, reason)
             with self._lock:
                 self._links.discard(link)
             if not self._is_closed.is_set():
                 self._mail.put((link, None))
 
     def _handshake(self, connected: socket.socket) -> socket.socket:
+        """Greet a target; return the socket, with TLS if the node has TLS files."""
         connected.settimeout(HANDSHAKE_SECONDS)
         without_delay(connected)
         with self._lock:
             is_full = len(self._links) >= MAX_TARGETS
         if is_full:
             raise ChannelError(f"there are {MAX_TARGETS} targets already")
-        safe: socket.socket | ssl.SSLSocket = connected
+        protected: socket.socket | ssl.SSLSocket = connected
         if self._tls is not None:
-            safe = self._tls.wrap_socket(connected, server_side=True)
-        greet_target(safe, self._identity, self._facts)
-        return safe
+            protected = self._tls.wrap_socket(connected, server_side=True)
+        greet_target(protected, self._identity, self._facts)
+        return protected
 
     def _take(self, link: _TargetLink, message: messages.ToNode) -> None:
+        """Answer a ping, or queue a message for the drafting thread."""
         if isinstance(message, messages.Ping):
             link.connection.send(messages.Pong(message.number))
         elif isinstance(message, messages.Open | messages.Commits | messages.Close):
@@ -162,12 +168,14 @@ class DraftNode:
             raise ChannelError(f"a {type(message).__name__} after the handshake")
 
     def _report(self, link: _TargetLink) -> None:
+        """Send a load report if one is due."""
         now = monotonic()
         if now - link.reported_at >= LOAD_SECONDS:
             link.reported_at = now
             link.connection.send(self._service.load())
 
     def _draft(self) -> None:
+        """Apply messages and call the drafter in turn, until closed; the drafting thread runs this."""
         is_busy = False
         while not self._is_closed.is_set():
             self._read_mail(may_wait=not is_busy)
@@ -178,6 +186,7 @@ class DraftNode:
                     link.connection.send(messages.SessionDrafts(drafts))
 
     def _read_mail(self, may_wait: bool) -> None:
+        """Apply all queued messages; with `may_wait`, wait for the first one."""
         while not self._is_closed.is_set():
             try:
                 link, message = self._mail.get(timeout=0.2) if may_wait else self._mail.get_nowait()
@@ -192,11 +201,12 @@ class DraftNode:
                 link.connection.close(str(error))
 
     def _apply(self, link: _TargetLink, message: messages.ToNode | None) -> None:
+        """Apply a target's message to the service, and send its reply."""
         service = self._service
         if message is None:
             service.leave(link)
         elif not link.connection.is_open:
-            return  # its sessions end when it is gone
+            return  # its sessions end when its disconnection is read
         elif isinstance(message, messages.Open):
             for target, busy in service.open(link, message):
                 assert isinstance(target, _TargetLink)
@@ -224,7 +234,7 @@ def _names(connected: socket.socket) -> tuple[str, str]:
 REPEAT_SECONDS = 600.0  # seconds between log lines about the same host and reason
 
 MOST_KNOWN = 256
-"""Maximum (host, reason) pairs with their own lines; others share one, since peers choose the reasons."""
+"""Maximum number of (host, reason) pairs with their own lines. All others share one, since peers choose the reasons."""
 
 _OTHERS = ("other hosts", "several reasons")
 
@@ -244,10 +254,10 @@ class RefusalLog:
             pair = (host, reason)
             if pair not in self._known and len(self._known) >= MOST_KNOWN:
                 pair = _OTHERS
-            logged_at, held_back = self._known.get(pair, (-REPEAT_SECONDS, 0))
+            logged_at, unlogged = self._known.get(pair, (-REPEAT_SECONDS, 0))
             if pair in self._known and now - logged_at < REPEAT_SECONDS:
-                self._known[pair] = logged_at, held_back + 1
+                self._known[pair] = logged_at, unlogged + 1
                 return
             self._known[pair] = now, 0
-        more = f" ({held_back} more since the last such line)" if held_back else ""
+        more = f" ({unlogged} more since the last such line)" if unlogged else ""
         _log.warning("target %s is refused: %s%s", *pair, more)

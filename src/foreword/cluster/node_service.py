@@ -27,15 +27,16 @@ class NodeLimits:
 
     vocab_size: int
     max_len: int  # maximum text length including the draft
-    capacity: int = 256  # sessions of all targets
-    batch: int = 64  # sessions per round
-    runs_ahead: bool = True
+    capacity: int = 256  # maximum number of sessions, of all targets
+    batch: int = 64  # maximum number of sessions per round
+    runs_ahead: bool = True  # whether it drafts more levels than requested
 
 
 Target = Hashable
 """Owner of a session."""
 
-_Asked = tuple[Target, Session, DraftTask]
+_SessionTask = tuple[Target, Session, DraftTask]
+"""A drafter call for a session of a target."""
 
 
 class DraftService:
@@ -52,17 +53,20 @@ class DraftService:
         self._pace = pace
         self._limits = limits
         self._clock = clock
-        self._sessions: dict[tuple[Target, int], Session] = {}
-        self._numbers = count()
-        self._level_seconds = 0.0
-        self._busy_share = 0.0
-        self._ended_at = clock()  # of the last round
+        self._sessions: dict[tuple[Target, int], Session] = {}  # by target and its session number
+        self._numbers = count()  # request ids for the drafter
+        self._level_seconds = 0.0  # mean drafting time per level
+        self._busy_share = 0.0  # fraction of the time in which the drafter works
+        self._ended_at = clock()  # end of the last round
 
     def __len__(self) -> int:
         return len(self._sessions)
 
     def open(self, target: Target, opened: messages.Open) -> list[tuple[Target, messages.Busy]]:
-        """Add a session; a full node then drops its least valuable session, possibly this one."""
+        """Add a session; return the message for the target whose session a full node drops, possibly this one.
+
+        Sessions without recent messages are dropped first. Raise `ChannelError` for invalid tokens or parameters.
+        """
         key = (target, opened.session)
         if key in self._sessions:
             return []
@@ -79,12 +83,13 @@ class DraftService:
         self._sessions[key] = session
         if len(self._sessions) <= self._limits.capacity:
             return []
-        least = min(self._sessions, key=lambda one: self._sessions[one].value)
-        self._remove(least)
-        return [(least[0], messages.Busy(least[1], RETRY_SECONDS))]
+        least_valuable = min(self._sessions, key=lambda key: self._sessions[key].value)
+        self._remove(least_valuable)
+        target, number = least_valuable
+        return [(target, messages.Busy(number, RETRY_SECONDS))]
 
     def commit(self, target: Target, commit: messages.SessionCommit) -> messages.Lagging | None:
-        """Extend a session's text; return a reply if something was missed."""
+        """Extend a session's text and set its draft size; return a reply if part of the text is missing."""
         session = self._sessions.get((target, commit.session))
         if session is None:
             return messages.Lagging(commit.session, 0)
@@ -96,6 +101,7 @@ class DraftService:
         return None
 
     def close(self, target: Target, closed: messages.Close) -> None:
+        """End a session with its whole text, from which the drafter may learn."""
         session = self._sessions.get((target, closed.session))
         if session is not None:
             self._check(closed.tokens)
@@ -103,11 +109,15 @@ class DraftService:
             self._remove((target, closed.session))
 
     def leave(self, target: Target) -> None:
+        """End all sessions of a target that has disconnected."""
         for key in [key for key in self._sessions if key[0] == target]:
             self._remove(key)
 
     def round(self) -> dict[Target, list[messages.SessionDraft]]:
-        """Call the drafter once for the most urgent sessions; return drafts by target, empty if nothing is to do."""
+        """Call the drafter once for the most urgent sessions; return the drafts to send, by target.
+
+        The result is empty if no session needs a call. A target may have no drafts to send.
+        """
         began = self._clock()
         drafts: dict[Target, list[messages.SessionDraft]] = {}
         wanted = [(target, session, session.next_call()) for (target, _), session in self._sessions.items()]
@@ -117,25 +127,30 @@ class DraftService:
             for (_, session, _), answer in zip(chosen, answers, strict=True):
                 session.grow(answer)
             self._measure(began, chosen)
-        silent = [(target, session) for target, session, task in wanted if task is None]
-        for target, session in (*((target, session) for target, session, _ in chosen), *silent):
+        complete = [(target, session) for target, session, task in wanted if task is None]
+        for target, session in (*((target, session) for target, session, _ in chosen), *complete):
             if not session.is_sent:
                 drafts.setdefault(target, []).append(session.to_message(session.next_call() is None))
         for target, _, _ in chosen:
-            drafts.setdefault(target, [])  # there may be more to do
+            drafts.setdefault(target, [])  # these sessions may need further calls
         return drafts
 
     def load(self) -> messages.NodeLoad:
+        """Return the load report of the node."""
         sessions = len(self._sessions)
         return messages.NodeLoad(sessions, self._limits.capacity, self._level_seconds, self._busy_share)
 
-    def _chosen(self, wanted: Sequence[tuple[Target, Session, DraftTask | None]]) -> list[_Asked]:
-        """Select sessions whose target may be waiting, then those that run ahead; ties by value."""
+    def _chosen(self, wanted: Sequence[tuple[Target, Session, DraftTask | None]]) -> list[_SessionTask]:
+        """Return at most a batch of calls: of sessions whose target may be waiting, then of those that run ahead.
+
+        Among these, sessions with the highest value of a token come first.
+        """
         tasks = [(target, session, task) for target, session, task in wanted if task is not None]
         tasks.sort(key=lambda one: (one[1].is_prefetch, -one[1].value))
         return tasks[: self._limits.batch]
 
-    def _measure(self, began: float, chosen: Sequence[_Asked]) -> None:
+    def _measure(self, began: float, chosen: Sequence[_SessionTask]) -> None:
+        """Update the node's load after a round that began at this time."""
         now = self._clock()
         levels = max(task.max_depth for _, _, task in chosen)
         idle = max(began - self._ended_at, 0.0)
@@ -145,6 +160,7 @@ class DraftService:
         self._ended_at = now
 
     def _check(self, *texts: Sequence[int]) -> None:
+        """Raise `ChannelError` for a token outside the vocabulary."""
         for tokens in texts:
             if tokens and max(tokens) >= self._limits.vocab_size:
                 raise ChannelError(
@@ -152,8 +168,9 @@ class DraftService:
                 )
 
     def _remove(self, key: tuple[Target, int]) -> None:
+        """Remove a session and let the drafter forget it."""
         session = self._sessions.pop(key)
         try:
             self._drafter.forget(session.ended())
-        except Exception:  # a drafter that keeps state too long costs only memory
+        except Exception:  # The drafter keeps state too long, which costs only memory.
             _log.exception("the drafter could not forget a request")

@@ -1,4 +1,4 @@
-"""A session on a node: its text, and the draft after it."""
+"""A session on a node: a request's text, and the draft after it."""
 
 from collections.abc import Sequence
 from enum import Enum, auto
@@ -8,21 +8,24 @@ from foreword.cluster.messages import MAX_NODES, Open, SessionDraft
 from foreword.speculation.draft import ROOT, Draft
 from foreword.speculation.drafting import DraftRequest, DraftTask, Text
 
-_TOKENS_PER_TRY = 64  # minimum tokens per call that a drafter processes while catching up
+_TOKENS_PER_TRY = (
+    64  # minimum number of tokens that a call processes while the drafter has not read the whole text
+)
 
 
 class Pace(Enum):
     """Size of the draft that one call of the drafter requests."""
 
-    AT_ONCE = auto()  # of a lookup the whole draft, which costs as much as one level
-    LEVELS = auto()  # of a model with chains one level, which is sent immediately
-    TREES = auto()  # of a model with trees a whole tree, then a tree after its best leaf
+    AT_ONCE = auto()  # a lookup: the whole draft, which costs as much as one level
+    LEVELS = auto()  # a model with chains: one level, which is sent immediately
+    TREES = auto()  # a model with trees: a whole tree, then a tree after its best leaf
 
 
 class Session:
-    """The committed text of one request, followed by the best draft, as one token list for the drafter.
+    """The committed text of one request, followed by the best path of its draft, as one token list for the drafter.
 
-    If the text diverges from the draft, the epoch changes, so that the drafter discards its state.
+    *Run-ahead* drafts more levels than the target requested. If the text diverges from the draft, the epoch changes, so
+    that the drafter discards its state.
     """
 
     def __init__(
@@ -30,18 +33,18 @@ class Session:
     ) -> None:
         """`number` is the drafter's request id; the text with its draft never exceeds `max_len`."""
         self.number = number
-        self.name = opened.session
-        self.value = opened.value
-        self.nodes = self.depth = 1  # requested; initially 1, so that the text is processed early
+        self.name = opened.session  # the target's number of the session
+        self.value = opened.value  # of one token, in seconds of the target
+        self.nodes = self.depth = 1  # requested draft size; initially 1, so that the text is processed early
         self.runs_ahead = True
         self.is_sent = True  # whether the whole draft was sent
-        self.heard_at = 0.0
+        self.heard_at = 0.0  # time of the last message
         self._opened = opened
         self._sampling = sampling
         self._pace = pace
         self._max_len = max_len
-        self._written = list(opened.tokens)  # committed tokens, then the best draft
-        self._committed = len(opened.tokens)
+        self._written = list(opened.tokens)  # committed tokens, then the best path of the draft
+        self._committed = len(opened.tokens)  # number of committed tokens
         self._epoch = 0
         self._tree = Draft(committed_len=self._committed)
         self._drafts_sent = 0
@@ -49,15 +52,17 @@ class Session:
 
     @property
     def committed(self) -> int:
+        """Number of committed tokens."""
         return self._committed
 
     @property
     def ahead(self) -> int:
+        """Number of drafted levels."""
         return len(self._written) - self._committed if self._pace is not Pace.AT_ONCE else self._tree.depth
 
     @property
     def is_prefetch(self) -> bool:
-        """Whether the requested draft is complete, so that more is run-ahead."""
+        """Whether the requested draft is complete, so that further levels are run-ahead."""
         return self.ahead >= self.depth
 
     def follow(self, length: int, tokens: Sequence[int]) -> bool:
@@ -65,15 +70,15 @@ class Session:
         first = length - len(tokens)
         if first > self._committed:
             return False
-        fresh = list(tokens[self._committed - first :]) if first >= 0 else []
-        if not fresh:
-            return True  # known already
+        new = list(tokens[self._committed - first :]) if first >= 0 else []
+        if not new:
+            return True
         drafted = self._written[self._committed : length]
-        if drafted == fresh[: len(drafted)]:
-            self._written += fresh[len(drafted) :]
+        if drafted == new[: len(drafted)]:
+            self._written += new[len(drafted) :]
             self._tree = self._tree.rebase(Text(self._written, length))
         else:
-            self._written = self._written[: self._committed] + fresh
+            self._written = self._written[: self._committed] + new
             self._tree = Draft(committed_len=length)
             self._epoch += 1
         self._committed, self._tries = length, 0
@@ -81,13 +86,13 @@ class Session:
         return True
 
     def want(self, nodes: int, depth: int, value: float) -> None:
-        """Set the draft size and the value of a token."""
+        """Set the requested draft size and the value of a token."""
         if nodes > self.nodes or depth > self.depth:
             self._tries, self.is_sent = 0, False
         self.nodes, self.depth, self.value = nodes, depth, value
 
     def next_call(self) -> DraftTask | None:
-        """Return the next drafter call; None: none is needed."""
+        """Return the task of the next drafter call; None: the draft is complete, or the drafter has no more."""
         if not self.depth or not self.nodes or self._tries > self._most_tries:
             return None
         most = 2 * self.depth + 1 if self.runs_ahead else self.depth
@@ -107,16 +112,19 @@ class Session:
 
     @property
     def _most_tries(self) -> int:
+        """Maximum number of calls without a draft: the drafter may need several to read a long text."""
         return 0 if self._pace is Pace.AT_ONCE else len(self._written) // _TOKENS_PER_TRY + 2
 
     def grow(self, answer: Draft) -> None:
+        """Add the drafter's answer to the draft; an answer of a lookup replaces the draft."""
         if self._pace is Pace.AT_ONCE:
             self._tries += 1
             self._tree, self.is_sent = Draft(answer.tokens, answer.parents, self._committed), False
             return
         if not len(answer) or answer.committed_len != len(self._written):
             self._tries += 1
-            self.is_sent = self.is_sent and self._tries <= self._most_tries  # then the draft is complete
+            # After the last try the draft is complete, which must be sent.
+            self.is_sent = self.is_sent and self._tries <= self._most_tries
             return
         leaf, offset = self._leaf(), len(self._tree)
         parents = [leaf if parent == ROOT else parent + offset for parent in answer.parents]
@@ -126,7 +134,7 @@ class Session:
         self._tries, self.is_sent = 0, False
 
     def to_message(self, is_all: bool) -> SessionDraft:
-        """Return the whole draft as a message; `is_all`: complete until the text grows."""
+        """Return the whole draft as a message, and record that it is sent; `is_all`: complete until the text grows."""
         self._drafts_sent += 1
         self.is_sent = True
         tree = self._tree
@@ -134,6 +142,7 @@ class Session:
         return SessionDraft(self.name, self._drafts_sent, self._committed, is_all, list(tree.tokens), parents)
 
     def ended(self) -> DraftRequest:
+        """Return the request with its committed text, for `Drafter.forget`."""
         return self._request(self._committed)
 
     def _request(self, length: int) -> DraftRequest:
@@ -148,11 +157,11 @@ class Session:
         )
 
     def _leaf(self) -> int:
-        """Return the tree node at the end of the list."""
+        """Return the node of the last token of `_written`; ROOT if that is committed."""
         node = ROOT
         for token in self._written[self._committed :]:
-            followers = (n for n, parent in enumerate(self._tree.parents) if parent == node)
-            node = next(n for n in followers if self._tree.tokens[n] == token)
+            children = (n for n, parent in enumerate(self._tree.parents) if parent == node)
+            node = next(n for n in children if self._tree.tokens[n] == token)
         return node
 
 

@@ -10,20 +10,20 @@ from foreword.cluster.waiting import UNKNOWN_SECONDS, ExpectedArrival
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import DraftRequest, DraftTask
 
-NOTHING = Draft()
+NOTHING = Draft()  # no draft has arrived
 
 
 @dataclass(slots=True)
 class Pairing:
     """A request and its node: one session. A new epoch or another node starts a new session."""
 
-    session: int
+    session: int  # number of the session
     peer: NodePeer
-    epoch: int
+    epoch: int  # of the request
     vocab_size: int
-    takes_trees: bool
-    sent: int  # tokens sent to the node
-    seen: int  # text length at the last draft request
+    takes_trees: bool  # whether the request's acceptance rule allows trees
+    sent: int  # number of tokens sent to the node
+    text_len: int  # text length at the last draft request
     wants: tuple[int, int] = (0, 0)  # requested draft nodes and levels
     tree: Draft = field(default_factory=Draft)  # newest received draft
     number: int = 0  # number of that draft
@@ -32,9 +32,12 @@ class Pairing:
     requested_at: float | None = None  # send time of the first unanswered text
     requested_len: int = 0  # length of that text
     level_at: float = 0.0  # arrival time of the newest level
-    given: Draft = field(default_factory=Draft)  # draft returned last, to be compared with the text
+    returned: Draft = field(
+        default_factory=Draft
+    )  # draft returned to the engine last, to be compared with the text
 
     def opening(self, request: DraftRequest, tenant: bytes, value: float) -> Open:
+        """Return the message that opens the session with the whole text, and record that it is sent."""
         self.sent = len(request.tokens)
         return Open(
             self.session,
@@ -51,11 +54,11 @@ class Pairing:
 
         The last draft is the returned one or, if none was returned, one that arrived later.
         """
-        before, length = self.seen, len(tokens)
+        before, length = self.text_len, len(tokens)
         if length <= before:
             return 0
-        self.seen = length
-        last, self.given = self.given, NOTHING
+        self.text_len = length
+        last, self.returned = self.returned, NOTHING
         if not last.tokens and self.tree.tokens:
             last = self.tree
             if last.committed_len != before:  # drop tokens that the node has received meanwhile
@@ -64,7 +67,7 @@ class Pairing:
         return length - before
 
     def commit(self, task: DraftTask, now: float, value: float) -> SessionCommit | None:
-        """Return the commit to send before a draft; None: the node knows the text."""
+        """Return the commit to send to the node, and record that it is sent; None: the node has text and draft size."""
         length, before, wants = len(task.request.tokens), self.sent, (task.max_nodes, task.max_depth)
         if length == before and wants == self.wants:
             return None
@@ -100,7 +103,7 @@ class Pairing:
         if self.requested_at is not None and draft.length >= self.requested_len:
             seconds, late_after = now - self.requested_at, estimates.late_after
             self.requested_at = None
-            if draft.length < self.sent:  # it has not received the newest text
+            if draft.length < self.sent:  # the node had not received the newest text
                 self.requested_at, self.requested_len = now, self.sent
             estimates.record_first(seconds)
             if tree.depth > 1 and not self.tree.depth:
@@ -112,24 +115,26 @@ class Pairing:
             estimates.record_level((now - self.level_at) / levels)
         if not self.is_warm:
             self.is_warm = True
-            if not breaker.is_late:  # processing the text is no answer to earlier requests
+            if not breaker.is_late:  # a node that was late must first answer a request in time
                 breaker.record_timely()
-        is_known = not tree.tokens or max(tree.tokens) < self.vocab_size
-        self.tree = tree if is_known and (self.takes_trees or tree.is_chain) else self._usable(tree)
+        is_valid = not tree.tokens or max(tree.tokens) < self.vocab_size
+        self.tree = tree if is_valid and (self.takes_trees or tree.is_chain) else self._usable_part(tree)
         self.number, self.level_at = draft.number, now
         is_all = draft.is_all and draft.length >= self.sent
         if is_all and not self.is_all:
             estimates.record_depth(tree.depth, min(self.wants))
         self.is_all = is_all
-        return is_known
+        return is_valid
 
-    def _usable(self, tree: Draft) -> Draft:
+    def _usable_part(self, tree: Draft) -> Draft:
+        """Return the nodes with valid tokens; of a tree only its first chain if the rule allows no trees."""
         tokens, parents = tree.tokens, tree.parents
         return tree.keep(
             lambda node: tokens[node] < self.vocab_size and (self.takes_trees or parents[node] == node - 1)
         )
 
     def draft_after(self, request: DraftRequest) -> Draft:
+        """Return the part of the newest draft that follows the request's text, and drop the rest."""
         if self.tree.tokens and self.tree.committed_len != len(request.tokens):
             self.tree = self.tree.rebase(request.tokens)
         return self.tree
@@ -140,13 +145,13 @@ _OVERDUE = 0.25  # expected remaining time of an overdue level, as a fraction of
 
 
 Group = tuple[str, int, int, bool]
-"""Requests with equal progress: (node, available levels, wanted levels, whether a chain continues)."""
+"""Key of requests with equal progress: (node, arrived levels, wanted levels, whether the first level has arrived)."""
 
 
 def expected_arrivals(
     pairs: Sequence[tuple[DraftTask, Pairing | None]], now: float, shadow: int
 ) -> dict[Group, ExpectedArrival]:
-    """Return the levels in flight, grouped by equal requests; `shadow` as in `may_come`."""
+    """Return the draft levels in flight for which passes may wait, by group; `shadow` as in `may_come`."""
     counts: dict[Group, int] = {}
     first: dict[Group, Pairing] = {}
     # This runs for every arriving level, so requests without an expected draft are skipped first.
@@ -173,7 +178,7 @@ def may_come(pairing: Pairing, shadow: int) -> bool:
 
 
 def is_overdue(pairing: Pairing, now: float) -> bool:
-    """Return whether the node owes an answer for which passes no longer wait."""
+    """Return whether the answer to a request is due after it counts as late, so that passes no longer wait for it."""
     return pairing.requested_at is not None and _late_in(pairing, now) < _left(pairing, now)
 
 
@@ -181,10 +186,10 @@ def _left(pairing: Pairing, now: float) -> float:
     """Return the seconds until the next level is expected."""
     estimates = pairing.peer.estimates
     if pairing.requested_at is None:  # the chain continues
-        usual, since = _known(estimates.level_seconds), now - pairing.level_at
+        usual, passed = _or_default(estimates.level_seconds), now - pairing.level_at
     else:
-        usual, since = _known(estimates.first_seconds), now - pairing.requested_at
-    return max(usual - since, _OVERDUE * usual)
+        usual, passed = _or_default(estimates.first_seconds), now - pairing.requested_at
+    return max(usual - passed, _OVERDUE * usual)
 
 
 def _late_in(pairing: Pairing, now: float) -> float:
@@ -196,12 +201,13 @@ def _late_in(pairing: Pairing, now: float) -> float:
 def _expected_arrival(
     pairing: Pairing, at_hand: int, wanted: int, requests: int, now: float
 ) -> ExpectedArrival:
+    """Return when the missing levels of `requests` requests with equal progress are expected."""
     estimates = pairing.peer.estimates
-    level, survival = _known(estimates.level_seconds), estimates.survival(wanted)
+    level, survival = _or_default(estimates.level_seconds), estimates.survival(wanted)
     left, late_in = _left(pairing, now), _late_in(pairing, now)
     return ExpectedArrival(requests, at_hand, wanted, survival, left, level, late_in)
 
 
-def _known(seconds: float | None) -> float:
+def _or_default(seconds: float | None) -> float:
     """Return the measured seconds, or those assumed before the first measurement."""
     return UNKNOWN_SECONDS if seconds is None else seconds

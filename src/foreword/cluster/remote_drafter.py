@@ -1,4 +1,4 @@
-"""Draft nodes as a drafter: returns arrived drafts, and waits only while that has a net benefit."""
+"""A drafter that uses draft nodes: returns the drafts that have arrived, and waits for more only if that gains time."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -22,13 +22,14 @@ from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Drafter, DraftRequest, DraftTask, NodeReport
 
 _Pairs = Sequence[tuple[DraftTask, Pairing | None]]
+"""Draft tasks with their requests' sessions; None: the request has no node."""
 
 
 class RemoteDrafter(Drafter):
     """Assigns requests to nodes, sends them committed tokens, and returns their drafts.
 
-    The engine's thread calls it; each node has a thread that receives. A faulty node costs its drafts, and at most one
-    wait with a positive expected gain.
+    The engine's thread calls the drafter's methods; each node has a thread that receives. A faulty node costs its
+    drafts, and at most one wait with a positive expected gain.
     """
 
     traits = REMOTE
@@ -41,39 +42,39 @@ class RemoteDrafter(Drafter):
         self._clock = clock
         self._labels = parse_labels(config.labels)
         self._local_tenants = entries(config.local_tenants)
-        self._arrived = Condition()  # guards everything below and in the peers
+        self._arrived = Condition()  # guards everything below and in the peers; notified of arrived drafts
         self._peers = [NodePeer(address) for address in config.addresses()]
         self._pairings: dict[int, Pairing] = {}  # by request id
-        self._sessions: dict[int, Pairing] = {}
-        self._moving: set[int] = set()  # requests that lost their node
-        self._numbers = count()
+        self._sessions: dict[int, Pairing] = {}  # by session number
+        self._moving: set[int] = set()  # ids of requests that lost their node
+        self._numbers = count()  # session numbers
         self._rate = TokenRate()
         self._moves = MoveBudget(clock())
-        self.faults: Counter[str] = Counter()
+        self.faults: Counter[str] = Counter()  # by kind, such as "late"
         self._registry = NodeRegistry(config, self._peers, self, identity)
 
     def start(self) -> "RemoteDrafter":
-        """Connect, and reconnect when necessary."""
+        """Start the threads that connect to the nodes; return this drafter."""
         self._identity.vocabulary.digest()  # computed before the first handshake
         self._registry.start()
         return self
 
     @property
     def absent(self) -> tuple[str, ...]:
-        """The drafter's name while no node's drafts are used, so that other drafts are not counted for it."""
-        is_heard = any(peer.is_used(self._config.shadow) for peer in self._peers)
-        return () if is_heard else ("remote",)
+        """The name "remote" while no node's drafts are used: other drafts are not counted for it."""
+        is_used = any(peer.is_used(self._config.shadow) for peer in self._peers)
+        return () if is_used else ("remote",)
 
     def expect(self, request: DraftRequest) -> None:
         """Open a session for a waiting request, so that its node processes the prompt early."""
         with self._arrived:
-            self._paired(request, self._clock())
+            self._pairing_of(request, self._clock())
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
-        """Return the arrived draft of every task, after a wait if that has a net benefit."""
+        """Send the nodes the new tokens of all requests; return the drafts that arrive, after a wait if that gains."""
         with self._arrived:
             now = self._clock()
-            pairs = [(task, self._paired(task.request, now)) for task in tasks]
+            pairs = [(task, self._pairing_of(task.request, now)) for task in tasks]
             self._send_commits(pairs, now)
             self._wait(pairs)
             return [NOTHING if pairing is None else self._draft(task, pairing) for task, pairing in pairs]
@@ -137,6 +138,7 @@ class RemoteDrafter(Drafter):
                 raise ChannelError(f"a {type(message).__name__} after the handshake")
 
     def _take_drafts(self, peer: NodePeer, message: messages.SessionDrafts) -> None:
+        """Store the drafts of a node and wake a waiting pass; drafts of ended sessions are ignored."""
         now = self._clock()
         for draft in message.drafts:
             pairing = self._sessions.get(draft.session)
@@ -152,6 +154,7 @@ class RemoteDrafter(Drafter):
             pairing.sent, pairing.wants = min(pairing.sent, message.length), (0, 0)
 
     def _busy(self, peer: NodePeer, message: messages.Busy) -> None:
+        """End a session that a full node has dropped; the request moves to another node."""
         peer.busy_until = self._clock() + message.retry_seconds
         self.faults["busy"] += 1
         for request, pairing in self._pairings.items():
@@ -160,8 +163,8 @@ class RemoteDrafter(Drafter):
                 self._moving.add(request)
                 return
 
-    def _paired(self, request: DraftRequest, now: float) -> Pairing | None:
-        """Return the request's session; None if it cannot have one."""
+    def _pairing_of(self, request: DraftRequest, now: float) -> Pairing | None:
+        """Return the request's session, opened or moved to another node if necessary; None if no node may have it."""
         number = request.request_id
         pairing = self._pairings.get(number)
         if pairing is not None and pairing.epoch == request.epoch and not pairing.peer.is_draining:
@@ -177,6 +180,7 @@ class RemoteDrafter(Drafter):
         return self._pair(request, now)
 
     def _pair(self, request: DraftRequest, now: float) -> Pairing | None:
+        """Open a session for the request on a node; return None if no node is free."""
         candidates = [peer.candidate(self._labels) for peer in self._peers if peer.takes(now)]
         name = assign_node(request.request_id, candidates)
         if name is None:
@@ -194,29 +198,31 @@ class RemoteDrafter(Drafter):
         return pairing
 
     def _send_opening(self, pairing: Pairing, request: DraftRequest) -> None:
+        """Send the request's whole text and sampling parameters."""
         tenant = tenant_hash(request.tenant, self._identity.security.token)
         pairing.peer.send(pairing.opening(request, tenant, self._value))
 
-    def _end_pairing(self, request: int) -> None:
-        pairing = self._pairings.pop(request)
+    def _end_pairing(self, request_id: int) -> None:
+        """Forget the session of a request, without a message to its node."""
+        pairing = self._pairings.pop(request_id)
         pairing.is_all = True  # so that no pass waits for it
         del self._sessions[pairing.session]
         pairing.peer.assigned -= pairing.peer.assigned > 0
 
     @property
     def _value(self) -> float:
-        """The value of one token: the seconds in which this target generates it."""
+        """The value of one token: the seconds in which this target generates one; 0: unknown."""
         rate = self._rate.per_second
         return 0.0 if not rate else 1 / rate
 
     def _send_commits(self, pairs: _Pairs, now: float) -> None:
-        """Send each node one frame with the commits and the requested draft sizes of its sessions."""
-        came, value = 0, self._value
+        """Compare drafts with the new tokens, and send each node one frame with these and the wanted draft sizes."""
+        new_tokens, value = 0, self._value
         by_peer: dict[str, tuple[NodePeer, list[messages.SessionCommit]]] = {}
         for task, pairing in pairs:
             if pairing is None:
                 continue
-            came += pairing.read(task.request.tokens)
+            new_tokens += pairing.read(task.request.tokens)
             if pairing.requested_at is not None:
                 self._note_late(pairing, now)
             if not pairing.sent:  # the node lacks the whole text
@@ -224,7 +230,7 @@ class RemoteDrafter(Drafter):
             commit = pairing.commit(task, now, value)
             if commit is not None:
                 by_peer.setdefault(pairing.peer.name, (pairing.peer, []))[1].append(commit)
-        self._rate.record(came, now)
+        self._rate.record(new_tokens, now)
         for peer, commits in by_peer.values():
             peer.send(messages.Commits(commits))
 
@@ -235,7 +241,7 @@ class RemoteDrafter(Drafter):
             return
         began = now = self._clock()
         until: float | None = None
-        awaited: set[str] = set()
+        awaited: set[str] = set()  # names of nodes
         while True:
             arrivals = expected_arrivals(pairs, now, self._config.shadow)
             seconds = best_wait_seconds(list(arrivals.values()), rate)
@@ -258,14 +264,14 @@ class RemoteDrafter(Drafter):
                 peer.wait_seconds += now - began
 
     def _note_timeouts(self, pairs: _Pairs, now: float) -> None:
-        """Record a wait without an answer: no pass waits for the node until it answers."""
+        """Record that a wait ended without all answers: no pass waits for these nodes until they answer."""
         for _, pairing in pairs:
             if pairing is not None and may_come(pairing, self._config.shadow):
                 self._note_late(pairing, now, after=0.0)
                 pairing.peer.has_timed_out = True
 
     def _note_late(self, pairing: Pairing, now: float, after: float | None = None) -> None:
-        """Record a late answer; `after` is its time limit in seconds, by default that of the node."""
+        """Record a late answer if the request for it is older than `after` seconds, by default the node's limit."""
         if pairing.requested_at is None or pairing.peer.breaker.is_open:
             return
         after = pairing.peer.estimates.late_after if after is None else after
@@ -274,8 +280,9 @@ class RemoteDrafter(Drafter):
             self.faults["late"] += 1
 
     def _draft(self, task: DraftTask, pairing: Pairing) -> Draft:
+        """Return the draft that has arrived for a task; empty while the node's drafts are only compared."""
         draft = pairing.draft_after(task.request)
         if not draft.tokens:
             return NOTHING
-        draft = pairing.given = draft.within(task.max_nodes, task.max_depth)
+        draft = pairing.returned = draft.within(task.max_nodes, task.max_depth)
         return draft if pairing.peer.estimates.judged >= self._config.shadow else NOTHING

@@ -34,8 +34,10 @@ class TlsFiles:
                 )
 
     def context(self, *, is_node: bool) -> ssl.SSLContext:
-        """Return a context in which both sides show certificates of the cluster's authority; names are not
-        compared."""
+        """Return a TLS context in which both sides need certificates of the cluster's authority.
+
+        Host names are not compared with certificates.
+        """
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if is_node else ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.check_hostname = False
@@ -61,7 +63,10 @@ class Security:
         return Security(_token(token_file), tls)
 
     def check(self, address: NodeAddress, insecure: bool = False) -> None:
-        """Raise `RequestError` for an address on other machines without protection."""
+        """Raise `RequestError` if other machines can reach the address, unless token and TLS protect it.
+
+        `insecure` allows it without protection.
+        """
         if insecure or address.is_local:
             return
         missing = [
@@ -74,20 +79,22 @@ class Security:
                 f"{' and '.join(missing)}, or the insecure option if the network is yours alone"
             )
 
-    def proof(self, who: bytes, theirs: bytes, ours: bytes) -> bytes:
-        return hmac.digest(self.token, who + theirs + ours, sha256)
+    def proof(self, role: bytes, their_nonce: bytes, our_nonce: bytes) -> bytes:
+        """Return the proof that this side, which has the given role, knows the token."""
+        return hmac.digest(self.token, role + their_nonce + our_nonce, sha256)
 
-    def is_proof(self, proof: bytes, who: bytes, theirs: bytes, ours: bytes) -> bool:
-        """Return whether the peer, whose nonce is `theirs`, has proved that it knows the token."""
-        return hmac.compare_digest(proof, self.proof(who, ours, theirs))
+    def is_proof(self, proof: bytes, role: bytes, their_nonce: bytes, our_nonce: bytes) -> bool:
+        """Return whether the peer, which has the given role, has proved that it knows the token."""
+        return hmac.compare_digest(proof, self.proof(role, our_nonce, their_nonce))
 
 
 def tenant_hash(tenant: str, token: bytes) -> bytes:
-    """Return a hash that identifies a tenant without its name."""
+    """Return a hash that identifies a tenant without its name; empty for no tenant."""
     return hmac.digest(token, tenant.encode("utf-8", "surrogatepass"), sha256)[:16] if tenant else b""
 
 
 def _token(token_file: str) -> bytes:
+    """Return the cluster token from the file or, without a file, from the environment; empty: none is set."""
     if not token_file:
         token = os.environ.get(TOKEN_VARIABLE, "").strip().encode()
         where = TOKEN_VARIABLE

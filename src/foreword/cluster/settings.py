@@ -1,4 +1,4 @@
-"""User settings of draft nodes."""
+"""User settings of the drafter that uses draft nodes."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,11 +45,11 @@ class RemoteConfig(DrafterSettings):
 
     def addresses(self) -> list[NodeAddress]:
         """Return the addresses of the nodes, each once."""
-        given = _listed(Path(self.drafters[1:])) if self.is_listed else entries(self.drafters)
-        return list(dict.fromkeys(map(NodeAddress.parse, given)))
+        texts = _read_list(Path(self.drafters[1:])) if self.is_listed else entries(self.drafters)
+        return list(dict.fromkeys(map(NodeAddress.parse, texts)))
 
     def security(self) -> "Security":
-        """Return the protection; raise `RequestError` if a node requires more."""
+        """Return the protection of connections; raise `RequestError` if it does not suffice for a node's address."""
         from foreword.cluster.security import Security, TlsFiles
 
         files = (self.tls_certificate, self.tls_key, self.tls_authority)
@@ -60,7 +60,7 @@ class RemoteConfig(DrafterSettings):
 
 
 def need_frames() -> None:
-    """Raise `RequestError` if the package for frames is missing."""
+    """Raise `RequestError` if msgspec, which encodes messages, is missing."""
     try:
         import msgspec  # noqa: F401
     except ImportError as error:
@@ -69,7 +69,8 @@ def need_frames() -> None:
         ) from None
 
 
-def _listed(path: Path) -> list[str]:
+def _read_list(path: Path) -> list[str]:
+    """Return the words of a file."""
     try:
         return path.read_text(encoding="utf-8").split()
     except (OSError, UnicodeDecodeError) as error:
@@ -77,15 +78,16 @@ def _listed(path: Path) -> list[str]:
 
 
 def entries(text: str) -> list[str]:
+    """Return the entries between commas."""
     return [entry.strip() for entry in text.split(",") if entry.strip()]
 
 
 def parse_labels(text: str) -> dict[str, str]:
     """Parse `host=a,rack=b,zone=c`, or some of these."""
-    found: dict[str, str] = {}
+    labels: dict[str, str] = {}
     for entry in entries(text):
         name, _, value = entry.partition("=")
         if name not in LABELS or not value:
             raise RequestError(f"labels are {', '.join(f'{label}=NAME' for label in LABELS)}, not {entry!r}")
-        found[name] = value
-    return found
+        labels[name] = value
+    return labels

@@ -30,11 +30,11 @@ class SharedNodes:
         self._uses: dict[RemoteConfig, list[NodesUse]] = {}
 
     def use(self, config: RemoteConfig, make: Callable[[], "RemoteDrafter"]) -> "NodesUse":
-        """Return a new user of these nodes; `make` connects for the first user."""
+        """Return a new user of these nodes; for the first user, `make` creates the drafter that connects to them."""
         with self._lock:
-            before = self._uses.get(config, [])
-            use = NodesUse(self, config, before[0].drafter if before else make())
-            self._uses[config] = [*before, use]
+            others = self._uses.get(config, [])
+            use = NodesUse(self, config, others[0].drafter if others else make())
+            self._uses[config] = [*others, use]
             return use
 
     def is_first(self, use: "NodesUse") -> bool:
@@ -42,9 +42,10 @@ class SharedNodes:
         return self._uses.get(use.config, [])[:1] == [use]
 
     def end(self, use: "NodesUse") -> None:
+        """Remove a user, and close the drafter after its last one; may be repeated."""
         with self._lock:
             uses = self._uses.get(use.config, [])
-            left = [one for one in uses if one is not use]
+            left = [other for other in uses if other is not use]
             self._uses[use.config] = left
         if uses and not left:
             use.drafter.close()

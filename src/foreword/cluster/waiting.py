@@ -15,16 +15,16 @@ FARTHEST = 4.0
 """Cap of a measured time, as a multiple of the usual one: a single pause should not move the estimate."""
 
 MIN_CAP_SECONDS = 1e-3
-"""Minimum of that cap in seconds: levels that arrive together have times near zero, and later ones may not."""
+"""Minimum of the cap in seconds. Levels that arrive together have times near zero, of which no multiple is a limit."""
 
 PRIOR_RATE = 0.7  # prior acceptance of a level
 PRIOR_WEIGHT = 4.0  # number of drafts for which the prior counts
 IDLE = 0.5  # seconds without a token after which the engine counts as idle
 _KEPT = 0.98  # decay of the acceptance counts per new draft
 
-_MEMORY = 0.1
-_SAMPLES = 128
-MOST_LEVELS = 32
+_MEMORY = 0.1  # weight of the newest value in moving averages
+_SAMPLES = 128  # number of recent first-level times
+MOST_LEVELS = 32  # maximum levels with estimates
 
 
 class NodeEstimates:
@@ -36,7 +36,8 @@ class NodeEstimates:
         self.level_seconds: float | None = None  # from one level to the next
         self.late_after: float | None = None  # seconds after which a first level is late; None: unknown
         self._firsts: deque[float] = deque()  # recent first-level times
-        self._sorted: list[float] = []  # the same
+        self._sorted: list[float] = []  # the same times, in increasing order
+        # By level, decaying counts: drafts of which the level was compared with the text, and was right.
         self._tried = [0.0] * MOST_LEVELS
         self._right = [0.0] * MOST_LEVELS
         self._coverage = [1.0] * MOST_LEVELS  # recent fraction of drafts that have the level
@@ -90,6 +91,7 @@ class NodeEstimates:
 
 
 def _capped(seconds: float, usual: float | None) -> float:
+    """Return a measured time, limited by a multiple of the usual one."""
     return seconds if usual is None else min(seconds, max(FARTHEST * usual, MIN_CAP_SECONDS))
 
 
@@ -104,11 +106,11 @@ def _matching_levels(draft: Draft, text: Sequence[int]) -> tuple[int, int]:
         return right, min(right + 1, len(draft.tokens), len(text))
     node = ROOT
     for level, token in enumerate(text):
-        followers = [n for n, parent in enumerate(draft.parents) if parent == node]
-        found = next((n for n in followers if draft.tokens[n] == token), None)
-        if found is None:
-            return level, level + bool(followers)
-        node = found
+        children = [n for n, parent in enumerate(draft.parents) if parent == node]
+        child = next((n for n in children if draft.tokens[n] == token), None)
+        if child is None:
+            return level, level + bool(children)
+        node = child
     return len(text), len(text)
 
 
@@ -124,6 +126,7 @@ class TokenRate:
 
     @property
     def per_second(self) -> float | None:
+        """Recent tokens per second; None: unknown."""
         return self._tokens / self._seconds if self._seconds else None
 
     def record(self, tokens: int, now: float) -> None:
@@ -131,8 +134,11 @@ class TokenRate:
         if self._at is None or (not tokens and now - self._at > IDLE):
             self._at = now
         elif tokens and now > self._at:
-            kept = 1 - _MEMORY
-            self._tokens, self._seconds = kept * self._tokens + tokens, kept * self._seconds + now - self._at
+            decay = 1 - _MEMORY
+            self._tokens, self._seconds = (
+                decay * self._tokens + tokens,
+                decay * self._seconds + now - self._at,
+            )
             self._at = now
 
 
@@ -140,7 +146,9 @@ def _moving_average(mean: float | None, new: float) -> float:
     return new if mean is None else mean + _MEMORY * (new - mean)
 
 
-MOST_NEEDED = 64  # maximum timely answers after which passes wait again for a node that was often late
+MOST_NEEDED = (
+    64  # maximum number of timely answers that a node which was often late must give before passes wait again
+)
 AS_USUAL = 1.5  # an answer is timely within this multiple of the node's usual time
 
 
@@ -153,8 +161,8 @@ class CircuitBreaker:
 
     is_open: bool = True  # open until the node has answered
     is_late: bool = False  # whether it opened because of a late answer
-    reason: str = "not connected yet"
-    trips: int = 0
+    reason: str = "not connected yet"  # why it is open; empty: it is closed
+    trips: int = 0  # number of times that it opened
     _limit: float = field(default=inf, repr=False)  # seconds of the wait in which no answer arrived
     _trips_in_a_row: int = field(default=0, repr=False)
     _needed: int = field(default=1, repr=False)  # timely answers until it closes
@@ -186,6 +194,7 @@ class CircuitBreaker:
             self._trips_in_a_row -= 1
 
     def _trip(self, reason: str) -> None:
+        """Open. Each time in a row doubles the number of timely answers until it closes."""
         if not self.is_open:
             self.trips += 1
             self._trips_in_a_row += 1
@@ -201,10 +210,10 @@ class ExpectedArrival(NamedTuple):
 
     requests: int
     at_hand: int  # levels that have arrived
-    wanted: int
-    survival: Sequence[float]  # by level, probability of acceptance
+    wanted: int  # levels that were requested
+    survival: Sequence[float]  # by level, probability that its token arrives and is accepted
     first_seconds: float  # until the next level
-    level_seconds: float  # between levels
+    level_seconds: float  # between later levels
     late_after: float  # seconds until the next level is late: no pass waits longer
 
     @property
@@ -220,7 +229,7 @@ class ExpectedArrival(NamedTuple):
 
 def best_wait_seconds(arrivals: Sequence[ExpectedArrival], tokens_per_second: float) -> float:
     """Return the wait in seconds that maximizes expected tokens minus the tokens that the wait costs."""
-    coming: list[tuple[float, float]] = []
+    coming: list[tuple[float, float]] = []  # (seconds until arrival, expected tokens) of each level
     for one in arrivals:
         when = max(one.first_seconds, 0.0)
         if when > one.late_after:
@@ -238,7 +247,7 @@ def best_wait_seconds(arrivals: Sequence[ExpectedArrival], tokens_per_second: fl
 
 
 def longest_wait_seconds(arrivals: Sequence[ExpectedArrival], tokens_per_second: float) -> float:
-    """Return the seconds after which a wait costs more than all wanted levels could gain."""
+    """Return the maximum seconds to wait: then all wanted levels are late, or have cost more than they could gain."""
     gain = sum(one.gain for one in arrivals)
     late = max((one.latest for one in arrivals), default=0.0)
     return min(gain / tokens_per_second, late) if tokens_per_second > 0 else late

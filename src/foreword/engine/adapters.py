@@ -26,9 +26,9 @@ class LoadedAdapter:
 
     name: str
     path: Path
-    slot: int
-    rank: int
-    serial: int  # unique, also among adapters of the same name
+    slot: int  # its number in the decoder, from 1
+    rank: int  # of its low-rank matrices
+    serial: int  # unique, also among adapters that had the same name
     users: int = 0  # active requests that use it
     is_leaving: bool = False  # to be unloaded when the last of these requests has ended
 
@@ -43,7 +43,7 @@ class Adapters:
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
         self._by_name: dict[str, LoadedAdapter] = {}
-        self._leaving: list[LoadedAdapter] = []
+        self._leaving: list[LoadedAdapter] = []  # unloaded by name, but still used by requests
         self._serials = itertools.count(1)
         self._lock = Lock()
 
@@ -61,30 +61,30 @@ class Adapters:
         with self._lock:
             if name in self._by_name:
                 raise RequestError(f"there is an adapter {name!r} already; unload it first")
-            taken = {one.slot for one in (*self._by_name.values(), *self._leaving)}
-            slot = next(number for number in itertools.count(1) if number not in taken)
+            used_slots = {adapter.slot for adapter in (*self._by_name.values(), *self._leaving)}
+            slot = next(number for number in itertools.count(1) if number not in used_slots)
             self._decoder.set_adapter(slot, lora)
             loaded = LoadedAdapter(name, Path(path), slot, lora.rank, next(self._serials))
             self._by_name[name] = loaded
         return loaded
 
     def ensure(self, wanted: LoRARequest | None) -> str:
-        """Load the adapter unless it is loaded; return its name."""
+        """Load the adapter unless it is loaded; return its name, or `NO_ADAPTER` for None."""
         if wanted is None:
             return NO_ADAPTER
-        known = self._by_name.get(wanted.name)
-        if known is None:
+        loaded = self._by_name.get(wanted.name)
+        if loaded is None:
             self.load(wanted.name, wanted.path)
-        elif known.path != Path(wanted.path):
-            raise RequestError(f"the adapter {wanted.name!r} was loaded from {known.path}; unload it first")
+        elif loaded.path != Path(wanted.path):
+            raise RequestError(f"the adapter {wanted.name!r} was loaded from {loaded.path}; unload it first")
         return wanted.name
 
-    def take_over(self, before: "Adapters") -> None:
-        """Take over the adapters of a closed engine with the same decoder, which still has them."""
-        self._by_name, self._leaving, self._serials = before._by_name, before._leaving, before._serials
+    def take_over(self, other: "Adapters") -> None:
+        """Take over the adapters of a closed engine with the same decoder, which still has their weights."""
+        self._by_name, self._leaving, self._serials = other._by_name, other._leaving, other._serials
 
     def unload(self, name: str) -> None:
-        """Unload an adapter: new requests are refused, running ones finish."""
+        """Refuse new requests with an adapter, and drop its weights when the last of its requests has ended."""
         with self._lock:
             if name not in self._by_name:
                 raise self._unknown(name)
@@ -97,10 +97,10 @@ class Adapters:
         """Return the adapter, None for the base model; raise `RequestError` for an unknown name."""
         if name == NO_ADAPTER:
             return None
-        found = self._by_name.get(name)
-        if found is None:
+        adapter = self._by_name.get(name)
+        if adapter is None:
             raise self._unknown(name)
-        return found
+        return adapter
 
     def hold(self, adapter: LoadedAdapter | None, users: int) -> None:
         """Count `users` requests that use an adapter; each calls `release` at its end."""
@@ -112,7 +112,7 @@ class Adapters:
             adapter.users += users
 
     def release(self, adapter: LoadedAdapter | None) -> None:
-        """Count one request less, which has ended or was not queued."""
+        """Subtract one request, which has ended or was not queued, from an adapter's users."""
         if adapter is None:
             return
         with self._lock:
@@ -125,5 +125,5 @@ class Adapters:
             self._leaving.remove(adapter)
 
     def _unknown(self, name: str) -> RequestError:
-        known = ", ".join(self._by_name) or "none are loaded"
-        return RequestError(f"there is no adapter {name!r}: {known}")
+        names = ", ".join(self._by_name) or "none are loaded"
+        return RequestError(f"there is no adapter {name!r}: {names}")

@@ -22,7 +22,7 @@ from foreword.progress import Progress
 def open_policy_file(
     config: EngineConfig, policy: MeasuredPolicy, loaded: LoadedModel
 ) -> PolicyFileController | None:
-    """Return the policy file's controller; None without a file. Raise `RequestError` for an invalid file."""
+    """Read the policy file and return its controller; None without a file. Raise `RequestError` if it is invalid."""
     if config.speculation_policy is None:
         return None
     decoder, name = loaded.decoder, loaded.checkpoint.path.name
@@ -44,7 +44,10 @@ def make_core(
     offered: Sequence[SpeculationConfig] = (),
     preparing: Progress | None = None,
 ) -> EngineCore:
-    """Create an engine for a loaded model; `preparing` receives the progress of GPU graph capture."""
+    """Create an engine for a loaded model, prepare its passes, and restore or measure its costs.
+
+    `preparing` receives the progress of GPU graph capture. `offered` are drafters that requests may name later.
+    """
     config, policy = config or EngineConfig(), MeasuredPolicy()
     chosen = chosen_speculation(speculation, loaded, config)
     policy_file = open_policy_file(config, policy, loaded)
@@ -71,7 +74,7 @@ def load_core(
     preparing: Progress | None,
     **options: Unpack[LoadOptions],
 ) -> tuple[LoadedModel, EngineCore]:
-    """Load a model and create its engine; invalid settings are refused before loading."""
+    """Load a model and create its engine; raise `RequestError` for an invalid `speculation` before loading."""
     check_choice(speculation)
     loaded = load_model(model, enforce_eager=config is not None and config.enforce_eager, **options)
     return loaded, make_core(loaded, config, speculation, preparing=preparing)
@@ -80,4 +83,5 @@ def load_core(
 def chosen_speculation(
     speculation: SpeculationOption, loaded: LoadedModel, config: EngineConfig
 ) -> SpeculationConfig | None:
+    """Resolve a `speculation` setting for this model; None: no drafter."""
     return loaded.choose_speculation(speculation, config.acceptance_rule).config

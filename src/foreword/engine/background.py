@@ -39,7 +39,7 @@ class BackgroundWork:
                 return
             thread = Thread(target=run, name=name, daemon=True)  # daemon: the exit cancels before it joins
             thread.start()
-            self._threads = [*(one for one in self._threads if one.is_alive()), thread]
+            self._threads = [*(other for other in self._threads if other.is_alive()), thread]
 
     def close(self) -> None:
         """Cancel the work and wait for its threads, at most `CLOSE_SECONDS`; safe to repeat."""

@@ -24,7 +24,10 @@ GIB = 1 << 30
 
 
 def memory_for_kv(target: Decoder, utilization: float, max_rows: int) -> int | None:
-    """Return the bytes for KV: this fraction of GPU memory without the largest pass; None without a GPU."""
+    """Return the bytes for KV: `utilization` of the GPU memory, without what is in use and what a pass needs.
+
+    Return None without a GPU.
+    """
     if device_memory(target.device) is None:
         return None
     needed = _largest_pass(target, min(max_rows, target.config.context_length))
@@ -40,7 +43,7 @@ def memory_for_kv(target: Decoder, utilization: float, max_rows: int) -> int | N
 
 
 def _largest_pass(target: Decoder, rows: int) -> int:
-    """Return the activation bytes of a pass over this many prompt tokens."""
+    """Measure the activation bytes of a pass over this many prompt tokens, by running it."""
     states = NO_STATES if target.config.recurrent is None else StateSizes(1)
     cache = PagedCache(-(-rows // PAGE_SIZE), states=states)
     runner = ModelRunner.allocate(target, cache.pool.num_pages, PAGE_SIZE, states=states)
@@ -53,7 +56,7 @@ def _largest_pass(target: Decoder, rows: int) -> int:
 
 
 def sequence_bytes(spec: StateSpec) -> int:
-    """Return the bytes of one running request: two states and rings, while a pass enters a chunk."""
+    """Return the maximum bytes of a running request: two states and two rings, while a pass enters a chunk."""
     return 2 * (spec.bytes_per_state + RING_ROWS * spec.bytes_per_row)
 
 
@@ -75,7 +78,7 @@ class EngineConfig:
     max_num_seqs: int = 64  # concurrently running answers
     acceptance_rule: str = "coupled"  # coupled, token, block or traversal
     enable_prefix_caching: bool = True  # reuse KV of common prefixes within a tenant
-    max_step_seconds: float | None = 0.1  # of a prefill chunk while others decode; None: no limit
+    max_step_seconds: float | None = 0.1  # of a step with prompt chunks while others decode; None: no limit
     max_draft_share: float = 0.03  # maximum slow-down that drafts cause to plain requests of the same step
     # Passes in flight at once, so that a GPU does not wait for the host; None: 2 on a GPU, otherwise 1.
     steps_ahead: int | None = None
@@ -100,17 +103,18 @@ class EngineConfig:
 
     @property
     def kv_bytes(self) -> int:
+        """Bytes of KV memory, including states of recurrent layers."""
         return KV_BYTES if self.kv_cache_memory_bytes is None else self.kv_cache_memory_bytes
 
     def fitted(self, target: Decoder) -> "EngineConfig":
-        """Return the configuration with KV memory set to what this model leaves free, unless it is set already."""
+        """Return the configuration with the KV memory that this model leaves free on a GPU, unless it is set."""
         if self.kv_cache_memory_bytes is not None:
             return self
         room = memory_for_kv(target, self.gpu_memory_utilization, self.max_num_batched_tokens)
         return replace(self, kv_cache_memory_bytes=room)
 
     def state_sizes(self, target: Decoder) -> StateSizes:
-        """Return the states for running requests, within half of the KV memory, and for the prefix cache."""
+        """Return the states of running requests, within half of the KV memory, and those of the prefix cache."""
         spec = target.state_spec()
         if spec is None:
             return NO_STATES
@@ -119,7 +123,7 @@ class EngineConfig:
             raise RequestError(
                 f"kv_cache_memory_bytes must be at least {4 * sequence_bytes(spec)}, twice the states of two requests"
             )
-        # One more than run: a prompt that is kept for its siblings.
+        # One more than may run, for a prompt that is kept for further answers to it.
         sequences = min(affordable, 1 + min(self.max_num_seqs, self.max_num_batched_tokens))
         budget = self.kv_bytes // 4 if self.state_cache_bytes is None else self.state_cache_bytes
         return StateSizes(sequences, budget // spec.bytes_per_state if self.enable_prefix_caching else 0)
@@ -134,12 +138,15 @@ class EngineConfig:
         return min(affordable, useful)
 
     def _state_bytes(self, target: Decoder) -> int:
-        """Return the part of the KV memory for states: of running requests, and of checkpoints without a budget."""
+        """Return the part of the KV memory for states: of running requests, and of the prefix cache.
+
+        The prefix cache's states are not part of it if `state_cache_bytes` gives them a budget of their own.
+        """
         spec, sizes = target.state_spec(), self.state_sizes(target)
         if spec is None:
             return 0
-        kept = sizes.checkpoints * spec.bytes_per_state if self.state_cache_bytes is None else 0
-        return sizes.sequences * sequence_bytes(spec) + kept
+        cached = sizes.checkpoints * spec.bytes_per_state if self.state_cache_bytes is None else 0
+        return sizes.sequences * sequence_bytes(spec) + cached
 
     def context_length(self, target: Decoder, extra: Sequence[RowSpec] = ()) -> int:
         """Return the maximum number of prompt and answer tokens."""
@@ -158,8 +165,8 @@ class EngineParts:
     config: EngineConfig = field(default_factory=EngineConfig)
     policy: Policy = field(default_factory=FixedPolicy)  # selects drafters and draft sizes
     build_drafter: Build | None = None  # creates drafters that requests name; None: requests cannot name any
-    speculation: SpeculationConfig | None = None  # of requests that name no drafter
+    speculation: SpeculationConfig | None = None  # drafter of requests that name none
     clock: Callable[[], float] = perf_counter  # seconds
-    # Drafters that later requests may name; the KV pages are laid out for their rows too.
+    # Drafters that requests may name, created at the start; the KV pages have room for their rows too.
     offered: Sequence[SpeculationConfig] = ()
     policy_file: PolicyFileController | None = None  # the operator's policy file

@@ -45,8 +45,8 @@ LOADING_SECONDS = 0.005
 class EngineCore:
     """Owns target, KV cache, scheduler and drafters.
 
-    Each `step` is one target pass for all running requests. Only one thread may use it, except for `prepare`, which
-    is thread-safe.
+    Each `step` is one target pass for all running requests. Only one thread may call its methods, except `prepare`,
+    which is thread-safe.
     """
 
     def __init__(self, target: Decoder, vocabulary: Vocabulary, parts: EngineParts | None = None) -> None:
@@ -57,8 +57,8 @@ class EngineCore:
         self.drafters = DrafterPool(
             parts.build_drafter, rule, parts.speculation, policy_drafters, target.config.num_layers
         )
-        known = [*policy_drafters, *map(self.drafters.offer, parts.offered)]
-        self.drafters.provided = needs = needs_of_all(self.drafters.default, known)
+        other_drafters = [*policy_drafters, *map(self.drafters.offer, parts.offered)]
+        self.drafters.provided = needs = needs_of_all(self.drafters.default, other_drafters)
         num_pages = config.num_pages(target, needs.rows)
         self.max_model_len = config.context_length(target, needs.rows)
         self.target = target
@@ -102,16 +102,16 @@ class EngineCore:
             self._grammars,
             parts.policy_file,
         )
-        self.is_prepared_for = self._intake.is_prepared_for  # whether `prepare` would load or compile nothing
+        self.is_prepared_for = self._intake.is_prepared_for  # whether `prepare` needs no loading or compiling
         self.speculation_monitor = SpeculationMonitor(
             self.cache, parts.policy, parts.policy_file, self.drafters, rule
         )
-        # Unfinished answers by the user's request id; None: the ended request that a roll-out decodes again as a check.
+        # Unfinished answers by the user's request id. Key None: the ended request that a roll-out decodes again.
         self._active: dict[str | None, list[Request]] = {}
-        self.steps = 0
+        self.steps = 0  # number of committed steps
         self.seconds = StageSeconds()  # total over all steps, by stage
         self._cohorts = CohortAccounting()
-        self.kernels: Kernels | None = getattr(target, "kernels", None)  # None: the backend compiles none
+        self.kernels: Kernels | None = getattr(target, "kernels", None)  # None: not a compiling backend
         self.saved_estimates: SavedEstimates | None = None  # None: estimates are not saved
 
     @property
@@ -128,7 +128,7 @@ class EngineCore:
         self.situation.speculating = on
 
     def prepare(self, new: NewRequest, assigned: Assignment | None = None) -> list[Request]:
-        """Check a request and prepare its drafter and grammar without queueing it; raise `RequestError` if invalid."""
+        """Check a request and create its drafter and grammar; return one `Request` per answer, not queued yet."""
         with self.drafters.keep_all_open():
             requests = self._intake.admit(new, assigned)
             for request in requests:
@@ -136,11 +136,11 @@ class EngineCore:
         for request in requests:
             request.accounting.kv_bytes_per_row = self.runner.store.bytes_per_row
             request.accounting.arrived = arrived = self._clock()
-            request.queued.deadline = deadline_of(new, arrived)
+            request.scheduling.deadline = deadline_of(new, arrived)
         return requests
 
     def enqueue(self, requests: list[Request]) -> None:
-        """Queue the requests of one `prepare`."""
+        """Queue the requests of one `prepare`; raise `RequestError` if their id is in use, which discards them."""
         key = _key(requests[0])
         if key in self._active:
             self.discard(requests)
@@ -160,19 +160,18 @@ class EngineCore:
 
     def add(self, new: NewRequest) -> list[Request]:
         """Check and queue a request; return one `Request` per answer."""
-        requests = self.prepare(new)
-        self.enqueue(requests)
+        self.enqueue(requests := self.prepare(new))
         return requests
 
     @property
     def idle_seconds(self) -> float | None:
-        """Maximum seconds that an idle engine waits for a task; None: unlimited."""
+        """Maximum seconds that an idle engine waits before it calls `use_idle_time` again; None: unlimited."""
         if self.kernels is not None and self.kernels.pending:
             return LOADING_SECONDS
         return self.speculation_monitor.idle_seconds
 
     def use_idle_time(self) -> None:
-        """Load compiled kernels, and decode an ended request again if a roll-out requires it."""
+        """Load compiled kernels, and queue an ended request again if a roll-out requires it; only while idle."""
         if self.kernels is not None and self.kernels.pending and not self.has_requests:
             self.kernels.advance(LOADING_SECONDS)
         with self._stepper.faults.suppressed("check"), self.drafters.keep_all_open():
@@ -186,37 +185,37 @@ class EngineCore:
     def _abort(self, key: str | None) -> list[Request]:
         requests = list(self._active.get(key, ()))
         for request in requests:
-            request.answer.end("abort")
+            request.answer.finish("abort")
             self._remove(request)
         return requests
 
     def step(self) -> list[AnswerDelta]:
-        """Run one target pass; return the new deltas."""
-        late = self.end_late()
+        """Run one target pass; return the new deltas, also of answers that ended at their deadline."""
+        ended = self.end_late()
         in_flight = self.launch()
         if in_flight is None:
             self.wait_for_masks()
-            return late
-        return [*late, *self.resolve(in_flight)]
+            return ended
+        return [*ended, *self.resolve(in_flight)]
 
     def wait_for_masks(self) -> None:
-        """Wait briefly for grammar masks if all requests of the next pass need them."""
+        """Wait at most `MASK_WAIT` for grammar masks if a running request needs one; called if no pass can start."""
         if any(not request.sampler.is_ready for request in self.scheduler.running):
             self._grammars.wait_for_masks(MASK_WAIT)
 
     def end_late(self) -> list[AnswerDelta]:
-        """End answers whose deadline has passed or, if they ask for it, cannot be met; return their final deltas."""
+        """End the answers that `Scheduler.late` returns, because of their deadlines; return their final deltas."""
         late = self.scheduler.late()
-        for request, why in late:
-            request.answer.end(DEADLINE, why)
+        for request, reason in late:
+            request.answer.finish(DEADLINE, reason)
             self._remove(request)
         return [request.take_delta() for request, _ in late]
 
     def launch(self) -> StepInFlight | None:
         """Launch the next pass on the device; return None if nothing can be launched now.
 
-        Another step may be launched before this one is resolved. It has no request that has a draft in this one. Steps
-        are resolved in launch order.
+        Another step may be launched before this one is resolved; no request with a draft in this one is in it. Steps
+        must be resolved in launch order.
         """
         if self.kernels is not None and self.kernels.pending:
             self.kernels.advance(LOADING_SECONDS)
@@ -238,15 +237,15 @@ class EngineCore:
     def commit(self, in_flight: StepInFlight) -> StepReport:
         """Wait for the pass and commit it. Statistics are updated later, by `settle`."""
         report = self._recovery.resolve(in_flight)
-        for part in report.requests:
-            request = part.request
+        for result in report.requests:
+            request = result.request
             assert isinstance(request, Request)
-            if part.applied and request.answer.finish_reason is not None:
+            if result.applied and request.answer.finish_reason is not None:
                 self._remove(request)
         return report
 
     def settle(self, report: StepReport) -> list[AnswerDelta]:
-        """Update statistics for a committed step; return the new deltas."""
+        """Update cost estimates, policy and statistics for a committed step; return the new deltas."""
         self._stepper.learn()
         self.steps += 1
         self.seconds += report.seconds
@@ -257,6 +256,7 @@ class EngineCore:
         return self._deltas(report)
 
     def stats(self) -> EngineStats:
+        """Return the current statistics, without draft nodes."""
         pool, cohorts = self.cache.pool, self.situation.cohorts
         return EngineStats(
             running=len(self.scheduler.running),
@@ -283,12 +283,13 @@ class EngineCore:
         )
 
     def _report(self) -> ControlReport | None:
+        """Return the state of speculation; None if its computation fails."""
         with self._stepper.faults.suppressed("report"):
             return self.speculation_monitor.report(self.situation, self.seconds, self.has_requests)
         return None
 
     def _device_counts(self) -> dict[str, Any]:
-        """Return the counts of compiled kernels, if any, and of states of recurrent layers, if any."""
+        """Return the fields of `EngineStats` that count kernels, if any, and states of recurrent layers, if any."""
         counts: dict[str, Any] = {}
         if (kernels := self.kernels) is not None:
             counts = {f"passes_{name}": count for name, count in asdict(kernels.passes).items()}
@@ -300,7 +301,7 @@ class EngineCore:
         return counts
 
     def close(self) -> None:
-        """Cancel preparations and release drafters and grammars."""
+        """Cancel preparations, save estimates, and release drafters and grammars."""
         self._grammars.close()
         self.background.close()
         self.speculation_monitor.close()
@@ -309,17 +310,17 @@ class EngineCore:
         self.drafters.close()
 
     def _deltas(self, report: StepReport) -> list[AnswerDelta]:
-        """Return the new deltas, each with its own statistics."""
+        """Add the step to the statistics of cohorts and requests; return the new deltas."""
         self._cohorts.observe(report)
         deltas, now = [], self._clock()
-        for part in report.requests:
-            request = part.request
+        for result in report.requests:
+            request = result.request
             assert isinstance(request, Request)
-            if not part.applied:
+            if not result.applied:
                 continue
-            request.accounting.observe(part, report, now)
+            request.accounting.observe(result, report, now)
             has_ended = request.answer.finish_reason is not None
-            if (part.verdict.tokens or has_ended) and not request.identity.assigned.is_check:
+            if (result.verdict.tokens or has_ended) and not request.identity.assigned.is_check:
                 deltas.append(request.take_delta())
             if has_ended:
                 with self._stepper.faults.suppressed("books"):
@@ -327,6 +328,7 @@ class EngineCore:
         return deltas
 
     def _remove(self, request: Request) -> None:
+        """Remove an ended request from the scheduler, and release its adapter and drafters."""
         self.scheduler.remove(request)
         answers = self._active[_key(request)]
         answers.remove(request)

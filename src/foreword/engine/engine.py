@@ -62,13 +62,16 @@ class Engine:
         self._core = core
         self._tokenizer = tokenizer
         self._sampling = sampling or SamplingDefaults()
+        # Tasks that the engine's thread runs between two steps; None: end the thread.
         self._mail: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._listeners = Listeners()
         self._listeners.idle.set()
-        self._refusal: str | None = None  # why new requests are refused
+        self._refusal: str | None = None  # why new requests are refused; None: they are accepted
         self._on_close = on_close
         self._on_death: Callable[[Exception], None] = lambda error: None
-        self._stopped: EngineStopped | None = None  # why the thread has died
+        self._stopped: EngineStopped | None = (
+            None  # error with which the thread died; None: it runs or was closed
+        )
         self._snapshot, self._snapshot_at = core.stats(), monotonic()
         self._thread = threading.Thread(target=self._run, name="foreword-engine", daemon=True)
         self._thread.start()
@@ -93,8 +96,8 @@ class Engine:
     def submit(self, request: NewRequest) -> AnswerStream:
         """Queue a request and return its stream, on the running event loop.
 
-        Raise `RequestError` for invalid requests and `EngineStopped` after draining or closing. If a drafter must be
-        created first, the stream raises its errors.
+        Raise `EngineStopped` after draining or closing, and `RequestError` for an invalid request. If a drafter or a
+        grammar must be created first, a thread checks the request, and the stream raises its errors.
         """
         self._check_accepting()
         prepared = self._core.prepare(request) if self._core.is_prepared_for(request) else None
@@ -108,9 +111,9 @@ class Engine:
         if prepared is not None:
             self._mail.put(lambda: self._enqueue(prepared, stream))
             return stream
-        try:  # creating a drafter may load a model: do it in a thread
+        try:  # Creating a drafter may load a model, so a thread does it.
             self._core.background.start(lambda: self._prepare(request, stream))
-        except BaseException:  # no thread could be started
+        except BaseException:  # The thread could not be started.
             self._listeners.forget(stream)
             raise
         return stream
@@ -119,7 +122,7 @@ class Engine:
         """Prepare a request in a thread; its stream raises any error."""
         try:
             prepared = self._core.prepare(request)
-        except BaseException as error:  # the stream re-raises anything that a drafter raises
+        except BaseException as error:  # The stream raises anything that a drafter raises.
             if not isinstance(error, Exception):
                 error = RequestError(f"{type(error).__name__}: {error}")
             if self._listeners.forget(stream):
@@ -151,9 +154,10 @@ class Engine:
         raw: bool = False,
         parse_special: bool = True,
     ) -> AsyncIterator[RequestOutput]:
-        """Generate an answer; every output contains the text so far, and the last one is finished.
+        """Generate answers to one prompt; every output contains the texts so far, and the last output is finished.
 
-        A slow consumer receives fewer, longer outputs. Leaving the loop early aborts the request.
+        The arguments are those of `LLM.generate`. A slow consumer receives fewer outputs, each with more new text.
+        Leaving the loop early aborts the request.
         """
         if self._tokenizer is None:
             raise RequestError("this engine has no tokenizer; submit token ids")
@@ -189,7 +193,7 @@ class Engine:
         self._mail.put(stop)
 
     async def drain(self, timeout: float | None = None) -> bool:
-        """Refuse new requests and wait for the running ones; return False on timeout."""
+        """Refuse new requests and wait until all others have ended; return False on timeout (seconds)."""
         self._refusal = self._refusal or "the engine is draining and takes no more requests"
         self._listeners.close()
         deadline = None if timeout is None else monotonic() + timeout
@@ -209,7 +213,7 @@ class Engine:
         self._core.speculating = on
 
     def move_pair(self, drafter: str, cohort: str, state: str) -> None:
-        """Move a drafter's roll-out stage in a cohort, from the next step."""
+        """Move the roll-out of a drafter in a cohort to the stage `state`, from the next step."""
         self._mail.put(lambda: self._core.speculation_monitor.move(drafter, cohort, state))
 
     def stats(self) -> EngineStats:
@@ -218,7 +222,7 @@ class Engine:
         return replace(then, draft_nodes=tuple(self._core.drafters.nodes()))
 
     def when_dead(self, callback: Callable[[Exception], None]) -> None:
-        """Call `callback` in the engine's thread if that dies unexpectedly; immediately if it is dead."""
+        """Call `callback` in the engine's thread when the thread dies of an error; immediately if it has died."""
         self._on_death = callback
         if self._stopped is not None:
             callback(self._stopped)
@@ -246,7 +250,8 @@ class Engine:
         def stop() -> None:
             if self._listeners.has(stream):
                 self._deliver(self._core.abort(stream.request_id))
-                self._listeners.forget(stream)  # it may still be waiting for its drafter
+                # A request that waits for its drafter has no delta that would unregister the stream.
+                self._listeners.forget(stream)
 
         self._mail.put(stop)
 
@@ -255,6 +260,7 @@ class Engine:
             raise EngineStopped(self._refusal)
 
     def _run(self) -> None:
+        """Run steps and tasks until the engine is closed or fails; the engine's thread runs this."""
         pipeline = StepPipeline(self._core)
         try:
             while self._take_mail(pipeline.is_busy):
@@ -263,7 +269,7 @@ class Engine:
                     self._snapshot, self._snapshot_at = self._core.stats(), monotonic()
             stopped = EngineStopped("the engine was closed")
         except BaseException as error:
-            is_clear = isinstance(error, EngineStopped)  # the message says enough without a traceback
+            is_clear = isinstance(error, EngineStopped)  # Its message needs no traceback.
             _log.critical("the engine's thread has died: %s", error, exc_info=None if is_clear else error)
             why = str(error) if is_clear else f"{type(error).__name__}: {error}"
             stopped = self._stopped = EngineStopped(f"the engine has failed: {why}")
@@ -273,9 +279,9 @@ class Engine:
             post(stream.loop, [(stream, stopped)])
 
     def _take_mail(self, is_busy: bool) -> bool:
-        """Run tasks from other threads; return False when the engine is closed.
+        """Run the tasks of other threads and idle work of the core; return False when the engine is closed.
 
-        An idle engine waits for a task, but no longer than the core allows, so that the policy file is checked.
+        An idle engine waits for a task, at most `EngineCore.idle_seconds`. `is_busy`: a step is in flight.
         """
         self._core.use_idle_time()
         may_wait = not is_busy and not self._core.has_requests
@@ -290,5 +296,6 @@ class Engine:
             may_wait = False
 
     def _deliver(self, deltas: list[AnswerDelta]) -> None:
+        """Deliver deltas to their streams; abort the requests of streams whose event loop is closed."""
         for stream in self._listeners.deliver(deltas):
             self._abandon(stream)

@@ -1,4 +1,4 @@
-"""Validates a new request and turns it into requests of the engine."""
+"""Validates a new request and creates one `Request` per answer."""
 
 import itertools
 import secrets
@@ -32,27 +32,30 @@ class Intake:
     context_length: int
     rule: Rule
     drafters: DrafterPool
-    check: Callable[[Request], None]  # the scheduler's check that the request can run at all
+    check: Callable[[Request], None]  # raises `RequestError` for a request that can never run
     adapters: Adapters
-    _numbers: "itertools.count[int]"
+    _numbers: "itertools.count[int]"  # ids of the requests within this engine
     grammars: Grammars
     policy_file: PolicyFileController | None = None  # None: requests choose their drafters themselves
 
     def admit(self, new: NewRequest, assigned: Assignment | None = None) -> list[Request]:
-        """Return one `Request` per answer; raise `RequestError` if the request is invalid.
+        """Return one `Request` per answer, and count them as users of their adapter.
 
-        The drafter follows the policy file and the request, unless it is `assigned`.
+        The drafter follows from the policy file and the request, unless it is `assigned`. Raise `RequestError` if the
+        request is invalid.
         """
         self._check_prompt(new.prompt_token_ids)
         _check_service(new)
         self._check_ids(new.prediction, "prediction")
         params = new.params
-        # JavaScript loses more than 53 bits
+        # A JavaScript client reads integers exactly only up to 53 bits.
         seed = secrets.randbits(53) if params.seed is None else params.seed
         end_ids = self.vocabulary.end_ids
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else end_ids)
-        hidden_ids = end_ids - frozenset(params.stop_token_ids)
-        limits = RequestLimits(self.context_length, stop_ids, hidden_ids)
+        eos_ids = end_ids - frozenset(
+            params.stop_token_ids
+        )  # a requested stop token is reported as stop reason
+        limits = RequestLimits(self.context_length, stop_ids, eos_ids)
         token_limits = TokenLimits(
             self.vocabulary.size, tuple(end_ids), self.vocabulary.bad_word_ids(params.bad_words)
         )
@@ -72,7 +75,7 @@ class Intake:
             requests.append(Request(next(self._numbers), prompt, params, sampler, limits, identity, text))
         self.check(requests[0])
         for request in requests[1:]:
-            request.queued.leader = requests[0]
+            request.scheduling.leader = requests[0]
         self.adapters.hold(adapter, len(requests))
         return requests
 
@@ -95,6 +98,7 @@ class Intake:
 
     @refusing("speculation")
     def _assign(self, new: NewRequest) -> Assignment:
+        """Return the decisions of the policy file, or without one the drafter that the request selects."""
         if self.policy_file is not None:
             return self.policy_file.assign(new)
         return Assignment(plan=self.drafters.resolve(new.speculation, AnswerHints.of(new)))
@@ -117,6 +121,7 @@ class Intake:
 
 
 def _check_service(new: NewRequest) -> None:
+    """Check the priority and the deadline."""
     if not isinstance(new.priority, int):
         raise RequestError(f"priority must be a whole number, not {new.priority!r}", "priority")
     if new.deadline_ms is not None:

@@ -105,6 +105,7 @@ class LLM:
         self._replace_engine(self._default(), speculation)
 
     def _default(self) -> SpeculationOption:
+        """Return the current drafter as a `speculation` setting."""
         default = self.engine.drafters.default_config
         return None if default is None else default.as_mapping()
 
@@ -117,13 +118,13 @@ class LLM:
         self, speculation: SpeculationOption, offered: Sequence[SpeculationConfig] = ()
     ) -> None:
         """Replace the engine after freeing its memory; on failure, restore the previous drafters and adapters."""
-        before, adapters = self._default(), self.engine.adapters
+        old_speculation, adapters = self._default(), self.engine.adapters
         self.engine.close()
         del self.engine, self._pipeline
         try:
             self._use(make_core(self.loaded, self._config, speculation, offered, preparing=self._preparing))
         except BaseException:
-            self._use(make_core(self.loaded, self._config, before, preparing=self._preparing))
+            self._use(make_core(self.loaded, self._config, old_speculation, preparing=self._preparing))
             self.engine.adapters.take_over(adapters)
             raise
         self.engine.adapters.take_over(adapters)
@@ -251,7 +252,7 @@ class LLM:
             raise RequestError("an LLM answers one call at a time; use foreword.Engine for more")
 
     def _finish(self, collectors: Mapping[str, OutputCollector], on_text: OnText | None) -> None:
-        """Run steps until all answers have ended."""
+        """Run steps until all answers have ended, and pass their deltas to the collectors and to `on_text`."""
         indices = {name: index for index, name in enumerate(collectors)}
         while not all(collector.finished for collector in collectors.values()):
             for delta in self._pipeline.advance():

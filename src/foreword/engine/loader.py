@@ -52,7 +52,9 @@ class LoadedModel:
     tokenizer: Tokenizer
     checkpoint: Checkpoint
     loader: DecoderLoader
-    sampling: SamplingDefaults = field(default_factory=SamplingDefaults)  # of requests that give none
+    sampling: SamplingDefaults = field(
+        default_factory=SamplingDefaults
+    )  # parameters of requests that give none
 
     @property
     def vocab_size(self) -> int:
@@ -60,6 +62,7 @@ class LoadedModel:
         return min(self.tokenizer.vocab_size, self.decoder.config.vocab_size)
 
     def vocabulary(self) -> Vocabulary:
+        """Return the token ids and their texts, for an engine."""
         return Vocabulary(self.vocab_size, frozenset(self.tokenizer.eos_ids), self.tokenizer)
 
     def when_lost(self, callback: Callable[[str], None]) -> None:
@@ -68,16 +71,18 @@ class LoadedModel:
             self.decoder.when_lost(callback)
 
     def close(self) -> None:
+        """End the processes of other ranks."""
         if isinstance(self.decoder, TensorParallelDecoder):
             self.decoder.close()
 
-    def build_drafter(self, wanted: SpeculationConfig) -> Drafter:
-        return wanted.build(self.resources())
+    def build_drafter(self, config: SpeculationConfig) -> Drafter:
+        """Return a new drafter with its own connections to draft nodes."""
+        return config.build(self.resources())
 
     def drafter_builder(self) -> Callable[[SpeculationConfig], Drafter]:
         """Return a factory whose drafters share their connections to draft nodes."""
         resources = self.resources()
-        return lambda wanted: wanted.build(resources)
+        return lambda config: config.build(resources)
 
     def choose_speculation(
         self, setting: SpeculationOption, acceptance_rule: str = "coupled"
@@ -87,7 +92,7 @@ class LoadedModel:
         return choose_speculation(setting, self.decoder.is_shape_invariant, acceptance_rule, head)
 
     def resources(self) -> DrafterResources:
-        """Return the model and its files, from which drafters are created."""
+        """Return the decoder, files and loader that drafters are created from."""
 
         def encode(text: str) -> list[int]:
             return self.tokenizer.encode(text, add_special_tokens=False)
@@ -123,14 +128,14 @@ def load_model(  # noqa: PLR0913 - vLLM's names
 ) -> LoadedModel:
     """Load a model by built-in name, local path or hub id."""
     check_generation_config(generation_config)
-    place = pick_device(device)
+    torch_device = pick_device(device)
     backend = parallel_backend(backend, tensor_parallel_size)
-    choice = choose_backend(backend, dtype, place, quantization, kv_cache_dtype)
+    choice = choose_backend(backend, dtype, torch_device, quantization, kv_cache_dtype)
     silence_bfloat16_warning()
     checkpoint = open_checkpoint(resolve_model(model))
     tokenizer, sampling = checkpoint.tokenizer(), sampling_defaults(checkpoint, generation_config)
-    fitting = fit_to_model(choice, checkpoint.config, backend=backend, dtype=dtype, device=place)
-    loader = DecoderLoader(fitting, place, enforce_eager)
+    choice = fit_to_model(choice, checkpoint.config, backend=backend, dtype=dtype, device=torch_device)
+    loader = DecoderLoader(choice, torch_device, enforce_eager)
     if tensor_parallel_size == 1:
         decoder: Decoder = loader.load(checkpoint, progress)
     else:

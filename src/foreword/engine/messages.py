@@ -25,20 +25,20 @@ class RequestLabels:
 
 @dataclass(frozen=True)
 class NewRequest:
-    """A prompt to answer."""
+    """A prompt to answer, and how."""
 
     request_id: str  # unique among active requests
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams = field(default_factory=SamplingParams)
     tenant: str = ""  # owner; nothing is cached or learned across tenants
-    speculation: SpeculationSetting = None
+    speculation: SpeculationSetting = None  # None: the engine's default
     progress: bool = False  # whether every delta includes statistics
     prediction: tuple[int, ...] = ()  # the answer that the user expects, for drafters that use it
     labels: RequestLabels = RequestLabels()
-    priority: int = 0  # within its class; lower first, as in vLLM
-    deadline_ms: float | None = None  # after arrival; None: no deadline
+    priority: int = 0  # within its service class; lower starts first, as in vLLM
+    deadline_ms: float | None = None  # milliseconds from arrival; None: no deadline
     adapter: str = ""  # adapter name; empty: the base model
-    # "end": return what exists by then; "refuse": fail once it cannot finish in time
+    # "end": return the tokens that exist at the deadline; "refuse": fail once the answer cannot finish in time
     on_deadline: str = "end"
 
 
@@ -48,12 +48,16 @@ def cohort_of(method: str, params: SamplingParams) -> str:
 
 
 def sampling_kind(params: SamplingParams) -> str:
+    """Return "greedy" or "sampled"."""
     return "greedy" if params.temperature == 0 else "sampled"
 
 
 @dataclass(frozen=True)
 class RequestStats:
-    """Cost of one answer; it shares the seconds of passes by rows and of drafter calls by requests."""
+    """Cost of one answer.
+
+    The time of a pass is divided between its requests by rows, the time of a drafter call equally.
+    """
 
     prompt_tokens: int = 0
     cached_tokens: int = 0  # prompt tokens whose KV was found in the prefix cache
@@ -80,8 +84,8 @@ class RequestStats:
     rejected_prediction_tokens: int = 0  # tokens of the prediction that do not
     preemptions: int = 0  # number of times its KV was released and recomputed
     method: str = ""  # the drafter; empty: none
-    cohort: str = ""  # the cohort that it is counted in
-    service: str = ""  # its service class
+    cohort: str = ""  # the cohort in which the answer is counted
+    service: str = ""  # service class of the request
 
 
 @dataclass(frozen=True)
@@ -96,7 +100,10 @@ class DraftShown:
 
 @dataclass(slots=True)
 class AnswerDelta:
-    """New tokens and text of an answer. Treated as immutable; not frozen, which would take three times as long."""
+    """New tokens and text of an answer.
+
+    Deltas are treated as immutable. The class is not frozen, since creating one would take three times as long.
+    """
 
     request_id: str
     index: int  # index of the answer among the request's n answers
@@ -110,14 +117,13 @@ class AnswerDelta:
     # The stop token or stop string that matched; None: the model's end-of-sequence token.
     stop_reason: int | str | None = None
     error: str | None = None  # error message, if finish_reason is "error" or "deadline"
-    asks_too_much: bool = False  # the request's own parameters cause the error
-    error_param: str | None = None  # name of the first such parameter
+    is_request_error: bool = False  # the request's own parameters cause the error
+    error_param: str | None = None  # first parameter that forbids tokens, if the parameters cause the error
     seed: int = 0  # the seed in use
     stats: RequestStats | None = None  # set in the last delta of an answer
     progress: RequestStats | None = None  # statistics so far, in every delta, if requested
-    prompt_logprobs: tuple[
-        TokenLogprobs, ...
-    ] = ()  # in the first delta: entry i belongs to prompt token i + 1
+    # In the first delta: entry i belongs to prompt token i + 1.
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass
@@ -139,7 +145,7 @@ class EngineStats:
     running: int = 0  # answers in progress
     waiting: int = 0  # answers waiting for pages or their turn
     kv_pages: int = 0
-    kv_pages_used: int = 0  # held by requests; pages held only by the prefix cache count as free
+    kv_pages_used: int = 0  # pages that requests use; those that only the prefix cache uses count as free
     prefix_queries: int = 0  # prompt tokens looked up in the prefix cache
     prefix_hits: int = 0  # prompt tokens found there
     preemptions: int = 0
@@ -147,9 +153,9 @@ class EngineStats:
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
     accept_seconds: float = 0.0
-    step_seconds: float = 0.0  # total; the rest beyond the three stages is scheduling and bookkeeping
+    step_seconds: float = 0.0  # total: the three stages, planning and bookkeeping
     speculating: bool = True  # the engine-wide switch
-    drafter_memory_bytes: int | None = None  # total of the drafters that report theirs
+    drafter_memory_bytes: int | None = None  # sum over the drafters that report their memory; None: none does
     drafter_faults: Mapping[str, int] = field(default_factory=dict)  # recovered faults by drafter and kind
     step_faults: Mapping[str, int] = field(default_factory=dict)  # recovered faults by stage
     # By cohort: drafts, verified draft tokens, committed draft tokens.
@@ -162,17 +168,17 @@ class EngineStats:
     draft_nodes: tuple[NodeReport, ...] = ()
     kernels_loaded: int = 0  # compiled GPU kernels
     kernels_pending: int = 0  # GPU kernels that are being compiled
-    passes_captured: int = 0  # GPU graphs
+    passes_captured: int = 0  # passes captured as GPU graphs
     passes_eager: int = 0  # passes without a graph although they could have one
     passes_cold: int = 0  # passes that were captured or were the first of their shape
-    states: int = 0  # states of recurrent layers, allocated
-    states_used: int = 0
-    state_checkpoints: int = 0  # held by the prefix cache
+    states: int = 0  # allocated states of recurrent layers
+    states_used: int = 0  # states that requests or the prefix cache use
+    state_checkpoints: int = 0  # states in the prefix cache
     state_hits: int = 0  # requests that began with a state of the prefix cache
-    state_evictions: int = 0  # dropped from the prefix cache to make room
+    state_evictions: int = 0  # states dropped from the prefix cache to make room
 
     def later(self, seconds: float, speculating: bool) -> "EngineStats":
-        """Return these statistics extended by `seconds` of wall time, with the current switch."""
+        """Return these statistics `seconds` of wall time later, with the current engine-wide switch."""
         control = None if self.control is None else self.control.aged(seconds)
         return replace(self, speculating=speculating, control=control)
 
@@ -182,13 +188,13 @@ class EngineStats:
 
 
 class OpenAnswers:
-    """Counts unfinished answers of one or several requests."""
+    """Counts the unfinished answers of one or several requests."""
 
     def __init__(self, answers: int) -> None:
-        self.left = answers
+        self.left = answers  # number of unfinished answers
 
     def note(self, item: AnswerDelta | Exception) -> bool:
-        """Count a delta or an exception (which ends all answers); return True if nothing can follow."""
+        """Subtract an answer that this delta ends, or all after an exception; return whether none is left."""
         if isinstance(item, Exception):
             self.left = 0
         else:

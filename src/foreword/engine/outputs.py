@@ -1,4 +1,4 @@
-"""Results in vLLM's format with llama.cpp's timings, collected from an engine's deltas."""
+"""Collects an engine's deltas into results with vLLM's names and llama.cpp's timings."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -18,7 +18,7 @@ from foreword.models.tokenization.tokenizer import Tokenizer
 class Timings:
     """Durations and counts of one request; names follow llama.cpp."""
 
-    prompt_n: int  # processed prompt tokens, without cache_n
+    prompt_n: int  # computed prompt tokens, without cache_n
     prompt_ms: float  # first pass to the first generated token
     prompt_per_second: float
     predicted_n: int  # generated tokens of all answers
@@ -34,12 +34,12 @@ class Timings:
     def of(ends: Sequence[tuple[int, RequestStats]]) -> "Timings":
         """Combine (index, statistics) of all answers of a request.
 
-        The answer with index 0 computed the prompt. The tokens of a first pass arrive at the end of `prompt_ms` and
-        count for no time of `predicted_ms`.
+        The answer with index 0 computed the prompt. The tokens of a first pass arrive at the end of `prompt_ms`, so
+        `predicted_per_second` does not count them.
         """
         answers = [stats for _, stats in ends]
-        leaders = [stats for index, stats in ends if index == 0]
-        began = min(stats.queue_seconds for stats in leaders)
+        leaders = [stats for index, stats in ends if index == 0]  # one per prompt of the request
+        began = min(stats.queue_seconds for stats in leaders)  # seconds from arrival
         prompt_seconds = max(map(_first_token_at, leaders)) - began
         seconds = max(_first_token_at(s) + s.decode_seconds for s in answers) - min(
             map(_first_token_at, answers)
@@ -63,10 +63,12 @@ class Timings:
 
 
 def _first_token_at(stats: RequestStats) -> float:
+    """Return the seconds from arrival to the first token."""
     return stats.queue_seconds + stats.prefill_seconds
 
 
 def _rate(count: int, seconds: float) -> float:
+    """Return `count` per second; 0 if either is not positive."""
     return count / seconds if count > 0 and seconds > 0 else 0.0
 
 
@@ -80,7 +82,7 @@ class Logprob:
 
 
 TokenAlternatives = dict[int, Logprob]
-"""A token and its most likely alternatives, by id."""
+"""The log-probabilities of a token and of its most likely alternatives, by token id."""
 
 
 @dataclass(frozen=True)
@@ -89,25 +91,25 @@ class CompletionOutput:
 
     index: int
     text: str  # without the stop string, unless requested
-    token_ids: list[int]  # including the token that ended it
-    finish_reason: str | None  # "stop", "length", "abort" or "error"; None while it is being generated
+    token_ids: list[int]  # including a stop token that ended the answer
+    finish_reason: str | None  # "stop", "length", "deadline", "abort" or "error"; None: the answer continues
     seed: int  # the seed in use
     logprobs: list[TokenAlternatives] | None = None  # per token, if requested
-    error: str | None = None  # error message, if finish_reason is "error"
+    error: str | None = None  # error message, if finish_reason is "error" or "deadline"
     # The stop token or stop string that matched; None: the model's end-of-sequence token.
     stop_reason: int | str | None = None
-    stats: RequestStats | None = field(default=None, compare=False)  # set when it has ended
+    stats: RequestStats | None = field(default=None, compare=False)  # set when the answer has ended
 
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """A prompt with its answers so far."""
+    """A prompt with its answers, whole or as far as they are generated."""
 
     prompt: str | None  # None if token ids were given
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     request_id: str = ""
-    # Per prompt token (the first is None), if requested.
+    # One per prompt token, if requested; the first token has None.
     prompt_logprobs: list[TokenAlternatives | None] | None = None
 
     @property
@@ -120,7 +122,7 @@ class RequestOutput:
         return Timings.of([(answer.index, answer.stats or RequestStats()) for answer in self.outputs])
 
     def as_json(self) -> dict[str, Any]:
-        """Return a JSON object: the first answer's fields, and all answers under `outputs` if there are several."""
+        """Return a JSON object with the first answer's fields; several answers are also listed under `outputs`."""
         flat: dict[str, Any] = {
             **_answer_json(self.outputs[0]),
             "prompt_token_ids": self.prompt_token_ids,
@@ -148,7 +150,7 @@ def _answer_json(answer: CompletionOutput) -> dict[str, Any]:
 
 
 def _alternatives_json(entry: TokenAlternatives) -> dict[str, Any]:
-    return {str(token): asdict(found) for token, found in entry.items()}
+    return {str(token): asdict(logprob) for token, logprob in entry.items()}
 
 
 if TYPE_CHECKING:
@@ -158,7 +160,10 @@ if TYPE_CHECKING:
 
 
 def add_fields(one: "Counted", other: "Counted") -> "Counted":
-    """Add two dataclasses field by field: numbers are added, the first non-empty string is kept."""
+    """Add two dataclasses field by field: numbers and tuples of numbers are added, strings are not.
+
+    Of two strings, the sum has the first that is not empty.
+    """
     sums = {field.name: _added(getattr(one, field.name), getattr(other, field.name)) for field in fields(one)}
     return replace(one, **sums)
 
@@ -170,7 +175,7 @@ def _added(one: Any, other: Any) -> Any:  # noqa: ANN401 - numbers, tuples of th
 
 
 def sum_stats(by_answer: Iterable[tuple[int, RequestStats]]) -> RequestStats:
-    """Add (sample index, stats) pairs; a prompt with several answers counts once."""
+    """Add the statistics of answers, given as (index, statistics); only index 0 adds its prompt tokens."""
     total = RequestStats()
     for index, stats in by_answer:
         total = add_fields(total, replace(stats, prompt_tokens=0, cached_tokens=0) if index else stats)
@@ -183,11 +188,11 @@ def accepted_runs(stats: RequestStats) -> "Counter[int]":
 
 
 class Costs:
-    """Collects the statistics of a request with several answers."""
+    """Collects the statistics of all answers of a request."""
 
     def __init__(self, answers: int) -> None:
         self._open = OpenAnswers(answers)
-        self._ends: list[tuple[int, RequestStats]] = []
+        self._ends: list[tuple[int, RequestStats]] = []  # (index, statistics) of answers that have ended
 
     def note(self, delta: AnswerDelta) -> bool:
         """Add a delta; return True if all answers have ended."""
@@ -206,14 +211,17 @@ class Answer:
     """One answer, accumulated from deltas."""
 
     def __init__(self, index: int = 0) -> None:
-        self.index = index  # among the answers to its prompt
+        self.index = index  # of the answer among those to its prompt
         self._texts: list[str] = []
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
         self.prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-        self.last = AnswerDelta("", index, "", ())  # the last one has the end
+        self.last = AnswerDelta(
+            "", index, "", ()
+        )  # newest delta; the last one has finish reason and statistics
 
     def take(self, delta: AnswerDelta) -> None:
+        """Append a delta."""
         self._texts.append(delta.text)
         self.token_ids += delta.token_ids
         self.logprobs += delta.logprobs
@@ -226,7 +234,7 @@ class Answer:
 
     @property
     def whole(self) -> AnswerDelta:
-        """Return all deltas merged into one."""
+        """All deltas merged into one."""
         return replace(
             self.last,
             text=self.text,
@@ -255,10 +263,12 @@ class OutputCollector:
         return not self._open.left
 
     def take(self, delta: AnswerDelta) -> None:
+        """Append a delta to its answer."""
         self._answers[delta.index].take(delta)
         self._open.note(delta)
 
     def output(self) -> RequestOutput:
+        """Return the answers so far."""
         answers = [self._completion(answer) for answer in self._answers]
         scores: list[TokenAlternatives | None] | None = None
         if self.params.prompt_logprobs is not None:
@@ -280,16 +290,16 @@ class OutputCollector:
         )
 
     def _alternatives(self, positions: Sequence[TokenLogprobs]) -> list[TokenAlternatives]:
-        return [alternatives(found, self.tokenizer) for found in positions]
+        return [alternatives(logprobs, self.tokenizer) for logprobs in positions]
 
 
-def alternatives(found: TokenLogprobs, tokenizer: Tokenizer) -> TokenAlternatives:
-    """Return a token's log-probability and its alternatives, most likely first."""
+def alternatives(logprobs: TokenLogprobs, tokenizer: Tokenizer) -> TokenAlternatives:
+    """Return the log-probabilities of the alternatives, most likely first, and of the token itself."""
 
-    def shown(token: int, logprob: float, rank: int) -> Logprob:
+    def with_text(token: int, logprob: float, rank: int) -> Logprob:
         return Logprob(logprob, rank, token_text(tokenizer, token))
 
-    top = zip(found.top_ids.tolist(), found.top_logprobs.tolist(), strict=True)
-    entries = {token: shown(token, value, place + 1) for place, (token, value) in enumerate(top)}
-    entries[found.token] = shown(found.token, found.logprob, found.rank)
+    top = zip(logprobs.top_ids.tolist(), logprobs.top_logprobs.tolist(), strict=True)
+    entries = {token: with_text(token, value, rank) for rank, (token, value) in enumerate(top, 1)}
+    entries[logprobs.token] = with_text(logprobs.token, logprobs.logprob, logprobs.rank)
     return entries

@@ -8,7 +8,7 @@ from foreword.speculation.recovery import StepInFlight
 
 
 class StepPipeline:
-    """Runs an engine's steps and launches the next one, if possible, before the previous one is resolved."""
+    """Runs an engine's steps; with asynchronous scheduling the next one is launched before the previous is resolved."""
 
     def __init__(self, core: EngineCore) -> None:
         self._core = core
@@ -16,10 +16,11 @@ class StepPipeline:
 
     @property
     def is_busy(self) -> bool:
+        """Whether a step is in flight."""
         return bool(self._in_flight)
 
     def advance(self) -> list[AnswerDelta]:
-        """Launch what can be launched and resolve the oldest step; return the new deltas.
+        """Launch the steps that can be launched and resolve the oldest; return the new deltas.
 
         Deltas of answers that ended at their deadline come first. With asynchronous scheduling, the device gets its
         next step before statistics of the previous one are updated.
@@ -35,6 +36,7 @@ class StepPipeline:
         return [*ended, *core.settle(report)]
 
     def _fill(self) -> None:
+        """Launch steps until `steps_ahead` are in flight or nothing can be launched."""
         in_flight, core = self._in_flight, self._core
         while len(in_flight) < core.steps_ahead and (launched := core.launch()) is not None:
             in_flight.append(launched)

@@ -28,31 +28,34 @@ if TYPE_CHECKING:  # Triton is installed only on GPU machines
 
 
 class PaddedDrafter(Drafter):
-    """Wraps a drafter without needs and pads its drafts with arbitrary tokens to the full size."""
+    """Wraps a drafter without needs, and replaces its drafts that are too small by arbitrary tokens of full size."""
 
     def __init__(self, drafter: Drafter | None, *, branches: bool = False) -> None:
-        """With `branches` the padded drafts are trees; without a drafter all tokens are arbitrary."""
+        """With `branches` the replacements are trees; without a drafter all drafts are arbitrary tokens."""
         self._drafter = drafter
         self._branches = branches
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
-        found = [Draft()] * len(tasks) if self._drafter is None else self._drafter.propose(tasks)
-        return [self._filled(draft, task) for draft, task in zip(found, tasks, strict=True)]
+        drafts = [Draft()] * len(tasks) if self._drafter is None else self._drafter.propose(tasks)
+        return [self._full_size(draft, task) for draft, task in zip(drafts, tasks, strict=True)]
 
     def forget(self, request: DraftRequest) -> None:
         if self._drafter is not None:
             self._drafter.forget(request)
 
-    def _filled(self, draft: Draft, task: DraftTask) -> Draft:
+    def _full_size(self, draft: Draft, task: DraftTask) -> Draft:
+        """Return the draft if it has the task's size and shape or is on the device; otherwise arbitrary tokens."""
         depth = min(task.max_nodes, task.max_depth)
         if draft.device is not None or (len(draft) >= depth and draft.is_chain is not self._branches):
             return draft
-        now = len(task.request.tokens), task.request.epoch
+        text_state = len(task.request.tokens), task.request.epoch
         if not self._branches:
-            return Draft.chain([0] * depth, *now)
+            return Draft.chain([0] * depth, *text_state)
+        # A tree: one chain, and the remaining nodes as further children of the root.
         depth = min(depth, task.max_nodes - 1)
-        more = task.max_nodes - depth
-        return Draft((*[0] * depth, *range(1, 1 + more)), (*range(ROOT, depth + ROOT), *[ROOT] * more), *now)
+        others = task.max_nodes - depth
+        tokens = (*[0] * depth, *range(1, 1 + others))
+        return Draft(tokens, (*range(ROOT, depth + ROOT), *[ROOT] * others), *text_state)
 
 
 _log = logging.getLogger(__name__)
@@ -61,21 +64,21 @@ SECONDS = 5.0  # time limit in seconds; remaining passes are captured on first u
 MEMORY_SHARE = 0.5  # fraction of the device's free memory that captured passes may use
 
 MOST_STEPS = 8
-"""Maximum steps per size. The first compiles, the second captures; drafters with needs start one step later."""
+"""Maximum steps per size. The first step compiles, the second captures; a drafter with needs first observes one."""
 
 PROMPTS = (16, 32, 64, 96, 128, 192, 256, 512)  # prompt lengths that use different kernels
 
 TEMPERATURES = (0.0, 1.0)
-"""Greedy and sampled. Sampling uses one kernel more, so that only the first size is prepared for both."""
+"""Greedy and sampled. Sampling needs only one more kernel, so only the first size is prepared for both."""
 
 
 @dataclass(frozen=True)
 class Prepared:
     """Result of `prepare_passes`."""
 
-    sizes: int = 0  # number of prepared sizes of passes
-    wanted: int = 0  # number of sizes to prepare
-    seconds: float = 0.0
+    sizes: int = 0  # number of sizes of passes that were prepared
+    wanted: int = 0  # number of sizes that should have been prepared
+    seconds: float = 0.0  # time that this took
 
 
 @dataclass(frozen=True)
@@ -84,8 +87,8 @@ class _Mode:
 
     drafter: Drafter | None = None  # None: plain decoding
     draft_tokens: int = 0
-    depth: int = 0
-    most: int | None = None  # maximum concurrent requests; None: the engine's limit
+    depth: int = 0  # maximum depth of the drafts
+    max_requests: int | None = None  # per pass; None: the engine's limit
 
 
 @dataclass(frozen=True)
@@ -104,13 +107,13 @@ def prepare_passes(
 ) -> Prepared:
     """Prepare the passes that the backend lists, up to `requests` requests, within time and memory limits.
 
-    The engine must be idle. Failures are only logged: the pass is recovered when a request needs it.
+    The engine must be idle. Failures are only logged, since a pass that is not prepared is compiled when it is needed.
     """
     cases = _cases(core, requests)
     if not cases:
         return Prepared()
     began, free = clock(), free_memory(core.target.device)
-    done, texts = 0, _Texts(core)
+    done, texts = 0, _PlaceholderTexts(core)
     try:
         needed = _NeededKernels(core.kernels).record(core, cases)
         while done < len(cases) and clock() - began < SECONDS:
@@ -132,15 +135,15 @@ def prepare_passes(
         _log.warning("passes could not be prepared: %s: %s", type(error).__name__, error)
     finally:
         texts.close()
-    found = Prepared(done, len(cases), clock() - began)
-    _log.info("%d of %d sizes of passes were prepared in %.1f s", done, len(cases), found.seconds)
+    prepared = Prepared(done, len(cases), clock() - began)
+    _log.info("%d of %d sizes of passes were prepared in %.1f s", done, len(cases), prepared.seconds)
     if progress is not None:
         progress(len(cases), len(cases))
-    return found
+    return prepared
 
 
 class _NeededKernels:
-    """The kernels that the passes of each case need; they are compiled in the background."""
+    """The kernels that the passes of each case need; they are compiled in the background. Empty on a CPU."""
 
     def __init__(self, kernels: "Kernels | None" = None) -> None:
         self._kernels = kernels
@@ -148,10 +151,10 @@ class _NeededKernels:
         self._prompts: Sequence[Variant] = ()
 
     def record(self, core: EngineCore, cases: Sequence[_Case]) -> Self:
-        """Request compilation of the kernels of all cases, in their order."""
+        """List the kernels that the cases need, request their compilation, and return this object."""
         if self._kernels is None:
             return self
-        texts = _Texts(core)
+        texts = _PlaceholderTexts(core)
         try:
             for case in cases:
                 key = case.mode, case.size.kernels
@@ -162,7 +165,7 @@ class _NeededKernels:
                     self._kernels.request(missing)
             with recording() as missing:
                 for length in PROMPTS:
-                    texts.read(length)
+                    texts.compute_prompt(length)
             self._prompts = tuple(missing)
             self._kernels.request(missing)
         finally:
@@ -171,9 +174,9 @@ class _NeededKernels:
 
     @property
     def all(self) -> Sequence["Variant"]:
-        """The kernels of all cases, each once."""
-        own = (variant for variants in (*self._by_case.values(), self._prompts) for variant in variants)
-        return list(dict.fromkeys(own))
+        """The kernels of all cases and prompts, each once."""
+        groups = (*self._by_case.values(), self._prompts)
+        return list(dict.fromkeys(variant for group in groups for variant in group))
 
     def wait(self, case: _Case, until: float | None) -> bool:
         """Wait for the kernels of a case, at most until a time of the clock; return whether they are compiled."""
@@ -197,17 +200,17 @@ def compile_passes(core: EngineCore, requests: int, progress: Progress) -> int:
 
 
 def _cases(core: EngineCore, requests: int) -> list[_Case]:
-    """Return the cases to prepare, small batches with short texts first."""
+    """Return the cases to prepare that fit into the KV pages, small batches with short texts first."""
     cases = []
     for mode in _modes(core):
-        most = requests if mode.most is None else min(requests, mode.most)
-        length = core.max_model_len - _tokens(mode) - 1
+        most = requests if mode.max_requests is None else min(requests, mode.max_requests)
+        length = core.max_model_len - _added_tokens(mode) - 1
         cases += [
             _Case(size, mode) for size in core.target.sizes_to_prepare(most, length, 1 + mode.draft_tokens)
         ]
     texts = {(case.size.length, case.mode.drafter is None) for case in cases}
     left = core.cache.free_pages - sum(core.cache.pages_for(length) for length, _ in texts)
-    fitting = [case for case in cases if _pages(core, case) <= left]
+    fitting = [case for case in cases if _pages_of(core, case) <= left]
     return sorted(fitting, key=lambda case: case.size.requests * case.size.length)
 
 
@@ -220,33 +223,34 @@ def _modes(core: EngineCore) -> Iterator[_Mode]:
     most = None if plan.max_batch is None else plan.max_batch - 1
     for choice in plan.drafter.choices.values() or [plan.drafter]:
         # Draft nodes are not called: they do not run on this device.
-        here = None if all_nodes([choice]) else choice
-        # A drafter that observes hidden states must be the plan's own; it always drafts.
-        drafter = choice if choice.traits.needs else PaddedDrafter(here)
+        local = None if all_nodes([choice]) else choice
+        # A drafter with needs must itself observe the passes, and its drafts have full size anyway.
+        drafter = choice if choice.traits.needs else PaddedDrafter(local)
         yield _Mode(drafter, plan.max_nodes, plan.max_depth, most)
         for fewer in takewhile(lambda size: size < plan.max_nodes, (1, 3, 7)):
             yield _Mode(drafter, fewer, min(fewer, plan.max_depth), 1)
         if drafter is not choice and config.makes_trees:
-            yield _Mode(PaddedDrafter(here, branches=True), plan.max_nodes, plan.max_depth, most)
+            yield _Mode(PaddedDrafter(local, branches=True), plan.max_nodes, plan.max_depth, most)
 
 
-def _tokens(mode: _Mode) -> int:
-    """Return the maximum number of tokens by which a text grows."""
+def _added_tokens(mode: _Mode) -> int:
+    """Return the maximum number of tokens that the steps of a case add to a text."""
     return MOST_STEPS * (1 + mode.depth)
 
 
-def _pages(core: EngineCore, case: _Case) -> int:
-    """Return the pages that the requests of a case need besides the shared text, at most."""
-    of_one = core.cache.pages_for(_tokens(case.mode) + 2 * case.mode.draft_tokens) + 1
-    return case.size.requests * of_one
+def _pages_of(core: EngineCore, case: _Case) -> int:
+    """Return the maximum number of pages that the requests of a case need besides the shared text."""
+    per_request = core.cache.pages_for(_added_tokens(case.mode) + 2 * case.mode.draft_tokens) + 1
+    return case.size.requests * per_request
 
 
-class _Texts:
-    """Placeholder texts, computed once and shared by all requests."""
+class _PlaceholderTexts:
+    """Placeholder texts whose KV is computed once per length; requests fork it."""
 
     def __init__(self, core: EngineCore) -> None:
         self._core = core
-        self._known: dict[tuple[int, bool], Request] = {}
+        # Requests that own a computed text, by its length and whether the default drafter observed it.
+        self._sources: dict[tuple[int, bool], Request] = {}
         self._numbers = count()
 
     def request(self, case: _Case, temperature: float) -> Request:
@@ -256,56 +260,61 @@ class _Texts:
         return self._new(source.tokens, drafts, temperature, source)
 
     def end(self, requests: Sequence[Request]) -> None:
+        """Close the KV of these requests and let their drafters forget them."""
         for request in requests:
             self._core.cache.close(request.kv)
             for drafter in request.drafter_view.notified.values():
                 drafter.forget(as_unanswered(request))
 
     def close(self) -> None:
-        self.end(list(self._known.values()))
+        self.end(list(self._sources.values()))
 
-    def read(self, length: int) -> None:
-        """Compute a prompt, which the default head observes, if there is room for it."""
+    def compute_prompt(self, length: int) -> None:
+        """Compute and drop a prompt of this length, observed by the default drafter, if there is room for it."""
         core = self._core
         free_rows = core.cache.free_pages * core.cache.page_size
         if length < min(core.max_model_len - 1, core.max_rows + 1, free_rows):
             self._source(length, drafts=True)
-            self.end([self._known.pop((length, True))])
+            self.end([self._sources.pop((length, True))])
 
     def _source(self, length: int, drafts: bool) -> Request:
-        if (length, drafts) not in self._known:
+        """Return the request that owns the text of this length, whose KV is computed on first use."""
+        if (length, drafts) not in self._sources:
             core, source = self._core, self._new([0] * (length + 1), drafts)
-            self._known[length, drafts] = source
+            self._sources[length, drafts] = source
             stepper = Stepper(core.runner, core.cache, FixedPolicy(), store=core.runner.store)
             while (left := length - source.kv.computed) > 0:
                 stepper.step([PassEntry.of(source, min(left, core.max_rows))])
-        return self._known[length, drafts]
+        return self._sources[length, drafts]
 
     def _new(
         self, tokens: Sequence[int], drafts: bool, temperature: float = 0.0, source: Request | None = None
     ) -> Request:
-        """Return a request with the default drafter, or none, that shares no KV with others."""
+        """Return a request on a fork of `source`; its KV stays out of the prefix cache."""
         core = self._core
         kv = None if source is None else core.cache.fork(source.kv)
-        made = placeholder_request(core, tokens, number=next(self._numbers), temperature=temperature, kv=kv)
-        made.kv.publishes = False
-        made.speculation = core.drafters.default if drafts else None
-        return made
+        request = placeholder_request(
+            core, tokens, number=next(self._numbers), temperature=temperature, kv=kv
+        )
+        request.kv.publishes = False
+        request.speculation = core.drafters.default if drafts else None
+        return request
 
 
 def _run(
     core: EngineCore,
     case: _Case,
-    texts: _Texts,
+    texts: _PlaceholderTexts,
     temperatures: Sequence[float] = TEMPERATURES,
     rounds: int | None = None,
 ) -> None:
+    """Run the passes of a case at each temperature; `rounds` None: as often as its drafter needs."""
     mode = case.mode
     policy = (
         FixedPolicy() if mode.drafter is None else FixedPolicy(mode.drafter, mode.draft_tokens, mode.depth)
     )
     stepper = Stepper(core.runner, core.cache, policy, core.max_rows, store=core.runner.store)
-    # A head's first chain differs from later ones, which start early: run two rounds.
+    # A head's first chain is computed differently from later ones, which start early, so run two rounds.
     rounds = rounds or (2 if _observes(mode) else 1)
     for temperature in (temperature for temperature in temperatures for _ in range(rounds)):
         requests: list[Request] = []
@@ -317,14 +326,15 @@ def _run(
             texts.end(requests)
 
 
-def _step_until_ready(stepper: Stepper, requests: Sequence[Request], mode: _Mode, ahead: int) -> None:
+def _step_until_ready(stepper: Stepper, requests: Sequence[Request], mode: _Mode, max_in_flight: int) -> None:
+    """Run steps until one compiles and captures nothing, at most `MOST_STEPS`; the engine runs `max_in_flight`."""
     least = 3 if _observes(mode) else 1
     for number in range(MOST_STEPS):
         missing = [len(request.tokens) - request.kv.computed for request in requests]
         launched = stepper.launch([PassEntry.of(*entry) for entry in zip(requests, missing, strict=True)])
         is_cold = launched.is_cold
-        # the next step reads this one's token on the device
-        if mode.drafter is None and ahead > 1 and number == 0:
+        # The next step reads the token of this one on the device, as with asynchronous scheduling.
+        if mode.drafter is None and max_in_flight > 1 and number == 0:
             follower = stepper.launch([PassEntry.of(request, 1) for request in requests])
             stepper.resolve(launched)
             launched = follower

@@ -33,17 +33,18 @@ from foreword.speculation.transaction import Transaction
 
 _log = logging.getLogger(__name__)
 
-DEPTHS = (1, 2, 4, 8)
-ROUNDS = 4
-CALLS_BUDGET_SECONDS = 0.5
+DEPTHS = (1, 2, 4, 8)  # draft depths at which drafter calls are measured
+ROUNDS = 4  # maximum measurements per depth
+CALLS_BUDGET_SECONDS = 0.5  # time limit of the measurements of one drafter
 
-PROMPT = (0, 0, 0, 0)
+PROMPT = (0, 0, 0, 0)  # token ids of the placeholder text
 PLACEHOLDER_TENANT = "unread"  # tenant of placeholder texts; other tenants are hashes of keys, or empty
 
-WARM_UP = 2  # steps that are not measured: the first lacks states of the prompt, the second fills caches
+# Steps before measurements begin: in the first a head has no hidden states of the prompt, the second fills caches.
+WARM_UP = 2
 
 Calls = dict[str, list[float]]
-"""`CallCost.as_json` by method."""
+"""Cost of a drafter's calls by method, as `CallCost.as_json` returns it."""
 
 
 def begin_with_calls(
@@ -55,7 +56,10 @@ def begin_with_calls(
     *,
     use_saved: bool = True,
 ) -> None:
-    """Measure the call costs of these drafters, or read them; `file_of` returns the file of a drafter's settings."""
+    """Read the saved call costs of these drafters, or measure and save them.
+
+    `file_of` returns the file for a drafter's settings, given as JSON; `write` saves a text in a file.
+    """
     for config in configs:
         path = file_of(json.dumps(config.as_mapping(), sort_keys=True))
         if use_saved and _read_calls(path, core.situation.costs):
@@ -66,7 +70,7 @@ def begin_with_calls(
         try:
             calls = measure_calls(core, plan, clock)
             core.situation.costs.begin_with_calls(calls)
-        except Exception:  # measured later, in use
+        except Exception:  # The policy then measures the drafter in use.
             _log.info("the cost of %s was not measured at the start", plan.method, exc_info=True)
             continue
         write(path, json.dumps({"calls": calls}))
@@ -86,14 +90,15 @@ def measure_calls(core: EngineCore, plan: DraftPlan, clock: Callable[[], float] 
 
     The engine must be idle.
     """
-    single = [replace(plan, method=name, drafter=one) for name, one in plan.drafter.choices.items()]
+    single = [replace(plan, method=name, drafter=choice) for name, choice in plan.drafter.choices.items()]
     calls: Calls = {}
-    for one in single or [plan]:
-        calls |= _measure_one(core, one, clock)
+    for single_plan in single or [plan]:
+        calls |= _measure_one(core, single_plan, clock)
     return calls
 
 
 def _measure_one(core: EngineCore, plan: DraftPlan, clock: Callable[[], float]) -> Calls:
+    """Measure a plan whose drafter has no choices."""
     stepper = Stepper(core.runner, core.cache, FixedPolicy(), clock=clock, store=core.runner.store)
     request = placeholder_request(core, PROMPT)
     began = clock()
@@ -118,7 +123,7 @@ def _measure_one(core: EngineCore, plan: DraftPlan, clock: Callable[[], float]) 
 
 
 def as_unanswered(request: Request) -> DraftRequest:
-    """Return the request with its whole text as prompt, so that drafters store no answer."""
+    """Return the request as drafters see it, but with its whole text as prompt, so that they store no answer."""
     return draft_request_of(request)._replace(prompt_len=len(request.tokens))
 
 
@@ -130,7 +135,7 @@ def placeholder_request(
     temperature: float = 0.0,
     kv: KvSequence | None = None,
 ) -> Request:
-    """Return a placeholder request for an idle engine; the caller closes its KV sequence."""
+    """Return a placeholder request for an idle engine, with `kv` or a new KV sequence; the caller closes it."""
     size = core.runner.vocab_size
     params = SamplingParams(temperature=temperature, ignore_eos=True)
     tokens = [token % size for token in prompt]
@@ -141,17 +146,17 @@ def placeholder_request(
     return request
 
 
-ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # sizes of passes to measure
 MOST_OF_ONE = 64  # maximum rows of one request; more rows are divided between requests
-PASSES_BUDGET_SECONDS = 1.0
-REPEATS = 3
-CHECKED_ROWS = (1, 2, 4, 8, 16)
-CHECK_SECONDS = 0.15  # no further round starts after this time
+PASSES_BUDGET_SECONDS = 1.0  # time limit of the measurements of passes
+REPEATS = 3  # measurements per size; the fastest counts
+CHECKED_ROWS = (1, 2, 4, 8, 16)  # sizes that are measured to confirm saved costs
+CHECK_SECONDS = 0.15  # no further round of these starts after this time
 MOST_PAGES = 2 * ROWS[-1] // PAGE_SIZE  # enough pages to measure all sizes
 MOST_COLD = 4  # maximum compiled or captured passes per size
 
 Points = list[tuple[float, float]]
-"""(rows, seconds)."""
+"""The (rows, seconds) of passes."""
 
 
 def start_with_profile(
@@ -160,12 +165,13 @@ def start_with_profile(
     clock: Callable[[], float] = perf_counter,
     measured: Callable[[], Points] | None = None,
 ) -> None:
-    """Measure the costs of passes and of calls of the default and the offered drafters, or read saved ones.
+    """Set the costs of passes and of calls of the default and the offered drafters: saved ones, or measured now.
 
     Saved costs are used if they resemble those that `measured` returns, by default `check_profile`.
     """
 
     def file_of(drafter: str = "") -> Path:
+        """Return the file of the passes' costs, or of the call costs of a drafter with these settings."""
         return cache_directory() / "profiles" / f"{engine_key(core, drafter)}.json"
 
     points, trial = _read(file_of()), StepCosts()
@@ -178,8 +184,8 @@ def start_with_profile(
         write_atomically(file_of(), json.dumps({"points": points}))
     core.situation.costs.begin_with(0, points)
     default = core.drafters.default_config
-    known = [*([] if default is None else [default]), *offered]
-    adaptive = [config for config in known if not config.fixed]
+    configs = [*([] if default is None else [default]), *offered]
+    adaptive = [config for config in configs if not config.fixed]
     begin_with_calls(core, adaptive, file_of, write_atomically, clock, use_saved=is_current)
 
 
@@ -189,7 +195,7 @@ def start_with_saved(
     offered: Sequence[SpeculationConfig] = (),
     clock: Callable[[], float] = perf_counter,
 ) -> SavedEstimates:
-    """Restore the previous engine's estimates, or measure passes and drafters.
+    """Restore the previous engine's estimates and costs, or else start with a profile; return the estimates' file.
 
     Saved costs are used only if a few passes confirm them, since the machine may have been busy.
     """
@@ -227,7 +233,10 @@ def measure_profile(core: EngineCore, clock: Callable[[], float] = perf_counter)
 
 
 def check_profile(core: EngineCore, clock: Callable[[], float] = perf_counter) -> Points:
-    """Measure a few sizes in turn and keep the fastest of each: a pause then affects one round."""
+    """Measure a few sizes in turn, several times, and return the fastest pass of each.
+
+    In turn, so that a pause of the machine affects each size in one round only.
+    """
     most = min(core.max_model_len - 1, core.cache.free_pages * PAGE_SIZE // 2)
     sizes = [rows for rows in CHECKED_ROWS if rows <= most]
     fastest: dict[int, float] = {}
@@ -250,7 +259,9 @@ def _pass_seconds(core: EngineCore, rows: int, clock: Callable[[], float]) -> tu
         entries = [PassEntry.of(request, 1) for request in requests]
         size = core.runner.vocab_size
         draft = Draft.chain([token % size for token in range(1, rows // count)], 1)
-        with Transaction(core.cache, entries) as transaction:  # never committed
+        with Transaction(
+            core.cache, entries
+        ) as transaction:  # it is never committed, so it ends with an abort
             batch = transaction.batch([draft] * count)
             began = clock()
             output = core.runner.forward(batch)
@@ -262,7 +273,7 @@ def _pass_seconds(core: EngineCore, rows: int, clock: Callable[[], float]) -> tu
 
 
 def engine_key(core: EngineCore, drafter: str = "") -> str:
-    """Return a key of model, drafter, device and program version."""
+    """Return a hash of model, drafter settings, device and program version, as a file name."""
     target = core.target
     facts = (
         __version__,
@@ -281,9 +292,10 @@ def engine_key(core: EngineCore, drafter: str = "") -> str:
 
 
 def _read(path: Path) -> Points | None:
+    """Return the saved costs of passes; None if the file is missing or invalid."""
     try:
-        found = [(float(rows), float(seconds)) for rows, seconds in json.loads(path.read_text())["points"]]
+        points = [(float(rows), float(seconds)) for rows, seconds in json.loads(path.read_text())["points"]]
     except (OSError, ValueError, TypeError, KeyError, OverflowError):
         return None
-    is_sound = all(1 <= rows <= MOST_ROWS and 0 < seconds < SLOWEST for rows, seconds in found)
-    return found if found and is_sound else None
+    is_valid = all(1 <= rows <= MOST_ROWS and 0 < seconds < SLOWEST for rows, seconds in points)
+    return points if points and is_valid else None

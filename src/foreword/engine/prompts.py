@@ -48,7 +48,7 @@ def encode_prompt(
 
 
 def filling(tokenizer: Tokenizer, params: SamplingParams, suffix: str | None) -> SamplingParams:
-    """Return parameters with which an answer ends when the gap before `suffix` is filled."""
+    """Return parameters whose stop tokens include those that end an answer in the gap before `suffix`."""
     if not suffix or tokenizer.fill is None or params.ignore_eos:
         return params
     ends = tokenizer.fill.ends - tokenizer.eos_ids - {*params.stop_token_ids}
@@ -71,12 +71,13 @@ def encode_prediction(tokenizer: Tokenizer, prediction: Prediction) -> tuple[int
 
 
 ParamsChoice = SamplingParams | Sequence[SamplingParams] | None
-"""One for all prompts, or one for each; None: the model's defaults."""
+"""The same parameters for all prompts, or one set for each; None: the model's defaults."""
 
 _Given = TypeVar("_Given")
 
 
 def one_per_prompt(given: "_Given | Sequence[_Given]", count: int, what: str) -> "Sequence[_Given]":
+    """Return one value per prompt: a single value for each of `count` prompts, or the given list; `what` names it."""
     if isinstance(given, str | Mapping) or not isinstance(given, Sequence):
         return [given] * count
     if len(given) != count:

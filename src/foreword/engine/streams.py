@@ -1,4 +1,4 @@
-"""Answer streams on event loops, and the registry that connects them to the engine's thread."""
+"""Answer streams for callers on event loops, and the registry through which the engine's thread finds them."""
 
 import asyncio
 import threading
@@ -13,22 +13,27 @@ from foreword.errors import RequestError
 class AnswerStream:
     """The deltas of one request: `async for delta in stream`.
 
-    The engine never waits for the consumer: deltas are buffered here. `aclose`, cancellation and leaving the loop
+    The stream buffers deltas, so the engine never waits for the consumer. `aclose`, cancellation and leaving the loop
     early abort the request.
     """
 
     def __init__(self, request_id: str, answers: int, abort: "Callable[[AnswerStream], None]") -> None:
         self.request_id = request_id
         self.loop = asyncio.get_running_loop()
-        self.to_come = OpenAnswers(answers)  # counted by the engine's thread
-        self.is_aborted = False  # aborted before it was queued: it ends once it is queued
+        self.undelivered = OpenAnswers(answers)  # answers whose end the engine has not delivered
+        self.is_aborted = (
+            False  # whether the request was aborted before it was queued; it ends once it is queued
+        )
         self._abort = abort
-        self._open = OpenAnswers(answers)
+        self._open = OpenAnswers(answers)  # answers whose end the consumer has not received
         self._arrived: asyncio.Queue[AnswerDelta | Exception] = asyncio.Queue()
         self._take: Callable[[AnswerDelta | Exception], None] | None = None
 
     def forward_to(self, take: Callable[[AnswerDelta | Exception], None]) -> None:
-        """Pass deltas to `take` on the stream's loop instead of buffering them, for readers of many streams."""
+        """Pass all deltas to `take` on the stream's loop, beginning with the buffered ones.
+
+        A reader of many streams needs no task per stream this way.
+        """
         self._take = take
         while self.has_more:
             self._hand_over(self._arrived.get_nowait())
@@ -41,6 +46,7 @@ class AnswerStream:
             self._arrived.put_nowait(item)
 
     def _hand_over(self, item: AnswerDelta | Exception) -> None:
+        """Pass an item to the reader of `forward_to`, unless all answers have ended."""
         if self._take is not None and self._open.left:
             self._open.note(item)
             self._take(item)
@@ -62,14 +68,14 @@ class AnswerStream:
             await self.aclose()
 
     async def aclose(self) -> None:
-        """Stop listening and abort what has not ended; may be repeated."""
+        """Abort the request unless all its answers have ended; may be repeated."""
         if self._open.left:
             self._open.left = 0
             self._abort(self)
 
 
 def post(loop: asyncio.AbstractEventLoop, items: list[tuple[AnswerStream, AnswerDelta | Exception]]) -> bool:
-    """Run the deliveries on the loop; return False if the loop is closed."""
+    """Schedule the delivery of these items on the loop, thread-safe; return False if the loop is closed."""
 
     def deliver() -> None:
         for stream, item in items:
@@ -84,15 +90,15 @@ def post(loop: asyncio.AbstractEventLoop, items: list[tuple[AnswerStream, Answer
 
 @dataclass
 class Listeners:
-    """Streams by request, shared between the engine's thread and its callers."""
+    """The registered streams by request id, shared between the engine's thread and its callers."""
 
     by_request: dict[str, AnswerStream] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
-    idle: threading.Event = field(default_factory=threading.Event)
+    idle: threading.Event = field(default_factory=threading.Event)  # set while no stream is registered
     closed: bool = False  # the engine drains or has ended: no stream can be added
 
     def add(self, stream: AnswerStream) -> bool:
-        """Register a stream; return False if the engine takes no more."""
+        """Register a stream; return False if the engine accepts no more requests."""
         with self.lock:
             if self.closed:
                 return False
@@ -109,16 +115,16 @@ class Listeners:
             return self.by_request.get(request_id)
 
     def has(self, stream: AnswerStream) -> bool:
-        """Return whether this stream itself, not a later one with its id, is registered."""
+        """Return whether this very stream is registered, not a later one with the same id."""
         return self.stream_of(stream.request_id) is stream
 
     def forget(self, stream: AnswerStream) -> bool:
         """Unregister a stream; return False if it was not registered."""
         with self.lock:
-            is_known = self.by_request.get(stream.request_id) is stream
-            if is_known:
+            is_registered = self.by_request.get(stream.request_id) is stream
+            if is_registered:
                 self._forget(stream.request_id)
-            return is_known
+            return is_registered
 
     def deliver(self, deltas: Sequence[AnswerDelta]) -> list[AnswerStream]:
         """Deliver deltas with one call per event loop; return the streams whose loop is closed.
@@ -131,17 +137,18 @@ class Listeners:
                 stream = self.by_request.get(delta.request_id)
                 if stream is not None:
                     by_loop.setdefault(stream.loop, []).append((stream, delta))
-                    if stream.to_come.note(delta):
+                    if stream.undelivered.note(delta):
                         self._forget(delta.request_id)
         lost = [items for loop, items in by_loop.items() if not post(loop, items)]
         return [stream for items in lost for stream, _ in items]
 
     def close(self) -> None:
+        """Refuse further streams."""
         with self.lock:
             self.closed = True
 
     def take_all(self) -> list[AnswerStream]:
-        """Close and unregister all streams; return those to notify."""
+        """Refuse further streams and unregister all; return those that were registered."""
         with self.lock:
             self.closed = True
             streams = list(self.by_request.values())

@@ -13,6 +13,7 @@ from foreword.structured.params import Thinking
 from foreword.structured.thinking import ThinkingTags
 
 TextState = tuple[str, int, DetokenizerState]
+"""An `AnswerText`: held-back text, number of tokens, and the detokenizer's state."""
 
 
 class AnswerText:
@@ -27,10 +28,10 @@ class AnswerText:
         self._detokenizer = detokenizer
         self._params, self._stops = params, params.stop_texts
         self._held = ""  # longest suffix of the text that may start a stop string
-        self._tokens = 0
+        self._tokens = 0  # number of tokens added
 
     def copy(self) -> "AnswerText":
-        """Return an independent copy, to look ahead."""
+        """Return an independent copy, to try tokens that are not committed."""
         twin = AnswerText(self._detokenizer.copy(), self._params)
         twin._held, twin._tokens = self._held, self._tokens
         return twin
@@ -40,23 +41,24 @@ class AnswerText:
         return self._held, self._tokens, self._detokenizer.state()
 
     def go_back(self, state: TextState) -> None:
+        """Restore a state that `state` returned."""
         self._held, self._tokens, detokenizer = state
         self._detokenizer.go_back(detokenizer)
 
     @property
-    def watches(self) -> bool:
+    def has_stop_strings(self) -> bool:
         return bool(self._stops)
 
     def push(self, token: int) -> tuple[str, str | None]:
-        """Add a token; return the text that is now final, and the stop string that ends the answer here."""
+        """Add a token; return the text that is now final, and the stop string that ends the answer here, or None."""
         piece = self._detokenizer.push(token)
         self._tokens += 1
-        if not self.watches or not piece:
+        if not self._stops or not piece:
             return piece, None
         window = self._held + piece
-        found = _first(window, self._stops, len(self._held))
-        if found is not None and self._tokens > self._params.min_tokens:
-            begin, stop = found
+        match = _find_stop(window, self._stops, len(self._held))
+        if match is not None and self._tokens > self._params.min_tokens:
+            begin, stop = match
             self._held = ""
             return window[: begin + len(stop) if self._params.include_stop_str_in_output else begin], stop
         self._held = _possible_beginning(window, self._stops)
@@ -70,16 +72,19 @@ class AnswerText:
         return "".join([self.push(token)[0] for token in tokens])
 
     def finish(self) -> str:
-        """Return the held-back text at the end of an answer without stop string."""
+        """Return and clear the held-back text, at the end of an answer that no stop string ended."""
         held, self._held = self._held, ""
         return held + self._detokenizer.finish()
 
 
-def _first(window: str, stops: Sequence[str], known: int) -> tuple[int, str] | None:
-    """Return (start, stop string) of the first complete one; none is complete in the first `known` characters."""
-    best: tuple[int, int, str] | None = None
+def _find_stop(window: str, stops: Sequence[str], checked: int) -> tuple[int, str] | None:
+    """Return (start, stop string) of the stop string that is complete first; None if there is none.
+
+    The first `checked` characters contain no complete stop string.
+    """
+    best: tuple[int, int, str] | None = None  # end, start, stop string
     for stop in stops:
-        begin = window.find(stop, max(known - len(stop) + 1, 0))
+        begin = window.find(stop, max(checked - len(stop) + 1, 0))
         if begin >= 0 and (best is None or (begin + len(stop), begin) < best[:2]):
             best = (begin + len(stop), begin, stop)
     return None if best is None else best[1:]
@@ -107,50 +112,56 @@ class TokenTexts:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._detokenizer = IncrementalDetokenizer(tokenizer, at_start=False)
-        self._begins_with_space = False  # whether the first token does
-        self._spelled = 0  # characters of the tokens so far
-        self._given = 0  # characters returned so far
+        self._begins_with_space = False  # whether the text of the first token begins with a space
+        self._token_chars = 0  # characters of all tokens so far
+        self._returned_chars = 0  # characters of the deltas before this one
 
     def pieces(self, delta: AnswerDelta) -> list[str]:
-        """Return one text per token (a single one for text without tokens); joined, they are the delta's text."""
+        """Split the answer's next delta: return one text per token; joined, they are the delta's text.
+
+        A delta without tokens yields a single text.
+        """
         pieces: list[str] = []
         begin = 0
         for token in delta.token_ids:
-            spelled = self._detokenizer.push(token)
-            if self._spelled == 0:
-                self._begins_with_space = spelled.startswith(" ")
-            self._spelled += len(spelled)
-            if self._begins_with_space and self._given == 0 and delta.text and delta.text[0] != " ":
-                self._spelled -= 1  # leading space removed at the start of an answer
+            text = self._detokenizer.push(token)
+            if self._token_chars == 0:
+                self._begins_with_space = text.startswith(" ")
+            self._token_chars += len(text)
+            if self._begins_with_space and self._returned_chars == 0 and delta.text and delta.text[0] != " ":
+                self._token_chars -= 1  # the answer's text lacks the leading space of its first token
                 self._begins_with_space = False
-            end = min(max(self._spelled - self._given, begin), len(delta.text))
+            end = min(max(self._token_chars - self._returned_chars, begin), len(delta.text))
             pieces.append(delta.text[begin:end])
             begin = end
         if begin < len(delta.text) or not pieces:
             pieces[-1:] = ["".join(pieces[-1:]) + delta.text[begin:]]
-        self._given += len(delta.text)
+        self._returned_chars += len(delta.text)
         return pieces
 
     def split(self, delta: AnswerDelta) -> list[AnswerDelta]:
-        """Return one delta per token; the first has the prompt's log-probabilities, the last has the end."""
+        """Split the answer's next delta into one per token.
+
+        The first has drafts and the prompt's log-probabilities. The last has finish reason, error and statistics.
+        """
         pieces = self.pieces(delta)
         last = len(pieces) - 1
         return [
             replace(
                 delta,
                 text=piece,
-                token_ids=delta.token_ids[place : place + 1],
-                logprobs=delta.logprobs[place : place + 1],
-                drafts=delta.drafts if place == 0 else (),
-                from_draft=int(place < delta.from_draft),
-                finish_reason=delta.finish_reason if place == last else None,
-                stop_reason=delta.stop_reason if place == last else None,
-                error=delta.error if place == last else None,
-                stats=delta.stats if place == last else None,
-                progress=delta.progress if place == last else None,
-                prompt_logprobs=delta.prompt_logprobs if place == 0 else (),
+                token_ids=delta.token_ids[index : index + 1],
+                logprobs=delta.logprobs[index : index + 1],
+                drafts=delta.drafts if index == 0 else (),
+                from_draft=int(index < delta.from_draft),
+                finish_reason=delta.finish_reason if index == last else None,
+                stop_reason=delta.stop_reason if index == last else None,
+                error=delta.error if index == last else None,
+                stats=delta.stats if index == last else None,
+                progress=delta.progress if index == last else None,
+                prompt_logprobs=delta.prompt_logprobs if index == 0 else (),
             )
-            for place, piece in enumerate(pieces)
+            for index, piece in enumerate(pieces)
         ]
 
 
@@ -158,19 +169,21 @@ class TokenTexts:
 class Vocabulary:
     """Token ids and their texts; without a tokenizer, answers contain token ids only."""
 
-    size: int
+    size: int  # number of token ids
     end_ids: frozenset[int] = frozenset()  # end-of-sequence tokens
     tokenizer: Tokenizer | None = None
 
     def bad_word_ids(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """Return the token ids of each bad word, at the start of a text and after a space."""
+        """Return the token ids of each bad word, once as at the start of a text and once as after a space."""
         if not words:
             return ()
         if self.tokenizer is None:
             raise RequestError("bad_words need a tokenizer, and this engine has none", "bad_words")
         encode = self.tokenizer.encode
-        spelled = (encode(t, add_special_tokens=False) for word in words for t in (word, f" {word}"))
-        return tuple({tuple(ids): None for ids in spelled if ids})
+        encoded = (encode(t, add_special_tokens=False) for word in words for t in (word, f" {word}"))
+        return tuple(
+            {tuple(ids): None for ids in encoded if ids}
+        )  # a dict drops repetitions and keeps the order
 
     def grammar_tokens(self) -> GrammarTokens:
         """Return the bytes that each token adds to a text, for grammars."""
@@ -205,7 +218,7 @@ class Vocabulary:
         )
 
     def answer_text(self, params: SamplingParams, prompt: Sequence[int]) -> AnswerText | None:
-        """Return the text state of a new answer that continues the prompt."""
+        """Return the empty text of a new answer to the prompt; None without a tokenizer."""
         if self.tokenizer is None:
             if params.stop_texts:
                 raise RequestError("stop texts need a tokenizer, and this engine has none", "stop")

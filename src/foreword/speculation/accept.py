@@ -18,13 +18,16 @@ OK, NOT_FINITE, ALL_MASKED = int(RowStatus.OK), int(RowStatus.NOT_FINITE), int(R
 
 
 class Acceptance(NamedTuple):
-    """Acceptance of the drafts of one pass."""
+    """Acceptance of the drafts of one pass, in progress.
+
+    The *judged rows* of the logits are the rows of newest tokens and of draft nodes, without prompt-scoring rows.
+    """
 
     entries: Sequence[PassEntry]
-    drafts: Sequence[Draft]
-    logits: Tensor
-    drawing: Sequence[int]  # indices of the entries whose next token is drawn
-    judging: Judging | None  # None: no entry draws
+    drafts: Sequence[Draft]  # [entries]
+    logits: Tensor  # [rows, vocabulary]
+    drawing: Sequence[int]  # indices of the entries whose next token is sampled
+    judging: Judging | None  # None: there are none of these
 
     @staticmethod
     def begin(
@@ -33,7 +36,7 @@ class Acceptance(NamedTuple):
         """Start acceptance on the logits' device.
 
         `logits` has, for each entry in order, its prompt-scoring rows, the row of its newest token, and the rows of
-        its draft nodes. With `wants_draws`, the target's token is drawn after every node, for drafters that need it.
+        its draft nodes. With `wants_draws`, verdicts have the target's sampled token after every node.
         """
         drawing = [index for index, entry in enumerate(entries) if entry.draws]
         if not drawing:
@@ -52,16 +55,16 @@ class Acceptance(NamedTuple):
 
     @property
     def newest(self) -> Tensor | None:
-        """Return the token drawn after each row, int64 [judged rows], on the logits' device; None: no entry draws."""
+        """The token sampled after each judged row, int64 [judged rows], on the logits' device; None: no such row."""
         return None if self.judging is None else self.judging.drawn_tokens
 
     def drawn_at(self) -> dict[KvSequence, int]:
-        """Map each sequence without a draft to the index of its next token in `newest`."""
+        """Return, by KV sequence, the index in `newest` of the next token of every entry without a draft."""
         rows = self.first_rows().items()
         return {self.entries[index].kv: row for index, row in rows if not len(self.drafts[index])}
 
     def first_rows(self) -> dict[int, int]:
-        """Map each drawing entry to the row of its newest token among the judged rows."""
+        """Return, by entry index, the row of the newest token among the judged rows."""
         if self.judging is None:
             return {}
         return dict(zip(self.drawing, self.judging.judged.trees.starts, strict=False))
@@ -82,10 +85,10 @@ class Acceptance(NamedTuple):
 
 
 def _verdict(place: int, request: StepRequest, draft: Draft, judged: Judgement, found: Verdicts) -> Verdict:
-    """Return the verdict of the request at `place` in the judged batch, cut where the answer ends."""
+    """Return the verdict of the request with the index `place` in the judgement, cut where the answer ends."""
     block, path = found.tokens(judged.trees, place), found.paths[place]
     logprobs: tuple[TokenLogprobs, ...] = ()
-    kept = request.kept(block)
+    kept = request.count_kept(block)
     if kept < len(block):
         block, path = block[:kept], path[:kept]
     if judged.logprobs[place] >= 0:
@@ -105,7 +108,7 @@ def _verdict(place: int, request: StepRequest, draft: Draft, judged: Judgement, 
 
 
 def _error(request: StepRequest, found: Verdicts, place: int) -> str | None:
-    """Return the error message if the request cannot continue: the parser's own if its grammar failed."""
+    """Return why the request cannot continue."""
     if found.states[place] != ALL_MASKED:
         return found.error(place)
     sampler = request.sampler
@@ -117,7 +120,7 @@ def _error(request: StepRequest, found: Verdicts, place: int) -> str | None:
 
 
 def _judged_rows(logits: Tensor, entries: Sequence[PassEntry], drafts: Sequence[Draft]) -> Tensor:
-    """Return the logits without the prompt-scoring rows."""
+    """Return the judged rows of the logits, [judged rows, vocabulary]."""
     if not any(entry.scored for entry in entries):
         return logits
     judged: list[int] = []
@@ -146,6 +149,7 @@ def _prompt_scores(
 
 
 def _scores(rows: Tensor, entry: PassEntry) -> list[TokenLogprobs]:
+    """Return the log-probabilities of the prompt tokens after an entry's prompt-scoring rows, [rows, vocabulary]."""
     request = entry.request
     assert request.prompt_logprobs is not None
     following = request.tokens[request.scored + 1 : request.scored + 1 + entry.scored]

@@ -13,12 +13,15 @@ CLASSES = len(MIDDLES)
 
 
 def class_of(confidence: float) -> int:
-    """Return the class of a confidence; tokens of a class share an acceptance rate, given accepted parents."""
+    """Return the class of a confidence (NaN: the lowest); tokens of a class share one acceptance rate.
+
+    The rate is that of tokens whose parents are accepted.
+    """
     return 0 if isnan(confidence) else bisect_right(EDGES, confidence)
 
 
 class Stop(NamedTuple):
-    """Tells a drafter when to end its chain. A drafter that receives a `Stop` returns its confidence in each token."""
+    """When a drafter should end its chain. A drafter that receives a `Stop` returns its confidence in each token."""
 
     rates: tuple[float, ...]  # [classes], measured acceptance rate of each class
     # [levels], minimum probability that all tokens so far are accepted; below it the chain ends. Deeper levels have

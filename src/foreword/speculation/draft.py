@@ -22,12 +22,13 @@ class NodeColumns(NamedTuple):
 
 
 class DeviceTokens(NamedTuple):
-    """Draft tokens on a device, drawn or still being drawn; a pass over them needs no copy on the host."""
+    """Draft tokens on a device, which may still be computing them; a pass over them needs no copy on the host."""
 
     source: HostCopy  # int64 tokens
     places: tuple[int, ...]  # [nodes], indices of the tokens in the source
 
     def pick(self, nodes: Sequence[int]) -> "DeviceTokens":
+        """Return the tokens of these nodes."""
         return DeviceTokens(self.source, tuple([self.places[node] for node in nodes]))
 
     @property
@@ -36,7 +37,7 @@ class DeviceTokens(NamedTuple):
         return tuple([-1 - place for place in self.places])
 
     def read(self) -> tuple[int, ...]:
-        """Wait for the tokens and return them; 0 replaces a token that could not be drawn."""
+        """Wait for the tokens and return them; 0 replaces a token that could not be computed."""
         numbers = self.source.numbers
         tokens = tuple([numbers[place] for place in self.places])
         if min(tokens, default=0) < 0:
@@ -45,23 +46,25 @@ class DeviceTokens(NamedTuple):
 
 
 class Draft:
-    """Draft tokens in topological order, for one state of one request.
+    """Draft tokens in topological order, for one state of one request's text. Immutable.
 
-    Immutable. A chain is a tree of width one; plain decoding is the empty draft. A sampled node has the distribution
-    from which it was drawn. A node chosen without sampling (lookup, argmax, top-k) has None.
+    A chain is a tree of width one; plain decoding is the empty draft.
+
+    - A *drawn* token carries the distribution q from which it was drawn, as all rules but *coupled* need.
+    - All other tokens are *chosen*, without q: by a lookup, by argmax, or sampled under *coupled*.
     """
 
     __slots__ = ("_tokens", "committed_len", "confidence", "device", "drawn", "epoch", "is_cold", "parents")
 
     _tokens: tuple[int, ...] | None  # None: on the device, not read yet
-    # None: the tokens are on the host. Device tokens are always chosen, never sampled.
+    # None: the tokens are on the host. Device tokens are always chosen, never drawn.
     device: DeviceTokens | None
     parents: tuple[int, ...]  # [nodes], index of an earlier node or ROOT
-    committed_len: int  # length of the request's text when the draft was made
+    committed_len: int  # length of the text that the draft follows
     epoch: int  # the request's epoch at that time; preemption advances it
-    drawn: tuple[Drawn | None, ...]  # [nodes]; empty if no token was sampled
-    # [nodes], the drafter's probability of each token given its parent; empty: unknown. Cutting sampled nodes by
-    # confidence would bias the text, like cutting them by their tokens.
+    drawn: tuple[Drawn | None, ...]  # [nodes], q of drawn tokens, None for chosen ones; empty: all are chosen
+    # [nodes], the drafter's probability of each token given its ancestors; empty: unknown. Dropping drawn nodes by
+    # confidence would bias the text, like dropping them by their tokens.
     confidence: tuple[float, ...]
     is_cold: bool  # the drafter compiled or captured a graph for this draft
 
@@ -76,7 +79,7 @@ class Draft:
         is_cold: bool = False,
     ) -> None:
         # Plug-in drafters pass arrays and NumPy scalars; convert them to tuples of Python numbers.
-        self._tokens = known = tuple(map(index, tokens))
+        self._tokens = on_host = tuple(map(index, tokens))
         self.device = None
         self.parents = tuple(map(index, parents))
         self.committed_len = index(committed_len)
@@ -86,19 +89,19 @@ class Draft:
         self.is_cold = is_cold
         if self.committed_len < 0:
             raise ValueError(f"a draft for a text of {self.committed_len} tokens")
-        if len(known) != len(self.parents):
-            raise ValueError(f"{len(known)} tokens but {len(self.parents)} parents")
+        if len(on_host) != len(self.parents):
+            raise ValueError(f"{len(on_host)} tokens but {len(self.parents)} parents")
         if (stray := _stray_node(self.parents)) is not None:
             raise ValueError(
                 f"node {stray} has parent {self.parents[stray]}: parents come before their children"
             )
-        if self.drawn and len(self.drawn) != len(known):
-            raise ValueError(f"{len(known)} tokens but {len(self.drawn)} distributions")
-        if self.confidence and len(self.confidence) != len(known):
-            raise ValueError(f"{len(known)} tokens but {len(self.confidence)} confidences")
+        if self.drawn and len(self.drawn) != len(on_host):
+            raise ValueError(f"{len(on_host)} tokens but {len(self.drawn)} distributions")
+        if self.confidence and len(self.confidence) != len(on_host):
+            raise ValueError(f"{len(on_host)} tokens but {len(self.confidence)} confidences")
         for node, q in enumerate(self.drawn):
-            if q is not None and q.prob(known[node]) <= 0:
-                raise ValueError(f"token {known[node]} of node {node} cannot be drawn from its own q")
+            if q is not None and q.prob(on_host[node]) <= 0:
+                raise ValueError(f"token {on_host[node]} of node {node} cannot be drawn from its own q")
 
     @staticmethod
     def chain(
@@ -110,23 +113,25 @@ class Draft:
     ) -> "Draft":
         """Return a chain: every token follows the one before it."""
         parents = _chain_parents(len(tokens))
-        sure = tuple(map(float, confidence))
-        if drawn or committed_len < 0 or (sure and len(sure) != len(tokens)):
-            return Draft(tokens, parents, committed_len, epoch, drawn, sure)
-        # Skip the other checks: lookups build one chain per request and step.
-        return _unchecked(tuple(map(index, tokens)), None, parents, index(committed_len), epoch, (), sure)
+        confidence = tuple(map(float, confidence))
+        if drawn or committed_len < 0 or (confidence and len(confidence) != len(tokens)):
+            return Draft(tokens, parents, committed_len, epoch, drawn, confidence)
+        # Skip the other checks, since lookups build one chain per request and step.
+        return _unchecked(
+            tuple(map(index, tokens)), None, parents, index(committed_len), epoch, (), confidence
+        )
 
     @staticmethod
     def on_device(
         tokens: DeviceTokens, committed_len: int, epoch: int = 0, parents: tuple[int, ...] | None = None
     ) -> "Draft":
-        """Return a draft whose chosen tokens are on a device: a chain unless `parents` are given."""
+        """Return a draft of chosen tokens on a device: a chain unless `parents` are given."""
         shape = _chain_parents(len(tokens.places)) if parents is None else parents
         return _unchecked(None, tokens, shape, committed_len, epoch, (), ())
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """[nodes]; waits for tokens that are still on a device."""
+        """Token ids, [nodes]; waits for tokens that are still on a device."""
         if self._tokens is None:
             assert self.device is not None
             self._tokens = self.device.read()
@@ -138,7 +143,7 @@ class Draft:
         return self.tokens if self.device is None else self.device.pass_ids
 
     def on_host(self) -> "Draft":
-        """Return the draft with its tokens read."""
+        """Return the draft with its tokens on the host; waits for them."""
         if self.device is None:
             return self
         return Draft(self.tokens, self.parents, self.committed_len, self.epoch)
@@ -166,6 +171,7 @@ class Draft:
 
     @property
     def depth(self) -> int:
+        """Number of levels."""
         return _depth(self.parents)
 
     @property
@@ -177,10 +183,10 @@ class Draft:
         return _ancestor_masks(self.parents)
 
     def keep(self, wanted: Callable[[int], bool]) -> "Draft":
-        """Return the draft reduced to nodes for which `wanted` is true and whose ancestors all are.
+        """Return the draft reduced to nodes for which `wanted` is true, also for all their ancestors.
 
-        Except under the *coupled* rule, a sampled node may be dropped only for properties fixed before it was drawn:
-        its place, its q, its ancestors. Dropping it because of its token would bias the text.
+        A drawn node may be dropped only for properties fixed before it was drawn: its position, its q, its ancestors.
+        Dropping it because of its token would bias the text.
         """
         kept: dict[int, int] = {ROOT: ROOT}  # node -> its index in the reduced draft
         for node, parent in enumerate(self.parents):
@@ -202,32 +208,32 @@ class Draft:
     def rebase(self, tokens: Sequence[int]) -> "Draft":
         """Return the part of the draft that follows `tokens`, the grown text; empty if the text diverged.
 
-        Committed nodes are removed and their descendants move up. This is exact for sampled nodes, too: whether a node
+        Committed nodes are removed and their descendants move up. This is exact for drawn nodes, too: whether a node
         stays depends on its ancestors and the text, not on its own token.
         """
         if self.committed_len == len(tokens):
             return self
         if self.is_chain and self.committed_len < len(tokens):
-            came = tuple(tokens[self.committed_len :])
-            is_along = self.tokens[: len(came)] == came
-            return self._after(len(came) if is_along else len(self.tokens), len(tokens))
-        node, followed = ROOT, range(self.committed_len, len(tokens))
-        for position in followed:
-            here = (n for n, parent in enumerate(self.parents) if parent == node)
-            found = next((n for n in here if self.tokens[n] == tokens[position]), None)
-            if found is None:
+            new_tokens = tuple(tokens[self.committed_len :])
+            agrees = self.tokens[: len(new_tokens)] == new_tokens
+            return self._after(len(new_tokens) if agrees else len(self.tokens), len(tokens))
+        node, new_positions = ROOT, range(self.committed_len, len(tokens))
+        for position in new_positions:
+            children = (n for n, parent in enumerate(self.parents) if parent == node)
+            child = next((n for n in children if self.tokens[n] == tokens[position]), None)
+            if child is None:
                 return Draft(committed_len=len(tokens), epoch=self.epoch)
-            node = found
-        if not followed:
+            node = child
+        if not new_positions:  # the text is shorter than the one that was drafted for
             return Draft(committed_len=len(tokens))
-        kept = {node: ROOT}
-        for below in range(node + 1, len(self)):
-            if self.parents[below] in kept:
-                kept[below] = len(kept) - 1
+        kept = {node: ROOT}  # node -> its index in the new draft
+        for descendant in range(node + 1, len(self)):
+            if self.parents[descendant] in kept:
+                kept[descendant] = len(kept) - 1
         return self._only([n for n in kept if n != node], kept, len(tokens))
 
     def _after(self, passed: int, committed_len: int) -> "Draft":
-        """Return a chain without its first nodes, for a text that has grown to `committed_len`."""
+        """Return a chain without its first `passed` nodes, for a text that has grown to `committed_len`."""
         parents = self.parents[: max(len(self.parents) - passed, 0)]
         drawn, confidence = self.drawn[passed:], self.confidence[passed:]
         return _unchecked(self.tokens[passed:], None, parents, committed_len, self.epoch, drawn, confidence)
@@ -240,7 +246,7 @@ class Draft:
         return _unchecked(tokens, device, parents, self.committed_len, self.epoch, drawn, confidence)
 
     def _only(self, nodes: Sequence[int], numbers: dict[int, int], committed_len: int) -> "Draft":
-        """Return the draft of these nodes; `numbers` are their new indices."""
+        """Return the draft of these nodes; `numbers` maps a node, or the new root, to its new index."""
         parents = tuple([numbers[self.parents[node]] for node in nodes])
         if self.device is not None:
             return Draft.on_device(self.device.pick(nodes), committed_len, self.epoch, parents)
@@ -263,7 +269,7 @@ def _unchecked(
     drawn: tuple[Drawn | None, ...],
     confidence: tuple[float, ...],
 ) -> Draft:
-    """Return a draft without checking its parts."""
+    """Return a draft without checking its arguments."""
     draft = Draft.__new__(Draft)
     draft._tokens, draft.device, draft.parents, draft.committed_len = tokens, device, parents, committed_len
     draft.epoch, draft.drawn, draft.confidence = epoch, drawn, confidence
@@ -280,6 +286,7 @@ def _stray_node(parents: tuple[int, ...]) -> int | None:
 
 @lru_cache(maxsize=1024)
 def _chain_parents(nodes: int) -> tuple[int, ...]:
+    """Return the parents of a chain of `nodes` nodes."""
     return tuple(range(ROOT, nodes - 1))
 
 

@@ -1,4 +1,4 @@
-"""Drafter interface: the traits a drafter declares, the requests and commits it receives, the drafts it returns."""
+"""Drafter interface: the traits that a drafter declares, and the requests and commits that it receives."""
 
 import logging
 from collections import Counter
@@ -62,11 +62,12 @@ class DraftRequest(NamedTuple):
     prediction: Sequence[int] = ()  # the answer that the user expects (OpenAI's `prediction`)
 
     def without_text(self) -> "DraftRequest":
+        """Return the request without the user's tokens, for a drafter that must not read them."""
         return self._replace(tokens=(), prompt_len=0, prediction=())
 
 
 class RequestRows(NamedTuple):
-    """A request's KV pages, for a drafter that keeps rows of its own in them."""
+    """A request's KV pages, for a drafter that writes its own KV rows into them."""
 
     kv: KvSequence
     cache: PagedCache  # maps rows to pages
@@ -90,7 +91,8 @@ class DraftTask(NamedTuple):
     request: DraftRequest
     max_nodes: int
     max_depth: int
-    pages: RequestRows | None = None  # the drafter may write rows up to `kv.reserved`; None: it keeps no rows
+    # The drafter may write rows up to `kv.reserved`; None: it has no rows in the pages.
+    pages: RequestRows | None = None
     stop: Stop | None = None  # only for drafters with `stops_itself`; None: draft to the full depth
 
 
@@ -98,10 +100,12 @@ class DraftTask(NamedTuple):
 class DrafterNeeds:
     """Inputs that a drafter needs besides tokens."""
 
-    taps: tuple[Tap, ...] = ()  # layers whose hidden states arrive with every commit
-    rows: tuple[RowSpec, ...] = ()  # KV rows that it keeps in the target's pages
-    draws: bool = False  # the token that the target draws after every verified node
-    # Rows after the text that it writes while drafting; 0: as many as the draft has nodes.
+    taps: tuple[Tap, ...] = ()  # layers whose hidden states every `Commit` must contain
+    rows: tuple[RowSpec, ...] = ()  # the drafter's KV rows in the target's pages
+    draws: bool = (
+        False  # whether every `Commit` must have the token that the target samples after each verified node
+    )
+    # Number of rows after the text that the drafter overwrites while drafting; 0: as many as the draft has nodes.
     scratch: int = 0
 
     def __or__(self, other: "DrafterNeeds") -> "DrafterNeeds":
@@ -116,33 +120,36 @@ class DrafterNeeds:
 NO_NEEDS = DrafterNeeds()
 
 
-NO_STATES: Mapping[Tap, Tensor] = MappingProxyType({})
+NO_STATES: Mapping[Tap, Tensor] = MappingProxyType({})  # no hidden states
 
 
 class Commit(NamedTuple):
-    """The tokens that a pass committed for a request, and what a drafter needs of their computation."""
+    """What a pass did for a request: the tokens whose KV rows are now final, and the inputs that a drafter needs."""
 
     request: DraftRequest  # state after the commit
     first: int  # position of the first token whose KV row and hidden states this pass computed
     rows: int  # number of consecutive tokens with new rows; the newest token is not among them
     hidden: Mapping[Tap, Tensor] = NO_STATES  # [rows, hidden size] for each tap that the drafter needs
     draft: Draft = NO_DRAFT  # the verified draft
-    draws: tuple[int, ...] = ()  # if needed: the target's token after the text, then after every node
-    pages: RequestRows | None = None  # set for a drafter that keeps rows in the pages
-    settled: int = 0  # rows before this index are in their final slots, so the drafter may fill its own there
+    draws: tuple[int, ...] = ()  # if needed: the target's sampled token after the text, then after every node
+    pages: RequestRows | None = None  # set for a drafter that has rows in the pages
+    settled: int = (
+        0  # rows before this index are in their final slots, so the drafter may write its own there
+    )
     is_on: bool = True  # whether the plan of this step requested a draft from this drafter
 
 
 class InFlight(NamedTuple):
-    """A request in a pass in flight, with a chain of draft tokens that only the device knows yet."""
+    """A request in a pass in flight, with a chain of draft tokens that are still on the device."""
 
     task: DraftTask  # the next draft request; its text ends before the tokens that the pass adds
     draft: Draft  # the chain that the pass verifies, on the device
     states_at: int  # row of the newest token in the pass's hidden states; the chain's rows follow
-    drawn_at: int  # row of the newest token in the pass's drawn tokens
+    drawn_at: int  # row of the newest token among the rows after which the pass samples a token
 
     @property
     def tokens(self) -> DeviceTokens:
+        """The chain's tokens."""
         assert self.draft.device is not None
         return self.draft.device
 
@@ -163,20 +170,24 @@ class Traits:
     kind: DraftSource = DraftSource.LOOKUP
     needs: DrafterNeeds = NO_NEEDS
     starts_early: bool = False  # `draft_early` may start the next draft while a pass is in flight
-    stops_itself: bool = False  # honours `DraftTask.stop`; its call time then depends on the depth reached
-    expects_requests: bool = False  # `expect` announces requests that wait for their first pass
-    may_be_absent: bool = False  # it may be temporarily unable to draft; see `absent`
+    stops_itself: bool = (
+        False  # ends a chain as `DraftTask.stop` says; the call time depends on the depth reached
+    )
+    expects_requests: bool = False  # wants `expect` to announce requests that wait for their first pass
+    may_be_absent: bool = False  # may be temporarily unable to draft; see `Drafter.absent`
     # Published acceptance rate by level, each given that the levels above are accepted; empty: unknown.
     acceptance_by_level: tuple[float, ...] = ()
     drafts_by_level: bool = False  # the time of a call grows with the depth of its draft
-    follows: str = ""  # what it drafts from: "prediction" or "grammar" of the request; empty: neither
+    follows: str = ""  # the hint in the request that it drafts from: "prediction" or "grammar"; empty: none
     learns_answers: bool = False  # its drafts depend on the tenant's earlier answers
-    is_free: bool = False  # any client of a server may select it: it needs no files and almost no memory
-    needs_target: str = ""  # why it cannot run on a draft node; empty: it can
+    is_free: bool = (
+        False  # any client of a server may select it, since it needs no files and almost no memory
+    )
+    needs_target: str = ""  # the reason why it cannot run on a draft node; empty: it can
 
     @staticmethod
     def combined(traits: Sequence["Traits"]) -> "Traits":
-        """Return the traits of several drafters that act as one."""
+        """Return the traits of a drafter that calls all of these; its kind is that of the most expensive one."""
         by_weight = (DraftSource.HEAD, DraftSource.MODEL, DraftSource.REMOTE, DraftSource.LOOKUP)
         return Traits(
             next(kind for kind in by_weight if any(one.kind is kind for one in traits)),
@@ -192,9 +203,10 @@ class NodeReport:
     """State of one draft node as one target reports it."""
 
     address: str
-    state: str  # "up", "shadow" (compared, not used yet), "late" (used, not awaited), "draining" or "down"
-    reason: str = ""  # why passes do not wait for it; empty: they wait
-    method: str = ""
+    # "up", "shadow" (drafts are compared, not used), "late" (drafts are used, not awaited), "draining" or "down"
+    state: str
+    reason: str = ""  # why passes do not wait for the node; empty: they wait
+    method: str = ""  # of its drafter; empty: unknown
     homes: int = 0  # requests assigned to it
     trips: int = 0  # number of times it was late or lost
     waits: int = 0  # number of passes that waited for it
@@ -210,7 +222,7 @@ class Drafter:
     """Base class of drafters. A subclass overrides `propose` and the methods that its traits declare."""
 
     traits = Traits()  # an instance may override this according to its settings
-    # alternative drafters that the policy may select instead, by name
+    # Alternatives that the policy selects from, by name; empty: the policy calls this drafter itself.
     choices: Mapping[str, "Drafter"] = MappingProxyType({})
 
     def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Draft]:
@@ -223,14 +235,14 @@ class Drafter:
     def observe(self, commits: Sequence[Commit]) -> None:
         """Receive the commits of a pass, with the inputs that `traits.needs` declares.
 
-        It is called for every pass over an observed request, also if the drafter proposed nothing for that pass.
+        Called after every pass over an observed request, also if the drafter proposed nothing for that pass.
         """
 
     def draft_early(self, unjudged: Sequence[InFlight], hidden: Mapping[Tap, Tensor], drawn: Tensor) -> bool:
         """Start the drafts after a pass in flight, if possible; return whether this compiled or captured a graph.
 
-        `propose` may be called after the verdict, as usual. `drawn` (int64) will have the token that the pass draws
-        after each verified row. Like `hidden`, it may still be in computation on the device.
+        `propose` may be called after the verdict, as usual. `drawn` (int64 [judged rows]) has the token that the pass
+        samples after each row. The device may still be computing `drawn` and `hidden`.
         """
         return False
 
@@ -242,16 +254,16 @@ class Drafter:
 
     @property
     def absent(self) -> tuple[str, ...]:
-        """Names of the drafters in it that cannot draft at present, for example because no node is reachable."""
+        """Names of those drafters in this one that cannot draft at present, for example without a reachable node."""
         return ()
 
     @property
     def is_ready(self) -> bool:
-        """Whether all its kernels are compiled; until then some of its drafts are empty."""
+        """Whether all kernels of the drafter are compiled; until then some of its drafts are empty."""
         return True
 
     def memory_bytes(self) -> int | None:
-        """Return the bytes it needs in addition to the target; None: unknown."""
+        """Return the bytes that the drafter needs in addition to the target; None: unknown."""
         return None
 
     def fault_counts(self) -> Counter[str]:
@@ -259,7 +271,7 @@ class Drafter:
         return Counter()
 
     def nodes(self) -> list[NodeReport]:
-        """Return the state of its draft nodes; thread-safe."""
+        """Return the state of the drafter's draft nodes; thread-safe."""
         return []
 
     def close(self) -> None:
@@ -277,8 +289,8 @@ def close_all(drafters: Iterable[Drafter]) -> None:
 
 def added_memory(drafters: Iterable[Drafter]) -> int | None:
     """Return the total memory of the drafters that report theirs, in bytes; None if none does."""
-    known = [size for drafter in drafters if (size := drafter.memory_bytes()) is not None]
-    return sum(known) if known else None
+    sizes = [size for drafter in drafters if (size := drafter.memory_bytes()) is not None]
+    return sum(sizes) if sizes else None
 
 
 def all_faults(drafters: Iterable[Drafter]) -> Counter[str]:
@@ -287,4 +299,5 @@ def all_faults(drafters: Iterable[Drafter]) -> Counter[str]:
 
 
 def all_nodes(drafters: Iterable[Drafter]) -> list[NodeReport]:
+    """Return the states of the draft nodes of all drafters."""
     return [node for drafter in drafters for node in drafter.nodes()]

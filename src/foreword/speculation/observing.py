@@ -20,7 +20,7 @@ from foreword.speculation.report import StepReport
 from foreword.speculation.requests import DraftPlan, PassEntry, StepRequest, draft_request_of
 
 Notifies = Callable[[StepRequest], bool]
-"""Returns whether a request's own drafter is notified of its commits."""
+"""Returns whether the drafter of a request's own `speculation` observes it even if it is not planned."""
 
 _Observers = Sequence[tuple[str, Callable[[StepReport], None]]]
 """Pairs of (stage name for the fault log, observer)."""
@@ -45,11 +45,11 @@ class StepObservers:
         self._planned = 0  # number of leading reports that the planning observers have seen
 
     def of_pass(self, entries: Sequence[PassEntry], plans: Plans) -> "Observation":
-        """Return the drafters that observe a pass."""
+        """Return which drafters observe which entries of a pass."""
         return Observation.of(entries, plans, self._policy_drafters, self._memory, self._notifies)
 
     def publish(self, report: StepReport, observation: "Observation", output: ForwardOutput) -> None:
-        """Notify the drafters; the other observers see the report when they are called."""
+        """Notify the drafters, and store the report for the other observers."""
         with self._faults.suppressed("observe"):
             observation.notify(report, output)
         self._reports.append(report)
@@ -78,7 +78,7 @@ class Observer(NamedTuple):
 
     drafter: Drafter
     needs: DrafterNeeds
-    is_on: bool  # whether the plan requested its draft for this entry
+    is_on: bool  # whether the plan requested a draft from it for this entry
 
 
 @dataclass(frozen=True)
@@ -98,75 +98,75 @@ class Observation:
         memory: KvMemory | None,
         notifies: Notifies | None = None,
     ) -> "Observation":
-        """Return the drafters that observe each entry, whether or not they draft in this pass.
+        """Return the drafters that observe each entry, and register them to be notified of the requests' ends.
 
-        These are the request's drafter, the planned drafter, and the policy's drafters. If the policy's `notifies`
-        returns False for a request, its drafter observes it only while it is planned.
+        Only drafters with needs observe: the request's drafter, the planned drafter, and the policy's drafters. If the
+        policy's `notifies` returns False for a request, its drafter observes it only while it is planned.
         """
-        watching = [drafter for drafter in policy_drafters if drafter.traits.needs]
+        with_needs = [drafter for drafter in policy_drafters if drafter.traits.needs]
         # Most requests of a pass share their drafters, so each combination is resolved once.
-        known: dict[tuple[int, int], tuple[Mapping[int, Drafter], Sequence[Observer]]] = {}
+        resolved: dict[tuple[int, int], tuple[Mapping[int, Drafter], Sequence[Observer]]] = {}
         observers: list[Sequence[Observer]] = []
         for entry, plan in zip(entries, plans, strict=True):
             own = entry.request.speculation
             if own is not None and notifies is not None and not notifies(entry.request):
                 own = None
-            if own is None and plan is None and not watching:
+            if own is None and plan is None and not with_needs:
                 observers.append(())
                 continue
             key = (id(None if own is None else own.drafter), id(None if plan is None else plan.drafter))
-            if key not in known:
-                known[key] = _observers(own, plan, watching)
-            drafters, some = known[key]
-            entry.request.drafter_view.notified.update(drafters)  # they are also notified of its end
-            observers.append(some)
+            if key not in resolved:
+                resolved[key] = _observers(own, plan, with_needs)
+            drafters, of_entry = resolved[key]
+            entry.request.drafter_view.notified.update(drafters)
+            observers.append(of_entry)
         if not any(observers):
             return Observation(entries, observers)
-        each = [one.needs for _, some in known.values() for one in some]
-        return Observation(entries, observers, reduce(or_, each, NO_NEEDS).taps, memory)
+        all_needs = [observer.needs for _, group in resolved.values() for observer in group]
+        return Observation(entries, observers, reduce(or_, all_needs, NO_NEEDS).taps, memory)
 
     @cached_property
-    def wanted(self) -> list[bool]:
-        """Return for each entry whether the pass keeps its hidden states."""
+    def keeps_states(self) -> list[bool]:
+        """Whether the pass keeps the hidden states of each entry, [entries]."""
         if not self.taps:
             return [False] * len(self.observers)
-        known = {number: any(one.needs.taps for one in some) for number, some in self._distinct.items()}
-        return [known[id(some)] for some in self.observers]
+        keeps = {key: any(one.needs.taps for one in group) for key, group in self._distinct.items()}
+        return [keeps[id(group)] for group in self.observers]
 
     @cached_property
     def _distinct(self) -> dict[int, Sequence[Observer]]:
         """Distinct observer lists by id(); most entries share one."""
-        return {id(some): some for some in self.observers}
+        return {id(group): group for group in self.observers}
 
     def first_rows(self, drafts: Iterable[Draft]) -> list[int | None]:
-        """Return the index of each entry's first kept hidden state; None if none are kept."""
-        places: list[int | None] = []
+        """Return the row of each entry's first hidden state among the kept ones, [entries]; None: none is kept."""
+        rows: list[int | None] = []
         first = 0
-        for entry, draft, is_wanted in zip(self.entries, drafts, self.wanted, strict=True):
-            places.append(first if is_wanted else None)
-            if is_wanted:
+        for entry, draft, keeps_states in zip(self.entries, drafts, self.keeps_states, strict=True):
+            rows.append(first if keeps_states else None)
+            if keeps_states:
                 first += entry.run + len(draft)
-        return places
+        return rows
 
     @property
     def wants_draws(self) -> bool:
-        """Whether any observer needs the target's own draws."""
-        return any(one.needs.draws for some in self._distinct.values() for one in some)
+        """Whether any observer needs the target's sampled token after every node."""
+        return any(observer.needs.draws for group in self._distinct.values() for observer in group)
 
     def notify(self, report: StepReport, output: ForwardOutput) -> None:
         """Send every drafter the commits of its requests that are still active."""
         if not any(self.observers):
             return
         commits: dict[int, tuple[Drafter, list[Commit]]] = {}
-        hidden, memory, parts = output.hidden, self.memory, report.requests
-        places = self.first_rows(part.verdict.draft for part in parts)
-        for entry, some, part, first in zip(self.entries, self.observers, parts, places, strict=True):
-            verdict = part.verdict
-            if not some or not part.applied or verdict.poisoned:
+        hidden, memory, results = output.hidden, self.memory, report.requests
+        rows = self.first_rows(result.verdict.draft for result in results)
+        for entry, group, result, first in zip(self.entries, self.observers, results, rows, strict=True):
+            verdict = result.verdict
+            if not group or not result.applied or verdict.poisoned:
                 continue
             request, settled = draft_request_of(entry.request), entry.computed + entry.run
             states = NO_STATES if first is None else KeptStates(hidden, first, entry.run, verdict.path)
-            for drafter, needs, is_on in some:
+            for drafter, needs, is_on in group:
                 commit = Commit(
                     request,
                     entry.computed,
@@ -178,50 +178,45 @@ class Observation:
                     settled,
                     is_on,
                 )
-                own = commits.get(id(drafter))
-                if own is None:
-                    own = commits[id(drafter)] = drafter, []
-                own[1].append(commit)
-        for drafter, its in commits.values():
-            drafter.observe(its)
+                commits.setdefault(id(drafter), (drafter, []))[1].append(commit)
+        for drafter, of_drafter in commits.values():
+            drafter.observe(of_drafter)
 
 
 def _observers(
     own: DraftPlan | None, plan: DraftPlan | None, policy_drafters: Sequence[Drafter]
 ) -> tuple[Mapping[int, Drafter], Sequence[Observer]]:
     """Return the drafters that observe an entry, by id() and as observers."""
-    watching = [
+    with_needs = [
         drafter
-        for one in (own, plan)
-        if one is not None
-        for drafter in _parts(one.drafter)
+        for each in (own, plan)
+        if each is not None
+        for drafter in _choices(each.drafter)
         if drafter.traits.needs
     ]
-    planned = () if plan is None else [id(drafter) for drafter in _parts(plan.drafter)]
-    found = {id(drafter): drafter for drafter in (*watching, *policy_drafters)}
-    observers = [
-        Observer(drafter, drafter.traits.needs, number in planned) for number, drafter in found.items()
-    ]
-    return found, observers
+    planned = () if plan is None else [id(drafter) for drafter in _choices(plan.drafter)]
+    drafters = {id(drafter): drafter for drafter in (*with_needs, *policy_drafters)}
+    observers = [Observer(drafter, drafter.traits.needs, key in planned) for key, drafter in drafters.items()]
+    return drafters, observers
 
 
-def _parts(drafter: Drafter) -> Iterable[Drafter]:
+def _choices(drafter: Drafter) -> Iterable[Drafter]:
     """Return a drafter's choices, which observe separately, or the drafter itself."""
     return drafter.choices.values() or (drafter,)
 
 
 class KeptStates(Mapping[Tap, Tensor]):
-    """The rows of one request in the hidden states of a pass, gathered on access."""
+    """The committed rows of one request in the hidden states of a pass, [rows, hidden size], gathered on access."""
 
     __slots__ = ("_path", "first", "of_pass", "stop")
 
     def __init__(self, of_pass: Mapping[Tap, Tensor], first: int, run: int, path: Sequence[int]) -> None:
-        """Rows start at `first` with the run; rows of the draft nodes follow."""
+        """The rows of the run begin at `first`; rows of the draft nodes follow, of which those of `path` are kept."""
         self.of_pass = of_pass
         self.first = first
         # An accepted path 0, 1, 2, ... is contiguous with the run.
         self._path = None if not path or path[-1] == len(path) - 1 else path
-        self.stop = first + run + (len(path) if self._path is None else 0)
+        self.stop = first + run + (len(path) if self._path is None else 0)  # end of the contiguous rows
 
     @property
     def are_together(self) -> bool:

@@ -1,4 +1,4 @@
-"""Overlapped passes: launch a pass before its first token is known, and draft early."""
+"""Overlapped passes: launches a pass before its newest token is known, and starts drafts before the verdict."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -35,13 +35,13 @@ class PassPipeline:
     """Tracks passes in flight. A pass may read the tokens of the previous pass on the device."""
 
     def __init__(self, memory: KvMemory | None, faults: FaultLog) -> None:
-        """`memory` serves drafters that keep KV rows in the target's pages; None: there are none."""
+        """`memory` is for drafters that have KV rows in the target's pages; None: there are none."""
         self.newest: Launched | None = None  # the most recent pass, while in flight
         self._memory, self._faults = memory, faults
         self._buffers = BatchBuffers()
 
     def follows(self, entries: Sequence[PassEntry]) -> bool:
-        """Return whether an earlier pass is in flight for an entry of the pass being launched.
+        """Return whether an earlier pass is in flight for an entry of the pass that is being launched.
 
         The pass then has no drafts, because they would depend on a token that is not known yet.
         """
@@ -49,23 +49,23 @@ class PassPipeline:
 
     def lay_out(self, transaction: Transaction, proposal: Proposal, observation: Observation) -> ForwardBatch:
         """Return the batch of a pass. Tokens that are not known yet are read on the device."""
-        before = None
+        previous = None
         if any(entry.pending for entry in transaction.entries):
             if self.newest is None:
                 raise AssertionError("pending token without an in-flight pass")
-            before = self.newest.acceptance
+            previous = self.newest.acceptance
         batch = transaction.batch(
             proposal.drafts,
             self._buffers,
             observation.taps,
-            observation.wanted,
-            None if before is None else before.drawn_at(),
+            observation.keeps_states,
+            None if previous is None else previous.drawn_at(),
         )
-        drawn = proposal.pending if before is None else before.newest
+        drawn = proposal.pending if previous is None else previous.newest
         return batch if drawn is None else batch.after(drawn)
 
     def enter(self, launched: Launched) -> None:
-        """Register a launched pass, and start the drafts after it if their drafters can draft early."""
+        """Register a launched pass, start the drafts after it if their drafters can, and end the launch's time."""
         if self._memory is not None and launched.proposal.pending is not None:
             with self._faults.suppressed("anticipate"):
                 launched.probe.is_cold |= draft_early(launched, self._memory)
@@ -81,7 +81,7 @@ class PassPipeline:
 def draft_early(launched: Launched, memory: KvMemory) -> bool:
     """Start the drafts that follow a pass in flight; return whether this compiled or captured a graph.
 
-    Only chains start early whose tokens are still on the device: the host knows the other tokens in time.
+    Drafts start early only after chains whose tokens are still on the device: the host knows other tokens in time.
     """
     transaction, plans, proposal, observation, output, acceptance, _ = launched
     entries, drawn = transaction.entries, acceptance.newest
@@ -103,11 +103,11 @@ def draft_early(launched: Launched, memory: KvMemory) -> bool:
                 by_drafter.setdefault(id(observer.drafter), (observer.drafter, []))[1].append(unjudged)
     if by_drafter:
         transaction.reserve_early(rows)
-    were_cold = [drafter.draft_early(some, output.hidden, drawn) for drafter, some in by_drafter.values()]
+    were_cold = [drafter.draft_early(group, output.hidden, drawn) for drafter, group in by_drafter.values()]
     return any(were_cold)
 
 
 def _can_continue(entry: PassEntry, draft: Draft) -> bool:
-    """Return whether the host does not know the draft's tokens yet, and more tokens may follow them."""
-    # At least three more tokens: the target's, one draft token, and the target's after it.
+    """Return whether the draft is a chain on the device and the answer has room for another draft after it."""
+    # At least three more tokens: the target's, one draft token, and the target's token after it.
     return draft.device is not None and draft.is_chain and entry.request.room > 2

@@ -37,6 +37,7 @@ class StepProbe:
         return output
 
     def end_launch(self) -> None:
+        """Record the time of the launch."""
         self.launch_seconds = self._clock() - self._began
 
     def start_resolving(self) -> None:
@@ -51,9 +52,9 @@ class StepProbe:
         applied: Sequence[bool],
     ) -> StepReport:
         """Return the report of the committed step; `finish` adds its times."""
-        proposal = proposal.arrived()
+        proposal = proposal.with_device_times()
         shares = proposal.shares or [NO_CALL] * len(entries)
-        parts = [
+        results = [
             RequestReport(
                 entry.request,
                 verdict,
@@ -62,16 +63,16 @@ class StepProbe:
                 entry.draws,
                 share.method,
                 share.seconds,
-                present,
+                was_applied,
             )
-            for entry, verdict, share, present in zip(entries, verdicts, shares, applied, strict=True)
+            for entry, verdict, share, was_applied in zip(entries, verdicts, shares, applied, strict=True)
         ]
-        report = StepReport(parts, proposal.calls, StageSeconds(proposal.seconds))
+        report = StepReport(results, proposal.calls, StageSeconds(proposal.seconds))
         report.is_cold = self.is_cold or proposal.is_cold
         return report
 
     def finish(self, report: StepReport) -> StepReport:
-        """Set the report's times, which include notifying the drafters."""
+        """Set the report's times, which include the notification of drafters; return it."""
         accepting = self._clock() - self._began
         total = self.launch_seconds + accepting
         report.seconds = StageSeconds(report.seconds.draft, self.verify_seconds, accepting, total)
@@ -85,10 +86,10 @@ class FaultLog:
         self.counts: Counter[str] = Counter()
 
     def note(self, stage: str, error: BaseException) -> None:
-        """Count a fault that cost only drafts or a retry."""
+        """Count a fault from which the step recovers, at the cost of drafts or a retry; log the first of a stage."""
         self.counts[stage] += 1
         if self.counts[stage] == 1:
-            # the traceback of an out-of-memory error is not informative
+            # The traceback of an out-of-memory error is not informative.
             trace = None if isinstance(error, torch.OutOfMemoryError) else error
             _log.error("a %s failed and is recovered from: %s", stage, error, exc_info=trace)
 
@@ -98,7 +99,7 @@ class FaultLog:
 
 
 class _Suppressed:
-    """Context manager; a class, since a generator takes three times as long and every step enters several."""
+    """Context manager of `FaultLog.suppressed`; a generator would take three times as long in every step."""
 
     __slots__ = ("_log", "_stage")
 

@@ -18,7 +18,7 @@ from foreword.speculation.transaction import Transaction
 Plans = Sequence[DraftPlan | None]
 
 Divide = Callable[[Sequence[PassEntry], Sequence[int], int], list[int]]
-"""Divides a budget of draft tokens between entries, given what each entry wants."""
+"""Divides a budget of draft tokens: (entries, wanted draft tokens [entries], budget) to draft tokens [entries]."""
 
 
 class CallShare(NamedTuple):
@@ -34,29 +34,31 @@ NO_CALL = CallShare()
 
 @dataclass(frozen=True)
 class Proposal:
-    """The drafts of a step, one per entry, and the calls that made them."""
+    """The drafts of a step and the drafter calls that made them."""
 
-    drafts: Sequence[Draft] = ()
+    drafts: Sequence[Draft] = ()  # [entries]
     calls: Sequence[DrafterCall] = ()
-    shares: Sequence[CallShare] = ()
-    sources: Sequence[HostCopy | None] = ()  # per call: tokens that the device had not drawn yet
+    shares: Sequence[CallShare] = ()  # [entries]
+    sources: Sequence[
+        HostCopy | None
+    ] = ()  # [calls], draft tokens on the device; None: the call left none there
 
     @property
     def pending(self) -> Tensor | None:
-        """int64, the device's draft tokens for this pass; None: all are on the host."""
+        """The draft tokens that this pass reads on the device, int64; None: all tokens are on the host."""
         if not any(self.sources):
             return None
-        found = (draft.device for draft in self.drafts if draft.device is not None)
-        return next((tokens.source.on_device for tokens in found), None)
+        on_device = (draft.device for draft in self.drafts if draft.device is not None)
+        return next((tokens.source.on_device for tokens in on_device), None)
 
-    def arrived(self) -> "Proposal":
-        """Return the proposal with final call times: the longer of host time and device time."""
+    def with_device_times(self) -> "Proposal":
+        """Return the proposal with the time of each call: on the host or on the device, whichever took longer."""
         if not any(self.sources):
             return self
-        took = [0.0 if source is None else source.device_seconds for source in self.sources]
+        device_seconds = [0.0 if source is None else source.device_seconds for source in self.sources]
         calls = [
             replace(call, seconds=max(call.seconds, seconds))
-            for call, seconds in zip(self.calls, took, strict=True)
+            for call, seconds in zip(self.calls, device_seconds, strict=True)
         ]
         extra = [
             (now.seconds - call.seconds) / call.requests for call, now in zip(self.calls, calls, strict=True)
@@ -75,11 +77,15 @@ class Proposal:
 
     @property
     def seconds(self) -> float:
+        """Time of all calls."""
         return sum(call.seconds for call in self.calls)
 
 
 def fair_shares(wanted: Sequence[int], total: int, weights: Sequence[float] | None = None) -> list[int]:
-    """Divide `total` fairly: small requests are met in full, the others share the rest by weight, or evenly."""
+    """Divide `total`: entries that want less than their share get all they want, others share the rest.
+
+    Shares are proportional to the weights, or equal without weights.
+    """
     each_weight = [1.0] * len(wanted) if weights is None else list(weights)
     shares, left, weight_left = [0] * len(wanted), max(total, 0), sum(each_weight)
     for index in sorted(range(len(wanted)), key=lambda place: wanted[place] / each_weight[place]):
@@ -90,7 +96,7 @@ def fair_shares(wanted: Sequence[int], total: int, weights: Sequence[float] | No
 
 
 def divide_evenly(entries: Sequence[PassEntry], wanted: Sequence[int], total: int) -> list[int]:
-    """Divide evenly, whatever the requests are."""
+    """Divide a budget of draft tokens by `fair_shares` without weights."""
     return fair_shares(wanted, total)
 
 
@@ -101,9 +107,9 @@ def fit_to_room(
     max_rows: int | None,
     divide: Divide = divide_evenly,
 ) -> list[DraftPlan | None]:
-    """Cut the plans to the pass's row budget and to free KV pages.
+    """Return the plans cut to the pass's row budget and to free KV pages; None where no draft fits.
 
-    Pages for the committed tokens are already reserved. Nothing is evicted or preempted for draft tokens.
+    Pages for the runs are already reserved. No cached page is evicted and no request preempted for draft tokens.
     """
     if not any(plans):
         return [None] * len(entries)
@@ -118,19 +124,19 @@ def fit_to_room(
     free_pages = cache.free_pages
     if wanted == requested and sum(wanted) // cache.page_size + len(wanted) <= free_pages:
         return fitted  # enough pages even if every draft starts a new one
-    for place, (entry, plan, most) in enumerate(zip(entries, fitted, wanted, strict=True)):
+    for index, (entry, plan, most) in enumerate(zip(entries, fitted, wanted, strict=True)):
         if plan is None:
             continue
-        reserved, held = entry.computed + entry.run, len(entry.kv.pages)
-        nodes = min(most, (held + free_pages) * cache.page_size - reserved)
-        free_pages -= max(0, cache.pages_for(reserved + max(nodes, 0)) - held)
+        rows, pages = entry.computed + entry.run, len(entry.kv.pages)
+        nodes = min(most, (pages + free_pages) * cache.page_size - rows)
+        free_pages -= max(0, cache.pages_for(rows + max(nodes, 0)) - pages)
         if nodes != plan.max_nodes:
-            fitted[place] = replace(plan, max_nodes=nodes) if nodes > 0 else None
+            fitted[index] = replace(plan, max_nodes=nodes) if nodes > 0 else None
     return fitted
 
 
 def _within_limits(entry: PassEntry, plan: DraftPlan | None, cache: PagedCache) -> DraftPlan | None:
-    """Cut the plan to draft tokens that can be committed, with room for the target's token after them."""
+    """Return the plan cut to as many draft tokens as can be committed, with the target's token after them."""
     if plan is None or not entry.draws or not entry.request.sampler.can_draft:
         return None
     room = min(entry.request.room - 1, cache.most_depth(entry.computed + entry.run - 1))
@@ -141,6 +147,7 @@ def _within_limits(entry: PassEntry, plan: DraftPlan | None, cache: PagedCache) 
 
 
 def plain_plans(entries: Sequence[PassEntry]) -> Plans:
+    """Return the plans of a step without drafts."""
     return [None] * len(entries)
 
 
@@ -152,9 +159,9 @@ def propose(
     clock: Callable[[], float],
     memory: KvMemory | None = None,
 ) -> Proposal:
-    """Return one draft per entry, within row budget and free pages.
+    """Call the planned drafters; return one draft per entry, within row budget and free pages.
 
-    `memory` serves drafters that keep KV rows in the target's pages.
+    `memory` is for drafters that have KV rows in the target's pages; their rows are reserved first.
     """
     entries = transaction.entries
     fitted = fit_to_room(entries, plans, transaction.cache, max_rows, divide)
@@ -166,25 +173,28 @@ def propose(
 def call_drafters(
     entries: Sequence[PassEntry], plans: Plans, clock: Callable[[], float], memory: KvMemory | None = None
 ) -> Proposal:
-    """Call each planned drafter once for all its requests, and keep the usable part of its drafts."""
+    """Call each planned drafter once for all its requests; return the usable parts of the drafts.
+
+    Drafters whose calls include shadow drafts are called first, since a shadow draft may replace a planned one.
+    """
     drafts, shares = [NO_DRAFT] * len(entries), [NO_CALL] * len(entries)
     if not any(plans):
         return Proposal(drafts, shares=shares)
-    taken: set[int] = set()  # entries whose shadow draft is verified
+    replaced: set[int] = set()  # indices of entries whose shadow draft is verified
     calls: list[DrafterCall] = []
     sources: list[HostCopy | None] = []
     pending: HostCopy | None = None  # the device tokens that this pass reads
     for planned in _calls_of(plans):
-        group = [one for one in planned if one[2] is not None or one[0] not in taken]
+        group = [one for one in planned if one.shadow is not None or one.entry_index not in replaced]
         if not group:
             continue
-        first = group[0][1]
-        row_memory = memory if first.drafter.traits.needs.rows else None
+        method, drafter = group[0].plan.method, group[0].plan.drafter
+        row_memory = memory if drafter.traits.needs.rows else None
         tasks = [_draft_task(entries[index], plan, row_memory) for index, plan, _ in group]
         for index, _, _ in group:
-            entries[index].request.drafter_view.notified[id(first.drafter)] = first.drafter
+            entries[index].request.drafter_view.notified[id(drafter)] = drafter
         began = clock()
-        answers = first.drafter.propose(tasks)
+        answers = drafter.propose(tasks)
         seconds = clock() - began
         per_request, empty, share = seconds / len(group), 0, NO_CALL
         for (index, plan, shadow), task, answer in zip(group, tasks, answers, strict=True):
@@ -194,10 +204,10 @@ def call_drafters(
                 main = plans[index]
                 if main is None or not shadow.keep(draft):
                     continue
-                taken.add(index)
+                replaced.add(index)
                 draft = draft.within(main.max_nodes, main.max_depth)
             if draft.device is not None:
-                # Tokens may stay on the device if sampling does not need them on the host. A pass reads one source.
+                # Tokens stay on the device if sampling does not need them on the host. A pass reads only one source.
                 source = draft.device.source
                 if pending in (None, source) and entries[index].request.sampler.can_pipeline:
                     pending = source
@@ -209,7 +219,7 @@ def call_drafters(
             shares[index] = share
         calls.append(
             DrafterCall(
-                first.method,
+                method,
                 requests=len(group),
                 guesses=sum([task.max_nodes for task in tasks]),
                 levels=max(map(_levels, tasks, answers)),
@@ -224,16 +234,24 @@ def call_drafters(
     return Proposal(drafts, calls, shares, sources)
 
 
-def _calls_of(plans: Plans) -> Iterable[list[tuple[int, DraftPlan, ShadowDraft | None]]]:
-    """Return the (entry, plan, shadow) of each call. Calls with shadow drafts come first."""
-    by_drafter: dict[int, list[tuple[int, DraftPlan, ShadowDraft | None]]] = {}
+class _Planned(NamedTuple):
+    """A draft that a drafter call should return."""
+
+    entry_index: int
+    plan: DraftPlan
+    shadow: ShadowDraft | None  # None: the entry's planned draft
+
+
+def _calls_of(plans: Plans) -> Iterable[list[_Planned]]:
+    """Return the drafts of each call, one call per drafter. Calls with shadow drafts come first."""
+    by_drafter: dict[int, list[_Planned]] = {}
     for index, plan in enumerate(plans):
         if plan is not None and plan.shadow is not None:
             other = plan.shadow.plan
-            by_drafter.setdefault(id(other.drafter), []).append((index, other, plan.shadow))
+            by_drafter.setdefault(id(other.drafter), []).append(_Planned(index, other, plan.shadow))
     for index, plan in enumerate(plans):
         if plan is not None:
-            by_drafter.setdefault(id(plan.drafter), []).append((index, plan, None))
+            by_drafter.setdefault(id(plan.drafter), []).append(_Planned(index, plan, None))
     return by_drafter.values()
 
 
@@ -243,14 +261,14 @@ def _draft_task(entry: PassEntry, plan: DraftPlan, row_memory: KvMemory | None) 
 
 
 def _levels(task: DraftTask, answer: Draft) -> int:
-    """Return the levels that the drafter computed: all, or those of its draft if it may stop early."""
+    """Return the number of levels that the drafter computed: all, or those of its draft if it may stop early."""
     return min(task.max_depth, task.max_nodes) if task.stop is None else max(answer.depth, 1)
 
 
 def usable_part(draft: Draft, task: DraftTask) -> Draft:
     """Return the part of a draft that the request can verify: current text, valid tokens, within the limits.
 
-    A sampled node is dropped only for properties fixed before its token was drawn: its place, its parent, or a q that
+    A drawn node is dropped only for properties fixed before its token was drawn: its position, its parent, or a q that
     covers tokens outside the vocabulary. A chosen token has no q and may be dropped for its value.
     """
     request = task.request
@@ -264,7 +282,7 @@ def usable_part(draft: Draft, task: DraftTask) -> Draft:
 
 
 def without_unknown_tokens(draft: Draft, request: DraftRequest) -> Draft:
-    """Drop nodes whose token or whose q is outside the vocabulary."""
+    """Return the draft without chosen nodes whose token, and drawn nodes whose q, is outside the vocabulary."""
     if draft.device is not None:
         return draft  # the device draws from the vocabulary only
     size, tokens = request.sampling.vocab_size, draft.tokens
@@ -279,9 +297,9 @@ def without_unknown_tokens(draft: Draft, request: DraftRequest) -> Draft:
 
 
 def within_grammar(draft: Draft, request: DraftRequest) -> Draft:
-    """Drop nodes that the request's grammar forbids, since they could not be accepted.
+    """Return the draft without nodes that the request's grammar forbids, since they could not be accepted.
 
-    A chosen node is dropped if its token is forbidden. Of a sampled node only the descendants are dropped, because
+    A chosen node is dropped if its token is forbidden. Of a drawn node only the descendants are dropped, because
     dropping the node for its token would bias the text.
     """
     grammar = request.sampling.grammar

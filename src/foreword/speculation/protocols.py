@@ -14,16 +14,16 @@ from foreword.speculation.requests import DraftPlan, PassEntry, StepRequest
 class Policy(Protocol):
     """Chooses each request's drafter and draft size, and which draft tokens are verified.
 
-    Optional attributes: `notifies(request)` returns whether drafters observe the request in the planned pass;
-    `measured` is the policy whose estimates and decisions are reported.
+    Optional attributes: `notifies` is an `observing.Notifies`; `measured` is the policy whose estimates and decisions
+    are reported.
     """
 
     def plan(self, entries: Sequence[PassEntry], situation: Situation) -> Sequence[DraftPlan | None]:
-        """Return one plan per entry, in order.
+        """Return one plan per entry, in order; None: no draft.
 
-        Entries still in prefill get plans too: a head that drafts after the prompt must read its hidden states.
-        `situation` has all measurements; a request has its own statistics and requested drafter. If steps overlap,
-        the last step's acceptance is not counted yet.
+        Prompt chunks get plans too: a head that drafts after the prompt must read its hidden states. `situation` has
+        all measurements; a request has its own statistics and requested drafter. If steps overlap, the last step's
+        acceptance is not counted yet.
         """
         ...
 
@@ -34,10 +34,15 @@ class Policy(Protocol):
         ...
 
     def rows_wanted(self, requests: Sequence[StepRequest], situation: Situation, beside: int = 1) -> int:
-        """Return the rows that the next pass should reserve for drafts of these decoding requests."""
+        """Return the rows that the next pass should reserve for drafts of these decoding requests.
+
+        `beside` is the number of other requests in the pass; a prompt counts as one.
+        """
         ...
 
-    def learn(self, report: StepReport) -> None: ...
+    def learn(self, report: StepReport) -> None:
+        """Receive the report of a step; called for every step, in order."""
+        ...
 
     def drafters(self) -> Sequence[Drafter]:
         """Return the drafters that the policy owns, in addition to the requests' own."""
@@ -45,6 +50,8 @@ class Policy(Protocol):
 
 
 class Target(Protocol):
-    """The model whose output distribution is promised, with its KV memory."""
+    """The served model with its KV memory."""
 
-    def forward(self, batch: ForwardBatch) -> ForwardOutput: ...
+    def forward(self, batch: ForwardBatch) -> ForwardOutput:
+        """Run one pass; on a GPU, return before it has ended."""
+        ...

@@ -19,8 +19,8 @@ class StepInFlight(NamedTuple):
     """A launched step that is not resolved yet. A failed launch is recovered when it is resolved."""
 
     entries: Sequence[PassEntry]
-    launched: Launched | Exception
-    launch_seconds: float
+    launched: Launched | Exception  # an exception: the launch failed
+    launch_seconds: float  # time of the launch, also of a failed one
 
 
 @dataclass(frozen=True)
@@ -49,15 +49,15 @@ class Recovery:
             # Keep other steps from using these sequences before this one is resolved.
             for entry in entries:
                 entry.kv.begin_pass()
-            # ignore the loss that this failure caused
+            # This failure must not make the entries count as lost by an earlier pass.
             entries = [entry._replace(losses=entry.kv.losses) for entry in entries]
             launched = error
         return StepInFlight(entries, launched, self.stepper.clock() - began)
 
     def resolve(self, in_flight: StepInFlight) -> StepReport:
-        """Return the step's report; it covers all retries and includes the time of failed passes."""
+        """Wait for a step, retry it if it failed, and return one report that includes all tries."""
         began = self.stepper.clock()
-        # Entries that an earlier failed step lost are retried by that step.
+        # If an earlier step failed and thereby lost entries of this one, that step has retried them.
         present = [entry for entry in in_flight.entries if entry.is_present]
         try:
             if isinstance(in_flight.launched, Exception):
@@ -68,42 +68,46 @@ class Recovery:
         except Exception as error:
             self._note("step", error)
         later = self.stepper.pipeline.newest  # still in flight; the retry must not replace it
-        # A sequence waits for the next step while a later pass moves its rows.
+        # A sequence whose rows a later pass moves waits for the next step.
         free = [entry.again() for entry in present if not self.stepper.cache.is_busy(entry.kv)]
-        reports = self._again(free) if free else []
+        reports = self._retry(free) if free else []
         self.stepper.pipeline.newest = later
         return _merged(in_flight, reports, in_flight.launch_seconds + self.stepper.clock() - began)
 
-    def _again(self, present: Sequence[PassEntry]) -> list[StepReport]:
+    def _retry(self, present: Sequence[PassEntry]) -> list[StepReport]:
+        """Run the entries without drafts: all in one step or, if that fails too, each alone."""
         try:
-            return [self._plainly(present)]
+            return [self._step_plainly(present)]
         except EngineStopped:
             raise
         except Exception as error:
             self._note("plain step", error)
-        return [self._alone(entry) for entry in present]
+        return [self._step_alone(entry) for entry in present]
 
-    def _plainly(self, entries: Sequence[PassEntry]) -> StepReport:
+    def _step_plainly(self, entries: Sequence[PassEntry]) -> StepReport:
+        """Run one step without drafts."""
         return self.stepper.resolve(self.stepper.launch(entries, plain_plans(entries)))
 
-    def _alone(self, entry: PassEntry) -> StepReport:
+    def _step_alone(self, entry: PassEntry) -> StepReport:
+        """Run one entry without a draft; end its answer with an error if that fails."""
         try:
-            return self._plainly([entry.again()])
+            return self._step_plainly([entry.again()])
         except EngineStopped:
             raise
         except Exception as error:
             self._note("request", error)
-            message = _why(error)
+            message = _message_of(error)
             entry.request.fail(message)
             return StepReport([RequestReport(entry.request, Verdict(error=message))])
 
-    def _note(self, what: str, error: Exception) -> None:
-        self.stepper.faults.note(what, error)
+    def _note(self, stage: str, error: Exception) -> None:
+        """Count a fault; after an out-of-memory error release cached memory, which may suffice for the next try."""
+        self.stepper.faults.note(stage, error)
         if isinstance(error, torch.OutOfMemoryError):
-            release_cached_memory()  # it may be enough for the next try
+            release_cached_memory()
 
 
-def _why(error: Exception) -> str:
+def _message_of(error: Exception) -> str:
     """Return the error message for a request that fails even alone."""
     if isinstance(error, torch.OutOfMemoryError):
         return (
@@ -114,19 +118,22 @@ def _why(error: Exception) -> str:
 
 
 def _merged(failed: StepInFlight, reports: Sequence[StepReport], seconds: float) -> StepReport:
-    """Merge the reports of the retries into one, in the original order, with the first try's drafter calls."""
+    """Return one report of a failed step and its retries, in the order of the failed step.
+
+    `seconds` is the time of all tries. The first try adds its drafter calls and their times.
+    """
     proposal = Proposal() if isinstance(failed.launched, Exception) else failed.launched.proposal
     verified = 0.0 if isinstance(failed.launched, Exception) else failed.launched.probe.verify_seconds
     shares = proposal.shares or [NO_CALL] * len(failed.entries)
-    found = {part.request.request_id: part for report in reports for part in report.requests}
-    parts = []
+    by_request = {result.request.request_id: result for report in reports for result in report.requests}
+    results = []
     for entry, share in zip(failed.entries, shares, strict=True):
         dropped = RequestReport(entry.request, NOTHING_DRAWN, applied=False)
-        part = found.get(entry.request.request_id, dropped)
-        parts.append(part._replace(draft_seconds=part.draft_seconds + share.seconds))
+        result = by_request.get(entry.request.request_id, dropped)
+        results.append(result._replace(draft_seconds=result.draft_seconds + share.seconds))
     spent = sum((report.seconds for report in reports), StageSeconds(proposal.seconds, verified))
     return StepReport(
-        parts,
+        results,
         [*proposal.calls, *(call for report in reports for call in report.calls)],
         replace(spent, total=seconds),
         passes=1 + len(reports),

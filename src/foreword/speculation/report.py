@@ -17,10 +17,10 @@ class DrafterCall:
     requests: int  # requests in the call
     guesses: int  # draft tokens requested, over all requests
     levels: int  # depth of the deepest draft requested
-    empty: int  # requests without a draft
-    seconds: float
+    empty: int  # requests for which the drafter returned no usable draft token
+    seconds: float  # time of the call
     lag: int = 0  # tokens, over all requests, committed since the drafter's previous call
-    is_cold: bool = False  # compiled or captured a graph, so that its time is not typical
+    is_cold: bool = False  # whether the call compiled or captured a graph, so that its time is not typical
 
 
 class RequestReport(NamedTuple):
@@ -28,19 +28,21 @@ class RequestReport(NamedTuple):
 
     request: StepRequest
     verdict: Verdict
-    run: int = 0  # committed tokens that got their KV
-    context: int = 0  # KV rows computed before
-    draws: bool = False  # whether its next token was drawn
+    run: int = 0  # tokens whose KV rows the pass computed, without draft tokens
+    context: int = 0  # KV rows before the pass
+    draws: bool = False  # whether the pass sampled its next token
     called: str = ""  # the drafter that was called; empty: none
-    draft_seconds: float = 0.0  # its share of the drafter's call
+    draft_seconds: float = 0.0  # the request's share of the drafter's call
     applied: bool = True  # False: the request had ended before its verdict
 
     @property
     def draft(self) -> Draft:
+        """The verified draft."""
         return self.verdict.draft
 
     @property
     def rows(self) -> int:
+        """Tokens of the request in the pass, including draft tokens."""
         return self.run + len(self.verdict.draft)
 
 
@@ -51,8 +53,7 @@ class StageSeconds:
     draft: float = 0.0
     verify: float = 0.0  # launching the pass; on a CPU, running it
     accept: float = 0.0  # waiting for the device, acceptance, commit
-    # The whole step without the time between launch and resolve. The rest beyond the three stages is scheduling,
-    # bookkeeping and failed tries.
+    # The whole step without the time between launch and resolve: the three stages, planning, bookkeeping, failed tries.
     total: float = 0.0
 
     def __add__(self, other: "StageSeconds") -> "StageSeconds":
@@ -74,32 +75,33 @@ class StageSeconds:
 
 @dataclass
 class StepReport:
-    """One step: each request's part in pass order, the drafter calls, and the times. Sums are computed once."""
+    """Results, drafter calls and times of one step. Sums over the requests are computed once."""
 
-    requests: Sequence[RequestReport]
+    requests: Sequence[RequestReport]  # in the order of the pass
     calls: Sequence[DrafterCall] = ()
     seconds: StageSeconds = StageSeconds()
     passes: int = 1  # more than one if the step was retried
-    is_cold: bool = False  # compiled or captured a graph, so that its time is not typical
-    # parts with a draft request or verified draft tokens
-    with_drafts: Sequence[RequestReport] = field(init=False)
+    is_cold: bool = False  # whether the step compiled or captured a graph, so that its time is not typical
+    with_drafts: Sequence[RequestReport] = field(
+        init=False
+    )  # those with a drafter call or verified draft tokens
     rows: int = field(init=False)  # tokens in the pass, including draft tokens
     tokens: int = field(init=False)  # committed tokens
     decodes_only: bool = field(init=False)  # whether no prompt chunk was in the pass
 
     def __post_init__(self) -> None:
-        parts = self.requests
-        self.with_drafts = [part for part in parts if part.called or part.verdict.draft.parents]
-        runs = [part.run for part in parts]
-        self.rows = sum(runs) + sum([len(part.verdict.draft) for part in self.with_drafts])
-        self.tokens = sum([len(part.verdict.tokens) for part in parts])
+        results = self.requests
+        self.with_drafts = [result for result in results if result.called or result.verdict.draft.parents]
+        runs = [result.run for result in results]
+        self.rows = sum(runs) + sum([len(result.verdict.draft) for result in self.with_drafts])
+        self.tokens = sum([len(result.verdict.tokens) for result in results])
         self.decodes_only = runs.count(1) == len(runs)
 
     @cached_property
     def seconds_per_row(self) -> StageSeconds:
-        """Stage times per row, without drafting, which is charged to the requests that had drafts.
+        """Stage times divided by rows; valid after `StepProbe.finish`.
 
-        Valid after `finish`.
+        Draft time is 0, since it is divided between the requests of a drafter call.
         """
         rows, spent = max(self.rows, 1), self.seconds
         return StageSeconds(0.0, spent.verify / rows, spent.accept / rows, (spent.total - spent.draft) / rows)
@@ -107,8 +109,8 @@ class StepReport:
     @property
     def mean_context(self) -> int:
         """Mean number of KV rows per request before the step."""
-        return sum([part.context for part in self.requests]) // max(len(self.requests), 1)
+        return sum([result.context for result in self.requests]) // max(len(self.requests), 1)
 
     @property
     def verdicts(self) -> list[Verdict]:
-        return [part.verdict for part in self.requests]
+        return [result.verdict for result in self.requests]

@@ -16,20 +16,21 @@ from foreword.speculation.measured.acceptance_stats import AcceptanceStats
 class Verdict(NamedTuple):
     """The accepted path through a draft, and the tokens to commit."""
 
-    path: tuple[int, ...] = ()  # accepted nodes, root first
+    path: tuple[int, ...] = ()  # accepted nodes, the first level first
     # The path's tokens, then the target's own token unless the answer ended before it.
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()  # one per token if requested
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of prompt tokens scored in this pass, if requested
     error: str | None = None  # why the request cannot continue after these tokens, unless they end it
-    is_asked: bool = False  # the request's own parameters cause the error, not a fault
+    is_request_error: bool = False  # the request's own parameters cause the error, not a fault
     poisoned: bool = False  # the pass computed NaN or infinity: the KV rows it wrote must not be reused
     draft: Draft = NO_DRAFT  # the verified draft
-    draws: tuple[int, ...] = ()  # the target's tokens after the text and after every node; empty: not drawn
+    # The target's sampled token after the text, then after every node; empty: no drafter needs them.
+    draws: tuple[int, ...] = ()
 
     @property
     def judged(self) -> Draft:
-        """The part of the draft that was accepted or rejected.
+        """The part of the draft whose nodes were accepted or rejected.
 
         If the target adds no token after the path, the answer ended there or the last row is not finite. Deeper nodes
         are then neither accepted nor rejected.
@@ -39,7 +40,7 @@ class Verdict(NamedTuple):
         return self.draft.within(len(self.draft), len(self.path))
 
 
-NOTHING_DRAWN = Verdict()  # verdict of a prompt chunk before the prompt's end, and of a request that is gone
+NOTHING_DRAWN = Verdict()  # verdict of a prompt chunk before the prompt's end, and of a request that has left
 
 
 class DraftGate(Protocol):
@@ -58,9 +59,9 @@ class DraftGate(Protocol):
 
 @dataclass(frozen=True)
 class ShadowDraft:
-    """A draft that is requested before the planned one, to compare it with the text.
+    """A draft of another drafter, requested before the planned one and compared with the text.
 
-    If `keep` returns True, it is verified instead, and the planned drafter is not called.
+    `keep` receives it. If `keep` returns True, it is verified instead of the planned draft, which is not requested.
     """
 
     plan: "DraftPlan"
@@ -69,7 +70,7 @@ class ShadowDraft:
 
 @dataclass(frozen=True)
 class DraftPlan:
-    """The drafter of a request and its limits; None means plain decoding.
+    """The drafter of a request and the limits of its drafts. Where a plan is optional, None is plain decoding.
 
     With `max_nodes` 0, no draft is requested and the drafter only observes commits.
     """
@@ -79,8 +80,8 @@ class DraftPlan:
     max_nodes: int
     max_depth: int
     max_batch: int | None = None  # draft only while fewer requests than this run; None: always
-    is_fixed: bool = False  # use these limits at every step; False: they are upper bounds for the policy
-    gates: Mapping[str, DraftGate] = field(default_factory=dict)  # of roll-outs, by drafter name
+    is_fixed: bool = False  # True: every step uses these limits; False: they are upper bounds for the policy
+    gates: Mapping[str, DraftGate] = field(default_factory=dict)  # roll-out states, by drafter name
     lag: int = 0  # tokens committed since this drafter's previous call
     shadow: ShadowDraft | None = None  # only for a drafter that needs nothing but tokens
     stop: Stop | None = None  # when to end the chain, for a drafter with `stops_itself`
@@ -99,20 +100,21 @@ class DraftPlan:
 
 @dataclass
 class DrafterView:
-    """A request's data for drafters besides its tokens, and the drafters that know the request."""
+    """A request's data for drafters besides its tokens, and the drafters that have state of the request."""
 
     prompt_len: int  # number of prompt tokens
     tenant: str = ""  # owner of the request; drafters never use one tenant's text for another
     prediction: Sequence[int] = ()  # the answer that the user expects; empty: unknown
     epoch: int = 0  # incremented when the request's state is rebuilt, which makes older drafts stale
     notified: dict[int, Drafter] = field(default_factory=dict)  # drafters to notify of its end, by id()
+    # The newest `DraftRequest` after the state that it was created for: text length, epoch and nonce.
     _newest: tuple[tuple[int, int, int], DraftRequest] | None = None
 
     def now(self, request: "StepRequest") -> DraftRequest:
         """Return the current `DraftRequest`, created once per step for all drafters."""
         state = len(request.tokens), self.epoch, request.sampler.nonce
         if self._newest is None or self._newest[0] != state:
-            found = DraftRequest(
+            draft_request = DraftRequest(
                 request.request_id,
                 Text(request.tokens),
                 request.sampler.drafting(),
@@ -121,7 +123,7 @@ class DrafterView:
                 self.epoch,
                 self.prediction,
             )
-            self._newest = state, found
+            self._newest = state, draft_request
         return self._newest[1]
 
 
@@ -157,12 +159,12 @@ class StepRequest(Protocol):
         """Number of tokens that may still be committed."""
         ...
 
-    def kept(self, tokens: Sequence[int]) -> int:
+    def count_kept(self, tokens: Sequence[int]) -> int:
         """Return how many of these next tokens belong to the answer, which may end within them."""
         ...
 
     def commit(self, verdict: Verdict) -> None:
-        """Apply the verdict, or raise and change nothing."""
+        """Apply the verdict, or raise an exception and change nothing."""
         ...
 
     def fail(self, error: str) -> None:
@@ -181,17 +183,19 @@ class PassEntry(NamedTuple):
     request: StepRequest
     kv: KvSequence
     computed: int  # KV rows computed before the pass
-    run: int  # tokens that get their KV: committed ones, and at most one pending
+    # Number of tokens whose KV rows the pass computes, without draft tokens. They are in the text but have no KV row
+    # yet; the last one may be pending.
+    run: int
     scored: int  # rows of the run that return the log-probability of the next prompt token
-    draws: bool  # whether the run includes the newest token, so that the next token is drawn
-    pending: int = 0  # 1 if a pass in flight is drawing the run's last token
+    draws: bool  # whether the run includes the newest token, so that the pass samples the next one
+    pending: int = 0  # 1 if the run's last token is still being sampled by a pass in flight
     losses: int = 0  # number of failed passes of the sequence when the entry was created
 
     @staticmethod
     def of(request: StepRequest, run: int) -> "PassEntry":
-        """Return the entry of the next `run` tokens whose KV is neither computed nor in flight.
+        """Return the entry of the next `run` tokens whose KV rows are neither computed nor in flight.
 
-        Generation starts after all prompt tokens are scored, so that scored rows end the run.
+        Scored rows are the last ones of the run, since generation starts after all prompt tokens are scored.
         """
         kv = request.kv
         first, scored, length = kv.begin, 0, len(request.tokens)
@@ -199,7 +203,7 @@ class PassEntry(NamedTuple):
             scored = max(
                 0, min(first + run, request.drafter_view.prompt_len - 1) - max(first, request.scored)
             )
-        pending = 1 if first == length else 0  # a pass in flight computes the newest known token
+        pending = 1 if first == length else 0  # then a pass in flight has the newest token of the text
         return PassEntry(request, kv, first, run, scored, first + run == length + pending, pending, kv.losses)
 
     @property
@@ -208,5 +212,5 @@ class PassEntry(NamedTuple):
         return self.kv.losses == self.losses
 
     def again(self) -> "PassEntry":
-        """Return the entry for a retry: a failed pass may have lost rows."""
+        """Return the entry of as many tokens for a retry; it may begin earlier, since a failed pass may lose rows."""
         return PassEntry.of(self.request, self.run)

@@ -1,4 +1,4 @@
-"""Settings of drafters: dataclass fields with a help text and limits, which the registry, refusals and docs read."""
+"""Settings of drafters: dataclass fields with help text and limits, which registry, error messages and docs use."""
 
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields
@@ -17,11 +17,12 @@ HELP, LIMIT = "help", "limit"
 class Limit:
     """The allowed values of a setting."""
 
-    words: str  # completes "must be"
-    holds: Callable[[Any], bool]
+    words: str  # the allowed values after "must be", for an error message
+    holds: Callable[[Any], bool]  # returns whether a value is allowed
 
 
 def at_least(least: int) -> Limit:
+    """Return the limit of a number that must not be smaller."""
     return Limit("0 or more" if least == 0 else f"at least {least}", lambda value: value >= least)
 
 
@@ -32,10 +33,13 @@ def setting(default: Any, text: str, limit: Limit | None = None) -> Any:  # noqa
 
 @dataclass(frozen=True)
 class DrafterSettings:
-    """Base of the settings of a drafter, and the settings of one that has none; refuses values beyond their limits."""
+    """Base class of a drafter's settings; also the settings of a drafter that has none.
+
+    Raise `RequestError` for a value that is not allowed.
+    """
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            limit, value = one.metadata.get(LIMIT), getattr(self, one.name)
+        for each in fields(self):
+            limit, value = each.metadata.get(LIMIT), getattr(self, each.name)
             if limit is not None and not limit.holds(value):
-                raise RequestError(f"speculation: {one.name} must be {limit.words}, not {value}")
+                raise RequestError(f"speculation: {each.name} must be {limit.words}, not {value}")

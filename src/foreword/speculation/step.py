@@ -1,7 +1,7 @@
 """One decoding step: plan, propose, trim, forward, accept, commit.
 
-Plain decoding is an empty draft, a prefill chunk is a run of committed tokens, and a chain is a tree of width one.
-None has a code path of its own.
+Plain decoding is a step with an empty draft, a prompt chunk is an entry with a run of several tokens, and a chain is a
+tree of width one. None of them has a code path of its own.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,7 +35,7 @@ class Stepper:
     clock: Callable[[], float] = perf_counter  # seconds
     situation: Situation = field(default_factory=Situation)
     faults: FaultLog = field(default_factory=FaultLog)
-    store: KvStore | None = None  # the target's; None: no drafter keeps KV rows in its pages
+    store: KvStore | None = None  # storage of the target's pages; None: no drafter writes KV rows into them
 
     def __post_init__(self) -> None:
         self._memory = None if self.store is None else KvMemory(self.cache, self.store)
@@ -49,7 +49,10 @@ class Stepper:
         return report
 
     def launch(self, entries: Sequence[PassEntry], plans: Plans | None = None) -> Launched:
-        """Plan unless `plans` are given, propose, trim, forward, and start acceptance; on failure nothing changes."""
+        """Run the stages reserve to forward and start acceptance; plan unless `plans` are given.
+
+        An exception changes nothing.
+        """
         probe = StepProbe(self.clock)
         transaction = Transaction(self.cache, entries)
         try:
@@ -69,7 +72,7 @@ class Stepper:
         return launched
 
     def resolve(self, launched: Launched) -> StepReport:
-        """Wait for the verdicts, commit them and report. On failure nothing has changed."""
+        """Wait for the verdicts, commit them and notify drafters. An exception before the commit changes nothing."""
         launched.probe.start_resolving()
         self.pipeline.leave(launched)
         with launched.transaction as transaction:
@@ -80,10 +83,11 @@ class Stepper:
         return launched.probe.finish(report)
 
     def learn(self) -> None:
-        """Pass the reports so far to all observers. A pass that needs no plan may be launched before this."""
+        """Pass the new reports to cost estimates, policy and statistics. The next pass may be launched before this."""
         self._observers.catch_up()
 
     def _plan(self, entries: Sequence[PassEntry]) -> Plans:
+        """Return the policy's plans, after it has seen all reports; no drafts after a pass in flight."""
         if not self.pipeline.follows(entries):
             self._observers.before_plan()
             if self.situation.speculating:
@@ -92,6 +96,7 @@ class Stepper:
         return plain_plans(entries)
 
     def _trim(self, entries: Sequence[PassEntry], proposal: Proposal) -> Proposal:
+        """Return the proposal with the part of each draft that the policy wants to verify."""
         if proposal.calls:
             with self.faults.suppressed("trim"):
                 return replace(proposal, drafts=self.policy.trim(entries, proposal.drafts, self.situation))

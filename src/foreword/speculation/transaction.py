@@ -22,11 +22,11 @@ class Transaction:
 
     A request that is cancelled or preempted during the pass loses its KV sequence: its verdict is dropped, and other
     requests are not affected. A sequence may be in two passes in flight if the first has no draft for it. If the first
-    pass fails, the second is dropped, too.
+    pass fails, the sequence is also dropped from the second.
     """
 
     def __init__(self, cache: PagedCache, entries: Sequence[PassEntry]) -> None:
-        """Begin a pass of all sequences; raise an exception and begin none if one is not free."""
+        """Begin a pass of all sequences; if one of them is not free, raise an exception and begin none."""
         self.cache = cache
         self.entries = list(entries)
         self._moves: list[RowMove] = []
@@ -42,15 +42,15 @@ class Transaction:
         self.abort()
 
     def reserve(self) -> None:
-        """Reserve pages for the committed tokens of this pass; cached pages may be evicted."""
+        """Reserve pages for the run of every entry; this may evict pages from the prefix cache."""
         for entry in self.entries:
             self.cache.reserve(entry.kv, entry.run)
 
     def reserve_drafter_rows(self, plans: Sequence[DraftPlan | None], store: KvStore) -> None:
-        """Prepare the pages for planned drafters that keep KV rows in them.
+        """Reserve rows after the text for planned drafters that write KV rows, and execute pending row moves.
 
-        They write after the text, within free pages, and read committed rows. Pending moves are executed here, because
-        the pass would execute them later and overwrite what the drafters write now.
+        The moves are executed now, because the pass would execute them later and overwrite the drafters' rows. Rows
+        beyond the draft's are reserved only as far as pages are free.
         """
         planned = [
             (entry, plan, plan.drafter.traits.needs.scratch)
@@ -59,7 +59,7 @@ class Transaction:
         ]
         for entry, plan, _ in planned:
             self.cache.reserve(entry.kv, entry.run + plan.max_nodes)
-        for entry, plan, scratch in planned:  # more rows for temporary KV, as far as pages are free
+        for entry, plan, scratch in planned:  # temporary rows beyond the draft's, as far as pages are free
             if scratch <= plan.max_nodes:
                 continue
             room = (len(entry.kv.pages) + self.cache.free_pages) * self.cache.page_size - entry.computed
@@ -82,8 +82,8 @@ class Transaction:
     ) -> ForwardBatch:
         """Reserve rows for the draft tokens and lay out the pass, with all pending row moves.
 
-        Hidden states at `taps` are kept for entries that are `observed`. `drawn_at` gives, for a token that the
-        previous pass is still sampling, its logits row there.
+        Hidden states at `taps` are kept for entries that are `observed`. If an entry's last token is still being
+        sampled by the previous pass, `drawn_at` has the row of that token among the previous pass's judged rows.
         """
         for entry, draft in zip(self.entries, drafts, strict=True):
             count = entry.run + len(draft.parents)
@@ -92,7 +92,7 @@ class Transaction:
             self.cache.enter_chunk(entry.kv, entry.computed + entry.run)
         moves = self.cache.take_moves()
         self._moves += moves
-        watched = observed or [False] * len(self.entries)
+        watched = observed or [False] * len(self.entries)  # no entry is observed by default
         rows = [
             SequenceRows(
                 entry.kv,
@@ -115,9 +115,9 @@ class Transaction:
         return batch
 
     def reserve_early(self, rows: Sequence[int]) -> None:
-        """Reserve up to `rows` rows per entry, including its run and draft, as far as pages are free.
+        """Reserve this number of rows per entry, including its run and draft, as far as pages are free.
 
-        Drafting that starts before the verdict writes these rows; no other pass touches them meanwhile.
+        Drafting that starts before the verdict writes these rows; no other pass uses them meanwhile.
         """
         cache = self.cache
         for entry, count in zip(self.entries, rows, strict=True):
@@ -136,6 +136,7 @@ class Transaction:
         return [self._commit_one(entry, verdict) for entry, verdict in pairs]
 
     def _commit_one(self, entry: PassEntry, verdict: Verdict) -> bool:
+        """Commit one verdict; return whether the request was still active. If it fails, only this request fails."""
         cache = self.cache
         if not entry.is_present:
             return False
@@ -146,7 +147,7 @@ class Transaction:
                 cache.unpublish_suspect(entry.kv)
             else:
                 cache.publish(entry.kv, entry.request.tokens)
-        except Exception as error:  # fails alone: no other verdict depends on it
+        except Exception as error:  # No other verdict depends on this one.
             _log.exception("request %s could not take its tokens", entry.request.request_id)
             cache.rollback(entry.kv)
             entry.request.fail(f"{type(error).__name__}: {error}")

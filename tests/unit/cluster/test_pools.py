@@ -66,7 +66,7 @@ def test_members_that_come_and_go_are_found_in_lists(tmp_path: Path):
     assert "@/lists/nodes" in target.command(Path("/lists"))
     assert cluster.member("t2").command(Path("/lists"))[-1] == "127.0.0.1:8400"
     assert router.command(Path("/lists"))[:3] == ["router", "--targets", "@/lists/targets"]
-    assert cluster.room == 7.0  # five members, and two more nodes
+    assert cluster.cpus == 7.0  # five members, and two more nodes
     without = read_cluster(written(tmp_path, CLUSTER + "router: {port: 8080}\n"))
     assert without.member("router").arguments[2] == "127.0.0.1:8000,[::1]:8001"
 

@@ -160,7 +160,7 @@ def test_a_call_took_as_long_as_the_device_did():
     source = slow(draft)
     calls = [DrafterCall("head", 2, 8, 4, 0, seconds=0.1), DrafterCall("head", 1, 4, 4, 0, seconds=0.2)]
     asked = [CallShare("head", 0.05, 0), CallShare(), CallShare("head", 0.05, 0), CallShare("head", 0.2, 1)]
-    proposal = Proposal([draft], calls, asked, [source, None]).arrived()
+    proposal = Proposal([draft], calls, asked, [source, None]).with_device_times()
     assert [call.seconds for call in proposal.calls] == pytest.approx([0.3, 0.2])
     assert [who.seconds for who in proposal.shares] == pytest.approx([0.15, 0.0, 0.15, 0.2])
 

@@ -209,7 +209,7 @@ class PlantedError(Exception):
     pass
 
 
-@pytest.mark.parametrize("stage", ["plan", "propose", "forward", "begin", "verdicts", "kept", "commit"])
+@pytest.mark.parametrize("stage", ["plan", "propose", "forward", "begin", "verdicts", "count_kept", "commit"])
 def test_a_failure_at_any_stage_is_recovered_from(stage: str, monkeypatch: pytest.MonkeyPatch):
     """Whatever breaks in a step with guesses, the step goes on without them, and the text is the same."""
     rng = random.Random(stage)

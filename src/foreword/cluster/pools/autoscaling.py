@@ -26,9 +26,9 @@ class TargetStatus:
     state: str  # "ok", "starting", ...; "down": no response
     running: int = 0
     waiting: int = 0
-    tokens_per_pass: float | None = None  # 1: plain decoding
-    cost_per_million: float | None = None  # per million tokens, of reserved time; None without prices
-    reason: str = ""
+    tokens_per_pass: float | None = None  # 1: plain decoding; None: unknown
+    cost_per_million: float | None = None  # cost of reserved time per million tokens; None: no prices are set
+    reason: str = ""  # why figures are missing
 
     @property
     def is_ok(self) -> bool:
@@ -39,8 +39,9 @@ class TargetStatus:
 class NodeStatus:
     """State of one node as one target sees it."""
 
-    target: str
-    node: str
+    target: str  # name
+    node: str  # address
+    # The other fields are those of `NodeReport`.
     state: str
     reason: str
     homes: int
@@ -51,7 +52,7 @@ class NodeStatus:
     acceptance: float | None
 
 
-_REPORTED = tuple(field.name for field in fields(NodeStatus))[2:]  # keys of a node in `/health`
+_REPORTED = tuple(field.name for field in fields(NodeStatus))[2:]  # keys of a node in a target's `/health`
 
 
 def fetch_json(api_key: str = "") -> Fetch:
@@ -66,7 +67,7 @@ def fetch_json(api_key: str = "") -> Fetch:
 
 
 def cluster_status(addresses: Mapping[str, str], fetch: Fetch) -> tuple[list[TargetStatus], list[NodeStatus]]:
-    """Return all targets (by name and address) and the nodes that they know."""
+    """Return the state of all targets, given by name and address, and of their nodes."""
     targets, nodes = [], []
     for name, address in addresses.items():
         try:
@@ -103,7 +104,7 @@ class DemandWatch:
         self._before: dict[str, tuple[int, float]] = {}  # by target: steps, and device seconds
 
     def read_demand(self, urls: Sequence[str]) -> tuple[list[Demand], NodeSpeed | None]:
-        """Return the demands; targets that do not respond have none."""
+        """Return the demands of the targets that respond, and the mean speed of their nodes (None: unknown)."""
         demands, levels, homes, rates = [], [], [], []
         for url in urls:
             try:
@@ -120,6 +121,7 @@ class DemandWatch:
         return demands, NodeSpeed(fmean(levels), fmean(homes), acceptance) if levels else None
 
     def _demand(self, url: str, health: Mapping[str, Any]) -> list[Demand]:
+        """Return a target's demand since the previous read as a list; empty if it is unknown."""
         engine, usage = health["engine"], health["usage"]
         steps, seconds = engine["steps"], usage["device_seconds"]
         before = self._before.get(url)
@@ -133,12 +135,12 @@ class DemandWatch:
 
 _log = logging.getLogger(__name__)
 
-CHECK_SECONDS = 2.0
+CHECK_SECONDS = 2.0  # seconds between two checks of the targets
 
 
 @dataclass
 class Autoscaler:
-    """Checks the targets periodically; never adds targets."""
+    """Checks the targets periodically, and adds or removes replicas of a node."""
 
     rule: ScaleRule
     node: Member

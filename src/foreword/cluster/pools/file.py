@@ -32,7 +32,7 @@ class RaySettings:
     """Settings of Ray."""
 
     address: str = ""  # of a running Ray; empty: start one
-    namespace: str = "foreword"
+    namespace: str = "foreword"  # Ray namespace of the members
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,14 @@ class ClusterConfig:
     scale: ScaleRule | None = None
 
     def member(self, name: str) -> Member:
-        return next(one for one in self.members if one.name == name)
+        """Return the member with this name."""
+        return next(member for member in self.members if member.name == name)
 
     @property
-    def room(self) -> float:
+    def cpus(self) -> float:
         """CPUs of all members, including those that may be added."""
         added = 0.0 if self.scale is None else (self.scale.most - 1) * self.member(self.scale.node).cpus
-        return sum(one.cpus for one in self.members) + added
+        return sum(member.cpus for member in self.members) + added
 
 
 class NodeChoice:
@@ -62,59 +63,61 @@ class NodeChoice:
         self._scale = scale
         self._is_listed = is_listed
 
-    def by(self, given: "Section") -> tuple[str, tuple[str, ...]]:
-        """Return a target's `--drafters`, and the named nodes if not all."""
-        if "drafters" not in given:
+    def of_target(self, section: "Section") -> tuple[str, tuple[str, ...]]:
+        """Return a target's `--drafters`, and `Member.chosen_nodes`."""
+        if "drafters" not in section:
             return self._all(), ()
-        value = given.values["drafters"]
+        value = section.values["drafters"]
         if isinstance(value, str) and value.startswith("@"):
             return value, ()
         is_list = isinstance(value, list)
-        named = given.texts("drafters", "names") if is_list else entries(given.text("drafters"))
-        for one in named:
-            self._check(one, given)
-        if self._is_listed and any(one in self._nodes for one in named):
-            return NODES_LIST, tuple(name for one in named for name in self._replicas(one))
-        return ",".join(self._nodes[one].address if one in self._nodes else one for one in named), ()
+        names = section.texts("drafters", "names") if is_list else entries(section.text("drafters"))
+        for name in names:
+            self._check(name, section)
+        if self._is_listed and any(name in self._nodes for name in names):
+            return NODES_LIST, tuple(replica for name in names for replica in self._replicas(name))
+        return ",".join(self._nodes[name].address if name in self._nodes else name for name in names), ()
 
     def _all(self) -> str:
+        """Return `--drafters` for a target that uses all nodes."""
         if self._is_listed and self._nodes:
             return NODES_LIST
         return ",".join(node.address for node in self._nodes.values())
 
-    def _replicas(self, one: str) -> list[str]:
-        """Return all possible replicas of a scaled node."""
-        if self._scale is None or one != self._scale.node:
-            return [one]
-        return [self._nodes[one].replica(number).name for number in range(1, self._scale.most + 1)]
+    def _replicas(self, name: str) -> list[str]:
+        """Return the names of all replicas that a scaled node may have; of another node, its own name."""
+        if self._scale is None or name != self._scale.node:
+            return [name]
+        return [self._nodes[name].replica(number).name for number in range(1, self._scale.most + 1)]
 
-    def _check(self, one: str, given: "Section") -> None:
-        if one in self._nodes:
+    def _check(self, name: str, section: "Section") -> None:
+        """Raise `RequestError` unless this is a node's name or an address."""
+        if name in self._nodes:
             return
         try:
-            NodeAddress.parse(one)
+            NodeAddress.parse(name)
         except RequestError:
-            known = ", ".join(self._nodes) or "none"
-            raise given.error(
+            names = ", ".join(self._nodes) or "none"
+            raise section.error(
                 "drafters",
-                f"has {one!r}, which is neither one of the nodes ({known}) "
+                f"has {name!r}, which is neither one of the nodes ({names}) "
                 "nor an address (HOST:PORT or unix:/PATH)",
             ) from None
 
 
 def read_cluster(path: Path) -> ClusterConfig:
     """Read and check the cluster file."""
-    given = Section(_read(path), "the file", ("nodes", "targets", "router", "ray", "autoscale"))
-    nodes = [_node(one, f"nodes[{index}]") for index, one in enumerate(given.items("nodes"))]
-    scale = _scale(given.values["autoscale"], nodes) if "autoscale" in given else None
-    ray = _ray(given.values["ray"]) if "ray" in given else None
+    section = Section(_read(path), "the file", ("nodes", "targets", "router", "ray", "autoscale"))
+    nodes = [_node(value, f"nodes[{index}]") for index, value in enumerate(section.items("nodes"))]
+    scale = _scale(section.values["autoscale"], nodes) if "autoscale" in section else None
+    ray = _ray(section.values["ray"]) if "ray" in section else None
     choice = NodeChoice(nodes, scale, is_listed=ray is not None or scale is not None)
-    listed = given.items("targets")
-    targets = [_target(one, f"targets[{index}]", choice) for index, one in enumerate(listed)]
+    values = section.items("targets")
+    targets = [_target(value, f"targets[{index}]", choice) for index, value in enumerate(values)]
     members = [*nodes, *targets]
-    if "router" in given:
+    if "router" in section:
         addresses = [TARGETS_LIST] if ray is not None else [member.address for member in targets]
-        members.append(_router(given.values["router"], addresses))
+        members.append(_router(section.values["router"], addresses))
     _check(members)
     if ray is None:
         _check_addresses(members)
@@ -122,6 +125,7 @@ def read_cluster(path: Path) -> ClusterConfig:
 
 
 def _check(members: Sequence[Member]) -> None:
+    """Raise `RequestError` if the members do not fit together."""
     names = [member.name for member in members]
     if len(set(names)) != len(names):
         raise RequestError(f"cluster file: two members have the same name; there are {', '.join(names)}")
@@ -151,6 +155,7 @@ def _check_addresses(members: Sequence[Member]) -> None:
 
 
 def _read(path: Path) -> object:
+    """Return the contents of a YAML or JSON file; without PyYAML only JSON is read."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -169,17 +174,17 @@ def _read(path: Path) -> object:
 class Section:
     """One object of the cluster file; its methods return the values of its keys, checked."""
 
-    def __init__(self, value: object, place: str, known: Sequence[str] | None) -> None:
-        """`place` is its location in the file, for error messages; `known`: the permitted keys, None: all."""
+    def __init__(self, value: object, location: str, keys: Sequence[str] | None) -> None:
+        """`location` in the file is for error messages; `keys` are the permitted ones, None: all."""
         if not isinstance(value, Mapping):
-            raise RequestError(f"cluster file: {place} must be an object")
-        for key in value if known is not None else ():
-            if key not in (known or ()):
+            raise RequestError(f"cluster file: {location} must be an object")
+        for key in value if keys is not None else ():
+            if key not in (keys or ()):
                 raise RequestError(
-                    f"cluster file: {place} has an unknown key {key!r}; known are {', '.join(known or ())}"
+                    f"cluster file: {location} has an unknown key {key!r}; known are {', '.join(keys or ())}"
                 )
         self.values: Mapping[str, Any] = value
-        self._place = place
+        self._location = location
 
     def __contains__(self, key: str) -> bool:
         return key in self.values
@@ -215,17 +220,18 @@ class Section:
         return tuple(found)
 
     def listening(self) -> tuple[list[str], str]:
-        """Return the options that make a server listen, and its address."""
+        """Return the options that set a server's address, and the address."""
         host, port = self.text("host") if "host" in self else "127.0.0.1", self.whole_number("port")
         named = f"[{host}]" if ":" in host else host
         return ["--host", host, "--port", str(port)], f"{named}:{port}"
 
-    def placed(self, member: Member) -> Member:
+    def with_resources(self, member: Member) -> Member:
         """Return the member with the CPUs and GPUs that it reserves."""
         return replace(member, cpus=self.amount("cpus", 1.0), gpus=self.amount("gpus", 0.0))
 
-    def error(self, key: str, what: str) -> RequestError:
-        return RequestError(f"cluster file: {self._place}.{key} {what}")
+    def error(self, key: str, problem: str) -> RequestError:
+        """Return the error to raise for the value of a key."""
+        return RequestError(f"cluster file: {self._location}.{key} {problem}")
 
 
 def _node(value: object, place: str) -> Member:
@@ -245,13 +251,13 @@ def _node(value: object, place: str) -> Member:
         ]
     if set(name) & set(":,"):  # targets list nodes by name or address, separated by commas
         raise given.error("name", f"must have no colon and no comma: {name!r}")
-    return given.placed(Member(name, NODE, (*arguments, *given.texts("args")), listen))
+    return given.with_resources(Member(name, NODE, (*arguments, *given.texts("args")), listen))
 
 
 def _target(value: object, place: str, nodes: NodeChoice) -> Member:
     given = Section(value, place, _TARGET_KEYS)
     options, address = given.listening()
-    drafters, chosen_nodes = nodes.by(given)
+    drafters, chosen_nodes = nodes.of_target(given)
     arguments = ["serve", given.text("model"), *options]
     if drafters:
         arguments += ["--drafters", drafters]
@@ -259,14 +265,14 @@ def _target(value: object, place: str, nodes: NodeChoice) -> Member:
             arguments += ["--drafters-labels", given.text("labels")]
     member = Member(given.text("name"), TARGET, (*arguments, *given.texts("args")), address)
     near, is_strict = given.texts("near", "names"), given.values.get("strict") is True
-    return given.placed(replace(member, near=near, is_strict=is_strict, chosen_nodes=chosen_nodes))
+    return given.with_resources(replace(member, near=near, is_strict=is_strict, chosen_nodes=chosen_nodes))
 
 
 def _router(value: object, targets: Sequence[str]) -> Member:
     given = Section(value, "router", _ROUTER_KEYS)
     options, address = given.listening()
     command = ("router", "--targets", ",".join(targets), *options, *given.texts("args"))
-    return given.placed(Member("router", ROUTER, command, address))
+    return given.with_resources(Member("router", ROUTER, command, address))
 
 
 def _ray(value: object) -> RaySettings:
@@ -280,7 +286,9 @@ def _scale(value: object, nodes: Sequence[Member]) -> ScaleRule:
     if node not in {member.name for member in nodes}:
         raise given.error("node", f"must name one of the nodes, not {node!r}")
     for taken in (member.name for member in nodes if replica_number(member.name, node) > 1):
-        raise RequestError(f"cluster file: {taken!r} is what autoscale would call one more {node}; rename it")
+        raise RequestError(
+            f"cluster file: autoscale would give a replica of {node} the name of the node {taken!r}; rename it"
+        )
     numbers: dict[str, Any] = {}
     for field in fields(ScaleRule):
         if field.name in given and field.name != "node":

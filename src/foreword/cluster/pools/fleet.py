@@ -36,7 +36,7 @@ class MemberStatus:
     address: str
     restarts: int = 0
     machine: str = ""  # address of its machine; empty: this machine
-    is_refused: bool = False  # it refused its arguments and is not restarted
+    is_refused: bool = False  # whether it refused its arguments, so that it is not started again
 
 
 class MemberFleet(Protocol):
@@ -46,15 +46,21 @@ class MemberFleet(Protocol):
         """Return the running members."""
         ...
 
-    def names(self) -> Collection[str]: ...
+    def names(self) -> Collection[str]:
+        """Return the names of all members, also of those that do not run yet."""
+        ...
 
-    def add(self, member: Member) -> None: ...
+    def add(self, member: Member) -> None:
+        """Start one more node."""
+        ...
 
-    def drop(self, name: str) -> None: ...
+    def drop(self, name: str) -> None:
+        """End a node."""
+        ...
 
 
 def resize(fleet: MemberFleet, node: Member, size: int) -> None:
-    """Set the number of replicas of a node: add the lowest free numbers, or end the highest."""
+    """Set the number of replicas of a node: start those with the lowest free numbers, or end the highest."""
     running = numbers(fleet, node.name)
     free = [number for number in range(1, size + 1) if number not in running]
     for number in free[: max(size - len(running), 0)]:
@@ -107,6 +113,7 @@ class LocalFleet:
         self._list()
 
     def _list(self) -> None:
+        """Write the lists of all members, and those of targets that use only some nodes."""
         present = self._pools.present()
         listed = [(one.name, one.kind, one.address) for one in present]
         write_lists(self._lists, listed)
@@ -142,12 +149,14 @@ class ClusterState:
     """State file of a cluster on this machine."""
 
     def __init__(self, file: Path, folder: Path | None = None) -> None:
+        """`file` is the cluster file; `folder` replaces the user's folder for the states of all clusters."""
         name = sha256(str(file.resolve()).encode()).hexdigest()[:16]
         self.folder = (folder or user_state_path("foreword") / "clusters") / name
         self._path = self.folder / "state.json"
-        self._written: object = None
+        self._written: object = None  # what this process wrote last
 
     def write(self, members: Sequence[MemberStatus]) -> None:
+        """Write the members and this process's id if they have changed."""
         reported = {"pid": os.getpid(), "members": [asdict(one) for one in members]}
         if reported != self._written:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -157,6 +166,7 @@ class ClusterState:
             self._written = reported
 
     def forget(self) -> None:
+        """Remove the file."""
         with suppress(FileNotFoundError):
             self._path.unlink()
 
@@ -170,7 +180,7 @@ class ClusterState:
         return pid if isinstance(pid, int) and _is_up(pid) else None
 
     def stop(self) -> bool:
-        """Ask the supervisor to end everything; return False if there is none."""
+        """Send the supervisor SIGTERM, so that it ends all members; return False if there is none."""
         pid = self.watcher()
         if pid is None:
             return False
@@ -187,7 +197,7 @@ class ClusterState:
 
 
 def _is_up(pid: int) -> bool:
-    """Return whether the process is still a `cluster up`; ids are reused."""
+    """Return whether the process with this id is a `cluster up`: ids of ended processes are used again."""
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:

@@ -33,15 +33,17 @@ SILENT_SECONDS = 10.0  # seconds without a message after which a member counts a
 
 
 class MemberRegistry:
-    """Registry that members update periodically, so that a restarted registry soon knows all."""
+    """Registry to which members report periodically, so that a restarted registry soon has all of them."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
-        self._reports: dict[str, tuple[dict[str, Any], float]] = {}  # by name: report and its time
+        self._reports: dict[
+            str, tuple[dict[str, Any], float]
+        ] = {}  # by name: fields of `MemberStatus`, and its time
 
-    def report(self, reported: dict[str, Any]) -> list[dict[str, Any]]:
+    def report(self, status: dict[str, Any]) -> list[dict[str, Any]]:
         """Register a member; return all members."""
-        self._reports[reported["name"]] = reported, self._clock()
+        self._reports[status["name"]] = status, self._clock()
         return self.members()
 
     def leave(self, name: str) -> None:
@@ -49,23 +51,24 @@ class MemberRegistry:
         self._reports.pop(name, None)
 
     def members(self) -> list[dict[str, Any]]:
+        """Return the members that have reported recently."""
         now = self._clock()
-        return [reported for reported, at in self._reports.values() if now - at <= SILENT_SECONDS]
+        return [status for status, at in self._reports.values() if now - at <= SILENT_SECONDS]
 
 
 _log = logging.getLogger(__name__)
 
 Report = Callable[[dict[str, Any]], list[dict[str, Any]]]
-"""Reports a member to the registry and returns all members."""
+"""Reports a member (the fields of `MemberStatus`) to the registry and returns all members."""
 
-AUTH_VARIABLE = "RAY_AUTH_MODE"
+AUTH_VARIABLE = "RAY_AUTH_MODE"  # environment variable of Ray; "token" requires a token
 
 
 class MemberActor:
-    """Restarts the member's process when it ends, like the supervisor on one machine.
+    """Runs one member, and restarts its process when it ends, like the supervisor on one machine.
 
-    Ray restarts the actor when it or its machine ends; the process ends with it. A single thread does everything,
-    because the process is tied to it.
+    Ray restarts the actor when it or its machine ends; the process ends with the actor. A single thread starts and
+    watches the process, because the process ends when the thread that started it does.
     """
 
     def __init__(
@@ -76,32 +79,34 @@ class MemberActor:
         start: Callable[[Member, Path], Process] = launch,
         has_run: bool = False,
     ) -> None:
-        """`has_run`: an earlier actor ran it, whose process may still be ending."""
+        """`machine` is this machine's address. `has_run`: an earlier actor has run the member."""
         self._member = member.on(machine)
         self._machine = machine
         self._report = report
         self._lists = Path(mkdtemp(prefix="foreword-"))
         write_lists(self._lists, [])
-        self._pools = Pools([member], lambda one: start(one, self._lists), have_run=has_run)
+        self._pools = Pools([member], lambda each: start(each, self._lists), have_run=has_run)
         self._thread = threading.Thread(target=self._pools.run, args=(self.report_status,), name=member.name)
 
     def run(self) -> None:
         self._thread.start()
 
     def report_status(self) -> None:
-        """Report to the registry, and write the lists."""
-        with suppress(Exception):  # the registry is restarting
-            listed = [(one["name"], one["kind"], one["address"]) for one in self._report(self.reported())]
+        """Report to the registry, and write the lists of members that it returns."""
+        with suppress(Exception):  # the registry may be restarting
+            members = self._report(self.status())
+            listed = [(other["name"], other["kind"], other["address"]) for other in members]
             write_lists(self._lists, listed, self._member.chosen_nodes)
 
-    def reported(self) -> dict[str, Any]:
+    def status(self) -> dict[str, Any]:
+        """Return the fields of the member's `MemberStatus`."""
         member = self._member
         restarts, is_refused = self._pools.restarts().get(member.name, 0), bool(self._pools.refused())
-        reported = MemberStatus(member.name, member.kind, member.address, restarts, self._machine, is_refused)
-        return asdict(reported)
+        status = MemberStatus(member.name, member.kind, member.address, restarts, self._machine, is_refused)
+        return asdict(status)
 
     def is_guarded(self) -> bool:
-        """Return whether Ray requires a token here."""
+        """Return whether Ray requires a token on this machine."""
         return os.environ.get(AUTH_VARIABLE, "").lower() == "token"
 
     def stop(self) -> None:
@@ -114,10 +119,11 @@ class MemberActor:
         self._lists.rmdir()
 
 
-MAX_REPLY_SECONDS = 4 * CHECK_SECONDS  # timeout of the registry in seconds
+MAX_REPLY_SECONDS = 4 * CHECK_SECONDS  # maximum seconds to wait for a reply of the registry
 
 
 def import_ray() -> Any:  # noqa: ANN401 - an extra
+    """Return the module `ray`; raise `RequestError` if it is not installed."""
     try:
         import ray
         import ray.util.scheduling_strategies
@@ -129,7 +135,7 @@ def import_ray() -> Any:  # noqa: ANN401 - an extra
 
 
 def connect(ray: Any, settings: RaySettings, cpus: float) -> bool:  # noqa: ANN401 - an extra
-    """Connect to Ray or start it; return whether it was running."""
+    """Connect to the Ray of the settings, or start one with at least `cpus` CPUs; return whether it was running."""
     check_mode(settings.address, os.environ.get(AUTH_VARIABLE, ""))
     shared: dict[str, Any] = {
         "namespace": settings.namespace,
@@ -152,7 +158,7 @@ def connect(ray: Any, settings: RaySettings, cpus: float) -> bool:  # noqa: ANN4
 
 
 def check_mode(address: str, mode: str) -> None:
-    """Refuse a Ray without authentication, which other machines could reach."""
+    """Raise `RequestError` for a Ray without authentication that other machines could reach."""
     if not address and mode.lower() not in ("", "token"):
         raise RequestError(
             f"{AUTH_VARIABLE}={mode}: anyone who reaches a Ray without token runs code on this machine; leave it out"
@@ -165,7 +171,7 @@ def check_mode(address: str, mode: str) -> None:
 
 
 def check_guarded(machines: int, guarded: Sequence[bool]) -> None:
-    """Refuse a Ray with several machines and no authentication, as reported by its actors."""
+    """Raise `RequestError` for a Ray with several machines unless every actor reports that it needs a token."""
     if machines > 1 and not (guarded and all(guarded)):
         raise RequestError(
             f"this Ray has {machines} machines and asks for no token: anyone who reaches it runs code on them; "
@@ -173,9 +179,7 @@ def check_guarded(machines: int, guarded: Sequence[bool]) -> None:
         )
 
 
-_log = logging.getLogger(__name__)
-
-REGISTRY = "registry"
+REGISTRY = "registry"  # name of the registry's actor
 PLACED_SECONDS = 60.0  # seconds that members may wait for placement before a warning
 
 
@@ -188,13 +192,13 @@ class RayFleet:
         self._ray = import_ray()
         address = cluster.ray.address
         _log.info("%s ...", f"connecting to Ray at {address}" if address else "starting Ray on this machine")
-        is_shared = connect(self._ray, cluster.ray, cluster.room)
-        self._lifetime = "detached" if is_shared else None
+        is_shared = connect(self._ray, cluster.ray, cluster.cpus)
+        self._lifetime = "detached" if is_shared else None  # Ray's: detached actors outlive this process
         self._namespace = cluster.ray.namespace
-        self._actors: dict[str, Any] = {}
+        self._actors: dict[str, Any] = {}  # by the member's name
         self._member_log = MemberLog()
         self.stopped = Stopping()
-        self._registry = self._started(MemberRegistry, REGISTRY, num_cpus=0)
+        self._registry = self._start_actor(MemberRegistry, REGISTRY, num_cpus=0)
 
     def up(self) -> None:
         """Start missing members; raise `RequestError` if Ray spans machines without authentication."""
@@ -211,11 +215,12 @@ class RayFleet:
 
     def find(self) -> None:
         """Find the actors of an earlier `up`."""
-        for one in self._ray.util.list_named_actors():
-            if one != REGISTRY:
-                self._actors[one] = self._ray.get_actor(one, self._namespace)
+        for name in self._ray.util.list_named_actors():
+            if name != REGISTRY:
+                self._actors[name] = self._ray.get_actor(name, self._namespace)
 
     def run(self, and_then: Callable[[], None]) -> None:
+        """Call `and_then` periodically until `stopped` is set; then end all members."""
         try:
             while not self.stopped.wait(CHECK_SECONDS):
                 with suppress(self._ray.exceptions.RayError):  # the registry is restarting
@@ -224,8 +229,8 @@ class RayFleet:
             self.down()
 
     def members(self) -> list[MemberStatus]:
-        reported = self._ray.get(self._registry.members.remote(), timeout=MAX_REPLY_SECONDS)
-        members = [MemberStatus(**one) for one in reported]
+        statuses = self._ray.get(self._registry.members.remote(), timeout=MAX_REPLY_SECONDS)
+        members = [MemberStatus(**status) for status in statuses]
         self._member_log.log_changes(members)
         return members
 
@@ -243,65 +248,70 @@ class RayFleet:
             self._end([actor])
 
     def down(self) -> None:
-        """End routers, then targets, then nodes, so that no node drains for an ended target."""
-        kinds = {one.name: one.kind for one in self._cluster.members}
+        """End routers, then targets, then nodes, and leave Ray: a node that ends later need not drain."""
+        kinds = {member.name: member.kind for member in self._cluster.members}
         for kind in (ROUTER, TARGET, NODE):
             self._end([actor for name, actor in self._actors.items() if kinds.get(name, NODE) == kind])
         self._ray.kill(self._registry)
         for target in self._cluster.members:
-            with suppress(ValueError):  # it has none
+            with suppress(ValueError):  # the target has no placement group
                 self._ray.util.remove_placement_group(self._ray.util.get_placement_group(self._group(target)))
         self._ray.shutdown()
 
     def _end(self, actors: list[Any]) -> None:
-        ending = [actor.stop.remote() for actor in actors]
-        for actor, ends in zip(actors, ending, strict=True):
+        """Stop the members of these actors at the same time, then end the actors."""
+        stopping = [actor.stop.remote() for actor in actors]
+        for actor, reply in zip(actors, stopping, strict=True):
             with suppress(self._ray.exceptions.RayError):
-                self._ray.get(ends)
+                self._ray.get(reply)
             self._ray.kill(actor)
 
     def _place(self) -> dict[str, Any]:
-        """Return the placement of members that belong together, by name."""
+        """Place targets and the nodes near them; return Ray's scheduling strategy of these members, by name."""
         placed: dict[str, Any] = {}
         for target in self._cluster.members:
-            pair = [target, *map(self._cluster.member, target.near)]
-            if len(pair) == 1 or target.name in self._actors:
+            together = [target, *map(self._cluster.member, target.near)]
+            if len(together) == 1 or target.name in self._actors:
                 continue
-            _log.info("placing %s ...", " beside ".join(one.name for one in pair))
+            _log.info("placing %s ...", " beside ".join(member.name for member in together))
             group = self._ray.util.placement_group(
-                [_bundle(one) for one in pair],
+                [_bundle(member) for member in together],
                 strategy="STRICT_PACK" if target.is_strict else "PACK",
                 name=self._group(target),
                 lifetime=self._lifetime,
             )
             if not group.wait(PLACED_SECONDS):
-                names = " and ".join(one.name for one in pair)
-                _log.warning("Ray has no room for %s yet: %s", names, [_bundle(one) for one in pair])
-            for place, one in enumerate(pair):
-                placed[one.name] = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
-                    group, placement_group_bundle_index=place
+                names = " and ".join(member.name for member in together)
+                _log.warning("Ray has no room for %s yet: %s", names, [_bundle(one) for one in together])
+            for index, member in enumerate(together):
+                placed[member.name] = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
+                    group, placement_group_bundle_index=index
                 )
         return placed
 
     def _add(self, member: Member, strategy: Any | None) -> None:  # noqa: ANN401 - Ray's
+        """Start a member's actor, or find it; `strategy` None: Ray places it anywhere."""
         options = {"num_cpus": member.cpus, "num_gpus": member.gpus}
         if strategy is not None:
             options["scheduling_strategy"] = strategy
         resources = ", ".join(f"{amount:g} {name}" for name, amount in _bundle(member).items())
         _log.info("%s waits for its place (%s)", member.name, resources)
-        self._actors[member.name] = self._started(RayMember, member.name, member, self._namespace, **options)
+        self._actors[member.name] = self._start_actor(
+            RayMember, member.name, member, self._namespace, **options
+        )
 
-    def _started(self, kind: type, name: str, *arguments: object, **options: Any) -> Any:  # noqa: ANN401 - Ray's
-        """Return an actor of this name, new or left by an earlier `up`."""
+    def _start_actor(self, actor_class: type, name: str, *arguments: object, **options: Any) -> Any:  # noqa: ANN401 - Ray's
+        """Return the actor with this name: one that an earlier `up` left, or a new one."""
         options |= {"name": name, "lifetime": self._lifetime, "get_if_exists": True, "max_restarts": -1}
-        return self._ray.remote(kind).options(**options).remote(*arguments)
+        return self._ray.remote(actor_class).options(**options).remote(*arguments)
 
     def _group(self, target: Member) -> str:
+        """Return the name of a target's placement group."""
         return f"{self._namespace}/{target.name}"
 
     def _check_token(self) -> None:
-        """Refuse a Ray without authentication on several machines."""
-        hosts = {one["NodeManagerAddress"] for one in self._ray.nodes() if one["Alive"]}
+        """End all members and raise `RequestError` if Ray has several machines and needs no token."""
+        hosts = {node["NodeManagerAddress"] for node in self._ray.nodes() if node["Alive"]}
         replies = [] if len(hosts) == 1 else [actor.is_guarded.remote() for actor in self._actors.values()]
         ready = []
         if replies:
@@ -319,13 +329,13 @@ class RayMember(MemberActor):
     def __init__(self, member: Member, namespace: str) -> None:
         ray = import_ray()
 
-        def report(reported: dict[str, Any]) -> Any:  # noqa: ANN401 - Ray's
+        def report(status: dict[str, Any]) -> Any:  # noqa: ANN401 - Ray's
             registry = ray.get_actor(REGISTRY, namespace)
-            return ray.get(registry.report.remote(reported), timeout=MAX_REPLY_SECONDS)
+            return ray.get(registry.report.remote(status), timeout=MAX_REPLY_SECONDS)
 
         context = ray.get_runtime_context()
-        here = context.get_node_id()
-        machine = next(one["NodeManagerAddress"] for one in ray.nodes() if one["NodeID"] == here)
+        node_id = context.get_node_id()
+        machine = next(node["NodeManagerAddress"] for node in ray.nodes() if node["NodeID"] == node_id)
         super().__init__(member, machine, report, has_run=context.was_current_actor_reconstructed)
         self.run()
 

@@ -1,4 +1,4 @@
-"""The processes of a cluster: description, lists of their addresses, and supervisor on this machine."""
+"""The processes of a cluster: their description, the lists of their addresses, and a supervisor on this machine."""
 
 import logging
 import os
@@ -15,12 +15,15 @@ from urllib.parse import quote
 
 from foreword.cluster.address import NodeAddress
 
-NODE, TARGET, ROUTER = "node", "target", "router"
+NODE, TARGET, ROUTER = "node", "target", "router"  # kinds of members
 
 NODES_LIST, TARGETS_LIST = "@{lists}/nodes", "@{lists}/targets"
-"""Arguments that refer to the lists of members; the folder is filled in at the start."""
+"""Arguments that name the files with the addresses of members; `{lists}` becomes their folder when a member starts."""
 
-ANYWHERE = ("0.0.0.0", "::")  # wildcard hosts to listen on; others connect to the machine's name
+ANYWHERE = (
+    "0.0.0.0",
+    "::",
+)  # hosts that listen on all interfaces; other members connect to the machine's address
 
 
 @dataclass(frozen=True)
@@ -28,14 +31,14 @@ class Member:
     """One process of a cluster."""
 
     name: str
-    kind: str
+    kind: str  # NODE, TARGET or ROUTER
     arguments: tuple[str, ...]  # of the `foreword` command
-    address: str = ""  # public address
-    cpus: float = 1.0  # reserved by a scheduler
-    gpus: float = 0.0
-    near: tuple[str, ...] = ()  # nodes to place a target next to
-    chosen_nodes: tuple[str, ...] = ()  # nodes in a target's list; empty: all
-    is_strict: bool = False  # same machine required
+    address: str = ""  # address to which others connect
+    cpus: float = 1.0  # CPUs that Ray reserves
+    gpus: float = 0.0  # GPUs that Ray reserves
+    near: tuple[str, ...] = ()  # of a target: names of the nodes to place near it
+    chosen_nodes: tuple[str, ...] = ()  # of a target: names of the nodes that it uses; empty: all
+    is_strict: bool = False  # whether `near` nodes must be on the same machine
 
     @property
     def is_target(self) -> bool:
@@ -46,9 +49,9 @@ class Member:
         return f"http://{self.address}"
 
     def command(self, lists: Path) -> list[str]:
-        """Return its command line, with the lists in this folder."""
-        known = {one: one.replace("{lists}", str(lists)) for one in (NODES_LIST, TARGETS_LIST)}
-        return [known.get(argument, argument) for argument in self.arguments]
+        """Return the member's command line, with the lists in this folder."""
+        files = {name: name.replace("{lists}", str(lists)) for name in (NODES_LIST, TARGETS_LIST)}
+        return [files.get(argument, argument) for argument in self.arguments]
 
     def on(self, machine: str) -> "Member":
         """Return the member on a machine with this address, which replaces wildcard hosts."""
@@ -59,7 +62,7 @@ class Member:
         return replace(self, address=f"{named}:{port}")
 
     def replica(self, number: int) -> "Member":
-        """Return another node like this one at the next port; replica 1 is the node itself."""
+        """Return another node like this one, `number` − 1 ports further; replica 1 is the node itself."""
         if number == 1:
             return self
         own = NodeAddress.parse(self.address)
@@ -71,7 +74,7 @@ class Member:
 
 
 def replica_number(name: str, of: str) -> int:
-    """Return a replica's number; 0: not a replica of this node."""
+    """Return the replica number that a member's name has among the replicas of a node; 0: it is none."""
     if name == of:
         return 1
     number = name.removeprefix(f"{of}-")
@@ -83,24 +86,29 @@ Listed = tuple[str, str, str]
 
 
 def lists_of(member: Member, folder: Path) -> Path:
-    """Return the folder of its lists; its own if it uses only some nodes."""
+    """Return the folder of the lists that a member reads: a folder of its own if it uses only some nodes."""
     return folder / f"of-{quote(member.name, safe='')}" if member.chosen_nodes else folder
 
 
 def write_lists(folder: Path, members: Iterable[Listed], chosen_nodes: Collection[str] = ()) -> None:
-    """Write the lists of nodes and targets atomically."""
+    """Write the lists of nodes and targets.
+
+    With `chosen_nodes`, the list of nodes has only these; an entry that contains a colon is the address of a node
+    outside the cluster.
+    """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    known = list(members)
-    nodes = {name: address for name, kind, address in known if kind == NODE}
+    listed = list(members)
+    nodes = {name: address for name, kind, address in listed if kind == NODE}
     if chosen_nodes:
-        elsewhere = [one for one in chosen_nodes if ":" in one]
+        elsewhere = [address for address in chosen_nodes if ":" in address]
         nodes = {name: address for name, address in nodes.items() if name in chosen_nodes}
         nodes |= {address: address for address in elsewhere}
     _write(folder / "nodes", nodes.values())
-    _write(folder / "targets", [address for _, kind, address in known if kind == TARGET])
+    _write(folder / "targets", [address for _, kind, address in listed if kind == TARGET])
 
 
 def _write(path: Path, addresses: Iterable[str]) -> None:
+    """Write one address per line, atomically, if the file has changed."""
     text = "".join(f"{address}\n" for address in addresses)
     if not path.exists() or path.read_text(encoding="utf-8") != text:
         new = path.with_suffix(f".{os.getpid()}")
@@ -110,14 +118,15 @@ def _write(path: Path, addresses: Iterable[str]) -> None:
 
 _log = logging.getLogger(__name__)
 
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # initial and maximum seconds before a restart; doubles each time
-CALM_SECONDS = 60.0  # seconds after which a running member resets its pause
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
+"""Seconds before a restart: the first pause, which doubles with each restart, and the maximum."""
+
+CALM_SECONDS = 60.0  # seconds of running after which the pause before a restart is the first one again
 REFUSED = 2  # exit code of a member that refuses its arguments: a restart would fail again
 
-CHECK_SECONDS = 0.5
+CHECK_SECONDS = 0.5  # seconds between two checks of the members
 
-
-_SLICE = 0.1
+_SLICE = 0.1  # seconds between two checks whether a stop was requested
 
 
 class Stopping:
@@ -127,26 +136,26 @@ class Stopping:
     """
 
     def __init__(self) -> None:
-        self._is_asked = False
+        self._is_requested = False
 
     def listen(self) -> "Stopping":
-        """Handle SIGTERM and SIGINT, repeatedly."""
+        """Request the stop at SIGTERM and SIGINT; return this object."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self.set())
         return self
 
     def set(self) -> None:
-        self._is_asked = True
+        self._is_requested = True
 
     def is_set(self) -> bool:
-        return self._is_asked
+        return self._is_requested
 
     def wait(self, seconds: float = float("inf")) -> bool:
-        """Wait until a stop is requested or the time is over; return whether it is."""
+        """Wait until a stop is requested or the time is over; return whether a stop is requested."""
         until = time.monotonic() + seconds
-        while not self._is_asked and (left := until - time.monotonic()) > 0:
+        while not self._is_requested and (left := until - time.monotonic()) > 0:
             time.sleep(min(left, _SLICE))
-        return self._is_asked
+        return self._is_requested
 
 
 class Process(Protocol):
@@ -169,18 +178,21 @@ def launch(member: Member, lists: Path) -> Process:
 
 @dataclass
 class _Running:
+    """A member and its process."""
+
     member: Member
-    process: Process | None = None
-    began: float = 0.0
-    pause: float = FIRST_PAUSE
-    again_at: float = 0.0
+    process: Process | None = None  # None: it does not run now
+    began: float = 0.0  # time of the last start
+    pause: float = FIRST_PAUSE  # seconds before the next restart
+    again_at: float = 0.0  # earliest time of the next start
     restarts: int = 0
-    is_leaving: bool = False
-    is_refused: bool = False
-    has_run: bool = False  # long enough to show that its arguments are valid
+    is_leaving: bool = False  # whether it was dropped, and its process ends
+    is_refused: bool = False  # whether it refused its arguments, so that it is not started again
+    has_run: bool = False  # whether it ran long enough to show that its arguments are valid
 
     @property
     def has_left(self) -> bool:
+        """Whether it was dropped and its process has ended."""
         return self.is_leaving and (self.process is None or self.process.poll() is not None)
 
 
@@ -191,7 +203,7 @@ class Pools:
     members: Sequence[Member]
     start: Callable[[Member], Process]
     clock: Callable[[], float] = monotonic
-    have_run: bool = False  # under an earlier supervisor
+    have_run: bool = False  # whether the members have run under an earlier supervisor; see `_Running.has_run`
     stopped: Stopping = field(default_factory=Stopping)
     _running: list[_Running] = field(default_factory=list)
 
@@ -199,6 +211,7 @@ class Pools:
         self._running = [_Running(member, has_run=self.have_run) for member in self.members]
 
     def restarts(self) -> dict[str, int]:
+        """Return the number of restarts by name."""
         return {one.member.name: one.restarts for one in self._running if not one.is_leaving}
 
     def present(self) -> list[Member]:
@@ -210,10 +223,11 @@ class Pools:
         return {one.member.name for one in self._running if one.is_refused}
 
     def add(self, member: Member) -> None:
-        """Add a member, started at the next check."""
+        """Add a member, which the next check starts."""
         self._running.append(_Running(member))
 
     def drop(self, name: str) -> None:
+        """Remove a member and let its process end."""
         for one in self._running:
             if one.member.name == name and not one.is_leaving:
                 one.is_leaving = True
@@ -221,7 +235,7 @@ class Pools:
                     one.process.terminate()
 
     def check_members(self) -> None:
-        """Start members that do not run and are due."""
+        """Forget members that have left, record those that have ended, and start those that are due."""
         now = self.clock()
         self._running = [one for one in self._running if not one.has_left]
         for one in self._running:
@@ -234,6 +248,7 @@ class Pools:
                 _log.info("%s is started", one.member.name)
 
     def _ended(self, one: _Running, code: int, now: float) -> None:
+        """Record that a member's process has ended, and when to start it again."""
         one.process = None
         if now - one.began > CALM_SECONDS:
             one.pause, one.has_run = FIRST_PAUSE, True
@@ -247,7 +262,7 @@ class Pools:
         one.restarts += 1
 
     def run(self, and_then: Callable[[], None] = lambda: None) -> None:
-        """Supervise until `stopped` is set; then end routers, targets and nodes, in this order."""
+        """Check the members and call `and_then` periodically until `stopped` is set; then end all members."""
         try:
             while not self.stopped.is_set():
                 self.check_members()
@@ -257,7 +272,7 @@ class Pools:
             self.close()
 
     def close(self, timeout: float = 45.0) -> None:
-        """End all members; kill those that do not end in time."""
+        """End routers, then targets, then nodes; kill those that do not end in `timeout` seconds."""
         for kind in (ROUTER, TARGET, NODE):
             ending = [one for one in self._running if one.member.kind == kind]
             processes = [one.process for one in ending if one.process is not None]

@@ -17,9 +17,9 @@ class DraftWork:
     """Drafting work per request and step of its target."""
 
     levels: float  # wanted levels
-    step_seconds: float  # of the target: pass and wait
+    step_seconds: float  # time of a step of the target: its pass, and the wait for drafts
     ahead: float = 1.0  # drafted levels per used level: 1, or 2.0 to 2.4 with run-ahead
-    utilisation: float = UTILISATION
+    utilisation: float = UTILISATION  # fraction of a step in which a node may draft
 
 
 def gained_tokens(acceptance: float, levels: int) -> float:
@@ -30,8 +30,9 @@ def gained_tokens(acceptance: float, levels: int) -> float:
 def requests_per_node(work: DraftWork, level_seconds: LevelSeconds, capacity: int) -> int:
     """Return the number of requests for which a node can draft in time.
 
-    It is the largest m for which ahead · levels · level_seconds(m) <= utilisation · step_seconds. It is at most
-    `capacity`, the limit of the node's memory. 0: not even one request fits; use fewer levels or a faster drafter.
+    This is the largest m up to `capacity`, the limit of the node's memory, for which
+    ahead · levels · level_seconds(m) <= utilisation · step_seconds. Return 0 if not even one request fits: then the
+    node needs fewer levels or a faster drafter.
     """
 
     def fits(requests: int) -> bool:
@@ -55,10 +56,10 @@ KEPT_FOR = 0.8  # fraction of its price below which a node is removed; it is add
 class ScaleRule:
     """Settings of adding and removing nodes."""
 
-    node: str  # the scaled member
-    least: int = 1
-    most: int = 8
-    levels: int = 5  # verified per pass
+    node: str  # name of the node that is replicated
+    least: int = 1  # minimum number of nodes
+    most: int = 8  # maximum number of nodes
+    levels: int = 5  # draft levels verified per pass
     ahead: float = 2.0  # drafted levels per used level; 1 without run-ahead
     doubling: float = 200.0  # requests at which a level takes twice as long as for one
     kv_tokens: int = 0  # KV cache of a node; 0: no limit
@@ -84,9 +85,9 @@ class Demand:
 class NodeSpeed:
     """Measured speed of nodes."""
 
-    level_seconds: float
-    requests: float  # per node, when measured
-    acceptance: float | None = None  # of the first level; None: unknown
+    level_seconds: float  # time per draft level
+    requests: float  # requests per node during the measurement
+    acceptance: float | None = None  # acceptance rate of the first level; None: unknown
 
 
 def requests_served(speed: NodeSpeed, step_seconds: float, rule: ScaleRule, use: float) -> int:
@@ -98,13 +99,14 @@ def requests_served(speed: NodeSpeed, step_seconds: float, rule: ScaleRule, use:
     capacity = max(rule.kv_tokens // rule.context, 1) if rule.kv_tokens and rule.context else UNBOUNDED
     for ahead in (rule.ahead, 1.0):
         work = DraftWork(rule.levels, step_seconds, ahead, use)
-        found = requests_per_node(work, lambda requests: alone * (1 + requests / rule.doubling), capacity)
-        if found:
-            return found
+        served = requests_per_node(work, lambda requests: alone * (1 + requests / rule.doubling), capacity)
+        if served:
+            return served
     return 1
 
 
 def nodes_needed(demands: Sequence[Demand], speed: NodeSpeed, rule: ScaleRule, use: float) -> int:
+    """Return the number of nodes that serve all demands, within the rule's minimum and maximum."""
     return min(max(math.ceil(_need(demands, speed, rule, use) - 1e-9), rule.least), rule.most)
 
 
@@ -116,35 +118,39 @@ def profitable_nodes(demands: Sequence[Demand], speed: NodeSpeed, rule: ScaleRul
     need = _need(demands, speed, rule, rule.use)
     if not (rule.node_price and rule.token_price and need) or speed.acceptance is None:
         return rule.most
-    # request passes per second
-    passes = sum(one.requests / one.step_seconds for one in demands if one.requests)
+    passes = sum(
+        one.requests / one.step_seconds for one in demands if one.requests
+    )  # summed over requests, per second
     tokens = gained_tokens(speed.acceptance, rule.levels) * passes * 3600 / need  # of a full node, per hour
     least = part * rule.node_price / (tokens * rule.token_price / 1e6) if tokens else math.inf
     full = math.floor(need + 1e-9)
-    worth = 0 if least >= 1 else full + (need - full > least)
-    return min(max(worth, rule.least), rule.most)
+    profitable = 0 if least >= 1 else full + (need - full > least)
+    return min(max(profitable, rule.least), rule.most)
 
 
 def _need(demands: Sequence[Demand], speed: NodeSpeed, rule: ScaleRule, use: float) -> float:
+    """Return the number of nodes that serve all demands, as a fraction."""
     return sum(
         one.requests / requests_served(speed, one.step_seconds, rule, use) for one in demands if one.requests
     )
 
 
 class Scaler:
-    """Scales up immediately to a sustained need, and down one by one after a long time.
+    """Scales up to a need at once when it has lasted `up_seconds`, and down node by node after `down_seconds` each.
 
-    Scaling down uses a lower utilisation than scaling up, so that one never triggers the other.
+    Scaling down uses a lower utilisation than scaling up, so that neither triggers the other.
     """
 
     def __init__(self, rule: ScaleRule, clock: Callable[[], float] = monotonic) -> None:
         self.rule = rule
         self._clock = clock
-        self._few_since: float | None = None
-        self._many_since: float | None = None
+        self._few_since: float | None = (
+            None  # since when there have been too few nodes; None: there are enough
+        )
+        self._many_since: float | None = None  # since when there have been too many
 
     def size(self, have: int, demands: Sequence[Demand], speed: NodeSpeed | None) -> int:
-        """Return the number of nodes to run; unchanged while their speed is unknown."""
+        """Return the number of nodes to run, given that `have` run; unchanged while their speed is unknown."""
         rule, now = self.rule, self._clock()
         bounded = min(max(have, rule.least), rule.most)
         is_idle = not any(one.requests for one in demands)
@@ -170,7 +176,7 @@ class Scaler:
 
 
 def _since(before: float | None, holds: bool, now: float) -> float | None:
-    """Return since when a condition holds; None while it does not."""
+    """Return the time since which a condition holds, given the previous result; None if it does not hold now."""
     if not holds:
         return None
     return now if before is None else before

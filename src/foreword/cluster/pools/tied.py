@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG = 1  # Linux: option of prctl that requests a signal when the parent dies
 
 POLL_SECONDS = 1.0  # seconds between checks of the parent on systems that do not report its end
 
@@ -24,7 +24,7 @@ def main() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     else:
         threading.Thread(target=end_after, args=(parent,), daemon=True).start()
-    if os.getppid() != parent:  # it died before
+    if os.getppid() != parent:  # the parent died before the request
         sys.exit(1)
     sys.argv = ["foreword", *arguments]
     runpy.run_module("foreword", run_name="__main__", alter_sys=True)

@@ -1,4 +1,4 @@
-"""Chooses the drafter if the settings name none."""
+"""Resolves the `speculation` setting, and chooses the drafter if it names none."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,16 +13,18 @@ SpeculationOption = str | bool | Mapping[str, Any] | None
 """`"auto"` or True, `"off"`, False or None, a method's name, or a configuration as an object or as JSON."""
 
 MOST_DRAFT_TOKENS = 16
-"""Upper limit of `auto`: the controller never uses more levels, and fewer by measured costs and acceptance."""
+"""Maximum draft tokens of `auto`. The policy often uses fewer, by measured costs and acceptance."""
 
 WITHOUT_A_HEAD: Mapping[str, Any] = {"method": "suffix", "num_speculative_tokens": MOST_DRAFT_TOKENS}
 """Drafter of `auto` for models without a trained head. The policy decides how many draft tokens are verified."""
 
 WITH_A_HEAD: Mapping[str, Any] = {"combine": "route", "num_speculative_tokens": MOST_DRAFT_TOKENS}
-LOOKUP = "ngram"
-"""Lookup drafter next to a head.
+"""Settings of `auto` besides the drafters, for models with a trained head: each step calls the head or the lookup."""
 
-It costs almost nothing, and with many requests a head's passes cost more than they gain.
+LOOKUP = "ngram"
+"""Lookup drafter that `auto` uses beside a head.
+
+A lookup costs almost nothing. With many requests, a head's passes cost more than they gain.
 """
 
 
@@ -40,7 +42,7 @@ def choose_speculation(
     acceptance_rule: str = "coupled",
     head: ShippedHead | None = None,
 ) -> SpeculationChoice:
-    """Resolve a `speculation` setting for this backend; `head` is the head shipped for the model.
+    """Resolve a `speculation` setting for this backend; `head` is the head shipped for the model, or None.
 
     `auto` enables speculation only if texts do not depend on the number of tokens in a pass. A setting that names the
     method of the shipped head uses that head.
@@ -77,16 +79,21 @@ def check_choice(setting: SpeculationOption) -> SpeculationConfig | None:
 
 
 def _with_head(head: ShippedHead) -> SpeculationConfig:
+    """Return the configuration of `auto` for a model with this head."""
     return SpeculationConfig.parse({"method": [head.method, LOOKUP], "model": head.name, **WITH_A_HEAD})
 
 
 def _named(setting: SpeculationOption, base: SpeculationConfig | None) -> SpeculationConfig | None:
+    """Return the configuration that a setting names; None for `auto` and `off`.
+
+    If it names the method of `base` but no model, it inherits the other settings of `base`.
+    """
     if setting is None or isinstance(setting, bool) or setting in ("auto", "off"):
         return None
     if isinstance(setting, str) and not setting.lstrip().startswith("{"):
         setting = named_methods(setting)
     config = SpeculationConfig.parse(setting)
-    has_own_head = any(key == "model" for key, _ in config.options)
-    if base is None or has_own_head or base.method[0] not in config.method:
+    names_model = any(key == "model" for key, _ in config.options)
+    if base is None or names_model or base.method[0] not in config.method:
         return config
     return SpeculationConfig.parse(setting, base)

@@ -35,8 +35,8 @@ from foreword.speculation.requests import DraftPlan, StepRequest, draft_request_
 
 def needs_of_all(default: DraftPlan | None, others: Sequence[Drafter]) -> DrafterNeeds:
     """Return the combined needs of the drafters that exist from the start."""
-    known = [*others, *([] if default is None else [default.drafter])]
-    return reduce(or_, [one.traits.needs for one in known], NO_NEEDS)
+    drafters = [*others, *([] if default is None else [default.drafter])]
+    return reduce(or_, [drafter.traits.needs for drafter in drafters], NO_NEEDS)
 
 
 MAX_DRAFTERS = 16  # number of cached drafters; the least recently requested one is released first
@@ -70,33 +70,35 @@ class DrafterPool:
         self._drafters: dict[str, Drafter] = {}  # by configuration, least recently used first
         self._users: Counter[int] = Counter()  # active requests by the drafter's id()
         self._blocks = 0  # number of active `keep_all_open` blocks
-        self._combined: dict[
-            tuple[str | int, ...], HintedDrafter | PooledChoices
-        ] = {}  # by the drafters' id()
+        # Combinations of the pool's drafters, by names (if any) and id() of these.
+        self._combined: dict[tuple[str | int, ...], HintedDrafter | PooledChoices] = {}
         self._leaving: dict[int, Drafter] = {}  # released drafters by id(), closed when unused
-        self._lock = Lock()  # requests come from any thread
-        self._building = Lock()
+        self._lock = Lock()  # protects all of the above, since requests come from any thread
+        self._building = Lock()  # held while a drafter is created
         self.provided: DrafterNeeds | None = None  # needs that the engine supplies; None: not determined yet
         self._is_closed = False
-        self.default: DraftPlan | None = None  # of requests without a setting
-        self.default_config: SpeculationConfig | None = None
+        self.default: DraftPlan | None = None  # plan of requests without a setting; None: no drafter
+        self.default_config: SpeculationConfig | None = None  # configuration of its drafter
         self.set_default(default)
 
     def set_default(self, config: SpeculationConfig | None) -> None:
         """Set the drafter of requests that name none (None: no drafter), and release the previous one."""
-        before = None if self.default_config is None else _key(self.default_config)
+        old_key = None if self.default_config is None else _key(self.default_config)
         self.default = None if config is None else self._plan_of(config)
         self.default_config = config
-        if before is not None and (config is None or before != _key(config)):
+        if old_key is not None and (config is None or old_key != _key(config)):
             with self._lock:
-                self._release_drafter(before)
+                self._release_drafter(old_key)
 
     def offer(self, config: SpeculationConfig) -> Drafter:
         """Create a drafter in advance for later requests."""
         return self._plan_of(config).drafter
 
     def resolve(self, setting: SpeculationSetting, hints: AnswerHints = NO_HINTS) -> DraftPlan | None:
-        """Return the draft plan of a request with this setting; see `SpeculationConfig.parse`."""
+        """Return the draft plan of a request with this setting (None: no drafter); see `SpeculationConfig.parse`.
+
+        The plan's drafter is created if the pool does not have it.
+        """
         config = parse_setting(setting, self.default_config)
         plan = self.default
         if config is not self.default_config:
@@ -106,7 +108,7 @@ class DrafterPool:
     def with_hints(
         self, plan: DraftPlan | None, setting: SpeculationSetting, hints: AnswerHints
     ) -> DraftPlan | None:
-        """Return a plan that first calls the drafters of the request's prediction and grammar."""
+        """Return a plan that first calls the drafters of the request's prediction and grammar, then those of `plan`."""
         for config in self._hint_configs(setting, hints, is_speculating=plan is not None):
             plan = self._combine(self._plan_of(config), plan)
         return plan
@@ -119,8 +121,8 @@ class DrafterPool:
             return replace(plan, method=name)
         with self._lock:
             key: tuple[str | int, ...] = (*plans, *(id(plan.drafter) for plan in plans.values()))
-            chosen = PooledChoices({name: plan.drafter for name, plan in plans.items()})
-            drafter = self._combined.setdefault(key, chosen)
+            choices = PooledChoices({name: plan.drafter for name, plan in plans.items()})
+            drafter = self._combined.setdefault(key, choices)
         most = max(plan.max_nodes for plan in plans.values())
         depth = max(plan.max_depth for plan in plans.values())
         return DraftPlan("+".join(plans), drafter, most, depth)
@@ -136,7 +138,7 @@ class DrafterPool:
     def _hint_configs(
         self, setting: SpeculationSetting, hints: AnswerHints, is_speculating: bool
     ) -> list[SpeculationConfig]:
-        """Return the drafters called before all others; empty if the engine creates no drafters."""
+        """Return the drafters that follow the request's hints; empty if the engine creates no drafters."""
         return [] if setting is False or self._build is None else hints.configs(is_speculating)
 
     def _combine(self, first: DraftPlan, plan: DraftPlan | None) -> DraftPlan:
@@ -153,7 +155,7 @@ class DrafterPool:
 
     @contextmanager
     def keep_all_open(self) -> Iterator[None]:
-        """Close no drafter within the block, so that `hold` can be called after `resolve`."""
+        """Close no drafter within the block: between `resolve` and `hold`, no request holds its drafter open."""
         with self._lock:
             self._blocks += 1
         try:
@@ -184,14 +186,15 @@ class DrafterPool:
 
     def end(self, request: StepRequest) -> None:
         """Notify drafters of a request's end and release them; call once for every `hold`."""
-        seen = draft_request_of(request)
+        draft_request = draft_request_of(request)
         try:
             for drafter in request.drafter_view.notified.values():
-                drafter.forget(seen)
+                drafter.forget(draft_request)
         finally:
             self.release(request)
 
     def _end_use(self, drafter: Drafter) -> None:
+        """Subtract one user of a drafter; close it if it was released and has no user left."""
         with self._lock:
             self._users[id(drafter)] -= 1
             if self._users[id(drafter)] > 0:
@@ -202,6 +205,7 @@ class DrafterPool:
             close_all([left])
 
     def memory_bytes(self) -> int | None:
+        """Return the bytes that drafters need in addition to the target; None: none reports its memory."""
         return added_memory(self._all())
 
     def created_by(self, config: SpeculationConfig) -> list[Drafter]:
@@ -217,6 +221,7 @@ class DrafterPool:
         return all_nodes(self._all())
 
     def close(self) -> None:
+        """Close all drafters and refuse new ones."""
         self._is_closed = True
         close_all(self._all())
         with self._lock:
@@ -228,6 +233,7 @@ class DrafterPool:
             return [*self._policy_drafters, *self._drafters.values(), *self._leaving.values()]
 
     def _plan_of(self, config: SpeculationConfig) -> DraftPlan:
+        """Return the plan of a configuration; create its drafter if the pool does not have it."""
         check_exact(self._rule, is_chain=not config.makes_trees, is_fixed=config.fixes_trees)
         key = _key(config)
         drafter = self._cached(key)
@@ -239,7 +245,7 @@ class DrafterPool:
                     drafter = self._create(config)
                 with self._lock:
                     self._drafters[key] = drafter
-                    self._make_room()
+                    self._release_oldest()
         most = config.num_speculative_tokens
         return DraftPlan(
             "+".join(config.method),
@@ -259,6 +265,7 @@ class DrafterPool:
             return drafter
 
     def _create(self, config: SpeculationConfig) -> Drafter:
+        """Return a new drafter that this engine can supply; raise `RequestError` if it cannot."""
         if self._build is None:
             raise RequestError(
                 f"this engine cannot make drafters, so method {'+'.join(config.method)!r} is not available"
@@ -272,7 +279,7 @@ class DrafterPool:
         return drafter
 
     def _check(self, drafter: Drafter, name: str) -> None:
-        """Refuse a drafter whose needs the engine cannot supply."""
+        """Raise `RequestError` if the engine cannot supply the drafter's needs, or is closed."""
         needs = drafter.traits.needs
         if self._is_closed:
             raise RequestError("the engine is closed")
@@ -287,7 +294,7 @@ class DrafterPool:
                 "name it when the engine is started"
             )
 
-    def _make_room(self) -> None:
+    def _release_oldest(self) -> None:
         """Release the least recently requested drafters beyond the limit, never the default."""
         default = None if self.default_config is None else _key(self.default_config)
         for key in [key for key in self._drafters if key != default]:
@@ -295,13 +302,14 @@ class DrafterPool:
                 return
             self._release_drafter(key)
 
-    def _release_drafter(self, config: str) -> None:
-        drafter = self._drafters.pop(config, None)
+    def _release_drafter(self, key: str) -> None:
+        """Remove the drafter with this cache key, and its combinations; close it when no request uses it."""
+        drafter = self._drafters.pop(key, None)
         if drafter is None:
             return
-        for key, combined in list(self._combined.items()):
+        for drafters, combined in list(self._combined.items()):
             if any(part is drafter for part in parts_of(combined)):
-                del self._combined[key]
+                del self._combined[drafters]
         if self._users[id(drafter)] or self._blocks:
             self._leaving[id(drafter)] = drafter
         else:
@@ -309,8 +317,8 @@ class DrafterPool:
 
 
 def _hinted(first: DraftPlan, drafter: Drafter) -> HintedDrafter | PooledChoices:
-    """Combine `first` with a drafter, or with each of a drafter's choices."""
-    choices = {f"{first.method}+{name}": _hinted(first, one) for name, one in drafter.choices.items()}
+    """Return a drafter that calls `first` and then `drafter`, or a choice of such if `drafter` has choices."""
+    choices = {f"{first.method}+{name}": _hinted(first, choice) for name, choice in drafter.choices.items()}
     return (
         PooledChoices(choices, [first.drafter, drafter])
         if choices
@@ -324,7 +332,7 @@ def _drafters_of(plan: DraftPlan | None) -> Sequence[Drafter]:
 
 
 def _key(config: SpeculationConfig) -> str:
-    """Return the cache key of a configuration; draft sizes are not part of it."""
+    """Return the cache key of a configuration; draft sizes and the batch limit are not part of it."""
     return json.dumps(
         replace(
             config, num_speculative_tokens=1, max_depth=None, disable_by_batch_size=None, fixed=False

@@ -27,53 +27,53 @@ class AnswerHints:
         return AnswerHints(bool(new.prediction), bool(new.params.structured or new.params.thinking))
 
     def configs(self, is_speculating: bool) -> list[SpeculationConfig]:
-        """Return the drafters to call before all others, in reverse order.
+        """Return the drafters to call before all others, the first to call at the end.
 
-        A prediction turns speculation on; a grammar drafts only if speculation is on.
+        A prediction turns speculation on for its request; a grammar drafts only if speculation is on.
         """
-        carried = ["grammar"] if self.grammar and (is_speculating or self.prediction) else []
-        carried += ["prediction"] if self.prediction else []
-        return [config for what in carried for config in _followers(what)]
+        hints = ["grammar"] if self.grammar and (is_speculating or self.prediction) else []
+        hints += ["prediction"] if self.prediction else []
+        return [config for hint in hints for config in _followers(hint)]
 
 
 NO_HINTS = AnswerHints()
 
 
 @cache
-def _followers(what: str) -> list[SpeculationConfig]:
-    """Return the drafters that follow this kind of hint."""
+def _followers(hint: str) -> list[SpeculationConfig]:
+    """Return the drafters that follow this kind of hint, as `Traits.follows` names it."""
     return [
         SpeculationConfig((name,), num_speculative_tokens=HINTED_DRAFT_TOKENS)
         for name, kind in drafter_kinds().items()
-        if kind.traits.follows == what
+        if kind.traits.follows == hint
     ]
 
 
 class HintedDrafter(FallbackDrafter):
-    """A drafter that uses a hint, followed by another drafter of the pool."""
+    """A drafter that follows a hint, and another one that is called where the first has no draft."""
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         super().__init__(drafters)
-        # The mean per level over the parts that publish rates.
-        reported = [rates for part in drafters if (rates := part.traits.acceptance_by_level)]
-        rates = tuple(map(fmean, zip(*reported, strict=False)))
-        self.traits = replace(self.traits, acceptance_by_level=rates)
+        # For each level, the mean over the drafters that publish rates.
+        published = [rates for drafter in drafters if (rates := drafter.traits.acceptance_by_level)]
+        means = tuple(map(fmean, zip(*published, strict=False)))
+        self.traits = replace(self.traits, acceptance_by_level=means)
 
 
 class PooledChoices(RoutedDrafter):
     """Several drafters of the pool, one of which is called per request."""
 
-    def __init__(self, choices: Mapping[str, Drafter], held: Sequence[Drafter] = ()) -> None:
-        """`held` are the pool's drafters if the choices combine parts of them."""
+    def __init__(self, choices: Mapping[str, Drafter], pool_drafters: Sequence[Drafter] = ()) -> None:
+        """`pool_drafters` are the drafters that the choices combine; by default the choices themselves."""
         super().__init__(choices)
-        self.held = held or self.parts
+        self.pool_drafters = pool_drafters or self.parts
 
 
 def parts_of(drafter: Drafter) -> Iterator[Drafter]:
-    """Yield the pool's drafters that a drafter consists of."""
-    held = drafter.held if isinstance(drafter, PooledChoices) else ()
-    held = drafter.parts if isinstance(drafter, HintedDrafter) else held
-    if not held:
+    """Yield the pool's drafters that a drafter combines, or the drafter itself."""
+    parts = drafter.pool_drafters if isinstance(drafter, PooledChoices) else ()
+    parts = drafter.parts if isinstance(drafter, HintedDrafter) else parts
+    if not parts:
         yield drafter
-    for part in held:
+    for part in parts:
         yield from parts_of(part)

@@ -12,7 +12,9 @@ from foreword.speculation.measured.costs import StepCosts
 _log = logging.getLogger(__name__)
 
 FORMAT = 2  # format number, part of the file name, so that other formats are ignored
-FIRST_SECONDS, MOST_SECONDS = 2.0, 30.0  # seconds of step time before the first save, and between later saves
+FIRST_SECONDS, MOST_SECONDS = 2.0, 30.0
+"""Step time in seconds before the first save, which doubles with every save, and its maximum."""
+
 MOST_BYTES = 4_000_000  # maximum file size in bytes
 MOST_FILES = 32  # maximum files per folder; the oldest are removed
 
@@ -24,12 +26,12 @@ class SavedEstimates:
         self._path = path
         self._policy = policy
         self._costs = costs
-        self._pause = FIRST_SECONDS
-        self._saved_at = 0.0  # step seconds at the last save
-        self._steps = 0  # steps at the last save
+        self._pause = FIRST_SECONDS  # step time before the next save
+        self._saved_at = 0.0  # total step time at the last periodic save
+        self._saved_steps = 0  # the policy's steps at the last save
 
     def load(self, are_current: Callable[[StepCosts], bool] = lambda _: True) -> bool:
-        """Restore the estimates, and the costs if `are_current`; return whether costs were restored."""
+        """Restore the estimates, and the costs if `are_current` returns True; return whether costs were restored."""
         try:
             if self._path.stat().st_size > MOST_BYTES:
                 raise ValueError("it is too large")
@@ -37,7 +39,7 @@ class SavedEstimates:
             if not isinstance(saved, dict) or saved.get("key") != self._path.stem:
                 raise ValueError("it was written for something else")
             restored = StepCosts()
-            restored.restore(saved["costs"])  # check everything before using anything
+            restored.restore(saved["costs"])  # raises before anything is used if the costs are invalid
             self._policy.estimates.restore(saved["estimates"])
             if not are_current(restored):
                 _log.info("saved costs of %s are measured again: passes of this process differ", self._path)
@@ -58,9 +60,9 @@ class SavedEstimates:
 
     def save(self) -> None:
         """Write the file if anything was learned since the last save."""
-        if self._policy.steps == self._steps:
+        if self._policy.steps == self._saved_steps:
             return
-        self._steps = self._policy.steps
+        self._saved_steps = self._policy.steps
         saved = {
             "key": self._path.stem,
             "costs": self._costs.as_json(),
@@ -70,14 +72,14 @@ class SavedEstimates:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write the whole file or nothing; a folder without write access is only logged."""
+    """Write the whole file or nothing, and remove old JSON files of its folder; failures are only logged."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = path.with_suffix(f".{os.getpid()}")
-        fresh.write_text(text, encoding="utf-8")
-        fresh.replace(path)
-        kept = sorted(path.parent.glob("*.json"), key=lambda file: file.stat().st_mtime)
-        for file in kept[:-MOST_FILES]:
+        temporary = path.with_suffix(f".{os.getpid()}")
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+        by_age = sorted(path.parent.glob("*.json"), key=lambda file: file.stat().st_mtime)
+        for file in by_age[:-MOST_FILES]:
             file.unlink(missing_ok=True)
     except OSError as error:
-        _log.info("%s is not kept: %s", path, error)
+        _log.info("%s was not written: %s", path, error)

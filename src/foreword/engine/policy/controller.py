@@ -35,19 +35,21 @@ EVALUATION_STEPS = 8  # steps between two evaluations of roll-outs
 class EngineLoad:
     """Load of the engine."""
 
-    waiting: int
-    kv_usage: float
+    waiting: int  # queued requests
+    kv_usage: float  # fraction of the KV pages in use
 
 
 @dataclass
 class PolicyFileController:
-    """The policy file and its roll-outs. `assign` is thread-safe; all else runs in the engine's thread."""
+    """The policy file and its roll-outs. `assign` is thread-safe; the engine's thread calls all other methods."""
 
     path: Path
     policy: MeasuredPolicy
-    clock: Callable[[], float]
-    made_for: Mapping[str, str] = field(default_factory=dict)  # model, device and version
-    model: str = ""  # name for rules
+    clock: Callable[[], float]  # seconds
+    made_for: Mapping[str, str] = field(
+        default_factory=dict
+    )  # model, device and version that the state is valid for
+    model: str = ""  # name of the model that rules match
     is_shape_invariant: bool = True  # texts do not depend on the number of tokens in a pass
     wall_clock: Callable[[], float] = time  # seconds since 1970
     background: BackgroundWork = field(default_factory=BackgroundWork)
@@ -60,22 +62,23 @@ class PolicyFileController:
         self.configs: Configs = drafter_configs(self.document)
         self._file = WatchedFile(self.path, self.clock)
         self._lock = Lock()
-        self._labels: set[str] = set()
-        self._overload_switches: dict[str, Switch] = {}  # switches closed under overload, by drafter
+        self._labels: set[str] = set()  # cohort labels in use
+        self._overload_switches: dict[str, Switch] = {}  # by drafter; closed under overload
         self._baselines = Baselines()
         self._steps = 0
         self.policy.use(self.document.settings)
-        kept = self.document.state_file
-        state = None if kept is None else self.path.parent / kept
+        state_file = self.document.state_file
+        state = None if state_file is None else self.path.parent / state_file
         self.rollouts = Rollouts(self.made_for, state, self.wall_clock)
         self.rollouts.follow(self.document.rollouts)
 
     def attach(self, pool: DrafterPool) -> None:
+        """Set the pool that creates the file's drafters."""
         self._pool = pool
 
     def assign(self, new: NewRequest) -> Assignment:
-        """Return the drafters that a request may use, and its service class."""
-        self._watch()
+        """Return a request's cohort, drafters and service class, by the newest version of the file."""
+        self._reload_if_changed()
         with self._lock:
             document, configs = self.document, self.configs
         traits = self.traits(new)
@@ -85,32 +88,34 @@ class PolicyFileController:
     def _assign(
         self, new: NewRequest, traits: RequestTraits, document: PolicyFile, configs: Configs
     ) -> Assignment:
+        """Return the assignment without the service class."""
         rule = document.cohort(traits)
         label = self._label(document.label(rule, traits))
         limit = document.step_limit(traits)
         if not document.is_on(rule) or new.speculation is False:
             return Assignment(label, None, limit)
-        known = AnswerHints.of(new)
+        hints = AnswerHints.of(new)
         if new.speculation is not None and new.speculation is not True:
             setting = setting_within(new.speculation, self._pool.default_config, document, rule, configs)
-            plan = self._pool.resolve(setting, known)
+            plan = self._pool.resolve(setting, hints)
             return Assignment(label, _with_depth_limit(plan, document.depth(rule)), limit)
         gates, arms = self._gates(rule, new, configs)
         if rule.drafters is None and not gates:
-            plan = self._pool.resolve(new.speculation, known)
+            plan = self._pool.resolve(new.speculation, hints)
             return Assignment(label, _with_depth_limit(plan, document.depth(rule)), limit, arms)
-        if known.prediction:  # drafters are then called in order, so leave out those that may not draft
+        if hints.prediction:  # drafters are then called in order, so leave out those that may not draft
             gates = {name: gate for name, gate in gates.items() if gate.is_open}
-        chosen = {name: config_for(document, rule, name, configs) for name in gates}
-        own = self._pool.default_config
-        if rule.drafters is None and own is not None:  # rolled-out drafters join the default one
-            chosen = {"+".join(own.method): own, **chosen}
-        plan = replace(self._pool.choice_of(chosen), gates=gates) if chosen else None
-        # Without the grammar hint: the file itself may list the grammar drafter.
-        expected = AnswerHints(known.prediction)
-        return Assignment(label, self._pool.with_hints(plan, new.speculation, expected), limit, arms)
+        choices = {name: config_for(document, rule, name, configs) for name in gates}
+        default = self._pool.default_config
+        if rule.drafters is None and default is not None:  # drafters being rolled out join the default one
+            choices = {"+".join(default.method): default, **choices}
+        plan = replace(self._pool.choice_of(choices), gates=gates) if choices else None
+        # The file itself may list the grammar drafter, so the grammar hint adds none.
+        prediction_hint = AnswerHints(hints.prediction)
+        return Assignment(label, self._pool.with_hints(plan, new.speculation, prediction_hint), limit, arms)
 
     def traits(self, new: NewRequest) -> RequestTraits:
+        """Return the properties of a request that the file's rules match."""
         labels = new.labels
         return RequestTraits(
             tenant=new.tenant,
@@ -127,14 +132,14 @@ class PolicyFileController:
     def _gates(
         self, rule: CohortRule, new: NewRequest, configs: Configs
     ) -> tuple[dict[str, Gate], tuple[RolloutArm, ...]]:
-        """Return the gates of all drafters that the request could use, in file order."""
+        """Return the gates of all drafters that the request could use, in file order, and its roll-out arms."""
         gates, arms = {}, []
         with self._lock:
             pairs = self.rollouts.pairs
             rolled = [name for name, cohort in pairs if cohort == rule.name and name in configs]
             for name in dict.fromkeys((*(rule.drafters or ()), *rolled)):
                 pair = pairs.get((name, rule.name))
-                if pair is None:  # without roll-out: closed only under overload
+                if pair is None:  # A drafter without roll-out is closed only under overload.
                     gate: Gate | None = Gate(self._overload_switches.setdefault(name, Switch()))
                 else:
                     gate = pair.gate(new.tenant, new.request_id)
@@ -144,7 +149,7 @@ class PolicyFileController:
                     gates[name] = gate
         return gates, tuple(arms)
 
-    def candidate(self, drafter: str, cohort: str) -> DraftPlan:
+    def fixed_plan(self, drafter: str, cohort: str) -> DraftPlan:
         """Return a plan with which this drafter drafts in every step, up to the cohort's depth."""
         rules = (rule for rule in self.document.cohorts if rule.name == cohort)
         rule = next(rules, CohortRule(OTHER))
@@ -152,7 +157,7 @@ class PolicyFileController:
         return replace(self._pool.choice_of({drafter: config}), is_fixed=True)
 
     def _label(self, label: str) -> str:
-        """Return the label, or OTHER beyond the limit: users must not create unlimited cohorts."""
+        """Return the label and remember it, or OTHER beyond the limit: users must not create unlimited cohorts."""
         if label not in self._labels:
             if len(self._labels) >= self.document.max_cohorts - 1:
                 return OTHER
@@ -161,13 +166,14 @@ class PolicyFileController:
 
     def between_steps(self, load: EngineLoad, totals: SpeculationTotals) -> None:
         """Reload a changed file, update overload gates, and evaluate roll-outs."""
-        self._watch()
+        self._reload_if_changed()
         self._apply_overload(load)
         self._steps += 1
         if self._steps % EVALUATION_STEPS == 0:
             self.evaluate(totals)
 
     def evaluate(self, totals: SpeculationTotals) -> None:
+        """Move every roll-out whose evidence requires it to another stage, and save the roll-outs."""
         with self._lock:
             pairs = dict(self.rollouts.pairs)
         has_moved = False
@@ -185,7 +191,7 @@ class PolicyFileController:
             pair.add_outcome(outcome, arm.is_canary)
 
     def methods(self, drafter: str) -> tuple[str, ...]:
-        """Return the methods of a drafter of the file; another name is itself a method."""
+        """Return the methods of a drafter; a name that is not in the file is itself a method."""
         config = self.configs.get(drafter)
         return (drafter,) if config is None else config.method
 
@@ -194,10 +200,12 @@ class PolicyFileController:
         return all_faults(self._drafters_of(drafter)).total() if drafter in self.configs else None
 
     def _drafters_of(self, drafter: str) -> list[Drafter]:
+        """Return the pool's drafter with this name in the file, as a list; empty if there is none."""
         config = self.configs.get(drafter)
         return [] if config is None else self._pool.created_by(config)
 
     def _apply_overload(self, load: EngineLoad) -> None:
+        """Close the switches of the drafters that the file stops under overload, or open them."""
         rule = self.document.overload
         if rule is None:
             return
@@ -211,7 +219,7 @@ class PolicyFileController:
             )
 
     def set_stage(self, drafter: str, cohort: str, stage: str) -> None:
-        """Move a pair on the operator's request; raise `RequestError` for unknown pairs or stages."""
+        """Move a roll-out on the operator's request; raise `RequestError` for unknown drafters, cohorts or stages."""
         names = [OTHER, *(rule.name for rule in self.document.cohorts)]
         if drafter not in self.configs or cohort not in names:
             raise RequestError(
@@ -222,7 +230,8 @@ class PolicyFileController:
         with self._lock:
             self.rollouts.set_stage(drafter, cohort, stage)
 
-    def _watch(self) -> None:
+    def _reload_if_changed(self) -> None:
+        """Read the file again if it has changed, in a thread if drafters must be loaded; keep the old one on errors."""
         if not self._file.has_changed():
             return
         try:
@@ -233,14 +242,15 @@ class PolicyFileController:
             return
         if all(self._pool.is_ready(config.as_mapping()) for config in configs.values()):
             self._adopt(document, configs)
-        else:  # loading a model in the background
+        else:
             self.background.start(lambda: self._prepare(document, configs), "foreword-policy")
 
     def _prepare(self, document: PolicyFile, configs: Configs) -> None:
+        """Create the drafters of a changed file, then use it; runs in a thread, since a model may be loaded."""
         try:
             for config in configs.values():
                 self._pool.offer(config)
-        except EngineStopped:  # closed meanwhile
+        except EngineStopped:  # The engine was closed meanwhile.
             return
         except ForewordError as error:
             _log.warning("%s has changed and is not used, the old one stays: %s", self.path, error)
@@ -248,6 +258,7 @@ class PolicyFileController:
         self._adopt(document, configs)
 
     def _adopt(self, document: PolicyFile, configs: Configs) -> None:
+        """Use a changed file from now on."""
         with self._lock:
             self.configs = configs
             self.document = document
@@ -256,6 +267,7 @@ class PolicyFileController:
         _log.info("%s has changed and is used from now on", self.path)
 
     def close(self) -> None:
+        """Stop loading drafters, and save the roll-outs."""
         self.background.close()
         self.rollouts.save()
 

@@ -23,24 +23,26 @@ class WatchedFile:
         self._seen = self._signature()
 
     def has_changed(self) -> bool:
-        """Return True once per change."""
+        """Return whether the file has changed since the last call; a deleted file has not."""
         now = self._clock()
         if now - self._checked_at < WATCH_SECONDS:
             return False
         self._checked_at = now
-        found = self._signature()
-        has_changed, self._seen = found != self._seen, found
-        return has_changed and found is not None
+        signature = self._signature()
+        has_changed, self._seen = signature != self._seen, signature
+        return has_changed and signature is not None
 
     def _signature(self) -> tuple[int, int, int] | None:
+        """Return time stamp, size and inode of the file; None if it cannot be read."""
         try:
-            found = self.path.stat()
+            stat = self.path.stat()
         except OSError:
             return None
-        return found.st_mtime_ns, found.st_size, found.st_ino
+        return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
 
 Configs = Mapping[str, SpeculationConfig]
+"""Configurations of the policy file's drafters, by name."""
 
 
 def drafter_configs(policy: PolicyFile) -> dict[str, SpeculationConfig]:
@@ -51,10 +53,10 @@ def drafter_configs(policy: PolicyFile) -> dict[str, SpeculationConfig]:
             configs[name] = SpeculationConfig.parse(rule.config)
         except RequestError as error:
             raise RequestError(f"speculation policy: drafters.{name}: {error}") from None
-    known = {*policy.drafters, *method_names()}
-    for stopped in policy.overload.stop if policy.overload is not None else ():
-        if stopped not in known:
-            raise RequestError(f"speculation policy: overload.stop: there is no drafter {stopped!r}")
+    names = {*policy.drafters, *method_names()}
+    for name in policy.overload.stop if policy.overload is not None else ():
+        if name not in names:
+            raise RequestError(f"speculation policy: overload.stop: there is no drafter {name!r}")
     return configs
 
 
@@ -65,17 +67,20 @@ def setting_within(
     rule: CohortRule,
     configs: Configs,
 ) -> SpeculationSetting:
-    """Return the request's setting without drafters on nodes that must not receive its cohort's texts."""
+    """Return the request's setting without drafters on nodes that must not receive its cohort's texts.
+
+    Return False, for no drafter, if none is left.
+    """
     config = parse_setting(setting, default)
     if config is None:
         return setting
-    rest = methods_within(policy, rule, config.method, lambda name: configs[name].method)
-    if len(rest) == len(config.method):
+    methods = methods_within(policy, rule, config.method, lambda name: configs[name].method)
+    if len(methods) == len(config.method):
         return setting
-    if not rest:
+    if not methods:
         return False
     sizes = {key: value for key, value in config.as_mapping().items() if key in REQUEST_KEYS}
-    return SpeculationConfig.parse(sizes | {"method": rest}, config).as_mapping()
+    return SpeculationConfig.parse(sizes | {"method": methods}, config).as_mapping()
 
 
 def config_for(policy: PolicyFile, rule: CohortRule, name: str, configs: Configs) -> SpeculationConfig:

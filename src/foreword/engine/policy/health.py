@@ -27,51 +27,56 @@ def options_of(drafter: str, cohort: str, policy: MeasuredPolicy) -> list[Option
 
 
 def forecast(drafter: str, cohort: str, policy: MeasuredPolicy) -> Forecast:
-    """Return the gain that the drafter's shadow drafts let expect."""
+    """Return the expected gain of a drafter, estimated from its shadow drafts."""
     options = options_of(drafter, cohort, policy)
     if not options:
         return Forecast()
-    lead = max(options, key=lambda option: option.estimate.counts.requests)
+    main = max(options, key=lambda option: option.estimate.counts.requests)  # the option of the most requests
     levels = sum(option.estimate.levels for option in options)
-    if not lead.is_cost_known:
+    if not main.is_cost_known:
         return Forecast(levels)
-    return Forecast(levels, 1 + lead.benefit.gain, gain_error(lead))
+    return Forecast(levels, 1 + main.benefit.gain, gain_error(main))
 
 
 @dataclass
 class _Baseline:
-    since: float
-    asks: int
+    """Counters of a pair at the start of a stage."""
+
+    since: float  # time of the start
+    asks: int  # draft requests
     faults: int
-    trips: int
+    trips: int  # times that the policy's guard switched the drafter off
 
 
 @dataclass
 class Baselines:
     """Counters of each pair at the start of its current stage."""
 
-    _before: dict[tuple[str, str], _Baseline] = field(default_factory=dict)
+    _baselines: dict[tuple[str, str], _Baseline] = field(default_factory=dict)  # by drafter and cohort
 
     def health(
         self,
         pair: PairRollout,
-        parts: Sequence[Drafter],
+        drafters: Sequence[Drafter],
         policy: MeasuredPolicy,
         totals: SpeculationTotals,
     ) -> DrafterHealth:
-        """Return the health of the pair's drafter since its stage began; `parts` are its instances."""
+        """Return the health of the pair's drafter since its stage began; `drafters` are its instances.
+
+        The first call in a stage records the counters with which later calls compare.
+        """
         drafter, cohort = pair.rule.drafter, pair.rule.cohort
         options = options_of(drafter, cohort, policy)
-        asks = sum(one.asks for (name, _), one in totals.pairs.items() if name == drafter)
-        faults = all_faults(parts).total()
+        asks = sum(total.asks for (name, _), total in totals.pairs.items() if name == drafter)
+        faults = all_faults(drafters).total()
         trips = sum(option.guard.trips for option in options)
-        before = self._before.get((drafter, cohort))
-        if before is None or before.since != pair.since:
-            before = self._before[drafter, cohort] = _Baseline(pair.since, asks, faults, trips)
+        start = self._baselines.get((drafter, cohort))
+        if start is None or start.since != pair.since:
+            start = self._baselines[drafter, cohort] = _Baseline(pair.since, asks, faults, trips)
         return DrafterHealth(
-            asks=asks - before.asks,
-            faults=faults - before.faults,
-            memory_bytes=added_memory(parts),
+            asks=asks - start.asks,
+            faults=faults - start.faults,
+            memory_bytes=added_memory(drafters),
             gain=measured_gain(options),
-            trips=trips - before.trips,
+            trips=trips - start.trips,
         )

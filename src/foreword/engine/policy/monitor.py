@@ -1,4 +1,4 @@
-"""Speculation control besides the steps: statistics, roll-outs, checks and reports."""
+"""Speculation control outside of steps: statistics, roll-outs, checks and reports."""
 
 import logging
 from dataclasses import replace
@@ -52,12 +52,12 @@ class SpeculationMonitor:
         self.totals = SpeculationTotals(cache.page_size)
         self._began = monotonic()
         self._steps = 0
-        self._report: ControlReport | None = None
-        self._reported_at, self._reported_steps = 0.0, 0
+        self._report: ControlReport | None = None  # newest report
+        self._reported_at, self._reported_steps = 0.0, 0  # time and number of steps of the newest report
         self._checks: IdleChecks | None = None
-        self._check_pages = 0
-        self._check_seconds = 0.0
-        self._is_checking = False
+        self._check_pages = 0  # free pages when the check began
+        self._check_seconds = 0.0  # time of steps since the check began
+        self._is_checking = False  # whether an ended request is decoded again
         if policy_file is not None:
             policy_file.attach(drafters)
             self._checks = IdleChecks(policy_file, rule is Rule.COUPLED, not policy_file.is_shape_invariant)
@@ -81,7 +81,7 @@ class SpeculationMonitor:
             self.totals.observe(report, preemptions)
 
     def ended(self, request: Request) -> None:
-        """Pass an ended request to checks and roll-outs."""
+        """Pass an ended request to the checks and to its roll-out arms, or compare the answer if it was a check."""
         if self._checks is None or self._policy_file is None:
             return
         if request.identity.assigned.is_check:
@@ -96,12 +96,12 @@ class SpeculationMonitor:
                 self._policy_file.ended(arm, outcome)
 
     def next_check(self) -> tuple[NewRequest, Assignment] | None:
-        """Return a request to decode again while the engine is idle."""
-        found = None if self._checks is None else self._checks.next()
-        if found is not None:
+        """Begin a check: return a request to decode again while the engine is idle; None: no roll-out needs one."""
+        check = None if self._checks is None else self._checks.next()
+        if check is not None:
             self._check_pages, self._check_seconds = self._cache.available_pages, 0.0
             self._is_checking = True
-        return found
+        return check
 
     def interrupted(self) -> None:
         """Record that a request has interrupted the check, which is repeated later."""
@@ -118,7 +118,7 @@ class SpeculationMonitor:
 
     def _new_report(self, situation: Situation, seconds: StageSeconds, now: float) -> ControlReport:
         policy, policy_file, totals = self._policy, self._policy_file, self.totals
-        here = None if policy is None else policy.here
+        last = None if policy is None else policy.here  # the last pass without its drafts
         plain, speculative = totals.preemption_rates()
         host = seconds.total - seconds.draft - seconds.verify
         pages = self._cache.pool.num_pages
@@ -135,9 +135,9 @@ class SpeculationMonitor:
             enabled=situation.speculating,
             policy_file=None if policy_file is None else str(policy_file.path),
             pairs=self._pairs(situation),
-            batch=0.0 if here is None else here.drawn,
-            step_ms=0.0 if here is None else 1e3 * here.plain,
-            row_ms=0.0 if here is None else 1e3 * (here.after(1) - here.plain),
+            batch=0.0 if last is None else last.drawn,
+            step_ms=0.0 if last is None else 1e3 * last.plain,
+            row_ms=0.0 if last is None else 1e3 * (last.after(1) - last.plain),
             probe_share=0.0 if policy is None else policy.explorer.share,
             probe_seconds=0.0 if policy is None else policy.explorer.spent,
             reference_passes=0 if policy is None else policy.reference.passes,
@@ -156,29 +156,28 @@ class SpeculationMonitor:
 
     def _pairs(self, situation: Situation) -> tuple[PairReport, ...]:
         """Return the reports of pairs with draft requests or a roll-out, those with most draft requests first."""
-        found = describe_pairs(self._policy, self.totals.pairs, situation)
-        reports, policy_file, faults = dict(found), self._policy_file, self._drafters.fault_counts()
+        described = describe_pairs(self._policy, self.totals.pairs, situation)
+        reports, policy_file, faults = dict(described), self._policy_file, self._drafters.fault_counts()
         if policy_file is not None:
             now = policy_file.rollouts.clock()
             for (drafter, cohort), rollout in list(policy_file.rollouts.pairs.items()):
-                keys = [key for key in found if key[0] == drafter and is_of(key[1], cohort)]
+                keys = [key for key in described if key[0] == drafter and is_of(key[1], cohort)]
                 for key in keys or [(drafter, cohort)]:
                     reports[key] = _with_rollout(reports.get(key, PairReport(*key)), rollout, now)
 
         def fault_count(drafter: str) -> int:
-            own = None if policy_file is None else policy_file.faults(drafter)
+            """Return the faults of a drafter of the file; of another, those of its methods in all drafters."""
+            count = None if policy_file is None else policy_file.faults(drafter)
+            if count is not None:
+                return count
             methods = drafter.split("+")
-            return (
-                sum(n for kind, n in faults.items() if kind.partition("/")[0] in methods)
-                if own is None
-                else own
-            )
+            return sum(n for kind, n in faults.items() if kind.partition("/")[0] in methods)
 
         by_calls = sorted(reports.values(), key=lambda pair: (-pair.asks, pair.drafter, pair.cohort))
         return tuple(replace(pair, faults=fault_count(pair.drafter)) for pair in by_calls[:MOST_PAIRS])
 
     def move(self, drafter: str, cohort: str, state: str) -> None:
-        """Move a pair to another stage, on the operator's request."""
+        """Move a roll-out to another stage on the operator's request; an invalid request is only logged."""
         try:
             if self._policy_file is None:
                 raise RequestError("there is no policy file")
@@ -195,8 +194,10 @@ class SpeculationMonitor:
 def _with_rollout(report: PairReport, rollout: PairRollout, now: float) -> PairReport:
     """Add the state of a roll-out to the report of its pair."""
     moves = [DecisionReport(now - move.at, move.stage.value, move.reason) for move in rollout.moves]
-    own = report.decisions if rollout.percent else ()  # an unused drafter is not switched
-    newest_first = sorted([*own, *moves], key=lambda decision: decision.ago_seconds)
+    decisions = (
+        report.decisions if rollout.percent else ()
+    )  # the policy does not decide about an unused drafter
+    newest_first = sorted([*decisions, *moves], key=lambda decision: decision.ago_seconds)
     return replace(
         report,
         state=rollout.stage.value,
@@ -212,7 +213,7 @@ def outcome_of(request: Request, prices: Prices | None) -> Outcome:
     """Return a request's outcome for its arm of a roll-out."""
     accounting = request.accounting
     tokens = len(request.output_ids)
-    later = tokens - accounting.first_tokens
+    later = tokens - accounting.first_tokens  # tokens after the pass of the first one
     target, draft = accounting.seconds.total - accounting.seconds.draft, accounting.seconds.draft
     weights = prices or Prices(1.0, 1.0)
     return Outcome(

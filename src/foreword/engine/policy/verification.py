@@ -17,13 +17,13 @@ from foreword.engine.requests.request import Assignment, Request
 
 MOST_WAITING = 8  # maximum number of ended requests kept for decoding again
 
-LOGPROB_TOLERANCE = 1e-4
-SECONDS_TOLERANCE = 0.01
+LOGPROB_TOLERANCE = 1e-4  # difference of log-probabilities that counts as rounding
+SECONDS_TOLERANCE = 0.01  # relative difference between accounted and measured time
 
 
 @dataclass(frozen=True)
 class Sample:
-    """An ended request and its answer, to be decoded again."""
+    """An ended request and its answer, to be decoded again with a drafter that is rolled out in its cohort."""
 
     prompt: tuple[int, ...]
     params: SamplingParams
@@ -39,27 +39,30 @@ class Sample:
 class CheckTotals:
     """Free pages before and after a check, and the seconds of its steps."""
 
-    pages_before: int  # available
+    pages_before: int
     pages_after: int
-    step_seconds: float  # of all steps in between
+    step_seconds: float  # total time of the steps of the check
 
 
 @dataclass
 class IdleChecks:
-    """Selects ended requests to decode again, and compares the answers."""
+    """Selects ended requests to decode again, and compares the answers.
+
+    A sample is decoded once with the drafter. Where equal texts are not promised, it is first decoded without.
+    """
 
     policy_file: PolicyFileController
     compares_texts: bool = True  # False: the acceptance rule preserves the distribution, not the text
     needs_plain: bool = False  # texts may depend on the number of tokens in a pass: decode plainly as well
     seeds: Random = field(default_factory=Random)  # for answers whose distribution is compared
     _waiting: deque[Sample] = field(default_factory=lambda: deque(maxlen=MOST_WAITING))
-    _current: Sample | None = None
-    _is_plain_run: bool = False
-    _is_plain_different: bool = False
-    _plain_figures: Figures | None = None
+    _current: Sample | None = None  # the sample that is decoded now, or next
+    _is_plain_run: bool = False  # whether it is decoded without the drafter
+    _is_plain_different: bool = False  # whether the answer without the drafter differed from the served one
+    _plain_figures: Figures | None = None  # of the answer without the drafter
 
     def ended(self, request: Request) -> None:
-        """Keep the request if a roll-out needs one."""
+        """Keep a sample of an ended request for every roll-out that must be verified in its cohort."""
         if request.identity.index or request.finish_reason not in ("stop", "length") or request.prediction:
             return
         if request.identity.adapter is not None:  # the adapter may be unloaded by then
@@ -69,7 +72,7 @@ class IdleChecks:
                 self._waiting.append(_sample(request, drafter, cohort))
 
     def next(self) -> tuple[NewRequest, Assignment] | None:
-        """Return the request to decode now; None: nothing."""
+        """Return the request to decode now; None if there is none."""
         while self._current is None or self._pair(self._current) is None:
             if not self._waiting:
                 self._current = None
@@ -79,25 +82,25 @@ class IdleChecks:
             self._is_plain_different = False
         sample = self._current
         request = NewRequest("check", sample.prompt, self._params(sample), sample.tenant)
-        plan = None if self._is_plain_run else self.policy_file.candidate(sample.drafter, sample.cohort)
+        plan = None if self._is_plain_run else self.policy_file.fixed_plan(sample.drafter, sample.cohort)
         return request, Assignment(f"{sample.cohort}/check", plan, is_check=True)
 
     def finished(self, request: Request, totals: CheckTotals) -> None:
-        """Compare the second answer with the first."""
+        """Compare the second answer with the served one, and report the result to the roll-out."""
         sample = self._current
         if sample is None:
             return
         if not self._compares_text(sample):
             self._compare_distribution(sample, request, totals)
             return
-        found = find_difference(sample, request) or find_imbalance(request, totals)
+        difference = find_difference(sample, request) or find_imbalance(request, totals)
         if self._is_plain_run:
-            self._is_plain_run, self._is_plain_different = False, found is not None
+            self._is_plain_run, self._is_plain_different = False, difference is not None
             return
         self._current = None
         pair = self._pair(sample)
         if pair is not None:
-            pair.add_comparison(found, self._is_plain_different)
+            pair.add_comparison(difference, self._is_plain_different)
             self.policy_file.rollouts.save(is_due=pair.stage is not Stage.VERIFY)
 
     def _compare_distribution(self, sample: Sample, request: Request, totals: CheckTotals) -> None:
@@ -116,15 +119,17 @@ class IdleChecks:
         return self.compares_texts or sample.params.temperature == 0
 
     def _params(self, sample: Sample) -> SamplingParams:
+        """Return the parameters of the second decoding: those of the first, or a new seed to compare distributions."""
         if self._compares_text(sample):
             return sample.params
         wanted = sample.params.logprobs or 0
         return replace(sample.params, seed=self.seeds.getrandbits(63), logprobs=wanted)
 
     def _pair(self, sample: Sample) -> PairRollout | None:
+        """Return the roll-out of a sample; None if the file has changed or the roll-out is no longer verified."""
         pair = self.policy_file.rollouts.pairs.get((sample.drafter, sample.cohort))
-        is_there = sample.drafter in self.policy_file.configs  # the file may have changed
-        return pair if pair is not None and pair.stage is Stage.VERIFY and is_there else None
+        is_in_file = sample.drafter in self.policy_file.configs
+        return pair if pair is not None and pair.stage is Stage.VERIFY and is_in_file else None
 
 
 def _sample(request: Request, drafter: str, cohort: str) -> Sample:
@@ -141,8 +146,11 @@ def _sample(request: Request, drafter: str, cohort: str) -> Sample:
 
 
 def _figures(request: Request) -> Figures:
-    scores = request.answer.logprobs
-    return figures_of(request.output_ids, [one.logprob for one in scores], [one.rank for one in scores])
+    """Return the figures of an answer by which distributions are compared."""
+    logprobs = request.answer.logprobs
+    return figures_of(
+        request.output_ids, [token.logprob for token in logprobs], [token.rank for token in logprobs]
+    )
 
 
 def reason_unfinished(request: Request) -> str | None:
@@ -159,13 +167,13 @@ def find_difference(sample: Sample, request: Request) -> str | None:
     again = tuple(request.output_ids)
     if again != sample.tokens:
         both = zip(again, sample.tokens, strict=False)
-        place = next((i for i, (a, b) in enumerate(both) if a != b), min(len(again), len(sample.tokens)))
-        return f"tokens differ from number {place} of {len(sample.tokens)} on"
+        index = next((i for i, (a, b) in enumerate(both) if a != b), min(len(again), len(sample.tokens)))
+        return f"tokens differ from number {index} of {len(sample.tokens)} on"
     if request.finish_reason != sample.finish_reason:
         return f"finish reason {request.finish_reason} instead of {sample.finish_reason}"
-    for place, (one, other) in enumerate(zip(request.answer.logprobs, sample.logprobs, strict=True)):
-        if abs(one.logprob - other.logprob) > LOGPROB_TOLERANCE:
-            return f"log probability of token {place} is {one.logprob:.5f} instead of {other.logprob:.5f}"
+    for index, (new, old) in enumerate(zip(request.answer.logprobs, sample.logprobs, strict=True)):
+        if abs(new.logprob - old.logprob) > LOGPROB_TOLERANCE:
+            return f"log probability of token {index} is {new.logprob:.5f} instead of {old.logprob:.5f}"
     return None
 
 

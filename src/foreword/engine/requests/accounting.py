@@ -11,39 +11,42 @@ from foreword.speculation.measured.acceptance_stats import AcceptanceStats
 from foreword.speculation.measured.situation import MAX_COHORTS, OTHER, cohort_name
 from foreword.speculation.report import RequestReport, StageSeconds, StepReport
 
-_OTHERS = ("", OTHER)
+_OTHERS = ("", OTHER)  # key of the totals of cohorts beyond the limit
 
 
 class CohortAccounting:
     """Tokens and costs per cohort since the engine started."""
 
     def __init__(self) -> None:
-        self._totals: dict[tuple[str, str], CohortTotals] = {}  # by drafter and request kind
+        # Keys: the drafter called by the pass ("": none), and the cohort of the request.
+        self._totals: dict[tuple[str, str], CohortTotals] = {}
 
-    def observe(self, report: StepReport) -> None:
-        """Add a step to the totals of each drafter that was called and each kind of request."""
-        cohorts: dict[tuple[str, str], list[RequestReport]] = {}
-        for part in report.requests:
-            if part.applied:
-                cohorts.setdefault((part.called, part.request.cohort), []).append(part)
-        per_row = report.seconds_per_row
-        for cohort, parts in cohorts.items():
-            totals, rows = self._of(cohort), sum([part.rows for part in parts])
-            totals.passes += len(parts)
-            totals.tokens += sum([len(part.verdict.tokens) for part in parts])
+    def observe(self, step: StepReport) -> None:
+        """Add a step to the totals of each drafter and cohort."""
+        by_cohort: dict[tuple[str, str], list[RequestReport]] = {}
+        for report in step.requests:
+            if report.applied:
+                by_cohort.setdefault((report.called, report.request.cohort), []).append(report)
+        per_row = step.seconds_per_row
+        for cohort, reports in by_cohort.items():
+            totals, rows = self._totals_of(cohort), sum([report.rows for report in reports])
+            totals.passes += len(reports)
+            totals.tokens += sum([len(report.verdict.tokens) for report in reports])
             totals.verify_seconds += rows * per_row.verify
             totals.accept_seconds += rows * per_row.accept
-            totals.draft_seconds += sum([part.draft_seconds for part in parts])
-            totals.asks += len(parts) if cohort[0] else 0
+            totals.draft_seconds += sum([report.draft_seconds for report in reports])
+            totals.asks += len(reports) if cohort[0] else 0
 
-    def _of(self, cohort: tuple[str, str]) -> CohortTotals:
+    def _totals_of(self, cohort: tuple[str, str]) -> CohortTotals:
+        """Return the totals of a cohort, created on first use; beyond `MAX_COHORTS`, those of all others."""
         totals = self._totals.get(cohort)
         if totals is None:
-            known = cohort if len(self._totals) < MAX_COHORTS else _OTHERS
-            totals = self._totals.setdefault(known, CohortTotals())
+            counted_as = cohort if len(self._totals) < MAX_COHORTS else _OTHERS
+            totals = self._totals.setdefault(counted_as, CohortTotals())
         return totals
 
     def snapshot(self) -> dict[str, CohortTotals]:
+        """Return copies of the totals, by name of the cohort."""
         return {
             OTHER if cohort == _OTHERS else cohort_name(*cohort): replace(totals)
             for cohort, totals in self._totals.items()
@@ -52,59 +55,63 @@ class CohortAccounting:
 
 @dataclass
 class Accounting:
-    """Times of one request (seconds, monotonic clock) and counts per pass."""
+    """Times of one request in seconds of the engine's clock, its shares of step times, and counts."""
 
     arrived: float = field(default_factory=perf_counter)
     started: float | None = None  # start of its first pass
     first_token: float | None = None  # when its first token was committed
-    first_tokens: int = 0  # tokens committed in that pass
-    first_passes: int = 0  # passes up to that one
+    first_tokens: int = 0  # tokens committed by the pass of the first token
+    first_passes: int = 0  # passes up to the first token
     finished: float | None = None  # when its newest token was committed
     passes: int = 0
     cached_tokens: int = 0  # prompt tokens found in the prefix cache
     preemptions: int = 0
-    kv_bytes_per_row: int = 0  # of its engine
+    kv_bytes_per_row: int = 0  # bytes of one KV row in its engine
     acceptance: AcceptanceStats = field(default_factory=AcceptanceStats)  # of its drafts
-    # Its share of step times, by stage; separate floats are the fastest to update.
+    # The request's share of step times in seconds, by stage; separate floats are the fastest to update.
     _draft: float = 0.0
     _verify: float = 0.0
     _accept: float = 0.0
     _total: float = 0.0
 
     def start(self, now: float) -> None:
-        """Record the start of its first pass."""
+        """Record the start of the first pass; later calls change nothing."""
         if self.started is None:
             self.started = now
 
-    def observe(self, part: RequestReport, report: StepReport, now: float) -> None:
-        """Add a pass. Draft time is divided between the requests of a call, all other time by rows."""
-        rows, per_row = part.rows, report.seconds_per_row
+    def observe(self, report: RequestReport, step: StepReport, now: float) -> None:
+        """Add a pass. The requests of a drafter call share its time equally; all other time is divided by rows."""
+        rows, per_row = report.rows, step.seconds_per_row
         self.passes += 1
-        self._draft += part.draft_seconds
+        self._draft += report.draft_seconds
         self._verify += rows * per_row.verify
         self._accept += rows * per_row.accept
-        self._total += part.draft_seconds + rows * per_row.total
-        if part.verdict.tokens or part.verdict.error is not None:
+        self._total += report.draft_seconds + rows * per_row.total
+        if report.verdict.tokens or report.verdict.error is not None:
             self.finished = now
             if self.first_token is None:
-                self.first_token, self.first_tokens = self.finished, len(part.verdict.tokens)
+                self.first_token, self.first_tokens = self.finished, len(report.verdict.tokens)
                 self.first_passes = self.passes
 
     @property
     def seconds(self) -> StageSeconds:
+        """The request's share of step times, by stage."""
         return StageSeconds(self._draft, self._verify, self._accept, self._total)
 
     @property
     def queue_seconds(self) -> float:
+        """Seconds from arrival to the first pass."""
         return (self.started or self.arrived) - self.arrived
 
     @property
     def prefill_seconds(self) -> float:
+        """Seconds from the first pass to the first token."""
         started = self.started or self.arrived
         return (self.first_token or started) - started
 
     @property
     def decode_seconds(self) -> float:
+        """Seconds from the first token to the newest one."""
         return (self.finished or 0.0) - (self.first_token or 0.0) if self.first_token is not None else 0.0
 
     def stats(

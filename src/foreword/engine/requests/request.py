@@ -28,20 +28,20 @@ class RolloutArm:
 class Assignment:
     """Decisions for a request: its cohort, drafter, limits and service class."""
 
-    cohort: str = ""  # for statistics; empty: by kind of sampling
+    cohort: str = ""  # for statistics; empty: "greedy" or "sampled"
     plan: DraftPlan | None = None  # None: no drafter
-    step_limit: float | None = None  # maximum seconds of a step with drafts that serves it
-    arms: Sequence[RolloutArm] = ()  # its roll-out arms
+    step_limit: float | None = None  # maximum seconds of a step that drafts and includes this request
+    arms: Sequence[RolloutArm] = ()  # one per roll-out that the request takes part in
     service: Service = DEFAULT_SERVICE
-    is_check: bool = False  # an ended request decoded again for a roll-out; never served
+    is_check: bool = False  # an ended request decoded again for a roll-out; no user receives its answer
 
 
 @dataclass(frozen=True)
 class RequestIdentity:
-    """The user's names of an answer, and options that apply to it."""
+    """The names by which the user knows an answer, and options that apply to it."""
 
     name: str = ""  # the user's request id
-    index: int = 0  # among the n answers to the prompt
+    index: int = 0  # of the answer among the n answers to the prompt
     tenant: str = ""  # nothing is cached or learned across tenants
     reports_progress: bool = False  # every delta includes statistics
     prediction: Sequence[int] = ()  # the answer that the user expects
@@ -53,19 +53,23 @@ class RequestIdentity:
 class Deadline:
     """The deadline of an answer."""
 
-    at: float  # engine clock, seconds
-    milliseconds: float  # after its arrival
-    must_be_whole: bool = False  # True: fail once it cannot finish in time; False: end at the deadline
+    at: float  # time of the engine's clock in seconds
+    milliseconds: float  # the same, from the arrival of the request
+    must_be_whole: bool = (
+        False  # True: fail once the answer cannot finish in time; False: cut it at the deadline
+    )
 
 
 @dataclass
 class SchedulingState:
     """Scheduling state of a request."""
 
-    leader: "Request | None" = None  # the first answer to the same prompt; its prompt rows can be copied
+    leader: "Request | None" = (
+        None  # the first of n answers, whose prompt KV this answer can share; None: itself
+    )
     deadline: Deadline | None = None
-    served: int = 0  # sequence number of the last pass that served it
-    is_aged: bool = False  # it was selected because it exceeded its ageing time
+    last_pass: int = 0  # sequence number of the last pass that included the request
+    is_aged: bool = False  # the request was selected because it exceeded its ageing time
 
 
 class Request:
@@ -86,12 +90,12 @@ class Request:
         self.answer = AnswerState(prompt, params, limits, text, identity.reports_progress, sampler)
         self.tokens = self.answer.tokens  # shared, not a copy
         # Bound once, since every step calls them for every request.
-        self.kept, self.commit = self.answer.kept, self.answer.commit
+        self.count_kept, self.commit = self.answer.count_kept, self.answer.commit
         self.params = params
         self.sampler = sampler
         self.accounting = Accounting()
         self.acceptance = self.accounting.acceptance
-        self.queued = SchedulingState()
+        self.scheduling = SchedulingState()
         self.kv = KvSequence()
         self.speculation = identity.assigned.plan
         # Read by the step and by policies.
@@ -128,6 +132,7 @@ class Request:
 
     @property
     def scored(self) -> int:
+        """Number of prompt tokens with log-probabilities so far; the first prompt token never has one."""
         return len(self.answer.prompt_logprobs)
 
     @property
@@ -144,27 +149,30 @@ class Request:
 
     @property
     def lag(self) -> int:
-        """Number of tokens without KV: one while decoding (it may be pending), more during prefill."""
+        """Number of tokens that the next pass can compute: 1 while decoding, more during prefill.
+
+        While decoding, this is the newest token, which may still be pending in the pass in flight.
+        """
         return max(len(self.tokens) - self.kv.begin, 1)
 
     @property
     def can_pipeline(self) -> bool:
-        """Whether its next pass can be laid out before the token of the pass in flight is known."""
-        draws = self.kv.begin == len(self.tokens)
+        """Whether the next pass can be laid out before the pass in flight has returned its token."""
+        draws = self.kv.begin == len(self.tokens)  # whether the pass in flight draws a token of this request
         return not draws or (self.room > 1 and self.sampler.can_pipeline)
 
     def fail(self, error: str) -> None:
         """End the answer with an error."""
-        self.answer.end("error", error)
+        self.answer.finish("error", error)
 
     def preempt(self) -> None:
-        """Drop its KV sequence, which the caller has closed; earlier drafts become stale."""
+        """Count a preemption and drop the KV sequence, which the caller has closed; earlier drafts become stale."""
         self.drafter_view.epoch += 1
         self.kv = KvSequence()
         self.accounting.preemptions += 1
 
     def take_delta(self) -> AnswerDelta:
-        """Return the new tokens and text since the last call."""
+        """Return the new tokens and text since the last call, and clear them."""
         answer, pending = self.answer, self.answer.take_pending()
         has_ended, reports_progress = answer.finish_reason is not None, self.identity.reports_progress
         stats = self.stats() if has_ended or reports_progress else None
@@ -181,7 +189,7 @@ class Request:
             finish_reason=answer.finish_reason,
             stop_reason=answer.stop_reason,
             error=answer.error,
-            asks_too_much=answer.asks_too_much,
+            is_request_error=answer.is_request_error,
             error_param=answer.error_param,
             seed=self.sampler.seed,
             stats=stats if has_ended else None,

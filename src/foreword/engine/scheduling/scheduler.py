@@ -21,15 +21,15 @@ _arrival = attrgetter("request_id")
 
 
 class Scheduler:
-    """First come, first served within a class; every running request is in every pass.
+    """Selects the requests of each pass and their rows. Admission follows `order.Order`.
 
-    - Each running request gets one row. Remaining rows go to prompts in the order of `preemption_rank`, except for
-      rows reserved for the drafts that the policy will request.
+    - Every running request that is ready is in every pass with one row. Remaining rows go to prompts in the order of
+      `preemption_rank`, except for rows reserved for the drafts that the policy will request.
     - While others decode, a prompt chunk is limited to a step of bounded time. If a request of the latency class
       decodes, the others take turns so that the step meets its limit.
-    - When pages run out, the last request by `preemption_rank` is preempted: it releases its pages and waits at its
-      old place in the queue. A class is preempted for the one before it.
-    - The first request that exceeded its ageing time is never preempted, and a single request always fits. So every
+    - When pages run out, the last request by `preemption_rank` is preempted: it releases its pages and waits again, in
+      the order of arrival. A request is also preempted to admit one of a more urgent class.
+    - The oldest request admitted because of its age is never preempted, and a single request always fits. So every
       request is answered.
     """
 
@@ -47,15 +47,15 @@ class Scheduler:
         self._order = order.Order(max_running, stepper.clock)
         self.waiting: list[Request] = []  # by arrival
         self.running: list[Request] = []  # by preemption rank
-        self.preemptions = 0
-        self._passes = 0
+        self.preemptions = 0  # since the start
+        self._passes = 0  # number of scheduled passes
 
     @property
     def has_requests(self) -> bool:
         return bool(self.waiting or self.running)
 
     def add(self, requests: Iterable[Request]) -> None:
-        """Queue requests by their numbers; threads may add them in another order."""
+        """Queue requests by their ids, which number them by arrival."""
         for request in requests:
             insort(self.waiting, request, key=_arrival)
 
@@ -69,6 +69,7 @@ class Scheduler:
             )
 
     def remove(self, request: Request) -> None:
+        """Remove an ended request and close its KV; the prompt stays if other answers to it wait."""
         if request in self.running:
             self.running.remove(request)
             self.kept_prompts.keep(request, self.waiting)
@@ -78,10 +79,10 @@ class Scheduler:
             self.kept_prompts.release_unneeded(self.waiting)
 
     def schedule(self, follows: bool = False) -> list[PassEntry]:
-        """Return the entries of the next pass.
+        """Admit and preempt requests, then return the entries of the next pass.
 
-        Requests are skipped while their grammar mask is being computed or while they depend on a pass in flight. With
-        `follows`, other requests of that pass may be in this one.
+        A request is skipped while its grammar mask is computed, and while it is in a pass in flight. With `follows`,
+        requests in flight are not skipped if all of them can be laid out before that pass ends.
         """
         self._admit()
         self.kept_prompts.release_unneeded(self.waiting)
@@ -89,58 +90,64 @@ class Scheduler:
         free = [request for request in ready if self._is_free(request)]
         if len(free) < len(ready) or not follows:
             free = [request for request in free if not request.kv.passes]
-        runs = self._runs(free)
-        self._make_room(runs)
+        runs = self._run_lengths(free)
+        self._preempt_for_pages(runs)
         self._passes += 1
         chosen = [request for request in self.running if request.request_id in runs]
         for request in chosen:
-            request.queued.served = self._passes
+            request.scheduling.last_pass = self._passes
         return [PassEntry.of(request, runs[request.request_id]) for request in chosen]
 
     def _is_free(self, request: Request) -> bool:
-        """Return whether the request may be in the next pass, after the passes in flight."""
+        """Return whether the request may be in the next pass although it may be in a pass in flight."""
         return not self._cache.is_busy(request.kv) and (not request.kv.passes or request.can_pipeline)
 
     def late(self) -> list[tuple[Request, str]]:
-        """Return the requests whose deadline has passed or cannot be met, each with the reason."""
-        timed = [request for request in (*self.running, *self.waiting) if request.queued.deadline is not None]
+        """Return the requests that their deadline ends now, each with the reason: see `order.reason_to_end`."""
+        timed = [
+            request for request in (*self.running, *self.waiting) if request.scheduling.deadline is not None
+        ]
         if not timed:
             return []
         now, costs, running = self._clock(), self._situation.costs, len(self.running)
         reasons = (
-            (request, order.reason_to_end(request, now, costs, running, self._rows_found(request)))
+            (request, order.reason_to_end(request, now, costs, running, self._cached_rows(request)))
             for request in timed
         )
-        return [(request, why) for request, why in reasons if why is not None]
+        return [(request, reason) for request, reason in reasons if reason is not None]
 
-    def _rows_found(self, request: Request) -> int:
-        """Return the prompt rows that a waiting request will find in the cache or copy from the first answer."""
+    def _cached_rows(self, request: Request) -> int:
+        """Return the prompt rows that a waiting request will take from the prefix cache or from the first answer.
+
+        They are counted only for requests with a deadline that may refuse them.
+        """
         if (
             request.kv.computed
-            or request.queued.deadline is None
-            or not request.queued.deadline.must_be_whole
+            or request.scheduling.deadline is None
+            or not request.scheduling.deadline.must_be_whole
         ):
             return 0
-        if request.queued.leader is not None:
+        if request.scheduling.leader is not None:
             return request.prompt_len - 1
         pages = self._cache.matching_pages(request.owner_of_pages, request.tokens)
         return pages * self._cache.page_size
 
     def by_service(self) -> dict[str, tuple[int, int]]:
+        """Return the number of running and of waiting requests by service class."""
         running = Counter(request.service.name for request in self.running)
         waiting = Counter(request.service.name for request in self.waiting)
         return {name: (running[name], waiting[name]) for name in sorted({*running, *waiting})}
 
     def preempt(self, request: Request) -> None:
-        """Release the pages of a running request; it waits at its old place and is recomputed."""
+        """Release the pages of a running request and queue it by its arrival; its KV will be computed again."""
         self.running.remove(request)
         self._cache.close(request.kv)
         request.preempt()
         self.preemptions += 1
         insort(self.waiting, request, key=_arrival)
 
-    def _runs(self, requests: list[Request]) -> dict[int, int]:
-        """Return, by request id, the number of tokens that get their KV in the next pass."""
+    def _run_lengths(self, requests: list[Request]) -> dict[int, int]:
+        """Return, by request id, the number of tokens whose KV the next pass computes, without draft tokens."""
         if (limit := order.tightest_limit(requests)) is not None:
             return order.rows_within_limit(requests, limit, self._situation.costs, self._max_rows)
         decoding = [request for request in requests if request.lag == 1]
@@ -148,12 +155,12 @@ class Scheduler:
             return dict.fromkeys([request.request_id for request in requests], 1)
         budget = self._max_rows - len(requests)
         if len(decoding) < len(requests):
-            budget -= min(self._drafts_wanted(decoding), budget // 2)
+            budget -= min(self._draft_rows(decoding), budget // 2)
             if decoding:
                 budget = min(budget, self._rows_in_time(len(requests)))
         return order.rows_in_order(requests, budget)
 
-    def _drafts_wanted(self, decoding: list[Request]) -> int:
+    def _draft_rows(self, decoding: list[Request]) -> int:
         """Return the rows that the policy wants for draft tokens; 0 if the policy fails."""
         if self._situation.speculating:
             with self._faults.suppressed("rows wanted"):
@@ -161,45 +168,45 @@ class Scheduler:
         return 0
 
     def _rows_in_time(self, requests: int) -> int:
-        """Return the prompt rows that fit into a step's time limit, next to one row per request."""
+        """Return the prompt rows that fit into a step's time limit, beside one row per request."""
         if self._max_seconds is None:
             return self._max_rows
         return max(self._situation.costs.prompt_rows_within(self._max_seconds) - requests, MIN_CHUNK)
 
-    def _make_room(self, runs: dict[int, int]) -> None:
-        """Preempt requests, the last first, until the others have pages for their rows."""
+    def _preempt_for_pages(self, runs: dict[int, int]) -> None:
+        """Preempt requests, the last first, until the others have pages for their rows; remove them from `runs`."""
         if len(runs) + sum(runs.values()) // self._cache.page_size <= self._cache.free_pages:
             return  # enough pages even if every run starts a new one
-        while self._missing_in_all(runs) > self._cache.available_pages:
+        while self._missing_pages_of_all(runs) > self._cache.available_pages:
             if self.kept_prompts.release_all():
                 continue
             last = self.running[-1]
             runs.pop(last.request_id, None)
             self.preempt(last)
 
-    def _missing_in_all(self, runs: dict[int, int]) -> int:
-        return sum([self._missing(r, runs[r.request_id]) for r in self.running if r.request_id in runs])
+    def _missing_pages_of_all(self, runs: dict[int, int]) -> int:
+        return sum([self._missing_pages(r, runs[r.request_id]) for r in self.running if r.request_id in runs])
 
-    def _missing(self, request: Request, run: int) -> int:
+    def _missing_pages(self, request: Request, run: int) -> int:
         """Return the pages that the request lacks for its next `run` rows."""
         kv = request.kv
         missing = self._cache.pages_for(kv.begin + run) - len(kv.pages)
         return missing if missing > 0 else 0
 
     def _admit(self) -> None:
-        """Admit requests while there are pages for their tokens, plus one page per running request."""
+        """Start waiting requests while there are pages for their tokens, and a spare one per running request."""
         if not self.waiting:
             return
-        skipped: set[int] = set()
+        skipped: set[int] = set()  # ids of requests that wait for the prompt rows of a first answer
         queues = order.TenantQueues(self._candidates())
         promised = self._promised()
         while (request := self._order.first(queues.heads(), self.running)) is not None:
-            queues.leave(request)
+            queues.remove_head(request)
             if _waits_for_leader(request):
                 skipped.add(request.request_id)
                 continue
             preempted_before = self.preemptions
-            start = self._place_for(request, promised)
+            start = self._find_start(request, promised)
             if start is None:
                 return
             request.kv = start.open()
@@ -208,8 +215,10 @@ class Scheduler:
             self.waiting.remove(request)
             insort(self.running, request, key=order.preemption_rank)
             has_preempted = self.preemptions > preempted_before
-            promised = self._promised() if has_preempted else promised + self._missing(request, request.lag)
-            if self._is_full or has_preempted:  # others may start now
+            promised = (
+                self._promised() if has_preempted else promised + self._missing_pages(request, request.lag)
+            )
+            if self._is_full or has_preempted:  # the candidates have changed
                 queues = order.TenantQueues(
                     other for other in self._candidates() if other.request_id not in skipped
                 )
@@ -225,11 +234,14 @@ class Scheduler:
         return [request for request in self.waiting if order.is_preempted_by(self.running[-1], request)]
 
     def _promised(self) -> int:
-        """Return the pages that running requests lack for their remaining tokens."""
-        return sum(self._missing(request, request.lag) for request in self.running)
+        """Return the pages that running requests lack for the tokens they already have."""
+        return sum(self._missing_pages(request, request.lag) for request in self.running)
 
-    def _place_for(self, request: Request, promised: int) -> "_Start | None":
-        """Return the start of a request if there is room, after preemption if classes allow it; None: it must wait."""
+    def _find_start(self, request: Request, promised: int) -> "_Start | None":
+        """Return how to start a request if there is room; None: it must wait.
+
+        Requests of less urgent classes are preempted if that makes enough room. `promised` pages are not available.
+        """
         while True:
             start = self._start(request)
             spare = self._cache.available_pages - promised - len(self.running)
@@ -239,7 +251,9 @@ class Scheduler:
             if (needed > spare or not self._cache.can_open) and self.kept_prompts.release_all():
                 continue
             preemptible = [other for other in self.running if order.is_preempted_by(other, request)]
-            most = sum(len(other.kv.pages) + self._missing(other, other.lag) + 1 for other in preemptible)
+            most = sum(
+                len(other.kv.pages) + self._missing_pages(other, other.lag) + 1 for other in preemptible
+            )
             if (
                 not preemptible
                 or not order.is_preempted_by(self.running[-1], request)
@@ -250,16 +264,16 @@ class Scheduler:
             promised = self._promised()
 
     def _start(self, request: Request) -> "_Start":
-        """Return the start of a request, with rows of the first answer to the same prompt or of the prefix cache."""
-        cache, leader, page_size = self._cache, request.queued.leader, self._cache.page_size
+        """Return how to start a request: with the rows of the first answer to its prompt, or of the prefix cache."""
+        cache, leader, page_size = self._cache, request.scheduling.leader, self._cache.page_size
         is_scored = request.prompt_logprobs is None or request.scored >= request.prompt_len - 1
         # Rows found in the cache yield no log-probabilities.
         tokens = request.tokens if is_scored else ()
         matching = cache.matching_pages(request.owner_of_pages, tokens)
         rows = request.prompt_len - 1
         source = None if leader is None else self.kept_prompts.source(leader)
-        is_there = source is not None and source.computed >= rows > matching * page_size
-        if source is not None and is_there and cache.can_fork(source, rows):
+        has_more_rows = source is not None and source.computed >= rows > matching * page_size
+        if source is not None and has_more_rows and cache.can_fork(source, rows):
             return _Start(rows // page_size, lambda: cache.fork(source, rows))
         idle = cache.idle_matching_pages(request.owner_of_pages, tokens)
         return _Start(
@@ -270,15 +284,15 @@ class Scheduler:
 
 @dataclass(frozen=True)
 class _Start:
-    """A way to start a request: with rows of another answer, with rows of the prefix cache, or without."""
+    """A way to start a request: with KV rows of another answer, of the prefix cache, or of neither."""
 
-    shared_pages: int  # pages it shares with other holders, which cost nothing
-    open: Callable[[], KvSequence]
+    shared_pages: int  # pages that other sequences use too, so that they take no free page
+    open: Callable[[], KvSequence]  # opens the request's KV sequence
 
 
 def _waits_for_leader(request: Request) -> bool:
     """Return whether the first answer to the same prompt will compute rows that this request can copy."""
-    leader = request.queued.leader
+    leader = request.scheduling.leader
     return leader is not None and leader.finish_reason is None and leader.kv.computed < request.prompt_len - 1
 
 

@@ -189,6 +189,6 @@ async def _measured(context: ServerContext, request: NewRequest) -> AsyncGenerat
 
 def _failure(delta: AnswerDelta) -> ForewordError:
     why = delta.error or "the engine could not finish this answer"
-    if delta.asks_too_much:
+    if delta.is_request_error:
         return UnsatisfiableRequest(why, delta.error_param)
     return ApiError(500, why, code="engine_error")

@@ -27,7 +27,7 @@ def test_an_answer_ends_at_the_eos_inside_a_block(place: int):
     block = [9] * 5
     block[place] = EOS
     r = request(max_tokens=50)
-    assert r.kept(block) == place + 1
+    assert r.count_kept(block) == place + 1
     r.commit(Verdict(tokens=tuple(block[: place + 1])))
     assert r.finish_reason == "stop"
     assert r.output_ids[-1] == EOS
@@ -36,7 +36,7 @@ def test_an_answer_ends_at_the_eos_inside_a_block(place: int):
 @pytest.mark.parametrize("max_tokens", range(1, 6))
 def test_an_answer_ends_at_max_tokens_inside_a_block(max_tokens: int):
     r = request(max_tokens)
-    assert r.kept([9] * 5) == max_tokens
+    assert r.count_kept([9] * 5) == max_tokens
     r.commit(Verdict(tokens=tuple([9] * max_tokens)))
     assert r.finish_reason == "length"
     assert r.room == 0
@@ -51,7 +51,7 @@ def test_a_stop_beats_a_length_at_the_same_token():
 def test_the_context_ends_an_answer():
     r = request(max_tokens=50, context=5)
     assert r.room == 2
-    assert r.kept([9, 9, 9]) == 2
+    assert r.count_kept([9, 9, 9]) == 2
 
 
 def test_committing_past_the_end_is_an_error():

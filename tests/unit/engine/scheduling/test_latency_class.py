@@ -78,7 +78,7 @@ def test_others_take_turns_in_a_short_pass():
         assert len(runs) == 5
         for request in others:
             if request.request_id in runs:
-                request.queued.served = number
+                request.scheduling.last_pass = number
                 taken[request.request_id] = taken.get(request.request_id, 0) + 1
     assert set(taken.values()) == {2}
 

@@ -37,7 +37,7 @@ def test_of_equals_that_wait_only_the_first_is_compared():
     wanted = [world.ask(Service(priority=number % 2), tenant="ab"[number % 3 == 2]) for number in range(40)]
     lines = TenantQueues(wanted)
     assert lines.heads() == [wanted[0], wanted[1], wanted[2], wanted[5]]
-    lines.leave(wanted[0])
+    lines.remove_head(wanted[0])
     assert lines.heads() == [wanted[4], wanted[1], wanted[2], wanted[5]]
 
 
