@@ -74,10 +74,10 @@ def default_form(checkpoint: Checkpoint, isa: str) -> tuple[WeightForm, str]:
     """
     if isa not in BLOCK_SETS:
         return FORMS["int8"], f"passes over blocks were not measured to be faster on {isa}"
-    counts: Counter[bool] = Counter()
+    names, counts = checkpoint.tensor_names(), Counter[bool]()
     known: bool | None = None  # of packed safetensors, whose matrices are alike
     for name, shape in expected_shapes(checkpoint.config).items():
-        if len(shape) != 2 or name.endswith(_REORDERED) or name not in checkpoint.tensor_names():
+        if len(shape) != 2 or name.endswith(_REORDERED) or name not in names:
             continue
         stored = checkpoint.quantized(name)
         is_narrow = stored is not None and stored.kind in _NARROW_KINDS
