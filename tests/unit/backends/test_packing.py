@@ -91,6 +91,20 @@ def test_a_few_blocks_do_not_decide():
     assert form == FORMATS["int8"]
 
 
+def test_the_rule_reads_the_names_once_however_many_tensors_there_are(monkeypatch: pytest.MonkeyPatch):
+    """A checkpoint makes a new set of them in every call, and a mixture has thousands."""
+    calls: list[int] = []
+    names = RandomCheckpoint.tensor_names
+
+    def counted(checkpoint: RandomCheckpoint) -> frozenset[str]:
+        calls.append(1)
+        return names(checkpoint)
+
+    monkeypatch.setattr(RandomCheckpoint, "tensor_names", counted)
+    default_format(RandomCheckpoint(TINY, {MLP[0]: blocks("Q4_0", 96)}), "avx2")
+    assert len(calls) == 1
+
+
 @needs_cpu_kernels
 def test_blocks_of_another_shape_are_refused_by_name():
     with pytest.raises(CheckpointError, match=rf"tensor {KEY} has shape \(64, 128\)"):

@@ -77,10 +77,11 @@ def default_format(checkpoint: Checkpoint, isa: str) -> tuple[WeightFormat, str]
     """
     if isa not in BLOCK_SETS:
         return FORMATS["int8"], f"passes over blocks were not measured to be faster on {isa}"
+    names = checkpoint.tensor_names()
     counts: Counter[bool] = Counter()  # weights, by whether their blocks are narrow
     packed_are_narrow: bool | None = None  # of packed safetensors, whose matrices all have the same format
     for name, shape in expected_shapes(checkpoint.config).items():
-        if len(shape) != 2 or name.endswith(_REORDERED) or name not in checkpoint.tensor_names():
+        if len(shape) != 2 or name.endswith(_REORDERED) or name not in names:
             continue
         stored = checkpoint.quantized(name)
         is_narrow = stored is not None and stored.kind in _NARROW_KINDS
