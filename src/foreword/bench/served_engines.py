@@ -12,13 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
 from time import monotonic, sleep
+from typing import Any
 
 from foreword.bench.contestants import OURS, engine_environment
 from foreword.bench.peers import LOOKUP_TOKENS, VLLM_DRAFT_TOKENS
+from foreword.bench.skeleton import command_json
 from foreword.errors import RequestError
 
 START_SECONDS = 600
 """Maximum start time of a server in seconds. vLLM compiles for minutes."""
+
+_EXAMINED = (0, 1)
+"""Exit codes of `foreword prove` with a result; 1: a claim was refuted."""
 
 NAME = "model"
 """Name of the model in every server except transformers', which uses the path."""
@@ -102,7 +107,7 @@ def _answers(url: str, name: str) -> bool:
 
 def verdicts_of(
     served: ServedEngine, python: str | None, model: Path, threads: int, options: Sequence[str]
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """Return the result of `foreword prove --url --json` for an engine's server, or `absent` with a reason."""
     interpreter, name = python or sys.executable, served.name(model)
     plain = [part.format(model=model, name=name, threads=threads) for part in served.arguments]
@@ -110,17 +115,8 @@ def verdicts_of(
         with started(interpreter, [*plain, *served.speculation], name, threads) as url:
             given = ["--url", url, "--model", name, *options]
             if not served.speculation:
-                return _examined(given)
+                return command_json("prove", given, _EXAMINED)
             with started(interpreter, plain, name, threads) as plain_url:
-                return _examined([*given, "--plain-url", plain_url])
+                return command_json("prove", [*given, "--plain-url", plain_url], _EXAMINED)
     except RequestError as error:
         return {"verdicts": [], "absent": [str(error)]}
-
-
-def _examined(options: Sequence[str]) -> dict[str, object]:
-    command = [sys.executable, "-m", "foreword", "prove", *options, "--json"]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode not in (0, 1):  # 1: a claim was refuted
-        raise RequestError(f"foreword prove ended with exit code {done.returncode}")
-    found: dict[str, object] = json.loads(done.stdout)
-    return found

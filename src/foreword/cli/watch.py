@@ -1,11 +1,9 @@
 """`foreword top` and `foreword advise`: speculation on a server."""
 
 import json
-import os
 import time
 import urllib.error
 import urllib.request
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,7 +11,9 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from foreword.cli.console import JsonOption, print_json, stdout
+from foreword.cli.bench.common import fields_of
+from foreword.cli.console import JsonOption, print_json, say, stdout
+from foreword.cli.options.serve import client_key
 from foreword.errors import RequestError
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def fetch_report(url: str, api_key: str | None) -> "ControlReport":
 
     if not url.startswith(("http://", "https://")):
         raise RequestError(f"--url must be an http address, not {url!r}")
-    key = api_key or os.environ.get("FOREWORD_API_KEY", "").split(",")[0]
+    key = client_key(api_key)
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     request = urllib.request.Request(f"{url.rstrip('/').removesuffix('/v1')}/speculation", headers=headers)
     try:
@@ -201,9 +201,8 @@ def advise(url: UrlOption = DEFAULT_URL, api_key: KeyOption = None, as_json: Jso
     found = advice(report)
     for one in found:
         where = f"{one.drafter} for {one.cohort}: " if one.drafter else ""
-        stdout.print(f"{one.mode}: {where}{one.what}", soft_wrap=True)
-        stdout.print(f"    {one.change}", soft_wrap=True)
+        say(f"{one.mode}: {where}{one.what}", f"    {one.change}")
     if not found:
-        stdout.print(without_advice(report), soft_wrap=True)
+        say(without_advice(report))
     if as_json:
-        print_json({"advice": [asdict(one) for one in found]})
+        print_json({"advice": fields_of(found)})

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
+from foreword.bench.contestants import OURS
+from foreword.bench.pictures import Chart, save_charts
+from foreword.bench.prompts import own_prompts
 from foreword.cli.bench.common import Benchmark, fields_of, print_table, save_plot
 from foreword.cli.console import (
     DEFAULT_MODEL,
@@ -28,8 +31,6 @@ if TYPE_CHECKING:
     from foreword.backends.loading import DecoderLoader
     from foreword.bench.step_cost import EngineCosts, StepTimer
     from foreword.models.config import ModelConfig
-
-OURS = "foreword"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +54,6 @@ class Step(Benchmark):
             raise RequestError(f"--compare knows llama.cpp only, not {self.compare!r}")
         sizes = parse_sizes("--tokens", self.tokens)
         prompts = parse_sizes("--prefill", self.prefill) if self.prefill else []
-        from foreword.bench.pictures import Chart, save_charts
         from foreword.bench.step_cost import DecoderTimer, check_sizes, compare_step_cost
 
         target = self._random(self.shape) if self.shape else self.load().engine.target
@@ -71,10 +71,8 @@ class Step(Benchmark):
         times = {name: [(float(step.n), step.ms) for step in cost.steps] for name, cost in costs.items()}
         chart = Chart("new tokens (n)", "milliseconds", times)
         save_plot(self.plot, lambda path: save_charts([chart], path, f"{self.shape or self.model}: {title}"))
-        own, others = (
-            asdict(costs[OURS]),
-            {name: asdict(cost) for name, cost in costs.items() if name != OURS},
-        )
+        others = {name: asdict(cost) for name, cost in costs.items()}
+        own = others.pop(OURS)
         found = {"prefill": own["prompts"], "compare": others, "rows": own["steps"]}
         self.show_json({"model": self.shape or self.model, "context": self.context, **found})
 
@@ -164,7 +162,6 @@ class Quality(JsonCommand):
     device: DeviceOption = "cpu"
 
     def run(self) -> None:
-        from foreword.bench.prompts import own_prompts
         from foreword.bench.quality import measure_quality, read_text
         from foreword.engine.loader import load_model
 
@@ -181,13 +178,11 @@ class Quality(JsonCommand):
         with stage_bar() as show:
             show(f"loading {exact}", 0, 0)
             backend = "torch" if on_cpu else "cuda"
-            reference = load_model(
-                self.model, dtype=exact, device=self.device, backend=backend, quantization="none"
-            )
-            read = (
-                "\n\n".join(one.text for one in own_prompts()) if self.text is None else read_text(self.text)
-            )
-            ids = reference.tokenizer.encode(read)[: self.tokens]
+            plain: dict[str, Any] = {"dtype": exact, "backend": backend, "quantization": "none"}
+            reference = load_model(self.model, device=self.device, **plain)
+            shipped = "\n\n".join(one.text for one in own_prompts())
+            text = shipped if self.text is None else read_text(self.text)
+            ids = reference.tokenizer.encode(text)[: self.tokens]
             if not ids:
                 raise RequestError(f"{self.text} has no text in it")
             forms = self.forms or ",".join(_CPU_DEFAULTS if on_cpu else (*_GPU_FORMS, "fp8+fp8-kv"))
