@@ -15,7 +15,13 @@ from foreword.errors import RequestError
 from foreword.proofs.server import examination
 from foreword.proofs.server.claims import CHECKS
 from foreword.proofs.server.client import Broken, RefusedByServer, Server
-from foreword.proofs.server.context import ClaimVerdict, ExaminationPlan, ProofContext, Reproduction
+from foreword.proofs.server.context import (
+    MOST_REQUESTS,
+    ClaimVerdict,
+    ExaminationPlan,
+    ProofContext,
+    Reproduction,
+)
 from foreword.wire.openai_http import base_address, listed_model, open_client
 
 if TYPE_CHECKING:  # imports this module
@@ -52,8 +58,9 @@ async def _run(options: "Prove", plan: ExaminationPlan, plain_body: dict[str, An
         except (Broken, RefusedByServer) as fault:
             raise RequestError(f"{server.address} does not answer a plain request: {fault}") from None
         checks = examination.chosen(options.only) if options.only else CHECKS
-        cost = examination.cost(context, checks)
-        _print_cost(context, cost)
+        by_check = examination.cost(context, checks)
+        most = MOST_REQUESTS + sum(by_check.values())
+        _print_cost(context, most)
         found: list[ClaimVerdict] = []
         began = perf_counter()
         if not options.dry_run:
@@ -73,8 +80,8 @@ async def _run(options: "Prove", plan: ExaminationPlan, plain_body: dict[str, An
         "plan": plan.name,
         "minutes": options.minutes,
         "seconds": perf_counter() - began,
-        "requests_told": cost.whole,
-        "requests_by_check": dict(cost.checks),
+        "requests_told": most,
+        "requests_by_check": by_check,
         "requests_made": requests_made,
         "refuted": refuted,
         "fails_under_concurrency": failing,
@@ -98,10 +105,10 @@ async def _servers(
     return server, None if switch is None else Server(client, model.name, options.route, switch)
 
 
-def _print_cost(context: ProofContext, cost: examination.Cost) -> None:
+def _print_cost(context: ProofContext, most: int) -> None:
     plan = context.plan
     say(
-        f"{context.server.model} at {context.server.address}: at most {cost.whole:,} requests ({plan.name}: "
+        f"{context.server.model} at {context.server.address}: at most {most:,} requests ({plan.name}: "
         f"{plan.prompts} prompts × {plan.tokens} tokens, {plan.draws:,} draws × {plan.depth} tokens); "
         "a refutation costs a few more"
     )
