@@ -28,9 +28,7 @@ from foreword.errors import RequestError
 
 if TYPE_CHECKING:
     from foreword.backends.interface import Decoder
-    from foreword.backends.loading import DecoderLoader
     from foreword.bench.step_cost import EngineCosts, StepTimer
-    from foreword.models.config import ModelConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,12 +54,12 @@ class Step(Benchmark):
         prompts = parse_sizes("--prefill", self.prefill) if self.prefill else []
         from foreword.bench.step_cost import DecoderTimer, check_sizes, compare_step_cost
 
-        target = self._random(self.shape) if self.shape else self.load().engine.target
-        check_sizes(sizes, self.context, self.repeats, target.config.context_length, prompts)
+        decoders = self._decoders()
+        check_sizes(sizes, self.context, self.repeats, decoders[OURS].config.context_length, prompts)
         most = max(*sizes, *prompts, 1)
-        timers: dict[str, StepTimer] = {OURS: DecoderTimer(target, self.context, most)}
-        if self.experts:
-            timers = self._mixture_timers(target, most)
+        timers: dict[str, StepTimer] = {
+            name: DecoderTimer(decoder, self.context, most) for name, decoder in decoders.items()
+        }
         if self.compare:
             timers |= self._llama_cpp_timers(most)
         with progress_bar("measuring") as show:
@@ -76,31 +74,23 @@ class Step(Benchmark):
         found = {"prefill": own["prompts"], "compare": others, "rows": own["steps"]}
         self.show_json({"model": self.shape or self.model, "context": self.context, **found})
 
-    def _mixture_timers(self, target: "Decoder", most_tokens: int) -> "dict[str, StepTimer]":
-        from foreword.bench.random_models import RandomCheckpoint, as_mixture
-        from foreword.bench.step_cost import DecoderTimer
-
-        shapes = {OURS: as_mixture(target.config, self.experts), "dense": target.config}
-        loader = self._loader(shapes[OURS])  # both on a backend that can run the mixture
-        return {
-            name: DecoderTimer(loader.load(RandomCheckpoint(shape)), self.context, most_tokens)
-            for name, shape in shapes.items()
-        }
-
-    def _random(self, shape: str) -> "Decoder":
-        from foreword.bench.random_models import RandomCheckpoint, named_shape
-
-        config = named_shape(shape)
-        return self._loader(config).load(RandomCheckpoint(config))
-
-    def _loader(self, config: "ModelConfig") -> "DecoderLoader":
+    def _decoders(self) -> "dict[str, Decoder]":
+        """Return the model, or random weights of its shape; a mixture is compared with the dense shape."""
         from foreword.backends.choice import choose_backend, fitted, pick_device
         from foreword.backends.loading import DecoderLoader
+        from foreword.bench.random_models import RandomCheckpoint, as_mixture, named_shape
 
+        model = None if self.shape else self.load().engine.target
+        if model is not None and not self.experts:
+            return {OURS: model}
+        config = named_shape(self.shape) if model is None else model.config
+        shapes = {OURS: as_mixture(config, self.experts), "dense": config} if self.experts else {OURS: config}
         place = pick_device(self.device)
         chosen = choose_backend(self.backend, self.dtype, place)
-        choice = fitted(chosen, config, backend=self.backend, dtype=self.dtype, device=place)
-        return DecoderLoader(choice, place)
+        # All on a backend that can run the mixture.
+        choice = fitted(chosen, shapes[OURS], backend=self.backend, dtype=self.dtype, device=place)
+        loader = DecoderLoader(choice, place)
+        return {name: loader.load(RandomCheckpoint(shape)) for name, shape in shapes.items()}
 
     def _llama_cpp_timers(self, most_tokens: int) -> "dict[str, StepTimer]":
         from foreword.bench.llama_cpp import FILE_TYPES, LlamaCppTimer, quantized_copy

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -18,14 +19,16 @@ import typer
 
 from foreword.backends.choice import pick_device
 from foreword.bench.pictures import Chart, save_charts
-from foreword.cli.console import fetched, note, say, stage_bar, stderr
+from foreword.cli.console import fetched, note, say, stage_bar, stderr, stdout
 from foreword.cli.options.grouped import pick
 from foreword.errors import RequestError
 from foreword.models.formats.checkpoint import open_checkpoint
+from foreword.models.sources.resolve import resolve_model
 from foreword.progress import StageProgress
 from foreword.train.files import (
     TEXTS,
     identity_of,
+    require_directory,
     require_own,
     require_pieces_alone,
     require_same_kind,
@@ -37,10 +40,17 @@ from foreword.train.loop.trainer import LearningRates, TrainSettings
 from foreword.train.passes.target import FrozenTarget
 from foreword.train.texts.batches import EndlessBatch, EngineBatch, TextBatch
 from foreword.train.texts.data import WritingReport, WritingSettings, write_answers, write_training_set
-from foreword.train.texts.documents import Document, count_shards, gather_texts, require_written_by
+from foreword.train.texts.documents import (
+    Document,
+    count_shards,
+    gather_texts,
+    read_shards,
+    require_written_by,
+)
 from foreword.train.texts.prompts import FilePrompt, read_prompt_file
 
-if TYPE_CHECKING:  # imports this module
+if TYPE_CHECKING:  # these import this module
+    from foreword.cli.train.data import Data
     from foreword.cli.train.main import CommonOptions
 
 
@@ -191,6 +201,43 @@ def run_training(
     if options.plot is not None:
         save_curves(run.log, options.plot, f"{recipe.method} for {options.model}")
     say(f"{options.out}: {recipe.method}, with a card in README.md")
+
+
+def run_writing(options: "Data") -> None:
+    """Write training texts until the time or the tokens are used up."""
+    require_directory(options.out)
+    prompts = read_prompts(options.prompts)
+    place = TrainingTarget(options.model, options.device, compiled=options.compiled)
+    require_written_by(options.out, place.identity)
+    with stop_signals() as stopped, memory_in_one_line("give fewer --rows"), stage_bar() as bar:
+        settings = WritingSettings(
+            context=options.context,
+            seconds=None if options.minutes is None else 60 * options.minutes,
+            answer_tokens=options.tokens,
+            only_prompts=options.only_prompts,
+            seed=count_shards(options.out) if options.seed is None else options.seed,
+            stop=stopped,
+        )
+        write_texts(place, options.out, settings, prompts, options.rows, ConsoleWatcher(bar))
+    if stopped():
+        raise typer.Exit(STOPPED)
+
+
+def show_texts(directory: Path, model: str, count: int) -> None:
+    """Print the first training texts of a directory."""
+    if not count_shards(directory):
+        raise RequestError(f"{directory} has no training texts; write some with --minutes or --tokens")
+    checkpoint = open_checkpoint(resolve_model(model))
+    require_written_by(directory, identity_of(checkpoint))
+    tokenizer = checkpoint.tokenizer()
+    for document in islice(read_shards(directory), count):
+        begin = document.answer_begin
+        prompt = tokenizer.decode(document.tokens[:begin].tolist(), skip_special_tokens=False)
+        answer = tokenizer.decode(document.tokens[begin:].tolist(), skip_special_tokens=False)
+        where = ", held out" if document.held_out else ""
+        stdout.rule(f"{document.kind}, temperature {document.temperature:.2f}{where}")
+        stdout.print(prompt, style="dim", markup=False, end="")
+        stdout.print(answer, markup=False)
 
 
 def _write_first(
