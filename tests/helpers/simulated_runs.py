@@ -11,7 +11,7 @@ from foreword.bench.drafters.summary import ALL, summarise
 from foreword.bench.link import LinkReport
 from foreword.bench.methods import Method
 from foreword.bench.prompts import BenchPrompt
-from foreword.bench.step_cost import measure_step_cost
+from foreword.bench.step_cost import DecoderTimer, compare_step_cost
 from foreword.engine.llm import LLM
 from foreword.progress import StageProgress
 from foreword.simulate.calibration import Calibration, with_drafter, with_link, with_steps
@@ -105,7 +105,8 @@ def _drafter(llm: LLM, plan: Plan) -> DrafterRows:
 
 def _calibrate(llm: LLM, plan: Plan, drafter: DrafterRows) -> Calibration:
     # A pass over n rows guesses n - 1 tokens of its own text, so there must be as many.
-    steps = measure_step_cost(llm.engine.target, plan.rows, context=max(128, plan.rows[-1]), repeats=5)
+    timer = DecoderTimer(llm.engine.target, max(128, plan.rows[-1]), max(plan.rows))
+    steps = compare_step_cost({"": timer}, plan.rows, repeats=5)[""].steps
     known = with_steps(Calibration(measured={"steps": ""}), {"rows": [vars(step) for step in steps]})
     return with_drafter(known, *drafter)
 
@@ -118,7 +119,7 @@ def _with_node(known: Calibration, cluster: Cluster, batch: int) -> Calibration:
 def _measured(llm: LLM, plan: Plan, batch: int) -> float:
     ids = [llm.encode(prompt.text) for prompt in plan.prompts[:batch]]
     rates = {
-        speculate: run_batch(llm.engine, ids, plan.tokens, speculate, plan.warm).tokens_per_second
+        speculate: run_batch(llm.engine, ids, plan.tokens, speculate, warm=plan.warm).tokens_per_second
         for speculate in (False, True)
     }
     return rates[True] / rates[False]

@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from foreword.backends.torch.decoder import TorchDecoder
+from foreword.backends.torch.weights import weights_from
 from foreword.bench.gpu import speculating
 from foreword.bench.gpu.engines import measure_start
 from foreword.bench.gpu.recorded import DEPTH, rate_for, scripted_runs
 from foreword.bench.gpu.speculating import measure_controller, measure_heads, measure_speculation
-from foreword.bench.random_models import SHAPES, random_weights
+from foreword.bench.random_models import SHAPES, RandomTensors
 from foreword.engine.config import EngineConfig
 from foreword.models.config import ModelConfig
 from helpers.clocks import ScriptedClock
@@ -34,7 +35,8 @@ def tiny(hidden: int) -> ModelConfig:
 
 def decoder(hidden: int) -> TorchDecoder:
     config = tiny(hidden)
-    return TorchDecoder(config, random_weights(config, torch.float32, torch.device("cpu")))
+    tensors = RandomTensors(config, torch.float32, torch.device("cpu"))
+    return TorchDecoder(config, weights_from(tensors, config))
 
 
 def test_every_drafter_pays_and_its_guesses_are_right_as_often_as_wanted():

@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle, islice
 from statistics import median
 
-from foreword.bench.batch_runs import BatchRun, batch_arm, speedup
+from foreword.bench.batch_runs import BatchRun, run_batch, speedup
 from foreword.bench.skeleton import PLAIN, stage_of, take_turns
 from foreword.engine.core import EngineCore
 from foreword.errors import RequestError
@@ -47,7 +48,8 @@ def measure_batches(
     rows: list[BatchRow] = []
     for place, batch in enumerate(batches):
         chosen = list(islice(cycle(prompts), batch))
-        arms = {name: batch_arm(engine, chosen, tokens, name == SPECULATIVE) for name in (PLAIN, SPECULATIVE)}
+        ways = {PLAIN: False, SPECULATIVE: True}
+        arms = {name: partial(run_batch, engine, chosen, tokens, on) for name, on in ways.items()}
         progress = stage_of(on_progress, f"batch {batch}", place, len(batches))
         runs = take_turns(arms, repeats, progress, warm_up=0)
         rows.append(_row(runs[PLAIN], runs[SPECULATIVE], rows[0] if rows else None))

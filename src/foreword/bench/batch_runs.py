@@ -102,12 +102,14 @@ def run_batch(
     prompts: Sequence[Sequence[int]],
     tokens: int,
     speculate: SpeculationSetting,
+    _: int = 0,
+    *,
     warm: int = 0,
 ) -> BatchRun:
     """Run prefill, then decode until the requests have gained `tokens` tokens on average.
 
     With `speculate` True, the engine's own drafter drafts at every step. The first `warm` tokens do not count, because
-    remote drafters must process the prompts first.
+    remote drafters must process the prompts first. The round's number makes it an arm of `take_turns`.
     """
     setting = {"fixed": True} if speculate is True else speculate
     wanted = greedy_requests("batch", prompts, _room(engine, prompts, tokens + warm), setting)
@@ -120,17 +122,6 @@ def run_batch(
     finally:
         while pipeline.is_busy:
             pipeline.advance()
-
-
-def batch_arm(
-    engine: EngineCore,
-    prompts: Sequence[Sequence[int]],
-    tokens: int,
-    speculate: SpeculationSetting,
-    warm: int = 0,
-) -> Callable[[int], BatchRun]:
-    """Return an arm of `take_turns` that runs this batch."""
-    return lambda _: run_batch(engine, prompts, tokens, speculate, warm)
 
 
 def _room(engine: EngineCore, prompts: Sequence[Sequence[int]], tokens: int) -> int:

@@ -11,10 +11,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any, cast
 
-from foreword.bench.contestants import KINDS, OURS, PLAIN, Contestant, engine_environment
+from foreword.bench.contestants import KINDS, OURS, Contestant, engine_environment
 from foreword.bench.llama_cpp import CACHE
 from foreword.bench.pictures import saved_figure
-from foreword.bench.skeleton import ENGINE_PAUSE, Interval, bootstrap, take_turns
+from foreword.bench.skeleton import ENGINE_PAUSE, PLAIN, Interval, bootstrap, take_turns
 from foreword.errors import RequestError
 from foreword.models.sources.builtin import cache_directory
 from foreword.progress import StageProgress

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import foreword
 from foreword import __version__
+from foreword.bench.skeleton import PLAIN
 from foreword.errors import RequestError
 
-OURS, PLAIN = "foreword", "plain"
+OURS = "foreword"
 
 
 @dataclass(frozen=True)

@@ -37,9 +37,7 @@ class Trace:
 
     prompt: int
     repeat: int
-    bursts: tuple[
-        tuple[float, tuple[int, ...]], ...
-    ]  # seconds since the first one, bytes of each token's text
+    bursts: tuple[tuple[float, tuple[int, ...]], ...]  # seconds since the first, bytes of each token's text
 
     @property
     def key(self) -> tuple[int, int]:

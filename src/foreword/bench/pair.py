@@ -49,7 +49,6 @@ def divergence(target: Tensor, draft: Tensor, temperature: float) -> Divergence:
     p, q = distributions(target, temperature), distributions(draft, temperature)
     tv = (p - q).abs().sum(-1) / 2
     kl = None if temperature == 0 else float((p * (p.log() - q.log())).nansum(-1).clamp(min=0).mean())
-    chosen = p.gather(-1, q.argmax(-1, keepdim=True))
     return Divergence(
         places=len(p),
         tv=float(tv.mean()),
@@ -57,7 +56,7 @@ def divergence(target: Tensor, draft: Tensor, temperature: float) -> Divergence:
         same_top=float((p.argmax(-1) == q.argmax(-1)).double().mean()),
         token=float((1 - tv).mean()),
         coupled=float(coupled_agreement(p, q).mean()),
-        chosen=float(chosen.mean()),
+        chosen=float(p.gather(-1, q.argmax(-1, keepdim=True)).mean()),
     )
 
 
@@ -162,10 +161,8 @@ class PairBench:
         config = EngineConfig(acceptance_rule="coupled" if is_plain else rule)
         core = make_core(self._target, config, None if is_plain else self._speculation)
         cases = [(t, *prompt) for t in TEMPERATURES for prompt in prompts]
-        settings = self._settings
-        greedy = SamplingParams(
-            temperature=0, max_tokens=settings.max_tokens, seed=settings.seed, ignore_eos=True
-        )
+        most, seed = self._settings.max_tokens, self._settings.seed
+        greedy = SamplingParams(temperature=0, max_tokens=most, seed=seed, ignore_eos=True)
         try:
             decode(core, prompts[0][1], replace(greedy, max_tokens=4), tenant="warm-up")
             shown = staged(cases, progress, lambda case: f"{rule}, temperature {case[0]:g}, {case[1]}")
@@ -182,7 +179,8 @@ class PairBench:
         """Compare both models' distributions at the positions of the answers, one for each prompt."""
         found: dict[tuple[str, float], list[Divergence]] = defaultdict(list)
         pairs = list(zip(answers, prompts, strict=True))
-        for (_, temperature, kind, run), prompt in staged(pairs, progress, _distributions_stage):
+        what = "distributions, temperature {0[0].temperature:g}, {0[0].kind}"
+        for (_, temperature, kind, run), prompt in staged(pairs, progress, what.format):
             scores = [
                 log_probabilities(model.decoder, [*prompt, *run.token_ids])[len(prompt) - 1 : -1]
                 for model in (self._target, self._draft)
@@ -191,10 +189,6 @@ class PairBench:
             target, draft = (one[:, :width].float().cpu() for one in scores)
             found[kind, temperature].append(divergence(target, draft, temperature))
         return [KindDivergence(kind, t, combined(parts)) for (kind, t), parts in found.items()]
-
-
-def _distributions_stage(case: tuple[RuleAnswer, list[int]]) -> str:
-    return f"distributions, temperature {case[0].temperature:g}, {case[0].kind}"
 
 
 def merged(answers: Sequence[RuleAnswer], *, by_kind: bool) -> list[RuleAnswer]:

@@ -54,12 +54,11 @@ def measure_accept_cost(
     target: Decoder,
     tokens: Sequence[int],
     params: SamplingParams,
-    *,
-    chain: int = 5,
-    rule: Rule = Rule.COUPLED,
-    batches: Sequence[int] = (1, 4, 16),
-    repeats: int = 15,
-    progress: Progress | None = None,
+    chain: int,
+    rule: Rule,
+    batches: Sequence[int],
+    repeats: int,
+    progress: Progress,
 ) -> AcceptCosts:
     """Measure the acceptance of batches of chains on a real text, interleaved with a target pass."""
     if chain < 0 or len(tokens) < chain + 2 or repeats < 1 or not batches or min(batches) < 1:

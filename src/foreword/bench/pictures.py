@@ -16,18 +16,15 @@ def require_matplotlib() -> Any:  # noqa: ANN401 - an optional package
     try:
         return importlib.import_module("matplotlib")
     except ImportError:
-        raise RequestError(
-            '--plot needs matplotlib: pip install "foreword[plot]", or pip install matplotlib'
-        ) from None
+        advice = 'pip install "foreword[plot]", or pip install matplotlib'
+        raise RequestError(f"--plot needs matplotlib: {advice}") from None
 
 
 @contextmanager
 def saved_figure(path: Path, width: float, height: float, title: str = "") -> Iterator[Any]:
     """Yield an empty figure of this size in inches; write it in the format of the file name after the block."""
-    matplotlib = require_matplotlib()
-    figure = importlib.import_module("matplotlib.figure").Figure(
-        figsize=(width, height), layout="constrained"
-    )
+    matplotlib, kind = require_matplotlib(), importlib.import_module("matplotlib.figure").Figure
+    figure = kind(figsize=(width, height), layout="constrained")
     with matplotlib.rc_context({"axes.spines.top": False, "axes.spines.right": False}):
         yield figure
     if title:
@@ -51,12 +48,15 @@ def draw_bars(
         middles = [groups.index(group) + width * (place - (len(heights) - 1) / 2) for group in own]
         bars = axes.bar(middles, list(own.values()), width, label=name)
         axes.bar_label(bars, fmt=form, fontsize=7, padding=1)
-    axes.axhline(level[0], color="black", linewidth=0.8, linestyle="--", label=level[1])
+    _draw_level(axes, level)
     axes.set_xticks(range(len(groups)), groups, rotation=20, ha="right")
 
 
 Line = Sequence[tuple[float, float]]
 """Points (x, y), by x."""
+
+Lines = Mapping[str, Line]
+"""Lines by legend."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,13 @@ class Chart:
 
     x_label: str
     y_label: str
-    lines: Mapping[str, Line]  # by legend
+    lines: Lines
     level: tuple[float, str] | None = None  # a dashed line and its label
     marked: Line = ()  # highlighted points
+
+
+def _draw_level(axes: Any, level: tuple[float, str]) -> None:  # noqa: ANN401 - an optional package
+    axes.axhline(level[0], color="black", linewidth=0.8, linestyle="--", label=level[1])
 
 
 def save_charts(charts: Sequence[Chart], path: Path, title: str) -> None:
@@ -81,8 +85,7 @@ def _draw(axes: Any, chart: Chart) -> None:  # noqa: ANN401 - an optional packag
     for name, points in chart.lines.items():
         axes.plot([x for x, _ in points], [y for _, y in points], marker="o", markersize=4, label=name)
     if chart.level is not None:
-        height, meaning = chart.level
-        axes.axhline(height, color="black", linewidth=0.8, linestyle="--", label=meaning)
+        _draw_level(axes, chart.level)
     for x, y in chart.marked:
         axes.plot([x], [y], marker="o", markersize=11, fillstyle="none", color="black")
     axes.set_xlabel(chart.x_label)
@@ -105,8 +108,6 @@ th:first-child, td:first-child { text-align: left } tr { border-bottom: 1px soli
 .charts { display: flex; flex-wrap: wrap; gap: 1.5rem } svg text { font-size: 11px; fill: currentColor }
 .key span { margin-right: 1rem } .key i { display: inline-block; width: .8em; height: .8em; margin-right: .3em }
 """
-
-Lines = Mapping[str, Sequence[tuple[float, float]]]
 
 
 def colours_of(names: Sequence[str]) -> dict[str, str]:

@@ -3,9 +3,10 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 
-from foreword.bench.batch_runs import batch_arm, medians, speedup
+from foreword.bench.batch_runs import medians, run_batch, speedup
 from foreword.bench.skeleton import PLAIN, stage_of, started_command, take_turns
 from foreword.cluster.address import NodeAddress
 from foreword.drafters.config import SpeculationSetting
@@ -81,7 +82,7 @@ def measure_pools(
     found: list[PoolSpeed] = []
     for place, batch in enumerate(batches):
         chosen = [prompts[index % len(prompts)] for index in range(batch)]
-        arms = {way: batch_arm(engine, chosen, tokens, setting, WARM) for way, setting in ways.items()}
+        arms = {way: partial(run_batch, engine, chosen, tokens, one, warm=WARM) for way, one in ways.items()}
         shown = stage_of(progress, f"batch {batch}", place, len(batches))
         turns = take_turns(arms, repeats, shown)
         for way, runs in turns.items():

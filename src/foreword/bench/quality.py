@@ -49,7 +49,7 @@ def measure_quality(
     reference: Decoder,
     forms: Mapping[str, Callable[[], Decoder]],
     tokens: Sequence[int],
-    progress: Progress | None = None,
+    progress: Progress,
 ) -> list[Quality]:
     """Return KL and agreement of every format, computed over windows of the text."""
     windows = [list(tokens[i : i + WINDOW]) for i in range(0, len(tokens), WINDOW)]
@@ -61,8 +61,7 @@ def measure_quality(
             ours = log_probabilities(decoder, window)
             sums[name][0] += float((expected.exp() * (expected - ours)).sum())
             sums[name][1] += float((expected.argmax(-1) == ours.argmax(-1)).sum())
-        if progress is not None:
-            progress(index + 1, len(windows))
+        progress(index + 1, len(windows))
     count = len(tokens)
     return [Quality(name, count, kl / count, agreed / count) for name, (kl, agreed) in sums.items()]
 

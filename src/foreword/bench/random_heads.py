@@ -40,9 +40,8 @@ Shaped = tuple[dict[str, tuple[int, ...]], dict[str, Any]]
 def write_random_head(method: str, target: ModelConfig, path: Path) -> Path:
     """Write a head of this method for this target into a new directory."""
     if method not in _SHAPES:
-        raise RequestError(
-            f"--methods: there is no random model for {method!r}, only for {', '.join(_SHAPES)}"
-        )
+        known = ", ".join(_SHAPES)
+        raise RequestError(f"--methods: there is no random model for {method!r}, only for {known}")
     shapes, config = _SHAPES[method](_plain(target))
     generator = torch.Generator().manual_seed(0)
     tensors = {
@@ -101,9 +100,8 @@ def _mtp(target: ModelConfig) -> Shaped:
     module = {name.removeprefix("layers.0."): shape for name, shape in _layers(target, 1).items()}
     module |= {"eh_proj.weight": (hidden, 2 * hidden)}
     module |= {f"{name}.weight": (hidden,) for name in ("enorm", "hnorm", "shared_head.norm")}
-    return {f"model.layers.{target.num_layers}.{name}": shape for name, shape in module.items()}, (
-        layer_config(target)
-    )
+    shapes = {f"model.layers.{target.num_layers}.{name}": shape for name, shape in module.items()}
+    return shapes, layer_config(target)
 
 
 def _medusa(target: ModelConfig) -> Shaped:

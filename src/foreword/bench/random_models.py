@@ -12,7 +12,6 @@ from tokenizers import Tokenizer as HfTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 from torch import Tensor
 
-from foreword.backends.torch.weights import DecoderWeights, weights_from
 from foreword.backends.weight_loader import stacked
 from foreword.errors import RequestError
 from foreword.models.config import (
@@ -35,20 +34,18 @@ from foreword.models.layer_shapes import expected_shapes
 from foreword.models.tokenization.tokenizer import Tokenizer
 
 
+def _shape(
+    architecture: str, vocab: int, hidden: int, layers: list[LayerSpec], rope: RopeSpec, tied: bool = False
+) -> ModelConfig:
+    norm = NormSpec(1e-5)
+    return ModelConfig(architecture, vocab, hidden, 131_072, tuple(layers), norm, rope, tied_embeddings=tied)
+
+
 def _llama(
     vocab: int, hidden: int, mlp: int, layers: int, heads: int, kv_heads: int, dim: int, tied: bool
 ) -> ModelConfig:
     layer = LayerSpec(AttentionSpec(heads, kv_heads, dim), MlpSpec(mlp))
-    return ModelConfig(
-        architecture="llama",
-        vocab_size=vocab,
-        hidden_size=hidden,
-        context_length=131_072,
-        layers=(layer,) * layers,
-        norm=NormSpec(1e-5),
-        rope=RopeSpec(500_000.0),
-        tied_embeddings=tied,
-    )
+    return _shape("llama", vocab, hidden, [layer] * layers, RopeSpec(500_000.0), tied)
 
 
 def _gemma3() -> ModelConfig:
@@ -57,31 +54,23 @@ def _gemma3() -> ModelConfig:
     local = replace(attention, window=1024, rope=RopeSpec(1e4))
     mlp = MlpSpec(15_360, activation="gelu_pytorch_tanh")
     layers = [LayerSpec(attention if index % 6 == 5 else local, mlp, Norms.AROUND) for index in range(48)]
-    base = _llama(262_208, 3840, 15_360, 48, 16, 8, 256, tied=True)
-    return replace(
-        base,
-        architecture="gemma3",
-        layers=tuple(layers),
-        rope=RopeSpec(1e6, LinearRopeScaling(8.0)),
-        embedding_scale=3840**0.5,
-    )
+    shape = _shape("gemma3", 262_208, 3840, layers, RopeSpec(1e6, LinearRopeScaling(8.0)), tied=True)
+    return replace(shape, embedding_scale=3840**0.5)
 
 
 def _qwen3_moe() -> ModelConfig:
     """Qwen3-30B-A3B."""
     mlp = MlpSpec(0, experts=ExpertsSpec(128, 8, 768, normalize=True))
     layer = LayerSpec(AttentionSpec(32, 4, 128, qk_norm=True), mlp)
-    base = _llama(151_936, 2048, 768, 48, 32, 4, 128, tied=False)
-    return replace(base, architecture="qwen3_moe", layers=(layer,) * 48, rope=RopeSpec(1e6))
+    return _shape("qwen3_moe", 151_936, 2048, [layer] * 48, RopeSpec(1e6))
 
 
 def _deepseek_v2_lite() -> ModelConfig:
     latent = LatentSpec(kv_rank=512, query_rank=None, nope_dim=128, rope_dim=64, value_dim=128)
     attention = AttentionSpec(16, 16, 192, latent=latent)
     mixture = LayerSpec(attention, MlpSpec(2816, experts=ExpertsSpec(64, 6, 1408)))
-    base = _llama(102_400, 2048, 10_944, 27, 16, 16, 192, tied=False)
-    layers = (LayerSpec(attention, MlpSpec(10_944)), *(mixture,) * 26)
-    return replace(base, architecture="deepseek_v2", layers=layers)
+    layers = [LayerSpec(attention, MlpSpec(10_944)), *[mixture] * 26]
+    return _shape("deepseek_v2", 102_400, 2048, layers, RopeSpec(500_000.0))
 
 
 def _gpt_oss() -> ModelConfig:
@@ -89,53 +78,31 @@ def _gpt_oss() -> ModelConfig:
     attention = AttentionSpec(64, 8, 64, bias=True, output_bias=True, sinks=True)
     mlp = MlpSpec(0, experts=ExpertsSpec(32, 4, 2880, normalize=True, bias=True, clamp=7.0))
     local, whole = LayerSpec(replace(attention, window=128), mlp), LayerSpec(attention, mlp)
-    base = _llama(201_088, 2880, 2880, 24, 64, 8, 64, tied=False)
-    return replace(base, architecture="gpt_oss", layers=(local, whole) * 12, rope=RopeSpec(150_000.0))
+    return _shape("gpt_oss", 201_088, 2880, [local, whole] * 12, RopeSpec(150_000.0))
 
 
 def _hybrid(
-    base: ModelConfig, attention: AttentionSpec, mlp: MlpSpec, layers: int, value_heads: int = 32
+    vocab: int, hidden: int, heads: int, kv_heads: int, mlp: MlpSpec, layers: int, value_heads: int = 32
 ) -> ModelConfig:
     """Qwen3.5 and Qwen3-Next: the gated delta rule in three of four layers."""
     delta = RecurrentSpec(
         Recurrence.DELTA, kernel=4, heads=value_heads, value_dim=128, key_heads=16, key_dim=128
     )
-    whole = LayerSpec(replace(attention, qk_norm=True, gated=True), mlp)
-    return replace(
-        base,
-        architecture="qwen3_5",
-        layers=(*(replace(whole, recurrent=delta),) * 3, whole) * (layers // 4),
-        rope=RopeSpec(1e7, rotary_dim=attention.head_dim // 4),
-    )
-
-
-def _qwen3_5_small() -> ModelConfig:
-    """Qwen3.5 0.8B."""
-    base = _llama(248_320, 1024, 3584, 24, 8, 2, 256, tied=True)
-    return _hybrid(base, AttentionSpec(8, 2, 256), MlpSpec(3584), 24, value_heads=16)
+    whole = LayerSpec(AttentionSpec(heads, kv_heads, 256, qk_norm=True, gated=True), mlp)
+    four = [*[replace(whole, recurrent=delta)] * 3, whole]
+    return _shape("qwen3_5", vocab, hidden, four * (layers // 4), RopeSpec(1e7, rotary_dim=64))
 
 
 def _lfm2() -> ModelConfig:
     """LFM2 1.2B: short convolutions, and attention in six layers."""
     whole = LayerSpec(AttentionSpec(32, 8, 64, qk_norm=True), MlpSpec(8192))
     short = replace(whole, recurrent=RecurrentSpec(Recurrence.NONE, kernel=3, heads=1, value_dim=2048))
-    layers = tuple(whole if index in (2, 5, 8, 10, 12, 14) else short for index in range(16))
-    base = _llama(65_536, 2048, 8192, 16, 32, 8, 64, tied=True)
-    return replace(base, architecture="lfm2", layers=layers, rope=RopeSpec(1e6))
+    layers = [whole if index in (2, 5, 8, 10, 12, 14) else short for index in range(16)]
+    return _shape("lfm2", 65_536, 2048, layers, RopeSpec(1e6), tied=True)
 
 
-def _qwen3_5() -> ModelConfig:
-    """Qwen3.5 9B."""
-    base = _llama(248_320, 4096, 12_288, 32, 16, 4, 256, tied=False)
-    return _hybrid(base, AttentionSpec(16, 4, 256), MlpSpec(12_288), 32)
-
-
-def _qwen3_next() -> ModelConfig:
-    """Qwen3-Next 80B-A3B with a quarter of its experts, which fit into one GPU's memory."""
-    experts = ExpertsSpec(128, 10, 512, normalize=True, shared_gate=True)
-    base = _llama(151_936, 2048, 512, 48, 16, 2, 256, tied=False)
-    return _hybrid(base, AttentionSpec(16, 2, 256), MlpSpec(512, experts=experts), 48)
-
+_QUARTER_OF_EXPERTS = ExpertsSpec(128, 10, 512, normalize=True, shared_gate=True)
+"""A quarter of the experts of Qwen3-Next 80B-A3B, which fit into one GPU's memory."""
 
 SHAPES = {
     "llama-8b": _llama(128_256, 4096, 14_336, 32, 32, 8, 128, tied=False),
@@ -145,10 +112,10 @@ SHAPES = {
     "qwen3-30b-a3b": _qwen3_moe(),
     "deepseek-v2-lite": _deepseek_v2_lite(),
     "gpt-oss-20b": _gpt_oss(),
-    "qwen3.5-0.8b": _qwen3_5_small(),
+    "qwen3.5-0.8b": replace(_hybrid(248_320, 1024, 8, 2, MlpSpec(3584), 24, 16), tied_embeddings=True),
     "lfm2-1.2b": _lfm2(),
-    "qwen3.5-9b": _qwen3_5(),
-    "qwen3-next-22b-a3b": _qwen3_next(),
+    "qwen3.5-9b": _hybrid(248_320, 4096, 16, 4, MlpSpec(12_288), 32),
+    "qwen3-next-22b-a3b": _hybrid(151_936, 2048, 16, 2, MlpSpec(512, experts=_QUARTER_OF_EXPERTS), 48),
 }
 
 
@@ -189,9 +156,7 @@ class RandomTensors:
             return numbers.fill_(float(name.endswith("norm.weight")))
         gain = self._gain_of(_layer_of(name)) if name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0
         if self._is_mixture and name == "model.embed_tokens.weight":
-            gain = (
-                numbers.shape[1] ** 0.5
-            )  # large embeddings, so that different tokens take different experts
+            gain = numbers.shape[1] ** 0.5  # large, so that different tokens take different experts
         return numbers.normal_(0.0, gain * numbers.shape[1] ** -0.5, generator=self._generator)
 
     def matrix(self, names: Sequence[str]) -> Tensor:
@@ -215,11 +180,6 @@ class RandomMxfp4(RandomTensors):
         codes = self.nothing(*shape, GROUP // 2).to(torch.uint8).random_(256, generator=self._generator)
         scale = 128 - round(math.log2(columns**0.5 * 6))  # the root mean square of 4-bit numbers is 3
         return pack(codes, torch.full(shape, scale, dtype=torch.uint8, device=self._device), self._dtype)
-
-
-def random_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> DecoderWeights:
-    """Return reproducible random weights in the scale of trained ones."""
-    return weights_from(RandomTensors(config, dtype, device), config)
 
 
 EXPERTS_USED = 2

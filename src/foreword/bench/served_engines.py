@@ -12,19 +12,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
 from time import monotonic, sleep
+from typing import Any
 
 from foreword.bench.contestants import OURS, engine_environment
 from foreword.bench.peers import LOOKUP_TOKENS, VLLM_DRAFT_TOKENS
+from foreword.bench.skeleton import command_json
 from foreword.errors import RequestError
 
 START_SECONDS = 600
 """Maximum start time of a server in seconds. vLLM compiles for minutes."""
 
+_EXAMINED = (0, 1)
+"""Exit codes of `foreword prove` with a result; 1: a claim was refuted."""
+
 NAME = "model"
 """Name of the model in every server except transformers', which uses the path."""
-
-Arguments = Callable[[Path, int], list[str]]
-"""Returns interpreter arguments that start a server, by model and threads."""
 
 
 @dataclass(frozen=True)
@@ -33,48 +35,35 @@ class ServedEngine:
 
     engine: str
     label: str  # column of the table
-    arguments: Arguments
+    arguments: Sequence[str]  # of the interpreter; {model}, {name} and {threads} are filled in
     speculation: Sequence[str] = ()  # further arguments; the plain reference server has none
     name: Callable[[Path], str] = lambda _: NAME  # of the model in requests
-
-
-def _foreword(model: Path, threads: int) -> list[str]:
-    return ["-m", "foreword", "serve", str(model), "--served-model-name", NAME]
-
-
-def _llama_cpp(model: Path, threads: int) -> list[str]:
-    fixed = ("--model_alias", NAME, "--n_ctx", "2048", "--n_threads", str(threads))
-    return ["-m", "llama_cpp.server", "--model", str(model), *fixed]
-
-
-def _transformers(model: Path, threads: int) -> list[str]:
-    return [
-        "-c",
-        "from transformers.cli.transformers import main; main()",
-        "serve",
-        _transformers_name(model),
-    ]
 
 
 def _transformers_name(model: Path) -> str:
     return f"{model.parent}:{model.name}" if model.is_file() else str(model)
 
 
-def _vllm(model: Path, threads: int) -> list[str]:
-    # Half of a GPU, since the plain server runs concurrently.
-    half = ("--gpu-memory-utilization", "0.45", "--max-model-len", "4096", "--served-model-name", NAME)
-    return ["-m", "vllm.entrypoints.openai.api_server", "--model", str(model), *half]
-
-
-_VLLM_NGRAM = {"method": "ngram", "num_speculative_tokens": VLLM_DRAFT_TOKENS, "prompt_lookup_max": 4}
+_FOREWORD = ("-m", "foreword", "serve", "{model}", "--served-model-name", "{name}")
+_LLAMA_CPP = (
+    *("-m", "llama_cpp.server", "--model", "{model}", "--model_alias", "{name}"),
+    *("--n_ctx", "2048", "--n_threads", "{threads}"),
+)
 _LOOKUP = ("--draft_model", "prompt-lookup-decoding", "--draft_model_num_pred_tokens", str(LOOKUP_TOKENS))
+_TRANSFORMERS = ("-c", "from transformers.cli.transformers import main; main()", "serve", "{name}")
+_VLLM = (
+    *("-m", "vllm.entrypoints.openai.api_server", "--model", "{model}", "--served-model-name", "{name}"),
+    # Half of a GPU, since the plain server runs concurrently.
+    *("--gpu-memory-utilization", "0.45", "--max-model-len", "4096"),
+)
+_VLLM_NGRAM = {"method": "ngram", "num_speculative_tokens": VLLM_DRAFT_TOKENS, "prompt_lookup_max": 4}
 
 SERVED = (
-    ServedEngine(OURS, "foreword", _foreword),
-    ServedEngine("llama.cpp", "llama.cpp", _llama_cpp),
-    ServedEngine("llama.cpp", "llama.cpp lookup", _llama_cpp, _LOOKUP),
-    ServedEngine("transformers", "transformers", _transformers, name=_transformers_name),
-    ServedEngine("vllm", "vLLM ngram", _vllm, ("--speculative-config", json.dumps(_VLLM_NGRAM))),
+    ServedEngine(OURS, "foreword", _FOREWORD),
+    ServedEngine("llama.cpp", "llama.cpp", _LLAMA_CPP),
+    ServedEngine("llama.cpp", "llama.cpp lookup", _LLAMA_CPP, _LOOKUP),
+    ServedEngine("transformers", "transformers", _TRANSFORMERS, name=_transformers_name),
+    ServedEngine("vllm", "vLLM ngram", _VLLM, ("--speculative-config", json.dumps(_VLLM_NGRAM))),
 )
 
 
@@ -118,25 +107,16 @@ def _answers(url: str, name: str) -> bool:
 
 def verdicts_of(
     served: ServedEngine, python: str | None, model: Path, threads: int, options: Sequence[str]
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """Return the result of `foreword prove --url --json` for an engine's server, or `absent` with a reason."""
-    interpreter = python or sys.executable
-    plain, name = served.arguments(model, threads), served.name(model)
+    interpreter, name = python or sys.executable, served.name(model)
+    plain = [part.format(model=model, name=name, threads=threads) for part in served.arguments]
     try:
         with started(interpreter, [*plain, *served.speculation], name, threads) as url:
             given = ["--url", url, "--model", name, *options]
             if not served.speculation:
-                return _examined(given)
+                return command_json("prove", given, _EXAMINED)
             with started(interpreter, plain, name, threads) as plain_url:
-                return _examined([*given, "--plain-url", plain_url])
+                return command_json("prove", [*given, "--plain-url", plain_url], _EXAMINED)
     except RequestError as error:
         return {"verdicts": [], "absent": [str(error)]}
-
-
-def _examined(options: Sequence[str]) -> dict[str, object]:
-    command = [sys.executable, "-m", "foreword", "prove", *options, "--json"]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode not in (0, 1):  # 1: a claim was refuted
-        raise RequestError(f"foreword prove ended with exit code {done.returncode}")
-    found: dict[str, object] = json.loads(done.stdout)
-    return found

@@ -204,6 +204,16 @@ def started_command(arguments: Sequence[str]) -> Iterator[tuple[str, int]]:
             process.wait()
 
 
+def command_json(name: str, options: Sequence[str], fine: Sequence[int] = (0,)) -> dict[str, Any]:
+    """Return the JSON output of a `foreword` command; refuse exit codes that are not `fine`."""
+    command = [sys.executable, "-m", "foreword", *name.split(), *options, "--json"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode not in fine:
+        raise RequestError(f"foreword {name} ended with exit code {done.returncode}")
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
 def _last_object(text: str) -> Any:  # noqa: ANN401 - whatever the file holds
     try:
         return json.loads(text)

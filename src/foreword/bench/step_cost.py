@@ -1,6 +1,6 @@
 """Measures the time of a target pass by number of new tokens, which determines the gain of speculation."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
@@ -15,6 +15,7 @@ from foreword.bench.skeleton import ENGINE_PAUSE, take_turns
 from foreword.engine.requests.request import Request
 from foreword.errors import RequestError
 from foreword.kv.chunks import CHUNK, draft_room
+from foreword.progress import Progress
 from foreword.proofs.passes import CachedRequests
 from foreword.speculation.draft import Draft
 
@@ -93,27 +94,13 @@ class DecoderTimer:
             return perf_counter() - began
 
 
-def measure_step_cost(
-    target: Decoder,
-    new_tokens: Sequence[int],
-    *,
-    context: int = 256,
-    repeats: int = 15,
-    progress: Callable[[int, int], None] | None = None,
-) -> list[StepCost]:
-    """Return the median milliseconds of a pass for each number of new tokens."""
-    check_sizes(new_tokens, context, repeats, target.config.context_length)
-    timer = DecoderTimer(target, context, max(new_tokens))
-    return compare_step_cost({"": timer}, new_tokens, repeats=repeats, progress=progress)[""].steps
-
-
 def compare_step_cost(
     timers: Mapping[str, StepTimer],
     new_tokens: Sequence[int],
     *,
     prompts: Sequence[int] = (),
     repeats: int = 15,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> dict[str, EngineCosts]:
     """Measure several engines interleaved; the first round is warm-up."""
 
@@ -132,9 +119,9 @@ def compare_step_cost(
 def _costs(
     samples: Sequence[tuple[list[float], list[float]]], new_tokens: Sequence[int], prompts: Sequence[int]
 ) -> EngineCosts:
-    steps, prefills = ([part for part in parts if part] for parts in zip(*samples, strict=True))
     step_ms, prompt_ms = (
-        [1e3 * median(times) for times in zip(*parts, strict=True)] for parts in (steps, prefills)
+        [1e3 * median(times) for times in zip(*filter(None, parts), strict=True)]
+        for parts in zip(*samples, strict=True)
     )
     return EngineCosts(
         [StepCost(n, ms, ms / step_ms[0]) for n, ms in zip(new_tokens, step_ms, strict=True)],
@@ -143,11 +130,7 @@ def _costs(
 
 
 def check_sizes(
-    new_tokens: Sequence[int],
-    context: int,
-    repeats: int,
-    context_length: int,
-    prompts: Sequence[int] = (),
+    new_tokens: Sequence[int], context: int, repeats: int, context_length: int, prompts: Sequence[int] = ()
 ) -> None:
     """Raise `RequestError` for impossible sizes."""
     if any(not 1 <= n <= context_length for n in prompts):
@@ -157,6 +140,5 @@ def check_sizes(
     if repeats < 1:
         raise RequestError(f"repeats must be at least 1, not {repeats}")
     if not context >= 1 or context + max(new_tokens) > context_length:
-        raise RequestError(
-            f"context + new tokens must be in 2 .. {context_length}, the model's context length"
-        )
+        most = f"{context_length}, the model's context length"
+        raise RequestError(f"context + new tokens must be in 2 .. {most}")

@@ -97,11 +97,7 @@ def measure_structured(
         raise RequestError("--batch and --repeats must be at least 1, --tokens at least 8")
     structured = StructuredOutputs(json=LONG_KEYS if schema is None else schema)
     prompts = [tuple(encode(PROMPT.format(number=number + 1))) for number in range(batch)]
-
-    def run(arm: StructuredArm, _: int) -> BatchRun:
-        return _run(engine, prompts, arm, structured if arm.has_schema else None, tokens)
-
-    settings = structured_arms(engine)
+    run, settings = partial(_run, engine, prompts, tokens, structured), structured_arms(engine)
     runs = take_turns({arm.name: partial(run, arm) for arm in settings}, repeats, progress)
     plain = {arm.has_schema: runs[arm.name] for arm in settings if arm.speculation is False}
     added = [
@@ -115,14 +111,14 @@ def measure_structured(
 def _run(
     engine: EngineCore,
     prompts: Sequence[tuple[int, ...]],
-    arm: StructuredArm,
-    structured: StructuredOutputs | None,
     tokens: int,
+    structured: StructuredOutputs,
+    arm: StructuredArm,
+    _: int,
 ) -> BatchRun:
     """Decode until the first answer ends; steps with prompts do not count."""
-    params = SamplingParams(
-        temperature=0, max_tokens=tokens, structured=structured, ignore_eos=structured is None
-    )
+    form = structured if arm.has_schema else None
+    params = SamplingParams(temperature=0, max_tokens=tokens, structured=form, ignore_eos=form is None)
     wanted = [
         NewRequest(f"structured-{place}", prompt, params, speculation=arm.speculation)
         for place, prompt in enumerate(prompts)

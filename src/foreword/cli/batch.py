@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from foreword.cli.console import DEFAULT_MODEL, ComputeOptions, ModelOption, loading_bar, progress_bar, stderr
+from foreword.cli.console import DEFAULT_MODEL, ComputeOptions, ModelOption, loading_bar, note, progress_bar
 from foreword.cli.options.common import GenerationConfigOption, SpeculationOptions
 from foreword.cli.options.grouped import options_command
 from foreword.cli.options.serve import need_server_extra
@@ -72,9 +72,10 @@ def batch(
 
                 asyncio.run(run_batch(settings, supervision, tokenizer, found, out, on_stage, on_ready))
     counts = found.counts
-    _say(f"{counts.answered} answered, {counts.failed} failed, {counts.kept} kept from before: {answers}")
+    done = f"{counts.answered} answered, {counts.failed} failed, {counts.kept} kept from before: {answers}"
+    note(done)
     if failed := counts.failed + counts.failed_before:
-        _say(f"{failed} of {found.total} requests failed; their lines have the errors")
+        note(f"{failed} of {found.total} requests failed; their lines have the errors")
 
 
 @contextmanager
@@ -83,9 +84,5 @@ def _stopping(found: "Batch") -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        _say(f"{found.counts.done} of {found.total} answered; the same command continues")
+        note(f"{found.counts.done} of {found.total} answered; the same command continues")
         raise typer.Exit(128 + signal.SIGINT) from None
-
-
-def _say(line: str) -> None:
-    stderr.print(line, markup=False, soft_wrap=True)

@@ -1,9 +1,12 @@
 """Common parts of the commands: consoles, progress bars, loading, JSON output."""
 
 import json
+import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from functools import partial
+from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,6 +26,7 @@ from foreword.cli.options.common import (
 )
 from foreword.cli.options.grouped import Command, late, option
 from foreword.errors import RequestError
+from foreword.progress import StageProgress
 
 if TYPE_CHECKING:
     from foreword.engine.config import EngineConfig
@@ -30,6 +34,22 @@ if TYPE_CHECKING:
 
 stdout = Console(highlight=False)
 stderr = Console(stderr=True, highlight=False)
+
+
+def say(*lines: str, to: Console = stdout) -> None:
+    """Print lines of plain text, which do not wrap."""
+    for line in lines:
+        to.print(line, markup=False, soft_wrap=True)
+
+
+def note(*lines: str) -> None:
+    """Print lines of plain text to standard error."""
+    say(*lines, to=stderr)
+
+
+def visible(text: str) -> str:
+    """Return the text without control characters except newline and tab."""
+    return "".join(one for one in text if one in "\n\t" or unicodedata.category(one) != "Cc")
 
 
 def nothing() -> None:
@@ -113,7 +133,7 @@ LINE_SECONDS = 2.0
 
 
 @contextmanager
-def stage_bar(*, is_long: bool = False) -> Iterator[Callable[[str, int, int], None]]:
+def stage_bar(*, is_long: bool = False) -> Iterator[StageProgress]:
     """Show a transient bar on standard error; yield a function that takes (stage, done, total).
 
     With `is_long`, print a line per stage if standard error is a file or a pipe.
@@ -132,31 +152,29 @@ def stage_bar(*, is_long: bool = False) -> Iterator[Callable[[str, int, int], No
         yield show
 
 
-def _stage_lines() -> Callable[[str, int, int], None]:
+def _stage_lines() -> StageProgress:
     newest = ""
 
     def show(stage: str, done: int, total: int) -> None:
         nonlocal newest
         if stage != newest:
             newest = stage
-            stderr.print(f"{stage} ({done} of {total})" if total else stage, markup=False, soft_wrap=True)
+            note(f"{stage} ({done} of {total})" if total else stage)
 
     return show
 
 
 @contextmanager
-def loading_bar() -> Iterator[Callable[[str, int, int], None]]:
+def loading_bar() -> Iterator[StageProgress]:
     """Show the progress of a server's start: a bar on a terminal, percentages in a log."""
     if not stderr.is_terminal:
-        yield percent_lines(lambda line: stderr.print(line, markup=False, soft_wrap=True))
+        yield percent_lines(note)
         return
     with stage_bar() as show:
         yield show
 
 
-def percent_lines(
-    write: Callable[[str], object], clock: Callable[[], float] = monotonic
-) -> Callable[[str, int, int], None]:
+def percent_lines(write: Callable[[str], object], clock: Callable[[], float] = monotonic) -> StageProgress:
     """Return a progress function that writes lines such as "loading: 40%".
 
     A stage gets a line at its end, and one per tenth before, at most one in `LINE_SECONDS`.
@@ -180,7 +198,15 @@ def percent_lines(
 def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
     """Show a transient bar for one task; yield a function that takes (done, total)."""
     with stage_bar() as show:
-        yield lambda done, total: show(title, done, total)
+        yield partial(show, title)
+
+
+def fetched(model: str) -> Path:
+    """Return a model's path; fetch it if needed, with a progress bar."""
+    from foreword.models.sources.resolve import resolve_model
+
+    with stage_bar() as on_stage:
+        return resolve_model(model, on_progress=on_stage)
 
 
 def load_llm(
@@ -195,10 +221,7 @@ def load_llm(
     Speculation and the model's sampling defaults are off unless given. `answers` is the number of concurrent answers:
     a GPU is prepared for no more.
     """
-    from foreword.models.sources.resolve import resolve_model
-
-    with stage_bar() as on_stage:
-        path = resolve_model(model, on_progress=on_stage)
+    path = fetched(model)
     from foreword.engine.config import EngineConfig  # imports torch
     from foreword.engine.llm import LLM
 
@@ -210,8 +233,8 @@ def load_llm(
             str(path),
             **{"speculation": None, "generation_config": "none", **options},
             config=config,
-            progress=lambda done, total: on_stage(f"loading {model}", done, total),
-            preparing=lambda done, total: on_stage("preparing passes", done, total),
+            progress=partial(on_stage, f"loading {model}"),
+            preparing=partial(on_stage, "preparing passes"),
         )
     after_loading()
     return llm

@@ -11,8 +11,8 @@ from foreword.cli.console import (
     ModelOption,
     print_json,
     progress_bar,
+    say,
     stage_bar,
-    stdout,
 )
 
 app = typer.Typer(no_args_is_help=True, help="Build datastores of the drafter rest.")
@@ -40,10 +40,7 @@ def build(
         counts = {"tokens": header.tokens, "files": header.files, "bytes": header.file_bytes}
         print_json({"out": str(out), **counts})
         return
-    stdout.print(
-        f"{out}: {header.tokens:,} tokens of {header.files} files, {header.file_bytes / 1e6:.1f} MB",
-        soft_wrap=True,
-    )
+    say(f"{out}: {header.tokens:,} tokens of {header.files} files, {header.file_bytes / 1e6:.1f} MB")
 
 
 @app.command()
@@ -54,25 +51,17 @@ def show(file: Annotated[Path, typer.Argument(help="Datastore.")], as_json: Json
     header = read_header(file)
     with progress_bar(f"checking {file}") as on_progress:
         verify(file, header, on_progress)
-    about = {
-        "tokens": header.tokens,
-        "shards": header.shards,
-        "bytes": header.file_bytes,
-        "model": header.model,
-        "vocab_size": header.vocab_size,
-        "tokenizer": header.tokenizer,
-        "files": header.files,
-        "sources": list(header.sources),
-    }
     if as_json:
+        names = ("tokens", "shards", "file_bytes", "model", "vocab_size", "tokenizer", "files", "sources")
+        about = {name.removeprefix("file_"): getattr(header, name) for name in names}
         print_json({"file": str(file), **about})
         return
-    stdout.print(f"{file}: whole, every byte as it was written", soft_wrap=True)
     shards = "1 shard" if header.shards == 1 else f"{header.shards} shards"
-    stdout.print(f"{header.tokens:,} tokens in {shards}, {header.file_bytes / 1e6:.1f} MB")
-    stdout.print(
-        f"tokenizer of {header.model}: {header.vocab_size} ids, {header.tokenizer[:16]}", soft_wrap=True
-    )
     more = header.files - len(header.sources)
     names = ", ".join(header.sources) + (f" and {more} more" if more else "")
-    stdout.print(f"made of {names}", soft_wrap=True)
+    say(
+        f"{file}: whole, every byte as it was written",
+        f"{header.tokens:,} tokens in {shards}, {header.file_bytes / 1e6:.1f} MB",
+        f"tokenizer of {header.model}: {header.vocab_size} ids, {header.tokenizer[:16]}",
+        f"made of {names}",
+    )

@@ -17,6 +17,7 @@ from foreword.cli.console import (
     print_json,
     stderr,
     stdout,
+    visible,
 )
 from foreword.cli.options.common import (
     GenerationConfigOption,
@@ -106,13 +107,10 @@ class StructuredOptions:
             raise RequestError(f"{' and '.join(named)} exclude each other; give one")
         if self.json_schema is not None:
             return _of_schema(self.json_schema)
-        if self.regex is not None:
-            return StructuredOutputs(regex=self.regex)
-        if self.choice:
-            return StructuredOutputs(choice=self.choice)
-        if self.grammar is not None:
-            return StructuredOutputs(grammar=_grammar_text(self.grammar))
-        return None
+        if not named:
+            return None
+        grammar = None if self.grammar is None else _grammar_text(self.grammar)
+        return StructuredOutputs(regex=self.regex, choice=self.choice or None, grammar=grammar)
 
 
 def _of_schema(file: Path) -> "StructuredOutputs":
@@ -241,8 +239,6 @@ def _answer(
 
 def _show(_: int, text: str) -> None:
     """Print text; control characters are removed on a terminal."""
-    from foreword.cli.chat.text import visible
-
     print(visible(text) if sys.stdout.isatty() else text, end="", flush=True)
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from foreword.cli.console import JsonOption, print_json, stdout
+from foreword.cli.console import JsonOption, print_json, say
 from foreword.errors import RequestError
 
 app = typer.Typer(no_args_is_help=True, help="Inspect, convert and quantise draft heads.")
@@ -28,7 +28,7 @@ def show(head: HeadArgument, as_json: JsonOption = False) -> None:
     for key, value in found.items():
         shown = ", ".join(map(str, value)) or "none" if isinstance(value, list) else value
         shown = json.dumps(shown) if isinstance(shown, dict) else shown
-        stdout.print(f"{key.replace('_', ' ')}: {shown}", markup=False, soft_wrap=True)
+        say(f"{key.replace('_', ' ')}: {shown}")
 
 
 @app.command()
@@ -78,4 +78,4 @@ def _report(out: Path, size: int, as_json: bool) -> None:
     if as_json:
         print_json({"out": str(out), "bytes": size})
     else:
-        stdout.print(f"{out}: {size / 1e6:.1f} MB", markup=False, soft_wrap=True)
+        say(f"{out}: {size / 1e6:.1f} MB")

@@ -155,5 +155,5 @@ def _plainly(message: str) -> str:
 
 
 def _end(message: str, code: int) -> NoReturn:
-    console.stderr.print(f"foreword: {' '.join(message.split())}", markup=False, soft_wrap=True)
+    console.note(f"foreword: {' '.join(message.split())}")
     sys.exit(code)

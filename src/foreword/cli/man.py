@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from foreword import __version__
-from foreword.cli.console import stdout
+from foreword.cli.console import say
 from foreword.errors import RequestError
 
 
@@ -25,7 +25,7 @@ def man(
     except OSError as error:
         raise RequestError(f"{directory} cannot be written: {error.strerror}") from None
     first = directory / "foreword.1"
-    stdout.print(f"{len(pages)} pages in {directory}; read one with: man -l {first}", soft_wrap=True)
+    say(f"{len(pages)} pages in {directory}; read one with: man -l {first}")
 
 
 def _pages(command: Any, parent: Any, path: str) -> Iterator[tuple[str, str]]:  # noqa: ANN401 - typer's own click's

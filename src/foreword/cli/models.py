@@ -1,19 +1,23 @@
 """`foreword pull`, `models`, `prune` and `warm`: fetch, list and prepare models."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.table import Table
 
+from foreword.cli.bench.common import fields_of
 from foreword.cli.console import (
     DEFAULT_MODEL,
     JsonOption,
     ModelArgument,
+    fetched,
     load_llm,
     print_json,
     progress_bar,
+    say,
     stage_bar,
     stdout,
 )
@@ -31,7 +35,7 @@ def pull(
 
     with stage_bar() as on_stage:
         path = pull_model(name, on_stage)
-    stdout.print(f"{name} is ready: {path}", soft_wrap=True)
+    say(f"{name} is ready: {path}")
 
 
 def list_models(
@@ -47,28 +51,26 @@ def list_models(
 
     entries = [*builtin.list_models(), *cached_models()]
     if as_json:
-        rows = [(e.name, str(e.path), e.bytes, e.present) for e in entries]
-        names = ("name", "path", "bytes", "present")
-        print_json({"models": [dict(zip(names, row, strict=True)) for row in rows]})
+        rows = [
+            {"name": e.name, "path": str(e.path), "bytes": e.bytes, "present": e.present} for e in entries
+        ]
+        print_json({"models": rows})
         return
-    headings = ("name", "size", "fetched", "what it is", "path")
     lines = [
         (e.name, f"{e.bytes / 1e6:.0f} MB", "yes" if e.present else "no", e.description, str(e.path))
         for e in entries
     ]
-    _print_table(headings, lines)
+    _print_table(("name", "size", "fetched", "what it is", "path"), lines)
     if stdout.is_terminal:
         stdout.print("Also: a .gguf file, a Hugging Face directory, or a hub id such as org/name.")
 
 
 def _list_supported(as_json: bool) -> None:
-    from dataclasses import asdict
-
     from foreword.backends.support import BACKENDS, supported_families
 
     families = supported_families()
     if as_json:
-        print_json({"families": [asdict(family) for family in families]})
+        print_json({"families": fields_of(families)})
         return
     lines = [(row.models, row.hf_class, row.formats, *row.backends.values()) for row in families]
     _print_table(("models", "class", "files", *BACKENDS), lines)
@@ -99,13 +101,11 @@ def prune(
     """
     from foreword.models.pruning import parse_layers
     from foreword.models.pruning import prune as write_pruned
-    from foreword.models.sources.resolve import resolve_model
 
     if (layers is None) == (keep is None):
         raise RequestError("give either --layers, such as 0-9,20-29, or --keep with a number of layers")
     wanted = parse_layers(layers) if layers is not None else keep or 0
-    with stage_bar() as on_stage:
-        path = resolve_model(model, on_progress=on_stage)
+    path = fetched(model)
     missing = [str(parent) for parent in reversed(out.parents) if not parent.exists()]
     with progress_bar(f"writing {out}") as on_progress:
         kept = write_pruned(path, out, wanted, on_progress)
@@ -114,9 +114,9 @@ def prune(
         print_json({"model": model, "out": str(out), "layers": kept, "bytes": size, "directories": missing})
         return
     if missing:
-        stdout.print(f"made {', '.join(missing)}", markup=False, soft_wrap=True)
+        say(f"made {', '.join(missing)}")
     numbers = ", ".join(map(str, kept))
-    stdout.print(f"{out}: {len(kept)} layers ({numbers}), {size / 1e6:.0f} MB", soft_wrap=True)
+    say(f"{out}: {len(kept)} layers ({numbers}), {size / 1e6:.0f} MB")
 
 
 def warm(
@@ -148,11 +148,8 @@ def warm(
         config=config,
     )
     with stage_bar() as on_stage:
-        count = compile_passes(
-            llm.engine, max_num_seqs, lambda done, total: on_stage("compiling kernels", done, total)
-        )
+        count = compile_passes(llm.engine, max_num_seqs, partial(on_stage, "compiling kernels"))
     if as_json:
         print_json({"model": model, "kernels": count})
     else:
-        device = torch.cuda.get_device_name()
-        stdout.print(f"{model}: {count} kernels are compiled for {device}", soft_wrap=True)
+        say(f"{model}: {count} kernels are compiled for {torch.cuda.get_device_name()}")

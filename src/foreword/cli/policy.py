@@ -1,14 +1,15 @@
 """`foreword policy` and `foreword tune`: check, explain and write policy files."""
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foreword.cli.bench.common import MOST_TOKENS, TEMPERATURE, prompts_of
-from foreword.cli.console import JsonCommand, JsonOption, ModelCommand, print_json, stage_bar, stdout
+from foreword.bench.prompts import take_per_category
+from foreword.cli.bench.common import MOST_TOKENS, TEMPERATURE, fields_of, prompts_of
+from foreword.cli.console import JsonCommand, JsonOption, ModelCommand, print_json, say, stage_bar, stdout
 from foreword.cli.options.common import one_of, read_bytes, read_text, speculation_choice
 from foreword.cli.options.grouped import REQUIRED, argument, command, option
 from foreword.cli.options.serve import need_server_extra
@@ -41,12 +42,8 @@ def check(file: Annotated[Path, typer.Argument(help="Policy file.")], as_json: J
     }
     named = ", ".join(found["cohorts"]) or "none"
     verdict = "contradicts itself" if rules.errors else "is well-formed"
-    stdout.print(
-        f"{file} {verdict}: cohorts {named}; drafters {', '.join(policy.drafters) or 'none'}", soft_wrap=True
-    )
-    for kind, lines in (("error", rules.errors), ("warning", rules.warnings)):
-        for line in lines:
-            stdout.print(f"{kind}: {line}", soft_wrap=True, markup=False)
+    say(f"{file} {verdict}: cohorts {named}; drafters {', '.join(policy.drafters) or 'none'}")
+    say(*(f"error: {line}" for line in rules.errors), *(f"warning: {line}" for line in rules.warnings))
     if as_json:
         print_json(found)
     if rules.errors:
@@ -99,8 +96,7 @@ def _settings(speculation: str) -> "ServerSettings":
         raise RequestError("--speculation: name a method or off; what auto is depends on the server's model")
     if choice == "off":
         return ServerSettings("")
-    config = SpeculationConfig.parse(choice)
-    return ServerSettings("", speculation=config)
+    return ServerSettings("", speculation=SpeculationConfig.parse(choice))
 
 
 @app.command()
@@ -127,18 +123,15 @@ def _read(path: Path) -> "PolicyFile":
 
 
 def _show(found: "Explanation", notes: list[str]) -> None:
-    stdout.print(f"cohort {found.cohort}, counted as {found.label}: {found.reason}", soft_wrap=True)
-    for name, why in found.passed_over.items():
-        stdout.print(f"  not {name}: {why}", soft_wrap=True)
-    for drafter, why in found.drafters.items():
-        stdout.print(f"  {drafter}: {why}", soft_wrap=True)
+    say(f"cohort {found.cohort}, counted as {found.label}: {found.reason}")
+    say(*(f"  not {name}: {why}" for name, why in found.passed_over.items()))
+    say(*(f"  {drafter}: {why}" for drafter, why in found.drafters.items()))
     if found.max_depth is not None:
-        stdout.print(f"  at most {found.max_depth} levels of draft tokens")
+        say(f"  at most {found.max_depth} levels of draft tokens")
     if found.step_limit_ms is not None:
-        stdout.print(f"  drafts make no step longer than {found.step_limit_ms:g} ms")
-    stdout.print(f"  service class: {found.service}, tenant's weight {found.weight:g}")
-    for note in notes:
-        stdout.print(f"  note: {note}", soft_wrap=True)
+        say(f"  drafts make no step longer than {found.step_limit_ms:g} ms")
+    say(f"  service class: {found.service}, tenant's weight {found.weight:g}")
+    say(*(f"  note: {note}" for note in notes))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +152,6 @@ class Tune(ModelCommand):
         from foreword.bench.drafters.measure import BenchSettings, DrafterBench
         from foreword.bench.drafters.summary import drafter_table, recommend, summarise
         from foreword.bench.methods import parse_methods
-        from foreword.bench.prompts import take_per_category
 
         settings, out = BenchSettings(self.max_tokens, self.temperature), self.out
         settings.sampling()  # refuse invalid parameters before loading
@@ -182,8 +174,8 @@ class Tune(ModelCommand):
         stdout.print(drafter_table(rows, f"{self.model}, {size}, plain decoding = 1"))
         policy = recommend(rows, tried, _made_with(llm, self.model))
         out.write_text(json.dumps(policy, indent=2) + "\n", encoding="utf-8")
-        stdout.print(f"written: {out}; use it with foreword serve --speculation-policy {out}", soft_wrap=True)
-        self.show_json({"policy": policy, "file": str(out), "rows": [asdict(row) for row in rows]})
+        say(f"written: {out}; use it with foreword serve --speculation-policy {out}")
+        self.show_json({"policy": policy, "file": str(out), "rows": fields_of(rows)})
 
 
 tune = command(Tune)

@@ -1,20 +1,27 @@
 """`foreword theory`: expected speed-up of speculation from acceptance and costs."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from foreword.cli.bench.common import save_plot
+from foreword.bench.pictures import Chart, save_charts
+from foreword.bench.theory import (
+    FLAT,
+    DraftingCost,
+    Prediction,
+    best,
+    least_break_even,
+    predict,
+    read_step_costs,
+)
+from foreword.cli.bench.common import fields_of, save_plot
 from foreword.cli.console import JsonCommand, parse_sizes, plot_option, stdout
 from foreword.cli.options.grouped import command, option
 from foreword.errors import RequestError
-
-if TYPE_CHECKING:
-    from foreword.bench.theory import Prediction
 
 MOST_GUESSES = 1000
 """Upper limit, far beyond any pass; the closed form has none."""
@@ -38,8 +45,6 @@ class Theory(JsonCommand):
     plot: Path | None = plot_option()
 
     def run(self) -> None:
-        from foreword.bench.theory import FLAT, DraftingCost, predict, read_step_costs
-
         depths = parse_depths(self.k)
         curves = {CLOSED_FORM: FLAT}
         if self.step_costs is not None:
@@ -76,9 +81,7 @@ def parse_depths(text: str) -> list[int]:
     return depths
 
 
-def _table(found: "Mapping[str, Sequence[Prediction]]") -> Table:
-    from foreword.bench.theory import best
-
+def _table(found: Mapping[str, Sequence[Prediction]]) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for name in ("k", "tokens\nper pass"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -96,9 +99,7 @@ def _table(found: "Mapping[str, Sequence[Prediction]]") -> Table:
     return table
 
 
-def _verdict(name: str, predictions: "Sequence[Prediction]") -> str:
-    from foreword.bench.theory import best, least_break_even
-
+def _verdict(name: str, predictions: Sequence[Prediction]) -> str:
     top, least = best(predictions), least_break_even(predictions)
     if top.speedup > 1:
         gain = f"best k is {top.k}, {top.speedup:.2f}× plain decoding"
@@ -109,23 +110,18 @@ def _verdict(name: str, predictions: "Sequence[Prediction]") -> str:
     return f"{name}: {gain}; breaks even from acceptance {least.break_even:.3f} on, with k = {least.k}"
 
 
-def _summary(predictions: "Sequence[Prediction]") -> dict[str, Any]:
-    from foreword.bench.theory import best, least_break_even
-
+def _summary(predictions: Sequence[Prediction]) -> dict[str, Any]:
     top, least = best(predictions), least_break_even(predictions)
     return {
         "best_k": top.k,
         "best_speedup": top.speedup,
         "break_even": None if least is None else least.break_even,
         "break_even_k": None if least is None else least.k,
-        "rows": [asdict(one) for one in predictions],
+        "rows": fields_of(predictions),
     }
 
 
-def _plot(found: "Mapping[str, Sequence[Prediction]]", path: Path, title: str) -> None:
-    from foreword.bench.pictures import Chart, save_charts
-    from foreword.bench.theory import best
-
+def _plot(found: Mapping[str, Sequence[Prediction]], path: Path, title: str) -> None:
     tokens = {"": [(one.k, one.tokens_per_pass) for one in found[CLOSED_FORM]]}
     speedups = {name: [(one.k, one.speedup) for one in rows] for name, rows in found.items()}
     limits = {

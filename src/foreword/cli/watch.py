@@ -1,23 +1,24 @@
 """`foreword top` and `foreword advise`: speculation on a server."""
 
 import json
-import os
 import time
 import urllib.error
 import urllib.request
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from foreword.cli.console import JsonOption, print_json, stdout
+from foreword.cli.bench.common import fields_of
+from foreword.cli.console import JsonOption, print_json, say, stdout
+from foreword.cli.options.serve import client_key
+from foreword.control.reporting import reading
+from foreword.control.reporting.advising import advise as advice
+from foreword.control.reporting.advising import without_advice
+from foreword.control.reporting.figures import ControlReport, PairReport
 from foreword.errors import RequestError
-
-if TYPE_CHECKING:
-    from foreword.control.reporting.figures import ControlReport, PairReport
 
 UrlOption = Annotated[str, typer.Option(help="Address of a `foreword serve`.")]
 KeyOption = Annotated[str | None, typer.Option(help="Key. Default: FOREWORD_API_KEY.", show_default=False)]
@@ -26,31 +27,29 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 TIMEOUT_SECONDS = 10.0
 
 
-def fetch_report(url: str, api_key: str | None) -> "ControlReport":
-    """Return a server's report; raise `RequestError` on failure."""
-    from foreword.control.reporting.reading import from_json
+_REASONS = {
+    401: "give its API key with --api-key",
+    404: "it does not report speculation (--hide-speculation, or an older version)",
+    503: "its engine is not ready",
+}
 
+
+def fetch_report(url: str, api_key: str | None) -> ControlReport:
+    """Return a server's report; raise `RequestError` on failure."""
     if not url.startswith(("http://", "https://")):
         raise RequestError(f"--url must be an http address, not {url!r}")
-    key = api_key or os.environ.get("FOREWORD_API_KEY", "").split(",")[0]
+    key = client_key(api_key)
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     request = urllib.request.Request(f"{url.rstrip('/').removesuffix('/v1')}/speculation", headers=headers)
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:
-            return from_json(json.load(answer))
+            return reading.from_json(json.load(answer))
     except urllib.error.HTTPError as error:
-        raise RequestError(f"{url} answers {error.code}: {_error_reason(error.code)}") from None
+        why = _REASONS.get(error.code, "an unexpected status")
+        raise RequestError(f"{url} answers {error.code}: {why}") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or error
         raise RequestError(f"{url} cannot be reached: {reason}; start `foreword serve` there") from None
-
-
-def _error_reason(status: int) -> str:
-    return {
-        401: "give its API key with --api-key",
-        404: "it does not report speculation (--hide-speculation, or an older version)",
-        503: "its engine is not ready",
-    }.get(status, "an unexpected status")
 
 
 SHOWN_DECISIONS = 8
@@ -67,13 +66,12 @@ COLUMNS = {
 """Columns of figures, and their meaning."""
 
 
-def report_view(report: "ControlReport") -> RenderableType:
+def report_view(report: ControlReport) -> RenderableType:
     """Return all tables and lines, pairs of drafter and cohort first."""
-    shown = (
-        [_pairs(report), _legend(), _reasons(report)]
-        if report.pairs
-        else ["no drafter has received a draft request yet"]
-    )
+    shown: list[RenderableType] = ["no drafter has received a draft request yet"]
+    if report.pairs:
+        reasons = (f"{pair.drafter} for {pair.cohort}: {_reason(pair)}" for pair in report.pairs)
+        shown = [_pairs(report), _legend(), "\n".join(reasons)]
     return Group(_title(report), *shown, _engine(report), _decisions(report))
 
 
@@ -84,13 +82,13 @@ def _legend() -> Table:
     return table
 
 
-def _title(report: "ControlReport") -> str:
+def _title(report: ControlReport) -> str:
     switch = "on" if report.enabled else "switched off for all requests"
     file = f", policy {report.policy_file}" if report.policy_file else ""
     return f"speculation {switch}{file}: batch {report.batch:.0f}, plain step {report.step_ms:.2f} ms"
 
 
-def _pairs(report: "ControlReport") -> Table:
+def _pairs(report: ControlReport) -> Table:
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), expand=False)
     for name, width in (("drafter", 7), ("cohort", 6), ("state", 6)):
         table.add_column(name, overflow="fold", min_width=width)
@@ -101,7 +99,7 @@ def _pairs(report: "ControlReport") -> Table:
     return table
 
 
-def _cells(pair: "PairReport") -> list[str]:
+def _cells(pair: PairReport) -> list[str]:
     state = pair.state if pair.state != "canary" else f"canary {pair.percent:g}%"
     is_idle = not pair.in_use and pair.state in ("on", "canary")
     return [
@@ -118,14 +116,14 @@ def _cells(pair: "PairReport") -> list[str]:
     ]
 
 
-def _gain(pair: "PairReport") -> str:
+def _gain(pair: PairReport) -> str:
     """Return the measured gain, or the expected one with a question mark."""
     if pair.measured is not None:
         return f"{pair.measured.mean:.2f}×"
     return "-" if pair.predicted is None else f"{pair.predicted.mean:.2f}×?"
 
 
-def _engine(report: "ControlReport") -> str:
+def _engine(report: ControlReport) -> str:
     usage = report.usage
     parts = [
         f"exploration {report.probe_share:.2%} of the time",
@@ -139,17 +137,13 @@ def _engine(report: "ControlReport") -> str:
     return "; ".join(parts)
 
 
-def _reasons(report: "ControlReport") -> str:
-    return "\n".join(f"{pair.drafter} for {pair.cohort}: {_reason(pair)}" for pair in report.pairs)
-
-
-def _reason(pair: "PairReport") -> str:
+def _reason(pair: PairReport) -> str:
     known = {"expected": pair.predicted, "measured": pair.measured}
     reported = [f"{name} {b.low:.2f} to {b.high:.2f}" for name, b in known.items() if b is not None]
     return "; ".join([*([pair.reason] if pair.reason else []), *reported]) or "no measurement yet"
 
 
-def _decisions(report: "ControlReport") -> str:
+def _decisions(report: ControlReport) -> str:
     reported = sorted(
         (
             one.ago_seconds,
@@ -171,11 +165,9 @@ def top(
     """Watch speculative decoding on a server, by drafter and cohort. A legend below the table explains its columns."""
     from rich.live import Live
 
-    from foreword.control.reporting.reading import as_json as written
-
     report = fetch_report(url, api_key)
     if as_json:
-        print_json(written(report))
+        print_json(reading.as_json(report))
         return
     if once or not stdout.is_terminal:
         stdout.print(report_view(report))
@@ -194,16 +186,12 @@ def advise(url: UrlOption = DEFAULT_URL, api_key: KeyOption = None, as_json: Jso
 
     An entry names the problem, the drafter and cohort, and the figures; the indented line says what to change.
     """
-    from foreword.control.reporting.advising import advise as advice
-    from foreword.control.reporting.advising import without_advice
-
     report = fetch_report(url, api_key)
     found = advice(report)
     for one in found:
         where = f"{one.drafter} for {one.cohort}: " if one.drafter else ""
-        stdout.print(f"{one.mode}: {where}{one.what}", soft_wrap=True)
-        stdout.print(f"    {one.change}", soft_wrap=True)
+        say(f"{one.mode}: {where}{one.what}", f"    {one.change}")
     if not found:
-        stdout.print(without_advice(report), soft_wrap=True)
+        say(without_advice(report))
     if as_json:
-        print_json({"advice": [asdict(one) for one in found]})
+        print_json({"advice": fields_of(found)})

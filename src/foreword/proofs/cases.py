@@ -178,17 +178,11 @@ class SmallDrafter:
     def _probabilities(self, history: tuple[int, ...]) -> Floats:
         generated = history[len(self.case.prompt) :]
         unrelated = Case(self.case.params, self.case.limits, self.case.prompt, 0, self.case.target ^ 1)
-        rows = []
-        for case in (self.case, unrelated):
-            logits = target_logits([case], [[history]])[0].tolist()
-            if case is self.case:
-                allowed = case.allowed(generated)
-                rows.append(probabilities(logits, case.params, case.limits, case.prompt, generated, allowed))
-            else:
-                weights = np.exp(logits)
-                rows.append(list(weights / weights.sum()))
-        likeness = 1.0 if self.kind is DraftKind.SAME else self.likeness
-        q = likeness * np.array(rows[0]) + (1 - likeness) * np.array(rows[1])
+        case, allowed = self.case, self.case.allowed(generated)
+        logits, others = (target_logits([one], [[history]])[0].tolist() for one in (case, unrelated))
+        own = probabilities(logits, case.params, case.limits, case.prompt, generated, allowed)
+        weights, likeness = np.exp(others), 1.0 if self.kind is DraftKind.SAME else self.likeness
+        q = likeness * np.array(own) + (1 - likeness) * (weights / weights.sum())
         if self.kind is DraftKind.SPARSE:
             q[np.argmax(q) if len(generated) % 2 else np.argmin(q)] = 0
         return np.asarray(q / q.sum(), np.float64)

@@ -149,12 +149,13 @@ def biased_distribution(law: Floats, bias: float) -> Floats:
 def measure_power(law: Floats, samples: int, bias: float, runs: int, seed: int) -> Power:
     """Determine the threshold from unbiased runs, then the detected fraction of biased runs."""
     rng = np.random.default_rng(seed)
-    clean = np.sort(chi_square(rng.multinomial(samples, law, 20_000).astype(np.float64), law))
+
+    def statistics(sampled: Floats, count: int) -> Floats:
+        return chi_square(rng.multinomial(samples, sampled, count).astype(np.float64), law)
+
+    clean = np.sort(statistics(law, 20_000))
     threshold = float(clean[int(len(clean) * (1 - FALSE_ALARMS))])
-    fresh = chi_square(rng.multinomial(samples, law, 20_000).astype(np.float64), law)
-    biased = chi_square(
-        rng.multinomial(samples, biased_distribution(law, bias), runs).astype(np.float64), law
-    )
+    fresh, biased = statistics(law, 20_000), statistics(biased_distribution(law, bias), runs)
     alarms = float((fresh > threshold).mean())
     return Power(samples, threshold, bias, runs, float((biased > threshold).mean()), alarms)
 

@@ -1,6 +1,7 @@
 """Simulates draft nodes, and the time at which the levels of their chains are available to a target."""
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
 from typing import Protocol
@@ -32,26 +33,24 @@ class DraftJob:
     until: float
 
 
+@dataclass(eq=False)
 class SimNode:
     """A node that drafts for requests of many targets in common rounds."""
 
-    def __init__(self, number: int, zone: int, started_at: float, ready: float) -> None:
-        self.number = number
-        self.zone = zone
-        self.started_at = started_at  # its cost counts from here
-        self.ready = ready  # time from which it drafts
-        self.removed_at: float | None = None
-        self.sessions = 0
-        self.is_dead = False
-        self.silent_since: float | None = (
-            None  # silent for all targets; if partitioned, for those of other zones
-        )
-        self.is_partitioned = False
-        self.factor = 1.0  # slow-down
-        self.busy_seconds = 0.0
-        self._busy_until = 0.0
-        self._active = 0
-        self._jobs: list[tuple[float, int, DraftJob]] = []
+    number: int
+    zone: int
+    started_at: float  # its cost counts from here
+    ready: float  # time from which it drafts
+    removed_at: float | None = None
+    sessions: int = 0
+    is_dead: bool = False
+    silent_since: float | None = None  # silent for all targets; if partitioned, for those of other zones
+    is_partitioned: bool = False
+    factor: float = 1.0  # slow-down
+    busy_seconds: float = 0.0
+    _busy_until: float = 0.0
+    _active: int = 0
+    _jobs: list[tuple[float, int, DraftJob]] = field(default_factory=list)
 
     def takes(self, now: float) -> bool:
         """Return whether requests may be assigned to it."""
@@ -127,8 +126,6 @@ class Chains:
         self._dice = dice
         self._rng = rng
         self._node_of: list[int] = [NO_NODE] * slots
-        self._is_moving = [False] * slots
-        self._opened_at = [0.0] * slots
         self._ready = np.zeros(slots)  # time from which the node can draft: it has processed the prompt
         self._base = np.zeros(slots, np.int64)
         self._cap = np.zeros(slots, np.int64)
@@ -140,7 +137,7 @@ class Chains:
         self._moves = MoveBudget(0.0)
         self._jobs: dict[int, DraftJob] = {}
         self._awaited_silent: set[int] = set()  # silent nodes for which a pass has waited once
-        self._rate = TokenRate()
+        self.rate = TokenRate()  # of committed tokens
         self._chances: list[float] = []  # random numbers drawn in advance
         self.drafted = 0  # total levels
         self.moves = 0
@@ -152,19 +149,11 @@ class Chains:
         """Numbers of the nodes of all requests that have one."""
         return [node_number for node_number in self._node_of if node_number != NO_NODE]
 
-    def open(self, slot: int, now: float) -> None:
-        """Open a session for a new request, whose node starts to process the prompt."""
-        self._pair(slot, now)
-
     def close(self, slot: int) -> None:
         """End a session."""
         if self._node_of[slot] != NO_NODE:
             self._cluster.nodes[self._node_of[slot]].sessions -= 1
-        self._node_of[slot], self._is_moving[slot] = NO_NODE, False
-
-    def record_tokens(self, tokens: int, now: float) -> None:
-        """Record tokens committed since the last pass."""
-        self._rate.record(tokens, now)
+        self._node_of[slot] = NO_NODE
 
     def levels(self, now: float, live: Flags, wants: Flags) -> tuple[Counts, float]:
         """Return the draft tokens of each request's pass, and its start time."""
@@ -182,23 +171,20 @@ class Chains:
         self._continues = right > used
         self._consumed = used + 1
 
-    def _pair(self, slot: int, now: float) -> None:
+    def open(self, slot: int, now: float) -> None:
+        """Open a session for a request, whose node starts to process the prompt."""
         node = self._cluster.assign_node(self._zone, now)
         self._node_of[slot] = NO_NODE if node is None else node.number
         self._continues[slot] = False
         self._cap[slot] = self._base[slot] = self._counted_levels[slot] = 0
-        if node is None:
-            self._is_moving[slot] = True
-            return
-        node.sessions += 1
-        self._is_moving[slot] = False
-        prompt = self._scenario.traffic.prompt * self._scenario.costs.node_prompt
-        self._ready[slot] = now + prompt
+        if node is not None:
+            node.sessions += 1
+            self._ready[slot] = now + self._scenario.traffic.prompt * self._scenario.costs.node_prompt
 
     def _lose(self, slot: int) -> None:
         """Remove a request from its node. `MoveBudget` limits how many requests per second get another one."""
         self._cluster.nodes[self._node_of[slot]].sessions -= 1
-        self._node_of[slot], self._is_moving[slot], self._cap[slot] = NO_NODE, True, 0
+        self._node_of[slot], self._cap[slot] = NO_NODE, 0
 
     def _is_lost(self, node: SimNode, now: float) -> bool:
         if node.is_dead or node.removed_at is not None:
@@ -222,7 +208,7 @@ class Chains:
                 self._lose(slot)
                 node_number = NO_NODE
             if node_number == NO_NODE and self._moves.take(now, assigned):
-                self._pair(slot, now)
+                self.open(slot, now)
                 node_number = self._node_of[slot]
                 self.moves += node_number != NO_NODE
             if node_number != NO_NODE:
@@ -287,15 +273,16 @@ class Chains:
             wanted = np.minimum(self._cap, k)
             last = (self._first_at + (wanted - 1) * self._pace)[notified & (wanted > self._base)]
             return max(now, float(last.max())) if len(last) else now
-        rate = self._rate.per_second
+        rate = self.rate.per_second
         if waiting is WaitRule.NONE or rate is None:
             return now
         arrivals = self._expected_arrivals(now, notified, trips)
         silent_nodes = self._arrivals_of_silent(silent)
-        if silent_nodes and best_wait_seconds([*arrivals, *silent_nodes.values()], rate) > 0:
+        expected = [*arrivals, *silent_nodes.values()]
+        if silent_nodes and best_wait_seconds(expected, rate) > 0:
             self._awaited_silent |= set(silent_nodes)
             self.waits_in_vain += len(silent_nodes)
-            return now + longest_wait_seconds([*arrivals, *silent_nodes.values()], rate)
+            return now + longest_wait_seconds(expected, rate)
         return now + best_wait_seconds(arrivals, rate)
 
     def _expected_arrivals(self, now: float, notified: Flags, trips: Floats) -> list[ExpectedArrival]:
@@ -313,11 +300,11 @@ class Chains:
             trips.tolist(),
             strict=True,
         )
-        groups: dict[tuple[int, int, float, float, float], int] = {}
-        for is_coming, at_hand, most, first, pace, trip in rows:
-            if is_coming:
-                key = (at_hand, most, first, pace, LATE_FACTOR * (trip + costs.first + 2 * pace))
-                groups[key] = groups.get(key, 0) + 1
+        groups = Counter(
+            (at_hand, most, first, pace, LATE_FACTOR * (trip + costs.first + 2 * pace))
+            for is_coming, at_hand, most, first, pace, trip in rows
+            if is_coming
+        )
         return [
             ExpectedArrival(requests, at_hand, most, survival, first, pace, late)
             for (at_hand, most, first, pace, late), requests in groups.items()
@@ -325,16 +312,13 @@ class Chains:
 
     def _arrivals_of_silent(self, silent: Flags) -> dict[int, ExpectedArrival]:
         """Return the expected arrivals from nodes whose silence the target has not noticed, by node."""
-        found: dict[int, ExpectedArrival] = {}
-        if not silent.any():
-            return found
         k, costs, survival = self._scenario.k, self._scenario.costs.node, self._dice.chances
         level = max(costs.level, _SHORTEST)
         usual = self._scenario.network.round_trip + costs.first + level
         late = LATE_FACTOR * (usual + level)
-        for slot in np.flatnonzero(silent).tolist():
-            node_number = self._node_of[slot]
-            if node_number not in self._awaited_silent:
-                requests = found[node_number].requests + 1 if node_number in found else 1
-                found[node_number] = ExpectedArrival(requests, 0, k, survival, usual, level, late)
-        return found
+        requests_of = Counter(self._node_of[slot] for slot in np.flatnonzero(silent).tolist())
+        return {
+            number: ExpectedArrival(requests, 0, k, survival, usual, level, late)
+            for number, requests in requests_of.items()
+            if number not in self._awaited_silent
+        }

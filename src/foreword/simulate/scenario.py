@@ -143,9 +143,7 @@ class Dice:
         width = max(len(kind.coverage) for kind in kinds)
         self._there = np.array(
             [
-                np.ones(width)
-                if kind.is_everywhere
-                else np.pad(kind.coverage, (0, width - len(kind.coverage)))
+                np.pad(kind.coverage, (0, width - len(kind.coverage)), constant_values=kind.is_everywhere)
                 for kind in kinds
             ]
         )

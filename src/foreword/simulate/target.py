@@ -84,8 +84,6 @@ class SimTarget:
     def _admit(self, now: float) -> Flags:
         """Admit requests until the batch is full; return which slots are new."""
         fresh = np.zeros(len(self._live), np.bool_)
-        if self._live.all():
-            return fresh
         is_open = bool(self.scenario.traffic.rates)
         for slot in np.flatnonzero(~self._live).tolist():
             if is_open and not self.queue:
@@ -114,7 +112,7 @@ class SimTarget:
         self._gained += gained
         tokens = int(gained.sum())
         if self._is_remote:
-            self.chains.record_tokens(tokens, end)
+            self.chains.rate.record(tokens, end)
         if end >= scenario.counts_from:
             tally = self.tally
             tally.tokens += tokens
@@ -124,9 +122,8 @@ class SimTarget:
             tally.accepted += int(np.where(live, accepted, 0).sum())
             tally.waited += waited
         done = live & (self._left <= 0)
-        if done.any():
-            for slot in np.flatnonzero(done).tolist():
-                self._end(slot, end)
+        for slot in np.flatnonzero(done).tolist():
+            self._end(slot, end)
 
     def _end(self, slot: int, now: float) -> None:
         if now >= self.scenario.counts_from:

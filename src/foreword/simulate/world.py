@@ -12,7 +12,7 @@ from foreword.cluster.assignment import LOAD_BOUND
 from foreword.cluster.pools.scaling import DraftWork, wanted_draft_nodes
 from foreword.progress import Progress
 from foreword.simulate.chains import SLOW_FACTOR, SimNode
-from foreword.simulate.scenario import DraftPlacement, Failure, FailureKind, Scenario
+from foreword.simulate.scenario import Autoscale, DraftPlacement, Failure, FailureKind, Scenario
 from foreword.simulate.target import SimTarget
 
 
@@ -241,12 +241,10 @@ class World:
         for place in range(first, max(last, min(first + 1, BINS))):
             self.node_bins[place] = sum(not node.is_dead and now >= node.ready for node in there)
         if scenario.autoscale is not None and now >= scenario.counts_from:
-            self._scale(now, there)
+            self._scale(scenario.autoscale, now, there)
         self._at(now + SAMPLE_SECONDS, self._sample)
 
-    def _scale(self, now: float, there: list[SimNode]) -> None:
-        rule = self.scenario.autoscale
-        assert rule is not None
+    def _scale(self, rule: Autoscale, now: float, there: list[SimNode]) -> None:
         wanted = self.wanted = min(max(self._wanted(), rule.least), rule.most)
         way = (wanted > len(there)) - (wanted < len(there))
         if not way:
@@ -255,24 +253,18 @@ class World:
             self._since = (way, now)
         elif now - self._since[1] >= (rule.up_after if way > 0 else rule.down_after):
             self._since = None
-            self._resize(now, there, wanted)
+            for number in range(len(self.nodes), len(self.nodes) + wanted - len(there)):
+                self.nodes.append(SimNode(number, number % self.scenario.fleet.zones, now, now + rule.boot))
+            for node in there[wanted:]:
+                node.removed_at = now
+            self._near.clear()
+            self._at(now + rule.boot, lambda _: self._near.clear())
 
     def _wanted(self) -> int:
         scenario = self.scenario
         work = DraftWork(scenario.k, self._step_seconds, AHEAD if scenario.runs_ahead else 1.0)
         requests = sum(min(target.load, scenario.fleet.batch) for target in self.targets)
         return wanted_draft_nodes(requests, work, scenario.costs.node.seconds, scenario.fleet.capacity)
-
-    def _resize(self, now: float, there: list[SimNode], wanted: int) -> None:
-        rule = self.scenario.autoscale
-        assert rule is not None
-        for _ in range(wanted - len(there)):
-            number = len(self.nodes)
-            self.nodes.append(SimNode(number, number % self.scenario.fleet.zones, now, now + rule.boot))
-        for node in there[wanted:]:
-            node.removed_at = now
-        self._near.clear()
-        self._at(now + rule.boot, lambda _: self._near.clear())
 
 
 def _break(node: SimNode, kind: FailureKind, now: float) -> None:

@@ -17,7 +17,6 @@ from foreword.bench.control.bench import (
 )
 from foreword.bench.control.changes import (
     Brake,
-    Circumstances,
     MixedTraffic,
     Reaction,
     SlowedDrafter,
@@ -194,9 +193,9 @@ def test_every_change_is_run_plainly_and_as_the_controller_likes():
     def made(what: str) -> AbstractContextManager[object]:
         return nullcontext(what)
 
-    can = Circumstances(lambda: made("slow"), lambda: made("busy"))
+    changes = conditions("code", "chat", 32, 8.0, lambda: made("slow"), lambda: made("busy"))
     line = PretendLine()
-    reactions = measure_conditions(line, conditions("code", "chat", 32, 8.0, can), OWN, nothing)
+    reactions = measure_conditions(line, changes, OWN, nothing)
     assert [one.phase for one in reactions] == [
         "changed",
         "back",
@@ -217,7 +216,6 @@ def test_mixed_traffic_compares_those_who_decode_plainly():
     mixed = measure_mixed(PretendLine(), OWN, 8, 3.0)
     assert (mixed.plain_ms, mixed.mixed_ms, mixed.ratio) == pytest.approx((10.0, 20.0, 2.0))
     assert (mixed.gap_ratio, mixed.others_gain) == pytest.approx((2.0, 2.0))
-    assert not mixed.holds
     report = ControlBenchReport([], mixed=mixed, probe_share=0.02)
     assert len(report.failures) == 2
     assert report.as_json()["passed"] is False
@@ -283,8 +281,8 @@ def test_tables_and_chart():
         "chat": [(1.0, pytest.approx(1.2)), (4.0, pytest.approx(1.2))],
         MIXED: [(1.0, pytest.approx(1.2))],
     }
-    can = Circumstances(nullcontext, nullcontext)
-    reactions = measure_conditions(PretendLine(), conditions("code", "chat", 2, 8.0, can), OWN, nothing)
+    changes = conditions("code", "chat", 2, 8.0, nullcontext, nullcontext)
+    reactions = measure_conditions(PretendLine(), changes, OWN, nothing)
     assert reaction_table(reactions).row_count == 8
     report = ControlBenchReport(cells, reactions)
     assert report.failures == []

@@ -42,7 +42,7 @@ def test_a_server_is_used_once_it_completes_a_text():
 
 
 def test_a_server_that_does_not_start_is_part_of_the_result():
-    broken = ServedEngine("vllm", "vLLM", lambda model, threads: ["-c", "raise ValueError('no GPU')"])
+    broken = ServedEngine("vllm", "vLLM", ["-c", "raise ValueError('no GPU')"])
     found = verdicts_of(broken, sys.executable, Path("model"), 1, [])
     assert found == {"verdicts": [], "absent": ["the server did not start: ValueError: no GPU"]}
 

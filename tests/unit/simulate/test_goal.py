@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from foreword.cli.cluster.goals import GoalOptions, answer_lines
+from foreword.cli.cluster.simulate import GoalOptions
+from foreword.cli.cluster.simulated import answer_lines
 from foreword.errors import RequestError
 from foreword.simulate.scenario import DraftPlacement, Failure, FailureKind, FleetSize, Scenario, Traffic
 from foreword.simulate.sweep import Goal, Vary, _least, find_fleets

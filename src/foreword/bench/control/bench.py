@@ -1,6 +1,6 @@
 """The controller benchmark on one engine: its runs, goals, tables and JSON."""
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -13,7 +13,6 @@ from foreword.bench.control.changes import (
     OFF_WITHIN,
     ON_WITHIN,
     Brake,
-    Circumstances,
     MixedTraffic,
     Reaction,
     busy_core,
@@ -69,56 +68,18 @@ class GoalResult:
     misses: Sequence[str] = ()  # values beyond the limit
 
 
-def cell_verdicts(cells: Sequence[ControlCell]) -> list[GoalResult]:
-    """Judge every category and batch size; a cell fails if its interval is below the limit."""
-    to_plain = [(cell, cell.ratios[CONTROLLER]) for cell in cells]
-    to_best = [(cell, cell.best.ratio) for cell in cells]
-    mixed = [(cell, ratio) for cell, ratio in to_best if cell.kind == MIXED]
-    goals = [
-        (f"every cell at least {LEAST_RATIO} of plain", to_plain, LEAST_RATIO),
-        (f"every cell at least {LEAST_OF_BEST} of the best fixed", to_best, LEAST_OF_BEST),
-        ("mixed traffic above the best fixed", mixed, LEAST_OF_BEST_MIXED),
+def _judged(goal: str, margins: Iterable[tuple[float, str]]) -> list[GoalResult]:
+    """Return the result for figures with their distance from the limit, negative beyond it; without figures, none."""
+    ordered = sorted(margins, key=lambda pair: pair[0])
+    missed = [figure for margin, figure in ordered if margin < 0]
+    return [GoalResult(goal, not missed, ordered[0][1], missed)] if ordered else []
+
+
+def _cell_margins(ratios: Iterable[tuple[ControlCell, Interval]], least: float) -> list[tuple[float, str]]:
+    """Return the margins of categories and batch sizes; a cell fails if its interval is below the limit."""
+    return [
+        (ratio.high - least, f"{cell.kind}, batch {cell.batch}: {shown(ratio)}") for cell, ratio in ratios
     ]
-    return [_cell_verdict(*goal) for goal in goals if goal[1]]
-
-
-def _cell_verdict(goal: str, ratios: Sequence[tuple[ControlCell, Interval]], least: float) -> GoalResult:
-    ordered = sorted(ratios, key=lambda pair: pair[1].high)
-    texts = [f"{cell.kind}, batch {cell.batch}: {shown(ratio)}" for cell, ratio in ordered]
-    missed = [text for text, (_, ratio) in zip(texts, ordered, strict=True) if ratio.high < least]
-    return GoalResult(goal, not missed, texts[0], missed)
-
-
-def reaction_verdicts(reactions: Sequence[Reaction]) -> list[GoalResult]:
-    """Judge reaction time, and the rate meanwhile."""
-    found = []
-    for what, within in (("off", OFF_WITHIN), ("on again", ON_WITHIN)):
-        these = sorted((one for one in reactions if one.within == within), key=lambda one: -one.seconds)
-        texts = [f"{one.condition} ({one.phase}): {one.seconds:.1f} s" for one in these]
-        late = [text for text, one in zip(texts, these, strict=True) if one.seconds > within]
-        if these:
-            found.append(GoalResult(f"{what} within {within:.0f} s", not late, texts[0], late))
-    if reactions:
-        ordered = sorted(reactions, key=lambda one: one.worst)
-        texts = [f"{one.condition} ({one.phase}): {one.worst:.2f}" for one in ordered]
-        low = [text for text, one in zip(texts, ordered, strict=True) if one.worst < LEAST_WORST]
-        found.append(GoalResult(f"worst five seconds {LEAST_WORST} of plain", not low, texts[0], low))
-    return found
-
-
-def other_verdicts(mixed: MixedTraffic | None, probe_share: float) -> list[GoalResult]:
-    """Judge plain requests next to speculative ones, and the time of exploration."""
-    found = []
-    if mixed is not None:
-        goal = f"plain requests beside others: p95 at most {MOST_RATIO}"
-        found.append(_verdict(goal, mixed.holds, f"{mixed.ratio:.3f}"))
-    goal = f"probes take at most {100 * MOST_PROBES:.0f}% of the time"
-    found.append(_verdict(goal, probe_share <= MOST_PROBES, f"{100 * probe_share:.2f}%"))
-    return found
-
-
-def _verdict(goal: str, holds: bool, figure: str) -> GoalResult:
-    return GoalResult(goal, holds, figure, () if holds else (figure,))
 
 
 def goal_table(verdicts: Sequence[GoalResult]) -> Table:
@@ -147,11 +108,32 @@ class ControlBenchReport:
     @property
     def verdicts(self) -> list[GoalResult]:
         """Return all goals."""
-        return [
-            *cell_verdicts(self.cells),
-            *reaction_verdicts(self.reactions),
-            *other_verdicts(self.mixed, self.probe_share),
+        to_best = [(cell, cell.best.ratio) for cell in self.cells]
+        goals = {
+            f"every cell at least {LEAST_RATIO} of plain": _cell_margins(
+                [(cell, cell.ratios[CONTROLLER]) for cell in self.cells], LEAST_RATIO
+            ),
+            f"every cell at least {LEAST_OF_BEST} of the best fixed": _cell_margins(to_best, LEAST_OF_BEST),
+            "mixed traffic above the best fixed": _cell_margins(
+                [(cell, ratio) for cell, ratio in to_best if cell.kind == MIXED], LEAST_OF_BEST_MIXED
+            ),
+        }
+        for what, within in (("off", OFF_WITHIN), ("on again", ON_WITHIN)):
+            goals[f"{what} within {within:.0f} s"] = [
+                (within - one.seconds, f"{one.condition} ({one.phase}): {one.seconds:.1f} s")
+                for one in self.reactions
+                if one.within == within
+            ]
+        goals[f"worst five seconds {LEAST_WORST} of plain"] = [
+            (one.worst - LEAST_WORST, f"{one.condition} ({one.phase}): {one.worst:.2f}")
+            for one in self.reactions
         ]
+        goals[f"plain requests beside others: p95 at most {MOST_RATIO}"] = (
+            [] if self.mixed is None else [(MOST_RATIO - self.mixed.ratio, f"{self.mixed.ratio:.3f}")]
+        )
+        probes = (MOST_PROBES - self.probe_share, f"{100 * self.probe_share:.2f}%")
+        goals[f"probes take at most {100 * MOST_PROBES:.0f}% of the time"] = [probes]
+        return [result for goal, margins in goals.items() for result in _judged(goal, margins)]
 
     @property
     def failures(self) -> list[str]:
@@ -162,10 +144,10 @@ class ControlBenchReport:
         mixed = None if self.mixed is None else {**asdict(self.mixed), "ratio": self.mixed.ratio}
         return {
             "cells": [{**asdict(cell), "holds": cell.holds} for cell in self.cells],
-            "conditions": [asdict(one) for one in self.reactions],
+            "conditions": list(map(asdict, self.reactions)),
             "mixed": mixed,
             "probe_share": self.probe_share,
-            "goals": [asdict(one) for one in self.verdicts],
+            "goals": list(map(asdict, self.verdicts)),
             "failures": self.failures,
             "passed": not self.failures,
         }
@@ -282,13 +264,13 @@ def measure_control(
         line = EngineLine(engine, known)
         cells = [(kind, batch) for batch in sizes.batches for kind in kinds]
         rates = measure_cells(station, cells, arms, sizes.windows, on_progress, sizes.learning_seconds)
-        if not sizes.phase_seconds:
-            return ControlBenchReport(summarise(rates), probe_share=policy.explorer.share)
-        can = Circumstances(partial(brake.pulled, SLOWER), busy_core)
-        changes = conditions(kinds[-1], kinds[0], max(sizes.batches), sizes.phase_seconds, can)
-        reactions = measure_conditions(line, changes, own, on_progress)
-        on_progress("mixed traffic", 0, 1)
-        mixed = measure_mixed(line, own, sizes.mixed_batch, 3 * sizes.phase_seconds)
+        reactions, mixed = list[Reaction](), None
+        if seconds := sizes.phase_seconds:
+            slow = partial(brake.pulled, SLOWER)
+            changes = conditions(kinds[-1], kinds[0], max(sizes.batches), seconds, slow, busy_core)
+            reactions = measure_conditions(line, changes, own, on_progress)
+            on_progress("mixed traffic", 0, 1)
+            mixed = measure_mixed(line, own, sizes.mixed_batch, 3 * seconds)
         return ControlBenchReport(summarise(rates), reactions, mixed, policy.explorer.share)
     finally:
         engine.close()

@@ -3,13 +3,14 @@
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import ceil
 from statistics import fmean
 from time import perf_counter, sleep
 
 from foreword.bench.control.timeline import (
+    Circumstances,
     Line,
     Phase,
     Step,
@@ -25,11 +26,11 @@ from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Drafter, DraftTask
 
 
+@dataclass
 class Brake:
     """Slows all drafters of an engine by a factor."""
 
-    def __init__(self) -> None:
-        self.factor = 1.0
+    factor: float = 1.0
 
     @contextmanager
     def pulled(self, factor: float) -> Iterator[None]:
@@ -94,20 +95,17 @@ class Reaction:
     worst: float  # ratio in the worst five seconds
 
 
-@dataclass(frozen=True)
-class Circumstances:
-    """Context managers that disturb an engine."""
-
-    slow_drafter: Callable[[], AbstractContextManager[object]]
-    busy_core: Callable[[], AbstractContextManager[object]]
-
-
 def conditions(
-    good: str, bad: str, most_batch: int, seconds: float, can: Circumstances
+    good: str,
+    bad: str,
+    most_batch: int,
+    seconds: float,
+    slow_drafter: Circumstances,
+    busy_core: Circumstances,
 ) -> list[ChangedCondition]:
     """Return the changes to measure; speculation gains on `good` texts and hardly on `bad` ones."""
     alone = Phase(good, 1, seconds)
-    slow, busy = (Phase(good, 1, seconds, one) for one in (can.slow_drafter, can.busy_core))
+    slow, busy = Phase(good, 1, seconds, slow_drafter), Phase(good, 1, seconds, busy_core)
     large = Phase(good, most_batch, 2 * seconds)
     return [
         ("texts of another kind", {"before": alone, "changed": Phase(bad, 1, seconds), "back": alone}),
@@ -124,22 +122,14 @@ def measure_conditions(
     found = []
     for place, (change, phases) in enumerate(changes):
         on_progress(change, place, len(changes))
-        plain, own = (line.run(arm, list(phases.values())) for arm in (PLAIN_ARM, controller))
-        runs = list(zip(phases, map(decoding, plain), map(decoding, own), strict=True))
-        for number, (phase, plain_steps, steps) in enumerate(runs[1:]):
-            within = ON_WITHIN if number else OFF_WITHIN
-            found.append(_reaction(change, phase, plain_steps, steps, within))
+        plain_runs, own = (line.run(arm, list(phases.values())) for arm in (PLAIN_ARM, controller))
+        runs = list(zip(phases, map(decoding, plain_runs), map(decoding, own), strict=True))
+        for number, (phase, plain, steps) in enumerate(runs[1:]):
+            rate, settled = sum(step.tokens for step in plain) / plain[-1].end, settled_rate(steps)
+            within, aim = (ON_WITHIN, settled) if number else (OFF_WITHIN, min(settled, rate))
+            seconds, worst = reaction_seconds(steps, aim), worst_ratio(steps, rate)
+            found.append(Reaction(change, phase, seconds, within, settled / rate, worst))
     return found
-
-
-def _reaction(
-    condition: str, phase: str, plain: Sequence[Step], steps: Sequence[Step], within: float
-) -> Reaction:
-    rate = sum(step.tokens for step in plain) / plain[-1].end
-    settled = settled_rate(steps)
-    aim = settled if within == ON_WITHIN else min(settled, rate)
-    seconds, worst = reaction_seconds(steps, aim), worst_ratio(steps, rate)
-    return Reaction(condition, phase, seconds, within, settled / rate, worst)
 
 
 @contextmanager
@@ -173,10 +163,6 @@ class MixedTraffic:
     @property
     def ratio(self) -> float:
         return self.mixed_ms / self.plain_ms
-
-    @property
-    def holds(self) -> bool:
-        return self.ratio <= MOST_RATIO
 
     @property
     def line(self) -> str:

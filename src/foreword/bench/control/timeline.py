@@ -16,6 +16,9 @@ from foreword.engine.requests.request import Request
 
 ANSWER_TOKENS = 96
 
+Circumstances = Callable[[], AbstractContextManager[object]]
+"""Disturbs an engine while inside."""
+
 
 @dataclass(frozen=True)
 class Phase:
@@ -24,7 +27,7 @@ class Phase:
     kind: str
     batch: int
     seconds: float
-    circumstances: Callable[[], AbstractContextManager[object]] = nullcontext
+    circumstances: Circumstances = nullcontext
 
 
 @dataclass(frozen=True)
@@ -46,14 +49,6 @@ class Ended:
     seconds_per_token: float
 
 
-@dataclass
-class _Decoding:
-    """An answer in progress, measured over decode-only steps."""
-
-    seconds: float = 0.0
-    tokens: int = 0
-
-
 class Line(Protocol):
     """Runs phases in sequence."""
 
@@ -71,7 +66,7 @@ class EngineLine:
     clock: Callable[[], float] = perf_counter
     _numbers: "count[int]" = field(default_factory=count)
     _running: list[Request] = field(default_factory=list)
-    _decoding: dict[str, _Decoding] = field(default_factory=dict)  # by request
+    _decoding: dict[str, tuple[float, int]] = field(default_factory=dict)  # seconds and tokens by request
 
     def run(self, arm: ControlArm, phases: Sequence[Phase]) -> list[list[Step]]:
         """Run all phases as one tenant, so that later phases use the estimates of earlier ones."""
@@ -79,10 +74,10 @@ class EngineLine:
         try:
             return [self._phase(arm, phase, tenant) for phase in phases]
         finally:
-            self._trim(0)
+            self._abort_all()
 
     def _phase(self, arm: ControlArm, phase: Phase, tenant: str) -> list[Step]:
-        self._trim(0)  # drop requests of another category
+        self._abort_all()  # requests of another category
         steps = []
         with phase.circumstances():
             began = self.clock()
@@ -103,15 +98,14 @@ class EngineLine:
     def _add_step(self, gained: Sequence[int], seconds: float) -> None:
         """Add a decode-only step to the times of the running answers."""
         for request, tokens in zip(self._running, gained, strict=True):
-            one = self._decoding.setdefault(request.name, _Decoding())
-            one.seconds += seconds
-            one.tokens += tokens
+            before = self._decoding.get(request.name, (0.0, 0))
+            self._decoding[request.name] = before[0] + seconds, before[1] + tokens
 
     def _ended(self) -> list[Ended]:
         """Return the answers that have just ended."""
         ended = [request for request in self._running if request.finish_reason is not None]
-        taken = [(one.speculation is None, self._decoding.pop(one.name, _Decoding())) for one in ended]
-        return [Ended(is_plain, one.seconds / one.tokens) for is_plain, one in taken if one.tokens]
+        taken = [(one.speculation is None, *self._decoding.pop(one.name, (0.0, 0))) for one in ended]
+        return [Ended(is_plain, seconds / tokens) for is_plain, seconds, tokens in taken if tokens]
 
     def _fill(self, arm: ControlArm, phase: Phase, tenant: str) -> None:
         params = SamplingParams(temperature=0, max_tokens=ANSWER_TOKENS, ignore_eos=True)
@@ -123,11 +117,11 @@ class EngineLine:
             new = NewRequest(f"{tenant}-{number}", tuple(ids), params, tenant, setting)
             self._running += self.engine.add(new)
 
-    def _trim(self, size: int) -> None:
-        for request in self._running[size:]:
+    def _abort_all(self) -> None:
+        for request in self._running:
             self.engine.abort(request.name)
-            self._decoding.pop(request.name, None)
-        del self._running[size:]
+        self._running.clear()
+        self._decoding.clear()
 
 
 def decoding(steps: Sequence[Step]) -> list[Step]:
@@ -147,8 +141,6 @@ def rates_by_second(
     steps: Sequence[Step], width: float = 1.0, stride: float = 0.25
 ) -> list[tuple[float, float]]:
     """Return (start, tokens per second) of overlapping intervals of this width."""
-    if not steps:
-        return []
     last, found, begin = steps[-1].end, [], 0.0
     while begin + width <= last + 1e-9:
         tokens = 0.0

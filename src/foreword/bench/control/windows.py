@@ -1,7 +1,7 @@
 """Measures short windows of a full batch, interleaved between arms, by category and batch size."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from time import perf_counter
@@ -80,26 +80,17 @@ class Prompts:
         return [prompts[(number * how_many + place) % len(prompts)] for place in range(how_many)]
 
 
+@dataclass
 class EngineStation:
     """Runs windows on an otherwise idle engine."""
 
-    def __init__(
-        self,
-        engine: EngineCore,
-        prompts: Prompts,
-        tokens: int,
-        clock: Callable[[], float] = perf_counter,
-        ahead: int = MOST_AHEAD,
-        are_strangers: bool = False,
-    ) -> None:
-        """Create it for windows of `tokens` tokens per request; with `are_strangers`, each window is a new tenant."""
-        self._engine = engine
-        self._prompts = prompts
-        self._tokens = tokens
-        self._params = SamplingParams(temperature=0, max_tokens=tokens + ahead, ignore_eos=True)
-        self._clock = clock
-        self._are_strangers = are_strangers
-        self._numbers = count()
+    engine: EngineCore
+    prompts: Prompts
+    tokens: int  # per request and window
+    clock: Callable[[], float] = perf_counter
+    ahead: int = MOST_AHEAD
+    are_strangers: bool = False  # whether each window is a new tenant
+    _numbers: "count[int]" = field(default_factory=count)
 
     def window(self, arm: ControlArm, kind: str, batch: int, number: int) -> MeasuredWindow:
         """Measure from the end of prefill until all answers together have gained their tokens.
@@ -107,15 +98,16 @@ class EngineStation:
         The batch stays full, and every arm generates the same number of tokens. Each arm is a tenant of its own per
         category and batch size. So it shares no cache or estimate with others, and keeps its own between windows.
         """
-        engine, name = self._engine, f"window {next(self._numbers)}"
-        tenant = name if self._are_strangers else f"{arm.label}, {kind}, batch {batch}"
-        tokens = tokens_at(batch, self._tokens)
+        engine, name = self.engine, f"window {next(self._numbers)}"
+        tenant = name if self.are_strangers else f"{arm.label}, {kind}, batch {batch}"
+        params = SamplingParams(temperature=0, max_tokens=self.tokens + self.ahead, ignore_eos=True)
+        tokens = tokens_at(batch, self.tokens)
         wanted = [
-            NewRequest(f"{name}-{place}", tuple(ids), self._params, tenant, arm.setting)
-            for place, ids in enumerate(self._prompts.take(kind, number, batch))
+            NewRequest(f"{name}-{place}", tuple(ids), params, tenant, arm.setting)
+            for place, ids in enumerate(self.prompts.take(kind, number, batch))
         ]
         with full_batch(engine, wanted, engine.step) as requests:
-            had, began = sum(len(request.tokens) for request in requests), self._clock()
+            had, began = sum(len(request.tokens) for request in requests), self.clock()
             if any(request.room < tokens for request in requests):
                 raise RequestError(f"answers end before all {batch} prompts are read; use smaller batches")
             gained = 0
@@ -124,7 +116,7 @@ class EngineStation:
                 if any(request.finish_reason is not None for request in requests):
                     raise RequestError(f"a window of {kind} at batch {batch} failed")
                 gained = sum(len(request.tokens) for request in requests) - had
-            return MeasuredWindow(gained, self._clock() - began)
+            return MeasuredWindow(gained, self.clock() - began)
 
 
 PLAIN_ARM = ControlArm(PLAIN, False)

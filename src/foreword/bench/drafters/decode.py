@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from time import perf_counter, process_time
 
 from foreword.acceptance.params import SamplingParams
@@ -24,8 +25,7 @@ _TIMES = ("seconds", "draft_seconds", "verify_seconds", "accept_seconds", "cpu_s
 
 def summed(lists: Sequence[Sequence[int]]) -> tuple[int, ...]:
     """Add lists element-wise; they may differ in length."""
-    width = max((len(values) for values in lists), default=0)
-    return tuple(sum(values[place] for values in lists if place < len(values)) for place in range(width))
+    return tuple(map(sum, zip_longest(*lists, fillvalue=0)))
 
 
 class DecodeFigures:

@@ -2,8 +2,9 @@
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import cycle, groupby, islice
+from operator import attrgetter
 from statistics import median
 from time import perf_counter, process_time
 
@@ -129,9 +130,7 @@ class GridBench(MethodBench):
         cpu_seconds = process_time() - worked if engine.target.device.type == "cpu" else 0.0
         return GridRecord(
             label,
-            cell.category,
-            cell.temperature,
-            cell.concurrency,
+            **asdict(cell),
             requests=count,
             tokens=sum(len(request.output_ids) for request in done),
             passes=sum(_committing_passes(request.accounting) for request in done),
@@ -147,18 +146,12 @@ class GridBench(MethodBench):
         )
 
     def _add(self, label: str, cell: GridCell, number: int, prompt: Sequence[int]) -> Request:
-        settings = self._settings
-        params = SamplingParams(
-            temperature=cell.temperature,
-            max_tokens=settings.max_tokens,
-            seed=settings.seed + number,
-            ignore_eos=settings.ignore_eos,
-        )
+        given = asdict(self._settings) | {"seed": self._settings.seed + number}
+        params = SamplingParams(temperature=cell.temperature, **given)
         # A new tenant has an empty prefix cache and unseen answers.
         name = f"{self._name}: {label}, {cell}, {number}"
-        (request,) = self._llm.engine.add(
-            NewRequest(name, tuple(prompt), params, name, self._speculation[label])
-        )
+        new = NewRequest(name, tuple(prompt), params, name, self._speculation[label])
+        (request,) = self._llm.engine.add(new)
         return request
 
 
@@ -173,10 +166,10 @@ def grid_page(
     """Return an HTML page with one section per category and temperature."""
     colours = colours_of(list(dict.fromkeys(record.drafter for record in records)))
     about = ", ".join(f"{name} {value}" for name, value in made.items())
-    ordered = sorted(records, key=lambda r: (r.category, r.temperature))
+    by_kind = attrgetter("category", "temperature")
     sections = [
-        _page_section(category, temperature, list(found), colours, cost_per_hour)
-        for (category, temperature), found in groupby(ordered, key=lambda r: (r.category, r.temperature))
+        _page_section(*kind, list(found), colours, cost_per_hour)
+        for kind, found in groupby(sorted(records, key=by_kind), key=by_kind)
     ]
     return html_page(title, [f"{about}; a machine hour counts {cost_per_hour:g}"], colours, sections)
 

@@ -35,12 +35,8 @@ class BenchSettings:
             raise RequestError(f"--repeats must be at least 1, not {self.repeats}")
 
     def sampling(self) -> SamplingParams:
-        return SamplingParams(
-            temperature=self.temperature,
-            max_tokens=self.max_tokens,
-            seed=self.seed,
-            ignore_eos=self.ignore_eos,
-        )
+        names = ("max_tokens", "temperature", "seed", "ignore_eos")
+        return SamplingParams(**{name: getattr(self, name) for name in names})
 
     def tenant(self, prompt: BenchPrompt, repeat: int) -> str:
         """Return the tenant of a request, which limits what drafters learn from."""
@@ -60,13 +56,12 @@ class DrafterBench(MethodBench):
         """Yield one record per unknown drafter and prompt, prompt by prompt."""
         have = {(record.drafter, record.prompt) for record in known}
         drafters = [label for label in self._speculation if label != PLAIN]
-        warm = False
+        is_warm = False
         for done, prompt in enumerate(prompts):
-            missing = [label for label in drafters if (label, prompt.key) not in have]
-            if missing and not warm:
-                self._warm_up(prompt)
-                warm = True
-            if missing:
+            if missing := [label for label in drafters if (label, prompt.key) not in have]:
+                if not is_warm:
+                    self._warm_up(prompt)
+                    is_warm = True
                 show = partial(on_progress, prompt.category, done, len(prompts))
                 arms = {label: partial(self._run, label, prompt, show) for label in (PLAIN, *missing)}
                 turns = take_turns(arms, self._settings.repeats, warm_up=0)
@@ -87,8 +82,8 @@ class DrafterBench(MethodBench):
     def _warm_up(self, prompt: BenchPrompt) -> None:
         """Decode a few tokens with every method as warm-up."""
         params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+        ids = self._llm.encode(prompt.text)
         for label, setting in self._speculation.items():
-            ids = self._llm.encode(prompt.text)
             tenant = f"{self._name}: {label}, warm-up"
             decode(self._llm.engine, ids, params, tenant=tenant, speculation=setting)
 

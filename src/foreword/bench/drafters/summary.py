@@ -4,7 +4,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from glob import escape
-from itertools import chain, count
+from itertools import chain, count, groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from rich.table import Table
 from foreword.bench.drafters.decode import DecodeRun, Record, cpu_speedup
 from foreword.bench.methods import Method, is_random
 from foreword.bench.pictures import draw_bars, saved_figure
-from foreword.bench.skeleton import ratio
+from foreword.bench.skeleton import optional, ratio
 from foreword.control.policy_file.document import OTHER
 
 ALL = "all"
@@ -112,22 +113,16 @@ def drafter_table(rows: Sequence[DrafterRow], title: str) -> Table:
     table.add_column("drafter", overflow="fold")
     for name in ("n", "α", "τ", "speed-up", "draft", "verify", "accept", "rest", "memory", "differ"):
         table.add_column(name, justify="right", no_wrap=True)
-    shown = ""
-    for row in rows:
-        if row.drafter != shown:
-            table.add_row(f"[bold]{row.drafter}[/bold]")
-            shown = row.drafter
-        table.add_row(f"  {row.category}", *_cells(row), end_section=row.category == ALL)
+    for drafter, own in groupby(rows, attrgetter("drafter")):
+        table.add_row(f"[bold]{drafter}[/bold]")
+        for row in own:
+            table.add_row(f"  {row.category}", *_cells(row), end_section=row.category == ALL)
     return table
 
 
 def _cells(row: DrafterRow) -> list[str]:
     colour = "green" if row.speedup >= 1 else "yellow"
-    judged = [
-        "-" if row.alpha is None else f"{row.alpha:.2f}",
-        f"{row.tau:.2f}",
-        f"[{colour}]{row.speedup:.2f}×[/{colour}]",
-    ]
+    judged = [optional(row.alpha, ".2f"), f"{row.tau:.2f}", f"[{colour}]{row.speedup:.2f}×[/{colour}]"]
     return [
         str(row.prompts),
         *(["-"] * len(judged) if is_random(row.drafter) else judged),
@@ -193,16 +188,12 @@ class Slowest:
         """Return one line for people."""
         if not self.prompts:
             return f"{self.drafter}: no plain answer has {LEAST_TOKENS} tokens, so no prompt is judged alone"
-        line = (
-            f"{self.drafter}: {self.below} of {self.prompts} prompts below {LEAST_RATIO:.2f}×; "
-            f"slowest: {_shown(self.worst)}"
-        )
+        line = f"{self.drafter}: {self.below} of {self.prompts} prompts below {LEAST_RATIO:.2f}×"
+        line = f"{line}; slowest: {_shown(self.worst)}"
         if self.cpu_speedup is None:
             return line
-        by_cpu = (
-            f"by CPU time {self.cpu_speedup:.2f}× in all, {self.cpu_below} below: {_shown(self.cpu_worst)}"
-        )
-        return f"{line}; {by_cpu}"
+        by_cpu = f"by CPU time {self.cpu_speedup:.2f}× in all, {self.cpu_below} below"
+        return f"{line}; {by_cpu}: {_shown(self.cpu_worst)}"
 
 
 def slowest_prompts(records: Sequence[Record], most: int = 5) -> list[Slowest]:
@@ -250,7 +241,7 @@ def recommend(
     """
     names = _names([method.label for method in methods], ())
     configs = {names[method.label]: method.config for method in methods if method.config is not None}
-    kinds = list(dict.fromkeys(row.category for row in rows if row.category != ALL))
+    kinds = _distinct([row.category for row in rows if row.category != ALL])
     chosen = {kind: _worth(rows, kind) for kind in kinds}
     general = _worth(rows, ALL)
     used = {names[row.drafter] for found in (*chosen.values(), general) for row in found}
@@ -292,10 +283,10 @@ def _table(rows: Sequence[DrafterRow]) -> dict[str, dict[str, float]]:
 
 def _left_out(rows: Sequence[DrafterRow]) -> dict[str, str]:
     """Return the reason for each drafter that is left out because it changed texts."""
-    wrong = [row for row in rows if row.category == ALL and row.different_texts]
     return {
         row.drafter: f"{row.different_texts} of {row.prompts} texts differ from plain decoding"
-        for row in wrong
+        for row in rows
+        if row.category == ALL and row.different_texts
     }
 
 

@@ -96,9 +96,7 @@ class BatchSpeed:
     tokens_per_second: float
     step_ms: float
     host_ms: float  # host time per step, without pass and acceptance
-    experts: float | None = (
-        None  # mean number of distinct experts that a step reads per layer; None: no mixture
-    )
+    experts: float | None = None  # mean distinct experts that a step reads per layer; None: no mixture
     floor_ms: float | None = None  # time to read a step's active weights once
 
 
@@ -211,11 +209,9 @@ def measure_start(
     gc.collect()
     if decoder.device.type == "cuda":
         torch.cuda.empty_cache()
-    parts = [end - begin for begin, end in pairwise(marks)]
-    made, memory, preparing, profile, first, second = parts
-    whole = marks[5] - marks[0]
-    figures = (whole, made, memory, preparing, prepared.sizes, prepared.wanted, profile, first, second)
-    return decoder, StartTime(*figures)
+    made, memory, preparing, profile, first, second = (end - begin for begin, end in pairwise(marks))
+    whole, counts = marks[5] - marks[0], (prepared.sizes, prepared.wanted)
+    return decoder, StartTime(whole, made, memory, preparing, *counts, profile, first, second)
 
 
 def _default_engine(decoder: Decoder, config: EngineConfig) -> EngineCore:

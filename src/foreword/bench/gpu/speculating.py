@@ -6,10 +6,11 @@ tokens are replaced by the target's recorded ones, with errors that give the wan
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 
 from foreword.backends.interface import Decoder
-from foreword.bench.batch_runs import batch_arm, medians, speedup
+from foreword.bench.batch_runs import medians, run_batch, speedup
 from foreword.bench.gpu.engines import DECODED, controlled_engine, random_prompts, timed_engine
 from foreword.bench.gpu.recorded import DEPTH, Answers, RecordedDrafter, rate_for, recorded
 from foreword.bench.random_heads import METHODS, head_drafter, random_head
@@ -89,7 +90,7 @@ def _recorded_answers(decoder: Decoder, batches: Sequence[int], context: int) ->
 def _speculative_speed(decoder: Decoder, name: str, drafter: RecordedDrafter) -> SpeculativeSpeed:
     prompts = list(drafter.answers)
     engine = timed_engine(decoder, len(prompts[0]), len(prompts), FixedPolicy(drafter, DEPTH))
-    arms = {name: batch_arm(engine, prompts, DECODED, speculate=False)}
+    arms = {name: partial(run_batch, engine, prompts, DECODED, False)}
     runs = sorted(take_turns(arms, RUNS, warm_up=WARM_UP)[name], key=lambda run: run.tokens_per_second)
     run = runs[RUNS // 2]
     return SpeculativeSpeed(
@@ -145,7 +146,7 @@ def measure_controller(
 def _compared(
     engine: EngineCore, prompts: Sequence[Sequence[int]], offered: float, rounds: int
 ) -> ControlledSpeed:
-    arms = {name: batch_arm(engine, prompts, DECODED, setting) for name, setting in CONTROL_ARMS.items()}
+    arms = {name: partial(run_batch, engine, prompts, DECODED, one) for name, one in CONTROL_ARMS.items()}
     plain, controlled = take_turns(arms, rounds, warm_up=WARM_UP_WINDOWS, alternate=True).values()
     ratios = speedup(controlled, plain)
     (plain_rate,) = medians(plain, "tokens_per_second")

@@ -245,25 +245,25 @@ class LoadRun:
     read_late: list[float]  # sampled delays of the generator's event loop, in seconds
 
 
+@dataclass(frozen=True)
 class LoadGenerator:
     """Sends the requests of one run."""
 
-    def __init__(self, client: httpx2.AsyncClient, question: Question, load: LoadSettings) -> None:
-        self._client = client
-        self._question = question
-        self._load = load
+    client: httpx2.AsyncClient
+    question: Question
+    load: LoadSettings
 
     async def run(self, prompts: Sequence[BenchPrompt], on_outcome: OnOutcome) -> LoadRun:
         """Generate the load; call `on_outcome` for every request that has ended."""
-        texts = prompts_in_turn(prompts, self._load.seed)
-        drops = drop_points(self._load.disconnect, self._question.max_tokens, self._load.seed)
+        question, load = self.question, self.load
+        texts = prompts_in_turn(prompts, load.seed)
+        drops = drop_points(load.disconnect, question.max_tokens, load.seed)
         numbered = enumerate(zip(texts, drops, strict=False))
 
         async def send(due: float) -> RequestOutcome:
             index, (text, drop_after) = next(numbered)
             outcome = RequestOutcome(due, drop_after=drop_after)
-            body = self._question.body(text, index)
-            await ask(self._client, self._question.path, body, outcome, self._load.timeout)
+            await ask(self.client, question.path, question.body(text, index), outcome, load.timeout)
             on_outcome(outcome)
             return outcome
 
@@ -271,8 +271,7 @@ class LoadGenerator:
         watch = asyncio.create_task(_watch_lateness(late))
         start = perf_counter()
         try:
-            loop = self._closed if self._load.rate is None else self._open
-            outcomes = await loop(send, start)
+            outcomes = await (self._closed if load.rate is None else self._open)(send, start)
         finally:
             watch.cancel()
         seconds = max((outcome.ended_at for outcome in outcomes), default=start) - start
@@ -282,7 +281,7 @@ class LoadGenerator:
         """Send every request at its scheduled time, regardless of the number in flight."""
         async with asyncio.TaskGroup() as group:
             tasks = []
-            for offset in arrival_times(self._load):
+            for offset in arrival_times(self.load):
                 due = start + offset
                 if (wait := due - perf_counter()) > 0:
                     await asyncio.sleep(wait)
@@ -299,13 +298,13 @@ class LoadGenerator:
                 outcomes.append(await send(perf_counter()))
 
         async with asyncio.TaskGroup() as group:
-            for _ in range(self._load.concurrency):
+            for _ in range(self.load.concurrency):
                 group.create_task(client())
         return outcomes
 
     def _turns(self, start: float) -> Iterator[None]:
         """Yield once for every request that may still be started; shared by all clients of a closed loop."""
-        load, started = self._load, 0
+        load, started = self.load, 0
         while load.num_requests is None or started < load.num_requests:
             if load.duration is not None and perf_counter() - start >= load.duration:
                 return

@@ -24,9 +24,7 @@ class Question:
     temperature: float = 0.0  # 0 is greedy
     seed: int = 0  # request i is sent with seed + i
     continuous_usage: bool = False  # request token counts in every chunk, which not all servers support
-    extra: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # further fields of the body, which take precedence
+    extra: Mapping[str, Any] = field(default_factory=dict)  # further fields, which take precedence
 
     def __post_init__(self) -> None:
         if self.endpoint not in ENDPOINTS:
@@ -44,10 +42,7 @@ class Question:
     def body(self, prompt: str, index: int) -> dict[str, Any]:
         """Return the body of request `index`."""
         is_chat = self.endpoint == "chat"
-        options = {
-            "include_usage": True,
-            **({"continuous_usage_stats": True} if self.continuous_usage else {}),
-        }
+        more = {"continuous_usage_stats": True} if self.continuous_usage else {}
         return {
             "model": self.model,
             **({"messages": [{"role": "user", "content": prompt}]} if is_chat else {"prompt": prompt}),
@@ -55,7 +50,7 @@ class Question:
             "temperature": self.temperature,
             "seed": self.seed + index,
             "stream": True,
-            "stream_options": options,
+            "stream_options": {"include_usage": True, **more},
             **self.extra,
         }
 

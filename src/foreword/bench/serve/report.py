@@ -205,11 +205,12 @@ def make_report(run: LoadRun, limits: GoodputLimits | None) -> Report:
         prompt_tokens=sum(prompts) if len(prompts) == len(completed) else None,
         output_tokens=sum(output_tokens(outcome) for outcome in completed),
         good=None if limits is None else sum(limits.are_met(outcome) for outcome in run.outcomes),
-        latencies=_latencies(completed) | _lateness(run),
+        latencies=_latencies(run, completed),
     )
 
 
-def _latencies(completed: Sequence[RequestOutcome]) -> dict[str, Spread]:
+def _latencies(run: LoadRun, completed: Sequence[RequestOutcome]) -> dict[str, Spread]:
+    """Return latencies of completed requests, and the delays of the load generator in sending and reading."""
     per_token = [values for outcome in completed if (values := gaps_per_token(outcome)) is not None]
     return {
         "ttft": _spread_of(completed, time_to_first_token),
@@ -217,13 +218,9 @@ def _latencies(completed: Sequence[RequestOutcome]) -> dict[str, Spread]:
         "itl": spread([gap for outcome in completed for gap in gaps(outcome)]),
         "itl_per_token": spread([gap for values in per_token for gap in values]),
         "e2el": _spread_of(completed, end_to_end),
+        "sent_late": _spread_of(run.outcomes, lambda one: None if one.sent is None else one.sent - one.due),
+        "read_late": spread(run.read_late),
     }
-
-
-def _lateness(run: LoadRun) -> dict[str, Spread]:
-    """Return the delays of the load generator itself in sending and reading."""
-    sent = [outcome.sent - outcome.due for outcome in run.outcomes if outcome.sent is not None]
-    return {"sent_late": spread(sent), "read_late": spread(run.read_late)}
 
 
 def _spread_of(

@@ -1,6 +1,7 @@
 """The report of a load test as tables and picture."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from rich.table import Table
 from foreword.bench.pictures import saved_figure
 from foreword.bench.serve.generator import Ending, RequestOutcome
 from foreword.bench.serve.report import PERCENTILES, GoodputLimits, Report, Spread, gaps, time_to_first_token
+from foreword.bench.skeleton import optional
 
 ROWS = {
     "ttft": "TTFT",
@@ -70,9 +72,9 @@ def _lines(report: Report, limits: GoodputLimits | None) -> Iterator[tuple[str, 
 
 
 def _goodput(report: Report, limits: GoodputLimits) -> str:
-    bounds = {"ttft": limits.ttft, "tpot": limits.tpot, "e2el": limits.e2el}
-    named = ", ".join(f"{name} ≤ {limit:g} ms" for name, limit in bounds.items() if limit is not None)
-    share = "-" if report.good_share is None else f"{100 * report.good_share:.1f}%"
+    bounds = asdict(limits).items()
+    named = ", ".join(f"{name} ≤ {limit:g} ms" for name, limit in bounds if limit is not None)
+    share = optional(report.good_share, ".1%")
     return f"{report.good} requests = {share}, {report.per_second(report.good or 0):.2f} requests/s ({named})"
 
 

@@ -9,14 +9,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from foreword import __version__
+from foreword.bench.prompts import BenchPrompt, own_prompts, read_prompts
 from foreword.bench.skeleton import Column, table
-from foreword.cli.console import ModelCommand, stdout
-
-if TYPE_CHECKING:
-    from foreword.bench.prompts import BenchPrompt
+from foreword.cli.console import ModelCommand, say, stdout
 
 BATCH_SIZES = "Batch sizes, separated by commas."
 TIMED_ROUNDS = "Timed rounds; the median is reported."
@@ -51,13 +49,11 @@ def save_plot(plot: Path | None, picture: Callable[[Path], None]) -> None:
     """Draw the picture, if requested, and print its path."""
     if plot is not None:
         picture(plot)
-        stdout.print(f"plot: {plot}", markup=False, soft_wrap=True)
+        say(f"plot: {plot}")
 
 
-def prompts_of(dataset: Path | None) -> "list[BenchPrompt]":
+def prompts_of(dataset: Path | None) -> list[BenchPrompt]:
     """Return the prompts of a file, or the shipped ones."""
-    from foreword.bench.prompts import own_prompts, read_prompts
-
     return own_prompts() if dataset is None else read_prompts(dataset)
 
 

@@ -6,6 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foreword import __version__
+from foreword.bench.contestants import Contestant, contestants, engine_versions
+from foreword.bench.ledger import Ledger
+from foreword.bench.prompts import BenchPrompt, prompts_digest, spec_bench_kinds, take_per_category
 from foreword.bench.skeleton import Column, optional
 from foreword.cli.bench.common import fields_of, print_table, prompts_of, provenance, save_plot
 from foreword.cli.console import (
@@ -14,8 +17,8 @@ from foreword.cli.console import (
     JsonCommand,
     ModelOption,
     plot_option,
+    say,
     stage_bar,
-    stdout,
 )
 from foreword.cli.options.grouped import late, option
 from foreword.errors import RequestError
@@ -23,8 +26,6 @@ from foreword.progress import StageProgress
 
 if TYPE_CHECKING:
     from foreword.bench.compare import PeerAnswer, Race
-    from foreword.bench.contestants import Contestant
-    from foreword.bench.prompts import BenchPrompt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +57,6 @@ class Compare(JsonCommand):
     def run(self) -> None:
         from foreword.backends.choice import pick_device
         from foreword.bench.compare import Race, plot_comparison, speeds_by_category, summarise
-        from foreword.bench.contestants import contestants, engine_versions
         from foreword.kernels.native import choose_threads
         from foreword.models.sources.resolve import resolve_model
 
@@ -85,8 +85,7 @@ class Compare(JsonCommand):
             "same text": lambda row: optional(row.same_as_plain, ".0%", ""),
         }
         print_table(rows, columns, title)
-        for reason in absent:
-            stdout.print(reason, markup=False, soft_wrap=True)
+        say(*absent)
         save_plot(self.plot, lambda path: plot_comparison(rows, beside, path, title))
         self.show_json(
             {
@@ -105,8 +104,7 @@ class Compare(JsonCommand):
             }
         )
 
-    def _prompts(self, path: Path) -> "dict[BenchPrompt, list[int]]":
-        from foreword.bench.prompts import spec_bench_kinds, take_per_category
+    def _prompts(self, path: Path) -> dict[BenchPrompt, list[int]]:
         from foreword.engine.prompts import encode_prompt
         from foreword.models.formats.checkpoint import open_checkpoint
 
@@ -123,11 +121,9 @@ class Compare(JsonCommand):
         return {prompt: ids[prompt] for prompt in take_per_category(short, self.limit_per_category)}
 
     def _race(
-        self, race: "Race", chosen: "list[Contestant]", prompts: "list[BenchPrompt]", show: StageProgress
+        self, race: "Race", chosen: list[Contestant], prompts: list[BenchPrompt], show: StageProgress
     ) -> "tuple[list[PeerAnswer], list[str]]":
         from foreword.bench.compare import PeerAnswer
-        from foreword.bench.ledger import Ledger
-        from foreword.bench.prompts import prompts_digest
 
         if self.resume is None:
             return race.run(chosen, show)

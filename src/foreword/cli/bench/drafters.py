@@ -8,7 +8,9 @@ from typing import Any, TypeVar
 import typer
 
 from foreword import __version__
-from foreword.bench.skeleton import Column, optional
+from foreword.bench.ledger import Ledger
+from foreword.bench.prompts import bench_prompts, prompts_digest
+from foreword.bench.skeleton import PLAIN, Column, optional
 from foreword.cli.bench.common import (
     BATCH_SIZES,
     DATASET,
@@ -21,7 +23,7 @@ from foreword.cli.bench.common import (
     provenance,
     save_plot,
 )
-from foreword.cli.console import parse_sizes, plot_option, stage_bar, stdout
+from foreword.cli.console import parse_sizes, plot_option, say, stage_bar, stdout
 from foreword.cli.options.grouped import flag, option, pick
 from foreword.errors import RequestError
 from foreword.progress import StageProgress
@@ -67,7 +69,6 @@ class Drafters(Benchmark):
         from foreword.bench.drafters.measure import BenchSettings, DrafterBench
         from foreword.bench.drafters.summary import drafter_table, plot_rows, slowest_prompts, summarise
         from foreword.bench.methods import DEFAULT, default_methods, is_random, parse_methods
-        from foreword.bench.prompts import bench_prompts
 
         settings = pick(BenchSettings, self)
         settings.sampling()  # refuse invalid parameters before loading
@@ -91,19 +92,16 @@ class Drafters(Benchmark):
 
             return bench.measure(prompts, known, on_progress)
 
-        records = self._resumed(
-            ran_on | made_with,
-            Record,
-            lambda one: one.prompt in keys and one.drafter in order,
-            measure,
-        )
+        def is_wanted(one: Record) -> bool:
+            return one.prompt in keys and one.drafter in order
+
+        records = self._resumed(ran_on | made_with, Record, is_wanted, measure)
         records.sort(key=lambda record: order[record.drafter])
         rows = summarise(records)
         title = f"{self.model}, {len(prompts)} prompts × up to {self.max_tokens} tokens, plain decoding = 1"
         stdout.print(drafter_table(rows, title))
         slowest = slowest_prompts([record for record in records if not is_random(record.drafter)])
-        for one in slowest:
-            stdout.print(one.line, highlight=False, soft_wrap=True)
+        say(*(one.line for one in slowest))
         save_plot(self.plot, lambda path: plot_rows(rows, path, title))
         found = {"rows": fields_of(rows), "slowest": [one.as_json() for one in slowest]}
         self.show_json({**made_with, **found})
@@ -115,8 +113,6 @@ class Drafters(Benchmark):
         is_wanted: Callable[[R], bool],
         measure: Callable[[list[R], StageProgress], Iterator[R]],
     ) -> list[R]:
-        from foreword.bench.ledger import Ledger
-
         ledger = None if self.resume is None else Ledger(self.resume, settings, kind)
         records = [] if ledger is None else [record for record in ledger.records if is_wanted(record)]
         with stage_bar() as show:
@@ -138,7 +134,6 @@ class Drafters(Benchmark):
             speedups,
         )
         from foreword.bench.methods import default_methods, parse_methods
-        from foreword.bench.prompts import bench_prompts, prompts_digest
 
         at_once = parse_sizes("--concurrency", self.concurrency or "1,4", least=1)
         if self.page is not None and not self.page.absolute().parent.is_dir():
@@ -158,7 +153,7 @@ class Drafters(Benchmark):
             "prompts_digest": prompts_digest(prompts),
             **asdict(settings),
         }
-        labels = {"plain", *(method.label for method in methods)}
+        labels = {PLAIN, *(method.label for method in methods)}
         bench = GridBench(llm, methods, settings)
         records = self._resumed(
             made_with,
@@ -186,7 +181,7 @@ class Drafters(Benchmark):
         origin = provenance()
         if self.page is not None:
             self.page.write_text(grid_page(records, title, origin, self.cost_per_hour), encoding="utf-8")
-            stdout.print(f"page: {self.page}", soft_wrap=True)
+            say(f"page: {self.page}")
         rows = [
             {
                 **asdict(one),
@@ -265,7 +260,7 @@ class Control(Benchmark):
         if report.reactions:
             stdout.print(reaction_table(report.reactions))
         if report.mixed is not None:
-            stdout.print(report.mixed.line, soft_wrap=True)
+            say(report.mixed.line)
         save_plot(self.plot, lambda path: save_charts([ratio_chart(report.cells)], path, title))
         for failure in report.failures:
             stdout.print(f"[red]does not hold[/red]: {failure}", soft_wrap=True)

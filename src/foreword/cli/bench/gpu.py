@@ -191,7 +191,6 @@ def _fastest(weights: "DecoderWeights", rows: list[int]) -> "list[tuple[str, Til
 
 
 def _print_start(start: "StartTime") -> None:
-
     stdout.print(
         f"start to first token: {start.seconds:.1f} s from weights on the device, of which captures "
         f"{start.prepare_seconds:.1f} s ({start.prepared} of {start.wanted} sizes of passes)"
@@ -208,7 +207,6 @@ def _print_start(start: "StartTime") -> None:
 
 
 def _print(report: "GpuReport") -> None:
-
     stdout.print(
         f"{report.device}: copies {report.copy_terabytes:.2f} TB/s, reads {report.read_terabytes:.2f} TB/s, "
         f"bf16 products {report.matrix_teraflops:.0f} TFLOP/s; all weights once: {report.floor_ms:.2f} ms"

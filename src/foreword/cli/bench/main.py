@@ -6,13 +6,6 @@ from foreword.cli.bench import compare, drafters, gpu, nodes, overhead, passes, 
 from foreword.cli.options.grouped import command
 
 app = typer.Typer(no_args_is_help=True, help="Measure costs and speed, always as ratios within one run.")
-
-
-@app.callback()
-def _group() -> None:
-    """Measure costs and speed, always as ratios within one run."""
-
-
 for _kind in (
     *(passes.Accept, passes.Adapters, passes.Batch, compare.Compare, nodes.Pools, drafters.Control),
     *(drafters.Drafters, gpu.Gpu, nodes.Link, overhead.Overhead, overhead.Pacing, serve.Serve),

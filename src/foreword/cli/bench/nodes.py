@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,10 +14,11 @@ from foreword.cli.console import (
     DEFAULT_MODEL,
     JsonCommand,
     ModelOption,
+    fetched,
     load_llm,
     parse_sizes,
+    say,
     stage_bar,
-    stdout,
 )
 from foreword.cli.options.common import SecurityOptions
 from foreword.cli.options.grouped import flag, late, option
@@ -57,19 +59,15 @@ class Link(SecurityOptions, JsonCommand):
         from foreword.cluster.framing import ChannelError
         from foreword.cluster.handshake import PeerIdentity, TokenIds
         from foreword.models.formats.checkpoint import open_checkpoint
-        from foreword.models.sources.resolve import resolve_model
 
         sizes, security = _sizes("--batch", self.batch), self.security()
         given = None if self.drafters is None else NodeAddress.parse(self.drafters)
         if given is not None:
             security.check(given, self.insecure)
-        with stage_bar() as on_stage:
-            path = resolve_model(self.model, on_progress=on_stage)
+        path = fetched(self.model)
         tokenizer = open_checkpoint(path).tokenizer()
-        ids = TokenIds(
-            tokenizer.vocab_size, lambda token: tokenizer.token_bytes(token, skip_special_tokens=False)
-        )
-        identity = PeerIdentity(security, ids)
+        bytes_of = partial(tokenizer.token_bytes, skip_special_tokens=False)
+        identity = PeerIdentity(security, TokenIds(tokenizer.vocab_size, bytes_of))
         protection = {"--token-file": self.token_file, "--tls": self.tls}
         options = [part for name, value in protection.items() if value for part in (name, str(value))]
         own = local_node(str(path), self.method, options=options) if given is None else nullcontext(given)
@@ -100,7 +98,7 @@ class Link(SecurityOptions, JsonCommand):
             else f"break-even distance {max(farthest, 0):.1f} ms: {self.levels} levels at acceptance "
             f"{self.acceptance:g}, passes of {passes}, one request"
         )
-        stdout.print(trips, verdict, sep="\n", soft_wrap=True)
+        say(trips, verdict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,14 +148,14 @@ class Pools(Benchmark):
 
         devices = [name.strip() for name in self.nodes.split(",") if name.strip()]
         config = EngineConfig(gpu_memory_utilization=self.gpu_memory_utilization)
+        kinds = [True, False] if self.both else [self.run_ahead is not False]
+        amount: dict[str, Any] = {"batches": sizes, "tokens": self.tokens, "repeats": self.repeats}
         with self._pair() as (target, drafting), ExitStack() as running:
             llm = load_llm(target, **self.place, config=config)
             vocab_size = llm.engine.target.config.vocab_size
             prompts = [random_tokens(65 + index, vocab_size)[1:] for index in range(max(sizes))]
             with stage_bar() as show:
-                kinds = [True, False] if self.both else [self.run_ahead is not False]
                 ways = ways_of_drafting(drafting, devices, self.guesses, running, run_ahead=kinds)
-                amount: dict[str, Any] = {"batches": sizes, "tokens": self.tokens, "repeats": self.repeats}
                 rows = measure_pools(llm.engine, ways, prompts, **amount, progress=show)
             llm.close()
         columns = {
@@ -180,12 +178,10 @@ class Pools(Benchmark):
             return
         from foreword.bench.random_models import named_shape, write_agreeing_pair, write_random_pair
 
-        config = named_shape(self.shape)
-        other = None if self.draft_shape is None else named_shape(self.draft_shape)
-        agreement = 0.8 if self.agreement is None else self.agreement
+        config, agreement = named_shape(self.shape), 0.8 if self.agreement is None else self.agreement
         with TemporaryDirectory() as folder:
-            if other is None:
+            if self.draft_shape is None:
                 pair = write_random_pair(config, max(1, len(config.layers) // 8), Path(folder))
             else:
-                pair = write_agreeing_pair(config, other, agreement, Path(folder))
+                pair = write_agreeing_pair(config, named_shape(self.draft_shape), agreement, Path(folder))
             yield str(pair[0]), str(pair[1])

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from foreword.bench.prompts import own_prompts
 from foreword.bench.skeleton import Column
 from foreword.cli.bench.common import MOST_TOKENS, SPECULATIVE_DRAFTER, Benchmark, fields_of, print_table
-from foreword.cli.console import parse_sizes, plot_option, progress_bar, stage_bar, stdout
+from foreword.cli.console import fetched, parse_sizes, plot_option, progress_bar, stage_bar, stdout
 from foreword.cli.options.grouped import option
 
 if TYPE_CHECKING:
@@ -54,8 +55,7 @@ class Overhead(Benchmark):
             "first ms": "{.first_ms:.1f}",
         }
         for count in VERIFY_ROWS:
-            shown = f"{{0.shares[{count}]:.2%}} of {{0.verify_ms[{count}]:.1f}} ms"
-            costs[f"of a pass over {count}"] = shown
+            costs[f"of a pass over {count}"] = f"{{0.shares[{count}]:.2%}} of {{0.verify_ms[{count}]:.1f}} ms"
         print_table(found, costs)
         stdout.print(_host_table(host, sizes))
         columns = {
@@ -95,15 +95,12 @@ class ServerOverhead(Benchmark):
     speculative_config: str | None = option(None, "Drafter, as a JSON object. Default: plain decoding.")
 
     def run(self) -> None:
-        from foreword.bench.prompts import own_prompts
         from foreword.bench.server_overhead import Work, measure_server_overhead, served_model
         from foreword.engine.engine import Engine
         from foreword.engine.prompts import encode_prompt
         from foreword.models.formats.checkpoint import open_checkpoint
-        from foreword.models.sources.resolve import resolve_model
 
-        with stage_bar() as show:
-            path = resolve_model(self.model, on_progress=show)
+        path = fetched(self.model)
         tokenizer = open_checkpoint(path).tokenizer()
         texts = (prompt.text for prompt in islice(cycle(own_prompts()), self.streams))
         work = Work([encode_prompt(tokenizer, text) for text in texts], self.tokens)

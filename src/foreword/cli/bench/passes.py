@@ -3,6 +3,8 @@
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from foreword.bench.pictures import Chart, save_charts
+from foreword.bench.prompts import own_prompts
 from foreword.bench.skeleton import Column
 from foreword.cli.bench.common import (
     BATCH_SIZES,
@@ -48,15 +50,9 @@ class Accept(Benchmark):
 
         llm = self.load()
         with progress_bar("measuring") as show:
+            text = llm.tokenizer.encode(SAMPLE_TEXT)
             costs = measure_accept_cost(
-                llm.engine.target,
-                llm.tokenizer.encode(SAMPLE_TEXT),
-                params,
-                chain=self.chain,
-                rule=rule,
-                batches=sizes,
-                repeats=self.repeats,
-                progress=show,
+                llm.engine.target, text, params, self.chain, rule, sizes, self.repeats, show
             )
         verified = f"one pass over {self.chain + 1} tokens takes {costs.verify_ms:.2f} ms"
         columns = {"requests": "{.requests}", "ms": "{.ms:.2f}", "ms per request": "{.ms_per_request:.2f}"}
@@ -106,8 +102,6 @@ class Batch(Benchmark):
     def run(self) -> None:
         sizes = parse_sizes("--batches", self.batches)
         from foreword.bench.batch import measure_batches
-        from foreword.bench.pictures import Chart, save_charts
-        from foreword.bench.prompts import own_prompts
 
         llm = self.load(self.speculative_config)
         prompts = [llm.encode(prompt.text) for prompt in own_prompts()]
@@ -131,10 +125,9 @@ class Batch(Benchmark):
             "plain": [(float(row.batch), row.plain_tokens_per_second) for row in rows],
             "speculative": [(float(row.batch), row.speculative_tokens_per_second) for row in rows],
         }
-        chart = Chart("requests at once", "tokens per second, all requests", lines)
-        save_plot(
-            self.plot, lambda path: save_charts([chart], path, f"{self.model}: throughput by batch size")
-        )
+        charts = [Chart("requests at once", "tokens per second, all requests", lines)]
+        title = f"{self.model}: throughput by batch size"
+        save_plot(self.plot, lambda path: save_charts(charts, path, title))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,6 @@ import json
 import platform
 import shlex
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,11 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from foreword.bench.skeleton import command_json
 from foreword.cli.bench.common import provenance
 from foreword.cli.bench.compare import named_interpreters, names
-from foreword.cli.console import DEFAULT_MODEL, stderr, stdout
+from foreword.cli.console import DEFAULT_MODEL, note, say
 from foreword.cli.options.grouped import Command, flag, option
-from foreword.errors import RequestError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +49,7 @@ class Scoreboard(Command):
         if self.measure:
             self._measure()
         self.out.write_text(scoreboard_page(self.results), encoding="utf-8")
-        stdout.print(f"{self.out} is written", soft_wrap=True, markup=False)
+        say(f"{self.out} is written")
 
     def _measure(self) -> None:
         from foreword.bench.contestants import contestants
@@ -77,25 +76,19 @@ class Scoreboard(Command):
     def _keep(self, name: str, about: dict[str, Any], measure: Callable[[], dict[str, Any]]) -> None:
         path = self.results / f"{self.label}-{name}.json"
         if path.exists():
-            stderr.print(f"{path} is there already", markup=False, soft_wrap=True)
+            note(f"{path} is there already")
             return
-        stderr.print(f"measuring {path.stem}", markup=False, soft_wrap=True)
+        note(f"measuring {path.stem}")
         found = {"made": provenance()} | measure() | about
         path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
     def _speed(self, model: str, short: str, threads: int) -> dict[str, Any]:
         """Run `bench compare`, keeping its answers until it finishes."""
         kept = self.results / f"{self.label}-{short}-answers.jsonl"
-        command = ["bench", "compare", "--model", model, "--threads", str(threads), "--resume", str(kept)]
-        command += [] if self.peers is None else ["--peers", self.peers]
+        options = ["--model", model, "--threads", str(threads), "--resume", str(kept)]
+        options += [] if self.peers is None else ["--peers", self.peers]
         for python in self.python or ():
-            command += ["--python", python]
-        command += [*shlex.split(self.compare), "--json"]
-        done = subprocess.run(
-            [sys.executable, "-m", "foreword", *command], stdout=subprocess.PIPE, text=True, check=False
-        )
-        if done.returncode != 0:
-            raise RequestError(f"foreword bench compare ended with exit code {done.returncode}")
+            options += ["--python", python]
+        found = command_json("bench compare", [*options, *shlex.split(self.compare)])
         kept.unlink()
-        found: dict[str, Any] = json.loads(done.stdout)
         return found

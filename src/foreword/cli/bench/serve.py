@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from foreword.bench.prompts import BenchPrompt
+from foreword.bench.serve.load import LoadSettings, Question, extra_fields
 from foreword.cli.bench.common import DATASET, MOST_TOKENS, TEMPERATURE, prompts_of, save_plot
 from foreword.cli.console import JsonCommand, plot_option, stage_bar, stdout
 from foreword.cli.options.grouped import REQUIRED, option, pick
 from foreword.errors import RequestError
+from foreword.progress import StageProgress
 
 if TYPE_CHECKING:
-    from foreword.bench.prompts import BenchPrompt
     from foreword.bench.serve.generator import LoadRun, RequestOutcome
-    from foreword.bench.serve.load import LoadSettings, Question
     from foreword.bench.serve.report import GoodputLimits
 
 DEFAULT_REQUESTS = 100
@@ -81,9 +82,7 @@ class Serve(JsonCommand):
         if not report.completed:
             raise typer.Exit(1)
 
-    def _load(self) -> "LoadSettings":
-        from foreword.bench.serve.load import LoadSettings
-
+    def _load(self) -> LoadSettings:
         if self.rate is not None and self.concurrency is not None:
             raise RequestError("--rate is an open loop, --concurrency a closed one: give one of them")
         clients = DEFAULT_CONCURRENCY if self.concurrency is None else self.concurrency
@@ -92,14 +91,12 @@ class Serve(JsonCommand):
             requests = DEFAULT_REQUESTS
         return pick(LoadSettings, self, concurrency=clients, num_requests=requests)
 
-    def _question(self) -> "Question":
-        from foreword.bench.serve.load import Question, extra_fields
-
+    def _question(self) -> Question:
         extra = extra_fields(self.speculation, self.extra_body)
         return pick(Question, self, model=self.model or "", extra=extra)
 
     async def _run(
-        self, address: str, question: "Question", load: "LoadSettings", prompts: "Sequence[BenchPrompt]"
+        self, address: str, question: Question, load: LoadSettings, prompts: Sequence[BenchPrompt]
     ) -> "tuple[Question, LoadRun]":
         """Run the load; return the question with the model's name, and the run."""
         from foreword.bench.serve.generator import LoadGenerator
@@ -113,9 +110,7 @@ class Serve(JsonCommand):
                 return question, await LoadGenerator(client, question, load).run(prompts, on_outcome)
 
 
-def _progress(
-    show: Callable[[str, int, int], None], load: "LoadSettings"
-) -> "Callable[[RequestOutcome], None]":
+def _progress(show: StageProgress, load: LoadSettings) -> "Callable[[RequestOutcome], None]":
     """Return a callback that shows progress by number of requests, or by time if unbounded."""
     from foreword.bench.serve.generator import Ending
 
@@ -134,7 +129,7 @@ def _progress(
 
 
 def _settings_json(
-    address: str, question: "Question", load: "LoadSettings", limits: "GoodputLimits | None"
+    address: str, question: Question, load: LoadSettings, limits: "GoodputLimits | None"
 ) -> dict[str, Any]:
     """Return the settings of a run as JSON, without infinity and without the key."""
     settings = {"url": address, **asdict(question), **asdict(load)}

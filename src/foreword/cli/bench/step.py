@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
+from foreword.bench.contestants import OURS
+from foreword.bench.pictures import Chart, save_charts
+from foreword.bench.prompts import own_prompts
 from foreword.cli.bench.common import Benchmark, fields_of, print_table, save_plot
 from foreword.cli.console import (
     DEFAULT_MODEL,
@@ -25,11 +28,7 @@ from foreword.errors import RequestError
 
 if TYPE_CHECKING:
     from foreword.backends.interface import Decoder
-    from foreword.backends.loading import DecoderLoader
     from foreword.bench.step_cost import EngineCosts, StepTimer
-    from foreword.models.config import ModelConfig
-
-OURS = "foreword"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,15 +52,14 @@ class Step(Benchmark):
             raise RequestError(f"--compare knows llama.cpp only, not {self.compare!r}")
         sizes = parse_sizes("--tokens", self.tokens)
         prompts = parse_sizes("--prefill", self.prefill) if self.prefill else []
-        from foreword.bench.pictures import Chart, save_charts
         from foreword.bench.step_cost import DecoderTimer, check_sizes, compare_step_cost
 
-        target = self._random(self.shape) if self.shape else self.load().engine.target
-        check_sizes(sizes, self.context, self.repeats, target.config.context_length, prompts)
+        decoders = self._decoders()
+        check_sizes(sizes, self.context, self.repeats, decoders[OURS].config.context_length, prompts)
         most = max(*sizes, *prompts, 1)
-        timers: dict[str, StepTimer] = {OURS: DecoderTimer(target, self.context, most)}
-        if self.experts:
-            timers = self._mixture_timers(target, most)
+        timers: dict[str, StepTimer] = {
+            name: DecoderTimer(decoder, self.context, most) for name, decoder in decoders.items()
+        }
         if self.compare:
             timers |= self._llama_cpp_timers(most)
         with progress_bar("measuring") as show:
@@ -71,38 +69,28 @@ class Step(Benchmark):
         times = {name: [(float(step.n), step.ms) for step in cost.steps] for name, cost in costs.items()}
         chart = Chart("new tokens (n)", "milliseconds", times)
         save_plot(self.plot, lambda path: save_charts([chart], path, f"{self.shape or self.model}: {title}"))
-        own, others = (
-            asdict(costs[OURS]),
-            {name: asdict(cost) for name, cost in costs.items() if name != OURS},
-        )
+        others = {name: asdict(cost) for name, cost in costs.items()}
+        own = others.pop(OURS)
         found = {"prefill": own["prompts"], "compare": others, "rows": own["steps"]}
         self.show_json({"model": self.shape or self.model, "context": self.context, **found})
 
-    def _mixture_timers(self, target: "Decoder", most_tokens: int) -> "dict[str, StepTimer]":
-        from foreword.bench.random_models import RandomCheckpoint, as_mixture
-        from foreword.bench.step_cost import DecoderTimer
-
-        shapes = {OURS: as_mixture(target.config, self.experts), "dense": target.config}
-        loader = self._loader(shapes[OURS])  # both on a backend that can run the mixture
-        return {
-            name: DecoderTimer(loader.load(RandomCheckpoint(shape)), self.context, most_tokens)
-            for name, shape in shapes.items()
-        }
-
-    def _random(self, shape: str) -> "Decoder":
-        from foreword.bench.random_models import RandomCheckpoint, named_shape
-
-        config = named_shape(shape)
-        return self._loader(config).load(RandomCheckpoint(config))
-
-    def _loader(self, config: "ModelConfig") -> "DecoderLoader":
+    def _decoders(self) -> "dict[str, Decoder]":
+        """Return the model, or random weights of its shape; a mixture is compared with the dense shape."""
         from foreword.backends.choice import choose_backend, fit_to_model, pick_device
         from foreword.backends.loading import DecoderLoader
+        from foreword.bench.random_models import RandomCheckpoint, as_mixture, named_shape
 
+        model = None if self.shape else self.load().engine.target
+        if model is not None and not self.experts:
+            return {OURS: model}
+        config = named_shape(self.shape) if model is None else model.config
+        shapes = {OURS: as_mixture(config, self.experts), "dense": config} if self.experts else {OURS: config}
         place = pick_device(self.device)
         chosen = choose_backend(self.backend, self.dtype, place)
-        choice = fit_to_model(chosen, config, backend=self.backend, dtype=self.dtype, device=place)
-        return DecoderLoader(choice, place)
+        # All on a backend that can run the mixture.
+        choice = fit_to_model(chosen, shapes[OURS], backend=self.backend, dtype=self.dtype, device=place)
+        loader = DecoderLoader(choice, place)
+        return {name: loader.load(RandomCheckpoint(shape)) for name, shape in shapes.items()}
 
     def _llama_cpp_timers(self, most_tokens: int) -> "dict[str, StepTimer]":
         from foreword.bench.llama_cpp import FILE_TYPES, LlamaCppTimer, quantized_copy
@@ -164,7 +152,6 @@ class Quality(JsonCommand):
     device: DeviceOption = "cpu"
 
     def run(self) -> None:
-        from foreword.bench.prompts import own_prompts
         from foreword.bench.quality import measure_quality, read_text
         from foreword.engine.loader import load_model
 
@@ -181,13 +168,11 @@ class Quality(JsonCommand):
         with stage_bar() as show:
             show(f"loading {exact}", 0, 0)
             backend = "torch" if on_cpu else "cuda"
-            reference = load_model(
-                self.model, dtype=exact, device=self.device, backend=backend, quantization="none"
-            )
-            read = (
-                "\n\n".join(one.text for one in own_prompts()) if self.text is None else read_text(self.text)
-            )
-            ids = reference.tokenizer.encode(read)[: self.tokens]
+            plain: dict[str, Any] = {"dtype": exact, "backend": backend, "quantization": "none"}
+            reference = load_model(self.model, device=self.device, **plain)
+            shipped = "\n\n".join(one.text for one in own_prompts())
+            text = shipped if self.text is None else read_text(self.text)
+            ids = reference.tokenizer.encode(text)[: self.tokens]
             if not ids:
                 raise RequestError(f"{self.text} has no text in it")
             forms = self.forms or ",".join(_CPU_DEFAULTS if on_cpu else (*_GPU_FORMS, "fp8+fp8-kv"))

@@ -20,6 +20,7 @@ from foreword.cli.console import (
     load_llm,
     stderr,
     stdout,
+    visible,
 )
 from foreword.cli.options.common import (
     GenerationConfigOption,
@@ -222,8 +223,6 @@ def _answer(plan: "Plan", session: "ChatSession", interrupts: Interrupts) -> Non
 
 def show_piece(piece: "TextPiece") -> None:
     """Print a piece in the colour of its origin, without markup or control sequences."""
-    from foreword.cli.chat.text import visible
-
     style = DRAFT_STYLE if piece.drafted else OWN_STYLE
     stdout.out(visible(piece.text), end="", style=style, highlight=False)
 
@@ -239,8 +238,6 @@ def _say_end(outcome: "AnswerEnd") -> None:
 
 def say(line: str) -> None:
     """Print a line of the program, not of the conversation, to standard error."""
-    from foreword.cli.chat.text import visible
-
     stderr.print(Text(visible(line), "dim"), soft_wrap=True)
 
 

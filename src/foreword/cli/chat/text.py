@@ -1,6 +1,5 @@
 """Terminal output of a chat: text without control characters, drafts by pass, statistics."""
 
-import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -10,12 +9,11 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
+from foreword.cli.console import visible
 from foreword.engine.messages import AnswerDelta, DraftShown, RequestStats
 from foreword.engine.outputs import add_fields
 from foreword.engine.text import TokenTexts
 from foreword.models.tokenization.tokenizer import Tokenizer
-
-_ALLOWED_CONTROLS = "\n\t"
 
 
 @dataclass(frozen=True)
@@ -40,15 +38,6 @@ class PieceReader:
         for place, text in enumerate(self._texts.pieces(delta)):
             if text:
                 yield TextPiece(text, drafted=place < delta.from_draft)
-
-
-def visible(text: str) -> str:
-    """Return the text without control characters except newline and tab."""
-    return "".join(
-        character
-        for character in text
-        if character in _ALLOWED_CONTROLS or unicodedata.category(character) != "Cc"
-    )
 
 
 ACCEPTED_STYLE, REJECTED_STYLE = "dodger_blue1", "dim strike"

@@ -3,10 +3,9 @@
 import asyncio
 import json
 import logging
-import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,19 +14,21 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from foreword.cli.bench.common import fields_of
 from foreword.cli.console import (
     DEFAULT_MODEL,
     DeviceOptions,
     JsonOption,
     ModelOption,
     print_json,
+    say,
     stage_bar,
     stderr,
     stdout,
 )
 from foreword.cli.options.common import SecurityOptions, json_object, labels_option
 from foreword.cli.options.grouped import Command, command, flag, late, option, options_command
-from foreword.cli.options.serve import ListeningOptions, need_server_extra, port_option
+from foreword.cli.options.serve import ListeningOptions, client_key, need_server_extra, port_option
 from foreword.errors import RequestError
 
 if TYPE_CHECKING:
@@ -67,18 +68,15 @@ def show_status(
     members: Sequence["MemberStatus"], targets: Sequence["TargetStatus"], nodes: Sequence["NodeStatus"]
 ) -> None:
     """Print tables, and below them the reasons of problems."""
-    if members:
-        _show(_MEMBER, members)
-    if targets:
-        _show(_TARGET, targets)
-    if nodes:
-        _show(_NODE, nodes)
+    for columns, rows in ((_MEMBER, members), (_TARGET, targets), (_NODE, nodes)):
+        if rows:
+            _show(columns, rows)
     reasons = [(one.name, "it refused its options") for one in members if one.is_refused]
     reasons += [(one.name, one.reason) for one in targets]
     reasons += [(f"{one.node} for {one.target}", one.reason) for one in nodes]
     for name, reason in reasons:
         if reason:
-            stdout.print(f"{name}: {reason}", soft_wrap=True, markup=False, highlight=False)
+            stdout.print(f"{name}: {reason}", soft_wrap=True, markup=False)
 
 
 def _show(columns: Mapping[str, str], rows: Sequence[object]) -> None:
@@ -124,7 +122,7 @@ def up(file: FileArgument, api_key: KeyOption = None) -> None:
     scaler = None
     if cluster.scale is not None:
         node = cluster.member(cluster.scale.node)
-        scaler = Autoscaler(cluster.scale, node, fleet, fetch_json(_key(api_key)))
+        scaler = Autoscaler(cluster.scale, node, fleet, fetch_json(client_key(api_key)))
 
     members: Sequence[MemberStatus] = ()
 
@@ -180,15 +178,10 @@ def status(file: FileArgument, api_key: KeyOption = None, as_json: JsonOption = 
     cluster, members = read_cluster(file), ClusterState(file).members()
     placed = {one.name: one.address for one in members}
     urls = {one.name: placed.get(one.name, one.address) for one in cluster.members if one.is_target}
-    targets, nodes = cluster_status(urls, fetch_json(_key(api_key)))
+    targets, nodes = cluster_status(urls, fetch_json(client_key(api_key)))
     if as_json:
-        print_json(
-            {
-                "members": [asdict(one) for one in members],
-                "targets": [asdict(one) for one in targets],
-                "nodes": [asdict(one) for one in nodes],
-            }
-        )
+        found = {"members": members, "targets": targets, "nodes": nodes}
+        print_json({name: fields_of(rows) for name, rows in found.items()})
     show_status(members, targets, nodes)
     if not all(one.is_ok for one in targets):
         raise typer.Exit(1)
@@ -204,10 +197,6 @@ def _fleet(cluster: "ClusterConfig", state: "ClusterState") -> "LocalFleet | Ray
     fleet = RayFleet(cluster)
     fleet.up()
     return fleet
-
-
-def _key(given: str | None) -> str:
-    return given or os.environ.get("FOREWORD_API_KEY", "").split(",")[0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,9 +238,8 @@ class DraftNode(SecurityOptions, DeviceOptions, Command):
         if any(name in kinds and kinds[name].build_on_node is not None for name in names):
             given["model"] = self.model
         config = SpeculationConfig.parse(json.dumps(given))
-        where = NodeSettings(
-            address, security, self.capacity, self.kv_tokens, self.run_ahead, parse_labels(self.labels)
-        )
+        labels = parse_labels(self.labels)
+        where = NodeSettings(address, security, self.capacity, self.kv_tokens, self.run_ahead, labels)
         logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
         stderr.print(f"[dim]loading {self.model} ...[/dim]")
         with stage_bar() as on_stage:
@@ -259,7 +247,7 @@ class DraftNode(SecurityOptions, DeviceOptions, Command):
         node = make_node(loaded, config, where)
         stopping = Stopping().listen()
         node.start()
-        stdout.print(f"{self.method} of {self.model} drafts on {node.address}", soft_wrap=True, markup=False)
+        say(f"{self.method} of {self.model} drafts on {node.address}")
         stopping.wait()
         node.drain(self.drain_seconds)
         node.close()
@@ -304,10 +292,6 @@ def router(
 
         def show_ready(url: str) -> None:
             ready = sum(target.is_ready for target in known)
-            stdout.print(
-                f"routing on {url} to {len(list(known))} targets, {ready} of them ready",
-                soft_wrap=True,
-                markup=False,
-            )
+            say(f"routing on {url} to {len(list(known))} targets, {ready} of them ready")
 
         asyncio.run(RouterRun(settings, known, port).run(show_ready))

@@ -3,26 +3,23 @@
 from dataclasses import asdict, dataclass, replace
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from foreword.cli.bench.common import provenance
-from foreword.cli.cluster.goals import GoalOptions, search_goal
-from foreword.cli.console import JsonOption, print_json, stage_bar, stdout
+from foreword.cli.console import JsonOption, print_json
 from foreword.cli.options.common import one_of
 from foreword.cli.options.grouped import flag, option, options_command
 from foreword.errors import RequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from foreword.bench.skeleton import Column
     from foreword.simulate.calibration import Calibration
     from foreword.simulate.scenario import Scenario
-    from foreword.simulate.world import SimulationResult
+    from foreword.simulate.sweep import Goal
 
 WAITING = ("worth", "all", "none")
+VARIED = ("targets", "nodes")
 
 
 @dataclass(frozen=True)
@@ -129,6 +126,43 @@ class LoadOptions:
         )
 
 
+def _rates(text: str | None) -> tuple[float, ...]:
+    try:
+        return () if text is None else tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise RequestError(f"--rate takes requests per second, numbers with commas, not {text!r}") from None
+
+
+@dataclass(frozen=True)
+class GoalOptions:
+    """Goals of the fleet search."""
+
+    goal_tokens_per_second: float | None = option(None, "Find the smallest fleet with this rate.", min=0.001)
+    goal_p95_ms: float | None = option(None, "Find the smallest fleet with this p95 in ms.", min=0.001)
+    goal_vary: str | None = option(None, "Machines to vary. Default: both.", metavar="targets|nodes")
+    goal_most: int | None = option(None, "Largest number that the search tries. Default: 128.", min=1)
+
+    def goal(self) -> "Goal | None":
+        from foreword.simulate.sweep import Goal
+
+        given = (self.goal_tokens_per_second, self.goal_p95_ms)
+        return None if given == (None, None) else Goal(*given)
+
+    def check(self, page: Path | None, autoscale: bool) -> None:
+        has_goal = self.goal() is not None
+        if self.goal_vary is not None:
+            one_of("--goal-vary", self.goal_vary, VARIED)
+        if not has_goal and (self.goal_vary is not None or self.goal_most is not None):
+            name = "--goal-vary" if self.goal_vary is not None else "--goal-most"
+            raise RequestError(f"{name} needs a goal: give --goal-tokens-per-second or --goal-p95-ms")
+        if has_goal and page is not None:
+            raise RequestError("--page shows one fleet, and a goal searches for one: leave one of them out")
+        if has_goal and autoscale:
+            raise RequestError(
+                "--autoscale changes the number of nodes, as a goal does: leave one of them out"
+            )
+
+
 @options_command
 def simulate(
     *,
@@ -162,14 +196,15 @@ def simulate(
     goals.check(page, load.autoscale)
     if page is not None and not page.parent.is_dir():
         raise RequestError(f"--page {page} cannot be written: there is no directory {page.parent}")
+    from foreword.cli.cluster.simulated import compare, search
+
     calibration = costs.calibration()
     scenario = load.scenario(fleet, calibration)
     goal = goals.goal()
     if goal is not None:
-        found = search_goal(scenario, goal, goals.goal_vary, goals.goal_most)
-        _print_lines(_notes(calibration, scenario))
+        found = search(calibration, scenario, goal, goals.goal_vary, goals.goal_most)
     else:
-        found = _compared(calibration, scenario, page)
+        found = compare(calibration, scenario, page)
     if as_json:
         given = {"made": provenance(), "scenario": asdict(scenario), "assumed": calibration.assumed}
         print_json({**given, "measured": calibration.measured, **found})
@@ -183,82 +218,3 @@ def _check_numbers(*groups: FleetOptions | CostOptions | LoadOptions | GoalOptio
         for name, value in asdict(group).items():
             if isinstance(value, float) and not isfinite(value):
                 raise RequestError(f"--{name.replace('_', '-')} must be a number, not {value:g}")
-
-
-def _compared(calibration: "Calibration", scenario: "Scenario", page: Path | None) -> dict[str, Any]:
-    """Simulate the four ways of drafting, print them, and return them for --json."""
-    from foreword.bench.skeleton import optional, table
-    from foreword.simulate.sweep import compare_drafting
-
-    with stage_bar() as on_stage:
-        compared = compare_drafting(scenario, on_stage)
-    notes = _notes(calibration, scenario, compared)
-    plain = compared["plain"].tokens_per_second
-    columns: dict[str, Column] = {
-        "drafting": "{0[0]}",
-        "tok/s": "{0[1].tokens_per_second:.0f}",
-        "x plain": lambda one: f"{one[1].tokens_per_second / plain:.2f}" if plain else "-",
-        "tok per\npass": lambda one: optional(one[1].tokens_per_pass, ".2f"),
-        "ms/tok\np50": lambda one: optional(one[1].token_ms_p50, ".2f"),
-        "\np95": lambda one: optional(one[1].token_ms_p95, ".2f"),
-        "wait": "{0[1].waiting_share:.0%}",
-        "nodes\nbusy": lambda one: optional(one[1].node_busy_share, ".0%"),
-        "cost per\nmillion": lambda one: optional(one[1].cost_per_million, ".3g"),
-    }
-    stdout.print(table(compared.items(), columns))
-    _print_lines(notes)
-    points = [] if page is None else _write_page(page, scenario, compared, notes)
-    return {"ways": {who: asdict(outcome) for who, outcome in compared.items()}, "sweep": points}
-
-
-def _print_lines(lines: list[str]) -> None:
-    for line in lines:
-        stdout.print(line, markup=False, soft_wrap=True)
-
-
-def _rates(text: str | None) -> tuple[float, ...]:
-    try:
-        return () if text is None else tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise RequestError(f"--rate takes requests per second, numbers with commas, not {text!r}") from None
-
-
-def _notes(
-    calibration: "Calibration", scenario: "Scenario", compared: "Mapping[str, SimulationResult] | None" = None
-) -> list[str]:
-    from foreword.simulate.report import scaling_summary
-
-    lines = [f"measured: {what} ({file})" for what, file in calibration.measured.items()]
-    if calibration.assumed:
-        lines.append(f"illustrative, not measured: {'; '.join(calibration.assumed)}")
-    most, rows = scenario.costs.passes.most_measured, scenario.fleet.batch * (scenario.k + 1)
-    if "steps" in calibration.measured and rows > most:
-        lines.append(f"passes of up to {rows} tokens are extrapolated from those measured, up to {most}")
-    if compared is not None and "remote" not in compared:
-        lines.append("--nodes 0: only plain decoding and drafting on the targets are compared")
-    elif compared is not None and scenario.autoscale is not None:
-        lines.append(scaling_summary(scenario, compared["remote"]))
-    without = [who for who, one in (compared or {}).items() if not one.tokens]
-    if without:
-        lines.append(f"no tokens in the time that counts ({', '.join(without)}): simulate more --seconds")
-    lines.append(
-        f"{scenario.seconds:g} s simulated, seed {scenario.seed}; "
-        f"an hour costs {scenario.prices.target:g} for a target, {scenario.prices.node:g} for a node"
-    )
-    return lines
-
-
-def _write_page(
-    path: Path, scenario: "Scenario", compared: "Mapping[str, SimulationResult]", notes: list[str]
-) -> list[dict[str, Any]]:
-    from foreword.simulate.report import simulation_page
-    from foreword.simulate.sweep import axes_of, sweep
-
-    with stage_bar() as on_stage:
-        points = sweep(scenario, axes_of(scenario), on_stage)
-    try:
-        path.write_text(simulation_page(scenario, compared, points, notes), encoding="utf-8")
-    except OSError as error:
-        raise RequestError(f"--page {path} cannot be written: {error.strerror}") from None
-    stdout.print(f"page: {path}", markup=False, soft_wrap=True)
-    return [asdict(point) for point in points]

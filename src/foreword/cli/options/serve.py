@@ -71,6 +71,11 @@ def _keys(option: str, variable: str, given: list[str] | None) -> tuple[str, ...
     return kept
 
 
+def client_key(given: str | None) -> str:
+    """Return a client's key: the given one, or the first of the environment."""
+    return given or os.environ.get("FOREWORD_API_KEY", "").split(",")[0]
+
+
 def context_words(max_model_len: int, of_model: int, requested: int | None) -> str:
     """Describe a server's context length, and the option that limits it."""
     if max_model_len >= of_model:

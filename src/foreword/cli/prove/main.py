@@ -1,106 +1,17 @@
 """`foreword prove`: verify exactness."""
 
-from dataclasses import asdict, dataclass
-from functools import partial
-from itertools import groupby
+from dataclasses import dataclass
 from math import isfinite
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.table import Table
 
-from foreword.cli.console import JsonCommand, print_json, stage_bar, stdout
+from foreword.cli.bench.common import fields_of
+from foreword.cli.console import JsonCommand, stage_bar, stdout
 from foreword.cli.options.common import json_object, one_of
 from foreword.cli.options.grouped import command, flag, option
 from foreword.errors import RequestError
-
-if TYPE_CHECKING:
-    from foreword.bench.pair import RuleAnswer
-    from foreword.bench.skeleton import Column
-
-PROMPTS_PER_KIND = 1
-FULL_PROMPTS_PER_KIND = 4
-
-_DIVERGENCE: "dict[str, Column]" = {
-    "kind": "{.kind}",
-    "T": "{.temperature:g}",
-    "places": "{.found.places}",
-    "TV": "{.found.tv:.3f}",
-    "KL": lambda row: "" if row.found.kl is None else f"{row.found.kl:.3f}",
-    "same top": "{.found.same_top:.0%}",
-    "token": "{.found.token:.0%}",
-    "coupled": "{.found.coupled:.0%}",
-    "chosen": "{.found.chosen:.0%}",
-}
-_RULES: "dict[str, Column]" = {
-    "kind": "{.kind}",
-    "T": "{.temperature:g}",
-    "rule": "{.rule}",
-    "accepted up to position 1, 2, …": lambda row: " ".join(f"{share:.0%}" for share in row.run.per_position),
-    "tokens per pass": "{.run.tokens_per_pass:.2f}",
-}
-_EXPECTED: "dict[str, Column]" = {
-    "T": "{.temperature:g}",
-    "rule": "{.rule}",
-    "draft tokens": "{.k}",
-    "tokens per pass": "{.tokens_per_pass:.2f}",
-    "cost in plain passes": "{.cost:.2f}",
-    "speed-up": "{.speedup:.2f}",
-}
-
-
-def prove_pair(target: str, draft: str, *, full: bool, as_json: bool) -> None:
-    from foreword.bench.pair import PairBench, PairSettings, expectations, merged
-    from foreword.bench.prompts import own_prompts, take_per_category
-    from foreword.bench.skeleton import table
-    from foreword.engine.loader import load_model
-    from foreword.models.sources.resolve import resolve_model
-
-    settings = PairSettings(max_tokens=128 if full else 48)
-    prompts = take_per_category(own_prompts(), FULL_PROMPTS_PER_KIND if full else PROMPTS_PER_KIND)
-    with stage_bar(is_long=True) as show:
-        paths = [str(resolve_model(name, on_progress=show)) for name in (target, draft)]
-        loaded = [load_model(path, progress=partial(show, "loading")) for path in paths]
-        bench = PairBench(loaded[0], loaded[1], paths[1], settings)
-        divergences, runs = bench.run(prompts, show)
-    expected, by_kind = expectations(runs, settings.guesses), merged(runs, by_kind=True)
-    stdout.print(table(divergences, _DIVERGENCE, f"{draft} for {target}: distributions of the next token"))
-    drafted = sorted(
-        (row for row in by_kind if row.run.drafted_per_position), key=lambda row: (row.kind, row.temperature)
-    )
-    stdout.print(table(drafted, _RULES, "in the engine"))
-    groups = groupby(expected, key=lambda row: (row.temperature, row.rule))
-    best = [max(found, key=lambda row: row.speedup) for _, found in groups]
-    stdout.print(table(best, _EXPECTED, "best number of draft tokens, by the times of this machine"))
-    if as_json:
-        print_json(
-            {
-                "target": target,
-                "draft": draft,
-                **asdict(settings),
-                "prompts": len(prompts),
-                "divergences": [
-                    {"kind": row.kind, "temperature": row.temperature, **asdict(row.found)}
-                    for row in divergences
-                ],
-                "acceptance": list(map(_acceptance_json, by_kind)),
-                "expected": [asdict(row) for row in expected],
-            }
-        )
-
-
-def _acceptance_json(row: "RuleAnswer") -> dict[str, Any]:
-    names = ("tokens", "passes", "draft_seconds", "verify_seconds", "accept_seconds", "per_position")
-    return {
-        "rule": row.rule,
-        "temperature": row.temperature,
-        "kind": row.kind,
-        "drafts": row.run.drafted_per_position,
-        "accepted": row.run.accepted_per_position,
-        **{name: getattr(row.run, name) for name in (*names, "tokens_per_pass")},
-    }
-
 
 LARGEST_SEED = 2**62
 """Largest first seed, so that all seeds are 64-bit integers."""
@@ -156,7 +67,9 @@ class Prove(JsonCommand):
         if self.url is not None:
             self._examine()
         elif self.pair is not None:
-            prove_pair(*self.pair, full=self.full, as_json=self.as_json)
+            from foreword.cli.prove.pair import prove_pair
+
+            self.show_json(prove_pair(*self.pair, self.full))
         else:
             self._rules()
 
@@ -193,7 +106,7 @@ class Prove(JsonCommand):
         passed, seconds = all(row.passed for row in rows), perf_counter() - began
         stdout.print(f"{sum(row.passed for row in rows)} of {len(rows)} hold, in {seconds:.0f} s")
         found = {"size": size.name, "passed": passed, "seconds": seconds}
-        self.show_json({**found, "rows": [asdict(row) for row in rows]})
+        self.show_json({**found, "rows": fields_of(rows)})
         if not passed:
             raise typer.Exit(1)
 

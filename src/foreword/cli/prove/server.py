@@ -10,14 +10,22 @@ import typer
 from rich.table import Column, Table
 
 from foreword.cli.bench.common import provenance
-from foreword.cli.console import stage_bar, stdout
+from foreword.cli.console import say, stage_bar, stdout
 from foreword.errors import RequestError
+from foreword.proofs.server import examination
+from foreword.proofs.server.claims import CHECKS
+from foreword.proofs.server.client import Broken, RefusedByServer, Server
+from foreword.proofs.server.context import (
+    MOST_REQUESTS,
+    ClaimVerdict,
+    ExaminationPlan,
+    ProofContext,
+    Reproduction,
+)
+from foreword.wire.openai_http import base_address, listed_model, open_client
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # imports this module
     from foreword.cli.prove.main import Prove
-    from foreword.proofs.server.client import Server
-    from foreword.proofs.server.context import ClaimVerdict, ExaminationPlan, ProofContext, Reproduction
-    from foreword.proofs.server.examination import Cost
 
 _COLOURS = {
     "held": "green",
@@ -34,7 +42,7 @@ _SWITCHES = {"foreword": {"speculation": False}}
 """Fields that turn speculation off, by owner in the list of models."""
 
 
-def prove_server(options: "Prove", plan: "ExaminationPlan", plain_body: dict[str, Any] | None) -> None:
+def prove_server(options: "Prove", plan: ExaminationPlan, plain_body: dict[str, Any] | None) -> None:
     """Examine and print; exit with 1 if a claim was refuted or requests failed under concurrency."""
     report = asyncio.run(_run(options, plan, plain_body))
     options.show_json(report)
@@ -42,13 +50,7 @@ def prove_server(options: "Prove", plan: "ExaminationPlan", plain_body: dict[str
         raise typer.Exit(1)
 
 
-async def _run(
-    options: "Prove", plan: "ExaminationPlan", plain_body: dict[str, Any] | None
-) -> dict[str, Any]:
-    from foreword.proofs.server import examination
-    from foreword.proofs.server.claims import CHECKS
-    from foreword.proofs.server.client import Broken, RefusedByServer
-
+async def _run(options: "Prove", plan: ExaminationPlan, plain_body: dict[str, Any] | None) -> dict[str, Any]:
     async with AsyncExitStack() as stack:
         server, plain = await _servers(options, plain_body, stack)
         try:
@@ -56,8 +58,9 @@ async def _run(
         except (Broken, RefusedByServer) as fault:
             raise RequestError(f"{server.address} does not answer a plain request: {fault}") from None
         checks = examination.chosen(options.only) if options.only else CHECKS
-        cost = examination.cost(context, checks)
-        _print_cost(context, cost)
+        by_check = examination.cost(context, checks)
+        most = MOST_REQUESTS + sum(by_check.values())
+        _print_cost(context, most)
         found: list[ClaimVerdict] = []
         began = perf_counter()
         if not options.dry_run:
@@ -77,8 +80,8 @@ async def _run(
         "plan": plan.name,
         "minutes": options.minutes,
         "seconds": perf_counter() - began,
-        "requests_told": cost.whole,
-        "requests_by_check": dict(cost.checks),
+        "requests_told": most,
+        "requests_by_check": by_check,
         "requests_made": requests_made,
         "refuted": refuted,
         "fails_under_concurrency": failing,
@@ -89,10 +92,7 @@ async def _run(
 
 async def _servers(
     options: "Prove", plain_body: dict[str, Any] | None, stack: AsyncExitStack
-) -> "tuple[Server, Server | None]":
-    from foreword.proofs.server.client import Server
-    from foreword.wire.openai_http import base_address, listed_model, open_client
-
+) -> tuple[Server, Server | None]:
     assert options.url is not None
     client = await stack.enter_async_context(open_client(base_address(options.url), options.api_key))
     model = await listed_model(client, options.model or "")
@@ -105,17 +105,16 @@ async def _servers(
     return server, None if switch is None else Server(client, model.name, options.route, switch)
 
 
-def _print_cost(context: "ProofContext", cost: "Cost") -> None:
+def _print_cost(context: ProofContext, most: int) -> None:
     plan = context.plan
-    stdout.print(
-        f"{context.server.model} at {context.server.address}: at most {cost.whole:,} requests ({plan.name}: "
+    say(
+        f"{context.server.model} at {context.server.address}: at most {most:,} requests ({plan.name}: "
         f"{plan.prompts} prompts × {plan.tokens} tokens, {plan.draws:,} draws × {plan.depth} tokens); "
-        "a refutation costs a few more",
-        soft_wrap=True,
+        "a refutation costs a few more"
     )
 
 
-def _print(context: "ProofContext", verdicts: "list[ClaimVerdict]") -> None:
+def _print(context: ProofContext, verdicts: list[ClaimVerdict]) -> None:
     extents = Column("prompts × tokens", no_wrap=True)
     table = Table("claim", "verdict", extents, "detectable", "", title="examination", show_lines=False)
     for verdict in verdicts:
@@ -139,12 +138,11 @@ def _summary(outcomes: list[str]) -> str:
     return found + (f"; {len(outcomes) - tried} not tried" if tried < len(outcomes) else "")
 
 
-def _print_reproduction(address: str, check: str, shown: "Reproduction") -> None:
-    stdout.print(f"\n{check}" + (", all at once:" if shown.at_once else ":"), markup=False)
+def _print_reproduction(address: str, check: str, shown: Reproduction) -> None:
+    say(f"\n{check}" + (", all at once:" if shown.at_once else ":"))
     for body in shown.bodies[:MOST_SHOWN]:
         quoted = json.dumps(dict(body), ensure_ascii=False).replace("'", "'\\''")
-        stdout.print(f"  curl {address} --json '{quoted}'", markup=False, soft_wrap=True)
+        say(f"  curl {address} --json '{quoted}'")
     if (more := len(shown.bodies) - MOST_SHOWN) > 0:
-        stdout.print(f"  and {more} more, which --json lists", markup=False)
-    stdout.print(f"  got       {shown.got}", markup=False, soft_wrap=True)
-    stdout.print(f"  expected  {shown.expected}", markup=False, soft_wrap=True)
+        say(f"  and {more} more, which --json lists")
+    say(f"  got       {shown.got}", f"  expected  {shown.expected}")

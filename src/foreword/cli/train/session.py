@@ -7,17 +7,51 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
+import torch
 import typer
 
+from foreword.backends.choice import pick_device
 from foreword.bench.pictures import Chart, save_charts
-from foreword.cli.console import stage_bar, stderr, stdout
+from foreword.cli.console import fetched, note, say, stage_bar, stderr, stdout
 from foreword.cli.options.grouped import pick
 from foreword.errors import RequestError
+from foreword.models.formats.checkpoint import open_checkpoint
+from foreword.models.sources.resolve import resolve_model
+from foreword.progress import StageProgress
+from foreword.train.files import (
+    TEXTS,
+    identity_of,
+    require_directory,
+    require_own,
+    require_pieces_alone,
+    require_same_kind,
+)
+from foreword.train.heads.learner import Recipe
+from foreword.train.loop.output import write_pieces
+from foreword.train.loop.run import TrainRun, train
+from foreword.train.loop.trainer import LearningRates, TrainSettings
+from foreword.train.passes.target import FrozenTarget
+from foreword.train.texts.batches import EndlessBatch, EngineBatch, TextBatch
+from foreword.train.texts.data import WritingReport, WritingSettings, write_answers, write_training_set
+from foreword.train.texts.documents import (
+    Document,
+    count_shards,
+    gather_texts,
+    read_shards,
+    require_written_by,
+)
+from foreword.train.texts.prompts import FilePrompt, read_prompt_file
+
+if TYPE_CHECKING:  # these import this module
+    from foreword.cli.train.data import Data
+    from foreword.cli.train.main import CommonOptions
 
 
 def save_curves(log: Path, path: Path, title: str) -> None:
@@ -34,17 +68,6 @@ def save_curves(log: Path, path: Path, title: str) -> None:
     save_charts(charts, path, title)
 
 
-if TYPE_CHECKING:
-    from foreword.cli.train.main import CommonOptions
-    from foreword.models.formats.checkpoint import Checkpoint
-    from foreword.train.heads.learner import Recipe
-    from foreword.train.loop.trainer import LearningRates
-    from foreword.train.passes.target import FrozenTarget
-    from foreword.train.texts.batches import TextBatch
-    from foreword.train.texts.data import WritingSettings
-    from foreword.train.texts.documents import Document
-    from foreword.train.texts.prompts import FilePrompt
-
 STOPPED = 130
 """Exit code after Ctrl-C, by shell convention."""
 
@@ -59,42 +82,25 @@ class TrainingTarget:
     """A model on a device, for training and for writing texts."""
 
     def __init__(self, model: str, device: str, *, compiled: bool) -> None:
-        from foreword.backends.choice import pick_device
-        from foreword.models.formats.checkpoint import open_checkpoint
-        from foreword.models.sources.resolve import resolve_model
-
         self._device = pick_device(device)
         self.on_gpu = self._device.type == "cuda"
         self.compiled = compiled and self.on_gpu
-        with stage_bar() as on_stage:
-            self._path = resolve_model(model, on_progress=on_stage)
-        self.checkpoint: Checkpoint = open_checkpoint(self._path)
-        self._target: FrozenTarget | None = None
+        self._path = fetched(model)
+        self.checkpoint = open_checkpoint(self._path)
 
-    @property
-    def target(self) -> "FrozenTarget":
-        if self._target is None:
-            import torch
+    @cached_property
+    def target(self) -> FrozenTarget:
+        dtype = torch.bfloat16 if self.on_gpu else torch.float32
+        return FrozenTarget.load(self.checkpoint, self._device, dtype, compiled=self.compiled)
 
-            from foreword.train.passes.target import FrozenTarget
-
-            dtype = torch.bfloat16 if self.on_gpu else torch.float32
-            self._target = FrozenTarget.load(self.checkpoint, self._device, dtype, compiled=self.compiled)
-        return self._target
-
-    def batch(self, rows: int | None, context: int, seed: int) -> "TextBatch":
+    def batch(self, rows: int | None, context: int, seed: int) -> TextBatch:
         """Return a writer of texts: a captured batch on a GPU, our engine on a CPU."""
         if self.on_gpu:
-            from foreword.train.texts.batches import EndlessBatch
-
-            stops = self.checkpoint.tokenizer().eos_ids
-            return EndlessBatch(
-                self.target, rows=rows or _GPU_ROWS, context=context, stop_ids=stops, seed=seed
-            )
+            rows, stops = rows or _GPU_ROWS, self.checkpoint.tokenizer().eos_ids
+            return EndlessBatch(self.target, rows=rows, context=context, stop_ids=stops, seed=seed)
         from foreword.engine.assembly import make_core
         from foreword.engine.config import EngineConfig
         from foreword.engine.loader import load_model
-        from foreword.train.texts.batches import EngineBatch
 
         loaded = load_model(str(self._path), device="cpu", generation_config="none")
         rows = rows or _CPU_ROWS
@@ -106,8 +112,6 @@ class TrainingTarget:
     @cached_property
     def identity(self) -> str:
         """Identifies the model in texts and states."""
-        from foreword.train.files import identity_of
-
         return identity_of(self.checkpoint)
 
     @property
@@ -120,12 +124,11 @@ class TrainingTarget:
 class ConsoleWatcher:
     """Shows a bar on a terminal, lines otherwise."""
 
-    def __init__(self, show: Callable[[str, int, int], None]) -> None:
+    def __init__(self, show: StageProgress) -> None:
         self._show = show
 
     def say(self, line: str) -> None:
-        # On a terminal, print above the bar.
-        (stderr if stderr.is_terminal else stdout).print(line, markup=False, soft_wrap=True)
+        (note if stderr.is_terminal else say)(line)  # on a terminal, above the bar
 
     def progress(self, share: float, line: str) -> None:
         self._show(line, int(1000 * min(share, 1.0)), 1000)
@@ -133,19 +136,11 @@ class ConsoleWatcher:
 
 def run_training(
     options: "CommonOptions",
-    recipe: "Recipe",
-    rates: "LearningRates",
+    recipe: Recipe,
+    rates: LearningRates,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Train, evaluate and write the result; `--minutes` counts from here."""
-    from dataclasses import replace
-
-    from foreword.train.files import TEXTS, require_own, require_pieces_alone, require_same_kind
-    from foreword.train.loop.output import write_pieces
-    from foreword.train.loop.run import TrainRun, train
-    from foreword.train.loop.trainer import TrainSettings
-    from foreword.train.texts.documents import gather_texts, require_written_by
-
     began = clock()
     require_own(options.out, resume=options.resume)
     if options.begin is not None:
@@ -158,9 +153,7 @@ def run_training(
     data = options.data or options.out / TEXTS
     require_written_by(data, place.identity)
 
-    def answer(prompts: "Sequence[FilePrompt]") -> "list[Document]":
-        from foreword.train.texts.data import write_answers
-
+    def answer(prompts: Sequence[FilePrompt]) -> list[Document]:
         rows = min(512 if place.on_gpu else _CPU_ROWS, len(prompts))
         batch = place.batch(rows, _EVAL_CONTEXT, seed=0)
         return write_answers(
@@ -210,6 +203,43 @@ def run_training(
     say(f"{options.out}: {recipe.method}, with a card in README.md")
 
 
+def run_writing(options: "Data") -> None:
+    """Write training texts until the time or the tokens are used up."""
+    require_directory(options.out)
+    prompts = read_prompts(options.prompts)
+    place = TrainingTarget(options.model, options.device, compiled=options.compiled)
+    require_written_by(options.out, place.identity)
+    with stop_signals() as stopped, memory_in_one_line("give fewer --rows"), stage_bar() as bar:
+        settings = WritingSettings(
+            context=options.context,
+            seconds=None if options.minutes is None else 60 * options.minutes,
+            answer_tokens=options.tokens,
+            only_prompts=options.only_prompts,
+            seed=count_shards(options.out) if options.seed is None else options.seed,
+            stop=stopped,
+        )
+        write_texts(place, options.out, settings, prompts, options.rows, ConsoleWatcher(bar))
+    if stopped():
+        raise typer.Exit(STOPPED)
+
+
+def show_texts(directory: Path, model: str, count: int) -> None:
+    """Print the first training texts of a directory."""
+    if not count_shards(directory):
+        raise RequestError(f"{directory} has no training texts; write some with --minutes or --tokens")
+    checkpoint = open_checkpoint(resolve_model(model))
+    require_written_by(directory, identity_of(checkpoint))
+    tokenizer = checkpoint.tokenizer()
+    for document in islice(read_shards(directory), count):
+        begin = document.answer_begin
+        prompt = tokenizer.decode(document.tokens[:begin].tolist(), skip_special_tokens=False)
+        answer = tokenizer.decode(document.tokens[begin:].tolist(), skip_special_tokens=False)
+        where = ", held out" if document.held_out else ""
+        stdout.rule(f"{document.kind}, temperature {document.temperature:.2f}{where}")
+        stdout.print(prompt, style="dim", markup=False, end="")
+        stdout.print(answer, markup=False)
+
+
 def _write_first(
     options: "CommonOptions",
     place: TrainingTarget,
@@ -219,9 +249,6 @@ def _write_first(
     spent: float,
 ) -> None:
     """Write training texts unless some exist: for a third of the remaining time, or one epoch of the steps."""
-    from foreword.train.texts.data import WritingSettings
-    from foreword.train.texts.documents import count_shards
-
     if count_shards(data):
         return
     seconds = None if options.minutes is None else max((60 * options.minutes - spent) / 3, 0.0)
@@ -234,15 +261,11 @@ def _write_first(
 def write_texts(
     place: TrainingTarget,
     out: Path,
-    settings: "WritingSettings",
-    prompts: "Sequence[FilePrompt]",
+    settings: WritingSettings,
+    prompts: Sequence[FilePrompt],
     rows: int | None,
     watcher: ConsoleWatcher,
 ) -> None:
-    from dataclasses import replace
-
-    from foreword.train.texts.data import WritingReport, write_training_set
-
     context = min(settings.context, place.checkpoint.config.context_length)
     settings = replace(settings, context=context, model=place.identity)
 
@@ -270,9 +293,7 @@ def _counted(number: float) -> str:
     return f"{number / 1e6:.2f}M" if number >= 1e6 else f"{number:,.0f}"
 
 
-def read_prompts(paths: Sequence[Path] | None) -> "list[FilePrompt]":
-    from foreword.train.texts.prompts import read_prompt_file
-
+def read_prompts(paths: Sequence[Path] | None) -> list[FilePrompt]:
     return [prompt for path in paths or [] for prompt in read_prompt_file(path)]
 
 
@@ -297,14 +318,8 @@ def stop_signals() -> Iterator[Callable[[], bool]]:
 @contextmanager
 def memory_in_one_line(hint: str) -> Iterator[None]:
     """Report an out-of-memory GPU in one line."""
-    import torch
-
     try:
         yield
     except torch.OutOfMemoryError as error:
         reason = str(error).split(". ")[0]
         raise RequestError(f"{reason}: the device's memory is full; {hint}") from None
-
-
-def say(line: str) -> None:
-    stdout.print(line, markup=False, soft_wrap=True)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from foreword.proofs.server.checks import distributions, requests, texts
 from foreword.proofs.server.checks.requests import streamed, whole
 from foreword.proofs.server.comparing import agree, every_case, requests_for
-from foreword.proofs.server.context import LOGPROBS, PLAIN, Check, ProofContext
+from foreword.proofs.server.context import Check, ProofContext, without_logprobs, without_plain
 
 ALONE = ("seed alone",)
 
@@ -35,7 +35,7 @@ CHECKS: Sequence[Check] = (
         per_prompt(2),
         agree(requests.greedy_bodies, (requests.without_speculation, whole), ("without", "with")),
         ALONE,
-        PLAIN,
+        without_plain,
     ),
     Check(
         "seed in a batch",
@@ -63,14 +63,14 @@ CHECKS: Sequence[Check] = (
         lambda context: context.plan.prompts * (1 + distributions.PLACES + (context.plain is not None)),
         distributions.logprobs,
         ALONE,
-        LOGPROBS,
+        without_logprobs,
     ),
     Check(
         "offsets",
         "the listed tokens are those of the text, each at its offset",
         per_prompt(2),
         every_case(texts.offsets),
-        needs=LOGPROBS,
+        skipped=without_logprobs,
     ),
     Check(
         "stop",
@@ -101,7 +101,7 @@ CHECKS: Sequence[Check] = (
             requests.penalties, without="no answer repeats a token that another is nearly as likely as"
         ),
         (*ALONE, "logprobs"),
-        LOGPROBS,
+        without_logprobs,
     ),
     Check(
         "logit_bias",
@@ -116,7 +116,7 @@ CHECKS: Sequence[Check] = (
         requests_for,
         distributions.own_distribution,
         ("logprobs", "n"),
-        LOGPROBS,
+        without_logprobs,
     ),
     Check(
         "distribution with and without speculation",
@@ -124,7 +124,7 @@ CHECKS: Sequence[Check] = (
         lambda context: 2 * requests_for(context),
         distributions.without_speculation,
         ("n",),
-        PLAIN,
+        without_plain,
     ),
 )
 """Each check comes after those it depends on."""

@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -132,6 +133,7 @@ Body = dict[str, Any]
 ROUTES = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 BUSY = (429, 503)  # HTTP statuses after which a request is retried
 MAX_RETRIES = 8
+TIMEOUT_SECONDS = 600.0
 LONGEST_PAUSE = 5.0  # seconds between retries
 DONE = b"[DONE]"
 
@@ -157,10 +159,8 @@ class Server:
         model: str,
         route: str = "completions",
         extra: Mapping[str, Any] | None = None,
-        timeout: float = 600.0,
     ) -> None:
         self._client = client
-        self._timeout = timeout
         self.model = model
         self.route = route
         self.extra = dict(extra or {})
@@ -187,45 +187,44 @@ class Server:
 
     async def ask(self, body: Body) -> ServerAnswer:
         """Return the answer to a request without streaming."""
-        sent = self.wire_body(body)
-        response = await self._post(sent)
-        try:
-            answer = ServerAnswer(sent)
+        answer = ServerAnswer(self.wire_body(body))
+        async with self._response(answer.body, "answer") as response:
             answer.take(json.loads(await response.aread()))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise Broken(f"the answer is not one of OpenAI's: {error_words(error)}", sent) from None
-        except httpx2.HTTPError as error:
-            raise Broken(f"the answer broke off: {error_words(error)}", sent) from None
         return answer
 
     async def stream(self, body: Body) -> ServerAnswer:
         """Return the answer assembled from chunks."""
-        sent = self.wire_body(body, streamed=True)
-        response = await self._post(sent)
-        answer, events, is_done = ServerAnswer(sent), EventParser(), False
-        try:
+        answer = ServerAnswer(self.wire_body(body, streamed=True))
+        events, is_done = EventParser(), False
+        async with self._response(answer.body, "stream") as response:
             async for received in response.aiter_bytes():
                 for data in events.feed(received):
                     is_done = data.strip() == DONE
                     if not is_done:
                         answer.take(json.loads(data))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise Broken(f"the stream is not one of OpenAI's: {error_words(error)}", sent) from None
-        except httpx2.HTTPError as error:
-            raise Broken(f"the stream broke off: {error_words(error)}", sent) from None
-        finally:
-            await response.aclose()
         if not is_done:
-            raise Broken("the stream does not end with [DONE]", sent)
+            raise Broken("the stream does not end with [DONE]", answer.body)
         return answer
 
-    async def _post(self, sent: Body) -> httpx2.Response:
+    @asynccontextmanager
+    async def _response(self, sent: Mapping[str, Any], what: str) -> AsyncIterator[httpx2.Response]:
+        """Yield the response to a request; raise `Broken` if it cannot be read."""
+        response = await self._post(sent)
+        try:
+            yield response
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise Broken(f"the {what} is not one of OpenAI's: {error_words(error)}", sent) from None
+        except httpx2.HTTPError as error:
+            raise Broken(f"the {what} broke off: {error_words(error)}", sent) from None
+        finally:
+            await response.aclose()
+
+    async def _post(self, sent: Mapping[str, Any]) -> httpx2.Response:
         for attempt in range(MAX_RETRIES + 1):
             self.requests += 1
             try:
-                request = self._client.build_request(
-                    "POST", ROUTES[self.route], json=sent, timeout=self._timeout
-                )
+                route = ROUTES[self.route]
+                request = self._client.build_request("POST", route, json=sent, timeout=TIMEOUT_SECONDS)
                 response = await self._client.send(request, stream=True)
             except httpx2.HTTPError as error:
                 raise RequestError(f"{self.address} does not answer: {error_words(error)}") from None

@@ -167,9 +167,7 @@ class ClaimStatus(StrEnum):
     """Result of a claim's check."""
 
     HELD = "held"  # in every case tried
-    DIFFERS_AT_TIES = (
-        "differs at near-ties"  # greedy texts differ where rounding may decide, and nowhere else
-    )
+    DIFFERS_AT_TIES = "differs at near-ties"  # greedy texts differ only where rounding may decide
     NOT_REFUTED = "not refuted"  # a statistical test of known power found no fault
     REFUTED = "refuted"
     FAILS_TOGETHER = "fails under concurrency"  # requests fail next to others and succeed alone
@@ -259,19 +257,15 @@ class ProofContext:
         return {**body, "logprobs": self.abilities.logprobs} if self.abilities.logprobs else body
 
 
-@dataclass(frozen=True)
-class Need:
-    """A prerequisite of a check."""
-
-    is_met: Callable[[ProofContext], bool]
-    without: str  # why the check is skipped without it
+def without_logprobs(context: ProofContext) -> str:
+    """Return why checks of log-probabilities are skipped; empty: they are not."""
+    return "" if context.abilities.logprobs else "the server lists no log probabilities"
 
 
-LOGPROBS = Need(lambda context: bool(context.abilities.logprobs), "the server lists no log probabilities")
-PLAIN = Need(
-    lambda context: context.plain is not None,
-    "needs --plain-url, or --plain-body with what turns speculation off",
-)
+def without_plain(context: ProofContext) -> str:
+    """Return why comparisons with plain decoding are skipped; empty: they are not."""
+    return "" if context.plain else "needs --plain-url, or --plain-body with what turns speculation off"
+
 
 Examine = Callable[[ProofContext], Awaitable[ClaimVerdict]]
 
@@ -285,14 +279,12 @@ class Check:
     requests: Callable[[ProofContext], int]  # maximum number; a refutation takes some more, to make it small
     verdict: Examine  # raises `NotTried` or `RefusedByServer` for a missing ability
     rests_on: tuple[str, ...] = ()  # claims that must hold for a meaningful result
-    needs: Need | None = None
+    skipped: Callable[[ProofContext], str] = lambda _: ""  # why; empty: it is not
 
     def cost(self, context: ProofContext) -> int:
         """Return the maximum number of requests, unless the claim is refuted."""
-        is_tried = self.needs is None or self.needs.is_met(context)
-        return self.requests(context) if is_tried else 0
+        return 0 if self.skipped(context) else self.requests(context)
 
     async def examine(self, context: ProofContext) -> ClaimVerdict:
-        if self.needs is not None and not self.needs.is_met(context):
-            return not_tried(self.needs.without)
-        return await self.verdict(context)
+        why = self.skipped(context)
+        return not_tried(why) if why else await self.verdict(context)

@@ -1,8 +1,8 @@
 """Examines a server: all checks in order, their number of requests, and the verdicts."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from foreword.errors import RequestError
@@ -11,7 +11,6 @@ from foreword.proofs.server.claims import CHECKS
 from foreword.proofs.server.client import Broken, RefusedByServer, Server
 from foreword.proofs.server.comparing import FailsTogether
 from foreword.proofs.server.context import (
-    MOST_REQUESTS,
     Check,
     ClaimStatus,
     ClaimVerdict,
@@ -24,18 +23,6 @@ from foreword.proofs.server.context import (
     probe,
     refuted,
 )
-
-
-@dataclass(frozen=True)
-class Cost:
-    """Maximum number of requests of an examination, if nothing is refuted."""
-
-    probing: int
-    checks: Mapping[str, int]
-
-    @property
-    def whole(self) -> int:
-        return self.probing + sum(self.checks.values())
 
 
 async def prepare(
@@ -57,8 +44,9 @@ def chosen(names: Sequence[str]) -> Sequence[Check]:
     return [check for check in CHECKS if check.name in wanted]
 
 
-def cost(context: ProofContext, checks: Sequence[Check] = CHECKS) -> Cost:
-    return Cost(MOST_REQUESTS, {check.name: check.cost(context) for check in checks})
+def cost(context: ProofContext, checks: Sequence[Check] = CHECKS) -> dict[str, int]:
+    """Return the maximum number of requests of each check, if it is not refuted; `probe` has sent its own."""
+    return {check.name: check.cost(context) for check in checks}
 
 
 async def examine(
@@ -70,7 +58,7 @@ async def examine(
     """Yield the verdict of each check; checks that have not ended after `seconds` are not tried."""
     deadline = None if seconds is None else asyncio.get_running_loop().time() + seconds
     before = _requests_sent(context)
-    whole = cost(context, checks).whole - MOST_REQUESTS
+    whole = sum(cost(context, checks).values())
     refuted_names: set[str] = set()
     plan = context.plan
     for check in checks:

@@ -11,7 +11,15 @@ import pytest
 from foreword.errors import RequestError
 from foreword.proofs.server.claims import CHECKS
 from foreword.proofs.server.client import Server
-from foreword.proofs.server.context import FULL, SMALL, STANDARD, ClaimStatus, ClaimVerdict, ExaminationPlan
+from foreword.proofs.server.context import (
+    FULL,
+    MOST_REQUESTS,
+    SMALL,
+    STANDARD,
+    ClaimStatus,
+    ClaimVerdict,
+    ExaminationPlan,
+)
 from foreword.proofs.server.examination import chosen, cost, examine, prepare
 from foreword.wire.openai_http import open_client
 from helpers.faulty_proxy import FAULTS, FaultyProxy
@@ -37,7 +45,7 @@ def examined(
             context = await prepare(server, plan, plain, tolerance, seed)
             checks = CHECKS if only is None else chosen([only])
             verdicts = [verdict async for verdict in examine(context, checks=checks, seconds=seconds)]
-            return verdicts, cost(context, checks).whole, server.requests + plain.requests
+            return verdicts, MOST_REQUESTS + sum(cost(context, checks).values()), server.requests + plain.requests
 
     return asyncio.run(run())
 
