@@ -45,7 +45,11 @@ def examined(
             context = await prepare(server, plan, plain, tolerance, seed)
             checks = CHECKS if only is None else chosen([only])
             verdicts = [verdict async for verdict in examine(context, checks=checks, seconds=seconds)]
-            return verdicts, MOST_REQUESTS + sum(cost(context, checks).values()), server.requests + plain.requests
+            return (
+                verdicts,
+                MOST_REQUESTS + sum(cost(context, checks).values()),
+                server.requests + plain.requests,
+            )
 
     return asyncio.run(run())
 
