@@ -21,10 +21,10 @@ from foreword.backends.cuda.graphs import GraphsByMemory
 from foreword.backends.cuda.heads import KernelHead
 from foreword.backends.cuda.kernels.attention import PART, AttentionMetadata, RowTiles
 from foreword.backends.cuda.kernels.chains import (
-    ChainRows,
+    ChainLevels,
     ChainStarts,
     Level,
-    compute_chain_rows,
+    compute_chain_levels,
     count_accepted,
     take_level,
 )
@@ -102,7 +102,7 @@ class _ChainState(NamedTuple):
     drawn: Tensor
     level: Level  # inputs of the next level
     states: Tensor  # [requests, hidden size], the head's states after the newest tokens
-    chain_rows: ChainRows
+    chain_levels: ChainLevels
     cos_sin: tuple[Tensor, Tensor]  # float32 [max levels, requests, dim / 2]
 
 
@@ -218,7 +218,7 @@ class CudaHead(KernelHead):
                 torch.zeros((max_levels, capacity), dtype=torch.int64, device=device),
                 Level.empty(capacity, half, device),
                 torch.zeros((capacity, self.spec.hidden_size), dtype=self._features.dtype, device=device),
-                ChainRows.empty(max_levels, capacity, device),
+                ChainLevels.empty(max_levels, capacity, device),
                 (cosines, sines),
             )
         return self._states[max_levels, capacity]
@@ -275,7 +275,7 @@ class CudaHead(KernelHead):
         store: TorchKvStore,
     ) -> None:
         """Run the committed tokens, compute positions and slots of all levels, and sample the first draft tokens."""
-        batch, tables, chain_rows = uploaded.batch, uploaded.batch.block_tables, state.chain_rows
+        batch, tables, chain_levels = uploaded.batch, uploaded.batch.block_tables, state.chain_levels
         metadata = AttentionMetadata(
             batch.positions,
             batch.prefix_lens,
@@ -288,15 +288,15 @@ class CudaHead(KernelHead):
         stream, attention_input = self._tensors.layer_inputs(batch.token_ids, features, are_own=False)
         cos_sin = self._angles(batch.positions)
         stream = self._layers(stream, attention_input, cos_sin, metadata, batch.slots, uploaded.tiles, store)
-        compute_chain_rows(inputs.chain_starts, tables, store.page_size, store.spare_slot, chain_rows)
-        angles = chain_rows.positions.unsqueeze(-1).float() * self._tensors.frequencies
+        compute_chain_levels(inputs.chain_starts, tables, store.page_size, store.spare_slot, chain_levels)
+        angles = chain_levels.positions.unsqueeze(-1).float() * self._tensors.frequencies
         torch.cos(angles, out=state.cos_sin[0])
         torch.sin(angles, out=state.cos_sin[1])
         state.levels.zero_()
         final_rows = take_rows(
-            stream, chain_rows.last, stream.new_empty((len(chain_rows.last), stream.shape[1]))
+            stream, chain_levels.last, stream.new_empty((len(chain_levels.last), stream.shape[1]))
         )
-        self._draw(final_rows, chain_rows.keys[0], inputs, state, target_ids)
+        self._draw(final_rows, chain_levels.keys[0], inputs, state, target_ids)
 
     def _run_level(
         self,
@@ -325,4 +325,4 @@ class CudaHead(KernelHead):
         logits, states = self._tensors.logits_and_states(final_rows)
         state.states.copy_(states)
         tokens = draw_ids(logits, inputs.temperature, keys, target_ids)
-        take_level(state.levels, tokens, state.chain_rows, state.cos_sin, state.drawn, state.level)
+        take_level(state.levels, tokens, state.chain_levels, state.cos_sin, state.drawn, state.level)

@@ -41,7 +41,7 @@ def test_a_run_ends_with_the_first_guess_that_is_not_drawn():
 
 @pytest.mark.parametrize("seed", range(20 if has_gpu else 3))
 def test_places_of_guesses(seed: int):
-    from foreword.backends.cuda.kernels.chains import ChainRows, ChainStarts, compute_chain_rows
+    from foreword.backends.cuda.kernels.chains import ChainLevels, ChainStarts, compute_chain_levels
 
     rng = np.random.default_rng(seed)
     requests, room, levels = 5, 8, 4
@@ -57,8 +57,8 @@ def test_places_of_guesses(seed: int):
     stem = torch.zeros(room, dtype=torch.int64, device=KERNEL_DEVICE)
     stem[:requests] = key_tensor(stems)
     of = ChainStarts(*map(padded, (wanted, behind, lengths, steps, ends)), stem)
-    found = ChainRows.empty(levels, room, KERNEL_DEVICE)
-    compute_chain_rows(of, ints(tables.tolist()), SIZE, SPARE, found)
+    found = ChainLevels.empty(levels, room, KERNEL_DEVICE)
+    compute_chain_levels(of, ints(tables.tolist()), SIZE, SPARE, found)
     assert found.last[:requests].tolist() == (wanted + behind).tolist()
     for request in range(room):
         for level in range(levels):
@@ -76,11 +76,11 @@ def test_places_of_guesses(seed: int):
 
 
 def test_levels_are_taken_one_after_the_other():
-    from foreword.backends.cuda.kernels.chains import ChainRows, Level, take_level
+    from foreword.backends.cuda.kernels.chains import ChainLevels, Level, take_level
 
     most, room, half = 3, 2, 5
     numbers = torch.arange(most * room, dtype=torch.int32, device=KERNEL_DEVICE).view(most, room)
-    places = ChainRows(ints([0, 0]), numbers.long() + 100, numbers + 200, numbers + 300)
+    places = ChainLevels(ints([0, 0]), numbers.long() + 100, numbers + 200, numbers + 300)
     cosines = torch.rand((most, room, half), device=KERNEL_DEVICE)
     sines, chain = cosines + 1, torch.full((most, room), 77, device=KERNEL_DEVICE)
     levels, into = ints([0] * room), Level.empty(room, half, KERNEL_DEVICE)

@@ -50,7 +50,7 @@ def count_accepted(drawn: Tensor, first: Tensor, drafted: Tensor, draft_indices:
     )  # fmt: skip
 
 
-class ChainRows(NamedTuple):
+class ChainLevels(NamedTuple):
     """Noise keys, positions and slots of all draft tokens, [levels, requests], and the row before each chain."""
 
     last: Tensor  # int32 [requests], row of the head's first pass after which the chain begins
@@ -59,15 +59,15 @@ class ChainRows(NamedTuple):
     slots: Tensor  # int32
 
     @staticmethod
-    def empty(levels: int, capacity: int, device: torch.device) -> "ChainRows":
+    def empty(levels: int, capacity: int, device: torch.device) -> "ChainLevels":
         """Return memory for `capacity` requests."""
         small = torch.zeros((2, levels, capacity), dtype=torch.int32, device=device)
         keys = torch.zeros((levels, capacity), dtype=torch.int64, device=device)
-        return ChainRows(torch.zeros(capacity, dtype=torch.int32, device=device), keys, small[0], small[1])
+        return ChainLevels(torch.zeros(capacity, dtype=torch.int32, device=device), keys, small[0], small[1])
 
 
 @kernel(do_not_specialize=("capacity", "pages", "page_size", "spare_slot"))
-def _compute_chain_rows(
+def _compute_chain_levels(
     row_ids, accepted, lengths, steps, ends, stems, tables, last, keys, positions, slots,
     capacity, pages, page_size, spare_slot, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -151,7 +151,7 @@ class Level(NamedTuple):
 def take_level(
     levels: Tensor,
     drawn: Tensor,
-    rows: ChainRows,
+    chain_levels: ChainLevels,
     cos_sin: tuple[Tensor, Tensor],
     chain: Tensor,
     into: Level,
@@ -164,7 +164,7 @@ def take_level(
     max_levels, capacity = chain.shape
     half = into.cosine.shape[1]
     _take_level[(capacity,)](
-        levels, drawn, *rows[1:], *cos_sin, chain, *into, capacity, max_levels,
+        levels, drawn, *chain_levels[1:], *cos_sin, chain, *into, capacity, max_levels,
         HALF=half, BLOCK=triton.next_power_of_2(half),
     )  # fmt: skip
 
@@ -180,14 +180,14 @@ class ChainStarts(NamedTuple):
     stems: Tensor  # int64, noise key prefixes
 
 
-def compute_chain_rows(
-    start: ChainStarts, tables: Tensor, page_size: int, spare_slot: int, out: ChainRows
+def compute_chain_levels(
+    start: ChainStarts, tables: Tensor, page_size: int, spare_slot: int, out: ChainLevels
 ) -> None:
-    """Compute the rows of all chains into `out`. The noise keys are those of `acceptance.noise.extend_keys`.
+    """Compute the rows and noise keys of all chains into `out`; the keys are those of `acceptance.noise.extend_keys`.
 
     `tables` are the block tables, int32 [at least requests, pages].
     """
     levels, capacity = out.positions.shape
-    _compute_chain_rows[(levels,)](
+    _compute_chain_levels[(levels,)](
         *start, tables, *out, capacity, tables.shape[1], page_size, spare_slot, BLOCK=_block(capacity)
     )
