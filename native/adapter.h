@@ -1,4 +1,4 @@
-// Low-rank additions to a decoder's matrices (LoRA): y += B (A x), for the rows of the requests that ask for them.
+// LoRA adapters: y += B (A x) for the rows of the requests that use one.
 #pragma once
 
 #include <array>
@@ -11,16 +11,16 @@ namespace foreword {
 
 using Matrix = std::shared_ptr<PackedMatrix>;
 
-// The matrices of a layer that can be added to: those that read the stream to mix positions (query, key and value, or the
-// projections of a recurrent layer), what brings the result back, and the MLP's.
+// The matrices of a layer that an adapter can change: up to four input projections (`Input` to `LastInput`; in attention
+// query, key and value), the output projection and those of the MLP.
 enum class Site : int { Input, Key, Value, LastInput, Output, Gate, Up, Down };
 constexpr int kSites = 8;
 constexpr int64_t kMaxRank = 128;
-constexpr int kSitesOfOneInput = 4;
+constexpr int kSitesOfOneInput = 4;   // most sites that read the same input
 
 struct Factor {
-    Matrix down;   // A [rank, inputs], in the numbers of the matrix that it is added to; null: nothing is added
-    Matrix up;     // B [outputs, rank], floats, or a `Factor`; scaled
+    Matrix down;   // A [rank, inputs], in a format that reads the same input as the changed matrix; null: no change
+    Matrix up;     // B [outputs, rank] times the adapter's scale, in F32 or Factor format
     int64_t rank() const { return down->view().rows; }
 };
 
@@ -28,7 +28,7 @@ struct Adapter {
     std::vector<std::array<Factor, kSites>> layers;
 };
 
-// The rows of one request, and what is added for it; the sites of one input side by side.
+// The rows [begin, end) of a request that uses an adapter.
 struct AdaptedRows {
     const Adapter* adapter;
     int64_t begin, end;

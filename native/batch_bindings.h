@@ -1,4 +1,4 @@
-// Batches as they come from Python.
+// Conversion of batches, norms and layers from Python.
 #pragma once
 
 #include <nanobind/stl/pair.h>
@@ -15,15 +15,18 @@
 
 namespace foreword {
 
+// Copies an array; None becomes an empty vector.
 std::vector<float> copied(const Floats& array);
 std::vector<float> copied(const std::optional<Floats>& array);
 
-// The names of the arrays, in the order in which they come.
+// Returns the names of a batch's arrays, in the order in which `read_batch` expects them.
 std::vector<std::string> batch_arrays();
-// A view of the arrays; throws unless they fit together.
+// Returns a batch that points into the arrays; throws std::invalid_argument unless their shapes fit together. A tap is a
+// layer and whether the final norm is applied.
 Batch read_batch(const nb::tuple& arrays, const std::vector<std::pair<int64_t, bool>>& taps);
-// The parts of a layer. `mixing` has what reads the stream, then the output projection; nothing in an MLP alone. `mlp` has
-// gate, up and down, or what a squared ReLU follows and down; nothing where there is none but experts.
+// Makes a layer. `mixing` has the input projections and then the output projection of attention or a recurrence; it is empty
+// in a layer that is only an MLP. `mlp` has gate, up and down projections, gate and down with a squared ReLU, or nothing in a
+// layer without an MLP or with a mixture that has no shared experts.
 Layer read_layer(const std::optional<Floats>& attention_norm, const std::optional<Floats>& mlp_norm,
                  std::vector<Matrix> mixing, const std::vector<Matrix>& mlp, const std::optional<Floats>& query_norm,
                  const std::optional<Floats>& key_norm, std::shared_ptr<Experts> experts);

@@ -1,4 +1,4 @@
-// What all bindings share.
+// Types and checks that all Python bindings use.
 #pragma once
 
 #include <nanobind/nanobind.h>

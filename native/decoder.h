@@ -1,20 +1,21 @@
-// A decoder of the llama family: packed weights, and what a pass needs between calls.
+// A decoder of the llama family: its packed weights, threads and adapters.
 #pragma once
 
 #include "stack.h"
 
 namespace foreword {
 
-// What embeddings and logits are multiplied with, and what logits are squashed by; 0: nothing.
+// Factors of the embeddings and the logits, and the softcap of the logits; 0: none.
 struct EndScales {
     float embedding = 1.0f, logits = 1.0f, softcap = 0.0f;
 };
 
-// Rows of an exit: its first layers are another decoder's, whose KV rows they read and write, its last one has a kind of its own.
+// Rows of an early exit: a decoder whose layers but the last are the target's first ones and use the target's KV rows. The
+// last layer has its own kind of KV rows.
 struct ExitRows {
     Batch batch;
-    const int32_t* starts;   // [requests], the first KV rows that its own layer sees
-    const float* states;     // [rows, hidden size], after the lent layers: the rows are kept by its own; null: tokens are read
+    const int32_t* starts;   // [requests], first KV row that is visible to the last layer
+    const float* states;     // [rows, hidden size], input of the last layer, which only stores KV rows; null: run all layers
 };
 
 class Decoder : public Stack {
@@ -22,16 +23,17 @@ public:
     Decoder(int64_t vocab_size, StackShape shape, EndScales scales, const KernelTable& kernels, int threads, Rope rope);
 
     void add_layer(Layer layer);
-    void set_ends(Matrix embedding, Matrix head, std::vector<float> final_norm);
+    void set_embedding_and_output(Matrix embedding, Matrix head, std::vector<float> final_norm);
 
-    // logits [wanted, vocab]; hidden [hidden wanted, taps * hidden size]. The store's first kind of rows is this decoder's.
-    // `states` is the memory of recurrent layers, null without any.
+    // Runs a pass. Writes logits [logit rows, vocab] and hidden [hidden rows, taps * hidden size]. The store's first kind of
+    // rows is this decoder's. `states` is null if no layer is recurrent.
     void forward(const Batch& batch, KvStore& store, StateStore* states, float* logits, float* hidden);
 
-    // The same for an exit, whose own layer has rows of `kind`; nothing comes of rows that are kept.
+    // Runs a pass of an early exit, whose last layer has rows of `kind`. Writes logits [logit rows, vocab]; there are none if
+    // the rows have states.
     void exit(const ExitRows& rows, KvStore& store, size_t kind, float* logits);
 
-    // Slot 1 and up; null takes it away. Waits for the pass under way.
+    // Sets the adapter of a slot from 1 on; null removes it. Waits until no pass is running.
     void set_adapter(int64_t slot, std::shared_ptr<const Adapter> adapter);
 
     int64_t vocab_size() const { return vocab_size_; }
@@ -42,7 +44,7 @@ private:
     void check(const Batch& batch, const KvStore& store) const;
     void check_exit(const ExitRows& rows, const KvStore& store, size_t kind) const;
     void check_adapter(const Adapter& adapter) const;
-    // The rows that something is added to; every slot of the batch is filled.
+    // Returns the rows with an adapter; throws std::invalid_argument if a slot is empty.
     std::vector<AdaptedRows> adapted_rows(const Batch& batch) const;
 
     int64_t vocab_size_;

@@ -1,4 +1,4 @@
-// The Python face of decoders and of their KV memory.
+// Python bindings of decoders, their layers and their memory.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -16,9 +16,9 @@ namespace foreword {
 
 namespace {
 
-// A chunk of recurrent layers, as in kv/chunks.py: start, state, ring.
+// A Chunk of kv/chunks.py: start, state, ring.
 using Chunk = std::tuple<int64_t, int64_t, std::optional<int64_t>>;
-using Chunks = std::vector<std::tuple<int64_t, int64_t, Chunk, std::vector<Chunk>>>;   // begin, run, read, entered
+using Chunks = std::vector<std::tuple<int64_t, int64_t, Chunk, std::vector<Chunk>>>;   // RequestChunks: begin, run, read, entered
 
 StateChunk state_chunk(const Chunk& chunk) {
     return {std::get<0>(chunk), std::get<1>(chunk), std::get<2>(chunk).value_or(-1)};
@@ -34,29 +34,29 @@ void forward(Decoder& decoder, KvStore& store, const nb::tuple& arrays, const st
         batch.chunks.push_back({begin, run, state_chunk(read), {}});
         for (const Chunk& chunk : entered) batch.chunks.back().entered.push_back(state_chunk(chunk));
     }
-    const bool room = static_cast<int64_t>(logits.shape(0)) == batch.wanted &&
+    const bool fits = static_cast<int64_t>(logits.shape(0)) == batch.logit_count &&
                       static_cast<int64_t>(logits.shape(1)) == decoder.vocab_size() &&
-                      static_cast<int64_t>(hidden.shape(0)) == batch.hidden_wanted &&
+                      static_cast<int64_t>(hidden.shape(0)) == batch.hidden_count &&
                       hidden.shape(1) == taps.size() * static_cast<size_t>(decoder.shape().hidden_size);
-    if (!room) throw std::invalid_argument("the output arrays do not fit the batch");
-    nb::gil_scoped_release free;
+    if (!fits) throw std::invalid_argument("the output arrays do not fit the batch");
+    nb::gil_scoped_release release;
     decoder.forward(batch, store, states, logits.data(), hidden.data());
 }
 
 void exit_forward(Decoder& decoder, KvStore& store, size_t kind, const nb::tuple& arrays, const Array<const int32_t, 1>& starts,
                   const std::optional<Array<const float, 2>>& states, const Array<float, 2>& logits) {
     const ExitRows rows{read_batch(arrays, {}), starts.data(), states ? states->data() : nullptr};
-    const bool fit = static_cast<int64_t>(starts.shape(0)) == rows.batch.requests &&
-                     static_cast<int64_t>(logits.shape(0)) == rows.batch.wanted &&
-                     static_cast<int64_t>(logits.shape(1)) == decoder.vocab_size() &&
-                     (!states || (static_cast<int64_t>(states->shape(0)) == rows.batch.rows &&
-                                  static_cast<int64_t>(states->shape(1)) == decoder.shape().hidden_size));
-    if (!fit) throw std::invalid_argument("the arrays beside the batch do not fit it");
-    nb::gil_scoped_release free;
+    const bool fits = static_cast<int64_t>(starts.shape(0)) == rows.batch.requests &&
+                      static_cast<int64_t>(logits.shape(0)) == rows.batch.logit_count &&
+                      static_cast<int64_t>(logits.shape(1)) == decoder.vocab_size() &&
+                      (!states || (static_cast<int64_t>(states->shape(0)) == rows.batch.rows &&
+                                   static_cast<int64_t>(states->shape(1)) == decoder.shape().hidden_size));
+    if (!fits) throw std::invalid_argument("the arrays do not fit the batch");
+    nb::gil_scoped_release release;
     decoder.exit(rows, store, kind, logits.data());
 }
 
-// Of every layer, for every matrix that can be added to: the two factors, or None.
+// [layers][kSites], the factors A and B of each site, or None.
 using Factors = std::vector<std::vector<std::optional<std::pair<Matrix, Matrix>>>>;
 
 void set_adapter(Decoder& decoder, int64_t slot, const std::optional<Factors>& layers) {
@@ -64,50 +64,52 @@ void set_adapter(Decoder& decoder, int64_t slot, const std::optional<Factors>& l
     if (layers) {
         adapter = std::make_shared<Adapter>();
         for (const auto& layer : *layers) {
-            if (layer.size() != kSites) throw std::invalid_argument("a layer has eight places for matrices");
+            if (layer.size() != kSites) throw std::invalid_argument("the factors of a layer must be a list of eight pairs or None");
             adapter->layers.emplace_back();
             for (size_t site = 0; site < kSites; ++site) {
                 if (layer[site]) adapter->layers.back()[site] = {layer[site]->first, layer[site]->second};
             }
         }
     }
-    nb::gil_scoped_release free;
+    nb::gil_scoped_release release;
     decoder.set_adapter(slot, std::move(adapter));
 }
 
 using Rows = nb::ndarray<nb::numpy, nb::ndim<5>>;
 
-KvNumber number_named(const std::string& name) {
-    if (name == "float32") return KvNumber::Float32;
-    if (name == "bfloat16") return KvNumber::BFloat16;
-    throw std::invalid_argument("KV rows in " + name + " are not known");
+KvDtype dtype_named(const std::string& name) {
+    if (name == "float32") return KvDtype::Float32;
+    if (name == "bfloat16") return KvDtype::BFloat16;
+    throw std::invalid_argument("KV rows must be float32 or bfloat16, not " + name);
 }
 
-// Keys [layers, pages, kv heads, numbers, 16] and values [layers, pages, kv heads, 16, numbers] of one kind, as views.
+// Returns views of the keys [layers, pages, kv heads, padded head dim, 16] and the values [layers, pages, kv heads, 16, padded
+// head dim] of one kind.
 std::pair<Rows, Rows> arrays(KvStore& store, int64_t kind) {
     if (kind < 0 || kind >= static_cast<int64_t>(store.kinds().size())) throw std::invalid_argument("there are no such KV rows");
     const RowKind& rows = store.kinds()[static_cast<size_t>(kind)];
-    const KvView first = store.view(static_cast<size_t>(kind), 0);
+    const KvView first_layer = store.view(static_cast<size_t>(kind), 0);
     const auto layers = static_cast<size_t>(rows.layers), pages = static_cast<size_t>(store.pages());
     const auto heads = static_cast<size_t>(rows.kv_heads), dim = static_cast<size_t>(rows.padded_dim());
     const auto page = static_cast<size_t>(kPageSize);
-    const int64_t head = rows.padded_dim() * kPageSize, layer = 2 * store.pages() * rows.kv_heads * head;
+    const int64_t head_stride = rows.padded_dim() * kPageSize, page_stride = rows.kv_heads * head_stride;
+    const int64_t layer_stride = 2 * store.pages() * page_stride;
     const nb::object owner = nb::find(store);
-    // NumPy has no bfloat16.
-    const nb::dlpack::dtype dtype = store.number() == KvNumber::BFloat16 ? nb::dtype<int16_t>() : nb::dtype<float>();
-    return {Rows(first.keys, {layers, pages, heads, dim, page}, owner, {layer, rows.kv_heads * head, head, kPageSize, 1}, dtype),
-            Rows(first.values, {layers, pages, heads, page, dim}, owner,
-                 {layer, rows.kv_heads * head, head, rows.padded_dim(), 1}, dtype)};
+    // NumPy has no bfloat16, so its bits are returned.
+    const nb::dlpack::dtype dtype = store.dtype() == KvDtype::BFloat16 ? nb::dtype<int16_t>() : nb::dtype<float>();
+    return {Rows(first_layer.keys, {layers, pages, heads, dim, page}, owner, {layer_stride, page_stride, head_stride, kPageSize, 1}, dtype),
+            Rows(first_layer.values, {layers, pages, heads, page, dim}, owner,
+                 {layer_stride, page_stride, head_stride, rows.padded_dim(), 1}, dtype)};
 }
 
-void move_rows(KvStore& store, const Array<const int32_t, 2>& copies) {
+void copy_rows(KvStore& store, const Array<const int32_t, 2>& copies) {
     const int64_t count = static_cast<int64_t>(copies.shape(0));
-    if (count > 0 && copies.shape(1) != 2) throw std::invalid_argument("a copy is a pair of KV rows");
+    if (count > 0 && copies.shape(1) != 2) throw std::invalid_argument("a copy must be a pair of KV rows");
     for (int64_t i = 0; i < 2 * count; ++i) {
         if (copies.data()[i] < 0 || copies.data()[i] >= store.slots()) throw std::invalid_argument("a KV copy is outside the pages");
     }
-    nb::gil_scoped_release free;
-    for (int64_t layer = 0; layer < store.layers(); ++layer) store.move(layer, copies.data(), count);
+    nb::gil_scoped_release release;
+    for (int64_t layer = 0; layer < store.layers(); ++layer) store.copy_rows(layer, copies.data(), count);
 }
 
 void bind_kv_store(nb::module_& m) {
@@ -116,10 +118,10 @@ void bind_kv_store(nb::module_& m) {
                             const std::string& dtype) {
             std::vector<RowKind> rows;
             for (const auto& [layers, kv_heads, head_dim] : kinds) rows.push_back({layers, kv_heads, head_dim});
-            new (self) KvStore(pages, std::move(rows), number_named(dtype));
+            new (self) KvStore(pages, std::move(rows), dtype_named(dtype));
         }, nb::arg("pages"), nb::arg("kinds"), nb::arg("dtype"))
         .def("arrays", &arrays, nb::arg("kind"))
-        .def("move", &move_rows, nb::arg("copies"))
+        .def("copy_rows", &copy_rows, nb::arg("copies"))
         .def_prop_ro("pages", &KvStore::pages)
         .def_prop_ro("bytes_per_row", &KvStore::bytes_per_row);
 }
@@ -127,16 +129,17 @@ void bind_kv_store(nb::module_& m) {
 void bind_experts(nb::module_& m) {
     nb::class_<Experts>(m, "Experts")
         .def("__init__", [](Experts* self, Matrix router, std::vector<Matrix> gate, std::vector<Matrix> up, std::vector<Matrix> down,
-                            int64_t per_token, bool sigmoid, bool normalize, float scale, int64_t groups, int64_t top_groups,
-                            int64_t counted, const std::optional<Floats>& correction, const std::optional<Floats>& shared_gate) {
-            for (const std::vector<Matrix>* all : {&gate, &up, &down}) {
-                const bool is_whole = (all == &up || !all->empty()) && std::find(all->begin(), all->end(), nullptr) == all->end();
-                if (!is_whole) throw std::invalid_argument("every expert has three matrices, or two");
+                            int64_t per_token, bool uses_sigmoid, bool normalizes, float scale, int64_t groups, int64_t top_groups,
+                            int64_t group_top_experts, const std::optional<Floats>& correction, const std::optional<Floats>& shared_gate) {
+            for (const std::vector<Matrix>* matrices : {&gate, &up, &down}) {
+                const bool is_complete = (matrices == &up || !matrices->empty()) &&
+                                         std::find(matrices->begin(), matrices->end(), nullptr) == matrices->end();
+                if (!is_complete) throw std::invalid_argument("every expert has three matrices, or two without an up projection");
             }
-            new (self) Experts{{per_token, sigmoid, normalize, scale, groups, top_groups, counted}, std::move(router),
+            new (self) Experts{{per_token, uses_sigmoid, normalizes, scale, groups, top_groups, group_top_experts}, std::move(router),
                                copied(correction), copied(shared_gate), std::move(gate), std::move(up), std::move(down)};
-        }, nb::arg("router"), nb::arg("gate"), nb::arg("up"), nb::arg("down"), nb::arg("per_token"), nb::arg("sigmoid"),
-           nb::arg("normalize"), nb::arg("scale"), nb::arg("groups"), nb::arg("top_groups"), nb::arg("counted"),
+        }, nb::arg("router"), nb::arg("gate"), nb::arg("up"), nb::arg("down"), nb::arg("per_token"), nb::arg("uses_sigmoid"),
+           nb::arg("normalizes"), nb::arg("scale"), nb::arg("groups"), nb::arg("top_groups"), nb::arg("group_top_experts"),
            nb::arg("correction").none(), nb::arg("shared_gate").none())
         .def("set_clamp", [](Experts& self, float limit, float slope) {
             self.limit = limit;
@@ -149,19 +152,19 @@ Recurrence recurrence_named(const std::string& kind) {
     if (kind == "delta") return Recurrence::Delta;
     if (kind == "ssm") return Recurrence::Ssm;
     if (kind == "convolution") return Recurrence::Convolution;
-    throw std::invalid_argument("there is no recurrence named " + kind);
+    throw std::invalid_argument("the kind of a recurrent layer must be delta, ssm or convolution, not " + kind);
 }
 
 Activation activation_named(const std::string& name) {
     if (name == "silu") return Activation::Silu;
     if (name == "gelu_pytorch_tanh") return Activation::Gelu;
     if (name == "relu2") return Activation::SquaredRelu;
-    throw std::invalid_argument("there is no activation named " + name);
+    throw std::invalid_argument("the CPU kernels have no activation named " + name);
 }
 
 using Arrays = nb::ndarray<nb::numpy, float, nb::ndim<5>>;
 
-// The matrices of all states, [layers, states, heads, key dim, value dim], as a view.
+// Returns a view of the matrices of all states, [layers, states, heads, key dim, value dim].
 Arrays matrices(StateStore& store) {
     const RecurrentShape& shape = store.shape();
     const auto size = [](int64_t count) { return static_cast<size_t>(count); };
@@ -171,17 +174,18 @@ Arrays matrices(StateStore& store) {
 
 void bind_recurrent(nb::module_& m) {
     nb::class_<Recurrent>(m, "Recurrent")
-        .def("__init__", [](Recurrent* self, const std::string& kind, int64_t kernel, int64_t heads, int64_t value_dim, int64_t key_heads,
+        .def("__init__", [](Recurrent* self, const std::string& kind, int64_t kernel_size, int64_t heads, int64_t value_dim, int64_t key_heads,
                             int64_t key_dim, const Floats& conv, const std::optional<Floats>& conv_bias, const std::optional<Floats>& norm,
-                            const std::optional<Floats>& rates, const std::optional<Floats>& time_bias, const std::optional<Floats>& skip,
-                            int64_t norm_groups, std::pair<float, float> time_limits) {
-            Recurrent made{{recurrence_named(kind), kernel, heads, value_dim, key_heads, key_dim}, copied(conv), copied(conv_bias), copied(norm),
-                           copied(rates), copied(time_bias), copied(skip), norm_groups, time_limits.first, time_limits.second, {}, {}};
-            made.prepare();
-            new (self) Recurrent(std::move(made));
-        }, nb::arg("kind"), nb::arg("kernel"), nb::arg("heads"), nb::arg("value_dim"), nb::arg("key_heads"), nb::arg("key_dim"),
-           nb::arg("conv"), nb::arg("conv_bias").none(), nb::arg("norm").none(), nb::arg("rates").none(), nb::arg("time_bias").none(),
-           nb::arg("skip").none(), nb::arg("norm_groups"), nb::arg("time_limits"));
+                            const std::optional<Floats>& log_decay_rates, const std::optional<Floats>& time_bias, const std::optional<Floats>& skip,
+                            int64_t norm_groups, std::pair<float, float> time_step_limits) {
+            Recurrent recurrent{{recurrence_named(kind), kernel_size, heads, value_dim, key_heads, key_dim}, copied(conv), copied(conv_bias),
+                                copied(norm), copied(log_decay_rates), copied(time_bias), copied(skip), norm_groups,
+                                time_step_limits.first, time_step_limits.second, {}, {}};
+            recurrent.prepare();
+            new (self) Recurrent(std::move(recurrent));
+        }, nb::arg("kind"), nb::arg("kernel_size"), nb::arg("heads"), nb::arg("value_dim"), nb::arg("key_heads"), nb::arg("key_dim"),
+           nb::arg("conv"), nb::arg("conv_bias").none(), nb::arg("norm").none(), nb::arg("log_decay_rates").none(), nb::arg("time_bias").none(),
+           nb::arg("skip").none(), nb::arg("norm_groups"), nb::arg("time_step_limits"));
     nb::class_<StateStore>(m, "StateStore")
         .def("__init__", [](StateStore* self, const Recurrent& recurrent, int64_t layers, int64_t states, int64_t rings) {
             new (self) StateStore(layers, recurrent.shape, states, rings);
@@ -206,29 +210,29 @@ void bind_decoder(nb::module_& m) {
         }, nb::arg("inverse_frequencies"), nb::arg("magnitude"))
         .def("add_layer", [](Decoder& self, const std::optional<Floats>& attention_norm, const std::optional<Floats>& mlp_norm,
                              std::vector<Matrix> mixing, const std::vector<Matrix>& mlp, const std::optional<Floats>& query_norm,
-                             const std::optional<Floats>& key_norm, std::shared_ptr<Experts> experts, int64_t window, bool rotated,
-                             float score_scale, const std::optional<Floats>& after_attention,
-                             const std::optional<Floats>& after_mlp, float residual_scale, size_t rope, float softcap,
+                             const std::optional<Floats>& key_norm, std::shared_ptr<Experts> experts, int64_t window, bool has_rope,
+                             float score_scale, const std::optional<Floats>& post_attention_norm,
+                             const std::optional<Floats>& post_mlp_norm, float residual_scale, size_t rope_index, float softcap,
                              const std::string& activation, std::shared_ptr<Recurrent> recurrent) {
             Layer layer = read_layer(attention_norm, mlp_norm, std::move(mixing), mlp, query_norm, key_norm, std::move(experts));
-            layer.after_attention = copied(after_attention);
-            layer.after_mlp = copied(after_mlp);
+            layer.post_attention_norm = copied(post_attention_norm);
+            layer.post_mlp_norm = copied(post_mlp_norm);
             layer.residual_scale = residual_scale;
-            layer.rope = rope;
+            layer.rope_index = rope_index;
             layer.softcap = softcap;
             layer.activation = activation_named(activation);
             layer.recurrent = std::move(recurrent);
             layer.window = window;
-            layer.rotated = rotated;
+            layer.has_rope = has_rope;
             layer.score_scale = score_scale;
             self.add_layer(std::move(layer));
         }, nb::arg("attention_norm").none(), nb::arg("mlp_norm").none(), nb::arg("mixing"), nb::arg("mlp"), nb::arg("query_norm").none(),
-           nb::arg("key_norm").none(), nb::arg("experts").none(), nb::arg("window"), nb::arg("rotated"), nb::arg("score_scale"),
-           nb::arg("after_attention").none(), nb::arg("after_mlp").none(), nb::arg("residual_scale"), nb::arg("rope"),
+           nb::arg("key_norm").none(), nb::arg("experts").none(), nb::arg("window"), nb::arg("has_rope"), nb::arg("score_scale"),
+           nb::arg("post_attention_norm").none(), nb::arg("post_mlp_norm").none(), nb::arg("residual_scale"), nb::arg("rope_index"),
            nb::arg("softcap"), nb::arg("activation"), nb::arg("recurrent").none())
         .def("set_sinks", [](Decoder& self, const Floats& sinks) { self.set_sinks(copied(sinks)); }, nb::arg("sinks"))
-        .def("set_ends", [](Decoder& self, Matrix embedding, Matrix head, const Floats& final_norm) {
-            self.set_ends(std::move(embedding), std::move(head), copied(final_norm));
+        .def("set_embedding_and_output", [](Decoder& self, Matrix embedding, Matrix head, const Floats& final_norm) {
+            self.set_embedding_and_output(std::move(embedding), std::move(head), copied(final_norm));
         }, nb::arg("embedding"), nb::arg("head"), nb::arg("final_norm"))
         .def("forward", &forward, nb::arg("store"), nb::arg("arrays"), nb::arg("taps"), nb::arg("logits"), nb::arg("hidden"),
              nb::arg("adapters"), nb::arg("states").none(), nb::arg("chunks"), nb::arg("ring_copies"))

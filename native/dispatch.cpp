@@ -29,40 +29,40 @@ struct X86Features {
     bool avx512_vnni = false;
 };
 
-constexpr bool has(unsigned word, unsigned bits) { return (word & bits) == bits; }
+constexpr bool has_bits(unsigned word, unsigned bits) { return (word & bits) == bits; }
 
-// Read by cpuid itself: zig links no table for __builtin_cpu_supports into a shared library.
+// Uses cpuid, because zig does not link the data of __builtin_cpu_supports into a shared library.
 X86Features x86_features() {
-    constexpr unsigned kAvxState = 0x06, kAvx512State = 0xe6;  // registers that the system saves, bits of XCR0
+    constexpr unsigned kAvxState = 0x06, kAvx512State = 0xe6;  // bits of XCR0: registers that the operating system saves
     unsigned a = 0, b = 0, c = 0, d = 0;
-    if (!__get_cpuid(1, &a, &b, &c, &d) || !has(c, bit_OSXSAVE | bit_FMA | bit_F16C)) return {};
-    unsigned saved = 0, high = 0;
-    __asm__ volatile("xgetbv" : "=a"(saved), "=d"(high) : "c"(0));
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !has_bits(c, bit_OSXSAVE | bit_FMA | bit_F16C)) return {};
+    unsigned saved_registers = 0, high = 0;
+    __asm__ volatile("xgetbv" : "=a"(saved_registers), "=d"(high) : "c"(0));
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return {};
-    X86Features found;
-    found.avx2 = has(saved, kAvxState) && has(b, bit_AVX2);
-    found.avx512_vnni = found.avx2 && has(saved, kAvx512State) && has(c, bit_AVX512VNNI) &&
-                        has(b, bit_AVX512F | bit_AVX512DQ | bit_AVX512BW | bit_AVX512VL);
-    return found;
+    X86Features features;
+    features.avx2 = has_bits(saved_registers, kAvxState) && has_bits(b, bit_AVX2);
+    features.avx512_vnni = features.avx2 && has_bits(saved_registers, kAvx512State) && has_bits(c, bit_AVX512VNNI) &&
+                           has_bits(b, bit_AVX512F | bit_AVX512DQ | bit_AVX512BW | bit_AVX512VL);
+    return features;
 }
 #endif
 
 std::vector<const KernelTable*> detect() {
-    std::vector<const KernelTable*> found;
+    std::vector<const KernelTable*> tables;
 #if defined(__aarch64__)
 #if defined(__linux__)
-    if (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) found.push_back(&kNeonDotprodKernels);
+    if (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) tables.push_back(&kNeonDotprodKernels);
 #elif defined(__APPLE__)
-    found.push_back(&kNeonDotprodKernels);
+    tables.push_back(&kNeonDotprodKernels);
 #endif
-    found.push_back(&kNeonKernels);
+    tables.push_back(&kNeonKernels);
 #elif defined(__x86_64__)
-    const X86Features here = x86_features();
-    if (here.avx512_vnni) found.push_back(&kAvx512VnniKernels);
-    if (here.avx2) found.push_back(&kAvx2Kernels);
+    const X86Features features = x86_features();
+    if (features.avx512_vnni) tables.push_back(&kAvx512VnniKernels);
+    if (features.avx2) tables.push_back(&kAvx2Kernels);
 #endif
-    found.push_back(&kPortableKernels);
-    return found;
+    tables.push_back(&kPortableKernels);
+    return tables;
 }
 
 }  // namespace

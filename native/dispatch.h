@@ -1,4 +1,4 @@
-// Which instruction sets this build has and this CPU runs.
+// Selects the kernels of an instruction set that this build has and this CPU supports.
 #pragma once
 
 #include <string>
@@ -8,10 +8,10 @@
 
 namespace foreword {
 
-// Tables that this CPU can run, the fastest first; the last is always the portable one.
+// Returns the kernels that this CPU supports, the fastest first; the last are always the portable ones.
 const std::vector<const KernelTable*>& supported_kernels();
 
-// The table of that name; throws std::invalid_argument if it is unknown or the CPU cannot run it.
+// Returns the kernels with this name; throws std::invalid_argument if it is unknown or the CPU does not support them.
 const KernelTable& kernels_named(const std::string& name);
 
 }  // namespace foreword

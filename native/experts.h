@@ -1,4 +1,4 @@
-// A mixture of experts: which of them a row takes, and their weights.
+// A mixture of experts: the rule that chooses a row's experts, and the experts' weights.
 #pragma once
 
 #include <cstdint>
@@ -11,34 +11,34 @@ namespace foreword {
 
 using Matrix = std::shared_ptr<PackedMatrix>;
 
-// How a row's experts are chosen from its scores.
+// How a row's experts are chosen from the router's logits. An expert's weight is the factor of its output.
 struct Routing {
-    int64_t per_token;        // experts that a row takes
-    bool sigmoid;             // scores are sigmoids of the logits, else their softmax
-    bool normalize;           // what the taken ones count sums to one
-    float scale;              // of what they count, after that
-    int64_t groups;
-    int64_t top_groups;       // groups that a row may take experts from
-    int64_t counted;          // a group is worth the sum of its so many best experts
+    int64_t per_token;        // experts per row
+    bool uses_sigmoid;        // scores are the sigmoids of the logits; else their softmax
+    bool normalizes;          // the weights of a row's experts are divided by their sum
+    float scale;              // factor of the weights, applied last
+    int64_t groups;           // of consecutive experts
+    int64_t top_groups;       // groups from which a row may take experts
+    int64_t group_top_experts;   // the score of a group is the sum of this many best scores in it
 };
 
 struct Experts {
     Routing routing;
-    Matrix router;                       // [experts, hidden], floats
-    std::vector<float> correction;       // [experts], added to scores for the choice; empty: nothing is
-    std::vector<float> shared_gate;      // [hidden]; empty: what the shared experts say counts in full
-    std::vector<Matrix> gate, up, down;  // of every expert; without `up`, gates are multiplied with nothing
-    float limit = 0.0f;                  // that gate and up are clamped to; 0: they are not, and the activation is SiLU
+    Matrix router;                       // [experts, hidden], float32
+    std::vector<float> correction;       // [experts], added to the scores for the choice, not for the weights; empty: none
+    std::vector<float> shared_gate;      // [hidden], gate of the shared experts' output; empty: their factor is 1
+    std::vector<Matrix> gate, up, down;  // of each expert; `up` is empty with a squared ReLU
+    float limit = 0.0f;                  // gate and up are clamped to it (KernelTable::clamped_mul); 0: the layer's activation
     float slope = 0.0f;                  // of the sigmoid of a clamped gate
 
     int64_t count() const { return static_cast<int64_t>(gate.size()); }
-    int64_t size() const { return gate.front()->view().rows; }
+    int64_t width() const { return gate.front()->view().rows; }   // of an expert's intermediate activations
     int64_t bytes() const;
-    // Throws unless the parts fit each other and rows of `hidden` numbers.
+    // Throws std::invalid_argument unless the sizes fit each other and rows of `hidden` values.
     void check(int64_t hidden) const;
-    // The experts of a row and how much each counts, from its logits, which are overwritten. Of experts with the same
-    // score those with the lower numbers are taken. `choice` has room for a number per expert.
-    void choose(float* logits, float* choice, int32_t* chosen, float* share) const;
+    // Writes a row's experts and their weights, [per_token] each. Overwrites `logits` [experts] by the scores, and
+    // `choice_scores` [experts], which is scratch. Of experts with equal scores those with lower indices are chosen.
+    void choose(float* logits, float* choice_scores, int32_t* chosen, float* weights) const;
 };
 
 }  // namespace foreword

@@ -1,4 +1,4 @@
-// The blocks of GGUF files, and Q4_Z's (packed safetensors as blocks), taken apart into groups of 32 weights.
+// Reads blocks of GGUF files, and Q4_Z blocks (made from packed safetensors), in groups of 32 weights.
 #pragma once
 
 #include <cstdint>
@@ -7,22 +7,23 @@
 
 namespace foreword {
 
-// A group of 32 weights: scale * level + minimum, where a K form multiplies both numbers by a factor of the group's own.
+// A group of 32 weights. Weight = scale * factor * (level - bias) + minimum * minimum_factor, with the bias of the format
+// (BlockLayout). Factors are 1 in formats without factors.
 struct BlockGroup {
-    uint16_t scale, minimum;    // halves; the minimum has the sign with which it is added
-    int8_t factors[2];          // of the scale, for 16 weights each
+    uint16_t scale, minimum;    // halves
+    int8_t factors[2];          // of the scale; with two scales for 16 weights each, else the first one
     int8_t minimum_factor;
-    uint8_t levels[kBlock];     // unsigned, before the form's bias is subtracted; Q8_0: signed bytes
+    uint8_t levels[kBlock];     // unsigned; Q8_0: signed bytes
 };
 
 // Columns and bytes of a block.
-int64_t gguf_block_columns(Form form);
-int64_t gguf_block_bytes(Form form);
+int64_t gguf_block_columns(WeightFormat format);
+int64_t gguf_block_bytes(WeightFormat format);
 
-// Group `group` of a row of blocks.
-BlockGroup read_group(Form form, const uint8_t* row, int64_t group);
+// Reads group `group` of a row of blocks.
+BlockGroup read_group(WeightFormat format, const uint8_t* row, int64_t group);
 
-// A row of blocks as floats.
-void expand_blocks(Form form, const uint8_t* row, int64_t cols, float* out);
+// Writes a row of blocks as floats.
+void expand_blocks(WeightFormat format, const uint8_t* row, int64_t cols, float* out);
 
 }  // namespace foreword

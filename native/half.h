@@ -1,5 +1,5 @@
-// Numbers of 16 bits by their bits, for packing and for instruction sets that cannot convert: IEEE half precision, and
-// bfloat16, the upper half of a float.
+// Conversion of 16-bit floats (IEEE half precision and bfloat16) in integer arithmetic, for packing and for instruction sets
+// without conversions.
 #pragma once
 
 #include <cstdint>
@@ -9,15 +9,15 @@ namespace {
 
 inline float half_to_float(uint16_t half) {
     const uint32_t sign = static_cast<uint32_t>(half & 0x8000u) << 16;
-    const uint32_t rest = half & 0x7FFFu;
+    const uint32_t magnitude = half & 0x7FFFu;
     uint32_t bits;
-    if (rest >= 0x7C00u) {
-        bits = sign | 0x7F800000u | (rest & 0x3FFu) << 13;   // infinity, not a number
+    if (magnitude >= 0x7C00u) {
+        bits = sign | 0x7F800000u | (magnitude & 0x3FFu) << 13;   // infinity or NaN
     } else {
-        const uint32_t shifted = rest << 13;
+        const uint32_t shifted = magnitude << 13;
         float value;
         std::memcpy(&value, &shifted, 4);
-        value *= 5.19229686e33f;   // 2^112 moves the exponent, and makes subnormal halves normal
+        value *= 5.19229686e33f;   // 2^112 corrects the exponent's bias, and makes subnormal halves normal
         std::memcpy(&bits, &value, 4);
         bits |= sign;
     }
@@ -26,7 +26,7 @@ inline float half_to_float(uint16_t half) {
     return out;
 }
 
-// Rounds to nearest, ties to even; too large becomes infinity.
+// Rounds to nearest, ties to even; numbers that are too large become infinity.
 inline uint16_t float_to_half(float value) {
     uint32_t bits;
     std::memcpy(&bits, &value, 4);
@@ -34,7 +34,7 @@ inline uint16_t float_to_half(float value) {
     const uint32_t magnitude = bits & 0x7FFFFFFFu;
     if (magnitude > 0x7F800000u) return sign | 0x7E00u;
     if (magnitude >= 0x477FF000u) return sign | 0x7C00u;
-    if (magnitude < 0x38800000u) {   // subnormal half: let the float adder do the rounding
+    if (magnitude < 0x38800000u) {   // subnormal half: adding 0.5 makes the float adder round
         float small;
         std::memcpy(&small, &magnitude, 4);
         small += 0.5f;
@@ -45,7 +45,7 @@ inline uint16_t float_to_half(float value) {
     return sign | static_cast<uint16_t>((magnitude - 0x38000000u + 0xFFFu + odd) >> 13);
 }
 
-// A type of its own, so that a pointer says how to read what it points at.
+// A bfloat16, the upper half of a float. As a separate type it selects the overloads that read and store it.
 struct BFloat {
     uint16_t bits;
 };
@@ -57,7 +57,7 @@ inline float to_float(BFloat number) {
     return out;
 }
 
-// A float as it is stored, rounded to nearest, ties to even; what is no number stays none.
+// Converts a float to the type in which it is stored, rounding to nearest, ties to even; NaN stays NaN.
 template <typename T>
 T rounded(float value);
 template <>

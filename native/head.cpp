@@ -6,19 +6,19 @@
 
 namespace foreword {
 
-Head::Head(const Stack& decoder, HeadShape head, StackShape shape, Rope rope)
-    : Stack(shape, decoder.kernels(), decoder.workers(), std::move(rope)), head_(head) {
-    require(head.join != Join::Fused || head.feature_width == shape.hidden_size, "fused features must be as wide as the head");
+Head::Head(const Stack& decoder, HeadShape head_shape, StackShape shape, Rope rope)
+    : Stack(shape, decoder.kernels(), decoder.workers(), std::move(rope)), head_shape_(head_shape) {
+    require(head_shape.join != Join::Fused || head_shape.feature_width == shape.hidden_size, "fused features must be as wide as the head");
 }
 
 void Head::set_inputs(HeadInputs inputs) {
-    const int64_t hidden = shape_.hidden_size, width = head_.feature_width;
-    const bool fused = head_.join == Join::Fused;
-    if (fused) require_matrix(inputs.fc, hidden, 2 * hidden, "fc has the wrong shape");
+    const int64_t hidden = shape_.hidden_size, width = head_shape_.feature_width;
+    const bool is_fused = head_shape_.join == Join::Fused;
+    if (is_fused) require_matrix(inputs.fc, hidden, 2 * hidden, "fc has the wrong shape");
     else if (inputs.fc) require_matrix(inputs.fc, hidden, width, "fc has the wrong shape");
     else require(width == hidden, "features without fc must be as wide as the head");
     const int64_t parts = static_cast<int64_t>(inputs.feature_norms.size());
-    require(parts == 0 || (!fused && inputs.fc && width % parts == 0), "features cannot be normed in these parts");
+    require(parts == 0 || (!is_fused && inputs.fc && width % parts == 0), "the target's features cannot be divided among these norms");
     for (const std::vector<float>& norm : inputs.feature_norms) {
         require_norm(norm, width / parts, false, "a norm of features has the wrong size");
     }
@@ -28,41 +28,41 @@ void Head::set_inputs(HeadInputs inputs) {
 }
 
 void Head::add_layer(Layer layer) {
-    const bool side_by_side = layers_.empty() && head_.join == Join::SideBySide;
-    require(!side_by_side || layer.attention_norm.empty(), "the first layer's input has norms of its own");
+    const bool is_concat = layers_.empty() && head_shape_.join == Join::Concat;
+    require(!is_concat || layer.attention_norm.empty(), "the first layer's norms belong to the inputs of the head");
     require(layer.has_attention(), "every layer of a head has attention");
-    Stack::add_layer(std::move(layer), (side_by_side ? 2 : 1) * shape_.hidden_size);
-    require(head_.join != Join::Context || same_input(*layers_.front().inputs[1], *layers_.back().inputs[1]),
-            "all layers that keep a context must be grouped alike");
+    Stack::add_layer(std::move(layer), (is_concat ? 2 : 1) * shape_.hidden_size);
+    require(head_shape_.join != Join::Context || share_input_format(*layers_.front().input_projections[1], *layers_.back().input_projections[1]),
+            "the key projections of all layers must be grouped alike");
 }
 
-void Head::set_ends(Matrix embedding, Matrix output, std::vector<float> final_norm) {
+void Head::set_embedding_and_output(Matrix embedding, Matrix output, std::vector<float> final_norm) {
     require(embedding && embedding->view().cols == shape_.hidden_size, "the embedding has the wrong shape");
-    require_matrix(output, head_.draft_vocab_size, shape_.hidden_size, "the output matrix has the wrong shape");
+    require_matrix(output, head_shape_.draft_vocab_size, shape_.hidden_size, "the output matrix has the wrong shape");
     require_norm(final_norm, shape_.hidden_size, true, "the final norm must have one weight per hidden dimension");
     embedding_ = std::move(embedding);
     output_ = std::move(output);
     final_norm_ = std::move(final_norm);
 }
 
-std::shared_ptr<const HeadTokens> Head::tokens(const int32_t* ids) {
-    if (!tokens_ || !tokens_->are(ids)) tokens_ = std::make_shared<HeadTokens>(ids, head_.draft_vocab_size);
-    return tokens_;
+std::shared_ptr<const DraftVocabulary> Head::vocabulary(const int32_t* ids) {
+    if (!vocabulary_ || !vocabulary_->has_ids(ids)) vocabulary_ = std::make_shared<DraftVocabulary>(ids, head_shape_.draft_vocab_size);
+    return vocabulary_;
 }
 
-void Head::set_markov(Matrix before, Matrix after) {
-    require(before && after && before->view().cols == after->view().cols && after->view().rows == head_.draft_vocab_size,
+void Head::set_markov(Matrix embedding, Matrix output) {
+    require(embedding && output && embedding->view().cols == output->view().cols && output->view().rows == head_shape_.draft_vocab_size,
             "the Markov head has the wrong shape");
-    before_ = std::move(before);
-    after_ = std::move(after);
+    markov_embedding_ = std::move(embedding);
+    markov_output_ = std::move(output);
 }
 
 void Head::check(const HeadRows& rows, const KvStore& store, size_t kind) const {
     require(embedding_ && output_, "the head has no embedding or output matrix yet");
-    require(kind < store.kinds().size() && store.kinds()[kind] == kv_rows(), "the KV store has no rows for this head");
-    require(rows.batch.copies == 0, "rows are moved by the target's passes");
-    const bool keeps = head_.join == Join::Context && !rows.are_own;
-    require(!keeps || rows.batch.wanted == 0, "nothing comes of rows that are kept");
+    require(kind < store.kinds().size() && store.kinds()[kind] == kv_row_kind(), "the KV store has no rows for this head");
+    require(rows.batch.copies == 0, "KV rows can be copied only by the target's passes");
+    const bool only_stores = head_shape_.join == Join::Context && !rows.are_own_states;
+    require(!only_stores || rows.batch.logit_count == 0, "a pass that only stores KV rows has no logits");
     check_rows(rows.batch, store, embedding_->view().rows, rows.starts);
 }
 
@@ -73,122 +73,120 @@ void Head::run(const HeadRows& rows, KvStore& store, size_t kind, float* logits,
 
 void Head::forward(const HeadRows& rows, KvStore& store, size_t kind, float* logits, float* states) {
     workers_->pool.require_own_process();
-    std::lock_guard<std::mutex> lock(workers_->one_pass);
+    std::lock_guard<std::mutex> lock(workers_->pass_mutex);
     run(rows, store, kind, logits, states);
 }
 
-void Head::chain(const HeadRows& first, KvStore& store, size_t kind, const ChainPlan& plan, int32_t* tokens) {
+void Head::draft_chains(const HeadRows& rows, KvStore& store, size_t kind, const ChainPlan& plan, int32_t* tokens) {
     workers_->pool.require_own_process();
-    std::lock_guard<std::mutex> lock(workers_->one_pass);
-    const Batch& batch = first.batch;
-    require(batch.wanted == batch.requests, "a chain starts from one row of every request");
-    const auto hidden = static_cast<size_t>(shape_.hidden_size), vocab = static_cast<size_t>(head_.draft_vocab_size);
+    std::lock_guard<std::mutex> lock(workers_->pass_mutex);
+    const Batch& batch = rows.batch;
+    require(batch.logit_count == batch.requests, "a chain starts from one logit row of every request");
+    const auto hidden = static_cast<size_t>(shape_.hidden_size), vocab = static_cast<size_t>(head_shape_.draft_vocab_size);
     logits_.resize(static_cast<size_t>(batch.requests) * vocab);
     states_.resize(static_cast<size_t>(batch.requests) * hidden);
-    std::fill_n(tokens, batch.requests * plan.most, -1);
-    run(first, store, kind, logits_.data(), states_.data());
-    std::vector<int64_t> requests;
+    std::fill_n(tokens, batch.requests * plan.max_depth, -1);
+    run(rows, store, kind, logits_.data(), states_.data());
+    std::vector<int64_t> requests;   // whose chains go on; logits_ and states_ have a row for each
     for (int64_t request = 0; request < batch.requests; ++request) requests.push_back(request);
-    ChainLevel rows(batch, plan);
-    std::vector<Draw> draws;
-    std::vector<float> chances(static_cast<size_t>(batch.requests), 1.0f);  // that all guesses so far are right
-    const auto goes_on = [&](int64_t request, int64_t level) {
+    ChainLevel next_level(batch, plan);
+    std::vector<DraftPosition> positions;
+    std::vector<float> chances(static_cast<size_t>(batch.requests), 1.0f);  // that all draft tokens of a chain are accepted
+    const auto is_worth_extending = [&](int64_t request, int64_t level) {
         if (!plan.stop) return true;
         float& chance = chances[static_cast<size_t>(request)];
-        chance *= plan.rate(request, plan.stop->confidence[request * plan.most + level]);
-        return chance >= plan.stop->least[request * plan.most + level];
+        chance *= plan.rate(request, plan.stop->confidence[request * plan.max_depth + level]);
+        return chance >= plan.stop->min_chances[request * plan.max_depth + level];
     };
-    for (int64_t level = 0; level < plan.most; ++level) {
-        draws.clear();
-        for (size_t place = 0; place < requests.size(); ++place) {
-            draws.push_back({requests[place], level, logits_.data() + place * vocab});
-        }
-        draw(draws, plan, tokens);
-        rows.begin(level);
+    for (int64_t level = 0; level < plan.max_depth; ++level) {
+        positions.clear();
+        for (size_t i = 0; i < requests.size(); ++i) positions.push_back({requests[i], level, logits_.data() + i * vocab});
+        draw(positions, plan, tokens);
+        next_level.begin(level);
         next_states_.clear();
-        for (size_t place = 0; place < requests.size(); ++place) {
-            const int64_t request = requests[place];
-            const int32_t token = tokens[request * plan.most + level];
-            if (token < 0 || level + 1 >= plan.steps[request] || !goes_on(request, level)) continue;
-            rows.add(request, token, first.starts);
-            const float* own = states_.data() + place * hidden;
-            next_states_.insert(next_states_.end(), own, own + hidden);
+        for (size_t i = 0; i < requests.size(); ++i) {
+            const int64_t request = requests[i];
+            const int32_t token = tokens[request * plan.max_depth + level];
+            if (token < 0 || level + 1 >= plan.depths[request] || !is_worth_extending(request, level)) continue;
+            next_level.add(request, token, rows.starts);
+            const float* state = states_.data() + i * hidden;
+            next_states_.insert(next_states_.end(), state, state + hidden);
         }
-        if (rows.requests().empty()) return;
-        run({rows.view(), rows.starts(), next_states_.data(), true}, store, kind, logits_.data(), states_.data());
-        requests = rows.requests();
+        if (next_level.requests().empty()) return;
+        run({next_level.batch(), next_level.starts(), next_states_.data(), true}, store, kind, logits_.data(), states_.data());
+        requests = next_level.requests();
     }
 }
 
-void Head::block(const HeadRows* context, const HeadRows& blocks, KvStore& store, size_t kind, const ChainPlan& plan,
+void Head::draft_blocks(const HeadRows* context, const HeadRows& blocks, KvStore& store, size_t kind, const ChainPlan& plan,
                  int32_t* tokens) {
     workers_->pool.require_own_process();
-    std::lock_guard<std::mutex> lock(workers_->one_pass);
-    require(head_.join == Join::Context && blocks.are_own, "this head has no blocks");
+    std::lock_guard<std::mutex> lock(workers_->pass_mutex);
+    require(head_shape_.join == Join::Context && blocks.are_own_states, "this head has no blocks: it drafts chains");
     const Batch& batch = blocks.batch;
-    const auto vocab = static_cast<size_t>(head_.draft_vocab_size);
-    logits_.resize(static_cast<size_t>(batch.wanted) * vocab);
-    states_.resize(static_cast<size_t>(batch.wanted * shape_.hidden_size));
-    std::fill_n(tokens, batch.requests * plan.most, -1);
+    const auto vocab = static_cast<size_t>(head_shape_.draft_vocab_size);
+    logits_.resize(static_cast<size_t>(batch.logit_count) * vocab);
+    states_.resize(static_cast<size_t>(batch.logit_count * shape_.hidden_size));
+    std::fill_n(tokens, batch.requests * plan.max_depth, -1);
     if (context) run(*context, store, kind, nullptr, nullptr);
     run(blocks, store, kind, logits_.data(), states_.data());
-    std::vector<Draw> draws;
-    for (int64_t request = 0, place = 0; request < batch.requests; ++request) {
+    std::vector<DraftPosition> positions;
+    for (int64_t request = 0, i = 0; request < batch.requests; ++request) {
         int64_t level = 0;
-        for (; place < batch.wanted && batch.logit_rows[place] < batch.row_starts[request + 1]; ++place, ++level) {
-            if (level < plan.steps[request]) draws.push_back({request, level, logits_.data() + static_cast<size_t>(place) * vocab});
+        for (; i < batch.logit_count && batch.logit_rows[i] < batch.row_starts[request + 1]; ++i, ++level) {
+            if (level < plan.depths[request]) positions.push_back({request, level, logits_.data() + static_cast<size_t>(i) * vocab});
         }
     }
-    if (after_) draw_behind(draws, blocks, store, kind, plan, tokens);
-    else draw(draws, plan, tokens);
-    for (int64_t request = 0; request < batch.requests; ++request) {  // nothing stands behind a place that has no guess
-        int32_t *begin = tokens + request * plan.most, *end = begin + plan.most;
+    if (markov_output_) draw_with_markov(positions, blocks, store, kind, plan, tokens);
+    else draw(positions, plan, tokens);
+    for (int64_t request = 0; request < batch.requests; ++request) {  // a chain ends before the first missing token
+        int32_t *begin = tokens + request * plan.max_depth, *end = begin + plan.max_depth;
         std::fill(std::find(begin, end, -1), end, -1);
     }
 }
 
-void Head::draw_behind(const std::vector<Draw>& draws, const HeadRows& blocks, KvStore& store, size_t kind, const ChainPlan& plan,
-                       int32_t* tokens) {
-    const auto vocab = static_cast<size_t>(head_.draft_vocab_size);
-    std::vector<int32_t> before;
-    std::vector<Draw> now;
-    for (int64_t level = 0; level < plan.most; ++level) {
-        now.clear();
-        before.clear();
+void Head::draw_with_markov(const std::vector<DraftPosition>& positions, const HeadRows& blocks, KvStore& store, size_t kind,
+                            const ChainPlan& plan, int32_t* tokens) {
+    const auto vocab = static_cast<size_t>(head_shape_.draft_vocab_size);
+    std::vector<int32_t> previous_tokens;
+    std::vector<DraftPosition> level_positions;
+    for (int64_t level = 0; level < plan.max_depth; ++level) {
+        level_positions.clear();
+        previous_tokens.clear();
         level_logits_.clear();
-        for (const Draw& one : draws) {
-            const int32_t token = level > 0 ? tokens[one.request * plan.most + level - 1]
-                                            : blocks.batch.token_ids[blocks.batch.row_starts[one.request]];
-            if (one.level != level || token < 0) continue;
-            now.push_back(one);
-            before.push_back(token);
-            level_logits_.insert(level_logits_.end(), one.logits, one.logits + vocab);
+        for (const DraftPosition& position : positions) {
+            const int32_t previous = level > 0 ? tokens[position.request * plan.max_depth + level - 1]
+                                               : blocks.batch.token_ids[blocks.batch.row_starts[position.request]];
+            if (position.level != level || previous < 0) continue;
+            level_positions.push_back(position);
+            previous_tokens.push_back(previous);
+            level_logits_.insert(level_logits_.end(), position.logits, position.logits + vocab);
         }
-        if (now.empty()) return;
+        if (level_positions.empty()) return;
         Batch rows;
-        rows.token_ids = before.data();
-        rows.rows = static_cast<int64_t>(before.size());
-        require_below(rows.token_ids, rows.rows, before_->view().rows, "the Markov head does not know a token");
+        rows.token_ids = previous_tokens.data();
+        rows.rows = static_cast<int64_t>(previous_tokens.size());
+        require_below(rows.token_ids, rows.rows, markov_embedding_->view().rows, "a token is outside the vocabulary of the Markov head");
         MarkovPass(*this, rows, store, kind, level_logits_.data()).run();
-        for (size_t place = 0; place < now.size(); ++place) now[place].logits = level_logits_.data() + place * vocab;
-        draw(now, plan, tokens);
+        for (size_t i = 0; i < level_positions.size(); ++i) level_positions[i].logits = level_logits_.data() + i * vocab;
+        draw(level_positions, plan, tokens);
     }
 }
 
-void Head::draw(const std::vector<Draw>& draws, const ChainPlan& plan, int32_t* tokens) {
-    const auto one = [&](const Draw& wanted, int thread) {
-        if (wanted.level >= plan.steps[wanted.request]) return;
-        const auto own = static_cast<size_t>(thread);
-        tokens[wanted.request * plan.most + wanted.level] =
-            draw_guess(wanted.logits, head_.draft_vocab_size, plan, wanted.request, wanted.level, scratch_[own], masked_[own]);
+void Head::draw(const std::vector<DraftPosition>& positions, const ChainPlan& plan, int32_t* tokens) {
+    const auto draw_one = [&](const DraftPosition& position, int thread) {
+        if (position.level >= plan.depths[position.request]) return;
+        const auto t = static_cast<size_t>(thread);
+        tokens[position.request * plan.max_depth + position.level] =
+            draw_draft_token(position.logits, head_shape_.draft_vocab_size, plan, position.request, position.level, scratch_[t], masked_[t]);
     };
     scratch_.resize(static_cast<size_t>(threads()));
     masked_.resize(static_cast<size_t>(threads()));
-    if (draws.size() == 1) return one(draws.front(), 0);  // not worth waking another thread for
+    if (positions.size() == 1) return draw_one(positions.front(), 0);  // faster than waking the other threads
     ThreadPool& pool = workers_->pool;
     pool.run([&](int thread) {
-        pool.share(static_cast<int64_t>(draws.size()), 1, [&](int64_t begin, int64_t end) {
-            for (int64_t place = begin; place < end; ++place) one(draws[static_cast<size_t>(place)], thread);
+        pool.parallel_for(static_cast<int64_t>(positions.size()), 1, [&](int64_t begin, int64_t end) {
+            for (int64_t i = begin; i < end; ++i) draw_one(positions[static_cast<size_t>(i)], thread);
         });
     });
 }

@@ -1,4 +1,4 @@
-// A draft head: a few layers that read a token and the features of the position before it.
+// A draft head: a few layers that read a token and the features (target's hidden states) of the position before it.
 #pragma once
 
 #include "head_chain.h"
@@ -6,91 +6,96 @@
 
 namespace foreword {
 
-// What becomes of the embedding of a token and of the features before it.
+// How a head combines a token's embedding with features.
 enum class Join {
-    SideBySide,   // both go into the first layer's attention
-    Fused,        // both go through `fc`
-    Context,      // features are kept as keys and values of every layer, and looked at by rows that read a token alone
+    Concat,    // both, concatenated, are the input of the first layer's attention
+    Fused,     // both, concatenated, go through `fc`
+    Context,   // features become keys and values of every layer, and other rows, which read only tokens, attend to them
 };
 
 struct HeadShape {
     int64_t draft_vocab_size;
-    int64_t feature_width;          // numbers of the target's features of one row
+    int64_t feature_width;          // of the target's features of one row
     Join join;
-    bool norm_before_residual;      // side by side: the stream starts with the normed features
-    bool norm_output;               // what it feeds itself is normed
+    bool norm_before_residual;      // Concat: the residual stream starts with the normed features
+    bool norm_output;               // the states that the head reads as features of the next position are normed
 };
 
-// What the features go through before the first layer. Norms that are empty are not done.
+// The weights that are applied before the first layer. Empty norms are not applied.
 struct HeadInputs {
     Matrix fc;                                        // may be null
-    std::vector<std::vector<float>> feature_norms;    // of equal parts of the target's features: one, or one per tap
-    std::vector<float> embedding_norm, hidden_norm;   // of what the first layer, or a fused `fc`, reads; of a context
+    // Norms of equal parts of the target's features: none, one, or one per tap.
+    std::vector<std::vector<float>> feature_norms;
+    std::vector<float> embedding_norm, hidden_norm;   // of the token's embedding; of the features after `fc` (before it if Fused)
 };
 
-// Rows of one pass with what they read beside their tokens.
+// Rows of one pass.
 struct HeadRows {
     Batch batch;
-    const int32_t* starts;    // [requests], the first KV rows that are seen
-    const float* features;    // [rows, feature width], or [rows, hidden size] if they are its own
-    bool are_own;
+    const int32_t* starts;    // [requests], first visible KV row
+    const float* features;    // [rows, feature width]; [rows, hidden size] if they are the head's own states
+    // The features are the head's own states. Under Join::Context: the rows read only tokens, and have no features.
+    bool are_own_states;
 };
 
 class Head : public Stack {
 public:
-    // It runs on the decoder's threads and takes turns with it.
-    Head(const Stack& decoder, HeadShape head, StackShape shape, Rope rope);
+    // The head uses the decoder's threads; their passes exclude each other.
+    Head(const Stack& decoder, HeadShape head_shape, StackShape shape, Rope rope);
 
     void set_inputs(HeadInputs inputs);
     void add_layer(Layer layer);
-    void set_ends(Matrix embedding, Matrix output, std::vector<float> final_norm);
+    void set_embedding_and_output(Matrix embedding, Matrix output, std::vector<float> final_norm);
 
-    // What the token before says of the next: its row of `before` [ids, rank], through `after` [draft vocab, rank].
-    void set_markov(Matrix before, Matrix after);
+    // Sets a Markov head, which adds output [draft vocab, rank] times row `token` of embedding [ids, rank] to the logits of
+    // the position after `token`.
+    void set_markov(Matrix embedding, Matrix output);
 
-    // logits [wanted, draft vocab]; states [wanted, hidden size].
+    // Runs a pass. Writes logits [logit rows, draft vocab] and states [logit rows, hidden size].
     void forward(const HeadRows& rows, KvStore& store, size_t kind, float* logits, float* states);
 
-    // The same for texts whose newest token's outcome is wanted, and then guess after guess of its own: tokens
-    // [requests, plan.most], the target's ids, -1 where there are no more.
-    void chain(const HeadRows& rows, KvStore& store, size_t kind, const ChainPlan& plan, int32_t* tokens);
+    // Runs a pass and drafts a token after each request's logit row; then runs further passes, each of which drafts the next
+    // token of the chains. Writes the target's ids to tokens [requests, plan.max_depth], padded with -1.
+    void draft_chains(const HeadRows& rows, KvStore& store, size_t kind, const ChainPlan& plan, int32_t* tokens);
 
-    // Keeps the context of committed tokens, if there is any to keep, and runs blocks whose wanted rows guess a token each.
-    void block(const HeadRows* context, const HeadRows& blocks, KvStore& store, size_t kind, const ChainPlan& plan, int32_t* tokens);
+    // Join::Context. Stores the keys and values of `context` unless it is null, then runs a pass over blocks of mask tokens
+    // and drafts a token at each of their logit rows. Writes tokens like `draft_chains`.
+    void draft_blocks(const HeadRows* context, const HeadRows& blocks, KvStore& store, size_t kind, const ChainPlan& plan, int32_t* tokens);
 
-    // The target's ids of its tokens, [draft vocab]; what follows from them is kept for the next time.
-    std::shared_ptr<const HeadTokens> tokens(const int32_t* ids);
+    // Returns the vocabulary with these ids [draft vocab] of the target; caches the last one.
+    std::shared_ptr<const DraftVocabulary> vocabulary(const int32_t* ids);
 
-    const HeadShape& head() const { return head_; }
-    // Width of one row of features.
-    int64_t feature_width(bool are_own) const {
-        if (are_own && head_.join == Join::Context) return 0;
-        return are_own ? shape_.hidden_size : head_.feature_width;
+    const HeadShape& head_shape() const { return head_shape_; }
+    // Width of a row of `HeadRows::features`.
+    int64_t feature_width(bool are_own_states) const {
+        if (are_own_states && head_shape_.join == Join::Context) return 0;
+        return are_own_states ? shape_.hidden_size : head_shape_.feature_width;
     }
 
 private:
     friend class HeadPass;
     friend class MarkovPass;
-    struct Draw {   // one guess
+    struct DraftPosition {   // a position of a chain, and the logits of its token
         int64_t request, level;
         const float* logits;
     };
     void check(const HeadRows& rows, const KvStore& store, size_t kind) const;
     void run(const HeadRows& rows, KvStore& store, size_t kind, float* logits, float* states);
-    void draw(const std::vector<Draw>& draws, const ChainPlan& plan, int32_t* tokens);
-    // Guess after guess, with what the token before says added to the logits of each.
-    void draw_behind(const std::vector<Draw>& draws, const HeadRows& blocks, KvStore& store, size_t kind, const ChainPlan& plan,
-                     int32_t* tokens);
+    // Draws the tokens of these positions.
+    void draw(const std::vector<DraftPosition>& positions, const ChainPlan& plan, int32_t* tokens);
+    // Draws level by level, after adding the Markov head's logits for the token of the level before.
+    void draw_with_markov(const std::vector<DraftPosition>& positions, const HeadRows& blocks, KvStore& store, size_t kind,
+                          const ChainPlan& plan, int32_t* tokens);
 
-    HeadShape head_;
+    HeadShape head_shape_;
     HeadInputs inputs_;
-    Matrix embedding_, output_, before_, after_;
+    Matrix embedding_, output_, markov_embedding_, markov_output_;
     std::vector<float> final_norm_;
-    std::shared_ptr<const HeadTokens> tokens_;
-    // Of chains, kept between calls: outcomes, and what every thread draws with.
+    std::shared_ptr<const DraftVocabulary> vocabulary_;
+    // Buffers of chains and blocks, kept between calls.
     std::vector<float> logits_, states_, next_states_, level_logits_;
-    std::vector<SamplerScratch> scratch_;
-    std::vector<std::vector<float>> masked_;
+    std::vector<SamplerScratch> scratch_;       // [threads]
+    std::vector<std::vector<float>> masked_;    // [threads], a row of logits without excluded tokens
 };
 
 }  // namespace foreword

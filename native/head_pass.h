@@ -13,27 +13,29 @@ public:
 
 private:
     void work(int thread);
+    // Sets the stream from the features, through their norms and `fc`; the head's own states are copied.
     void reduce_features(int thread);
-    void join_side_by_side(int thread);
+    void join_concat(int thread);
     void join_fused(int thread);
-    // The target's features become keys and values of every layer; nothing else comes of them.
-    void keep_context(int thread);
-    void read_tokens();
+    // Stores the keys and values of every layer from the target's features, and computes nothing else.
+    void store_context(int thread);
+    void embed_tokens();
     void embed(int64_t row, float* out) const;
+    // Copies the values if the weight is empty.
     void norm(const float* values, const std::vector<float>& weight, int64_t size, float* out) const;
-    void finish(int thread);
+    void compute_logits_and_states(int thread);
 
     Head& head_;
     const float* features_;
-    bool are_own_;
+    bool are_own_states_;
     float* logits_;
     float* states_;
 };
 
-// Adds what the Markov head says behind some tokens to logits [tokens, draft vocab].
+// Adds the Markov head's logits for the position after each token to logits [tokens, draft vocab].
 class MarkovPass : private StackPass {
 public:
-    MarkovPass(Head& head, const Batch& before, KvStore& store, size_t kind, float* logits);
+    MarkovPass(Head& head, const Batch& previous_tokens, KvStore& store, size_t kind, float* logits);
     void run();
 
 private:

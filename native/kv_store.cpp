@@ -7,29 +7,29 @@ namespace foreword {
 
 namespace {
 
-// Visits the bytes of one KV row: every key by itself, values head by head.
+// Calls `visit(pointer, bytes)` for every contiguous part of a KV row: each number of a key, and the values of each head.
 template <typename Visit>
 void visit_row(const KvView& kv, int64_t slot, Visit&& visit) {
-    const int64_t page = slot / kPageSize, offset = slot % kPageSize, dim = kv.padded_dim, size = kv_number_bytes(kv.number);
+    const int64_t page = slot / kPageSize, offset = slot % kPageSize, dim = kv.padded_dim, bytes = kv_dtype_bytes(kv.dtype);
     for (int64_t head = 0; head < kv.kv_heads; ++head) {
         const int64_t base = (page * kv.kv_heads + head) * dim * kPageSize;
-        for (int64_t d = 0; d < dim; ++d) visit(kv.keys + (base + d * kPageSize + offset) * size, size);
-        visit(kv.values + (base + offset * dim) * size, dim * size);
+        for (int64_t d = 0; d < dim; ++d) visit(kv.keys + (base + d * kPageSize + offset) * bytes, bytes);
+        visit(kv.values + (base + offset * dim) * bytes, dim * bytes);
     }
 }
 
 }  // namespace
 
-KvStore::KvStore(int64_t pages, std::vector<RowKind> kinds, KvNumber number)
-    : pages_(pages), kinds_(std::move(kinds)), number_(number) {
+KvStore::KvStore(int64_t pages, std::vector<RowKind> kinds, KvDtype dtype)
+    : pages_(pages), kinds_(std::move(kinds)), dtype_(dtype) {
     if (pages < 0 || kinds_.empty()) throw std::invalid_argument("a KV store needs pages and at least one kind of row");
     for (const RowKind& kind : kinds_) {
         if (kind.layers < 1 || kind.kv_heads < 1 || kind.head_dim < 1) {
-            throw std::invalid_argument("a KV row must have layers, heads and numbers");
+            throw std::invalid_argument("a KV row must have layers, heads and a head dimension");
         }
-        const int64_t numbers = slots() * 2 * kind.layers * kind.numbers_per_layer();
-        // Small pages: a large one would be filled by the first row of every layer.
-        memory_.push_back(std::make_unique<Memory>(static_cast<size_t>(numbers * kv_number_bytes(number)), false));
+        const int64_t values = slots() * 2 * kind.layers * kind.values_per_layer();
+        // In small pages: the first row of a layer would make a whole large page resident.
+        memory_.push_back(std::make_unique<Memory>(static_cast<size_t>(values * kv_dtype_bytes(dtype)), false));
     }
 }
 
@@ -40,31 +40,31 @@ int64_t KvStore::layers() const {
 }
 
 int64_t KvStore::bytes_per_row() const {
-    int64_t numbers = 0;
-    for (const RowKind& kind : kinds_) numbers += 2 * kind.layers * kind.numbers_per_layer();
-    return numbers * kv_number_bytes(number_);
+    int64_t values = 0;
+    for (const RowKind& kind : kinds_) values += 2 * kind.layers * kind.values_per_layer();
+    return values * kv_dtype_bytes(dtype_);
 }
 
 KvView KvStore::view(size_t kind, int64_t layer) const {
     const RowKind& rows = kinds_[kind];
-    const int64_t size = slots() * rows.numbers_per_layer() * kv_number_bytes(number_);   // of one layer's keys
-    uint8_t* keys = memory_[kind]->data() + 2 * layer * size;
-    return {number_, keys, keys + size, rows.kv_heads, rows.head_dim, rows.padded_dim()};
+    const int64_t bytes = slots() * rows.values_per_layer() * kv_dtype_bytes(dtype_);   // of one layer's keys
+    uint8_t* keys = memory_[kind]->data() + 2 * layer * bytes;
+    return {dtype_, keys, keys + bytes, rows.kv_heads, rows.head_dim, rows.padded_dim()};
 }
 
-void KvStore::move(int64_t layer, const int32_t* copies, int64_t count) const {
+void KvStore::copy_rows(int64_t layer, const int32_t* copies, int64_t count) const {
     size_t kind = 0;
     while (layer >= kinds_[kind].layers) layer -= kinds_[kind++].layers;
     const KvView kv = view(kind, layer);
-    std::vector<uint8_t> kept;
+    std::vector<uint8_t> rows;
     for (int64_t i = 0; i < count; ++i) {
-        visit_row(kv, copies[2 * i], [&](const uint8_t* p, int64_t n) { kept.insert(kept.end(), p, p + n); });
+        visit_row(kv, copies[2 * i], [&](const uint8_t* from, int64_t bytes) { rows.insert(rows.end(), from, from + bytes); });
     }
-    const uint8_t* next = kept.data();
+    const uint8_t* next = rows.data();
     for (int64_t i = 0; i < count; ++i) {
-        visit_row(kv, copies[2 * i + 1], [&](uint8_t* p, int64_t n) {
-            std::copy_n(next, n, p);
-            next += n;
+        visit_row(kv, copies[2 * i + 1], [&](uint8_t* to, int64_t bytes) {
+            std::copy_n(next, bytes, to);
+            next += bytes;
         });
     }
 }

@@ -1,4 +1,4 @@
-// A weight matrix, packed once at load into the panels that the kernels stream.
+// A weight matrix, packed at load into the panels that the kernels read (MatrixView).
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace foreword {
 
-// Zeroed memory that takes no room before it is touched; in large pages, where the system has them, if wanted.
+// Zeroed memory, whose pages become resident when they are first written. With `large_pages` it asks for pages of 2 MiB.
 class Memory {
 public:
     Memory(size_t bytes, bool large_pages);
@@ -24,41 +24,42 @@ public:
 
 private:
     void* base_ = nullptr;
-    size_t mapped_ = 0;
-    uint8_t* data_ = nullptr;
+    size_t mapped_bytes_ = 0;
+    uint8_t* data_ = nullptr;   // in the mapping, aligned to a large page
     size_t size_ = 0;
 };
 
-// Hands out parts of large stretches of memory: a matrix by itself may be too small for large pages, and walking
-// through many small pages costs as much as the weights. A stretch lives as long as anything in it.
+// Allocates matrices in shared blocks of memory, because a single matrix may be too small for large pages, and misses of
+// the TLB in small pages cost as much time as reading the weights. A block is freed with the last matrix in it.
 class Arena {
 public:
-    struct Part {
+    struct Allocation {
         std::shared_ptr<Memory> owner;
         uint8_t* data;
         size_t size;
     };
-    Part take(size_t bytes);
+    Allocation allocate(size_t bytes);
 
 private:
     std::mutex mutex_;
-    std::shared_ptr<Memory> stretch_;
-    size_t used_ = 0;
+    std::shared_ptr<Memory> block_;
+    size_t used_ = 0;   // bytes of the block
 };
 
 class PackedMatrix {
 public:
-    // Floats kept as they are.
+    // A float32 matrix.
     static std::shared_ptr<PackedMatrix> keep_floats(Arena& arena, const float* values, int64_t rows, int64_t cols);
-    // An adapter's outer factor, of at most 128 columns, rounded to 8 bits with one scale per row.
+    // The outer factor of an adapter, with at most kMaxRank columns, rounded to 8 bits with one scale per row.
     static std::shared_ptr<PackedMatrix> round_factor(Arena& arena, const float* values, int64_t rows, int64_t cols);
-    // GGUF blocks kept as they are; cols is a multiple of a block's.
-    static std::shared_ptr<PackedMatrix> keep_blocks(Arena& arena, Form form, const uint8_t* blocks, int64_t rows,
+    // A matrix of GGUF blocks, whose values do not change; `cols` is a multiple of a block's columns.
+    static std::shared_ptr<PackedMatrix> keep_blocks(Arena& arena, WeightFormat format, const uint8_t* blocks, int64_t rows,
                                                      int64_t cols, int threads);
-    // A matrix of 8-bit weights, all zero until its rows are rounded.
-    static std::shared_ptr<PackedMatrix> rounded(Arena& arena, int64_t rows, int64_t cols, Grouping grouping);
-    // Round `count` rows from `first` on, a multiple of kPanelRows. `fill` writes a row of `cols` floats; several threads call it.
+    // A matrix of 8-bit weights. They are zero until `round_rows` sets them.
+    static std::shared_ptr<PackedMatrix> zeros_int8(Arena& arena, int64_t rows, int64_t cols, Grouping grouping);
+    // Writes row `row` of a matrix, [cols]; several threads call it.
     using FillRow = std::function<void(int64_t row, float* out)>;
+    // Sets `count` rows of an 8-bit matrix from the row `first` on, which is a multiple of kPanelRows.
     void round_rows(const FillRow& fill, int64_t first, int64_t count, const KernelTable& kernels, int threads);
 
     const MatrixView& view() const { return view_; }
@@ -68,14 +69,14 @@ public:
     void set_bias(const float* values, int64_t count);
 
 private:
-    PackedMatrix(Arena& arena, Form form, int64_t rows, int64_t cols, Grouping grouping);
-    uint8_t* panel(int64_t row) const { return memory_.data + row / kPanelRows * view_.panel_bytes; }
+    PackedMatrix(Arena& arena, WeightFormat format, int64_t rows, int64_t cols, Grouping grouping);
+    uint8_t* panel_of(int64_t row) const { return memory_.data + row / kPanelRows * view_.panel_bytes; }
     void store_group(int64_t row, int64_t g, const BlockGroup& group, const uint8_t* levels);
-    void in_stretches(int64_t first, int64_t count, int threads, const std::function<void(int64_t, int64_t)>& pack) const;
-    void round_stretch(const FillRow& fill, const KernelTable& kernels, int64_t begin, int64_t end);
+    // Calls `pack(begin, end)` in several threads for parts of `count` rows from the row `first` on.
+    void pack_in_threads(int64_t first, int64_t count, int threads, const std::function<void(int64_t, int64_t)>& pack) const;
 
     MatrixView view_;
-    Arena::Part memory_;
+    Arena::Allocation memory_;
     std::vector<float> bias_;
 };
 

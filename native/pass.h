@@ -8,18 +8,21 @@ namespace foreword {
 
 class Pass : private StackPass {
 public:
-    Pass(Decoder& decoder, const PassRows& rows, std::vector<AdaptedRows> adapted, float* logits, float* hidden);
+    // `logits` and `hidden` are the outputs of Decoder::forward.
+    Pass(Decoder& decoder, const PassRows& rows, std::vector<AdaptedRows> adapted_rows, float* logits, float* hidden);
     void run();
-    // Keys and values of the last layer alone, from the stream before it: [rows, hidden size].
-    void keep(const float* states);
+    // Computes and stores only the keys and values of the last layer, from its input [rows, hidden size].
+    void store_last_layer_kv(const float* states);
 
 private:
     void work(int thread);
-    void move_rows();
+    // Executes the batch's copies of KV rows and ring rows.
+    void copy_rows();
     void embed();
-    void keep_hidden(int64_t index);
+    // Writes the hidden states of the taps before layer `index`.
+    void store_hidden(int64_t index);
     void final_norm(const float* row, float* out) const;
-    void logits_of_wanted_rows(int thread);
+    void compute_logits(int thread);
 
     Decoder& decoder_;
     float* logits_;

@@ -1,4 +1,4 @@
-// A row of logits in chunks of vectors: what finding floors and drawing tokens share.
+// Chunks of a row of logits, and vector arithmetic on them, for row_floor.cpp and row_draw.cpp.
 #pragma once
 
 #include <cstdint>
@@ -9,15 +9,15 @@ namespace foreword {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// Rows are taken in blocks of vectors; the last block of a row is filled up with -inf. So an element meets the
-// same instructions wherever it stands, and the result of a row cannot depend on where the row lies.
-// Vectors of 16 bytes: what every target has, and what the compiler does not take apart.
-typedef float Floats __attribute__((vector_size(16)));
-typedef int32_t Ints __attribute__((vector_size(16)));       // what a comparison gives
-typedef uint32_t Words __attribute__((vector_size(16)));     // bits to add and shift, which may carry out
+// A row is read in chunks of whole vectors, and its last chunk is padded with -inf. So every logit passes through the same
+// instructions, and the result of a row does not depend on its address or its length.
+// Vectors have 16 bytes: every target has such registers, so the compiler does not split the vectors.
+typedef float FloatVector __attribute__((vector_size(16)));
+typedef int32_t IntVector __attribute__((vector_size(16)));    // the result of a comparison: -1 or 0 per lane
+typedef uint32_t BitVector __attribute__((vector_size(16)));   // additions and shifts wrap
 constexpr int64_t kLanes = 4;
 constexpr int64_t kVectors = 8;
-constexpr int64_t kChunk = kLanes * kVectors;
+constexpr int64_t kChunk = kLanes * kVectors;   // logits
 
 template <typename To, typename From>
 inline To bits_as(From from) {
@@ -27,29 +27,28 @@ inline To bits_as(From from) {
     return to;
 }
 
-typedef float LooseFloats __attribute__((vector_size(16), aligned(4), may_alias));
+typedef float UnalignedFloats __attribute__((vector_size(16), aligned(4), may_alias));
 
 struct Chunk {
-    Floats part[kVectors];
+    FloatVector vectors[kVectors];
 };
 
-// A chunk of a row, in place where the row fills it, else a copy in `spare`.
-inline const LooseFloats* view_chunk(const float* row, int64_t start, int64_t vocab, Chunk& spare) {
-    if (start + kChunk <= vocab) return reinterpret_cast<const LooseFloats*>(row + start);
-    for (Floats& part : spare.part) part = Floats{} - kInfinity;
-    std::memcpy(&spare, row + start, static_cast<size_t>(vocab - start) * sizeof(float));
-    return reinterpret_cast<const LooseFloats*>(&spare);
+// Returns the chunk that begins at logit `start`: the row's memory, or if the row ends in the chunk, a padded copy in `padded`.
+inline const UnalignedFloats* view_chunk(const float* row, int64_t start, int64_t vocab, Chunk& padded) {
+    if (start + kChunk <= vocab) return reinterpret_cast<const UnalignedFloats*>(row + start);
+    for (FloatVector& vector : padded.vectors) vector = FloatVector{} - kInfinity;
+    std::memcpy(&padded, row + start, static_cast<size_t>(vocab - start) * sizeof(float));
+    return reinterpret_cast<const UnalignedFloats*>(&padded);
 }
 
-// exp(x) for x <= 0, to about one unit in the last place of float32. Four vectors go through it side by side,
-// as one alone would wait for each of its own results.
-constexpr int64_t kAbreast = 4;
+constexpr int64_t kInterleaved = 4;   // vectors per call of exp_nonpositive: a single one would wait for each of its results
 
-inline void exp_nonpositive(Floats* x) {
-    constexpr float kRound = 12582912.0f + 127.0f;  // rounds to an integer, with the exponent's bias in the low bits
-    const Floats lowest = Floats{} - 87.0f;
-    Floats n[kAbreast], r[kAbreast], p[kAbreast], scale[kAbreast];
-#define EACH for (int64_t k = 0; k < kAbreast; ++k)
+// Replaces kInterleaved vectors x <= 0 by exp(x), to about one unit in the last place of float32.
+inline void exp_nonpositive(FloatVector* x) {
+    constexpr float kRound = 12582912.0f + 127.0f;  // adding it rounds to an integer in the low bits, plus the exponent's bias
+    const FloatVector lowest = FloatVector{} - 87.0f;
+    FloatVector n[kInterleaved], r[kInterleaved], p[kInterleaved], scale[kInterleaved];
+#define EACH for (int64_t k = 0; k < kInterleaved; ++k)
     EACH x[k] = x[k] > lowest ? x[k] : lowest;
     EACH scale[k] = x[k] * 1.44269504f + kRound;
     EACH n[k] = scale[k] - kRound;
@@ -61,7 +60,7 @@ inline void exp_nonpositive(Floats* x) {
     EACH p[k] = p[k] * r[k] + 1.6666665459e-1f;
     EACH p[k] = p[k] * r[k] + 5.0000001201e-1f;
     EACH p[k] = p[k] * (r[k] * r[k]) + (r[k] + 1.0f);
-    EACH x[k] = p[k] * bits_as<Floats>(bits_as<Words>(scale[k]) << 23);
+    EACH x[k] = p[k] * bits_as<FloatVector>(bits_as<BitVector>(scale[k]) << 23);
 #undef EACH
 }
 

@@ -1,4 +1,4 @@
-// The token that a row draws: Gumbel noise from an integer hash, and the largest of logit and noise.
+// Draws a token of a row: the largest sum of scaled logit and Gumbel noise, which comes from an integer hash (SplitMix64).
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -15,9 +15,10 @@ namespace {
 
 constexpr uint64_t kGamma = 0x9E3779B97F4A7C15ull;
 
-// What a token adds to a row's key.
+// Returns the number that a token adds to a row's key.
 constexpr uint64_t noise_step(int64_t token) { return (static_cast<uint64_t>(token) + 1) * kGamma; }
 
+// Returns -log(-log(u)) for the uniform number u of the upper 54 bits.
 double gumbel(uint64_t bits) {
     constexpr double kUnit = 0x1p-54;
     const uint64_t units = (bits >> 10) | 1;
@@ -25,14 +26,15 @@ double gumbel(uint64_t bits) {
     return -std::log(-std::log1p(-static_cast<double>((1ull << 54) - units) * kUnit));
 }
 
-// Gumbel noise is at most -log(1 - u), and 1 - u has as many leading zero bits as u has leading ones.
+// Returns a bound that the noise of these bits does not exceed: Gumbel noise is at most -log(1 - u), and 1 - u has as many
+// leading zero bits as u has leading ones.
 inline float gumbel_bound(uint64_t bits) {
     return 0.6931472f * static_cast<float>((~bits ? __builtin_clzll(~bits) : 64) + 1);
 }
 
-// Leading bits, all of them ones, without which a `gumbel_bound` stays below `noise`; 0: there are none.
-inline uint64_t bits_for(float noise) {
-    const float ones = noise * 1.442695f - 1.001f;  // and not one more for being rounded
+// Returns leading ones such that the `gumbel_bound` of smaller bits is below `noise`; 0 if every number of bits may reach it.
+inline uint64_t leading_ones_for(float noise) {
+    const float ones = noise * 1.442695f - 1.001f;  // rounding must not add a bit
     return ones >= 1 ? ~0ull << (64 - static_cast<int>(std::min(ones, 64.0f))) : 0;
 }
 
@@ -44,15 +46,15 @@ inline uint64_t mix(uint64_t z) {
     return z ^ (z >> 31);
 }
 
-constexpr uint64_t kLeading = ~0ull << 33;  // what the last line above leaves as it is
+constexpr uint64_t kUnchangedBits = ~0ull << 33;  // the last line of `mix` does not change these bits of z
 
 #if defined(__aarch64__)
-// Two products of 64 bits. There is no such instruction: of both halves' products, what stays below 2^64.
-struct Factor {
+// Multiplies two 64-bit lanes modulo 2^64, from products of 32-bit halves, because there is no such instruction.
+struct LaneFactor {
     uint32x2_t low;
     uint32x4_t swapped;
 
-    explicit Factor(uint64_t factor)
+    explicit LaneFactor(uint64_t factor)
         : low(vdup_n_u32(static_cast<uint32_t>(factor))),
           swapped(vreinterpretq_u32_u64(vdupq_n_u64(factor << 32 | factor >> 32))) {}
 
@@ -63,103 +65,103 @@ struct Factor {
 };
 #endif
 
-// The noise of a row's places: bits that depend on the row's key and on the token. Tokens are `kListed`, or a place is
-// the token's number.
-template <bool kListed>
+// The noise bits of a row, which depend on its key and on the token. With `kHasSteps` each index has a noise step; else
+// indices are token ids.
+template <bool kHasSteps>
 class Noise {
 public:
-    Noise(uint64_t key, const uint64_t* steps) : key_(key), steps_(steps) {}
+    Noise(uint64_t key, const uint64_t* noise_steps) : key_(key), noise_steps_(noise_steps) {}
 
-    uint64_t bits(int64_t place) const { return mix(unmixed(place)); }
+    uint64_t bits(int64_t index) const { return mix(unmixed(index)); }
 
-    // Whether one of the places of the whole chunk from `start` on may have these leading bits. All but a few tokens
-    // of a row are ruled out by them, and nothing else is worked out for those.
-    __attribute__((always_inline)) bool may_have(uint64_t leading, int64_t start) const {
-        leading &= kLeading;
+    // Returns whether an index of the chunk that begins at `start` may have bits >= `leading`. The chunk must be whole. Most
+    // tokens of a row are excluded in this way, without computing anything else for them.
+    __attribute__((always_inline)) bool may_reach(uint64_t leading, int64_t start) const {
+        leading &= kUnchangedBits;
         uint64_t largest = 0;
 #if defined(__aarch64__)
-        // Half of them as vectors, half as numbers: they have multipliers of their own, and too few of either kind.
-        constexpr int64_t kNumbers = kChunk / 2;
-        const Factor first(kFirstFactor), second(kSecondFactor);
+        // One half of the chunk in vectors, the other in scalars, which have their own multipliers.
+        constexpr int64_t kScalars = kChunk / 2;
+        const LaneFactor first(kFirstFactor), second(kSecondFactor);
         const uint64x2_t least = vdupq_n_u64(leading), two = vdupq_n_u64(2 * kGamma), key = vdupq_n_u64(key_);
         uint64x2_t pair = vcombine_u64(vcreate_u64(unmixed(start)), vcreate_u64(unmixed(start + 1))), any = vdupq_n_u64(0);
-        uint64_t at = unmixed(start + kNumbers);
+        uint64_t scalar = unmixed(start + kScalars);
 #pragma GCC unroll 8
-        for (int64_t i = 0; i < kNumbers; i += 2) {
-            uint64x2_t z = kListed ? vaddq_u64(key, vld1q_u64(steps_ + start + i)) : pair;
+        for (int64_t i = 0; i < kScalars; i += 2) {
+            uint64x2_t z = kHasSteps ? vaddq_u64(key, vld1q_u64(noise_steps_ + start + i)) : pair;
             z = first.times(veorq_u64(z, vshrq_n_u64(z, 30)));
             z = second.times(veorq_u64(z, vshrq_n_u64(z, 27)));
             any = vorrq_u64(any, vcgeq_u64(z, least));
             pair = vaddq_u64(pair, two);
-            for (int64_t place = start + kNumbers + i; place < start + kNumbers + i + 2; ++place) {
-                const uint64_t bits = mix(kListed ? unmixed(place) : at);
+            for (int64_t index = start + kScalars + i; index < start + kScalars + i + 2; ++index) {
+                const uint64_t bits = mix(kHasSteps ? unmixed(index) : scalar);
                 largest = bits > largest ? bits : largest;
-                at += kGamma;
+                scalar += kGamma;
             }
         }
         if ((vgetq_lane_u64(any, 0) | vgetq_lane_u64(any, 1)) != 0) return true;
 #else
-        for (int64_t place = start; place < start + kChunk; ++place) largest = std::max(largest, bits(place));
+        for (int64_t index = start; index < start + kChunk; ++index) largest = std::max(largest, bits(index));
 #endif
         return largest >= leading;
     }
 
 private:
-    uint64_t unmixed(int64_t place) const { return key_ + (kListed ? steps_[place] : noise_step(place)); }
+    uint64_t unmixed(int64_t index) const { return key_ + (kHasSteps ? noise_steps_[index] : noise_step(index)); }
 
     uint64_t key_;
-    const uint64_t* steps_;
+    const uint64_t* noise_steps_;
 };
 
-// The best place of a row so far.
-template <bool kListed>
+// Finds the best index of a row.
+template <bool kHasSteps>
 class Drawing {
 public:
-    Drawing(const float* logits, int64_t vocab, const RowDraw& draw, const uint64_t* steps)
-        : logits_(logits), vocab_(vocab), draw_(draw), rate_(static_cast<float>(1.0 / draw.temperature)), noise_(draw.key, steps) {}
+    Drawing(const float* logits, int64_t vocab, const RowDraw& draw, const uint64_t* noise_steps)
+        : logits_(logits), vocab_(vocab), draw_(draw), rate_(static_cast<float>(1.0 / draw.temperature)), noise_(draw.key, noise_steps) {}
 
-    // The place that is drawn, by the largest logit of every chunk.
-    int64_t of(const std::vector<float>& chunk_max) {
-        // The likeliest first: what is far from it is ruled out all the sooner.
+    // Returns the best index, or -1; `chunk_max` has the largest logit of every chunk.
+    int64_t draw(const std::vector<float>& chunk_max) {
+        // The most likely chunk comes first, because a good score excludes more of the others.
         const auto likeliest = std::max_element(chunk_max.begin(), chunk_max.end()) - chunk_max.begin();
-        look_at(likeliest * kChunk, 0);
-        const auto chunks = static_cast<int64_t>(chunk_max.size()), whole = vocab_ / kChunk;
+        scan_chunk(likeliest * kChunk, 0);
+        const auto chunks = static_cast<int64_t>(chunk_max.size()), whole_chunks = vocab_ / kChunk;
         for (int64_t chunk = 0; chunk < chunks; ++chunk) {
             if (chunk_max[chunk] < draw_.floor || chunk == likeliest) continue;
-            const uint64_t leading = bits_for(hopeless_ - (chunk_max[chunk] - draw_.peak) * rate_);
-            if (chunk >= whole || noise_.may_have(leading, chunk * kChunk)) look_at(chunk * kChunk, leading);
+            const uint64_t leading = leading_ones_for(least_score_ - (chunk_max[chunk] - draw_.peak) * rate_);
+            if (chunk >= whole_chunks || noise_.may_reach(leading, chunk * kChunk)) scan_chunk(chunk * kChunk, leading);
         }
-        return place_;
+        return index_;
     }
 
 private:
-    // The places of a chunk whose noise has these leading bits.
-    __attribute__((noinline)) void look_at(int64_t start, uint64_t leading) {
-        for (int64_t place = start; place < std::min(start + kChunk, vocab_); ++place) {
-            const uint64_t bits = noise_.bits(place);
-            if (bits >= leading && logits_[place] >= draw_.floor) judge(place, bits);
+    // Evaluates the indices of a chunk whose noise bits are at least `leading`.
+    __attribute__((noinline)) void scan_chunk(int64_t start, uint64_t leading) {
+        for (int64_t index = start; index < std::min(start + kChunk, vocab_); ++index) {
+            const uint64_t bits = noise_.bits(index);
+            if (bits >= leading && logits_[index] >= draw_.floor) evaluate(index, bits);
         }
     }
 
-    void judge(int64_t place, uint64_t bits) {
-        constexpr float kSafety = 1e-2f;  // far more than the bound below can be rounded
-        if ((logits_[place] - draw_.peak) * rate_ + gumbel_bound(bits) < hopeless_) return;
-        const double distance = static_cast<double>(logits_[place]) - static_cast<double>(draw_.peak);
+    void evaluate(int64_t index, uint64_t bits) {
+        constexpr float kSafety = 1e-2f;  // far more than the rounding error of the bound
+        if ((logits_[index] - draw_.peak) * rate_ + gumbel_bound(bits) < least_score_) return;
+        const double distance = static_cast<double>(logits_[index]) - static_cast<double>(draw_.peak);
         const double score = distance / draw_.temperature + gumbel(bits);
-        if (score < best_ || (score == best_ && place > place_)) return;  // the first of equals
+        if (score < best_ || (score == best_ && index > index_)) return;  // of equal scores the first wins
         best_ = score;
-        place_ = place;
-        hopeless_ = static_cast<float>(score) - kSafety - 1e-6f * std::fabs(static_cast<float>(score));
+        index_ = index;
+        least_score_ = static_cast<float>(score) - kSafety - 1e-6f * std::fabs(static_cast<float>(score));
     }
 
     const float* logits_;
     int64_t vocab_;
     const RowDraw& draw_;
     float rate_;
-    Noise<kListed> noise_;
+    Noise<kHasSteps> noise_;
     double best_ = -std::numeric_limits<double>::infinity();
-    float hopeless_ = -kInfinity;  // with less than this a place cannot be the best
-    int64_t place_ = -1;
+    float least_score_ = -kInfinity;  // an index with a lower bound cannot be the best
+    int64_t index_ = -1;
 };
 
 }  // namespace
@@ -168,26 +170,26 @@ uint64_t row_key(uint64_t stem, int64_t position) {
     return mix((stem + kGamma) ^ static_cast<uint64_t>(position));
 }
 
-std::vector<uint64_t> noise_steps(const int32_t* ids, int64_t count) {
+std::vector<uint64_t> noise_steps_of(const int32_t* ids, int64_t count) {
     std::vector<uint64_t> steps;
-    for (int64_t place = 0; place < count; ++place) steps.push_back(noise_step(ids[place]));
+    for (int64_t index = 0; index < count; ++index) steps.push_back(noise_step(ids[index]));
     return steps;
 }
 
-int64_t row_draw(const float* logits, int64_t vocab, const RowDraw& draw, const std::vector<float>& chunk_max, const uint64_t* steps) {
-    if (draw.only >= 0) return draw.only;
-    if (steps != nullptr) return Drawing<true>(logits, vocab, draw, steps).of(chunk_max);
-    return Drawing<false>(logits, vocab, draw, steps).of(chunk_max);
+int64_t row_draw(const float* logits, int64_t vocab, const RowDraw& draw, const std::vector<float>& chunk_max, const uint64_t* noise_steps) {
+    if (draw.greedy_token >= 0) return draw.greedy_token;
+    if (noise_steps != nullptr) return Drawing<true>(logits, vocab, draw, noise_steps).draw(chunk_max);
+    return Drawing<false>(logits, vocab, draw, noise_steps).draw(chunk_max);
 }
 
 RowToken row_sample(
-    const float* logits, int64_t vocab, const RowShape& shape, uint64_t key, SamplerScratch& scratch, const uint64_t* steps
+    const float* logits, int64_t vocab, const RowParams& params, uint64_t key, SamplerScratch& scratch, const uint64_t* noise_steps
 ) {
-    const RowFloor found = row_floor(logits, vocab, shape, scratch);
-    if (found.peak == -kInfinity) return {-1, RowStatus::kAllMasked};
-    if (!std::isfinite(found.peak)) return {-1, RowStatus::kNotFinite};
-    const RowDraw draw{found.peak, found.floor, shape.temperature, found.first, key};
-    return {row_draw(logits, vocab, draw, scratch.chunk_max, steps), RowStatus::kOk};
+    const RowFloor row = row_floor(logits, vocab, params, scratch);
+    if (row.peak == -kInfinity) return {-1, RowStatus::kAllMasked};
+    if (!std::isfinite(row.peak)) return {-1, RowStatus::kNotFinite};
+    const RowDraw draw{row.peak, row.floor, params.temperature, row.greedy_token, key};
+    return {row_draw(logits, vocab, draw, scratch.chunk_max, noise_steps), RowStatus::kOk};
 }
 
 }  // namespace foreword

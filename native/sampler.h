@@ -1,5 +1,5 @@
-// Sampling kernels: the floor of a row's kept logits, and a draw from what it keeps.
-// The torch code in src/foreword/acceptance (distribution.py) is the reference.
+// Sampling kernels: which tokens of a row of logits are kept, and drawing one of them.
+// The reference is the torch code in src/foreword/acceptance/distribution.py.
 #pragma once
 
 #include <cstdint>
@@ -14,103 +14,107 @@ class module_;
 
 namespace foreword {
 
-struct RowShape {
+struct RowParams {
     double temperature;  // 0 is greedy
-    int64_t top_k;       // the vocabulary size where there is no limit
+    int64_t top_k;       // the vocabulary size: no limit
     double top_p;
     double min_p;
 };
 
-// The shape of a row; throws std::invalid_argument for numbers that no row can be cut down by.
-RowShape checked_shape(double temperature, int64_t top_k, double top_p, double min_p);
+// Returns the parameters; throws std::invalid_argument if one is out of range.
+RowParams checked_params(double temperature, int64_t top_k, double top_p, double min_p);
 
+// The tokens that a row keeps are those whose logits are at least `floor`.
 struct RowFloor {
-    float peak;     // largest logit, NaN if any logit is NaN
-    float floor;    // smallest kept logit
-    int64_t first;  // first id of the largest logit
+    float peak;            // largest logit; NaN if a logit is NaN
+    float floor;
+    int64_t greedy_token;  // at temperature 0 the first token with the largest logit, else -1
 };
 
 struct RowDraw {
     float peak;
     float floor;
     double temperature;
-    int64_t only;  // the one token of a greedy row, or -1
-    uint64_t key;
+    int64_t greedy_token;  // drawn without noise; -1: none
+    uint64_t key;          // of the noise (row_key)
 };
 
-// What comes of a row: its token, or why it has none. The numbers are RowStatus's in src/foreword/acceptance/batch.py.
+// Whether a token was drawn, or why not. The numbers are RowStatus's in src/foreword/acceptance/batch.py.
 enum class RowStatus : int64_t { kOk = 0, kNotFinite = 1, kAllMasked = 2 };
 
 struct RowToken {
-    int64_t token;  // -1 unless the status is kOk
+    int64_t token;  // -1: none was drawn
     RowStatus status;
 };
 
 struct Candidate {
     float logit;
-    int64_t weight;
+    int64_t weight;   // in units of 2^-40 of the most likely token's
 };
 
-// Memory that one thread uses again and again.
+// Memory that a thread keeps between rows.
 struct SamplerScratch {
     std::vector<float> values;
-    std::vector<float> chunk_max;
+    std::vector<float> chunk_max;   // largest logit of each chunk of the last row
     std::vector<Candidate> candidates;
 };
 
-// The key of a row's noise: what its request's numbers start from, and the position that the row is about.
+// Returns the key of a row's noise from the seed of its request and the position of the predicted token.
 uint64_t row_key(uint64_t stem, int64_t position);
 
-// The largest logit of a row, NaN if any is; `chunk_max` gets those of its chunks.
+// Returns the largest logit of a row, NaN if one is NaN, and writes the largest of each chunk.
 float largest(const float* logits, int64_t vocab, std::vector<float>& chunk_max);
 
-RowFloor row_floor(const float* logits, int64_t vocab, const RowShape& shape, SamplerScratch& scratch);
+// Returns the floor of a row; sets `scratch.chunk_max`.
+RowFloor row_floor(const float* logits, int64_t vocab, const RowParams& params, SamplerScratch& scratch);
 
-// Where a row has logits of some tokens only: what tells their noise apart, as `row_draw` takes it. Noise belongs to a
-// token, not to its place.
-std::vector<uint64_t> noise_steps(const int32_t* ids, int64_t count);
+// Noise depends on the row's key and the token's id. If the logits of a row are not those of the ids 0, 1, ..., these numbers
+// replace the ids: one for each logit.
+std::vector<uint64_t> noise_steps_of(const int32_t* ids, int64_t count);
 
-// The kept token with the largest (logit - peak) / temperature + Gumbel noise; -1 if none is kept. `chunk_max` is what
-// row_floor left of this row in its scratch memory, `steps` null where a place is a token's id.
+// Returns the index of the kept logit with the largest (logit - peak) / temperature + Gumbel noise; -1 if none is kept.
+// `chunk_max` is that of `row_floor` or `largest` for this row. `noise_steps` is null if indices are token ids.
 int64_t row_draw(
-    const float* logits, int64_t vocab, const RowDraw& draw, const std::vector<float>& chunk_max, const uint64_t* steps = nullptr
+    const float* logits, int64_t vocab, const RowDraw& draw, const std::vector<float>& chunk_max, const uint64_t* noise_steps = nullptr
 );
 
-// Both, one after the other; the token is a place in the row.
+// Computes the floor of a row and draws from it. The token is an index of the row.
 RowToken row_sample(
-    const float* logits, int64_t vocab, const RowShape& shape, uint64_t key, SamplerScratch& scratch, const uint64_t* steps = nullptr
+    const float* logits, int64_t vocab, const RowParams& params, uint64_t key, SamplerScratch& scratch,
+    const uint64_t* noise_steps = nullptr
 );
 
-// The part of exp(logit / temperature) that one place has of a row that row_floor has just gone through.
-float row_share(const float* logits, int64_t vocab, int64_t place, double temperature, const SamplerScratch& scratch);
+// Returns the probability of one index, softmax(logit / temperature), in the last row that `row_floor` was called for.
+float row_probability(const float* logits, int64_t vocab, int64_t index, double temperature, const SamplerScratch& scratch);
 
-// Guesses of some texts, a row each behind the row of the text's end. What is drawn after a row is wanted only where all
-// guesses on the way to it were drawn, too.
-struct RowGuesses {
-    const int64_t* parents;  // [rows], the row before, which comes first; -1 at the ends of texts
-    const int64_t* tokens;   // [rows], the guess; below 0: not known yet
+// Draft tokens of some texts. A text has one row for its end, then one for each of its draft tokens. The rows after a draft
+// token are drawn only if the target draws that token.
+struct DraftedRows {
+    const int64_t* parents;  // [rows], row of the token before, always an earlier one; -1 at the end of a text
+    const int64_t* tokens;   // [rows], the draft token; negative if it is not known yet
 };
 
-// Rows shared out among threads; what a row gives depends on the row alone.
+// Samples rows in several threads. A row's result depends only on the row.
 class Sampler {
 public:
     explicit Sampler(int threads) : pool_(threads), scratch_(threads) {}
 
-    void floors(const float* logits, int64_t rows, int64_t stride, int64_t vocab, const RowShape* shapes, RowFloor* found);
-    void draw(const float* logits, int64_t rows, int64_t stride, int64_t vocab, const RowDraw* wanted, int64_t* tokens);
-    // With guesses, those rows alone whose draws are wanted: the others get the token -1. Null: all of them.
+    void floors(const float* logits, int64_t rows, int64_t stride, int64_t vocab, const RowParams* params, RowFloor* floors);
+    void draw(const float* logits, int64_t rows, int64_t stride, int64_t vocab, const RowDraw* draws, int64_t* tokens);
+    // With `drafted`, rows after a draft token that the target did not draw have the token -1; null: there are no draft tokens.
     void sample(
-        const float* logits, int64_t rows, int64_t stride, int64_t vocab, const RowShape* shapes, const uint64_t* keys,
-        const RowGuesses* guesses, RowToken* found
+        const float* logits, int64_t rows, int64_t stride, int64_t vocab, const RowParams* params, const uint64_t* keys,
+        const DraftedRows* drafted, RowToken* results
     );
 
 private:
-    template <typename Row>
-    void each_row(int64_t rows, Row&& row);
+    // Calls `function(index, scratch)` for every index below `count`.
+    template <typename Function>
+    void for_each(int64_t count, Function&& function);
 
-    std::mutex busy_;  // one call at a time
+    std::mutex busy_;  // held during a call
     ThreadPool pool_;
-    std::vector<SamplerScratch> scratch_;
+    std::vector<SamplerScratch> scratch_;   // [threads]
 };
 
 void register_sampler(nanobind::module_& module);

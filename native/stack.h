@@ -1,4 +1,4 @@
-// Layers of the llama family, and what a pass over them needs between calls: the common part of decoders and draft heads.
+// The layers of a decoder or a draft head of the llama family: their weights, threads and workspace.
 #pragma once
 
 #include <memory>
@@ -29,63 +29,65 @@ struct StackShape {
     int64_t kv_width() const { return num_kv_heads * head_dim; }
 };
 
-// How positions turn heads.
+// A rotary embedding.
 struct Rope {
-    std::vector<float> inverse_frequencies;   // one per rotated pair
-    float magnitude = 1.0f;                   // turned numbers are multiplied with it
+    std::vector<float> inverse_frequencies;   // one per rotated pair of dimensions
+    float magnitude = 1.0f;                   // factor of the sines and cosines
 };
 
-// Of an MLP. Only a squared ReLU has no second matrix that it is multiplied with.
+// Activation of an MLP: silu(gate) * up, gelu(gate) * up, or the square of relu(gate), which has no up projection.
 enum class Activation { Silu, Gelu, SquaredRelu };
 
 struct Layer {
-    std::vector<float> attention_norm;         // empty: the input is read as it is
-    // What reads the stream to mix positions: query (with gates, if it has twice the rows), key and value, or the
-    // projections of a recurrent layer. Empty: the layer is an MLP alone.
-    std::vector<Matrix> inputs;
-    Matrix output;
+    std::vector<float> attention_norm;         // empty: the input is not normed
+    // Query, key and value projections of attention, or the projections of a recurrent layer; empty in a layer that is only
+    // an MLP. The query projection of gated attention has twice as many rows: query and gate of each head.
+    std::vector<Matrix> input_projections;
+    Matrix output_projection;
     std::shared_ptr<const Recurrent> recurrent;   // null: attention
-    int64_t place = 0;                         // among the layers with attention, or the recurrent ones
-    std::vector<float> query_norm, key_norm;   // of each head, or of all together; empty: heads are not normalised
-    std::vector<float> mlp_norm;               // empty: the stream is read as it is
-    Matrix gate, up, down;                     // null in a mixture without shared experts, and without an MLP; `up` with SquaredRelu
-    std::shared_ptr<const Experts> experts;    // null: the MLP alone
-    int64_t window = 0;                        // positions that are seen; 0: all
-    bool rotated = true;                       // whether positions turn queries and keys
-    size_t rope = 0;                           // by which of the stack's
+    int64_t store_layer = 0;                   // index of the layer in the KV store (attention) or the state store (recurrent)
+    std::vector<float> query_norm, key_norm;   // [head dim], or of all heads together; empty: heads are not normed
+    std::vector<float> mlp_norm;               // empty: the input is not normed
+    // Null in a mixture without shared experts and in a layer without an MLP; `up` is null with SquaredRelu.
+    Matrix gate, up, down;
+    std::shared_ptr<const Experts> experts;    // null: no mixture
+    int64_t window = 0;                        // of sliding-window attention, in positions; 0: all are visible
+    bool has_rope = true;                      // queries and keys are rotated
+    size_t rope_index = 0;                     // into the stack's rotary embeddings
     float softcap = 0.0f;                      // of attention scores; 0: none
-    std::vector<float> sinks;                  // of every head, one more score, of no position; empty: none
+    std::vector<float> sinks;                  // per query head, a score without a position; empty: none
     Activation activation = Activation::Silu;
-    float score_scale = 0.0f;                  // of attention scores; 0: 1 / sqrt(head dim)
-    std::vector<float> after_attention, after_mlp;   // norms of what is added to the stream; empty: none
-    float residual_scale = 1.0f;               // of what is added
+    float score_scale = 0.0f;                  // factor of attention scores; 0: 1 / sqrt(head dim)
+    std::vector<float> post_attention_norm, post_mlp_norm;   // norms of the sublayers' outputs; empty: none
+    float residual_scale = 1.0f;               // factor of the sublayers' outputs
 
-    bool adds_as_it_is() const { return after_attention.empty() && after_mlp.empty() && residual_scale == 1.0f; }
+    // Whether the sublayers' outputs are added to the stream without a norm or a factor.
+    bool adds_directly() const { return post_attention_norm.empty() && post_mlp_norm.empty() && residual_scale == 1.0f; }
 
-    bool has_attention() const { return !inputs.empty() && !recurrent; }
-    // Null: the layer has no such matrix.
-    const PackedMatrix* at(Site site) const;
+    bool has_attention() const { return !input_projections.empty() && !recurrent; }
+    // Returns null if the layer has no such matrix.
+    const PackedMatrix* matrix_at(Site site) const;
 };
 
-// The most that any mixture of a stack needs.
+// The largest sizes among the mixtures of a stack.
 struct MixtureSizes {
-    int64_t count = 0, per_token = 0, size = 0;
+    int64_t experts = 0, experts_per_token = 0, expert_width = 0;
 };
 
-// Threads, and who may use them now: a decoder and its heads take turns.
+// The threads that a decoder and its heads share. `pass_mutex` is held during a pass: only one runs at a time.
 struct Workers {
     explicit Workers(int threads) : pool(threads) {}
     ThreadPool pool;
-    std::mutex one_pass;
+    std::mutex pass_mutex;
 };
 
 class Stack {
 public:
     Stack(StackShape shape, const KernelTable& kernels, std::shared_ptr<Workers> workers, Rope rope);
 
-    // One more way of turning, for layers that name its number.
+    // Adds another rotary embedding; returns its index, for Layer::rope_index.
     size_t add_rope(Rope rope);
-    // Of the layer that was added last.
+    // Sets the sinks of the layer that was added last.
     void set_sinks(std::vector<float> sinks);
 
     const StackShape& shape() const { return shape_; }
@@ -96,19 +98,21 @@ public:
 
 protected:
     friend class StackPass;
+    // All checks throw std::invalid_argument.
     void check_mlp(const Layer& layer) const;
-    void check_attention(const Layer& layer, int64_t inputs) const;
-    void check_recurrent(const Layer& layer, int64_t inputs) const;
-    // States and rings of a batch against the store and the rows.
-    void check_states(const Batch& batch, const StateStore* states) const;
+    void check_attention(const Layer& layer, int64_t input_width) const;
+    void check_recurrent(const Layer& layer, int64_t input_width) const;
     void check_head_norms(const Layer& layer) const;
-    // The attention of a layer reads `inputs` numbers; the hidden ones of a norm that it has, unless it has none.
-    void add_layer(Layer layer, int64_t inputs);
-    // The arrays of a batch against the pages, the matrices and each other; `starts` may be null.
+    // Checks the arrays of a batch against the pages, the vocabulary and each other. `starts` [requests] has the first
+    // visible KV rows; null: all are visible.
     void check_rows(const Batch& batch, const KvStore& store, int64_t vocab_size, const int32_t* starts) const;
-    RowKind kv_rows() const;
+    // Checks the states and rings of a batch against the state store and the batch's rows.
+    void check_recurrent_states(const Batch& batch, const StateStore* states) const;
+    // Checks and appends a layer. `input_width` is the width of its input projections' input.
+    void add_layer(Layer layer, int64_t input_width);
+    RowKind kv_row_kind() const;
     int64_t attention_layers() const;
-    const Recurrent* recurrent() const;   // of the recurrent layers; null: there are none
+    const Recurrent* first_recurrent() const;   // null: no layer is recurrent
     int64_t layer_bytes() const;
 
     StackShape shape_;
@@ -117,12 +121,13 @@ protected:
     std::vector<Rope> ropes_;
     std::vector<Layer> layers_;
     MixtureSizes mixtures_;
-    bool adds_as_it_is_ = true;      // every layer
+    bool adds_directly_ = true;      // true if it is for every layer
     std::vector<float> workspace_;   // kept between passes; grows to the largest batch
 };
 
-// Whether one quantised input serves both.
-bool same_input(const PackedMatrix& a, const PackedMatrix& b);
+// Whether both matrices can read the same quantised input.
+bool share_input_format(const PackedMatrix& a, const PackedMatrix& b);
+// Throw std::invalid_argument with the message unless the condition holds.
 void require(bool holds, const char* message);
 void require_matrix(const Matrix& matrix, int64_t rows, int64_t cols, const char* message);
 void require_norm(const std::vector<float>& norm, int64_t size, bool may_be_missing, const char* message);

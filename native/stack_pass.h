@@ -1,69 +1,78 @@
-// What the passes of decoders and of draft heads have in common: their layers.
+// One pass over the layers of a stack: the common part of the passes of decoders and draft heads.
 #pragma once
 
 #include "stack.h"
 
 namespace foreword {
 
-// Where the rows of a pass lie and what they see.
+// The rows of a pass and the memory that they read and write.
 struct PassRows {
     const Batch& batch;
     KvStore& store;
-    size_t kind;             // of KV rows
-    const int32_t* starts;   // [requests], the first KV row that is seen; null: all are
-    // Layers before `lent` have rows of the first kind, of which all are seen, and those behind them have this kind's.
-    int64_t lent = 0;
-    StateStore* states = nullptr;   // of recurrent layers
+    size_t kind;             // index of the layers' kind of KV rows in the store
+    const int32_t* starts;   // [requests], first visible KV row; null: all are visible
+    // The first `shared_layers` layers use the store's first kind of KV rows, the target's, of which all are visible; the
+    // other layers use those of `kind`.
+    int64_t shared_layers = 0;
+    StateStore* states = nullptr;   // null: no layer is recurrent
 };
 
-// The matrices that read one input; what adapters add to them begins when it is there.
-struct Readers {
+// The matrices of a layer that read the same input, as a range of sites. An empty range has no adapters.
+struct SiteRange {
     int64_t layer = 0;
     Site first = Site::Input;
     int count = 0;
 };
 
-// New rows of a request within one chunk.
+// The new rows of a request within one chunk of a recurrent layer.
 struct ChunkSegment {
-    int64_t row, rows;      // in the batch
-    int64_t committed;      // of the rows; nodes of a tree follow
-    int64_t known;          // rows of the chunk before this pass
-    int64_t state;          // that is written after it; -1: none
+    int64_t row, rows;        // first row in the batch, number of rows: committed ones, then draft nodes
+    int64_t committed_rows;
+    int64_t rows_before;      // rows of the chunk in the ring, from earlier passes
+    int64_t next_state;       // slot for the state after the segment; -1: it is not stored
 };
 
 // What a request reads and writes in every recurrent layer.
 struct RequestStates {
     const RequestChunks* chunks;
-    int64_t row, rows;      // in the batch
-    int64_t known;          // rows of the ring that is read
-    int64_t ring;           // that the last segment's rows are written to
+    int64_t row, rows;        // first row in the batch, number of rows
+    int64_t rows_before;      // rows in the ring that is read
+    int64_t ring;             // receives the rows of the last segment
     std::vector<ChunkSegment> segments;
 };
 
+// Functions that do not work on a single row or head are called by every thread of the pool, in the same order, and divide
+// their work with ThreadPool::parallel_for.
 class StackPass {
 protected:
-    struct Job {   // a linear map whose panels are shared out
+    struct LinearJob {   // a matrix product whose panels the threads divide among themselves
         const PackedMatrix* matrix;
         LinearOutput target;
     };
 
-    // `widest` is the widest input of a linear map outside the layers.
-    StackPass(Stack& stack, const PassRows& rows, int64_t widest, std::vector<AdaptedRows> adapted = {});
+    // `widest_input` is the widest input of a matrix product outside the layers.
+    StackPass(Stack& stack, const PassRows& rows, int64_t widest_input, std::vector<AdaptedRows> adapted_rows = {});
 
-    void turn_row(int64_t row);   // its sines and cosines
-    // Norms the stream into the input of a layer's attention.
-    void read_stream(int64_t index, int thread);
-    // A layer whose attention's input is there.
-    void layer(int64_t index, int thread);
-    // Keys and values of rows whose input is there; they ask nothing.
-    void keep_rows(int64_t index, int thread);
-    void norm_rows(const std::vector<float>& weight, const PackedMatrix& reader, const Readers& readers, int thread);
-    void quantize_rows(const float* values, int64_t stride, const PackedMatrix& reader, const Readers& readers, int thread);
-    void fill_row(const PackedMatrix& reader, const float* values, int64_t row, const ActivationView& into) const;
-    void linears(const std::vector<Job>& jobs, const ActivationView& input, int thread, const Readers& readers = {});
-    ActivationView activations(const PackedMatrix& reader, int64_t rows) const;
+    // Computes the cosines and sines of a row's rotary embeddings.
+    void compute_rope_angles(int64_t row);
+    // Sets the input of a layer's input projections from the stream, through the layer's norm.
+    void norm_layer_input(int64_t index, int thread);
+    // Runs a layer; `norm_layer_input` comes before it.
+    void run_layer(int64_t index, int thread);
+    // Computes and stores only the keys and values of a layer. The input of its projections is set.
+    void store_kv_rows(int64_t index, int thread);
+    // Sets the input of `reader`, and of the other matrices of `sites`, from the stream through a norm.
+    void norm_rows(const std::vector<float>& weight, const PackedMatrix& reader, const SiteRange& sites, int thread);
+    // Sets that input from rows of `values`.
+    void quantize_rows(const float* values, int64_t stride, const PackedMatrix& reader, const SiteRange& sites, int thread);
+    // Writes one row of the input of `reader`, in its format. `values` may be the same memory.
+    void set_input_row(const PackedMatrix& reader, const float* values, int64_t row, const ActivationView& input) const;
+    // Computes several matrix products of one input, with the adapters of `sites`.
+    void run_linears(const std::vector<LinearJob>& jobs, const ActivationView& input, int thread, const SiteRange& sites = {});
+    // Returns the first rows of the shared input buffer, as `reader` reads them.
+    ActivationView linear_input(const PackedMatrix& reader, int64_t rows) const;
     float* stream(int64_t row) const { return stream_ + row * shape_.hidden_size; }
-    float* floats_of(int thread) const { return thread_scratch_ + thread * scratch_each_; }
+    float* scratch_of(int thread) const { return thread_scratch_ + thread * scratch_per_thread_; }
 
     Stack& stack_;
     const Batch& batch_;
@@ -72,101 +81,115 @@ protected:
     const StackShape& shape_;
     const KernelTable& kernels_;
     ThreadPool& pool_;
-    float* stream_ = nullptr;      // [rows, hidden]
+    float* stream_ = nullptr;      // [rows, hidden], the residual stream
 
 private:
-    void lay_out();
-    template <typename Cut>
-    void lay_out_mixtures(Cut& cut);
+    // Divides the stack's workspace into the arrays below, and enlarges it if needed.
+    void lay_out_workspace();
+    template <typename Allocator>
+    void lay_out_mixtures(Allocator& allocator);
     void plan_attention(const int32_t* starts);
-    void place_heads(int64_t index, bool with_queries);
-    // Splits gated queries: gates go to `gates_`, queries stand side by side.
-    void take_gates(const Layer& layer, int64_t row);
-    void open_gates(const Layer& layer);
-    void activate(const Layer& layer, float* gate, const float* up, int64_t n) const;
     void plan_states();
-    // Attention or a recurrence, added to the stream; the projections' input is there.
-    void mix(int64_t index, int thread);
-    // From the projections in `heads_` to what the output projection reads, after the channels there.
-    void recur(int64_t index, int thread);
-    void convolve_row(const Layer& layer, const RequestStates& request, int64_t row) const;
-    // Number `place` of what enters the convolution: a state's newest inputs, then the rows of a ring, then those of the pass.
-    const float* entering(const Layer& layer, const RequestStates& request, int64_t place) const;
-    void keep_inputs(const Layer& layer, const RequestStates& request) const;
-    void recur_head(const Layer& layer, const RequestStates& request, int64_t head, float* scratch) const;
-    // Decays of new rows, and their strengths or updates.
-    void take_steps(const Layer& layer, const ChunkSegment& segment, int64_t head, float decay) const;
-    void keep_segment(const Layer& layer, const RequestStates& request, int64_t head) const;
-    void gate_values(const Layer& layer, int64_t row) const;
+
+    // Mixes positions (attention or a recurrence) and adds the result to the stream. The projections' input is set.
+    void mix_positions(int64_t index, int thread);
+    // Attention. Norms and rotates keys, and queries if wanted, and stores keys and values in their slots.
+    void rotate_and_store_heads(int64_t index, bool with_queries);
+    // Moves the gates of gated attention to `attention_gates_`, so that a row's queries are contiguous.
+    void split_gates(const Layer& layer, int64_t row);
     void attend(int64_t index, int thread);
-    void gate_and_up(const Layer& layer, const Readers& readers, int thread);
-    // A x of one row whose input is there, for every adapted matrix that reads it.
-    void shrink_row(const PackedMatrix& reader, int64_t row, const Readers& readers, int thread);
-    // Adds B (A x) to some panels of the result of matrix `place` of those that read the input.
-    void expand(const Readers& readers, int place, int64_t panel_begin, int64_t panel_end, const LinearOutput& target, int thread);
-    // A x of all rows of a request, as the outer factor of this place reads it.
-    ActivationView shrunk(const AdaptedRows& rows, const Factor& factor, int place) const;
-    // Adds what a matrix says of the input that is there to the stream; normed first and scaled, if the layer does so.
-    void add_said(const Layer& layer, const PackedMatrix& matrix, const std::vector<float>& norm, const Readers& readers, int thread);
-    void dense(const Layer& layer, const Readers& inner, const Readers& down, int thread);
-    void mixture(const Layer& layer, int thread);
+    // Multiplies the outputs of gated attention with the sigmoid of the gates.
+    void apply_gates(const Layer& layer);
+
+    // Recurrent layers. Replaces the gates in `projected_` by the input of the output projection.
+    void run_recurrence(int64_t index, int thread);
+    void convolve_row(const Layer& layer, const RequestStates& request, int64_t row) const;
+    // Returns convolution input `index` of a request: first come the last inputs of the state that is read, then those of
+    // the ring's rows, then those of this pass.
+    const float* convolution_input(const Layer& layer, const RequestStates& request, int64_t index) const;
+    void store_convolution_inputs(const Layer& layer, const RequestStates& request) const;
+    void run_recurrent_head(const Layer& layer, const RequestStates& request, int64_t head, float* scratch) const;
+    // Computes the log decay sums of new rows from that of the row before them, and their betas (Delta) or updates (Mamba-2).
+    void compute_decays_and_updates(const Layer& layer, const ChunkSegment& segment, int64_t head, float log_decay_before) const;
+    void store_ring_rows(const Layer& layer, const RequestStates& request, int64_t head) const;
+    void gate_head_outputs(const Layer& layer, int64_t row) const;
+
+    // MLPs. All of them read the input that is set.
+    void run_mlp(const Layer& layer, const SiteRange& gate_and_up, const SiteRange& down, int thread);
+    void run_gate_and_up(const Layer& layer, const SiteRange& sites, int thread);
+    void activate(const Layer& layer, float* gate, const float* up, int64_t n) const;
+    void run_mixture(const Layer& layer, int thread);
     void route(const Layer& layer, int thread);
     void gather_rows(const PackedMatrix& reader, const std::vector<int64_t>& rows);
-    ActivationView routed(const PackedMatrix& reader, int64_t first, int64_t rows) const;
+    // Returns rows of the input buffer that is sorted by expert, as `reader` reads them.
+    ActivationView expert_input(const PackedMatrix& reader, int64_t first, int64_t rows) const;
     template <typename Piece>
-    void share_experts(const std::vector<Matrix>& matrices, const std::vector<int64_t>& starts, Piece&& piece);
-    int64_t turns_at(size_t rope, int64_t row) const {
-        return (static_cast<int64_t>(rope) * batch_.rows + row) * (shape_.head_dim / 2);
+    void share_expert_panels(const std::vector<Matrix>& matrices, const std::vector<int64_t>& starts, Piece&& piece);
+
+    // Adds the product of the input and a matrix to the stream, after the layer's norm and factor for it, if any.
+    void add_to_stream(const Layer& layer, const PackedMatrix& matrix, const std::vector<float>& norm, const SiteRange& sites, int thread);
+
+    // Adapters. Computes A x of a row's adapter for each site of a range; the row's input is set.
+    void project_low_rank(const PackedMatrix& reader, int64_t row, const SiteRange& sites, int thread);
+    // Adds B (A x) of all adapters to some panels of the output of the matrix at sites.first + offset.
+    void add_adapters(const SiteRange& sites, int offset, int64_t panel_begin, int64_t panel_end, const LinearOutput& target, int thread);
+    // Returns A x of an adapter's rows for the site at this offset, as the factor B reads it.
+    ActivationView low_rank_input(const AdaptedRows& rows, const Factor& factor, int offset) const;
+
+    // Index of the first cosine and sine of a row in a rotary embedding.
+    int64_t rope_offset(size_t rope_index, int64_t row) const {
+        return (static_cast<int64_t>(rope_index) * batch_.rows + row) * (shape_.head_dim / 2);
     }
     KvView kv(int64_t layer) const {
-        const int64_t place = stack_.layers_[static_cast<size_t>(layer)].place;
-        return layer < lent_ ? store_.view(0, place) : store_.view(kind_, place - lent_);
+        const int64_t store_layer = stack_.layers_[static_cast<size_t>(layer)].store_layer;
+        return layer < shared_layers_ ? store_.view(0, store_layer) : store_.view(kind_, store_layer - shared_layers_);
     }
-    uint8_t* bytes_of(int thread) const { return reinterpret_cast<uint8_t*>(floats_of(thread)); }
+    uint8_t* byte_scratch_of(int thread) const { return reinterpret_cast<uint8_t*>(scratch_of(thread)); }
 
     size_t kind_;
-    int64_t lent_;
-    int64_t widest_;
+    int64_t shared_layers_;
+    int64_t widest_input_;   // of all matrix products
 
-    // Parts of the workspace.
-    float* heads_ = nullptr;       // [rows, heads width], queries, keys and values, or what a recurrent layer projects
-    float* attended_ = nullptr;    // [rows, query width], or [rows, values] of a recurrent layer
-    float* gates_ = nullptr;       // [rows, query width], of gated attention
-    float* convolved_ = nullptr;   // [rows, channels]
-    float* updates_ = nullptr;     // [rows, values]
-    float* decays_ = nullptr;      // [heads, rows]
-    float* strength_ = nullptr;    // [heads, rows]
-    float* gate_ = nullptr;        // [rows, intermediate]
-    float* up_ = nullptr;          // [rows, intermediate]
-    float* added_ = nullptr;       // [rows, hidden], what half a layer says, where it is not added as it is
-    float* cos_ = nullptr;         // [ropes, rows, head dim / 2]
+    // Arrays in the workspace.
+    float* projected_ = nullptr;        // [rows, projected width], output of the input projections
+    float* head_outputs_ = nullptr;     // [rows, query width], or [rows, value width] in a recurrent layer
+    float* attention_gates_ = nullptr;  // [rows, query width]
+    float* convolved_ = nullptr;        // [rows, channels]
+    float* updates_ = nullptr;          // [rows, value width]
+    float* log_decay_sums_ = nullptr;   // [heads, rows]
+    float* betas_ = nullptr;            // [heads, rows]
+    float* mlp_gate_ = nullptr;         // [rows, intermediate]
+    float* mlp_up_ = nullptr;           // [rows, intermediate]
+    float* sublayer_output_ = nullptr;  // [rows, hidden], where it is not added directly
+    float* cos_ = nullptr;              // [ropes, rows, head dim / 2]
     float* sin_ = nullptr;
-    float* input_f32_ = nullptr;   // a linear map's input: [rows, widest]
+    float* input_f32_ = nullptr;        // the shared input buffer: [rows, widest input], or quantised in the next three
     float* input_scale_ = nullptr;
     float* input_sum_ = nullptr;
     int8_t* input_q_ = nullptr;
-    float* scores_ = nullptr;      // [rows, experts]
-    float* share_ = nullptr;       // [rows, per token], how much each taken expert counts
-    float* shared_ = nullptr;      // [rows], how much the shared ones do
-    int32_t* chosen_ = nullptr;    // [rows, per token]
-    float* routed_gate_ = nullptr; // [rows * per token, expert size], sorted by expert
-    float* routed_up_ = nullptr;
-    float* said_ = nullptr;        // [rows * per token, hidden]
-    float* routed_f32_ = nullptr;  // a linear map's input, sorted by expert
-    float* routed_scale_ = nullptr;
-    float* routed_sum_ = nullptr;
-    int8_t* routed_q_ = nullptr;
+    float* scores_ = nullptr;           // [rows, experts], logits of the router
+    float* expert_weights_ = nullptr;   // [rows, experts per token], factors of the experts' outputs
+    float* shared_weight_ = nullptr;    // [rows], factor of the shared experts
+    int32_t* chosen_experts_ = nullptr; // [rows, experts per token]
+    // Arrays sorted by expert, with one row for each row and expert of it.
+    float* expert_gate_ = nullptr;      // [rows * experts per token, expert width]
+    float* expert_up_ = nullptr;        // the same
+    float* expert_outputs_ = nullptr;   // [rows * experts per token, hidden]
+    float* expert_f32_ = nullptr;       // an input buffer
+    float* expert_scale_ = nullptr;
+    float* expert_sum_ = nullptr;
+    int8_t* expert_q_ = nullptr;
     float* thread_scratch_ = nullptr;
-    int64_t scratch_each_ = 0;     // floats per thread
-    int64_t heads_width_ = 0;
+    int64_t scratch_per_thread_ = 0;    // floats
+    int64_t projected_width_ = 0;
     std::vector<AttentionTask> tasks_;
-    std::vector<RequestStates> requests_;   // with recurrent layers
-    std::vector<AdaptedRows> adapted_;
-    std::vector<int32_t> adapted_of_row_;   // [rows], place in `adapted_`, or -1; empty without adapters
-    float* shrunk_ = nullptr;               // [places, rows, most rank]
-    int8_t* shrunk_q_ = nullptr;            // the same, quantised
-    float* shrunk_scale_ = nullptr;         // [places, rows]
-    float* shrunk_sum_ = nullptr;
+    std::vector<RequestStates> requests_;           // empty without recurrent layers
+    std::vector<AdaptedRows> adapted_rows_;
+    std::vector<int32_t> adapter_index_of_row_;     // [rows], index into `adapted_rows_`, -1: none; empty without adapters
+    float* low_rank_ = nullptr;                     // [sites of one input, rows, max rank], A x; or quantised in the next three
+    int8_t* low_rank_q_ = nullptr;
+    float* low_rank_scale_ = nullptr;               // [sites of one input, rows]
+    float* low_rank_sum_ = nullptr;
 };
 
 }  // namespace foreword

@@ -10,7 +10,7 @@ namespace foreword {
 
 namespace {
 
-constexpr int kSpins = 1000;   // some twenty microseconds: what it takes the threads of a phase to even out
+constexpr int kSpins = 1000;   // about 20 microseconds, the usual difference between the threads at a barrier
 
 inline void relax() {
 #if defined(__aarch64__)
@@ -20,7 +20,7 @@ inline void relax() {
 #endif
 }
 
-thread_local int this_thread = 0;   // a worker's place in its pool; whoever calls `run` is thread 0
+thread_local int this_thread = 0;   // index in the pool; a thread that calls `run` has index 0
 
 }  // namespace
 
@@ -49,7 +49,7 @@ ThreadPool::~ThreadPool() {
 void ThreadPool::require_own_process() const {
     if (getpid() == process_) return;
     throw std::runtime_error(
-        "the CPU kernels were set up before this process was forked, and their threads stayed behind; load the model in "
+        "the CPU kernels were set up before this process was forked, and a fork does not copy their threads; load the model in "
         "the new process, or start it with multiprocessing's \"spawn\"");
 }
 
@@ -67,7 +67,7 @@ void ThreadPool::run(const std::function<void(int)>& body) {
     {
         std::lock_guard<std::mutex> lock(crew_->mutex);
         crew_->body = &body;
-        ++crew_->job;
+        ++crew_->run_count;
     }
     crew_->wake.notify_all();
     body(0);
@@ -76,20 +76,20 @@ void ThreadPool::run(const std::function<void(int)>& body) {
 
 int ThreadPool::current_thread() { return this_thread; }
 
-void ThreadPool::forget_taken() {
-    for (Taken& taken : crew_->taken) taken.units.store(0, std::memory_order_relaxed);
+void ThreadPool::reset_taken() {
+    for (Taken& taken : crew_->taken) taken.indices.store(0, std::memory_order_relaxed);
 }
 
 void ThreadPool::work(int thread) {
     this_thread = thread;
-    uint64_t done = 0;
+    uint64_t runs_done = 0;
     for (;;) {
         const std::function<void(int)>* body;
         {
             std::unique_lock<std::mutex> lock(crew_->mutex);
-            crew_->wake.wait(lock, [&] { return crew_->stopping || crew_->job != done; });
+            crew_->wake.wait(lock, [&] { return crew_->stopping || crew_->run_count != runs_done; });
             if (crew_->stopping) return;
-            done = crew_->job;
+            runs_done = crew_->run_count;
             body = crew_->body;
         }
         (*body)(thread);
@@ -99,28 +99,28 @@ void ThreadPool::work(int thread) {
 
 void ThreadPool::barrier() {
     if (crew_->workers.empty()) {
-        forget_taken();
+        reset_taken();
         return;
     }
-    const uint64_t generation = crew_->generation.load(std::memory_order_acquire);
-    if (crew_->arrived.fetch_add(1, std::memory_order_acq_rel) + 1 < size()) return await_generation(generation);
-    forget_taken();
+    const uint64_t ended_before = crew_->barriers.load(std::memory_order_acquire);
+    if (crew_->arrived.fetch_add(1, std::memory_order_acq_rel) + 1 < size()) return await_barrier(ended_before);
+    reset_taken();
     crew_->arrived.store(0, std::memory_order_relaxed);
-    crew_->generation.store(generation + 1, std::memory_order_seq_cst);
+    crew_->barriers.store(ended_before + 1, std::memory_order_seq_cst);
     if (crew_->sleepers.load(std::memory_order_seq_cst) > 0) {
         std::lock_guard<std::mutex> lock(crew_->mutex);
         crew_->released.notify_all();
     }
 }
 
-void ThreadPool::await_generation(uint64_t arrived_in) {
+void ThreadPool::await_barrier(uint64_t ended_before) {
     for (int spin = 0; spin < kSpins; ++spin) {
-        if (crew_->generation.load(std::memory_order_acquire) != arrived_in) return;
+        if (crew_->barriers.load(std::memory_order_acquire) != ended_before) return;
         relax();
     }
     std::unique_lock<std::mutex> lock(crew_->mutex);
     crew_->sleepers.fetch_add(1, std::memory_order_seq_cst);
-    crew_->released.wait(lock, [&] { return crew_->generation.load(std::memory_order_seq_cst) != arrived_in; });
+    crew_->released.wait(lock, [&] { return crew_->barriers.load(std::memory_order_seq_cst) != ended_before; });
     crew_->sleepers.fetch_sub(1, std::memory_order_seq_cst);
 }
 

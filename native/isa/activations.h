@@ -1,5 +1,5 @@
-// Element-wise parts of a layer. Tails are computed with the vectors' own arithmetic: a value does not depend on
-// the lane that it falls into.
+// Element-wise kernels, norms, quantisation and rotations. The last elements of a row are padded to a vector, so that a result
+// does not depend on the lane in which it is computed.
 #pragma once
 
 #include "../types.h"
@@ -9,7 +9,7 @@ namespace {
 
 using namespace foreword;
 
-// Eight floats of which `count` exist; the others read as zero.
+// Loads eight floats of which the first `count` exist; the others are zero.
 FOREWORD_INLINE F32x8 load_part(const float* p, int64_t count) {
     if (count >= 8) return load(p);
     float lanes[8] = {0};
@@ -27,7 +27,7 @@ FOREWORD_INLINE void store_part(float* p, F32x8 a, int64_t count) {
 // e^x to about one unit in the last place, for x clamped to [-87, 88].
 FOREWORD_INLINE F32x8 exponential(F32x8 x) {
     x = min(max(x, set1(-87.0f)), set1(88.0f));
-    const Power two = power_next_to(mul(x, 1.44269504f));
+    const Power two = nearest_power(mul(x, 1.44269504f));
     F32x8 r = fma(two.exponent, -0.693145752f, x);   // ln 2 in two parts
     r = fma(two.exponent, -1.42860677e-6f, r);
     F32x8 p = set1(1.38888889e-3f);
@@ -53,37 +53,37 @@ void rms_norm(const float* x, const float* weight, float eps, int64_t n, float* 
     }
 }
 
-// One group of `group` values, a multiple of 32. Largest value, poison and sum do not depend on the order (levels are
-// whole numbers), so each is gathered in four places that need not wait for one another.
-FOREWORD_INLINE void quantize_group(const float* x, int64_t group, int8_t* q, float* scale, float* sum) {
-    constexpr int kPlaces = 4;
-    F32x8 largest[kPlaces], poison[kPlaces], total[kPlaces];
+// Quantises a group of `size` values, a multiple of 32. The maximum, the NaN check and the sum of the levels, which are
+// integers, do not depend on the order. So four accumulators of each are used, which do not wait for one another.
+FOREWORD_INLINE void quantize_group(const float* x, int64_t size, int8_t* q, float* scale, float* sum) {
+    constexpr int kAccumulators = 4;
+    F32x8 largest[kAccumulators], nan_check[kAccumulators], total[kAccumulators];
 #pragma GCC unroll 4
-    for (int k = 0; k < kPlaces; ++k) largest[k] = poison[k] = total[k] = set1(0.0f);
-    for (int64_t i = 0; i < group; i += 8 * kPlaces) {
+    for (int k = 0; k < kAccumulators; ++k) largest[k] = nan_check[k] = total[k] = set1(0.0f);
+    for (int64_t i = 0; i < size; i += 8 * kAccumulators) {
 #pragma GCC unroll 4
-        for (int k = 0; k < kPlaces; ++k) {
+        for (int k = 0; k < kAccumulators; ++k) {
             const F32x8 v = load(x + i + 8 * k);
             largest[k] = max(largest[k], abs(v));
-            poison[k] = fma(v, 0.0f, poison[k]);   // not a number where v is none or infinite
+            nan_check[k] = fma(v, 0.0f, nan_check[k]);   // NaN if v is NaN or infinite, else 0
         }
     }
-    const float top = max_lanes(max(max(largest[0], largest[1]), max(largest[2], largest[3])));
-    const float inverse = top > 0.0f ? 127.0f / top : 0.0f;
-    for (int64_t i = 0; i < group; i += 8 * kPlaces) {
+    const float maximum = max_lanes(max(max(largest[0], largest[1]), max(largest[2], largest[3])));
+    const float inverse = maximum > 0.0f ? 127.0f / maximum : 0.0f;
+    for (int64_t i = 0; i < size; i += 8 * kAccumulators) {
 #pragma GCC unroll 4
-        for (int k = 0; k < kPlaces; ++k) {
+        for (int k = 0; k < kAccumulators; ++k) {
             const F32x8 level = round(mul(load(x + i + 8 * k), inverse));
             store_int8(q + i + 8 * k, level);
             total[k] = add(total[k], level);
         }
     }
-    *scale = top / 127.0f + sum_lanes(add(add(poison[0], poison[1]), add(poison[2], poison[3])));
+    *scale = maximum / 127.0f + sum_lanes(add(add(nan_check[0], nan_check[1]), add(nan_check[2], nan_check[3])));
     *sum = *scale * sum_lanes(add(add(total[0], total[1]), add(total[2], total[3])));
 }
 
-// Sums and differences of eight vectors: a Hadamard matrix of size eight applied across them.
-FOREWORD_INLINE void mix_eight(F32x8 (&v)[8]) {
+// Multiplies eight vectors, lane by lane, with the Hadamard matrix H of size eight.
+FOREWORD_INLINE void hadamard_eight(F32x8 (&v)[8]) {
 #pragma GCC unroll 3
     for (int span = 1; span < 8; span *= 2) {
 #pragma GCC unroll 8
@@ -96,45 +96,45 @@ FOREWORD_INLINE void mix_eight(F32x8 (&v)[8]) {
     }
 }
 
-// A block X of 8 x 8 becomes H X^T H / 8: orthonormal, and its own inverse.
-FOREWORD_INLINE void turn_block(const float* x, float* out) {
+// Rotates a block of 64 values: read as a matrix X of 8 x 8 it becomes H X^T H / 8. The map is orthonormal and its own inverse.
+FOREWORD_INLINE void rotate_block(const float* x, float* out) {
     F32x8 v[8];
 #pragma GCC unroll 8
     for (int i = 0; i < 8; ++i) v[i] = load(x + 8 * i);
-    mix_eight(v);
+    hadamard_eight(v);
     transpose(v);
-    mix_eight(v);
+    hadamard_eight(v);
 #pragma GCC unroll 8
     for (int i = 0; i < 8; ++i) store(out + 8 * i, mul(v[i], 0.125f));
 }
 
-void turn(float* x, int64_t blocks) {
-    for (int64_t block = 0; block < blocks; ++block) turn_block(x + block * kRotation, x + block * kRotation);
+void rotate_blocks(float* x, int64_t blocks) {
+    for (int64_t block = 0; block < blocks; ++block) rotate_block(x + block * kRotation, x + block * kRotation);
 }
 
 void quantize(const float* x, int64_t n, const Grouping& grouping, int8_t* q, float* scale, float* sum) {
-    const int64_t group = grouping.group;
-    for (int64_t g = 0; g * group < n; ++g) {
-        const int64_t begin = g * group;
-        const int64_t count = n - begin < group ? n - begin : group;
+    const int64_t group_size = grouping.group_size;
+    for (int64_t g = 0; g * group_size < n; ++g) {
+        const int64_t begin = g * group_size;
+        const int64_t count = n - begin < group_size ? n - begin : group_size;
         const float* values = x + begin;
-        float own[kMaxGroup], turned[kMaxGroup];
-        if (count < group) {
-            __builtin_memcpy(own, values, static_cast<size_t>(count) * sizeof(float));
-            __builtin_memset(own + count, 0, static_cast<size_t>(group - count) * sizeof(float));
-            values = own;
+        float padded[kMaxGroup], rotated[kMaxGroup];
+        if (count < group_size) {
+            __builtin_memcpy(padded, values, static_cast<size_t>(count) * sizeof(float));
+            __builtin_memset(padded + count, 0, static_cast<size_t>(group_size - count) * sizeof(float));
+            values = padded;
         }
-        if (grouping.rotated) {
-            for (int64_t i = 0; i < group; i += kRotation) turn_block(values + i, turned + i);
-            values = turned;
+        if (grouping.is_rotated) {
+            for (int64_t i = 0; i < group_size; i += kRotation) rotate_block(values + i, rotated + i);
+            values = rotated;
         }
-        quantize_group(values, group, q + begin, scale + g, sum + g);
+        quantize_group(values, group_size, q + begin, scale + g, sum + g);
     }
 }
 
 FOREWORD_INLINE F32x8 silu(F32x8 x) { return div(x, add(set1(1.0f), exponential(sub(set1(0.0f), x)))); }
 
-// GELU with the tanh that its sigmoid form is: x / (1 + e^(-2 u)), u = sqrt(2 / pi) (x + 0.044715 x^3).
+// GELU in the tanh approximation, written with the sigmoid: x / (1 + e^(-2 u)), u = sqrt(2 / pi) (x + 0.044715 x^3).
 FOREWORD_INLINE F32x8 gelu(F32x8 x) {
     const F32x8 cubic = mul(mul(mul(x, x), x), 0.044715f);
     return div(x, add(set1(1.0f), exponential(mul(add(x, cubic), -2.0f * 0.79788456f))));
@@ -158,36 +158,36 @@ void gelu_mul(float* gate, const float* up, int64_t n) {
 
 void sigmoid_mul(float* x, const float* gate, int64_t n) {
     for (int64_t i = 0; i < n; i += 8) {
-        const F32x8 opened = add(set1(1.0f), exponential(sub(set1(0.0f), load_part(gate + i, n - i))));
-        store_part(x + i, div(load_part(x + i, n - i), opened), n - i);
+        const F32x8 denominator = add(set1(1.0f), exponential(sub(set1(0.0f), load_part(gate + i, n - i))));
+        store_part(x + i, div(load_part(x + i, n - i), denominator), n - i);
     }
 }
 
 void squared_relu(float* x, int64_t n) {
     for (int64_t i = 0; i < n; i += 8) {
-        const F32x8 whole = load_part(x + i, n - i), above = max(whole, set1(0.0f));
-        store_part(x + i, add(mul(above, above), sub(whole, whole)), n - i);   // what is no number stays none
+        const F32x8 value = load_part(x + i, n - i), positive = max(value, set1(0.0f));
+        store_part(x + i, add(mul(positive, positive), sub(value, value)), n - i);   // the difference is NaN if the value is
     }
 }
 
 void clamped_mul(float* gate, const float* up, float limit, float slope, int64_t n) {
     for (int64_t i = 0; i < n; i += 8) {
-        const F32x8 low = min(load_part(gate + i, n - i), set1(limit));
-        const F32x8 other = max(min(load_part(up + i, n - i), set1(limit)), set1(-limit));
-        const F32x8 active = div(low, add(set1(1.0f), exponential(mul(low, -slope))));
-        store_part(gate + i, mul(add(other, set1(1.0f)), active), n - i);
+        const F32x8 clamped_gate = min(load_part(gate + i, n - i), set1(limit));
+        const F32x8 clamped_up = max(min(load_part(up + i, n - i), set1(limit)), set1(-limit));
+        const F32x8 active = div(clamped_gate, add(set1(1.0f), exponential(mul(clamped_gate, -slope))));
+        store_part(gate + i, mul(add(clamped_up, set1(1.0f)), active), n - i);
     }
 }
 
-// cap * tanh(x / cap); what is no number stays none, which a clamp inside would hide.
-FOREWORD_INLINE F32x8 squashed(F32x8 x, float cap) {
+// cap * tanh(x / cap). `exponential` clamps NaN away, so x - x restores it.
+FOREWORD_INLINE F32x8 softcapped(F32x8 x, float cap) {
     const F32x8 power = exponential(mul(x, 2.0f / cap));
     const F32x8 tanh = sub(set1(1.0f), div(set1(2.0f), add(power, set1(1.0f))));
     return add(mul(tanh, cap), sub(x, x));
 }
 
-void squash(float* x, float cap, int64_t n) {
-    for (int64_t i = 0; i < n; i += 8) store_part(x + i, squashed(load_part(x + i, n - i), cap), n - i);
+void softcap(float* x, float cap, int64_t n) {
+    for (int64_t i = 0; i < n; i += 8) store_part(x + i, softcapped(load_part(x + i, n - i), cap), n - i);
 }
 
 void rotate(float* head, const float* cos, const float* sin, int64_t head_dim) {
@@ -201,8 +201,8 @@ void rotate(float* head, const float* cos, const float* sin, int64_t head_dim) {
     }
 }
 
-// Column `c` of lane `r` of a panel's group, as an integer.
-template <Form F>
+// Returns the level of row `r` and column `c` of a panel's group, minus the bias.
+template <WeightFormat F>
 FOREWORD_INLINE int weight_at(const uint8_t* weights, int64_t r, int64_t c) {
     constexpr BlockLayout layout = block_layout(F);
     const int64_t byte = r * 4 + c % 4, quad = c / 4;
@@ -213,42 +213,42 @@ FOREWORD_INLINE int weight_at(const uint8_t* weights, int64_t r, int64_t c) {
     return level - layout.bias;
 }
 
-template <Form F>
+template <WeightFormat F>
 void dequantize_blocks(const MatrixView& w, int64_t row, float* out) {
-    const int64_t lane = row % kPanelRows, group = w.grouping.group;
+    const int64_t lane = row % kPanelRows, group_size = w.grouping.group_size;
     PackedPanel<F> panel{w.data + row / kPanelRows * w.panel_bytes};
-    for (int64_t g = 0; g < w.groups; ++g, panel.weights += group / kBlock * panel.kBytes) {
+    for (int64_t g = 0; g < w.groups; ++g, panel.weights += group_size / kBlock * panel.kBytes) {
         panel.enter(g);
         float scales[2][kPanelRows], minima[kPanelRows] = {0}, values[kMaxGroup];
         for (int s = 0; s < panel.kScales; ++s) store(scales[s], panel.scales(s));
         if constexpr (panel.kHasMin) store(minima, panel.minima());
-        for (int64_t c = 0; c < group; ++c) {
+        for (int64_t c = 0; c < group_size; ++c) {
             const int64_t half = panel.kScales == 2 ? c / 16 : 0;
             values[c] = scales[half][lane] * static_cast<float>(weight_at<F>(panel.weights, lane, c)) + minima[lane];
         }
-        if (w.grouping.rotated) turn(values, group / kRotation);
-        const int64_t begin = g * group, count = w.cols - begin < group ? w.cols - begin : group;
+        if (w.grouping.is_rotated) rotate_blocks(values, group_size / kRotation);
+        const int64_t begin = g * group_size, count = w.cols - begin < group_size ? w.cols - begin : group_size;
         __builtin_memcpy(out + begin, values, static_cast<size_t>(count) * sizeof(float));
     }
 }
 
 void dequantize_row(const MatrixView& w, int64_t row, float* out) {
-    switch (w.form) {
-        case Form::F32: {
+    switch (w.format) {
+        case WeightFormat::F32: {
             const float* panel = reinterpret_cast<const float*>(w.data + row / kPanelRows * w.panel_bytes);
             for (int64_t c = 0; c < w.cols; ++c) out[c] = panel[c * kPanelRows + row % kPanelRows];
             return;
         }
-        case Form::Q8: return dequantize_blocks<Form::Q8>(w, row, out);
-        case Form::Q4_0: return dequantize_blocks<Form::Q4_0>(w, row, out);
-        case Form::Q4_1: return dequantize_blocks<Form::Q4_1>(w, row, out);
-        case Form::Q5_0: return dequantize_blocks<Form::Q5_0>(w, row, out);
-        case Form::Q5_1: return dequantize_blocks<Form::Q5_1>(w, row, out);
-        case Form::Q4_K: return dequantize_blocks<Form::Q4_K>(w, row, out);
-        case Form::Q5_K: return dequantize_blocks<Form::Q5_K>(w, row, out);
-        case Form::Q6_K: return dequantize_blocks<Form::Q6_K>(w, row, out);
-        case Form::Q4_Z: return dequantize_blocks<Form::Q4_Z>(w, row, out);
-        case Form::Factor: {
+        case WeightFormat::Q8: return dequantize_blocks<WeightFormat::Q8>(w, row, out);
+        case WeightFormat::Q4_0: return dequantize_blocks<WeightFormat::Q4_0>(w, row, out);
+        case WeightFormat::Q4_1: return dequantize_blocks<WeightFormat::Q4_1>(w, row, out);
+        case WeightFormat::Q5_0: return dequantize_blocks<WeightFormat::Q5_0>(w, row, out);
+        case WeightFormat::Q5_1: return dequantize_blocks<WeightFormat::Q5_1>(w, row, out);
+        case WeightFormat::Q4_K: return dequantize_blocks<WeightFormat::Q4_K>(w, row, out);
+        case WeightFormat::Q5_K: return dequantize_blocks<WeightFormat::Q5_K>(w, row, out);
+        case WeightFormat::Q6_K: return dequantize_blocks<WeightFormat::Q6_K>(w, row, out);
+        case WeightFormat::Q4_Z: return dequantize_blocks<WeightFormat::Q4_Z>(w, row, out);
+        case WeightFormat::Factor: {
             const uint8_t* panel = w.data + row / kPanelRows * w.panel_bytes;
             const int64_t lane = row % kPanelRows;
             const float scale = reinterpret_cast<const float*>(panel)[lane];

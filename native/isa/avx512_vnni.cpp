@@ -1,4 +1,4 @@
-// x86 with AVX-512 VL, BW and VNNI, used on 256-bit vectors.
+// x86 with AVX-512 VL, BW and VNNI, with matrix products on 512-bit and everything else on 256-bit vectors.
 #include "simd_avx2.h"
 #include "table.h"
 

@@ -1,5 +1,5 @@
-// Products with the outer factors of adapters: matrices of few columns and many panels, in 8 bits with one scale per output
-// row. Several panels are computed side by side, since one alone would wait for its own sums.
+// Products with the outer factors of adapters (format Factor): matrices with few columns and many panels. Several panels are
+// computed together, because a single one would wait for its own sums.
 #pragma once
 
 #include "../types.h"
@@ -11,13 +11,14 @@ using namespace foreword;
 
 constexpr int kPanelsAtOnce = 4;
 
-template <bool Both>
+// Adds the products of 32 columns, or of the first 16 (not Whole).
+template <bool Whole>
 FOREWORD_INLINE I32x8 dot_factor(I32x8 acc, const uint8_t* weights, X32 x) {
     acc = dot<0, false>(acc, load_weights(weights), x);
     acc = dot<1, false>(acc, load_weights(weights + 32), x);
     acc = dot<2, false>(acc, load_weights(weights + 64), x);
     acc = dot<3, false>(acc, load_weights(weights + 96), x);
-    if constexpr (Both) {
+    if constexpr (Whole) {
         acc = dot<4, false>(acc, load_weights(weights + 128), x);
         acc = dot<5, false>(acc, load_weights(weights + 160), x);
         acc = dot<6, false>(acc, load_weights(weights + 192), x);
@@ -26,12 +27,12 @@ FOREWORD_INLINE I32x8 dot_factor(I32x8 acc, const uint8_t* weights, X32 x) {
     return acc;
 }
 
-// P panels of one token.
+// Computes P panels of one token's output, from `out_row` on.
 template <int P>
 FOREWORD_INLINE void factor_columns(const MatrixView& w, const ActivationView& x, int64_t token, int64_t panel, const LinearOutput& out,
-                                    float* into) {
+                                    float* out_row) {
     const uint8_t* data = w.data + panel * w.panel_bytes;
-    const int8_t* q = x.q + token * w.grouping.group;
+    const int8_t* q = x.q + token * w.grouping.group_size;
     const int64_t columns = factor_columns_of(w.cols);
     I32x8 acc[P];
 #pragma GCC unroll 4
@@ -49,21 +50,21 @@ FOREWORD_INLINE void factor_columns(const MatrixView& w, const ActivationView& x
     }
 #pragma GCC unroll 4
     for (int p = 0; p < P; ++p) {
-        const int64_t row = (panel + p) * kPanelRows, rest = w.rows - row;
+        const int64_t row = (panel + p) * kPanelRows, remaining_rows = w.rows - row;
         const F32x8 scales = mul(load(reinterpret_cast<const float*>(data + p * w.panel_bytes)), x.scale[token]);
-        finish(mul(to_float(acc[p]), scales), into + p * kPanelRows, out.bias ? out.bias + row : nullptr, out.accumulate,
-               rest < kPanelRows ? rest : kPanelRows);
+        finish(mul(to_float(acc[p]), scales), out_row + p * kPanelRows, out.bias ? out.bias + row : nullptr, out.accumulate,
+               remaining_rows < kPanelRows ? remaining_rows : kPanelRows);
     }
 }
 
 void run_factor_panels(const MatrixView& w, const ActivationView& x, int64_t panel_begin, int64_t panel_end, const LinearOutput& out) {
     for (int64_t token = 0; token < x.rows; ++token) {
-        float* into = out.out + token * out.stride;
+        float* out_row = out.out + token * out.stride;
         int64_t panel = panel_begin;
-        for (; panel + kPanelsAtOnce <= panel_end; panel += kPanelsAtOnce, into += kPanelsAtOnce * kPanelRows) {
-            factor_columns<kPanelsAtOnce>(w, x, token, panel, out, into);
+        for (; panel + kPanelsAtOnce <= panel_end; panel += kPanelsAtOnce, out_row += kPanelsAtOnce * kPanelRows) {
+            factor_columns<kPanelsAtOnce>(w, x, token, panel, out, out_row);
         }
-        for (; panel < panel_end; ++panel, into += kPanelRows) factor_columns<1>(w, x, token, panel, out, into);
+        for (; panel < panel_end; ++panel, out_row += kPanelRows) factor_columns<1>(w, x, token, panel, out, out_row);
     }
 }
 

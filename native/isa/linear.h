@@ -1,4 +1,4 @@
-// Linear maps: all tokens through a range of panels.
+// Matrix products of all tokens with a range of panels.
 #pragma once
 
 #include "../types.h"
@@ -13,14 +13,14 @@ namespace {
 using namespace foreword;
 
 FOREWORD_INLINE PanelTarget panel_target(const MatrixView& w, int64_t panel, int64_t panel_begin, const LinearOutput& out) {
-    const int64_t row = panel * kPanelRows, rest = w.rows - row;
+    const int64_t row = panel * kPanelRows, remaining_rows = w.rows - row;
     return {out.out + (panel - panel_begin) * kPanelRows, out.bias ? out.bias + row : nullptr, out.stride,
-            rest < kPanelRows ? rest : kPanelRows, w.grouping.group / kBlock, w.data + panel * w.panel_bytes, w.panel_bytes,
+            remaining_rows < kPanelRows ? remaining_rows : kPanelRows, w.grouping.group_size / kBlock, w.data + panel * w.panel_bytes, w.panel_bytes,
             out.accumulate};
 }
 
 #ifdef __AVX512VNNI__
-template <Form F>
+template <WeightFormat F>
 void run_wide_panels(const MatrixView& w, const ActivationView& x, int64_t panel_begin, int64_t panel_end,
                      const LinearOutput& out, uint8_t* scratch) {
     for (int64_t begin = 0; begin < x.rows; begin += kTokenBlock) {
@@ -29,7 +29,7 @@ void run_wide_panels(const MatrixView& w, const ActivationView& x, int64_t panel
         for (int64_t panel = panel_begin; panel < panel_end; panel += 2) {
             const PanelTarget left = panel_target(w, panel, panel_begin, out);
             PanelTarget right = left;
-            right.width = 0;
+            right.width = 0;   // an odd number of panels: the last one is computed twice and stored once
             if (panel + 1 < panel_end) right = panel_target(w, panel + 1, panel_begin, out);
             run_pair<F>(w, x, tokens, left, right);
         }
@@ -37,7 +37,7 @@ void run_wide_panels(const MatrixView& w, const ActivationView& x, int64_t panel
 }
 #endif
 
-template <Form F>
+template <WeightFormat F>
 void run_panels(const MatrixView& w, const ActivationView& x, int64_t panel_begin, int64_t panel_end,
                 const LinearOutput& out, uint8_t* scratch) {
     for (int64_t begin = 0; begin < x.rows; begin += kTokenBlock) {
@@ -48,8 +48,8 @@ void run_panels(const MatrixView& w, const ActivationView& x, int64_t panel_begi
     }
 }
 
-// Block forms: in pairs of panels where the instruction set has vectors for them.
-template <Form F>
+// Block formats: two panels together if vectors are wide enough.
+template <WeightFormat F>
 void run_blocks(const MatrixView& w, const ActivationView& x, int64_t panel_begin, int64_t panel_end,
                 const LinearOutput& out, uint8_t* scratch) {
 #ifdef __AVX512VNNI__
@@ -61,18 +61,18 @@ void run_blocks(const MatrixView& w, const ActivationView& x, int64_t panel_begi
 
 void linear(const MatrixView& w, const ActivationView& x, int64_t panel_begin, int64_t panel_end,
             const LinearOutput& out, uint8_t* scratch) {
-    switch (w.form) {
-        case Form::F32: return run_panels<Form::F32>(w, x, panel_begin, panel_end, out, scratch);
-        case Form::Q8: return run_blocks<Form::Q8>(w, x, panel_begin, panel_end, out, scratch);
-        case Form::Q4_0: return run_blocks<Form::Q4_0>(w, x, panel_begin, panel_end, out, scratch);
-        case Form::Q4_1: return run_blocks<Form::Q4_1>(w, x, panel_begin, panel_end, out, scratch);
-        case Form::Q5_0: return run_blocks<Form::Q5_0>(w, x, panel_begin, panel_end, out, scratch);
-        case Form::Q5_1: return run_blocks<Form::Q5_1>(w, x, panel_begin, panel_end, out, scratch);
-        case Form::Q4_K: return run_blocks<Form::Q4_K>(w, x, panel_begin, panel_end, out, scratch);
-        case Form::Q5_K: return run_blocks<Form::Q5_K>(w, x, panel_begin, panel_end, out, scratch);
-        case Form::Q6_K: return run_blocks<Form::Q6_K>(w, x, panel_begin, panel_end, out, scratch);
-        case Form::Q4_Z: return run_blocks<Form::Q4_Z>(w, x, panel_begin, panel_end, out, scratch);
-        case Form::Factor: return run_factor_panels(w, x, panel_begin, panel_end, out);
+    switch (w.format) {
+        case WeightFormat::F32: return run_panels<WeightFormat::F32>(w, x, panel_begin, panel_end, out, scratch);
+        case WeightFormat::Q8: return run_blocks<WeightFormat::Q8>(w, x, panel_begin, panel_end, out, scratch);
+        case WeightFormat::Q4_0: return run_blocks<WeightFormat::Q4_0>(w, x, panel_begin, panel_end, out, scratch);
+        case WeightFormat::Q4_1: return run_blocks<WeightFormat::Q4_1>(w, x, panel_begin, panel_end, out, scratch);
+        case WeightFormat::Q5_0: return run_blocks<WeightFormat::Q5_0>(w, x, panel_begin, panel_end, out, scratch);
+        case WeightFormat::Q5_1: return run_blocks<WeightFormat::Q5_1>(w, x, panel_begin, panel_end, out, scratch);
+        case WeightFormat::Q4_K: return run_blocks<WeightFormat::Q4_K>(w, x, panel_begin, panel_end, out, scratch);
+        case WeightFormat::Q5_K: return run_blocks<WeightFormat::Q5_K>(w, x, panel_begin, panel_end, out, scratch);
+        case WeightFormat::Q6_K: return run_blocks<WeightFormat::Q6_K>(w, x, panel_begin, panel_end, out, scratch);
+        case WeightFormat::Q4_Z: return run_blocks<WeightFormat::Q4_Z>(w, x, panel_begin, panel_end, out, scratch);
+        case WeightFormat::Factor: return run_factor_panels(w, x, panel_begin, panel_end, out);
     }
 }
 

@@ -1,4 +1,4 @@
-// Plain C++ for every CPU.
+// Plain C++, for every CPU.
 #include "simd_portable.h"
 #include "table.h"
 

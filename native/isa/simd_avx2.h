@@ -12,9 +12,9 @@ namespace {
 
 #define FOREWORD_INLINE inline __attribute__((always_inline))
 
-// Whether it pays to name memory ahead of its use.
+// Whether prefetching saves time.
 constexpr bool kFetches = true;
-constexpr int64_t kPrefetch = 6144;   // bytes ahead in the weight stream, when every byte is used once
+constexpr int64_t kPrefetch = 6144;   // bytes to prefetch ahead, where every weight is read once
 
 struct F32x8 {
     __m256 v;
@@ -37,26 +37,26 @@ FOREWORD_INLINE F32x8 fma(F32x8 a, float b, F32x8 c) { return fma(a, set1(b), c)
 FOREWORD_INLINE F32x8 round(F32x8 a) {
     return {_mm256_round_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
 }
-// The whole number n next to x, and 2^n, for n in [-126, 127]. Adding 1.5 * 2^23 rounds to a whole number, which then
-// stands in the low bits.
+// The integer n nearest to x, and 2^n, for n in [-126, 127]. Adding 1.5 * 2^23 rounds to an integer, which the low bits of the sum
+// then have.
 struct Power {
-    F32x8 exponent, value;
+    F32x8 exponent, value;   // n, 2^n
 };
-FOREWORD_INLINE Power power_next_to(F32x8 x) {
-    const F32x8 offset = set1(12582912.0f), whole = add(x, offset);
-    const __m256i shifted = _mm256_slli_epi32(_mm256_castps_si256(whole.v), 23);
+FOREWORD_INLINE Power nearest_power(F32x8 x) {
+    const F32x8 offset = set1(12582912.0f), rounded = add(x, offset);
+    const __m256i shifted = _mm256_slli_epi32(_mm256_castps_si256(rounded.v), 23);
     const __m256i bits = _mm256_add_epi32(shifted, _mm256_castps_si256(_mm256_set1_ps(1.0f)));
-    return {sub(whole, offset), {_mm256_castsi256_ps(bits)}};
+    return {sub(rounded, offset), {_mm256_castsi256_ps(bits)}};
 }
 FOREWORD_INLINE float sum_lanes(F32x8 a) {
-    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1));
-    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
-    return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
+    const __m128 sums4 = _mm_add_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1));
+    const __m128 sums2 = _mm_add_ps(sums4, _mm_movehl_ps(sums4, sums4));
+    return _mm_cvtss_f32(_mm_add_ss(sums2, _mm_shuffle_ps(sums2, sums2, 1)));
 }
 FOREWORD_INLINE float max_lanes(F32x8 a) {
-    const __m128 four = _mm_max_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1));
-    const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
-    return _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps(two, two, 1)));
+    const __m128 max4 = _mm_max_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1));
+    const __m128 max2 = _mm_max_ps(max4, _mm_movehl_ps(max4, max4));
+    return _mm_cvtss_f32(_mm_max_ss(max2, _mm_shuffle_ps(max2, max2, 1)));
 }
 FOREWORD_INLINE F32x8 load_half(const uint16_t* p) {
     return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
@@ -69,9 +69,9 @@ FOREWORD_INLINE F32x8 load_int8(const uint8_t* p) {
     return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))))};
 }
 
-// Stores eight whole numbers in [-127, 127].
+// Stores eight integers in [-127, 127].
 FOREWORD_INLINE void store_int8(int8_t* p, F32x8 a) {
-    const F32x8 bounded = max(min(a, set1(127.0f)), set1(-127.0f));   // -128 would overflow the products below
+    const F32x8 bounded = max(min(a, set1(127.0f)), set1(-127.0f));   // -128 would overflow in `dot_bytes`
     const __m256i wide = _mm256_cvtps_epi32(bounded.v);
     const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
     _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(words, words));
@@ -98,7 +98,7 @@ FOREWORD_INLINE void transpose(F32x8 (&v)[8]) {
     }
 }
 
-// 8 rows x 4 columns of weights, and their magnitudes.
+// Weights of 8 rows x 4 columns, and their magnitudes.
 struct W32 {
     __m256i v, magnitude;
 };
@@ -118,24 +118,24 @@ FOREWORD_INLINE W32 load_weights(const uint8_t* p) {
 }
 FOREWORD_INLINE void store_weights(uint8_t* p, W32 w) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), w.v); }
 FOREWORD_INLINE __m256i load_vector(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
-// Bits of every byte moved up by Shift (down where it is negative), those of Mask alone.
+// Shifts the bits of every byte up by Shift (down if it is negative) and clears those outside Mask.
 template <int Shift, int Mask>
-FOREWORD_INLINE __m256i moved_bits(__m256i v) {
-    const __m256i moved = Shift >= 0 ? _mm256_slli_epi16(v, Shift >= 0 ? Shift : 0) : _mm256_srli_epi16(v, Shift < 0 ? -Shift : 0);
-    return _mm256_and_si256(moved, _mm256_set1_epi8(Mask));
+FOREWORD_INLINE __m256i shifted_bits(__m256i v) {
+    const __m256i shifted = Shift >= 0 ? _mm256_slli_epi16(v, Shift >= 0 ? Shift : 0) : _mm256_srli_epi16(v, Shift < 0 ? -Shift : 0);
+    return _mm256_and_si256(shifted, _mm256_set1_epi8(Mask));
 }
-// Columns 4J.. and 16+4J.. of a group of 8 rows x 32 columns with 4, 5 or 6 bits.
+// Unpacks the columns 4J..4J+3 (low) and 16+4J..16+4J+3 (high) of 8 rows x 32 columns with 4, 5 or 6 bits.
 template <int Bits, int Bias, int J>
 FOREWORD_INLINE WeightPair unpack_levels(const uint8_t* p) {
     const __m256i both = load_vector(p + 32 * J);
-    __m256i low = moved_bits<0, 15>(both), high = moved_bits<-4, 15>(both);
+    __m256i low = shifted_bits<0, 15>(both), high = shifted_bits<-4, 15>(both);
     if constexpr (Bits == 5) {
-        const __m256i above = load_vector(p + 128);
-        low = _mm256_or_si256(low, moved_bits<4 - J, 16>(above));
-        high = _mm256_or_si256(high, moved_bits<-J, 16>(above));
+        const __m256i upper_bits = load_vector(p + 128);
+        low = _mm256_or_si256(low, shifted_bits<4 - J, 16>(upper_bits));
+        high = _mm256_or_si256(high, shifted_bits<-J, 16>(upper_bits));
     } else if constexpr (Bits == 6) {
-        low = _mm256_or_si256(low, moved_bits<4 - 2 * J, 48>(load_vector(p + 128)));
-        high = _mm256_or_si256(high, moved_bits<4 - 2 * J, 48>(load_vector(p + 160)));
+        low = _mm256_or_si256(low, shifted_bits<4 - 2 * J, 48>(load_vector(p + 128)));
+        high = _mm256_or_si256(high, shifted_bits<4 - 2 * J, 48>(load_vector(p + 160)));
     }
     if constexpr (Bias == 0) return {{low, low}, {high, high}};
     const __m256i bias = _mm256_set1_epi8(Bias);
@@ -145,8 +145,8 @@ FOREWORD_INLINE X32 load_tokens(const int8_t* p) { return {p}; }
 FOREWORD_INLINE I32x8 zero_sums() { return {_mm256_setzero_si256()}; }
 FOREWORD_INLINE F32x8 to_float(I32x8 a) { return {_mm256_cvtepi32_ps(a.v)}; }
 
-// Unsigned times signed bytes, four neighbours added up. Without VNNI pairs are added in 16 bits, which saturate:
-// with |token| <= 127 and magnitude <= 128 a pair is at most 2 * 128 * 127 = 32512, so they never do.
+// Adds the products of unsigned and signed bytes, four consecutive ones to each lane. Without VNNI, pairs are added in 16 bits.
+// They cannot saturate: with |token| <= 127 and magnitude <= 128 a pair is at most 2 * 128 * 127 = 32512.
 FOREWORD_INLINE __m256i dot_bytes(__m256i acc, __m256i magnitude, __m256i tokens) {
 #ifdef __AVX512VNNI__
     return _mm256_dpbusd_epi32(acc, magnitude, tokens);

@@ -1,5 +1,5 @@
-// Eight-lane vectors on ARM NEON. Every reduction has one fixed order, the same as in the other instruction sets.
-// Included by exactly one translation unit per instruction set; the anonymous namespace keeps its code apart.
+// Eight-lane vectors on ARM NEON. Every reduction has the same order as in the other instruction sets.
+// Each instruction set has one translation unit, and its kernels are in an anonymous namespace, so that they do not collide.
 #pragma once
 
 #include <arm_neon.h>
@@ -12,9 +12,9 @@ namespace {
 
 #define FOREWORD_INLINE inline __attribute__((always_inline))
 
-// Whether it pays to name memory ahead of its use.
+// Whether prefetching saves time.
 constexpr bool kFetches = true;
-constexpr int64_t kPrefetch = 1536;   // bytes ahead in the weight stream, when every byte is used once
+constexpr int64_t kPrefetch = 1536;   // bytes to prefetch ahead, where every weight is read once
 
 struct F32x8 {
     float32x4_t lo, hi;
@@ -41,20 +41,20 @@ FOREWORD_INLINE F32x8 fma(F32x8 a, float b, F32x8 c) {
     return {vfmaq_n_f32(c.lo, a.lo, b), vfmaq_n_f32(c.hi, a.hi, b)};
 }
 FOREWORD_INLINE F32x8 mul(F32x8 a, float b) { return {vmulq_n_f32(a.lo, b), vmulq_n_f32(a.hi, b)}; }
-// Adding 1.5 * 2^23 rounds |x| < 2^22 to a whole number, which then stands in the low bits. Additions run two per
-// cycle where the instructions that round and convert run one in two.
-constexpr float kWhole = 12582912.0f;
-FOREWORD_INLINE F32x8 round(F32x8 a) { return sub(add(a, set1(kWhole)), set1(kWhole)); }
-// The whole number n next to x, and 2^n, for n in [-126, 127].
+// Adding 1.5 * 2^23 rounds |x| < 2^22 to an integer, which the low bits of the sum then have. Two additions run per cycle, but only
+// one rounding or conversion in two cycles.
+constexpr float kRoundingOffset = 12582912.0f;
+FOREWORD_INLINE F32x8 round(F32x8 a) { return sub(add(a, set1(kRoundingOffset)), set1(kRoundingOffset)); }
+// The integer n nearest to x, and 2^n, for n in [-126, 127].
 struct Power {
-    F32x8 exponent, value;
+    F32x8 exponent, value;   // n, 2^n
 };
-FOREWORD_INLINE Power power_next_to(F32x8 x) {
-    const F32x8 whole = add(x, set1(kWhole));
+FOREWORD_INLINE Power nearest_power(F32x8 x) {
+    const F32x8 shifted = add(x, set1(kRoundingOffset));
     const uint32x4_t one = vreinterpretq_u32_f32(vdupq_n_f32(1.0f));
-    const uint32x4_t lo = vaddq_u32(vshlq_n_u32(vreinterpretq_u32_f32(whole.lo), 23), one);
-    const uint32x4_t hi = vaddq_u32(vshlq_n_u32(vreinterpretq_u32_f32(whole.hi), 23), one);
-    return {sub(whole, set1(kWhole)), {vreinterpretq_f32_u32(lo), vreinterpretq_f32_u32(hi)}};
+    const uint32x4_t lo = vaddq_u32(vshlq_n_u32(vreinterpretq_u32_f32(shifted.lo), 23), one);
+    const uint32x4_t hi = vaddq_u32(vshlq_n_u32(vreinterpretq_u32_f32(shifted.hi), 23), one);
+    return {sub(shifted, set1(kRoundingOffset)), {vreinterpretq_f32_u32(lo), vreinterpretq_f32_u32(hi)}};
 }
 FOREWORD_INLINE float sum_lanes(F32x8 a) {
     const float32x4_t four = vaddq_f32(a.lo, a.hi);
@@ -76,9 +76,9 @@ FOREWORD_INLINE F32x8 load_int8(const uint8_t* p) {
     return {vcvtq_f32_s32(vmovl_s16(vget_low_s16(wide))), vcvtq_f32_s32(vmovl_s16(vget_high_s16(wide)))};
 }
 
-// Stores eight whole numbers in [-127, 127].
+// Stores eight integers in [-127, 127].
 FOREWORD_INLINE void store_int8(int8_t* p, F32x8 a) {
-    const F32x8 shifted = add(a, set1(kWhole));
+    const F32x8 shifted = add(a, set1(kRoundingOffset));
     const int16x8_t lo = vreinterpretq_s16_f32(shifted.lo), hi = vreinterpretq_s16_f32(shifted.hi);
     vst1_s8(p, vmovn_s16(vuzp1q_s16(lo, hi)));
 }
@@ -126,24 +126,24 @@ FOREWORD_INLINE void store_weights(uint8_t* p, W32 w) {
 struct WeightPair {
     W32 low, high;
 };
-// Bits of every byte moved up by Shift (down where it is negative), those of Mask alone.
+// Shifts the bits of every byte up by Shift (down if it is negative) and clears those outside Mask.
 template <int Shift, int Mask>
-FOREWORD_INLINE uint8x16_t moved_bits(uint8x16_t v) {
+FOREWORD_INLINE uint8x16_t shifted_bits(uint8x16_t v) {
     if constexpr (Shift > 0) v = vshlq_n_u8(v, Shift);
     if constexpr (Shift < 0) v = vshrq_n_u8(v, -Shift);
     return vandq_u8(v, vdupq_n_u8(Mask));
 }
-// Half a vector of columns 4J.. (Low) or 16+4J.. of a group of 8 rows x 32 columns with 4, 5 or 6 bits.
+// Unpacks the columns 4J..4J+3 (Low) or 16+4J..16+4J+3 of 4 rows x 32 columns with 4, 5 or 6 bits.
 template <int Bits, int Bias, int J, bool Low>
 FOREWORD_INLINE int8x16_t unpack_half(const uint8_t* p) {
     const uint8x16_t both = vld1q_u8(p + 32 * J);
     uint8x16_t level = Low ? vandq_u8(both, vdupq_n_u8(15)) : vshrq_n_u8(both, 4);
-    if constexpr (Bits == 5) level = vorrq_u8(level, moved_bits<Low ? 4 - J : -J, 16>(vld1q_u8(p + 128)));
-    if constexpr (Bits == 6) level = vorrq_u8(level, moved_bits<4 - 2 * J, 48>(vld1q_u8(p + (Low ? 128 : 160))));
+    if constexpr (Bits == 5) level = vorrq_u8(level, shifted_bits<Low ? 4 - J : -J, 16>(vld1q_u8(p + 128)));
+    if constexpr (Bits == 6) level = vorrq_u8(level, shifted_bits<4 - 2 * J, 48>(vld1q_u8(p + (Low ? 128 : 160))));
     const int8x16_t unbiased = vreinterpretq_s8_u8(level);
     return Bias == 0 ? unbiased : vsubq_s8(unbiased, vdupq_n_s8(Bias));
 }
-// Columns 4J.. and 16+4J.. of such a group.
+// Unpacks the columns 4J..4J+3 (low) and 16+4J..16+4J+3 (high) of 8 rows.
 template <int Bits, int Bias, int J>
 FOREWORD_INLINE WeightPair unpack_levels(const uint8_t* p) {
     return {{unpack_half<Bits, Bias, J, true>(p), unpack_half<Bits, Bias, J, true>(p + 16)},
@@ -151,11 +151,11 @@ FOREWORD_INLINE WeightPair unpack_levels(const uint8_t* p) {
 }
 FOREWORD_INLINE X32 load_tokens(const int8_t* p) { return {vld1q_s8(p), vld1q_s8(p + 16)}; }
 
-// Sums start at 1.5 * 2^23 read as an integer: a group's sum is below 2^22, so the bits of the result are
-// already a float, and a subtraction (two per cycle) replaces a conversion (one in two cycles).
+// Sums start at the bits of 1.5 * 2^23. A group's sum is below 2^22, so the bits of the result are a float, and `to_float` subtracts
+// the offset (two per cycle) instead of converting (one in two cycles).
 FOREWORD_INLINE I32x8 zero_sums() { return {vdupq_n_s32(0x4B400000), vdupq_n_s32(0x4B400000)}; }
 FOREWORD_INLINE F32x8 to_float(I32x8 a) {
-    const float32x4_t offset = vdupq_n_f32(kWhole);
+    const float32x4_t offset = vdupq_n_f32(kRoundingOffset);
     return {vsubq_f32(vreinterpretq_f32_s32(a.lo), offset), vsubq_f32(vreinterpretq_f32_s32(a.hi), offset)};
 }
 

@@ -1,4 +1,4 @@
-// Eight-lane vectors in plain C++, for CPUs that no other file knows. The order of operations is the others'.
+// Eight-lane vectors in plain C++, for all other CPUs. The order of operations is that of the other instruction sets.
 #pragma once
 
 #include <cmath>
@@ -12,15 +12,15 @@ namespace {
 #define FOREWORD_INLINE inline __attribute__((always_inline))
 #define FOREWORD_LANES for (int i = 0; i < 8; ++i)
 
-// Whether it pays to name memory ahead of its use: not where so much else is slow.
+// Whether prefetching saves time; not here, where everything else is slow.
 constexpr bool kFetches = false;
-constexpr int64_t kPrefetch = 1536;   // bytes ahead in the weight stream, when every byte is used once
+constexpr int64_t kPrefetch = 1536;   // bytes to prefetch ahead, where every weight is read once
 
 struct F32x8 {
     float v[8];
 };
 
-// One rounding where the hardware has it; calling libm for it would be a hundred times slower.
+// a * b + c, with one rounding if the hardware has such an instruction; libm's fmaf would be a hundred times slower.
 FOREWORD_INLINE float fused(float a, float b, float c) {
 #if defined(__FP_FAST_FMAF) || defined(__aarch64__)
     return __builtin_fmaf(a, b, c);
@@ -69,25 +69,25 @@ FOREWORD_INLINE F32x8 fma(const F32x8& a, const F32x8& b, const F32x8& c) {
     return each([&](int i) { return fused(a.v[i], b.v[i], c.v[i]); });
 }
 FOREWORD_INLINE F32x8 fma(const F32x8& a, float b, const F32x8& c) { return fma(a, set1(b), c); }
-// Adding and taking away 1.5 * 2^23 rounds to the nearest integer, ties to even, for |x| < 2^22.
+// Adding and subtracting 1.5 * 2^23 rounds to the nearest integer, ties to even, for |x| < 2^22.
 FOREWORD_INLINE F32x8 round(const F32x8& a) {
     return each([&](int i) { return (a.v[i] + 12582912.0f) - 12582912.0f; });
 }
-// The whole number n next to x, and 2^n, for n in [-126, 127]: it stands in the low bits of the shifted one.
+// The integer n nearest to x, and 2^n, for n in [-126, 127]. The low bits of the sum with 1.5 * 2^23 are n.
 struct Power {
-    F32x8 exponent, value;
+    F32x8 exponent, value;   // n, 2^n
 };
-FOREWORD_INLINE Power power_next_to(const F32x8& x) {
-    const F32x8 offset = set1(12582912.0f), whole = add(x, offset);
+FOREWORD_INLINE Power nearest_power(const F32x8& x) {
+    const F32x8 offset = set1(12582912.0f), rounded = add(x, offset);
     const F32x8 value = each([&](int i) {
         uint32_t bits;
-        std::memcpy(&bits, &whole.v[i], 4);
-        bits = (bits << 23) + 0x3F800000u;   // the bits of 1
+        std::memcpy(&bits, &rounded.v[i], 4);
+        bits = (bits << 23) + 0x3F800000u;   // adds the bits of 1.0
         float power;
         std::memcpy(&power, &bits, 4);
         return power;
     });
-    return {sub(whole, offset), value};
+    return {sub(rounded, offset), value};
 }
 FOREWORD_INLINE float sum_lanes(const F32x8& a) {
     float four[4];
@@ -115,9 +115,9 @@ FOREWORD_INLINE void store_int8(int8_t* p, const F32x8& a) {
 FOREWORD_INLINE void transpose(F32x8 (&v)[8]) {
     for (int row = 0; row < 8; ++row) {
         for (int i = 0; i < row; ++i) {
-            const float kept = v[row].v[i];
+            const float value = v[row].v[i];
             v[row].v[i] = v[i].v[row];
-            v[i].v[row] = kept;
+            v[i].v[row] = value;
         }
     }
 }
@@ -141,7 +141,7 @@ FOREWORD_INLINE W32 load_weights(const uint8_t* p) {
     return w;
 }
 FOREWORD_INLINE void store_weights(uint8_t* p, const W32& w) { std::memcpy(p, w.v, sizeof w.v); }
-// Columns 4J.. and 16+4J.. of a group of 8 rows x 32 columns with 4, 5 or 6 bits.
+// Unpacks the columns 4J..4J+3 (low) and 16+4J..16+4J+3 (high) of 8 rows x 32 columns with 4, 5 or 6 bits.
 template <int Bits, int Bias, int J>
 FOREWORD_INLINE WeightPair unpack_levels(const uint8_t* p) {
     WeightPair pair;

@@ -1,5 +1,5 @@
-// One step of an online softmax: a tile of keys and values taken into the sums of a few queries. What a query gets does
-// not depend on the others beside it.
+// One step of an online softmax: adds a tile of keys and values to the sums of a few queries. The result of a query does
+// not depend on the other queries.
 #pragma once
 
 #include "../types.h"
@@ -16,28 +16,27 @@ struct Tile {
     const T* values[2];
 };
 
-constexpr int64_t kCacheLine = 64;
-
-// Running softmax of one row and head.
-struct State {
+// The running softmax of one row and head.
+struct SoftmaxState {
     float* query;   // [padded dim], scaled
-    float* out;     // [padded dim]
-    float* stats;   // largest score, sum of weights
+    float* out;     // [padded dim], weighted sum of values
+    float* stats;   // [2], largest score and sum of weights
 };
 
-// Vectors per query that are summed up at a time: enough sums to keep the multipliers busy, and all in registers.
+// Vectors of scores per query that are summed together: enough to keep the multipliers busy, few enough for the registers.
 template <int Q>
-constexpr int kSpan = Q > 2 ? 2 : 4;
+constexpr int kScoreVectors = Q > 2 ? 2 : 4;
 
-// The same of values: with more of a row at a time its weights are read less often.
+// Vectors of values per query that are summed together: with more of them, weights are read less often.
 template <int Q>
-constexpr int kMixed = Q > 3 ? 2 : 4;
+constexpr int kValueVectors = Q > 3 ? 2 : 4;
 
-// Scores of Q queries against a tile of keys. Each is a sum over the head's dimensions in their order.
+// Computes the scores of Q queries with a tile of keys. Each score is a sum over the head's dimensions in order. With Fetch,
+// the keys of the next tile are prefetched.
 template <int Q, bool Fetch, typename T>
-FOREWORD_INLINE void score_tile(const State (&states)[Q], const Tile<T>& tile, const Tile<T>& next, int64_t head_dim,
+FOREWORD_INLINE void score_tile(const SoftmaxState (&states)[Q], const Tile<T>& tile, const Tile<T>& next, int64_t head_dim,
                                 float* scores) {
-    constexpr int S = kSpan<Q>;
+    constexpr int S = kScoreVectors<Q>;
 #pragma GCC unroll 2
     for (int part = 0; part < 4 / S; ++part) {
         const T* keys[2] = {tile.keys[part], tile.keys[1]};
@@ -68,51 +67,51 @@ FOREWORD_INLINE void score_tile(const State (&states)[Q], const Tile<T>& tile, c
     }
 }
 
-// The places of a tile that are seen, and what their scores are squashed by; 0: nothing.
-struct Span {
+// The visible positions [begin, end) of a tile, and the softcap of their scores; 0: none.
+struct VisibleSpan {
     int64_t begin, end;
     float softcap;
     bool is_whole() const { return begin == 0 && end == kKeyTile; }
 };
 
-// Turns the scores of each of Q queries into weights and updates maxima and sums; `factors` get what stands before
-// is to be multiplied with. Each step is done for all queries before the next, as every step waits for the one before.
+// Replaces the scores of Q queries by weights, and updates `stats`. The sums of earlier tiles must be multiplied with `factors`.
+// Each step is computed for all queries before the next one, because a step waits for the results of the step before.
 template <int Q>
-FOREWORD_INLINE void weigh_tile(float* scores, const Span& span, const State (&states)[Q], float (&factors)[8]) {
-    float before[8] = {0}, now[8] = {0};
+FOREWORD_INLINE void weigh_tile(float* scores, const VisibleSpan& span, const SoftmaxState (&states)[Q], float (&factors)[8]) {
+    float old_max[8] = {0}, new_max[8] = {0};
 #pragma GCC unroll 4
     for (int s = 0; s < Q; ++s) {
-        float* own = scores + s * kKeyTile;
-        for (int64_t i = 0; i < span.begin; ++i) own[i] = -__builtin_inff();
-        for (int64_t i = span.end; i < kKeyTile; ++i) own[i] = -__builtin_inff();
-        const F32x8 largest = max(max(load(own), load(own + 8)), max(load(own + 16), load(own + 24)));
+        float* row = scores + s * kKeyTile;
+        for (int64_t i = 0; i < span.begin; ++i) row[i] = -__builtin_inff();
+        for (int64_t i = span.end; i < kKeyTile; ++i) row[i] = -__builtin_inff();
+        const F32x8 largest = max(max(load(row), load(row + 8)), max(load(row + 16), load(row + 24)));
         const float highest = max_lanes(largest);
-        before[s] = states[s].stats[0];
-        now[s] = highest > before[s] ? highest : before[s];
+        old_max[s] = states[s].stats[0];
+        new_max[s] = highest > old_max[s] ? highest : old_max[s];
     }
-    store(factors, exponential(sub(load(before), load(now))));
+    store(factors, exponential(sub(load(old_max), load(new_max))));
 #pragma GCC unroll 4
     for (int s = 0; s < Q; ++s) {
-        float* own = scores + s * kKeyTile;
+        float* row = scores + s * kKeyTile;
         F32x8 weights[4];
 #pragma GCC unroll 4
         for (int i = 0; i < 4; ++i) {
-            weights[i] = exponential(sub(load(own + 8 * i), set1(now[s])));
-            store(own + 8 * i, weights[i]);
+            weights[i] = exponential(sub(load(row + 8 * i), set1(new_max[s])));
+            store(row + 8 * i, weights[i]);
         }
         if (!span.is_whole()) {
-            for (int64_t i = 0; i < span.begin; ++i) own[i] = 0.0f;
-            for (int64_t i = span.end; i < kKeyTile; ++i) own[i] = 0.0f;
+            for (int64_t i = 0; i < span.begin; ++i) row[i] = 0.0f;
+            for (int64_t i = span.end; i < kKeyTile; ++i) row[i] = 0.0f;
 #pragma GCC unroll 4
-            for (int i = 0; i < 4; ++i) weights[i] = load(own + 8 * i);
+            for (int i = 0; i < 4; ++i) weights[i] = load(row + 8 * i);
         }
         const F32x8 total = add(add(weights[0], weights[1]), add(weights[2], weights[3]));
-        states[s].stats[0] = now[s];
+        states[s].stats[0] = new_max[s];
         states[s].stats[1] = states[s].stats[1] * factors[s] + sum_lanes(total);
     }
 }
 
-// Adds `count` values of a page, each with its weights, to eight times V dimensions of Q outputs.
+// Adds `count` values of a page, times their weights, to 8 * V dimensions of Q outputs.
 template <int Q, int V, bool Fetch, typename T>
 FOREWORD_INLINE void mix_page(F32x8 (&sums)[Q][V], const T* value, const T* next, int64_t stride,
                               const float* weights, int64_t count) {
@@ -131,10 +130,10 @@ FOREWORD_INLINE void mix_page(F32x8 (&sums)[Q][V], const T* value, const T* next
     }
 }
 
-// Eight times V dimensions of Q outputs: rescaled, then the tile's values added in their order.
+// Multiplies 8 * V dimensions of Q outputs with the factors, then adds the values of the tile in order of position.
 template <int Q, int V, bool Fetch, typename T>
-FOREWORD_INLINE void mix_values(const State (&states)[Q], const float (&factors)[8], const Tile<T>& tile, const Tile<T>& next,
-                                int64_t stride, const float* weights, const Span& span, int64_t d) {
+FOREWORD_INLINE void mix_values(const SoftmaxState (&states)[Q], const float (&factors)[8], const Tile<T>& tile, const Tile<T>& next,
+                                int64_t stride, const float* weights, const VisibleSpan& span, int64_t d) {
     F32x8 sums[Q][V];
 #pragma GCC unroll 4
     for (int s = 0; s < Q; ++s) {
@@ -144,12 +143,12 @@ FOREWORD_INLINE void mix_values(const State (&states)[Q], const float (&factors)
     for (int64_t page = 0; page * kPageSize < span.end; ++page) {
         const int64_t first = page * kPageSize, skipped = span.begin > first ? span.begin - first : 0;
         const T *value = tile.values[page] + d, *fetched = next.values[page] + d;
-        const float* own = weights + first;
-        const int64_t rest = span.end - first < kPageSize ? span.end - first : kPageSize;
-        if (skipped == 0 && rest == kPageSize) {   // a fixed number of rounds ends without a wrong guess by the CPU
-            mix_page<Q, V, Fetch>(sums, value, fetched, stride, own, kPageSize);
-        } else if (skipped < rest) {   // what is not seen may hold no numbers, and 0 times that would be none either
-            mix_page<Q, V, Fetch>(sums, value + skipped * stride, fetched, stride, own + skipped, rest - skipped);
+        const float* page_weights = weights + first;
+        const int64_t count = span.end - first < kPageSize ? span.end - first : kPageSize;
+        if (skipped == 0 && count == kPageSize) {   // the CPU predicts the end of a loop with a fixed count
+            mix_page<Q, V, Fetch>(sums, value, fetched, stride, page_weights, kPageSize);
+        } else if (skipped < count) {   // hidden positions are skipped, because 0 times a NaN in their memory would be NaN
+            mix_page<Q, V, Fetch>(sums, value + skipped * stride, fetched, stride, page_weights + skipped, count - skipped);
         }
     }
 #pragma GCC unroll 4
@@ -159,17 +158,17 @@ FOREWORD_INLINE void mix_values(const State (&states)[Q], const float (&factors)
     }
 }
 
-// Takes some keys of a tile into the softmax of Q queries; with Fetch the next tile is fetched meanwhile.
+// Adds the visible positions of a tile to the softmax of Q queries. With Fetch, the next tile is prefetched.
 template <int Q, bool Fetch, typename T>
-__attribute__((noinline)) void absorb_tile(const KvView& kv, const Tile<T>& tile, const Tile<T>& next, const Span& span,
-                                           const State (&states)[Q], float* scores) {
+__attribute__((noinline)) void absorb_tile(const KvView& kv, const Tile<T>& tile, const Tile<T>& next, const VisibleSpan& span,
+                                           const SoftmaxState (&states)[Q], float* scores) {
     score_tile<Q, Fetch>(states, tile, next, kv.head_dim, scores);
-    if (span.softcap > 0.0f) squash(scores, span.softcap, Q * kKeyTile);
+    if (span.softcap > 0.0f) softcap(scores, span.softcap, Q * kKeyTile);
     float factors[8];
     weigh_tile<Q>(scores, span, states, factors);
     int64_t d = 0;
-    for (; d + 8 * kMixed<Q> <= kv.padded_dim; d += 8 * kMixed<Q>) {
-        mix_values<Q, kMixed<Q>, Fetch>(states, factors, tile, next, kv.padded_dim, scores, span, d);
+    for (; d + 8 * kValueVectors<Q> <= kv.padded_dim; d += 8 * kValueVectors<Q>) {
+        mix_values<Q, kValueVectors<Q>, Fetch>(states, factors, tile, next, kv.padded_dim, scores, span, d);
     }
     for (; d < kv.padded_dim; d += 8) mix_values<Q, 1, Fetch>(states, factors, tile, next, kv.padded_dim, scores, span, d);
 }

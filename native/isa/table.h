@@ -1,4 +1,4 @@
-// The kernels of this translation unit's instruction set as one table.
+// The table of the kernels, compiled for this translation unit's instruction set.
 #pragma once
 
 #include "activations.h"
@@ -9,8 +9,8 @@
 namespace {
 
 constexpr KernelTable make_table(const char* name) {
-    return {name, linear, dequantize_row, rms_norm, quantize, turn, silu_mul, gelu_mul, clamped_mul, squash, rotate, store_kv, attention,
-            sigmoid_mul, squared_relu, convolve, recur, fold};
+    return {name, linear, dequantize_row, rms_norm, quantize, silu_mul, gelu_mul, clamped_mul, softcap, rotate, store_kv, attention,
+            sigmoid_mul, squared_relu, convolve, recurrent_rows, update_state};
 }
 
 }  // namespace

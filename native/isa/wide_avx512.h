@@ -1,6 +1,6 @@
-// AVX-512 VNNI: two panels side by side in vectors of sixteen outputs. The instruction multiplies unsigned with signed
-// bytes, so levels stay as they are stored (8-bit ones are moved up by 128) and the bias times the sum of a token's
-// levels is taken off: the integer sums, and with them all bits of the result, are those of the narrow tiles.
+// AVX-512 VNNI: products with two panels in vectors of sixteen outputs. The instruction multiplies unsigned by signed bytes, so
+// the bias is not subtracted from stored levels (to 8-bit levels 128 is added). Instead, the bias times the sum of the token's
+// levels is subtracted from the product. The integer sums, and so all bits of the result, equal those of panel_tiles.h.
 #pragma once
 
 #include "../types.h"
@@ -13,10 +13,10 @@ using namespace foreword;
 constexpr int64_t kWideTile = 8;       // tokens whose sums stay in registers
 constexpr int64_t kWideVector = 64;    // bytes: 16 rows x 4 columns
 constexpr int64_t kWideHeader = 128;   // 16 scales, 16 minima or second scales
-constexpr int64_t kSpreadTokens = 33;  // from so many on, levels are spread to bytes once instead of unpacked per tile
+constexpr int64_t kUnpackTokens = 33;  // from this many tokens on, levels are unpacked once for all tiles
 
-// What is subtracted from the levels as the products see them.
-template <Form F>
+// The bias of the unsigned levels in the products.
+template <WeightFormat F>
 constexpr int kWideBias = block_layout(F).bits == 8 ? 128 : block_layout(F).bias;
 
 FOREWORD_INLINE __m512 joined(F32x8 left, F32x8 right) { return _mm512_insertf32x8(_mm512_castps256_ps512(left.v), right.v, 1); }
@@ -26,18 +26,18 @@ FOREWORD_INLINE __m512i joined(const uint8_t* left, const uint8_t* right) {
 }
 
 template <int Shift, int Mask>
-FOREWORD_INLINE __m512i moved_bits(__m512i v) {
-    const __m512i moved = Shift >= 0 ? _mm512_slli_epi16(v, Shift >= 0 ? Shift : 0) : _mm512_srli_epi16(v, Shift < 0 ? -Shift : 0);
-    return _mm512_and_si512(moved, _mm512_set1_epi8(Mask));
+FOREWORD_INLINE __m512i shifted_bits(__m512i v) {
+    const __m512i shifted = Shift >= 0 ? _mm512_slli_epi16(v, Shift >= 0 ? Shift : 0) : _mm512_srli_epi16(v, Shift < 0 ? -Shift : 0);
+    return _mm512_and_si512(shifted, _mm512_set1_epi8(Mask));
 }
 
-// Unsigned levels of columns 4J.. and 16+4J.. of a group.
+// Unsigned levels of the columns 4J..4J+3 (low) and 16+4J..16+4J+3 (high) of a group, for 16 rows.
 struct WidePair {
     __m512i low, high;
 };
 
-// Two panels as they are stored.
-template <Form F>
+// Reads two panels as they are stored, group by group.
+template <WeightFormat F>
 struct PackedPair {
     static constexpr int kScales = block_layout(F).scales;
     static constexpr bool kHasMin = block_layout(F).has_min, kHasStarts = kWideBias<F> != 0;
@@ -48,27 +48,27 @@ struct PackedPair {
     FOREWORD_INLINE void fetch() const {
 #pragma GCC unroll 4
         for (int i = 0; i < kLines<F>; ++i) {
-            __builtin_prefetch(left.weights + kPrefetch + i * kLine);
-            __builtin_prefetch(right.weights + kPrefetch + i * kLine);
+            __builtin_prefetch(left.weights + kPrefetch + i * kCacheLine);
+            __builtin_prefetch(right.weights + kPrefetch + i * kCacheLine);
         }
     }
     template <int J>
     FOREWORD_INLINE WidePair levels() const {
         constexpr int Bits = PackedPanel<F>::kBits;
-        const auto vector = [&](int64_t at) FOREWORD_INLINE_LAMBDA { return joined(left.weights + at, right.weights + at); };
+        const auto vector = [&](int64_t offset) FOREWORD_INLINE_LAMBDA { return joined(left.weights + offset, right.weights + offset); };
         if constexpr (Bits == 8) {
             const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80));
             return {_mm512_xor_si512(vector(32 * J), sign), _mm512_xor_si512(vector(32 * (J + 4)), sign)};
         } else {
             const __m512i both = vector(32 * J);
-            WidePair levels{moved_bits<0, 15>(both), moved_bits<-4, 15>(both)};
+            WidePair levels{shifted_bits<0, 15>(both), shifted_bits<-4, 15>(both)};
             if constexpr (Bits == 5) {
-                const __m512i above = vector(128);
-                levels.low = _mm512_or_si512(levels.low, moved_bits<4 - J, 16>(above));
-                levels.high = _mm512_or_si512(levels.high, moved_bits<-J, 16>(above));
+                const __m512i upper_bits = vector(128);
+                levels.low = _mm512_or_si512(levels.low, shifted_bits<4 - J, 16>(upper_bits));
+                levels.high = _mm512_or_si512(levels.high, shifted_bits<-J, 16>(upper_bits));
             } else if constexpr (Bits == 6) {
-                levels.low = _mm512_or_si512(levels.low, moved_bits<4 - 2 * J, 48>(vector(128)));
-                levels.high = _mm512_or_si512(levels.high, moved_bits<4 - 2 * J, 48>(vector(160)));
+                levels.low = _mm512_or_si512(levels.low, shifted_bits<4 - 2 * J, 48>(vector(128)));
+                levels.high = _mm512_or_si512(levels.high, shifted_bits<4 - 2 * J, 48>(vector(160)));
             }
             return levels;
         }
@@ -76,12 +76,12 @@ struct PackedPair {
     FOREWORD_INLINE void advance() { left.weights += left.kBytes, right.weights += right.kBytes; }
 };
 
-// Two panels spread to bytes once, for several tiles: per group a header, then eight vectors for every 32 columns. Forms
-// with the same number of scales and minima share its tiles.
+// Two panels whose levels were unpacked to bytes, for several tiles: per group a header, then eight vectors for every 32 columns.
+// It is the same type for all formats with the same number of scales and minima, so that they share compiled tiles.
 template <int Scales, bool HasMin>
-struct SpreadPair {
+struct UnpackedPair {
     static constexpr int kScales = Scales;
-    static constexpr bool kHasMin = HasMin, kHasStarts = !HasMin;   // the forms with a minimum have no bias
+    static constexpr bool kHasMin = HasMin, kHasStarts = !HasMin;   // the formats with a minimum have no bias
     const uint8_t* data;
     const uint8_t* header = nullptr;
     FOREWORD_INLINE void enter(int64_t) {
@@ -98,8 +98,8 @@ struct SpreadPair {
     FOREWORD_INLINE void advance() { data += kBlock / 4 * kWideVector; }
 };
 
-template <Form F>
-void spread_pair(PackedPair<F> pair, int64_t groups, int64_t blocks, uint8_t* out) {
+template <WeightFormat F>
+void unpack_pair(PackedPair<F> pair, int64_t groups, int64_t blocks, uint8_t* out) {
     for (int64_t g = 0; g < groups; ++g) {
         pair.enter(g);
         _mm512_storeu_ps(out, pair.scales(0));
@@ -118,53 +118,54 @@ void spread_pair(PackedPair<F> pair, int64_t groups, int64_t blocks, uint8_t* ou
     }
 }
 
-// Tokens [begin, end), what their sums start from (nothing where the form has no bias), and the memory after that for a
-// pair of panels.
+// Tokens [begin, end) of a block.
 struct WideTokens {
     int64_t begin, end;
-    const int32_t* starts;   // [tokens, groups * scales of a group]
-    uint8_t* pair;
+    const int32_t* starts;   // [tokens, groups * scales of a group], initial sums: -bias times the sum of the levels; unset without a bias
+    uint8_t* unpacked;       // memory for an UnpackedPair
 };
 
-// Sums of 16 neighbouring levels, each in all four places of its quarter.
+// Returns the sums of 16 consecutive levels; each is in all four lanes of its quarter.
 FOREWORD_INLINE __m512i sums_of_sixteen(const int8_t* q) {
     __m512i sums = _mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_set1_epi8(1), _mm512_loadu_si512(q));
     sums = _mm512_add_epi32(sums, _mm512_shuffle_epi32(sums, _MM_PERM_BADC));
     return _mm512_add_epi32(sums, _mm512_shuffle_epi32(sums, _MM_PERM_CDAB));
 }
 
-template <Form F>
+template <WeightFormat F>
 WideTokens wide_tokens(const MatrixView& w, const ActivationView& x, int64_t begin, int64_t end, uint8_t* scratch) {
     int32_t* starts = reinterpret_cast<int32_t*>(scratch);
-    const int64_t group = w.grouping.group, columns = x.groups * group, all = (end - begin) * columns;
+    const int64_t group_size = w.grouping.group_size, columns = x.groups * group_size, levels = (end - begin) * columns;
     const int8_t* q = x.q + begin * columns;
-    int64_t count = 0;
+    int64_t count = 0;   // of initial sums
     if constexpr (block_layout(F).scales == 2) {
-        for (int64_t c = 0; c < all; c += 64, count += 4) {
+        for (int64_t c = 0; c < levels; c += 64, count += 4) {
             const __m512i biased = _mm512_mullo_epi32(sums_of_sixteen(q + c), _mm512_set1_epi32(-kWideBias<F>));
             _mm_storeu_si128(reinterpret_cast<__m128i*>(starts + count), _mm512_castsi512_si128(_mm512_maskz_compress_epi32(0x1111, biased)));
         }
     } else if constexpr (kWideBias<F> != 0) {
-        for (int64_t c = 0; c < all; c += group, ++count) {
+        for (int64_t c = 0; c < levels; c += group_size, ++count) {
             __m256i sums = _mm256_setzero_si256();
-            for (int64_t i = 0; i < group; i += kBlock) sums = _mm256_dpbusd_epi32(sums, _mm256_set1_epi8(1), load_vector(reinterpret_cast<const uint8_t*>(q + c + i)));
+            for (int64_t i = 0; i < group_size; i += kBlock) {
+                sums = _mm256_dpbusd_epi32(sums, _mm256_set1_epi8(1), load_vector(reinterpret_cast<const uint8_t*>(q + c + i)));
+            }
             starts[count] = -kWideBias<F> * _mm512_reduce_add_epi32(_mm512_zextsi256_si512(sums));
         }
     }
-    return {begin, end, starts, scratch + (count * 4 + kLine - 1) / kLine * kLine};
+    return {begin, end, starts, scratch + (count * 4 + kCacheLine - 1) / kCacheLine * kCacheLine};
 }
 
 template <int T>
 FOREWORD_INLINE void wide_dots(__m512i (&acc)[T], __m512i levels, const int8_t* q, int64_t stride) {
 #pragma GCC unroll 8
     for (int t = 0; t < T; ++t) {
-        int32_t four;
-        std::memcpy(&four, q + t * stride, 4);
-        acc[t] = _mm512_dpbusd_epi32(acc[t], levels, _mm512_set1_epi32(four));
+        int32_t quad;
+        std::memcpy(&quad, q + t * stride, 4);
+        acc[t] = _mm512_dpbusd_epi32(acc[t], levels, _mm512_set1_epi32(quad));
     }
 }
 
-// Sixteen outputs of T tokens, beginning with token `first` of the block.
+// Computes sixteen outputs of T tokens from token `first` of the block on.
 template <int T, typename Pair>
 __attribute__((noinline)) void run_wide_tile(Pair pair, const ActivationView& x, const WideTokens& tokens, int64_t first,
                                              const PanelTarget& left, const PanelTarget& right) {
@@ -221,15 +222,16 @@ __attribute__((noinline)) void run_wide_tile(Pair pair, const ActivationView& x,
     }
 }
 
-// All tokens of a block through two panels, in tiles of nearly equal size, of which none has fewer than `Least` tokens.
-template <int Least, typename Pair>
+// Multiplies all tokens of a block with two panels, in tiles of nearly equal size. No tile has fewer than `MinTokens` tokens, so
+// smaller ones are not compiled.
+template <int MinTokens, typename Pair>
 void run_wide_tiles(Pair pair, const ActivationView& x, const WideTokens& tokens, const PanelTarget& left, const PanelTarget& right) {
     const int64_t count = tokens.end - tokens.begin, tiles = (count + kWideTile - 1) / kWideTile;
     int64_t first = 0;
     for (int64_t index = 0; index < tiles; ++index) {
         const int64_t size = (count - first + tiles - index - 1) / (tiles - index);
         const auto run_sized = [&](auto n) FOREWORD_INLINE_LAMBDA {
-            if constexpr (n.value >= Least) {
+            if constexpr (n.value >= MinTokens) {
                 if (size == n.value) run_wide_tile<n.value>(pair, x, tokens, first, left, right);
             }
         };
@@ -239,14 +241,14 @@ void run_wide_tiles(Pair pair, const ActivationView& x, const WideTokens& tokens
     }
 }
 
-template <Form F>
+template <WeightFormat F>
 void run_pair(const MatrixView& w, const ActivationView& x, const WideTokens& tokens, const PanelTarget& left,
               const PanelTarget& right) {
     constexpr BlockLayout layout = block_layout(F);
     const PackedPair<F> packed{{left.packed}, {right.packed}};
-    if (tokens.end - tokens.begin < kSpreadTokens) return run_wide_tiles<1>(packed, x, tokens, left, right);
-    spread_pair<F>(packed, w.groups, left.blocks, tokens.pair);
-    run_wide_tiles<6>(SpreadPair<layout.scales, layout.has_min>{tokens.pair}, x, tokens, left, right);
+    if (tokens.end - tokens.begin < kUnpackTokens) return run_wide_tiles<1>(packed, x, tokens, left, right);
+    unpack_pair<F>(packed, w.groups, left.blocks, tokens.unpacked);
+    run_wide_tiles<6>(UnpackedPair<layout.scales, layout.has_min>{tokens.unpacked}, x, tokens, left, right);
 }
 
 }  // namespace

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from foreword.backends.cpu.decoder import load_cpu_decoder
-from foreword.backends.cpu.packing import FORMS
+from foreword.backends.cpu.packing import FORMATS
 from foreword.backends.interface import Decoder
 from foreword.backends.torch.decoder import TorchDecoder
 from foreword.backends.torch.weights import load_weights
@@ -94,4 +94,4 @@ def decoder_of(numbers: str, checkpoint: RandomCheckpoint | None = None, threads
     if numbers == "torch":
         weights = load_weights(checkpoint, torch.float32, torch.device("cpu"))
         return TorchDecoder(checkpoint.config, weights)
-    return load_cpu_decoder(checkpoint, FORMS[numbers], threads=threads)
+    return load_cpu_decoder(checkpoint, FORMATS[numbers], threads=threads)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from foreword.backends.cpu.decoder import CpuDecoder, load_cpu_decoder
-from foreword.backends.cpu.packing import FORMS
+from foreword.backends.cpu.packing import FORMATS
 from foreword.kernels.native import native_status
 from foreword.models.formats.checkpoint import open_checkpoint
 
@@ -16,7 +16,7 @@ INSTRUCTION_SETS = STATUS.instruction_sets
 
 
 def cpu_decoder(path: Path, form: str, threads: int = 2, kv_dtype: str | None = None) -> CpuDecoder:
-    numbers = FORMS[form]
+    numbers = FORMATS[form]
     if kv_dtype is not None:
         numbers = replace(numbers, kv_dtype=kv_dtype)
     return load_cpu_decoder(open_checkpoint(path), numbers, threads=threads)

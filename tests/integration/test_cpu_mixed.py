@@ -9,7 +9,7 @@ import torch
 
 from foreword.backends.choice import DTYPES
 from foreword.backends.cpu.decoder import CpuDecoder, load_cpu_decoder
-from foreword.backends.cpu.packing import FORMS
+from foreword.backends.cpu.packing import FORMATS
 from foreword.backends.interface import Decoder
 from foreword.backends.runner import ModelRunner
 from foreword.backends.torch.decoder import TorchDecoder
@@ -35,7 +35,7 @@ def checkpoint(request: pytest.FixtureRequest) -> RandomCheckpoint:
 
 
 def decoder_of(checkpoint: RandomCheckpoint, form: str, threads: int = 1) -> CpuDecoder:
-    return load_cpu_decoder(checkpoint, FORMS[form], threads=threads)
+    return load_cpu_decoder(checkpoint, FORMATS[form], threads=threads)
 
 
 def torch_reference(checkpoint: RandomCheckpoint, form: str = "float32") -> TorchDecoder:

@@ -122,7 +122,7 @@ def test_what_a_head_cannot_do_is_refused(folder: Path):
     plan = ChainPlan(np.array([3], np.int32), np.array([1], np.int32), record, None, 201)
     with pytest.raises(ValueError, match="has no blocks"):
         heads["eagle3"].draft(HeadCall(replace(own, features=torch.zeros(3, HIDDEN)), runner.store, plan))
-    with pytest.raises(ValueError, match="nothing comes of rows that are kept"):
+    with pytest.raises(ValueError, match="a pass that only stores KV rows has no logits"):
         heads["dflash"].draft(HeadCall(theirs, runner.store))
     with pytest.raises(ValueError, match="do not fit"):
         heads["dflash"].draft(HeadCall(own, runner.store, plan, replace(theirs, features=own.features)))

@@ -8,7 +8,7 @@ import torch
 
 from foreword.backends.cpu.decoder import load_cpu_decoder
 from foreword.backends.cpu.grouped import as_blocks, packed_blocks, readable_blocks
-from foreword.backends.cpu.packing import FORMS, default_form
+from foreword.backends.cpu.packing import FORMATS, default_format
 from foreword.models.formats.checkpoint import GroupedTensor, open_checkpoint
 from helpers.cpu import cpu_decoder, needs_cpu_kernels
 from helpers.packed_models import SCHEMES, compressed_int4, gptq, words, write_packed
@@ -52,18 +52,18 @@ def model(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 def test_weights_are_exactly_the_files(model):
     path, numbers = model
     checkpoint = open_checkpoint(path)
-    decoder = load_cpu_decoder(checkpoint, FORMS["stored"], threads=2)
+    decoder = load_cpu_decoder(checkpoint, FORMATS["stored"], threads=2)
     layer = decoder._weights.layers[0]
     for name, matrix in (layer.mixing | layer.mlp).items():
-        assert matrix.form in ("q4_0", "q4_z")
+        assert matrix.format in ("q4_0", "q4_z")
         expected = numbers[f"model.layers.0.{name}.weight"].float()
         row = torch.empty(matrix.cols)
         for index in range(matrix.rows):
             matrix.expand_row(index, row, decoder.isa)
             assert torch.equal(row, expected[index])
         assert matrix.nbytes <= matrix.rows * matrix.cols * 0.6 + 8192  # slack that prefetches read
-    assert default_form(checkpoint, "avx512-vnni")[0] == FORMS["stored"]
-    assert default_form(checkpoint, "neon-dotprod")[0] == FORMS["int8"]
+    assert default_format(checkpoint, "avx512-vnni")[0] == FORMATS["stored"]
+    assert default_format(checkpoint, "neon-dotprod")[0] == FORMATS["int8"]
 
 
 def test_passes_are_near_those_of_the_unpacked_weights(model):
@@ -87,7 +87,7 @@ def test_columns_in_another_order_are_unpacked(tmp_path: Path):
     numbers = write_packed(tmp_path, "gptq")  # desc_act
     checkpoint = open_checkpoint(tmp_path)
     assert packed_blocks(checkpoint, NAME) is None
-    assert default_form(checkpoint, "avx512-vnni")[0] == FORMS["int8"]
+    assert default_format(checkpoint, "avx512-vnni")[0] == FORMATS["int8"]
     exact = all_logits(cpu_decoder(tmp_path, "float32"), TOKENS)
     rounded = all_logits(cpu_decoder(tmp_path, "auto"), TOKENS)
     assert (rounded - exact).norm() / exact.norm() < 0.03

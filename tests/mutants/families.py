@@ -254,7 +254,7 @@ FAMILY_MUTANTS = (
         "local layers turn like the others on the CPU kernels",
         "backends/cpu/weights.py",
         "native_decoder",
-        "ropes[spec.attention.rope]",
+        "rope_indices[spec.attention.rope]",
         "0",
         (f"{MIXED}::test_logits_equal_torch",),
     ),

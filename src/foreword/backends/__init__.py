@@ -3,7 +3,7 @@
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from foreword.kernels.placement import Placement, offer_placement
+from foreword.kernels.placement import Placement, register_placement
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,4 +16,4 @@ def _draw_rows(*arguments: Any, **options: Any) -> "Tensor":  # noqa: ANN401 - t
 
 
 # Acceptance and drafters sample on a GPU without copying logits to the host.
-offer_placement("cuda", Placement(draw_rows=None if find_spec("triton") is None else _draw_rows))
+register_placement("cuda", Placement(draw_rows=None if find_spec("triton") is None else _draw_rows))

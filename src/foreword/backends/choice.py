@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 import torch
 
-from foreword.backends.cpu.packing import FORMS, WeightForm
+from foreword.backends.cpu.packing import FORMATS, WeightFormat
 from foreword.backends.support import missing_parts
 from foreword.errors import RequestError
 from foreword.kernels.native import native_status
@@ -35,7 +35,7 @@ class BackendChoice:
     """The backend and number format to load a decoder with."""
 
     name: str  # as in `--backend`
-    form: WeightForm | None  # number formats of the CPU kernels; None on other backends
+    form: WeightFormat | None  # number formats of the CPU kernels; None on other backends
     torch_dtype: torch.dtype  # of the torch and CUDA decoders
     reason: str  # short explanation
     quantization: str = "auto"  # see QUANTIZATIONS
@@ -160,7 +160,7 @@ def _missing_triton() -> str:
 
 
 def _cpu(dtype: str, reason: str) -> BackendChoice:
-    return BackendChoice("cpu", FORMS[dtype], torch.float32, reason)
+    return BackendChoice("cpu", FORMATS[dtype], torch.float32, reason)
 
 
 def _torch(dtype: str, device: torch.device, reason: str) -> BackendChoice:

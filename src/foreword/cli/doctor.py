@@ -28,7 +28,7 @@ def _findings(model: str) -> dict[str, object]:
 
     from foreword import __version__
     from foreword.backends.choice import choose_backend, fitted, pick_device
-    from foreword.backends.cpu.packing import default_form
+    from foreword.backends.cpu.packing import default_format
     from foreword.backends.loading import is_shape_invariant
     from foreword.backends.memory import state_spec
     from foreword.engine.drafting.default_speculation import choose_speculation
@@ -48,7 +48,7 @@ def _findings(model: str) -> dict[str, object]:
     states = None if checkpoint is None else state_spec(checkpoint.config, choice.torch_dtype.itemsize)
     numbers, numbers_because = str(choice.torch_dtype).removeprefix("torch."), choice.reason
     if choice.form is not None and checkpoint is not None:
-        form, numbers_because = default_form(checkpoint, choose_isa(status.instruction_sets))
+        form, numbers_because = default_format(checkpoint, choose_isa(status.instruction_sets))
         numbers = form.name
     elif choice.form is not None:
         numbers, numbers_because = "int8 or stored", f"the file decides: `foreword pull {model}` tells"

@@ -1,1 +1,1 @@
-"""Kernels with slow references."""
+"""Bindings of the compiled CPU kernels, Triton kernels and their recording; each kernel has a slow reference."""

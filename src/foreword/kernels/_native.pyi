@@ -17,7 +17,13 @@ Longs = NDArray[int64] | Tensor
 
 def instruction_sets() -> list[str]: ...
 def quantize(
-    x: Floats, group: int, rotated: bool, q: NDArray[int8] | Tensor, scale: Floats, total: Floats, isa: str
+    x: Floats,
+    group_size: int,
+    is_rotated: bool,
+    q: NDArray[int8] | Tensor,
+    scale: Floats,
+    sums: Floats,
+    isa: str,
 ) -> None: ...
 def rms_norm(x: Floats, weight: Floats, eps: float, out: Floats, isa: str) -> None: ...
 def silu_mul(gate: Floats, up: Floats, isa: str) -> None: ...
@@ -34,15 +40,21 @@ class PackedMatrix:
     @staticmethod
     def keep_blocks(arena: Arena, kind: str, blocks: NDArray[uint8], threads: int) -> PackedMatrix: ...
     @staticmethod
-    def rounded(arena: Arena, rows: int, cols: int, group: int, rotated: bool) -> PackedMatrix: ...
+    def zeros_int8(arena: Arena, rows: int, cols: int, group_size: int, is_rotated: bool) -> PackedMatrix: ...
     def round_rows(self, first: int, values: Floats, isa: str, threads: int) -> None: ...
     @staticmethod
     def round_floats(
-        arena: Arena, values: Floats, group: int, rotated: bool, isa: str, threads: int
+        arena: Arena, values: Floats, group_size: int, is_rotated: bool, isa: str, threads: int
     ) -> PackedMatrix: ...
     @staticmethod
     def round_blocks(
-        arena: Arena, kind: str, blocks: NDArray[uint8], group: int, rotated: bool, isa: str, threads: int
+        arena: Arena,
+        kind: str,
+        blocks: NDArray[uint8],
+        group_size: int,
+        is_rotated: bool,
+        isa: str,
+        threads: int,
     ) -> PackedMatrix: ...
     def set_bias(self, bias: Floats) -> None: ...
     def multiply(self, x: Floats, out: Floats, isa: str) -> None: ...
@@ -52,16 +64,16 @@ class PackedMatrix:
     @property
     def cols(self) -> int: ...
     @property
-    def group(self) -> int: ...
+    def group_size(self) -> int: ...
     @property
-    def form(self) -> str: ...
+    def format(self) -> str: ...
     @property
     def nbytes(self) -> int: ...
 
 class KvStore:
     def __init__(self, pages: int, kinds: list[tuple[int, int, int]], dtype: str) -> None: ...
     def arrays(self, kind: int) -> tuple[NDArray[Any], NDArray[Any]]: ...
-    def move(self, copies: Ints) -> None: ...
+    def copy_rows(self, copies: Ints) -> None: ...
     @property
     def pages(self) -> int: ...
     @property
@@ -75,12 +87,12 @@ class Experts:
         up: list[PackedMatrix],
         down: list[PackedMatrix],
         per_token: int,
-        sigmoid: bool,
-        normalize: bool,
+        uses_sigmoid: bool,
+        normalizes: bool,
         scale: float,
         groups: int,
         top_groups: int,
-        counted: int,
+        group_top_experts: int,
         correction: Floats | None,
         shared_gate: Floats | None,
     ) -> None: ...
@@ -92,7 +104,7 @@ class Recurrent:
     def __init__(
         self,
         kind: str,
-        kernel: int,
+        kernel_size: int,
         heads: int,
         value_dim: int,
         key_heads: int,
@@ -100,11 +112,11 @@ class Recurrent:
         conv: Floats,
         conv_bias: Floats | None,
         norm: Floats | None,
-        rates: Floats | None,
+        log_decay_rates: Floats | None,
         time_bias: Floats | None,
         skip: Floats | None,
         norm_groups: int,
-        time_limits: tuple[float, float],
+        time_step_limits: tuple[float, float],
     ) -> None: ...
 
 class StateStore:
@@ -140,18 +152,20 @@ class Decoder:
         key_norm: Floats | None,
         experts: Experts | None,
         window: int,
-        rotated: bool,
+        has_rope: bool,
         score_scale: float,
-        after_attention: Floats | None,
-        after_mlp: Floats | None,
+        post_attention_norm: Floats | None,
+        post_mlp_norm: Floats | None,
         residual_scale: float,
-        rope: int,
+        rope_index: int,
         softcap: float,
         activation: str,
         recurrent: Recurrent | None,
     ) -> None: ...
     def set_sinks(self, sinks: Floats) -> None: ...
-    def set_ends(self, embedding: PackedMatrix, head: PackedMatrix, final_norm: Floats) -> None: ...
+    def set_embedding_and_output(
+        self, embedding: PackedMatrix, head: PackedMatrix, final_norm: Floats
+    ) -> None: ...
     def forward(
         self,
         store: KvStore,
@@ -219,8 +233,10 @@ class Head:
         experts: Experts | None,
         score_scale: float,
     ) -> None: ...
-    def set_ends(self, embedding: PackedMatrix, output: PackedMatrix, final_norm: Floats | None) -> None: ...
-    def set_markov(self, before: PackedMatrix, after: PackedMatrix) -> None: ...
+    def set_embedding_and_output(
+        self, embedding: PackedMatrix, output: PackedMatrix, final_norm: Floats | None
+    ) -> None: ...
+    def set_markov(self, embedding: PackedMatrix, output: PackedMatrix) -> None: ...
     def forward(
         self,
         store: KvStore,
@@ -228,11 +244,11 @@ class Head:
         arrays: tuple[NDArray[Any], ...],
         starts: NDArray[int32],
         features: Floats,
-        are_own: bool,
+        are_own_states: bool,
         logits: Floats,
         states: Floats,
     ) -> None: ...
-    def chain(
+    def draft_chains(
         self,
         store: KvStore,
         kind: int,
@@ -240,7 +256,7 @@ class Head:
         starts: NDArray[int32],
         features: Floats,
         lengths: NDArray[int32],
-        steps: NDArray[int32],
+        depths: NDArray[int32],
         ids: NDArray[int32] | None,
         vocab: int,
         temperature: NDArray[float64],
@@ -251,7 +267,7 @@ class Head:
         tokens: NDArray[int32],
         stop: tuple[Floats, Floats, Floats, Floats] | None,
     ) -> None: ...
-    def block(
+    def draft_blocks(
         self,
         store: KvStore,
         kind: int,
@@ -260,7 +276,7 @@ class Head:
         starts: NDArray[int32],
         features: Floats,
         lengths: NDArray[int32],
-        steps: NDArray[int32],
+        depths: NDArray[int32],
         ids: NDArray[int32] | None,
         vocab: int,
         temperature: NDArray[float64],
@@ -283,7 +299,7 @@ class Sampler:
         min_p: NDArray[float64],
         peak: NDArray[float32],
         floor: NDArray[float32],
-        first: NDArray[int64],
+        greedy_token: NDArray[int64],
     ) -> None: ...
     def draw(
         self,
@@ -291,7 +307,7 @@ class Sampler:
         peak: NDArray[float32],
         floor: NDArray[float32],
         temperature: NDArray[float64],
-        only: NDArray[int64],
+        greedy_token: NDArray[int64],
         keys: NDArray[int64],
         tokens: NDArray[int64],
     ) -> None: ...
@@ -306,5 +322,5 @@ class Sampler:
         positions: NDArray[int64],
         tokens: NDArray[int64],
         status: NDArray[int64],
-        guesses: tuple[list[int], list[int]] | None,
+        drafted: tuple[list[int], list[int]] | None,
     ) -> None: ...

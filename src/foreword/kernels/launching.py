@@ -1,4 +1,4 @@
-"""Triton kernels that can be recorded instead of launched: so that a pass's kernels can be compiled before it runs."""
+"""Triton kernels that can be recorded instead of launched, so that they can be compiled before a pass runs."""
 
 import threading
 from collections.abc import Callable
@@ -17,9 +17,9 @@ class NotCompiledError(Exception):
 
 
 class Kernel:
-    """A kernel that is launched as Triton's are, `kernel[grid](...)`, unless the thread is recording."""
+    """A Triton kernel. `kernel[grid](...)` launches it, or records it while the thread is recording."""
 
-    def __init__(self, jitted: Any) -> None:  # noqa: ANN401 - Triton's, or its interpreter's
+    def __init__(self, jitted: Any) -> None:  # noqa: ANN401 - a JITFunction, or that of Triton's interpreter
         self.jitted = jitted
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., object]:
@@ -32,56 +32,58 @@ class Kernel:
     def _record(
         self, missing: dict[Variant, None], grid: tuple[int, ...], *args: object, **options: object
     ) -> None:
-        thread, other = threading.get_ident(), knobs.runtime.jit_cache_hook
+        thread, previous_hook = threading.get_ident(), knobs.runtime.jit_cache_hook
 
-        def note(*, fn: Any, compile: dict[str, Any], **more: Any) -> bool:  # noqa: A002, ANN401 - Triton's names
-            """Record what would be compiled; return True, so that Triton does not compile it."""
+        def record_variant(*, fn: Any, compile: dict[str, Any], **more: Any) -> bool:  # noqa: A002, ANN401 - Triton's names
+            """Record the variant that Triton would compile; return True, so that it does not.
+
+            The hook is called in all threads; calls of other threads go to the previous hook.
+            """
             if threading.get_ident() != thread:
-                return bool(other and other(fn=fn, compile=compile, **more))
+                return bool(previous_hook and previous_hook(fn=fn, compile=compile, **more))
             missing[Variant(fn.module, fn.name, compile["specialization_data"])] = None
             return True
 
-        knobs.runtime.jit_cache_hook = note
+        knobs.runtime.jit_cache_hook = record_variant
         try:
             self.jitted.run(*args, grid=grid, warmup=True, **options)
         finally:
-            knobs.runtime.jit_cache_hook = other
+            knobs.runtime.jit_cache_hook = previous_hook
 
     def find(self, data: str) -> Any:  # noqa: ANN401 - Triton's
-        """Return a variant from Triton's cache. Raises `NotCompiledError`."""
+        """Return the variant with this description from Triton's cache. Raises `NotCompiledError`."""
         return self._preload(data, _OnDisk)
 
     def load(self, data: str) -> None:
         """Load a variant from Triton's cache onto the device. Raises `NotCompiledError`."""
-        self.find(
-            data
-        )._init_handles()  # otherwise its first launch would, which may be one that is being captured
+        # Otherwise the first launch would load it, and a launch that is captured into a CUDA graph cannot.
+        self.find(data)._init_handles()
 
     def compile(self, data: str) -> Any:  # noqa: ANN401 - Triton's
-        """Compile a variant into Triton's cache, unless it is there."""
+        """Compile a variant into Triton's cache, unless it is there; return it."""
         return self._preload(data, ASTSource)
 
     def _preload(self, data: str, source: type[ASTSource]) -> Any:  # noqa: ANN401 - Triton's
         device = triton.runtime.driver.active.get_current_device()
-        _ = self.jitted.device_caches[device]  # sets the kind of source, which is replaced
-        own, self.jitted.ASTSource = self.jitted.ASTSource, source
+        _ = self.jitted.device_caches[device]  # sets `ASTSource`, which is replaced below
+        original, self.jitted.ASTSource = self.jitted.ASTSource, source
         try:
             return self.jitted.preload(data)
         finally:
-            self.jitted.ASTSource = own
+            self.jitted.ASTSource = original
 
 
 class _OnDisk(ASTSource):  # type: ignore[misc]
-    """Source that is never compiled."""
+    """Source that raises `NotCompiledError` instead of being compiled."""
 
     def make_ir(self, *_: object, **__: object) -> Any:  # noqa: ANN401 - Triton's
         raise NotCompiledError(self.name)
 
 
 def kernel(*, do_not_specialize: tuple[str, ...] = ()) -> Callable[[Callable[..., None]], Kernel]:
-    """Make a kernel of a function; values of the named integers cause no variants."""
+    """Return a decorator that makes a Triton kernel; values of the named integer arguments cause no variants."""
 
-    def made(function: Callable[..., None]) -> Kernel:
+    def decorate(function: Callable[..., None]) -> Kernel:
         return Kernel(triton.jit(function, do_not_specialize=list(do_not_specialize)))
 
-    return made
+    return decorate

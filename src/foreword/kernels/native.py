@@ -1,4 +1,4 @@
-"""Availability of the compiled CPU kernels, their instruction set and threads."""
+"""Availability of the compiled CPU kernels; selection of their instruction set and number of threads."""
 
 import os
 from dataclasses import dataclass
@@ -13,21 +13,23 @@ THREADS_VARIABLE = "FOREWORD_THREADS"
 """Environment variable with the number of threads."""
 
 THREADS_PER_CORE = 4
-"""Maximum threads per core; a pass has hundreds of barriers."""
+"""Maximum number of threads per core: a pass has hundreds of barriers, which are slow with more."""
 
 ALWAYS_ALLOWED_THREADS = 16
+"""This many threads are allowed on a machine with few cores, too."""
 
 
 @dataclass(frozen=True)
 class NativeStatus:
-    """Return whether the compiled kernels can be used."""
+    """Whether the compiled kernels can be used."""
 
     available: bool
-    reason: str  # why not; empty if they can
-    instruction_sets: tuple[str, ...]  # available in build and CPU, fastest first
+    reason: str  # why they cannot be used; empty if they can
+    instruction_sets: tuple[str, ...]  # of the build that this CPU supports, fastest first
 
 
 def native_status() -> NativeStatus:
+    """Load the compiled kernels, if they exist, and return their status."""
     if find_spec("foreword.kernels._native") is None:
         return NativeStatus(False, "the package was installed without them (no C++ compiler)", ())
     try:
@@ -38,7 +40,7 @@ def native_status() -> NativeStatus:
 
 
 def choose_isa(names: tuple[str, ...]) -> str:
-    """Return the fastest instruction set, or the one in the environment."""
+    """Return the first of these instruction sets, or the one that `FOREWORD_ISA` names."""
     wanted = os.environ.get(ISA_VARIABLE, "")
     if not wanted:
         return names[0]
@@ -48,7 +50,7 @@ def choose_isa(names: tuple[str, ...]) -> str:
 
 
 def choose_threads(threads: int | None = None) -> int:
-    """Return the given number of threads, the environment's, or one per available core."""
+    """Return the given number of threads, that of `FOREWORD_THREADS`, or one per available core."""
     if threads is None:
         text = os.environ.get(THREADS_VARIABLE, "")
         if not text:

@@ -1,4 +1,4 @@
-"""Devices on which rows can be sampled, as declared by backends."""
+"""Properties of the devices on which rows of logits are sampled. Backends register them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,22 +11,23 @@ if TYPE_CHECKING:  # avoids importing torch
 
 @dataclass(frozen=True)
 class Placement:
-    """Properties of a kind of device."""
+    """How rows on a kind of device are sampled."""
 
-    is_host: bool = False  # readable without waiting
+    is_host: bool = False  # the CPU can read the rows without waiting
     # Sampling kernel, called like `triton_draw.draw_rows`; None: torch.
     draw_rows: "Callable[..., Tensor] | None" = None
 
 
 HOST = Placement(is_host=True)
 
-_OFFERED: dict[str, Placement] = {}
+_REGISTERED: dict[str, Placement] = {}
 
 
-def offer_placement(kind: str, placement: Placement) -> None:
-    _OFFERED[kind] = placement
+def register_placement(device_type: str, placement: Placement) -> None:
+    """Register the placement of all devices of a type, such as `cuda`."""
+    _REGISTERED[device_type] = placement
 
 
 def placement_of(device: "torch.device") -> Placement:
-    """Return the declared placement of a device; the host's by default."""
-    return _OFFERED.get(device.type, HOST)
+    """Return the registered placement of a device, or `HOST`."""
+    return _REGISTERED.get(device.type, HOST)

@@ -11,22 +11,23 @@ if TYPE_CHECKING:
 
 
 class Variant(NamedTuple):
-    """A kernel and the kind of its arguments: one unit that Triton compiles."""
+    """A kernel and the types of its arguments: the unit that Triton compiles."""
 
-    module: str
-    kernel: str
+    module: str  # of the kernel's function
+    kernel: str  # name in the module
     data: str  # Triton's description of the arguments, for `JITFunction.preload`
 
     @property
     def function(self) -> "Kernel":
-        found: Kernel = getattr(import_module(self.module), self.kernel)
-        return found
+        """Import and return the kernel."""
+        kernel: Kernel = getattr(import_module(self.module), self.kernel)
+        return kernel
 
 
 class Recording(threading.local):
-    """Recorded kernels of a thread."""
+    """Recording of a thread."""
 
-    # Variants in the order in which they occurred; None: kernels are launched.
+    # Variants that are not loaded, in the order of their launches (a dict as an ordered set); None: not recording.
     missing: dict[Variant, None] | None = None
 
 
@@ -34,16 +35,16 @@ state = Recording()
 
 
 def is_recording() -> bool:
-    """Return whether this thread records kernels; kernels then do not run, so their outputs are not written."""
+    """Return whether this thread records kernels. They then do not run, so their outputs are not written."""
     return state.missing is not None
 
 
 @contextmanager
 def recording() -> Iterator[dict[Variant, None]]:
     """Record instead of launching in this thread; yield a dict that receives the variants that are not loaded."""
-    before, missing = state.missing, dict[Variant, None]()
+    previous, missing = state.missing, dict[Variant, None]()
     state.missing = missing
     try:
         yield missing
     finally:
-        state.missing = before
+        state.missing = previous

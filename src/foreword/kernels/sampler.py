@@ -1,4 +1,4 @@
-"""The native sampler: floors of rows, and draws. Its reference is the torch code in `acceptance`."""
+"""The compiled sampler: floors of rows, and draws. Its reference is the torch code in `acceptance`."""
 
 import os
 from functools import cache
@@ -21,7 +21,7 @@ NativeSampler: TypeAlias = "Sampler | None"
 
 
 DraftedRows: TypeAlias = tuple[list[int], list[int]]
-"""Per row its parent row (-1 at text ends) and its draft token (negative if unknown)."""
+"""For each row its parent row (-1 at the end of a text) and its draft token (negative if it is not known yet)."""
 
 
 @cache
@@ -39,20 +39,26 @@ if hasattr(os, "register_at_fork"):
 
 
 def sampler_for(logits: Tensor) -> NativeSampler:
-    """Return the native sampler if it supports these rows: float32 on the CPU, contiguous rows."""
-    fits = placement_of(logits.device).is_host and logits.dtype == torch.float32 and logits.stride(-1) == 1
-    return native_sampler() if fits else None
+    """Return the compiled sampler if it supports these rows: float32, on the CPU, each row contiguous."""
+    is_supported = (
+        placement_of(logits.device).is_host and logits.dtype == torch.float32 and logits.stride(-1) == 1
+    )
+    return native_sampler() if is_supported else None
 
 
 def floors(
     sampler: "Sampler", logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return per row the largest logit (NaN if any is), the smallest kept one, and a greedy row's argmax."""
+    """Return three columns: each row's largest logit (NaN if one is), its smallest kept logit, and its greedy token.
+
+    The greedy token is the first argmax at temperature 0, else -1.
+    """
     rows = len(logits)
-    peak, floor, first = torch.empty(rows), torch.empty(rows), torch.empty(rows, dtype=torch.int64)
-    columns = (logits, temperature, top_k, top_p, min_p, peak, floor, first)
+    peak, floor = torch.empty(rows), torch.empty(rows)
+    greedy_token = torch.empty(rows, dtype=torch.int64)
+    columns = (logits, temperature, top_k, top_p, min_p, peak, floor, greedy_token)
     sampler.floors(*(column.numpy() for column in columns))
-    return peak, floor, first
+    return peak, floor, greedy_token
 
 
 def draw(
@@ -61,12 +67,15 @@ def draw(
     peak: Tensor,
     floor: Tensor,
     temperature: Tensor,
-    only: Tensor,
+    greedy_token: Tensor,
     keys: Tensor,
 ) -> Tensor:
-    """Return each row's sampled token, int64 [rows]; -1 if none is kept."""
+    """Return each row's sampled token, int64 [rows]; -1 if none is kept.
+
+    The arguments are columns, [rows]; a row with a `greedy_token` >= 0 gets that token.
+    """
     tokens = torch.empty(len(logits), dtype=torch.int64)
-    columns = (logits, peak, floor, temperature, only, keys, tokens)
+    columns = (logits, peak, floor, temperature, greedy_token, keys, tokens)
     sampler.draw(*(column.numpy() for column in columns))
     return tokens
 
@@ -78,13 +87,13 @@ def sample(
     positions: npt.NDArray[np.int64],
     drafted: DraftedRows | None = None,
 ) -> npt.NDArray[np.int64]:
-    """Compute keys, call `floors` and `draw`; return each row's token (-1: none) and RowStatus, int64 [2, rows].
+    """Sample rows in one call: noise keys, `floors` and `draw`. Return each row's token and RowStatus, int64 [2, rows].
 
-    Records are per row; positions are those of the predicted tokens. With `drafted`, rows after a rejected draft
-    token are skipped and have no token.
+    `records` [rows] have the sampling parameters, `positions` [rows] are those of the predicted tokens. A token is -1
+    if none is kept. With `drafted`, rows after a draft token that was not sampled are skipped and have the token -1.
     """
     rows = logits.numpy()
-    found = np.empty((2, len(rows)), np.int64)
+    results = np.empty((2, len(rows)), np.int64)
     sampler.sample(
         rows,
         records["temperature"],
@@ -93,8 +102,8 @@ def sample(
         records["min_p"],
         records["stem"],
         positions,
-        found[0],
-        found[1],
+        results[0],
+        results[1],
         drafted,
     )
-    return found
+    return results

@@ -1,6 +1,7 @@
-"""Sampling on a GPU: peak, noise, score and choice of a row in two reads of the logits.
+"""Sampling on a GPU. Three kernels find a row's peak, add noise and choose the best token, reading the logits twice.
 
-The reference is `acceptance.distribution.best_of_all`. The noise integers are equal; logarithms round as on the GPU.
+The reference is `acceptance.distribution.best_of_all`. The noise integers are equal; the logarithms
+round as the GPU does.
 """
 
 import torch
@@ -17,7 +18,7 @@ _CHUNK = 4096
 _OK: tl.constexpr = tl.constexpr(0)
 _NOT_FINITE: tl.constexpr = tl.constexpr(1)
 _ALL_MASKED: tl.constexpr = tl.constexpr(2)
-"""`acceptance.batch.RowStatus`."""
+"""The values of `acceptance.batch.RowStatus`."""
 
 
 @triton.jit
@@ -29,16 +30,16 @@ def _log1p(x):
 
 @triton.jit
 def _gumbel(keys, tokens):
-    """Return the noise of `acceptance.noise.gumbel`."""
+    """Return the Gumbel noise of tokens; the reference is `acceptance.noise.gumbel`."""
     z = keys.to(tl.uint64, bitcast=True) + (tokens + 1).to(tl.uint64) * 0x9E3779B97F4A7C15
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB
     z = z ^ (z >> 31)
     units = ((z >> 10) | 1).to(tl.int64)
     half: tl.constexpr = 1 << 53
-    lower = units < half
-    tail = tl.where(lower, units, 2 * half - units).to(tl.float64) * (2.0**-54)
-    exponential = -tl.where(lower, tl.log(tail), _log1p(-tail))
+    is_lower_half = units < half
+    tail = tl.where(is_lower_half, units, 2 * half - units).to(tl.float64) * (2.0**-54)
+    exponential = -tl.where(is_lower_half, tl.log(tail), _log1p(-tail))
     return -tl.log(exponential)
 
 
@@ -65,7 +66,7 @@ def _best_of_chunk(
     CHUNK: tl.constexpr, BLOCK: tl.constexpr, CHUNKS: tl.constexpr,
     HAS_FLOORS: tl.constexpr, HAS_NAMES: tl.constexpr,
 ):  # fmt: skip
-    """Find a chunk's kept token with the largest score; greedy rows have none."""
+    """Find the kept token with the largest score in a chunk, unless the row is greedy."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     place = tl.arange(0, CHUNKS)
     peak = tl.max(tl.load(peaks + row * chunks + place, mask=place < chunks, other=-float("inf")), axis=0)
@@ -98,14 +99,14 @@ def _choose(
     """Combine a row's chunks into its token and status."""
     row = tl.program_id(0).to(tl.int64)
     place = row * chunks + tl.arange(0, CHUNKS)
-    there = tl.arange(0, CHUNKS) < chunks
-    peak_of = tl.load(peaks + place, mask=there, other=-float("inf"))
-    peak = tl.max(peak_of, axis=0)
-    first = tl.load(firsts + place, mask=there, other=vocab)
-    token = tl.min(tl.where(peak_of == peak, first, vocab), axis=0).to(tl.int64)
+    is_chunk = tl.arange(0, CHUNKS) < chunks
+    chunk_peaks = tl.load(peaks + place, mask=is_chunk, other=-float("inf"))
+    peak = tl.max(chunk_peaks, axis=0)
+    first = tl.load(firsts + place, mask=is_chunk, other=vocab)
+    token = tl.min(tl.where(chunk_peaks == peak, first, vocab), axis=0).to(tl.int64)
     if SAMPLES:
-        score = tl.load(scores + place, mask=there, other=-float("inf"))
-        winner = tl.load(ids + place, mask=there, other=vocab)
+        score = tl.load(scores + place, mask=is_chunk, other=-float("inf"))
+        winner = tl.load(ids + place, mask=is_chunk, other=vocab)
         sampled = tl.min(tl.where(score == tl.max(score, axis=0), winner, vocab), axis=0)
         token = tl.where(tl.load(temperatures + row) > 0, sampled, token)
     status = tl.where(peak == float("inf"), _NOT_FINITE, tl.where(peak == -float("inf"), _ALL_MASKED, _OK))
@@ -125,7 +126,7 @@ def draw_rows(
     samples: bool = True,
     names: Tensor | None = None,
 ) -> Tensor:
-    """Return each row's sampled token (-1: none) and its `RowStatus`, int64 [2, rows].
+    """Return each row's sampled token (-1: none was sampled) and its `RowStatus`, int64 [2, rows].
 
     The sampled token is the kept token with the largest (logit - peak) / temperature + noise; at temperature 0, the
     first argmax. Without a floor all tokens are kept; without `samples` every temperature is 0.
@@ -140,8 +141,8 @@ def draw_rows(
     firsts = torch.empty((rows, chunks), dtype=torch.int32, device=logits.device)
     drawn = torch.empty((2, rows), dtype=torch.int64, device=logits.device)
     if is_recording():
-        drawn.zero_()  # tokens that could be read
-    scores = ids = drawn
+        drawn.zero_()  # kernels do not run, and callers may use the tokens as indices
+    scores = ids = drawn  # unused unless `samples`
     _peak_of_chunk[(rows, chunks)](
         logits, peaks, firsts, vocab, logits.stride(0), chunks, CHUNK=_CHUNK, BLOCK=1024
     )

@@ -31,7 +31,7 @@ def test_torch_numbers_stay_with_torch(dtype: str):
 def test_float32_on_the_kernels_must_be_asked_for():
     choice = choose_backend("cpu", "float32", CPU)
     assert choice.form is not None
-    assert choice.form.floats
+    assert choice.form.is_float32
 
 
 @pytest.mark.parametrize(("triton", "expected"), [(True, "cuda"), (False, "torch")])

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from foreword.backends import weight_loader
 from foreword.backends.cpu.decoder import load_cpu_decoder
-from foreword.backends.cpu.packing import FORMS
+from foreword.backends.cpu.packing import FORMATS
 from foreword.backends.torch.weights import load_weights
 from foreword.errors import CheckpointError
 from foreword.models.formats.checkpoint import Checkpoint, open_checkpoint
@@ -78,12 +78,12 @@ def watched(request, directory: Path) -> WatchedCheckpoint:
 
 @needs_cpu_kernels
 def test_matrices_are_packed_in_stretches(watched: WatchedCheckpoint, monkeypatch: pytest.MonkeyPatch):
-    at_once = load_cpu_decoder(watched, FORMS["int8"], threads=1)  # type: ignore[arg-type]
+    at_once = load_cpu_decoder(watched, FORMATS["int8"], threads=1)  # type: ignore[arg-type]
     assert watched.largest == TINY_VOCAB * 64  # each of these matrices is one stretch
     assert watched.first == "model.embed_tokens.weight"  # the largest, while little else is in memory
     watched.largest = 0
     monkeypatch.setattr(weight_loader, "_PIECE_ELEMENTS", STRETCH)
-    decoder = load_cpu_decoder(watched, FORMS["int8"], threads=1)  # type: ignore[arg-type]
+    decoder = load_cpu_decoder(watched, FORMATS["int8"], threads=1)  # type: ignore[arg-type]
     assert 0 < watched.largest <= STRETCH
     assert watched.most_alive <= 2  # one is packed while the next is read
     assert watched.most_unreleased == 1
@@ -122,5 +122,5 @@ def test_a_matrix_of_another_shape_is_refused_with_its_shape(
     monkeypatch.setattr(watched, "pieces", wrong)
     monkeypatch.setattr(weight_loader, "_PIECE_ELEMENTS", STRETCH)
     with pytest.raises(CheckpointError) as refused:
-        load_cpu_decoder(watched, FORMS["int8"], threads=1)  # type: ignore[arg-type]
+        load_cpu_decoder(watched, FORMATS["int8"], threads=1)  # type: ignore[arg-type]
     assert f"{name} has shape {shape}, its config says (96, 64)" in str(refused.value)

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from foreword.backends.cpu.packing import (
-    FORMS,
+    FORMATS,
     MatrixPacker,
-    chosen_form,
-    default_form,
+    default_format,
     has_finite_scales,
-    rotated_group,
+    resolve_format,
+    rotated_group_size,
 )
 from foreword.errors import CheckpointError
 from foreword.models.config import AttentionSpec, LayerSpec, MlpSpec
@@ -38,7 +38,7 @@ def blocks(kind: str, rows: int = 128, columns: int = 128) -> QuantizedTensor:
 
 def packer(form: str, stored: dict[str, QuantizedTensor]) -> MatrixPacker:
     """Of a file that keeps some matrices in blocks and others in floats."""
-    return MatrixPacker(RandomCheckpoint(TINY, stored), FORMS[form], INSTRUCTION_SETS[0], 1, None)
+    return MatrixPacker(RandomCheckpoint(TINY, stored), FORMATS[form], INSTRUCTION_SETS[0], 1, None)
 
 
 @needs_cpu_kernels
@@ -47,13 +47,17 @@ def test_matrices_of_one_input_are_grouped_alike_where_a_file_stores_them_differ
     packed = packer("stored", {QUERY: blocks("Q4_0"), VALUE: blocks("Q8_0")}).matrices(
         [QUERY, KEY, VALUE], False
     )
-    assert [(matrix.form, matrix.group) for matrix in packed] == [("q4_0", 32), ("int8", 32), ("int8", 32)]
+    assert [(matrix.format, matrix.group_size) for matrix in packed] == [
+        ("q4_0", 32),
+        ("int8", 32),
+        ("int8", 32),
+    ]
 
 
 @needs_cpu_kernels
 def test_blocks_that_are_not_kept_are_rotated_as_floats_are():
     packed = packer("int8", {QUERY: blocks("Q4_0")}).matrices([QUERY, KEY], False)
-    assert [(matrix.form, matrix.group) for matrix in packed] == [("int8-rotated", 128)] * 2
+    assert [(matrix.format, matrix.group_size) for matrix in packed] == [("int8-rotated", 128)] * 2
 
 
 MLP = [f"model.layers.0.mlp.{name}_proj.weight" for name in ("gate", "up", "down")]
@@ -74,17 +78,17 @@ def test_auto_follows_a_fixed_rule(kind: str | None, isa: str, expected: str):
     sizes = {MLP[0]: (96, 128), MLP[1]: (96, 128), MLP[2]: (128, 96), VALUE: (128, 128)}
     stored = {} if kind is None else {name: blocks(kind, *size) for name, size in sizes.items()}
     checkpoint = RandomCheckpoint(TINY, stored)
-    form, reason = default_form(checkpoint, isa)
-    assert form == FORMS[expected]
+    form, reason = default_format(checkpoint, isa)
+    assert form == FORMATS[expected]
     assert reason
-    asked = replace(FORMS["auto"], kv_dtype="float32")
-    assert chosen_form(asked, checkpoint, isa) == replace(FORMS[expected], kv_dtype="float32")
-    assert chosen_form(FORMS["q8_0"], checkpoint, isa) == FORMS["q8_0"]
+    asked = replace(FORMATS["auto"], kv_dtype="float32")
+    assert resolve_format(asked, checkpoint, isa) == replace(FORMATS[expected], kv_dtype="float32")
+    assert resolve_format(FORMATS["q8_0"], checkpoint, isa) == FORMATS["q8_0"]
 
 
 def test_a_few_blocks_do_not_decide():
-    form, _ = default_form(RandomCheckpoint(TINY, {MLP[0]: blocks("Q4_0", 96)}), "avx2")
-    assert form == FORMS["int8"]
+    form, _ = default_format(RandomCheckpoint(TINY, {MLP[0]: blocks("Q4_0", 96)}), "avx2")
+    assert form == FORMATS["int8"]
 
 
 @needs_cpu_kernels
@@ -97,7 +101,7 @@ def test_blocks_of_another_shape_are_refused_by_name():
     ("columns", "group"), [(64, 64), (128, 128), (192, 192), (576, 192), (640, 128), (1536, 192)]
 )
 def test_a_rotated_matrix_has_the_fewest_scales_without_more_padding(columns: int, group: int):
-    assert rotated_group(columns) == group
+    assert rotated_group_size(columns) == group
 
 
 @pytest.mark.parametrize(

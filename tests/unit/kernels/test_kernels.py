@@ -85,7 +85,7 @@ def test_8_bit_products_equal_the_reference(rows: int, columns: int, group: int,
 @pytest.mark.parametrize("step", [8, 16, 40])
 def test_a_matrix_rounded_in_stretches_is_the_one_rounded_at_once(step: int, isa: str):
     weights = random(37, 200)
-    matrix = native.PackedMatrix.rounded(arena, 37, 200, 64, True)
+    matrix = native.PackedMatrix.zeros_int8(arena, 37, 200, 64, True)
     for first in range(0, 37, step):
         matrix.round_rows(first, weights[first : first + step], isa, 3)
     at_once = native.PackedMatrix.round_floats(arena, weights, 64, True, isa, 1)
@@ -95,7 +95,7 @@ def test_a_matrix_rounded_in_stretches_is_the_one_rounded_at_once(step: int, isa
 
 
 def test_rows_that_do_not_fit_a_matrix_are_refused():
-    matrix, isa = native.PackedMatrix.rounded(arena, 16, 64, 64, True), INSTRUCTION_SETS[0]
+    matrix, isa = native.PackedMatrix.zeros_int8(arena, 16, 64, 64, True), INSTRUCTION_SETS[0]
     for first, rows, columns in ((4, 8, 64), (8, 9, 64), (-8, 8, 64), (0, 8, 63)):
         with pytest.raises(ValueError, match="do not fit the matrix"):
             matrix.round_rows(first, torch.zeros(rows, columns), isa, 1)

@@ -77,12 +77,12 @@ def test_a_decoder_in_a_forked_child_raises_and_can_be_dropped(threads: int):
     build = f"""
 from dataclasses import replace
 from foreword.backends.cpu.decoder import load_cpu_decoder
-from foreword.backends.cpu.packing import FORMS
+from foreword.backends.cpu.packing import FORMATS
 from helpers.passes import all_logits
 from helpers.random_checkpoint import SMOLLM2_SHAPE, RandomCheckpoint
 
 shape = replace(SMOLLM2_SHAPE, layers=SMOLLM2_SHAPE.layers[:1], vocab_size=64)
-decoder = load_cpu_decoder(RandomCheckpoint(shape), FORMS["int8"], threads={threads})
+decoder = load_cpu_decoder(RandomCheckpoint(shape), FORMATS["int8"], threads={threads})
 all_logits(decoder, [1, 2, 3])
 """
     in_child = """

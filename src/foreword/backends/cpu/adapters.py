@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from foreword.kernels import _native
 
 SITES = 8
-"""Matrices of a layer that can be adapted: up to four inputs, the output, gate, up and down."""
+"""Matrices of a layer that can be adapted: up to four input projections, the output projection, gate, up and down."""
 
 
 def _sites(layer: CpuLayer) -> "Iterator[tuple[int, tuple[str, _native.PackedMatrix]]]":
-    """Yield the place, module and matrix of every matrix; without a gate, `up` has its place."""
+    """Yield (site, (module, matrix)) of every matrix of a layer. An MLP without a gate has `up` at the gate's site."""
     mixing, mlp = list(layer.mixing.items()), list(layer.mlp.items())
     yield from enumerate(mixing[:-1])
     yield from zip((4,), mixing[-1:], strict=False)
@@ -23,42 +23,47 @@ def _sites(layer: CpuLayer) -> "Iterator[tuple[int, tuple[str, _native.PackedMat
 
 
 Pair: TypeAlias = "tuple[_native.PackedMatrix, _native.PackedMatrix] | None"
+"""The factors A and B of one matrix; None: it is not adapted."""
 
 
 class AdapterPacker:
     """Packs the factors of a LoRA adapter to match the matrices they are added to.
 
-    The inner factor is rounded like its matrix, since both read the same rounded input; the outer one has a scale per
-    row. With float matrices, both stay float.
+    The inner factor A is rounded like the adapted matrix, because both read the same rounded input. The outer factor
+    B is rounded with one scale per row. If the decoder's matrices are float32, both factors are, too.
     """
 
-    def __init__(self, isa: str, threads: int, floats: bool) -> None:
+    def __init__(self, isa: str, threads: int, is_float32: bool) -> None:
         from foreword.kernels import _native
 
         self._arena = _native.Arena()
         self._isa = isa
         self._threads = threads
-        self._floats = floats
+        self._is_float32 = is_float32
 
     def layers(self, adapter: Lora, layers: tuple[CpuLayer, ...]) -> list[list[Pair]]:
-        """Return the packed factors, [layers][places of matrices]."""
+        """Return the packed factors, [layers][SITES]."""
         packed: list[list[Pair]] = []
         for index, layer in enumerate(layers):
-            places: list[Pair] = [None] * SITES
-            for place, (module, matrix) in _sites(layer):
+            pairs: list[Pair] = [None] * SITES
+            for site, (module, matrix) in _sites(layer):
                 if (factors := adapter.factors.get((index, module))) is not None:
-                    places[place] = self._pair(factors, matrix)
-            packed.append(places)
+                    pairs[site] = self._pair(factors, matrix)
+            packed.append(pairs)
         return packed
 
     def _pair(self, factors: Factors, matrix: "_native.PackedMatrix") -> Pair:
         from foreword.kernels._native import PackedMatrix
 
-        if self._floats:
-            return PackedMatrix.keep_floats(self._arena, factors.down), PackedMatrix.keep_floats(
-                self._arena, factors.up
-            )
+        if self._is_float32:
+            down = PackedMatrix.keep_floats(self._arena, factors.down)
+            return down, PackedMatrix.keep_floats(self._arena, factors.up)
         down = PackedMatrix.round_floats(
-            self._arena, factors.down, matrix.group, matrix.form == "int8-rotated", self._isa, self._threads
+            self._arena,
+            factors.down,
+            matrix.group_size,
+            matrix.format == "int8-rotated",
+            self._isa,
+            self._threads,
         )
         return down, PackedMatrix.round_factor(self._arena, factors.up)

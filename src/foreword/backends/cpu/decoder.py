@@ -10,7 +10,7 @@ from foreword.backends.batch import ForwardBatch, ForwardOutput, SideBySide
 from foreword.backends.cpu.adapters import AdapterPacker
 from foreword.backends.cpu.head_factory import CpuHeads
 from foreword.backends.cpu.kv_store import HEAD_ALIGNMENT, CpuKvStore
-from foreword.backends.cpu.packing import FORMS, MatrixPacker, WeightForm, chosen_form
+from foreword.backends.cpu.packing import FORMATS, MatrixPacker, WeightFormat, resolve_format
 from foreword.backends.cpu.resident import release_unused
 from foreword.backends.cpu.weights import CpuWeights, load_layers, load_outer_matrices, native_decoder
 from foreword.backends.interface import DecodeSize, KvStore
@@ -30,9 +30,11 @@ class CpuDecoder:
 
     is_shape_invariant = True  # tests/integration/test_shape_invariance.py
 
-    def __init__(self, config: ModelConfig, weights: CpuWeights, form: WeightForm, threads: int) -> None:
+    def __init__(
+        self, config: ModelConfig, weights: CpuWeights, number_format: WeightFormat, threads: int
+    ) -> None:
         self.config = config
-        self.form = form
+        self.number_format = number_format
         require_supported(config, "cpu")
         self._weights = weights
         self._native = native_decoder(config, weights, threads)
@@ -41,33 +43,33 @@ class CpuDecoder:
         """Set or (None) remove the adapter of a slot."""
         packed = None
         if adapter is not None:
-            packer = AdapterPacker(self.isa, self.threads, self.form.floats)
+            packer = AdapterPacker(self.isa, self.threads, self.number_format.is_float32)
             packed = packer.layers(adapter, self._weights.layers)
         self._native.set_adapter(slot, packed)
 
     @property
     def layer_bytes(self) -> int:
-        """Memory of the layers' matrices."""
+        """Bytes of the layers' matrices."""
         return self._weights.layer_bytes
 
     def with_layers(self, layers: Sequence[int]) -> "CpuDecoder":
         """Return a decoder that runs only these layers, with shared weights."""
         weights = self._weights.with_layers(layers)
-        return CpuDecoder(self.config.with_layers(layers), weights, self.form, self.threads)
+        return CpuDecoder(self.config.with_layers(layers), weights, self.number_format, self.threads)
 
     def beside(self, checkpoint: Checkpoint) -> "CpuDecoder":
-        """Return a decoder with another checkpoint's layers, and this one's embedding, head and final norm."""
-        return load_cpu_decoder(checkpoint, FORMS["stored"], threads=self.threads, ends=self._weights)
+        """Return a decoder with the layers of `checkpoint`, and this one's embedding, output matrix and final norm."""
+        return load_cpu_decoder(checkpoint, FORMATS["stored"], threads=self.threads, ends=self._weights)
 
     def followed_by(self, more: Checkpoint) -> "CpuDecoder":
-        """Return a decoder with this one's layers, then another checkpoint's layers and final norm."""
-        weights = self._weights.followed_by(more, self.form, self.isa, self.threads)
-        return CpuDecoder(self.config.followed_by(more.config), weights, self.form, self.threads)
+        """Return a decoder with this one's layers, then the layers and final norm of `more`."""
+        weights = self._weights.followed_by(more, self.number_format, self.isa, self.threads)
+        return CpuDecoder(self.config.followed_by(more.config), weights, self.number_format, self.threads)
 
     @property
     def heads(self) -> CpuHeads:
-        """Factory of heads in this decoder's number format, on its threads."""
-        return CpuHeads(self.config, self._weights, self.form, self._native)
+        """Return the factory of draft heads; they have this decoder's number format and use its threads."""
+        return CpuHeads(self.config, self._weights, self.number_format, self._native)
 
     @property
     def device(self) -> torch.device:
@@ -92,24 +94,24 @@ class CpuDecoder:
 
     def kv_rows(self) -> RowSpec:
         """Return the KV rows of a token in all layers."""
-        return replace(kv_rows(self.config, self.form.kv_dtype), alignment=HEAD_ALIGNMENT)
+        return replace(kv_rows(self.config, self.number_format.kv_dtype), alignment=HEAD_ALIGNMENT)
 
     def state_spec(self) -> StateSpec | None:
-        """Return what recurrent layers keep: float32, whatever the KV rows are."""
+        """Return the sizes of recurrent states (float32, whatever the KV rows are); None without recurrent layers."""
         return state_spec(self.config, item_bytes=4)
 
     def new_kv_store(
         self, num_pages: int, page_size: int, extra: Sequence[RowSpec] = (), states: StateSizes = NO_STATES
     ) -> CpuKvStore:
-        """Allocate memory for this decoder's rows and states and the `extra` rows, touched on first use."""
+        """Allocate memory for this decoder's KV rows and states, and for the KV rows `extra`."""
         spec = PageSpec.of(self.kv_rows(), extra)
         return CpuKvStore(spec, num_pages, page_size, self._weights.new_states(states))
 
     def forward(self, batch: ForwardBatch, store: KvStore) -> ForwardOutput:
-        """Run one pass; move and write KV rows as the batch says."""
+        """Run one pass: copy and write the KV rows of the batch; return its logits and hidden states."""
         if not isinstance(store, CpuKvStore):
             raise ValueError("the KV store was made for another decoder")
-        arrays = batch.arrays  # passing torch tensors takes longer than a small pass
+        arrays = batch.arrays  # NumPy arrays: passing torch tensors takes longer than a small pass
         taps = list(dict.fromkeys(batch.taps))
         logits = np.empty((len(arrays.logit_rows), self.config.vocab_size), dtype=np.float32)
         hidden = np.empty((len(arrays.hidden_rows), len(taps) * self.config.hidden_size), dtype=np.float32)
@@ -129,18 +131,21 @@ class CpuDecoder:
 
 def load_cpu_decoder(
     checkpoint: Checkpoint,
-    form: WeightForm,
+    number_format: WeightFormat,
     *,
     threads: int | None = None,
     ends: CpuWeights | None = None,
     progress: Progress | None = None,
 ) -> CpuDecoder:
-    """Pack a checkpoint's weights and build its decoder; `ends` provides embedding, head and last norm."""
+    """Pack a checkpoint's weights and return its decoder.
+
+    `ends`, if given, provides embedding, output matrix and final norm.
+    """
     config = checkpoint.config
     isa, workers = choose_isa(native_status().instruction_sets), choose_threads(threads)
-    form = chosen_form(form, checkpoint, isa)
-    release_unused()  # so that the peak is not that of importing torch plus the weights
-    packer = MatrixPacker(checkpoint, form, isa, workers, progress)
-    # First the embedding: the file's pages of this largest matrix are released before much else is in memory.
+    number_format = resolve_format(number_format, checkpoint, isa)
+    release_unused()  # memory that importing torch needed would add to the peak of loading
+    packer = MatrixPacker(checkpoint, number_format, isa, workers, progress)
+    # The embedding is the largest matrix: while the pages of its file are in memory, little else should be.
     weights = load_outer_matrices(packer, config) if ends is None else ends
-    return CpuDecoder(config, replace(weights, layers=load_layers(packer, config)), form, workers)
+    return CpuDecoder(config, replace(weights, layers=load_layers(packer, config)), number_format, workers)

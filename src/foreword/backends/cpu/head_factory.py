@@ -1,4 +1,4 @@
-"""Draft heads of a CPU decoder, and the factory that loads them."""
+"""Medusa heads and early exits on the CPU kernels, and the factory of all heads of a CPU decoder."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -8,7 +8,7 @@ import torch
 
 from foreword.backends.cpu.heads import CpuHead, HeadPacker
 from foreword.backends.cpu.kv_store import CpuKvStore
-from foreword.backends.cpu.packing import WeightForm
+from foreword.backends.cpu.packing import WeightFormat
 from foreword.backends.cpu.resident import release_unused
 from foreword.backends.cpu.weights import CpuWeights, native_decoder
 from foreword.backends.interface import HeadCall, HeadOutput, MedusaCall
@@ -22,54 +22,54 @@ if TYPE_CHECKING:
 
 
 class CpuMedusa:
-    """Medusa heads, which read only hidden states; packed like the decoder's matrices."""
+    """Medusa heads, which read only hidden states."""
 
     def __init__(self, head: Head, packer: HeadPacker, output: "_native.PackedMatrix") -> None:
-        """`output` is the decoder's output matrix, for heads without their own."""
+        """Pack the heads; `output` is the decoder's output matrix, for heads without their own."""
         self.spec = spec = head.spec
         self._isa = packer.isa
-        self._heads = [
+        self._heads = [  # residual blocks and output matrix of each head
             (
-                [packer.matrix(f"blocks.{number}.layers.{block}") for block in range(spec.blocks_per_head)],
-                packer.optional(f"lm_heads.{number}") or output,
+                [packer.matrix(f"blocks.{index}.layers.{block}") for block in range(spec.blocks_per_head)],
+                packer.optional(f"lm_heads.{index}") or output,
             )
-            for number in range(spec.num_heads)
+            for index in range(spec.num_heads)
         ]
         self.weight_bytes = packer.nbytes
 
     def draft(self, call: MedusaCall) -> HeadOutput:
-        """Return logits, from which the caller draws chains."""
-        read = call.states.contiguous().numpy()
-        logits = np.empty((len(self._heads), len(read), self.spec.draft_vocab_size), np.float32)
-        for number, (blocks, output) in enumerate(self._heads):
-            stream = read
+        """Return the logits of all heads, [states, heads, draft vocabulary]."""
+        states = call.states.contiguous().numpy()
+        logits = np.empty((len(self._heads), len(states), self.spec.draft_vocab_size), np.float32)
+        for index, (blocks, output) in enumerate(self._heads):
+            stream = states
             for block in blocks:
                 inner = np.empty_like(stream)
                 block.multiply(stream, inner, self._isa)
                 stream = stream + inner / (1 + np.exp(-inner))
-            output.multiply(stream, logits[number], self._isa)
+            output.multiply(stream, logits[index], self._isa)
         return HeadOutput(torch.from_numpy(logits).transpose(0, 1), call.states)
 
 
 @dataclass
 class CpuExit:
-    """An early exit; it uses the decoder's threads."""
+    """An early exit: the target's first layers and one layer of its own."""
 
-    decoder: "_native.Decoder"  # the target's first layers and the exit's own
+    decoder: "_native.Decoder"  # of these layers
     vocab_size: int
-    rows: str  # name of its KV rows
+    rows: str  # name of the KV rows of its own layer
     weight_bytes: int  # of its own layer
     is_ready: bool = True
 
     def draft(self, call: HeadCall) -> HeadOutput:
-        """Store rows, or run rows from their tokens, in one native call."""
-        wanted, store = call.rows, call.store
+        """Run rows from their tokens (`are_own`), or only store the KV rows of the features."""
+        rows, store = call.rows, call.store
         if not isinstance(store, CpuKvStore):
             raise ValueError("the KV store was made for another backend")
-        states = None if wanted.are_own else as_array(wanted.features)
-        logits = torch.empty((len(wanted.arrays.logit_rows), self.vocab_size), dtype=torch.float32)
+        states = None if rows.are_own else as_array(rows.features)
+        logits = torch.empty((len(rows.arrays.logit_rows), self.vocab_size), dtype=torch.float32)
         kind = store.spec.index(self.rows)
-        self.decoder.exit(store.native, kind, wanted.arrays, wanted.starts, states, logits.numpy())
+        self.decoder.exit(store.native, kind, rows.arrays, rows.starts, states, logits.numpy())
         return HeadOutput(logits, logits.new_empty(len(logits), 0))
 
 
@@ -77,15 +77,15 @@ class CpuHeads:
     """Loads heads for a decoder, in its number format and on its threads."""
 
     def __init__(
-        self, config: ModelConfig, weights: CpuWeights, form: WeightForm, native: "_native.Decoder"
+        self, config: ModelConfig, weights: CpuWeights, number_format: WeightFormat, native: "_native.Decoder"
     ) -> None:
         self._config = config
         self._weights = weights
-        self._form = form
+        self._number_format = number_format
         self._native = native
 
     def head(self, head: Head, rows: str) -> CpuHead:
-        """Load a head with KV rows."""
+        """Load a head whose KV rows have the name `rows`."""
         ends = self._weights.embedding, self._weights.head
         packed = CpuHead(head, rows, self._packer(head), self._native, ends)
         release_unused()
@@ -96,15 +96,15 @@ class CpuHeads:
         return CpuMedusa(head, self._packer(head), self._weights.head)
 
     def exit(self, more: Checkpoint, layer: int, rows: str) -> CpuExit | None:
-        """Load an early exit; None for a target with recurrent layers."""
+        """Load an exit after the first `layer` layers; None for a target with recurrent layers."""
         if self._config.recurrent is not None:
             return None
         isa, threads = self._native.isa, self._native.threads
-        lower = self._weights.with_layers(range(layer))
-        whole = lower.followed_by(more, self._form, isa, threads)
+        target_layers = self._weights.with_layers(range(layer))
+        weights = target_layers.followed_by(more, self._number_format, isa, threads)
         config = self._config.with_layers(range(layer)).followed_by(more.config)
-        own_bytes = whole.layer_bytes - lower.layer_bytes
-        return CpuExit(native_decoder(config, whole, threads), config.vocab_size, rows, own_bytes)
+        own_bytes = weights.layer_bytes - target_layers.layer_bytes
+        return CpuExit(native_decoder(config, weights, threads), config.vocab_size, rows, own_bytes)
 
     def _packer(self, head: Head) -> HeadPacker:
-        return HeadPacker(head, self._form, self._native.isa, self._native.threads)
+        return HeadPacker(head, self._number_format, self._native.isa, self._native.threads)

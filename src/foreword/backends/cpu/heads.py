@@ -11,7 +11,7 @@ from torch import Tensor
 from foreword.backends.batch import Ints
 from foreword.backends.cpu.grouped import readable_blocks
 from foreword.backends.cpu.kv_store import CpuKvStore
-from foreword.backends.cpu.packing import BLOCK_KINDS, WeightForm, rotated_group
+from foreword.backends.cpu.packing import BLOCK_KINDS, WeightFormat, rotated_group_size
 from foreword.backends.cpu.weights import load_experts
 from foreword.backends.interface import ChainPlan, HeadCall, HeadInput, HeadOutput, KnownChains, KvStore
 from foreword.backends.weight_loader import piece_rows
@@ -29,45 +29,48 @@ _INPUT_NORMS = {
     Join.FUSED: ("enorm", "hnorm"),
     Join.CONTEXT: ("", "hidden_norm"),
 }
-"""Norms of the token embedding and of the features, by kind of head."""
+"""Names of the norms of the token embedding and of the features, by join; empty: none."""
 
 _QKV, _OUTPUT, _MLP = ("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj", "down_proj")
 
 
 def _layer_blocks(head: Head) -> dict[str, QuantizedTensor]:
-    """Return the matrices of the layers as blocks; nothing if one is not in 4 bits: one input is rounded one way."""
-    found: dict[str, QuantizedTensor] = {}
+    """Return the layers' matrices as blocks by name; none if one matrix has no blocks.
+
+    Matrices with the same input need formats that share it.
+    """
+    matrices: dict[str, QuantizedTensor] = {}
     for name, shape in head.spec.shapes.items():
         if name.startswith("layers.") and len(shape) == 2:
             blocks = readable_blocks(head.kept, name)
             if blocks is None:
                 return {}
-            found[name] = blocks
-    return found
+            matrices[name] = blocks
+    return matrices
 
 
 class HeadPacker:
-    """Packs the matrices of one head like the decoder's."""
+    """Packs the matrices of one head in the decoder's number format."""
 
-    def __init__(self, head: Head, form: WeightForm, isa: str, threads: int) -> None:
+    def __init__(self, head: Head, number_format: WeightFormat, isa: str, threads: int) -> None:
         from foreword.kernels import _native
 
         self._head = head
-        self._form = form
+        self._number_format = number_format
         self.isa = isa
         self._threads = threads
         self._arena = _native.Arena()
-        self._packed = _layer_blocks(head) if form.keeps_blocks else {}
-        self.nbytes = 0  # total bytes packed
+        self._layer_matrices = _layer_blocks(head) if number_format.keeps_blocks else {}
+        self.nbytes = 0  # of all matrices packed until now
 
     def matrix(self, name: str) -> "_native.PackedMatrix":
-        """Pack a matrix with its bias, if any."""
+        """Pack a matrix with its bias, if any, by module name."""
         from foreword.kernels._native import PackedMatrix
 
         weight = name + ".weight"
-        if self._form.floats:
+        if self._number_format.is_float32:
             packed = PackedMatrix.keep_floats(self._arena, self._head.load(weight))
-        elif self._form.keeps_blocks and (blocks := self._blocks(weight)) is not None:
+        elif self._number_format.keeps_blocks and (blocks := self._blocks(weight)) is not None:
             packed = PackedMatrix.keep_blocks(self._arena, blocks.kind, blocks.data, self._threads)
         else:
             packed = self._rounded(weight)
@@ -77,9 +80,9 @@ class HeadPacker:
         return packed
 
     def _blocks(self, name: str) -> QuantizedTensor | None:
-        """Return the target's output rows, or a matrix of a head in 4 bits, as the files have them."""
-        blocks = self._head.blocks(name) or self._packed.get(name)
-        if blocks is None and self._packed:
+        """Return the blocks of a matrix, from the target's output matrix or the head's file; None if it has none."""
+        blocks = self._head.blocks(name) or self._layer_matrices.get(name)
+        if blocks is None and self._layer_matrices:
             blocks = readable_blocks(self._head.kept, name)
         return blocks if blocks is not None and blocks.kind in BLOCK_KINDS else None
 
@@ -88,15 +91,15 @@ class HeadPacker:
         from foreword.kernels._native import PackedMatrix
 
         rows, columns = self._head.spec.shapes[name]
-        packed = PackedMatrix.rounded(self._arena, rows, columns, rotated_group(columns), True)
-        done = 0
+        packed = PackedMatrix.zeros_int8(self._arena, rows, columns, rotated_group_size(columns), True)
+        first_row = 0
         for piece in self._head.pieces(name, piece_rows(columns)):
-            packed.round_rows(done, piece, self.isa, self._threads)
-            done += len(piece)
+            packed.round_rows(first_row, piece, self.isa, self._threads)
+            first_row += len(piece)
         return packed
 
     def matrices(self, names: list[str], biased: bool) -> "list[_native.PackedMatrix]":
-        """Pack several matrices by tensor name, with their biases."""
+        """Pack matrices by tensor name, with the biases that they have; `biased` is ignored."""
         return [self.matrix(name.removesuffix(".weight")) for name in names]
 
     def floats(self, name: str, biased: bool = False) -> "_native.PackedMatrix":
@@ -110,6 +113,7 @@ class HeadPacker:
         return packed
 
     def optional(self, name: str) -> "_native.PackedMatrix | None":
+        """Pack a matrix by module name; None if the head does not have it."""
         return self.matrix(name) if self._head.spec.has(name + ".weight") else None
 
     def vector(self, name: str) -> Tensor | None:
@@ -132,7 +136,10 @@ class CpuHead:
         decoder: "_native.Decoder",
         ends: "tuple[_native.PackedMatrix, _native.PackedMatrix]",
     ) -> None:
-        """`ends` are the decoder's embedding and output matrix, for a head without its own."""
+        """Pack a head that has KV rows of the name `rows`.
+
+        `ends` are the decoder's embedding and output matrix, for a head without its own.
+        """
         from foreword.kernels import _native
 
         spec = self.spec = head.spec
@@ -158,7 +165,9 @@ class CpuHead:
         for index in range(len(spec.layers)):
             self._add_layer(packer, index)
         embedding, output = packer.optional("embed_tokens"), packer.optional("lm_head")
-        self._native.set_ends(embedding or ends[0], output or ends[1], packer.vector("norm.weight"))
+        self._native.set_embedding_and_output(
+            embedding or ends[0], output or ends[1], packer.vector("norm.weight")
+        )
         self._markov = [packer.matrix(name) for name in MARKOV if spec.has(name + ".weight")]
         if self._markov:
             self._native.set_markov(*self._markov)
@@ -172,12 +181,12 @@ class CpuHead:
             else [f"fc_norm.{i}.weight" for i in range(spec.num_taps)]
         )
         norms = [norm for name in names if (norm := packer.vector(name)) is not None]
-        of_token, of_features = _INPUT_NORMS[spec.join]
+        embedding_norm, feature_norm = _INPUT_NORMS[spec.join]
         self._native.set_inputs(
             packer.optional("fc"),
             norms,
-            packer.vector(of_token + ".weight"),
-            packer.vector(of_features + ".weight"),
+            packer.vector(embedding_norm + ".weight"),
+            packer.vector(feature_norm + ".weight"),
         )
 
     def _add_layer(self, packer: HeadPacker, index: int) -> None:
@@ -188,11 +197,11 @@ class CpuHead:
             mlp = [packer.matrix(f"{prefix}mlp.{name}") for name in _MLP]
         else:
             experts, mlp = load_experts(packer, layer.mlp, prefix)
-        is_joined = index == 0 and self.spec.join is Join.CONCAT  # its input has its own norms
+        has_input_norms = index == 0 and self.spec.join is Join.CONCAT  # instead of a layer norm
         mlp_norm = packer.vector(prefix + "post_attention_layernorm.weight")
         assert mlp_norm is not None
         self._native.add_layer(
-            None if is_joined else packer.vector(prefix + "input_layernorm.weight"),
+            None if has_input_norms else packer.vector(prefix + "input_layernorm.weight"),
             mlp_norm,
             attention,
             mlp,
@@ -203,38 +212,37 @@ class CpuHead:
         )
 
     def draft(self, call: HeadCall) -> HeadOutput | KnownChains:
-        """Run one native call including draws; P-EAGLE's positions are drawn from its logits."""
-        drafts_at_once = self.spec.mask_token_id is not None
-        if call.plan is not None and (call.rows.are_own or not drafts_at_once):
+        """Run a pass. Return chains if the native call can draft them, else logits and states.
+
+        P-EAGLE returns logits: it drafts with mask tokens, and its rows read features.
+        """
+        has_mask_token = self.spec.mask_token_id is not None
+        if call.plan is not None and (call.rows.are_own or not has_mask_token):
             return self._chains(call, call.plan)
         if call.context is not None:
             self._forward(call.context, call.store)
         return self._forward(call.rows, call.store)
 
-    def _forward(self, wanted: HeadInput, store: KvStore) -> HeadOutput:
-        rows = len(wanted.arrays.logit_rows)
-        logits = np.empty((rows, self.spec.draft_vocab_size), dtype=np.float32)
-        states = np.empty((rows, self.spec.hidden_size), dtype=np.float32)
-        memory, kind = self._place(store)
+    def _forward(self, head_input: HeadInput, store: KvStore) -> HeadOutput:
+        count = len(head_input.arrays.logit_rows)
+        logits = np.empty((count, self.spec.draft_vocab_size), dtype=np.float32)
+        states = np.empty((count, self.spec.hidden_size), dtype=np.float32)
+        native_store, kind = self._native_store(store)
         self._native.forward(
-            memory,
+            native_store,
             kind,
-            wanted.arrays,
-            wanted.starts,
-            as_array(wanted.features),
-            wanted.are_own,
+            head_input.arrays,
+            head_input.starts,
+            as_array(head_input.features),
+            head_input.are_own,
             logits,
             states,
         )
         return HeadOutput(torch.from_numpy(logits), torch.from_numpy(states))
 
     def _chains(self, call: HeadCall, plan: ChainPlan) -> KnownChains:
-        rows, context, place, buffers = (
-            call.rows,
-            call.context,
-            self._place(call.store),
-            _ChainBuffers.of(plan),
-        )
+        rows, context, buffers = call.rows, call.context, _ChainBuffers.of(plan)
+        store_arguments = self._native_store(call.store)
         arguments = (
             rows.arrays,
             rows.starts,
@@ -243,27 +251,31 @@ class CpuHead:
             *buffers.outputs(plan),
         )
         if rows.are_own:
-            kept = None if context is None else (context.arrays, context.starts, as_array(context.features))
-            self._native.block(*place, kept, *arguments)
+            context_arguments = (
+                None if context is None else (context.arrays, context.starts, as_array(context.features))
+            )
+            self._native.draft_blocks(*store_arguments, context_arguments, *arguments)
         else:
-            self._native.chain(*place, *arguments)
+            self._native.draft_chains(*store_arguments, *arguments)
         return buffers.chains()
 
     def markov_before(self, tokens: Sequence[int]) -> Tensor:
-        table = self._markov[0]
-        read = np.empty((len(tokens), table.cols), np.float32)
+        """Return the Markov embedding of tokens, float32 [tokens, rank]."""
+        matrix = self._markov[0]
+        embeddings = np.empty((len(tokens), matrix.cols), np.float32)
         for row, token in enumerate(tokens):
-            table.expand_row(token, read[row], self._isa)
-        return torch.from_numpy(read)
+            matrix.expand_row(token, embeddings[row], self._isa)
+        return torch.from_numpy(embeddings)
 
     def markov_after(self, before: Tensor) -> Tensor:
+        """Return what Markov embeddings add to the logits of the next positions, float32 [tokens, draft vocabulary]."""
         matrix = self._markov[1]
         logits = np.empty((len(before), matrix.rows), np.float32)
         matrix.multiply(before.contiguous().numpy(), logits, self._isa)
         return torch.from_numpy(logits)
 
-    def _place(self, store: KvStore) -> "tuple[_native.KvStore, int]":
-        """Return the store and index of its KV rows."""
+    def _native_store(self, store: KvStore) -> "tuple[_native.KvStore, int]":
+        """Return the compiled store, and the index of this head's kind of KV rows in it."""
         if not isinstance(store, CpuKvStore):
             raise ValueError("the KV store was made for another backend")
         return store.native, store.spec.index(self._rows)
@@ -276,10 +288,10 @@ def _sampling_arguments(plan: ChainPlan) -> tuple[Any, ...]:
 
 
 class _ChainBuffers(NamedTuple):
-    """Output buffers for draft tokens."""
+    """Output arrays for drafted chains."""
 
     tokens: Ints  # [requests, longest chain], padded with -1
-    confidence: NDArray[np.float32] | None
+    confidence: NDArray[np.float32] | None  # the same shape; None: not requested
 
     @staticmethod
     def of(plan: ChainPlan) -> "_ChainBuffers":
@@ -294,8 +306,9 @@ class _ChainBuffers(NamedTuple):
         return self.tokens, None if stop is None else (stop.edges, stop.rates, stop.least, self.confidence)
 
     def chains(self) -> KnownChains:
+        """Return the chains that the native call has written."""
         tokens = [[token for token in row if token >= 0] for row in self.tokens.tolist()]
         if self.confidence is None:
             return KnownChains(tokens)
         confidence = self.confidence.tolist()
-        return KnownChains(tokens, [row[: len(own)] for row, own in zip(confidence, tokens, strict=True)])
+        return KnownChains(tokens, [row[: len(chain)] for row, chain in zip(confidence, tokens, strict=True)])

@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from foreword.kernels import _native
 
 HEAD_ALIGNMENT = 8
-"""Head sizes are padded to a multiple of this many numbers, which the kernels read at once."""
+"""Head dimensions are padded to a multiple of this, the width of the kernels' vectors."""
 
 
 class CpuKvStore:
     """Keys and values in the layout of the attention kernel.
 
-    Keys are [layers, pages, kv heads, numbers, rows of a page], values have the last two exchanged.
+    Keys are [layers, pages, kv heads, padded head dim, rows of a page]; values have the last two dimensions exchanged.
     """
 
     def __init__(
@@ -28,13 +28,13 @@ class CpuKvStore:
         page_size: int,
         states: "_native.StateStore | None" = None,
     ) -> None:
-        """`states` is the memory of recurrent layers."""
+        """Allocate KV memory; `states` is the memory of recurrent layers, if any."""
         from foreword.kernels import _native
 
         if page_size != _native.PAGE_SIZE:
             raise RequestError(f"the CPU kernels need pages of {_native.PAGE_SIZE} rows, not {page_size}")
         for row in spec.rows:
-            _check(row)
+            _require_supported(row)
         self.spec = spec
         self.states = states
         self.num_pages = num_pages
@@ -44,21 +44,21 @@ class CpuKvStore:
 
     @property
     def bytes_per_row(self) -> int:
-        """Memory of one token's rows of all kinds."""
+        """Bytes of one token's KV rows of all kinds."""
         return self.native.bytes_per_row
 
     def arrays(self, name: str) -> tuple[Tensor, Tensor]:
-        """Return keys and values of one kind; heads are padded to a multiple of eight numbers."""
+        """Return views of the keys and values of one kind, in the layout above."""
         keys, values = self.native.arrays(self.spec.index(name))
         dtype = getattr(torch, self.spec.decoder.dtype)  # NumPy has no bfloat16
         return torch.from_numpy(keys).view(dtype), torch.from_numpy(values).view(dtype)
 
     def move(self, copies: Tensor) -> None:
         """Copy rows (from, to) of all kinds, int32 [copies, 2]; all are read before any is written."""
-        self.native.move(copies.numpy())
+        self.native.copy_rows(copies.numpy())
 
 
-def _check(row: RowSpec) -> None:
+def _require_supported(row: RowSpec) -> None:
     if row.values != row.head_dim:
         raise RequestError(
             f"KV rows {row.name}: the CPU kernels need keys and values of the same size, "

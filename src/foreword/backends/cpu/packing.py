@@ -30,108 +30,118 @@ BLOCK_KINDS = {
     "Q6_K": (208,),
     "Q4_Z": (0,),
 }
-"""Blocks that the kernels read directly, with the offsets of their half-precision numbers: GGUF's, and Q4_Z of
-`grouped.py`."""
+"""Kinds of blocks that the kernels read, and the byte offsets of the float16 scales and minima in a block.
 
-_NARROW_KINDS = BLOCK_KINDS.keys() - {"Q8_0"}  # fewer bytes than with `int8`
+All are GGUF's but Q4_Z, which `grouped.py` makes.
+"""
+
+_NARROW_KINDS = BLOCK_KINDS.keys() - {"Q8_0"}  # with fewer bytes per weight than `int8`
 
 BLOCK_COLUMNS = 32
+"""Columns of a block, except those of K kinds, which have 256."""
+
 ROTATED_GROUPS = (192, 128, 64)
-"""Candidate group sizes (columns per scale) of a rotated matrix, cheapest first."""
+"""Possible group sizes (columns per scale) of a rotated matrix. Larger groups are faster."""
 
 
 @dataclass(frozen=True)
-class WeightForm:
+class WeightFormat:
     """Number format of a model's matrices and KV rows."""
 
     name: str  # as in `--dtype`
-    floats: bool = False  # matrices stay float32
-    keeps_blocks: bool = False  # use GGUF blocks unchanged
-    rotated: bool = False  # apply a Hadamard rotation to blocks of 64 columns before rounding to 8 bits
+    is_float32: bool = False  # matrices stay float32
+    keeps_blocks: bool = False  # GGUF blocks are used unchanged; other matrices are rounded to 8 bits
+    is_rotated: bool = False  # blocks of 64 columns get a Hadamard rotation before they are rounded to 8 bits
     kv_dtype: str = "bfloat16"  # as in `--kv-cache-dtype`
 
 
-FORMS = {
-    "auto": WeightForm("auto"),  # `chosen_form` replaces it
-    "float32": WeightForm("float32", floats=True, kv_dtype="float32"),
-    "int8": WeightForm("int8", rotated=True),
-    "stored": WeightForm("stored", keeps_blocks=True, rotated=True),
-    "q8_0": WeightForm("q8_0", keeps_blocks=False),
+FORMATS = {
+    "auto": WeightFormat("auto"),  # `resolve_format` replaces it
+    "float32": WeightFormat("float32", is_float32=True, kv_dtype="float32"),
+    "int8": WeightFormat("int8", is_rotated=True),
+    "stored": WeightFormat("stored", keeps_blocks=True, is_rotated=True),
+    "q8_0": WeightFormat("q8_0"),  # rounds like GGUF's format of that name; a reference for tests
 }
-FORMS["q4"] = FORMS["stored"]  # its earlier name
-"""`q8_0` rounds like GGUF's format of that name and serves as a reference."""
+FORMATS["q4"] = FORMATS["stored"]  # the earlier name of `stored`
 
 BLOCK_SETS = ("avx512-vnni", "avx2")
-"""Instruction sets with faster passes over blocks than over `int8`: docs/kernels.md, "Which format"."""
+"""Instruction sets on which `stored` is faster than `int8`: docs/kernels.md, "Which format"."""
 
-_REORDERED = ("q_proj.weight", "k_proj.weight")  # their blocks would be copied into another order
+_REORDERED = ("q_proj.weight", "k_proj.weight")  # loading reorders their rows, which copies the blocks
 
 
-def default_form(checkpoint: Checkpoint, isa: str) -> tuple[WeightForm, str]:
+def default_format(checkpoint: Checkpoint, isa: str) -> tuple[WeightFormat, str]:
     """Return the format that `--dtype auto` stands for, and why.
 
-    The rule is fixed: a choice by measurement could differ between two starts, and with it the text of a seed.
+    The rule is fixed. A choice by measurement could differ between two starts, and then a seed's text would, too.
     """
     if isa not in BLOCK_SETS:
-        return FORMS["int8"], f"passes over blocks were not measured to be faster on {isa}"
-    counts: Counter[bool] = Counter()
-    known: bool | None = None  # of packed safetensors, whose matrices are alike
+        return FORMATS["int8"], f"passes over blocks were not measured to be faster on {isa}"
+    counts: Counter[bool] = Counter()  # weights, by whether their blocks are narrow
+    packed_are_narrow: bool | None = None  # of packed safetensors, whose matrices all have the same format
     for name, shape in expected_shapes(checkpoint.config).items():
         if len(shape) != 2 or name.endswith(_REORDERED) or name not in checkpoint.tensor_names():
             continue
         stored = checkpoint.quantized(name)
         is_narrow = stored is not None and stored.kind in _NARROW_KINDS
         if isinstance(checkpoint, HfCheckpoint) and checkpoint.is_packed(name):
-            known = packed_blocks(checkpoint, name) is not None if known is None else known
-            is_narrow = known
+            if packed_are_narrow is None:
+                packed_are_narrow = packed_blocks(checkpoint, name) is not None
+            is_narrow = packed_are_narrow
         counts[is_narrow] += shape[0] * shape[1]
     if counts[True] <= counts[False]:
-        return FORMS["int8"], "most weights of the file have 8 bits or more"
-    return FORMS["stored"], f"the file's blocks have fewer than 8 bits, and {isa} reads them faster"
+        return FORMATS["int8"], "most weights of the file have 8 bits or more"
+    return FORMATS["stored"], f"the file's blocks have fewer than 8 bits, and {isa} reads them faster"
 
 
-def rotated_group(columns: int) -> int:
+def rotated_group_size(columns: int) -> int:
     """Return the largest group size with the least padding at the end of a row."""
     return min(ROTATED_GROUPS, key=lambda group: (-(-columns // group) * group, -group))
 
 
 def has_finite_scales(stored: QuantizedTensor) -> bool:
-    """Whether all block scales and minima are finite; the levels are integers."""
+    """Return whether all scales and minima of the blocks are finite. The other numbers are integers."""
     columns = gguf.QK_K if stored.kind.endswith("_K") else BLOCK_COLUMNS
     blocks = stored.data.reshape(len(stored.data), stored.shape[1] // columns, -1)
     halves = (
-        np.ascontiguousarray(blocks[..., at : at + 2]).view(np.float16) for at in BLOCK_KINDS[stored.kind]
+        np.ascontiguousarray(blocks[..., offset : offset + 2]).view(np.float16)
+        for offset in BLOCK_KINDS[stored.kind]
     )
     return all(bool(np.isfinite(numbers).all()) for numbers in halves)
 
 
 def _stored(checkpoint: Checkpoint, name: str) -> QuantizedTensor | None:
-    """Return a matrix as blocks, of a GGUF file or of packed safetensors."""
+    """Return a matrix of a GGUF file or of packed safetensors as blocks; None if it has none."""
     return checkpoint.quantized(name) or packed_blocks(checkpoint, name)
 
 
-def chosen_form(form: WeightForm, checkpoint: Checkpoint, isa: str) -> WeightForm:
+def resolve_format(number_format: WeightFormat, checkpoint: Checkpoint, isa: str) -> WeightFormat:
     """Return the format to pack a checkpoint in: the given one unless it is `auto`."""
-    if form.name != "auto":
-        return form
-    return replace(default_form(checkpoint, isa)[0], kv_dtype=form.kv_dtype)
+    if number_format.name != "auto":
+        return number_format
+    return replace(default_format(checkpoint, isa)[0], kv_dtype=number_format.kv_dtype)
 
 
 class MatrixPacker:
     """Packs matrices of one checkpoint into one format."""
 
     def __init__(
-        self, checkpoint: Checkpoint, form: WeightForm, isa: str, threads: int, progress: Progress | None
+        self,
+        checkpoint: Checkpoint,
+        number_format: WeightFormat,
+        isa: str,
+        threads: int,
+        progress: Progress | None,
     ) -> None:
         from foreword.kernels import _native
 
         self._checkpoint = checkpoint
-        self._form = form
+        self._number_format = number_format
         self._isa = isa
         self._threads = threads
         self._arena = _native.Arena()
         self._loader = WeightLoader(checkpoint, torch.float32, torch.device("cpu"), progress)
-        if form.keeps_blocks and not self._has_blocks():
+        if number_format.keeps_blocks and not self._has_blocks():
             kinds = ", ".join(BLOCK_KINDS)
             raise CheckpointError(
                 f"{checkpoint.path} has no blocks to keep ({kinds}); use --dtype int8 or another file"
@@ -142,7 +152,7 @@ class MatrixPacker:
         return any(blocks is not None and blocks.kind in BLOCK_KINDS for blocks in stored)
 
     def vector(self, name: str) -> torch.Tensor:
-        """Return a norm's weights, float32 [n]."""
+        """Return a vector, such as a norm's weights, as float32 [n]."""
         return self._loader.tensor(name)
 
     def floats(self, name: str, biased: bool = False) -> "PackedMatrix":
@@ -155,10 +165,12 @@ class MatrixPacker:
         return packed
 
     def matrices(self, names: list[str], biased: bool) -> list["PackedMatrix"]:
-        """Pack projections of one input with equal grouping, so that the input is quantised once."""
+        """Pack matrices with the same input. Their formats share the input, so that it is quantised once."""
         stored = {name: self._blocks(name) for name in names}
-        keep = self._form.keeps_blocks and any(blocks is not None for blocks in stored.values())
-        packed = [self._matrix(name, stored[name], keep) for name in names]
+        keeps_blocks = self._number_format.keeps_blocks and any(
+            blocks is not None for blocks in stored.values()
+        )
+        packed = [self._matrix(name, stored[name], keeps_blocks) for name in names]
         if biased:
             self._set_biases(names, packed)
         return packed
@@ -175,26 +187,27 @@ class MatrixPacker:
         self._loader.check_finite(name, has_finite_scales(stored))
         return stored
 
-    def _matrix(self, name: str, stored: QuantizedTensor | None, keep: bool) -> "PackedMatrix":
+    def _matrix(self, name: str, stored: QuantizedTensor | None, keeps_blocks: bool) -> "PackedMatrix":
         from foreword.kernels._native import PackedMatrix
 
-        if self._form.floats:
+        if self._number_format.is_float32:
             return PackedMatrix.keep_floats(self._arena, self._loader.tensor(name))
-        if keep and stored is not None:
-            kept = PackedMatrix.keep_blocks(self._arena, stored.kind, stored.data, self._threads)
+        if keeps_blocks and stored is not None:
+            packed = PackedMatrix.keep_blocks(self._arena, stored.kind, stored.data, self._threads)
             self._loader.count()
-            return kept
-        rotated = self._form.rotated and not keep
+            return packed
+        is_rotated = self._number_format.is_rotated and not keeps_blocks
         rows, columns = self._loader.shape(name)
-        group = rotated_group(columns) if rotated else BLOCK_COLUMNS
+        group_size = rotated_group_size(columns) if is_rotated else BLOCK_COLUMNS
         if stored is not None:
             packed = PackedMatrix.round_blocks(
-                self._arena, stored.kind, stored.data, group, rotated, self._isa, self._threads
+                self._arena, stored.kind, stored.data, group_size, is_rotated, self._isa, self._threads
             )
             self._loader.count()
             return packed
-        packed, done = PackedMatrix.rounded(self._arena, rows, columns, group, rotated), 0
+        packed = PackedMatrix.zeros_int8(self._arena, rows, columns, group_size, is_rotated)
+        first_row = 0
         for piece in self._loader.pieces(name):
-            packed.round_rows(done, piece, self._isa, self._threads)
-            done += len(piece)
+            packed.round_rows(first_row, piece, self._isa, self._threads)
+            first_row += len(piece)
         return packed

@@ -1,4 +1,4 @@
-"""Gives memory back to the system that loading needed and answering does not."""
+"""Returns memory to the system that was needed to load a model, but is not needed to run it."""
 
 import ctypes
 import mmap
@@ -9,14 +9,14 @@ from pathlib import Path
 
 _MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S+) \S+ \S+ \S+\s*(.*)")
 _SMAPS = Path("/proc/self/smaps")
-_OWN_PAGES = ("Anonymous:", "Swap:")
-_LIBRARY = "libtorch"  # by far the largest libraries; most of what starting them reads is never read again
+_PRIVATE_PAGES = ("Anonymous:", "Swap:")  # lines of smaps with the size of changed pages
+_LIBRARY = "libtorch"  # the largest libraries; most of the pages that importing them reads are not read again
 
 
 def release_unused() -> None:
-    """Return free heap memory, and unmap the pages of torch's libraries; pages in use are mapped again when read.
+    """Return free heap memory and the pages of torch's libraries to the system; pages that are read again are reloaded.
 
-    Does nothing where the system is not Linux with glibc.
+    It does nothing unless the system is Linux with glibc.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -30,7 +30,7 @@ def release_unused() -> None:
 
 @cache
 def _torch_mappings() -> tuple[tuple[int, int], ...]:
-    """Return the address ranges of the libraries that hold nothing but what is in their files."""
+    """Return the address ranges of torch's libraries whose pages can be read from their files again."""
     try:
         return file_mappings(_SMAPS.read_text(encoding="utf-8", errors="replace"))
     except OSError:
@@ -38,17 +38,17 @@ def _torch_mappings() -> tuple[tuple[int, int], ...]:
 
 
 def file_mappings(smaps: str) -> tuple[tuple[int, int], ...]:
-    """Return the library's read-only mappings without pages of the process's own, in memory or swapped out.
+    """Return the address ranges of torch's read-only mappings without changed pages.
 
-    Relocated pages are such: they could not be read from the file again.
+    Changed pages, such as relocated ones, could not be read from the file again.
     """
-    mappings: dict[tuple[int, int], bool] = {}
-    found: tuple[int, int] | None = None
+    is_unchanged: dict[tuple[int, int], bool] = {}  # by address range
+    current: tuple[int, int] | None = None  # range of the lines that follow; None: not of the library
     for line in smaps.splitlines():
         if (match := _MAPPING.fullmatch(line)) is not None:
             begin, end, access, name = match.groups()
             is_library = _LIBRARY in Path(name).name and "w" not in access
-            found = (int(begin, 16), int(end, 16)) if is_library else None
-        elif found is not None and line.startswith(_OWN_PAGES):
-            mappings[found] = mappings.get(found, True) and line.split()[1] == "0"
-    return tuple(place for place, is_unchanged in mappings.items() if is_unchanged)
+            current = (int(begin, 16), int(end, 16)) if is_library else None
+        elif current is not None and line.startswith(_PRIVATE_PAGES):
+            is_unchanged[current] = is_unchanged.get(current, True) and line.split()[1] == "0"
+    return tuple(mapping for mapping, unchanged in is_unchanged.items() if unchanged)

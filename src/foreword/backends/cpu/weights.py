@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 from torch import Tensor
 
 from foreword.backends.cpu.kv_store import HEAD_ALIGNMENT
-from foreword.backends.cpu.packing import FORMS, MatrixPacker, WeightForm
+from foreword.backends.cpu.packing import FORMATS, MatrixPacker, WeightFormat
 from foreword.backends.support import require_supported
 from foreword.errors import CheckpointError
 from foreword.kernels.native import choose_isa, native_status
@@ -40,23 +40,23 @@ class CpuLayer:
 
     attention_norm: Tensor | None  # None: no norm
     mlp_norm: Tensor | None
-    # By module. Of attention or a recurrence: projections of the stream, then of the result.
+    # By module name: input projections of attention or a recurrence, then the output projection; empty: only an MLP.
     mixing: "dict[str, _native.PackedMatrix]"
-    # gate (not with a squared ReLU), up, down; of the shared experts in a mixture
+    # By module name: gate (not with a squared ReLU), up, down; in a mixture those of the shared experts.
     mlp: "dict[str, _native.PackedMatrix]"
     query_norm: Tensor | None
     key_norm: Tensor | None
     recurrent: "_native.Recurrent | None" = None
     experts: "_native.Experts | None" = None
-    after_attention: Tensor | None = None  # norms of the sublayers' outputs
-    after_mlp: Tensor | None = None
+    post_attention_norm: Tensor | None = None  # norms of the sublayers' outputs
+    post_mlp_norm: Tensor | None = None
     sinks: Tensor | None = None
 
     @property
     def nbytes(self) -> int:
-        """Memory of the matrices."""
-        experts = 0 if self.experts is None else self.experts.nbytes
-        return sum(matrix.nbytes for matrix in (*self.mixing.values(), *self.mlp.values())) + experts
+        """Bytes of the matrices."""
+        expert_bytes = 0 if self.experts is None else self.experts.nbytes
+        return sum(matrix.nbytes for matrix in (*self.mixing.values(), *self.mlp.values())) + expert_bytes
 
 
 @dataclass(frozen=True)
@@ -70,28 +70,35 @@ class CpuWeights:
 
     @property
     def layer_bytes(self) -> int:
-        """Memory of the layers' matrices."""
+        """Bytes of the layers' matrices."""
         return sum(layer.nbytes for layer in self.layers)
 
     def new_states(self, sizes: StateSizes) -> "_native.StateStore | None":
-        """Allocate the memory of recurrent layers; None: there are none."""
+        """Allocate the memory of recurrent layers; None if there are none."""
         from foreword.kernels import _native
 
-        found = [layer.recurrent for layer in self.layers if layer.recurrent is not None]
-        return _native.StateStore(found[0], len(found), sizes.states, sizes.rings) if found else None
+        recurrent = [layer.recurrent for layer in self.layers if layer.recurrent is not None]
+        if not recurrent:
+            return None
+        return _native.StateStore(recurrent[0], len(recurrent), sizes.states, sizes.rings)
 
     def with_layers(self, layers: Sequence[int]) -> "CpuWeights":
         """Return these layers with the same embedding, head and final norm."""
         return replace(self, layers=tuple(self.layers[layer] for layer in layers))
 
-    def followed_by(self, more: Checkpoint, form: WeightForm, isa: str, threads: int) -> "CpuWeights":
+    def followed_by(
+        self, more: Checkpoint, number_format: WeightFormat, isa: str, threads: int
+    ) -> "CpuWeights":
         """Return these layers, then another checkpoint's layers and final norm."""
-        packer = MatrixPacker(more, form if form.floats else FORMS["int8"], isa, threads, None)
+        packer = MatrixPacker(
+            more, number_format if number_format.is_float32 else FORMATS["int8"], isa, threads, None
+        )
         layers = (*self.layers, *load_layers(packer, more.config))
         return replace(self, layers=layers, final_norm=packer.vector(FINAL_NORM))
 
 
 def load_outer_matrices(packer: MatrixPacker, config: ModelConfig) -> CpuWeights:
+    """Return weights with embedding, head and final norm, but without layers."""
     embedding = packer.matrices(["model.embed_tokens.weight"], biased=False)[0]
     head = embedding if config.tied_embeddings else packer.matrices(["lm_head.weight"], biased=False)[0]
     return CpuWeights((), embedding, head, packer.vector(FINAL_NORM))
@@ -116,10 +123,10 @@ def _load_layer(packer: MatrixPacker, layer: LayerSpec, prefix: str) -> CpuLayer
     mlp: dict[str, _native.PackedMatrix] = {}
     if layer.mlp.experts is not None:
         experts, shared = load_experts(packer, layer.mlp, prefix)
-        mlp = {f"mlp.shared_experts.{place}": matrix for place, matrix in enumerate(shared)}
+        mlp = {f"mlp.shared_experts.{index}": matrix for index, matrix in enumerate(shared)}
     elif layer.has_mlp:
-        inner = MODULES[4 if layer.mlp.gated else 5 : 6]
-        mlp = matrices(inner, layer.mlp.bias) | matrices(MODULES[6:], layer.mlp.bias)
+        gate_and_up, down = MODULES[4 if layer.mlp.gated else 5 : 6], MODULES[6:]
+        mlp = matrices(gate_and_up, layer.mlp.bias) | matrices(down, layer.mlp.bias)
     mixing: dict[str, _native.PackedMatrix] = {}
     if layer.recurrent is not None:
         names = [f"linear_attn.{name}" for name in recurrent_inputs(layer.recurrent)]
@@ -128,18 +135,18 @@ def _load_layer(packer: MatrixPacker, layer: LayerSpec, prefix: str) -> CpuLayer
         )
     elif layer.mixes:
         mixing = matrices(MODULES[:3], attention.bias) | matrices(MODULES[3:4], attention.output_bias)
-    has_norms = layer.has_attention and attention.qk_norm
+    has_head_norms = layer.has_attention and attention.qk_norm
     return CpuLayer(
         attention_norm=norm(norms.before_attention),
         mlp_norm=norm(norms.before_mlp),
         mixing=mixing,
         mlp=mlp,
-        query_norm=norm("self_attn.q_norm" if has_norms else None),
-        key_norm=norm("self_attn.k_norm" if has_norms else None),
+        query_norm=norm("self_attn.q_norm" if has_head_norms else None),
+        key_norm=norm("self_attn.k_norm" if has_head_norms else None),
         recurrent=None if layer.recurrent is None else _load_recurrent(packer, layer.recurrent, prefix),
         experts=experts,
-        after_attention=norm(norms.after_attention),
-        after_mlp=norm(norms.after_mlp),
+        post_attention_norm=norm(norms.after_attention),
+        post_mlp_norm=norm(norms.after_mlp),
         sinks=packer.vector(f"{prefix}self_attn.sinks") if attention.sinks and layer.has_attention else None,
     )
 
@@ -147,41 +154,41 @@ def _load_layer(packer: MatrixPacker, layer: LayerSpec, prefix: str) -> CpuLayer
 def _load_recurrent(packer: MatrixPacker, spec: RecurrentSpec, prefix: str) -> "_native.Recurrent":
     from foreword.kernels import _native
 
-    has_state, is_ssm = spec.kind is not Recurrence.NONE, spec.kind is Recurrence.SSM
+    has_state, is_mamba2 = spec.kind is not Recurrence.NONE, spec.kind is Recurrence.SSM
     if spec.value_dim % HEAD_ALIGNMENT:
         raise CheckpointError(
             f"the CPU kernels need heads of a multiple of {HEAD_ALIGNMENT} values in recurrent layers, "
             f"not {spec.value_dim}; use --backend torch"
         )
 
-    def vector(name: str, present: bool) -> Tensor | None:
-        return packer.vector(f"{prefix}linear_attn.{name}") if present else None
+    def vector(name: str, is_present: bool) -> Tensor | None:
+        return packer.vector(f"{prefix}linear_attn.{name}") if is_present else None
 
-    decay = vector("A_log", has_state)
+    log_rate = vector("A_log", has_state)
     conv = packer.vector(f"{prefix}linear_attn.conv1d.weight")  # [channels, 1, kernel]
     return _native.Recurrent(
         kind=_KINDS[spec.kind],
-        kernel=spec.kernel,
+        kernel_size=spec.kernel,
         heads=spec.heads,
         value_dim=spec.value_dim,
         key_heads=spec.key_heads,
         key_dim=spec.key_dim,
-        conv=conv.squeeze(1).T.contiguous().flatten(),
+        conv=conv.squeeze(1).T.contiguous().flatten(),  # [kernel, channels]
         conv_bias=vector("conv1d.bias", spec.conv_bias),
         norm=vector("norm.weight", has_state),
-        rates=None if decay is None else -decay.exp(),
+        log_decay_rates=None if log_rate is None else -log_rate.exp(),
         time_bias=vector("dt_bias", has_state),
-        skip=vector("D", is_ssm),
+        skip=vector("D", is_mamba2),
         norm_groups=spec.norm_groups,
-        time_limits=spec.time_limits,
+        time_step_limits=spec.time_limits,
     )
 
 
 class ExpertPacker(Protocol):
-    """Packs tensors of a decoder or a draft head."""
+    """Packs tensors of a decoder (`MatrixPacker`) or of a draft head (`HeadPacker`)."""
 
     def matrices(self, names: list[str], biased: bool) -> "list[_native.PackedMatrix]":
-        """Pack projections of one input."""
+        """Pack matrices with the same input, with their biases if `biased`."""
         ...
 
     def floats(self, name: str, biased: bool = False) -> "_native.PackedMatrix":
@@ -189,31 +196,32 @@ class ExpertPacker(Protocol):
         ...
 
     def vector(self, name: str) -> Tensor | None:
-        """float32 [n]."""
+        """Return a vector, float32 [n]; None if a head does not have it."""
         ...
 
 
 def load_experts(
     packer: ExpertPacker, mlp: MlpSpec, prefix: str
 ) -> "tuple[_native.Experts, list[_native.PackedMatrix]]":
-    """Return the experts of one layer, and gate (if any), up and down of the shared experts, if any.
+    """Return the experts of one layer, and the matrices of its shared experts: gate (if any), up, down; or none.
 
-    Matrices with the same input are packed together, with equal grouping.
+    Matrices with the same input are packed together, in formats that share the input.
     """
     from foreword.kernels import _native
 
-    spec, shared = mlp.experts, mlp.intermediate_size > 0
+    spec, has_shared = mlp.experts, mlp.intermediate_size > 0
     assert spec is not None
-    parts = [f"{prefix}mlp.experts.{index}." for index in range(spec.count)]
-    if shared:
-        parts.append(f"{prefix}mlp.shared_experts.")
-    inner = ("gate_proj", "up_proj") if mlp.gated else ("up_proj",)  # the first is activated
-    readers = packer.matrices(
-        [f"{part}{name}.weight" for name in inner for part in parts], mlp.bias or spec.bias
+    prefixes = [f"{prefix}mlp.experts.{index}." for index in range(spec.count)]
+    if has_shared:
+        prefixes.append(f"{prefix}mlp.shared_experts.")
+    names = ("gate_proj", "up_proj") if mlp.gated else ("up_proj",)  # the activation is applied to the first
+    gates_and_ups = packer.matrices(
+        [f"{expert}{name}.weight" for name in names for expert in prefixes], mlp.bias or spec.bias
     )
-    gates, ups = readers[: len(parts)], readers[len(parts) :]
-    downs = packer.matrices([f"{part}down_proj.weight" for part in parts], mlp.bias or spec.bias)
-    gate = packer.vector(f"{prefix}mlp.shared_expert_gate.weight") if shared and spec.shared_gate else None
+    gates, ups = gates_and_ups[: len(prefixes)], gates_and_ups[len(prefixes) :]
+    downs = packer.matrices([f"{expert}down_proj.weight" for expert in prefixes], mlp.bias or spec.bias)
+    has_gate = has_shared and spec.shared_gate
+    shared_gate = packer.vector(f"{prefix}mlp.shared_expert_gate.weight") if has_gate else None
     correction = packer.vector(f"{prefix}mlp.gate.e_score_correction_bias") if spec.corrected else None
     experts = _native.Experts(
         router=packer.floats(f"{prefix}mlp.gate.weight", spec.bias),
@@ -221,18 +229,18 @@ def load_experts(
         up=ups[: spec.count],
         down=downs[: spec.count],
         per_token=spec.per_token,
-        sigmoid=spec.scores is Scores.SIGMOID,
-        normalize=spec.normalize,
+        uses_sigmoid=spec.scores is Scores.SIGMOID,
+        normalizes=spec.normalize,
         scale=spec.scale,
         groups=spec.groups,
         top_groups=spec.top_groups,
-        counted=1 if spec.group_score is GroupScore.MAX else 2,
+        group_top_experts=1 if spec.group_score is GroupScore.MAX else 2,
         correction=correction,
-        shared_gate=None if gate is None else gate.flatten(),
+        shared_gate=None if shared_gate is None else shared_gate.flatten(),
     )
     if spec.clamp is not None:
         experts.set_clamp(spec.clamp, CLAMPED_SLOPE)
-    return experts, [gates[-1], *ups[-1:], downs[-1]] if shared else []
+    return experts, [gates[-1], *ups[-1:], downs[-1]] if has_shared else []
 
 
 def native_decoder(config: ModelConfig, weights: CpuWeights, threads: int) -> "_native.Decoder":
@@ -256,7 +264,7 @@ def native_decoder(config: ModelConfig, weights: CpuWeights, threads: int) -> "_
         logit_scale=config.logit_scale,
         logit_softcap=config.logit_softcap or 0.0,
     )
-    ropes = _add_ropes(decoder, config)
+    rope_indices = _add_ropes(decoder, config)
     for packed, spec in zip(weights.layers, config.layers, strict=True):
         decoder.add_layer(
             packed.attention_norm,
@@ -267,26 +275,26 @@ def native_decoder(config: ModelConfig, weights: CpuWeights, threads: int) -> "_
             packed.key_norm,
             experts=packed.experts,
             window=spec.attention.window or 0,
-            rotated=spec.attention.is_rotated,
+            has_rope=spec.attention.is_rotated,
             score_scale=spec.attention.scale or 0.0,
-            after_attention=packed.after_attention,
-            after_mlp=packed.after_mlp,
+            post_attention_norm=packed.post_attention_norm,
+            post_mlp_norm=packed.post_mlp_norm,
             residual_scale=spec.residual_scale,
-            rope=ropes[spec.attention.rope],
+            rope_index=rope_indices[spec.attention.rope],
             softcap=spec.attention.softcap or 0.0,
             activation=spec.mlp.activation,
             recurrent=packed.recurrent,
         )
         if packed.sinks is not None:
             decoder.set_sinks(packed.sinks)
-    decoder.set_ends(weights.embedding, weights.head, weights.final_norm)
+    decoder.set_embedding_and_output(weights.embedding, weights.head, weights.final_norm)
     return decoder
 
 
 def _add_ropes(decoder: "_native.Decoder", config: ModelConfig) -> dict[RopeSpec | None, int]:
-    """Return the index of each rotary embedding; None is the model's default."""
-    others = dict.fromkeys(layer.attention.rope for layer in config.layers if layer.attention.rope)
+    """Add the layers' rotary embeddings to the decoder; return the index of each. None is the model's default, 0."""
+    ropes = dict.fromkeys(layer.attention.rope for layer in config.layers if layer.attention.rope)
     dim = config.layers[0].attention.head_dim
     return {None: 0} | {
-        rope: decoder.add_rope(frequencies(rope, dim).contiguous(), rope.magnitude) for rope in others
+        rope: decoder.add_rope(frequencies(rope, dim).contiguous(), rope.magnitude) for rope in ropes
     }
