@@ -44,7 +44,7 @@ def test_an_open_loop_sends_every_request_and_counts_its_tokens(endpoint: str):
         assert sorted(body["seed"] for body in server.bodies) == list(range(50, 70))
         assert set(server.keys) == {"Bearer a-key"}
     report = make_report(run, None)
-    assert (report.sent, report.completed, report.failures.total) == (20, 20, 0)
+    assert (report.sent, report.completed, report.failed) == (20, 20, 0)
     assert (report.output_tokens, report.prompt_tokens, report.without_usage) == (20 * 15, 20 * 5, 0)
     assert report.latencies["itl"].n == 20 * 4
     assert report.latencies["itl_per_token"].n == 20 * 4 * 3
@@ -79,11 +79,11 @@ def test_a_duration_bounds_the_starts_and_what_runs_is_finished():
 
 def test_refusals_are_counted_by_status_with_their_retry_after():
     report = report_of(Behaviour(refuse_every=3), LoadSettings(concurrency=1, num_requests=9))
-    assert (report.completed, report.failures.by_kind) == (6, {"HTTP 429": 3})
-    assert (report.failures.too_many_with_retry_after, report.failures.retry_after) == (3, ("3",))
-    assert report.failures.details == {"HTTP 429": "full"}
+    assert (report.completed, report.failures) == (6, {"HTTP 429": 3})
+    assert (report.http_429.with_retry_after, report.http_429.retry_after) == (3, ("3",))
+    assert report.failure_details == {"HTTP 429": "full"}
     report = report_of(Behaviour(status=503))
-    assert (report.completed, report.failures.by_kind) == (0, {"HTTP 503": 6})
+    assert (report.completed, report.failures) == (0, {"HTTP 503": 6})
 
 
 def test_a_server_without_usage_is_named_and_its_chunks_are_counted():
@@ -108,7 +108,7 @@ def test_an_answer_that_breaks_is_no_answer(behaviour: Behaviour, kind: str):
     report = report_of(
         behaviour, LoadSettings(concurrency=2, num_requests=4, timeout=0.3 if kind == "timeout" else 60.0)
     )
-    assert report.failures.by_kind == {kind: 4}
+    assert report.failures == {kind: 4}
     assert report.completed == report.output_tokens == report.latencies["ttft"].n == 0
 
 
@@ -116,7 +116,7 @@ def test_no_server_at_all_is_a_failure_of_each_and_of_the_question_for_models():
     with fake_server() as server:
         pass
     run = run_load(server, LoadSettings(concurrency=2, num_requests=4))
-    assert make_report(run, None).failures.by_kind == {"no connection": 4}
+    assert make_report(run, None).failures == {"no connection": 4}
 
     async def ask_for_models() -> object:
         async with open_client(server.url, None) as client:
@@ -155,7 +155,7 @@ def test_dropped_streams_are_seen_by_the_server_and_measured_by_nobody():
         report = make_report(run, None)
         planned = [outcome for outcome in run.outcomes if outcome.drop_after is not None]
         assert 0 < len(planned) < 12
-        assert (report.dropped, report.failures.total) == (len(planned), 0)
+        assert (report.dropped, report.failed) == (len(planned), 0)
         assert report.completed == report.latencies["ttft"].n == 12 - len(planned)
         assert all(len(outcome.chunks) == outcome.drop_after for outcome in planned)
         wait_until(lambda: server.left == len(planned))

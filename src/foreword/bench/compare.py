@@ -79,10 +79,7 @@ class Runner:
 
     def close(self) -> None:
         self._process.kill()
-        self._process.wait(30)
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                pipe.close()
+        self._process.communicate(timeout=30)  # closes the pipes
 
 
 @dataclass(frozen=True)

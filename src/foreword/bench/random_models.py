@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -12,6 +13,7 @@ from tokenizers import Tokenizer as HfTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 from torch import Tensor
 
+from foreword.backends.torch.weights import DecoderWeights, weights_from
 from foreword.backends.weight_loader import stacked
 from foreword.errors import RequestError
 from foreword.models.config import (
@@ -180,6 +182,17 @@ class RandomMxfp4(RandomTensors):
         codes = self.nothing(*shape, GROUP // 2).to(torch.uint8).random_(256, generator=self._generator)
         scale = 128 - round(math.log2(columns**0.5 * 6))  # the root mean square of 4-bit numbers is 3
         return pack(codes, torch.full(shape, scale, dtype=torch.uint8, device=self._device), self._dtype)
+
+
+def packed_weights(config: ModelConfig, device: torch.device, quantization: str) -> DecoderWeights[Any]:
+    """Return random bf16 weights; layer matrices may be quantised like a checkpoint's."""
+    as_published = quantization == "auto" and config.architecture == "gpt_oss"
+    source = (RandomMxfp4 if as_published else RandomTensors)(config, torch.bfloat16, device)
+    if quantization in ("auto", "none"):
+        return weights_from(source, config)
+    from foreword.backends.cuda.packing import RoundedMatrices
+
+    return weights_from(RoundedMatrices(source, quantization), config)
 
 
 EXPERTS_USED = 2

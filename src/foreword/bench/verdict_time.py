@@ -84,8 +84,7 @@ class _Steps:
     """Steps as on a device: the next pass is launched before bookkeeping of the last."""
 
     def __init__(self, engine: EngineCore, target: "_TappedPasses", drafter: Drafter) -> None:
-        self._engine, self._target = engine, target
-        self._drafter = drafter if isinstance(drafter, KnownDrafts) else None
+        self._engine, self._target, self._drafter = engine, target, drafter
         self._in_flight: StepInFlight | None = None
 
     def run(self, steps: int) -> tuple[int, float, float, float]:
@@ -110,7 +109,7 @@ class _Steps:
     @property
     def _free(self) -> float:
         """Seconds of the lookup, which do not count."""
-        return 0.0 if self._drafter is None else self._drafter.spent
+        return self._drafter.spent if isinstance(self._drafter, KnownDrafts) else 0.0
 
 
 class _TappedPasses(FreePasses):

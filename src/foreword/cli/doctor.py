@@ -38,14 +38,13 @@ def _findings(model: str) -> dict[str, object]:
 
     device = pick_device("auto")
     choice, status, checkpoint = choose_backend("auto", "auto", device), native_status(), _local(model)
+    head = states = None
+    because = f"{model} is not here yet: `foreword pull {model}` tells whether a head was trained for it; "
     if checkpoint is not None:
         choice = fit_to_model(choice, checkpoint.config, backend="auto", dtype="auto", device=device)
-    head = None if checkpoint is None else find_head(checkpoint, checkpoint.tokenizer())
+        head, because = find_head(checkpoint, checkpoint.tokenizer()), ""
+        states = state_spec(checkpoint.config, choice.torch_dtype.itemsize)
     chosen = choose_speculation("auto", is_shape_invariant(choice), head=head)
-    because = chosen.reason
-    if checkpoint is None:
-        because = f"{model} is not here yet: `foreword pull {model}` tells whether a head was trained for it; {because}"
-    states = None if checkpoint is None else state_spec(checkpoint.config, choice.torch_dtype.itemsize)
     numbers, numbers_because = str(choice.torch_dtype).removeprefix("torch."), choice.reason
     if choice.form is not None and checkpoint is not None:
         form, numbers_because = default_format(checkpoint, choose_isa(status.instruction_sets))
@@ -62,7 +61,7 @@ def _findings(model: str) -> dict[str, object]:
         "dtype": numbers,
         "dtype_because": numbers_because,
         "speculation": "off" if chosen.config is None else "+".join(chosen.config.method),
-        "speculation_because": because,
+        "speculation_because": f"{because}{chosen.reason}",
         "instruction_set": choose_isa(status.instruction_sets) if status.available else "none",
         "instruction_sets_here": ", ".join(status.instruction_sets) or "none",
         "kernel_threads": choose_threads() if status.available else 0,

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foreword.cli.console import DEFAULT_MODEL, ComputeOptions, ModelArgument, loading_bar, stderr, stdout
+from foreword.cli.console import DEFAULT_MODEL, ComputeOptions, ModelArgument, loading_bar, say, stderr
 from foreword.cli.options.common import (
     GenerationConfigOption,
     NodeOptions,
@@ -234,10 +234,7 @@ def _show_ready(url: str, settings: "ServerSettings", context: str) -> None:
     guard = "API key required" if settings.api_keys else "no API key"
     drafting = settings.default_method or "no"
     sampling = f", {settings.sampling} unless a request says otherwise" if settings.sampling.values else ""
-    stdout.print(
-        f"{settings.model_name} is ready on {url} ({guard}, {drafting} drafting, {context}{sampling})",
-        soft_wrap=True,
-    )
+    say(f"{settings.model_name} is ready on {url} ({guard}, {drafting} drafting, {context}{sampling})")
 
 
 def _short_name(model: str) -> str:

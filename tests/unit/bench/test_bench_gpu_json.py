@@ -10,12 +10,12 @@ from typer.testing import CliRunner
 
 from foreword.backends import choice, loading
 from foreword.backends.choice import BackendChoice
+from foreword.bench import random_models
 from foreword.bench.gpu import engines, speculating, tiles
 from foreword.bench.gpu.device import PassTime
 from foreword.bench.gpu.engines import BatchSpeed, GpuReport, StartTime
 from foreword.bench.gpu.speculating import ControlledSpeed, SpeculativeSpeed
 from foreword.bench.gpu.tiles import TileTime
-from foreword.cli.bench import gpu
 from foreword.cli.main import app
 from helpers.cuda import needs_triton
 
@@ -41,7 +41,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def told(result: Any) -> Any:
         return lambda *_, **__: result
 
-    monkeypatch.setattr(gpu, "_weights", told(Weights))
+    monkeypatch.setattr(random_models, "packed_weights", told(Weights))
     monkeypatch.setattr(engines, "measure_start", told((None, START)))
     monkeypatch.setattr(engines, "measure_gpu", told(REPORT))
     monkeypatch.setattr(speculating, "measure_speculation", told([SPEED]))

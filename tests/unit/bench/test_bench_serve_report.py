@@ -1,11 +1,12 @@
 """A run summed up: nothing that failed is counted as an answer, and nothing is left unsaid."""
 
 import json
+from dataclasses import asdict
 
 from rich.console import Console
 
 from foreword.bench.serve.generator import ContentChunk, Ending, LoadRun, RequestOutcome
-from foreword.bench.serve.report import GoodputLimits, make_report, report_json
+from foreword.bench.serve.report import GoodputLimits, TooManyRequests, make_report
 from foreword.bench.serve.tables import latency_table, summary_table
 
 
@@ -49,18 +50,18 @@ def test_only_completed_requests_are_measured():
     report = make_report(RUN, GoodputLimits(ttft=300))
     assert (report.sent, report.completed, report.dropped) == (14, 4, 1)
     assert report.latencies["ttft"].n == report.latencies["e2el"].n == report.latencies["itl"].n == 4
-    assert report.latencies["ttft"].most == 500.0
+    assert report.latencies["ttft"].max_ms == 500.0
     assert report.latencies["sent_late"].n == 13  # one never went out
     assert report.output_tokens == 3 + 3 + 2 + 8
-    assert report.per_second(report.output_tokens) == 4.0
+    assert report.output_tokens_per_second == 4.0
     assert report.prompt_tokens is None
-    assert report.good == 2
-    assert report.good_share == 2 / 13
+    assert report.goodput is not None
+    assert (report.goodput.good, report.goodput.share) == (2, 2 / 13)
 
 
 def test_failures_are_told_apart_and_429_with_what_it_promises():
-    failures = make_report(RUN, None).failures
-    assert failures.by_kind == {
+    report = make_report(RUN, None)
+    assert report.failures == {
         "HTTP 429": 3,
         "no connection": 2,
         "HTTP 503": 1,
@@ -68,29 +69,28 @@ def test_failures_are_told_apart_and_429_with_what_it_promises():
         "cut off by the server": 1,
         "malformed answer": 1,
     }
-    assert failures.total == 9
-    assert (failures.too_many, failures.too_many_with_retry_after, failures.retry_after) == (3, 2, ("2",))
-    assert failures.details["HTTP 503"] == "why 503"
+    assert report.failed == 9
+    assert report.http_429 == TooManyRequests(3, 2, ("2",))
+    assert report.failure_details["HTTP 503"] == "why 503"
 
 
 def test_missing_usage_and_unknown_tokens_are_counted():
     report = make_report(RUN, None)
     assert (report.without_usage, report.counted_by_chunks, report.tokens_per_chunk_known) == (2, 1, 1)
     assert report.latencies["itl_per_token"].n == 4
-    assert report.good is None
-    assert report_json(report)["goodput"] is None
+    assert report.goodput is None
 
 
 def test_a_report_is_json_without_infinities_also_when_nothing_was_answered():
     for run in (RUN, LoadRun([], 0.0, []), LoadRun([failed(Ending.TIMEOUT)], 1.0, [])):
-        json.dumps(report_json(make_report(run, GoodputLimits(tpot=5))), allow_nan=False)
+        json.dumps(asdict(make_report(run, GoodputLimits(tpot=5))), allow_nan=False)
 
 
 def test_an_answer_without_text_is_complete_and_tells_no_counts():
     empty = RequestOutcome(0.0, 0.01, 1.0, Ending.COMPLETED, last=0.4)
     report = make_report(LoadRun([empty, completed(0.1)], 1.0, []), None)
     assert (report.completed, report.without_usage, report.counted_by_chunks) == (2, 1, 1)
-    assert (report.with_text, report.tokens_per_chunk_known) == (1, 0)
+    assert (report.latencies["ttft"].n, report.tokens_per_chunk_known) == (1, 0)
     said = RequestOutcome(0.0, 0.01, 1.0, Ending.COMPLETED, last=0.4, chunks=[ContentChunk(0.2, 2)])
     console = Console(width=200)
     with console.capture() as shown:

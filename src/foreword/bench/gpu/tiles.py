@@ -1,5 +1,6 @@
 """Times all kernels for the matrix products of a model, to choose the tiles in backends/cuda/products."""
 
+import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
@@ -13,7 +14,8 @@ from torch.nn import functional
 
 from foreword.backends.cuda.kernels.linear import Tile, linear
 from foreword.backends.cuda.kernels.tall import TallTile, can_be_tall, tall_linear
-from foreword.backends.cuda.products import REFERENCE_TILE, added_up, library_sum
+from foreword.backends.cuda.products import REFERENCE_TILE, Products, added_up, library_sum
+from foreword.backends.torch.weights import DecoderWeights
 from foreword.bench.gpu.device import device_seconds
 
 _COLD_BYTES = 256 << 20
@@ -82,6 +84,27 @@ def _product(x: Tensor, weight: Tensor, out: Tensor, tile: Tile | TallTile, part
     if isinstance(tile, TallTile):
         return tall_linear(x, weight, out, tile, part_depth)
     return linear(x, weight, None, out, tile, part_depth)
+
+
+def fastest_kernels(weights: DecoderWeights, rows: Sequence[int]) -> list[tuple[str, TileTime]]:
+    """Return the fastest kernels and the library's, by product and number of rows."""
+    layer, products = weights.layers[0], Products()
+    matrices = {
+        "qkv": (layer.qkv, layer.qkv.shape[1]),
+        "output": (layer.output, products.part_depth(layer.output)),
+        "gate and up": (layer.gate_up, layer.gate_up.shape[1]),
+        "down": (layer.down, products.part_depth(layer.down)),
+        "head": (weights.head, weights.head.shape[1]),
+    }
+    fastest = []
+    for count in rows:
+        ways = list(candidates(count))
+        compile_ahead(ways, workers=os.cpu_count() or 1)
+        for name, (matrix, part_depth) in matrices.items():
+            found = time_products(matrix, part_depth, count, ways)
+            library = next(way for way in found if way.tile is None)
+            fastest += [(name, way) for way in (*found[:3], library)]
+    return fastest
 
 
 def time_products(

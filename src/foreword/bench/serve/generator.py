@@ -88,14 +88,10 @@ def parse_chunk(data: bytes) -> AnswerEvent:
         raise ValueError(f"an event that is no object: {data[:60]!r}")
     if event.get("error"):
         raise ServerReportedError(_message(event["error"]))
-    choices = event.get("choices")
-    usage = event.get("usage")
-    if choices == [] and not usage:
-        return AnswerEvent()  # some servers start with such an event
+    choices, usage = event.get("choices"), _object(event.get("usage"))
     if not isinstance(choices, list):
         raise ValueError(f"an event without choices: {data[:60]!r}")
-    usage = usage if isinstance(usage, dict) else {}
-    choice = choices[0] if choices else {}
+    choice = choices[0] if choices else {}  # some servers start with an event without any
     if not isinstance(choice, dict):
         raise ValueError(f"a choice that is no object: {data[:60]!r}")
     reason = choice.get("finish_reason")
@@ -111,6 +107,10 @@ def parse_chunk(data: bytes) -> AnswerEvent:
     )
 
 
+def _object(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
 def _message(error: object) -> str:
     text = error.get("message") if isinstance(error, dict) else error
     return str(text)[:200]
@@ -118,16 +118,14 @@ def _message(error: object) -> str:
 
 def _has_content(choice: dict[str, Any]) -> bool:
     """Return whether a choice has text of a completion, a chat message or reasoning."""
-    delta = choice.get("delta")
-    parts = delta if isinstance(delta, dict) else {}
+    parts = _object(choice.get("delta"))
     texts = (choice.get("text"), parts.get("content"), parts.get("reasoning_content"), parts.get("reasoning"))
     return any(isinstance(text, str) and text for text in texts)
 
 
 def _token_count(choice: dict[str, Any]) -> int | None:
     """Return the number of token ids of a chunk, otherwise that of its logprobs, otherwise None."""
-    logprobs = choice.get("logprobs")
-    listed = logprobs if isinstance(logprobs, dict) else {}
+    listed = _object(choice.get("logprobs"))
     for tokens in (choice.get("token_ids"), listed.get("tokens"), listed.get("content")):
         if isinstance(tokens, list):
             return len(tokens)
@@ -144,7 +142,6 @@ class StreamParser:
     def __init__(self, outcome: RequestOutcome) -> None:
         self._outcome = outcome
         self._events = EventParser()
-        self._counted = 0  # output tokens according to the latest usage
         self._waiting: int | None = None  # tokens that arrived without their text
         self.is_finished = False  # a finish reason or [DONE] has arrived
 
@@ -175,8 +172,8 @@ class StreamParser:
         """Return the number of tokens that the chunk states, otherwise the increase of usage."""
         if chunk.output_tokens is None:
             return chunk.tokens
-        grown = chunk.output_tokens - self._counted
-        self._counted = self._outcome.usage_tokens = chunk.output_tokens
+        grown = chunk.output_tokens - (self._outcome.usage_tokens or 0)
+        self._outcome.usage_tokens = chunk.output_tokens
         return grown if chunk.tokens is None else chunk.tokens
 
 

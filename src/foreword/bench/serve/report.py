@@ -3,13 +3,13 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
 from foreword.bench.serve.generator import Ending, LoadRun, RequestOutcome
+from foreword.bench.skeleton import ratio
 from foreword.errors import RequestError
 
 PERCENTILES = (50, 90, 95, 99)
@@ -77,19 +77,15 @@ def gaps_per_token(outcome: RequestOutcome) -> list[float] | None:
 
 @dataclass(frozen=True)
 class Spread:
-    """Summary of times in milliseconds."""
+    """Summary of times in milliseconds; None: no values."""
 
     n: int
-    mean: float | None = None  # None: no values
-    percentiles: tuple[float | None, ...] = (None,) * len(PERCENTILES)
-    most: float | None = None
-
-    def as_json(self) -> dict[str, float | int | None]:
-        """Return the JSON object; without values, only n is not null."""
-        named = {
-            f"p{percent}_ms": point for percent, point in zip(PERCENTILES, self.percentiles, strict=True)
-        }
-        return {"n": self.n, "mean_ms": self.mean, **named, "max_ms": self.most}
+    mean_ms: float | None = None
+    p50_ms: float | None = None
+    p90_ms: float | None = None
+    p95_ms: float | None = None
+    p99_ms: float | None = None
+    max_ms: float | None = None
 
 
 def spread(seconds: Sequence[float]) -> Spread:
@@ -97,8 +93,8 @@ def spread(seconds: Sequence[float]) -> Spread:
     if not seconds:
         return Spread(0)
     ms = 1e3 * np.asarray(seconds, dtype=np.float64)
-    points = tuple(float(point) for point in np.percentile(ms, PERCENTILES, method="linear"))
-    return Spread(len(seconds), float(ms.mean()), points, float(ms.max()))
+    points = np.percentile(ms, PERCENTILES, method="linear").tolist()
+    return Spread(len(seconds), float(ms.mean()), *points, float(ms.max()))
 
 
 @dataclass(frozen=True)
@@ -143,69 +139,81 @@ def parse_limits(text: str) -> GoodputLimits:
 
 
 @dataclass(frozen=True)
-class Failures:
-    """Requests that failed. Requests dropped on purpose do not count."""
+class TooManyRequests:
+    """Answers 429."""
 
-    by_kind: dict[str, int]  # by ending; HTTP errors by status, such as `HTTP 429`
-    details: dict[str, str]  # first message of each kind
-    too_many: int  # number of answers 429
-    too_many_with_retry_after: int  # number of these with a Retry-After header
+    count: int
+    with_retry_after: int  # number with a Retry-After header
     retry_after: tuple[str, ...]  # distinct values of that header
 
-    @property
-    def total(self) -> int:
-        return sum(self.by_kind.values())
+
+@dataclass(frozen=True)
+class Goodput:
+    """Requests that were completed within all limits."""
+
+    good: int
+    share: float | None  # of all that were not dropped on purpose; None: there are none
+    requests_per_second: float
 
 
 @dataclass(frozen=True)
 class Report:
-    """Summary of one run; latencies and rates are of completed requests."""
+    """Summary of one run, as --json has it; latencies and rates are of completed requests.
+
+    Requests dropped on purpose are no failures.
+    """
 
     seconds: float
     sent: int
     completed: int
     dropped: int  # on purpose
     drops_too_late: int  # answers complete before their drop point
-    failures: Failures
+    failures: dict[str, int]  # by ending; HTTP errors by status, such as `HTTP 429`
     without_usage: int  # completed requests without `usage`
     counted_by_chunks: int  # completed requests whose tokens are known by the number of chunks only
-    with_text: int  # completed requests with text
     tokens_per_chunk_known: int  # completed requests whose chunks state their tokens
     prompt_tokens: int | None  # None: unknown for some completed answers
     output_tokens: int
-    good: int | None  # completed within the limits; None: no limits
     latencies: dict[str, Spread]
-
-    def per_second(self, count: int) -> float:
-        """Return a count per second of the run."""
-        return count / self.seconds if self.seconds > 0 else 0.0
-
-    @property
-    def good_share(self) -> float | None:
-        """Fraction of good requests, of all that were not dropped on purpose."""
-        counted = self.sent - self.dropped
-        return None if self.good is None or not counted else self.good / counted
+    failed: int
+    failure_details: dict[str, str]  # first message of each kind
+    http_429: TooManyRequests
+    requests_per_second: float
+    output_tokens_per_second: float
+    goodput: Goodput | None  # None: no limits
 
 
 def make_report(run: LoadRun, limits: GoodputLimits | None) -> Report:
     completed = [outcome for outcome in run.outcomes if outcome.ending is Ending.COMPLETED]
+    dropped = sum(outcome.ending is Ending.DROPPED for outcome in run.outcomes)
+    failed = [o for o in run.outcomes if o.ending not in (Ending.COMPLETED, Ending.DROPPED)]
+    too_many = [outcome for outcome in failed if outcome.status == 429]
+    retry_after = [outcome.retry_after for outcome in too_many if outcome.retry_after is not None]
     without_usage = [outcome for outcome in completed if outcome.usage_tokens is None]
     prompts = [outcome.prompt_tokens for outcome in completed if outcome.prompt_tokens is not None]
+    tokens = sum(map(output_tokens, completed))
+    good = 0 if limits is None else sum(map(limits.are_met, run.outcomes))
+    counted = len(run.outcomes) - dropped
+    goodput = Goodput(good, good / counted if counted else None, ratio(good, run.seconds))
     return Report(
         seconds=run.seconds,
         sent=len(run.outcomes),
         completed=len(completed),
-        dropped=sum(outcome.ending is Ending.DROPPED for outcome in run.outcomes),
+        dropped=dropped,
         drops_too_late=sum(outcome.drop_after is not None for outcome in completed),
-        failures=_failures(run.outcomes),
+        failures=dict(Counter(map(_kind, failed)).most_common()),
         without_usage=len(without_usage),
         counted_by_chunks=sum(not states_tokens(outcome) for outcome in without_usage),
-        with_text=sum(bool(outcome.chunks) for outcome in completed),
         tokens_per_chunk_known=sum(map(states_tokens, completed)),
         prompt_tokens=sum(prompts) if len(prompts) == len(completed) else None,
-        output_tokens=sum(output_tokens(outcome) for outcome in completed),
-        good=None if limits is None else sum(limits.are_met(outcome) for outcome in run.outcomes),
+        output_tokens=tokens,
         latencies=_latencies(run, completed),
+        failed=len(failed),
+        failure_details={_kind(outcome): outcome.detail for outcome in reversed(failed)},
+        http_429=TooManyRequests(len(too_many), len(retry_after), tuple(sorted(set(retry_after)))),
+        requests_per_second=ratio(len(completed), run.seconds),
+        output_tokens_per_second=ratio(tokens, run.seconds),
+        goodput=None if limits is None else goodput,
     )
 
 
@@ -229,45 +237,5 @@ def _spread_of(
     return spread([value for outcome in outcomes if (value := formula(outcome)) is not None])
 
 
-def _failures(outcomes: Sequence[RequestOutcome]) -> Failures:
-    failed = [o for o in outcomes if o.ending not in (Ending.COMPLETED, Ending.DROPPED)]
-    too_many = [outcome for outcome in failed if outcome.status == 429]
-    values = [outcome.retry_after for outcome in too_many if outcome.retry_after is not None]
-    return Failures(
-        by_kind=dict(Counter(map(_kind, failed)).most_common()),
-        details={_kind(outcome): outcome.detail for outcome in reversed(failed)},
-        too_many=len(too_many),
-        too_many_with_retry_after=len(values),
-        retry_after=tuple(sorted(set(values))),
-    )
-
-
 def _kind(outcome: RequestOutcome) -> str:
     return f"HTTP {outcome.status}" if outcome.ending is Ending.REFUSED else str(outcome.ending)
-
-
-def report_json(report: Report) -> dict[str, Any]:
-    """Return the report as JSON; times in milliseconds except `seconds`."""
-    found, failures = asdict(report), report.failures
-    for only_shown in ("with_text", "good"):
-        del found[only_shown]
-    return found | {
-        "failed": failures.total,
-        "failures": failures.by_kind,
-        "failure_details": failures.details,
-        "http_429": {
-            "count": failures.too_many,
-            "with_retry_after": failures.too_many_with_retry_after,
-            "retry_after": list(failures.retry_after),
-        },
-        "requests_per_second": report.per_second(report.completed),
-        "output_tokens_per_second": report.per_second(report.output_tokens),
-        "goodput": None
-        if report.good is None
-        else {
-            "good": report.good,
-            "share": report.good_share,
-            "requests_per_second": report.per_second(report.good),
-        },
-        "latencies": {name: values.as_json() for name, values in report.latencies.items()},
-    }

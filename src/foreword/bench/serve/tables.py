@@ -1,7 +1,7 @@
 """The report of a load test as tables and picture."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from itertools import chain
 from pathlib import Path
 
@@ -10,7 +10,14 @@ from rich.table import Table
 
 from foreword.bench.pictures import saved_figure
 from foreword.bench.serve.generator import Ending, RequestOutcome
-from foreword.bench.serve.report import PERCENTILES, GoodputLimits, Report, Spread, gaps, time_to_first_token
+from foreword.bench.serve.report import (
+    PERCENTILES,
+    Goodput,
+    GoodputLimits,
+    Report,
+    gaps,
+    time_to_first_token,
+)
 from foreword.bench.skeleton import optional
 
 ROWS = {
@@ -32,12 +39,9 @@ def latency_table(report: Report, title: str) -> Table:
     for column in table.columns[1:]:
         column.justify, column.no_wrap = "right", True
     for name, label in ROWS.items():
-        table.add_row(label, *_cells(report.latencies[name]))
+        count, *times = astuple(report.latencies[name])
+        table.add_row(label, str(count), *map(_short, times))
     return table
-
-
-def _cells(spread: Spread) -> list[str]:
-    return [str(spread.n), *map(_short, (spread.mean, *spread.percentiles, spread.most))]
 
 
 def _short(ms: float | None) -> str:
@@ -57,33 +61,31 @@ def _lines(report: Report, limits: GoodputLimits | None) -> Iterator[tuple[str, 
     yield (
         "requests",
         f"{report.sent} sent, {report.completed} completed (latencies and rates are of these), "
-        f"{report.failures.total} failed, {report.dropped} dropped on purpose",
+        f"{report.failed} failed, {report.dropped} dropped on purpose",
     )
     yield "time", f"{report.seconds:.2f} s"
-    rates = report.per_second(report.completed), report.per_second(report.output_tokens)
+    rates = report.requests_per_second, report.output_tokens_per_second
     yield "throughput", f"{rates[0]:.2f} requests/s, {rates[1]:.1f} output tokens/s"
     prompt = "unknown" if report.prompt_tokens is None else str(report.prompt_tokens)
     yield "tokens", f"{report.output_tokens} output, {prompt} prompt"
-    if limits is not None and report.good is not None:
-        yield "goodput", _goodput(report, limits)
-    for kind, count in report.failures.by_kind.items():
-        yield f"failed: {kind}", f"{count} ({report.failures.details[kind] or 'no message'})"
+    if limits is not None and report.goodput is not None:
+        yield "goodput", _goodput(report.goodput, limits)
+    for kind, count in report.failures.items():
+        yield f"failed: {kind}", f"{count} ({report.failure_details[kind] or 'no message'})"
     yield from _notes(report)
 
 
-def _goodput(report: Report, limits: GoodputLimits) -> str:
+def _goodput(found: Goodput, limits: GoodputLimits) -> str:
     bounds = asdict(limits).items()
     named = ", ".join(f"{name} ≤ {limit:g} ms" for name, limit in bounds if limit is not None)
-    share = optional(report.good_share, ".1%")
-    return f"{report.good} requests = {share}, {report.per_second(report.good or 0):.2f} requests/s ({named})"
+    share = optional(found.share, ".1%")
+    return f"{found.good} requests = {share}, {found.requests_per_second:.2f} requests/s ({named})"
 
 
 def _notes(report: Report) -> Iterator[tuple[str, str]]:
-    failures = report.failures
-    if failures.too_many:
-        values = ", ".join(failures.retry_after) or "never"
-        with_header = failures.too_many_with_retry_after
-        yield "429", f"{failures.too_many}, {with_header} of them with Retry-After ({values})"
+    if (refused := report.http_429).count:
+        values = ", ".join(refused.retry_after) or "never"
+        yield "429", f"{refused.count}, {refused.with_retry_after} of them with Retry-After ({values})"
     if report.without_usage:
         by_tokens = report.without_usage - report.counted_by_chunks
         yield (
@@ -91,9 +93,9 @@ def _notes(report: Report) -> Iterator[tuple[str, str]]:
             f"answers without usage: {report.without_usage}; tokens counted by the chunks' token ids: {by_tokens}, "
             f"by chunks with text: {report.counted_by_chunks}",
         )
-    if report.tokens_per_chunk_known < report.with_text:
-        known = report.tokens_per_chunk_known
-        which = f"of {known} of {report.with_text} answers: the others'" if known else "not known: the"
+    known, with_text = report.tokens_per_chunk_known, report.latencies["ttft"].n
+    if known < with_text:
+        which = f"of {known} of {with_text} answers: the others'" if known else "not known: the"
         yield "note", f"ITL per token is {which} chunks do not state their number of tokens"
     if report.drops_too_late:
         yield "note", f"{report.drops_too_late} answers were complete before they could be dropped"

@@ -1,10 +1,9 @@
 """`foreword bench gpu`: the rates of a GPU, and the fraction that decoding reaches."""
 
 import gc
-import os
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from foreword.bench.skeleton import Column
 from foreword.cli.bench.common import BATCH_SIZES, fields_of, print_table
@@ -20,12 +19,7 @@ from foreword.cli.options.grouped import flag, option
 from foreword.errors import RequestError
 
 if TYPE_CHECKING:
-    import torch
-
-    from foreword.backends.torch.weights import DecoderWeights
     from foreword.bench.gpu.engines import GpuReport, StartTime
-    from foreword.bench.gpu.tiles import TileTime
-    from foreword.models.config import ModelConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,24 +55,31 @@ class Gpu(JsonCommand):
     def run(self) -> None:
         speculative = parse_sizes("--speculation", self.speculation) if self.speculation else []
         sizes, counts = parse_sizes("--batches", self.batches), parse_sizes("--rows", self.rows)
-        from foreword.backends.choice import choose_backend
+        from foreword.backends.choice import choose_backend, pick_device
         from foreword.backends.loading import decoder_of, start_compiling
         from foreword.bench.gpu import speculating
         from foreword.bench.gpu.engines import measure_gpu, measure_start
-        from foreword.bench.random_models import draft_shape, named_shape
+        from foreword.bench.random_models import draft_shape, named_shape, packed_weights
 
         gc.freeze()  # as in the engine's process
-        device = _gpu()
+        try:
+            device = pick_device("cuda")
+        except RequestError:
+            message = "this needs a CUDA GPU, and torch sees none; `foreword bench step` is for a CPU"
+            raise RequestError(message) from None
         choice = choose_backend(self.backend, "bfloat16", device, self.quantization, self.kv_cache_dtype)
         config = named_shape(self.shape)
         if self.tiles:
-            ways = _fastest(_weights(config, device, "none"), parse_sizes("--tiles", self.tiles))
+            from foreword.bench.gpu.tiles import fastest_kernels
+
+            weights = packed_weights(config, device, "none")
+            ways = fastest_kernels(weights, parse_sizes("--tiles", self.tiles))
             print_table(ways, _TILES)
             self.show_json({"tiles": [{"product": name} | asdict(way) for name, way in ways]})
             return
         if choice.name == "cuda":
             start_compiling(choice, device)
-        weights = _weights(config, device, self.quantization)
+        weights = packed_weights(config, device, self.quantization)
         for name, measure, columns in (
             ("heads", speculating.measure_heads, _SPECULATION),
             ("control", speculating.measure_controller, _CONTROL),
@@ -99,7 +100,7 @@ class Gpu(JsonCommand):
         found = {"start": asdict(started)}
         if not self.start:
             smaller = draft_shape(config)
-            draft = decoder_of(choice, smaller, _weights(smaller, device, self.quantization))
+            draft = decoder_of(choice, smaller, packed_weights(smaller, device, self.quantization))
             with stage_bar() as show:
                 report = measure_gpu(decoder, batches=sizes, rows=counts, context=self.context, progress=show)
                 drafted = speculating.measure_speculation(
@@ -138,56 +139,6 @@ _CONTROL: dict[str, Column] = {
     "lowest": "{.lowest:.3f}",
     "tokens per pass": "{.tokens_per_pass:.2f}",
 }
-
-
-def _weights(config: "ModelConfig", device: "torch.device", quantization: str) -> "DecoderWeights[Any]":
-    """Return random bf16 weights; layer matrices may be quantised like a checkpoint's."""
-    import torch
-
-    from foreword.backends.torch.weights import weights_from
-    from foreword.bench.random_models import RandomMxfp4, RandomTensors
-
-    as_published = quantization == "auto" and config.architecture == "gpt_oss"
-    source = (RandomMxfp4 if as_published else RandomTensors)(config, torch.bfloat16, device)
-    if quantization in ("auto", "none"):
-        return weights_from(source, config)
-    from foreword.backends.cuda.packing import RoundedMatrices
-
-    return weights_from(RoundedMatrices(source, quantization), config)
-
-
-def _gpu() -> "torch.device":
-    from foreword.backends.choice import pick_device
-
-    try:
-        return pick_device("cuda")
-    except RequestError:
-        message = "this needs a CUDA GPU, and torch sees none; `foreword bench step` is for a CPU"
-        raise RequestError(message) from None
-
-
-def _fastest(weights: "DecoderWeights", rows: list[int]) -> "list[tuple[str, TileTime]]":
-    """Return the fastest kernels and the library's, by product and number of rows."""
-    from foreword.backends.cuda.products import Products
-    from foreword.bench.gpu.tiles import candidates, compile_ahead, time_products
-
-    layer, products = weights.layers[0], Products()
-    matrices = {
-        "qkv": (layer.qkv, layer.qkv.shape[1]),
-        "output": (layer.output, products.part_depth(layer.output)),
-        "gate and up": (layer.gate_up, layer.gate_up.shape[1]),
-        "down": (layer.down, products.part_depth(layer.down)),
-        "head": (weights.head, weights.head.shape[1]),
-    }
-    fastest = []
-    for count in rows:
-        ways = list(candidates(count))
-        compile_ahead(ways, workers=os.cpu_count() or 1)
-        for name, (matrix, part_depth) in matrices.items():
-            found = time_products(matrix, part_depth, count, ways)
-            library = next(way for way in found if way.tile is None)
-            fastest += [(name, way) for way in (*found[:3], library)]
-    return fastest
 
 
 def _print_start(start: "StartTime") -> None:

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from foreword.bench.skeleton import Column, optional
-from foreword.cli.bench.common import BATCH_SIZES, Benchmark, fields_of, print_table
+from foreword.cli.bench.common import BATCH_SIZES, Benchmark, print_table
 from foreword.cli.console import (
     DEFAULT_MODEL,
     JsonCommand,
@@ -166,9 +166,8 @@ class Pools(Benchmark):
             "tok/pass": "{.tokens_per_pass:.2f}",
             "step ms": "{.step_ms:.1f}",
         }
-        print_table(rows, columns)
-        pair = {"model": self.shape or self.model, "draft": self.draft_shape or self.draft}
-        self.show_json({**pair, "rows": fields_of(rows)})
+        draft = self.draft_shape or self.draft
+        self.report(rows, columns, model=self.shape or self.model, draft=draft)
 
     @contextmanager
     def _pair(self) -> Iterator[tuple[str, str]]:

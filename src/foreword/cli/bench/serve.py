@@ -62,7 +62,7 @@ class Serve(JsonCommand):
     plot: Path | None = plot_option("Draw TTFT and ITL into this PNG file.")
 
     def run(self) -> None:
-        from foreword.bench.serve.report import make_report, parse_limits, report_json
+        from foreword.bench.serve.report import make_report, parse_limits
         from foreword.bench.serve.tables import latency_table, plot_latencies, summary_table
         from foreword.wire.openai_http import base_address
 
@@ -78,7 +78,7 @@ class Serve(JsonCommand):
         stdout.print(summary_table(report, limits))
         save_plot(self.plot, lambda path: plot_latencies(run.outcomes, path, title))
         settings = _settings_json(address, question, load, limits)
-        self.show_json({**settings, "prompts": len(prompts), **report_json(report)})
+        self.show_json({**settings, "prompts": len(prompts), **asdict(report)})
         if not report.completed:
             raise typer.Exit(1)
 

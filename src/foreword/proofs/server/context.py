@@ -132,8 +132,7 @@ class Extent:
     """Prompts and answer lengths that a check compared."""
 
     prompts: set[str] = field(default_factory=set)
-    most: int = 0  # tokens of the longest answer
-    fewest: int | None = None  # None if the server reports no counts
+    lengths: list[int] = field(default_factory=list)  # tokens of all answers that report them
     limit: int = 0  # the largest max_tokens
 
     def add(self, prompt: str, answers: Sequence[ServerAnswer]) -> None:
@@ -141,21 +140,24 @@ class Extent:
         self.prompts.add(prompt)
         for answer in answers:
             self.limit = max(self.limit, answer.body["max_tokens"])
-            for length in answer.lengths:
-                self.most = max(self.most, length)
-                self.fewest = length if self.fewest is None else min(self.fewest, length)
+            self.lengths += answer.lengths
+
+    @property
+    def fewest(self) -> int | None:
+        """Length of the shortest answer; None if the server reports no counts."""
+        return min(self.lengths, default=None)
 
     @property
     def tokens(self) -> int:
         """Length of the longest answer; the limit if unknown."""
-        return self.limit if self.fewest is None else self.most
+        return max(self.lengths, default=self.limit)
 
     def __str__(self) -> str:
         if not self.prompts:
             return ""
         if self.fewest is None:
             return f"{len(self.prompts)} × ≤{self.limit}"
-        lengths = f"{self.most}" if self.fewest == self.most else f"{self.fewest}–{self.most}"
+        lengths = f"{self.tokens}" if self.fewest == self.tokens else f"{self.fewest}–{self.tokens}"
         return f"{len(self.prompts)} × {lengths}"
 
 
