@@ -227,7 +227,7 @@ HEAD_MUTANTS = (
         "rows of a pass that was given up count as filled",
         "kv/paged_cache.py",
         "PagedCache.rollback",
-        "kind.clip(sequence.computed)",
+        "rows.clip(sequence.computed)",
         "pass",
         (f"{EXTRA}::test_rows_behind_the_computed_end_are_gone_with_the_pass",),
     ),

@@ -124,7 +124,7 @@ HOUSE_MUTANTS = (
         "rows that a pass has made final are still expected",
         "kv/paged_cache.py",
         "PagedCache.commit",
-        "sequence.ahead = max(0, sequence.ahead - run)",
+        "sequence.certain_rows = max(0, sequence.certain_rows - run)",
         "",
         (f"{UNDER_WAY}::test_a_foreseen_pass_can_be_followed_by_one_more",),
     ),

@@ -63,8 +63,8 @@ OPERATION_MUTANTS = (
         "rows of pages that end where late rows begin do not join them",
         "kv/extra_rows.py",
         "ExtraRows.adopt",
-        "found >= self.begin",
-        "found > self.begin",
+        "filled_rows >= self.begin",
+        "filled_rows > self.begin",
         (EXTRA,),
     ),
     Mutant(
@@ -72,8 +72,8 @@ OPERATION_MUTANTS = (
         "rows of pages join late rows although some between them are missing",
         "kv/extra_rows.py",
         "ExtraRows.adopt",
-        "found >= self.begin",
-        "found",
+        "filled_rows >= self.begin",
+        "filled_rows",
         (EXTRA,),
     ),
     Mutant(
@@ -81,8 +81,8 @@ OPERATION_MUTANTS = (
         "late rows after those of pages are lost",
         "kv/extra_rows.py",
         "ExtraRows.adopt",
-        "max(self.end, found)",
-        "found",
+        "max(self.end, filled_rows)",
+        "filled_rows",
         (EXTRA,),
     ),
     Mutant(

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from foreword.errors import ForewordError
 
 
-class OutOfPages(ForewordError):  # noqa: N818 - reads as what happened
+class OutOfPages(ForewordError):  # noqa: N818 - named after the condition
     """Not enough free pages; nothing was allocated."""
 
 
@@ -65,6 +65,8 @@ class BlockPool:
         expected = [held.get(page, 0) for page in range(self.num_pages)]
         if expected != self._holders:
             wrong = [p for p in range(self.num_pages) if expected[p] != self._holders[p]]
-            raise AssertionError(f"pages {wrong} have other holder counts than their owners say")
+            raise AssertionError(
+                f"the holder counts of pages {wrong} differ from the number of tables with them"
+            )
         if sorted(self._free) != [p for p in range(self.num_pages) if self._holders[p] == 0]:
             raise AssertionError("the free list is not the set of pages without holders")

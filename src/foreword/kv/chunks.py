@@ -1,7 +1,7 @@
-"""States of recurrent layers: one per committed chunk, and rows of the current chunk's tokens in a ring.
+"""Bookkeeping of recurrent layers: one state per committed chunk, and a ring with the rows of the current chunk.
 
-A state is written once and never changed: it is shared by reference count, like a page. Rows of draft tokens are
-unreachable after a roll-back, which copies nothing.
+A state is written once and never changed, so that it can be shared by reference count, like a page. A roll-back copies
+nothing: the ring rows of draft tokens just become unreachable.
 """
 
 from collections import OrderedDict
@@ -13,35 +13,39 @@ from foreword.kv.block_pool import BlockPool
 from foreword.kv.prefix_cache import PrefixNode
 
 CHUNK = 64
-"""Positions between two states. Chunks begin at multiples of it, so that rounding depends on positions alone."""
+"""Positions in a chunk. Chunks begin at multiples of it, so that rounding depends on positions alone."""
 
 RING_ROWS = 2 * CHUNK
-"""Rows of a ring: the current chunk's, and those of a tree's nodes after it."""
+"""Rows of a ring: those of the current chunk, then those of draft nodes."""
 
 CHECKPOINT_EVERY = 512
-"""Positions between two states of a prompt that are kept for the prefix cache."""
+"""Positions between two states of a prompt that the prefix cache keeps."""
 
 NO_STATE = 0
 """Slot of the state before the first token: zeros, never written."""
 
 
 class StateSizes(NamedTuple):
-    """Number of states and rings of a model with recurrent layers; none by default."""
+    """Number of states and rings of a model with recurrent layers; both 0 without such layers."""
 
-    sequences: int = 0  # open at once
-    checkpoints: int = 0  # states kept for the prefix cache
+    sequences: int = 0  # maximum number of open sequences
+    checkpoints: int = 0  # maximum number of states in the prefix cache
 
     @property
     def states(self) -> int:
-        """State slots: a pass that enters a chunk writes a second state of its sequence."""
+        """State slots: `NO_STATE`, two per sequence (a pass that enters a chunk writes a second one), checkpoints."""
         return 1 + 2 * self.sequences + self.checkpoints
 
     @property
     def rings(self) -> int:
+        """Rings: two per sequence, since a pass that enters a chunk writes a second one."""
         return 2 * self.sequences
 
     def most_running(self, limit: int) -> int:
-        """Return how many requests may run: one place is for a prompt that is kept for its siblings."""
+        """Return how many requests may run, at most `limit`. One sequence is reserved.
+
+        It holds the prompt of a request with several answers until all of them have forked it.
+        """
         return min(limit, self.sequences - 1) if self.sequences else limit
 
 
@@ -49,34 +53,33 @@ NO_STATES = StateSizes()
 
 
 class Chunk(NamedTuple):
-    """The state before position `start`, and the ring of the rows from there on."""
+    """The state before position `start`, and the ring with the rows from that position on."""
 
     start: int
-    state: int
-    ring: int | None  # None: the state is only a checkpoint
+    state: int  # slot
+    ring: int | None  # index; None: the state is only a checkpoint
 
 
 @dataclass
 class Counts:
     """Totals for metrics."""
 
-    kept: int = 0  # checkpoints
-    evicted: int = 0
-    hits: int = 0  # sequences that began with one
+    evicted: int = 0  # checkpoints
+    hits: int = 0  # sequences that began at a checkpoint
 
 
 class ChunkPool:
-    """Allocates states and rings, and keeps states at published pages as checkpoints."""
+    """Allocates states and rings. Keeps some states as checkpoints: those at which a prefix hit can end."""
 
     def __init__(self, sizes: StateSizes, page_size: int) -> None:
         if CHUNK % page_size:
-            raise ValueError(f"a chunk of {CHUNK} positions is not a multiple of a page of {page_size}")
+            raise ValueError(f"the page size {page_size} does not divide the {CHUNK} positions of a chunk")
         self.sizes = sizes
         self.counts = Counts()
         self._page_size = page_size
         self._states, self._rings = BlockPool(sizes.states), BlockPool(sizes.rings)
-        self._held = self._states.allocate(1)  # NO_STATE
-        assert self._held == [NO_STATE]
+        self._zero_state = self._states.allocate(1)  # the pool itself holds NO_STATE
+        assert self._zero_state == [NO_STATE]
         self._checkpoints: OrderedDict[PrefixNode, int] = OrderedDict()  # least recently used first
 
     @property
@@ -85,15 +88,17 @@ class ChunkPool:
 
     @property
     def states_used(self) -> int:
-        return self.sizes.states - self._states.num_free - len(self._held)
+        return self.sizes.states - self._states.num_free - len(self._zero_state)
 
     def usable(self, chain: list[PrefixNode]) -> list[PrefixNode]:
-        """Return the chain up to its last checkpoint: a sequence cannot begin elsewhere."""
-        last = next((place for place in range(len(chain), 0, -1) if chain[place - 1] in self._checkpoints), 0)
-        return chain[:last]
+        """Return the chain up to its last page with a checkpoint: a prefix hit cannot end elsewhere."""
+        pages = next(
+            (pages for pages in range(len(chain), 0, -1) if chain[pages - 1] in self._checkpoints), 0
+        )
+        return chain[:pages]
 
     def open(self, chain: Sequence[PrefixNode]) -> list[Chunk]:
-        """Return the first chunk of a sequence that begins with these pages, which end at a checkpoint."""
+        """Allocate the first chunk of a sequence that begins with these pages, the last of which has a checkpoint."""
         ring = self._rings.allocate(1)[0]
         state = NO_STATE
         if chain:
@@ -104,40 +109,49 @@ class ChunkPool:
         return [Chunk(len(chain) * self._page_size, state, ring)]
 
     def fork(self, chunks: Sequence[Chunk], rows: int) -> list[Chunk]:
-        """Return the chunk of a sequence that shares the first `rows` rows; its ring is empty."""
-        begin = read_chunk(chunks, rows)
+        """Allocate the first chunk of a fork that shares the first `rows` rows: the same state, an empty ring."""
+        forked = read_chunk(chunks, rows)
         ring = self._rings.allocate(1)[0]
-        self._states.share([begin.state])
-        return [begin._replace(ring=ring)]
+        self._states.share([forked.state])
+        return [forked._replace(ring=ring)]
 
     def extend(self, chunks: list[Chunk], end: int) -> None:
-        """Allocate the states and the ring that a pass over the rows before `end` writes; may be repeated."""
-        last = chunks[-1].start
-        newest = (end - 1) // CHUNK * CHUNK
-        if newest <= last:
+        """Append the chunks that a pass over the rows before `end` enters. May be repeated.
+
+        The last one gets a state and a ring. Earlier ones get a state only if it is due as a checkpoint.
+        """
+        old_start = chunks[-1].start
+        new_start = (end - 1) // CHUNK * CHUNK
+        if new_start <= old_start:
             return
-        for start in range((last // CHECKPOINT_EVERY + 1) * CHECKPOINT_EVERY, newest, CHECKPOINT_EVERY):
-            if self._states.num_free > 2 * self.sizes.sequences:  # never at the expense of a running sequence
+        first_due = (old_start // CHECKPOINT_EVERY + 1) * CHECKPOINT_EVERY
+        for start in range(first_due, new_start, CHECKPOINT_EVERY):
+            if self._states.num_free > 2 * self.sizes.sequences:  # running sequences come first
                 chunks.append(Chunk(start, self._states.allocate(1)[0], None))
-        chunks.append(Chunk(newest, self._states.allocate(1)[0], self._rings.allocate(1)[0]))
+        chunks.append(Chunk(new_start, self._states.allocate(1)[0], self._rings.allocate(1)[0]))
 
     def drop_passed(self, chunks: list[Chunk], computed: int) -> None:
-        """Release the chunks before that of the newest committed row."""
+        """Release the chunks before the chunk of the newest committed row."""
         while len(chunks) > 1 and chunks[1].start < computed:
             self._release(chunks.pop(0))
 
     def drop_from(self, chunks: list[Chunk], begin: int) -> None:
+        """Release the chunks that start at row `begin` or later, except the oldest chunk."""
         while len(chunks) > 1 and chunks[-1].start >= begin:
             self._release(chunks.pop())
 
     def close(self, chunks: list[Chunk]) -> None:
+        """Release all chunks of a sequence."""
         while chunks:
             self._release(chunks.pop())
 
     def keep_due(
         self, chunks: list[Chunk], computed: int, chain: Sequence[PrefixNode], ends_prompt: bool
     ) -> None:
-        """Keep due states of committed chunks as checkpoints: some on the way, and the prompt's last one."""
+        """Keep the due states of committed chunks as checkpoints, then release the chunks before the current one.
+
+        Due are states at multiples of `CHECKPOINT_EVERY`, and the current one where the prompt ends.
+        """
         current = read_chunk(chunks, computed)
         for chunk in chunks:
             if chunk.start < computed and chunk.start % CHECKPOINT_EVERY == 0:
@@ -147,7 +161,7 @@ class ChunkPool:
         self.drop_passed(chunks, computed)
 
     def keep(self, chunk: Chunk, chain: Sequence[PrefixNode]) -> None:
-        """Keep the state as a checkpoint at its page, if that is published."""
+        """Keep the state as a checkpoint, if the page before it is published. Evicts the least recently used one."""
         pages = chunk.start // self._page_size
         if not 0 < pages <= len(chain) or not self.sizes.checkpoints:
             return
@@ -158,10 +172,10 @@ class ChunkPool:
                 self.counts.evicted += 1
             self._states.share([chunk.state])
             self._checkpoints[node] = chunk.state
-            self.counts.kept += 1
         self._checkpoints.move_to_end(node)
 
     def forget(self, node: PrefixNode) -> None:
+        """Drop the checkpoint at a page, if it has one."""
         state = self._checkpoints.pop(node, None)
         if state is not None:
             self._states.release([state])
@@ -169,7 +183,7 @@ class ChunkPool:
     def check_integrity(self, sequences: Sequence[Sequence[Chunk]]) -> None:
         """Raise `AssertionError` if states or rings are leaked or shared wrongly."""
         states = [[chunk.state for chunk in chunks] for chunks in sequences]
-        self._states.check_integrity([*states, self._held, list(self._checkpoints.values())])
+        self._states.check_integrity([*states, self._zero_state, list(self._checkpoints.values())])
         rings = [[chunk.ring for chunk in chunks if chunk.ring is not None] for chunks in sequences]
         self._rings.check_integrity(rings)
         for chunks in sequences:
@@ -184,12 +198,12 @@ class ChunkPool:
 
 
 def read_chunk(chunks: Sequence[Chunk], begin: int) -> Chunk:
-    """Return the chunk whose state and rows a pass from row `begin` on reads."""
+    """Return the chunk that a pass reads whose first row is `begin`: the newest with a ring that starts before it."""
     return next(
         (chunk for chunk in reversed(chunks) if chunk.start < begin and chunk.ring is not None), chunks[0]
     )
 
 
-def draft_room(last: int) -> int:
-    """Return how many positions of its chunk follow position `last`: drafts end with their chunk."""
-    return CHUNK - 1 - last % CHUNK
+def draft_room(position: int) -> int:
+    """Return how many positions follow this one in its chunk: a draft after it cannot be deeper."""
+    return CHUNK - 1 - position % CHUNK

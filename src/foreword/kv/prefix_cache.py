@@ -13,29 +13,30 @@ class PrefixNode:
     """One published page: the KV rows of `tokens` after the text of `parent`."""
 
     parent: "PrefixNode | str" = field(repr=False)  # the previous page; the tenant for a text's first page
-    tokens: tuple[int, ...]  # one full page
+    tokens: tuple[int, ...]  # as many as a page has rows
     page: int
-    # By drafter with rows in this and all earlier pages: hidden states of the last token [1, numbers].
+    # Hidden states [1, numbers] of the page's last token, by drafter. A drafter is in it if its rows in this page and
+    # all earlier ones are filled.
     states: dict[str, States] = field(default_factory=dict, repr=False)
 
 
 class PrefixCache:
-    """A trie per tenant with one edge per page of tokens; the trie holds its pages.
+    """A trie per tenant, whose edges are pages of tokens. It holds its pages in the block pool.
 
     A node is idle if no sequence uses it. A sequence uses a node with all its ancestors, so all descendants of an idle
     node are idle. Sequences release the deepest node first, so `_idle` lists children before parents. Its first entry
-    is therefore a leaf, and the least recently used one.
+    is therefore a leaf, and the least recently used node.
     """
 
     def __init__(
-        self, pool: BlockPool, page_size: int, removed: Callable[[PrefixNode], None] | None = None
+        self, pool: BlockPool, page_size: int, on_unpublish: Callable[[PrefixNode], None] | None = None
     ) -> None:
-        """`removed` is called with every node that is not published any more."""
-        self._removed = removed
+        """`on_unpublish` is called with every node that is no longer published."""
+        self._on_unpublish = on_unpublish
         self._pool = pool
         self._page_size = page_size
         self._nodes: dict[tuple[PrefixNode | str, tuple[int, ...]], PrefixNode] = {}
-        self._idle: OrderedDict[PrefixNode, None] = OrderedDict()
+        self._idle: OrderedDict[PrefixNode, None] = OrderedDict()  # used as an ordered set
 
     @property
     def num_idle(self) -> int:
@@ -45,6 +46,7 @@ class PrefixCache:
         return node in self._idle
 
     def find(self, parent: PrefixNode | str, tokens: tuple[int, ...]) -> PrefixNode | None:
+        """Return the published page with these tokens after the text of `parent`, or None."""
         return self._nodes.get((parent, tokens))
 
     def match(self, tenant: str, tokens: Sequence[int]) -> list[PrefixNode]:
@@ -60,7 +62,7 @@ class PrefixCache:
         return chain
 
     def add(self, parent: PrefixNode | str, tokens: tuple[int, ...], page: int) -> PrefixNode:
-        """Publish a page. One sequence must hold it, and continue to use it and `parent`."""
+        """Publish a page. Exactly one sequence must hold it, and go on using it and `parent`."""
         if (parent, tokens) in self._nodes or self._pool.is_shared(page):
             raise AssertionError("a page is published twice or while another sequence holds it")
         self._pool.share([page])
@@ -69,29 +71,32 @@ class PrefixCache:
         return node
 
     def hold(self, chain: Sequence[PrefixNode]) -> None:
+        """Add a user to each node of a chain."""
         for node in chain:
             self._pool.share([node.page])
             self._idle.pop(node, None)
 
     def release(self, chain: Sequence[PrefixNode]) -> None:
+        """Remove a user from each node of a chain, the deepest first."""
         for node in reversed(chain):
             self._pool.release([node.page])
             if not self._pool.is_shared(node.page):
                 self._idle[node] = None
 
     def evict(self, count: int) -> None:
+        """Unpublish the `count` least recently used idle pages."""
         for _ in range(count):
             node, _ = self._idle.popitem(last=False)
             self._unpublish(node)
 
     def remove(self, first: PrefixNode) -> set[PrefixNode]:
-        """Unpublish a page and its descendants; return the nodes. Pages in use stay with their users."""
+        """Unpublish a page and its descendants; return their nodes. Sequences keep the pages they use."""
         removed = {first}
         for node in list(self._nodes.values()):
-            above: PrefixNode | str = node
-            while isinstance(above, PrefixNode) and above not in removed:
-                above = above.parent
-            if isinstance(above, PrefixNode):
+            ancestor: PrefixNode | str = node
+            while isinstance(ancestor, PrefixNode) and ancestor not in removed:
+                ancestor = ancestor.parent
+            if isinstance(ancestor, PrefixNode):
                 removed.add(node)
         for node in removed:
             self._idle.pop(node, None)
@@ -99,7 +104,7 @@ class PrefixCache:
         return removed
 
     def clear(self) -> None:
-        """Unpublish every page. Pages in use stay with their users."""
+        """Unpublish every page. Sequences keep the pages they use."""
         for node in list(self._nodes.values()):
             self._unpublish(node)
         self._idle.clear()
@@ -107,8 +112,8 @@ class PrefixCache:
     def _unpublish(self, node: PrefixNode) -> None:
         del self._nodes[node.parent, node.tokens]
         self._pool.release([node.page])
-        if self._removed is not None:
-            self._removed(node)
+        if self._on_unpublish is not None:
+            self._on_unpublish(node)
 
     def published_pages(self) -> list[int]:
         return [node.page for node in self._nodes.values()]
@@ -119,7 +124,7 @@ class PrefixCache:
         if len(set(self.published_pages())) != len(nodes):
             raise AssertionError("a page is published twice")
         if {node for node in nodes if not self._pool.is_shared(node.page)} != set(self._idle):
-            raise AssertionError("the idle list is not the set of published pages without users")
+            raise AssertionError("the idle nodes are not the published pages without users")
         evicted: set[PrefixNode | str] = set()
         for node in self._idle:
             if node.parent in evicted:

@@ -1,4 +1,4 @@
-"""The KV rows of one request: sequence, pending row moves, sliding window, and consistency checks."""
+"""The KV rows of one request: its sequence, pending row moves, sliding window, and consistency checks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,54 +9,54 @@ from foreword.kv.extra_rows import ExtraRows
 from foreword.kv.prefix_cache import PrefixCache, PrefixNode
 
 MOST_PASSES = 2
-"""Maximum passes in flight for one sequence."""
+"""Maximum number of passes in flight over one sequence."""
 
-GONE = -1
-"""Table entry of a released page, which lies before the window of all layers."""
+FREED = -1
+"""Entry of `KvSequence.pages` for a released page: one before the sliding window of all layers."""
 
 
 @dataclass(eq=False)
 class KvSequence:
     """The KV rows of one request: `computed` committed ones, then provisional ones up to `reserved`.
 
-    A pass without draft tokens commits all its rows whatever it draws: it is `foreseen`, so that another pass may be
-    laid out before it ends.
+    A pass without draft tokens commits all its rows, whatever token it samples. Its commit is known in advance, so
+    that another pass can be prepared before it ends.
     """
 
-    pages: list[int] = field(default_factory=list)  # physical pages in logical order
+    pages: list[int] = field(default_factory=list)  # physical pages in logical order; FREED: no longer held
     computed: int = 0  # rows [0, computed) are committed
     reserved: int = 0  # rows [computed, reserved) may be written by passes in flight
-    tenant: str = ""  # owner whose published pages it may share
-    chain: list[PrefixNode] = field(default_factory=list)  # published pages that it starts with
+    tenant: str = ""  # the tenant whose published pages it may share
+    chain: list[PrefixNode] = field(default_factory=list)  # its first pages, as far as they are published
     publishes: bool = False  # whether its full pages may still be published
     passes: int = 0  # passes in flight
-    ahead: int = 0  # rows after `computed` that passes in flight are certain to commit
-    is_foreseen: bool = False  # whether the committed rows of the newest pass are known in advance
-    losses: int = 0  # failed passes that voided later ones, plus one when closed
+    certain_rows: int = 0  # rows after `computed` that passes in flight are certain to commit
+    is_commit_known: bool = False  # whether the committed rows of the newest pass are known in advance
+    losses: int = 0  # counts the events after which all passes in flight are void
     extra: dict[str, ExtraRows] = field(default_factory=dict)  # rows of drafters in its pages, by name
-    # States of recurrent layers: the current chunk, then those that passes in flight enter. Empty: there are none.
+    # Recurrent layers: the current chunk, then the chunks that passes in flight enter. Empty without such layers.
     chunks: list[Chunk] = field(default_factory=list)
-    has_prompt_state: bool = False  # the last state of its prompt was kept as a checkpoint
+    has_prompt_state: bool = False  # whether the last state of its prompt was offered as a checkpoint
 
     @property
     def begin(self) -> int:
         """First row of the next pass."""
-        return self.computed + self.ahead
+        return self.computed + self.certain_rows
 
     @property
     def awaits_pass(self) -> bool:
         """Return whether the next pass must wait for one in flight."""
-        return self.passes > 0 and not (self.is_foreseen and self.passes < MOST_PASSES)
+        return self.passes > 0 and not (self.is_commit_known and self.passes < MOST_PASSES)
 
     def begin_pass(self) -> None:
-        """Start a pass. No other may start until it has ended, unless `foresee` is called."""
+        """Start a pass. Until it has ended, no other pass may start unless `declare_commit` is called."""
         self.passes += 1
-        self.is_foreseen = False
+        self.is_commit_known = False
 
-    def foresee(self, rows: int) -> None:
-        """Declare that the newest pass commits exactly its first `rows` rows."""
-        self.ahead += rows
-        self.is_foreseen = True
+    def declare_commit(self, rows: int) -> None:
+        """Declare that the newest pass will commit exactly its first `rows` rows."""
+        self.certain_rows += rows
+        self.is_commit_known = True
 
     def end_pass(self) -> None:
         """End the oldest pass, or one that could not be launched."""
@@ -64,15 +64,16 @@ class KvSequence:
 
     @property
     def own_pages(self) -> list[int]:
-        """Pages held by it alone: not published, not released."""
-        return [page for page in self.pages[self.published :] if page != GONE]
+        """Pages after `chain` that are not released; a fork may hold them too."""
+        return [page for page in self.pages[self.published :] if page != FREED]
 
     @property
     def published(self) -> int:
+        """Number of its leading pages that are published."""
         return len(self.chain)
 
     def rows_of(self, name: str, state_offset: int = 0) -> ExtraRows:
-        """Return a drafter's rows, of which the first `state_offset` do not exist."""
+        """Return a drafter's rows, adding it if needed. The first `state_offset` do not exist and count as filled."""
         rows = self.extra.get(name)
         if rows is None:
             rows = self.extra[name] = ExtraRows(name)
@@ -82,20 +83,20 @@ class KvSequence:
 
 @dataclass(frozen=True)
 class RowMove:
-    """A committed row that is still where the last pass wrote it; the next pass moves it first."""
+    """A committed row that must be copied to its slot; the next pass begins with this copy."""
 
     owner: KvSequence
-    source: int  # physical row
+    source: int  # slot in which the last pass wrote the row
     row: int  # logical row of the owner
-    ring_source: int | None = None  # physical row of a ring; None: no recurrent layers
+    ring_source: int | None = None  # the same in the rings; None: no copy in a ring
 
 
 _Moves = dict[KvSequence, list[RowMove]]
-"""Per owner, rows ascending."""
+"""By owner; the moves of an owner have ascending rows."""
 
 
 class RowMoves:
-    """Moves waiting for the next pass, and moves being executed by passes in flight."""
+    """Moves that wait for the next pass, and moves that a pass in flight executes."""
 
     def __init__(self) -> None:
         self._pending: _Moves = {}
@@ -106,43 +107,45 @@ class RowMoves:
         return tuple(move for moves in self._pending.values() for move in moves)
 
     def add(self, owner: KvSequence, source: tuple[int, int | None], row: int) -> None:
-        """Add a move of the owner's `row` from physical rows of a page and a ring; rows are ascending."""
+        """Add a move of the owner's `row`, after the moves of earlier rows. `source`: slots in a page and in a ring."""
         self._pending.setdefault(owner, []).append(RowMove(owner, source[0], row, source[1]))
 
     def sources(self, owner: KvSequence) -> dict[int, tuple[int, int | None]]:
-        """Return logical row -> physical rows of the owner's pending moves."""
+        """Return logical row -> (slot in a page, slot in a ring) of the owner's pending moves."""
         return {move.row: (move.source, move.ring_source) for move in self._pending.get(owner, ())}
 
     def take(self) -> list[RowMove]:
-        """Hand all moves of all owners to a pass, since it may write the pages they come from."""
+        """Hand the pending moves of all owners to a pass: it may overwrite pages from which any of them copies."""
         moves = list(self.pending)
         self._moving |= self._pending
         self._pending.clear()
         return moves
 
     def settle(self, moves: Sequence[RowMove]) -> None:
+        """Forget moves whose pass has ended."""
         for move in moves:
             self._moving.pop(move.owner, None)
 
     def first_moving(self, owner: KvSequence) -> int | None:
-        """Return the first row that a pass in flight moves; None: none."""
+        """Return the first of the owner's rows that a pass in flight moves, or None."""
         moves = self._moving.get(owner)
         return moves[0].row if moves else None
 
     def settled(self, owner: KvSequence) -> int:
-        """Return the number of leading computed rows that are in place."""
+        """Return how many of the owner's first computed rows are in their slots."""
         if not self._pending and not self._moving:
             return owner.computed
-        waiting = (moves[0].row for moves in (self._pending.get(owner), self._moving.get(owner)) if moves)
-        return min(waiting, default=owner.computed)
+        moved = (moves[0].row for moves in (self._pending.get(owner), self._moving.get(owner)) if moves)
+        return min(moved, default=owner.computed)
 
     def cut(self, owner: KvSequence, rows: int) -> None:
-        """Drop pending moves of rows from `rows` on."""
+        """Drop the pending moves of row `rows` and later ones."""
         kept = [move for move in self._pending.pop(owner, ()) if move.row < rows]
         if kept:
             self._pending[owner] = kept
 
     def forget(self, owner: KvSequence) -> None:
+        """Drop all moves of a closed sequence."""
         self._pending.pop(owner, None)
         self._moving.pop(owner, None)
 
@@ -156,15 +159,19 @@ class RowMoves:
                 raise AssertionError(f"pending moves are out of order: {moves}")
 
 
-REWOUND = 128
-"""Margin of rows that a sequence may lose again if moves are lost: more than a step commits."""
+REWIND_MARGIN = 128
+"""Rows before the window that are kept, because a sequence loses committed rows if their moves fail.
+
+More than a step commits.
+"""
 
 
 class Window:
-    """Releases the pages before a sequence's newest `rows` rows; None keeps everything.
+    """The sliding window of `rows` rows: releases the pages of a sequence before it. None: there is no window.
 
-    Published pages stay with their users, so publishing ends with the first window: a text holds at most two windows,
-    and prefix hits cover the first. A sequence with drafter rows, which have no window, keeps its pages.
+    A sequence keeps its published pages. Therefore only the pages of its first `rows` rows are published: it holds at
+    most two windows, and prefix hits end with the first. A sequence with drafter rows, which have no window, keeps
+    all pages.
     """
 
     def __init__(self, rows: int | None, page_size: int) -> None:
@@ -176,21 +183,22 @@ class Window:
         return pages if self._rows is None else min(pages, self._rows // self._page_size)
 
     def holds(self, sequence: KvSequence, rows: int) -> bool:
-        """Return whether all rows visible after the first `rows` rows are present."""
+        """Return whether the sequence still has all rows that are visible to the row after its first `rows` rows."""
         if self._rows is None:
             return True
         first = max(0, rows - self._rows) // self._page_size
-        return GONE not in sequence.pages[first : -(-rows // self._page_size)]
+        return FREED not in sequence.pages[first : -(-rows // self._page_size)]
 
     def release_unread(self, pool: BlockPool, sequence: KvSequence) -> None:
+        """Release the unpublished pages before the window and its margin."""
         if self._rows is None or sequence.extra:
             return
-        unread = (sequence.computed - self._rows - REWOUND) // self._page_size
-        for place in range(unread - 1, sequence.published - 1, -1):
-            if sequence.pages[place] == GONE:  # and all before it
+        unread = (sequence.computed - self._rows - REWIND_MARGIN) // self._page_size
+        for index in range(unread - 1, sequence.published - 1, -1):
+            if sequence.pages[index] == FREED:  # and so are all earlier ones
                 return
-            pool.release([sequence.pages[place]])
-            sequence.pages[place] = GONE
+            pool.release([sequence.pages[index]])
+            sequence.pages[index] = FREED
 
 
 def publish_pages(
@@ -201,28 +209,31 @@ def publish_pages(
     pool: BlockPool,
     page_size: int,
 ) -> None:
-    """Publish the sequence's first `full` pages, or adopt those that are published already with the same text."""
-    for position in range(sequence.published, full):
-        first = position * page_size
+    """Publish the sequence's first `full` pages. Replace a page by the published one with the same text, if any.
+
+    Stops at the first page that is released, or that a fork holds.
+    """
+    for index in range(sequence.published, full):
+        first = index * page_size
         text = tuple(tokens[first : first + page_size])
-        parent, page = sequence.chain[-1] if position else sequence.tenant, sequence.pages[position]
-        if page == GONE:
+        parent, page = sequence.chain[-1] if index else sequence.tenant, sequence.pages[index]
+        if page == FREED:
             return
         node = prefix.find(parent, text)
-        adopted = node is not None
+        was_replaced = node is not None
         if node is not None:
             prefix.hold([node])
             pool.release([page])
-            sequence.pages[position] = node.page
+            sequence.pages[index] = node.page
         elif pool.is_shared(page):
             return
         else:
             node = prefix.add(parent, text, page)
         sequence.chain.append(node)
-        for kind in sequence.extra.values():
-            if adopted:
-                kind.adopt(sequence.chain)
-            kind.mark(sequence.chain)
+        for rows in sequence.extra.values():
+            if was_replaced:
+                rows.adopt(sequence.chain)
+            rows.mark(sequence.chain)
 
 
 def check_sequences(
@@ -237,17 +248,17 @@ def check_sequences(
     for sequence in sequences:
         room = len(sequence.pages) * page_size
         if not 0 <= sequence.computed <= sequence.begin <= sequence.reserved <= room:
-            raise AssertionError(f"lengths out of order: {sequence}")
+            raise AssertionError(f"lengths are out of order: {sequence}")
         if sequence.published * page_size > moves.settled(sequence):
-            raise AssertionError(f"rows are published that are not finished: {sequence}")
+            raise AssertionError(f"rows with a pending move are published: {sequence}")
         _check_chain(sequence, prefix, set(published))
 
 
 def _check_chain(sequence: KvSequence, prefix: PrefixCache, published: set[int]) -> None:
-    """Check that the published pages of a sequence are its first ones, committed, and one chain of its tenant."""
+    """Raise `AssertionError` unless the sequence's first pages are one chain of its tenant, and no later page is."""
     parents = [sequence.tenant, *sequence.chain]
     for parent, node, page in zip(parents, sequence.chain, sequence.pages, strict=False):
         if node.parent != parent or node.page != page or prefix.find(parent, node.tokens) is not node:
-            raise AssertionError(f"a table and its published chain differ: {sequence}")
+            raise AssertionError(f"the pages of a sequence differ from its published chain: {sequence}")
     if published & set(sequence.pages[sequence.published :]):
         raise AssertionError(f"a published page lies outside the chain: {sequence}")

@@ -10,17 +10,17 @@ ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes per stored number."""
 
 SCALE_BYTES = 4
-"""Of the scale that a head has in a packed row."""
+"""Bytes of a head's scale in a packed row."""
 
 ROW_ALIGNMENT = 16
-"""Bytes at whose multiples packed rows begin: the widest load of a GPU."""
+"""Packed rows begin at multiples of this many bytes: the widest load of a GPU."""
 
 
 @dataclass(frozen=True)
 class RowSpec:
     """KV rows of one kind: a token's keys and values in some layers.
 
-    A latent row (MLA), from which keys and values are computed, is one head without values.
+    A latent row (MLA), from which keys and values are computed, counts as one head without values.
     """
 
     name: str  # unique within a page
@@ -31,20 +31,21 @@ class RowSpec:
     window: int | None = None  # number of newest rows that are read; None: all
     dtype: str = "float32"  # see ITEM_BYTES
     alignment: int = 1  # heads are padded to a multiple of this many numbers
-    packed: bool = False  # kept as 8-bit floats with a scale for every head; computed in `dtype`
+    packed: bool = False  # stored as 8-bit floats with one scale per head; attention computes in `dtype`
 
     def __post_init__(self) -> None:
         if self.dtype not in ITEM_BYTES:
-            raise ValueError(f"KV rows in {self.dtype} are not known; use {', '.join(ITEM_BYTES)}")
+            raise ValueError(f"KV rows cannot be stored as {self.dtype}; use {', '.join(ITEM_BYTES)}")
         if min(self.num_layers, self.num_kv_heads, self.head_dim, self.alignment) < 1 or self.values < 0:
-            raise ValueError(f"a KV row must have layers, heads and numbers: {self}")
+            raise ValueError(f"a KV row needs at least one layer, one head and one number per head: {self}")
 
     @property
     def values(self) -> int:
+        """Size of a value."""
         return self.head_dim if self.value_dim is None else self.value_dim
 
     def packed_bytes(self, numbers: int) -> int:
-        """Return the bytes of a packed row of one layer: numbers and a scale of every head, padding."""
+        """Return the bytes of one layer's packed keys or values: per head `numbers` bytes and a scale; then padding."""
         return -(-self.num_kv_heads * (numbers + SCALE_BYTES) // ROW_ALIGNMENT) * ROW_ALIGNMENT
 
     @property
@@ -53,22 +54,22 @@ class RowSpec:
         sizes = self.head_dim, self.values
         if self.packed:
             return self.num_layers * sum(map(self.packed_bytes, sizes))
-        room = sum(-(-numbers // self.alignment) * self.alignment for numbers in sizes)
-        return self.num_layers * self.num_kv_heads * room * ITEM_BYTES[self.dtype]
+        padded = sum(-(-numbers // self.alignment) * self.alignment for numbers in sizes)
+        return self.num_layers * self.num_kv_heads * padded * ITEM_BYTES[self.dtype]
 
 
 @dataclass(frozen=True)
 class StateSpec:
-    """Memory of recurrent layers: per token a row in a ring, per chunk a state."""
+    """Memory of recurrent layers: a ring row for each token, a state for each chunk."""
 
     num_layers: int
-    channels: int  # numbers that enter the convolution
-    kernel: int  # positions that the convolution reads
+    channels: int  # of the convolution
+    kernel: int  # size of the convolution kernel, in positions
     heads: int
     value_dim: int
     key_heads: int = 0  # 0: no state but the convolution's inputs
     key_dim: int = 0
-    item_bytes: int = 4  # of a convolution input; the other numbers are float32
+    item_bytes: int = 4  # bytes per convolution input; the other numbers are float32
 
     @property
     def bytes_per_row(self) -> int:
@@ -85,7 +86,7 @@ class StateSpec:
 
 @dataclass(frozen=True)
 class PageSpec:
-    """All rows of one token: the decoder's, and those of drafters in the same pages.
+    """All KV rows of one token: the decoder's row, and the rows of drafters in the same page.
 
     They are allocated, shared, moved and freed together.
     """
@@ -100,7 +101,7 @@ class PageSpec:
 
     @staticmethod
     def of(decoder: RowSpec, extra: Iterable[RowSpec] = ()) -> "PageSpec":
-        """Return a page specification with the decoder's dtype for extra rows."""
+        """Return a page specification whose extra rows have the decoder's dtype and alignment."""
         stored = (replace(row, dtype=decoder.dtype, alignment=decoder.alignment) for row in extra)
         return PageSpec(decoder, tuple(stored))
 
@@ -110,11 +111,12 @@ class PageSpec:
 
     @property
     def bytes_per_row(self) -> int:
-        """Bytes per token over all kinds."""
+        """Bytes per token over all rows."""
         return sum(row.bytes_per_row for row in self.rows)
 
     def index(self, name: str) -> int:
-        for place, row in enumerate(self.rows):
+        """Return the index of the named row in `rows`, or raise `KeyError`."""
+        for index, row in enumerate(self.rows):
             if row.name == name:
-                return place
+                return index
         raise KeyError(f"no KV rows are named {name}; there are {', '.join(row.name for row in self.rows)}")

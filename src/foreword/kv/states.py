@@ -1,6 +1,6 @@
-"""Hidden states [rows, numbers], stored where they were computed.
+"""Hidden states [rows, numbers], in the memory of the device that computed them.
 
-On the host they are NumPy arrays, because slicing tensors takes longer than the rest of the work on a few rows.
+On the host they are NumPy arrays, because slicing a tensor takes longer than all other work on a few rows.
 """
 
 from collections.abc import Sequence
@@ -15,16 +15,17 @@ States: TypeAlias = Tensor | NDArray[np.float32]
 
 
 def as_tensor(states: States) -> Tensor:
-    """Return the same memory as tensor."""
+    """Return the states as a tensor that shares their memory."""
     return torch.from_numpy(states) if isinstance(states, np.ndarray) else states
 
 
 def as_array(states: States) -> NDArray[np.float32]:
-    """Return a contiguous host array; the same memory if possible."""
+    """Return host states as a contiguous array, which shares their memory if they are contiguous."""
     return np.ascontiguousarray(states) if isinstance(states, np.ndarray) else states.contiguous().numpy()
 
 
 def stacked(parts: Sequence[States]) -> States:
+    """Concatenate the rows of all parts; return a single part without copying it."""
     if len(parts) == 1:
         return parts[0]
     arrays = [part for part in parts if isinstance(part, np.ndarray)]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from foreword.backends.batch import BatchArrays, BatchSizes, ForwardBatch, Ints, RequestChunks, Tap
 from foreword.kv.chunks import read_chunk
 from foreword.kv.paged_cache import PagedCache
-from foreword.kv.sequence import GONE, KvSequence, RowMove
+from foreword.kv.sequence import FREED, KvSequence, RowMove
 from foreword.speculation.draft import Draft, node_columns
 
 _CACHED_VIEWS = 256
@@ -322,7 +322,7 @@ class PageTables:
         kept = settled if known[:settled] == pages[:settled] else 0
         changed = pages[kept:]
         # Freed pages are never read, so that any page number will do.
-        self._table[row, kept:end] = [max(page, 0) for page in changed] if GONE in changed else changed
+        self._table[row, kept:end] = [max(page, 0) for page in changed] if FREED in changed else changed
         if end < len(known):
             self._table[row, end : len(known)] = 0
         known[kept:] = changed

@@ -111,7 +111,7 @@ class Transaction:
         batch = (buffers or BatchBuffers(entries=0)).lay_out(self.cache, rows, moves, taps, self._moves)
         for entry, draft in zip(self.entries, drafts, strict=True):
             if not draft.parents:
-                entry.kv.foresee(entry.run)
+                entry.kv.declare_commit(entry.run)
         return batch
 
     def reserve_early(self, rows: Sequence[int]) -> None:

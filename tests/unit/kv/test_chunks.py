@@ -75,7 +75,7 @@ def test_two_passes_in_flight_enter_two_chunks():
         cache.begin_pass([sequence])
         cache.reserve(sequence, 100)
         cache.enter_chunk(sequence, first + 100)
-        sequence.foresee(100)
+        sequence.declare_commit(100)
     assert [chunk.start for chunk in sequence.chunks] == [0, CHUNK, 3 * CHUNK]
     sequence.end_pass()
     cache.commit(sequence, 100, ())

@@ -27,10 +27,10 @@ def test_states_are_known_in_one_stretch_whatever_they_came_in():
     rows = rows_with(0, 5)
     rows.add(5, states(5, 6))
     rows.add(6, states(6, 9))
-    assert (rows.first_known, rows.known) == (0, 9)
+    assert (rows.states_begin, rows.states_end) == (0, 9)
     assert rows.states(3, 8).flatten().tolist() == [3, 4, 5, 6, 7]
     assert rows.states(5, 6).flatten().tolist() == [5]
-    with pytest.raises(ValueError, match="states 8"):
+    with pytest.raises(ValueError, match="states of positions 8"):
         rows.states(8, 10)
 
 
@@ -38,7 +38,7 @@ def test_states_that_come_again_replace_what_was_known():
     rows = rows_with(0, 8)
     rows.add(5, states(5, 7, salt=1))
     assert rows.states(3, 7).flatten().tolist() == [3, 4, 1005, 1006]
-    assert rows.known == 7
+    assert rows.states_end == 7
     rows.add(0, states(0, 2, salt=2))
     assert rows.states(0, 2).flatten().tolist() == [2000, 2001]
 
@@ -49,7 +49,7 @@ def test_a_gap_ends_what_was_known_and_the_rows_before_it():
     rows.fill(rows.missing_from(LAG), 9)
     assert (rows.begin, rows.end) == (0, 9)
     rows.add(20, states(20, 24))
-    assert (rows.first_known, rows.known, rows.missing_from(LAG)) == (20, 24, 21)
+    assert (rows.states_begin, rows.states_end, rows.missing_from(LAG)) == (20, 24, 21)
     rows.fill(21, 25)
     assert (rows.begin, rows.end) == (21, 25)
 
@@ -59,13 +59,13 @@ def test_of_a_long_stretch_the_newest_states_are_kept_without_the_others():
     rows = ExtraRows(KIND)
     rows.add(0, whole)
     rows.keep_newest()
-    assert (rows.first_known, rows.known) == (500 - KEPT_STATES, 500)
+    assert (rows.states_begin, rows.states_end) == (500 - KEPT_STATES, 500)
     kept = rows.states(500 - KEPT_STATES, 500)
     assert kept.untyped_storage().nbytes() < whole.untyped_storage().nbytes()
     for position in range(500, 600):
         rows.add(position, states(position, position + 1))
         rows.keep_newest()
-    assert rows.known - rows.first_known == KEPT_STATES
+    assert rows.states_end - rows.states_begin == KEPT_STATES
     assert rows.states(540, 600).flatten().tolist() == list(range(540, 600))
 
 
@@ -97,7 +97,7 @@ def test_a_published_page_tells_which_rows_it_has_and_its_last_states():
     later = cache.open("", TOKENS)
     rows = later.rows_of(KIND, LAG)
     assert (rows.begin, rows.end) == (0, 3 * PAGE_SIZE)
-    assert (rows.first_known, rows.known) == (3 * PAGE_SIZE - 1, 3 * PAGE_SIZE)
+    assert (rows.states_begin, rows.states_end) == (3 * PAGE_SIZE - 1, 3 * PAGE_SIZE)
     assert rows.states(3 * PAGE_SIZE - 1, 3 * PAGE_SIZE).flatten().tolist() == [3 * PAGE_SIZE - 1]
     assert rows.missing_from(LAG) == 3 * PAGE_SIZE
     assert cache.open("another", TOKENS).extra == {}
@@ -215,7 +215,7 @@ def test_a_fork_has_the_rows_and_states_that_it_starts_with():
     filled(kv, TOKENS)
     copy = cache.fork(kv, 30)
     rows = copy.rows_of(KIND, LAG)
-    assert (rows.begin, rows.end, rows.known) == (0, 30, 30)
+    assert (rows.begin, rows.end, rows.states_end) == (0, 30, 30)
     rows.add(30, states(30, 33, salt=1))
     assert kv.rows_of(KIND, LAG).states(30, 31).flatten().tolist() == [30], "the first keeps its own"
 

@@ -301,7 +301,7 @@ def test_the_integrity_check_sees_what_is_wrong():
         cache.check_integrity()
     cache, sequence = broken()
     sequence.computed = 7
-    with pytest.raises(AssertionError, match="not finished"):
+    with pytest.raises(AssertionError, match="with a pending move"):
         cache.check_integrity()
     cache, sequence = broken()
     sequence.tenant = "other"

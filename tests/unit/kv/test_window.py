@@ -5,7 +5,7 @@ import random
 import pytest
 
 from foreword.kv.paged_cache import PagedCache
-from foreword.kv.sequence import GONE, REWOUND, KvSequence
+from foreword.kv.sequence import FREED, REWIND_MARGIN, KvSequence
 
 PAGE, WINDOW = 4, 10
 
@@ -28,10 +28,10 @@ def test_a_long_text_holds_a_window_and_what_may_be_rewound():
     sequence = cache.open()
     for _ in range(300):
         grow(cache, sequence, 3)
-        first_read = max(0, sequence.computed - REWOUND - WINDOW)
-        assert GONE not in sequence.pages[first_read // PAGE :]
+        first_read = max(0, sequence.computed - REWIND_MARGIN - WINDOW)
+        assert FREED not in sequence.pages[first_read // PAGE :]
     held = cache.pool.num_pages - cache.free_pages
-    assert held <= (WINDOW + REWOUND) // PAGE + 3
+    assert held <= (WINDOW + REWIND_MARGIN) // PAGE + 3
     cache.close(sequence)
     cache.check_integrity()
     assert cache.free_pages == cache.pool.num_pages
@@ -44,8 +44,8 @@ def test_what_is_published_stays_and_ends_with_the_first_window():
     for _ in range(60):
         grow(cache, sequence, 10, tokens)
     assert sequence.published == WINDOW // PAGE
-    assert GONE not in sequence.pages[: sequence.published]
-    assert sequence.pages[sequence.published] == GONE
+    assert FREED not in sequence.pages[: sequence.published]
+    assert sequence.pages[sequence.published] == FREED
     again = cache.open("", tokens)
     assert again.computed == WINDOW // PAGE * PAGE
     cache.close(sequence)
@@ -81,7 +81,7 @@ def test_moves_that_are_lost_find_their_window_again():
         if rng.random() < 0.3:
             cache.lose_moves(cache.take_moves())
         first = max(0, sequence.computed - WINDOW)
-        assert GONE not in sequence.pages[first // PAGE :]
+        assert FREED not in sequence.pages[first // PAGE :]
         cache.check_integrity()
 
 
@@ -90,5 +90,5 @@ def test_without_a_window_everything_stays(window: int | None):
     cache = PagedCache(100, PAGE, window=window)
     sequence = cache.open()
     grow(cache, sequence, 300)
-    assert GONE not in sequence.pages
+    assert FREED not in sequence.pages
     assert cache.can_fork(sequence, 5)

@@ -10,7 +10,7 @@ import torch
 
 from foreword.backends.batch import MAX_DRAFT_NODES, ForwardBatch, Tap
 from foreword.kv.paged_cache import PagedCache
-from foreword.kv.sequence import GONE, KvSequence, RowMove
+from foreword.kv.sequence import FREED, KvSequence, RowMove
 from foreword.speculation.draft import Draft
 from foreword.speculation.layout import PAGES_AT_ONCE, BatchBuffers, PageTables, SequenceRows
 from helpers.trees import random_tokens, random_tree
@@ -219,7 +219,7 @@ def test_pages_that_are_gone_are_no_numbers_in_a_table():
     before = list(kv.pages)
     assert tables.of([kv], 16).tolist() == [table(before)]
     kv.computed = 64
-    kv.pages[:2] = [GONE, GONE]
+    kv.pages[:2] = [FREED, FREED]
     assert tables.of([kv], 16).tolist() == [table([0, 0, *before[2:]])]
 
 

@@ -114,7 +114,11 @@ class StepwiseHead(HeadInPages):
             return None
         rows, end = self._rows_of(task.pages), len(task.request.tokens)
         first = min(rows.missing_from(STATE_OFFSET), end - 1)
-        if first - STATE_OFFSET < rows.first_known or rows.known < end - STATE_OFFSET or end <= STATE_OFFSET:
+        if (
+            first - STATE_OFFSET < rows.states_begin
+            or rows.states_end < end - STATE_OFFSET
+            or end <= STATE_OFFSET
+        ):
             return None
         return RowRange(task.pages, rows, task.request.tokens, first, end, STATE_OFFSET)
 

@@ -79,7 +79,10 @@ class HeadInPages(Drafter):
             rows.add(commit.first, features, at, commit.rows)
             observed.append(rows)
             if commit.is_on and commit.settled - rows.end > FILLED_AT_ONCE:
-                first, end = rows.missing_from(state_offset), min(commit.settled, rows.known + state_offset)
+                first, end = (
+                    rows.missing_from(state_offset),
+                    min(commit.settled, rows.states_end + state_offset),
+                )
                 if end - first > FILLED_AT_ONCE:
                     runs.append(RowRange(commit.pages, rows, commit.request.tokens, first, end, state_offset))
         if runs:
@@ -98,7 +101,7 @@ class HeadInPages(Drafter):
         """Return the pages of a request that wants a draft, if the states of all tokens but the newest are known."""
         if task.pages is None or task.max_nodes < 1 or task.max_depth < 1:
             return None
-        return task.pages if self._rows_of(task.pages).known >= len(task.request.tokens) - 1 else None
+        return task.pages if self._rows_of(task.pages).states_end >= len(task.request.tokens) - 1 else None
 
     def _missing(
         self, tasks: Sequence[DraftTask], pages: Sequence[RequestRows]

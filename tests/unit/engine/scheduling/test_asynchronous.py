@@ -141,13 +141,13 @@ def test_a_policy_that_fails_costs_the_step_ahead_alone():
 )
 def test_who_can_be_followed(params: SamplingParams, rule: Rule, expected: bool):
     request = lone_request([1, 2], params, 20, rule=rule, bad_words=((3, 4),) if params.bad_words else ())
-    request.kv.ahead = 2  # a pass under way draws its next token
+    request.kv.certain_rows = 2  # a pass under way draws its next token
     assert request.can_pipeline is expected
 
 
 def test_a_request_with_a_form_waits_for_its_token():
     request = lone_request([1, 2], PARAMS, 20)
-    request.kv.ahead = 2
+    request.kv.certain_rows = 2
     assert request.can_pipeline
     request.sampler.grammar = object()  # type: ignore[assignment]
     assert not request.can_pipeline
@@ -155,5 +155,5 @@ def test_a_request_with_a_form_waits_for_its_token():
 
 def test_a_prompt_that_is_not_through_can_be_followed_whatever_it_asks_for():
     request = lone_request([1, 2, 3], SamplingParams(max_tokens=1, presence_penalty=0.5), 20)
-    request.kv.ahead = 2
+    request.kv.certain_rows = 2
     assert request.can_pipeline
