@@ -3,19 +3,19 @@
 import math
 from collections.abc import Callable, Sequence
 
-from foreword.acceptance.reference import WORD, mix
+from foreword.acceptance.reference import WORD_MASK, mix
 
 
 def row_key(seed: int, sample: int, stream: int, nonce: int, position: int, branch: int = 0) -> int:
     """Return the key of one row; `branch` distinguishes rows at one position."""
     key = 0
     for word in (seed, sample, stream, nonce, position, *([branch] if branch else [])):
-        key = mix(((key + 0x9E3779B97F4A7C15) & WORD) ^ word)
+        key = mix(((key + 0x9E3779B97F4A7C15) & WORD_MASK) ^ word)
     return key
 
 
 def bits(key: int, token: int) -> int:
-    return mix((key + (token + 1) * 0x9E3779B97F4A7C15) & WORD)
+    return mix((key + (token + 1) * 0x9E3779B97F4A7C15) & WORD_MASK)
 
 
 def gumbel(key: int, token: int) -> float:

@@ -86,7 +86,7 @@ MUTANTS = (
         "a guess outside the vocabulary is looked up as if it were in it",
         "acceptance/rules/chains.py",
         "ChainRows.target",
-        "np.where(known, probabilities.cpu().numpy(), 0.0)",
+        "np.where(is_valid, probabilities.cpu().numpy(), 0.0)",
         "probabilities.cpu().numpy()",
         (f"{RULES}::test_a_guess_outside_the_vocabulary_is_never_accepted",),
     ),

@@ -57,7 +57,7 @@ CHAIN_MUTANTS = (
         "of several tokens that are committed at once bad words see the newest alone",
         "acceptance/request.py",
         "RequestSampler._add_tokens",
-        "tokens[-kept:]",
+        "tokens[-width:]",
         "tokens[-1:]",
         (f"{CHAINS}::test_bad_words_are_seen_across_several_accepted_guesses",),
     ),

@@ -101,8 +101,8 @@ GRAMMAR_MUTANTS = (
         "every row has the mask of the text",
         "acceptance/batch.py",
         "within_grammars",
-        "forbid(rows[first + place], row, room)",
-        "forbid(rows[first + place], bits[0], room)",
+        "forbid(rows[first + offset], row_bits, scratch)",
+        "forbid(rows[first + offset], bits[0], scratch)",
         (MASK, EXACT),
     ),
     Mutant(

@@ -26,7 +26,7 @@ class RowStatus(IntEnum):
 
     OK = 0
     NOT_FINITE = 1  # a logit is NaN or infinite
-    ALL_MASKED = 2  # bans and masks leave no token
+    ALL_MASKED = 2  # bad words, allowed tokens and grammar masks leave no token
 
     def message(self) -> str:
         """Return the error message for a request whose accepted path ends in such a row."""
@@ -40,9 +40,9 @@ _OK = int(RowStatus.OK)  # a plain int: enum members are slower to compare, and 
 
 @dataclass
 class Judgement:
-    """The rows to judge in one step: logits, drafts, and the requests' parameters as arrays."""
+    """Input of acceptance for one step: logits, drafts, and the requests' parameters as arrays."""
 
-    logits: Tensor  # float32 [rows, vocab], cut to the vocabulary, grammar masks applied; read-only
+    logits: Tensor  # float32 [rows, vocab], without padding columns, grammar masks applied; read-only
     trees: DraftTrees
     samplers: Sequence[RequestSampler]  # [requests], for ragged parameters (bias, bad words, seen tokens)
     records: Records  # [requests], RECORD
@@ -66,7 +66,7 @@ class Judgement:
         wants_draws: bool = False,
         pending: Sequence[int] = (),
     ) -> "Judgement":
-        """Cut padded vocabularies, apply grammar masks, and check that rows and requests agree.
+        """Build the input: cut padding off the vocabulary, apply grammar masks, and check the shapes.
 
         `pending` has each request's number of tokens that were sampled but are not committed yet; empty: none.
         """
@@ -80,11 +80,11 @@ class Judgement:
         if any(pending):
             for name in ("length", "generated", "nonce"):
                 records[name] += pending
-        known = logits if logits.shape[1] == vocab_size else logits[:, :vocab_size]
-        return Judgement(within_grammars(known, trees, samplers), trees, samplers, records, wants_draws)
+        unpadded = logits if logits.shape[1] == vocab_size else logits[:, :vocab_size]
+        return Judgement(within_grammars(unpadded, trees, samplers), trees, samplers, records, wants_draws)
 
     def per_row(self, field: str) -> npt.NDArray[np.float64]:
-        """Return a field of each row's request, [rows]."""
+        """Return a field of RECORD for each row's request, [rows]."""
         values: npt.NDArray[np.float64] = self.row_records[field]
         return values
 
@@ -99,19 +99,20 @@ def _repeated(records: Records, starts: Sequence[int]) -> Records:
     """Return the record of each row's request, [rows]; joining bytes is ten times as fast as NumPy's repeat."""
     raw, size = records.tobytes(), records.itemsize
     parts = [
-        raw[at * size : (at + 1) * size] * (end - start) for at, (start, end) in enumerate(pairwise(starts))
+        raw[request * size : (request + 1) * size] * (end - start)
+        for request, (start, end) in enumerate(pairwise(starts))
     ]
     return np.frombuffer(bytearray().join(parts), records.dtype)
 
 
 @dataclass(frozen=True)
 class Verdicts:
-    """The accepted part of every draft, and the target's own token after it."""
+    """The accepted nodes of every draft, and the target's own token after them."""
 
-    paths: list[list[int]]  # per request its accepted nodes, root first
+    paths: list[list[int]]  # [requests], indices of the accepted nodes in the draft, first level first
     own: list[int]  # [requests], correction or bonus token; NO_TOKEN if the request failed
     states: list[int]  # [requests], RowStatus of the row from which the own token was sampled
-    draws: Sequence[int] = ()  # [rows], the coupled rule's draw after every row; empty if not wanted
+    draws: Sequence[int] = ()  # [rows], the coupled rule's sample after every row; empty if not wanted
 
     @staticmethod
     def at(
@@ -121,7 +122,7 @@ class Verdicts:
         states: Sequence[int],
         draws: Sequence[int] = (),
     ) -> "Verdicts":
-        """Build verdicts from the last accepted row of every request (the root if no node was accepted)."""
+        """Build verdicts from the last accepted row of every request, `stops` (the root if no node was accepted)."""
         parents = trees.parent_list
         paths = [
             list(range(stop - root))
@@ -129,8 +130,8 @@ class Verdicts:
             else [row - root - 1 for row in trees.path_to(stop)]
             for root, stop in zip(trees.starts, stops, strict=False)
         ]
-        kept = [token if state == _OK else NO_TOKEN for token, state in zip(own, states, strict=True)]
-        return Verdicts(paths, kept, list(states), draws)
+        valid = [token if state == _OK else NO_TOKEN for token, state in zip(own, states, strict=True)]
+        return Verdicts(paths, valid, list(states), draws)
 
     def tokens(self, trees: DraftTrees, request: int) -> list[int]:
         """Return the tokens that a request commits: accepted ones, then the target's own unless the request failed."""
@@ -145,7 +146,7 @@ class Verdicts:
         return tokens
 
     def draws_of(self, trees: DraftTrees, request: int) -> tuple[int, ...]:
-        """Return the draws after a request's text and after every node, if known."""
+        """Return the request's part of `draws`: the sample after its committed text, then after each node."""
         return tuple(self.draws[trees.starts[request] : trees.starts[request + 1]])
 
     def error(self, request: int) -> str | None:
@@ -172,7 +173,7 @@ A table lookup is faster than a search for set bits, and takes the same time for
 def within_grammars(logits: Tensor, trees: DraftTrees, samplers: Sequence[RequestSampler]) -> Tensor:
     """Return the logits [rows, vocab] with tokens that a grammar forbids set to -inf; unchanged without grammars.
 
-    Masks are computed on the host, without waiting for logits on a device. On a CPU the logits are modified in place.
+    The masks are computed on the host, without waiting for logits on a device. On a CPU, `logits` is changed in place.
     """
     if all(sampler.grammar is None for sampler in samplers):
         return logits
@@ -182,11 +183,11 @@ def within_grammars(logits: Tensor, trees: DraftTrees, samplers: Sequence[Reques
         if sampler.grammar is not None
     }
     if placement_of(logits.device).is_host:
-        rows, room = logits.numpy(), None
+        rows, scratch = logits.numpy(), None
         for first, bits in masks.items():
-            room = np.empty((bits.shape[1] * 4, 8), np.float32) if room is None else room
-            for place, row in enumerate(bits):
-                forbid(rows[first + place], row, room)
+            scratch = np.empty((bits.shape[1] * 4, 8), np.float32) if scratch is None else scratch
+            for offset, row_bits in enumerate(bits):
+                forbid(rows[first + offset], row_bits, scratch)
         return logits
     allowed = torch.ones(logits.shape, dtype=torch.bool)
     for first, bits in masks.items():
@@ -195,13 +196,14 @@ def within_grammars(logits: Tensor, trees: DraftTrees, samplers: Sequence[Reques
 
 
 def _masks_of(trees: DraftTrees, request: int, sampler: RequestSampler) -> Bits:
+    """Return the grammar's masks for the rows of a request, one bit per token, [rows, words]."""
     assert sampler.grammar is not None
     first, end = trees.starts[request], trees.starts[request + 1]
     parents = [parent - first - 1 for parent in trees.parent_list[first + 1 : end]]
     return sampler.grammar.masks(trees.token_list[first + 1 : end], parents)
 
 
-def forbid(row: Logits, bits: Bits, room: Logits | None = None) -> None:
-    """Set tokens whose bit is not set to -inf; `room` is scratch memory as long as the bits."""
-    highest = np.take(_UPPER_BOUNDS, bits.view(np.uint8), axis=0, out=room, mode="clip").reshape(-1)
-    np.fmin(row, highest[: len(row)], out=row)  # NaN of a forbidden token becomes -inf
+def forbid(row: Logits, bits: Bits, scratch: Logits | None = None) -> None:
+    """Set the logits of tokens whose bit is 0 to -inf, in place; `scratch` is memory [bytes of `bits`, 8]."""
+    bounds = np.take(_UPPER_BOUNDS, bits.view(np.uint8), axis=0, out=scratch, mode="clip").reshape(-1)
+    np.fmin(row, bounds[: len(row)], out=row)  # fmin also turns the NaN of a forbidden token into -inf

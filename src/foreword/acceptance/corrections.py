@@ -1,7 +1,7 @@
-"""First half of the sampling pipeline: bias, bad words, penalties, minimum length and allowed tokens, as sparse edits.
+"""First half of the sampling pipeline: bias, bad words, penalties, minimum length and allowed tokens.
 
-Each row is corrected with its own history: committed tokens and the draft nodes up to the row. Grammar masks are
-applied before. Only affected (row, token) pairs are computed; a batch without corrections is not copied.
+Each row is corrected with its own history: the committed tokens, then the draft tokens up to the row. Grammar masks
+have been applied before. Only affected (row, token) pairs are computed; a batch without corrections is not copied.
 """
 
 from collections.abc import Callable
@@ -19,13 +19,13 @@ from foreword.acceptance.transfer import uploaded
 
 @dataclass(frozen=True)
 class Touched:
-    """Distinct (row, token) pairs whose logits change, with the inputs of each change."""
+    """The distinct (row, token) pairs that a bias or a penalty may change, with what the change depends on."""
 
     rows: Ints  # [pairs]
-    ids: Ints  # [pairs]
+    ids: Ints  # [pairs], the token
     bias: Floats  # [pairs]
-    seen: Bools  # [pairs], whether the row's history has it, prompt included
-    generated: Floats  # [pairs], its count in the generated part of the history
+    seen: Bools  # [pairs], whether the token is in the row's history, prompt included
+    generated: Floats  # [pairs], the token's count in the generated part of the history
 
 
 def corrected_logits(judged: Judgement) -> Tensor:
@@ -44,9 +44,9 @@ def corrected_logits(judged: Judgement) -> Tensor:
         logits[index(logits, banned_rows, banned_ids)] = never
     if len(allowed_rows):
         where = index(logits, allowed_rows, allowed_ids)
-        kept = logits[where]
+        allowed_logits = logits[where]
         logits[index(logits, np.unique(allowed_rows))] = never
-        logits[where] = kept
+        logits[where] = allowed_logits
     return logits
 
 
@@ -64,19 +64,20 @@ def adjusted(values: Tensor, touched: Touched, judged: Judgement) -> Tensor:
 
 
 def touched_pairs(judged: Judgement) -> Touched:
-    """Return all pairs that a bias or a penalty changes, from the request's lists and the row's draft path."""
+    """Return all pairs that a bias or a penalty may change, from the request's lists and the row's draft path."""
     vocab = judged.logits.shape[1]
     bias_rows, bias_ids, bias = entries_per_row(judged, lambda s: s.bias_ids, lambda s: s.bias_values)
     seen_rows, seen_ids, generated = entries_per_row(
         judged, lambda s: s.seen.ids, lambda s: s.seen.generated.astype(np.float64)
     )
     path_rows, path_ids = draft_pairs(judged)
-    pairs, slot = np.unique(
+    # A pair as one number: row * vocab + id. `pair_of` has the index in `pairs` of each entry of the three lists.
+    pairs, pair_of = np.unique(
         np.concatenate([bias_rows, seen_rows, path_rows]) * vocab
         + np.concatenate([bias_ids, seen_ids, path_ids]),
         return_inverse=True,
     )
-    of_bias, of_history = slot[: len(bias_rows)], slot[len(bias_rows) :]
+    of_bias, of_history = pair_of[: len(bias_rows)], pair_of[len(bias_rows) :]
     times = np.concatenate([generated, np.ones(len(path_rows))])
     return Touched(
         rows=pairs // vocab,
@@ -95,24 +96,25 @@ def draft_pairs(judged: Judgement) -> tuple[Ints, Ints]:
     if not penalised.any():
         return np.empty(0, np.int64), np.empty(0, np.int64)
     path = trees.path_tokens
-    known = (path != NO_TOKEN) & (path >= 0) & (path < vocab) & penalised[trees.request_of_row][:, None]
-    rows, levels = np.nonzero(known)
+    # Ids outside the vocabulary have no logit: NO_TOKEN, and invalid ids of a drafter.
+    is_penalised = (path >= 0) & (path < vocab) & penalised[trees.request_of_row][:, None]
+    rows, levels = np.nonzero(is_penalised)
     return rows, path[rows, levels]
 
 
 def banned_pairs(judged: Judgement) -> tuple[Ints, Ints]:
-    """Return tokens that complete a bad word, and end tokens before the minimum length."""
+    """Return (row, id) of forbidden tokens: those that complete a bad word, and end tokens before `min_tokens`."""
     word_rows, word_ids = completing_tokens(judged)
     end_rows, end_ids = pairs_per_row(judged, lambda s: s.end_ids if s.record["min_tokens"] > 0 else None)
     generated = judged.per_row("generated")[end_rows] + judged.trees.depths[end_rows]
-    short = generated < judged.per_row("min_tokens")[end_rows]
-    rows = np.concatenate([word_rows, end_rows[short]])
-    ids = np.concatenate([word_ids, end_ids[short]])
+    is_too_short = generated < judged.per_row("min_tokens")[end_rows]
+    rows = np.concatenate([word_rows, end_rows[is_too_short]])
+    ids = np.concatenate([word_ids, end_ids[is_too_short]])
     return rows, ids
 
 
 def pairs_per_row(judged: Judgement, ids_of: Callable[[RequestSampler], Ints | None]) -> tuple[Ints, Ints]:
-    """Return (row, id) for every row of a request and every id in its sampler's list."""
+    """Return (row, id) for every row of a batch and every id in the list of its request; None: no ids."""
     empty = np.empty(0, np.int64)
     lists = [empty if (ids := ids_of(s)) is None else ids for s in judged.samplers]
     rows, entry = judged.trees.spread(np.array([len(ids) for ids in lists]))
@@ -122,14 +124,15 @@ def pairs_per_row(judged: Judgement, ids_of: Callable[[RequestSampler], Ints | N
 def entries_per_row(
     judged: Judgement, ids_of: Callable[[RequestSampler], Ints], values_of: Callable[[RequestSampler], Floats]
 ) -> tuple[Ints, Ints, Floats]:
-    """Return (row, id, value) for every row of a request and every entry of its sampler's list."""
+    """Return (row, id, value) for every row of a batch and every entry in the lists of its request."""
     ids = [ids_of(sampler) for sampler in judged.samplers]
     values = [values_of(sampler) for sampler in judged.samplers]
-    rows, entry = judged.trees.spread(np.array([len(some) for some in ids]))
+    rows, entry = judged.trees.spread(np.array(list(map(len, ids))))
     return rows, np.concatenate(ids)[entry], np.concatenate(values)[entry]
 
 
 def index(logits: Tensor, *arrays: Ints) -> tuple[Tensor, ...]:
+    """Return the arrays on the device of the logits, as an index into them."""
     return tuple(uploaded(torch.from_numpy(array), logits.device) for array in arrays)
 
 
@@ -140,28 +143,29 @@ def completing_tokens(judged: Judgement) -> tuple[Ints, Ints]:
         return np.empty(0, np.int64), np.empty(0, np.int64)
     words = np.concatenate([_widen(sampler.bad_words, longest) for sampler in judged.samplers])
     rows, entry = judged.trees.spread(np.array([len(sampler.bad_words) for sampler in judged.samplers]))
-    word = words[entry]  # [pairs, longest]
+    word = words[entry]  # [pairs, longest], one pair for each row of a request and each of its bad words
     history = recent_tokens(judged, longest - 1)[rows]  # [pairs, longest - 1]
-    start = word[:, :-1]
+    start = word[:, :-1]  # NO_TOKEN is padding
     completes = np.all((start == NO_TOKEN) | (start == history), axis=1)
     return rows[completes], word[completes, -1]
 
 
 def recent_tokens(judged: Judgement, width: int) -> Ints:
-    """Return the newest tokens before each row, [rows, width]: committed ones, then its draft path; newest last."""
+    """Return the newest tokens up to each row, [rows, width]: committed tokens, then its draft path; newest last."""
     tails = [_widen(sampler.tail[None, :], width) for sampler in judged.samplers]
     committed = np.concatenate(tails)[judged.trees.request_of_row]
     draft = judged.trees.path_tokens[:, ::-1]  # the row's own token last, padding first
-    line = np.concatenate([committed, draft], axis=1)
-    # Shallow rows have padding between committed tokens and path: shift the committed tokens over it.
+    tokens = np.concatenate([committed, draft], axis=1)
+    # Shallow rows have padding between committed tokens and path: take committed tokens from before the padding.
     depth = judged.trees.depths[:, None]
-    place = np.arange(line.shape[1] - width, line.shape[1])[None, :]
+    column = np.arange(tokens.shape[1] - width, tokens.shape[1])[None, :]
     padding = draft.shape[1] - depth
-    source = np.where(place >= line.shape[1] - depth, place, place - padding)
-    return np.take_along_axis(line, source, axis=1)
+    source = np.where(column >= tokens.shape[1] - depth, column, column - padding)
+    return np.take_along_axis(tokens, source, axis=1)
 
 
 def _widen(sequences: Ints, width: int) -> Ints:
+    """Pad token sequences [sequences, length] with NO_TOKEN on the left to [sequences, width]."""
     wide = np.full((len(sequences), width), NO_TOKEN, np.int64)
     wide[:, width - sequences.shape[1] :] = sequences
     return wide

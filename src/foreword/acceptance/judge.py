@@ -1,4 +1,4 @@
-"""Judges all drafts of a step: logits to distributions to verdicts."""
+"""Decides which draft tokens of a step are accepted: from logits to distributions to verdicts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -25,14 +25,14 @@ _COUPLED = int(Rule.COUPLED)
 class _PartialVerdicts:
     """Verdicts under construction; each rule fills in its own requests."""
 
-    stops: list[int]  # [requests], last accepted rows
-    own: list[int]  # [requests], the target's own tokens after these rows
-    states: list[int]  # [requests], RowStatus of these rows
-    draws: list[int] = field(default_factory=list)  # [rows], *coupled* samples
+    stops: list[int]  # [requests], last accepted row
+    own: list[int]  # [requests], the target's own token after this row
+    states: list[int]  # [requests], RowStatus of this row
+    draws: list[int] = field(default_factory=list)  # [rows], the *coupled* sample after every row
 
 
 def judge(judged: Judgement) -> Verdicts:
-    """Judge the drafts of a batch: the sampling pipeline for all rows, then each request's rule."""
+    """Return the verdicts of a batch: run the sampling pipeline for all rows, then each request's rule."""
     return Judging(judged).verdicts()
 
 
@@ -44,11 +44,11 @@ class Judging:
         in_use = set(judged.records["rule"].tolist())
         self._needs_draws = _COUPLED in in_use or judged.wants_draws
         self._other_rules = [Rule(rule) for rule in sorted(in_use - {_COUPLED})]
-        self._logits: Tensor | None = None  # corrected logits
-        self._drawn_tokens: HostCopy | None = None
+        self._logits: Tensor | None = None  # corrected logits, once computed
+        self._draws: HostCopy | None = None  # result of `draw_rows`, once launched
 
     def begin(self) -> None:
-        """Launch the *coupled* draws on a device, if any; raise if a rule is not exact for its draft."""
+        """Launch the *coupled* draws, if they run on a device; raise if a rule is not exact for its draft."""
         self._check()
         if (
             self._needs_draws
@@ -58,12 +58,12 @@ class Judging:
             self._draw()
 
     @property
-    def newest(self) -> Tensor:
+    def drawn_tokens(self) -> Tensor:
         """Return the *coupled* sample after every row, int64 [rows], on the logits' device, without waiting for it."""
         return self._draw().on_device[0]
 
     def set_draft_tokens(self, tokens: Sequence[Sequence[int]]) -> None:
-        """Set the draft tokens that were unknown when the draws started."""
+        """Set the draft tokens, which were not known on the host when the draws started."""
         self.judged.trees = self.judged.trees.with_tokens(tokens)
 
     def verdicts(self) -> Verdicts:
@@ -81,6 +81,7 @@ class Judging:
         return Verdicts.at(trees, outcome.stops, outcome.own, outcome.states, outcome.draws)
 
     def _check(self) -> None:
+        """Raise `RequestError` if a rule is not exact for the shape of one of its drafts."""
         for rule in self._other_rules:
             has_rule = self.judged.records["rule"] == rule
             check_exact(rule, bool(self.judged.trees.is_chain[has_rule].all()))
@@ -91,16 +92,16 @@ class Judging:
         return self._logits
 
     def _draw(self) -> HostCopy:
-        if self._drawn_tokens is None:
-            self._drawn_tokens = HostCopy.begin(draw_rows(self.judged, self._corrected()))
-        return self._drawn_tokens
+        if self._draws is None:
+            self._draws = HostCopy.begin(draw_rows(self.judged, self._corrected()))
+        return self._draws
 
 
 def draw_rows(judged: Judgement, logits: Tensor) -> Tensor | Ints:
     """Sample a token after every row under *coupled*; return the tokens and their RowStatus, int64 [2, rows].
 
-    Launches the work on the device of the corrected `logits` without waiting. The native sampler skips rows after a
-    rejected draft token, which are not read.
+    Launches the work on the device of the corrected `logits`, and does not wait for it. The native sampler skips rows
+    after a rejected draft token, because their samples are not used.
     """
     if judged.sampler is not None:
         trees = judged.trees
@@ -110,7 +111,7 @@ def draw_rows(judged: Judgement, logits: Tensor) -> Tensor | Ints:
 
 
 def _run_coupled(judged: Judgement, drawn: Tensor | Ints) -> _PartialVerdicts:
-    """Apply *coupled* to all requests; requests of other rules are overwritten later."""
+    """Apply *coupled* to all requests; `_run_other_rules` overwrites the requests of other rules."""
     draws, states = drawn.tolist()
     stops = coupled.stop_rows(judged.trees, draws)
     return _PartialVerdicts(stops, [draws[row] for row in stops], [states[row] for row in stops], draws)
@@ -119,14 +120,14 @@ def _run_coupled(judged: Judgement, drawn: Tensor | Ints) -> _PartialVerdicts:
 def _run_other_rules(
     judged: Judgement, logits: Tensor, other_rules: Sequence[Rule], outcome: _PartialVerdicts
 ) -> None:
-    """Apply all rules but *coupled*, each to its own requests; they share probabilities and noise."""
+    """Apply every rule except *coupled* to its own requests, and write their verdicts into `outcome`."""
     trees, rules = judged.trees, judged.records["rule"]
     rows = np.flatnonzero(rules[trees.request_of_row] != Rule.COUPLED)
     shaped = shape_rows(logits, RowParams.of(judged), judged.sampler)
     states = shaped.status.tolist()
     chains = ChainRows.of(shaped, trees, rows)
-    # The noise that accepts a node is that of its position. The keys have one entry per predicted position, so it is
-    # the entry of the node's parent.
+    # A node is accepted with the noise of its position. `_keys` returns, at each row, the key of the position that the
+    # row predicts: a node's key is therefore at its parent's row.
     accept_keys = _keys(judged, Stream.ACCEPT)[np.maximum(trees.parents, 0)]
     own_keys = _keys(judged, Stream.RESIDUAL)
     for rule in other_rules:
@@ -144,14 +145,16 @@ def _run_other_rules(
 def _run_chain_rule(
     chains: ChainRows, rule: Rule, requests: Ints, chance: Floats, own_keys: Keys
 ) -> tuple[Ints, Ints]:
-    trees, rule_functions = chains.trees, token if rule is Rule.TOKEN else block
+    """Return the last accepted row and the own token of each request under *token* or *block*, both [requests]."""
+    trees, rule_module = chains.trees, token if rule is Rule.TOKEN else block
     nodes = np.flatnonzero(np.isin(trees.request_of_row, requests) & (trees.depths > 0))
-    plan = rule_functions.plan(chains, nodes)
-    stops = rule_functions.stop_rows(trees, plan.accept, chance)[requests]
+    plan = rule_module.plan(chains, nodes)
+    stops = rule_module.stop_rows(trees, plan.accept, chance)[requests]
     return stops, draw_leftover(chains, leftover(trees, plan, stops), own_keys)
 
 
 def _run_traversal(chains: ChainRows, requests: Ints, chance: Floats, own_keys: Keys) -> tuple[Ints, Ints]:
+    """Return the last accepted row and the own token of each request under *traversal*, both [requests]."""
     plan = traversal.plan(chains, requests)
     stops = traversal.stop_rows(chains.trees, requests, plan.accept, chance)
     left = traversal.leftover_weights(chains, plan, stops)
@@ -160,7 +163,7 @@ def _run_traversal(chains: ChainRows, requests: Ints, chance: Floats, own_keys: 
 
 
 def _keys(judged: Judgement, stream: Stream) -> Keys:
-    """Return the keys of one noise stream, [rows]: one at every row's position."""
+    """Return the keys of a noise stream, [rows], each at the position of the token that the row predicts."""
     if stream is Stream.TARGET:
         return extend_keys(judged.row_records["stem"], judged.positions)
     records = judged.records

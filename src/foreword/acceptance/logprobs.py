@@ -1,4 +1,4 @@
-"""Log-probabilities for users: of the raw model, before temperature and corrections, as in OpenAI's API.
+"""Log-probabilities in answers: those of the model before temperature and corrections, as in OpenAI's API.
 
 Under a grammar they are normalised over the allowed tokens, as in vLLM.
 """
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from foreword.acceptance.batch import Judgement, Verdicts
-from foreword.acceptance.rules.chains import ONE
+from foreword.acceptance.distribution import FIXED_POINT_ONE
 from foreword.acceptance.rules.trees import Floats, Ints
 
 ROWS_AT_ONCE = 16
@@ -24,7 +24,7 @@ class TokenLogprobs:
 
     token: int
     logprob: float
-    rank: int  # 1: the most likely token
+    rank: int  # 1 + number of tokens that are more likely
     top_ids: Ints  # [alternatives], most likely first
     top_logprobs: Floats  # [alternatives]
 
@@ -36,12 +36,15 @@ def request_logprobs(judged: Judgement, verdicts: Verdicts, request: int) -> lis
         return []
     root, tokens = judged.trees.starts[request], verdicts.tokens(judged.trees, request)
     rows = [root, *(root + 1 + node for node in verdicts.paths[request])]
-    # A failed request has no own token after the last row.
+    # If the request failed, it commits no token after the last row.
     return score(judged.logits[rows[: len(tokens)]], tokens, wanted)
 
 
 def score(logits: Tensor, next_tokens: Sequence[int], wanted: int) -> list[TokenLogprobs]:
-    """Return the log-softmax of each row of logits [rows, vocab] at its next token, and at the `wanted` largest."""
+    """Return, for each row of logits [rows, vocab], the log-probabilities of its next token and of alternatives.
+
+    Alternatives are the `wanted` most likely tokens.
+    """
     scored: list[TokenLogprobs] = []
     for start in range(0, len(next_tokens), ROWS_AT_ONCE):
         group = slice(start, start + ROWS_AT_ONCE)
@@ -55,22 +58,25 @@ def _score_group(logits: Tensor, tokens: Sequence[int], wanted: int) -> list[Tok
     top = logits.topk(wanted, dim=-1)
     values = (top.values.double() - normaliser[:, None]).cpu().numpy()
     ids, possible = top.indices.cpu().numpy(), values > -math.inf  # a grammar may leave fewer than wanted
-    found = zip(
+    columns_of_tokens = zip(
         tokens,
         (chosen[:, 0].double() - normaliser).tolist(),
         ((logits > chosen).sum(dim=-1) + 1).tolist(),
-        (row[kept] for row, kept in zip(ids, possible, strict=True)),
-        (row[kept] for row, kept in zip(values, possible, strict=True)),
+        (row[is_possible] for row, is_possible in zip(ids, possible, strict=True)),
+        (row[is_possible] for row, is_possible in zip(values, possible, strict=True)),
         strict=True,
     )
-    return [TokenLogprobs(*columns) for columns in found]
+    return [TokenLogprobs(*columns) for columns in columns_of_tokens]
 
 
 def log_normalisers(logits: Tensor) -> Tensor:
-    """float64 [rows], log-sum-exp, summed in 80-bit fixed point: independent of order and batch."""
+    """Return the log-sum-exp of each row, float64 [rows].
+
+    The sum is in 80-bit fixed point, so it depends neither on the order nor on the batch.
+    """
     peak = logits.amax(dim=-1).double()
-    scaled = (logits.double() - peak[:, None]).exp_().mul_(ONE)
+    scaled = (logits.double() - peak[:, None]).exp_().mul_(FIXED_POINT_ONE)
     high = scaled.floor()
-    low = scaled.sub_(high).mul_(ONE).round_()
+    low = scaled.sub_(high).mul_(FIXED_POINT_ONE).round_()
     sums = [part.long().sum(dim=-1).double() for part in (high, low)]
-    return peak + ((sums[0] + sums[1] / ONE) / ONE).log()
+    return peak + ((sums[0] + sums[1] / FIXED_POINT_ONE) / FIXED_POINT_ONE).log()

@@ -1,7 +1,8 @@
-"""Counter-based random numbers: an integer hash of what each number is used for.
+"""Counter-based random numbers: each is an integer hash of its purpose.
 
-A number is identified by (seed, sample, stream, nonce, position, token). The first five form a 64-bit key per row;
-the token is the counter. The integers are equal on every device.
+A random number is identified by (seed, sample, stream, nonce, position, token). `sample` is the index of the answer,
+`nonce` the number of committed steps. The first five are hashed to a 64-bit key per row; the token is the counter. The
+integers are equal on every device.
 """
 
 from enum import IntEnum
@@ -11,12 +12,16 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+# Constants of SplitMix64.
 GAMMA = 0x9E3779B97F4A7C15
 MIX_A = 0xBF58476D1CE4E5B9
 MIX_B = 0x94D049BB133111EB
-HALF = 1 << 53
-"""Uniforms are odd multiples of 2**-54, so never 0 or 1; `HALF` is one half in these units."""
+
 UNIT = 2.0**-54
+"""Uniforms are odd multiples of this, so they are never 0 or 1."""
+
+HALF = 1 << 53
+"""One half, in multiples of `UNIT`."""
 
 Keys = npt.NDArray[np.uint64]
 Numbers = int | npt.NDArray[np.integer]
@@ -25,10 +30,10 @@ Numbers = int | npt.NDArray[np.integer]
 class Stream(IntEnum):
     """Purpose of a random number. Streams are independent."""
 
-    TARGET = 0  # coupled: the target's draw at a position, shared with the drafter
-    DRAFT = 1  # other rules: the drafter's draw
-    ACCEPT = 2  # other rules: the uniform that accepts a node
-    RESIDUAL = 3  # other rules: the correction or bonus token
+    TARGET = 0  # *coupled*: samples the target's token at a position, and the drafter's
+    DRAFT = 1  # other rules: samples the drafter's token
+    ACCEPT = 2  # other rules: the uniform that decides whether a node is accepted
+    RESIDUAL = 3  # other rules: samples the correction or bonus token
 
 
 def signed64(value: int) -> int:
@@ -63,7 +68,7 @@ def branch_keys(keys: Keys, branches: Numbers) -> Keys:
 
 
 def bits(keys: Tensor, tokens: Tensor) -> Tensor:
-    """Return 64 random bits per (key, token), both int64 of one shape."""
+    """Return 64 random bits for each (key, token), int64; `keys` and `tokens` are int64 and broadcast."""
     z = keys + (tokens + 1) * signed64(GAMMA)
     z = (z ^ shift_right(z, 30)) * signed64(MIX_A)
     z = (z ^ shift_right(z, 27)) * signed64(MIX_B)
@@ -76,7 +81,10 @@ def shift_right(z: Tensor, count: int) -> Tensor:
 
 
 def gumbel(keys: Tensor, tokens: Tensor) -> Tensor:
-    """Return standard Gumbel noise, float64: -log(-log(u)), using 1 - u in the upper tail for full precision."""
+    """Return standard Gumbel noise for each (key, token), float64: -log(-log(u)) for a uniform u.
+
+    For u above one half it computes log(u) from 1 - u, which keeps full precision.
+    """
     units = shift_right(bits(keys, tokens), 10) | 1
     lower = units < HALF
     tail = torch.where(lower, units, 2 * HALF - units).double() * UNIT
@@ -85,11 +93,15 @@ def gumbel(keys: Tensor, tokens: Tensor) -> Tensor:
 
 
 def uniforms(keys: Keys) -> npt.NDArray[np.float64]:
-    """Return one uniform per key in the open interval (0, 1): never 0, so that an impossible node is not accepted."""
+    """Return one uniform per key in the open interval (0, 1).
+
+    It is never 0, so that a node with acceptance probability 0 is never accepted.
+    """
     units = (mix(keys + np.uint64(GAMMA)) >> np.uint64(10)) | np.uint64(1)
     result: npt.NDArray[np.float64] = np.minimum(units.astype(np.float64) * UNIT, 1 - 2.0**-53)
     return result
 
 
 def key_tensor(keys: Keys, device: torch.device | str = "cpu") -> Tensor:
+    """Return the keys as a tensor: the same bits as int64."""
     return torch.from_numpy(keys.view(np.int64)).to(device)

@@ -13,10 +13,10 @@ MIN_TEMPERATURE = 1e-6
 """Minimum temperature: below it scaled logits overflow float32; 0 itself means greedy."""
 
 MAX_LOGPROBS = 64
-"""Maximum alternatives per token with log-probabilities."""
+"""Maximum number of alternatives per token with log-probabilities."""
 
 MAX_SAMPLES = 128
-"""Maximum answers to one prompt."""
+"""Maximum number of answers to one prompt."""
 
 
 @dataclass(frozen=True)
@@ -27,25 +27,28 @@ class SamplingParams:
     top_p: float = 1.0  # keep the most likely tokens up to this total probability; 1: all
     top_k: int = 0  # keep the k most likely tokens; 0 or -1: all
     min_p: float = 0.0  # minimum probability relative to the most likely token; 0: no limit
-    presence_penalty: float = 0.0  # subtracted from logits of tokens generated before
-    frequency_penalty: float = 0.0  # subtracted once per earlier occurrence in the generated text
-    repetition_penalty: float = 1.0  # divides positive and multiplies negative logits of tokens seen before
+    presence_penalty: float = 0.0  # subtracted from the logits of tokens in the generated text
+    frequency_penalty: float = (
+        0.0  # subtracted from a token's logit once per occurrence in the generated text
+    )
+    # Divides positive logits, and multiplies negative ones, of tokens in the prompt or in the generated text.
+    repetition_penalty: float = 1.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)  # token id -> added to its logit
     bad_words: tuple[str, ...] = ()  # texts that must not be generated
     allowed_token_ids: tuple[int, ...] | None = None  # the only tokens that may be generated; None: all
     stop: str | tuple[str, ...] = ()  # the answer ends before any of these texts
     include_stop_str_in_output: bool = False  # keep the stop text in the answer
-    stop_token_ids: tuple[int, ...] = ()  # generation ends after any of these
-    max_tokens: int = 256  # maximum generated tokens
-    min_tokens: int = 0  # no end-of-sequence or stop before this many tokens
-    n: int = 1  # answers to the same prompt
-    seed: int | None = None  # None: random; returned with the answer
+    stop_token_ids: tuple[int, ...] = ()  # the answer ends after any of these tokens
+    max_tokens: int = 256  # maximum number of generated tokens
+    min_tokens: int = 0  # no end-of-sequence or stop token before this many generated tokens
+    n: int = 1  # number of answers to the prompt
+    seed: int | None = None  # None: a random one, which is returned with the answer
     ignore_eos: bool = False  # continue after an end-of-sequence token
     # Number of alternatives with log-probabilities, besides the chosen token; None: no log-probabilities.
     logprobs: int | None = None
-    prompt_logprobs: int | None = None  # the same for prompt tokens
+    prompt_logprobs: int | None = None  # as `logprobs`, for prompt tokens
     structured: StructuredOutputs | None = None  # response format; None: any text
-    # Tags of the reasoning block. None: no token budget and no response format needs them.
+    # Tags of the reasoning block, for its token budget and for a response format that begins after it; else None.
     thinking: Thinking | None = None
 
     def __post_init__(self) -> None:
@@ -106,7 +109,7 @@ class SamplingParams:
         object.__setattr__(self, "structured", StructuredOutputs.of(self.structured))
         if self.ignore_eos:
             raise RequestError(
-                "ignore_eos: a structured output ends where its grammar does; leave it out",
+                "ignore_eos: a structured output ends where its grammar ends; leave out ignore_eos",
                 param="ignore_eos",
             )
 
@@ -128,7 +131,7 @@ def _refuse(name: str, value: object, wanted: str) -> None:
 
 
 GENERATION_CONFIGS = ("auto", "none")
-"""`auto`: recommended by the model's makers; `none`: defaults of `SamplingParams`."""
+"""Default sampling parameters. `auto`: those recommended by the model's makers; `none`: those of `SamplingParams`."""
 
 
 @dataclass(frozen=True)
@@ -138,14 +141,15 @@ class SamplingDefaults:
     values: dict[str, float] = field(default_factory=dict)  # fields of SamplingParams
 
     def params(self, **given: Any) -> SamplingParams:  # noqa: ANN401 - fields of SamplingParams
-        """Return the parameters of a request; None means not given."""
-        named = {name: value for name, value in given.items() if value is not None}
-        return SamplingParams(**{**self.values, **named})
+        """Return the parameters of a request: the `given` values that are not None, and the defaults of the others."""
+        explicit = {name: value for name, value in given.items() if value is not None}
+        return SamplingParams(**{**self.values, **explicit})
 
     def __str__(self) -> str:
         return ", ".join(f"{name} {value:g}" for name, value in self.values.items())
 
 
 def check_generation_config(name: str) -> None:
+    """Raise `RequestError` unless the name is one of `GENERATION_CONFIGS`."""
     if name not in GENERATION_CONFIGS:
         raise RequestError(f"generation config {name!r} is unknown; use {' or '.join(GENERATION_CONFIGS)}")

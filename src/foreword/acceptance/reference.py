@@ -1,4 +1,4 @@
-"""Slow reference of the sampling pipeline for single rows, in plain Python."""
+"""Slow reference of the sampling pipeline for a single row, in plain Python."""
 
 import math
 from collections.abc import Sequence, Set
@@ -8,16 +8,18 @@ import numpy as np
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.request import TokenLimits
 
-WORD = (1 << 64) - 1
+WORD_MASK = (1 << 64) - 1
 
 
 def mix(z: int) -> int:
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & WORD
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & WORD
+    """Apply the hash function of `noise.mix`."""
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & WORD_MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & WORD_MASK
     return z ^ (z >> 31)
 
 
 NEVER = -math.inf
+"""Logit of a forbidden token."""
 
 
 def corrected(
@@ -28,7 +30,10 @@ def corrected(
     generated: Sequence[int],
     allowed: Set[int] | None = None,
 ) -> list[float]:
-    """Apply bias, penalties, bad words, minimum length and allowed tokens, with the row's own history."""
+    """Return the logits after bias, penalties, bad words, minimum length and allowed tokens.
+
+    `prompt` and `generated` are the row's history; `allowed` are the grammar's tokens, None: all.
+    """
     values = [float(value) for value in logits[: limits.vocab_size]]
     for token, bias in params.logit_bias.items():
         values[token] += bias
@@ -43,13 +48,17 @@ def corrected(
 
 
 def penalised(value: float, params: SamplingParams, times: int) -> float:
-    """Return a seen token's logit after the three penalties."""
+    """Return the logit of a token of the history after the three penalties.
+
+    `times`: its count in the generated part.
+    """
     value = value / params.repetition_penalty if value > 0 else value * params.repetition_penalty
     value -= params.frequency_penalty * times
     return value - (params.presence_penalty if times else 0.0)
 
 
 def forbidden(params: SamplingParams, limits: TokenLimits, history: list[int], generated: int) -> set[int]:
+    """Return the tokens that the request's parameters forbid after this history; `generated` is a count."""
     banned = set()
     for word in limits.bad_words:
         start = list(word[:-1])
@@ -63,7 +72,7 @@ def forbidden(params: SamplingParams, limits: TokenLimits, history: list[int], g
 
 
 def shaped(values: Sequence[float], params: SamplingParams) -> list[float]:
-    """Apply temperature, top-k, top-p and min-p; return probabilities that sum to 1."""
+    """Return the probabilities after temperature, top-k, top-p and min-p; they sum to 1."""
     peak = max(values)
     if params.temperature == 0:
         first = list(values).index(peak)

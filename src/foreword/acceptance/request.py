@@ -1,4 +1,4 @@
-"""Acceptance state of a request: parameters as arrays, and counts of its committed tokens."""
+"""Sampling state of a request: its parameters as arrays, and counts of its committed tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,18 +27,21 @@ RECORD = np.dtype(
         ("frequency", "f8"),
         ("repetition", "f8"),
         ("min_tokens", "i8"),
-        ("corrects", "i8"),  # whether anything but temperature, top-k, top-p and min-p changes the logits
-        ("logprobs", "i8"),  # -1: none requested
+        (
+            "corrects",
+            "i8",
+        ),  # whether a parameter besides temperature, top-k, top-p and min-p changes the logits
+        ("logprobs", "i8"),  # number of alternatives; -1: no log-probabilities requested
         ("seed", "u8"),
         ("stem", "u8"),  # noise key prefix of the coupled rule
-        ("sample", "i8"),
-        ("rule", "i8"),
-        ("nonce", "i8"),  # committed steps
-        ("length", "i8"),  # committed tokens, prompt included
-        ("generated", "i8"),  # generated tokens
+        ("sample", "i8"),  # index among the `n` answers
+        ("rule", "i8"),  # a Rule
+        ("nonce", "i8"),  # number of committed steps
+        ("length", "i8"),  # number of committed tokens, prompt included
+        ("generated", "i8"),  # number of generated tokens
     ]
 )
-"""Numbers of one request, 8 bytes each so that columns are aligned; a batch is an array of these."""
+"""The numbers of one request that sampling reads. Each has 8 bytes, so that the columns of a batch are aligned."""
 
 _NONCE, _LENGTH, _GENERATED = (RECORD.names.index(name) for name in ("nonce", "length", "generated"))  # type: ignore[union-attr]
 
@@ -54,23 +57,24 @@ class TokenLimits:
 
 @dataclass(frozen=True)
 class DraftSampling:
-    """A request's sampling parameters for drafters: an immutable value."""
+    """A request's sampling parameters for drafters. Immutable except for `grammar`."""
 
     vocab_size: int  # valid ids are 0 .. vocab_size - 1
     record_bytes: bytes  # one RECORD
-    bias_ids: Ints
-    bias_values: Floats
-    allowed_ids: Ints | None  # None: all
+    bias_ids: Ints  # [biased tokens]
+    bias_values: Floats  # [biased tokens]
+    allowed_ids: Ints | None  # [allowed tokens]; None: all
     rule: Rule  # acceptance rule
-    # Grammar state. It advances with the request: use it only while drafting.
+    # The request's own grammar state, which advances with every commit: use it only while drafting.
     grammar: AnswerState | None = None
 
     def keys(self, positions: Numbers, branches: Numbers = 0) -> Keys:
-        """Return a drafter's noise keys at these positions: it samples the token argmax(log q + gumbel(key, id)).
+        """Return the drafter's noise keys at these positions: it samples the token argmax(log q + gumbel(key, id)).
 
-        Under *coupled* they are the target's. The other rules would be biased by noise that was used before. They have
-        a stream of their own, and the nonce changes with every step. `branches` distinguishes tree nodes at the same
-        position. Siblings share a key: they are its best, second best, ... token, which samples without replacement.
+        Under *coupled* these are the target's keys. The other rules would be biased if noise were used twice, so they
+        have a stream of their own and a nonce that changes with every step. `branches` distinguishes tree nodes at the
+        same position. Siblings share a key: they are the tokens with the largest, second largest, ... sum, which
+        samples without replacement.
         """
         if self.rule is Rule.COUPLED:
             return extend_keys(self._stem, positions)
@@ -89,12 +93,12 @@ class DraftSampling:
 
 
 def stacked_records(samplings: Sequence[DraftSampling]) -> Record:
-    """Return the requests' records as one array. Stacking them with NumPy takes ten times as long."""
+    """Return the requests' records as one array, from their bytes: NumPy's own stacking takes ten times as long."""
     return np.frombuffer(b"".join([sampling.record_bytes for sampling in samplings]), RECORD)
 
 
 class RequestSampler:
-    """Sampling state of one request. It sees only committed tokens: rejected drafts leave no trace."""
+    """Sampling state of one request. It depends on committed tokens only: rejected drafts leave no trace."""
 
     def __init__(
         self,
@@ -120,7 +124,7 @@ class RequestSampler:
         self.allowed_ids: Ints | None = None
         if params.allowed_token_ids is not None:
             self.allowed_ids = np.unique(np.array(params.allowed_token_ids, np.int64))
-        self.bad_words = pad_left(limits.bad_words)  # [words, longest], padded with -1 on the left
+        self.bad_words = pad_left(limits.bad_words)  # token ids [words, longest], padded with -1 on the left
         self._counts_tokens = has_penalties(params)
         self.record["corrects"] = (
             self._counts_tokens
@@ -131,9 +135,10 @@ class RequestSampler:
         )
         self.grammar = grammar
         self.seen = SeenTokens()
-        self.tail: Ints = np.full(max(self.bad_words.shape[1] - 1, 0), -1, np.int64)  # newest token last
-        self.seed, self.rule = int(seed), rule  # the seed in use
-        # Whether no parameter makes sampling depend on earlier tokens; read every step.
+        # The newest committed tokens that may begin a bad word, newest last; -1: no token yet.
+        self.tail: Ints = np.full(max(self.bad_words.shape[1] - 1, 0), -1, np.int64)
+        self.seed, self.rule = int(seed), rule
+        # Whether no parameter makes sampling depend on earlier tokens. Computed once, since every step reads it.
         self._is_memoryless = rule is Rule.COUPLED and not self._counts_tokens and not len(self.tail)
         self._drafting: dict[str, Any] | None = None  # constant part of `drafting()`
         self._add_tokens(prompt, generated=False)
@@ -157,12 +162,12 @@ class RequestSampler:
 
     @property
     def can_pipeline(self) -> bool:
-        """Return whether the host can launch a pass before it knows the token that the previous pass samples."""
+        """Return whether a pass can be launched before the token of the previous pass is known on the host."""
         return self._is_memoryless and self.grammar is None
 
     @property
     def is_ready(self) -> bool:
-        """Return whether its next pass can start, or must wait until the mask of a slow grammar is computed."""
+        """Return whether the next pass can start: it cannot while the mask of a slow grammar is being computed."""
         return self.grammar is None or self.grammar.is_ready
 
     @property
@@ -171,14 +176,14 @@ class RequestSampler:
         return self.grammar is None or self.grammar.can_draft
 
     def restrictions(self) -> list[str]:
-        """Return the user-visible names of parameters that forbid tokens."""
-        has = {
+        """Return the user-visible names of the parameters that forbid tokens, for an error message."""
+        is_active = {
             "allowed_token_ids": self.allowed_ids is not None,
             "bad_words": len(self.bad_words) > 0,
             "min_tokens": self.record["min_tokens"] > self.record["generated"],
             "the answer's form": self.grammar is not None,
         }
-        return [name for name, there in has.items() if there]
+        return [name for name, active in is_active.items() if active]
 
     def drafting(self) -> "DraftSampling":
         """Return the sampling parameters that a drafter needs, as of this step."""
@@ -187,32 +192,31 @@ class RequestSampler:
             self._drafting = DraftSampling(
                 self.vocab_size, b"", *corrections, self.rule, self.grammar
             ).__dict__
-        # Created every step; only the record has changed.
-        now = object.__new__(DraftSampling)
-        now.__dict__.update(self._drafting, record_bytes=bytes(self.record_bytes))
-        return now
+        # Without `__init__`, which would cost more: this runs every step, and only the record has changed.
+        sampling = object.__new__(DraftSampling)
+        sampling.__dict__.update(self._drafting, record_bytes=bytes(self.record_bytes))
+        return sampling
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """Add the tokens of a committed step, and advance the nonce; or raise before any change."""
+        """Add the tokens of a committed step, and advance the nonce. If the grammar rejects them, change nothing."""
         if self.grammar is not None:
             self.grammar.commit(tokens)
         self._add_tokens(tokens, generated=True)
         self._counters[_NONCE] += 1
 
     def _add_tokens(self, tokens: Sequence[int], generated: bool) -> None:
-        kept, count = len(self.tail), len(tokens)
-        if kept or self._counts_tokens:
-            newest = np.array(tokens[-kept:], np.int64) if kept else self.tail
-            if self._counts_tokens:
-                self.seen.add(tokens, generated)
-            if kept:
-                self.tail = np.concatenate([self.tail, newest])[-kept:]
-        self._counters[_LENGTH] += count
+        if self._counts_tokens:
+            self.seen.add(tokens, generated)
+        if width := len(self.tail):
+            newest = np.array(tokens[-width:], np.int64)
+            self.tail = np.concatenate([self.tail, newest])[-width:]
+        self._counters[_LENGTH] += len(tokens)
         if generated:
-            self._counters[_GENERATED] += count
+            self._counters[_GENERATED] += len(tokens)
 
 
 def has_penalties(params: SamplingParams) -> bool:
+    """Return whether a parameter depends on which tokens were seen."""
     return bool(params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1)
 
 
@@ -258,10 +262,10 @@ class SeenTokens:
 
     def __init__(self) -> None:
         self._slots: dict[int, int] = {}
-        self._table: Ints = np.zeros((2, 64), np.int64)  # ids; generated counts
+        self._table: Ints = np.zeros((2, 64), np.int64)  # row 0: ids; row 1: generated counts; columns: slots
 
     def add(self, tokens: Sequence[int], generated: bool) -> None:
-        """Count committed tokens; prompt tokens are seen but not generated."""
+        """Add committed tokens. Only generated ones are counted: those of the prompt get the count 0."""
         for token in tokens:
             slot = self._slots.setdefault(int(token), len(self._slots))
             if slot == self._table.shape[1]:
@@ -271,8 +275,10 @@ class SeenTokens:
 
     @property
     def ids(self) -> Ints:
+        """Token ids, [tokens]."""
         return self._table[0, : len(self._slots)]
 
     @property
     def generated(self) -> Ints:
+        """Count of each token in the generated text, [tokens]."""
         return self._table[1, : len(self._slots)]

@@ -34,7 +34,7 @@ def grow_chains(trees: Sequence[GrowingTree], logits: Tensor) -> None:
     shaped = shape_rows(logits, row_shape(trees), sampler_for(logits))
     keys = np.concatenate([tree.keys() for tree in trees])
     tokens = draw(shaped, keys).tolist()
-    only = shaped.only.tolist()
+    only = shaped.greedy_token.tolist()
     with_q = [row for row, rule in enumerate(rules) if rule is not Rule.COUPLED and only[row] < 0]
     add_tokens(trees, tokens, _drawn_from(shaped, with_q))
 

@@ -85,7 +85,7 @@ class GrowingTree:
 
     def stand_for(self, source: HostCopy, places: Sequence[int]) -> None:
         """Replace the placeholders of a chain by tokens, which stay unread on a device; -1 ends the chain."""
-        if source.arrived is not None:
+        if source.done_event is not None:
             tokens_there = DeviceTokens(source, tuple(places))
             self._on_device = Draft.on_device(tokens_there, len(self.request.tokens), self.request.epoch)
             return

@@ -124,7 +124,7 @@ class PrefixCache:
         if len(set(self.published_pages())) != len(nodes):
             raise AssertionError("a page is published twice")
         if {node for node in nodes if not self._pool.is_shared(node.page)} != set(self._idle):
-            raise AssertionError("the idle nodes are not the published pages without users")
+            raise AssertionError("the idle list is not the set of published pages without users")
         evicted: set[PrefixNode | str] = set()
         for node in self._idle:
             if node.parent in evicted:

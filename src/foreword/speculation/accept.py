@@ -53,7 +53,7 @@ class Acceptance(NamedTuple):
     @property
     def newest(self) -> Tensor | None:
         """Return the token drawn after each row, int64 [judged rows], on the logits' device; None: no entry draws."""
-        return None if self.judging is None else self.judging.newest
+        return None if self.judging is None else self.judging.drawn_tokens
 
     def drawn_at(self) -> dict[KvSequence, int]:
         """Map each sequence without a draft to the index of its next token in `newest`."""

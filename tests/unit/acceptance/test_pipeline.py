@@ -95,7 +95,7 @@ def test_native_and_torch_agree(vocab: int):
     slowly = shape_rows(logits, shape, None)
     assert torch.equal(natively.floor, slowly.floor)
     assert torch.equal(natively.peak, slowly.peak)
-    assert torch.equal(natively.only, slowly.only)
+    assert torch.equal(natively.greedy_token, slowly.greedy_token)
     assert torch.equal(tokens, draw(slowly, keys))
     assert torch.equal(tokens, best_of_all(slowly, key_tensor(keys)))  # as devices do it
 

@@ -60,7 +60,7 @@ def test_where_nothing_is_sampled_the_first_of_the_largest_is_taken(vocab: int):
     shape = RowParams(zeros, torch.full((ROWS,), vocab), ones, zeros)
     shaped: Distributions = shape_rows(logits, shape, None)
     found = draw_rows(logits, temperature, keys, None, samples=False)
-    assert found.tolist() == [shaped.only.tolist(), shaped.status.tolist()]
+    assert found.tolist() == [shaped.greedy_token.tolist(), shaped.status.tolist()]
 
 
 @pytest.mark.parametrize("samples", [True, False])

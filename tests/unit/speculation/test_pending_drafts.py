@@ -152,7 +152,7 @@ class Slow(HostCopy):
 
 def slow(draft: Draft) -> Slow:
     assert draft.device is not None
-    return Slow(draft.device.source.found, draft.device.source.copy)
+    return Slow(draft.device.source.source, draft.device.source.copy)
 
 
 def test_a_call_took_as_long_as_the_device_did():

@@ -1,7 +1,7 @@
-"""The coupled rule: the target draws with position-keyed noise; a node is accepted if it equals that draw.
+"""The coupled rule: the noise with which the target samples depends on the position; equal draft tokens are accepted.
 
-The token at a position is a function of history, parameters, seed and position only. A draft can only reveal it
-earlier, so that the text is the same with any draft or none.
+The token at a position is a function of history, parameters, seed and position only. A draft token is accepted if it is
+this token. The text is therefore the same with any draft, and without drafts.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,10 @@ from foreword.acceptance.rules.trees import DraftTrees
 
 
 def stop_rows(trees: DraftTrees, draws: Sequence[int]) -> list[int]:
-    """Return each request's deepest row whose path equals the target's draws, [requests]; `draws` has one per row."""
+    """Return each request's deepest row whose path equals the target's samples, [requests].
+
+    `draws` has the token that the target samples after each row.
+    """
     stops = trees.starts[:-1]
     if trees.is_plain:
         return stops
@@ -27,8 +30,8 @@ def stop_rows(trees: DraftTrees, draws: Sequence[int]) -> list[int]:
 
 
 def _deepest(tokens: Sequence[int], parents: Sequence[int], draws: Sequence[int], root: int, end: int) -> int:
-    """Return the deepest accepted row of a tree with rows root .. end."""
-    stop, depths = root, {root: 0}  # depths of the accepted rows
+    """Return the deepest accepted row of a tree with rows [root, end)."""
+    stop, depths = root, {root: 0}  # `depths` has the accepted rows
     for row in range(root + 1, end):  # parents come before their children
         parent = parents[row]
         if parent in depths and tokens[row] == draws[parent]:

@@ -6,10 +6,10 @@ from foreword.errors import RequestError
 
 
 class Rule(IntEnum):
-    """Names of the acceptance rules. At temperature 0 all rules are greedy."""
+    """An acceptance rule. At temperature 0 all rules give the target's greedy text."""
 
     COUPLED = 0  # any draft: a node is accepted if it equals the target's draw
-    TOKEN = 1  # chains: rejection sampling token by token (Leviathan et al., Chen et al. 2023)
+    TOKEN = 1  # chains: rejection sampling token by token (Leviathan et al. 2023, Chen et al. 2023)
     BLOCK = 2  # chains: rejection sampling of the chain as one block (Sun et al. 2024)
     TRAVERSAL = 3  # fixed-shape trees: *block* for trees, deepest nodes first (arXiv 2505.12398)
 
@@ -30,7 +30,7 @@ class Rule(IntEnum):
 def check_exact(rule: Rule, is_chain: bool, is_fixed: bool = True) -> None:
     """Raise `RequestError` if the rule would not preserve the target's distribution for this draft shape.
 
-    `is_fixed`: neither the shape of a tree nor the choice of its nodes depends on sampled tokens.
+    `is_fixed`: neither the shape of the tree nor the choice of its nodes depends on sampled tokens.
     """
     name = rule.name.lower()
     if not rule.takes_trees and not is_chain:
@@ -39,6 +39,6 @@ def check_exact(rule: Rule, is_chain: bool, is_fixed: bool = True) -> None:
         )
     if rule is Rule.TRAVERSAL and not is_chain and not is_fixed:
         raise RequestError(
-            f"acceptance rule {name!r} needs trees whose shape is fixed before anything is drawn, and this drafter "
-            "ranks its nodes by what was drawn; use 'coupled', or make chains"
+            f"acceptance rule {name!r} needs trees whose shape is fixed before a token is sampled, and this drafter "
+            "selects its nodes by their sampled tokens; use 'coupled', or make chains"
         )

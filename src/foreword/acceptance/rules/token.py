@@ -1,8 +1,8 @@
-"""Token-by-token rejection sampling (Leviathan et al.
+"""Token-by-token rejection sampling (Leviathan et al. 2023, Chen et al. 2023), for chains.
 
-2023, Chen et al. 2023), for chains. A token x drawn from q is accepted with probability min(1, p(x) / q(x)). At the
-first rejection the own token is drawn from max(p - q, 0), after the last node from p. Each position is accepted with
-probability 1 - TV(p, q).
+A token x sampled from q is accepted with probability min(1, p(x) / q(x)). At the first rejection the target's own token
+is sampled from max(p - q, 0), normalised; if all nodes are accepted, from p. A position is accepted with probability
+1 - TV(p, q), where TV is the total variation distance.
 """
 
 import numpy as np
@@ -12,7 +12,7 @@ from foreword.acceptance.rules.trees import DraftTrees, Floats, Ints
 
 
 def plan(chains: ChainRows, nodes: Ints) -> AcceptancePlan:
-    """Return acceptance probabilities of the draft rows, each given that the nodes before it are accepted."""
+    """Return the acceptance probability of each draft row, given that the nodes before it are accepted."""
     return AcceptancePlan(np.minimum(1.0, ratios(chains, nodes)), np.ones(len(chains.trees.tokens)))
 
 

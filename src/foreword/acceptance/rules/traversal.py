@@ -1,10 +1,13 @@
 """Traversal verification (arXiv 2505.12398): *block* for trees.
 
-Nodes are judged depth first, children in draft order, each after all its descendants are rejected. Every node carries
-a share of the target's probability. A rejected child reduces that share and the target's distribution for the next
-child. The rule is exact if each token was drawn from its q given all nodes before it, and the tree's shape is
-independent of them. So siblings may be drawn with replacement (one q), without (each q excludes the earlier ones), or
-chosen (probability 1).
+Nodes are judged depth first: children in draft order, and each node after all its descendants are rejected. The first
+accepted node ends the traversal, and its path is accepted. Every node carries a share of the target's probability. A
+rejected child reduces the share of its parent, and changes the target's distribution for the next child to the
+residual.
+
+The rule is exact if each token was sampled from its q given all nodes before it, and if the tree's shape does not
+depend on the tokens. Siblings may therefore be sampled with replacement (they have the same q), without replacement
+(each q excludes the earlier siblings), or chosen (probability 1).
 """
 
 from dataclasses import dataclass
@@ -18,57 +21,57 @@ from foreword.acceptance.rules.trees import DraftTrees, Floats, Ints
 
 
 @dataclass(frozen=True)
-class Rest:
-    """The residual of the target's distribution after a row whose children are rejected."""
+class Residual:
+    """The distribution of the token after a row, once some of the row's children are rejected."""
 
     ids: Ints  # [kept], ascending
     probs: Floats  # [kept], sum 1
-    carried: float  # share of the target's probability that a path ending here still carries
+    carried: float  # share of the target's probability that is left for ending the path at this row
 
     def chance(self, token: int, q: float) -> float:
-        """Return the share carried by a child with this token, drawn with probability q."""
+        """Return the share that a child with this token carries if it was sampled with probability q."""
         slot = int(np.searchsorted(self.ids, token))
-        known = slot < len(self.ids) and self.ids[slot] == token and q > 0
-        return min(1.0, self.carried * float(self.probs[slot]) / q) if known else 0.0
+        is_possible = slot < len(self.ids) and self.ids[slot] == token and q > 0
+        return min(1.0, self.carried * float(self.probs[slot]) / q) if is_possible else 0.0
 
-    def without(self, taken: Floats) -> "Rest":
-        """Return the rest after a child was rejected; `taken` [kept] is the child's q."""
+    def without(self, q: Floats) -> "Residual":
+        """Return the residual after one more child was rejected, whose probabilities are `q` [kept]."""
         if not len(self.ids):  # a row without a distribution fails its request if it is reached
             return self
-        left = np.maximum(self.carried * self.probs - taken, 0.0)
-        spare = float(left.sum())
-        if spare > 0:
-            return Rest(self.ids, left / spare, spare / (spare + (1 - self.carried)))
+        weights = np.maximum(self.carried * self.probs - q, 0.0)
+        mass = float(weights.sum())
+        if mass > 0:
+            return Residual(self.ids, weights / mass, mass / (mass + (1 - self.carried)))
         # No mass is left only if p and q differ by rounding: use p.
-        return self if self.carried == 1 else Rest(self.ids, self.probs, 0.0)
+        return self if self.carried == 1 else Residual(self.ids, self.probs, 0.0)
 
 
 @dataclass(frozen=True)
 class TraversalPlan:
-    """Acceptance probabilities before the uniforms are drawn; only this rule's rows are valid."""
+    """Acceptance probabilities under *traversal*; only the rows of its requests are valid."""
 
-    accept: Floats  # [all rows], acceptance probability given that everything judged before was rejected
-    rests: dict[int, Rest]  # by row, the distribution of an own token after it
+    accept: Floats  # [all rows], acceptance probability given that all nodes judged before were rejected
+    residuals: dict[int, Residual]  # by row, the distribution of the own token if the path ends there
 
 
 def plan(chains: ChainRows, requests: Ints) -> TraversalPlan:
-    """Compute the acceptance probabilities of all rows of these requests, parents before children."""
-    trees, accept, rests = chains.trees, np.zeros(len(chains.trees.tokens)), {}
+    """Return the acceptance probabilities and residuals of all rows of these requests."""
+    trees, accept, residuals = chains.trees, np.zeros(len(chains.trees.tokens)), {}
     kept = _KeptRows.of(chains)
-    carried = np.zeros(len(accept))
+    carried = np.zeros(len(accept))  # filled from parents to children, whose rows come later
     for request in requests.tolist():
         root, end = trees.starts[request], trees.starts[request + 1]
         carried[root] = 1.0
         below = children(trees, request)
         for row in range(root, end):
-            rest = kept.rest(row, float(carried[row]))
+            residual = kept.target(row, float(carried[row]))
             for child in below[row - root]:
-                ids, probs = kept.drawn(child)
+                ids, probs = kept.node_q(child)
                 token = trees.token_list[child]
-                carried[child] = rest.chance(token, float(probs[ids == token].sum()))
-                rest = rest.without(kept.taken(rest.ids, ids, probs))
-            accept[row], rests[row] = rest.carried, rest
-    return TraversalPlan(accept, rests)
+                carried[child] = residual.chance(token, float(probs[ids == token].sum()))
+                residual = residual.without(kept.q_at(residual.ids, ids, probs))
+            accept[row], residuals[row] = residual.carried, residual
+    return TraversalPlan(accept, residuals)
 
 
 def children(trees: DraftTrees, request: int) -> list[list[int]]:
@@ -81,18 +84,21 @@ def children(trees: DraftTrees, request: int) -> list[list[int]]:
 
 
 def visits(trees: DraftTrees, request: int) -> list[int]:
-    """Return the rows of a request in judging order; the root is last."""
+    """Return the rows of a request in the order in which they are judged; the root is last."""
     root, below = trees.starts[request], children(trees, request)
-    backwards, open_rows = [], [root]
-    while open_rows:
-        row = open_rows.pop()
+    backwards, stack = [], [root]
+    while stack:
+        row = stack.pop()
         backwards.append(row)
-        open_rows += below[row - root]
+        stack += below[row - root]
     return backwards[::-1]
 
 
 def stop_rows(trees: DraftTrees, requests: Ints, accept: Floats, uniforms: Floats) -> Ints:
-    """Return each request's first row, in judging order, that its uniform accepts, [requests]; a root always is."""
+    """Return the last row of each request's accepted path, [requests]; `uniforms` has one per row.
+
+    It is the first row, in the order of `visits`, whose uniform is below its acceptance probability, else the root.
+    """
     stops = []
     for request in requests.tolist():
         root = trees.starts[request]
@@ -102,27 +108,27 @@ def stop_rows(trees: DraftTrees, requests: Ints, accept: Floats, uniforms: Float
 
 
 def leftover_weights(chains: ChainRows, plan: TraversalPlan, stops: Ints) -> KeptTokens:
-    """Return the tokens that can follow each stop row, with their residual log weights."""
-    order = np.sort(stops).tolist()
-    rests = [plan.rests[row] for row in order]
-    rows = np.repeat(np.array(order, np.int64), [len(rest.ids) for rest in rests])
-    ids = np.concatenate([np.empty(0, np.int64), *(rest.ids for rest in rests)])
-    probs = np.concatenate([np.empty(0), *(rest.probs for rest in rests)])
-    alive = probs > 0
+    """Return the tokens that can follow each stop row, with the logarithms of their residual probabilities."""
+    stop_rows = np.sort(stops).tolist()
+    residuals = [plan.residuals[row] for row in stop_rows]
+    rows = np.repeat(np.array(stop_rows, np.int64), [len(residual.ids) for residual in residuals])
+    ids = np.concatenate([np.empty(0, np.int64), *(residual.ids for residual in residuals)])
+    probs = np.concatenate([np.empty(0), *(residual.probs for residual in residuals)])
+    is_possible = probs > 0
     device = chains.totals.device
-    left = [torch.from_numpy(column[alive]).to(device) for column in (rows, ids, probs)]
-    return KeptTokens(left[0], left[1], left[2].log())
+    columns = [torch.from_numpy(column[is_possible]).to(device) for column in (rows, ids, probs)]
+    return KeptTokens(columns[0], columns[1], columns[2].log())
 
 
 @dataclass(frozen=True)
 class _KeptRows:
-    """Distributions of target and drafts on the host, by row."""
+    """The distributions of target and drafter at the selected rows, on the host."""
 
     chains: ChainRows
-    rows: Ints  # [kept], ascending
-    ids: Ints  # [kept]
-    probs: Floats  # [kept]
-    scratch: Floats  # [vocab], zeros
+    rows: Ints  # [kept], row of each kept token, ascending
+    ids: Ints  # [kept], id of the token
+    probs: Floats  # [kept], target's probability of the token
+    scratch: Floats  # [vocab], zeros between calls
 
     @staticmethod
     def of(chains: ChainRows) -> "_KeptRows":
@@ -131,21 +137,22 @@ class _KeptRows:
         rows, ids = kept.rows.cpu().numpy(), kept.ids.cpu().numpy()
         return _KeptRows(chains, rows, ids, probs.cpu().numpy(), np.zeros(chains.shaped.logits.shape[1]))
 
-    def rest(self, row: int, carried: float) -> Rest:
+    def target(self, row: int, carried: float) -> Residual:
+        """Return the target's distribution after a row: its residual before a child is rejected."""
         start, end = np.searchsorted(self.rows, (row, row + 1))
-        return Rest(self.ids[start:end], self.probs[start:end], carried)
+        return Residual(self.ids[start:end], self.probs[start:end], carried)
 
-    def drawn(self, row: int) -> tuple[Ints, Floats]:
-        """Return a node's q, restricted to the target's vocabulary."""
+    def node_q(self, row: int) -> tuple[Ints, Floats]:
+        """Return a node's q as (ids, probabilities), restricted to the target's vocabulary."""
         q = self.chains.trees.q
         start, end = np.searchsorted(q.rows, (row, row + 1))
         ids, probs = q.ids[start:end], q.probs[start:end]
-        known = (ids >= 0) & (ids < len(self.scratch))
-        return ids[known], probs[known]
+        is_valid = (ids >= 0) & (ids < len(self.scratch))
+        return ids[is_valid], probs[is_valid]
 
-    def taken(self, kept: Ints, ids: Ints, probs: Floats) -> Floats:
-        """Return a node's q at each kept token, [kept]."""
+    def q_at(self, tokens: Ints, ids: Ints, probs: Floats) -> Floats:
+        """Return q = (ids, probs) at each of the tokens, [tokens]; 0 outside its support."""
         self.scratch[ids] = probs
-        taken: Floats = self.scratch[kept]
+        values: Floats = self.scratch[tokens]
         self.scratch[ids] = 0.0
-        return taken
+        return values

@@ -1,8 +1,12 @@
-"""The drafts of a batch as flat arrays: per request one root row (its committed end), then one row per draft node."""
+"""The drafts of a batch as flat arrays.
+
+Each request has one row for its newest committed token (the root), then one row for each draft node.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -12,31 +16,34 @@ Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
 ID_BITS = 32
+"""Bits for a token id in a (row, id) pair that is packed into one integer."""
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """Sparse distribution of a sampled draft token; read-only."""
+    """The sparse distribution q from which a draft token was sampled; read-only."""
 
     ids: Ints  # [support], distinct, ascending
     probs: Floats  # [support], non-negative, sum 1
 
     def __post_init__(self) -> None:
-        rises = self.ids.ndim == 1 and _rises(self.ids)
+        is_sorted = self.ids.ndim == 1 and _is_ascending(self.ids)
         if (
             self.ids.shape != self.probs.shape
             or self.ids.ndim != 1
-            or (not rises and len(np.unique(self.ids)) != len(self.ids))
+            or (not is_sorted and len(np.unique(self.ids)) != len(self.ids))
         ):
             raise ValueError("q needs distinct ids and one probability for each")
         if (self.ids < 0).any():
             raise ValueError("q has a negative id")
         probs = self.probs.astype(np.float64)
         total = float(probs.sum())
-        if (probs < 0).any() or not abs(total - 1) <= 1e-4:  # which no sum with NaN in it fulfils
+        if (probs < 0).any() or not abs(
+            total - 1
+        ) <= 1e-4:  # a comparison with NaN is False, so NaN is an error
             raise ValueError("q must hold probabilities that sum to 1")
         ids = self.ids.astype(np.int64)
-        if not rises:
+        if not is_sorted:
             order = np.argsort(ids)
             ids, probs = ids[order], probs[order]
         probs = probs / total
@@ -50,32 +57,36 @@ class Drawn:
         return float(self.probs[slot]) if slot < len(self.ids) and self.ids[slot] == token else 0.0
 
 
-def _rises(ids: Ints) -> bool:
-    """Return whether the ids are sorted and distinct; faster than sorting a whole vocabulary."""
+def _is_ascending(ids: Ints) -> bool:
+    """Return whether the ids are sorted and distinct; checking is faster than sorting a whole vocabulary."""
     return bool((ids[1:] > ids[:-1]).all())
 
 
 @dataclass(frozen=True)
 class NodeProbabilities:
-    """The q of every draft node of a batch; a chosen node has probability 1 at its token."""
+    """The q of every draft node of a batch; a chosen node has probability 1 at its token.
 
-    rows: Ints  # [support], row of the entry's node, ascending
-    ids: Ints  # [support], ascending within a row
-    probs: Floats  # [support]
+    An entry is one token in the support of one node's q.
+    """
+
+    rows: Ints  # [entries], row of the entry's node, ascending
+    ids: Ints  # [entries], ascending within a row
+    probs: Floats  # [entries]
 
     @staticmethod
     def stack(rows: Ints, tokens: Ints, drawn: Sequence[Drawn | None]) -> "NodeProbabilities":
-        """Concatenate the nodes' supports in row order."""
+        """Concatenate the supports of the nodes; all arguments have one entry per node, in row order."""
         sizes = np.array([1 if q is None else len(q.ids) for q in drawn], np.int64)
-        chosen = [token if q is None else q.ids for token, q in zip(tokens[:, None], drawn, strict=True)]
+        supports = [token if q is None else q.ids for token, q in zip(tokens[:, None], drawn, strict=True)]
         certain = np.ones(1)
-        probs = [certain if q is None else q.probs for q in drawn]
-        ids, joined = np.concatenate([np.empty(0, np.int64), *chosen]), np.concatenate([np.empty(0), *probs])
-        joined.flags.writeable = False
-        return NodeProbabilities(np.repeat(rows, sizes), ids, joined)
+        node_probs = [certain if q is None else q.probs for q in drawn]
+        ids = np.concatenate([np.empty(0, np.int64), *supports])
+        probs = np.concatenate([np.empty(0), *node_probs])
+        probs.flags.writeable = False
+        return NodeProbabilities(np.repeat(rows, sizes), ids, probs)
 
     def at(self, rows: Ints, ids: Ints) -> Floats:
-        """Return q of the row's node at each id, [pairs]; 0 outside its support."""
+        """Return, for each pair of a row and an id, q of the row's node at the id, [pairs]; 0 outside its support."""
         keys = (self.rows << ID_BITS) + self.ids
         wanted = (rows << ID_BITS) + ids
         slot = np.minimum(np.searchsorted(keys, wanted), max(len(keys) - 1, 0))
@@ -85,22 +96,25 @@ class NodeProbabilities:
 
 
 NO_ROW = -1
+"""Parent of a root row."""
+
 NO_TOKEN = -1
+"""Token of a root row, and of a row from which no token could be sampled."""
 
 
 # Cached: the same few shapes recur in every step.
 @lru_cache(maxsize=256)
 def _requests_of_rows(starts: tuple[int, ...]) -> Ints:
-    found = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
-    found.flags.writeable = False
-    return found
+    requests = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
+    requests.flags.writeable = False
+    return requests
 
 
 @dataclass(frozen=True)
 class DraftTrees:
-    """Rows of a request: its committed end (the root), then its draft nodes in topological order.
+    """The draft trees of a batch. Rows of a request: its root, then its draft nodes, parents before children.
 
-    A row's logits predict the token after it, so a node's token is judged by its parent's row.
+    The logits of a row predict the token after it, so a node's token is judged with the logits of its parent's row.
     """
 
     starts: list[int]  # [requests + 1], root row of each request, then the number of rows
@@ -114,32 +128,32 @@ class DraftTrees:
         parents: Sequence[Sequence[int]],
         drawn: Sequence[Sequence[Drawn | None]] | None = None,
     ) -> "DraftTrees":
-        """Build a batch from per-request node lists (a parent is a node index or -1, as in a draft)."""
+        """Build a batch from one list of nodes per request. A parent is a node's index in its draft; -1: the root."""
         count = len(tokens)
         if not any(parents):
             return DraftTrees(list(range(count + 1)), [NO_TOKEN] * count, [NO_ROW] * count, ())
         starts = [0]
         flat_tokens: list[int] = []
         flat_parents: list[int] = []
-        for own_tokens, own_parents in zip(tokens, parents, strict=True):
+        for draft_tokens, draft_parents in zip(tokens, parents, strict=True):
             first = len(flat_tokens) + 1
             flat_tokens.append(NO_TOKEN)
-            flat_tokens.extend(own_tokens)
+            flat_tokens.extend(draft_tokens)
             flat_parents.append(NO_ROW)
-            flat_parents.extend([first + parent for parent in own_parents])
+            flat_parents.extend([first + parent for parent in draft_parents])
             starts.append(len(flat_tokens))
         nodes = len(flat_tokens) - count
-        known = (None,) * nodes if drawn is None else tuple(q for of in drawn for q in of)
-        return DraftTrees(starts, flat_tokens, flat_parents, known)
+        flat_drawn = (None,) * nodes if drawn is None else tuple(chain.from_iterable(drawn))
+        return DraftTrees(starts, flat_tokens, flat_parents, flat_drawn)
 
     def with_tokens(self, tokens: Sequence[Sequence[int]]) -> "DraftTrees":
-        """Return the trees with the tokens of their nodes filled in, per request."""
-        known = [token for own in tokens for token in (NO_TOKEN, *own)]
-        return DraftTrees(self.starts, known, self.parent_list, self.drawn)
+        """Return the same trees with other tokens, one list of node tokens per request."""
+        flat_tokens = [token for draft in tokens for token in (NO_TOKEN, *draft)]
+        return DraftTrees(self.starts, flat_tokens, self.parent_list, self.drawn)
 
     @property
     def is_plain(self) -> bool:
-        """Return whether no request has a draft: each row is a request."""
+        """Return whether no request has a draft, so that each request has one row."""
         return not self.drawn
 
     def path_to(self, row: int) -> list[int]:
@@ -168,7 +182,7 @@ class DraftTrees:
     def depths(self) -> Ints:
         """Depth of each row, [rows]; 0 at roots."""
         depths: list[int] = []
-        for parent in self.parent_list:  # a loop: drafts are small and array operations cost more
+        for parent in self.parent_list:  # a loop, because drafts are small and array operations take longer
             depths.append(0 if parent == NO_ROW else depths[parent] + 1)
         return np.array(depths, np.int64)
 
@@ -177,8 +191,8 @@ class DraftTrees:
         """Number of earlier rows with the same request and depth, [rows]; 0 along a chain."""
         seen: dict[tuple[int, int], int] = {}
         branches = np.zeros(len(self.token_list), np.int64)
-        for row, place in enumerate(zip(self.request_of_row.tolist(), self.depths.tolist(), strict=True)):
-            branches[row] = seen[place] = seen.get(place, -1) + 1
+        for row, level in enumerate(zip(self.request_of_row.tolist(), self.depths.tolist(), strict=True)):
+            branches[row] = seen[level] = seen.get(level, -1) + 1
         return branches
 
     @cached_property
@@ -205,17 +219,20 @@ class DraftTrees:
 
     @cached_property
     def path_tokens(self) -> Ints:
-        """Return the draft tokens up to each row, the row's own first, [rows, deepest]; NO_TOKEN beyond the root."""
+        """Draft tokens up to each row, the row's own token first, [rows, maximum depth]; then NO_TOKEN."""
         path = np.full((len(self.tokens), int(self.depths.max(initial=0))), NO_TOKEN, np.int64)
         row = np.arange(len(self.tokens))
-        for back in range(path.shape[1]):
-            alive = row != NO_ROW
-            path[alive, back] = self.tokens[row[alive]]
-            row = np.where(alive, self.parents[row], NO_ROW)
+        for level in range(path.shape[1]):
+            exists = row != NO_ROW
+            path[exists, level] = self.tokens[row[exists]]
+            row = np.where(exists, self.parents[row], NO_ROW)
         return path
 
     def spread(self, sizes: Ints) -> tuple[Ints, Ints]:
-        """Pair each request's rows with its `sizes` list entries: (row, index into the concatenated lists)."""
+        """Return (row, entry) for every row of a request and every entry of the request's list.
+
+        `sizes` [requests] are the lengths of the lists; an entry is an index into all lists, concatenated.
+        """
         per_row = sizes[self.request_of_row]
         rows = np.repeat(np.arange(len(per_row)), per_row)
         within = np.arange(len(rows)) - np.repeat(np.cumsum(per_row) - per_row, per_row)
@@ -223,17 +240,18 @@ class DraftTrees:
         return rows, starts[self.request_of_row[rows]] + within
 
     def reached(self, hit: Bools) -> Bools:
-        """Return whether a row and all its ancestors are hit, [rows]; roots always are."""
+        """Return whether `hit` is True for a row and all its ancestors, [rows]; roots count as hit."""
         is_root = self.parents == NO_ROW
-        ok: Bools = hit | is_root
-        above = np.where(is_root, np.arange(len(ok)), self.parents)
-        levels = 1  # levels covered so far
+        is_reached: Bools = hit | is_root
+        ancestor = np.where(is_root, np.arange(len(hit)), self.parents)  # `levels` levels above the row
+        levels = 1
         while levels <= self.depths.max(initial=0):
-            ok, above, levels = ok & ok[above], above[above], 2 * levels
-        return ok
+            is_reached, ancestor, levels = is_reached & is_reached[ancestor], ancestor[ancestor], 2 * levels
+        return is_reached
 
     def deepest(self, ok: Bools) -> Ints:
-        """Return each request's deepest row for which `ok` holds, [requests]; the first on ties."""
+        """Return each request's deepest row for which `ok` is True, [requests]; on ties, the first row."""
+        # One number per row: the depth, then the distance of the row from the end.
         order = np.where(ok, self.depths, -1) * len(ok) + (len(ok) - 1 - np.arange(len(ok)))
         best = np.maximum.reduceat(order, self.roots)
         return len(ok) - 1 - best % len(ok)

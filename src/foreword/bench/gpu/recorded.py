@@ -90,7 +90,7 @@ def _replaced_on_device(
     """Return recorded tokens as drafts on the device, with the arrival time of the other drafter's tokens."""
     tokens = torch.tensor([token for its in scripted for token in its])
     on_device = uploaded(tokens, pending.on_device.device)
-    source = HostCopy(on_device, tokens, pending.arrived, pending.began)
+    source = HostCopy(on_device, tokens, pending.done_event, pending.start_event)
     source.is_cold = pending.is_cold
     ends = list(accumulate(map(len, scripted), initial=0))
     return [
