@@ -228,7 +228,7 @@ def test_help_and_version_answer_without_loading_torch():
         (["generate", "hi", "--raw", "--system", "x"], ["--system"]),
         (["generate", "hi", "--speculation", "on"], ["no method 'on'", "ngram", "auto and off"]),
         (["serve", "--speculation", "off", "--speculative-config", "{}"], ["give one"]),
-        (["serve", "--lora-modules", "a=/", "b=/nowhere"], ["--lora-modules: /nowhere is no folder"]),
+        (["serve", "--lora-modules", "a=/", "b=/nowhere"], ["--lora-modules: /nowhere is not a directory"]),
         (["chat", "--generation-config", "vllm"], ["auto or none"]),
         (["pull", "nosuchmodel"], ["nosuchmodel"]),
         (["bench", "step", "--tokens", "1,x"], ["--tokens"]),

@@ -166,7 +166,7 @@ def test_names_and_files_that_are_wrong_change_nothing(adapters: dict[str, Path]
     core = core_with("torch", adapters)
     with pytest.raises(RequestError, match="there is an adapter 'sql' already; unload it first"):
         core.adapters.load("sql", adapters["code"])
-    with pytest.raises(CheckpointError, match="is no folder"):
+    with pytest.raises(CheckpointError, match="is not a directory"):
         core.adapters.load("new", tmp_path / "nowhere")
     with pytest.raises(RequestError, match="there is no adapter 'new': sql, code"):
         core.adapters.unload("new")

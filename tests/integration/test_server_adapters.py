@@ -116,7 +116,7 @@ def test_named_folders_are_checked_before_anything_is_loaded(tmp_path: Path):
     assert named_paths("--lora-modules", [f"sql={folder}"], "tiny") == {"sql": str(folder)}
     for given, complaint in (
         ([str(folder)], "takes NAME=PATH"),
-        ([f"sql={tmp_path / 'nowhere'}"], "is no folder"),
+        ([f"sql={tmp_path / 'nowhere'}"], "is not a directory"),
         ([f"tiny={folder}"], "there is a model 'tiny' already"),
         ([f"a={folder}", f"a={folder}"], "there is a model 'a' already"),
     ):

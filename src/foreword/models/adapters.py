@@ -1,4 +1,4 @@
-"""LoRA adapters: low-rank updates by layer, and the reader of PEFT directories."""
+"""LoRA adapters: low-rank updates of a model's matrices, and the reader of PEFT directories."""
 
 import math
 import re
@@ -17,7 +17,7 @@ from foreword.models.formats.hf.checkpoint import read_json_object
 from foreword.models.layer_shapes import layer_shapes
 
 MAX_RANK = 128
-
+"""Maximum rank of an adapter."""
 MODULES = (
     "self_attn.q_proj",
     "self_attn.k_proj",
@@ -27,7 +27,7 @@ MODULES = (
     "mlp.up_proj",
     "mlp.down_proj",
 )
-"""Matrices of a layer that can be adapted, in the kernels' order."""
+"""Matrices of a layer that can be adapted, in the order that the kernels use."""
 
 RECURRENT_MODULES = tuple(
     f"linear_attn.{name}"
@@ -43,7 +43,7 @@ class Factors:
     """Low-rank update of one matrix: y += up (down x)."""
 
     down: Tensor  # float32 [rank, inputs], PEFT's A
-    up: Tensor  # float32 [outputs, rank], PEFT's B, scaled
+    up: Tensor  # float32 [outputs, rank], PEFT's B times the adapter's scale (alpha / rank)
 
     @property
     def rank(self) -> int:
@@ -62,6 +62,7 @@ class Lora:
 
 
 def layer_modules(config: ModelConfig, layer: int) -> dict[str, tuple[int, ...]]:
+    """Return module -> shape (outputs, inputs) of the matrices of a layer that can be adapted."""
     shapes = layer_shapes(config.layers[layer], config.hidden_size)
     return {module: shapes[name] for module in ALL_MODULES if (name := f"{module}.weight") in shapes}
 
@@ -87,11 +88,11 @@ def open_adapter(path: Path, config: ModelConfig) -> Lora:
     """Read the adapter in a folder and check it against the model; raise `CheckpointError` if invalid."""
     settings = _settings(path)
     tensors = _tensors(path / TENSOR_FILE)
-    sides: dict[tuple[int, str], dict[str, Tensor]] = {}
+    sides: dict[tuple[int, str], dict[str, Tensor]] = {}  # (layer, module) -> {"A": tensor, "B": tensor}
     for name, tensor in tensors.items():
         layer, module, side = _place(name, path, config)
         sides.setdefault((layer, module), {})[side] = tensor
-    # First report what does not belong to this model, then what is missing.
+    # Report matrices that this model does not have before missing tensors.
     wanted = sorted(_expected(settings, config) | sides.keys())
     for layer, module in wanted:
         _check_place(path, config, layer, module)
@@ -111,11 +112,12 @@ def open_adapter(path: Path, config: ModelConfig) -> Lora:
 def _missing(
     path: Path, place: tuple[int, str], sides: Mapping[tuple[int, str], Mapping[str, Tensor]]
 ) -> CheckpointError:
+    """Return the error for a matrix, `place` = (layer, module), that lacks a factor."""
     layer, module = place
     if not any(its_module == module for _, its_module in sides):
         short = module.rsplit(".", 1)[-1]
         return CheckpointError(
-            f"{path}: {CONFIG_FILE} names {short} in target_modules, and {TENSOR_FILE} has nothing of it; "
+            f"{path}: {CONFIG_FILE} names {short} in target_modules, and {TENSOR_FILE} has no tensor for it; "
             "get the adapter again"
         )
     if layer > max(its_layer for its_layer, _ in sides):
@@ -129,6 +131,7 @@ def _missing(
 
 
 def _check_place(path: Path, config: ModelConfig, layer: int, module: str) -> None:
+    """Raise `CheckpointError` if the model has no such matrix, or if it cannot be adapted."""
     if not 0 <= layer < config.num_layers:
         raise CheckpointError(
             f"{path}: layers_to_transform names layer {layer}, and the model has {config.num_layers}"
@@ -152,7 +155,7 @@ def _check_place(path: Path, config: ModelConfig, layer: int, module: str) -> No
 
 def _settings(path: Path) -> Mapping[str, Any]:
     if not path.is_dir():
-        raise CheckpointError(f"{path} is no folder; give one with {CONFIG_FILE} and {TENSOR_FILE}")
+        raise CheckpointError(f"{path} is not a directory; give one with {CONFIG_FILE} and {TENSOR_FILE}")
     settings = read_json_object(path / CONFIG_FILE, f"a LoRA adapter ({CONFIG_FILE} and {TENSOR_FILE})")
     kind = settings.get("peft_type")
     if kind != "LORA":
@@ -185,17 +188,18 @@ def _check_kinds(path: Path, settings: Mapping[str, Any]) -> None:
 
 
 def _named_modules(settings: Mapping[str, Any]) -> list[str]:
-    """Return modules by name; a regular expression or "all-linear" names none."""
+    """Return the modules that target_modules lists; none if it is a regular expression or "all-linear"."""
     wanted = settings.get("target_modules")
     return wanted if isinstance(wanted, list) else []
 
 
 def _full_name(module: str) -> str | None:
+    """Return the entry of `ALL_MODULES` that a PEFT module name stands for: "q_proj" or "self_attn.q_proj"."""
     return next((name for name in ALL_MODULES if name == module or name.endswith("." + module)), None)
 
 
 def _expected(settings: Mapping[str, Any], config: ModelConfig) -> set[tuple[int, str]]:
-    """Return the (layer, module) pairs that the config declares."""
+    """Return the (layer, module) pairs that the adapter's config names and the model has."""
     layers = settings.get("layers_to_transform")
     if layers is None:
         layers = range(config.num_layers)
@@ -222,6 +226,7 @@ def _tensors(file: Path) -> dict[str, Tensor]:
 
 
 def _place(name: str, path: Path, config: ModelConfig) -> tuple[int, str, str]:
+    """Return (layer, module, "A" or "B") of a tensor, or raise `CheckpointError`."""
     found = _NAME.fullmatch(name)
     if found is None or found[2] not in ALL_MODULES:
         reason = "is not supported"
@@ -248,6 +253,7 @@ def _factors(
     down: Tensor,
     up: Tensor,
 ) -> Factors:
+    """Return the scaled factors of one matrix, or raise `CheckpointError` if they do not fit model or config."""
     layer, module = place
     outputs, inputs = layer_modules(config, layer)[module]
     rank = len(down) if down.ndim == 2 else 0
@@ -275,7 +281,7 @@ def _factors(
 def _of_module(
     settings: Mapping[str, Any], patterns: str, key: str, default: float, place: tuple[int, str]
 ) -> float:
-    """Return a module's setting: that of the first pattern that its name ends with, else the general one."""
+    """Return a setting of a module: the value of the first pattern that its name ends with, else that of `key`."""
     name = f"model.layers.{place[0]}.{place[1]}"
     for pattern, value in (settings.get(patterns) or {}).items():
         if f".{name}".endswith("." + _plain_name(pattern)):
@@ -284,7 +290,7 @@ def _of_module(
 
 
 def _plain_name(pattern: str) -> str:
-    """Return a pattern's plain name: PEFT's patterns are regular expressions, mostly names with escaped dots."""
+    """Return a pattern as a name. PEFT's patterns are regular expressions, but mostly names with escaped dots."""
     return pattern.removeprefix("^").removesuffix("$").replace("\\.", ".")
 
 

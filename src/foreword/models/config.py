@@ -1,4 +1,4 @@
-"""Format-independent description of a decoder."""
+"""Description of a decoder, independent of file formats."""
 
 import math
 from collections.abc import Sequence
@@ -12,9 +12,9 @@ from foreword.errors import CheckpointError
 class Llama3RopeScaling:
     """Frequency-dependent scaling of rotary embeddings (Llama 3.1 and later)."""
 
-    factor: float  # slow-down of low frequencies
-    low_freq_factor: float  # longer wavelengths than original_context / this are scaled fully
-    high_freq_factor: float  # shorter wavelengths than original_context / this are unchanged
+    factor: float  # divisor of low frequencies
+    low_freq_factor: float  # wavelengths above original_context / low_freq_factor are scaled fully
+    high_freq_factor: float  # wavelengths below original_context / high_freq_factor are unchanged
     original_context: int  # context length of the pre-training
 
 
@@ -22,25 +22,25 @@ class Llama3RopeScaling:
 class LinearRopeScaling:
     """Positions divided by a constant factor."""
 
-    factor: float  # slow-down of every frequency
+    factor: float  # divisor of every frequency
 
 
 @dataclass(frozen=True)
 class YarnRopeScaling:
     """YaRN: low frequencies are scaled, high ones are not."""
 
-    factor: float  # slow-down of scaled frequencies
+    factor: float  # divisor of scaled frequencies
     original_context: int  # context length of the pre-training
-    beta_fast: float = 32.0  # frequencies with more rotations are unchanged
-    beta_slow: float = 1.0  # frequencies with fewer are scaled fully
-    truncate: bool = True  # round the bounds to whole pairs
+    beta_fast: float = 32.0  # frequencies with more rotations within the original context are unchanged
+    beta_slow: float = 1.0  # frequencies with fewer rotations are scaled fully
+    truncate: bool = True  # round the bounds between scaled and unchanged to whole pairs of dimensions
 
 
 @dataclass(frozen=True)
 class FrequencyFactors:
     """A divisor per rotary frequency: LongRoPE's, and how GGUF files store llama3 scaling."""
 
-    factors: tuple[float, ...]  # one per frequency (rotated numbers / 2), fastest first
+    factors: tuple[float, ...]  # one per frequency (rotated dimensions / 2), highest frequency first
 
 
 RopeScaling = Llama3RopeScaling | LinearRopeScaling | YarnRopeScaling | FrequencyFactors
@@ -48,12 +48,12 @@ RopeScaling = Llama3RopeScaling | LinearRopeScaling | YarnRopeScaling | Frequenc
 
 @dataclass(frozen=True)
 class RopeSpec:
-    """Rotary position embedding of heads, rotate-half layout."""
+    """Rotary position embedding, in the rotate-half layout."""
 
     theta: float  # base of the frequencies
     scaling: RopeScaling | None = None  # None: unscaled
-    magnitude: float = 1.0  # factor of rotated dimensions (YaRN, LongRoPE)
-    rotary_dim: int | None = None  # number of leading rotated dimensions per head; None: all
+    magnitude: float = 1.0  # factor of the rotated dimensions (YaRN, LongRoPE)
+    rotary_dim: int | None = None  # the first dimensions of a head, which are rotated; None: all
 
 
 @dataclass(frozen=True)
@@ -64,11 +64,11 @@ class LatentSpec:
     """
 
     kv_rank: int  # width of the compressed keys and values
-    query_rank: int | None  # rank of compressed queries; None: uncompressed
+    query_rank: int | None  # width of compressed queries; None: queries are not compressed
     nope_dim: int  # unrotated dimensions of a key
     rope_dim: int  # rotated dimensions of a key
     value_dim: int  # dimensions of a value
-    eps: float = 1e-6  # of the compression norms; not in configs
+    eps: float = 1e-6  # epsilon of the norms of compressed rows; configs do not state it
 
     @property
     def row_dim(self) -> int:
@@ -78,22 +78,22 @@ class LatentSpec:
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """Grouped-query attention of one layer, or latent attention."""
+    """Attention of one layer: grouped-query attention or latent attention."""
 
     num_heads: int  # query heads
     num_kv_heads: int  # key/value heads; divides num_heads
     head_dim: int  # width of one head; need not be hidden_size / num_heads
-    bias: bool = False  # q, k, v projections add a bias (Qwen2)
-    output_bias: bool = False  # the output projection adds one too (Llama with attention_bias)
+    bias: bool = False  # the q, k and v projections add a bias (Qwen2)
+    output_bias: bool = False  # the output projection adds a bias (Llama with attention_bias)
     qk_norm: bool = False  # per-head norm of queries and keys before rotation (Qwen3)
-    window: int | None = None  # number of visible newest positions; None: all
-    wide_qk_norm: bool = False  # one norm over all heads (OLMo 2)
-    scale: float | None = None  # of the scores; None: 1 / sqrt(head_dim)
+    window: int | None = None  # number of newest positions that are visible; None: all
+    wide_qk_norm: bool = False  # norm of queries and keys over all heads together (OLMo 2)
+    scale: float | None = None  # factor of the scores; None: 1 / sqrt(head_dim)
     softcap: float | None = None  # soft cap of scores (Gemma 2)
     is_rotated: bool = True  # False: no rotary embedding (some SmolLM3 layers)
-    rope: RopeSpec | None = None  # overrides the model's (Gemma 3's local layers)
-    latent: LatentSpec | None = None  # None: keys and values are stored directly
-    gated: bool = False  # head outputs are gated by a sigmoid computed with the query (Qwen3-Next)
+    rope: RopeSpec | None = None  # replaces the model's rotary embedding (Gemma 3's local layers)
+    latent: LatentSpec | None = None  # None: grouped-query attention
+    gated: bool = False  # head outputs are multiplied by a sigmoid, computed with the query (Qwen3-Next)
     sinks: bool = False  # attention sinks: each head's softmax has one more score, of no position (gpt-oss)
 
     @property
@@ -102,7 +102,7 @@ class AttentionSpec:
 
     @property
     def query_rows(self) -> int:
-        """Output width of the query projection: per head the query, and its gate if any."""
+        """Output width of the query projection, which includes the gates if there are any."""
         return self.query_width * (2 if self.gated else 1)
 
     @property
@@ -117,19 +117,19 @@ class AttentionSpec:
 
     @property
     def rotary_dim(self) -> int:
-        """Rotatable dimensions of a head."""
+        """Dimensions of a head to which rotary embedding may apply."""
         return self.head_dim if self.latent is None else self.latent.rope_dim
 
     @property
     def kept(self) -> tuple[int, int, int | None]:
-        """Heads, key size, and value size (None: as the key) of a token's stored row."""
+        """(heads, key size, value size) of a token's KV row; None: values have the size of keys."""
         if self.latent is not None:
             return 1, self.latent.row_dim, 0
         return self.num_kv_heads, self.head_dim, None
 
 
 class Recurrence(Enum):
-    """Way in which a recurrent layer mixes positions, after its short convolution."""
+    """How a recurrent layer mixes positions after its short convolution."""
 
     DELTA = "gated delta rule"  # Qwen3-Next, Qwen3.5
     SSM = "Mamba-2"
@@ -149,10 +149,10 @@ class RecurrentSpec:
     value_dim: int
     key_heads: int = 0  # divides `heads`
     key_dim: int = 0
-    conv_bias: bool = False
-    bias: bool = False  # of the input and output projections
-    norm_groups: int = 1  # groups of the norm after Mamba-2, each normalised alone
-    time_limits: tuple[float, float] = (0.0, math.inf)  # of Mamba-2's time steps
+    conv_bias: bool = False  # the convolution adds a bias
+    bias: bool = False  # the input and output projections add a bias
+    norm_groups: int = 1  # groups of channels that the norm after Mamba-2 normalises separately
+    time_limits: tuple[float, float] = (0.0, math.inf)  # (minimum, maximum) of Mamba-2's Δ
 
     @property
     def value_width(self) -> int:
@@ -178,50 +178,50 @@ class Scores(Enum):
 class GroupScore(Enum):
     """Score of a group of experts."""
 
-    MAX = "max"  # its best expert's
-    TOP2 = "top2"  # sum of its two best
+    MAX = "max"  # the largest score of its experts
+    TOP2 = "top2"  # the sum of the two largest
 
 
 CLAMPED_SLOPE = 1.702
-"""Slope of clamped experts: (up + 1) * gate * sigmoid(slope * gate).
+"""Slope in the activation of clamped experts: (up + 1) * gate * sigmoid(slope * gate).
 
-The gate is at most `clamp`; `up` is between `-clamp` and `clamp`.
+`gate` is at most `ExpertsSpec.clamp`, and `up` between -clamp and clamp.
 """
 
 
 @dataclass(frozen=True)
 class ExpertsSpec:
-    """Routed experts: each token uses those with the best scores, within the best groups."""
+    """Routed experts: each token uses the experts with the best scores, within the best groups."""
 
     count: int
     per_token: int  # experts per token
-    size: int  # width of an expert
+    size: int  # intermediate size of an expert
     scores: Scores = Scores.SOFTMAX
-    normalize: bool = False  # normalise the selected weights to sum 1
-    scale: float = 1.0  # factor of the weights, afterwards
-    corrected: bool = False  # a bias is added to the scores for selection only
+    normalize: bool = False  # normalise the weights of the selected experts to sum 1
+    scale: float = 1.0  # factor of the weights, after normalisation
+    corrected: bool = False  # a bias is added to the scores for selection, but not to the weights
     groups: int = 1
-    top_groups: int = 1  # groups that a token may select from
+    top_groups: int = 1  # number of groups from which a token selects experts
     group_score: GroupScore = GroupScore.MAX
-    shared_gate: bool = False  # the shared expert's output is gated by a sigmoid (Qwen2-MoE)
+    shared_gate: bool = False  # the shared expert's output is multiplied by a sigmoid (Qwen2-MoE)
     bias: bool = False  # router and expert projections have biases (gpt-oss)
     clamp: float | None = None  # limit of gate and up, combined as at `CLAMPED_SLOPE` (gpt-oss)
 
 
 @dataclass(frozen=True)
 class MlpSpec:
-    """Gated MLP of one layer: down(activation(gate(x)) * up(x)); with experts, the shared one."""
+    """The MLP of one layer: down(activation(gate(x)) * up(x)). With routed experts, it describes the shared expert."""
 
-    intermediate_size: int  # 0 in a mixture without shared experts; 0 without experts: no MLP
-    bias: bool = False  # the three projections add one
+    intermediate_size: int  # 0: no MLP; with `experts`: no shared expert
+    bias: bool = False  # the projections add a bias
     activation: str = "silu"
-    experts: ExpertsSpec | None = None  # None: dense
-    gated: bool = True  # False: down(activation(up(x))), also in experts (Nemotron-H)
+    experts: ExpertsSpec | None = None  # routed experts; None: dense
+    gated: bool = True  # False: down(activation(up(x))), in routed experts too (Nemotron-H)
 
 
 @dataclass(frozen=True)
 class NormSpec:
-    """Normalisation before attention, before the MLP and at the end."""
+    """The norms of all layers and the final norm."""
 
     eps: float  # added to the mean square before the root
     kind: str = "rms"
@@ -233,7 +233,7 @@ class Norms(Enum):
     BEFORE = "before"  # inputs of attention and MLP
     AFTER = "after"  # outputs of attention and MLP (OLMo 2)
     AROUND = "around"  # both (Gemma 2)
-    SINGLE = "single"  # one input: the layer has attention, a recurrence or an MLP alone (Nemotron-H)
+    SINGLE = "single"  # one norm, of the layer's input: the layer has only one sublayer (Nemotron-H)
 
 
 @dataclass(frozen=True)
@@ -243,9 +243,9 @@ class LayerSpec:
     attention: AttentionSpec
     mlp: MlpSpec
     norms: Norms = Norms.BEFORE
-    residual_scale: float = 1.0  # factor of sublayer outputs (Granite)
-    recurrent: RecurrentSpec | None = None  # replaces attention; None: attention
-    mixes: bool = True  # False: neither attention nor recurrence
+    residual_scale: float = 1.0  # factor of the outputs of sublayers (Granite)
+    recurrent: RecurrentSpec | None = None  # recurrence instead of attention; None: attention
+    mixes: bool = True  # False: the layer has neither attention nor recurrence
 
     @property
     def has_attention(self) -> bool:
@@ -260,14 +260,14 @@ class LayerSpec:
 class ModelConfig:
     """Description of a decoder, filled in by every file format."""
 
-    architecture: str  # the family's name, see models/architectures
+    architecture: str  # name of the model family, see models/architectures
     vocab_size: int  # rows of the embedding matrix, including padding
     hidden_size: int  # width of the residual stream
-    context_length: int  # maximum positions
+    context_length: int  # maximum number of positions
     layers: tuple[LayerSpec, ...]
     norm: NormSpec
     rope: RopeSpec
-    tied_embeddings: bool  # the output head is the embedding matrix
+    tied_embeddings: bool  # the embedding matrix is also the output matrix
     embedding_scale: float = 1.0  # factor of embeddings (Gemma, Granite)
     logit_scale: float = 1.0  # factor of logits (Granite)
     logit_softcap: float | None = None  # soft cap of logits (Gemma 2)
@@ -285,6 +285,7 @@ class ModelConfig:
 
     @property
     def recurrent(self) -> RecurrentSpec | None:
+        """The description that all recurrent layers share; None: there are none. Raises if they differ."""
         found = {layer.recurrent for layer in self.layers if layer.recurrent is not None}
         if len(found) > 1:
             raise CheckpointError(
@@ -294,12 +295,13 @@ class ModelConfig:
 
     @property
     def places(self) -> tuple[int, ...]:
-        """Each layer's number among the layers of its kind: with attention, recurrent, or with an MLP alone."""
+        """Index of each layer among the layers of its kind: with attention, with a recurrence, or with neither."""
         kinds = [(layer.has_attention, layer.mixes) for layer in self.layers]
         return tuple(kinds[:index].count(kind) for index, kind in enumerate(kinds))
 
     @property
     def layer(self) -> LayerSpec:
+        """The description that all layers share. Raises if they differ."""
         if any(layer != self.layers[0] for layer in self.layers):
             raise CheckpointError(
                 f"the layers of this {self.architecture} model differ, which is not supported here; use another model"
@@ -307,6 +309,7 @@ class ModelConfig:
         return self.layers[0]
 
     def with_layers(self, kept: Sequence[int]) -> "ModelConfig":
+        """Return the config with only the layers of these indices."""
         return replace(self, layers=tuple(self.layers[index] for index in kept))
 
     def followed_by(self, more: "ModelConfig") -> "ModelConfig":

@@ -116,7 +116,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
         changed(lambda t: t.update({"norm.weight": torch.ones(5)})),
         r"norm.weight has shape \(5,\), its config says \(64,\)",
     ),
-    "a token twice": (changed(twice), "twice to the same token"),
+    "a token twice": (changed(twice), "the same id twice"),
     "a token behind the vocabulary": (changed(far), "outside the vocabulary of 90"),
     "tables that differ": (changed(other_mask), "d2t and t2d name different tokens"),
     "no numbers": (changed(broken), "fc.weight holds NaN"),

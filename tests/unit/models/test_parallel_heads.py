@@ -95,7 +95,7 @@ def medusa(change: Callable[[dict[str, torch.Tensor]], Any], **config: Any) -> C
         (medusa(lambda t: t.update({"1.1.weight": torch.ones(5, HIDDEN)})), r"has shape \(5, 64\)"),
         (
             medusa(lambda t: t.update(token_map=torch.zeros(VOCAB).long()), vocab_size=VOCAB),
-            "twice to the same",
+            "the same id",
         ),
         (lambda path: TinyHead(80).medusa(3).save(path), "vocabulary of 80 and this model's is 90"),
     ],

@@ -120,7 +120,7 @@ def test_bad_tensors_are_named(tensors: Callable[[], dict[str, Tensor]], complai
         ({"lora_alpha": "16"}, "lora_alpha must be a positive number, not '16'"),
         (
             {"target_modules": ["q_proj", "k_proj"]},
-            "names k_proj in target_modules, and .* has nothing of it",
+            "names k_proj in target_modules, and .* has no tensor for it",
         ),
         ({"layers_to_transform": [0, 1, 7]}, "layers_to_transform names layer 7, and the model has 2"),
     ],
@@ -146,7 +146,7 @@ def test_an_adapter_of_another_model_is_told_as_such_and_not_as_incomplete(tmp_p
 
 def test_an_adapter_in_place_of_a_model_and_the_reverse_are_told_by_name(tmp_path: Path):
     path = write_adapter(tmp_path / "a", 4, ["q_proj"])
-    with pytest.raises(CheckpointError, match="holds a LoRA adapter, which is no model by itself"):
+    with pytest.raises(CheckpointError, match="holds a LoRA adapter, which is not a whole model"):
         open_checkpoint(path)
     (path / CONFIG_FILE).unlink()
     with pytest.raises(CheckpointError, match=r"is missing; give a directory that holds a LoRA adapter \("):
@@ -162,7 +162,7 @@ def test_a_rank_above_128_is_refused(tmp_path: Path):
 
 
 def test_files_that_are_not_there_or_not_whole_are_told_in_one_line(tmp_path: Path):
-    with pytest.raises(CheckpointError, match="is no folder"):
+    with pytest.raises(CheckpointError, match="is not a directory"):
         open_adapter(tmp_path / "nowhere", ADAPTED)
     path = write_adapter(tmp_path / "a")
     (path / TENSOR_FILE).write_bytes((path / TENSOR_FILE).read_bytes()[:100])

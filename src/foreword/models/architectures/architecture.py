@@ -16,7 +16,7 @@ class ConfigSwitch:
     default: bool = False  # if the key is missing
 
 
-NEVER = ConfigSwitch()
+NEVER = ConfigSwitch()  # the family never has the feature
 ALWAYS = ConfigSwitch(always=True)
 BY_ATTENTION_BIAS = ConfigSwitch(key="attention_bias")
 BY_NORM_TOPK = ConfigSwitch(key="norm_topk_prob", default=True)
@@ -26,23 +26,26 @@ class DenseLayers(Enum):
     """Rule for the layers that have a dense MLP instead of experts."""
 
     NONE = auto()
-    FIRST = auto()  # number in `first_k_dense_replace`
-    BY_STEP = auto()  # those in `mlp_only_layers`, and those between multiples of `decoder_sparse_step`
+    FIRST = auto()  # the first `first_k_dense_replace` layers
+    BY_STEP = auto()  # those in `mlp_only_layers`, and all but every `decoder_sparse_step`-th layer
 
 
 class Grouping(Enum):
-    """Return whether experts are selected in groups."""
+    """Rule for selecting experts within groups of experts."""
 
-    NONE = auto()
-    ALWAYS = auto()  # by `n_group` and `topk_group`
-    BY_METHOD = auto()  # if `topk_method` is group_limited_greedy
+    NONE = auto()  # from all experts
+    ALWAYS = auto()  # within the best `topk_group` of `n_group` groups
+    BY_METHOD = auto()  # as ALWAYS if `topk_method` is group_limited_greedy, otherwise as NONE
 
 
 @dataclass(frozen=True)
 class ExpertKeys:
-    """Keys of config.json that describe a mixture of experts."""
+    """Keys of config.json that describe a mixture of experts, and properties that it does not state.
 
-    count: tuple[str, ...]  # the first one present
+    The fields have the meaning of the same fields in `ExpertsSpec`, unless a comment says otherwise.
+    """
+
+    count: tuple[str, ...]  # alternative keys; the first one that is present counts
     size: str = "moe_intermediate_size"
     per_token: str = "num_experts_per_tok"
     scores: Scores = Scores.SOFTMAX
@@ -51,8 +54,8 @@ class ExpertKeys:
     scale: str | None = None
     grouping: Grouping = Grouping.NONE
     group_score: GroupScore = GroupScore.MAX
-    shared_size: str | None = None  # width of the shared expert
-    shared_count: str | None = None  # or its width in experts
+    shared_size: str | None = None  # intermediate size of the shared expert
+    shared_count: str | None = None  # the same, as a multiple of the size of a routed expert
     shared_gate: bool = False
     bias: bool = False
     clamp: str | None = None
@@ -70,47 +73,48 @@ class WindowedLayers(Enum):
 
 @dataclass(frozen=True)
 class WindowField:
-    """Description of sliding windows in config.json."""
+    """How config.json describes sliding windows."""
 
     layers: WindowedLayers
     switch: str | None = None  # flag that enables windows
     listed: bool = True  # `layer_types`, if present, lists the layers
-    period: int = 1  # one of this many layers has full attention
-    period_key: str | None = None  # key that overrides the period
+    period: int = 1  # one in this many layers has full attention
+    period_key: str | None = None  # key whose value replaces `period`
 
 
 @dataclass(frozen=True)
 class Scales:
-    """Keys of scaling factors and soft caps; None: not used."""
+    """Keys of scaling factors and soft caps in config.json; None: the family has none."""
 
-    embedding: str | None = None  # of embeddings
-    embedding_by_width: bool = False  # embeddings are scaled by the root of the hidden size
-    residual: str | None = None  # of each layer's output
-    attention: str | None = None  # of attention scores, instead of 1 / sqrt(head size)
-    attention_root: str | None = None  # the same, as the inverse square of the factor
-    attention_cap: str | None = None
+    embedding: str | None = None  # factor of embeddings
+    embedding_by_width: bool = False  # the factor of embeddings is the root of the hidden size
+    residual: str | None = None  # factor of the outputs of sublayers
+    attention: str | None = None  # factor of attention scores, instead of 1 / sqrt(head size)
+    attention_root: str | None = None  # a value v that stands for the factor 1 / sqrt(v)
+    attention_cap: str | None = None  # soft cap of attention scores
     logits_divisor: str | None = None
-    logits_cap: str | None = None
+    logits_cap: str | None = None  # soft cap of logits
 
 
 @dataclass(frozen=True)
 class Rope:
-    """Rotary embedding of a family."""
+    """Rotary embedding of a family. Values are defaults for keys that config.json lacks."""
 
-    theta: float = 10000.0  # default of config.json
-    partial: float = 1.0  # default fraction of rotated dimensions
-    local_theta: float | None = None  # base frequency of windowed layers, or `rope_local_base_freq`
-    # one of this many layers is not rotated, unless `no_rope_layers` is present
+    theta: float = 10000.0  # of `rope_theta`
+    partial: float = 1.0  # of `partial_rotary_factor`, the fraction of rotated dimensions
+    # Of `rope_local_base_freq`, the base of windowed layers; None: they have the same base as the others.
+    local_theta: float | None = None
+    # One in this many layers has no rotary embedding, unless `no_rope_layers` is present; None: all layers have it.
     unrotated_every: int | None = None
-    yarn_is_longrope: bool = False  # legacy name
-    yarn_truncates: bool = True  # default of config.json: YaRN's ramp begins and ends at whole dimensions
+    yarn_is_longrope: bool = False  # the rope type "yarn" is a legacy name of LongRoPE
+    yarn_truncates: bool = True  # of `truncate`: YaRN's ramp begins and ends at whole dimensions
     interleaved: bool = False  # rotated pairs are adjacent in the stored weights
-    by_type: bool = False  # layers are rotated only if `position_embedding_type` is "rope"
+    by_type: bool = False  # layers have rotary embedding only if `position_embedding_type` is "rope"
 
 
 @dataclass(frozen=True)
 class RecurrentKeys:
-    """Keys of config.json that describe the recurrent layers; None: not used."""
+    """Keys of config.json that describe recurrent layers as `RecurrentSpec` does; None: the family has none."""
 
     kind: Recurrence
     kernel: str
@@ -121,9 +125,9 @@ class RecurrentKeys:
     conv_bias: str | None = None
     conv_bias_default: bool = False
     bias: str | None = None
-    attention_layers: str | None = None  # list of the layers with attention, if there are no `layer_types`
-    attention_period: int = 4  # otherwise: one of this many layers has attention
-    grouped_norm: bool = False  # the norm of Mamba-2 is one per key head
+    attention_layers: str | None = None  # list of the layers with attention, read if `layer_types` is missing
+    attention_period: int = 4  # without both lists, one in this many layers has attention
+    grouped_norm: bool = False  # the norm after Mamba-2 normalises the channels of each key head separately
 
 
 TOP_TENSORS = {
@@ -132,7 +136,7 @@ TOP_TENSORS = {
     "token_embd_norm": "model.norm",  # of LFM2
     "output": "lm_head",
 }
-"""GGUF names outside the layers."""
+"""GGUF names of tensors outside the layers -> canonical names."""
 
 LLAMA_TENSORS = {
     "attn_norm": "input_layernorm",
@@ -145,7 +149,7 @@ LLAMA_TENSORS = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-"""GGUF names inside a llama-style layer."""
+"""GGUF names in a layer of Llama's kind -> canonical names."""
 
 QK_NORM_TENSORS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 
@@ -157,14 +161,14 @@ EXPERT_TENSORS = {
     "ffn_up_shexp": "mlp.shared_experts.up_proj",
     "ffn_down_shexp": "mlp.shared_experts.down_proj",
 }
-"""GGUF names of a mixture, besides the stacked experts."""
+"""GGUF names of a mixture's router and shared experts."""
 
 AROUND_TENSORS = LLAMA_TENSORS | {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
-"""GGUF names in a layer with norms after, or around, both sublayers."""
+"""GGUF names in a layer with norms after, or before and after, both sublayers."""
 
 RECURRENT_TENSORS = {
     "ssm_conv1d": "linear_attn.conv1d",
@@ -173,7 +177,7 @@ RECURRENT_TENSORS = {
     "ssm_norm": "linear_attn.norm",
     "ssm_out": "linear_attn.out_proj",
 }
-"""GGUF names in a layer with a state."""
+"""GGUF names in a recurrent layer with a state."""
 
 LATENT_TENSORS = LLAMA_TENSORS | {
     "attn_q_a": "self_attn.q_a_proj",
@@ -198,54 +202,54 @@ class ExpertStacks(Enum):
 
 @dataclass(frozen=True)
 class StoredTensors:
-    """Differences of a family's safetensors from the canonical names and contents."""
+    """How a family's safetensors differ from canonical names and contents."""
 
-    renamed: tuple[tuple[str, str], ...] = ()  # (part of a stored name, canonical part)
-    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # stored matrix -> its parts
-    norms_minus_one: bool = False  # norm weights are stored minus one
+    renamed: tuple[
+        tuple[str, str], ...
+    ] = ()  # (part of a stored name, canonical part), replaced in this order
+    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # stored matrix -> matrices in it
+    norms_minus_one: bool = False  # weights of norms are stored minus one
     stacked_experts: ExpertStacks = ExpertStacks.NONE
-    # rows of the fused projections of recurrent layers are grouped by key head
-    grouped_by_key: bool = False
+    grouped_by_key: bool = False  # rows of fused projections of recurrent layers are grouped by key head
 
 
 @dataclass(frozen=True)
 class GgufNames:
-    """GGUF names of a family, and the mapping of its tensors to Hugging Face names."""
+    """How the GGUF files of a family differ from Hugging Face's directories."""
 
-    architecture: str  # general.architecture, and the prefix of its keys
-    layer_tensors: Mapping[str, str] = field(
-        default_factory=lambda: LLAMA_TENSORS
-    )  # blk.N.X -> model.layers.N.Y
+    architecture: str  # value of general.architecture, and prefix of the family's metadata keys
+    # Names within a layer: blk.N.key -> model.layers.N.value
+    layer_tensors: Mapping[str, str] = field(default_factory=lambda: LLAMA_TENSORS)
     interleaved: bool = False  # rotated pairs are adjacent in the rows of a head
-    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # stored matrix -> its parts
-    settings: Mapping[str, object] = field(
-        default_factory=dict
-    )  # defaults of missing settings, by config.json keys
+    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # stored matrix -> matrices in it
+    # Values of settings that the metadata lacks, by config.json keys.
+    settings: Mapping[str, object] = field(default_factory=dict)
     windows_everywhere: bool = False  # a sliding window in the metadata applies to all layers
-    # models with this many layers scale scores by hidden size / heads instead of head size
+    # Models with this many layers scale scores by 1 / sqrt(hidden size / heads) instead of 1 / sqrt(head size).
     deep: int | None = None
     interleaved_whole: bool = (
-        False  # adjacent pairs are those of whole heads, even if a part of them is rotated
+        False  # all rows of a head are reordered, even if only some dimensions are rotated
     )
     grouped_by_key: bool = False  # rows of fused projections of recurrent layers are grouped by key head
-    tiled_values: bool = False  # value heads: the first of every key head, then the second of every one
-    marked_by: str | None = (
-        None  # setting that only files of this family have, if several share the architecture
+    tiled_values: bool = (
+        False  # value heads: the first of every key head, then the second of every key head, ...
     )
+    # Metadata key that only files of this family have, if several families share the architecture.
+    marked_by: str | None = None
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """Declaration of a model family; everything else is common to all."""
+    """Declaration of a model family: everything in which families differ."""
 
     name: str
-    models: str  # well-known models, for a table
-    hf_class: str  # entry of `architectures` in config.json; never imported or executed
-    with_images: str | None = None  # class of the same model with images, which are left out
-    gguf: GgufNames | None = None  # None: no GGUF files, or under another family's name
-    gguf_alias: str | None = None  # that family's name
-    attention_bias: ConfigSwitch = NEVER  # of the q, k and v projections
-    output_bias: ConfigSwitch = NEVER  # of the attention's output projection
+    models: str  # well-known models, for the table of supported models
+    hf_class: str  # entry of `architectures` in config.json; the class is never imported or executed
+    with_images: str | None = None  # class of models with images, whose text part is loaded
+    gguf: GgufNames | None = None  # None: there are no GGUF files, or they have another family's name
+    gguf_alias: str | None = None  # the name of this other family
+    attention_bias: ConfigSwitch = NEVER  # biases of the q, k and v projections
+    output_bias: ConfigSwitch = NEVER  # bias of the attention's output projection
     mlp_bias: ConfigSwitch = NEVER
     qk_norm: ConfigSwitch = NEVER
     wide_qk_norm: bool = False
@@ -256,16 +260,16 @@ class Architecture:
     experts: ExpertKeys | None = None
     is_latent: bool = False  # latent attention (MLA)
     has_sinks: bool = False  # attention sinks
-    has_gated_attention: bool = False  # head outputs are gated
-    recurrent: RecurrentKeys | None = None  # layers with a state; None: all layers have attention
-    kv_heads_may_be_missing: bool = False  # num_key_value_heads; defaults to the query heads
-    activation_key: str = "hidden_act"
-    activation: str = "silu"  # default of config.json
+    has_gated_attention: bool = False  # `AttentionSpec.gated`
+    recurrent: RecurrentKeys | None = None  # recurrent layers; None: all layers have attention
+    kv_heads_may_be_missing: bool = False  # without num_key_value_heads there are as many as query heads
+    activation_key: str = "hidden_act"  # key of config.json
+    activation: str = "silu"  # if the key is missing
     norm_eps: str = "rms_norm_eps"  # key of the norms' epsilon
-    mlp_size: str = "intermediate_size"
+    mlp_size: str = "intermediate_size"  # key of the MLP's intermediate size
     ungated_mlp: bool = False
     adjusted_mlp: bool = False  # `block_auto_adjust_ff_dim` shrinks the MLP (LFM2)
-    without_experts: "Architecture | None" = None  # models whose config.json has no experts
+    without_experts: "Architecture | None" = None  # variant for models whose config.json has no experts
     stored: StoredTensors = StoredTensors()
 
 

@@ -1,4 +1,4 @@
-"""Families with recurrent layers."""
+"""Model families with recurrent layers."""
 
 from dataclasses import replace
 
@@ -59,7 +59,7 @@ _DELTA_TENSORS = (
     }
 )
 
-_TEXT_PART = (("model.language_model.", "model."),)
+_TEXT_PART = (("model.language_model.", "model."),)  # (stored prefix, our prefix) in checkpoints with images
 
 QWEN3_5 = Architecture(
     "qwen3_5",
@@ -75,7 +75,7 @@ QWEN3_5 = Architecture(
     recurrent=DELTA,
     stored=StoredTensors(renamed=_TEXT_PART, norms_minus_one=True),
 )
-"""Gated delta rule in three of four layers, gated attention in the others."""
+"""Layers with the gated delta rule, three in four; the others have gated attention."""
 
 QWEN3_5_MOE = replace(
     QWEN3_5,
@@ -91,7 +91,7 @@ QWEN3_5_MOE = replace(
         stacked_experts=ExpertStacks.HALVES,
     ),
 )
-"""Qwen3.5 with experts, stored as one tensor per layer."""
+"""Qwen3.5 with experts; a layer's experts are stored as one tensor."""
 
 QWEN3_NEXT = replace(
     QWEN3_5,
@@ -114,7 +114,7 @@ QWEN3_NEXT = replace(
         renamed=((".shared_expert.", ".shared_experts."),), norms_minus_one=True, grouped_by_key=True
     ),
 )
-"""Qwen3.5-MoE whose projections are grouped by key head."""
+"""Like Qwen3.5-MoE, with a query, key and value projection whose rows are grouped by key head."""
 
 _MAMBA_PARTS = {
     "linear_attn.in_proj": ("linear_attn.in_proj_z", "linear_attn.in_proj_qkv", "linear_attn.in_proj_a")
@@ -155,7 +155,7 @@ BAMBA = Architecture(
         fused=_MAMBA_PARTS,
     ),
 )
-"""Mamba-2, and attention in a few layers."""
+"""Layers with Mamba-2; a few have attention."""
 
 _GRANITE_NAMES = (
     (".mamba.", ".linear_attn."),
@@ -218,7 +218,7 @@ GRANITE_HYBRID = replace(
         ),
     ),
 )
-"""Granite with Mamba-2 layers; experts beside a shared one, or one MLP in models without experts."""
+"""Layers with Mamba-2; a few have attention. All have routed experts and a shared one, or an MLP."""
 
 _NEMOTRON_WITH_EXPERTS = Architecture(
     "nemotron_h",
@@ -290,7 +290,7 @@ NEMOTRON_H = replace(
         experts=None,
     ),
 )
-"""Layers of one part each: Mamba-2, attention, an MLP, or experts."""
+"""Each layer has one of: Mamba-2, attention, an MLP, experts."""
 
 _LFM2_TENSORS = {
     "shortconv.conv": "linear_attn.conv1d",
@@ -334,6 +334,6 @@ LFM2 = Architecture(
         )
     ),
 )
-"""Short convolutions, and attention in a few layers."""
+"""Layers with a short convolution; a few have attention."""
 
 HYBRIDS = (QWEN3_NEXT, QWEN3_5, QWEN3_5_MOE, GRANITE_HYBRID, BAMBA, NEMOTRON_H, LFM2)

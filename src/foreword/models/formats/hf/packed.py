@@ -1,4 +1,4 @@
-"""Quantised weights in safetensors (GPTQ, AWQ, compressed-tensors, FP8): unpacked at load, or kept packed."""
+"""Quantised weights in safetensors (GPTQ, AWQ, compressed-tensors, FP8, MXFP4): dequantised at load, or kept packed."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -12,46 +12,49 @@ from foreword.models.formats.checkpoint import FP8_BLOCK, Fp8Tensor, GroupedTens
 from foreword.models.formats.fields import MAX_DIMENSION, ConfigFields
 
 Parts = Mapping[str, Tensor]
-"""Tensors of one matrix by name suffix: "qweight", "scales", ..."""
+"""The stored tensors of one matrix, by the suffix of their names: "qweight", "scales", ..."""
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """A packing format of matrices."""
+    """A format in which the matrices of a checkpoint are quantised."""
 
-    title: str
-    marker: str  # suffix of the packed numbers; "weight" if plain matrices have it too
+    title: str  # for users
+    marker: str  # suffix of the quantised numbers; "weight" is also the suffix of plain matrices
     needed: tuple[str, ...]  # required suffixes
     extra: tuple[str, ...]  # optional suffixes
-    unpack: Callable[[Parts], Tensor]  # float32 [out, in]
-    keep: Callable[[Parts], PackedTensor | None] = lambda _: None  # None: it must be unpacked
+    unpack: Callable[[Parts], Tensor]  # dequantise: float32 [out, in]
+    # The matrix in a form that kernels read packed; None: it must be dequantised.
+    keep: Callable[[Parts], PackedTensor | None] = lambda _: None
 
 
 def unpacked_bits(packed: Tensor, bits: int, dim: int) -> Tensor:
-    """Unpack int32 words, lowest bits first, into unsigned int32 numbers along `dim`."""
-    each = 32 // bits
+    """Unpack int32 words, lowest bits first, into non-negative int32 numbers along dimension `dim`."""
+    per_word = 32 // bits
     shifts = torch.arange(0, 32, bits, dtype=torch.int32)
-    numbers: Tensor = (packed.unsqueeze(-1) >> shifts) & (2**bits - 1)  # [..., each]
+    numbers: Tensor = (packed.unsqueeze(-1) >> shifts) & (2**bits - 1)  # [..., per_word]
     moved: Tensor = numbers.movedim(-1, dim + 1)
     shape = list(packed.shape)
-    shape[dim] *= each
+    shape[dim] *= per_word
     return moved.reshape(shape)
 
 
 def spread(scales: Tensor, columns: int) -> Tensor:
+    """Repeat scales [rows, groups] for the columns of each group: float32 [rows, columns]."""
     groups = scales.shape[1]
     if columns % groups:
-        raise ValueError(f"{columns} columns are not {groups} groups")
+        raise ValueError(f"{columns} columns cannot be divided into {groups} groups")
     return scales.float().repeat_interleave(columns // groups, dim=1)
 
 
 def fp8_scheme(own: ConfigFields) -> Scheme:
+    """Return the scheme of 8-bit floats, with one scale per tensor or row, or one per block."""
     block = own.get("weight_block_size")
     if block is None:
         needed = ("weight", "weight_scale")
         return Scheme("8-bit floats", "weight", needed, ("input_scale",), unpack_rows, _keep_rows)
-    good = isinstance(block, list) and len(block) == 2 and all(type(size) is int for size in block)
-    if not good or not all(0 < size <= MAX_DIMENSION for size in block):
+    is_pair = isinstance(block, list) and len(block) == 2 and all(type(size) is int for size in block)
+    if not is_pair or not all(0 < size <= MAX_DIMENSION for size in block):
         raise own.malformed("weight_block_size", "two sizes")
     rows, columns = block
 
@@ -60,15 +63,15 @@ def fp8_scheme(own: ConfigFields) -> Scheme:
         expected = -(-weight.shape[0] // rows), -(-weight.shape[1] // columns)
         if tuple(scales.shape) != expected:
             raise ValueError(f"its scales have shape {tuple(scales.shape)}, not {expected}")
-        tall = scales.repeat_interleave(min(rows, weight.shape[0]), dim=0)[: weight.shape[0]]
-        wide = tall.repeat_interleave(min(columns, weight.shape[1]), dim=1)[:, : weight.shape[1]]
-        return weight * wide
+        row_scales = scales.repeat_interleave(min(rows, weight.shape[0]), dim=0)[: weight.shape[0]]
+        all_scales = row_scales.repeat_interleave(min(columns, weight.shape[1]), dim=1)[:, : weight.shape[1]]
+        return weight * all_scales
 
     def keep(parts: Parts) -> Fp8Tensor | None:
         weight, scales = parts["weight"], parts["weight_scale_inv"].float()
-        whole = -(-weight.shape[0] // FP8_BLOCK), -(-weight.shape[1] // FP8_BLOCK)
-        is_plain = rows == columns == FP8_BLOCK and tuple(scales.shape) == whole
-        return Fp8Tensor(weight, scales, True) if is_plain and weight.dtype == torch.float8_e4m3fn else None
+        expected = -(-weight.shape[0] // FP8_BLOCK), -(-weight.shape[1] // FP8_BLOCK)
+        fits = rows == columns == FP8_BLOCK and tuple(scales.shape) == expected
+        return Fp8Tensor(weight, scales, True) if fits and weight.dtype == torch.float8_e4m3fn else None
 
     return Scheme(
         "8-bit floats in blocks", "weight", ("weight", "weight_scale_inv"), ("input_scale",), unpack, keep
@@ -84,7 +87,7 @@ def _keep_rows(parts: Parts) -> Fp8Tensor | None:
 
 
 def unpack_rows(parts: Parts) -> Tensor:
-    """Unpack 8-bit numbers with a scale, and possibly a zero point, per row or tensor."""
+    """Dequantise 8-bit numbers with a scale, and possibly a zero point, per row or tensor."""
     weight, scale = parts["weight"].float(), parts["weight_scale"].float()
     if (zero := parts.get("weight_zero_point")) is not None:
         weight = weight - _column(zero.float())
@@ -92,14 +95,16 @@ def unpack_rows(parts: Parts) -> Tensor:
 
 
 def _column(scale: Tensor) -> Tensor:
+    """Return scales as a matrix with one column, to be multiplied with rows."""
     return scale.reshape(-1, 1) if scale.dim() < 2 else scale
 
 
 def gptq_scheme(own: ConfigFields) -> Scheme:
+    """Return the scheme of GPTQ in 2, 4 or 8 bits; only 4 bits can be kept packed."""
     bits = own.count("bits")
     if bits not in (2, 4, 8):
         raise own.unsupported(f"GPTQ in {bits} bits")
-    # The original format stores zeros less one.
+    # The original format stores zero points minus one.
     stores_less_one = own.text("checkpoint_format", "gptq") != "gptq_v2"
     return Scheme(
         f"GPTQ, {bits} bits",
@@ -111,28 +116,31 @@ def gptq_scheme(own: ConfigFields) -> Scheme:
     )
 
 
-def _unpack_gptq(parts: Parts, bits: int, less: int) -> Tensor:
+def _unpack_gptq(parts: Parts, bits: int, zero_offset: int) -> Tensor:
     levels = unpacked_bits(parts["qweight"], bits, dim=0)  # [in, out]
-    zeros = unpacked_bits(parts["qzeros"], bits, dim=1) + less  # [groups, out]
+    zeros = unpacked_bits(parts["qzeros"], bits, dim=1) + zero_offset  # [groups, out]
     return _scaled(levels, zeros, parts)
 
 
 def _scaled(levels: Tensor, zeros: Tensor, parts: Parts) -> Tensor:
-    """Return float32 [out, in] from levels [in, out] and zeros [groups, out]."""
-    scales, group = parts["scales"].float(), parts.get("g_idx")  # [groups, out], [in]
+    """Dequantise levels [in, out] with zero points [groups, out] and the scales in `parts`: float32 [out, in]."""
+    scales, group = (
+        parts["scales"].float(),
+        parts.get("g_idx"),
+    )  # [groups, out]; [in], the group of each input
     if group is None:
         group = torch.arange(len(levels)) // -(-len(levels) // len(scales))
     group = group.long()
     return (scales[group] * (levels - zeros[group])).T.contiguous()
 
 
-def _keep_gptq(parts: Parts, less: int) -> GroupedTensor | None:
+def _keep_gptq(parts: Parts, zero_offset: int) -> GroupedTensor | None:
     codes, scales = unpacked_bits(parts["qweight"], 4, dim=0), parts["scales"]  # [in, out], [groups, out]
-    zeros = unpacked_bits(parts["qzeros"], 4, dim=1) + less
-    size, order = len(codes) // len(scales), None
+    zeros = unpacked_bits(parts["qzeros"], 4, dim=1) + zero_offset
+    group_size, order = len(codes) // len(scales), None
     if (group := parts.get("g_idx")) is not None:
         order = group.long().argsort(stable=True)
-        if not torch.equal(group.long()[order], torch.arange(len(group)) // size):
+        if not torch.equal(group.long()[order], torch.arange(len(group)) // group_size):
             return None  # groups of different sizes
         if torch.equal(order, torch.arange(len(group))):
             order = None
@@ -148,7 +156,7 @@ def _bytes(numbers: Tensor) -> Tensor:
 
 
 _ORDER = torch.tensor([0, 4, 1, 5, 2, 6, 3, 7])
-"""Position of each of eight columns within a word."""
+"""Index of each of eight consecutive columns within a word of AWQ."""
 
 
 def awq_scheme(own: ConfigFields) -> Scheme:
@@ -168,30 +176,34 @@ def _keep_awq(parts: Parts) -> GroupedTensor:
 
 
 def _in_order(packed: Tensor) -> Tensor:
+    """Unpack AWQ's 4-bit numbers, and restore the order of the columns."""
     numbers = unpacked_bits(packed, 4, dim=1)
     return numbers.view(len(numbers), -1, 8)[..., _ORDER].reshape(numbers.shape)
 
 
 _UNUSED = ("input_scale", "input_zero_point", "output_scale", "k_scale", "v_scale", "input_global_scale")
+"""Suffixes of compressed-tensors' scales for activations and KV cache, which are not quantised here."""
+
 _E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+"""Magnitudes of the 4-bit floats of MXFP4, by their lower three bits."""
 
 
 def compressed_scheme(own: ConfigFields) -> Scheme:
-    """Return the scheme of a quantization_config; all its groups must be packed alike."""
-    kind = own.text("format")
-    if kind in ("int-quantized", "float-quantized", "naive-quantized"):
+    """Return the scheme of compressed-tensors' quantization_config; all its groups must have the same format."""
+    packing = own.text("format")
+    if packing in ("int-quantized", "float-quantized", "naive-quantized"):
         return Scheme(
-            f"compressed-tensors, {kind}",
+            f"compressed-tensors, {packing}",
             "weight",
             ("weight", "weight_scale"),
             ("weight_zero_point", *_UNUSED),
             unpack_rows,
             _keep_rows,
         )
-    if kind == "mxfp4-pack-quantized":
+    if packing == "mxfp4-pack-quantized":
         return replace(mxfp4_scheme(own), extra=_UNUSED)
-    if kind != "pack-quantized":
-        raise own.unsupported(f"compressed-tensors' format {kind!r}")
+    if packing != "pack-quantized":
+        raise own.unsupported(f"compressed-tensors' format {packing!r}")
     bits = _bits(own)
     return Scheme(
         f"compressed-tensors, {bits} bits",
@@ -204,20 +216,21 @@ def compressed_scheme(own: ConfigFields) -> Scheme:
 
 
 def _bits(own: ConfigFields) -> int:
+    """Return the bits per weight of compressed-tensors' config, the same in all groups."""
     groups = own.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
         raise own.malformed("config_groups", "an object with groups")
     weights = [group.get("weights") if isinstance(group, Mapping) else None for group in groups.values()]
     if not all(isinstance(entry, Mapping) for entry in weights):
         raise own.malformed("config_groups", "groups with weights")
-    found = {ConfigFields(entry, own.origin).count("num_bits") for entry in weights if entry is not None}
-    if len(found) != 1 or not found <= {2, 4, 8}:
-        raise own.unsupported(f"weights of {sorted(found)} bits together")
-    return found.pop()
+    widths = {ConfigFields(entry, own.origin).count("num_bits") for entry in weights if entry is not None}
+    if len(widths) != 1 or not widths <= {2, 4, 8}:
+        raise own.unsupported(f"weights of {sorted(widths)} bits together")
+    return widths.pop()
 
 
 def unpack_words(parts: Parts, bits: int) -> Tensor:
-    """Unpack compressed-tensors' levels, eight of 4 bits in an int32, with a scale per group of columns."""
+    """Dequantise compressed-tensors' levels, packed in int32 words, with a scale per group of columns."""
     half = 2 ** (bits - 1)
     levels = unpacked_bits(parts["weight_packed"], bits, dim=1) - half  # [out, in]
     rows, columns = levels.shape
@@ -226,13 +239,13 @@ def unpack_words(parts: Parts, bits: int) -> Tensor:
         levels = levels[:rows, :columns]
     scales, group = parts["weight_scale"], parts.get("weight_g_idx")
 
-    def wide(numbers: Tensor) -> Tensor:
+    def per_column(numbers: Tensor) -> Tensor:
         return spread(numbers, columns) if group is None else numbers.float()[:, group.long()]
 
     values: Tensor = levels.float()
     if (zero := parts.get("weight_zero_point")) is not None:
-        values = values - wide(unpacked_bits(zero, bits, dim=0)[:rows] - half)
-    return values * wide(scales)
+        values = values - per_column(unpacked_bits(zero, bits, dim=0)[:rows] - half)
+    return values * per_column(scales)
 
 
 def _keep_words(parts: Parts) -> GroupedTensor | None:
@@ -251,11 +264,12 @@ def _keep_mxfp4(parts: Parts) -> GroupedTensor | None:
     if packed.dtype != torch.uint8 or exponents.dtype != torch.uint8:
         return None
     codes = torch.stack((packed & 15, packed >> 4), dim=-1).flatten(1)
+    # The bias is 128 instead of 127, since `GroupedTensor` has halved scales for float codes.
     return GroupedTensor(codes, torch.exp2(exponents.float() - 128), None, floats=True)
 
 
 def _unpack_mxfp4(parts: Parts) -> Tensor:
-    """Unpack two numbers per byte, low nibble first, with a power-of-two scale per 32."""
+    """Dequantise two numbers per byte, low nibble first, with a power of two as the scale of 32 columns."""
     packed, exponents = parts["weight_packed"], parts["weight_scale"]
     if packed.dtype != torch.uint8 or exponents.dtype != torch.uint8:
         raise ValueError(f"it is stored in {packed.dtype} and {exponents.dtype}, not in bytes")
@@ -277,7 +291,7 @@ SCHEMES = {
     "compressed-tensors": compressed_scheme,
     "fp8": fp8_scheme,
 }
-"""Readers by `quant_method`."""
+"""Functions that return the scheme of a quantization_config, by its `quant_method`."""
 
 
 def scheme_of(fields: ConfigFields) -> Scheme | None:
@@ -298,34 +312,35 @@ def scheme_of(fields: ConfigFields) -> Scheme | None:
 
 
 def packed_matrices(names: Iterable[str], scheme: Scheme | None) -> dict[str, dict[str, str]]:
-    """Return tensor name -> its parts (suffix -> stored name); a plain tensor has only the suffix ""."""
+    """Return tensor name -> its parts (suffix -> stored name); a plain tensor has one part with the suffix ""."""
     present = set(names)
     parts_of: dict[str, dict[str, str]] = {}
-    taken: set[str] = set()
+    used: set[str] = set()
     if scheme is not None:
         for name in sorted(present):
-            stem, _, last = name.rpartition(".")
-            if last != scheme.marker or not all(f"{stem}.{part}" in present for part in scheme.needed):
+            stem, _, suffix = name.rpartition(".")
+            if suffix != scheme.marker or not all(f"{stem}.{part}" in present for part in scheme.needed):
                 continue
-            known = (*scheme.needed, *scheme.extra)
-            parts = {part: f"{stem}.{part}" for part in known if f"{stem}.{part}" in present}
+            suffixes = (*scheme.needed, *scheme.extra)
+            parts = {part: f"{stem}.{part}" for part in suffixes if f"{stem}.{part}" in present}
             parts_of[f"{stem}.weight"] = parts
-            taken |= set(parts.values())
-    return parts_of | {name: {"": name} for name in present - taken}
+            used |= set(parts.values())
+    return parts_of | {name: {"": name} for name in present - used}
 
 
 def packed_stacks(parts_of: Mapping[str, dict[str, str]]) -> dict[str, dict[str, str]]:
-    """Return the parts of all tensors, with blocks and scales of stacked experts as parts of one tensor."""
-    found = dict(parts_of)
+    """Return the parts of all tensors. x_blocks and x_scales (stacked experts in MXFP4) become parts of x."""
+    result = dict(parts_of)
     for name in parts_of:
         stem = name.removesuffix("_blocks")
-        if stem != name and f"{stem}_scales" in found:
-            blocks, scales = found.pop(name), found.pop(f"{stem}_scales")
-            found[stem] = {"weight_packed": blocks[""], "weight_scale": scales[""]}
-    return found
+        if stem != name and f"{stem}_scales" in result:
+            blocks, scales = result.pop(name), result.pop(f"{stem}_scales")
+            result[stem] = {"weight_packed": blocks[""], "weight_scale": scales[""]}
+    return result
 
 
 def unpacked(scheme: Scheme, parts: Parts, name: str, path: Path) -> Tensor:
+    """Dequantise a matrix, float32 [out, in]; raise `CheckpointError` if its parts do not fit together."""
     try:
         return scheme.unpack(parts)
     except (RuntimeError, ValueError, IndexError) as error:  # inconsistent parts
