@@ -136,7 +136,7 @@ def test_a_lying_offset_is_told(tmp_path, gguf_bytes):
     offset = tensor_entry(raw, b"blk.1.ffn_up.weight") + 16 + 4
     raw[offset : offset + 8] = struct.pack("<Q", 64)
     path.write_bytes(raw)
-    with pytest.raises(CheckpointError, match="does not lie where"):
+    with pytest.raises(CheckpointError, match="is not at the expected offset"):
         open_checkpoint(path)
 
 

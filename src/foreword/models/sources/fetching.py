@@ -313,9 +313,9 @@ def _run_pip(command: list[str], directory: Path, on_bytes: Callable[[int], None
 
 
 def _bytes_arrived(directory: Path) -> int:
-    """Return the size of the largest wheel below `directory`; pip moves and removes files meanwhile."""
+    """Return the size of the largest wheel below `directory`; pip moves and removes files at the same time."""
     sizes = [0]
-    for folder, _, files in os.walk(directory):  # unlike rglob, it passes over folders that have gone
+    for folder, _, files in os.walk(directory):  # unlike rglob, it skips directories that pip has removed
         for file in files:
             if file.endswith(".whl"):
                 with suppress(FileNotFoundError):
