@@ -10,6 +10,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from foreword.bench.skeleton import check_least
 from foreword.errors import RequestError
 
 
@@ -105,8 +106,7 @@ def take_per_category(prompts: Sequence[BenchPrompt], limit: int | None) -> list
     """Return the first `limit` prompts of every category, in file order; None: all."""
     if limit is None:
         return list(prompts)
-    if limit < 1:
-        raise RequestError(f"--limit-per-category must be at least 1, not {limit}")
+    check_least(1, limit_per_category=limit)
     numbers: dict[str, count[int]] = defaultdict(count)
     return [prompt for prompt in prompts if next(numbers[prompt.category]) < limit]
 

@@ -164,6 +164,13 @@ def table(rows: Iterable[object], columns: Mapping[str, Column], title: str | No
     return found
 
 
+def check_least(least: int, **options: int | None) -> None:
+    """Raise `RequestError` for an option below this number; None: it is not given."""
+    for name, value in options.items():
+        if value is not None and value < least:
+            raise RequestError(f"--{name.replace('_', '-')} must be at least {least}, not {value}")
+
+
 def ratio(part: float, whole: float) -> float:
     """Return the quotient; 0 if the divisor is 0."""
     return part / whole if whole else 0.0

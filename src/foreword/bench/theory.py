@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from foreword.bench.skeleton import read_output
+from foreword.bench.skeleton import check_least, read_output
 from foreword.errors import RequestError
 
 STEP_COMMAND = "foreword bench step --json"
@@ -105,8 +105,7 @@ def predict(
     for option, cost in (("--draft-cost", drafting.level_cost), ("--network-cost", drafting.network_cost)):
         if not 0 <= cost < math.inf:
             raise RequestError(f"{option} must be 0 or more, in target passes, not {cost}")
-    if drafting.width < 1:
-        raise RequestError(f"--tree-width must be at least 1, not {drafting.width}")
+    check_least(1, tree_width=drafting.width)
     if not depths or min(depths) < 1:
         raise RequestError("--k needs numbers of draft tokens, each at least 1")
     return [_predict_one(alpha, drafting, k, curve) for k in depths]

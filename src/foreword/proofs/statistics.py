@@ -83,9 +83,7 @@ MODEL_SEED = 5
 class Power:
     """Detection power of a test."""
 
-    samples: int
     threshold: float  # maximum chi-square statistic
-    bias: float  # total variation
     runs: int  # number of biased runs
     caught: float  # fraction of biased runs above the threshold
     false_alarms: float  # fraction of unbiased runs above the threshold
@@ -157,7 +155,7 @@ def measure_power(law: Floats, samples: int, bias: float, runs: int, seed: int) 
     threshold = float(clean[int(len(clean) * (1 - FALSE_ALARMS))])
     fresh, biased = statistics(law, 20_000), statistics(biased_distribution(law, bias), runs)
     alarms = float((fresh > threshold).mean())
-    return Power(samples, threshold, bias, runs, float((biased > threshold).mean()), alarms)
+    return Power(threshold, runs, float((biased > threshold).mean()), alarms)
 
 
 def default_decoder() -> Decoder:

@@ -10,6 +10,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from foreword.bench.skeleton import check_least
 from foreword.errors import RequestError
 
 
@@ -305,15 +306,8 @@ class Scenario:
 
     def __post_init__(self) -> None:
         fleet = self.fleet
-        for name, value, least in (
-            ("--targets", fleet.targets, 1),
-            ("--nodes", fleet.nodes, 0),
-            ("--zones", fleet.zones, 1),
-            ("--batch", fleet.batch, 1),
-            ("--k", self.k, 1),
-        ):
-            if value < least:
-                raise RequestError(f"{name} must be at least {least}, not {value}")
+        check_least(0, nodes=fleet.nodes)
+        check_least(1, targets=fleet.targets, zones=fleet.zones, batch=fleet.batch, k=self.k)
         if self.k > 60:
             raise RequestError(f"--k must be at most 60, not {self.k}")
         if not 0 < self.seconds < 1e6:

@@ -9,9 +9,8 @@ from foreword.acceptance.params import SamplingParams
 from foreword.bench.drafters.decode import DecodeRun, Record, decode
 from foreword.bench.methods import Method, MethodBench
 from foreword.bench.prompts import BenchPrompt
-from foreword.bench.skeleton import PLAIN, take_turns
+from foreword.bench.skeleton import PLAIN, check_least, take_turns
 from foreword.engine.llm import LLM
-from foreword.errors import RequestError
 
 OnProgress = Callable[[str, int, int, str], None]
 """Called with (category, prompts done, prompts, drafter) before every answer."""
@@ -29,10 +28,8 @@ class BenchSettings:
     ignore_eos: bool = False  # continue to `max_tokens` after an end token
 
     def __post_init__(self) -> None:
-        if self.max_tokens < 2:
-            raise RequestError(f"--max-tokens must be at least 2, not {self.max_tokens}")
-        if self.repeats < 1:
-            raise RequestError(f"--repeats must be at least 1, not {self.repeats}")
+        check_least(2, max_tokens=self.max_tokens)
+        check_least(1, repeats=self.repeats)
 
     def sampling(self) -> SamplingParams:
         names = ("max_tokens", "temperature", "seed", "ignore_eos")

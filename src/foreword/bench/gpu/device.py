@@ -1,6 +1,6 @@
 """Peak rates of a GPU, times of passes, and the weights that a pass reads."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from math import prod
@@ -72,24 +72,15 @@ class PassTime:
     host_ms: float  # host time of a launch
 
 
-class PassTimer:
-    """Times passes of a decoder after texts of one length."""
-
-    def __init__(self, decoder: Decoder, context: int, requests: int, most_rows: int) -> None:
-        if decoder.config.recurrent is not None:  # a draft must end within its chunk
-            context += (CHUNK // 2 if most_rows <= CHUNK // 2 else 1) - context % CHUNK
-        text = random_tokens(context, decoder.config.vocab_size)
-        self._cached = CachedRequests(decoder, [text] * requests, most_rows)
-
-    def time(self, requests: int, rows: int, repeats: int = 5) -> PassTime:
-        """Time a pass over each newest token and a chain after it, with all logits."""
-        cached = self._cached
-        drafts = [
-            Draft.chain(request.tokens[: rows - 1], len(request.tokens))
-            for request in cached.requests[:requests]
-        ]
+def pass_times(decoder: Decoder, context: int, rows: Sequence[int], repeats: int = 5) -> Iterator[PassTime]:
+    """Yield the times of passes over a text's newest token and a chain after it, with all logits, for these rows."""
+    if decoder.config.recurrent is not None:  # a draft must end within its chunk
+        context += (CHUNK // 2 if max(rows) <= CHUNK // 2 else 1) - context % CHUNK
+    cached = CachedRequests(decoder, [random_tokens(context, decoder.config.vocab_size)], max(rows))
+    (request,) = cached.requests
+    for count in rows:
         device, host = [], []
-        with cached.batch(drafts) as batch:
+        with cached.batch([Draft.chain(request.tokens[: count - 1], len(request.tokens))]) as batch:
             for _ in range(3):
                 cached.runner.forward(batch)
             for _ in range(repeats):
@@ -103,7 +94,7 @@ class PassTimer:
                 host.append((perf_counter() - began) / PASSES)
                 end.synchronize()
                 device.append(begin.elapsed_time(end) / PASSES)
-        return PassTime(requests, rows, median(device), median(host) * 1e3)
+        yield PassTime(1, count, median(device), median(host) * 1e3)
 
 
 def prompt_seconds(decoder: Decoder, tokens: int, repeats: int = 5) -> float:

@@ -13,11 +13,11 @@ from foreword.backends.interface import Decoder
 from foreword.bench.batch_runs import greedy_requests, run_batch
 from foreword.bench.gpu.device import (
     PassTime,
-    PassTimer,
     copy_bandwidth,
     experts_read,
     matrix_operations,
     matrix_rate,
+    pass_times,
     prompt_seconds,
     read_bandwidth,
     step_bytes,
@@ -132,11 +132,10 @@ def measure_gpu(
     begin("ceilings")
     device = decoder.device
     ceilings = copy_bandwidth(device), read_bandwidth(device), matrix_rate(device)
-    timer = PassTimer(decoder, context, 1, max(rows))
-    passes = []
+    timed, passes = pass_times(decoder, context, rows), []
     for size in rows:
         begin(f"{size} rows")
-        passes.append(timer.time(1, size))
+        passes.append(next(timed))
     engine = timed_engine(decoder, context, max(batches))
     speeds = []
     for size in batches:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from foreword.bench.prompts import BenchPrompt
+from foreword.bench.skeleton import check_least
 from foreword.errors import RequestError
 
 ENDPOINTS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
@@ -29,8 +30,7 @@ class Question:
     def __post_init__(self) -> None:
         if self.endpoint not in ENDPOINTS:
             raise RequestError(f"--endpoint is completions or chat, not {self.endpoint!r}")
-        if self.max_tokens < 1:
-            raise RequestError(f"--max-tokens must be at least 1, not {self.max_tokens}")
+        check_least(1, max_tokens=self.max_tokens)
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
             raise RequestError(f"--temperature must be 0 or more, not {self.temperature}")
 
@@ -70,12 +70,10 @@ class LoadSettings:
     def __post_init__(self) -> None:
         if self.rate is not None and not self.rate > 0:
             raise RequestError(f"--rate must be above 0 (or inf), not {self.rate}")
-        if self.concurrency < 1:
-            raise RequestError(f"--concurrency must be at least 1, not {self.concurrency}")
+        check_least(1, concurrency=self.concurrency)
         if self.num_requests is None and self.duration is None:
             raise RequestError("the load has no end: give --num-requests or --duration")
-        if self.num_requests is not None and self.num_requests < 1:
-            raise RequestError(f"--num-requests must be at least 1, not {self.num_requests}")
+        check_least(1, num_requests=self.num_requests)
         _check_seconds("--duration", self.duration)
         _check_seconds("--timeout", self.timeout)
         if self.rate == math.inf and self.num_requests is None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from foreword.bench.skeleton import Column, optional
+from foreword.bench.skeleton import Column, check_least, optional
 from foreword.cli.bench.common import BATCH_SIZES, Benchmark, print_table
 from foreword.cli.console import (
     DEFAULT_MODEL,
@@ -23,13 +23,6 @@ from foreword.cli.console import (
 from foreword.cli.options.common import SecurityOptions
 from foreword.cli.options.grouped import flag, late, option
 from foreword.errors import RequestError
-
-
-def _sizes(option: str, text: str) -> list[int]:
-    sizes = parse_sizes(option, text)
-    if min(sizes) < 1:
-        raise RequestError(f"{option} must be at least 1, not {min(sizes)}")
-    return sizes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +53,8 @@ class Link(SecurityOptions, JsonCommand):
         from foreword.cluster.handshake import PeerIdentity, TokenIds
         from foreword.models.formats.checkpoint import open_checkpoint
 
-        sizes, security = _sizes("--batch", self.batch), self.security()
+        sizes, security = parse_sizes("--batch", self.batch), self.security()
+        check_least(1, batch=min(sizes))
         given = None if self.drafters is None else NodeAddress.parse(self.drafters)
         if given is not None:
             security.check(given, self.insecure)
@@ -140,7 +134,8 @@ class Pools(Benchmark):
         from foreword.cluster.settings import need_frames
 
         need_frames()
-        sizes = _sizes("--batches", self.batches)
+        sizes = parse_sizes("--batches", self.batches)
+        check_least(1, batches=min(sizes))
         self._check()
         from foreword.bench.pools import measure_pools, ways_of_drafting
         from foreword.bench.step_cost import random_tokens

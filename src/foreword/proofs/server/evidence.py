@@ -72,20 +72,12 @@ def visible_bias(chances: Floats, gamblers: int, alarm: float) -> float:
     return float(high * (1 - chances).mean())
 
 
-@dataclass(frozen=True)
-class Distance:
-    """Total variation between a known distribution and a sampled one."""
-
-    seen: float  # distance of the sample's fractions
-    upper: float  # upper confidence bound of the true distance (McDiarmid)
-
-
-def distance(counts: Floats, law: Floats) -> Distance:
-    """Return the distance between counts and probabilities of the same cells."""
+def most_distance(counts: Floats, law: Floats) -> float:
+    """Return an upper bound of the total variation between the sampled distribution and a known one (McDiarmid)."""
     draws = counts.sum()
     seen = float(np.abs(counts / draws - law).sum() / 2)
     spread = float(np.sqrt(np.log(1 / (1 - CONFIDENCE)) / (2 * draws)))
-    return Distance(seen, min(seen + spread, 1.0))
+    return min(seen + spread, 1.0)
 
 
 PREFIXES = (4, 8, None)

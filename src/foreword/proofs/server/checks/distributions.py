@@ -24,9 +24,9 @@ from foreword.proofs.server.evidence import (
     Contrast,
     Floats,
     contrast,
-    distance,
     gains,
     log_evidence,
+    most_distance,
     visible_bias,
     visible_shift,
 )
@@ -222,7 +222,7 @@ def _first_distance(tokens: list[Token]) -> float:
         rank = _rank(token)
         counts[cells if rank is None else min(rank, cells)] += 1
     law = np.array([exp(p) for _, p in tokens[0].top])
-    return distance(counts, np.append(law, max(0.0, 1 - law.sum()))).upper
+    return most_distance(counts, np.append(law, max(0.0, 1 - law.sum())))
 
 
 DEPTH = 3
