@@ -161,9 +161,9 @@ OPERATION_MUTANTS = (
         120,
         "policy check compares each rule with single earlier rules alone",
         "control/policy_file/unreachable.py",
-        "_takers",
-        "left = rest\nif not left:\n    return takers",
-        "if not rest:\n    return takers",
+        "_covering_rules",
+        "left = rest\nif not left:\n    return covering",
+        "if not rest:\n    return covering",
         (RULES,),
     ),
     Mutant(

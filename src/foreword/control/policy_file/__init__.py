@@ -1,1 +1,1 @@
-"""The policy file: drafters, depth and service per cohort of requests."""
+"""The policy file: selects drafters, draft depth and service class for each cohort of requests."""

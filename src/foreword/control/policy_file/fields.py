@@ -1,4 +1,4 @@
-"""Reads the keys of a JSON object one by one; unknown keys and wrong types are refused by name."""
+"""Reads the keys of a JSON object one by one; errors for unknown keys and wrong types name the key."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -6,43 +6,46 @@ from typing import Any
 from foreword.errors import RequestError
 
 
-def refuse(place: str, what: str) -> RequestError:
-    """Return the error for this place."""
-    return RequestError(f"speculation policy: {place} {what}")
+def policy_error(path: str, problem: str) -> RequestError:
+    """Return an error: the path of a key in the file, such as cohorts[0].match, and what is wrong with its value."""
+    return RequestError(f"speculation policy: {path} {problem}")
 
 
 class Fields:
-    """An object of the file, and its keys that were not read yet."""
+    """A JSON object of the file; remembers which keys were read."""
 
-    def __init__(self, value: object, place: str) -> None:
+    def __init__(self, value: object, path: str) -> None:
         if not isinstance(value, Mapping):
-            raise refuse(place, "must be an object")
-        self._left = dict(value)
-        self._known: list[str] = []
-        self._place = place
+            raise policy_error(path, "must be an object")
+        self._unread = dict(value)
+        self._allowed: list[str] = []
+        self._path = path
 
-    def place(self, key: str) -> str:
-        return f"{self._place}.{key}"
+    def path_of(self, key: str) -> str:
+        """Return the path of a key in the file, for errors."""
+        return f"{self._path}.{key}"
 
     def has(self, key: str) -> bool:
-        return key in self._left
+        return key in self._unread
 
     def take(self, key: str, default: Any) -> Any:  # noqa: ANN401 - any JSON
-        """Return the raw value."""
-        self._known.append(key)
-        value = self._left.pop(key, None)
+        """Return the value of any type; the default if the key is missing or null."""
+        self._allowed.append(key)
+        value = self._unread.pop(key, None)
         return default if value is None else value
 
-    def rest(self) -> dict[str, Any]:
-        """Return all keys that were not read."""
-        left, self._left = self._left, {}
-        return left
+    def take_rest(self) -> dict[str, Any]:
+        """Return all keys that were not read, with their values, and count them as read."""
+        rest, self._unread = self._unread, {}
+        return rest
 
     def end(self) -> None:
-        """Raise an error for keys that were not read."""
-        if self._left:
-            key = next(iter(self._left))
-            raise refuse(self._place, f"has an unknown key {key!r}; known are {', '.join(self._known)}")
+        """Raise an error if a key was not read: it is unknown."""
+        if self._unread:
+            key = next(iter(self._unread))
+            raise policy_error(
+                self._path, f"has an unknown key {key!r}; known are {', '.join(self._allowed)}"
+            )
 
     def number(
         self,
@@ -57,58 +60,58 @@ class Fields:
         value = self.take(key, default)
         if value is default:
             return value
-        kind = int if whole else int | float
+        number_type = int if whole else int | float
         if (
-            not isinstance(value, kind)
+            not isinstance(value, number_type)
             or isinstance(value, bool)
             or (least is not None and not value >= least)
             or (most is not None and not value <= most)
         ):
             bounds = f" of at least {least:g}" if least is not None else ""
             bounds += f" and at most {most:g}" if most is not None else ""
-            what = "a whole number" if whole else "a number"
-            raise refuse(self.place(key), f"must be {what}{bounds}, not {value!r}")
+            expected = "a whole number" if whole else "a number"
+            raise policy_error(self.path_of(key), f"must be {expected}{bounds}, not {value!r}")
         return value
 
     def text(self, key: str, default: Any) -> Any:  # noqa: ANN401 - a text, or the default
         value = self.take(key, default)
         if value is not default and (not isinstance(value, str) or not value):
-            raise refuse(self.place(key), f"must be a text, not {value!r}")
+            raise policy_error(self.path_of(key), f"must be a text, not {value!r}")
         return value
 
     def choice(self, key: str, default: Any, allowed: Sequence[str]) -> Any:  # noqa: ANN401 - a text, or the default
         value = self.take(key, default)
         if value is not default and value not in allowed:
-            raise refuse(self.place(key), f"must be one of {', '.join(allowed)}, not {value!r}")
+            raise policy_error(self.path_of(key), f"must be one of {', '.join(allowed)}, not {value!r}")
         return value
 
     def texts(self, key: str, default: Sequence[str]) -> list[str]:
         value = self.take(key, list(default))
         if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
-            raise refuse(self.place(key), "must be a list of names")
+            raise policy_error(self.path_of(key), "must be a list of names")
         return value
 
     def choices(self, key: str, default: Any, allowed: Iterable[str]) -> list[str]:  # noqa: ANN401 - see `texts`
-        """Return a list of distinct, known names."""
+        """Return a list of distinct names out of `allowed`."""
         value = self.texts(key, default or ())
-        known = list(allowed)
+        names = list(allowed)
         for entry in value:
-            if entry not in known:
-                named = ", ".join(known) or "none"
-                raise refuse(self.place(key), f"names an unknown {entry!r}; known are {named}")
+            if entry not in names:
+                listed = ", ".join(names) or "none"
+                raise policy_error(self.path_of(key), f"names an unknown {entry!r}; known are {listed}")
         if len(set(value)) != len(value):
-            raise refuse(self.place(key), "has a name twice")
+            raise policy_error(self.path_of(key), "has a name twice: name each once")
         return value
 
     def objects(self, key: str) -> dict[str, object]:
         """Return an object whose keys are names."""
         value = self.take(key, {})
         if not isinstance(value, Mapping):
-            raise refuse(self.place(key), "must be an object")
+            raise policy_error(self.path_of(key), "must be an object")
         return dict(value)
 
     def list(self, key: str) -> "Sequence[object]":
         value = self.take(key, [])
         if not isinstance(value, Sequence) or isinstance(value, str):
-            raise refuse(self.place(key), "must be a list")
+            raise policy_error(self.path_of(key), "must be a list")
         return value

@@ -7,12 +7,13 @@ from fnmatch import fnmatchcase
 METADATA = "metadata."
 """Prefix of keys that refer to a request's metadata."""
 
+# Keys of a rule by the type of their condition.
 TEXTS = ("tenant", "model", "adapter", "priority")
 RANGES = ("temperature", "prompt_tokens")
 FLAGS = ("json_schema", "stream")
 
-TEMPERATURE_BANDS = ((0.0, "greedy"), (0.5, "low"), (0.9, "medium"))
-HOTTEST = "high"
+TEMPERATURE_BANDS = ((0.0, "greedy"), (0.5, "low"), (0.9, "medium"))  # maximum temperature of each band
+HIGHEST_BAND = "high"
 
 
 @dataclass(frozen=True)
@@ -33,22 +34,24 @@ class RequestTraits:
         """Return the value of a rule's key; None: not set."""
         if key.startswith(METADATA):
             return self.metadata.get(key.removeprefix(METADATA))
-        found: str | float | bool = getattr(self, key)
-        return found
+        value: str | float | bool = getattr(self, key)
+        return value
 
     @property
     def temperature_band(self) -> str:
-        return next((name for most, name in TEMPERATURE_BANDS if self.temperature <= most), HOTTEST)
+        return next(
+            (name for maximum, name in TEMPERATURE_BANDS if self.temperature <= maximum), HIGHEST_BAND
+        )
 
 
 @dataclass(frozen=True)
 class Condition:
-    """One key of a rule, with its patterns, range or flag."""
+    """A condition on one key: patterns, a range or a flag, by the type of the key."""
 
     key: str
     texts: tuple[str, ...] = ()  # any of these patterns, with * and ?
-    low: float | None = None
-    high: float | None = None  # exclusive
+    low: float | None = None  # inclusive; None: no bound
+    high: float | None = None  # exclusive; None: no bound
     flag: bool | None = None
 
     def holds(self, traits: RequestTraits) -> bool:
@@ -62,7 +65,7 @@ class Condition:
 
     @property
     def wanted(self) -> str:
-        """The expected value, for messages."""
+        """Describe the values that satisfy the condition, for messages."""
         if self.flag is not None:
             return str(self.flag).lower()
         if self.texts:
@@ -81,6 +84,6 @@ class Match:
     def fits(self, traits: RequestTraits) -> bool:
         return all(condition.holds(traits) for condition in self.conditions)
 
-    def why_not(self, traits: RequestTraits) -> Condition | None:
+    def first_failing(self, traits: RequestTraits) -> Condition | None:
         """Return the first condition that does not hold."""
         return next((one for one in self.conditions if not one.holds(traits)), None)

@@ -1,4 +1,4 @@
-"""Keeps a cohort's texts away from draft nodes."""
+"""Removes the method `remote` where a cohort's texts may not be sent to draft nodes."""
 
 from collections.abc import Callable, Sequence
 
@@ -8,13 +8,13 @@ REMOTE = "remote"
 """The method that sends texts to draft nodes."""
 
 
-def methods_within(
+def permitted_methods(
     policy: PolicyFile, rule: CohortRule, requested: Sequence[str], methods_of: Callable[[str], Sequence[str]]
 ) -> list[str]:
     """Return the requested methods that the cohort permits.
 
-    If the cohort names drafters and none of them uses draft nodes, `remote` is removed: a request may select
-    drafters, but not send away a text that must stay. `methods_of` returns the methods of a drafter of the file.
+    If the cohort names drafters and none of them uses draft nodes, `remote` is removed: a request may not override
+    the operator's choice to keep texts on this machine. `methods_of` returns the methods of a drafter of the file.
     """
     if rule.drafters is None:
         return list(requested)

@@ -1,4 +1,4 @@
-"""Sets of requests described by conditions, and their differences."""
+"""Regions: sets of requests that are described by conditions, and their differences."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,7 +10,7 @@ from foreword.control.policy_file.matching import FLAGS, METADATA, RANGES, Condi
 Region = Mapping[str, Condition]
 """Requests that satisfy every condition; keys without a condition are unrestricted."""
 
-_LEAST = {"temperature": 0, "prompt_tokens": 1}
+_LEAST = {"temperature": 0, "prompt_tokens": 1}  # smallest values of requests
 _WILDCARDS = frozenset("*?[")
 
 
@@ -19,28 +19,29 @@ def region_of(match: Match) -> Region:
     return {one.key: _within_domain(one) for one in match.conditions}
 
 
-def impossible(region: Region) -> Condition | None:
-    """Return a condition that no request can satisfy."""
+def impossible_condition(region: Region) -> Condition | None:
+    """Return a condition that no request can satisfy, or None."""
     return next((one for one in region.values() if _is_empty(one)), None)
 
 
-def without(region: Region, match: Match) -> list[Region]:
-    """Return regions that cover every request of `region` outside the match.
+def difference(region: Region, match: Match) -> list[Region]:
+    """Return regions that together cover every request of `region` that does not match.
 
-    They may contain more, because intersections of patterns are not always known.
+    They may also contain matching requests, because the intersection of two patterns is not always known.
     """
-    left: list[Region] = []
-    inside = dict(region)
+    outside: list[Region] = []
+    inside = dict(region)  # requests of the region that satisfy the conditions up to this one
     for condition in match.conditions:
-        if _is_always(condition):
+        if _is_always_true(condition):
             continue
         key = condition.key
-        outside, common = _split(inside.get(key, _within_domain(Condition(key))), _within_domain(condition))
-        left += [{**inside, key: part} for part in outside]
+        base = inside.get(key, _within_domain(Condition(key)))
+        parts, common = _split(base, _within_domain(condition))
+        outside += [{**inside, key: part} for part in parts]
         if common is None:
             return [region]
         inside[key] = common
-    return left
+    return outside
 
 
 def _within_domain(one: Condition) -> Condition:
@@ -59,40 +60,40 @@ def _is_empty(one: Condition) -> bool:
     return one.key == "model" and one.texts == ("",)
 
 
-def _is_always(one: Condition) -> bool:
-    """Whether every request satisfies it; metadata may be missing."""
+def _is_always_true(one: Condition) -> bool:
+    """Whether every request satisfies a condition. False for metadata, because a request may lack the key."""
     if one.texts:
         return "*" in one.texts and not one.key.startswith(METADATA)
     return one.key in RANGES and (one.low is None or one.low <= _LEAST[one.key]) and one.high is None
 
 
-def _split(own: Condition, by: Condition) -> tuple[list[Condition], Condition | None]:
-    """Return the parts of a condition outside another one with the same key, and the part inside."""
-    if own.key in FLAGS:
-        if own.flag is None:
-            return [replace(by, flag=not by.flag)], by
-        return ([], own) if own.flag is by.flag else ([own], None)
-    if own.key in RANGES:
-        return _split_range(own, by)
-    if not own.texts:
-        return [own], by  # the complement of a pattern is no pattern: keep the whole
-    within = tuple(text for text in own.texts if any(_is_within(text, other) for other in by.texts))
-    rest = tuple(text for text in own.texts if text not in within)
-    return [replace(own, texts=rest)] if rest else [], replace(own, texts=within) if within else None
+def _split(base: Condition, other: Condition) -> tuple[list[Condition], Condition | None]:
+    """Return the parts of `base` outside a condition on the same key, and the part inside. None: they are disjoint."""
+    if base.key in FLAGS:
+        if base.flag is None:
+            return [replace(other, flag=not other.flag)], other
+        return ([], base) if base.flag is other.flag else ([base], None)
+    if base.key in RANGES:
+        return _split_range(base, other)
+    if not base.texts:
+        return [base], other  # no pattern describes the complement of a pattern: keep the whole condition
+    within = tuple(text for text in base.texts if any(_is_within(text, pattern) for pattern in other.texts))
+    rest = tuple(text for text in base.texts if text not in within)
+    return [replace(base, texts=rest)] if rest else [], replace(base, texts=within) if within else None
 
 
-def _split_range(own: Condition, by: Condition) -> tuple[list[Condition], Condition | None]:
-    assert own.low is not None and by.low is not None
-    below = own if own.high is not None and own.high <= by.low else replace(own, high=by.low)
-    above = None if by.high is None else replace(own, low=max(own.low, by.high))
-    high = by.high if own.high is None else own.high if by.high is None else min(own.high, by.high)
-    common = replace(own, low=max(own.low, by.low), high=high)
+def _split_range(base: Condition, other: Condition) -> tuple[list[Condition], Condition | None]:
+    assert base.low is not None and other.low is not None
+    below = base if base.high is not None and base.high <= other.low else replace(base, high=other.low)
+    above = None if other.high is None else replace(base, low=max(base.low, other.high))
+    high = min((bound for bound in (base.high, other.high) if bound is not None), default=None)
+    common = replace(base, low=max(base.low, other.low), high=high)
     parts = [part for part in (below, above) if part is not None and not _is_empty(part)]
     return parts, None if _is_empty(common) else common
 
 
 def _is_within(pattern: str, other: str) -> bool:
-    """Whether every text of a pattern matches another pattern; False may be wrong."""
+    """Whether every text that matches a pattern also matches the other one. False may be wrong, True is not."""
     if not set(pattern) & _WILDCARDS:
         return fnmatchcase(pattern, other)
     return pattern == other or (

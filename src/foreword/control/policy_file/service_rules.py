@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from foreword.control.policy_file.fields import Fields, refuse
+from foreword.control.policy_file.fields import Fields, policy_error
 from foreword.control.policy_file.matching import Match, RequestTraits
 from foreword.control.service import DEFAULT_SERVICE, Service, Slo
 
@@ -30,23 +30,24 @@ class ServiceRules:
     ageing_seconds: float = DEFAULT_SERVICE.ageing_seconds
 
     def of(self, traits: RequestTraits) -> Service:
-        """Return the first matching class, with the weight of the first matching tenant."""
-        found = next((one for one in self.classes if one.match.fits(traits)), None)
+        """Return the first matching class of a request, with the weight of the first matching tenant pattern."""
+        service_class = next((one for one in self.classes if one.match.fits(traits)), None)
         weights = (weight for tenant, weight in self.shares if fnmatchcase(traits.tenant, tenant))
         weight = next(weights, DEFAULT_SERVICE.weight)
-        if found is None:
+        if service_class is None:
             return Service(ageing_seconds=self.ageing_seconds, weight=weight)
-        limit = None if found.tpot_ms is None else found.tpot_ms / 1e3
-        return Service(found.name, found.slo, limit, self.ageing_seconds, weight)
+        limit = None if service_class.tpot_ms is None else service_class.tpot_ms / 1e3
+        return Service(service_class.name, service_class.slo, limit, self.ageing_seconds, weight)
 
 
 def parse_service(value: object, parse_match: Callable[[object, str], Match]) -> ServiceRules:
     """Parse the key `service`."""
     given = Fields(value, "service")
     classes = tuple(_class(name, one, parse_match) for name, one in given.objects("classes").items())
-    shares = tuple(_share(tenant, weight) for tenant, weight in given.objects("shares").items())
-    own = ServiceRules()
-    rules = ServiceRules(classes, shares, given.number("ageing_seconds", own.ageing_seconds, least=0))
+    shares = tuple(_weight(tenant, weight) for tenant, weight in given.objects("shares").items())
+    rules = ServiceRules(
+        classes, shares, given.number("ageing_seconds", DEFAULT_SERVICE.ageing_seconds, least=0)
+    )
     given.end()
     return rules
 
@@ -55,19 +56,20 @@ def _class(name: str, value: object, parse_match: Callable[[object, str], Match]
     given = Fields(value, f"service.classes.{name}")
     slo = given.choice("slo", None, SLOS)
     if slo is None:
-        raise refuse(given.place("slo"), f"is missing: one of {', '.join(SLOS)}")
+        raise policy_error(given.path_of("slo"), f"is missing: one of {', '.join(SLOS)}")
     limit = given.number("tpot_ms", None, least=0)
     if (slo == "latency") != bool(limit):
-        raise refuse(
-            given.place("tpot_ms"),
+        raise policy_error(
+            given.path_of("tpot_ms"),
             "must be a positive number of milliseconds for slo latency, and for no other",
         )
-    match = parse_match(given.take("match", {}), given.place("match"))
+    match = parse_match(given.take("match", {}), given.path_of("match"))
     given.end()
     return ServiceClass(name, Slo[slo.upper()], match, limit)
 
 
-def _share(tenant: str, weight: object) -> tuple[str, float]:
+def _weight(tenant: str, weight: object) -> tuple[str, float]:
+    """Return a tenant pattern and its checked weight."""
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not weight > 0:
-        raise refuse(f"service.shares.{tenant}", f"must be a positive number, not {weight!r}")
+        raise policy_error(f"service.shares.{tenant}", f"must be a positive number, not {weight!r}")
     return tenant, float(weight)
