@@ -8,7 +8,7 @@ import pytest
 
 from foreword.bench.prompts import own_prompts
 from foreword.bench.serve.generator import Ending, LoadGenerator, LoadRun
-from foreword.bench.serve.load import LoadSettings, Question
+from foreword.bench.serve.load import LoadSettings, RequestTemplate
 from foreword.bench.serve.report import Report, make_report
 from foreword.errors import RequestError
 from foreword.wire.openai_http import ListedModel, listed_model, open_client
@@ -20,7 +20,7 @@ from helpers.waiting import wait_until
 def run_load(server: FakeServer, load: LoadSettings, **fields: Any) -> LoadRun:
     async def run() -> LoadRun:
         async with open_client(server.url, "a-key") as client:
-            return await LoadGenerator(client, Question("fake", **fields), load).run(
+            return await LoadGenerator(client, RequestTemplate("fake", **fields), load).run(
                 own_prompts(), seen.append
             )
 
@@ -49,12 +49,12 @@ def test_an_open_loop_sends_every_request_and_counts_its_tokens(endpoint: str):
     assert report.latencies["itl"].n == 20 * 4
     assert report.latencies["itl_per_token"].n == 20 * 4 * 3
     for outcome in run.outcomes:
-        assert outcome.last is not None and outcome.sent is not None
+        assert outcome.last_event_time is not None and outcome.sent is not None
         times = [
             outcome.due,
             outcome.sent,
             *(chunk.time for chunk in outcome.chunks),
-            outcome.last,
+            outcome.last_event_time,
             outcome.ended_at,
         ]
         assert times == sorted(times)
@@ -100,6 +100,10 @@ def test_a_server_without_usage_is_named_and_its_chunks_are_counted():
         (Behaviour(events=["{not json"]), "malformed answer"),
         (Behaviour(events=['{"object": "nothing"}']), "malformed answer"),
         (Behaviour(events=["[DONE]"]), "malformed answer"),
+        (
+            Behaviour(events=['{"choices": [{"delta": {"role": "assistant"}}]}', "[DONE]"]),
+            "malformed answer",
+        ),
         (Behaviour(events=['{"error": {"message": "out of pages"}}']), "error in the stream"),
         (Behaviour(first_delay=600.0), "timeout"),
     ],
@@ -116,7 +120,7 @@ def test_no_server_at_all_is_a_failure_of_each_and_of_the_question_for_models():
     with fake_server() as server:
         pass
     run = run_load(server, LoadSettings(concurrency=2, num_requests=4))
-    assert make_report(run, None).failures == {"no connection": 4}
+    assert make_report(run, None).failures == {"no response": 4}
 
     async def ask_for_models() -> object:
         async with open_client(server.url, None) as client:

@@ -14,7 +14,9 @@ from foreword.errors import RequestError
 def answer(times: list[float], tokens: list[int | None], usage: int | None, last: float) -> RequestOutcome:
     chunks = [ContentChunk(time, count) for time, count in zip(times, tokens, strict=True)]
     ending = Ending.COMPLETED
-    return RequestOutcome(due=10.0, sent=10.25, ending=ending, chunks=chunks, last=last, usage_tokens=usage)
+    return RequestOutcome(
+        due=10.0, sent=10.25, ending=ending, chunks=chunks, last_event_time=last, usage_tokens=usage
+    )
 
 
 def test_latencies_count_from_when_the_request_was_due():

@@ -13,13 +13,15 @@ from foreword.bench.serve.tables import latency_table, summary_table
 def completed(ttft: float, usage: int | None = 3, tokens: int | None = None) -> RequestOutcome:
     chunks = [ContentChunk(ttft, tokens), ContentChunk(ttft + 0.2, tokens)]
     return RequestOutcome(
-        0.0, 0.01, 1.0, Ending.COMPLETED, chunks=chunks, last=ttft + 0.2, usage_tokens=usage
+        0.0, 0.01, 1.0, Ending.COMPLETED, chunks=chunks, last_event_time=ttft + 0.2, usage_tokens=usage
     )
 
 
 def failed(ending: Ending, status: int | None = None, retry_after: str | None = None) -> RequestOutcome:
     chunks = [ContentChunk(50.0, None), ContentChunk(90.0, None)]  # would spoil every percentile
-    outcome = RequestOutcome(0.0, 0.01, 99.0, ending, f"why {status}", status, retry_after, chunks, last=90.0)
+    outcome = RequestOutcome(
+        0.0, 0.01, 99.0, ending, f"why {status}", status, retry_after, chunks, last_event_time=90.0
+    )
     outcome.usage_tokens = 1000
     return outcome
 
@@ -36,13 +38,13 @@ RUN = LoadRun(
         failed(Ending.REFUSED, 503, "9"),
         failed(Ending.TIMEOUT),
         failed(Ending.CUT_OFF, 200),
-        failed(Ending.NO_CONNECTION),
+        failed(Ending.NO_RESPONSE),
         failed(Ending.MALFORMED, 200),
         failed(Ending.DROPPED, 200),
-        RequestOutcome(0.0, None, 1.0, Ending.NO_CONNECTION),
+        RequestOutcome(0.0, None, 1.0, Ending.NO_RESPONSE),
     ],
     seconds=4.0,
-    read_late=[0.001],
+    loop_delays=[0.001],
 )
 
 
@@ -63,7 +65,7 @@ def test_failures_are_told_apart_and_429_with_what_it_promises():
     report = make_report(RUN, None)
     assert report.failures == {
         "HTTP 429": 3,
-        "no connection": 2,
+        "no response": 2,
         "HTTP 503": 1,
         "timeout": 1,
         "cut off by the server": 1,
@@ -87,11 +89,11 @@ def test_a_report_is_json_without_infinities_also_when_nothing_was_answered():
 
 
 def test_an_answer_without_text_is_complete_and_tells_no_counts():
-    empty = RequestOutcome(0.0, 0.01, 1.0, Ending.COMPLETED, last=0.4)
+    empty = RequestOutcome(0.0, 0.01, 1.0, Ending.COMPLETED, last_event_time=0.4)
     report = make_report(LoadRun([empty, completed(0.1)], 1.0, []), None)
     assert (report.completed, report.without_usage, report.counted_by_chunks) == (2, 1, 1)
     assert (report.latencies["ttft"].n, report.tokens_per_chunk_known) == (1, 0)
-    said = RequestOutcome(0.0, 0.01, 1.0, Ending.COMPLETED, last=0.4, chunks=[ContentChunk(0.2, 2)])
+    said = RequestOutcome(0.0, 0.01, 1.0, Ending.COMPLETED, last_event_time=0.4, chunks=[ContentChunk(0.2, 2)])
     console = Console(width=200)
     with console.capture() as shown:
         console.print(summary_table(make_report(LoadRun([empty, said], 1.0, []), None), None))
@@ -119,9 +121,9 @@ def test_tables_say_what_the_figures_are_of():
         "model [x] at y",
         "14 sent, 4 completed",
         "9 failed, 1 dropped on purpose",
-        "2 requests = 15.4%, 0.50 requests/s (ttft ≤ 300 ms, e2el ≤ 9000 ms)",
-        "3, 2 of them with Retry-After (2)",
-        "answers without usage: 2; tokens counted by the chunks' token ids: 1, by chunks with text: 1",
-        "ITL per token is of 1 of 4 answers",
+        "2 requests, 15.4% of those not dropped, 0.50 requests/s (ttft ≤ 300 ms, e2el ≤ 9000 ms)",
+        "3 responses, 2 of them with Retry-After (2)",
+        "2 answers without usage; tokens are counted from token ids in 1 of them, and as one per chunk with text in 1",
+        "ITL per token covers 1 of 4 answers",
     ):
         assert words in text

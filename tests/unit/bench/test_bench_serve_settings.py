@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from foreword.bench.serve.load import LoadSettings, Question, extra_fields
+from foreword.bench.serve.load import LoadSettings, RequestTemplate, extra_fields
 from foreword.errors import RequestError
 from foreword.wire.openai_http import base_address
 
 
 def test_a_body_holds_what_every_server_knows_and_nothing_of_ours():
-    body = Question("m", max_tokens=9, temperature=0.5, seed=100).body("hi", 7)
+    body = RequestTemplate("m", max_tokens=9, temperature=0.5, seed=100).body("hi", 7)
     assert body == {
         "model": "m",
         "prompt": "hi",
@@ -21,12 +21,12 @@ def test_a_body_holds_what_every_server_knows_and_nothing_of_ours():
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    options = Question("m", continuous_usage=True).body("hi", 0)["stream_options"]
+    options = RequestTemplate("m", continuous_usage=True).body("hi", 0)["stream_options"]
     assert options == {"include_usage": True, "continuous_usage_stats": True}
-    chat = Question("m", "chat")
+    chat = RequestTemplate("m", "chat")
     assert chat.body("hi", 0)["messages"] == [{"role": "user", "content": "hi"}]
     assert "prompt" not in chat.body("hi", 0)
-    assert (chat.path, Question("m").path) == ("/v1/chat/completions", "/v1/completions")
+    assert (chat.path, RequestTemplate("m").path) == ("/v1/chat/completions", "/v1/completions")
 
 
 def test_further_fields_are_passed_through_when_given():
@@ -36,7 +36,7 @@ def test_further_fields_are_passed_through_when_given():
         "speculation": {"method": "ngram"},
         "top_k": 3,
     }
-    assert Question("m", extra={"max_tokens": 1}).body("hi", 0)["max_tokens"] == 1
+    assert RequestTemplate("m", extra={"max_tokens": 1}).body("hi", 0)["max_tokens"] == 1
 
 
 @pytest.mark.parametrize("text", ["ngram", "3", "[1]", "null", '{"a": NaN}', "[" * 100_000])
@@ -95,4 +95,4 @@ def test_a_load_that_cannot_be_made_is_refused(fields: dict[str, Any], word: str
 )
 def test_a_question_that_cannot_be_asked_is_refused(fields: dict[str, Any]):
     with pytest.raises(RequestError, match=f"--{next(iter(fields)).replace('_', '-')}"):
-        Question("m", **fields)
+        RequestTemplate("m", **fields)

@@ -14,7 +14,7 @@ from foreword.bench.serve.generator import (
     RequestOutcome,
     ServerReportedError,
     StreamParser,
-    parse_chunk,
+    parse_event,
 )
 from foreword.wire.openai_http import EventParser
 
@@ -45,7 +45,7 @@ def test_what_is_no_event_stream_is_refused(monkeypatch: pytest.MonkeyPatch):
 
 def test_content_and_counts_are_found_where_servers_put_them():
     def chunk(choice: dict[str, Any]) -> AnswerEvent:
-        return parse_chunk(json.dumps({"choices": [choice]}).encode())
+        return parse_event(json.dumps({"choices": [choice]}).encode())
 
     assert chunk({"text": "a"}) == AnswerEvent(True, True)
     assert chunk({"delta": {"content": "a"}}) == AnswerEvent(True, True)
@@ -56,16 +56,16 @@ def test_content_and_counts_are_found_where_servers_put_them():
     assert chunk({"text": "ab", "logprobs": {"tokens": ["a", "b"]}}).tokens == 2
     assert chunk({"delta": {"content": "ab"}, "logprobs": {"content": [{}, {}, {}]}}).tokens == 3
     usage = b'{"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 4}}'
-    assert parse_chunk(usage) == AnswerEvent(prompt_tokens=3, output_tokens=4)
-    assert parse_chunk(b'{"choices": []}') == AnswerEvent()
+    assert parse_event(usage) == AnswerEvent(prompt_tokens=3, output_tokens=4)
+    assert parse_event(b'{"choices": []}') == AnswerEvent()
     strange = b'{"choices": [], "usage": {"prompt_tokens": -3, "completion_tokens": true}}'
-    assert parse_chunk(strange) == AnswerEvent()
+    assert parse_event(strange) == AnswerEvent()
 
 
 @pytest.mark.parametrize("data", ["{", "[]", "3", "{}", '{"choices": 3}', '{"choices": [4]}', "[" * 100_000])
 def test_an_event_that_is_no_chunk_is_refused(data: str):
     with pytest.raises(ValueError, match=r"event|choice"):
-        parse_chunk(data.encode())
+        parse_event(data.encode())
 
 
 @pytest.mark.parametrize(
@@ -78,17 +78,17 @@ def test_an_event_that_is_no_chunk_is_refused(data: str):
 )
 def test_an_error_in_the_stream_is_one(event: dict[str, Any]):
     with pytest.raises(ServerReportedError, match=r"out of pages|error"):
-        parse_chunk(json.dumps(event).encode())
+        parse_event(json.dumps(event).encode())
 
 
 def read(*events: tuple[float, dict[str, Any]]) -> RequestOutcome:
     outcome = RequestOutcome(due=0.0)
-    reader = StreamParser(outcome)
+    parser = StreamParser(outcome)
     for time, event in events:
-        assert not reader.is_finished
-        reader.take(f"data: {json.dumps(event)}\n\n".encode(), time)
-    reader.take(b"data: [DONE]\n\n", 99.0)
-    assert reader.is_finished
+        assert not parser.is_finished
+        parser.feed(f"data: {json.dumps(event)}\n\n".encode(), time)
+    parser.feed(b"data: [DONE]\n\n", 99.0)
+    assert parser.is_finished
     return outcome
 
 
@@ -101,10 +101,16 @@ def said(text: str, tokens: int | None = None, used: int | None = None) -> dict[
 
 
 def test_times_are_of_chunks_with_text_and_the_end_is_the_last_part_of_the_answer():
-    outcome = read((1.0, said("")), (2.0, said("a")), (3.0, said("b")), (4.0, said("")))
+    end = {"choices": [{"text": "", "finish_reason": "stop"}]}
+    outcome = read((1.0, said("")), (2.0, said("a")), (3.0, said("b")), (4.0, end))
     assert outcome.chunks == [ContentChunk(2.0, None), ContentChunk(3.0, None)]
-    assert outcome.last == 4.0
+    assert outcome.last_event_time == 4.0
     assert outcome.usage_tokens is None
+
+
+def test_a_stream_of_only_a_role_has_no_answer():
+    outcome = read((1.0, {"choices": [{"delta": {"role": "assistant", "content": ""}}]}))
+    assert (outcome.chunks, outcome.last_event_time) == ([], None)
 
 
 def test_tokens_whose_text_comes_later_are_counted_with_it():
@@ -116,11 +122,11 @@ def test_usage_with_every_chunk_tells_what_each_holds():
     last = {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 6}}
     outcome = read((1.0, said("a", used=1)), (2.0, said("b", used=5)), (3.0, said("c", used=6)), (9.0, last))
     assert [chunk.tokens for chunk in outcome.chunks] == [1, 4, 1]
-    assert (outcome.usage_tokens, outcome.prompt_tokens, outcome.last) == (6, 7, 3.0)
+    assert (outcome.usage_tokens, outcome.prompt_tokens, outcome.last_event_time) == (6, 7, 3.0)
 
 
 def test_events_of_one_arrival_have_its_time():
     outcome = RequestOutcome(due=0.0)
     event = json.dumps(said("a"))
-    StreamParser(outcome).take(f"data: {event}\n\ndata: {event}\n\n".encode(), 5.0)
+    StreamParser(outcome).feed(f"data: {event}\n\ndata: {event}\n\n".encode(), 5.0)
     assert [chunk.time for chunk in outcome.chunks] == [5.0, 5.0]

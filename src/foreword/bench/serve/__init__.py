@@ -1,1 +1,1 @@
-"""Load for a server that speaks the OpenAI API, and what it made of it."""
+"""Load test of a server with the OpenAI API: load generator and report."""

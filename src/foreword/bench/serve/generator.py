@@ -11,7 +11,13 @@ from typing import Any
 import httpx2
 
 from foreword.bench.prompts import BenchPrompt
-from foreword.bench.serve.load import LoadSettings, Question, arrival_times, drop_points, prompts_in_turn
+from foreword.bench.serve.load import (
+    LoadSettings,
+    RequestTemplate,
+    arrival_times,
+    drop_points,
+    prompts_in_turn,
+)
 from foreword.wire.openai_http import EventParser, error_words, refusal_of
 
 
@@ -22,33 +28,33 @@ class Ending(StrEnum):
     DROPPED = "dropped on purpose"
     REFUSED = "HTTP error"
     TIMEOUT = "timeout"
-    NO_CONNECTION = "no connection"
-    CUT_OFF = "cut off by the server"
-    REPORTED = "error in the stream"
+    NO_RESPONSE = "no response"  # no connection, or it broke before the response header
+    CUT_OFF = "cut off by the server"  # the connection ended in the middle of the answer
+    REPORTED = "error in the stream"  # an event of the stream describes an error
     MALFORMED = "malformed answer"
 
 
 @dataclass(frozen=True)
 class ContentChunk:
-    """A piece of text as it arrived."""
+    """An event with text."""
 
-    time: float
-    tokens: int | None  # tokens of this chunk and of chunks without text before it; None: unknown
+    time: float  # arrival in seconds
+    tokens: int | None  # tokens of this event and of events without text before it; None: unknown
 
 
 @dataclass
 class RequestOutcome:
-    """One request, filled in while it runs; times are seconds of one monotonic clock."""
+    """Result of one request, filled in while the request runs; times are seconds of one monotonic clock."""
 
     due: float  # scheduled send time, from which latencies count
-    sent: float | None = None  # end of sending the request; None: it was not sent
+    sent: float | None = None  # time at which the whole request was sent; None: it was not sent
     ended_at: float = 0.0
     ending: Ending | None = None
     detail: str = ""  # description of a failure
-    status: int | None = None  # HTTP status, once there is one
+    status: int | None = None  # HTTP status; None: no response header arrived
     retry_after: str | None = None  # Retry-After header of a refusal
     chunks: list[ContentChunk] = field(default_factory=list)
-    last: float | None = None  # arrival of the last chunk with text or a finish reason
+    last_event_time: float | None = None  # arrival of the last event with text or a finish reason
     prompt_tokens: int | None = None  # from usage
     usage_tokens: int | None = None  # output tokens from usage
     drop_after: int | None = None  # content chunks after which the client disconnects on purpose
@@ -58,42 +64,48 @@ class RequestOutcome:
 
 
 DONE = b"[DONE]"
+"""Data of the event that ends a stream."""
+
 FAILED_REASONS = ("error", "abort")
-"""Finish reasons of answers that the server gave up."""
+"""Finish reasons of answers that the server aborted."""
 
 
 class ServerReportedError(Exception):
-    """The stream has an error event."""
+    """An event of the stream describes an error."""
 
 
 @dataclass(frozen=True)
 class AnswerEvent:
     """One event of an answer."""
 
-    has_choice: bool = False  # the event has a part of the answer
-    has_content: bool = False  # the event has text
+    has_choice: bool = False  # whether `choices` has an entry
+    has_content: bool = False  # whether that entry has text
     tokens: int | None = None  # number of tokens in the event, if stated
     finish_reason: str | None = None
     prompt_tokens: int | None = None  # of the whole request, from usage
     output_tokens: int | None = None  # of the answer up to here, from usage
 
 
-def parse_chunk(data: bytes) -> AnswerEvent:
+def parse_event(data: bytes) -> AnswerEvent:
     """Parse an event's data; raise ServerReportedError for an error event, ValueError for other invalid events."""
     try:
         event = json.loads(data)
     except (ValueError, RecursionError):
-        raise ValueError(f"an event that is not JSON: {data[:60]!r}") from None
+        raise ValueError(f"the event is not JSON: {data[:60]!r}") from None
     if not isinstance(event, dict):
-        raise ValueError(f"an event that is no object: {data[:60]!r}")
+        raise ValueError(f"the event is not a JSON object: {data[:60]!r}")
     if event.get("error"):
-        raise ServerReportedError(_message(event["error"]))
-    choices, usage = event.get("choices"), _object(event.get("usage"))
+        raise ServerReportedError(_error_message(event["error"]))
+    choices = event.get("choices")
+    usage = event.get("usage")
+    if choices == [] and not usage:
+        return AnswerEvent()  # some servers start with such an event
     if not isinstance(choices, list):
-        raise ValueError(f"an event without choices: {data[:60]!r}")
-    choice = choices[0] if choices else {}  # some servers start with an event without any
+        raise ValueError(f"the event has no list `choices`: {data[:60]!r}")
+    usage = usage if isinstance(usage, dict) else {}
+    choice = choices[0] if choices else {}
     if not isinstance(choice, dict):
-        raise ValueError(f"a choice that is no object: {data[:60]!r}")
+        raise ValueError(f"the choice is not a JSON object: {data[:60]!r}")
     reason = choice.get("finish_reason")
     if reason in FAILED_REASONS:
         raise ServerReportedError(f"finish_reason {reason}")
@@ -102,37 +114,35 @@ def parse_chunk(data: bytes) -> AnswerEvent:
         has_content=_has_content(choice),
         tokens=_token_count(choice),
         finish_reason=reason if isinstance(reason, str) else None,
-        prompt_tokens=_count(usage.get("prompt_tokens")),
-        output_tokens=_count(usage.get("completion_tokens")),
+        prompt_tokens=_count_or_none(usage.get("prompt_tokens")),
+        output_tokens=_count_or_none(usage.get("completion_tokens")),
     )
 
 
-def _object(value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _message(error: object) -> str:
+def _error_message(error: object) -> str:
     text = error.get("message") if isinstance(error, dict) else error
     return str(text)[:200]
 
 
 def _has_content(choice: dict[str, Any]) -> bool:
     """Return whether a choice has text of a completion, a chat message or reasoning."""
-    parts = _object(choice.get("delta"))
+    delta = choice.get("delta")
+    parts = delta if isinstance(delta, dict) else {}
     texts = (choice.get("text"), parts.get("content"), parts.get("reasoning_content"), parts.get("reasoning"))
     return any(isinstance(text, str) and text for text in texts)
 
 
 def _token_count(choice: dict[str, Any]) -> int | None:
-    """Return the number of token ids of a chunk, otherwise that of its logprobs, otherwise None."""
-    listed = _object(choice.get("logprobs"))
+    """Return the number of token ids of a choice, otherwise that of its logprobs, otherwise None."""
+    logprobs = choice.get("logprobs")
+    listed = logprobs if isinstance(logprobs, dict) else {}
     for tokens in (choice.get("token_ids"), listed.get("tokens"), listed.get("content")):
         if isinstance(tokens, list):
             return len(tokens)
     return None
 
 
-def _count(value: object) -> int | None:
+def _count_or_none(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
@@ -142,42 +152,46 @@ class StreamParser:
     def __init__(self, outcome: RequestOutcome) -> None:
         self._outcome = outcome
         self._events = EventParser()
-        self._waiting: int | None = None  # tokens that arrived without their text
+        self._usage_tokens = 0  # output tokens according to the latest usage
+        self._tokens_before_text: int | None = None  # tokens of events since the last text; None: unknown
         self.is_finished = False  # a finish reason or [DONE] has arrived
 
-    def take(self, received: bytes, time: float) -> None:
-        """Parse received bytes; raise ValueError or ServerReportedError if they are no answer."""
+    def feed(self, received: bytes, time: float) -> None:
+        """Parse received bytes; raise ServerReportedError for an error event, ValueError for other invalid bytes."""
         for data in self._events.feed(received):
             if data.strip() == DONE:
                 self.is_finished = True
             else:
-                self._take_chunk(parse_chunk(data), time)
+                self._take_event(parse_event(data), time)
 
-    def _take_chunk(self, chunk: AnswerEvent, time: float) -> None:
+    def _take_event(self, event: AnswerEvent, time: float) -> None:
         outcome = self._outcome
-        if chunk.prompt_tokens is not None:
-            outcome.prompt_tokens = chunk.prompt_tokens
-        tokens = self._tokens_of(chunk)
-        if not chunk.has_choice:
+        if event.prompt_tokens is not None:
+            outcome.prompt_tokens = event.prompt_tokens
+        tokens = self._count_tokens(event)
+        if not event.has_choice:
             return
-        outcome.last = time
         if tokens is not None:
-            self._waiting = (self._waiting or 0) + tokens
-        if chunk.has_content:
-            outcome.chunks.append(ContentChunk(time, self._waiting if tokens is not None else None))
-            self._waiting = None
-        self.is_finished |= chunk.finish_reason is not None
+            self._tokens_before_text = (self._tokens_before_text or 0) + tokens
+        if event.has_content:
+            outcome.chunks.append(
+                ContentChunk(time, self._tokens_before_text if tokens is not None else None)
+            )
+            self._tokens_before_text = None
+        if event.has_content or event.finish_reason is not None:  # not the role, which precedes the answer
+            outcome.last_event_time = time
+        self.is_finished |= event.finish_reason is not None
 
-    def _tokens_of(self, chunk: AnswerEvent) -> int | None:
-        """Return the number of tokens that the chunk states, otherwise the increase of usage."""
-        if chunk.output_tokens is None:
-            return chunk.tokens
-        grown = chunk.output_tokens - (self._outcome.usage_tokens or 0)
-        self._outcome.usage_tokens = chunk.output_tokens
-        return grown if chunk.tokens is None else chunk.tokens
+    def _count_tokens(self, event: AnswerEvent) -> int | None:
+        """Record usage; return the number of tokens that the event states, otherwise the increase of usage."""
+        if event.output_tokens is None:
+            return event.tokens
+        increase = event.output_tokens - self._usage_tokens
+        self._usage_tokens = self._outcome.usage_tokens = event.output_tokens
+        return increase if event.tokens is None else event.tokens
 
 
-async def ask(
+async def send_request(
     client: httpx2.AsyncClient, path: str, body: dict[str, Any], outcome: RequestOutcome, timeout: float
 ) -> None:
     """Send one request, read its answer, and fill in the outcome; failures are outcomes too."""
@@ -185,20 +199,20 @@ async def ask(
         async with asyncio.timeout(timeout):
             await _read_answer(client, path, body, outcome)
     except TimeoutError:
-        outcome.end(Ending.TIMEOUT, f"not over after {timeout:g} s")
+        outcome.end(Ending.TIMEOUT, f"the answer was not complete after {timeout:g} s")
     except ServerReportedError as error:
         outcome.end(Ending.REPORTED, str(error))
     except ValueError as error:
         outcome.end(Ending.MALFORMED, str(error))
     except httpx2.HTTPError as error:
-        outcome.end(Ending.NO_CONNECTION if outcome.status is None else Ending.CUT_OFF, error_words(error))
+        outcome.end(Ending.NO_RESPONSE if outcome.status is None else Ending.CUT_OFF, error_words(error))
     outcome.ended_at = perf_counter()
 
 
 async def _read_answer(
     client: httpx2.AsyncClient, path: str, body: dict[str, object], outcome: RequestOutcome
 ) -> None:
-    reader = StreamParser(outcome)
+    parser = StreamParser(outcome)
 
     async def on_event(name: str, _: object) -> None:
         if name == "http11.send_request_body.complete":
@@ -209,23 +223,23 @@ async def _read_answer(
         if response.status_code != 200:
             outcome.retry_after = response.headers.get("retry-after")
             return outcome.end(Ending.REFUSED, await refusal_of(response))
-        kind = response.headers.get("content-type", "")
-        if not kind.startswith("text/event-stream"):
-            raise ValueError(f"not a stream of events but {kind or 'of no type'}")
+        content_type = response.headers.get("content-type", "")
+        if not content_type.startswith("text/event-stream"):
+            raise ValueError(f"expected text/event-stream, got {content_type or 'no content type'}")
         async for received in response.aiter_bytes():
-            reader.take(received, perf_counter())
-            is_dropped = outcome.drop_after is not None and len(outcome.chunks) >= outcome.drop_after
-            if is_dropped and not reader.is_finished:
+            parser.feed(received, perf_counter())
+            reached_drop_point = outcome.drop_after is not None and len(outcome.chunks) >= outcome.drop_after
+            if reached_drop_point and not parser.is_finished:
                 return outcome.end(Ending.DROPPED)  # closes the connection, like a client that disconnects
-    if not reader.is_finished:
-        return outcome.end(Ending.CUT_OFF, "the stream ended before the answer did")
-    if outcome.last is None:
-        raise ValueError("a stream without an answer")
+    if not parser.is_finished:
+        return outcome.end(Ending.CUT_OFF, "the stream ended before the answer was complete")
+    if outcome.last_event_time is None:
+        raise ValueError("the stream has neither text nor a finish reason")
     outcome.end(Ending.COMPLETED)
     return None
 
 
-WATCH_INTERVAL = 0.05
+DELAY_SAMPLE_SECONDS = 0.05
 """Seconds between two measurements of the event loop's delay."""
 
 OnOutcome = Callable[[RequestOutcome], None]
@@ -239,7 +253,7 @@ class LoadRun:
 
     outcomes: list[RequestOutcome]
     seconds: float  # from the start to the end of the last request
-    read_late: list[float]  # sampled delays of the generator's event loop, in seconds
+    loop_delays: list[float]  # sampled delays of the generator's event loop, in seconds
 
 
 @dataclass(frozen=True)
@@ -247,32 +261,32 @@ class LoadGenerator:
     """Sends the requests of one run."""
 
     client: httpx2.AsyncClient
-    question: Question
+    template: RequestTemplate
     load: LoadSettings
 
     async def run(self, prompts: Sequence[BenchPrompt], on_outcome: OnOutcome) -> LoadRun:
         """Generate the load; call `on_outcome` for every request that has ended."""
-        question, load = self.question, self.load
+        template, load = self.template, self.load
         texts = prompts_in_turn(prompts, load.seed)
-        drops = drop_points(load.disconnect, question.max_tokens, load.seed)
-        numbered = enumerate(zip(texts, drops, strict=False))
+        drops = drop_points(load.disconnect, template.max_tokens, load.seed)
+        requests = enumerate(zip(texts, drops, strict=False))
 
         async def send(due: float) -> RequestOutcome:
-            index, (text, drop_after) = next(numbered)
+            index, (text, drop_after) = next(requests)
             outcome = RequestOutcome(due, drop_after=drop_after)
-            await ask(self.client, question.path, question.body(text, index), outcome, load.timeout)
+            await send_request(self.client, template.path, template.body(text, index), outcome, load.timeout)
             on_outcome(outcome)
             return outcome
 
-        late: list[float] = []
-        watch = asyncio.create_task(_watch_lateness(late))
+        loop_delays: list[float] = []
+        sampler = asyncio.create_task(_sample_loop_delays(loop_delays))
         start = perf_counter()
         try:
             outcomes = await (self._closed if load.rate is None else self._open)(send, start)
         finally:
-            watch.cancel()
+            sampler.cancel()
         seconds = max((outcome.ended_at for outcome in outcomes), default=start) - start
-        return LoadRun(sorted(outcomes, key=lambda outcome: outcome.due), seconds, late)
+        return LoadRun(sorted(outcomes, key=lambda outcome: outcome.due), seconds, loop_delays)
 
     async def _open(self, send: Send, start: float) -> list[RequestOutcome]:
         """Send every request at its scheduled time, regardless of the number in flight."""
@@ -286,12 +300,12 @@ class LoadGenerator:
         return [task.result() for task in tasks]
 
     async def _closed(self, send: Send, start: float) -> list[RequestOutcome]:
-        """Run a fixed number of clients, each of which sends its next request when its last one has ended."""
+        """Run a fixed number of clients, each of which sends its next request when the previous one has ended."""
         outcomes: list[RequestOutcome] = []
-        turns = self._turns(start)
+        permits = self._permits(start)
 
         async def client() -> None:
-            for _ in turns:
+            for _ in permits:
                 outcomes.append(await send(perf_counter()))
 
         async with asyncio.TaskGroup() as group:
@@ -299,7 +313,7 @@ class LoadGenerator:
                 group.create_task(client())
         return outcomes
 
-    def _turns(self, start: float) -> Iterator[None]:
+    def _permits(self, start: float) -> Iterator[None]:
         """Yield once for every request that may still be started; shared by all clients of a closed loop."""
         load, started = self.load, 0
         while load.num_requests is None or started < load.num_requests:
@@ -309,9 +323,9 @@ class LoadGenerator:
             yield
 
 
-async def _watch_lateness(late: list[float]) -> None:
-    """Record delays of the event loop, which may make measured arrival times late."""
+async def _sample_loop_delays(loop_delays: list[float]) -> None:
+    """Append delays of the event loop in seconds: measured arrival times may be late by as much."""
     while True:
-        due = perf_counter() + WATCH_INTERVAL
-        await asyncio.sleep(WATCH_INTERVAL)
-        late.append(max(0.0, perf_counter() - due))
+        due = perf_counter() + DELAY_SAMPLE_SECONDS
+        await asyncio.sleep(DELAY_SAMPLE_SECONDS)
+        loop_delays.append(max(0.0, perf_counter() - due))

@@ -1,4 +1,4 @@
-"""Settings of a load test, and its random choices: arrivals, prompt order, dropped streams."""
+"""Settings of a load test, and its random choices: arrival times, prompt order, dropped streams."""
 
 import itertools
 import json
@@ -16,16 +16,16 @@ ENDPOINTS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 
 
 @dataclass(frozen=True)
-class Question:
-    """Fields that all requests have in common."""
+class RequestTemplate:
+    """Settings that all requests share."""
 
     model: str  # name on the server
     endpoint: str = "completions"  # completions or chat
     max_tokens: int = 64
     temperature: float = 0.0  # 0 is greedy
     seed: int = 0  # request i is sent with seed + i
-    continuous_usage: bool = False  # request token counts in every chunk, which not all servers support
-    extra: Mapping[str, Any] = field(default_factory=dict)  # further fields, which take precedence
+    continuous_usage: bool = False  # request usage in every event, which not all servers support
+    extra: Mapping[str, Any] = field(default_factory=dict)  # further body fields, which replace equal ones
 
     def __post_init__(self) -> None:
         if self.endpoint not in ENDPOINTS:
@@ -36,13 +36,13 @@ class Question:
 
     @property
     def path(self) -> str:
-        """Path of the requests."""
+        """URL path of the requests."""
         return ENDPOINTS[self.endpoint]
 
     def body(self, prompt: str, index: int) -> dict[str, Any]:
         """Return the body of request `index`."""
         is_chat = self.endpoint == "chat"
-        more = {"continuous_usage_stats": True} if self.continuous_usage else {}
+        usage_options = {"continuous_usage_stats": True} if self.continuous_usage else {}
         return {
             "model": self.model,
             **({"messages": [{"role": "user", "content": prompt}]} if is_chat else {"prompt": prompt}),
@@ -50,14 +50,14 @@ class Question:
             "temperature": self.temperature,
             "seed": self.seed + index,
             "stream": True,
-            "stream_options": {"include_usage": True, **more},
+            "stream_options": {"include_usage": True, **usage_options},
             **self.extra,
         }
 
 
 @dataclass(frozen=True)
 class LoadSettings:
-    """Number and arrival of requests, and their end."""
+    """Arrival of requests, their number, time limit and disconnects."""
 
     rate: float | None = None  # open loop: requests per second, inf: all at once; None: closed loop
     concurrency: int = 8  # closed loop: requests in flight
@@ -79,7 +79,7 @@ class LoadSettings:
         if self.rate == math.inf and self.num_requests is None:
             raise RequestError("--rate inf sends everything at once: it needs --num-requests")
         if not 0 <= self.disconnect <= 1:
-            raise RequestError(f"--disconnect is a share from 0 to 1, not {self.disconnect}")
+            raise RequestError(f"--disconnect must be a fraction from 0 to 1, not {self.disconnect}")
 
 
 def _check_seconds(option: str, seconds: float | None) -> None:
@@ -95,14 +95,16 @@ def extra_fields(speculation: str | None, extra_body: str | None) -> dict[str, A
     if speculation is not None:
         value = False if speculation == "off" else _parse_json("--speculation", speculation)
         if not isinstance(value, dict | bool):
-            raise RequestError('--speculation is off or a JSON object, such as {"method": "ngram"}')
+            raise RequestError(
+                '--speculation must be off, true, false or a JSON object, such as {"method": "ngram"}'
+            )
         extra["speculation"] = value
     return extra
 
 
 def _parse_json(option: str, text: str) -> Any:  # noqa: ANN401 - any JSON
     def refuse(constant: str) -> NoReturn:
-        raise ValueError(f"{constant} is no JSON number")
+        raise ValueError(f"{constant} is not a JSON number")
 
     try:
         return json.loads(text, parse_constant=refuse)
@@ -113,12 +115,13 @@ def _parse_json(option: str, text: str) -> Any:  # noqa: ANN401 - any JSON
 def arrival_times(load: LoadSettings) -> Iterator[float]:
     """Yield the due times of an open loop in seconds after the start: a Poisson process.
 
-    Gaps, also the first, are exponentially distributed with mean 1 / rate, which is 0 for an infinite rate.
+    All gaps, including the one before the first request, are exponentially distributed with mean 1 / rate. An infinite
+    rate has mean 0: all requests are due at once.
     """
     if load.rate is None:
         raise ValueError("a closed loop has no arrival times")
-    rate, chance = load.rate, random.Random(f"{load.seed} arrivals")
-    times = itertools.accumulate(chance.expovariate(rate) for _ in itertools.count())
+    rate, rng = load.rate, random.Random(f"{load.seed} arrivals")
+    times = itertools.accumulate(rng.expovariate(rate) for _ in itertools.count())
     limit = math.inf if load.duration is None else load.duration
     return itertools.islice(itertools.takewhile(lambda time: time < limit, times), load.num_requests)
 
@@ -130,12 +133,12 @@ def prompts_in_turn(prompts: Sequence[BenchPrompt], seed: int) -> Iterator[str]:
     return itertools.cycle(shuffled)
 
 
-def drop_points(share: float, max_tokens: int, seed: int) -> Iterator[int | None]:
+def drop_points(fraction: float, max_tokens: int, seed: int) -> Iterator[int | None]:
     """Yield for each request the number of content chunks after which its stream is dropped; None: never.
 
     The numbers are uniform over the first half of the longest answer, so that most answers are not complete by then.
     """
-    chance = random.Random(f"{seed} drops")
+    rng = random.Random(f"{seed} drops")
     while True:
-        is_dropped, after = chance.random() < share, chance.randint(1, max(1, max_tokens // 2))
-        yield after if is_dropped else None
+        is_dropped, drop_after = rng.random() < fraction, rng.randint(1, max(1, max_tokens // 2))
+        yield drop_after if is_dropped else None

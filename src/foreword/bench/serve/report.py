@@ -21,12 +21,12 @@ def time_to_first_token(outcome: RequestOutcome) -> float | None:
 
 
 def end_to_end(outcome: RequestOutcome) -> float | None:
-    """Return E2E: arrival of the last chunk minus due time."""
-    return None if outcome.last is None else outcome.last - outcome.due
+    """Return E2E: arrival of the last text or the finish reason, minus due time. None: neither arrived."""
+    return None if outcome.last_event_time is None else outcome.last_event_time - outcome.due
 
 
 def output_tokens(outcome: RequestOutcome) -> int:
-    """Return the output tokens by usage, otherwise by the chunks' counts, otherwise one per chunk with text."""
+    """Return the output tokens from usage, otherwise the sum over chunks, otherwise the number of chunks."""
     if outcome.usage_tokens is not None:
         return outcome.usage_tokens
     if states_tokens(outcome):
@@ -35,14 +35,14 @@ def output_tokens(outcome: RequestOutcome) -> int:
 
 
 def states_tokens(outcome: RequestOutcome) -> bool:
-    """Return whether there was text and every chunk stated its number of tokens."""
+    """Return whether the answer has text and the number of tokens of every chunk is known."""
     return bool(outcome.chunks) and all(chunk.tokens is not None for chunk in outcome.chunks)
 
 
 def time_per_output_token(outcome: RequestOutcome) -> float | None:
     """Return TPOT: (E2E - TTFT) / (output tokens - tokens of the first chunk). None: no text after the first chunk.
 
-    A first chunk that does not state its tokens counts as one token.
+    If the tokens of the first chunk are unknown, it counts as one token.
     """
     ttft, e2e = time_to_first_token(outcome), end_to_end(outcome)
     if ttft is None or e2e is None:
@@ -59,19 +59,20 @@ def gaps(outcome: RequestOutcome) -> list[float]:
 
 
 def gaps_per_token(outcome: RequestOutcome) -> list[float] | None:
-    """Return ITL per token: each gap divided by the tokens of its second chunk, once per token. None: unknown.
+    """Return ITL per token, one value for each token after the first chunk. None: tokens per chunk are unknown.
 
-    The gap before a chunk without a token is added to the next gap.
+    A chunk of n tokens adds n values: the gap before it divided by n. The gap before a chunk without a token is added
+    to the next gap.
     """
     if not states_tokens(outcome):
         return None
     per_token: list[float] = []
-    held = 0.0
+    gap_sum = 0.0
     for gap, chunk in zip(gaps(outcome), outcome.chunks[1:], strict=True):
-        held += gap
+        gap_sum += gap
         if chunk.tokens:
-            per_token += [held / chunk.tokens] * chunk.tokens
-            held = 0.0
+            per_token += [gap_sum / chunk.tokens] * chunk.tokens
+            gap_sum = 0.0
     return per_token
 
 
@@ -126,7 +127,9 @@ def parse_limits(text: str) -> GoodputLimits:
     for part in text.split(","):
         name, _, number = part.strip().partition(":")
         if name not in ("ttft", "tpot", "e2el"):
-            raise RequestError(f"--goodput knows ttft, tpot and e2el, as in ttft:500,tpot:50; not {part!r}")
+            raise RequestError(
+                f"--goodput takes limits of ttft, tpot and e2el, such as ttft:500,tpot:50; not {part!r}"
+            )
         if name in limits:
             raise RequestError(f"--goodput has {name} twice")
         try:
@@ -163,7 +166,7 @@ class Report:
     Requests dropped on purpose are no failures.
     """
 
-    seconds: float
+    seconds: float  # duration of the run
     sent: int
     completed: int
     dropped: int  # on purpose
@@ -184,6 +187,7 @@ class Report:
 
 
 def make_report(run: LoadRun, limits: GoodputLimits | None) -> Report:
+    """Return the report of a run; without limits, it has no goodput."""
     completed = [outcome for outcome in run.outcomes if outcome.ending is Ending.COMPLETED]
     dropped = sum(outcome.ending is Ending.DROPPED for outcome in run.outcomes)
     failed = [o for o in run.outcomes if o.ending not in (Ending.COMPLETED, Ending.DROPPED)]
@@ -227,7 +231,7 @@ def _latencies(run: LoadRun, completed: Sequence[RequestOutcome]) -> dict[str, S
         "itl_per_token": spread([gap for values in per_token for gap in values]),
         "e2el": _spread_of(completed, end_to_end),
         "sent_late": _spread_of(run.outcomes, lambda one: None if one.sent is None else one.sent - one.due),
-        "read_late": spread(run.read_late),
+        "read_late": spread(run.loop_delays),
     }
 
 

@@ -1,4 +1,4 @@
-"""The report of a load test as tables and picture."""
+"""Shows the report of a load test as tables and as a plot."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, astuple
@@ -20,14 +20,14 @@ from foreword.bench.serve.report import (
 )
 from foreword.bench.skeleton import optional
 
-ROWS = {
+ROWS = {  # name of the latency -> label of its row
     "ttft": "TTFT",
     "tpot": "TPOT",
     "itl": "ITL",
     "itl_per_token": "ITL per token",
     "e2el": "E2E",
-    "sent_late": "sent late",
-    "read_late": "read late",
+    "sent_late": "send delay",
+    "read_late": "read delay",
 }
 
 
@@ -50,7 +50,7 @@ def _short(ms: float | None) -> str:
 
 
 def summary_table(report: Report, limits: GoodputLimits | None) -> Table:
-    """Return a table of counts, rates, goodput and failures, one per line."""
+    """Return a table of counts, rates, goodput and failures, one row each."""
     table = Table.grid(padding=(0, 2))
     for name, text in _lines(report, limits):
         table.add_row(escape(name), escape(text))
@@ -79,24 +79,27 @@ def _goodput(found: Goodput, limits: GoodputLimits) -> str:
     bounds = asdict(limits).items()
     named = ", ".join(f"{name} ≤ {limit:g} ms" for name, limit in bounds if limit is not None)
     share = optional(found.share, ".1%")
-    return f"{found.good} requests = {share}, {found.requests_per_second:.2f} requests/s ({named})"
+    return f"{found.good} requests, {share} of those not dropped, {found.requests_per_second:.2f} requests/s ({named})"
 
 
 def _notes(report: Report) -> Iterator[tuple[str, str]]:
     if (refused := report.http_429).count:
-        values = ", ".join(refused.retry_after) or "never"
-        yield "429", f"{refused.count}, {refused.with_retry_after} of them with Retry-After ({values})"
+        values = f" ({', '.join(refused.retry_after)})" if refused.retry_after else ""
+        yield (
+            "HTTP 429",
+            f"{refused.count} responses, {refused.with_retry_after} of them with Retry-After{values}",
+        )
     if report.without_usage:
         by_tokens = report.without_usage - report.counted_by_chunks
         yield (
             "note",
-            f"answers without usage: {report.without_usage}; tokens counted by the chunks' token ids: {by_tokens}, "
-            f"by chunks with text: {report.counted_by_chunks}",
+            f"{report.without_usage} answers without usage; tokens are counted from token ids in {by_tokens} of them, "
+            f"and as one per chunk with text in {report.counted_by_chunks}",
         )
     known, with_text = report.tokens_per_chunk_known, report.latencies["ttft"].n
     if known < with_text:
-        which = f"of {known} of {with_text} answers: the others'" if known else "not known: the"
-        yield "note", f"ITL per token is {which} chunks do not state their number of tokens"
+        scope = f"covers {known} of {with_text} answers: the others'" if known else "is unknown: the"
+        yield "note", f"ITL per token {scope} chunks do not state their number of tokens"
     if report.drops_too_late:
         yield "note", f"{report.drops_too_late} answers were complete before they could be dropped"
 
@@ -113,4 +116,4 @@ def plot_latencies(outcomes: Sequence[RequestOutcome], path: Path, title: str) -
             if seconds:
                 axes.ecdf([1e3 * value for value in seconds])
             axes.set_xlabel(f"{name}, ms ({len(seconds)} values)")
-            axes.set_ylabel("share of values up to this")
+            axes.set_ylabel("fraction of values up to this")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from foreword.bench.prompts import BenchPrompt
-from foreword.bench.serve.load import LoadSettings, Question, extra_fields
+from foreword.bench.serve.load import LoadSettings, RequestTemplate, extra_fields
 from foreword.cli.bench.common import DATASET, MOST_TOKENS, TEMPERATURE, prompts_of, save_plot
 from foreword.cli.console import JsonCommand, plot_option, stage_bar, stdout
 from foreword.cli.options.grouped import REQUIRED, option, pick
@@ -54,7 +54,9 @@ class Serve(JsonCommand):
     endpoint: str = option("completions", "API route: completions or chat.")
     dataset: Path | None = option(None, DATASET)
     api_key: str | None = option(None, "API key, sent as bearer token.", envvar="FOREWORD_API_KEY")
-    speculation: str | None = option(None, "Request field `speculation` (Foreword): off or a JSON object.")
+    speculation: str | None = option(
+        None, "Request field `speculation` (Foreword): off, true, false or a JSON object."
+    )
     extra_body: str | None = option(None, 'Further fields of every request, such as {"ignore_eos": true}.')
     goodput: str | None = option(None, "Limits of a good request in ms: ttft:500,tpot:50,e2el:5000.")
     disconnect: float = option(0.0, "Fraction of streams to drop midway, at random.")
@@ -66,18 +68,18 @@ class Serve(JsonCommand):
         from foreword.bench.serve.tables import latency_table, plot_latencies, summary_table
         from foreword.wire.openai_http import base_address
 
-        load, question = self._load(), self._question()
+        load, template = self._load(), self._template()
         limits = None if self.goodput is None else parse_limits(self.goodput)
         address = base_address(self.url)
         prompts = prompts_of(self.dataset)
-        question, run = asyncio.run(self._run(address, question, load, prompts))
+        template, run = asyncio.run(self._run(address, template, load, prompts))
         report = make_report(run, limits)
         loop = f"closed loop of {load.concurrency}" if load.rate is None else f"open loop at {load.rate:g}/s"
-        title = f"{question.model} at {address}, {loop}, {question.endpoint}, ≤ {self.max_tokens} tokens"
+        title = f"{template.model} at {address}, {loop}, {template.endpoint}, ≤ {self.max_tokens} tokens"
         stdout.print(latency_table(report, title))
         stdout.print(summary_table(report, limits))
         save_plot(self.plot, lambda path: plot_latencies(run.outcomes, path, title))
-        settings = _settings_json(address, question, load, limits)
+        settings = _settings_json(address, template, load, limits)
         self.show_json({**settings, "prompts": len(prompts), **asdict(report)})
         if not report.completed:
             raise typer.Exit(1)
@@ -91,23 +93,23 @@ class Serve(JsonCommand):
             requests = DEFAULT_REQUESTS
         return pick(LoadSettings, self, concurrency=clients, num_requests=requests)
 
-    def _question(self) -> Question:
+    def _template(self) -> RequestTemplate:
         extra = extra_fields(self.speculation, self.extra_body)
-        return pick(Question, self, model=self.model or "", extra=extra)
+        return pick(RequestTemplate, self, model=self.model or "", extra=extra)
 
     async def _run(
-        self, address: str, question: Question, load: LoadSettings, prompts: Sequence[BenchPrompt]
-    ) -> "tuple[Question, LoadRun]":
-        """Run the load; return the question with the model's name, and the run."""
+        self, address: str, template: RequestTemplate, load: LoadSettings, prompts: Sequence[BenchPrompt]
+    ) -> "tuple[RequestTemplate, LoadRun]":
+        """Run the load; return the template with the model's name, and the run."""
         from foreword.bench.serve.generator import LoadGenerator
         from foreword.wire.openai_http import listed_model, open_client
 
         async with open_client(address, self.api_key) as client:
-            model = await listed_model(client, question.model)
-            question = replace(question, model=model.name, continuous_usage=model.has_continuous_usage)
+            model = await listed_model(client, template.model)
+            template = replace(template, model=model.name, continuous_usage=model.has_continuous_usage)
             with stage_bar() as show:
                 on_outcome = _progress(show, load)
-                return question, await LoadGenerator(client, question, load).run(prompts, on_outcome)
+                return template, await LoadGenerator(client, template, load).run(prompts, on_outcome)
 
 
 def _progress(show: StageProgress, load: LoadSettings) -> "Callable[[RequestOutcome], None]":
@@ -129,10 +131,10 @@ def _progress(show: StageProgress, load: LoadSettings) -> "Callable[[RequestOutc
 
 
 def _settings_json(
-    address: str, question: Question, load: LoadSettings, limits: "GoodputLimits | None"
+    address: str, template: RequestTemplate, load: LoadSettings, limits: "GoodputLimits | None"
 ) -> dict[str, Any]:
     """Return the settings of a run as JSON, without infinity and without the key."""
-    settings = {"url": address, **asdict(question), **asdict(load)}
+    settings = {"url": address, **asdict(template), **asdict(load)}
     settings["loop"] = "closed" if load.rate is None else "open"
     settings["limits_ms"] = None if limits is None else asdict(limits)
     if load.rate is None:
