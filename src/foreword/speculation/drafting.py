@@ -172,7 +172,7 @@ class Traits:
     follows: str = ""  # what it drafts from: "prediction" or "grammar" of the request; empty: neither
     learns_answers: bool = False  # its drafts depend on the tenant's earlier answers
     is_free: bool = False  # any client of a server may select it: it needs no files and almost no memory
-    needs_target: str = ""  # why it cannot run on a draft node; empty: it can
+    needs_target: str = ""  # a text: the reason why it cannot run on a draft node; empty: it can run there
 
     @staticmethod
     def combined(traits: Sequence["Traits"]) -> "Traits":
