@@ -154,9 +154,9 @@ def test_a_full_device_is_told_in_a_line(
     ("arguments", "words"),
     [
         (("--out", "OUT"), "--minutes or --steps"),
-        (("--out", "OUT", "--steps", "1", "--resume"), "no training to go on with"),
+        (("--out", "OUT", "--steps", "1", "--resume"), "has no training state to resume"),
         (("--out", "OUT", "--steps", "1", "--export", "HERE"), "more than pieces"),
-        (("--out", "OUT", "--steps", "1", "--eval", "EMPTY"), "has no prompts in it"),
+        (("--out", "OUT", "--steps", "1", "--eval", "EMPTY"), "has no prompts"),
         (("--out", "OUT", "--steps", "1", "--eval", "BROKEN"), "line 1: not JSON"),
         (("--out", "OUT", "--steps", "1", "--data", "NOWHERE"), "no training texts"),
         (("--out", "OUT", "--steps", "1", "--data", "NOWHERE", "--prompts", "EMPTY"), "train data"),
@@ -258,9 +258,9 @@ def test_what_a_model_or_machine_has_not_is_told_before_any_work(
 def test_a_shard_that_is_cut_off_is_told(model: str, texts: str, tmp_path: Path):
     shard = next(Path(texts).glob("shard-*"))
     (tmp_path / shard.name).write_bytes(shard.read_bytes()[:-100])
-    with pytest.raises(RequestError, match="is no shard of training texts"):
+    with pytest.raises(RequestError, match="is not a valid shard of training texts"):
         _here("train", "data", tmp_path, "-m", model, "--show", "1")
-    with pytest.raises(RequestError, match="is no shard of training texts"):
+    with pytest.raises(RequestError, match="is not a valid shard of training texts"):
         _one_step(model, tmp_path / "out", tmp_path)
 
 

@@ -148,7 +148,7 @@ def test_an_answer_whose_masks_take_too_much_in_all_fails_alone(llm: LLM, monkey
     other = ask(llm.engine, [5, 6, 8], SamplingParams(max_tokens=60, ignore_eos=True))
     run(llm.engine)
     assert slow.finish_reason == "error"
-    assert "its masks have taken 1 s more than its tokens may" in str(slow.answer.error)
+    assert "its masks took over 1 s more than allowed for its tokens" in str(slow.answer.error)
     assert "\n" not in str(slow.answer.error)
     assert other.finish_reason == "length"
 

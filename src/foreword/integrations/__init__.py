@@ -1,1 +1,1 @@
-"""Our drafters in other engines: transformers and vLLM."""
+"""Foreword's drafters in other engines: transformers and vLLM."""

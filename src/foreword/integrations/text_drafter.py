@@ -1,4 +1,4 @@
-"""Drafters for the decoding loops of other engines, which give texts and receive chains of draft tokens."""
+"""Runs drafters in the decoding loops of other engines, which pass a text and receive a chain of draft tokens."""
 
 import json
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -20,13 +20,18 @@ from foreword.speculation.drafting import DraftRequest, DraftSource, DraftTask, 
 
 @dataclass
 class _Text:
+    """A text in progress, as the drafter knows it."""
+
     number: int  # request id of the drafter
     tokens: list[int] = field(default_factory=list)
     prompt_len: int = 0
 
 
 class TextDrafter:
-    """Drafts for many texts, each under a key. A text that does not continue the key's last one is a new request."""
+    """Drafts for many texts, each with a key.
+
+    A text that does not continue the last text with its key is a new request.
+    """
 
     def __init__(
         self,
@@ -40,26 +45,29 @@ class TextDrafter:
         `model` is the folder of the tokenizer, which some drafters need. `num_speculative_tokens` applies to
         configurations that do not set it.
         """
-        wanted = speculation
-        if isinstance(wanted, str):
-            wanted = json.loads(wanted) if wanted.lstrip().startswith("{") else named_methods(wanted)
-        most = {} if num_speculative_tokens is None else {"num_speculative_tokens": num_speculative_tokens}
-        self.config = SpeculationConfig.parse({**most, **wanted})
+        settings = speculation
+        if isinstance(settings, str):
+            settings = json.loads(settings) if settings.lstrip().startswith("{") else named_methods(settings)
+        default = {} if num_speculative_tokens is None else {"num_speculative_tokens": num_speculative_tokens}
+        self.config = SpeculationConfig.parse({**default, **settings})
         usable = [name for name, kind in drafter_kinds().items() if _needs_text_only(kind.traits)]
         if others := [name for name in self.config.method if name not in usable]:
             raise RequestError(
-                f"speculation: {others[0]} needs our own engine; inside others there are {', '.join(usable)}"
+                f"speculation: {others[0]} runs only in foreword's own engine; give one of {', '.join(usable)}"
             )
         self._drafter = self.config.build(_resources(vocab_size, model))
         if self._drafter.traits.needs:
-            raise RequestError("speculation: this method needs the target's states")
+            raise RequestError(
+                "speculation: this method needs the target's hidden states, which other engines do not give; "
+                "use another method"
+            )
         sampler = RequestSampler(SamplingParams(temperature=0), TokenLimits(vocab_size), (), 0)
         self._sampling = sampler.drafting()
         self._texts: dict[Hashable, _Text] = {}
         self._numbers = count()
 
     def draft(self, key: Hashable, tokens: Sequence[int], most: int | None = None) -> list[int]:
-        """Return the most likely chain after a text."""
+        """Return a chain after a text, of at most `most` tokens; of a tree, its most likely chain."""
         text, limit = self._extended(key, tokens), self.config.num_speculative_tokens
         limit = limit if most is None else min(most, limit)
         if limit < 1:
@@ -69,11 +77,12 @@ class TextDrafter:
         return first_path(draft)[:limit]
 
     def forget(self, key: Hashable) -> None:
-        """End the text of a key; suffix drafters remember its answer."""
+        """End the text of a key; suffix drafters store its answer."""
         if (text := self._texts.pop(key, None)) is not None:
             self._drafter.forget(self._request(text))
 
     def _extended(self, key: Hashable, tokens: Sequence[int]) -> _Text:
+        """Return the text of a key, extended to these tokens; a new one if they do not continue it."""
         text = self._texts.get(key)
         known = 0 if text is None else len(text.tokens)
         if text is None or known > len(tokens) or list(tokens[:known]) != text.tokens:
@@ -88,12 +97,12 @@ class TextDrafter:
 
 
 def _needs_text_only(traits: Traits) -> bool:
-    """Return whether a drafter needs nothing but tokens, or a tokenizer for text files."""
+    """Return whether a drafter needs nothing but tokens, and a tokenizer for its text files."""
     return traits.kind is DraftSource.LOOKUP and not traits.needs and not traits.follows
 
 
 def first_path(draft: Draft) -> list[int]:
-    """Return the chain of first children of a tree, which lists the likeliest first."""
+    """Return the chain of first children. Drafters add the most likely child first."""
     path: list[int] = []
     node = ROOT
     for child, parent in enumerate(draft.parents):
@@ -104,14 +113,16 @@ def first_path(draft: Draft) -> list[int]:
 
 
 def _resources(vocab_size: int, model: str | None) -> DrafterResources:
+    """Return resources without a target; the tokenizer in the folder `model` is opened when it is needed."""
+
     def checkpoint() -> Checkpoint:
         if model is None:
             raise RequestError(
-                "speculation: datastores and warm files need the target's tokenizer: give its folder"
+                "speculation: datastores and warm files need the target's tokenizer; give the folder of its files"
             )
         return open_checkpoint(Path(model))
 
-    class Lazily:
+    class LazyCheckpoint:
         """Opens the checkpoint on first access."""
 
         def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever a checkpoint has
@@ -121,8 +132,8 @@ def _resources(vocab_size: int, model: str | None) -> DrafterResources:
         return checkpoint().tokenizer().encode(text, add_special_tokens=False)
 
     def refuse(_: Checkpoint) -> NoReturn:
-        raise RequestError("speculation: draft models need our own engine")
+        raise RequestError("speculation: draft models run only in foreword's own engine; use another method")
 
     absent: Any = None
     load = cast("Callable[[Checkpoint], Any]", refuse)
-    return DrafterResources(absent, cast("Checkpoint", Lazily()), encode, load, vocab_size)
+    return DrafterResources(absent, cast("Checkpoint", LazyCheckpoint()), encode, load, vocab_size)

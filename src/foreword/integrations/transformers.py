@@ -1,10 +1,10 @@
-"""Our drafters in transformers: assisted generation with a candidate generator.
+"""Runs Foreword's drafters in transformers, as the candidate generator of assisted generation.
 
    with foreword_candidates(model, "suffix+ngram"):
        model.generate(**inputs, prompt_lookup_num_tokens=8)
 
-`generate` has no argument for a candidate generator, so any kind of assisted generation uses our drafts within the
-block. transformers verifies them, so that the distribution of the text is its own.
+`generate` has no argument for a candidate generator. Within the block every kind of assisted generation uses these
+drafts. transformers verifies them, so the distribution of the text does not change.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,7 +18,7 @@ from foreword.integrations.text_drafter import TextDrafter
 
 
 class ForewordCandidateGenerator(CandidateGenerator):
-    """Drafts chains; `suffix` keeps what it learned between calls of `generate`."""
+    """Drafts chains. The drafter `suffix` keeps the answers of earlier calls of `generate`."""
 
     def __init__(self, drafter: TextDrafter) -> None:
         self._drafter = drafter
@@ -26,7 +26,7 @@ class ForewordCandidateGenerator(CandidateGenerator):
         self.accepted = 0  # accepted draft tokens
 
     def get_candidates(self, input_ids: torch.Tensor, **_: object) -> tuple[Any, Any]:
-        """Return [1, text + draft] without logits, since the tokens were chosen, not sampled."""
+        """Return the token ids [1, text + draft], and None for the logits: the draft tokens were not sampled."""
         draft = self._drafter.draft("text", input_ids[0].tolist())
         self.guessed += len(draft)
         if not draft:
@@ -36,27 +36,28 @@ class ForewordCandidateGenerator(CandidateGenerator):
     def update_candidate_strategy(
         self, input_ids: torch.Tensor, scores: torch.Tensor, num_matches: int
     ) -> None:
+        """Count the accepted draft tokens of a verified draft."""
         self.accepted += int(num_matches)
 
     def finish(self) -> None:
-        """End an answer."""
+        """End the text in progress."""
         self._drafter.forget("text")
 
 
 @contextmanager
 def foreword_candidates(
-    model: Any,  # noqa: ANN401 - any of transformers' models that generate
+    model: Any,  # noqa: ANN401 - any model of transformers that has `generate`
     speculation: str | Mapping[str, Any] = "suffix+ngram",
     files: str | None = None,
 ) -> Iterator[ForewordCandidateGenerator]:
-    """Use our drafts for assisted generation of this model within the block; `files`: folder with its tokenizer."""
+    """Let assisted generation of this model use the drafter within the block; `files` is the tokenizer's folder."""
     generator = ForewordCandidateGenerator(TextDrafter(speculation, model.config.vocab_size, files))
 
-    def ours(**_: object) -> ForewordCandidateGenerator:
+    def candidate_generator(**_: object) -> ForewordCandidateGenerator:
         generator.finish()
         return generator
 
-    model._get_candidate_generator = ours
+    model._get_candidate_generator = candidate_generator
     try:
         yield generator
     finally:

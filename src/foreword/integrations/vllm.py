@@ -1,4 +1,4 @@
-"""Our drafters inside vLLM: a class for `speculative_config` with method `custom_class`.
+"""Runs Foreword's drafters inside vLLM: a class for `speculative_config` with method `custom_class`.
 
     LLM(model, speculative_config={
         "method": "custom_class",
@@ -6,8 +6,8 @@
         "num_speculative_tokens": 5,
     })
 
-vLLM gives its proposer a config without room for ours: the drafter and its settings are read from the environment
-variable FOREWORD_SPECULATION, as `--speculation` has it, or from a subclass. vLLM itself is not imported.
+vLLM's config has no field for a drafter's settings. They are read from the environment variable FOREWORD_SPECULATION,
+in the format of `--speculation`, or from a subclass. vLLM itself is not imported.
 """
 
 import os
@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from foreword.integrations.text_drafter import TextDrafter
 
-VARIABLE = "FOREWORD_SPECULATION"
+VARIABLE = "FOREWORD_SPECULATION"  # the environment variable
 
 
 class ForewordProposer:
@@ -25,13 +25,13 @@ class ForewordProposer:
     speculation: ClassVar[Mapping[str, Any] | str | None] = None
 
     def __init__(self, vllm_config: Any) -> None:  # noqa: ANN401 - vLLM's own type
-        wanted = self.speculation or os.environ.get(VARIABLE) or "suffix+ngram"
-        most = vllm_config.speculative_config.num_speculative_tokens
+        settings = self.speculation or os.environ.get(VARIABLE) or "suffix+ngram"
+        max_tokens = vllm_config.speculative_config.num_speculative_tokens
         model = vllm_config.model_config
         self._context = model.max_model_len
-        files = model.model if os.path.isdir(model.model) else None  # noqa: PTH112 - a hub id is no path
-        self._drafter = TextDrafter(wanted, model.get_vocab_size(), files, most)
-        self._rows: set[int] = set()
+        files = model.model if os.path.isdir(model.model) else None  # noqa: PTH112 - a hub id is not a path
+        self._drafter = TextDrafter(settings, model.get_vocab_size(), files, max_tokens)
+        self._rows: set[int] = set()  # of the last batch
 
     def propose(
         self,
@@ -40,7 +40,10 @@ class ForewordProposer:
         token_ids_cpu: Any,  # noqa: ANN401 - array [rows, context], prompt and answer
         slot_mappings: object = None,
     ) -> list[list[int]]:
-        """Return drafts for every batch row with new tokens; a row may have changed its request."""
+        """Return a draft for every row of the batch, empty for rows without new tokens.
+
+        A row may belong to another request than in the last call.
+        """
         rows = range(len(sampled_token_ids))
         for finished in self._rows - set(rows):
             self._drafter.forget(finished)

@@ -180,10 +180,8 @@ class Traits:
     drafts_by_level: bool = False  # the time of a call grows with the depth of its draft
     follows: str = ""  # the hint in the request that it drafts from: "prediction" or "grammar"; empty: none
     learns_answers: bool = False  # its drafts depend on the tenant's earlier answers
-    is_free: bool = (
-        False  # any client of a server may select it, since it needs no files and almost no memory
-    )
-    needs_target: str = ""  # the reason why it cannot run on a draft node; empty: it can
+    is_free: bool = False  # any client of a server may select it: it needs no files and almost no memory
+    needs_target: str = ""  # a text: the reason why it cannot run on a draft node; empty: it can run there
 
     @staticmethod
     def combined(traits: Sequence["Traits"]) -> "Traits":

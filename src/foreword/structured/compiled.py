@@ -1,4 +1,4 @@
-"""A grammar compiled for one vocabulary, and the vocabulary as bytes."""
+"""Defines a grammar compiled for one vocabulary, and the vocabulary as bytes."""
 
 import ctypes
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ _SLICES = [
 ]
 """Regular expressions for which llguidance precomputes masks (its slices).
 
-The list is llguidance's own with more lengths of bounded strings, in which masks then take a fifth less time.
+The list is llguidance's own with more lengths of bounded strings. Masks inside such strings take a fifth less time.
 """
 
 
@@ -29,11 +29,11 @@ The list is llguidance's own with more lengths of bounded strings, in which mask
 class GrammarTokens:
     """The vocabulary as bytes."""
 
-    pieces: Sequence[bytes]  # [vocabulary], bytes of each token; the name of a control token
+    pieces: Sequence[bytes]  # [vocabulary], bytes of each token; of a control token, its name
     end_ids: tuple[int, ...]  # tokens that end an answer
     encode: Callable[[str], list[int]]  # tokenizes a text
     control_ids: Sequence[int] = ()  # tokens that do not stand for text
-    control_names: frozenset[str] = field(default_factory=frozenset)
+    control_names: frozenset[str] = field(default_factory=frozenset)  # names of the control tokens
 
     @property
     def size(self) -> int:
@@ -43,11 +43,11 @@ class GrammarTokens:
         """Create llguidance's tokenizer; takes about 1 µs per token."""
         from llguidance import LLTokenizer, TokenizerWrapper
 
-        return LLTokenizer(TokenizerWrapper(_Wrapped(self)), n_vocab=self.size, slices=_SLICES)
+        return LLTokenizer(TokenizerWrapper(_LlguidanceTokens(self)), n_vocab=self.size, slices=_SLICES)
 
 
-class _Wrapped:
-    """Adapter with the names that llguidance expects."""
+class _LlguidanceTokens:
+    """Adapts a vocabulary to the attributes that llguidance reads."""
 
     bos_token_id = None
 
@@ -62,24 +62,25 @@ class _Wrapped:
 
 
 Bits = npt.NDArray[np.int32]
-"""[..., words], one bit per token of the vocabulary, 32 per word."""
+"""Masks of allowed tokens [..., words]: one bit per token of the vocabulary, 32 per word."""
 
 LARGE_BYTES = 4 << 20
 """Minimum size of a grammar whose memory is returned to the system when it is deleted."""
 
 
 class CompiledGrammar:
-    """A grammar over one vocabulary, with masks shared by many states."""
+    """A grammar over one vocabulary, and masks that all its answers share."""
 
     def __init__(self, matcher: "LLMatcher", tokens: GrammarTokens) -> None:
-        self.bytes = 0  # memory including compilation
+        self.bytes = 0  # peak memory of its compilation, set after it
         self._matcher = matcher  # initial state, never advanced
         self._lock = Lock()
         self.first_mask: Bits | None = None  # mask of the first token, once computed
-        self.is_slow = False  # whether a mask was slow
+        self.is_slow = False  # whether any mask of it was slow
         self.tokens = tokens
         self.ends = frozenset(tokens.end_ids)
         self.words = -(-tokens.size // 32)
+        # Masks that allow every token, no token, and only end tokens.
         self.everything: Bits = np.full(self.words, -1, np.int32)
         self.nothing: Bits = np.zeros(self.words, np.int32)
         ends = np.zeros(self.words * 32, np.uint8)
@@ -97,7 +98,7 @@ class CompiledGrammar:
             return self._matcher.deep_copy()
 
     def with_all_ends(self, mask: Bits) -> Bits:
-        """Allow all of the model's end tokens where llguidance allows its one."""
+        """Allow all end tokens in a mask (in place) if it allows the one that llguidance knows; return the mask."""
         first = self.tokens.end_ids[0]
         if len(self.ends) > 1 and mask[first >> 5] >> (first & 31) & 1:
             mask |= self.only_ends
@@ -112,6 +113,7 @@ class CompiledGrammar:
         return word & (word - 1) == 0 and int(words[0]) * 32 + word.bit_length() - 1 not in self.ends
 
     def only(self, token: int) -> Bits:
+        """Return the mask that allows only this token."""
         mask = self.nothing.copy()
         mask.view(np.uint8)[token >> 3] = 1 << (token & 7)
         return mask

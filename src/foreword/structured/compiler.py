@@ -1,4 +1,7 @@
-"""Grammar cache of an engine: checks, trial compilation in another process, then compilation."""
+"""Compiles and caches the grammars of an engine.
+
+A grammar is checked, compiled on trial in another process, and then compiled in this one.
+"""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
 MAX_CACHED = 128
-"""Maximum cached grammars; the least recently used is dropped."""
+"""Maximum number of cached grammars; the least recently used one is dropped."""
 
 MAX_CACHED_BYTES = 16 << 20
 """Maximum total memory of cached grammars."""
@@ -43,7 +46,7 @@ class CompileSlots:
         limits = self._limits
         with self._changed:
             if not self._changed.wait_for(
-                lambda: self._is_free(tenant), limits.patience * limits.cpu_seconds
+                lambda: self._may_compile(tenant), limits.patience * limits.cpu_seconds
             ):
                 raise RequestError("structured outputs: other grammars are still being compiled; try again")
             self._compiling.append(tenant)
@@ -54,13 +57,13 @@ class CompileSlots:
                 self._compiling.remove(tenant)
                 self._changed.notify_all()
 
-    def _is_free(self, tenant: str) -> bool:
-        own, limits = self._compiling.count(tenant), self._limits
-        return len(self._compiling) < limits.at_once and own < limits.at_once_per_tenant
+    def _may_compile(self, tenant: str) -> bool:
+        of_tenant, limits = self._compiling.count(tenant), self._limits
+        return len(self._compiling) < limits.at_once and of_tenant < limits.at_once_per_tenant
 
 
 class Grammars:
-    """Compiled grammars by specification; thread-safe."""
+    """Compiles grammars, and caches them by response format; thread-safe."""
 
     def __init__(
         self,
@@ -70,22 +73,25 @@ class Grammars:
         clock: Callable[[], float] = thread_time,
         now: Callable[[], float] = monotonic,
     ) -> None:
-        """`tokens` is called for the first grammar; `clock` measures masks, `now` the time between them."""
+        """Create an empty cache.
+
+        `tokens` is called for the first grammar. `clock` measures CPU time of masks, `now` the time between them.
+        """
         self.clock = clock
         self._make_tokens = tokens
         self._limits = limits or CompileLimits()
         self._tenants = TenantBudgets(masks, now)
-        self._kept: OrderedDict[StructuredOutputs, CompiledGrammar] = OrderedDict()
+        self._cached: OrderedDict[StructuredOutputs, CompiledGrammar] = OrderedDict()
         self._lock = Lock()
-        self._setting_up = Lock()
+        self._set_up_lock = Lock()
         self._ready: tuple[GrammarTokens, LLTokenizer, CompileTrials] | None = None
         self._slots = CompileSlots(self._limits)
         self._worker = MaskWorker()
 
     def is_ready(self, wanted: StructuredOutputs | None) -> bool:
-        """Return whether `begin` would return immediately."""
+        """Return whether `begin` would return without compiling; true without a response format."""
         with self._lock:
-            return wanted is None or wanted in self._kept
+            return wanted is None or wanted in self._cached
 
     def begin(self, wanted: StructuredOutputs, tenant: str = "") -> GrammarState:
         """Return the state of a new answer; raise `RequestError` for an invalid or too large grammar."""
@@ -95,9 +101,9 @@ class Grammars:
     def begin_all(self, wanted: StructuredOutputs, count: int, tenant: str = "") -> list[GrammarState]:
         """Return states for several answers to one request, compiling the grammar once."""
         with self._lock:
-            grammar = self._kept.get(wanted)
+            grammar = self._cached.get(wanted)
             if grammar is not None:
-                self._kept.move_to_end(wanted)
+                self._cached.move_to_end(wanted)
         if grammar is None:
             check_counts(wanted)
             with self._slots.reserved(tenant):
@@ -109,16 +115,17 @@ class Grammars:
         ]
 
     def wait_for_masks(self, seconds: float) -> None:
+        """Wait at most `seconds` until a slow mask is computed."""
         self._worker.wait(seconds)
 
     def close(self) -> None:
         self._worker.close()
-        with self._setting_up:
+        with self._set_up_lock:
             if self._ready is not None:
                 self._ready[2].close()
 
     def _compiled(self, wanted: StructuredOutputs) -> CompiledGrammar:
-        """Compile a grammar here after a successful trial; compiled grammars cannot be sent between processes."""
+        """Compile a grammar on trial, then in this process: a compiled grammar cannot be sent between processes."""
         tokens, tokenizer, trials = self._tokenizer()
         size = trials.run(wanted)
 
@@ -135,18 +142,20 @@ class Grammars:
         return grammar
 
     def _keep(self, wanted: StructuredOutputs, grammar: CompiledGrammar) -> None:
+        """Cache a grammar unless it is too large, and drop the least recently used ones."""
         dropped: list[CompiledGrammar] = []  # freed outside the lock
         with self._lock:
             if grammar.bytes <= MAX_GRAMMAR_BYTES:
-                self._kept[wanted] = grammar
+                self._cached[wanted] = grammar
             while (
-                len(self._kept) > MAX_CACHED
-                or sum(kept.bytes for kept in self._kept.values()) > MAX_CACHED_BYTES
+                len(self._cached) > MAX_CACHED
+                or sum(kept.bytes for kept in self._cached.values()) > MAX_CACHED_BYTES
             ):
-                dropped.append(self._kept.popitem(last=False)[1])
+                dropped.append(self._cached.popitem(last=False)[1])
 
     def _tokenizer(self) -> "tuple[GrammarTokens, LLTokenizer, CompileTrials]":
-        with self._setting_up:
+        """Return the vocabulary, its tokenizer and its trials, created by the first call."""
+        with self._set_up_lock:
             if self._ready is None:
                 tokens = self._make_tokens()
                 if not tokens.end_ids:

@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 from foreword.errors import RequestError
 
 _SPACES = r"\t\n\x0B\f\r \u{A0}\u{1680}\u{2000}-\u{200A}\u{2028}\u{2029}\u{202F}\u{205F}\u{3000}\u{FEFF}"
-"""ECMA-262 white space and line ends, for use inside a class."""
+"""ECMA-262 white space and line ends, written for use inside a character class."""
 
-_OUTSIDE = {"s": f"[{_SPACES}]", "S": f"[^{_SPACES}]", "0": r"\x00", "<": "<", ">": ">"}
-_IN_CLASS = {**_OUTSIDE, "s": _SPACES, "b": r"\x08"}
-"""Replacements of escapes; other escapes have the same meaning in both dialects."""
+_OUTSIDE_CLASS = {"s": f"[{_SPACES}]", "S": f"[^{_SPACES}]", "0": r"\x00", "<": "<", ">": ">"}
+_IN_CLASS = {**_OUTSIDE_CLASS, "s": _SPACES, "b": r"\x08"}
+"""Replacements of ECMA-262 escapes (without backslash) that the parser does not read alike."""
 
-_KNOWN = frozenset(string.punctuation + "sS0123456789bBk")
-"""Single-character escapes. The parser refuses back references and word boundaries."""
+_VALID_ESCAPES = frozenset(string.punctuation + "sS0123456789bBk")
+"""Characters that ECMA-262 allows after a backslash. The parser refuses back references and word boundaries."""
 
 _ESCAPE = re.compile(
     r"\\(?:(?P<pair>u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})"
@@ -26,10 +26,10 @@ _ESCAPE = re.compile(
     re.DOTALL,
 )
 
-_ANY = r"\x00-\u{10FFFF}"
+_ANY = r"\x00-\u{10FFFF}"  # every character, written for use inside a class
 _GROUPS = ("(?:", "(?=", "(?!", "(?<")
-_MANY = tuple(f"\\{name}" for name in "dDwWsSpP")
-_SET_SIGNS = frozenset("[&~^-")
+_CLASS_ESCAPES = tuple(f"\\{name}" for name in "dDwWsSpP")  # each stands for several characters
+_SET_OPERATORS = frozenset("[&~^-")
 """Characters that are literal inside an ECMA-262 class, but not for the parser."""
 
 
@@ -38,88 +38,95 @@ class EcmaPattern:
 
     def __init__(self, pattern: str) -> None:
         self._pattern = pattern
-        self._place = 0
+        self._position = 0  # of the next character to read
 
     def translated(self) -> str:
         """Return the translated pattern; raise `RequestError` if it is not valid ECMA-262."""
         written: list[str] = []
-        while self._place < len(self._pattern):
+        while self._position < len(self._pattern):
             written.append(self._next())
         return "".join(written)
 
     def _next(self) -> str:
-        character = self._pattern[self._place]
+        """Translate the next character, escape or class."""
+        character = self._pattern[self._position]
         if character == "\\":
             return self._escape(in_class=False)
         if character == "[":
             return self._class()
-        if self._pattern.startswith("(?", self._place) and not self._pattern.startswith(_GROUPS, self._place):
-            raise self._refused("groups begin with (, (?: or (?<name>, and flags cannot be set inside")
-        self._place += 1
+        if self._pattern.startswith("(?", self._position) and not self._pattern.startswith(
+            _GROUPS, self._position
+        ):
+            raise self._refused("groups begin with (, (?:, (?=, (?! or (?<name>; flags cannot be set")
+        self._position += 1
         return r"[^\n\r\u{2028}\u{2029}]" if character == "." else character
 
     def _class(self) -> str:
-        self._place += 1
+        """Translate a bracketed class."""
+        self._position += 1
         is_negated = self._take("^")
         if self._take("]"):
             return f"[{_ANY}]" if is_negated else f"[^{_ANY}]"
         written = ["[^" if is_negated else "["]
         while not self._take("]"):
-            is_many = self._pattern.startswith(_MANY, self._place)
+            is_class = self._pattern.startswith(_CLASS_ESCAPES, self._position)
             first = self._atom()
             if (
-                not is_many
+                not is_class
                 and self._peek() == "-"
-                and self._pattern[self._place + 1 : self._place + 2] != "]"
+                and self._pattern[self._position + 1 : self._position + 2] != "]"
             ):
-                self._place += 1
+                self._position += 1
                 first = f"{first}-{self._atom()}"
             written.append(first)
         return "".join([*written, "]"])
 
     def _atom(self) -> str:
-        """Read one character or escape of a class."""
+        """Translate one character or escape inside a class."""
         character = self._peek()
         if not character:
             raise self._refused("a class is not closed")
         if character == "\\":
             return self._escape(in_class=True)
-        self._place += 1
-        return f"\\{character}" if character in _SET_SIGNS else character
+        self._position += 1
+        return f"\\{character}" if character in _SET_OPERATORS else character
 
     def _escape(self, in_class: bool) -> str:
-        found = _ESCAPE.match(self._pattern, self._place)
+        """Translate an escape."""
+        found = _ESCAPE.match(self._pattern, self._position)
         if found is None:
-            raise self._refused("it ends with a backslash")
-        self._place = found.end()
+            raise self._refused("the pattern ends with a backslash")
+        self._position = found.end()
         name, kind = found[0][1:], found.lastgroup
-        if kind == "pair":
+        if kind == "pair":  # a surrogate pair, which stands for one character
             code = 0x10000 + (int(name[1:5], 16) - 0xD800) * 0x400 + int(name[7:], 16) - 0xDC00
             return f"\\u{{{code:X}}}"
         if kind == "control":
             return f"\\x{ord(name[1]) % 32:02X}"
         is_octal = name == "0" and self._peek().isdigit()
-        if kind == "other" and (name not in _KNOWN or is_octal):
-            raise self._refused(f"it has no escape \\{name}")
-        return (_IN_CLASS if in_class else _OUTSIDE).get(name, found[0])
+        if kind == "other" and (name not in _VALID_ESCAPES or is_octal):
+            raise self._refused(f"there is no escape \\{name}")
+        return (_IN_CLASS if in_class else _OUTSIDE_CLASS).get(name, found[0])
 
     def _take(self, character: str) -> bool:
+        """Skip the next character if it is this one; return whether it is."""
         is_next = self._peek() == character
-        self._place += is_next
+        self._position += is_next
         return is_next
 
     def _peek(self) -> str:
-        return self._pattern[self._place : self._place + 1]
+        """Return the next character; empty at the end."""
+        return self._pattern[self._position : self._position + 1]
 
     def _refused(self, why: str) -> RequestError:
         return RequestError(
-            f"structured outputs: pattern {self._pattern[:64]!r} is not one of ECMA-262: {why}"
+            f"structured outputs: pattern {self._pattern[:64]!r} is not valid ECMA-262: {why}"
         )
 
 
 _UNICODE = "(?u)"
 
-_ASCII = {
+_ASCII_CLASSES = {
     "d": "[0-9]",
     "D": "[^0-9]",
     "w": "[0-9A-Za-z_]",
@@ -133,17 +140,17 @@ _COUNT = re.compile(r"\{\s*(\d+)\s*(?:,\s*(\d*)\s*)?\}")
 
 
 def with_ascii_classes(regex: str) -> str:
-    r"""Replace \d, \w and \s by ASCII classes; an expression that begins with (?u) is unchanged.
+    r"""Replace \d, \w, \s and their negations by ASCII classes, unless the expression begins with (?u).
 
     The replacement is a bracketed class, which may be nested inside another class.
     """
     if regex.startswith(_UNICODE):
         return regex
-    return _ESCAPED.sub(lambda found: _ASCII.get(found[0][1:], found[0]), regex)
+    return _ESCAPED.sub(lambda found: _ASCII_CLASSES.get(found[0][1:], found[0]), regex)
 
 
 def copies(low: str, high: str | None) -> int:
-    """Return the number of copies in a counted repetition such as {2,5}; at least one."""
+    """Return the maximum number of copies in a counted repetition such as {2,5}; at least 1, and at most 10**12."""
     digits = (high or low).lstrip("0") or "1"
     return int(digits) if len(digits) < 12 else 10**12
 
@@ -151,9 +158,9 @@ def copies(low: str, high: str | None) -> int:
 def expanded(symbols: Iterable[str | int]) -> int:
     """Return the number of symbols after expanding counted repetitions.
 
-    "(" and ")" begin and end a group, a number repeats what is before it, and any other text is a symbol.
+    "(" and ")" begin and end a group, a number repeats the symbol or group before it, and any other text is a symbol.
     """
-    sums, last = [0], 0  # per open group; size of the last symbol or group
+    sums, last = [0], 0  # size of every open group so far, and size of the last symbol or group
     for symbol in symbols:
         if symbol == "(":
             sums.append(0)
@@ -162,8 +169,8 @@ def expanded(symbols: Iterable[str | int]) -> int:
             last = sums.pop()
             sums[-1] += last
         elif isinstance(symbol, int):
-            more = last * (symbol - 1)
-            sums[-1], last = sums[-1] + more, last + more
+            added = last * (symbol - 1)
+            sums[-1], last = sums[-1] + added, last + added
         else:
             last = 1
             sums[-1] += 1
@@ -176,44 +183,45 @@ def expanded_size(regex: str) -> int:
 
 
 def _symbols(regex: str) -> Iterator[str | int]:
-    place = 0
-    while place < len(regex):
-        character = regex[place]
-        if character == "{" and (count := _COUNT.match(regex, place)):
+    """Yield the symbols of a regular expression as `expanded` counts them."""
+    position = 0
+    while position < len(regex):
+        character = regex[position]
+        if character == "{" and (count := _COUNT.match(regex, position)):
             yield copies(count[1], count[2])
-            place = count.end()
+            position = count.end()
         elif character in "()*+?|":
             if character in "()":
                 yield character
-            place += 1
+            position += 1
         else:
             yield character
-            place = _atom_end(regex, place)
+            position = _atom_end(regex, position)
 
 
-def _atom_end(regex: str, place: int) -> int:
+def _atom_end(regex: str, position: int) -> int:
     """Return the end of the character, escape or (possibly nested) class that starts here."""
     depth = 0
-    while place < len(regex):
-        found = _ESCAPED.match(regex, place)
+    while position < len(regex):
+        found = _ESCAPED.match(regex, position)
         if found is not None:
-            place = found.end()
-        elif regex[place] == "[":
+            position = found.end()
+        elif regex[position] == "[":
             depth += 1
-            place += 2 if regex.startswith("[^", place) else 1
-            place += regex.startswith("]", place)
+            position += 2 if regex.startswith("[^", position) else 1
+            position += regex.startswith("]", position)
         else:
-            depth -= depth > 0 and regex[place] == "]"
-            place += 1
+            depth -= depth > 0 and regex[position] == "]"
+            position += 1
         if not depth:
             break
-    return place
+    return position
 
 
-DATA = frozenset({"const", "enum", "default", "examples", "x-guidance"})
+VALUE_KEYWORDS = frozenset({"const", "enum", "default", "examples", "x-guidance"})
 """Keywords whose values are not schemas."""
 
-NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+MAP_KEYWORDS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 """Keywords whose values map user-defined names to schemas."""
 
 
@@ -221,15 +229,15 @@ def keywords(schema: object) -> Iterator[tuple[str, Any]]:
     """Yield every (keyword, value) of a schema and its sub-schemas."""
     remaining = [schema]
     while remaining:
-        now = remaining.pop()
-        if isinstance(now, list):
-            remaining += now
-        elif isinstance(now, dict):
-            for keyword, value in now.items():
+        entry = remaining.pop()
+        if isinstance(entry, list):
+            remaining += entry
+        elif isinstance(entry, dict):
+            for keyword, value in entry.items():
                 yield keyword, value
-                if keyword in NAMED and isinstance(value, dict):
+                if keyword in MAP_KEYWORDS and isinstance(value, dict):
                     remaining += value.values()
-                elif keyword not in DATA:
+                elif keyword not in VALUE_KEYWORDS:
                     remaining.append(value)
 
 
@@ -237,7 +245,7 @@ SCHEMA = "%json"
 
 
 class Kind(Enum):
-    """Kind of a grammar part."""
+    """Kind of a part of a grammar's text."""
 
     RULES = "rules"  # names, operators and counts
     LITERAL = "literal"
@@ -252,7 +260,7 @@ class GrammarPart(NamedTuple):
 
     kind: Kind
     text: str
-    value: Any = None  # parsed JSON
+    value: Any = None  # the parsed JSON of SCHEMA and OTHER
 
 
 _LITERAL = r'"(?:\\.|[^"\\])*"'
@@ -267,26 +275,26 @@ _GBNF = re.compile(
 
 
 def parts(grammar: str) -> Iterator[GrammarPart]:
-    """Yield the parts of a Lark or GBNF grammar in order; joined, they are its text."""
+    """Yield the parts of a Lark or GBNF grammar in order; their joined texts are the grammar."""
     from llguidance.gbnf_to_lark import is_lark_syntax
 
-    scanner, place = _LARK if is_lark_syntax(grammar) else _GBNF, 0
-    while found := scanner.search(grammar, place):
-        if found.start() > place:
-            yield GrammarPart(Kind.RULES, grammar[place : found.start()])
-        place = found.end()
+    scanner, position = _LARK if is_lark_syntax(grammar) else _GBNF, 0
+    while found := scanner.search(grammar, position):
+        if found.start() > position:
+            yield GrammarPart(Kind.RULES, grammar[position : found.start()])
+        position = found.end()
         if found.lastgroup != "JSON":
             yield GrammarPart(Kind[str(found.lastgroup)], found[0])
             continue
         yield GrammarPart(Kind.RULES, found[0])
         try:
-            value, end = json.JSONDecoder().raw_decode(grammar, place)
+            value, end = json.JSONDecoder().raw_decode(grammar, position)
         except (ValueError, RecursionError):  # the parser will report the error
-            yield GrammarPart(Kind.RULES, grammar[place:])
+            yield GrammarPart(Kind.RULES, grammar[position:])
             return
         yield GrammarPart(
-            Kind.SCHEMA if found[0].startswith(SCHEMA) else Kind.OTHER, grammar[place:end], value
+            Kind.SCHEMA if found[0].startswith(SCHEMA) else Kind.OTHER, grammar[position:end], value
         )
-        place = end
-    if place < len(grammar):
-        yield GrammarPart(Kind.RULES, grammar[place:])
+        position = end
+    if position < len(grammar):
+        yield GrammarPart(Kind.RULES, grammar[position:])

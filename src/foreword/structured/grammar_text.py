@@ -1,4 +1,4 @@
-"""Converts structured outputs to llguidance's grammar text."""
+"""Converts a response format to the text of a grammar for llguidance."""
 
 import json
 import re
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 from foreword.errors import RequestError
 from foreword.structured.dialects import (
-    DATA,
-    NAMED,
+    MAP_KEYWORDS,
+    VALUE_KEYWORDS,
     EcmaPattern,
     GrammarPart,
     Kind,
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 def grammar_text(wanted: StructuredOutputs, control_names: Collection[str] = ()) -> str:
-    """Return the grammar text; `control_names` are control tokens, which no text can spell."""
+    """Return the grammar text; `control_names` are names of control tokens, which ordinary text tokens cannot spell."""
     try:
         return _grammar_text(wanted, control_names)
     except RecursionError:
-        raise RequestError(f"structured outputs: {wanted.form} nests too deep") from None
+        raise RequestError(f"structured outputs: {wanted.form} is nested too deeply") from None
 
 
 def _grammar_text(wanted: StructuredOutputs, control_names: Collection[str]) -> str:
@@ -47,9 +47,9 @@ def _grammar_text(wanted: StructuredOutputs, control_names: Collection[str]) -> 
 
 
 def schema_options(wanted: StructuredOutputs) -> "JsonCompileOptions":
-    """Return JSON layout options: those of Python's `json.dumps` unless the request differs.
+    """Return options for the white space of JSON: that of Python's `json.dumps` unless the request sets another.
 
-    If arbitrary whitespace is allowed, small models may emit only whitespace, and no token between keys is forced.
+    With arbitrary whitespace, small models may emit nothing else, and no token between keys would be forced.
     """
     pattern = wanted.whitespace_pattern
     space = "" if wanted.disable_any_whitespace else " "
@@ -73,7 +73,7 @@ def _from_schema(schema: Any, wanted: StructuredOutputs) -> str:  # noqa: ANN401
 
 
 def _closed(schema: Any) -> Any:  # noqa: ANN401 - any JSON
-    """Set `additionalProperties: false` on every object that does not specify it."""
+    """Return the schema with `additionalProperties: false` in every object with properties that does not specify it."""
     if isinstance(schema, list):
         return [_closed(entry) for entry in schema]
     if not isinstance(schema, dict):
@@ -85,6 +85,7 @@ def _closed(schema: Any) -> Any:  # noqa: ANN401 - any JSON
 
 
 def with_parser_patterns(schema: Any) -> Any:  # noqa: ANN401 - any JSON
+    """Return the schema with every ECMA-262 pattern translated to the parser's syntax."""
     if isinstance(schema, list):
         return [with_parser_patterns(entry) for entry in schema]
     if not isinstance(schema, dict):
@@ -93,11 +94,11 @@ def with_parser_patterns(schema: Any) -> Any:  # noqa: ANN401 - any JSON
 
 
 def _with_parser_patterns(keyword: str, value: Any) -> Any:  # noqa: ANN401 - any JSON
-    if keyword in DATA:
+    if keyword in VALUE_KEYWORDS:
         return value
     if keyword == "pattern" and isinstance(value, str):
         return EcmaPattern(value).translated()
-    if keyword in NAMED and isinstance(value, dict):
+    if keyword in MAP_KEYWORDS and isinstance(value, dict):
         is_pattern = keyword == "patternProperties"
         named = {
             EcmaPattern(name).translated() if is_pattern else name: with_parser_patterns(entry)
@@ -105,7 +106,7 @@ def _with_parser_patterns(keyword: str, value: Any) -> Any:  # noqa: ANN401 - an
         }
         if len(named) < len(value):
             raise RequestError(
-                "structured outputs: patternProperties has two patterns that mean the same; join them"
+                "structured outputs: patternProperties has two patterns with the same meaning; join them"
             )
         return named
     return with_parser_patterns(value)
@@ -126,7 +127,7 @@ def _from_ebnf(text: str) -> str:
 
 
 def _rewritten(part: GrammarPart) -> str:
-    """Return a part of a Lark grammar with translated expressions and patterns."""
+    """Return the text of a part, with regular expressions and patterns translated to the parser's syntax."""
     if part.kind is Kind.REGEX:
         return f"/{with_ascii_classes(part.text[1:-1])}/"
     if part.kind is Kind.SCHEMA:
@@ -144,30 +145,30 @@ def _from_tags(given: Mapping[str, Any], control_names: Collection[str]) -> str:
             'structured outputs: structural_tag needs "structures", a list of {"begin", "schema", "end"}, and '
             '"triggers", a list of texts'
         )
-    tags = [_tag(place, entry, triggers) for place, entry in enumerate(structures)]
+    tags = [_tag(index, entry, triggers) for index, entry in enumerate(structures)]
     special = [tag.trigger in control_names for tag in tags]
     if any(special) and not all(special):
         raise RequestError(
-            "structured outputs: structural_tag: triggers must be control tokens all of them, or none"
+            "structured outputs: structural_tag: either all triggers are control tokens or none is"
         )
     return str(StructTag.to_grammar(tags, assume_special=any(special)))
 
 
-def _tag(place: int, entry: Any, triggers: list[str]) -> Any:  # noqa: ANN401 - any JSON; StructTag
+def _tag(index: int, entry: Any, triggers: list[str]) -> Any:  # noqa: ANN401 - any JSON; StructTag
     from llguidance import StructTag
 
-    name = f"structured outputs: structural_tag: structure {place}"
+    name = f"structured outputs: structural_tag: structure {index}"
     if not isinstance(entry, dict) or not isinstance(entry.get("begin"), str):
-        raise RequestError(f"{name} has no text as its begin")
+        raise RequestError(f'{name}: "begin" must be a text')
     end, schema = entry.get("end", ""), entry.get("schema")
     if not isinstance(end, str):
-        raise RequestError(f"{name}: its end must be a text")
+        raise RequestError(f'{name}: "end" must be a text')
     if not isinstance(schema, dict):
-        given = "has no schema" if schema is None else "has a schema that is no object"
-        raise RequestError(f'{name} {given}: give a JSON schema as "schema", {{}} for any JSON')
+        fault = "has no schema" if schema is None else "has a schema that is not an object"
+        raise RequestError(f'{name} {fault}: give a JSON schema as "schema", {{}} for any JSON')
     trigger = next((text for text in triggers if entry["begin"].startswith(text)), None)
     if trigger is None:
-        raise RequestError(f"{name}: its begin starts with none of the triggers")
+        raise RequestError(f'{name}: "begin" starts with none of the triggers')
     return StructTag(trigger=trigger, begin=entry["begin"], grammar=with_parser_patterns(schema), end=end)
 
 

@@ -18,22 +18,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CountLimits:
-    """Limits on the contents of a schema, expression or grammar, checked before compilation."""
+    """Limits on the numbers in a schema, regular expression or grammar, checked before compilation."""
 
-    items: int = 10_000  # minItems and maxItems; the parser creates a symbol per item
-    items_in_all: int = 20_000  # total over all arrays of a schema
-    length: int = 1_000_000  # minLength and maxLength
-    property_count: int = 10_000  # minProperties and maxProperties
+    items: int = 10_000  # value of minItems and maxItems; the parser creates a symbol per item
+    items_in_all: int = 20_000  # sum of minItems and maxItems over all arrays of a schema
+    length: int = 1_000_000  # value of minLength and maxLength
+    property_count: int = 10_000  # value of minProperties and maxProperties
     properties: int = 2_000  # total keys of a schema; compile time grows quadratically
     enum_values: int = 10_000  # total enum values of a schema
-    branches: int = 2_000  # total cases of anyOf, oneOf and allOf
+    branches: int = 2_000  # total alternatives in anyOf, oneOf and allOf
     multiple: int = 10_000  # multipleOf without its decimal point; the parser has a state per remainder
-    expanded: int = 300_000  # size of an expression or rule with repetitions expanded
+    expanded: int = 300_000  # symbols of an expression or of a grammar's rules after expanding repetitions
 
 
 @dataclass(frozen=True)
 class CompileLimits:
-    """Limits on compiling a grammar, enforced by the system on a separate process."""
+    """Limits on compiling a grammar in a separate process, enforced by the operating system."""
 
     cpu_seconds: float = 2.0
     patience: int = 12  # wall-clock limit as a multiple of cpu_seconds, for busy machines
@@ -46,19 +46,21 @@ class CompileLimits:
 class MaskLimits:
     """Limits on computing masks, in CPU seconds."""
 
-    one_mask: float = 0.1  # a request with a slower mask is ended
+    one_mask: float = 0.1  # a slower mask ends its request
     slow_mask: float = 0.005  # slower masks are computed between passes, in a separate thread
-    calm_masks: int = 8  # consecutive fast masks before computing within the pass again; doubles each time
+    calm_masks: int = (
+        8  # consecutive fast masks until masks are computed within the pass again; doubles each time
+    )
     free_per_token: float = 0.01  # allowance per generated token
-    request_excess: float = 1.0  # allowance of a request beyond that
-    tenant_excess: float = 5.0  # allowance of all requests of a tenant beyond that
-    tenant_refill: float = 0.1  # regained per second
+    request_excess: float = 1.0  # maximum use of a request above its tokens' allowance
+    tenant_excess: float = 5.0  # maximum use above the allowance, over all requests of a tenant
+    tenant_refill: float = 0.1  # CPU seconds by which a tenant's use decreases per second
 
 
 def parser_limits() -> "LLParserLimits":
     """Return the parser's own limits on compilation and on each mask.
 
-    A mask with 8,000 items takes about 0.1 s for the most ambiguous grammars.
+    A mask with 8,000 parser items takes about 0.1 s for the most ambiguous grammars.
     """
     from llguidance import LLParserLimits
 
@@ -73,11 +75,11 @@ def parser_limits() -> "LLParserLimits":
     )
 
 
-_SHOWN = 10**12
-"""Counts above this are shown rounded."""
+_MAX_SHOWN = 10**12
+"""Errors show larger counts rounded, or as "too many"."""
 
 _BOUNDS = {"Items": "items", "Length": "length", "Properties": "property_count"}
-"""Limits of keywords that begin with min or max."""
+"""The field of `CountLimits` for keywords that begin with min or max."""
 
 _BRANCHES = ("anyOf", "oneOf", "allOf")
 
@@ -92,7 +94,7 @@ def check_counts(wanted: StructuredOutputs, limits: CountLimits | None = None) -
 
 
 class SchemaCounts:
-    """Totals over all texts of one request."""
+    """Counts over all schemas, expressions and grammars of one request."""
 
     def __init__(self, form: str, limits: CountLimits) -> None:
         self._form = form
@@ -156,19 +158,19 @@ class SchemaCounts:
 
     def _bound(self, keyword: str, number: float, most: int) -> None:
         if number > most:
-            shown = int(number) if number < _SHOWN else f"{Decimal(number).normalize():.3g}"
+            shown = int(number) if number < _MAX_SHOWN else f"{Decimal(number).normalize():.3g}"
             raise RequestError(
                 f"structured outputs: {self._form}: {keyword} is {shown}, the limit is {most}; lower it"
             )
 
     def _check(self, limit: str, what: str, number: float) -> None:
-        """Add to a total of the request and check it."""
-        self._totals[limit] += int(min(number, _SHOWN))
+        """Add to a total of the request; raise `RequestError` if it is over its limit."""
+        self._totals[limit] += int(min(number, _MAX_SHOWN))
         most = getattr(self._limits, limit)
         if self._totals[limit] > most:
-            found = self._totals[limit] if self._totals[limit] < _SHOWN else "too many"
+            shown = self._totals[limit] if self._totals[limit] < _MAX_SHOWN else "too many"
             raise RequestError(
-                f"structured outputs: {self._form}: {what}: {found}, the limit is {most}; make it smaller"
+                f"structured outputs: {self._form}: {what}: {shown}, the limit is {most}; make it smaller"
             )
 
 

@@ -15,49 +15,55 @@ if TYPE_CHECKING:
     from foreword.structured.state import GrammarState
 
 Clock = Callable[[], float]
+"""A function that returns seconds."""
 
 
 class TenantBudgets:
-    """CPU time that each tenant's requests used beyond their tokens' allowance; thread-safe."""
+    """CPU time that each tenant's requests used above the allowance of their tokens; thread-safe."""
 
     def __init__(self, limits: MaskLimits | None = None, now: Clock = monotonic) -> None:
         self.limits = limits or MaskLimits()
         self._now = now
         self._lock = Lock()
-        self._used: dict[str, tuple[float, float]] = {}  # CPU seconds, and when they were recorded
+        self._used: dict[str, tuple[float, float]] = {}  # by tenant: CPU seconds, and when they were recorded
 
     def spend(self, tenant: str, seconds: float) -> bool:
-        """Add to a tenant's use; return whether it is within its budget."""
+        """Add to a tenant's use; return whether the total is within the limit."""
         with self._lock:
             now = self._now()
-            used = self._left_of(tenant, now) + seconds
-            self._used = {name: entry for name, entry in self._used.items() if self._left_of(name, now) > 0}
+            used = self._use_of(tenant, now) + seconds
+            self._used = {name: entry for name, entry in self._used.items() if self._use_of(name, now) > 0}
             self._used[tenant] = used, now
             return used <= self.limits.tenant_excess
 
-    def _left_of(self, tenant: str, now: float) -> float:
+    def _use_of(self, tenant: str, now: float) -> float:
+        """Return a tenant's use, which decreases with time."""
         used, then = self._used.get(tenant, (0.0, now))
         return max(0.0, used - (now - then) * self.limits.tenant_refill)
 
 
 class MaskBudget:
-    """Mask budget of one answer: an allowance per token, plus an excess of its own and of its tenant."""
+    """Limits the CPU time of one answer's masks.
+
+    Each committed token adds an allowance. The use may exceed it by a limit per answer and a limit per tenant.
+    """
 
     def __init__(self, tenants: TenantBudgets, tenant: str = "", clock: Clock = thread_time) -> None:
         self._tenants = tenants
         self._tenant = tenant
         self.limits = tenants.limits
         self.clock = clock  # CPU seconds of the calling thread
-        self.used = 0.0
-        self._free = self.limits.free_per_token  # initially for the first token
-        self._excess = 0.0  # maximum use beyond it
+        self.used = 0.0  # CPU seconds of all masks
+        self._free = self.limits.free_per_token  # allowance so far, initially for the first token
+        self._excess = 0.0  # highest use above the allowance so far, which the tenant was charged
 
     @property
     def has_excess(self) -> bool:
-        """Return whether masks exceeded the allowance of the tokens so far."""
+        """Return whether masks took more than the allowance of the tokens so far."""
         return self.used > self._free
 
     def earn(self, tokens: int) -> None:
+        """Add the allowance of committed tokens."""
         self._free += tokens * self.limits.free_per_token
 
     def spend(self, seconds: float) -> str | None:
@@ -65,17 +71,17 @@ class MaskBudget:
         self.used += seconds
         excess = self.used - self._free
         if seconds > self.limits.one_mask:
-            return f"what may come next takes longer than {self.limits.one_mask:g} s to work out"
+            return f"the mask of the next token takes longer than {self.limits.one_mask:g} s; simplify the grammar"
         if excess <= self._excess:
             return None
-        more, self._excess = excess - self._excess, excess
+        increase, self._excess = excess - self._excess, excess
         if excess > self.limits.request_excess:
             seconds = self.limits.request_excess
-            return f"its masks have taken {seconds:g} s more than its tokens may; simplify the grammar"
-        if not self._tenants.spend(self._tenant, more):
+            return f"its masks took over {seconds:g} s more than allowed for its tokens; simplify the grammar"
+        if not self._tenants.spend(self._tenant, increase):
             return (
-                f"masks of all requests of this tenant have taken {self.limits.tenant_excess:g} s more than their "
-                "tokens may; wait, or simplify the grammars"
+                f"masks of all requests of this tenant took over {self.limits.tenant_excess:g} s more than allowed for "
+                "their tokens; wait, or simplify the grammars"
             )
         return None
 
@@ -84,7 +90,7 @@ log = logging.getLogger("foreword.structured")
 
 
 class MaskWorker:
-    """A thread, started on demand, that computes masks; answers with the least CPU use come first."""
+    """Computes masks in a thread started on demand; the answer whose masks took the least CPU time is first."""
 
     def __init__(self) -> None:
         self._waiting: list[GrammarState] = []
@@ -94,6 +100,7 @@ class MaskWorker:
         self._done = Event()
 
     def put(self, answer: "GrammarState") -> None:
+        """Queue an answer whose next mask is needed."""
         with self._changed:
             self._waiting.append(answer)
             if self._thread is None:
@@ -102,7 +109,7 @@ class MaskWorker:
             self._changed.notify()
 
     def wait(self, seconds: float) -> None:
-        """Wait until a mask was computed since the last call, at most `seconds`."""
+        """Wait at most `seconds` until a mask is computed; return at once if one was since the last call."""
         self._done.wait(seconds)
         self._done.clear()
 
@@ -123,7 +130,7 @@ class MaskWorker:
                 self._waiting.remove(answer)
             try:
                 answer.prepare()
-            except BaseException:  # including parser panics: the thread must continue
+            except BaseException:  # includes panics of the parser; the thread must continue
                 log.exception("a mask could not be computed; the next pass tries again")
             del answer  # do not keep an ended answer alive
             self._done.set()
@@ -132,11 +139,11 @@ class MaskWorker:
 T = TypeVar("T")
 
 NICENESS = 10
-"""Niceness of these threads: next to passes on all cores they get about a tenth of one core."""
+"""Niceness of threads for grammars: while passes use all cores, such a thread gets about a tenth of one core."""
 
 
 def yield_to_passes() -> None:
-    """Lower the priority of this thread permanently; per-thread priorities exist only on Linux."""
+    """Lower the priority of this thread permanently. Does nothing except on Linux, which has priorities per thread."""
     if sys.platform == "linux":
         thread = get_native_id()
         os.setpriority(os.PRIO_PROCESS, thread, max(os.getpriority(os.PRIO_PROCESS, thread), NICENESS))
@@ -153,6 +160,6 @@ def in_yielding_thread(work: Callable[[], T]) -> T:
         except BaseException as error:
             result.set_exception(error)
 
-    # Not an executor's thread: an interrupt, and the process's end, would wait for it.
+    # A daemon thread, since an interrupt and the end of the process would wait for a thread of an executor.
     Thread(target=run, name="foreword-grammar", daemon=True).start()
     return result.result()

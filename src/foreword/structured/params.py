@@ -8,9 +8,10 @@ from typing import Any
 from foreword.errors import RequestError, refusing
 
 FORMATS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
-"""Exactly one of these must be given."""
+"""The keys of which exactly one must be given."""
 
-_JSON_ONLY = ("whitespace_pattern", "disable_any_whitespace", "disable_additional_properties")
+_FOR_JSON = ("whitespace_pattern", "disable_any_whitespace", "disable_additional_properties")
+"""The keys that are allowed only with json and json_object."""
 
 MAX_BYTES = 256 * 1024
 """Maximum size of a schema, grammar, expression or list of choices."""
@@ -20,9 +21,8 @@ MAX_CHOICES = 10_000
 MAX_DEPTH = 64
 """Maximum nesting depth of a schema."""
 
-
 FORMAT_PARAM = "structured_outputs"
-"""Field that errors about a response format name."""
+"""Name of the request field that errors about a response format report."""
 
 
 @dataclass(frozen=True)
@@ -58,20 +58,22 @@ class StructuredOutputs:
         self._check_choice()
         if self.whitespace_pattern is not None and self.disable_any_whitespace:
             raise RequestError(
-                "structured outputs: whitespace_pattern and disable_any_whitespace exclude each other"
+                "structured outputs: whitespace_pattern and disable_any_whitespace exclude each other; give one"
             )
-        for name in _JSON_ONLY:
+        for name in _FOR_JSON:
             if getattr(self, name) and given[0] not in ("json", "json_object"):
                 raise RequestError(
-                    f"structured outputs: {name} is for json and json_object; leave it out beside {given[0]}"
+                    f"structured outputs: {name} is for json and json_object; leave it out with {given[0]}"
                 )
         if sum(len(str(getattr(self, name)).encode("utf-8", "replace")) for name in FORMATS) > MAX_BYTES:
-            raise RequestError(f"structured outputs: {given[0]} is longer than {MAX_BYTES} bytes")
+            raise RequestError(
+                f"structured outputs: {given[0]} is longer than {MAX_BYTES} bytes; make it smaller"
+            )
 
     @staticmethod
     @refusing(FORMAT_PARAM)
     def of(value: "StructuredOutputs | Mapping[str, Any]") -> "StructuredOutputs":
-        """Parse a JSON object; every key is checked."""
+        """Return the response format of a JSON object; raise `RequestError` for unknown keys and wrong values."""
         if isinstance(value, StructuredOutputs):
             return value
         if not isinstance(value, Mapping):
@@ -86,6 +88,7 @@ class StructuredOutputs:
 
     @property
     def form(self) -> str:
+        """Return the key that is given, one of `FORMATS`."""
         return next(name for name in FORMATS if getattr(self, name) not in (None, False))
 
     def _check_choice(self) -> None:
@@ -128,12 +131,12 @@ def _check_text(name: str, value: object) -> None:
         value.encode("utf-8")
     except UnicodeEncodeError:
         raise RequestError(
-            f"structured outputs: {name} has half a surrogate pair, which is no text"
+            f"structured outputs: {name} has a lone surrogate, which cannot be encoded in UTF-8"
         ) from None
 
 
 def _as_text(name: str, value: object) -> str:
-    """Return canonical JSON, so that equal schemas are compiled once."""
+    """Return a JSON object as text in one layout, so that equal schemas are compiled once."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -144,7 +147,7 @@ def _as_text(name: str, value: object) -> str:
     if not isinstance(value, Mapping):
         raise RequestError(f"structured outputs: {name} must be a JSON object")
     if _is_deeper(value, MAX_DEPTH):
-        raise RequestError(f"structured outputs: {name} nests deeper than {MAX_DEPTH} levels")
+        raise RequestError(f"structured outputs: {name} is nested deeper than {MAX_DEPTH} levels")
     try:
         written = json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:

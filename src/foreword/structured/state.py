@@ -1,4 +1,4 @@
-"""Parser state of an answer in its grammar."""
+"""Tracks the parser state of an answer in its grammar."""
 
 from collections.abc import Sequence
 from threading import Lock
@@ -10,9 +10,9 @@ from foreword.structured.compiled import Bits, CompiledGrammar
 from foreword.structured.masks import MaskBudget, MaskWorker, TenantBudgets
 
 Path = tuple[int, ...]
-"""Tokens after the committed ones."""
+"""Draft tokens after the committed ones, in order."""
 
-FORESEEN = 64
+MAX_FORCED = 64
 """Maximum forced tokens computed at once, which is also the maximum size of a draft."""
 
 _DEAD_ENDS = ("NoExtension", "NoExtensionBias")
@@ -28,7 +28,7 @@ class GrammarState:
 
     Only `commit` advances the state; draft tokens are parsed and rolled back. An end token is allowed where the answer
     is complete, and only end tokens may follow it. Fast masks are computed within the pass. After a slow mask drafting
-    stops, and `worker` computes the next mask between passes. The answer joins no pass until that mask `is_ready`.
+    stops, and `worker` computes the next mask between passes. The answer joins no pass until `is_ready`.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class GrammarState:
         budget: MaskBudget | None = None,
         worker: MaskWorker | None = None,
     ) -> None:
-        """Without a worker, all masks are computed within the pass."""
+        """Create the state at the start of an answer. Without a worker, all masks are computed within the pass."""
         self._matcher = grammar.new_matcher()  # freed before the grammar, which returns the memory of both
         self._grammar = grammar
         self._budget = budget or MaskBudget(TenantBudgets())
@@ -46,14 +46,14 @@ class GrammarState:
         self._unread: list[int] = []  # committed tokens that the parser has not read
         self._has_ended = False
         self._ahead: Path = ()  # draft tokens that the parser has read and will roll back
-        # Masks by path of draft tokens.
-        self._known: dict[Path, Bits] = {} if grammar.first_mask is None else {(): grammar.first_mask}
+        # Computed masks, by path of draft tokens.
+        self._masks: dict[Path, Bits] = {} if grammar.first_mask is None else {(): grammar.first_mask}
         self._lock = Lock()  # a timed-out drafter may still use it
         self._is_slow = grammar.is_slow and worker is not None
         self._fast_masks = 0  # consecutive
-        self._calm_masks = self._budget.limits.calm_masks  # fast masks until it is no longer slow
-        self.is_ready = True  # whether a pass may include it
-        self.error: str | None = None  # why it could not continue
+        self._calm_masks = self._budget.limits.calm_masks  # fast masks until the state is no longer slow
+        self.is_ready = True  # whether a pass may include the answer
+        self.error: str | None = None  # why the parser could not continue
 
     @property
     def vocab_size(self) -> int:
@@ -69,31 +69,33 @@ class GrammarState:
 
     @property
     def used(self) -> float:
+        """Return the CPU seconds that the answer's masks have taken."""
         return self._budget.used
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Add committed tokens; raise `GrammarError` and change nothing if they are forbidden."""
         with self._lock:
-            own = self._before_end(tokens)
-            if self._is_slow and self._are_allowed(own):
-                self._unread += own
-            elif (self._has_ended and own) or not self._catch_up() or not self._read((), own):
+            text = self._before_end(tokens)
+            if self._is_slow and self._are_allowed(text):
+                self._unread += text
+            elif (self._has_ended and text) or not self._catch_up() or not self._read((), text):
                 why = self._error_text()
                 self._restart()
                 raise GrammarError(why)
             self._ahead = ()
-            self._committed += own
-            self._has_ended |= len(own) < len(tokens)
+            self._committed += text
+            self._has_ended |= len(text) < len(tokens)
             self._budget.earn(len(tokens))
-            came = tuple(tokens)
-            known = self._known.items()
-            self._known = {path[len(came) :]: mask for path, mask in known if path[: len(came)] == came}
-            if self._is_slow and () not in self._known and self._worker is not None:
+            committed, masks = tuple(tokens), self._masks.items()
+            self._masks = {
+                path[len(committed) :]: mask for path, mask in masks if path[: len(committed)] == committed
+            }
+            if self._is_slow and () not in self._masks and self._worker is not None:
                 self.is_ready = False
                 self._worker.put(self)
 
     def prepare(self) -> None:
-        """Compute the next mask, in the worker's thread."""
+        """Compute the next mask, and set `is_ready`; called by the worker's thread."""
         with self._lock:
             try:
                 self._mask(())
@@ -110,9 +112,10 @@ class GrammarState:
         self._fill(rows, [(), *paths(tokens, parents)])
         return rows
 
-    def masks_after(self, ahead: Sequence[Path]) -> Bits:
-        rows = np.empty((len(ahead), self._grammar.words), np.int32)
-        self._fill(rows, ahead)
+    def masks_after(self, draft_paths: Sequence[Path]) -> Bits:
+        """Return the mask after each path of draft tokens, [paths, words]."""
+        rows = np.empty((len(draft_paths), self._grammar.words), np.int32)
+        self._fill(rows, draft_paths)
         return rows
 
     def follows(self, tokens: Sequence[int], parents: Sequence[int]) -> list[bool]:
@@ -120,40 +123,42 @@ class GrammarState:
         with self._lock:
             try:
                 return [
-                    (not self._is_slow or path[:-1] in self._known) and self._is_allowed(path)
+                    (not self._is_slow or path[:-1] in self._masks) and self._is_allowed(path)
                     for path in paths(tokens, parents)
                 ]
             finally:
                 self._take_back()
 
     def forced(self, most: int) -> list[int]:
-        """Return up to `most` next tokens, as far as the grammar allows only one token at a time."""
+        """Return up to `most` next tokens, until the grammar allows more than one token."""
         with self._lock:
             if self._has_ended or most < 1 or not self._catch_up():
                 return []
-            found = self._foresee(())[:most]
+            tokens = self._foresee(())[:most]
             try:
-                if len(found) < most and self._read((), found) and self._matcher.is_stopped():
-                    found = (*found, self._grammar.tokens.end_ids[0])
+                if len(tokens) < most and self._read((), tokens) and self._matcher.is_stopped():
+                    tokens = (*tokens, self._grammar.tokens.end_ids[0])
             finally:
                 self._take_back()
-            return list(found)
+            return list(tokens)
 
-    def _fill(self, rows: Bits, ahead: Sequence[Path]) -> None:
+    def _fill(self, rows: Bits, draft_paths: Sequence[Path]) -> None:
         with self._lock:
             try:
-                for row, path in zip(rows, ahead, strict=True):
+                for row, path in zip(rows, draft_paths, strict=True):
                     row[:] = self._mask(path)
             finally:
                 self._take_back()
 
     def _mask(self, path: Path) -> Bits:
-        known = self._known.get(path)
-        if known is None:
-            known = self._known[path] = self._new_mask(path)
-        return known
+        """Return the mask after a path, computed once."""
+        mask = self._masks.get(path)
+        if mask is None:
+            mask = self._masks[path] = self._new_mask(path)
+        return mask
 
     def _new_mask(self, path: Path) -> Bits:
+        """Compute the mask after a path. If the parser cannot, record the error and return a mask of no tokens."""
         grammar = self._grammar
         if path and not self._is_allowed(path):
             return grammar.everything
@@ -163,7 +168,7 @@ class GrammarState:
         is_read = self._catch_up() and self._read(self._ahead, path)
         if is_read:
             self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-        why = self._spent(self._budget.clock() - began)
+        why = self._spend(self._budget.clock() - began)
         if why is not None or not is_read or self._matcher.is_error():
             self._give_up(why)
             return grammar.nothing
@@ -171,11 +176,11 @@ class GrammarState:
             self._foresee(path)
         return grammar.with_all_ends(mask)
 
-    def _spent(self, seconds: float) -> str | None:
-        """Account for a mask; return why the answer must end, or None."""
+    def _spend(self, seconds: float) -> str | None:
+        """Count the cost of a mask, and update whether the answer is slow; return why it must end, or None."""
         if seconds > self._budget.limits.slow_mask:
             if not self._is_slow and self._fast_masks:
-                self._calm_masks *= 2  # it was fast before
+                self._calm_masks *= 2  # it was fast for a while
             self._fast_masks, self._grammar.is_slow = 0, True
             self._is_slow = self._worker is not None
         else:
@@ -185,56 +190,60 @@ class GrammarState:
 
     def _foresee(self, path: Path) -> Path:
         """Return the tokens that the grammar forces after the parser's position, and store their masks."""
-        forced = tuple(map(int, self._matcher.compute_ff_tokens()[:FORESEEN]))  # may be unlimited
-        for place, token in enumerate(forced):
-            self._known.setdefault((*path, *forced[:place]), self._grammar.only(token))
+        forced = tuple(map(int, self._matcher.compute_ff_tokens()[:MAX_FORCED]))  # the list may be very long
+        for index, token in enumerate(forced):
+            self._masks.setdefault((*path, *forced[:index]), self._grammar.only(token))
         return forced
 
     def _is_allowed(self, path: Path) -> bool:
         """Return whether all tokens of a path are allowed in turn after the text."""
-        before, token = self._mask(path[:-1]), path[-1]
-        is_reached = before is not self._grammar.everything
-        return is_reached and 0 <= token < self.vocab_size and bool(before[token >> 5] >> (token & 31) & 1)
+        mask, token = self._mask(path[:-1]), path[-1]
+        is_reached = mask is not self._grammar.everything  # the mask after a forbidden node
+        return is_reached and 0 <= token < self.vocab_size and bool(mask[token >> 5] >> (token & 31) & 1)
 
     def _are_allowed(self, tokens: Sequence[int]) -> bool:
-        """Return whether known masks allow these next tokens."""
-        ahead = [tuple(tokens[: place + 1]) for place in range(len(tokens))]
+        """Return whether masks computed before allow these next tokens; False if one is missing."""
+        prefixes = [tuple(tokens[: index + 1]) for index in range(len(tokens))]
         return not self._has_ended and all(
-            path[:-1] in self._known and self._is_allowed(path) for path in ahead
+            path[:-1] in self._masks and self._is_allowed(path) for path in prefixes
         )
 
     def _catch_up(self) -> bool:
-        """Feed the parser the committed tokens that it has not read."""
+        """Feed the parser the committed tokens that it has not read; return whether it accepted them."""
         unread, self._unread = self._unread, []
         if not unread:
             return True
         self._take_back()
         return bool(self._matcher.try_consume_tokens(unread) == len(unread) and not self._matcher.is_error())
 
-    def _read(self, ahead: Path, path: Sequence[int]) -> bool:
-        """Feed the parser `path` after `ahead`, rolling back what differs."""
+    def _read(self, current: Path, path: Sequence[int]) -> bool:
+        """Move the parser from the path `current` to `path`; return whether it accepted all tokens.
+
+        It rolls back to the common beginning of both and reads the other tokens of `path`.
+        """
         common = 0
-        while common < min(len(ahead), len(path)) and ahead[common] == path[common]:
+        while common < min(len(current), len(path)) and current[common] == path[common]:
             common += 1
-        if len(ahead) > common:
-            self._matcher.rollback(len(ahead) - common)
-        more = list(path[common:])
-        done = self._matcher.try_consume_tokens(more) if more else 0
-        self._ahead = tuple(path[: common + done])
-        return done == len(more) and not self._matcher.is_error()
+        if len(current) > common:
+            self._matcher.rollback(len(current) - common)
+        new_tokens = list(path[common:])
+        accepted = self._matcher.try_consume_tokens(new_tokens) if new_tokens else 0
+        self._ahead = tuple(path[: common + accepted])
+        return accepted == len(new_tokens) and not self._matcher.is_error()
 
     def _take_back(self) -> None:
+        """Roll the parser back to the committed tokens."""
         self._read(self._ahead, ())
 
     def _give_up(self, why: str | None = None) -> None:
-        """Record why the parser cannot continue; the text is unchanged."""
+        """Record why the parser cannot continue, and create a new one; the committed text is unchanged."""
         self.error = why or self._error_text()
         self._restart()
 
     def _error_text(self) -> str:
         lines = self._matcher.get_error().strip().splitlines() if self._matcher.is_error() else []
         if lines and lines[0] in _DEAD_ENDS:
-            return "no text fits it"
+            return "no text fits the grammar"
         return lines[0] if lines else "the grammar does not allow these tokens here"
 
     def _restart(self) -> None:
@@ -244,19 +253,19 @@ class GrammarState:
     def _before_end(self, tokens: Sequence[int]) -> list[int]:
         """Return the tokens before the first end token."""
         ends = self._grammar.ends
-        place = next((place for place, token in enumerate(tokens) if token in ends), len(tokens))
-        return list(tokens[:place])
+        end = next((index for index, token in enumerate(tokens) if token in ends), len(tokens))
+        return list(tokens[:end])
 
 
 def paths(tokens: Sequence[int], parents: Sequence[int]) -> list[Path]:
-    """Return for each node the tokens from the first level to it."""
-    found: list[Path] = []
+    """Return for each node the tokens from the first level to the node itself."""
+    by_node: list[Path] = []
     for token, parent in zip(tokens, parents, strict=True):
-        found.append((*(found[parent] if parent >= 0 else ()), token))
-    return found
+        by_node.append((*(by_node[parent] if parent >= 0 else ()), token))
+    return by_node
 
 
 def unpacked(bits: Bits, vocab_size: int) -> npt.NDArray[np.bool_]:
-    """Return the bits as booleans, [rows, vocab]."""
+    """Return masks [rows, words] as booleans [rows, vocab]."""
     flat = np.unpackbits(bits.view(np.uint8), axis=-1, bitorder="little")
     return flat[:, :vocab_size].view(np.bool_)

@@ -1,4 +1,4 @@
-"""Reasoning at the start of an answer: its token budget, and a grammar that applies after it."""
+"""Limits the reasoning at the start of an answer, and applies the grammar after it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -16,43 +16,48 @@ class ThinkingTags:
 
     begin: bytes
     end: bytes
-    begin_ids: Path
+    begin_ids: Path  # the tags as token ids
     end_ids: Path
-    piece: Callable[[int], bytes]  # bytes that a token adds, including names of control tokens
+    piece: Callable[[int], bytes]  # returns the bytes of a token, or the name of a control token
     vocab_size: int
     stop_ids: tuple[int, ...] = ()  # tokens that end an answer
 
 
 class _Phase(Enum):
-    START = 0  # reasoning may begin
+    START = 0  # nothing but white space or part of the begin tag was generated
     THINKING = 1
-    DONE = 2
+    DONE = 2  # after the reasoning, or without any
 
 
 @dataclass(frozen=True)
 class _Progress:
-    """Position of an answer relative to its reasoning."""
+    """Progress of an answer through its reasoning."""
 
     phase: _Phase
     left: int | None  # remaining reasoning tokens; None: unlimited
-    seen: bytes = b""  # text that may be part of a tag
-    forced: int = 0  # forced tokens of the end tag
-    own: Path = ()  # grammar tokens that the grammar has not read
+    tag_bytes: bytes = b""  # newest text, which may be part of a tag
+    forced: int = 0  # number of end tag tokens generated since the budget is used up
+    unread: Path = ()  # tokens of the structured part that `GrammarState` has not read
 
 
 class ThinkingState:
-    """Allowed tokens of an answer that may start with reasoning; same interface as `GrammarState`, which it
-    may contain. During reasoning everything is allowed. Once the budget is used up, only the end tag is.
-    After it the grammar applies, if there is one."""
+    """Computes which tokens are allowed in an answer that may start with reasoning.
+
+    It has the interface of `GrammarState`. During reasoning every token is allowed. Once the budget is used up, only
+    the end tag is allowed. After it the grammar applies, if there is one.
+    """
 
     def __init__(
         self, tags: ThinkingTags, budget: int | None, is_open: bool, grammar: GrammarState | None = None
     ) -> None:
-        """`is_open`: the prompt already contains the opening tag; otherwise the answer may start with it."""
+        """Create the state at the start of an answer.
+
+        With `is_open` the prompt already contains the begin tag; otherwise the answer may start with it.
+        """
         self._tags = tags
         self._grammar = grammar
         start = _Progress(_Phase.THINKING if is_open else _Phase.START, budget)
-        self._places: dict[Path, _Progress] = {(): start}  # by path of draft tokens
+        self._progress: dict[Path, _Progress] = {(): start}  # by path of draft tokens
         words = -(-tags.vocab_size // 32)
         self._everything: Bits = np.full(words, -1, np.int32)
         self._while_thinking = self._everything
@@ -76,96 +81,104 @@ class ThinkingState:
         return None if self._grammar is None else self._grammar.error
 
     def commit(self, tokens: Sequence[int]) -> None:
-        came = tuple(tokens)
-        if self._place(()).phase is not _Phase.DONE and not self._is_allowed(came):
-            raise GrammarError("the end of the reasoning does not allow these tokens here")
-        place = self._place(came)
-        if place.phase is _Phase.DONE:
-            if self._grammar is not None and place.own:
-                self._grammar.commit(place.own)
-            place = replace(place, own=())
-        self._places = {(): place}
+        """Add committed tokens; raise `GrammarError` and change nothing if they are forbidden."""
+        committed = tuple(tokens)
+        if self._progress_after(()).phase is not _Phase.DONE and not self._is_allowed(committed):
+            raise GrammarError("after the reasoning budget only its end tag is allowed")
+        progress = self._progress_after(committed)
+        if progress.phase is _Phase.DONE:
+            if self._grammar is not None and progress.unread:
+                self._grammar.commit(progress.unread)
+            progress = replace(progress, unread=())
+        self._progress = {(): progress}
 
     def masks(self, tokens: Sequence[int], parents: Sequence[int]) -> Bits:
         return self.masks_after([(), *paths(tokens, parents)])
 
-    def masks_after(self, ahead: Sequence[Path]) -> Bits:
-        return np.stack([self._mask(path) for path in ahead])
+    def masks_after(self, draft_paths: Sequence[Path]) -> Bits:
+        return np.stack([self._mask(path) for path in draft_paths])
 
     def follows(self, tokens: Sequence[int], parents: Sequence[int]) -> list[bool]:
         return [self._is_allowed(path) for path in paths(tokens, parents)]
 
     def forced(self, most: int) -> list[int]:
-        found: Path = ()
-        while len(found) < most and self._must_end(place := self._place(found)):
-            found = (*found, self._tags.end_ids[place.forced])
-        if found or self._grammar is None or self._place(()).phase is not _Phase.DONE:
-            return list(found)
+        tag: Path = ()
+        while len(tag) < most and self._must_end(progress := self._progress_after(tag)):
+            tag = (*tag, self._tags.end_ids[progress.forced])
+        if tag or self._grammar is None or self._progress_after(()).phase is not _Phase.DONE:
+            return list(tag)
         return self._grammar.forced(most)
 
-    def _must_end(self, place: _Progress) -> bool:
-        return place.phase is _Phase.THINKING and place.left == 0
+    def _must_end(self, progress: _Progress) -> bool:
+        """Return whether the budget is used up, so that only the end tag is allowed."""
+        return progress.phase is _Phase.THINKING and progress.left == 0
 
     def _mask(self, path: Path) -> Bits:
-        place = self._place(path)
-        if self._must_end(place):
-            return self._only(self._tags.end_ids[place.forced])
-        if place.phase is _Phase.THINKING:
+        progress = self._progress_after(path)
+        if self._must_end(progress):
+            return self._only(self._tags.end_ids[progress.forced])
+        if progress.phase is _Phase.THINKING:
             return self._while_thinking
         if self._grammar is None:
             return self._everything
-        mask: Bits = self._grammar.masks_after([place.own])[0]
-        if place.phase is _Phase.DONE:
+        mask: Bits = self._grammar.masks_after([progress.unread])[0]
+        if progress.phase is _Phase.DONE:
             return mask
-        own, tag = place.own, self._tags.begin_ids
-        more = self._only(*tag[len(own) : len(own) + 1]) if tag[: len(own)] == own else self._only()
-        is_text = not own or self._grammar.follows(own, range(-1, len(own) - 1))[-1]
-        return np.bitwise_or(mask, more) if is_text else more
+        # The begin tag may follow, or the structured part without reasoning.
+        unread, tag = progress.unread, self._tags.begin_ids
+        next_of_tag = tag[len(unread) : len(unread) + 1] if tag[: len(unread)] == unread else ()
+        tag_mask = self._only(*next_of_tag)
+        is_structured = not unread or self._grammar.follows(unread, range(-1, len(unread) - 1))[-1]
+        return np.bitwise_or(mask, tag_mask) if is_structured else tag_mask
 
     def _is_allowed(self, path: Path) -> bool:
         """Return whether each token is allowed after those before it."""
-        return all(self._allows(self._mask(path[:place]), token) for place, token in enumerate(path))
+        return all(self._allows(self._mask(path[:index]), token) for index, token in enumerate(path))
 
     def _allows(self, mask: Bits, token: int) -> bool:
         return 0 <= token < self.vocab_size and bool(mask[token >> 5] >> (token & 31) & 1)
 
     def _only(self, *tokens: int) -> Bits:
+        """Return the mask that allows only these tokens."""
         bits = np.zeros(len(self._everything) * 32, np.uint8)
         bits[list(tokens)] = 1
         return np.packbits(bits, bitorder="little").view(np.int32)
 
-    def _place(self, path: Path) -> _Progress:
-        known = self._places  # a timed-out drafter may still use the last step's
+    def _progress_after(self, path: Path) -> _Progress:
+        """Return the progress after a path of draft tokens, computed from its longest computed prefix."""
+        known = self._progress  # read once, since a drafter in another thread may still use an old one
         start = next(size for size in range(len(path), -1, -1) if path[:size] in known)
-        place = known[path[:start]]
+        progress = known[path[:start]]
         for size in range(start, len(path)):
-            place = known[path[: size + 1]] = self._after(place, path[size])
-        return place
+            progress = known[path[: size + 1]] = self._next(progress, path[size])
+        return progress
 
-    def _after(self, place: _Progress, token: int) -> _Progress:
-        if place.phase is _Phase.DONE:
-            return replace(place, own=(*place.own, token))
-        if self._must_end(place):
-            is_last = place.forced + 1 == len(self._tags.end_ids)
-            return _Progress(_Phase.DONE, 0) if is_last else replace(place, forced=place.forced + 1)
-        if place.phase is _Phase.THINKING:
-            return self._thinking(place, token)
-        seen, own = place.seen + self._tags.piece(token), (*place.own, token)
-        written = seen.lstrip()
+    def _next(self, progress: _Progress, token: int) -> _Progress:
+        """Return the progress after one more token."""
+        if progress.phase is _Phase.DONE:
+            return replace(progress, unread=(*progress.unread, token))
+        if self._must_end(progress):
+            is_last = progress.forced + 1 == len(self._tags.end_ids)
+            return _Progress(_Phase.DONE, 0) if is_last else replace(progress, forced=progress.forced + 1)
+        if progress.phase is _Phase.THINKING:
+            return self._thinking(progress, token)
+        tag_bytes, unread = progress.tag_bytes + self._tags.piece(token), (*progress.unread, token)
+        written = tag_bytes.lstrip()
         if written.startswith(self._tags.begin):
-            return _Progress(_Phase.THINKING, place.left)
+            return _Progress(_Phase.THINKING, progress.left)
         if self._tags.begin.startswith(written):
-            return replace(place, seen=seen, own=own)
-        return _Progress(_Phase.DONE, place.left, own=own)
+            return replace(progress, tag_bytes=tag_bytes, unread=unread)
+        return _Progress(_Phase.DONE, progress.left, unread=unread)
 
-    def _thinking(self, place: _Progress, token: int) -> _Progress:
-        seen = place.seen + self._tags.piece(token)
-        if self._tags.end in seen:
-            return _Progress(_Phase.DONE, place.left)
-        left = None if place.left is None else place.left - 1
-        kept = len(self._tags.end) - 1
-        return _Progress(_Phase.THINKING, left, seen[len(seen) - min(kept, len(seen)) :])
+    def _thinking(self, progress: _Progress, token: int) -> _Progress:
+        """Return the progress after one more token of reasoning."""
+        tag_bytes = progress.tag_bytes + self._tags.piece(token)
+        if self._tags.end in tag_bytes:
+            return _Progress(_Phase.DONE, progress.left)
+        left = None if progress.left is None else progress.left - 1
+        size = min(len(self._tags.end) - 1, len(tag_bytes))  # the longest beginning of an end tag
+        return _Progress(_Phase.THINKING, left, tag_bytes[len(tag_bytes) - size :])
 
 
 AnswerState = GrammarState | ThinkingState
-"""Determines which tokens may follow an answer."""
+"""The state that determines which tokens may follow in an answer."""

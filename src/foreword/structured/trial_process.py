@@ -1,8 +1,8 @@
-"""Process for trial compilations: `python -m foreword.structured.trial_process`.
+"""Runs the process for trial compilations: `python -m foreword.structured.trial_process`.
 
-It holds the vocabulary and forks for every grammar. The system ends the fork when it exceeds its memory or CPU limit,
-also inside native code. Nothing is compiled in this process itself, so that it stays small. It ends when its standard
-input is closed, so it does not outlive its parent.
+The process holds the vocabulary and forks for every grammar. The operating system ends the fork when it exceeds its
+memory or CPU limit, also inside native code. Nothing is compiled in the parent process, so that it stays small. It ends
+when its standard input is closed, so it does not outlive the process that started it.
 """
 
 import json
@@ -31,12 +31,13 @@ LENGTH = struct.Struct("<I")
 """Message length in bytes, sent before every message."""
 
 REQUESTS, ANSWERS = 0, 1
-"""File descriptors."""
+"""File descriptors from which trials are read and to which answers are written."""
 
 _MESSAGE_CHARACTERS = 400
 """Maximum length of an error, so that an answer fits into one atomic pipe write."""
 
 _SMALL = StructuredOutputs(regex=".*")
+"""A response format that is compiled first, so that one-time allocations are not counted."""
 
 _NICENESS = 5
 """Niceness of compilation, so that passes have priority."""
@@ -46,7 +47,7 @@ _NICENESS = 5
 class Trial:
     """A grammar to compile."""
 
-    number: int
+    number: int  # repeated in the answer
     wanted: StructuredOutputs
     limits: CompileLimits
 
@@ -57,7 +58,7 @@ class Trial:
 
 
 def vocabulary_as_json(tokens: GrammarTokens) -> dict[str, Any]:
-    """Return a vocabulary as a message; bytes become characters."""
+    """Return a vocabulary as a message; every byte becomes one character."""
     return {
         "pieces": [piece.decode("latin-1") for piece in tokens.pieces],
         "end_ids": list(tokens.end_ids),
@@ -67,6 +68,7 @@ def vocabulary_as_json(tokens: GrammarTokens) -> dict[str, Any]:
 
 
 def vocabulary_from(message: Mapping[str, Any]) -> GrammarTokens:
+    """Return the vocabulary of a message that `vocabulary_as_json` made."""
     return with_longest_pieces(
         [piece.encode("latin-1") for piece in message["pieces"]],
         tuple(message["end_ids"]),
@@ -76,21 +78,23 @@ def vocabulary_from(message: Mapping[str, Any]) -> GrammarTokens:
 
 
 def serve() -> None:
+    """Read the vocabulary, then fork for every trial until the input is closed."""
     os.nice(_NICENESS)
     vocabulary = _message()
     if vocabulary is None:
         return
     tokens = vocabulary_from(vocabulary)
     tokenizer = tokens.for_llguidance()
-    woken, wakes = os.pipe()
-    os.set_blocking(wakes, False)
-    signal.set_wakeup_fd(wakes)
+    # A pipe that the end of a fork (SIGCHLD) makes readable, so that `select` returns.
+    wakeup_reader, wakeup_writer = os.pipe()
+    os.set_blocking(wakeup_writer, False)
+    signal.set_wakeup_fd(wakeup_writer)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     running: dict[int, int] = {}  # trial number by process id
     while True:
-        ready, _, _ = select.select([REQUESTS, woken], [], [])
-        if woken in ready:
-            os.read(woken, 4096)
+        ready, _, _ = select.select([REQUESTS, wakeup_reader], [], [])
+        if wakeup_reader in ready:
+            os.read(wakeup_reader, 4096)
             _report_ended(running)
         if REQUESTS in ready:
             message = _message()
@@ -109,18 +113,18 @@ def serve() -> None:
 def with_longest_pieces(
     pieces: list[bytes], end_ids: tuple[int, ...], control_ids: list[int], control_names: frozenset[str]
 ) -> GrammarTokens:
-    """Return a vocabulary with a simple tokenizer (longest pieces first), which does not change the cost of a trial."""
+    """Return a vocabulary whose tokenizer simply takes the longest piece; the cost of a trial is the same."""
     special = {*end_ids, *control_ids}
     ids = {piece: token for token, piece in enumerate(pieces) if piece and token not in special}
     longest = max(map(len, ids), default=1)
 
     def encode(text: str) -> list[int]:
-        found, rest = [], text.encode()
+        encoded, rest = [], text.encode()
         while rest:
             piece = next((rest[:n] for n in range(longest, 0, -1) if rest[:n] in ids), b"")
-            found += [ids[piece]] if piece else []
+            encoded += [ids[piece]] if piece else []
             rest = rest[max(len(piece), 1) :]
-        return found
+        return encoded
 
     return GrammarTokens(pieces, end_ids, encode, control_ids, control_names)
 
@@ -130,18 +134,16 @@ def _run(trial: Trial, tokens: GrammarTokens, tokenizer: "LLTokenizer") -> NoRet
     answer: dict[str, Any] = {"number": trial.number}
     try:
         _limit(trial.limits)
-        with suppress(
-            RequestError
-        ):  # first a small grammar, so that memory of every compilation is not counted
+        with suppress(RequestError):
             try_first_tokens(compiled(_SMALL, tokens, tokenizer), _SMALL.form)
-        before = _peak_bytes()
+        initial_bytes = _peak_bytes()
         grammar = compiled(trial.wanted, tokens, tokenizer)
         try_first_tokens(grammar, trial.wanted.form)
-        answer["bytes"] = _peak_bytes() - before
+        answer["bytes"] = _peak_bytes() - initial_bytes
     except RequestError as error:
         answer["refusal"] = str(error)[:_MESSAGE_CHARACTERS]
     except MemoryError:
-        os._exit(1)
+        os._exit(1)  # reported by the parent process, like a process that the system ended
     except BaseException as error:
         answer["refusal"] = f"structured outputs: {trial.wanted.form}: {error!r}"[:_MESSAGE_CHARACTERS]
     _answer(answer)
@@ -149,24 +151,25 @@ def _run(trial: Trial, tokens: GrammarTokens, tokenizer: "LLTokenizer") -> NoRet
 
 
 def _limit(limits: CompileLimits) -> None:
-    """Let the system end this process at its CPU, wall-clock or memory limit."""
-    for ended_by in (signal.SIGPROF, signal.SIGALRM):
-        signal.signal(ended_by, signal.SIG_DFL)
+    """Let the operating system end this process at its CPU, wall-clock or memory limit."""
+    for number in (signal.SIGPROF, signal.SIGALRM):
+        signal.signal(number, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_PROF, limits.cpu_seconds)
     signal.setitimer(signal.ITIMER_REAL, limits.patience * limits.cpu_seconds)
     with suppress(OSError, ValueError):  # no such limit, or no /proc: macOS
         used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        most = used + limits.memory_bytes
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        limit = used + limits.memory_bytes
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
 def _peak_bytes() -> int:
+    """Return the largest memory of this process so far."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
 
 def _report_ended(running: dict[int, int]) -> None:
-    """Answer for processes that ended without an answer."""
+    """Remove ended forks from `running`; send an answer for each that did not send its own."""
     while running:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:
@@ -189,13 +192,14 @@ def _message() -> Any:  # noqa: ANN401 - any JSON
 
 
 def _exactly(size: int) -> bytes:
-    found = bytearray()
-    while len(found) < size:
-        more = os.read(REQUESTS, size - len(found))
-        if not more:
+    """Read this number of bytes; return none at the end of the input."""
+    data = bytearray()
+    while len(data) < size:
+        chunk = os.read(REQUESTS, size - len(data))
+        if not chunk:
             return b""
-        found += more
-    return bytes(found)
+        data += chunk
+    return bytes(data)
 
 
 if __name__ == "__main__":

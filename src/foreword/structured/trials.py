@@ -1,4 +1,4 @@
-"""Compiles grammars in another process first, to measure their cost."""
+"""Compiles grammars in another process on trial, to refuse those that cost too much."""
 
 import json
 import os
@@ -27,11 +27,11 @@ START_SECONDS = 60.0
 END_SECONDS = 5.0
 """Seconds that the process may take to end."""
 
-_OUT_OF_TIME = (signal.SIGPROF, signal.SIGALRM)
+_TIME_SIGNALS = (signal.SIGPROF, signal.SIGALRM)  # end a trial at its time limits
 
 
 class CompileTrials:
-    """Owns the trial process, which is started on demand and restarted if it was killed."""
+    """Owns the trial process, which is started on demand and again after it ended."""
 
     def __init__(self, tokens: GrammarTokens, limits: CompileLimits) -> None:
         self._tokens = tokens
@@ -40,11 +40,11 @@ class CompileTrials:
         self._lock = Lock()
         self._is_closed = False
         self._process: subprocess.Popen[bytes] | None = None
-        self._waiting: dict[int, Future[dict[str, Any]]] = {}
+        self._waiting: dict[int, Future[dict[str, Any]]] = {}  # answers to come, by number of the trial
 
     def run(self, wanted: StructuredOutputs) -> int:
         """Return the bytes that compiling a grammar takes; raise `RequestError` if it is invalid or too expensive."""
-        # Retry once if the process was killed meanwhile.
+        # Retry once if the process ended meanwhile.
         return self._result(self._answer(wanted) or self._answer(wanted), wanted)
 
     def close(self) -> None:
@@ -69,7 +69,7 @@ class CompileTrials:
             waiting[number] = answered
             try:
                 self._send(asdict(Trial(number, wanted, limits)))
-            except OSError:  # it has ended, or could not be started
+            except OSError:  # the process has ended, or could not be started
                 self._stop()
         try:
             return answered.result(START_SECONDS + limits.patience * limits.cpu_seconds)
@@ -77,18 +77,19 @@ class CompileTrials:
             with self._lock:
                 self._stop()
             raise RequestError(
-                "structured outputs: the process that compiles grammars hangs; try again"
+                "structured outputs: the process that compiles grammars does not answer; try again"
             ) from None
         finally:
             del waiting[number]
 
     def _result(self, answer: dict[str, Any], wanted: StructuredOutputs) -> int:
+        """Return the bytes that an answer reports; raise `RequestError` for any other answer."""
         limits, takes = self._limits, f"structured outputs: {wanted.form} takes"
         if "refusal" in answer:
             raise RequestError(answer["refusal"])
         if "bytes" in answer:
             return int(answer["bytes"])
-        if answer.get("signal") in _OUT_OF_TIME:
+        if answer.get("signal") in _TIME_SIGNALS:
             raise RequestError(f"{takes} longer than {limits.cpu_seconds:g} s to compile; make it smaller")
         if "signal" in answer:
             memory = limits.memory_bytes >> 20
@@ -103,14 +104,14 @@ class CompileTrials:
         _write(process.stdin.fileno(), message)
 
     def _start(self) -> None:
-        # One thread: forking a process with threads could hang. -P: import nothing from the working directory.
-        alone = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}
+        # A fork of a process with several threads could hang. -P: import nothing from the working directory.
+        one_thread = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "foreword.structured.trial_process"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, **alone},
+            env={**os.environ, **one_thread},
         )
         self._process = process
         weakref.finalize(self, _end, process)
@@ -121,6 +122,7 @@ class CompileTrials:
         _write(process.stdin.fileno(), vocabulary_as_json(self._tokens))
 
     def _stop(self) -> None:
+        """End the process, and settle all waiting trials with an empty answer."""
         process, self._process = self._process, None
         if process is not None:
             _end(process)
@@ -153,6 +155,7 @@ def _listen(answers: IO[bytes], waiting: "dict[int, Future[dict[str, Any]]]") ->
 
 
 def _settle(answered: "Future[dict[str, Any]]", answer: dict[str, Any]) -> None:
+    """Set the result, unless there is one."""
     with suppress(Exception):  # already settled
         answered.set_result(answer)
 

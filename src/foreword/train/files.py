@@ -21,15 +21,15 @@ from foreword.models.heads.shipped import NORMS, some_tokens
 
 
 def identity_of(checkpoint: Checkpoint) -> str:
-    """Return a digest of sizes, some tokens and some norms, which does not depend on the file format."""
+    """Return a digest of a model's sizes, some tokens and some norms; it is the same in every file format."""
     config, names = checkpoint.config, checkpoint.tensor_names()
     norms = [checkpoint.load(name, torch.float32).tolist() for name in NORMS if name in names]
-    about = {
+    sample = {
         "sizes": [config.hidden_size, config.num_layers, config.vocab_size],
         "tokens": some_tokens(checkpoint.tokenizer()),
         "norms": [[round(number, 5) for number in norm] for norm in norms],
     }
-    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(sample, sort_keys=True).encode()).hexdigest()[:16]
 
 
 @contextmanager
@@ -89,7 +89,9 @@ def require_directory(path: Path) -> None:
     if not parent.is_dir():
         raise RequestError(f"{path} cannot be a directory: {parent} is a file; give another path")
     if not os.access(parent, os.W_OK | os.X_OK):
-        raise RequestError(f"{path} cannot be written to: {parent} is not yours to write; give another path")
+        raise RequestError(
+            f"{path} cannot be written to: no permission to write to {parent}; give another path"
+        )
 
 
 def require_space(directory: Path, size: int, what: str) -> None:
@@ -104,13 +106,13 @@ def require_space(directory: Path, size: int, what: str) -> None:
 
 def _nearest(path: Path) -> Path:
     """Return the path, or its nearest existing parent."""
-    return next(one for one in (path.absolute(), *path.absolute().parents) if os.path.lexists(one))
+    return next(parent for parent in (path.absolute(), *path.absolute().parents) if os.path.lexists(parent))
 
 
 WEIGHTS = "model.safetensors"
 MANIFEST = "pieces.json"
 TEXTS, TRAINING = "texts", "training"
-"""Subfolders of a run, for training texts, and for training states and measurements."""
+"""Subfolders of a run: for training texts, and for training states and evaluations."""
 
 
 def state_in(out: Path) -> Path:
@@ -122,11 +124,11 @@ def require_own(out: Path, *, resume: bool) -> None:
     """Check the directory of a training run: it must be empty, or with `resume` hold a run; raise `RequestError`."""
     require_directory(out)
     if resume and not state_in(out).exists():
-        raise RequestError(f"{out} holds no training to go on with; leave out --resume for a new one")
+        raise RequestError(f"{out} has no training state to resume; leave out --resume for a new training")
     if state_in(out).exists():
         if not resume:
             raise RequestError(
-                f"{out} holds a training that can go on with --resume; choose another --out for a new one"
+                f"{out} has a training state; continue it with --resume, or choose another --out for a new training"
             )
     elif foreign := _names(out) - {TEXTS, TRAINING}:
         raise RequestError(f"{out} is not empty (it holds {min(foreign)}); give a new directory")
@@ -136,10 +138,12 @@ def require_pieces_alone(export: Path, trained: Path) -> None:
     """Check that an export directory has only pieces of an earlier export, or nothing; raise `RequestError`."""
     require_directory(export)
     if export.resolve() == trained.resolve():
-        raise RequestError(f"{export} is where the training itself goes; give pieces another directory")
+        raise RequestError(f"{export} is the directory of the training itself; give the pieces another one")
     names = _names(export)
     if names and (MANIFEST not in names or any(not _is_piece(name) for name in names - {MANIFEST})):
-        raise RequestError(f"{export} holds more than pieces of an earlier export; give a new directory")
+        raise RequestError(
+            f"{export} has files that are not pieces of an earlier export; give a new directory"
+        )
 
 
 def require_new(out: Path) -> None:

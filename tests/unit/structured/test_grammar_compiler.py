@@ -53,8 +53,8 @@ def test_how_json_is_laid_out(options, text: str, fits: bool):
     [
         ({"json": {"type": "array", "uniqueItems": True}}, '"uniqueItems", which is not supported'),
         ({"json": {"not": {"type": "string"}}}, '"not", which is not supported'),
-        ({"regex": r"a[^\s\S]"}, "regex: no text fits it"),
-        ({"grammar": "root ::= root"}, "grammar: no text fits it"),
+        ({"regex": r"a[^\s\S]"}, "regex: no text fits the grammar"),
+        ({"grammar": "root ::= root"}, "grammar: no text fits the grammar"),
         ({"json": {"if": {}, "then": {}}}, '"if", "then", which is not supported'),
         ({"json": {"type": "array", "contains": {}}}, '"contains", which is not supported'),
         ({"json": {"type": "object", "dependentRequired": {"a": ["b"]}}}, '"dependentRequired"'),
@@ -83,7 +83,7 @@ def test_how_json_is_laid_out(options, text: str, fits: bool):
         ),
         (
             {"structural_tag": {"triggers": ["<f"], "structures": [{"begin": "<f>", "schema": "{}"}]}},
-            "structure 0 has a schema that is no object: give",
+            "structure 0 has a schema that is not an object: give",
         ),
         (
             {

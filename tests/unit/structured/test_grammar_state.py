@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from foreword.structured.params import StructuredOutputs
-from foreword.structured.state import FORESEEN, GrammarError, GrammarState, paths, unpacked
+from foreword.structured.state import MAX_FORCED, GrammarError, GrammarState, paths, unpacked
 from helpers.tiny_grammars import CONTROL, END, OTHER_END, PIECES, allowed, encode, fresh, grammars
 
 OBJECT = StructuredOutputs(
@@ -43,8 +43,8 @@ def test_a_long_text_without_a_choice_is_looked_up_in_parts():
     assert len(allowed(state)) == 1
     assert len(state.forced(10)) == 10
     for _ in range(3):
-        assert len(state.forced(400)) == FORESEEN
-        assert len(state._known) <= 2 * FORESEEN
+        assert len(state.forced(400)) == MAX_FORCED
+        assert len(state._masks) <= 2 * MAX_FORCED
         state.commit(state.forced(40))
 
 

@@ -27,7 +27,7 @@ def test_an_answer_ends_when_its_masks_have_taken_too_much_in_all():
         spent.append(budget.spend(0.5))
         budget.earn(1)
     assert spent[:4] == [None] * 4  # 4 * 0.5 - 4 * 0.25 is the excess that it may have
-    assert "its masks have taken 1 s more than its tokens may" in str(spent[4])
+    assert "its masks took over 1 s more than allowed for its tokens" in str(spent[4])
 
 
 def test_the_excess_of_a_tenant_is_that_of_all_its_requests_and_comes_back():

@@ -25,7 +25,7 @@ def test_one_form_is_given():
         ({"json": {"const": float("nan")}}, "json is not JSON"),
         ({"json": {"const": object()}}, "json is not JSON"),
         ({"regex": ""}, "regex must be a non-empty text"),
-        ({"regex": "\ud800"}, "half a surrogate pair"),
+        ({"regex": "\ud800"}, "a lone surrogate"),
         ({"choice": []}, "choice must be a list"),
         ({"choice": "abc"}, "choice must be a list"),
         ({"choice": ["a", ""]}, "choice must be a list"),
@@ -60,7 +60,7 @@ def test_a_schema_that_nests_too_deep_is_refused():
     schema: dict = {}
     for _ in range(2000):
         schema = {"properties": {"a": schema}}
-    with pytest.raises(RequestError, match="nests deeper"):
+    with pytest.raises(RequestError, match="is nested deeper"):
         StructuredOutputs(json=schema)
     with pytest.raises(RequestError):
         StructuredOutputs(json='{"a":' * 100_000 + "1" + "}" * 100_000)

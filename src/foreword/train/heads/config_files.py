@@ -18,7 +18,7 @@ from foreword.models.tokenization.tokenizer import Tokenizer
 
 
 def speculators_config(algorithm: str, checkpoint: Checkpoint, draft_tokens: int) -> dict[str, Any]:
-    """Return the settings that speculators' heads have in common: algorithm, target and proposal."""
+    """Return the settings common to all heads in the format of speculators: algorithm, target and proposal method."""
     family = next(family for family in ARCHITECTURES if family.name == checkpoint.config.architecture)
     return {
         "speculators_model_type": algorithm,
@@ -33,7 +33,7 @@ def speculators_config(algorithm: str, checkpoint: Checkpoint, draft_tokens: int
 
 
 def hf_settings(config: ModelConfig, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return config.json of a decoder."""
+    """Return the contents of config.json for a decoder."""
     family = next(family for family in ARCHITECTURES if family.name == config.architecture)
     attention, mlp = config.layer.attention, config.layer.mlp
     settings: dict[str, Any] = {
@@ -62,7 +62,7 @@ def hf_settings(config: ModelConfig, tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def tokenizer_files(tokenizer: Tokenizer) -> dict[str, str]:
-    """Return tokenizer.json and related files."""
+    """Return the texts of tokenizer.json and tokenizer_config.json by file name."""
 
     def text(token: int) -> str:
         return tokenizer.token_bytes(token, skip_special_tokens=False).decode("utf-8", errors="replace")
@@ -95,5 +95,7 @@ def _rope(rope: RopeSpec) -> dict[str, Any]:
                 "original_max_position_embeddings": llama3.original_context,
             }
         case FrequencyFactors() | YarnRopeScaling():
-            raise RequestError("config.json cannot express this model's rotary scaling; train another method")
+            raise RequestError(
+                "config.json cannot express this model's rotary scaling; train another kind of drafter"
+            )
     return {"rope_theta": rope.theta, "rope_scaling": scaling}

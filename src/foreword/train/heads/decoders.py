@@ -1,7 +1,7 @@
 """Trains draft models and early exits, which are decoder layers.
 
-Both draft token by token. If all earlier draft tokens are right, the state equals that of reading the text. So one
-causal pass over the text yields every draft token: draft token s of tail row i comes from row i + s + 1.
+Both draft token by token. A draft token counts in training only if all earlier draft tokens equal the text. So one
+causal pass over the text yields the states of all draft tokens: row i + s + 1 has that of draft token s of tail row i.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -66,7 +66,7 @@ class LayerStack(Learner):
         return name not in (EMBEDDING, "lm_head.weight")
 
     def loss_steps(self, depth: int) -> int:
-        """Return 1, since the next row's first draft token has the loss of this row's second."""
+        """Return 1: a row's second draft token has the same state and label as the next row's first."""
         return 1
 
     def output(self, step: int) -> Tensor:
@@ -91,12 +91,12 @@ class LayerStack(Learner):
             tensor.copy_(torch.randn(tensor.shape, generator=generator) * size)
 
     @torch.no_grad()
-    def copy_layer(self, source: int, place: int) -> None:
-        """Copy layer `source` of the target to layer `place`."""
+    def copy_layer(self, source: int, index: int) -> None:
+        """Copy layer `source` of the target to layer `index` of this stack."""
         layer, spec = self.target.weights.layers[source], self.target.attention
-        mlp = self.config.layer.mlp.intermediate_size
+        intermediate = self.config.layer.mlp.intermediate_size
         widths = [spec.query_width, spec.kv_width, spec.kv_width]
-        parts: dict[str, Tensor | None] = {
+        tensors: dict[str, Tensor | None] = {
             "input_layernorm.weight": layer.input_norm,
             "post_attention_layernorm.weight": layer.mlp_norm,
             "self_attn.q_norm.weight": layer.query_norm,
@@ -112,17 +112,17 @@ class LayerStack(Learner):
         ):
             if qkv is not None:
                 names = [f"self_attn.{name}_proj.{kind}" for name in "qkv"]
-                parts |= dict(zip(names, torch.split(qkv, widths), strict=True))
+                tensors |= dict(zip(names, torch.split(qkv, widths), strict=True))
             if gate_up is not None:
                 names = [f"mlp.{name}_proj.{kind}" for name in ("gate", "up")]
-                parts |= dict(zip(names, torch.split(gate_up, mlp), strict=True))
-        own = self.weights()
-        for name, tensor in parts.items():
+                tensors |= dict(zip(names, torch.split(gate_up, intermediate), strict=True))
+        weights = self.weights()
+        for name, tensor in tensors.items():
             if tensor is not None:
-                own[f"model.layers.{place}.{name}"].copy_(tensor)
+                weights[f"model.layers.{index}.{name}"].copy_(tensor)
 
     def run(self, stream: Tensor, batch: PackedBatch, weights: Mapping[str, Tensor]) -> Tensor:
-        """Run the layers and the final norm over all rows, with weights in the stream's dtype."""
+        """Run the layers and the final norm over all rows; `weights` have the stream's dtype."""
         spec, eps = self.config.layer.attention, self.config.norm.eps
         layers = [layer_tensors(weights, f"model.layers.{i}.") for i in range(self.config.num_layers)]
         stream = run_layers(
@@ -142,7 +142,7 @@ class LayerStack(Learner):
 
 
 def states_by_level(states: Tensor, batch: PackedBatch, count: int) -> Iterator[Tensor]:
-    """Yield the states of every draft token from one pass over the text."""
+    """Yield the states [tails, hidden] of each of `count` draft tokens, from one pass over the text."""
     for step in range(count):
         yield states[(batch.tail_rows + step + 1).clamp(max=len(states) - 1)]
 
@@ -156,14 +156,16 @@ def without_factors(config: ModelConfig) -> ModelConfig:
 
 @dataclass(frozen=True)
 class DraftRecipe:
-    """Shape of a decoder; defaults are the target's."""
+    """Shape and initial weights of a draft model; sizes that are None are the target's."""
 
     layers: int = 4
-    copied: tuple[int, ...] | None = None  # initial layers of the target; None: evenly spaced
-    random: bool = False  # random initial layers
-    hidden: int | None = None
-    intermediate: int | None = None
-    heads: int | None = None
+    copied: tuple[int, ...] | None = (
+        None  # target layers whose weights initialise these; None: evenly spaced ones
+    )
+    random: bool = False  # initialise all layers randomly, instead of copying
+    hidden: int | None = None  # width of the residual stream
+    intermediate: int | None = None  # width of the MLP
+    heads: int | None = None  # query heads
     kv_heads: int | None = None
 
     method: ClassVar[str] = "draft"
@@ -203,7 +205,10 @@ class DraftRecipe:
         fits = config.layer == target.layer and config.hidden_size == target.hidden_size
         if self.random or not fits:
             if self.copied is not None:
-                raise RequestError("layers can be copied only into a draft of the target's own shape")
+                raise RequestError(
+                    "layers can be copied only into a draft model of the target's own shape that is not random; "
+                    "leave out the layers to copy, or the sizes and the random start"
+                )
             return ()
         if self.copied is None:
             last, count = target.num_layers - 1, self.layers
@@ -214,7 +219,7 @@ class DraftRecipe:
 
 
 class DraftModel(LayerStack):
-    """A draft model; at the target's width, embedding and output matrix are the target's and frozen."""
+    """A draft model. If it is as wide as the target, it uses the target's embedding and output matrix, frozen."""
 
     def __init__(
         self,
@@ -225,34 +230,34 @@ class DraftModel(LayerStack):
         *,
         compiled: bool = False,
     ) -> None:
-        self._borrows = config.hidden_size == target.config.hidden_size
+        self._shares_matrices = config.hidden_size == target.config.hidden_size
         self._copied = copied
         super().__init__(target, vocabulary, config, compiled=compiled)
 
     def _learns(self, name: str) -> bool:
-        return super()._learns(name) or (name == EMBEDDING and not self._borrows)
+        return super()._learns(name) or (name == EMBEDDING and not self._shares_matrices)
 
     @torch.no_grad()
     def begin(self, documents: Sequence[Document], seed: int) -> None:
         self.begin_random(seed)
-        for place, source in enumerate(self._copied):
-            self.copy_layer(source, place)
-        if self._borrows:
+        for index, source in enumerate(self._copied):
+            self.copy_layer(source, index)
+        if self._shares_matrices:
             self.weights()[NORM].copy_(self.target.weights.final_norm)
 
     def output(self, step: int) -> Tensor:
-        return self.target.weights.head if self._borrows else self.weights()[EMBEDDING]
+        return self.target.weights.head if self._shares_matrices else self.weights()[EMBEDDING]
 
     def steps(self, batch: PackedBatch, features: Features, count: int) -> Iterator[Tensor]:
         weights = self.cast()
-        table = self.target.weights.embedding if self._borrows else weights[EMBEDDING]
+        table = self.target.weights.embedding if self._shares_matrices else weights[EMBEDDING]
         yield from states_by_level(self.run(embedding(batch.token_ids, table), batch, weights), batch, count)
 
     def files(self, checkpoint: Checkpoint, draft_tokens: int) -> LearnedFiles:
         """Return the files of a complete model, with copies of the target's matrices."""
         tensors = self.file_tensors()
         borrowed: dict[str, Tensor] = {}
-        if self._borrows:
+        if self._shares_matrices:
             borrowed[EMBEDDING] = stored(self.target.weights.embedding)
             if not self.config.tied_embeddings:
                 borrowed["lm_head.weight"] = stored(self.target.weights.head)
@@ -267,7 +272,7 @@ class DraftModel(LayerStack):
 
 @dataclass(frozen=True)
 class ExitRecipe:
-    """Layer after which the target exits."""
+    """Target layer after which the draft pass exits."""
 
     layer: int | None = None  # target layers before the exit; None: a quarter of them
 
@@ -311,7 +316,7 @@ class ExitAdapter(LayerStack):
         yield from states_by_level(self.run(features.taps[0], batch, self.cast()), batch, count)
 
     def files(self, checkpoint: Checkpoint, draft_tokens: int) -> LearnedFiles:
-        """Return the files of a one-layer model without embedding."""
+        """Return the files of a model of one layer, without embedding and output matrix."""
         settings = hf_settings(without_factors(self.config), checkpoint.tokenizer())
         settings |= {"exit_layer": self.taps[0], "exit_of": checkpoint.path.name}
         return LearnedFiles(settings, self.file_tensors())

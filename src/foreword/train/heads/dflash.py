@@ -1,7 +1,7 @@
 """Trains a DFlash head, which replaces a block of mask tokens after the newest token in one pass.
 
-Every row that predicts an answer token is an anchor. It has a block: the next token, then mask tokens. The block
-attends to the target's states up to the anchor and to itself.
+Every row that predicts an answer token has a block: the next token, then mask tokens. The block attends to keys and
+values of the target's states up to this row, and to itself.
 """
 
 from collections.abc import Iterator, Sequence
@@ -37,18 +37,19 @@ _LAYER = {
     "self_attn.q_proj": "q", "self_attn.k_proj": "kv", "self_attn.v_proj": "kv", "self_attn.o_proj": "o",
     "mlp.gate_proj": "up", "mlp.up_proj": "up", "mlp.down_proj": "down",
 }  # fmt: skip
+"""Matrices of a layer, and which of five shapes each has."""
 _OUTPUT = "lm_head.weight"
 _NORMS = ("input_layernorm", "post_attention_layernorm", "self_attn.q_norm", "self_attn.k_norm")
 
 
 @dataclass(frozen=True)
 class DFlashRecipe:
-    """Shape of a head; sizes that are not set are the target's."""
+    """Shape of a head; sizes that are None are the target's."""
 
     layers: int = 2
-    draft_tokens: int = 4  # masks per block
-    taps: tuple[int, ...] | None = None
-    intermediate: int | None = None
+    draft_tokens: int = 4  # mask tokens per block
+    taps: tuple[int, ...] | None = None  # None: `spread_taps`
+    intermediate: int | None = None  # width of the MLP
     draft_vocab: int = 16384
 
     method: ClassVar[str] = "dflash"
@@ -88,10 +89,10 @@ class DFlashLearner(TapsHead):
             "q": (heads * dim, hidden), "kv": (kv_heads * dim, hidden), "o": (hidden, heads * dim),
             "up": (intermediate, hidden), "down": (hidden, intermediate),
         }  # fmt: skip
-        numbers = range(recipe.layers)
-        shapes = {f"layers.{i}.{name}": sizes[kind] for i in numbers for name, kind in _LAYER.items()}
+        indices = range(recipe.layers)
+        shapes = {f"layers.{i}.{name}": sizes[kind] for i in indices for name, kind in _LAYER.items()}
         shapes["fc"] = (hidden, len(taps) * hidden)
-        widths = {f"layers.{i}.{name}": dim if "attn" in name else hidden for i in numbers for name in _NORMS}
+        widths = {f"layers.{i}.{name}": dim if "attn" in name else hidden for i in indices for name in _NORMS}
         widths |= {"hidden_norm": hidden, "norm": hidden}
         super().__init__(target, vocabulary, taps, shapes, widths)
         self._recipe, self._intermediate = recipe, intermediate
@@ -115,19 +116,19 @@ class DFlashLearner(TapsHead):
         weights = {
             name: tensor.to(target.dtype) for name, tensor in self.weights().items() if name != _OUTPUT
         }
-        past = linear(self.scaled_taps(features), weights["fc.weight"])
-        past = rms_norm(past, weights["hidden_norm.weight"], eps)
+        text_states = linear(self.scaled_taps(features), weights["fc.weight"])
+        text_states = rms_norm(text_states, weights["hidden_norm.weight"], eps)
         rows = batch.tail_rows
         masks = self.mask_token.expand(len(rows) * (slots - 1))
         stream = embedding(
             torch.cat((batch.held(0), masks)), target.weights.embedding
-        )  # ordered by slot of the block
+        )  # [slots of the block * tail rows, hidden], slot by slot
         positions = torch.cat([batch.positions[rows] + 1 + slot for slot in range(slots)])
         stream = tracked(stream) if self._recipe.layers > 1 else stream
-        rotation, past_rotation = target.head_rotation(positions), target.head_rotation(batch.positions)
-        for number in range(self._recipe.layers):
-            tensors = layer_tensors(weights, f"layers.{number}.")
-            text_kv = self._keys_values(past, tensors, past_rotation)
+        rotation, text_rotation = target.head_rotation(positions), target.head_rotation(batch.positions)
+        for index in range(self._recipe.layers):
+            tensors = layer_tensors(weights, f"layers.{index}.")
+            text_kv = self._keys_values(text_states, tensors, text_rotation)
             stream = self._layer(stream, rotation, text_kv, tensors, batch)
         states = rms_norm(stream, weights["norm.weight"], eps).view(slots, len(rows), -1)
         yield from states[1 : 1 + count]
@@ -153,13 +154,13 @@ class DFlashLearner(TapsHead):
         return halves.after(stream, torch.cat(attended), tensors, eps)
 
     def _keys_values(
-        self, past: Tensor, tensors: LayerTensors, rotation: tuple[Tensor, Tensor]
+        self, text_states: Tensor, tensors: LayerTensors, rotation: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Tensor]:
         """Return keys and values of the text's tokens, computed from the target's states."""
         heads, kv_heads, dim = self.target.sizes
-        qkv, key_norm = tensors[1], tensors[4]
+        qkv, key_norm = tensors[1], tensors[4]  # order of `layer_tensors`
         assert qkv is not None and key_norm is not None
-        joined = linear(past, qkv[heads * dim :]).view(len(past), 2 * kv_heads, dim)
+        joined = linear(text_states, qkv[heads * dim :]).view(len(text_states), 2 * kv_heads, dim)
         keys = rms_norm(joined[:, :kv_heads], key_norm, self.target.config.norm.eps)
         return rotate(keys, *rotation), joined[:, kv_heads:].contiguous()
 

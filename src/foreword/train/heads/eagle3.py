@@ -1,4 +1,4 @@
-"""Trains an EAGLE-3 head by unrolling its chain on its own states."""
+"""Trains an EAGLE-3 head: its chain is unrolled, so that each draft token is computed from the head's own states."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,11 +36,11 @@ _NORMS = ("input_layernorm", "hidden_norm", "post_attention_layernorm", "norm")
 
 @dataclass(frozen=True)
 class Eagle3Recipe:
-    """Sizes of a head; defaults are those of a target's layer."""
+    """Shape of a head; sizes that are None are those of a target layer."""
 
     draft_vocab: int = 16384
-    taps: tuple[int, ...] | None = None
-    intermediate: int | None = None
+    taps: tuple[int, ...] | None = None  # None: `default_taps`
+    intermediate: int | None = None  # width of the MLP
     own_output: bool = True  # False: the head uses rows of the target's output matrix
 
     method: ClassVar[str] = "eagle3"
@@ -67,7 +67,7 @@ def default_taps(num_layers: int) -> tuple[int, ...]:
 
 
 class Eagle3Head(TapsHead):
-    """One layer that reads token and state side by side; its output state is the next step's input."""
+    """One decoder layer, from the concatenation of a token's embedding and a state to the next state."""
 
     def __init__(
         self,
@@ -97,27 +97,27 @@ class Eagle3Head(TapsHead):
             compiled_for_training(_first_state, compiled),
             compiled_for_training(_keys_values, compiled),
             compiled_for_training(_queries, compiled),
-            compiled_for_training(_after, compiled),
+            compiled_for_training(_next_state, compiled),
         )
 
     @torch.no_grad()
     def begin(self, documents: Sequence[Document], seed: int) -> None:
-        """Initialise the weights; the first state is the last tap."""
+        """Initialise the weights, and `fc` such that the first state is the last tap."""
         super().begin(documents, seed)
         fc, hidden = self.matrices["fc"], self.target.config.hidden_size
         fc.zero_()
         fc[:, -hidden:] = torch.eye(hidden)
 
     def weights(self) -> dict[str, nn.Parameter]:
-        found = {OUTPUT: self.lm_head} if self.lm_head.requires_grad else {}
+        named = {OUTPUT: self.lm_head} if self.lm_head.requires_grad else {}
         for name, tensor in (*self.matrices.items(), *self.norms.items()):
-            part = "self_attn." if name in _ATTENTION else "mlp." if name in _MLP else ""
-            prefix = "" if name in ("fc", "norm") else f"layers.0.{part}"
-            found[f"{prefix}{name}.weight"] = tensor
-        return found
+            module = "self_attn." if name in _ATTENTION else "mlp." if name in _MLP else ""
+            prefix = "" if name in ("fc", "norm") else f"layers.0.{module}"
+            named[f"{prefix}{name}.weight"] = tensor
+        return named
 
     def steps(self, batch: PackedBatch, features: Features, count: int) -> Iterator[Tensor]:
-        first_state, keys_values, queries_of, after = self._functions
+        first_state, keys_values, queries_of, next_state = self._functions
         target, eps, sizes = self.target, self.target.config.norm.eps, self.target.sizes
         weights, rows = self._cast(target.dtype), batch.tail_rows
         projections = weights["k_proj"], weights["v_proj"]
@@ -129,7 +129,7 @@ class Eagle3Head(TapsHead):
         token = token_states(batch.token_ids.roll(-1))
         past = keys_values(token, state, *projections, *target.head_rotation(batch.positions), sizes)
         state, token = state[rows], token[rows]
-        own: list[tuple[Tensor, Tensor]] = []
+        own: list[tuple[Tensor, Tensor]] = []  # keys and values of the chain's earlier draft tokens
         for step in range(count):
             rotation = target.head_rotation(batch.positions[rows] + step)
             if step:
@@ -137,7 +137,7 @@ class Eagle3Head(TapsHead):
                 own.append(keys_values(token, state, *projections, *rotation, sizes))
             queries = queries_of(token, state, weights["q_proj"], *rotation, sizes)
             attended = chain_attention(queries, *past, own, batch.tails, batch.texts)
-            state, output = after(state, attended, weights, eps)
+            state, output = next_state(state, attended, weights, eps)
             yield output
 
     def _cast(self, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -192,10 +192,10 @@ def _queries(token: Tensor, state: Tensor, matrix: Tensor, cos: Tensor, sin: Ten
     return rotate(linear(torch.cat((token, state), dim=-1), matrix).view(-1, heads, dim), cos, sin)
 
 
-def _after(
+def _next_state(
     state: Tensor, attended: Tensor, weights: Mapping[str, Tensor], eps: float
 ) -> tuple[Tensor, Tensor]:
-    """Return the next step's state (normalised), and the state for the output matrix."""
+    """Run the rest of the layer after attention; return the next step's state, and the state for the output matrix."""
     stream = state + linear(attended.flatten(1), weights["o_proj"])
     normed = rms_norm(stream, weights["post_attention_layernorm"], eps)
     gated = silu(linear(normed, weights["gate_proj"])) * linear(normed, weights["up_proj"])

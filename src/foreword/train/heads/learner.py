@@ -1,4 +1,4 @@
-"""Draft vocabularies, and the interface of trainable drafters for the training loop."""
+"""Defines the interface of trainable drafters for the training loop, and draft vocabularies."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,10 +21,10 @@ from foreword.train.texts.documents import Document
 
 @dataclass(frozen=True)
 class HeadVocabulary:
-    """Mapping between a head's outputs and the target's tokens."""
+    """A draft vocabulary: the target's tokens that a head has outputs for."""
 
-    token_ids: Tensor  # int64 [draft], ascending
-    draft_ids: Tensor  # int64 [target], -1 if not in the draft vocabulary
+    token_ids: Tensor  # int64 [draft vocabulary], the target's token ids, ascending
+    draft_ids: Tensor  # int64 [target vocabulary], index in `token_ids`; -1 if it is not there
     coverage: float  # fraction of the answers' tokens that the draft vocabulary has
 
     @staticmethod
@@ -43,7 +43,7 @@ def whole_vocabulary(vocab_size: int) -> HeadVocabulary:
 
 
 def vocabulary_tensors(vocabulary: HeadVocabulary) -> dict[str, Tensor]:
-    """Return `d2t` and `t2d` of a head file; empty for the whole vocabulary."""
+    """Return the tensors `d2t` and `t2d` for a head file; none if the draft vocabulary is the whole vocabulary."""
     token_ids = vocabulary.token_ids.cpu()
     if len(token_ids) == len(vocabulary.draft_ids):
         return {}
@@ -51,7 +51,7 @@ def vocabulary_tensors(vocabulary: HeadVocabulary) -> dict[str, Tensor]:
 
 
 def stored_vocabulary(tensors: Mapping[str, Tensor], vocab_size: int) -> HeadVocabulary:
-    """Return the draft vocabulary of a head file."""
+    """Return the draft vocabulary stored in a head file, whose coverage is unknown and set to 1."""
     if "token_map" in tensors:
         return HeadVocabulary.of(tensors["token_map"].long(), vocab_size, 1.0)
     if "d2t" in tensors:
@@ -61,7 +61,7 @@ def stored_vocabulary(tensors: Mapping[str, Tensor], vocab_size: int) -> HeadVoc
 
 
 def choose_vocabulary(documents: Sequence[Document], size: int, vocab_size: int) -> HeadVocabulary:
-    """Return the `size` most frequent tokens of all answers; tokens that do not occur are chosen by id."""
+    """Return a vocabulary of the `size` most frequent tokens of all answers; ties prefer lower ids."""
     counts = np.zeros(vocab_size, np.int64)
     for document in documents:
         np.add.at(counts, document.tokens[document.is_answer], 1)
@@ -81,28 +81,28 @@ class LearnedFiles:
 
 
 TAPS_MATRIX = "fc.weight"
-"""Name of the projection of the tapped states, which `tap_scales` scale."""
+"""Name of the matrix that projects the tapped states; its input is multiplied by `tap_scales`."""
 
 
 class Learner(nn.Module, ABC):
     """Trainable weights that draft for a frozen target.
 
-    Draft token s of a tail row predicts `batch.predicted(s)`. A method provides the states that the output matrix
-    turns into logits. Weights are float32; a pass casts them to the target's dtype once.
+    Draft token s of a tail row is trained to equal `batch.predicted(s)`. `steps` computes states, from which the output
+    matrix computes logits. Weights are float32; a pass casts them to the target's dtype once.
     """
 
-    matrices: nn.ParameterDict  # optimised by Muon; all others by AdamW
-    round_bits: int | None = None  # bits that a pass rounds matrices to; gradients ignore it
+    matrices: nn.ParameterDict  # optimised by Muon; all other parameters by AdamW
+    round_bits: int | None = None  # a pass uses matrices rounded to these bits; None: not rounded
 
     def __init__(self, target: FrozenTarget, vocabulary: HeadVocabulary, taps: Sequence[int] = ()) -> None:
         super().__init__()
         self.target = target
         self.vocabulary = vocabulary.to(target.device)
-        self.taps = tuple(taps)  # tapped layers
+        self.taps = tuple(taps)
 
     @abstractmethod
     def begin(self, documents: Sequence[Document], seed: int) -> None:
-        """Initialise the weights; a few texts calibrate the scale of the target's states."""
+        """Initialise the weights; `documents` are the training texts, for statistics of tokens and states."""
 
     @abstractmethod
     def steps(self, batch: PackedBatch, features: Features, count: int) -> Iterator[Tensor]:
@@ -113,7 +113,7 @@ class Learner(nn.Module, ABC):
         """Return the output matrix [vocabulary, hidden] of a draft token."""
 
     def loss_steps(self, depth: int) -> int:
-        """Return the number of draft tokens with a loss of their own."""
+        """Return how many of `depth` draft tokens have a loss of their own."""
         return depth
 
     @abstractmethod
@@ -122,34 +122,36 @@ class Learner(nn.Module, ABC):
 
     @torch.no_grad()
     def take(self, tensors: Mapping[str, Tensor]) -> None:
-        """Initialise from weights written by `files`."""
+        """Set the weights from tensors that `files` returned."""
         for name, parameter in self.weights().items():
             tensor = tensors.get(name)
             if tensor is None or tensor.shape != parameter.shape:
                 raise RequestError(
-                    f"the weights to begin with have no {name} of shape {tuple(parameter.shape)}"
+                    f"the initial weights have no {name} of shape {tuple(parameter.shape)}; "
+                    "give weights of this shape"
                 )
             parameter.copy_(tensor)
             if name == TAPS_MATRIX:
                 parameter.div_(self._tap_columns())
 
     def file_tensors(self) -> dict[str, Tensor]:
-        """Return the weights for files; tap scales are folded into their projection."""
-        found: dict[str, Tensor] = dict(self.weights())
-        if TAPS_MATRIX in found:
-            found[TAPS_MATRIX] = found[TAPS_MATRIX] * self._tap_columns()
-        return {name: stored(tensor) for name, tensor in found.items()}
+        """Return the weights for files, with the tap scales multiplied into the projection of the taps."""
+        tensors: dict[str, Tensor] = dict(self.weights())
+        if TAPS_MATRIX in tensors:
+            tensors[TAPS_MATRIX] = tensors[TAPS_MATRIX] * self._tap_columns()
+        return {name: stored(tensor) for name, tensor in tensors.items()}
 
     def _tap_columns(self) -> Tensor:
+        """Return the tap scale of each input column of the projection."""
         assert isinstance(self.tap_scales, Tensor)
         return self.tap_scales.repeat_interleave(self.target.config.hidden_size)
 
     @abstractmethod
     def files(self, checkpoint: Checkpoint, draft_tokens: int) -> LearnedFiles:
-        """Return the published files; `draft_tokens` is the recommended number per draft."""
+        """Return the files of the trained drafter; `draft_tokens` is the recommended number per draft."""
 
     def others(self) -> list[nn.Parameter]:
-        """Return the trained parameters that are not matrices inside the head."""
+        """Return the trained parameters that are not in `matrices`."""
         matrices = {id(matrix) for matrix in self.matrices.values()}
         trained = (parameter for parameter in self.parameters() if parameter.requires_grad)
         return [parameter for parameter in trained if id(parameter) not in matrices]
@@ -190,7 +192,7 @@ class TapsHead(Learner):
 
     @torch.no_grad()
     def begin(self, documents: Sequence[Document], seed: int) -> None:
-        """Draw small random matrices, smaller ones into the residual stream; the output matrix is the target's."""
+        """Draw small random matrices, yet smaller ones for outputs into the residual stream, and set the tap scales."""
         generator = torch.Generator().manual_seed(seed)
         for name, matrix in self.matrices.items():
             matrix.copy_(torch.randn(matrix.shape, generator=generator) * (0.5 / matrix.shape[1] ** 0.5))
@@ -213,7 +215,7 @@ class TapsHead(Learner):
 
 
 class Recipe(Protocol):
-    """Shape of a learner: a frozen dataclass of plain values."""
+    """Shape of a learner: a frozen dataclass of plain values, which is saved with the training state."""
 
     method: ClassVar[str]
 
@@ -238,11 +240,11 @@ def check_taps(taps: Sequence[int] | None, target: ModelConfig) -> None:
 
 
 def rounded_through(matrix: Tensor, bits: int) -> Tensor:
-    """Return the matrix rounded as in a file; gradients ignore the rounding."""
+    """Return the matrix with the values that a file of `bits` bits would store; gradients ignore the rounding."""
     rounded = expanded(*rounded_levels(matrix.detach(), bits), GROUP)
     return matrix + (rounded - matrix.detach())
 
 
 def stored(tensor: Tensor) -> Tensor:
-    """Return a tensor in its file format."""
+    """Return a tensor as files store it: bfloat16 on the CPU."""
     return tensor.detach().to(torch.bfloat16).cpu().contiguous()

@@ -19,10 +19,10 @@ from foreword.train.texts.documents import Document
 
 @dataclass(frozen=True)
 class MedusaRecipe:
-    """Number and depth of heads."""
+    """Number and shape of the heads."""
 
     heads: int = 4
-    blocks: int = 1
+    blocks: int = 1  # residual blocks per head
     draft_vocab: int = 16384
 
     method: ClassVar[str] = "medusa"
@@ -37,7 +37,7 @@ class MedusaRecipe:
 
 
 class MedusaHeads(Learner):
-    """Head i reads the state of the newest processed token and drafts the token i + 2 after it."""
+    """Heads that read the state of the newest processed token; head i drafts the token i + 2 positions after it."""
 
     def __init__(
         self,
@@ -71,23 +71,23 @@ class MedusaHeads(Learner):
     def steps(self, batch: PackedBatch, features: Features, count: int) -> Iterator[Tensor]:
         state, dtype = features.last[batch.tail_rows], self.target.dtype
         for head in range(min(count, self._recipe.heads)):
-            found = state
-            for number in range(self._recipe.blocks):
-                name = f"{head}/{number}"
-                found = self._block(found, self.matrices[name].to(dtype), self.biases[name].to(dtype))
-            yield found
+            output = state
+            for block in range(self._recipe.blocks):
+                name = f"{head}/{block}"
+                output = self._block(output, self.matrices[name].to(dtype), self.biases[name].to(dtype))
+            yield output
 
     def output(self, step: int) -> Tensor:
         matrix: Tensor = self.lm_heads[step]
         return matrix
 
     def weights(self) -> dict[str, nn.Parameter]:
-        found: dict[str, nn.Parameter] = {}
+        named: dict[str, nn.Parameter] = {}
         for name, matrix in self.matrices.items():
             head, block = name.split("/")
-            found[f"blocks.{head}.layers.{block}.weight"] = matrix
-            found[f"blocks.{head}.layers.{block}.bias"] = self.biases[name]
-        return found | {f"lm_heads.{head}.weight": matrix for head, matrix in enumerate(self.lm_heads)}
+            named[f"blocks.{head}.layers.{block}.weight"] = matrix
+            named[f"blocks.{head}.layers.{block}.bias"] = self.biases[name]
+        return named | {f"lm_heads.{head}.weight": matrix for head, matrix in enumerate(self.lm_heads)}
 
     def files(self, checkpoint: Checkpoint, draft_tokens: int) -> LearnedFiles:
         """Return the files in vLLM's layout, which supports a draft vocabulary."""

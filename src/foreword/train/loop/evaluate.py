@@ -1,4 +1,7 @@
-"""Computes tokens per target pass without speculation, from chains drafted at every position of a text."""
+"""Computes the tokens per target pass of a learner, without running speculation.
+
+Chains are drafted at every position of texts that the target wrote. Their acceptance follows from the texts.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +18,7 @@ from foreword.train.texts.documents import Document
 
 @dataclass(frozen=True)
 class TauReport:
-    """Tokens per pass of chains of `depth` draft tokens."""
+    """Tokens per pass with chains of `depth` draft tokens."""
 
     depth: int
     tokens: dict[str, int]  # committed tokens after each answer's first, by kind of text
@@ -24,6 +27,7 @@ class TauReport:
     by_level: tuple[float, ...] = ()  # acceptance of each level, given that all levels before are right
 
     def tau(self, kind: str | None = None) -> float:
+        """Return the tokens per pass over one kind of text, or over all."""
         kinds = [kind] if kind is not None else list(self.tokens)
         return sum(self.tokens[name] for name in kinds) / max(sum(self.passes[name] for name in kinds), 1)
 
@@ -35,47 +39,52 @@ class TauReport:
 def measure_tau(learner: Learner, documents: Sequence[Document], size: BatchSize, depth: int) -> TauReport:
     """Evaluate greedy chains on texts that the target wrote greedily; the result is exact up to rounding.
 
-    A draft token counts only if all draft tokens before it equal the text. So the learner reads the text's tokens.
+    A draft token counts only if all draft tokens before it equal the text, so the learner may read the text instead.
     """
     tokens: dict[str, int] = {}
     passes: dict[str, int] = {}
-    first_hits = first_places = 0
-    reached, right = [0] * depth, [0] * depth
+    first_hits = first_positions = 0
+    reached, right = (
+        [0] * depth,
+        [0] * depth,
+    )  # passes that verified a draft token of each level, and accepted it
     for group in grouped(documents, size, look_ahead=1):
         batch = pack(group, size, learner.target.device)
         hits, counts = _hits(learner, batch, depth)
         first_hits += int((hits[0] & counts).sum())
-        first_places += int(counts.sum())
+        first_positions += int(counts.sum())
         accepted = hits.long().cumprod(0).sum(0).tolist()  # accepted draft tokens from each position
         begin = 0
         for document in group:
             length = len(document.tokens) - tail_begin(document)
-            runs = walk(accepted[begin : begin + length], document, depth)
-            tokens[document.kind] = tokens.get(document.kind, 0) + sum(runs) + len(runs)
-            passes[document.kind] = passes.get(document.kind, 0) + len(runs)
+            accepted_by_pass = walk(accepted[begin : begin + length], document, depth)
+            tokens[document.kind] = (
+                tokens.get(document.kind, 0) + sum(accepted_by_pass) + len(accepted_by_pass)
+            )
+            passes[document.kind] = passes.get(document.kind, 0) + len(accepted_by_pass)
             begin += length
-            for run in runs[:-1]:  # the last may be cut by the answer's end
-                for level in range(min(run + 1, depth)):
+            for count in accepted_by_pass[:-1]:  # the answer's end may have cut the last one
+                for level in range(min(count + 1, depth)):
                     reached[level] += 1
-                    right[level] += level < run
+                    right[level] += level < count
     by_level = tuple(part / max(whole, 1) for part, whole in zip(right, reached, strict=True))
-    return TauReport(depth, tokens, passes, first_hits / max(first_places, 1), by_level)
+    return TauReport(depth, tokens, passes, first_hits / max(first_positions, 1), by_level)
 
 
 def walk(accepted: Sequence[int], document: Document, depth: int) -> list[int]:
-    """Return the accepted draft tokens of every pass over the document's first answer.
+    """Return the number of accepted draft tokens in every pass of the document's first answer.
 
-    `accepted` has one number per slot from `tail_begin` on. Prefill yields the first token. The slot before the newest
-    token determines the next pass.
+    `accepted` has the number of accepted draft tokens for each slot from `tail_begin` on. Prefill samples the first
+    token. The next pass verifies the chain drafted by the slot before the newest token.
     """
     first = tail_begin(document)
     newest = document.answer_begin
     answer_end = newest + int(document.is_answer[newest:].argmin() or len(document.is_answer) - newest)
-    runs = []
+    accepted_by_pass: list[int] = []
     while newest + 1 < answer_end:
-        runs.append(min(accepted[newest - 1 - first], depth, answer_end - newest - 2))
-        newest += runs[-1] + 1
-    return runs
+        accepted_by_pass.append(min(accepted[newest - 1 - first], depth, answer_end - newest - 2))
+        newest += accepted_by_pass[-1] + 1
+    return accepted_by_pass
 
 
 def _hits(learner: Learner, batch: PackedBatch, depth: int) -> tuple[Tensor, Tensor]:

@@ -34,12 +34,14 @@ from foreword.train.heads.learner import LearnedFiles
 from foreword.train.loop.evaluate import TauReport
 
 CARD = "README.md"
-PIECE_BYTES = 15_000_000
+PIECE_BYTES = 15_000_000  # maximum size of a piece
 
 
 def write_output(directory: Path, files: LearnedFiles) -> str:
-    """Write the weights, other files and last config.json, which marks the directory as complete; return the weights'
-    SHA-256."""
+    """Write a trained directory; return the SHA-256 of its weights.
+
+    config.json is written last: it marks the directory as complete.
+    """
     config = directory / "config.json"
     config.unlink(missing_ok=True)
     metadata = {"format": "pt", "borrowed": json.dumps(sorted(files.borrowed))}
@@ -51,6 +53,7 @@ def write_output(directory: Path, files: LearnedFiles) -> str:
 
 
 def digest_of(path: Path) -> str:
+    """Return the SHA-256 of a file in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -58,17 +61,17 @@ def digest_of(path: Path) -> str:
 def write_pieces(source: Path, out: Path, *, bits: int = 16, model: str = "") -> list[Path]:
     """Write a trained directory as files of at most 15 MB, without tensors of the target.
 
-    With 8 or 4 bits, matrices are rounded like those of `foreword head quantize`. `join_pieces` restores the directory
-    with the target whose `identity_of` is `model`; empty: any target.
+    With 8 or 4 bits, matrices are rounded as by `foreword head quantize`. `join_pieces` restores the directory. It
+    needs the target whose `identity_of` is `model`, or any target if `model` is empty.
     """
     require_pieces_alone(out, source)
     tensors, borrowed = _read(source / WEIGHTS)
-    kept = {name: tensor for name, tensor in tensors.items() if name not in borrowed}
+    own = {name: tensor for name, tensor in tensors.items() if name not in borrowed}
     if bits in ROUNDED_BITS:
-        kept = _rounded(kept, bits)
+        own = _rounded(own, bits)
     whole = out / WEIGHTS
-    write_tensors(whole, kept, {"format": "pt"})
-    paths = _cut(whole)
+    write_tensors(whole, own, {"format": "pt"})
+    paths = _write_pieces_of(whole)
     texts = [path for path in sorted(source.iterdir()) if path.suffix in (".json", ".md", ".jinja")]
     manifest = {
         "pieces": [path.name for path in paths],
@@ -84,21 +87,23 @@ def write_pieces(source: Path, out: Path, *, bits: int = 16, model: str = "") ->
     }
     whole.unlink()
     write_json(out / MANIFEST, manifest)
-    for stale in set(out.glob(f"{WEIGHTS}.*")) - set(paths):  # left by a larger earlier export
+    for stale in set(out.glob(f"{WEIGHTS}.*")) - set(paths):  # of an earlier, larger export
         stale.unlink()
     return [*paths, out / MANIFEST]
 
 
 def join_pieces(pieces: Path, out: Path, checkpoint: Checkpoint) -> None:
-    """Restore the directory from pieces, with the target's own tensors."""
+    """Restore a trained directory from its pieces and the target's tensors."""
     require_new(out)
     manifest = _manifest(pieces)
-    parts = [pieces / Path(name).name for name in manifest["pieces"]]
-    if missing := [part for part in parts if not part.exists()]:
+    paths = [pieces / Path(name).name for name in manifest["pieces"]]
+    if missing := [path for path in paths if not path.exists()]:
         raise RequestError(f"{missing[0]} is missing; copy all pieces that {MANIFEST} names")
-    whole = b"".join(part.read_bytes() for part in parts)
+    whole = b"".join(path.read_bytes() for path in paths)
     if hashlib.sha256(whole).hexdigest() != manifest["sha256"]:
-        raise RequestError(f"the pieces in {pieces} are not the ones that {MANIFEST} was written for")
+        raise RequestError(
+            f"the pieces in {pieces} are damaged, or {MANIFEST} is of another export; copy all files again"
+        )
     if manifest.get("model") and manifest["model"] != identity_of(checkpoint):
         raise RequestError(f"the pieces in {pieces} were trained for another model; name it by --model")
     tensors = _in_16_bits(load(whole))
@@ -132,7 +137,8 @@ def _read(path: Path) -> tuple[dict[str, Tensor], frozenset[str]]:
     return tensors, frozenset(json.loads(metadata.get("borrowed", "[]")))
 
 
-def _cut(whole: Path) -> list[Path]:
+def _write_pieces_of(whole: Path) -> list[Path]:
+    """Write the bytes of a file as numbered files of at most `PIECE_BYTES`; return their paths."""
     paths = []
     data = whole.read_bytes()
     for number, begin in enumerate(range(0, len(data), PIECE_BYTES)):
@@ -156,7 +162,7 @@ def _manifest(pieces: Path) -> dict[str, Any]:
 
 
 def _borrowed(name: str, tensors: Mapping[str, Tensor], checkpoint: Checkpoint) -> Tensor:
-    """Return a tensor of the target; a head has the rows of the output matrix for its draft vocabulary."""
+    """Return a tensor of the target; of the output matrix only the rows of the draft vocabulary, if there is one."""
     if name != OUTPUT or "d2t" not in tensors:
         return checkpoint.load(name, torch.bfloat16)
     token_ids = tensors["d2t"].long() + torch.arange(len(tensors["d2t"]))
@@ -164,6 +170,7 @@ def _borrowed(name: str, tensors: Mapping[str, Tensor], checkpoint: Checkpoint) 
 
 
 def _rounded(tensors: dict[str, Tensor], bits: int) -> dict[str, Tensor]:
+    """Return the tensors with every matrix replaced by its quantised form."""
     small: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         is_matrix = tensor.ndim == 2 and tensor.dtype.is_floating_point
@@ -172,12 +179,13 @@ def _rounded(tensors: dict[str, Tensor], bits: int) -> dict[str, Tensor]:
 
 
 def _in_16_bits(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors with every quantised matrix as bfloat16."""
     plain: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        whole = name.removesuffix(PACKED)
-        if whole != name:
-            parts = {f"weight{part}": tensors[whole + part] for part in (PACKED, SCALE, SHAPE)}
-            plain[whole] = unpack_words(parts, 4).bfloat16()
+        matrix = name.removesuffix(PACKED)
+        if matrix != name:
+            packed = {f"weight{suffix}": tensors[matrix + suffix] for suffix in (PACKED, SCALE, SHAPE)}
+            plain[matrix] = unpack_words(packed, 4).bfloat16()
         elif name + SCALE in tensors:
             plain[name] = expanded(tensor, tensors[name + SCALE], GROUP).bfloat16()
         elif not name.endswith((SCALE, SHAPE)):
@@ -200,17 +208,17 @@ class Card:
     """Contents of a model card."""
 
     method: str
-    target: str
-    command: str
+    target: str  # name of the target
+    command: str  # command line of the training
     steps: int
     batch_tokens: int
-    sha256: str
-    data: tuple[str, ...]  # sentences
+    sha256: str  # of the weights
+    data: tuple[str, ...]  # sentences about the training texts
     measured: Mapping[str, TauReport]  # by set of texts
 
 
 def write_card(directory: Path, card: Card) -> None:
-    """Write README.md."""
+    """Write the model card to README.md."""
     title, method = _NAMES[card.method]
     key = "adapter" if card.method == "exit" else "model"
     lines = [

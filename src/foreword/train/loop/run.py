@@ -1,4 +1,4 @@
-"""A training run in one directory: training states, evaluations and the result."""
+"""Runs a training in one directory, with training states, evaluations and the result."""
 
 import json
 import time
@@ -27,9 +27,9 @@ from foreword.train.passes.packing import BatchSize, fitting_size, require_fitti
 from foreword.train.passes.target import FrozenTarget
 from foreword.train.texts.documents import RunTexts
 
-_SAVE_SECONDS = 50.0
+_SAVE_SECONDS = 50.0  # minimum time between two saved training states
 
-FIRST_MEASURED = 0.25
+FIRST_EVALUATION = 0.25
 """Fraction of a time-limited run after which it is first evaluated."""
 
 
@@ -52,20 +52,20 @@ class TrainRun:
     out: Path
     recipe: Recipe
     model: str | None = None  # the target's identity, which a resumed state must have
-    batch_rows: int = 61440
-    tail_multiple: int = 4096
+    batch_rows: int = 61440  # tokens of a batch
+    tail_multiple: int = 4096  # the number of tail rows of a batch is a multiple of this
     seconds: float | None = None  # of the whole run, including the last evaluation
     began: float | None = None  # start of the time limit on `clock`; None: the first step
-    steps: int | None = None
+    steps: int | None = None  # further steps of this run; None: no limit
     final: bool = False  # end with a decay of the learning rate
-    decay_share: float = 0.4
-    resume: bool = False
-    begin: Path | None = None  # initial weights of another run; the optimiser warms up again
+    decay_share: float = 0.4  # fraction of the run in which the learning rate decays
+    resume: bool = False  # continue from the saved training state
+    begin: Path | None = None  # directory of another run, whose weights are the initial ones
     evaluate_every: float = 90.0  # seconds
     report_every: int = 50  # steps
     settings: TrainSettings = field(default_factory=TrainSettings)
-    command: str = ""  # for the card
-    stop: Callable[[], bool] = lambda: False
+    command: str = ""  # shown on the model card
+    stop: Callable[[], bool] = lambda: False  # returns whether to end early
     clock: Callable[[], float] = time.monotonic
 
     @property
@@ -120,7 +120,7 @@ class _Session:
             stop=run.stop,
         )
         self._saved_at = self._measured_at = run.clock()
-        self._measuring: float | None = None  # seconds of the longest evaluation; None: none yet
+        self._evaluation_seconds: float | None = None  # of the longest evaluation; None: none yet
         self._decaying = False
         self._loss_text = self._tau = ""  # newest loss and tokens per pass, for the progress line
 
@@ -128,13 +128,13 @@ class _Session:
         self._trainer.train(self._phase, self._run.report_every, self._on_report, self._on_step)
 
     def _is_due(self, step: int, now: float) -> bool:
-        """Return whether to evaluate now; with a time limit the first one is early, to learn its duration."""
-        is_unknown = self._seconds is not None and self._measuring is None
-        is_early = is_unknown and self._phase.done(step) > FIRST_MEASURED
+        """Return whether to evaluate now. With a time limit the first evaluation is early, to measure its duration."""
+        is_unknown = self._seconds is not None and self._evaluation_seconds is None
+        is_early = is_unknown and self._phase.done(step) > FIRST_EVALUATION
         return is_early or now - self._measured_at > self._run.evaluate_every
 
     def measure(self) -> dict[str, TauReport]:
-        """Evaluate all sets of texts; reserve the same time for the last evaluation."""
+        """Evaluate all sets of texts and log the results; reserve as much time for the last evaluation."""
         began, reports = self._run.clock(), {}
         for name, documents in self._texts.measured.items():
             report = reports[name] = self._trainer.evaluate(documents)
@@ -146,9 +146,9 @@ class _Session:
             )
             entry = {"step": self._trainer.step, "set": name, "tau": report.tau(), "kinds": report.by_kind()}
             self._log(entry)
-        self._measuring = max(self._run.clock() - began, self._measuring or 0.0)
+        self._evaluation_seconds = max(self._run.clock() - began, self._evaluation_seconds or 0.0)
         if self._seconds is not None:
-            self._phase.seconds = max(self._seconds - self._measuring, 0.0)
+            self._phase.seconds = max(self._seconds - self._evaluation_seconds, 0.0)
         return reports
 
     def _on_report(self, progress: TrainProgress) -> None:
@@ -160,7 +160,8 @@ class _Session:
         run, now = self._run, self._run.clock()
         self._watcher.progress(self._phase.done(step), f"step {step}{self._loss_text}{self._tau}")
         if not self._decaying and self._phase.rate(step) < 1.0:
-            self._decaying = True  # a later training can continue from this state
+            self._decaying = True
+            # A later run can continue training from this state, whose learning rate has not decayed.
             save_training(run.state.with_name("before_decay.pt"), self._trainer, run.recipe, run.model)
         if now - self._saved_at > _SAVE_SECONDS:
             save_training(run.state, self._trainer, run.recipe, run.model)
@@ -182,25 +183,26 @@ def _seconds_left(run: TrainRun) -> float | None:
     left = run.began + run.seconds - run.clock()
     if left <= 0:
         raise RequestError(
-            f"{run.seconds - left:.0f} s passed before the first step, and the run is limited to {run.seconds:.0f}; "
+            f"{run.seconds - left:.0f} s passed before the first step, but the run is limited to {run.seconds:.0f} s; "
             "give more --minutes, or --steps instead"
         )
     return left
 
 
 def _trainer(target: FrozenTarget, texts: RunTexts, run: TrainRun, watcher: Watcher) -> Trainer:
+    """Check the directory and the texts; return a new trainer, or one restored from the saved state."""
     require_own(run.out, resume=run.resume)
     saved = SavedTraining(run.state, target.device) if run.resume else None
     documents, vocab_size = texts.trained, target.config.vocab_size
     texts.check_tokens(vocab_size)
-    given = None if run.begin is None or saved is not None else read_weights(run.begin / WEIGHTS)
+    initial = None if run.begin is None or saved is not None else read_weights(run.begin / WEIGHTS)
     size = fitting_size(documents, run.batch_rows, run.tail_multiple) if saved is None else saved.size
     require_fitting(documents, size)
     if saved is not None:
         saved.check(run.recipe, run.model)
         vocabulary = saved.vocabulary(vocab_size)
-    elif given is not None:
-        vocabulary = stored_vocabulary(given, vocab_size)
+    elif initial is not None:
+        vocabulary = stored_vocabulary(initial, vocab_size)
     elif (wanted := run.recipe.draft_vocab) is not None:
         vocabulary = choose_vocabulary(documents, wanted, vocab_size)
     else:
@@ -219,8 +221,8 @@ def _trainer(target: FrozenTarget, texts: RunTexts, run: TrainRun, watcher: Watc
         watcher.say(f"resumed at step {trainer.step}")
     else:
         learner.begin(documents, run.settings.seed)
-        if given is not None:
-            learner.take(given)
+        if initial is not None:
+            learner.take(initial)
     return trainer
 
 
@@ -229,9 +231,9 @@ def _millions(count: int) -> str:
 
 
 def _disk_bytes(learner: Learner) -> int:
-    """Return the bytes of the result and of three training states, one of which exists while it is written."""
-    numbers = sum(parameter.numel() for parameter in learner.parameters())
-    return 3 * 3 * 4 * numbers + 4 * numbers
+    """Return the bytes of the result and of three training states, one of them while it is being written."""
+    weights = 4 * sum(parameter.numel() for parameter in learner.parameters())
+    return 3 * 3 * weights + weights  # a state has the weights and up to two moments of each
 
 
 def _line(progress: TrainProgress, device: torch.device) -> str:
@@ -245,13 +247,13 @@ def _line(progress: TrainProgress, device: torch.device) -> str:
 
 
 _RENAMED = {"guesses": "draft_tokens"}
-"""Old keys of recipes saved by version 0.1, and their current names."""
+"""Current names of the recipe keys that version 0.1 saved under another name."""
 
 
 def save_training(path: Path, trainer: Trainer, recipe: Recipe, model: str | None) -> None:
     """Save everything that an exact resumption needs; `model` is the target's identity."""
     vocabulary = trainer.learner.vocabulary
-    about = {
+    description = {
         "method": recipe.method,
         "recipe": asdict(recipe),  # type: ignore[call-overload] # recipes are dataclasses
         "vocabulary": vocabulary.token_ids,
@@ -259,7 +261,7 @@ def save_training(path: Path, trainer: Trainer, recipe: Recipe, model: str | Non
         "model": model,
         "size": [trainer.size.rows, trainer.size.tails],
     }
-    write_state(path, about | trainer.state())
+    write_state(path, description | trainer.state())
 
 
 class SavedTraining:
@@ -274,20 +276,20 @@ class SavedTraining:
             raise RequestError(f"there is no training state {path} to resume") from None
         except Exception as error:  # torch raises various exceptions for damaged files
             raise RequestError(
-                f"{path} is no training state ({type(error).__name__}); remove it and start anew"
+                f"{path} is not a training state ({type(error).__name__}); remove it and start anew"
             ) from None
 
     def check(self, recipe: Recipe, model: str | None) -> None:
-        """Raise `RequestError` for another target or shape."""
+        """Raise `RequestError` if this run trains for another target or another shape."""
         if None not in (model, self.state.get("model")) and model != self.state["model"]:
             raise RequestError(
                 f"{self._path} was trained for another model; resume with that one or choose another --out"
             )
-        wanted = {"method": recipe.method, **asdict(recipe)}  # type: ignore[call-overload]
-        kept = {_RENAMED.get(key, key): value for key, value in self.state["recipe"].items()}
+        expected = {"method": recipe.method, **asdict(recipe)}  # type: ignore[call-overload]
+        saved = {_RENAMED.get(key, key): value for key, value in self.state["recipe"].items()}
         # States of earlier versions lack newer fields.
-        found = {**asdict(type(recipe)()), "method": self.state["method"], **kept}  # type: ignore[call-overload]
-        for key, value in wanted.items():
+        found = {**asdict(type(recipe)()), "method": self.state["method"], **saved}  # type: ignore[call-overload]
+        for key, value in expected.items():
             if found.get(key) != value:
                 raise RequestError(
                     f"{self._path} was trained with {key} {found.get(key)}, not {value}; "

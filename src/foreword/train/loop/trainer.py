@@ -1,4 +1,4 @@
-"""Trains a learner on batches of the target's texts: phases, optimisers, and a loss for each draft token."""
+"""Trains a learner on batches of the target's texts, with a loss for each draft token."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -19,14 +19,14 @@ from foreword.train.texts.documents import Document
 
 @dataclass
 class TrainPhase:
-    """Length and learning rate of a training phase; only the rate of a final phase decays."""
+    """Length and learning rate of a training phase; only in a final phase the rate decays."""
 
-    seconds: float | None = None
-    last_step: int | None = None
-    final: bool = False
+    seconds: float | None = None  # time limit; None: none
+    last_step: int | None = None  # ends before this step; None: no limit
+    final: bool = False  # ends with a decaying learning rate
     decay_share: float = 0.4  # fraction of the phase with a decaying rate
     clock: Callable[[], float] = time.monotonic
-    first_step: int = 0
+    first_step: int = 0  # step at which the phase begins
     stop: Callable[[], bool] = lambda: False  # returns whether to end before the next step
     _begin: float = field(init=False)
 
@@ -37,23 +37,23 @@ class TrainPhase:
         return self.stop() or self.done(step) >= 1.0
 
     def rate(self, step: int) -> float:
-        """Return the learning-rate factor of the next step."""
+        """Return the learning-rate factor of the next step, between 0.02 and 1."""
         if not self.final:
             return 1.0
         return max(0.02, min(1.0, (1.0 - self.done(step)) / self.decay_share))
 
     def done(self, step: int) -> float:
         """Return the completed fraction, by time or by steps, whichever is larger."""
-        shares = [0.0]
+        fractions = [0.0]
         if self.seconds is not None:
-            shares.append((self.clock() - self._begin) / max(self.seconds, 1e-9))
+            fractions.append((self.clock() - self._begin) / max(self.seconds, 1e-9))
         if self.last_step is not None:
             length = self.last_step - self.first_step
-            shares.append((step - self.first_step) / length if length > 0 else 1.0)
-        return max(shares)
+            fractions.append((step - self.first_step) / length if length > 0 else 1.0)
+        return max(fractions)
 
 
-_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the Newton-Schulz iteration
+_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the Newton-Schulz iteration, as published with Muon
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,9 @@ class HeadOptimizer:
         self._all = [*matrices, *others]
 
     def clip(self, norm: float) -> Tensor:
-        """Clip all gradients to a norm; return their norm before."""
-        before: Tensor = torch.nn.utils.clip_grad_norm_(self._all, norm)
-        return before
+        """Clip all gradients to a joint norm; return their norm before clipping."""
+        unclipped: Tensor = torch.nn.utils.clip_grad_norm_(self._all, norm)
+        return unclipped
 
     @torch.no_grad()
     def step(self, factor: float) -> None:
@@ -112,7 +112,7 @@ class HeadOptimizer:
 
 
 def orthogonalized(matrix: Tensor, iterations: int = 5) -> Tensor:
-    """Return approximately the nearest matrix with equal singular values (Newton-Schulz iteration)."""
+    """Return approximately the nearest semi-orthogonal matrix (Newton-Schulz iteration)."""
     a, b, c = _COEFFICIENTS
     x = matrix.bfloat16() if matrix.is_cuda else matrix.float()
     tall = x.shape[0] > x.shape[1]
@@ -121,37 +121,37 @@ def orthogonalized(matrix: Tensor, iterations: int = 5) -> Tensor:
     for _ in range(iterations):
         gram = x @ x.t()
         x = a * x + (b * gram + c * gram @ gram) @ x
-    found: Tensor = (x.t() if tall else x).to(matrix.dtype)
-    return found
+    result: Tensor = (x.t() if tall else x).to(matrix.dtype)
+    return result
 
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """Hyperparameters."""
+    """Hyperparameters of a training."""
 
     depth: int = 4  # draft tokens per chain
-    step_decay: float = 0.85  # weight factor per further draft token
+    step_decay: float = 0.85  # each draft token's loss has this times the weight of the one before
     rates: LearningRates = field(default_factory=LearningRates)
-    clip: float = 1.0
+    clip: float = 1.0  # maximum norm of the gradient
     warm_up: int = 50  # steps
     sharpness: float = 1.0  # exponent on the target's probabilities
     seed: int = 0
-    compiled: bool = False
+    compiled: bool = False  # use torch.compile
     round_bits: int | None = None  # bits of the weights while the learning rate decays; None: not rounded
-    kept_bytes: int = 0  # memory for the target's states, which are then computed once for all epochs
+    kept_bytes: int = 0  # maximum bytes of cached target states, which are computed once for all epochs
 
 
 @dataclass(frozen=True)
 class TrainProgress:
-    """Means since the last report."""
+    """Means over the steps since the last report."""
 
     step: int
     loss: float  # loss of the first draft token, per answer token
     hits: tuple[float, ...]  # fraction of right tokens at each level, given that all levels before are right
-    gradient: float  # norm
+    gradient: float  # norm before clipping
     rows_per_second: float
     steps_per_second: float
-    rate: float  # learning-rate factor
+    rate: float  # learning-rate factor of the newest step
 
 
 class Trainer:
@@ -164,14 +164,14 @@ class Trainer:
         self.target = learner.target
         self.step = 0
         self._depth = learner.loss_steps(settings.depth)
-        if settings.round_bits is not None:  # refuse shapes that cannot be rounded before the first step
+        if settings.round_bits is not None:  # raises an error now for shapes that cannot be rounded
             for matrix in learner.matrices.values():
                 rounded_levels(matrix[:1].detach(), settings.round_bits)
         self._documents = documents
         self._judge = torch.compile(judge_rows, dynamic=False) if settings.compiled else judge_rows
-        self._kept_rows = self.target.weights.head[learner.vocabulary.token_ids]
+        self._output_matrix = self.target.weights.head[learner.vocabulary.token_ids]
         self._optimizer = HeadOptimizer(list(learner.matrices.values()), learner.others(), settings.rates)
-        # Order of the batches: its seed, its first step, and its number of texts.
+        # Order of the batches: its seed, the step at which it begins, and the number of texts.
         self._order = (settings.seed, 0, len(documents))
         self._alive = [1.0] * self._depth  # fraction of tail rows whose chain is right before each level
         self._generator = torch.Generator(self.target.device).manual_seed(settings.seed)
@@ -193,11 +193,11 @@ class Trainer:
         while not phase.is_over(self.step):
             warm = min(1.0, (self.step + 1) / self.settings.warm_up)
             rate = phase.rate(self.step)
-            if rate < 1.0:  # adapt the weights to rounding, which follows the training
+            if rate < 1.0:  # train with rounded weights, since the result will be rounded
                 self.learner.round_bits = self.settings.round_bits
             factor = rate * warm
             number, batch = next(source)
-            sums.append(self._one(batch, kept.of(number, batch), factor))
+            sums.append(self._train_step(batch, kept.of(number, batch), factor))
             self.step += 1
             if self.step % report_every == 0:
                 means = torch.stack(sums).mean(0).tolist()
@@ -236,8 +236,11 @@ class Trainer:
             self._order = (self.settings.seed, self.step, len(self._documents))
         self._generator.set_state(state["generator"].cpu())
 
-    def _one(self, batch: PackedBatch, features: Features, factor: float) -> Tensor:
-        """Run one step; return the loss, the gradient norm, and the alive and hit rows of each level."""
+    def _train_step(self, batch: PackedBatch, features: Features, factor: float) -> Tensor:
+        """Run one training step; return one tensor: the first loss, the gradient norm, and two counts per level.
+
+        The counts are the rows whose chain is right before each level, then those whose chain is right after it.
+        """
         losses, alive, hits = self._losses(batch, features)
         torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
         gradient = self._optimizer.clip(self.settings.clip)
@@ -247,9 +250,10 @@ class Trainer:
     def _losses(
         self, batch: PackedBatch, features: Features
     ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        """Return for each level the loss, and the numbers of rows whose chain is right before and after it."""
         settings, draft_ids = self.settings, self.learner.vocabulary.draft_ids
-        after = (batch.tail_rows + 1).clamp(max=self.size.rows - 1)
-        wanted = target_probabilities(features.last[after], self._kept_rows, settings.sharpness)
+        next_rows = (batch.tail_rows + 1).clamp(max=self.size.rows - 1)
+        wanted = target_probabilities(features.last[next_rows], self._output_matrix, settings.sharpness)
         living = torch.ones(self.size.tails, dtype=torch.bool, device=self.target.device)
         losses, alive, all_hits = [], [], []
         for step, states in enumerate(self.learner.steps(batch, features, self._depth)):
@@ -275,7 +279,7 @@ class Trainer:
         return losses, alive, all_hits
 
     def _rows(self, step: int, living: Tensor, counts: Tensor) -> Tensor:
-        """Return the tail rows for the output matrix: rows whose chain is right so far, padded with others.
+        """Return the tail rows with a loss: those whose chain is right so far, padded with others.
 
         Later tokens of a wrong chain are never verified, so their loss matters less.
         """
@@ -287,10 +291,12 @@ class Trainer:
 
     def _output_rows(self, step: int) -> int:
         """Return the number of tail rows with logits in a step, rounded up to whole chunks."""
+        # 15% and 3% more than were right in the last report, so that nearly all of them have logits.
         share = 1.0 if step == 0 else min(1.0, 1.15 * self._alive[step] + 0.03)
         return min(-(-round(self.size.tails * share) // CHUNK) * CHUNK, self.size.tails)
 
     def _progress(self, means: list[float], speed: float, factor: float) -> TrainProgress:
+        """Return a report, and update the fractions that `_output_rows` reads; `means` are of `_train_step`."""
         loss, gradient, *by_level = means
         alive, hits = by_level[: self._depth], by_level[self._depth :]
         self._alive = [count / self.size.tails for count in alive]

@@ -10,19 +10,19 @@ from torch import Tensor
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor to the device without blocking the host, by page-locked memory."""
+    """Copy a tensor to the device without blocking the host, through page-locked memory."""
     if device.type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
 
 
-_RUN_ROWS = 128
-"""Keys whose scores are computed at once without a GPU; a longer text is computed as a whole."""
+_GROUP_KEYS = 128
+"""Without a GPU, neighbouring short texts are computed together, up to about this number of keys."""
 
 
 @dataclass(frozen=True)
 class Spans:
-    """Rows of concatenated texts."""
+    """Where each of several concatenated texts begins and ends."""
 
     bounds: Tensor  # int32 [texts + 1], the first row of each text and the number of rows
     longest: int  # rows of the longest text
@@ -33,12 +33,15 @@ class Spans:
         return Spans(to_device(bounds, device), max(lengths, default=0))
 
     def of_texts(self, first: int, end: int) -> "Spans":
-        """Return the spans of these texts alone."""
+        """Return the spans of the texts `first` .. `end` - 1 alone, beginning at row 0."""
         return Spans.of(self.bounds[first : end + 1].diff().tolist(), self.bounds.device)
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, queries: Spans, keys: Spans) -> Tensor:
-    """Return causal attention within each text. Queries [rows, heads, dim] may be the last rows of their texts."""
+    """Return causal attention within each text.
+
+    Queries are [rows, heads, dim]: all rows of their texts, or the last rows of each text.
+    """
     if q.is_cuda:
         return _flash(q, k, v, queries, keys)[0]
     parts = [
@@ -76,7 +79,7 @@ def chain_attention(
 
 @dataclass(frozen=True)
 class CacheRows:
-    """Rows of a static cache [rows, context, ...], which hold one text each."""
+    """Numbers and lengths of the rows of a static cache [rows, context, ...] with one text per row."""
 
     numbers: Tensor  # int32 [rows]: 0, 1, 2, ...
     ones: Tensor  # int32 [rows]
@@ -88,25 +91,26 @@ class CacheRows:
         return CacheRows(numbers, torch.ones_like(numbers), lengths.to(torch.int32))
 
     def seeing(self, lengths: Tensor) -> "CacheRows":
+        """Return the same rows with other numbers of visible tokens."""
         return CacheRows(self.numbers, self.ones, lengths.to(torch.int32))
 
 
 def decode_attention(q: Tensor, k: Tensor, v: Tensor, rows: CacheRows) -> Tensor:
     """Return attention of one query [rows, heads, dim] per row to its visible keys [rows, context, kv heads, dim]."""
-    number, context, kv_heads, dim = k.shape
+    num_rows, context, kv_heads, dim = k.shape
     if q.is_cuda:
         return _paged(q, k, v, rows)
-    grouped = q.view(number, kv_heads, -1, dim).float()
+    grouped = q.view(num_rows, kv_heads, -1, dim).float()
     scores = torch.einsum("rhgd,rchd->rhgc", grouped, k.float()) / math.sqrt(dim)
-    unseen = torch.arange(context, device=q.device)[None] >= rows.lengths[:, None]
-    weights = scores.masked_fill(unseen[:, None, None], -math.inf).softmax(-1)
+    invisible = torch.arange(context, device=q.device)[None] >= rows.lengths[:, None]
+    weights = scores.masked_fill(invisible[:, None, None], -math.inf).softmax(-1)
     return torch.einsum("rhgc,rchd->rhgd", weights, v.float()).to(q.dtype).view(q.shape)
 
 
 def _paged(q: Tensor, k: Tensor, v: Tensor, rows: CacheRows) -> Tensor:
-    """Return attention by the engine's kernel, with each row as a page; heads that share keys read them once.
+    """Return attention computed by the engine's kernel, with each row as a page.
 
-    A flash kernel for whole texts processes 64 queries at a time, of which 63 would be unused.
+    A flash kernel for whole texts processes 64 queries at a time, of which 63 would be unused here.
     """
     from foreword.backends.cuda.kernels.attention import AttentionMetadata, RowTiles, attend
 
@@ -132,7 +136,7 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, queries: Spans, keys: Spans) -> tupl
 
 
 class _FlashChain(torch.autograd.Function):
-    """Flash attention over the text, combined with attention to the chain's own keys.
+    """Computes flash attention over the text, combined with attention to the chain's own keys.
 
     Given the combined output and log-sum-exp, the kernel's backward pass returns the exact gradient of the text's part.
     """
@@ -174,16 +178,18 @@ class _FlashChain(torch.autograd.Function):
 def _join(
     q: Tensor, out: Tensor, logsumexp: Tensor, own_keys: Tensor, own_values: Tensor
 ) -> tuple[Tensor, Tensor]:
+    """Combine attention over the text with that over the chain's own keys; return the output and log-sum-exp."""
     own_scores = _own_scores(q, own_keys)  # float32 [rows, heads, steps]
     past = logsumexp.t().unsqueeze(-1)  # [rows, heads, 1]
     joined = torch.cat((past, own_scores), dim=-1).logsumexp(-1, keepdim=True)
-    seen = _own_weighted((own_scores - joined).exp(), own_values)
-    return (out * (past - joined).exp() + seen).to(q.dtype), joined.squeeze(-1).t().contiguous()
+    own_part = _own_weighted((own_scores - joined).exp(), own_values)
+    return (out * (past - joined).exp() + own_part).to(q.dtype), joined.squeeze(-1).t().contiguous()
 
 
 def _own_backward(
     q: Tensor, own_keys: Tensor, own_values: Tensor, out: Tensor, logsumexp: Tensor, grad: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of the queries (the part of the chain's own keys), own keys and own values."""
     # Sums of products are faster than 100,000 tiny matrix products.
     kv_heads = own_keys.shape[1]
     queries, grads = _grouped(q, kv_heads), _grouped(grad, kv_heads)  # [rows, kv heads, group, 1, dim]
@@ -214,19 +220,19 @@ def _own_weighted(weights: Tensor, own_values: Tensor) -> Tensor:
 
 
 def _grouped(rows: Tensor, kv_heads: int) -> Tensor:
-    """Return the query heads by their KV head, float32 [rows, kv heads, group, 1, dim]."""
+    """Return `rows` [rows, heads, dim] with heads grouped by KV head, float32 [rows, kv heads, group, 1, dim]."""
     return rows.float().view(len(rows), kv_heads, -1, 1, rows.shape[-1])
 
 
 def _text_runs(queries: Spans, keys: Spans) -> Iterator[tuple[slice, slice, tuple[Spans, Spans]]]:
-    """Yield neighbouring texts, about `_RUN_ROWS` keys at a time: their query rows, key rows and spans.
+    """Yield neighbouring texts, about `_GROUP_KEYS` keys at a time: their query rows, key rows and spans.
 
-    Dense scores include pairs of different texts, which are masked, so that few texts are processed at a time.
+    Dense scores are also computed between different texts and then masked, so only a few texts are processed together.
     """
     rows, seen = queries.bounds.tolist(), keys.bounds.tolist()
     first = 0
     for end in range(1, len(seen)):
-        if seen[end] - seen[first] < _RUN_ROWS and end < len(seen) - 1:
+        if seen[end] - seen[first] < _GROUP_KEYS and end < len(seen) - 1:
             continue
         yield (
             slice(rows[first], rows[end]),
@@ -241,19 +247,21 @@ def _dense_scores(q: Tensor, k: Tensor, queries: Spans, keys: Spans) -> Tensor:
     rows, heads, dim = q.shape
     grouped = q.view(rows, k.shape[1], -1, dim).float()
     scores = torch.einsum("rhgd,chd->hgrc", grouped, k.float()) / math.sqrt(dim)
-    query_text, query_place = _places(queries, keys)
-    key_text, key_place = _places(keys, keys)
-    seen = (query_text[:, None] == key_text[None]) & (query_place[:, None] >= key_place[None])
+    query_text, query_position = _positions(queries, keys)
+    key_text, key_position = _positions(keys, keys)
+    seen = (query_text[:, None] == key_text[None]) & (query_position[:, None] >= key_position[None])
     return scores.reshape(heads, rows, -1).masked_fill(~seen, -math.inf)
 
 
-def _places(spans: Spans, keys: Spans) -> tuple[Tensor, Tensor]:
-    """Return the text of each row, and its position in the text; queries are the last rows of their texts."""
+def _positions(spans: Spans, keys: Spans) -> tuple[Tensor, Tensor]:
+    """Return each row's text index, and its position in the text; `spans` has the last rows of the texts of `keys`."""
     lengths = spans.bounds.diff().long()
     text = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
-    before = (keys.bounds.diff() - spans.bounds.diff()).long()  # rows before the queries
-    place = torch.arange(len(text)) - spans.bounds[:-1].long()[text] + before[text]
-    return text, place
+    rows_before = (
+        keys.bounds.diff() - spans.bounds.diff()
+    ).long()  # of each text, before its rows in `spans`
+    position = torch.arange(len(text)) - spans.bounds[:-1].long()[text] + rows_before[text]
+    return text, position
 
 
 def _weighted(weights: Tensor, v: Tensor) -> Tensor:

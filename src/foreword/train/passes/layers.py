@@ -1,4 +1,4 @@
-"""A decoder layer as two functions, before and after its attention, for frozen and trainable weights."""
+"""Computes a decoder layer in two functions, before and after its attention, for frozen and trainable weights."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import ParamSpec, TypeVar
@@ -12,7 +12,7 @@ from foreword.models.rope import rotate
 from foreword.train.passes.attention import Spans, chain_attention
 
 LayerTensors = tuple[Tensor | None, ...]
-"""Values of a LayerWeights in order. A tuple lets one compiled function serve all layers."""
+"""The tensors of a layer in the order of `layer_tensors`. With a tuple, one compiled function serves all layers."""
 
 Sizes = tuple[int, int, int]
 """Heads, KV heads, head size."""
@@ -23,7 +23,10 @@ _R = TypeVar("_R")
 
 
 def compiled_for_training(function: Callable[_P, _R], compiled: bool) -> Callable[_P, _R]:
-    """Return the function, compiled for calls with gradients; compiling again for evaluation takes too long."""
+    """Return the function; if `compiled`, calls with gradients are compiled.
+
+    Calls without gradients (evaluation) are not, since they would have to be compiled again, which takes too long.
+    """
     fast = torch.compile(function, dynamic=False) if compiled else function
 
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -33,7 +36,7 @@ def compiled_for_training(function: Callable[_P, _R], compiled: bool) -> Callabl
 
 
 class LayerHalves:
-    """Both functions of a trained layer."""
+    """The two functions of a trained layer."""
 
     def __init__(self, *, compiled: bool) -> None:
         self.before = compiled_for_training(before_attention, compiled)
@@ -43,7 +46,7 @@ class LayerHalves:
 def before_attention(
     stream: Tensor, cos: Tensor, sin: Tensor, tensors: LayerTensors, sizes: Sizes, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return rotated queries and keys, and values: [rows, heads, dim]."""
+    """Return queries and keys, both rotated, and values: [rows, heads, dim]."""
     input_norm, qkv, qkv_bias, query_norm, key_norm = tensors[:5]
     heads, kv_heads, dim = sizes
     joined = linear(rms_norm(stream, _present(input_norm), eps), _present(qkv), qkv_bias)
@@ -55,7 +58,7 @@ def before_attention(
 
 
 def after_attention(stream: Tensor, attended: Tensor, tensors: LayerTensors, eps: float) -> Tensor:
-    """Return the stream after the layer."""
+    """Return the residual stream after the layer; `attended` is the output of its attention."""
     output, output_bias, mlp_norm, gate_up, gate_up_bias, down, down_bias = tensors[5:]
     stream = stream + linear(attended.flatten(1), _present(output), output_bias)
     normed = rms_norm(stream, _present(mlp_norm), eps)
@@ -108,7 +111,7 @@ def run_layers(
 
 
 def tracked(stream: Tensor) -> Tensor:
-    """Return a stream that requires a gradient, so that the first layer shares the compiled code."""
+    """Return the stream, marked as requiring a gradient, so that all layers use the same compiled code."""
     is_tracked = stream.requires_grad or not torch.is_grad_enabled()
     return stream if is_tracked else stream.detach().requires_grad_()
 

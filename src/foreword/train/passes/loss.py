@@ -1,4 +1,4 @@
-"""Cross-entropy against the target's distribution over a large vocabulary, without storing logits."""
+"""Computes the cross-entropy against the target's distribution over a large vocabulary, without storing all logits."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,15 +9,16 @@ from torch.nn.functional import linear
 
 from foreword.train.passes.target import wide_logits
 
-CHUNK = 4096  # rows with logits at once
+CHUNK = 4096  # number of rows whose logits exist at the same time
 
 Judge = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+"""The type of `judge_rows`, which may be compiled."""
 
 
 def judge_rows(
     logits: Tensor, wanted: Tensor, labels: Tensor, weights: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the weighted loss of every row, its gradient, and whether the most likely token is the label.
+    """Return each row's weighted loss, the gradient of its logits, and whether its most likely token is the label.
 
     `wanted` are the target's probabilities [rows, vocabulary].
     """
@@ -30,9 +31,9 @@ def judge_rows(
 
 
 class OutputLoss(torch.autograd.Function):
-    """Computes the loss of states [rows, hidden], and whether each draft token is right.
+    """Computes the total loss of states [rows, hidden], and whether each draft token is right.
 
-    The forward pass computes the gradient too, since nothing follows the loss that would scale it.
+    The forward pass computes the gradients too, while the logits exist; the backward pass only scales them.
     """
 
     @staticmethod
@@ -46,7 +47,7 @@ class OutputLoss(torch.autograd.Function):
         weights: Tensor,
         judge: Judge,
     ) -> tuple[Tensor, Tensor]:
-        """Return the loss and the hits; `wanted_rows` maps each state to its row of `wanted`."""
+        """Return the loss, and whether each draft token is right; `wanted_rows` has each state's row in `wanted`."""
         cast = matrix.to(states.dtype)
         grad_states = torch.empty_like(states)
         learns = ctx.needs_input_grad[1]  # the target's own output matrix is frozen

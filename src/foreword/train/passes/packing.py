@@ -1,7 +1,8 @@
-"""Batches of fixed size: concatenated texts, and the rows that predict answers.
+"""Packs concatenated texts into batches of fixed size, and tells which rows predict answers.
 
-The slot at row i holds token i + 1 and the target's state at i; it predicts token i + 2. A head needs the key and value
-of every slot. It drafts only in the tail of a text, which begins with the slot that predicts the answer's first token.
+A head's input at row i, called its slot, is token i + 1 and the target's state at row i; it predicts token i + 2. A
+head computes keys and values for every slot. It drafts only in the tail of a text, which are the slots from the one
+that predicts the answer's first token.
 """
 
 import itertools
@@ -19,7 +20,7 @@ from foreword.train.texts.documents import Document
 
 @dataclass(frozen=True)
 class BatchSize:
-    """Rows of a batch, in total and in tails; unused rows are padded with a text of weight zero."""
+    """Numbers of rows of a batch, in total and in tails. Unused rows are padding, which has no loss."""
 
     rows: int
     tails: int
@@ -32,22 +33,22 @@ class PackedBatch:
     token_ids: Tensor  # int64 [rows]
     positions: Tensor  # int64 [rows]
     is_answer: Tensor  # bool [rows]
-    texts: Spans  # of the rows
-    tails: Spans  # of the tail rows
-    tail_rows: Tensor  # int64 [tails], index among the rows
+    texts: Spans  # rows of each text
+    tails: Spans  # tail rows of each text, counted among the tail rows
+    tail_rows: Tensor  # int64 [tails], index of each tail row among all rows
     text_ends: Tensor  # int64 [tails], one past the last row of its text
     num_answer_tokens: int
     documents: tuple[Document, ...]
 
     def predicted(self, step: int) -> tuple[Tensor, Tensor]:
-        """Return the right draft token `step` of each tail row, and whether it is part of an answer."""
+        """Return the token that draft token `step` of each tail row must equal, and whether it is in an answer."""
         rows = self.tail_rows + step + 2
         inside = rows < self.text_ends
         rows = rows.clamp(max=len(self.token_ids) - 1)
         return self.token_ids[rows], inside & self.is_answer[rows]
 
     def held(self, step: int) -> Tensor:
-        """Return the token that each tail row's slot holds at a step."""
+        """Return each tail row's input token for draft token `step`: the text's token before the predicted one."""
         return self.token_ids[(self.tail_rows + step + 1).clamp(max=len(self.token_ids) - 1)]
 
 
@@ -57,11 +58,11 @@ def tail_begin(document: Document) -> int:
 
 
 def fitting_size(documents: Sequence[Document], rows: int, multiple: int = 256) -> BatchSize:
-    """Return a batch size whose share of tail rows is that of these documents."""
+    """Return a batch size with the documents' fraction of tail rows, rounded to a `multiple`."""
     total = sum(len(document.tokens) for document in documents)
     tails = sum(len(document.tokens) - tail_begin(document) for document in documents)
-    share = max(1, round(rows * tails / max(total, 1) / multiple)) * multiple
-    return BatchSize(rows, min(share, rows - rows // 64 - 1))
+    fitting = max(1, round(rows * tails / max(total, 1) / multiple)) * multiple
+    return BatchSize(rows, min(fitting, rows - rows // 64 - 1))
 
 
 def exact_size(documents: Sequence[Document]) -> BatchSize:
@@ -88,9 +89,9 @@ def require_fitting(documents: Sequence[Document], size: BatchSize) -> None:
 def batches(
     documents: Sequence[Document], size: BatchSize, seed: Sequence[int], device: torch.device, skip: int = 0
 ) -> Iterator[tuple[int, PackedBatch]]:
-    """Yield numbered batches forever, each epoch in another seeded order; skip the first `skip`.
+    """Yield batches with their numbers forever, each epoch in another seeded order; leave out the first `skip`.
 
-    All epochs have the same batches, so that the target's states can be cached by number.
+    Every epoch has the same batches, so that the target's states can be cached by batch number.
     """
     require_fitting(documents, size)
     order = np.random.default_rng((*seed, 0)).permutation(len(documents)).tolist()
@@ -106,23 +107,23 @@ def batches(
 def grouped(documents: Sequence[Document], size: BatchSize, look_ahead: int = 48) -> Iterator[list[Document]]:
     """Yield the documents of each batch; up to `look_ahead` documents that do not fit wait for the next one.
 
-    With `look_ahead` 1 the order is kept. A document that fits into no batch is left out.
+    With `look_ahead` 1 the documents stay in order. A document that fits into no batch is left out.
     """
     waiting: list[Document] = []
     source = iter(documents)
-    dry = False
-    while waiting or not dry:
-        heads, tails = size.rows - size.tails, size.tails
+    is_exhausted = False
+    while waiting or not is_exhausted:
+        heads, tails = size.rows - size.tails, size.tails  # free rows before and in the tails
         group: list[Document] = []
         skipped: list[Document] = []
         while len(skipped) < look_ahead:
             document = waiting.pop(0) if waiting else next(source, None)
             if document is None:
-                dry = True
+                is_exhausted = True
                 break
             head = tail_begin(document)
             tail = len(document.tokens) - head
-            if head > size.rows - size.tails or tail > size.tails:
+            if head > size.rows - size.tails or tail > size.tails:  # fits into no batch
                 continue
             if head <= heads and tail <= tails:
                 heads, tails = heads - head, tails - tail
@@ -135,19 +136,19 @@ def grouped(documents: Sequence[Document], size: BatchSize, look_ahead: int = 48
 
 
 def pack(documents: Sequence[Document], size: BatchSize, device: torch.device) -> PackedBatch:
-    """Return a batch of these documents, which must fit."""
+    """Return a batch of these documents; raise `ValueError` if they do not fit."""
     lengths = [len(document.tokens) for document in documents]
     heads = [tail_begin(document) for document in documents]
     tail_lengths = [length - head for length, head in zip(lengths, heads, strict=True)]
-    rest, tail_rest = size.rows - sum(lengths), size.tails - sum(tail_lengths)
-    if not 0 <= tail_rest <= rest:
+    padding, tail_padding = size.rows - sum(lengths), size.tails - sum(tail_lengths)
+    if not 0 <= tail_padding <= padding:
         raise ValueError("the documents do not fit into the batch")
-    if rest:
-        lengths, heads = [*lengths, rest], [*heads, rest - tail_rest]
-        tail_lengths = [*tail_lengths, tail_rest]
+    if padding:  # one more text, without answer tokens
+        lengths, heads = [*lengths, padding], [*heads, padding - tail_padding]
+        tail_lengths = [*tail_lengths, tail_padding]
     begins = np.cumsum([0, *lengths[:-1]])
-    token_ids = np.concatenate([*(document.tokens for document in documents), np.zeros(rest, np.int32)])
-    is_answer = np.concatenate([*(document.is_answer for document in documents), np.zeros(rest, np.bool_)])
+    token_ids = np.concatenate([*(document.tokens for document in documents), np.zeros(padding, np.int32)])
+    is_answer = np.concatenate([*(document.is_answer for document in documents), np.zeros(padding, np.bool_)])
     positions = np.concatenate([np.arange(length) for length in lengths])
     tail_rows = np.concatenate(
         [

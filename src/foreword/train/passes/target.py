@@ -1,4 +1,4 @@
-"""The frozen target: passes over whole texts, and its hidden states for training."""
+"""Runs the frozen target over whole texts, and returns its hidden states for training."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,14 +18,14 @@ from foreword.train.passes.layers import Sizes, after_attention, before_attentio
 from foreword.train.passes.packing import PackedBatch
 
 KeepKv = Callable[[int, Tensor, Tensor], None]
-"""Receives a layer's keys and values."""
+"""A function that receives a layer index, and the layer's keys and values."""
 
 
 @dataclass(frozen=True)
 class Features:
     """Hidden states of a target pass, which a learner reads."""
 
-    taps: tuple[Tensor, ...]  # residual streams at the tapped layers, [rows, hidden]
+    taps: tuple[Tensor, ...]  # residual stream at each tap, [rows, hidden]
     last: Tensor  # residual stream after the final norm
 
 
@@ -81,31 +81,31 @@ class FrozenTarget:
         taps: Sequence[int] = (),
         keep_kv: KeepKv | None = None,
     ) -> Features:
-        """Run one pass over whole texts."""
+        """Run one pass over whole texts; return its hidden states. `keep_kv` receives keys and values."""
         rotation = self.rotation(positions)
         stream = embedding(token_ids, self.weights.embedding)
-        kept = {0: stream}
+        tapped = {0: stream}
         for index in range(self.config.num_layers):
             q, k, v = self.before(index, stream, *rotation)
             if keep_kv is not None:
                 keep_kv(index, k, v)
             stream = self.after(index, stream, causal_attention(q, k, v, spans, spans))
             if index + 1 in taps:
-                kept[index + 1] = stream
-        return Features(tuple(kept[tap] for tap in taps), self.final_norm(stream))
+                tapped[index + 1] = stream
+        return Features(tuple(tapped[tap] for tap in taps), self.final_norm(stream))
 
     def features(self, batch: PackedBatch, taps: Sequence[int]) -> Features:
         """Return the hidden states of a batch at these taps."""
         return self.forward(batch.token_ids, batch.positions, batch.texts, taps)
 
     def before(self, index: int, stream: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return rotated queries and keys, and values of one layer: [rows, heads, dim]."""
+        """Return the queries and keys of one layer, both rotated, and its values: [rows, heads, dim]."""
         for tensor in (stream, cos, sin):
             torch._dynamo.maybe_mark_dynamic(tensor, 0)
         return self._before(stream, cos, sin, self._layers[index], self.sizes, self.config.norm.eps)
 
     def after(self, index: int, stream: Tensor, attended: Tensor) -> Tensor:
-        """Return the stream after the layer."""
+        """Return the residual stream after the layer; `attended` is the output of its attention."""
         for tensor in (stream, attended):
             torch._dynamo.maybe_mark_dynamic(tensor, 0)
         return self._after(stream, attended, self._layers[index], self.config.norm.eps)
@@ -115,7 +115,7 @@ class FrozenTarget:
 
 
 class KeptFeatures:
-    """Cache of the target's hidden states by batch, across epochs."""
+    """Caches the target's hidden states by batch, for later epochs."""
 
     def __init__(self, target: FrozenTarget, taps: Sequence[int], room: int) -> None:
         """Create an empty cache of at most `room` bytes on the target's device."""
@@ -135,7 +135,10 @@ class KeptFeatures:
 
 
 def wide_logits(rows: Tensor, head: Tensor) -> Tensor:
-    """Return logits in float32. In bfloat16, more logits would tie, and breaking ties differently changes the text."""
+    """Return logits in float32.
+
+    In bfloat16 more logits would be equal, and breaking a tie differently changes the text.
+    """
     if rows.is_cuda and rows.dtype != torch.float32:
         return torch.mm(rows, head.t(), out_dtype=torch.float32)
     return linear(rows.float(), head.float())

@@ -1,4 +1,4 @@
-"""Generates many training texts at a time: jobs on the engine, or in a static KV cache on a GPU."""
+"""Generates training texts in batches, on the engine or in a static KV cache."""
 
 import itertools
 from collections import deque
@@ -22,7 +22,7 @@ from foreword.train.passes.target import FrozenTarget, wide_logits
 
 @dataclass
 class Job:
-    """A text to continue."""
+    """A prompt to continue."""
 
     prompt: list[int]  # at least one token
     max_new: int
@@ -33,46 +33,50 @@ class Job:
 class TextBatch(Protocol):
     """Runs many jobs at a time."""
 
-    tokens_written: int
+    tokens_written: int  # generated tokens of all jobs so far
 
     def run(self, jobs: Iterator[Job]) -> Iterator[None]:
         """Run the jobs; yield regularly until all have ended."""
         ...
 
 
-NOTHING = -1
-"""Marks a row without a token."""
+NO_TOKEN = -1
+"""What an idle row of the static cache generates in a step."""
 
 
 class HostTexts:
-    """Texts in progress, one per row; only ended texts are handled one by one."""
+    """Generated tokens of the texts in progress, one text per row, on the host.
+
+    Tokens are added to all rows by array operations; a loop runs only over rows whose text has ended.
+    """
 
     def __init__(self, rows: int, context: int, stops: np.ndarray) -> None:
-        """Create idle rows; `stops` tells for each token id whether it ends a text."""
+        """Create idle rows; `stops` [vocabulary] is true for tokens that end a text."""
         self._stops = stops
         self._jobs: list[Job | None] = [None] * rows
         self._tokens = np.zeros((rows, context), dtype=np.int64)
         self._lengths = np.zeros(rows, dtype=np.int64)
-        self._longest = np.zeros(rows, dtype=np.int64)
+        self._max_lengths = np.zeros(rows, dtype=np.int64)
         self.free = list(range(rows))  # rows without a job
 
     @property
     def in_flight(self) -> int:
+        """Return the number of rows with a job."""
         return len(self._jobs) - len(self.free)
 
     def begin(self, row: int, job: Job) -> None:
         """Start a job in a row, which the caller has removed from `free`."""
-        self._jobs[row], self._lengths[row], self._longest[row] = job, 0, job.max_new
+        self._jobs[row], self._lengths[row], self._max_lengths[row] = job, 0, job.max_new
 
     def collect(self, written: np.ndarray) -> int:
         """Add generated tokens [steps, rows], report ended texts, and return the number of tokens."""
         columns = written.T
-        rows, steps = (columns != NOTHING).nonzero()  # an idle row has no token in all later steps
+        rows, steps = (columns != NO_TOKEN).nonzero()  # an idle row has no token in all later steps
         self._tokens[rows, self._lengths[rows] + steps] = columns[rows, steps]
         self._lengths += np.bincount(rows, minlength=len(self._lengths))
-        wrote = np.unique(rows)
-        last = self._tokens[wrote, self._lengths[wrote] - 1]
-        for row in wrote[self._stops[last] | (self._lengths[wrote] == self._longest[wrote])]:
+        active = np.unique(rows)
+        newest = self._tokens[active, self._lengths[active] - 1]
+        for row in active[self._stops[newest] | (self._lengths[active] == self._max_lengths[active])]:
             job, self._jobs[row] = self._jobs[row], None
             self.free.append(int(row))
             if job is not None:
@@ -88,7 +92,7 @@ class EngineBatch:
         self._rows = rows
         self._seeds = itertools.count(seed << 32)
         self._numbers = itertools.count()
-        self._active: dict[str, tuple[Job, list[int]]] = {}  # with generated tokens, by request
+        self._active: dict[str, tuple[Job, list[int]]] = {}  # job and its generated tokens, by request id
         self.tokens_written = 0
 
     def run(self, jobs: Iterator[Job]) -> Iterator[None]:
@@ -122,7 +126,7 @@ class EngineBatch:
                 continue
             del self._active[delta.request_id]
             if delta.finish_reason == "error":
-                raise RequestError(f"a text could not be written: {delta.error}")
+                raise RequestError(f"the engine could not generate a training text: {delta.error}")
             job.on_done(written)
 
 
@@ -131,10 +135,10 @@ _NEXT_KEY = 0x1E3779B97F4A7C15
 
 
 class EndlessBatch:
-    """Runs jobs in the rows of a static KV cache; an ended row takes the next job.
+    """Runs jobs in the rows of a static KV cache; a row whose text has ended takes the next job.
 
-    A decoding step reads and writes only tensors at fixed addresses, so that a GPU captures it once and replays it. The
-    host reads the results of one group of steps while the next group runs.
+    A decoding step reads and writes only tensors at fixed addresses, so it can be captured once as a CUDA graph and
+    replayed. The host reads the tokens of one group of steps while the next group runs.
     """
 
     def __init__(
@@ -159,8 +163,8 @@ class EndlessBatch:
         layers = range(target.config.num_layers)
         self._keys = [torch.zeros(shape, dtype=target.dtype, device=device) for _ in layers]
         self._values = [torch.zeros(shape, dtype=target.dtype, device=device) for _ in layers]
-        self._numbers = torch.arange(rows, device=device)
-        self._cache_rows = CacheRows.of(self._numbers)
+        self._row_numbers = torch.arange(rows, device=device)
+        self._cache_rows = CacheRows.of(self._row_numbers)
         generator = torch.Generator().manual_seed(seed)
         self._noise_keys = torch.randint(1 << 62, (rows,), generator=generator).to(device)
         # newest token of each row, not yet in the KV cache
@@ -169,13 +173,15 @@ class EndlessBatch:
         # tokens left to generate; 0: the row is idle
         self._left = torch.zeros(rows, dtype=torch.int64, device=device)
         self._temperatures = torch.zeros(rows, device=device)
-        self._written = torch.full((steps, rows), NOTHING, dtype=torch.int64, device=device)
+        self._written = torch.full((steps, rows), NO_TOKEN, dtype=torch.int64, device=device)
+        # index of the next step in its group
         self._step = torch.zeros(1, dtype=torch.int64, device=device)
         self._stops = torch.zeros(target.config.vocab_size, dtype=torch.bool, device=device)
         self._stops[sorted(stop_ids)] = True
         self._texts = HostTexts(rows, context, self._stops.cpu().numpy())
-        self._waiting: deque[Job] = deque()
+        self._waiting: deque[Job] = deque()  # at most one job, which did not fit into a prefill pass
         pinned = device.type == "cuda"
+        # Host copies of `_written`: one is filled while the other is read.
         self._copies = [torch.empty((steps, rows), dtype=torch.int64, pin_memory=pinned) for _ in range(2)]
         self._graph: torch.cuda.CUDAGraph | None = None
         self.tokens_written = 0
@@ -183,20 +189,21 @@ class EndlessBatch:
     def run(self, jobs: Iterator[Job]) -> Iterator[None]:
         """Run the jobs; yield after every group of steps."""
         pending: tuple[Tensor, torch.cuda.Event | None] | None = None
-        turn = 0
+        copy_index = 0
         self._admit(jobs)
         while pending is not None or self._texts.in_flight:
             self._decode()
-            copy, turn = self._copies[turn], 1 - turn
+            copy, copy_index = self._copies[copy_index], 1 - copy_index
             copy.copy_(self._written, non_blocking=True)
-            event = self._event()
+            event = self._record_event()
             if pending is not None:
                 self._collect(*pending)
             self._admit(jobs)
             pending = (copy, event) if self._texts.in_flight else None
             yield
 
-    def _event(self) -> torch.cuda.Event | None:
+    def _record_event(self) -> torch.cuda.Event | None:
+        """Record an event after the launched work; None without a GPU."""
         if self._target.device.type != "cuda":
             return None
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -204,13 +211,13 @@ class EndlessBatch:
         return event
 
     def _collect(self, copy: Tensor, event: torch.cuda.Event | None) -> None:
-        """Add the tokens of a group of steps to the texts."""
+        """Wait for the copied tokens of a group of steps, and add them to the texts."""
         if event is not None:
             event.synchronize()
         self.tokens_written += self._texts.collect(copy.numpy())
 
     def _admit(self, jobs: Iterator[Job]) -> None:
-        """Start jobs in idle rows, with prefill passes of bounded size."""
+        """Start jobs in idle rows, with prefill passes of at most `prefill_tokens` or one prompt."""
         free = self._texts.free
         while free:
             taken: list[tuple[int, Job]] = []
@@ -231,33 +238,32 @@ class EndlessBatch:
     def _prefill(self, taken: list[tuple[int, Job]]) -> None:
         """Compute keys and values of all prompt tokens but the last, which the next step processes."""
         device = self._target.device
-        for number, job in taken:
-            self._texts.begin(number, job)
-        runs = [(number, job.prompt[:-1]) for number, job in taken if len(job.prompt) > 1]
+        for row, job in taken:
+            self._texts.begin(row, job)
+        runs = [(row, job.prompt[:-1]) for row, job in taken if len(job.prompt) > 1]
         if runs:
             lengths = [len(run) for _, run in runs]
             columns = (
                 np.concatenate([run for _, run in runs], dtype=np.int64),
                 np.concatenate([np.arange(length) for length in lengths]),
-                np.repeat([number for number, _ in runs], lengths),
+                np.repeat([row for row, _ in runs], lengths),
             )
-            token_ids, positions, numbers = to_device(torch.from_numpy(np.stack(columns)), device)
+            token_ids, positions, token_rows = to_device(torch.from_numpy(np.stack(columns)), device)
 
-            def keep(layer: int, k: Tensor, v: Tensor) -> None:
-                self._keys[layer][numbers, positions] = k
-                self._values[layer][numbers, positions] = v
+            def store_kv(layer: int, k: Tensor, v: Tensor) -> None:
+                self._keys[layer][token_rows, positions] = k
+                self._values[layer][token_rows, positions] = v
 
-            self._target.forward(token_ids, positions, Spans.of(lengths, device), keep_kv=keep)
-        host = torch.tensor(
-            [[number, job.prompt[-1], len(job.prompt) - 1, job.max_new] for number, job in taken]
-        )
-        numbers, last, place, left = to_device(host.t().contiguous(), device)
-        self._tokens[numbers] = last
-        self._positions[numbers] = place
-        self._left[numbers] = left
-        self._temperatures[numbers] = to_device(torch.tensor([job.temperature for _, job in taken]), device)
+            self._target.forward(token_ids, positions, Spans.of(lengths, device), keep_kv=store_kv)
+        host = torch.tensor([[row, job.prompt[-1], len(job.prompt) - 1, job.max_new] for row, job in taken])
+        rows, last_tokens, last_positions, left = to_device(host.t().contiguous(), device)
+        self._tokens[rows] = last_tokens
+        self._positions[rows] = last_positions
+        self._left[rows] = left
+        self._temperatures[rows] = to_device(torch.tensor([job.temperature for _, job in taken]), device)
 
     def _decode(self) -> None:
+        """Run a group of steps."""
         if self._target.device.type != "cuda":
             for _ in range(self._steps):
                 self._step_once()
@@ -271,7 +277,7 @@ class EndlessBatch:
         """Capture the step as a CUDA graph, and restore the state that the warm-up changed."""
         state = (self._tokens, self._positions, self._left, self._step)
         saved = [tensor.clone() for tensor in state]
-        self._left.zero_()
+        self._left.zero_()  # all rows are idle in the warm-up
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -290,18 +296,18 @@ class EndlessBatch:
         """Generate one token per row; idle rows compute a token that is ignored."""
         target = self._target
         rotation = target.rotation(self._positions)
-        seen = self._cache_rows.seeing(self._positions + 1)
+        cache_rows = self._cache_rows.seeing(self._positions + 1)
         stream = embedding(self._tokens, target.weights.embedding)
         for index, (keys, values) in enumerate(zip(self._keys, self._values, strict=True)):
             q, k, v = target.before(index, stream, *rotation)
-            keys[self._numbers, self._positions] = k
-            values[self._numbers, self._positions] = v
-            stream = target.after(index, stream, decode_attention(q, keys, values, seen))
+            keys[self._row_numbers, self._positions] = k
+            values[self._row_numbers, self._positions] = v
+            stream = target.after(index, stream, decode_attention(q, keys, values, cache_rows))
         logits = wide_logits(target.final_norm(stream), target.weights.head)
         drawn = _draw(logits, self._temperatures, self._noise_keys)
         self._noise_keys.add_(_NEXT_KEY)
         active = self._left > 0
-        self._written.index_copy_(0, self._step, drawn.where(active, NOTHING).unsqueeze(0))
+        self._written.index_copy_(0, self._step, drawn.where(active, NO_TOKEN).unsqueeze(0))
         self._step.copy_((self._step + 1) % self._steps)
         self._left.sub_(active.long()).mul_((~self._stops[drawn]).long())
         self._tokens.copy_(drawn.where(active, self._tokens))

@@ -1,4 +1,4 @@
-"""Writes a training set of the target's own texts in shards, up to a time or size limit."""
+"""Writes a training set of texts by the target itself in shards, up to a time or size limit."""
 
 import time
 from collections import Counter
@@ -15,18 +15,18 @@ from foreword.train.texts.prompts import FilePrompt
 from foreword.train.texts.writing import Writer, WritingLimits
 
 _SHARD_TOKENS = 2_000_000
-_SHARD_SECONDS = 50.0  # maximum loss at an interruption
+_SHARD_SECONDS = 50.0  # an interruption loses at most the texts of this time
 _DISK_BYTES = 64_000_000  # about four shards
 
 
 @dataclass(frozen=True)
 class WritingSettings:
-    """Settings of a training set."""
+    """Limits and settings for writing a training set."""
 
-    context: int = 1280  # maximum tokens of prompt and answer together
-    seconds: float | None = None
-    answer_tokens: int | None = None
-    only_prompts: bool = False  # answer given prompts only, and write no others
+    context: int = 1280  # maximum tokens of a conversation
+    seconds: float | None = None  # time limit; None: none
+    answer_tokens: int | None = None  # number of answer tokens to write; None: no limit
+    only_prompts: bool = False  # answer only the given prompts, and generate no others
     seed: int = 0
     model: str | None = None  # identity of the writing model
     stop: Callable[[], bool] = lambda: False  # returns whether to end early
@@ -35,13 +35,13 @@ class WritingSettings:
 
 @dataclass
 class WritingReport:
-    """Progress so far."""
+    """Counts of what has been written so far."""
 
     documents: int = 0
     tokens: int = 0  # of prompts and answers
     answer_tokens: int = 0
     seconds: float = 0.0  # since the end of the first pass
-    written_tokens: int = 0  # all sampled tokens, also of prompts that the model wrote
+    written_tokens: int = 0  # all generated tokens, including those of generated prompts
     kinds: Counter[str] = field(default_factory=Counter)  # answer tokens by kind of text
 
 
@@ -67,7 +67,7 @@ class _Shards:
         self.report.kinds[document.kind] += answers
 
     def flush_if_due(self) -> None:
-        """Write a shard if it is full or its oldest text has waited long enough."""
+        """Write a shard if it is full or the last one was written long ago."""
         if self._tokens >= _SHARD_TOKENS or self._clock() - self._flushed_at > _SHARD_SECONDS:
             self.flush()
 
@@ -88,7 +88,7 @@ def write_training_set(
     prompts: Sequence[FilePrompt] = (),
     on_progress: Callable[[WritingReport], None] | None = None,
 ) -> WritingReport:
-    """Add shards to a directory until a limit of `settings` is reached; return what was written."""
+    """Write shards to a directory until a limit of `settings` is reached; return the counts."""
     require_space(directory, _DISK_BYTES, "training texts")
     shards = _Shards(directory, settings)
     report = shards.report
@@ -100,7 +100,7 @@ def write_training_set(
         only_prompts=settings.only_prompts,
         seed=settings.seed,
     )
-    begin = None
+    begin = None  # time of the first pass's end
     for _ in batch.run(writer):
         begin = settings.clock() if begin is None else begin
         report.seconds = settings.clock() - begin

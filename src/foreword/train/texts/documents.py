@@ -1,4 +1,4 @@
-"""Training texts in shards on disk, and the texts of a training run."""
+"""Stores training texts in shards on disk, and selects the texts of a training run."""
 
 import hashlib
 import itertools
@@ -20,7 +20,7 @@ from foreword.train.texts.prompts import FilePrompt
 
 HELD_OUT_PERMILLE = 10
 _PATTERN = "shard-*.safetensors"
-_MODEL = "model"  # metadata key; missing in older shards
+_MODEL = "model"  # metadata key of the identity of the writing model; missing in older shards
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Document:
 
     tokens: NDArray[np.int32]
     is_answer: NDArray[np.bool_]  # per token
-    kind: str
+    kind: str  # chat, code, ..., or the category of a prompt from a file
     temperature: float  # of the last answer
     held_out: bool  # reserved for evaluation
 
@@ -40,14 +40,14 @@ class Document:
 
     @property
     def prompt(self) -> bytes:
-        """Bytes of the tokens before the first answer, as a key."""
+        """Tokens before the first answer as bytes, a key that equal prompts share."""
         return self.tokens[: self.answer_begin].tobytes()
 
 
 def make_document(
     tokens: Sequence[int], answers: Sequence[tuple[int, int]], kind: str, temperature: float
 ) -> Document:
-    """Return a document; `answers` are token ranges. The prompt decides whether it is held out."""
+    """Return a document; `answers` are token ranges (begin, end). The prompt decides whether it is held out."""
     is_answer = np.zeros(len(tokens), dtype=np.bool_)
     for begin, end in answers:
         is_answer[begin:end] = True
@@ -90,7 +90,9 @@ def require_written_by(directory: Path, model: str) -> None:
         with _shard_errors(path), safe_open(path, "numpy") as file:
             writer = file.metadata().get(_MODEL, model)
         if writer != model:
-            raise RequestError(f"{path} was written by another model; give texts of this one")
+            raise RequestError(
+                f"{path} was written by another model; give a directory of texts that this model wrote"
+            )
 
 
 def read_shards(directory: Path) -> Iterator[Document]:
@@ -99,31 +101,32 @@ def read_shards(directory: Path) -> Iterator[Document]:
         with _shard_errors(path):
             with safe_open(path, "numpy") as file:
                 kinds = json.loads(file.metadata()["kinds"])
-                parts = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-            for number, end in enumerate(parts["lengths"].cumsum()):
-                begin = end - parts["lengths"][number]
+                columns = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+            for number, end in enumerate(columns["lengths"].cumsum()):
+                begin = end - columns["lengths"][number]
                 yield Document(
-                    parts["tokens"][begin:end],
-                    parts["is_answer"][begin:end],
-                    kinds[parts["kinds"][number]],
-                    float(parts["temperatures"][number]),
-                    bool(parts["held_out"][number]),
+                    columns["tokens"][begin:end],
+                    columns["is_answer"][begin:end],
+                    kinds[columns["kinds"][number]],
+                    float(columns["temperatures"][number]),
+                    bool(columns["held_out"][number]),
                 )
 
 
 @contextmanager
 def _shard_errors(path: Path) -> Iterator[None]:
-    """Raise `RequestError` for errors of an unreadable shard."""
+    """Turn errors of an unreadable shard into `RequestError`."""
     try:
         yield
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-        raise RequestError(f"{path} is no shard of training texts ({error}); remove it") from None
+        raise RequestError(f"{path} is not a valid shard of training texts ({error}); remove it") from None
 
 
 HELD_OUT, FILES = "held out", "files"
+"""Names of the evaluation sets: held-out texts, and answers to prompts from files."""
 
 Answer = Callable[[Sequence[FilePrompt]], list[Document]]
-"""Returns the target's greedy answers to prompts."""
+"""A function that returns the target's greedy answers to prompts."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +134,7 @@ class RunTexts:
     """Texts for training and evaluation, with disjoint prompts."""
 
     trained: list[Document]
-    measured: dict[str, list[Document]]  # by set: held-out texts, and answers to prompts from files
+    measured: dict[str, list[Document]]  # texts of each evaluation set
     left_out: int  # number of texts left out because their prompt is evaluated
 
     def summary(self) -> list[str]:
@@ -151,11 +154,11 @@ class RunTexts:
         ]
 
     def check_tokens(self, vocab_size: int) -> None:
-        """Raise `RequestError` for tokens that the target does not have."""
+        """Raise `RequestError` for token ids outside the target's vocabulary."""
         for document in itertools.chain(self.trained, *self.measured.values()):
             if (largest := int(document.tokens.max())) >= vocab_size:
                 raise RequestError(
-                    f"the texts have token {largest} and the model's vocabulary ends at {vocab_size - 1}; "
+                    f"the texts have token id {largest}, but the model's largest is {vocab_size - 1}; "
                     "give texts that this model wrote"
                 )
 
@@ -173,10 +176,10 @@ def gather_texts(
     if held_out:
         measured[HELD_OUT] = held_out[:most_held_out]
     if evaluation:
-        measured[FILES] = _answered(directory / "evaluation", evaluation, answer, target)
-    secret = {document.prompt for document in measured.get(FILES, [])}
-    rest = [document for document in documents if not document.held_out]
-    trained = [document for document in rest if document.prompt not in secret]
+        measured[FILES] = _stored_answers(directory / "evaluation", evaluation, answer, target)
+    evaluated = {document.prompt for document in measured.get(FILES, [])}
+    candidates = [document for document in documents if not document.held_out]
+    trained = [document for document in candidates if document.prompt not in evaluated]
     if not documents:
         raise RequestError(
             f"there are no training texts in {directory}; write some with `foreword train data`"
@@ -186,12 +189,13 @@ def gather_texts(
             f"all {len(documents)} texts in {directory} are held out for evaluation; "
             "write more with `foreword train data`"
         )
-    return RunTexts(trained, measured, len(rest) - len(trained))
+    return RunTexts(trained, measured, len(candidates) - len(trained))
 
 
-def _answered(
+def _stored_answers(
     directory: Path, evaluation: Sequence[FilePrompt], answer: Answer, target: str
 ) -> list[Document]:
+    """Return the answers stored for these prompts and this target, and generate them the first time."""
     key = hashlib.sha256(repr((target, evaluation)).encode()).hexdigest()[:16]
     folder = directory / key
     if not count_shards(folder):

@@ -1,4 +1,4 @@
-"""Prompts for training texts: prompts of files, and the token ids that a chat template adds."""
+"""Prompts for training texts: prompts read from files, and the token ids that a chat template adds."""
 
 import json
 from collections.abc import Sequence
@@ -11,14 +11,14 @@ from foreword.models.tokenization.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class FilePrompt:
-    """Messages of a user and their category; answers in files are not used."""
+    """The user messages of one conversation; answers in the file are not read."""
 
-    kind: str
+    kind: str  # category, such as math; by default the name of the file
     turns: tuple[str, ...]  # user messages, at least one
     system: str | None = None
 
     def messages(self) -> list[dict[str, str]]:
-        """Return the first turn as a conversation."""
+        """Return a conversation of the system prompt, if there is one, and the first user message."""
         opening = [] if self.system is None else [{"role": "system", "content": self.system}]
         return [*opening, {"role": "user", "content": self.turns[0]}]
 
@@ -41,13 +41,14 @@ def read_prompt_file(path: Path) -> list[FilePrompt]:
         except RecursionError:
             raise RequestError(f"{path}, line {number}: JSON that is too deep") from None
         except ValueError as error:
-            raise RequestError(f"{path}, line {number}: no prompt in it ({error})") from None
+            raise RequestError(f"{path}, line {number}: not a prompt ({error})") from None
     if not prompts:
-        raise RequestError(f"prompts file {path} has no prompts in it")
+        raise RequestError(f"prompts file {path} has no prompts; write one JSON object per line")
     return prompts
 
 
 def _parse(value: object, default_kind: str) -> FilePrompt:
+    """Return the prompt of a parsed line; the formats of MT-bench, OpenAI and ShareGPT are accepted."""
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
     kind = str(value.get("category", default_kind))
@@ -56,96 +57,103 @@ def _parse(value: object, default_kind: str) -> FilePrompt:
             user_turns = value[key] if isinstance(value[key], list) else [value[key]]
             return _prompt(kind, user_turns)
     if "messages" in value:
-        return _conversation(kind, value["messages"], "role", ("user",), "content")
+        return _conversation(kind, value, "messages", "role", ("user",), "content")
     if "conversations" in value:
-        return _conversation(kind, value["conversations"], "from", ("human", "user"), "value")
-    raise ValueError("none of prompt, turns, question, messages, conversations")
+        return _conversation(kind, value, "conversations", "from", ("human", "user"), "value")
+    raise ValueError("it has none of the keys prompt, turns, question, messages, conversations")
 
 
-def _conversation(kind: str, turns: object, who: str, users: tuple[str, ...], what: str) -> FilePrompt:
-    if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
-        raise ValueError("turns that are no list of objects")
-    user_turns = [turn.get(what) for turn in turns if turn.get(who) in users]
-    system = next((turn.get(what) for turn in turns if turn.get(who) == "system"), None)
+def _conversation(
+    kind: str, line: dict[str, object], key: str, role_key: str, user_roles: tuple[str, ...], text_key: str
+) -> FilePrompt:
+    """Return the prompt from the messages in `line[key]`, whose role and text have these keys."""
+    messages = line[key]
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        raise ValueError(f"{key} is not a list of objects")
+    user_turns = [message.get(text_key) for message in messages if message.get(role_key) in user_roles]
+    system = next((message.get(text_key) for message in messages if message.get(role_key) == "system"), None)
     return _prompt(kind, user_turns, None if system is None else _text(system))
 
 
 def _prompt(kind: str, user_turns: list[object], system: str | None = None) -> FilePrompt:
     if not user_turns:
-        raise ValueError("no turn of a user")
+        raise ValueError("no user message")
     return FilePrompt(kind, tuple(_text(turn) for turn in user_turns), system)
 
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"not a text but {json.dumps(value):.20}")
+        raise ValueError(f"a message is {json.dumps(value):.20}, not a text")
     if not value.strip():
-        raise ValueError("an empty text")
+        raise ValueError("a message is empty")
     return value
 
 
-_CONTENT = "Apple"
+_MARKER = "Apple"
+"""Text of the messages of a rendered sample conversation, at whose tokens the rendering is split."""
 
 
 @dataclass(frozen=True)
 class ChatPieces:
     """Token ids that a chat template puts around the messages of a conversation."""
 
-    openings: tuple[tuple[int, ...], ...]  # before the first user message; the first has no system prompt
+    openings: tuple[
+        tuple[int, ...], ...
+    ]  # before the first user message: without, then with each system prompt
     to_answer: tuple[int, ...]  # between a user message and the answer
     to_user: tuple[int, ...]  # between an answer and the next user message
 
     def after_answer(self, answer: Sequence[int]) -> tuple[int, ...]:
-        """Return `to_user` without the end token if the answer has it already."""
+        """Return `to_user`, without its first token if the answer ends with that token."""
         if answer and self.to_user and answer[-1] == self.to_user[0]:
             return self.to_user[1:]
         return self.to_user
 
 
 def chat_pieces(tokenizer: Tokenizer, system_prompts: Sequence[str] = ()) -> ChatPieces:
-    """Return the token ids around the messages, by rendering a conversation of known messages."""
+    """Return the token ids around the messages, by rendering a sample conversation and splitting it at its messages."""
     if tokenizer.chat_template is None:
         raise TokenizerError(
-            "the model has no chat template, without which it cannot write conversations; use an instruct model"
+            "the model has no chat template and cannot write conversations; use an instruct model"
         )
-    content = _content(tokenizer)
-    user, assistant = {"role": "user", "content": _CONTENT}, {"role": "assistant", "content": _CONTENT}
-    parts = _cut(tokenizer.encode_chat([user, assistant, user]), content)
-    if len(parts) != 4:
+    user, assistant = {"role": "user", "content": _MARKER}, {"role": "assistant", "content": _MARKER}
+    pieces = _split(tokenizer.encode_chat([user, assistant, user]), _marker_ids(tokenizer))
+    if len(pieces) != 4:  # before, between and after the three messages
         raise TokenizerError(
-            "the model's chat template changes the messages, so that conversations cannot be put together from "
-            "its parts; use a model whose template keeps them"
+            "the model's chat template does not reproduce messages literally, so its own tokens cannot be separated "
+            "from them; use a model whose template does"
         )
-    openings = [parts[0]]
+    openings = [pieces[0]]
     for text in system_prompts:
         try:
-            openings.append(opening_with(tokenizer, text))
+            openings.append(_opening_with(tokenizer, text))
         except TokenizerError:  # some templates do not support a system prompt
             continue
-    return ChatPieces(tuple(openings), parts[1], parts[2])
+    return ChatPieces(tuple(openings), pieces[1], pieces[2])
 
 
-def opening_with(tokenizer: Tokenizer, system: str) -> tuple[int, ...]:
+def _opening_with(tokenizer: Tokenizer, system: str) -> tuple[int, ...]:
     """Return the token ids before the first user message, with this system prompt."""
-    messages = [{"role": "system", "content": system}, {"role": "user", "content": _CONTENT}]
-    parts = _cut(tokenizer.encode_chat(messages), _content(tokenizer))
-    # The system prompt may contain the word too; the last occurrence is the user's message.
-    return tuple(token for part in parts[:-2] for token in (*part, *_content(tokenizer))) + parts[-2]
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": _MARKER}]
+    marker = _marker_ids(tokenizer)
+    pieces = _split(tokenizer.encode_chat(messages), marker)
+    # The system prompt may contain the marker too. Its last occurrence is the user message.
+    return tuple(token for piece in pieces[:-2] for token in (*piece, *marker)) + pieces[-2]
 
 
-def _content(tokenizer: Tokenizer) -> list[int]:
-    return tokenizer.encode(_CONTENT, add_special_tokens=False)
+def _marker_ids(tokenizer: Tokenizer) -> list[int]:
+    return tokenizer.encode(_MARKER, add_special_tokens=False)
 
 
-def _cut(tokens: list[int], content: list[int]) -> list[tuple[int, ...]]:
-    """Return the token ids between occurrences of `content`."""
-    runs: list[tuple[int, ...]] = []
-    begin = place = 0
-    while place <= len(tokens) - len(content):
-        if tokens[place : place + len(content)] == content:
-            runs.append(tuple(tokens[begin:place]))
-            begin = place = place + len(content)
+def _split(tokens: list[int], marker: list[int]) -> list[tuple[int, ...]]:
+    """Split the token ids at every occurrence of `marker`."""
+    pieces: list[tuple[int, ...]] = []
+    begin = position = 0
+    while position <= len(tokens) - len(marker):
+        if tokens[position : position + len(marker)] == marker:
+            pieces.append(tuple(tokens[begin:position]))
+            begin = position = position + len(marker)
         else:
-            place += 1
-    runs.append(tuple(tokens[begin:]))
-    return runs
+            position += 1
+    pieces.append(tuple(tokens[begin:]))
+    return pieces

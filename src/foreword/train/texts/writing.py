@@ -19,17 +19,21 @@ SEEDS: dict[str, Any] = json.loads(
 )
 """Beginnings of prompts, which the model completes as a user would.
 
-{word} is an ordinary word of the model's vocabulary, {name} a first name, {text} one or more passages.
+{word} stands for an ordinary word of the model's vocabulary, {name} for a first name, {text} for passages.
 """
 
 KIND_WEIGHTS = {
     "chat": 25, "code": 12, "math": 11, "qa": 13, "translation": 7, "passage": 5, "summary": 15, "rag": 12, "prompts": 9
 }  # fmt: skip
-_ANSWER_LENGTHS = (96, 128, 128, 192, 256, 320)
-_PASSAGES_KEPT = 4096
+"""Relative frequency of each kind of conversation."""
+_ANSWER_LENGTHS = (96, 128, 128, 192, 256, 320)  # maximum tokens, drawn per answer
+_MAX_PASSAGES = 4096  # stored for summaries and questions; the oldest are dropped
 _SHORTEST_PASSAGE = 60  # tokens
-_OUTSIDE_OF_CHATS = 0.6
-"""Fraction of passages written outside conversations, since an assistant's are easier to predict than a user's."""
+_PLAIN_PASSAGES = 0.6
+"""Fraction of passages written without a chat template.
+
+They resemble the texts of users, which are harder to predict than those of an assistant.
+"""
 _LEAST_ROOM = 8  # minimum tokens of an answer
 _WORD = re.compile(rb" [a-z]{4,12}")
 
@@ -38,19 +42,19 @@ _WORD = re.compile(rb" [a-z]{4,12}")
 class WritingLimits:
     """Length limits of texts."""
 
-    context: int  # prompt and answer together
+    context: int  # maximum tokens of a conversation
     passage: int = 420  # tokens of a passage
-    user_turn: int = 160
+    user_turn: int = 160  # tokens of a generated user message
 
 
 @dataclass(frozen=True)
-class _Talk:
+class _Conversation:
     """A conversation in progress."""
 
     tokens: tuple[int, ...]
-    answers: tuple[tuple[int, int], ...]  # token ranges
+    answers: tuple[tuple[int, int], ...]  # token ranges (begin, end)
     kind: str
-    rest: tuple[str, ...] = ()  # further user messages of a prompt from a file
+    user_messages: tuple[str, ...] = ()  # the next ones, of a prompt from a file
 
 
 class Writer:
@@ -74,8 +78,8 @@ class Writer:
         self._pieces: ChatPieces = chat_pieces(tokenizer, SEEDS["system_prompts"])
         self._words = [word.decode() for word in _words(tokenizer)] or ["something"]
         self._prompts = prompts
-        self._passages: deque[list[int]] = deque(maxlen=_PASSAGES_KEPT)
-        self._next: deque[Job] = deque()
+        self._passages: deque[list[int]] = deque(maxlen=_MAX_PASSAGES)
+        self._jobs: deque[Job] = deque()
         weights = {kind: weight for kind, weight in KIND_WEIGHTS.items() if kind != "prompts" or prompts}
         if only_prompts:
             weights = {"prompts": 1}
@@ -85,9 +89,9 @@ class Writer:
         return self
 
     def __next__(self) -> Job:
-        while not self._next:
+        while not self._jobs:
             self._begin(self._random.choices(self._kinds, self._weights)[0])
-        return self._next.popleft()
+        return self._jobs.popleft()
 
     def _begin(self, kind: str) -> None:
         """Queue the first job of a new conversation."""
@@ -95,7 +99,7 @@ class Writer:
         if kind in ("summary", "rag") and not self._passages:
             kind = "passage"
         match kind:
-            case "passage" if self._random.random() < _OUTSIDE_OF_CHATS:
+            case "passage" if self._random.random() < _PLAIN_PASSAGES:
                 self._write_document(self._encode(choose(SEEDS["documents"])))
             case "passage":
                 self._ask(self._encode(choose(SEEDS["passages"])), kind)
@@ -115,9 +119,9 @@ class Writer:
                 self._write_user(self._encode(choose(SEEDS[kind])), kind, longest)
 
     def _begin_from_file(self, prompt: FilePrompt) -> None:
-        """Answer a prompt of a file, with its system prompt or the template's default opening."""
+        """Queue the answer to a prompt from a file, with the prompt's system prompt or the template's default."""
         tokens = self._tokenizer.encode_chat(prompt.messages())
-        self._answer(_Talk(tuple(tokens), (), prompt.kind, prompt.turns[1:]))
+        self._answer(_Conversation(tuple(tokens), (), prompt.kind, prompt.turns[1:]))
 
     def _encode(self, seed: str) -> list[int]:
         """Return the tokens of a beginning without its final space, which would be an unusual token."""
@@ -127,36 +131,43 @@ class Writer:
         return self._tokenizer.encode(seed.rstrip(" "), add_special_tokens=False)
 
     def _about_passages(self, order: str) -> list[int]:
-        """Return an instruction with stored passages inserted, several short ones or a long one."""
+        """Return the tokens of an instruction with one or more stored passages inserted at {text}."""
         room = max(self._limits.context - 300, 16)
         wanted = self._random.randint(min(150, room), room)
         text: list[int] = []
         while not text or (len(text) < wanted and self._random.random() < 0.8):
             text += self._random.choice(self._passages)
-        before, _, after = order.partition("{text}")
-        return self._encode(before) + text[:wanted] + self._encode(after)
+        prefix, _, suffix = order.partition("{text}")
+        return self._encode(prefix) + text[:wanted] + self._encode(suffix)
 
     def _opening(self) -> tuple[int, ...]:
-        """Return the template's default opening in most cases, otherwise one with a system prompt."""
+        """Return the template's default opening in most cases, otherwise a random one."""
         openings = self._pieces.openings
         return openings[0] if self._random.random() < 0.7 else self._random.choice(openings)
 
     def _write_user(self, beginning: list[int], kind: str, longest: int) -> None:
-        """Generate the rest of a user message, then the answer."""
-        self._continue_as_user(_Talk(self._opening(), (), kind), beginning, longest)
+        """Start a conversation: queue the rest of its first user message, then the answer."""
+        self._continue_as_user(_Conversation(self._opening(), (), kind), beginning, longest)
 
-    def _continue_as_user(self, talk: _Talk, beginning: list[int], longest: int) -> None:
-        prompt = [*talk.tokens, *beginning]
+    def _continue_as_user(self, conversation: _Conversation, beginning: list[int], longest: int) -> None:
+        """Queue the rest of the next user message, then the answer."""
+        prompt = [*conversation.tokens, *beginning]
 
         def done(written: list[int]) -> None:
             words = beginning + [token for token in written if token not in self._tokenizer.eos_ids]
             if words:
-                self._answer(_Talk((*talk.tokens, *words, *self._pieces.to_answer), talk.answers, talk.kind))
+                self._answer(
+                    _Conversation(
+                        (*conversation.tokens, *words, *self._pieces.to_answer),
+                        conversation.answers,
+                        conversation.kind,
+                    )
+                )
 
         self._queue(prompt, longest, self._random.uniform(0.6, 1.0), done)
 
     def _write_document(self, beginning: list[int]) -> None:
-        """Generate a passage outside any conversation, like an article of a web page."""
+        """Queue a passage without a chat template, like an article on a web page."""
         temperature = self._random.uniform(0.8, 1.0)
 
         def done(written: list[int]) -> None:
@@ -170,63 +181,76 @@ class Writer:
         )
 
     def _ask(self, words: list[int], kind: str) -> None:
-        self._answer(_Talk((*self._opening(), *words, *self._pieces.to_answer), (), kind))
+        """Start a conversation with a complete user message, and queue the answer."""
+        self._answer(_Conversation((*self._opening(), *words, *self._pieces.to_answer), (), kind))
 
-    def _answer(self, talk: _Talk) -> None:
-        """Generate an answer, greedily in half of the cases, since most requests are greedy."""
-        is_passage = talk.kind == "passage"
+    def _answer(self, conversation: _Conversation) -> None:
+        """Queue an answer. Half of them are greedy, as most requests are; passages never are."""
+        is_passage = conversation.kind == "passage"
         temperature = (
             0.0 if self._random.random() < 0.5 and not is_passage else self._random.uniform(0.3, 1.0)
         )
         length = self._limits.passage if is_passage else self._random.choice(_ANSWER_LENGTHS)
 
         def done(written: list[int]) -> None:
-            begin = len(talk.tokens)
-            answers = (*talk.answers, (begin, begin + len(written)))
-            whole = _Talk((*talk.tokens, *written), answers, talk.kind, talk.rest)
+            begin = len(conversation.tokens)
+            answers = (*conversation.answers, (begin, begin + len(written)))
+            whole = _Conversation(
+                (*conversation.tokens, *written), answers, conversation.kind, conversation.user_messages
+            )
             self._finish(whole, written, temperature)
 
-        self._queue(list(talk.tokens), length, temperature, done)
+        self._queue(list(conversation.tokens), length, temperature, done)
 
-    def _finish(self, talk: _Talk, written: list[int], temperature: float) -> None:
+    def _finish(self, conversation: _Conversation, written: list[int], temperature: float) -> None:
+        """Continue a conversation after an answer, or emit it."""
         ended = bool(written) and written[-1] in self._tokenizer.eos_ids
-        document = make_document(talk.tokens, talk.answers, talk.kind, temperature)
-        if talk.kind == "passage":
+        document = make_document(conversation.tokens, conversation.answers, conversation.kind, temperature)
+        if conversation.kind == "passage":
             self._keep_passage(document, written)
-        if talk.rest and ended and self._says_next(talk, written):
+        if conversation.user_messages and ended and self._ask_next(conversation, written):
             return
-        goes_on = not talk.rest and ended and len(talk.answers) < 3 and self._random.random() < 0.2
-        if goes_on and len(talk.tokens) + 2 * max(_ANSWER_LENGTHS) < self._limits.context:
+        goes_on = (
+            not conversation.user_messages
+            and ended
+            and len(conversation.answers) < 3
+            and self._random.random() < 0.2
+        )
+        if goes_on and len(conversation.tokens) + 2 * max(_ANSWER_LENGTHS) < self._limits.context:
             beginning = self._encode(self._random.choice(SEEDS["follow_ups"]))
-            tokens = (*talk.tokens, *self._pieces.after_answer(written))
-            self._continue_as_user(_Talk(tokens, talk.answers, talk.kind), beginning, 48)
+            tokens = (*conversation.tokens, *self._pieces.after_answer(written))
+            self._continue_as_user(
+                _Conversation(tokens, conversation.answers, conversation.kind), beginning, 48
+            )
             return
         self._emit(document)
 
     def _keep_passage(self, document: Document, text: Sequence[int]) -> None:
-        """Save a passage for summaries and questions, unless it is held out."""
+        """Store a passage for summaries and questions, unless it is held out."""
         if len(text) > _SHORTEST_PASSAGE and not document.held_out:
             self._passages.append([token for token in text if token not in self._tokenizer.eos_ids])
 
-    def _says_next(self, talk: _Talk, written: list[int]) -> bool:
-        """Continue with the next user message of a file's prompt; return whether there is room."""
-        words = self._tokenizer.encode(talk.rest[0], add_special_tokens=False)
-        tokens = (*talk.tokens, *self._pieces.after_answer(written), *words, *self._pieces.to_answer)
+    def _ask_next(self, conversation: _Conversation, written: list[int]) -> bool:
+        """Queue the answer to the next user message of a prompt from a file; return whether there is room for it."""
+        words = self._tokenizer.encode(conversation.user_messages[0], add_special_tokens=False)
+        tokens = (*conversation.tokens, *self._pieces.after_answer(written), *words, *self._pieces.to_answer)
         if len(tokens) + _LEAST_ROOM > self._limits.context:
             return False
-        self._answer(_Talk(tokens, talk.answers, talk.kind, talk.rest[1:]))
+        self._answer(
+            _Conversation(tokens, conversation.answers, conversation.kind, conversation.user_messages[1:])
+        )
         return True
 
     def _queue(
         self, prompt: list[int], longest: int, temperature: float, done: Callable[[list[int]], None]
     ) -> None:
-        """Queue a job if there is room for it."""
+        """Queue a job if the context has room for an answer; `longest` is its maximum number of tokens."""
         room = self._limits.context - len(prompt)
         if prompt and room >= _LEAST_ROOM:
-            self._next.append(Job(prompt, min(longest, room), temperature, done))
+            self._jobs.append(Job(prompt, min(longest, room), temperature, done))
 
 
 def _words(tokenizer: Tokenizer) -> list[bytes]:
-    """Return ordinary words that are one token."""
+    """Return lower-case words of 4 to 12 letters that are one token, without the space before them."""
     pieces = (tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size))
     return [piece[1:] for piece in pieces if _WORD.fullmatch(piece)]

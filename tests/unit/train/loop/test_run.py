@@ -124,7 +124,7 @@ def test_another_shape_or_a_directory_in_use_is_refused(
     with pytest.raises(RequestError, match="was trained with heads 2, not 3"):
         train(checkpoint, target, other, texts, _Silent())
     (tmp_path / "out/training/state.pt").write_bytes(b"half")
-    with pytest.raises(RequestError, match="is no training state"):
+    with pytest.raises(RequestError, match="is not a training state"):
         train(checkpoint, target, _run(tmp_path / "out", resume=True), texts, _Silent())
 
 
@@ -139,7 +139,7 @@ def test_no_file_of_others_is_replaced(tmp_path: Path):
 
 
 def test_no_training_to_go_on_with_is_told(target: FrozenTarget, texts, tiny_model: Path, tmp_path: Path):
-    with pytest.raises(RequestError, match="holds no training to go on with; leave out --resume"):
+    with pytest.raises(RequestError, match="has no training state to resume; leave out --resume"):
         train(open_checkpoint(tiny_model), target, _run(tmp_path / "out", resume=True), texts, _Silent())
     assert not (tmp_path / "out").exists()
 
@@ -184,7 +184,7 @@ def test_too_little_disk_is_told_before_training(
 def test_texts_of_a_larger_vocabulary_are_told(target: FrozenTarget, texts, tiny_model: Path, tmp_path: Path):
     strange = make_document([5, 6, target.config.vocab_size, 9], [(2, 4)], "x", 0.0)
     more = replace(texts, trained=[*texts.trained, strange])
-    with pytest.raises(RequestError, match="the texts have token 360 and the model's vocabulary ends at 359"):
+    with pytest.raises(RequestError, match="the texts have token id 360, but the model's largest is 359"):
         train(open_checkpoint(tiny_model), target, _run(tmp_path / "out"), more, _Silent())
 
 

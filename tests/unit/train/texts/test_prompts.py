@@ -40,13 +40,13 @@ def test_plain_prompts_chat_turns_and_sharegpt(tmp_path: Path):
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ('{"prompt": ""}', "an empty text"),
-        ('{"prompt": 7}', "not a text but 7"),
-        ('{"messages": [{"role": "user"}]}', "not a text but null"),
-        ('{"messages": [["user", "x"]]}', "turns that are no list of objects"),
-        ('{"conversations": 3}', "turns that are no list of objects"),
-        ('{"text": "x"}', "none of prompt"),
-        ('{"messages": []}', "no turn of a user"),
+        ('{"prompt": ""}', "a message is empty"),
+        ('{"prompt": 7}', "a message is 7, not a text"),
+        ('{"messages": [{"role": "user"}]}', "a message is null, not a text"),
+        ('{"messages": [["user", "x"]]}', "messages is not a list of objects"),
+        ('{"conversations": 3}', "conversations is not a list of objects"),
+        ('{"text": "x"}', "none of the keys prompt"),
+        ('{"messages": []}', "no user message"),
         ("[1]", "not a JSON object"),
         ("{", "not JSON"),
         ("[" * 100_000, "JSON that is too deep"),
@@ -61,7 +61,7 @@ def test_a_line_that_is_no_prompt_is_named(line: str, reason: str, tmp_path: Pat
 
 def test_an_empty_or_missing_file_is_told(tmp_path: Path):
     (tmp_path / "empty.jsonl").write_text("\n \n", encoding="utf-8")
-    with pytest.raises(RequestError, match="has no prompts in it"):
+    with pytest.raises(RequestError, match="has no prompts"):
         read_prompt_file(tmp_path / "empty.jsonl")
     with pytest.raises(RequestError, match="cannot be read"):
         read_prompt_file(tmp_path / "missing.jsonl")
