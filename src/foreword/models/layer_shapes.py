@@ -18,7 +18,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 class NormNames(NamedTuple):
-    """Names of a layer's norms; None: absent."""
+    """Names of a layer's norms; None: the layer has no such norm."""
 
     before_attention: str | None
     after_attention: str | None
@@ -42,18 +42,21 @@ _SINGLE_NORM = {
     True: NormNames("input_layernorm", None, None, None),
     False: NormNames(None, None, "input_layernorm", None),
 }
-"""Whether the layer has attention or a recurrence -> its norm."""
+"""Names in layers with one sublayer, by whether it is attention or a recurrence."""
 
 
 def norm_names(layer: LayerSpec) -> NormNames:
-    """Return the norm names; `post_attention_layernorm` precedes the MLP or follows attention, depending on
-    the family."""
+    """Return the names of a layer's norms.
+
+    `post_attention_layernorm` is before the MLP in some families, and after attention in others.
+    """
     if layer.norms is Norms.SINGLE:
         return _SINGLE_NORM[layer.mixes]
     return _NORM_NAMES[layer.norms]
 
 
 def expected_shapes(config: ModelConfig) -> Shapes:
+    """Return the names and shapes of all tensors of a model."""
     hidden = config.hidden_size
     shapes: Shapes = {
         "model.embed_tokens.weight": (config.vocab_size, hidden),
@@ -61,15 +64,16 @@ def expected_shapes(config: ModelConfig) -> Shapes:
     }
     if not config.tied_embeddings:
         shapes["lm_head.weight"] = (config.vocab_size, hidden)
-    known: dict[LayerSpec, Shapes] = {}
+    by_layer: dict[LayerSpec, Shapes] = {}  # computed once for equal layers
     for index, layer in enumerate(config.layers):
-        if layer not in known:
-            known[layer] = layer_shapes(layer, hidden)
-        shapes |= {f"model.layers.{index}.{name}": shape for name, shape in known[layer].items()}
+        if layer not in by_layer:
+            by_layer[layer] = layer_shapes(layer, hidden)
+        shapes |= {f"model.layers.{index}.{name}": shape for name, shape in by_layer[layer].items()}
     return shapes
 
 
 def layer_shapes(layer: LayerSpec, hidden: int) -> Shapes:
+    """Return the shapes of a layer's tensors, by their names in the layer."""
     shapes: Shapes = {f"{name}.weight": (hidden,) for name in norm_names(layer) if name is not None}
     if layer.recurrent is not None:
         shapes |= _recurrent_shapes(layer.recurrent, hidden)
@@ -90,7 +94,7 @@ def _linear(name: str, rows: int, columns: int, bias: bool) -> Shapes:
 
 
 def recurrent_inputs(spec: RecurrentSpec) -> dict[str, int]:
-    """Return the input projections of a recurrent layer and their widths, in the order of their outputs."""
+    """Return input projection -> output width of a recurrent layer, in the order in which the outputs are used."""
     values, heads = spec.value_width, spec.heads
     match spec.kind:
         case Recurrence.DELTA:
@@ -172,7 +176,7 @@ def _experts_shapes(mlp: MlpSpec, hidden: int) -> Shapes:
         shapes |= _mlp_shapes("mlp.shared_experts.", mlp, hidden)
         if experts.shared_gate:
             shapes["mlp.shared_expert_gate.weight"] = (1, hidden)
-    each = _mlp_shapes("", MlpSpec(experts.size, bias=experts.bias, gated=mlp.gated), hidden)
+    in_expert = _mlp_shapes("", MlpSpec(experts.size, bias=experts.bias, gated=mlp.gated), hidden)
     for index in range(experts.count):
-        shapes |= {f"mlp.experts.{index}.{name}": shape for name, shape in each.items()}
+        shapes |= {f"mlp.experts.{index}.{name}": shape for name, shape in in_expert.items()}
     return shapes

@@ -27,7 +27,7 @@ _RANGE = re.compile(r"\s*(\d{1,6})\s*(?:-\s*(\d{1,6})\s*)?", re.ASCII)
 
 
 def parse_layers(text: str) -> list[int]:
-    """Parse layer numbers and inclusive ranges: `0-9,20,25-29`."""
+    """Return the layer indices that a text names with numbers and inclusive ranges: `0-9,20,25-29`."""
     layers: list[int] = []
     for part in text.split(","):
         match = _RANGE.fullmatch(part)
@@ -44,7 +44,8 @@ def spread_layers(config: ModelConfig, count: int) -> list[int]:
     if not 1 <= count <= config.num_layers:
         raise RequestError(f"from 1 to {config.num_layers} layers of this model can be kept, not {count}")
     steps = max(1, count - 1)
-    return [(2 * place * (config.num_layers - 1) + steps) // (2 * steps) for place in range(count)]
+    # The integer nearest to index * (num_layers - 1) / steps.
+    return [(2 * index * (config.num_layers - 1) + steps) // (2 * steps) for index in range(count)]
 
 
 def check_layers_of(config: ModelConfig, layers: Sequence[int]) -> None:
@@ -61,6 +62,7 @@ def check_layers_of(config: ModelConfig, layers: Sequence[int]) -> None:
 
 
 _BLOCK = re.compile(r"blk\.(\d+)\.")
+# Metadata keys that `GGUFWriter` writes itself.
 _WRITTEN_BY_WRITER = ("general.architecture", "GGUF.version", "GGUF.tensor_count", "GGUF.kv_count")
 _ALIGNMENT = "general.alignment"
 
@@ -68,7 +70,7 @@ _ALIGNMENT = "general.alignment"
 def write_pruned_gguf(
     model: Path, out: Path, layers: Sequence[int], progress: Progress | None = None
 ) -> None:
-    """Write these layers renumbered, with everything else in the file."""
+    """Write a GGUF file with only these layers, renumbered; all other tensors and metadata are copied."""
     file = GgufFile(model)
     writer = gguf.GGUFWriter(out, file.metadata["general.architecture"])
     _copy_metadata(writer, model, layers)
@@ -89,30 +91,30 @@ def write_pruned_gguf(
         writer.close()
 
 
-def _renumbered(names: Iterable[str], number: re.Pattern[str], layers: Sequence[int]) -> dict[str, str]:
-    """Return name -> new name of the tensors of these layers and of those outside the layers.
+def _renumbered(names: Iterable[str], pattern: re.Pattern[str], layers: Sequence[int]) -> dict[str, str]:
+    """Return name -> new name of the tensors that are kept: those of these layers, and those outside all layers.
 
-    The first group of `number` is the layer's number in a name.
+    The first group of `pattern` is the layer index in a name.
     """
-    numbers = {str(layer): str(new) for new, layer in enumerate(layers)}
-    found = {}
+    new_indices = {str(layer): str(new) for new, layer in enumerate(layers)}
+    new_names = {}
     for name in names:
-        match = number.match(name)
+        match = pattern.match(name)
         if match is None:
-            found[name] = name
-        elif match[1] in numbers:
-            found[name] = f"{name[: match.start(1)]}{numbers[match[1]]}{name[match.end(1) :]}"
-    return found
+            new_names[name] = name
+        elif match[1] in new_indices:
+            new_names[name] = f"{name[: match.start(1)]}{new_indices[match[1]]}{name[match.end(1) :]}"
+    return new_names
 
 
 def _copy_metadata(writer: gguf.GGUFWriter, model: Path, layers: Sequence[int]) -> None:
-    """Copy all entries with their types; adapt layer counts and per-layer lists."""
+    """Copy all metadata with its types; adapt the number of layers, and lists with one value per layer."""
     fields = gguf.GGUFReader(model).fields
     prefix = f"{writer.arch}."
     num_layers = fields[f"{prefix}block_count"].contents()
     for key, field in fields.items():
         kind, *element_kinds = field.types
-        # The writer has no empty arrays; readers treat missing ones the same.
+        # The writer cannot write empty arrays; to readers, missing arrays mean the same.
         if key in _WRITTEN_BY_WRITER or (kind is GGUFValueType.ARRAY and not element_kinds):
             continue
         if GGUFValueType.ARRAY in element_kinds:
@@ -145,7 +147,10 @@ _COPIED_FILES = (
 def write_pruned_directory(
     source: HfCheckpoint, out: Path, layers: Sequence[int], progress: Progress | None = None
 ) -> None:
-    """Write config, weights (as stored, in one file) and tokenizer. Holds the weights in memory."""
+    """Write a directory with only these layers, renumbered: config, weights in their stored dtype, tokenizer.
+
+    All weights are in memory at once, and are written into one file.
+    """
     out.mkdir()
     settings = read_json_object(source.path / "config.json") | {"num_hidden_layers": len(layers)}
     if isinstance(kinds := settings.get(_PER_LAYER_SETTING), list):
@@ -172,26 +177,26 @@ def _kept_hf_tensors(
 def prune(
     model: Path, out: Path, layers: Sequence[int] | int, progress: Progress | None = None
 ) -> tuple[int, ...]:
-    """Write `model` with these layers, or this many evenly spaced ones, to `out`; return their numbers.
+    """Write a copy of `model` with only these layers, or this many evenly spaced ones, to `out`; return their indices.
 
-    The format and the number formats stay. On failure, nothing is left at `out`.
+    The copy has the same file format and data types. If this fails, nothing is left at `out`.
     """
     source = open_checkpoint(model)
     kept = spread_layers(source.config, layers) if isinstance(layers, int) else layers
     check_layers_of(source.config, kept)
     _check_output(model, out)
-    source.tokenizer()  # refuse an unreadable tokenizer before writing
+    source.tokenizer()  # raises before anything is written if the tokenizer is unreadable
     with _unfinished(out) as unfinished:
         if isinstance(source, HfCheckpoint):
             write_pruned_directory(source, unfinished, kept, progress)
         else:
             write_pruned_gguf(model, unfinished, kept, progress)
-    open_checkpoint(out)  # check the result
+    open_checkpoint(out)  # raises if the copy is unreadable
     return tuple(kept)
 
 
 def _check_output(model: Path, out: Path) -> None:
-    """Raise `RequestError` for an existing output or a name of the wrong format."""
+    """Raise `RequestError` if the output exists, or if its name is of another format than the model."""
     is_named_gguf = out.suffix.lower() == ".gguf"
     if model.is_file() and not is_named_gguf:
         raise RequestError(f"{model} is a GGUF file, so the output must be one too: name it {out}.gguf")
@@ -203,19 +208,19 @@ def _check_output(model: Path, out: Path) -> None:
 
 @contextmanager
 def _unfinished(out: Path) -> Iterator[Path]:
-    """Yield a temporary path next to `out`, renamed at the end."""
+    """Yield a path in a temporary directory next to `out`; if no error occurs, rename it to `out` at the end."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        workplace = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+        directory = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
     except OSError as error:
         raise _unwritable(out, error) from None
     try:
-        yield workplace / out.name
-        (workplace / out.name).rename(out)
+        yield directory / out.name
+        (directory / out.name).rename(out)
     except OSError as error:
         raise _unwritable(out, error) from None
     finally:
-        shutil.rmtree(workplace, ignore_errors=True)
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _unwritable(out: Path, error: OSError) -> RequestError:

@@ -1,4 +1,4 @@
-"""Rotary position embedding, rotate-half layout."""
+"""Rotary position embedding in the rotate-half layout."""
 
 import math
 from collections.abc import Sequence
@@ -18,6 +18,7 @@ from foreword.models.config import (
 
 
 def frequencies(rope: RopeSpec, head_dim: int) -> Tensor:
+    """Return the scaled frequency of each rotated pair, float32 [rotated dimensions / 2], in radians per position."""
     dim = head_dim if rope.rotary_dim is None else rope.rotary_dim
     exponent = torch.arange(0, dim, 2, dtype=torch.int64).float() / dim
     plain = 1.0 / (rope.theta**exponent)  # float32 [dim / 2]
@@ -35,22 +36,25 @@ def frequencies(rope: RopeSpec, head_dim: int) -> Tensor:
 
 
 def _llama3(plain: Tensor, scaling: Llama3RopeScaling) -> Tensor:
-    """Scale long wavelengths, keep short ones, and blend in between."""
+    """Divide the frequencies of long wavelengths, keep those of short ones, and interpolate in between."""
     wavelength = 2 * math.pi / plain
-    turns = scaling.original_context / wavelength  # rotations within the original context
-    blend = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    rotations = scaling.original_context / wavelength  # within the original context
+    blend = (rotations - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     blend = blend.clamp(0.0, 1.0)
     return (1 - blend) * plain / scaling.factor + blend * plain
 
 
 def _yarn(plain: Tensor, theta: float, scaling: YarnRopeScaling) -> Tensor:
-    """Blend by pair index: a linear ramp between the pairs that rotate `beta` times."""
+    """Divide low frequencies, keep high ones, and interpolate in between, linearly in the index of the pair.
+
+    The bounds are the pairs that rotate `beta_fast` and `beta_slow` times within the original context.
+    """
     dim = 2 * len(plain)
 
-    def pair(turns: float) -> float:
-        return dim * math.log(scaling.original_context / (turns * 2 * math.pi)) / (2 * math.log(theta))
+    def pair_index(rotations: float) -> float:
+        return dim * math.log(scaling.original_context / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
-    low, high = pair(scaling.beta_fast), pair(scaling.beta_slow)
+    low, high = pair_index(scaling.beta_fast), pair_index(scaling.beta_slow)
     if scaling.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
@@ -61,19 +65,19 @@ def _yarn(plain: Tensor, theta: float, scaling: YarnRopeScaling) -> Tensor:
 
 
 def yarn_magnitude(factor: float, weight: float = 1.0) -> float:
-    """Return YaRN's factor of rotated dimensions, which keeps attention sharp over longer texts."""
+    """Return YaRN's factor of the rotated dimensions, which keeps attention sharp over longer texts."""
     return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
 def longrope_magnitude(factor: float, original_context: int) -> float:
-    """Return LongRoPE's factor of rotated dimensions."""
+    """Return LongRoPE's factor of the rotated dimensions."""
     return math.sqrt(1 + math.log(factor) / math.log(original_context)) if factor > 1 else 1.0
 
 
 def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate pairs (i, i + dim / 2) of heads [rows, heads, numbers] by cos and sin [rows, dim / 2].
+    """Rotate the pairs (i, i + dim / 2) of heads [rows, heads, head size] by cos and sin [rows, dim / 2].
 
-    Numbers after the first `dim` are unchanged.
+    Dimensions after the first `dim` are unchanged.
     """
     dim = 2 * cos.shape[-1]
     first, second = heads[..., :dim].chunk(2, dim=-1)
@@ -83,30 +87,34 @@ def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 CosSin = tuple[Tensor, Tensor]
+"""(cos, sin) of the rotation angles, both [rows, rotated dimensions / 2]."""
 
 
 class Rotations:
-    """Rotary frequencies of a decoder's layers."""
+    """The rotary embeddings of a decoder's layers; layers with the same settings share one table."""
 
     def __init__(self, layers: Sequence[LayerSpec], rope: RopeSpec, device: torch.device) -> None:
-        self._kinds = [_kind(layer.attention, rope) for layer in layers]
+        self._settings = [_settings(layer.attention, rope) for layer in layers]
         self._frequencies = {
-            kind: frequencies(*kind).to(device) for kind in dict.fromkeys(self._kinds) if kind is not None
+            settings: frequencies(*settings).to(device)
+            for settings in dict.fromkeys(self._settings)
+            if settings is not None
         }
 
     def of(self, positions: Tensor, dtype: torch.dtype) -> list[CosSin | None]:
-        """Return [rows, rotated numbers / 2] for every layer; None: no rotary embedding."""
+        """Return the cosines and sines for these positions [rows] in every layer; None: no rotary embedding."""
         tables: dict[tuple[RopeSpec, int] | None, CosSin | None] = {None: None}
-        for kind, own in self._frequencies.items():
-            angles, magnitude = positions.unsqueeze(1).float() * own, kind[0].magnitude
+        for settings, pair_frequencies in self._frequencies.items():
+            angles, magnitude = positions.unsqueeze(1).float() * pair_frequencies, settings[0].magnitude
             cos, sin = angles.cos(), angles.sin()
             if magnitude != 1:
                 cos, sin = cos * magnitude, sin * magnitude
-            tables[kind] = cos.to(dtype), sin.to(dtype)
-        return [tables[kind] for kind in self._kinds]
+            tables[settings] = cos.to(dtype), sin.to(dtype)
+        return [tables[settings] for settings in self._settings]
 
 
-def _kind(attention: AttentionSpec, rope: RopeSpec) -> tuple[RopeSpec, int] | None:
+def _settings(attention: AttentionSpec, rope: RopeSpec) -> tuple[RopeSpec, int] | None:
+    """Return the arguments of `frequencies` for a layer; None: it has no rotary embedding."""
     if not attention.is_rotated:
         return None
     return attention.rope or rope, attention.rotary_dim

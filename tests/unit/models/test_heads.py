@@ -280,7 +280,9 @@ def test_a_lent_output_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_four_bits_need_whole_groups(tmp_path: Path):
-    with pytest.raises(RequestError, match="96 columns cannot be rounded to 4 bits: not a multiple of 64"):
+    with pytest.raises(
+        RequestError, match="96 columns cannot be rounded to 4 bits, since 96 is not a multiple of 64"
+    ):
         quantize_head(open_head(saved(tmp_path / "head")), tmp_path / "small", 4)
     assert not (tmp_path / "small").exists()
 

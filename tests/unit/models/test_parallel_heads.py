@@ -83,7 +83,7 @@ def medusa(change: Callable[[dict[str, torch.Tensor]], Any], **config: Any) -> C
     ("write", "message"),
     [
         (dflash(mask_token_id=None), "mask_token_id is missing"),
-        (dflash(mask_token_id=VOCAB), "mask_token_id is 90, not a token of the 90"),
+        (dflash(mask_token_id=VOCAB), "mask_token_id is 90, not a token id in 0"),
         (dflash(block_size=1), "a block of 1"),
         (dflash(block_size=65), "a block of 65"),
         (dflash(target_layer_ids=[1, 2]), "reads 3 hidden states"),

@@ -24,7 +24,7 @@ PATH = Path("config.json")
             {"vision_config": {"a": 1}},
             "Qwen3ForCausalLM, which lacks images",
         ),
-        ("Dots1ForCausalLM", {}, "nearest that is, is"),
+        ("Dots1ForCausalLM", {}, "nearest supported one is"),
         ("X" * 5000, {}, "nearest"),
     ],
 )

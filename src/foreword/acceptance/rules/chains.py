@@ -23,7 +23,7 @@ from foreword.acceptance.rules.trees import NO_ROW, DraftTrees, Floats, Ints
 
 @dataclass(frozen=True)
 class ChainRows:
-    """A batch, and the target's distributions at the rows of requests whose rule needs q (all but *coupled*)."""
+    """A batch, and the target's distributions at the rows of requests whose rule needs q (all except *coupled*)."""
 
     shaped: Distributions  # of all rows
     trees: DraftTrees  # of all requests

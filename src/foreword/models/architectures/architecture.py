@@ -27,7 +27,7 @@ class DenseLayers(Enum):
 
     NONE = auto()
     FIRST = auto()  # the first `first_k_dense_replace` layers
-    BY_STEP = auto()  # those in `mlp_only_layers`, and all but every `decoder_sparse_step`-th layer
+    BY_STEP = auto()  # those in `mlp_only_layers`, and all except every `decoder_sparse_step`-th
 
 
 class Grouping(Enum):

@@ -1,4 +1,4 @@
-"""Families without mixtures of experts."""
+"""Model families without mixtures of experts."""
 
 from dataclasses import replace
 
@@ -31,7 +31,7 @@ LLAMA = Architecture(
     mlp_bias=ConfigSwitch(key="mlp_bias"),
     kv_heads_may_be_missing=True,
 )
-"""Llama, SmolLM and all that use their class."""
+"""Llama, and all models that use its class."""
 
 MISTRAL = Architecture(
     "mistral",
@@ -40,7 +40,7 @@ MISTRAL = Architecture(
     gguf_alias="llama",
     window=WindowField(WindowedLayers.ALL, listed=False),
 )
-"""Llama without biases, in its first versions with a sliding window. GGUF files call it llama."""
+"""Llama without biases; the first versions have a sliding window. Its GGUF files name the architecture llama."""
 
 QWEN2 = Architecture(
     "qwen2",
@@ -50,7 +50,7 @@ QWEN2 = Architecture(
     attention_bias=ALWAYS,
     window=QWEN_WINDOW,
 )
-"""Biases on q, k and v."""
+"""Llama with biases of the q, k and v projections."""
 
 QWEN3 = Architecture(
     "qwen3",
@@ -62,10 +62,10 @@ QWEN3 = Architecture(
     qk_norm=ALWAYS,
     window=QWEN_WINDOW,
 )
-"""A norm on every query and key head."""
+"""Llama with a norm of every query and key head."""
 
 MIMO = Architecture("mimo", "MiMo-7B", "MiMoForCausalLM", attention_bias=ALWAYS, window=QWEN_WINDOW)
-"""Qwen2 with MTP modules beside its layers."""
+"""Qwen2 with MTP modules."""
 
 GEMMA2 = Architecture(
     "gemma2",
@@ -86,7 +86,7 @@ GEMMA2 = Architecture(
     activation="gelu_pytorch_tanh",
     stored=StoredTensors(norms_minus_one=True),
 )
-"""Norms around attention and MLP, GeGLU, soft caps, scaled embeddings; every other layer has a window."""
+"""Norms before and after attention and MLP, GeGLU, soft caps, scaled embeddings; every other layer has a window."""
 
 GEMMA3 = replace(
     GEMMA2,
@@ -98,7 +98,7 @@ GEMMA3 = replace(
     window=WindowField(WindowedLayers.ALL_BUT_EVERY_NTH, period=6, period_key="sliding_window_pattern"),
     rope=Rope(theta=1e6, local_theta=1e4),
 )
-"""Gemma 2 with norms on heads; windowed layers have rotary frequencies of their own."""
+"""Gemma 2 with norms of query and key heads; layers with a window have other rotary frequencies than the rest."""
 
 PHI3 = Architecture(
     "phi3",
@@ -117,7 +117,7 @@ PHI3 = Architecture(
         }
     ),
 )
-"""Projections of one input stored as one matrix, LongRoPE."""
+"""Llama with LongRoPE. Projections of the same input are stored as one matrix."""
 
 OLMO2 = replace(
     LLAMA,
@@ -130,7 +130,7 @@ OLMO2 = replace(
     wide_qk_norm=True,
     norms=Norms.AFTER,
 )
-"""Norms after attention and MLP instead of before them, and over all query and key heads together."""
+"""Llama with norms after attention and MLP instead of before them, and norms over all query or key heads together."""
 
 GRANITE = replace(
     LLAMA,

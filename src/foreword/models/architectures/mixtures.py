@@ -1,4 +1,4 @@
-"""Families with mixtures of experts."""
+"""Model families with mixtures of experts."""
 
 from dataclasses import replace
 
@@ -77,7 +77,7 @@ QWEN2_MOE = Architecture(
     experts=GATED_EXPERTS,
     stored=StoredTensors(renamed=((".shared_expert.", ".shared_experts."),)),
 )
-"""Qwen2 with experts, and a shared expert weighed by a gate."""
+"""Qwen2 with experts, and a shared expert whose output is multiplied by a gate."""
 
 QWEN3_MOE = Architecture(
     "qwen3_moe",
@@ -108,7 +108,7 @@ GLM4_MOE = Architecture(
     rope=Rope(partial=0.5),
     experts=SIGMOID_EXPERTS,
 )
-"""Half of a head is rotated; experts by sigmoid scores with a correction, beside a shared expert."""
+"""Half of a head is rotated. Experts are selected by corrected sigmoid scores; there is a shared expert."""
 
 DEEPSEEK_V2 = Architecture(
     "deepseek_v2",
@@ -130,7 +130,7 @@ DEEPSEEK_V2 = Architecture(
     is_latent=True,
     kv_heads_may_be_missing=True,
 )
-"""Latent attention, shared experts, experts chosen in groups."""
+"""Latent attention, a shared expert, and experts that are selected within groups."""
 
 DEEPSEEK_V3 = replace(
     DEEPSEEK_V2,
@@ -139,7 +139,7 @@ DEEPSEEK_V3 = replace(
     hf_class="DeepseekV3ForCausalLM",
     experts=SIGMOID_EXPERTS,
 )
-"""V2 with sigmoid scores and a correction for the choice of experts."""
+"""DeepSeek-V2 with experts that are selected by corrected sigmoid scores."""
 
 GPT_OSS = Architecture(
     "gpt_oss",
@@ -160,6 +160,6 @@ GPT_OSS = Architecture(
     has_sinks=True,
     stored=StoredTensors(renamed=((".mlp.router.", ".mlp.gate."),), stacked_experts=ExpertStacks.INTERLEAVED),
 )
-"""Sinks, alternating windows, experts with biases whose gates are clamped."""
+"""Attention sinks, a window in every other layer, and clamped experts with biases."""
 
 MIXTURES = (MIXTRAL, QWEN2_MOE, QWEN3_MOE, GLM4_MOE, DEEPSEEK_V2, DEEPSEEK_V3, GPT_OSS)

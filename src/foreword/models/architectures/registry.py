@@ -1,4 +1,4 @@
-"""All families, and the family of a model's file."""
+"""All model families, and functions that find the family of a model."""
 
 from collections.abc import Container, Mapping
 from difflib import SequenceMatcher
@@ -15,30 +15,33 @@ ARCHITECTURES: tuple[Architecture, ...] = (*DENSE, *MIXTURES, *HYBRIDS)
 
 BY_HF_CLASS = {family.hf_class: family for family in ARCHITECTURES}
 
-_FORMS = tuple(
-    form for family in ARCHITECTURES for form in (family, family.without_experts) if form is not None
+_VARIANTS = tuple(
+    variant for family in ARCHITECTURES for variant in (family, family.without_experts) if variant is not None
 )
+"""All families, and the variants of families without experts."""
 
-GGUF_NAMES = tuple(dict.fromkeys(family.gguf.architecture for family in _FORMS if family.gguf is not None))
+GGUF_NAMES = tuple(dict.fromkeys(family.gguf.architecture for family in _VARIANTS if family.gguf is not None))
+"""Supported values of general.architecture in GGUF files."""
 
 
 def gguf_family_named(
     name: str, scores: Scores | None, settings: Container[str] = frozenset()
 ) -> Architecture | None:
-    """Return the family by general.architecture and the router's score function (None without experts).
+    """Return the family of a GGUF file by general.architecture and the router's score function (None without experts).
 
-    Mixtral is a llama with experts, and DeepSeek-V3 a V2 with another score function. `settings` are the keys of the
-    metadata, which tell Granite 4 from Bamba.
+    GGUF gives Mixtral the architecture of Llama, and DeepSeek-V3 that of V2. `settings` are the keys of the metadata,
+    which distinguish Granite 4 from Bamba.
     """
-    for family in _FORMS:
-        own = None if family.experts is None else family.experts.scores
-        if family.gguf is None or (family.gguf.architecture, own) != (name, scores):
+    for family in _VARIANTS:
+        family_scores = None if family.experts is None else family.experts.scores
+        if family.gguf is None or (family.gguf.architecture, family_scores) != (name, scores):
             continue
         if family.gguf.marked_by is None or f"{name}.{family.gguf.marked_by}" in settings:
             return family
     return None
 
 
+# How unsupported models with recurrent layers are recognised: by the beginning of their class, or by keys.
 _RECURRENT = ("mamba", "rwkv", "jamba", "falconh1", "lfm2moe", "kimilinear")
 _RECURRENT_KEYS = ("linear_num_key_heads", "mamba_d_state", "ssm_cfg", "mamba_d_conv", "conv_L_cache")
 
@@ -55,28 +58,33 @@ _DIFFERENCES = {
     "n_routed_experts": "a mixture of experts",
     "sliding_window": "a sliding window",
 }
-"""Keys of config.json, and the feature that they indicate."""
+"""Keys of config.json -> the feature that each indicates."""
 
 
 def text_settings(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of a model's text part, if its images can be left out; otherwise all of them."""
+    """Return a config.json for the text part of a model with images, if its family is supported, or `values`."""
     named, text = values.get("architectures"), values.get("text_config")
-    known = {family.with_images: family.hf_class for family in BY_HF_CLASS.values() if family.with_images}
+    text_class = {
+        family.with_images: family.hf_class for family in BY_HF_CLASS.values() if family.with_images
+    }
     name = named[0] if isinstance(named, list) and len(named) == 1 else None
-    if not isinstance(name, str) or name not in known or not isinstance(text, dict):
+    if not isinstance(name, str) or name not in text_class or not isinstance(text, dict):
         return values
     return (
         {key: value for key, value in values.items() if not key.endswith("_config")}
         | text
         | {
-            "architectures": [known[name]],
+            "architectures": [text_class[name]],
             "quantization_config": values.get("quantization_config"),
         }
     )
 
 
 def family_named(values: Mapping[str, Any], origin: str) -> Architecture:
-    """Return the family; raise an error with the nearest supported one and its differences."""
+    """Return the family of a config.json.
+
+    Raise `CheckpointError` if it is not supported, with the supported family of the most similar name.
+    """
     named = values.get("architectures")
     name = named[0] if isinstance(named, list) and len(named) == 1 else None
     if isinstance(name, str) and name in BY_HF_CLASS:
@@ -92,10 +100,10 @@ def family_named(values: Mapping[str, Any], origin: str) -> Architecture:
             "`foreword models --supported` lists all"
         )
     nearest = max(
-        BY_HF_CLASS, key=lambda known: SequenceMatcher(None, _stem(name[:60]), _stem(known)).ratio()
+        BY_HF_CLASS, key=lambda hf_class: SequenceMatcher(None, _stem(name[:60]), _stem(hf_class)).ratio()
     )
     raise CheckpointError(
-        f"{origin}: architecture {name[:60]} is not supported; the nearest that is, is {nearest}"
+        f"{origin}: architecture {name[:60]} is not supported; the nearest supported one is {nearest}"
         f"{_differing(values, BY_HF_CLASS[nearest])}; `foreword models --supported` lists all"
     )
 
@@ -117,11 +125,15 @@ def _is_recurrent(name: str, values: Mapping[str, Any]) -> bool:
 
 
 def _differing(values: Mapping[str, Any], nearest: Architecture) -> str:
-    """Return features of the model that the nearest family does not have."""
-    known = {
+    """Return the end of the error message: the features of the model that the nearest family does not have."""
+    has_feature = {
         "kv_lora_rank": nearest.is_latent,
         "attn_logit_softcapping": nearest.scales.attention_cap is not None,
         "sliding_window": nearest.window is not None,
     } | dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts"), nearest.experts is not None)
-    found = [what for key, what in _DIFFERENCES.items() if values.get(key) and not known.get(key, False)]
-    return f", which lacks {' and '.join(dict.fromkeys(found))}" if found else ", whose layers may differ"
+    missing = [
+        feature
+        for key, feature in _DIFFERENCES.items()
+        if values.get(key) and not has_feature.get(key, False)
+    ]
+    return f", which lacks {' and '.join(dict.fromkeys(missing))}" if missing else ", whose layers may differ"

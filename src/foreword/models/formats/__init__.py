@@ -1,1 +1,1 @@
-"""Checkpoint formats."""
+"""File formats of checkpoints."""

@@ -10,28 +10,28 @@ from foreword.errors import CheckpointError
 from foreword.models.config import AttentionSpec, LayerSpec
 
 MAX_DIMENSION = 2**31 - 1
-"""Upper limit of counts; larger ones indicate damage."""
+"""Upper limit of counts; larger numbers indicate a damaged file."""
 
 
 @dataclass(frozen=True)
 class ConfigFields:
-    """Values by key; errors about missing or malformed ones name the key and the file."""
+    """The settings of a model, read by key and type. Errors name the file and the key."""
 
     values: Mapping[str, Any]
-    origin: str  # the file, for messages
-    prefix: str = ""  # key prefix ("llama." in GGUF metadata)
-    named: Mapping[str, str] = field(
-        default_factory=dict
-    )  # keys that the file spells differently -> spelling
+    origin: str  # the file, for error messages
+    prefix: str = ""  # common prefix of all keys ("llama." in GGUF metadata)
+    named: Mapping[str, str] = field(default_factory=dict)  # key -> its name in the file, for error messages
 
     def get(self, key: str) -> Any:  # noqa: ANN401
         """Return the raw value; None if absent or null."""
         return self.values.get(self.prefix + key)
 
     def count(self, key: str, default: int | None = None) -> int:
+        """Return a whole number above 0; without a default, raise if the key is missing."""
         return self._integer(key, default, 1, "a positive whole number")
 
     def whole(self, key: str, default: int) -> int:
+        """Return a whole number, 0 or above."""
         return self._integer(key, default, 0, "a whole number")
 
     def _integer(self, key: str, default: int | None, least: int, expected: str) -> int:
@@ -41,13 +41,14 @@ class ConfigFields:
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
+        """Return a positive number; without a default, raise if the key is missing."""
         value = self._value(key, default)
         if not is_positive_number(value):
             raise self.malformed(key, "a positive number")
         return float(value)
 
     def optional_number(self, key: str | None) -> float | None:
-        """Return a positive number; None if there is no such key."""
+        """Return a positive number; None if the key is None or missing."""
         return None if key is None or self.get(key) is None else self.number(key)
 
     def flag(self, key: str, default: bool) -> bool:
@@ -63,16 +64,18 @@ class ConfigFields:
         return value
 
     def malformed(self, key: str, expected: str) -> CheckpointError:
+        """Return the error for a value that is not as `expected`."""
         shown = repr(self.get(key))[:60]
         return CheckpointError(
             f"{self.origin}: {self._spelled(key)} is {shown}, not {expected}; the file is damaged, get it again"
         )
 
-    def unsupported(self, what: str) -> CheckpointError:
-        return CheckpointError(f"{self.origin}: {what} is not supported; use another model")
+    def unsupported(self, feature: str) -> CheckpointError:
+        """Return the error for a feature that is not supported."""
+        return CheckpointError(f"{self.origin}: {feature} is not supported; use another model")
 
     def section(self, key: str) -> "ConfigFields | None":
-        """Return an object inside the description; None if there is none."""
+        """Return the settings in a nested object; None if the value is not an object."""
         value = self.get(key)
         return ConfigFields(value, self.origin) if isinstance(value, Mapping) else None
 
@@ -85,13 +88,13 @@ class ConfigFields:
             return value
         if default is None:
             raise CheckpointError(
-                f"{self.origin}: {self._spelled(key)} is missing; the description is incomplete, get it again"
+                f"{self.origin}: {self._spelled(key)} is missing; the file is incomplete, get it again"
             )
         return default
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    """Return whether the value is a number that fits a double; JSON integers are unbounded."""
+    """Return whether the value is a number that fits a double, as not every JSON integer does."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return abs(value) <= sys.float_info.max
@@ -102,7 +105,7 @@ def is_positive_number(value: object) -> bool:
 
 
 def check_heads(attention: AttentionSpec, origin: str) -> AttentionSpec:
-    """Return `attention` if its sizes are consistent."""
+    """Return `attention`; raise `CheckpointError` if its sizes are inconsistent."""
     if attention.num_heads % attention.num_kv_heads:
         raise CheckpointError(
             f"{origin}: {attention.num_heads} query heads cannot share {attention.num_kv_heads} key/value heads; "
@@ -110,13 +113,17 @@ def check_heads(attention: AttentionSpec, origin: str) -> AttentionSpec:
         )
     if attention.head_dim % 2:
         raise CheckpointError(
-            f"{origin}: head size {attention.head_dim} is odd; rotary embeddings need an even one; use another"
+            f"{origin}: head size {attention.head_dim} is odd, and rotary embeddings need an even one; "
+            "use another model"
         )
     return attention
 
 
 def check_layers(names: Iterable[str], pattern: re.Pattern[str], count: int, origin: str) -> int:
-    """Return `count` if the tensors belong to this many layers; `pattern` finds a name's layer number."""
+    """Return `count`; raise `CheckpointError` unless `names` are tensors of exactly this many layers.
+
+    The first group of `pattern` is the layer index in a name.
+    """
     layers = {int(match[1]) for name in names if (match := pattern.match(name))}
     if len(layers) != count or max(layers) != count - 1:
         raise CheckpointError(
@@ -129,23 +136,26 @@ _EXPERT = re.compile(r"model\.layers\.(\d{1,9})\.mlp\.experts\.(\d{1,9})\.")
 
 
 def check_experts(names: Iterable[str], layers: Sequence[LayerSpec], origin: str) -> None:
-    """Raise `CheckpointError` if experts are missing, before memory is allocated for them."""
+    """Raise `CheckpointError` if a layer has another number of experts than the config states.
+
+    This is checked before memory is allocated for the experts.
+    """
     if all(layer.mlp.experts is None for layer in layers):
         return
-    found: dict[int, set[int]] = {}
+    experts_of: dict[int, set[int]] = {}  # by layer index
     for match in filter(None, map(_EXPERT.match, names)):
-        found.setdefault(int(match[1]), set()).add(int(match[2]))
+        experts_of.setdefault(int(match[1]), set()).add(int(match[2]))
     for index, layer in enumerate(layers):
-        held, experts = len(found.get(index, ())), layer.mlp.experts
-        if held != (experts.count if experts else 0):
+        stored, experts = len(experts_of.get(index, ())), layer.mlp.experts
+        if stored != (experts.count if experts else 0):
             raise CheckpointError(
-                f"{origin}: layer {index} has {held} experts and not {experts.count if experts else 0}; "
+                f"{origin}: layer {index} has {stored} experts and not {experts.count if experts else 0}; "
                 "get the files again"
             )
 
 
 HF_KEYS = {name: name for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")}
-"""Keys read from generation_config.json, as in vLLM; `do_sample` and others are not."""
+"""Keys of generation_config.json -> sampling parameters. Others, such as `do_sample`, are ignored, as in vLLM."""
 
 GGUF_KEYS = {
     "general.sampling.temp": "temperature",
@@ -154,12 +164,12 @@ GGUF_KEYS = {
     "general.sampling.min_p": "min_p",
     "general.sampling.penalty_repeat": "repetition_penalty",
 }
-"""Fields of llama.cpp's GGUF metadata."""
+"""Keys of GGUF metadata, as llama.cpp writes them -> sampling parameters."""
 
 
 def sampling_values(values: Mapping[str, Any], names: Mapping[str, str], origin: str) -> dict[str, float]:
-    """Return sampling parameters by our names; absent ones are omitted, non-numbers refused."""
-    found: dict[str, float] = {}
+    """Return the sampling parameters in `values`; `names` maps keys to parameters. Raise if one is not a number."""
+    parameters: dict[str, float] = {}
     for key, name in names.items():
         value = values.get(key)
         if value is None:
@@ -168,5 +178,5 @@ def sampling_values(values: Mapping[str, Any], names: Mapping[str, str], origin:
             shown = repr(value)[:60]
             raise CheckpointError(f"{origin}: {key} is {shown}, not a number; get the file again")
         # GGUF stores 32-bit floats: round 0.949999988 back to 0.95.
-        found[name] = value if isinstance(value, int) else float(f"{value:.7g}")
-    return found
+        parameters[name] = value if isinstance(value, int) else float(f"{value:.7g}")
+    return parameters

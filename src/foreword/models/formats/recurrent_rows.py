@@ -10,19 +10,19 @@ from foreword.models.config import RecurrentSpec
 
 @dataclass(frozen=True)
 class GroupedRows:
-    """Selected parts of a matrix that is stored group by group (Qwen3-Next: by key head)."""
+    """Selected parts of a fused matrix that is stored group by group (Qwen3-Next: by key head)."""
 
     groups: int
     widths: tuple[int, ...]  # rows of every part within a group
-    parts: tuple[int, ...]  # numbers of the selected parts
+    parts: tuple[int, ...]  # indices of the selected parts
 
     @property
     def rows(self) -> int:
-        """Stored rows, of all parts."""
+        """Number of stored rows, of all parts."""
         return self.groups * sum(self.widths)
 
     def order(self) -> NDArray[np.intp]:
-        """Return the stored row of each row."""
+        """Return the index of the stored row for each row of the selected parts, part by part."""
         size, first = sum(self.widths), [sum(self.widths[:part]) for part in range(len(self.widths))]
         rows = [
             np.arange(self.groups)[:, None] * size + first[part] + np.arange(self.widths[part])
@@ -33,23 +33,24 @@ class GroupedRows:
 
 @dataclass(frozen=True)
 class TiledHeads:
-    """Value heads that are stored by their number within a key head, as in llama.cpp's Qwen3.5.
+    """Rows of value heads in the order of llama.cpp's Qwen3.5.
 
-    The first of every key head, then the second of every key head, and so on.
+    The first value head of every key head, then the second value head of every key head, and so on.
     """
 
     key_heads: int
-    each: int  # value heads per key head
+    heads_per_key: int  # value heads per key head
     width: int  # rows per value head
-    first: int = 0  # rows before the value heads, which keep their order
+    first: int = 0  # number of rows before the value heads, which keep their order
 
     @property
     def rows(self) -> int:
-        return self.first + self.key_heads * self.each * self.width
+        """Number of rows."""
+        return self.first + self.key_heads * self.heads_per_key * self.width
 
     def order(self) -> NDArray[np.intp]:
-        """Return the stored row of each row."""
-        heads = np.arange(self.first, self.rows).reshape(self.each, self.key_heads, self.width)
+        """Return the index of the stored row for each row in Hugging Face's order."""
+        heads = np.arange(self.first, self.rows).reshape(self.heads_per_key, self.key_heads, self.width)
         return np.concatenate((np.arange(self.first), heads.swapaxes(0, 1).reshape(-1)))
 
 
@@ -57,25 +58,26 @@ GROUPED_PARTS: dict[str, dict[str, tuple[int, ...]]] = {
     "in_proj_qkvz": {"in_proj_qkv": (0, 1, 2), "in_proj_z": (3,)},
     "in_proj_ba": {"in_proj_b": (0,), "in_proj_a": (1,)},
 }
-"""Qwen3-Next's fused projections -> our projections, and the parts of the fused one in each."""
+"""Qwen3-Next's fused projections -> the projections in each -> the parts of which the projection consists."""
 
 
 def grouped_rows(spec: RecurrentSpec, name: str) -> GroupedRows:
-    """Return the rows of a projection within the fused one that holds it; `name` is the projection's last part."""
+    """Return the rows of a projection within the fused projection; `name` is such as "in_proj_qkv"."""
     fused, parts = next((fused, parts) for fused, parts in GROUPED_PARTS.items() if name in parts)
-    each = spec.heads // spec.key_heads
-    widths: tuple[int, ...] = (each, each)
+    heads_per_key = spec.heads // spec.key_heads
+    widths: tuple[int, ...] = (heads_per_key, heads_per_key)
     if fused == "in_proj_qkvz":
-        widths = spec.key_dim, spec.key_dim, each * spec.value_dim, each * spec.value_dim
+        values = heads_per_key * spec.value_dim
+        widths = spec.key_dim, spec.key_dim, values, values
     return GroupedRows(spec.key_heads, widths, parts[name])
 
 
 def tiled_rows(spec: RecurrentSpec) -> dict[str, TiledHeads]:
-    """Return the row orders of a recurrent layer with tiled value heads, by name in `linear_attn`."""
-    each = spec.heads // spec.key_heads
-    values = TiledHeads(spec.key_heads, each, spec.value_dim)
-    after_keys = TiledHeads(spec.key_heads, each, spec.value_dim, first=2 * spec.key_width)
-    numbers = TiledHeads(spec.key_heads, each, 1)
+    """Return the row order of each tensor of a recurrent layer with tiled value heads, by name in `linear_attn`."""
+    heads_per_key = spec.heads // spec.key_heads
+    values = TiledHeads(spec.key_heads, heads_per_key, spec.value_dim)
+    after_keys = TiledHeads(spec.key_heads, heads_per_key, spec.value_dim, first=2 * spec.key_width)
+    numbers = TiledHeads(spec.key_heads, heads_per_key, 1)
     return {
         "in_proj_qkv.weight": after_keys,
         "conv1d.weight": after_keys,
@@ -88,5 +90,5 @@ def tiled_rows(spec: RecurrentSpec) -> dict[str, TiledHeads]:
 
 
 def tiled_columns(spec: RecurrentSpec) -> dict[str, TiledHeads]:
-    """Return the column orders of a recurrent layer with tiled value heads, by name in `linear_attn`."""
+    """Return the column order of each tensor with tiled value heads in its columns, by name in `linear_attn`."""
     return {"out_proj.weight": TiledHeads(spec.key_heads, spec.heads // spec.key_heads, spec.value_dim)}

@@ -12,6 +12,7 @@ from foreword.models.heads.spec import TABLES, HeadSpec, Join
 
 
 def describe_head(head: Head) -> dict[str, Any]:
+    """Return the properties of a head that `foreword head` prints, as JSON values."""
     spec = head.spec
     return {
         "path": str(head.files.path),
@@ -34,7 +35,7 @@ def describe_head(head: Head) -> dict[str, Any]:
 
 
 def _drafted(spec: HeadSpec) -> dict[str, Any]:
-    """Return the tokens drafted per pass, if not one."""
+    """Return how many tokens the head drafts in a pass, with their mask token; empty if one."""
     if spec.join is Join.NONE:
         return {"guesses_at_once": spec.num_heads, "blocks_of_each": spec.blocks_per_head}
     if spec.join is Join.CONTEXT:
@@ -60,12 +61,14 @@ def _layers(spec: HeadSpec) -> dict[str, Any]:
 
 
 def _borrowed(spec: HeadSpec) -> list[str]:
+    """Return the matrices of the target that the head uses."""
     if spec.join is Join.NONE:
         return [] if spec.has("lm_heads.0.weight") else ["lm_head.weight"]
     return [name for name in ("embed_tokens.weight", "lm_head.weight") if not spec.has(name)]
 
 
 def _layout(head: Head) -> str:
+    """Return the publisher's name of the file layout."""
     config = head.files.config
     if "speculators_model_type" in config:
         return "speculators"
@@ -74,6 +77,7 @@ def _layout(head: Head) -> str:
 
 
 def _reads(spec: HeadSpec) -> str:
+    """Return which hidden states of the target the head reads, in words."""
     if spec.reads_normed:
         return "the last hidden states, after the final norm"
     if spec.boundaries is None:
@@ -83,21 +87,21 @@ def _reads(spec: HeadSpec) -> str:
 
 
 def _norms(spec: HeadSpec) -> list[str]:
-    found = {
+    is_present = {
         "norm_before_fc": spec.has("input_norm.weight"),
         "fc_norm": spec.has("fc_norm.0.weight"),
         "norm_before_residual": spec.norm_before_residual,
         "norm_output": spec.norm_output,
         "final norm": spec.has("norm.weight"),
     }
-    return [name for name, is_there in found.items() if is_there]
+    return [name for name, present in is_present.items() if present]
 
 
 _EMBEDDING = "model.embed_tokens.weight"
 
 
 def trained_kind(path: Path) -> str | None:
-    """Return a head's method, "exit" or "draft", as in `foreword train`; None for other files."""
+    """Return what `foreword train` calls the weights at a path: a head's method, "exit" or "draft"; None: unknown."""
     files = HeadFiles(path)
     kind = head_kind(files.shapes)
     if kind is None and path.is_dir():
@@ -109,6 +113,7 @@ def trained_kind(path: Path) -> str | None:
 
 
 def describe_trained(path: Path) -> dict[str, Any]:
+    """Return the properties of a head, an early exit or a draft model, as JSON values."""
     kind = trained_kind(path)
     if kind not in ("exit", "draft"):
         return describe_head(open_head(path))

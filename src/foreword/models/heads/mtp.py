@@ -1,4 +1,4 @@
-"""MTP (NextN) modules, stored in their targets' checkpoints under various names."""
+"""Reads MTP (NextN) modules, which are stored in their targets' checkpoints under various names."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -21,13 +21,15 @@ from foreword.models.layer_shapes import layer_shapes
 
 @dataclass(frozen=True)
 class MtpLayout:
-    """Layout of a family's modules."""
+    """How a model family stores its MTP modules."""
 
     family: str
-    join: re.Pattern[str]  # matrix that joins token and hidden state; its group is the module's prefix
-    names: Mapping[str, str]  # stored name -> canonical name
+    join: re.Pattern[
+        str
+    ]  # name of the matrix that joins embedding and hidden state; group 1: the module's prefix
+    names: Mapping[str, str]  # name after the prefix -> canonical name; other tensors belong to the layer
     hidden_first: bool = False  # the matrix reads the hidden state before the embedding
-    layer: str = ""  # prefix of the module's layer
+    layer: str = ""  # prefix of the layer's tensors in the module
 
 
 _DEEPSEEK = {
@@ -68,7 +70,7 @@ LAYOUTS = (
     ),
     MtpLayout("DeepSeek", re.compile(r"^(layers\.\d+\.)eh_proj\.weight$"), _DEEPSEEK),
 )
-"""Only the first of several modules is used, repeatedly, as in other engines."""
+"""Known layouts. Of several modules, only the first one is used, for all draft tokens, as in other engines."""
 
 GATED_LAYERS = replace(
     QWEN2_MOE,
@@ -81,39 +83,40 @@ GATED_LAYERS = replace(
     window=None,
     experts=replace(GATED_EXPERTS, normalize=ConfigSwitch(key="norm_topk_prob", default=True)),
 )
-"""Layers of models with gated modules; other layers of these models are not supported."""
+"""The family of the layers in MTP modules with gated attention."""
 
-_LIKE_THE_MODELS_OWN = re.compile(r"self_attn\.kv_a_proj_with_mqa\.|mlp\.(experts|gate)\.")
-"""Tensors that show a layer of the model's own family instead of a llama-style one."""
+_FAMILY_TENSORS = re.compile(r"self_attn\.kv_a_proj_with_mqa\.|mlp\.(experts|gate)\.")
+"""Tensors that a layer of Llama's kind does not have: the module's layer is one of the model's own family."""
 
 
 def mtp_layout(shapes: Shapes) -> tuple[MtpLayout, str] | None:
-    """Return the module's layout and prefix; None: no module."""
+    """Return the layout of the first module, and the prefix of its tensors; None: there is no module."""
     for layout in LAYOUTS:
-        found = sorted(match[1] for name in shapes if (match := layout.join.match(name)))
-        if found:
-            return layout, found[0]
+        prefixes = sorted(match[1] for name in shapes if (match := layout.join.match(name)))
+        if prefixes:
+            return layout, prefixes[0]
     return None
 
 
 def mtp_files(files: HeadFiles) -> HeadFiles:
-    found = mtp_layout(files.shapes)
-    if found is None:
+    """Return a view with only the tensors of the first MTP module, by canonical names."""
+    layout_and_prefix = mtp_layout(files.shapes)
+    if layout_and_prefix is None:
         raise CheckpointError(
             f"{files.path} holds no MTP module; use a checkpoint that has one, or another method"
         )
-    layout, prefix = found
+    layout, prefix = layout_and_prefix
     renamed: dict[str, str] = {}
     for name in files.shapes:
         if name.startswith(prefix):
-            part, _, kind = name.removeprefix(prefix).rpartition(".")
-            inside = part.removeprefix(layout.layer).replace("shared_expert.", "shared_experts.")
-            renamed[f"{layout.names.get(part, 'layers.0.' + inside)}.{kind}"] = name
+            part, _, suffix = name.removeprefix(prefix).rpartition(".")
+            layer_part = part.removeprefix(layout.layer).replace("shared_expert.", "shared_experts.")
+            renamed[f"{layout.names.get(part, 'layers.0.' + layer_part)}.{suffix}"] = name
     return files.renamed(renamed)
 
 
 def read_mtp(files: HeadFiles) -> HeadSpec:
-    """Read the module as a head; raise `CheckpointError` if no backend can run it."""
+    """Return the description of an MTP module as a head; raise `CheckpointError` if no backend can run it."""
     fields = files.fields.section("text_config") or files.fields
     _require_runnable(files)
     layer, rope, interleaved = _reader(files)(fields, files)
@@ -132,7 +135,7 @@ def read_mtp(files: HeadFiles) -> HeadSpec:
         (layer,),
         checked_shapes(files, required, optional),
         rope=rope,
-        norm_output=True,  # its own states are normalised like the target's
+        norm_output=True,  # for its next draft token the module reads its own normalised states
         interleaved=interleaved,
         norms_minus_one=layer.attention.gated,  # gated modules store norms minus one
         hidden_first=_stored_hidden_first(files),
@@ -140,20 +143,21 @@ def read_mtp(files: HeadFiles) -> HeadSpec:
 
 
 def _reader(files: HeadFiles) -> Callable[[ConfigFields, HeadFiles], tuple[LayerSpec, RopeSpec, bool]]:
+    """Return the function that reads this module's layer, its rotary embedding, and whether it is interleaved."""
     query, output = (files.shapes.get(f"layers.0.self_attn.{name}_proj.weight", (0, 0)) for name in "qo")
     if query[0] == 2 * output[1] > 0:
         return _gated_layer
-    is_of_family = any(map(_LIKE_THE_MODELS_OWN.search, files.shapes))
+    is_of_family = any(map(_FAMILY_TENSORS.search, files.shapes))
     return _family_layer if is_of_family else _llama_layer
 
 
 def _llama_layer(fields: ConfigFields, files: HeadFiles) -> tuple[LayerSpec, RopeSpec, bool]:
-    """Read a llama-style module: its layer, rotary embedding, and whether rotated pairs are adjacent."""
+    """Read a module whose layer is of Llama's kind."""
     return read_layers(fields, files.shapes, count=1)[0], rope_spec(fields), False
 
 
 def _family_layer(fields: ConfigFields, files: HeadFiles) -> tuple[LayerSpec, RopeSpec, bool]:
-    """Read a module that is one more layer of its model."""
+    """Read a module whose layer is of the same family as the model's layers."""
     return _layer_of(hf_family(fields.values, Path(fields.origin)), fields, files)
 
 
@@ -168,12 +172,14 @@ def _gated_layer(fields: ConfigFields, files: HeadFiles) -> tuple[LayerSpec, Rop
 def _layer_of(
     family: Architecture, fields: ConfigFields, files: HeadFiles
 ) -> tuple[LayerSpec, RopeSpec, bool]:
+    """Read a module whose layer is of the given family."""
     layer = layer_after_last(fields, family)
     check_experts((f"model.{name}" for name in files.shapes), [layer], str(files.path))
     return layer, rope_spec(fields, family.rope, layer.attention.rotary_dim), family.rope.interleaved
 
 
 def _require_runnable(files: HeadFiles) -> None:
+    """Raise `CheckpointError` for modules that no backend can run."""
     reasons = []
     if any("self_attn.qkv_proj." in name for name in files.shapes):
         reasons.append("one matrix for queries, keys and values")
@@ -186,5 +192,5 @@ def _require_runnable(files: HeadFiles) -> None:
 
 
 def _stored_hidden_first(files: HeadFiles) -> bool:
-    """Return whether the matrix reads the hidden state first, judging by the stored norm names."""
+    """Return whether fc.weight reads the hidden state before the embedding: it does if it is named input_proj."""
     return files.stored_as("fc.weight").endswith("input_proj.weight")

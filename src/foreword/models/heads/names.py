@@ -1,4 +1,4 @@
-"""Common parts of head layouts: tensor names, tapped layers, layer shapes, kinds."""
+"""What the layouts of heads have in common: tensor names, tapped layers, shapes of layers, methods."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,22 +10,22 @@ from foreword.models.heads.spec import Shapes
 from foreword.models.layer_shapes import layer_shapes
 
 SCALE = "_scale"
-"""Suffix of the scales of a rounded matrix."""
+"""Suffix of the scales of a quantised matrix."""
 
 PACKED, SHAPE = "_packed", "_shape"
-"""Suffixes of compressed-tensors: levels in words, and the matrix's shape."""
+"""Suffixes in compressed-tensors' format: of the levels, packed into words, and of the matrix's shape."""
 
 PARTS = (SCALE, "_scale_inv", PACKED, SHAPE)
-"""Suffixes of all tensors that belong to a rounded matrix."""
+"""Suffixes of all tensors that belong to a quantised matrix."""
 
 OUTPUT = "lm_head.weight"
-"""The output matrix; a head without one uses the target's rows of its vocabulary."""
+"""The output matrix. A head without one uses rows of the target's: those of its draft vocabulary."""
 
 OURS = "foreword"
-"""`quant_method` of heads written by us."""
+"""`quant_method` of 8-bit heads that Foreword writes."""
 
 OUR_NAMES = (OURS, "foreword-int8")
-"""Accepted values; the shipped head was written by an earlier version."""
+"""Values of `quant_method` that are read as Foreword's format; an earlier version wrote the shipped head."""
 
 _RENAMED = (
     (re.compile(r"^model\."), ""),  # vLLM's prefix
@@ -42,6 +42,7 @@ _DERIVED = "rotary_emb.inv_freq"
 
 
 def canonical_name(name: str) -> str:
+    """Return the canonical name of a head's tensor: speculators' name, or for Medusa our own."""
     for pattern, plain in _RENAMED:
         name = pattern.sub(plain, name)
     # SGLang's name of the norm before attention in later layers.
@@ -49,32 +50,34 @@ def canonical_name(name: str) -> str:
 
 
 def canonical_names(names: Iterable[str], origin: str) -> dict[str, str]:
-    """Return canonical name -> stored name, without derived tensors."""
-    found: dict[str, str] = {}
+    """Return canonical name -> stored name, without tensors that are computed from the config."""
+    stored_names: dict[str, str] = {}
     for name in names:
         if name.endswith(_DERIVED):
             continue
-        plain = canonical_name(name)
-        if plain in found:
+        canonical = canonical_name(name)
+        if canonical in stored_names:
             raise CheckpointError(
-                f"{origin}: tensors {found[plain]} and {name} are the same; get the head again"
+                f"{origin}: tensors {stored_names[canonical]} and {name} are the same; get the head again"
             )
-        found[plain] = name
-    return found
+        stored_names[canonical] = name
+    return stored_names
 
 
 IDS = "eagle_aux_hidden_state_layer_ids"
+"""Config key of the layers that a head reads."""
 
 
 def named_boundaries(fields: ConfigFields) -> tuple[int, ...] | None:
-    """Return the tapped layers in the config; None if it names none.
+    """Return the layer boundaries that the config names; None if it names none.
 
-    At the top level (vLLM, speculators) an id counts layers before the tap. Inside `eagle_config` (SGLang, SpecForge,
-    Model-Optimizer) and in `target_layer_ids` (DeepSpec) it is the index of the layer whose output is read.
+    Boundary i is after the first i layers. At the top level (vLLM, speculators) ids are boundaries. In `eagle_config`
+    (SGLang, SpecForge, Model-Optimizer) and in `target_layer_ids` (DeepSpec) an id is the index of the layer whose
+    output is read.
     """
     nested = fields.get("eagle_config")
     inner = ConfigFields(nested if isinstance(nested, Mapping) else {}, fields.origin)
-    found = {
+    stated = {
         ids
         for ids in (
             layer_ids(fields, IDS, 0),
@@ -83,16 +86,16 @@ def named_boundaries(fields: ConfigFields) -> tuple[int, ...] | None:
         )
         if ids
     }
-    if len(found) > 1:
+    if len(stated) > 1:
         raise CheckpointError(
             f"{fields.origin}: it names different layers of the target in two places, counted in different ways; "
             f"leave one of {IDS} and eagle_config.{IDS}"
         )
-    return found.pop() if found else None
+    return stated.pop() if stated else None
 
 
 def layer_ids(fields: ConfigFields, key: str, offset: int) -> tuple[int, ...]:
-    """Return the list under `key`, each id raised by `offset`; empty if absent."""
+    """Return the list under `key` with `offset` added to each id; empty if it is missing."""
     ids = fields.get(key)
     if ids is None:
         return ()
@@ -102,20 +105,21 @@ def layer_ids(fields: ConfigFields, key: str, offset: int) -> tuple[int, ...]:
 
 
 def usual_boundaries(num_layers: int) -> tuple[int, ...]:
-    """Return the default taps of an EAGLE-3 head: low, middle, high."""
+    """Return the boundaries that EAGLE-3 heads read by default: low, middle and high."""
     return (2, num_layers // 2, num_layers - 3)
 
 
 def spread_boundaries(num_layers: int, taps: int) -> tuple[int, ...]:
+    """Return the boundaries that DFlash heads read by default: evenly spaced."""
     if taps == 1:
         return (num_layers // 2 + 1,)
     return tuple(round(1 + i * (num_layers - 4) / (taps - 1)) + 1 for i in range(taps))
 
 
 def read_layers(fields: ConfigFields, present: Shapes, count: int | None = None) -> tuple[LayerSpec, ...]:
-    """Return the layers: sizes from the config, biases and head norms from the tensors, since configs are often wrong.
+    """Return the head's layers: sizes from the config, biases and head norms if their tensors are `present`.
 
-    `count` overrides the config's number of layers.
+    Configs are often wrong about biases and norms. `count` replaces the config's number of layers.
     """
     activation = fields.text("hidden_act", "silu")
     if activation != "silu":
@@ -143,36 +147,37 @@ def read_layers(fields: ConfigFields, present: Shapes, count: int | None = None)
 def all_layer_shapes(
     layers: Sequence[LayerSpec], hidden: int, *, first_inputs: int, first_norm: bool
 ) -> dict[str, tuple[int, ...]]:
-    """Return the tensors of all layers. The first attention reads `first_inputs` numbers.
+    """Return the shapes of the tensors of all layers. The attention of the first layer reads `first_inputs` numbers.
 
     `first_norm`: the first layer has a norm before its attention, as the others do.
     """
     shapes: dict[str, tuple[int, ...]] = {}
     for index, layer in enumerate(layers):
-        own = layer_shapes(layer, hidden)
+        in_layer = layer_shapes(layer, hidden)
         for name in ("q", "k", "v"):
             projection = f"self_attn.{name}_proj.weight"
-            own[projection] = (own[projection][0], hidden if index else first_inputs)
+            in_layer[projection] = (in_layer[projection][0], hidden if index else first_inputs)
         if not index and not first_norm:
-            del own["input_layernorm.weight"]
-        shapes |= {f"layers.{index}.{name}": shape for name, shape in own.items()}
+            del in_layer["input_layernorm.weight"]
+        shapes |= {f"layers.{index}.{name}": shape for name, shape in in_layer.items()}
     return shapes
 
 
 def mask_token(fields: ConfigFields, vocab: int) -> int:
+    """Return the id of the mask token, under any of its keys."""
     section = fields.get("dflash_config")
     nested = ConfigFields(section if isinstance(section, Mapping) else {}, fields.origin)
-    for place, key in (
+    for settings, key in (
         (nested, "mask_token_id"),
         (fields, "mask_token_id"),
         (fields, "pard_token"),
         (fields, "ptd_token_id"),
     ):
-        token = place.get(key)
+        token = settings.get(key)
         if token is None:
             continue
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab:
-            raise place.malformed(key, f"a token of the {vocab} that there are")
+            raise settings.malformed(key, f"a token id in 0 .. {vocab - 1}")
         return token
     raise CheckpointError(f"{fields.origin}: mask_token_id is missing; get the head again")
 
@@ -182,7 +187,7 @@ _MTP = re.compile(r"(^|\.)(enorm|pre_fc_norm_hidden|eh_proj|input_proj)\.weight$
 
 
 def head_kind(shapes: Shapes) -> str | None:
-    """Return the method of a head by its tensors; None: unknown."""
+    """Return the method of a head, recognised by its tensors; None: unknown."""
     query, output = (shapes.get(f"layers.0.self_attn.{name}_proj.weight", ()) for name in "qo")
     matrix = shapes.get("fc.weight", ())
     tests = {
@@ -190,9 +195,9 @@ def head_kind(shapes: Shapes) -> str | None:
         "p_eagle": "mask_hidden" in shapes,
         "dflash": "hidden_norm.weight" in shapes,
         "mtp": any(map(_MTP.search, shapes)),
-        # The first attention reads embedding and features concatenated.
+        # The first attention reads the embedding and the target's hidden states, concatenated.
         "eagle3": len(query) == 2 and len(output) == 2 and query[1] == 2 * output[0],
-        "eagle": len(matrix) == 2 and matrix[1] == 2 * matrix[0],  # one matrix joins both
+        "eagle": len(matrix) == 2 and matrix[1] == 2 * matrix[0],  # fc reads both, concatenated
         "medusa": any(map(_MEDUSA.search, shapes)),
         "mlp_speculator": "emb.0.weight" in shapes,
     }

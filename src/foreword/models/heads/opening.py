@@ -1,4 +1,4 @@
-"""Opens a head: reads its description, and drops copies of the target's matrices."""
+"""Opens a head: reads its description, and replaces copies of the target's matrices by the target's own."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -25,8 +25,8 @@ from foreword.models.heads.published import medusa_files, read_dflash, read_eagl
 from foreword.models.heads.spec import HeadSpec, Join
 
 _EMBEDDING = "embed_tokens.weight"
-_GATHERED_ROWS = 512  # of a mapped file: the system maps up to 64 KiB around each
-_PIECE_ROWS = 4096  # of the target's output matrix in memory at once
+_GATHERED_ROWS = 512  # rows of a mapped file read before its memory is released: each maps up to 64 KiB
+_PIECE_ROWS = 4096  # rows of the target's output matrix that are in memory at once
 
 _READERS = {
     "eagle": read_eagle,
@@ -43,22 +43,25 @@ _OWN_FILES = {"medusa": medusa_files, "mtp": mtp_files}
 
 @dataclass(frozen=True)
 class Head:
-    """An opened head: description and tensors."""
+    """An opened head: its description and its tensors."""
 
     spec: HeadSpec
     files: HeadFiles
-    token_ids: Tensor | None  # int64 [draft vocabulary], the target's ids; None: identical
-    output_source: Checkpoint | None = None  # the target, if it provides the output matrix
+    token_ids: Tensor | None  # int64 [draft vocabulary], the target's ids of its tokens; None: the same ids
+    output_source: Checkpoint | None = (
+        None  # the target, if the output matrix consists of rows of the target's
+    )
 
     @property
     def acceptance_by_level(self) -> tuple[float, ...]:
-        """Return the published acceptance by level from the config; empty: none."""
-        found = self.files.config.get("acceptance_by_level")
-        rates = found if isinstance(found, list) else []
-        is_right = all(isinstance(rate, int | float) and 0 <= rate <= 1 for rate in rates)
-        return tuple(map(float, rates)) if is_right else ()
+        """Acceptance rate at each level, published in the head's config; empty if there is none."""
+        stated = self.files.config.get("acceptance_by_level")
+        rates = stated if isinstance(stated, list) else []
+        is_valid = all(isinstance(rate, int | float) and 0 <= rate <= 1 for rate in rates)
+        return tuple(map(float, rates)) if is_valid else ()
 
     def load(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Load a tensor in `dtype`, dequantised, in canonical order."""
         if name == OUTPUT and self.output_source is not None:
             return output_rows(self.output_source, self.token_ids, dtype)
         if self.spec.norms_minus_one and name.endswith("norm.weight"):
@@ -72,7 +75,10 @@ class Head:
         return tensor
 
     def pieces(self, name: str, rows: int) -> Iterator[Tensor]:
-        """Yield a matrix in float32 in pieces of at most `rows` rows; only a reordered one is read whole."""
+        """Yield a matrix in float32 in pieces of at most `rows` rows.
+
+        It is read piece by piece, unless it is reordered or consists of rows of the target's plain floats.
+        """
         blocks = self.blocks(name)
         if blocks is not None:
             for begin in range(0, len(blocks.data), rows):
@@ -83,7 +89,10 @@ class Head:
             yield from self.files.pieces(name, rows)
 
     def blocks(self, name: str) -> QuantizedTensor | None:
-        """Return the target's rows of the head's vocabulary as stored; None if they are not the matrix, or floats."""
+        """Return the output matrix in the target's quantised blocks, if it consists of rows of the target's.
+
+        None for other matrices, and if the target's matrix is not quantised.
+        """
         if name != OUTPUT or self.output_source is None or self.token_ids is None:
             return None
         stored = self.output_source.quantized(_output_name(self.output_source))
@@ -97,28 +106,29 @@ class Head:
         return QuantizedTensor(stored.kind, rows, (len(rows), stored.shape[1]))
 
     def kept(self, name: str) -> PackedTensor | None:
-        """Return a matrix of a quantised checkpoint as stored; None if it must be unpacked."""
-        is_own = not self._is_reordered(name) and (name != OUTPUT or self.output_source is None)
-        return self.files.kept(name) if is_own else None
+        """Return a matrix of a quantised checkpoint in packed form; None if it is plain or must be dequantised."""
+        is_stored = not self._is_reordered(name) and (name != OUTPUT or self.output_source is None)
+        return self.files.kept(name) if is_stored else None
 
     def _is_reordered(self, name: str) -> bool:
         return self.spec.interleaved or (name == "fc.weight" and self.spec.hidden_first)
 
     def packed(self, name: str) -> PackedMatrix | None:
-        """Return a matrix in 8 bits as stored; None if it must be unpacked."""
+        """Return a matrix in Foreword's 8-bit format as stored; None if it has another format or is reordered."""
         return None if self._is_reordered(name) else self.files.packed(name)
 
     def fitted(self, target: ModelConfig) -> "Head":
+        """Return the head for this target; raise `CheckpointError` if it does not fit."""
         return replace(self, spec=fitted(self.spec, target, str(self.files.path)))
 
 
 def open_head(path: Path, kind: str | None = None) -> Head:
-    """Read a head's description; weights are read later. Without a `kind`, the tensors determine it."""
+    """Open a head; its weights are read later. Without `kind` (the method), the tensors determine it."""
     files = HeadFiles(path)
     kind = kind or head_kind(files.shapes)
     if kind is None:
         raise CheckpointError(
-            f"{path} holds no draft head that is known; see docs/drafters.md for those that are"
+            f"{path} holds no draft head of a known layout; docs/drafters.md lists the supported heads"
         )
     if kind not in _READERS:
         raise CheckpointError(
@@ -131,6 +141,7 @@ def open_head(path: Path, kind: str | None = None) -> Head:
 
 
 def without_copies(head: Head, target: Checkpoint) -> Head:
+    """Return the head without those tensors that equal the target's, so that it uses the target's."""
     copies = [name for name in (_EMBEDDING, OUTPUT) if head.spec.has(name) and _is_copy(head, name, target)]
     shapes = {name: shape for name, shape in head.spec.shapes.items() if name not in copies}
     return replace(head, spec=replace(head.spec, shapes=shapes)) if copies else head
@@ -141,14 +152,14 @@ def _is_copy(head: Head, name: str, target: Checkpoint) -> bool:
     if not stored.dtype.is_floating_point or head.spec.hidden_size != head.spec.target_hidden_size:
         return False
     if name == _EMBEDDING:
-        theirs = target.load(f"model.{name}", stored.dtype)
+        of_target = target.load(f"model.{name}", stored.dtype)
     else:
-        theirs = output_rows(target, head.token_ids, stored.dtype)
-    return torch.equal(stored, theirs)
+        of_target = output_rows(target, head.token_ids, stored.dtype)
+    return torch.equal(stored, of_target)
 
 
 def with_output(head: Head, target: Checkpoint) -> Head:
-    """Return the head with the target's output rows of its vocabulary, if it has a vocabulary and no output."""
+    """Return the head with an output matrix. If it has only a draft vocabulary, these are rows of the target's."""
     if head.token_ids is None or head.spec.join is Join.NONE or head.spec.has(OUTPUT):
         return head
     shapes = {**head.spec.shapes, OUTPUT: (len(head.token_ids), head.spec.hidden_size)}
@@ -160,7 +171,7 @@ def _output_name(target: Checkpoint) -> str:
 
 
 def output_rows(target: Checkpoint, token_ids: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Return rows of the target's output matrix; None: all."""
+    """Return the rows of the target's output matrix for these tokens; None: for all tokens."""
     name = _output_name(target)
     if token_ids is None:
         return target.load(name, dtype)
@@ -168,7 +179,7 @@ def output_rows(target: Checkpoint, token_ids: Tensor | None, dtype: torch.dtype
         return dequantized(stored.kind, stored.data[token_ids.numpy()], dtype)
     ascending, order = token_ids.sort()
     rows, begin = [], 0
-    for piece in target.pieces(name, dtype, _PIECE_ROWS):  # the whole matrix would take too much memory
+    for piece in target.pieces(name, dtype, _PIECE_ROWS):  # in pieces, to save memory
         rows.append(piece[ascending[(ascending >= begin) & (ascending < begin + len(piece))] - begin])
         begin += len(piece)
     return torch.cat(rows)[order.argsort()]

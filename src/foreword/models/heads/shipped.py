@@ -1,7 +1,7 @@
-"""Heads shipped with the package, and the models they were trained for.
+"""Heads shipped with the package, and the models for which they were trained.
 
-A head's target.json has the shape of its target, some tokens and some norms. The same model matches in any file
-format, and a similar one does not. A wrong match would cost time, never change a text.
+A head's target.json contains sizes of its target, some tokens and the weights of some norms. They match the same model
+in any file format, but not a similar model. A wrong match would only cost time, since no drafter changes a text.
 """
 
 import json
@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # names are looked up before heavy imports
+if TYPE_CHECKING:  # not at run time: heads are found by name before torch is imported
     from torch import Tensor
 
     from foreword.models.config import ModelConfig
@@ -21,22 +21,23 @@ if TYPE_CHECKING:  # names are looked up before heavy imports
 HEADS = Path(__file__).parents[2] / "heads"
 
 NORM_TOLERANCE = 0.01
-"""Tolerance relative to the largest weight of a norm; half precision rounds by less than half of it."""
+"""Tolerance, relative to the largest weight of a norm. Rounding to half precision changes less than half of it."""
 
 NORMS = ("model.norm.weight", "model.layers.0.input_layernorm.weight")
-_TOKENS = 64  # compared ids, spread over the vocabulary
+_TOKENS = 64  # number of compared token ids, evenly spaced in the vocabulary
 
 
 @dataclass(frozen=True)
 class ShippedHead:
-    """A shipped head."""
+    """A head that is shipped with the package."""
 
     name: str  # name in configurations
-    path: Path
-    method: str
+    path: Path  # its directory
+    method: str  # drafting method
 
     @property
     def target(self) -> Mapping[str, Any]:
+        """Contents of target.json."""
         return _read(self.path / "target.json")
 
     def fits(self, checkpoint: "Checkpoint", tokenizer: "Tokenizer") -> bool:
@@ -54,10 +55,12 @@ def shipped_heads() -> tuple[ShippedHead, ...]:
 
 
 def find_head(checkpoint: "Checkpoint", tokenizer: "Tokenizer") -> ShippedHead | None:
+    """Return the shipped head that was trained for this model, if any."""
     return next((head for head in shipped_heads() if head.fits(checkpoint, tokenizer)), None)
 
 
 def head_named(name: str) -> Path | None:
+    """Return the directory of the shipped head with this name, if any."""
     return next((head.path for head in shipped_heads() if head.name == name), None)
 
 
@@ -84,18 +87,20 @@ def _shape(config: "ModelConfig") -> dict[str, int]:
 
 
 def some_tokens(tokenizer: "Tokenizer") -> dict[str, str]:
-    """Return some ids with their bytes in hexadecimal."""
+    """Return some token ids, evenly spaced in the vocabulary, with their bytes in hexadecimal."""
     step = max(1, tokenizer.vocab_size // _TOKENS)
     ids = range(0, tokenizer.vocab_size, step)
     return {str(token): tokenizer.token_bytes(token, skip_special_tokens=False).hex() for token in ids}
 
 
 def _is_close(checkpoint: "Checkpoint", name: str, expected: list[float]) -> bool:
-    found = _norm(checkpoint, name)
-    if len(found) != len(expected):
+    """Return whether the weights of a norm are the expected ones, within `NORM_TOLERANCE`."""
+    weights = _norm(checkpoint, name)
+    if len(weights) != len(expected):
         return False
-    wanted = found.new_tensor(expected)
-    return bool((found - wanted).abs().max() <= NORM_TOLERANCE * wanted.abs().max())
+    expected_weights = weights.new_tensor(expected)
+    difference = (weights - expected_weights).abs().max()
+    return bool(difference <= NORM_TOLERANCE * expected_weights.abs().max())
 
 
 def _norm(checkpoint: "Checkpoint", name: str) -> "Tensor":
@@ -106,5 +111,5 @@ def _norm(checkpoint: "Checkpoint", name: str) -> "Tensor":
 
 @cache
 def _read(path: Path) -> Mapping[str, Any]:
-    described: Mapping[str, Any] = json.loads(path.read_text())
-    return described
+    content: Mapping[str, Any] = json.loads(path.read_text())
+    return content

@@ -1,4 +1,7 @@
-"""Format-independent description of a draft head."""
+"""Description of a draft head, independent of file formats.
+
+*Features* are the target's hidden states that a head reads: those of all taps of a position, concatenated.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,59 +12,63 @@ from foreword.models.config import LayerSpec, NormSpec, RopeSpec
 Shapes = Mapping[str, tuple[int, ...]]
 
 TABLES = ("d2t", "t2d", "token_map")
-"""Integer tensors: the token mapping of a reduced vocabulary."""
+"""Integer tensors with the mapping between the draft vocabulary and the target's."""
 
 DRAFTERS_OWN = ("mask_hidden",)
-"""Tensors that only the drafter reads."""
+"""Tensors that the drafter reads, and no backend."""
 
 MARKOV = ("markov_head.markov_w1", "markov_head.markov_w2")
-"""DSpark's Markov matrices: embedding of the previous token, and its projection to logits."""
+"""DSpark's Markov matrices: the embedding of the previous token, and the projection to logits."""
 
 CONFIDENCE = "confidence_head.proj"
-"""DSpark's acceptance estimate."""
+"""DSpark's projection that estimates the acceptance of a draft token."""
 
 
 class Join(Enum):
-    """Combination of token embedding and features into the first layer's input."""
+    """How token embedding and features become the input of the first layer."""
 
     CONCAT = "concat"  # EAGLE-3: concatenated for the attention; the features are the residual stream
     FUSED = "fused"  # EAGLE-1, MTP: projected by one matrix into the residual stream
-    CONTEXT = "context"  # DFlash: rows attend to the features and read only their token
-    NONE = "none"  # Medusa: no token is read
+    CONTEXT = "context"  # DFlash: a row reads only its token, and attends to the features
+    NONE = "none"  # Medusa: only features are read
 
 
 @dataclass(frozen=True)
 class HeadSpec:
-    """A head on the target's hidden states; most are small decoders.
+    """A head on the target's hidden states; most heads are small decoders.
 
     A row is computed from token t and the features of position t - 1 (DFlash: t), and predicts the token after t.
     """
 
-    kind: str  # method
+    kind: str  # drafting method
     hidden_size: int
     layers: tuple[LayerSpec, ...]
     norm: NormSpec
     rope: RopeSpec
-    vocab_size: int  # of the target that it was made for
-    draft_vocab_size: int  # draft vocabulary
+    vocab_size: int  # vocabulary size of the target
+    draft_vocab_size: int
     target_hidden_size: int
-    num_taps: int  # number of concatenated hidden states of the target
-    # Tapped layers: the residual stream after this many layers. None: defaults by the target's depth.
+    num_taps: int  # number of hidden states of the target that are concatenated
+    # Tapped boundaries: i stands for the residual stream after i layers. None: defaults by the target's depth.
     boundaries: tuple[int, ...] | None
-    reads_normed: bool  # the single tap is after the final norm
+    reads_normed: bool  # the head reads one tap, after the target's final norm
     join: Join
-    shapes: Shapes  # used tensors by speculators' names; missing ones are the target's or unused
-    norm_before_residual: bool = False  # the residual stream starts with the normalised features
-    norm_output: bool = False  # its own states are normalised
-    interleaved: bool = False  # rotated pairs are adjacent in the stored weights
-    norms_minus_one: bool = False  # norm weights are stored minus one
-    hidden_first: bool = False  # the stored `fc.weight` reads features before the embedding
-    mask_token_id: int | None = None  # placeholder token of heads that draft several positions at once
-    block_size: int = 0  # DFlash: rows per block, the newest token's and masks
-    is_causal: bool = False  # DFlash: rows of a block see only earlier ones
-    anchor_drafts: bool = (
-        False  # DFlash: a row predicts the token after it; False: the token in its mask's place
+    shapes: (
+        Shapes  # the tensors of the head, by speculators' names; other tensors are the target's, or unused
     )
+    norm_before_residual: bool = False  # the residual stream starts with the normalised features
+    norm_output: bool = False  # as features of the next draft token it reads its own normalised states
+    interleaved: bool = False  # rotated pairs are adjacent in the stored weights
+    norms_minus_one: bool = False  # weights of norms are stored minus one
+    hidden_first: bool = False  # the stored `fc.weight` reads features before the embedding
+    mask_token_id: int | None = (
+        None  # placeholder for unknown tokens, in heads that draft several positions at once
+    )
+    block_size: int = 0  # DFlash: rows per block: one of the newest token, then mask tokens
+    is_causal: bool = False  # DFlash: a row of a block attends only to earlier rows of the block
+    # DFlash: every row predicts the token after it, the newest token's too. False: a mask's row predicts the token
+    # that replaces the mask.
+    anchor_drafts: bool = False
     num_heads: int = 0  # Medusa: number of heads
     blocks_per_head: int = 0  # Medusa: residual blocks per head
 
@@ -71,7 +78,7 @@ class HeadSpec:
 
     @property
     def is_plain(self) -> bool:
-        """Return whether its layers are llama-style."""
+        """Return whether its layers are of Llama's kind."""
         is_usual_rope = self.rope.rotary_dim is None and self.rope.magnitude == 1
         return is_usual_rope and all(
             layer.mlp.experts is None and layer.attention.latent is None and not layer.attention.gated

@@ -1,4 +1,4 @@
-"""Writes heads in speculators' layout: converted (also from pickles), or quantised to 8 bits."""
+"""Writes heads in speculators' layout: converts them (also from pickles), or quantises them to 8 or 4 bits."""
 
 import json
 import shutil
@@ -22,13 +22,16 @@ _OUTER_KEYS = frozenset(
     "norm_before_residual norm_output num_aux_hidden_states quantization_config target_hidden_size target_layer_ids "
     f"torch_dtype transformers_version use_aux_norm {IDS}".split()
 )
-"""Keys of a flat config that do not describe the layer."""
+"""Keys that do not describe the head's layers, in a config without `transformer_layer_config`."""
 
 
 def write_head(
     head: Head, out: Path, tensors: Mapping[str, Tensor], extra: Mapping[str, Any] | None = None
 ) -> int:
-    """Write config.json and model.safetensors into a new directory; return their size in bytes."""
+    """Write a head into a new directory; return the size of its files in bytes.
+
+    `extra` has additional keys for config.json.
+    """
     if out.exists():
         raise RequestError(f"{out} exists; give a new directory")
     if head.spec.kind == "mtp":
@@ -42,7 +45,7 @@ def write_head(
 
 
 def layer_config(target: ModelConfig, intermediate: int | None = None, num_layers: int = 1) -> dict[str, Any]:
-    """Return a Hugging Face config.json of llama layers with the target's sizes."""
+    """Return a Hugging Face config.json of a Llama model with the target's sizes."""
     attention = target.layer.attention
     return {
         "model_type": "llama",
@@ -65,13 +68,13 @@ def layer_config(target: ModelConfig, intermediate: int | None = None, num_layer
 
 
 def stored_tensors(head: Head) -> dict[str, Tensor]:
-    """Return the head's stored tensors by speculators' names, without those that the target provides."""
+    """Return the head's stored tensors, by canonical names, without those that it takes from the target."""
     used = {*head.spec.shapes, *(name + end for name in head.spec.shapes for end in PARTS)}
     return {name: head.files.stored(name) for name in head.files.stored_names() if name in used}
 
 
 def speculators_config(head: Head) -> dict[str, Any]:
-    """Return config.json in speculators' format for EAGLE-3; other heads keep their config."""
+    """Return the config.json of a written head: in speculators' format for EAGLE-3, otherwise the head's own."""
     spec, given = head.spec, dict(head.files.config)
     if spec.kind == "medusa":  # vLLM's names and required keys
         return given | {"vocab_size": spec.vocab_size, "medusa_fc_bias": spec.has("blocks.0.layers.0.bias")}
@@ -92,22 +95,22 @@ def speculators_config(head: Head) -> dict[str, Any]:
     }
     if spec.boundaries is not None:
         config[IDS] = list(spec.boundaries)
-    kept = ("speculators_config", "speculators_version", "quantization_config", "acceptance_by_level")
-    return config | {key: given[key] for key in kept if key in given}
+    copied = ("speculators_config", "speculators_version", "quantization_config", "acceptance_by_level")
+    return config | {key: given[key] for key in copied if key in given}
 
 
 GROUP = 64
-"""Columns per scale."""
+"""Number of columns that share a scale."""
 
 
 ROUNDED_BITS = (8, 4)
-"""Bits per weight that a head can be rounded to."""
+"""Bits per weight to which a head can be quantised."""
 
 
 def quantize_head(head: Head, out: Path, bits: int = 8) -> int:
-    """Write the head with rounded matrices into a new directory; return its size in bytes.
+    """Write the head with quantised matrices into a new directory; return its size in bytes.
 
-    Norms, biases and tables are unchanged.
+    Norms, biases and tables are copied.
     """
     tensors: dict[str, Tensor] = {}
     for name, shape in head.spec.shapes.items():
@@ -119,21 +122,24 @@ def quantize_head(head: Head, out: Path, bits: int = 8) -> int:
 
 
 def rounded_parts(name: str, matrix: Tensor, bits: int) -> dict[str, Tensor]:
-    """Return the stored tensors of a rounded matrix `x.weight`.
+    """Return the tensors that store the quantised matrix `name` = "x.weight".
 
-    8 bits: int8 levels and `x.weight_scale`, float16 [rows, groups]. 4 bits: as compressed-tensors stores them,
-    `x.weight_packed` with eight levels in an int32.
+    8 bits: int8 levels, and `x.weight_scale`, float16 [rows, groups]. 4 bits: the format of compressed-tensors, with
+    eight levels in an int32 of `x.weight_packed`.
     """
     levels, scales = rounded_levels(matrix, bits)
     if bits == 8:
         return {name: levels.contiguous(), name + SCALE: scales}
     rows, columns = levels.shape
-    eights = torch.nn.functional.pad(levels.int() + 8, (0, -columns % 8)).view(rows, -1, 8)
-    packed = (eights << torch.arange(0, 32, 4, dtype=torch.int32)).sum(-1, dtype=torch.int32)
+    words = torch.nn.functional.pad(levels.int() + 8, (0, -columns % 8)).view(
+        rows, -1, 8
+    )  # 8 levels per word
+    packed = (words << torch.arange(0, 32, 4, dtype=torch.int32)).sum(-1, dtype=torch.int32)
     return {name + PACKED: packed, name + SCALE: scales, name + SHAPE: torch.tensor([rows, columns])}
 
 
 def rounding_settings(bits: int) -> dict[str, Any]:
+    """Return the quantization_config of a quantised head."""
     if bits == 8:
         return {"quant_method": OURS, "bits": 8, "group_size": GROUP}
     weights = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": GROUP}
@@ -146,11 +152,12 @@ def rounding_settings(bits: int) -> dict[str, Any]:
 
 
 def rounded_levels(matrix: Tensor, bits: int = 8) -> tuple[Tensor, Tensor]:
-    """Return int8 levels, and the scale of every `GROUP` columns of a row."""
+    """Quantise a matrix: return levels, int8 [rows, columns], and scales [rows, groups of `GROUP` columns]."""
     rows, columns = matrix.shape
     if bits == 4 and columns % GROUP:  # compressed-tensors has whole groups
         raise RequestError(
-            f"a matrix of {columns} columns cannot be rounded to 4 bits: not a multiple of {GROUP}; use 8 bits"
+            f"a matrix of {columns} columns cannot be rounded to 4 bits, since {columns} is not a multiple of {GROUP}; "
+            "use 8 bits"
         )
     groups = -(-columns // GROUP)
     padded = torch.nn.functional.pad(matrix, (0, groups * GROUP - columns)).view(rows, groups, GROUP)
@@ -160,7 +167,7 @@ def rounded_levels(matrix: Tensor, bits: int = 8) -> tuple[Tensor, Tensor]:
     else:
         low, high = -8, 7
         scales = torch.maximum(padded.amax(-1) / high, padded.amin(-1) / low).bfloat16()
-    # A scale that underflows to 0 has only zeros.
+    # If a scale underflows to 0, all levels of its group are 0.
     levels = padded / scales.float().where(scales > 0, torch.inf)[..., None]
     return levels.round().clamp(low, high).to(torch.int8).flatten(1)[:, :columns], scales
 
@@ -183,6 +190,7 @@ def convert_head(path: Path, out: Path) -> int:
 
 
 def _pickles(path: Path) -> list[Path]:
+    """Return the files with pickled weights, unless there are safetensors."""
     if path.is_file():
         return [path] if any(path.match(pattern) for pattern in PICKLES) else []
     if any(path.glob("*.safetensors")):
@@ -191,7 +199,8 @@ def _pickles(path: Path) -> list[Path]:
 
 
 def _unpickled(files: list[Path]) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = {}
+    """Return the tensors in pickled files; torch's loader runs no code from them."""
+    tensors: dict[str, Tensor] = {}
     for file in files:
         try:
             content = torch.load(file, map_location="cpu", weights_only=True)
@@ -199,6 +208,6 @@ def _unpickled(files: list[Path]) -> dict[str, Tensor]:
             reason = " ".join(str(error).split())[:120]
             raise CheckpointError(f"{file} holds more than tensors, or is damaged: {reason}") from None
         if not isinstance(content, Mapping) or not all(isinstance(v, Tensor) for v in content.values()):
-            raise CheckpointError(f"{file} holds no plain set of tensors; get the head again")
-        found |= {str(name): tensor.contiguous().clone() for name, tensor in content.items()}
-    return found
+            raise CheckpointError(f"{file} is not a mapping of names to tensors; get the head again")
+        tensors |= {str(name): tensor.contiguous().clone() for name, tensor in content.items()}
+    return tensors

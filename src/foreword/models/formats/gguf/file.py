@@ -1,4 +1,4 @@
-"""Parses the structure of a GGUF file: metadata and tensors, with all sizes checked."""
+"""Reads the structure of a GGUF file: metadata and tensors, with all sizes checked."""
 
 import mmap
 import struct
@@ -17,10 +17,11 @@ SUPPORTED_TYPES = frozenset(
 )
 """Readable tensor types; the gguf package dequantises all of them."""
 
+# Type codes of metadata values, with struct's formats.
 _INTEGERS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 10: "<Q", 11: "<q"}
 _SCALARS = _INTEGERS | {6: "<f", 7: "<?", 12: "<d"}
 _STRING, _ARRAY = 8, 9
-_DEFAULT_ALIGNMENT = 32
+_DEFAULT_ALIGNMENT = 32  # bytes
 _MAX_TENSOR_DIMENSIONS = 4
 _MAX_ARRAY_DEPTH = 2
 
@@ -58,6 +59,7 @@ class GgufFile:
         return flat.reshape(-1, tensor.row_bytes)
 
     def release(self) -> None:
+        """Let the system drop the pages of the file that are in memory."""
         if hasattr(mmap, "MADV_DONTNEED"):
             self._bytes.madvise(mmap.MADV_DONTNEED)
 
@@ -107,10 +109,11 @@ class _Reader:
             raise CheckpointError(
                 f"{self._path} has GGUF version {version} (or is big-endian); convert it to GGUF version 3"
             )
-        # Lower bounds of the bytes of a tensor header and of a metadata entry.
+        # 24 and 13: the fewest bytes that a tensor header and a metadata entry can have.
         return self._count(24), self._count(13)
 
     def metadata(self, count: int) -> dict[str, Any]:
+        """Read `count` metadata entries, by key."""
         entries: dict[str, Any] = {}
         for _ in range(count):
             key = self._string()
@@ -120,6 +123,7 @@ class _Reader:
         return entries
 
     def tensors(self, count: int, alignment: int) -> dict[str, GgufTensor]:
+        """Read `count` tensor headers, by name."""
         stored = [self._tensor_header() for _ in range(count)]
         start = _round_up(self._position, alignment)
         expected = 0
@@ -128,7 +132,7 @@ class _Reader:
             tensor = GgufTensor(name, kind, shape, start + offset, self._row_bytes(name, kind, shape[-1]))
             # Tensors are contiguous and in order; other offsets indicate damage.
             if name in tensors or offset != expected:
-                raise _damaged(self._path, f"tensor {name!r} does not lie where it should")
+                raise _damaged(self._path, f"tensor {name!r} is not at the expected offset")
             if tensor.offset + tensor.nbytes > self._size:
                 raise _damaged(self._path, f"the data of tensor {name!r} runs past the end of the file")
             expected = _round_up(offset + tensor.nbytes, alignment)
@@ -136,6 +140,7 @@ class _Reader:
         return tensors
 
     def _tensor_header(self) -> tuple[str, str, tuple[int, ...], int]:
+        """Read (name, type, shape, offset after the headers) of a tensor."""
         name = self._string()
         dimensions = self._scalar("<I")
         if not 1 <= dimensions <= _MAX_TENSOR_DIMENSIONS:
@@ -147,8 +152,8 @@ class _Reader:
 
     def _tensor_type(self, name: str) -> str:
         code = self._scalar("<I")
-        known = {kind.value: kind.name for kind in GGMLQuantizationType}
-        kind = known.get(code, f"number {code}")
+        type_names = {kind.value: kind.name for kind in GGMLQuantizationType}
+        kind = type_names.get(code, f"number {code}")
         if kind not in SUPPORTED_TYPES:
             raise CheckpointError(
                 f"{self._path}: tensor {name!r} has type {kind}, which is not supported; "
@@ -189,10 +194,13 @@ class _Reader:
             raise _damaged(self._path, f"bytes before {self._position} are not text") from None
 
     def _count(self, least_bytes: int) -> int:
-        """Read a count of entries of at least `least_bytes` each, so that a damaged count cannot exhaust memory."""
+        """Read a count of entries that have at least `least_bytes` bytes each.
+
+        Raise if the file is too short for them, so that a damaged count cannot exhaust memory.
+        """
         count = int(self._scalar("<Q"))
         if count * least_bytes > self._size - self._position:
-            raise _damaged(self._path, f"at byte {self._position - 8} it counts {count} entries, too many")
+            raise _damaged(self._path, f"the count {count} at byte {self._position - 8} is too large")
         return count
 
     def _scalar(self, code: str) -> Any:  # noqa: ANN401
@@ -201,7 +209,7 @@ class _Reader:
     def _take(self, count: int) -> bytes:
         end = self._position + count
         if end > self._size:
-            raise _damaged(self._path, f"it ends inside its header, after {self._size} bytes")
+            raise _damaged(self._path, f"it ends within its header, after {self._size} bytes")
         raw = self._data[self._position : end]
         self._position = end
         return raw

@@ -1,4 +1,4 @@
-"""Locations of a model's tensors in a GGUF file, by Hugging Face's names."""
+"""Finds the tensors of a model in a GGUF file, by Hugging Face's names."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -21,7 +21,8 @@ from foreword.models.layer_shapes import expected_shapes
 
 _LAYER = re.compile(r"blk\.(0|[1-9]\d{0,8})\.")
 _LAYER_TENSOR = re.compile(r"blk\.(0|[1-9]\d{0,8})\.(\w+(?:\.\w+)?)\.(weight|bias)")
-_BARE_TENSOR = re.compile(r"blk\.(0|[1-9]\d{0,8})\.(ssm_a|ssm_d)")
+_BARE_TENSOR = re.compile(r"blk\.(0|[1-9]\d{0,8})\.(ssm_a|ssm_d)")  # names without ".weight"
+# GGUF names of stacked experts -> the matrices of each expert in the stack.
 _ALL_EXPERTS = {
     "ffn_gate_exps": ("gate_proj",),
     "ffn_up_exps": ("up_proj",),
@@ -29,6 +30,7 @@ _ALL_EXPERTS = {
     "ffn_down_exps": ("down_proj",),
 }
 _MOST_EXPERTS = 1 << 16
+# The expansion of latent rows, stored as two tensors or as one.
 _KEYS, _VALUES, _BOTH = (f"self_attn.{name}_proj.weight" for name in ("k_b", "v_b", "kv_b"))
 _RECURRENT = ".linear_attn."
 
@@ -37,22 +39,22 @@ _RECURRENT = ".linear_attn."
 class GgufLocation:
     """Location of a tensor, and the order in which it is stored."""
 
-    stored: str
+    stored: str  # name in the file
     rows: tuple[int, int] | None = None  # range of stored rows, outer dimensions flattened; None: all
-    values: str | None = None  # second tensor, if the expansion of latent rows is stored in two parts
-    order: RotatedRows | GroupedRows | TiledHeads | None = None  # of rows, or of a vector's numbers
-    columns: TiledHeads | None = None
+    values: str | None = None  # name of the second tensor, if the expansion of latent rows is stored as two
+    order: RotatedRows | GroupedRows | TiledHeads | None = None  # order of rows, or of a vector's numbers
+    columns: TiledHeads | None = None  # order of columns; None: that of Hugging Face
 
 
 def tensor_parts(
     tensors: Mapping[str, GgufTensor], names: GgufNames, path: Path, skipped: Iterable[str]
 ) -> dict[str, list[str]]:
-    """Return the model's tensors that each stored one holds."""
-    ignored = set(skipped)
+    """Return stored name -> names of the model's tensors in it, for all stored tensors that are not in `skipped`."""
+    skipped = set(skipped)
     return {
         stored: _parts(stored, tensor, names, path)
         for stored, tensor in tensors.items()
-        if stored not in ignored
+        if stored not in skipped
     }
 
 
@@ -63,50 +65,55 @@ def places(
     config: ModelConfig,
     path: Path,
 ) -> dict[str, GgufLocation]:
-    """Return the location of every tensor by its name in the model."""
+    """Return the location of every tensor of the model, by name.
+
+    `parts` is the result of `tensor_parts`.
+    """
     shapes = expected_shapes(config)
-    found = _latent_places(parts)
-    for stored, held in parts.items():
-        if held[0].endswith((_KEYS, _VALUES)):
+    locations = _latent_places(parts)
+    for stored, part_names in parts.items():
+        if part_names[0].endswith((_KEYS, _VALUES)):
             continue
-        if len(held) == 1 and len(tensors[stored].shape) < 3:
-            found[held[0]] = GgufLocation(stored)
+        if len(part_names) == 1 and len(tensors[stored].shape) < 3:
+            locations[part_names[0]] = GgufLocation(stored)
             continue
         start = 0
-        for name in held:
+        for name in part_names:
             shape = shapes.get(name, (0, 0))
             end = start + (shape[0] if len(shape) > 1 else 1)
-            found[name] = GgufLocation(stored, (start, end))
+            locations[name] = GgufLocation(stored, (start, end))
             start = end
         if start != stored_rows(tensors[stored]):
             raise CheckpointError(
                 f"{path}: tensor {stored!r} has {stored_rows(tensors[stored])} rows, its config says {start}; "
                 "get the file again"
             )
-    return {name: _ordered(name, place, names, config) for name, place in found.items()}
+    return {name: _ordered(name, place, names, config) for name, place in locations.items()}
 
 
 def stored_rows(tensor: GgufTensor) -> int:
+    """Return the number of rows, with all outer dimensions flattened."""
     return tensor.nbytes // tensor.row_bytes
 
 
 def module_tensors(tensors: Iterable[str], layers: range) -> list[str]:
+    """Return the stored names of the tensors in these layers."""
     return [name for name in tensors if (layer := _LAYER.match(name)) and int(layer[1]) in layers]
 
 
 def _latent_places(parts: Mapping[str, list[str]]) -> dict[str, GgufLocation]:
-    """Return the locations of latent expansions that are stored in two parts."""
-    single = {held[0]: stored for stored, held in parts.items()}
-    layers = [name.removesuffix(_KEYS) for name in single if name.endswith(_KEYS)]
+    """Return the locations of expansions of latent rows that are stored as two tensors."""
+    stored_names = {part_names[0]: stored for stored, part_names in parts.items()}
+    layers = [name.removesuffix(_KEYS) for name in stored_names if name.endswith(_KEYS)]
     return {
-        layer + _BOTH: GgufLocation(single[layer + _KEYS], values=single[layer + _VALUES])
+        layer + _BOTH: GgufLocation(stored_names[layer + _KEYS], values=stored_names[layer + _VALUES])
         for layer in layers
-        if layer + _VALUES in single
+        if layer + _VALUES in stored_names
     }
 
 
 def _ordered(name: str, place: GgufLocation, names: GgufNames, config: ModelConfig) -> GgufLocation:
-    """Add the order of rows and columns."""
+    """Return the location with the order in which the file stores rows and columns."""
     if names.interleaved and (
         rotated := rotated_rows(config.layers[0].attention).get(name.split(".", 3)[-1])
     ):
@@ -122,7 +129,7 @@ def _ordered(name: str, place: GgufLocation, names: GgufNames, config: ModelConf
 
 
 def _canonical(name: str) -> str:
-    """Return a name without the suffix that GGUF adds to tensors that are neither matrices nor biases."""
+    """Return the canonical form of a mapped name: GGUF adds a suffix even to tensors without one in Hugging Face."""
     return (
         name.replace("e_score_correction.bias", "e_score_correction_bias")
         .replace("self_attn.sinks.weight", "self_attn.sinks")
@@ -131,6 +138,7 @@ def _canonical(name: str) -> str:
 
 
 def _parts(stored: str, tensor: GgufTensor, names: GgufNames, path: Path) -> list[str]:
+    """Return the names of the model's tensors in a stored tensor, in the order of its rows."""
     stem, _, suffix = stored.rpartition(".")
     if suffix == "weight" and stem in TOP_TENSORS:
         return [f"{TOP_TENSORS[stem]}.weight"]
@@ -139,16 +147,16 @@ def _parts(stored: str, tensor: GgufTensor, names: GgufNames, path: Path) -> lis
         return [f"model.layers.{bare[1]}.{names.layer_tensors[bare[2]]}"]
     match = _LAYER_TENSOR.fullmatch(stored)
     if match is not None:
-        layer, name, kind = match.groups()
+        layer, name, suffix = match.groups()
         prefix = f"model.layers.{layer}."
-        dimensions = 2 if kind == "bias" else 3
+        dimensions = 2 if suffix == "bias" else 3
         if name in _ALL_EXPERTS and len(tensor.shape) == dimensions and tensor.shape[0] <= _MOST_EXPERTS:
             return [
-                f"{prefix}mlp.experts.{expert}.{part}.{kind}"
+                f"{prefix}mlp.experts.{expert}.{part}.{suffix}"
                 for expert in range(tensor.shape[0])
                 for part in _ALL_EXPERTS[name]
             ]
-        held = names.fused.get(name, (name,))
-        if all(part in names.layer_tensors for part in held):
-            return [_canonical(f"{prefix}{names.layer_tensors[part]}.{kind}") for part in held]
-    raise CheckpointError(f"{path}: tensor {stored!r} belongs to no supported model; use another")
+        parts = names.fused.get(name, (name,))
+        if all(part in names.layer_tensors for part in parts):
+            return [_canonical(f"{prefix}{names.layer_tensors[part]}.{suffix}") for part in parts]
+    raise CheckpointError(f"{path}: tensor {stored!r} belongs to no supported model; use another model")

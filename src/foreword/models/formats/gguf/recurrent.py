@@ -1,4 +1,4 @@
-"""Reads the recurrent layers of a GGUF file's metadata, as keys of a config.json."""
+"""Converts GGUF metadata about recurrent layers to the keys of a config.json."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ _KV_HEADS, _MLP_SIZE, _RECURRENT = (
 
 
 def recurrent_keys(keys: RecurrentKeys) -> dict[str, str]:
-    """Return the family's keys of config.json -> keys of the metadata, after the architecture's name."""
+    """Return keys of config.json -> keys of the metadata (without the architecture's name), for a family."""
     if keys.heads is None:
         return {}
     stated = {
@@ -31,7 +31,7 @@ def recurrent_keys(keys: RecurrentKeys) -> dict[str, str]:
 def recurrent_values(
     file: GgufFile, fields: ConfigFields, family: Architecture, count: int
 ) -> dict[str, Any]:
-    """Return the sizes of recurrent layers, and the kinds of the decoder's `count` layers."""
+    """Return values of a config.json: the sizes of recurrent layers, and the kind of each of the `count` layers."""
     assert family.recurrent is not None
     keys = family.recurrent
     values = {key: fields.get(name) for key, name in recurrent_keys(keys).items()}
@@ -46,12 +46,12 @@ def recurrent_values(
 
 
 def _layers(file: GgufFile, fields: ConfigFields, family: Architecture, count: int) -> dict[str, Any]:
-    """Return the kinds of layers, and the sizes that are stored as lists because recurrent layers have none."""
+    """Return `layer_types`, and the sizes that the metadata states for each layer: 0 in layers without them."""
     assert family.recurrent is not None
     kv_heads, is_single = _per_layer(fields, _KV_HEADS, count), family.norms is Norms.SINGLE
     listed = isinstance(fields.get(_KV_HEADS), list)
     values: dict[str, Any] = {"num_key_value_heads": _one_size(fields, _KV_HEADS, kv_heads)} if listed else {}
-    if is_single:  # attention, an MLP, or neither
+    if is_single:  # a layer has attention, an MLP or a recurrence alone
         widths = _per_layer(fields, _MLP_SIZE, count)
         kinds = [
             _kind_of_single(file, index, heads, width)
@@ -59,22 +59,25 @@ def _layers(file: GgufFile, fields: ConfigFields, family: Architecture, count: i
         ]
         return values | {"layer_types": kinds, "intermediate_size": _one_size(fields, _MLP_SIZE, widths)}
     if fields.get(_RECURRENT) is not None:
-        attends = [not recurrent for recurrent in _per_layer(fields, _RECURRENT, count)]
+        has_attention = [not recurrent for recurrent in _per_layer(fields, _RECURRENT, count)]
     elif listed and (family.recurrent.attention_layers is not None or 0 in kv_heads):
-        attends = [heads > 0 for heads in kv_heads]
+        has_attention = [heads > 0 for heads in kv_heads]
     else:
         return values
-    return values | {"layer_types": ["full_attention" if has else "linear_attention" for has in attends]}
+    return values | {
+        "layer_types": ["full_attention" if attends else "linear_attention" for attends in has_attention]
+    }
 
 
 def _kind_of_single(file: GgufFile, index: int, heads: int, width: int) -> str:
+    """Return the kind of a layer with one sublayer, from its number of KV heads and the width of its MLP."""
     if width:
         return "moe" if f"blk.{index}.ffn_gate_inp.weight" in file.tensors else "mlp"
     return "full_attention" if heads else "linear_attention"
 
 
 def _per_layer(fields: ConfigFields, key: str, count: int) -> list[int]:
-    """Return a value per layer of the decoder; lists have one for each MTP module, too."""
+    """Return a setting of each of the decoder's `count` layers; a stored list may also have values of MTP modules."""
     stored = fields.get(key)
     if not isinstance(stored, list):
         return [fields.whole(key, 0)] * count
@@ -84,8 +87,8 @@ def _per_layer(fields: ConfigFields, key: str, count: int) -> list[int]:
 
 
 def _one_size(fields: ConfigFields, key: str, sizes: list[int]) -> int:
-    """Return the size of the layers that have one."""
-    stated = sorted(set(sizes) - {0})
-    if len(stated) > 1:
-        raise fields.unsupported(f"{key} of {stated[0]} in some layers and {stated[-1]} in others")
-    return stated[0] if stated else 0
+    """Return the size that all layers have in which it is not 0."""
+    distinct = sorted(set(sizes) - {0})
+    if len(distinct) > 1:
+        raise fields.unsupported(f"{key} of {distinct[0]} in some layers and {distinct[-1]} in others")
+    return distinct[0] if distinct else 0

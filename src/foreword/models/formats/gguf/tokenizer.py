@@ -19,24 +19,25 @@ from foreword.models.tokenization.token_pieces import PieceDecoder, byte_level_d
 from foreword.models.tokenization.tokenizer import Tokenizer, TokenizerParts
 
 TOKENIZER_PREFIX = "tokenizer.ggml."
-"""Metadata keys of the vocabulary."""
+"""Prefix of the metadata keys that describe the tokenizer."""
 
 _NORMAL_TYPE, _UNKNOWN_TYPE, _CONTROL_TYPE, _USER_DEFINED_TYPE, _UNUSED_TYPE = 1, 2, 3, 4, 5
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _FILL_KEYS = (
     ("fim_pre_token_id", "fim_suf_token_id", "fim_mid_token_id"),
-    ("prefix_token_id", "suffix_token_id", "middle_token_id"),  # of older files
+    ("prefix_token_id", "suffix_token_id", "middle_token_id"),  # older files
 )
 _FILL_END_KEYS = ("fim_pad_token_id", "fim_rep_token_id", "fim_sep_token_id", "eot_token_id")
 
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>")
-"""Control tokens that end an answer if the chat template uses them, whatever the metadata declares as EOS."""
+"""Control tokens that end an answer if the chat template uses them, in addition to those in the metadata."""
 
 _HARMONY_ENDS = ("<|return|>", "<|call|>")
-"""The same of gpt-oss, whose answers go on after `<|end|>`: it ends a message of several."""
+"""The same for gpt-oss. Its `<|end|>` only ends a message, and an answer may have several messages."""
 
 
 def gguf_tokenizer(file: GgufFile) -> Tokenizer:
+    """Return the tokenizer of a GGUF file."""
     fields = ConfigFields(file.metadata, str(file.path), prefix=TOKENIZER_PREFIX)
     tokens = _string_list(fields, "tokens")
     if len(set(tokens)) != len(tokens):
@@ -66,21 +67,21 @@ def gguf_tokenizer(file: GgufFile) -> Tokenizer:
 
 
 def _build(fields: ConfigFields, tokens: list[str]) -> tuple[tokenizers.Tokenizer, PieceDecoder, bool, bool]:
-    """Return the backend without added tokens, the decoder of its pieces, and two defaults.
+    """Return (backend without added tokens, decoder of its pieces, strips_leading_space, starts_with_bos).
 
-    These are whether a text's leading space is stripped, and whether texts start with BOS.
+    The last is whether texts start with BOS if the metadata does not say.
     """
     model = fields.text("model")
     try:
         if model == "gpt2":
-            kind = fields.text("pre")
-            backend = byte_level_backend(kind, tokens, _string_list(fields, "merges"))
-            return backend, byte_level_decoder(), False, starts_with_bos(kind)
+            pre_tokenizer = fields.text("pre")
+            backend = byte_level_backend(pre_tokenizer, tokens, _string_list(fields, "merges"))
+            return backend, byte_level_decoder(), False, starts_with_bos(pre_tokenizer)
         if model == "llama":
-            prefixed = fields.flag("add_space_prefix", True)
+            adds_space = fields.flag("add_space_prefix", True)
             scores = _scores(fields, _types(fields, len(tokens)))
-            backend = sentencepiece_backend(tokens, scores, _unknown(fields, tokens), prefixed)
-            return backend, sentencepiece_decoder, prefixed, True
+            backend = sentencepiece_backend(tokens, scores, _unknown(fields, tokens), adds_space)
+            return backend, sentencepiece_decoder, adds_space, True
     except (ValueError, OverflowError) as error:
         raise _bad_vocabulary(fields, " ".join(str(error).split())) from None
     raise TokenizerError(f"{fields.origin}: tokenizer model {model!r} is not supported; use gpt2 or llama")
@@ -102,7 +103,8 @@ def _added(token: str, *, special: bool) -> tokenizers.AddedToken:
 
 
 def _prepend(backend: tokenizers.Tokenizer, bos: str, bos_id: int) -> None:
-    # By id, because the template syntax cannot express every token.
+    """Make the backend begin texts with BOS."""
+    # Named "BOS" here, because the library's template syntax cannot express the name of every token.
     backend.post_processor = processors.TemplateProcessing(
         single=["BOS", "$A"], special_tokens=[{"id": "BOS", "ids": [bos_id], "tokens": [bos]}]
     )
@@ -115,13 +117,15 @@ def _chat_template(fields: ConfigFields, source: str, tokens: list[str]) -> Chat
 
 
 def _eos_ids(fields: ConfigFields, tokens: list[str], special: list[str], template: str) -> frozenset[int]:
+    """Return the ids of the tokens that end an answer, from the metadata and the chat template."""
     stated = {_token_id(fields, key, tokens) for key in _END_KEYS}
-    known = _HARMONY_ENDS if set(_HARMONY_ENDS) <= set(special) else _TURN_ENDS
-    turn_ends = {tokens.index(end) for end in known if end in special and end in template}
+    names = _HARMONY_ENDS if set(_HARMONY_ENDS) <= set(special) else _TURN_ENDS
+    turn_ends = {tokens.index(name) for name in names if name in special and name in template}
     return frozenset(i for i in stated | turn_ends if i is not None)
 
 
 def _fill(fields: ConfigFields, tokens: list[str]) -> tuple[int, int, int] | None:
+    """Return the fill-in-the-middle tokens (prefix, suffix, middle) that the metadata declares."""
     for keys in _FILL_KEYS:
         prefix, suffix, middle = (_token_id(fields, key, tokens) for key in keys)
         if prefix is not None and suffix is not None and middle is not None:
@@ -134,7 +138,7 @@ def _token_id(fields: ConfigFields, key: str, tokens: list[str]) -> int | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < len(tokens):
-        raise fields.malformed(key, "the number of a token")
+        raise fields.malformed(key, "the id of a token")
     return value
 
 
@@ -151,12 +155,12 @@ def _types(fields: ConfigFields, count: int) -> list[int]:
 
 
 def _padding(types: list[int]) -> int:
-    """Return the number of trailing padding entries, which converters add to match the embedding."""
+    """Return how many padding entries converters have added at the end, to match the rows of the embedding."""
     return sum(1 for _ in takewhile(lambda kind: kind == _UNUSED_TYPE, reversed(types)))
 
 
 def _scores(fields: ConfigFields, types: list[int]) -> list[float | None]:
-    """Return the scores of entries that text can form; None for others."""
+    """Return the score of each entry that merges can form; None for other entries."""
     scores = fields.get("scores")
     if not isinstance(scores, list) or len(scores) != len(types):
         raise _bad_vocabulary(fields, "scores does not have a number for every token")

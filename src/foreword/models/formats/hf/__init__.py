@@ -1,1 +1,1 @@
-"""Hugging Face directories."""
+"""Reads Hugging Face directories."""

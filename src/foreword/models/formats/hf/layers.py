@@ -15,6 +15,7 @@ from foreword.models.formats.fields import MAX_DIMENSION, ConfigFields
 
 
 def experts_spec(fields: ConfigFields, keys: ExpertKeys, normalize: bool) -> ExpertsSpec:
+    """Return the routed experts of a config.json, checked for consistency."""
     if keys.normalize.key is None and not keys.normalize.always and fields.flag("norm_topk_prob", False):
         raise fields.unsupported("normalised weights of experts in this family (norm_topk_prob)")
     _require(fields, "scoring_func", keys.scores.value)
@@ -38,7 +39,7 @@ def experts_spec(fields: ConfigFields, keys: ExpertKeys, normalize: bool) -> Exp
 
 
 def shared_size(fields: ConfigFields, keys: ExpertKeys, experts: ExpertsSpec) -> int:
-    """Return the width of the shared expert; 0: none."""
+    """Return the intermediate size of the shared expert; 0: there is none."""
     if keys.shared_size is not None:
         return fields.count(keys.shared_size)
     if keys.shared_count is None:
@@ -50,6 +51,7 @@ def shared_size(fields: ConfigFields, keys: ExpertKeys, experts: ExpertsSpec) ->
 
 
 def dense_layers(fields: ConfigFields, keys: ExpertKeys | None, count: int) -> set[int]:
+    """Return the indices of layers with a dense MLP, in a model with experts in the other layers."""
     if keys is None or keys.dense is DenseLayers.NONE:
         return set()
     if keys.dense is DenseLayers.FIRST:
@@ -63,6 +65,7 @@ def dense_layers(fields: ConfigFields, keys: ExpertKeys | None, count: int) -> s
 
 
 def _groups(fields: ConfigFields, keys: ExpertKeys) -> tuple[int, int]:
+    """Return (number of groups of experts, number of groups from which a token selects)."""
     if keys.grouping is Grouping.BY_METHOD:
         method = fields.text("topk_method", "greedy")
         if method not in ("greedy", "group_limited_greedy"):
@@ -78,6 +81,7 @@ def _groups(fields: ConfigFields, keys: ExpertKeys) -> tuple[int, int]:
 
 
 def _require(fields: ConfigFields, key: str, expected: str) -> None:
+    """Raise `CheckpointError` if a text is present and not `expected`."""
     if fields.text(key, expected) != expected:
         raise fields.unsupported(f"{key} {fields.get(key)!r} in this family")
 
@@ -87,18 +91,18 @@ def _checked(fields: ConfigFields, keys: ExpertKeys, spec: ExpertsSpec) -> Exper
         raise fields.malformed("n_group", f"a number that divides {spec.count} experts")
     if spec.top_groups > spec.groups:
         raise fields.malformed("topk_group", f"at most {spec.groups}, the number of groups")
-    each = spec.count // spec.groups
-    if spec.group_score is GroupScore.TOP2 and each < 2:
+    group_size = spec.count // spec.groups
+    if spec.group_score is GroupScore.TOP2 and group_size < 2:
         raise fields.malformed("n_group", "few enough groups for two experts each")
-    if spec.per_token > each * spec.top_groups:
+    if spec.per_token > group_size * spec.top_groups:
         raise fields.malformed(
-            keys.per_token, f"at most {each * spec.top_groups}, the experts to choose from"
+            keys.per_token, f"at most {group_size * spec.top_groups}, the experts to choose from"
         )
     return spec
 
 
 class LayerKind(Enum):
-    """Content of a layer of a hybrid model."""
+    """Kind of a layer in a model with recurrent layers."""
 
     RECURRENT = auto()
     ATTENTION = auto()
@@ -112,16 +116,17 @@ _KINDS = {
     **dict.fromkeys(("mlp", "-"), LayerKind.MLP),
     **dict.fromkeys(("moe", "E"), LayerKind.EXPERTS),
 }
-"""Names in `layer_types`, and letters of `hybrid_override_pattern`."""
+"""Names in `layer_types`, and characters of `hybrid_override_pattern` -> kinds."""
 
 
 def num_layers(fields: ConfigFields, family: Architecture) -> int:
+    """Return the number of layers, by default the length of the list of their kinds."""
     stated = _stated_kinds(fields) if family.recurrent is not None else None
     return fields.count("num_hidden_layers", len(stated) if isinstance(stated, list | str) else None)
 
 
 def layer_kinds(fields: ConfigFields, family: Architecture, count: int) -> list[LayerKind]:
-    """Return what the layers have: by a list of kinds, a list of attention layers, or a period."""
+    """Return the kind of each layer. Configs state a list of kinds, a list of attention layers, or a period."""
     keys, stated = family.recurrent, _stated_kinds(fields)
     if keys is None:
         return [LayerKind.ATTENTION] * count
@@ -142,19 +147,21 @@ def layer_kinds(fields: ConfigFields, family: Architecture, count: int) -> list[
         named = fields.get(keys.attention_layers) or []
         if not isinstance(named, list) or not all(isinstance(index, int) for index in named):
             raise fields.malformed(keys.attention_layers, "a list of layers")
-        attends = [index in named for index in range(count)]
+        has_attention = [index in named for index in range(count)]
     else:
         period = fields.count("full_attention_interval", keys.attention_period)
-        attends = [(index + 1) % period == 0 for index in range(count)]
-    return [LayerKind.ATTENTION if has else LayerKind.RECURRENT for has in attends]
+        has_attention = [(index + 1) % period == 0 for index in range(count)]
+    return [LayerKind.ATTENTION if attends else LayerKind.RECURRENT for attends in has_attention]
 
 
 def _stated_kinds(fields: ConfigFields) -> object:
+    """Return the unchecked list (or text) of the layers' kinds, under any of its keys; None: there is none."""
     names = ("layer_types", "layers_block_type", "hybrid_override_pattern")
     return next((fields.get(name) for name in names if fields.get(name) is not None), None)
 
 
 def recurrent_spec(fields: ConfigFields, keys: RecurrentKeys) -> RecurrentSpec:
+    """Return the recurrent layers of a config.json."""
     hidden = fields.count("hidden_size")
     heads = 1 if keys.heads is None else fields.count(keys.heads)
     spec = RecurrentSpec(
@@ -175,6 +182,7 @@ def recurrent_spec(fields: ConfigFields, keys: RecurrentKeys) -> RecurrentSpec:
 
 
 def _value_dim(fields: ConfigFields, keys: RecurrentKeys, heads: int, hidden: int) -> int:
+    """Return the size of a value; without a stated size, Mamba-2's expansion of the hidden size determines it."""
     if keys.value_dim is None:
         return hidden
     if fields.get(keys.value_dim) not in (None, "auto"):
@@ -183,14 +191,15 @@ def _value_dim(fields: ConfigFields, keys: RecurrentKeys, heads: int, hidden: in
 
 
 def _time_limits(fields: ConfigFields) -> tuple[float, float]:
+    """Return (minimum, maximum) of Mamba-2's Δ."""
     limits = fields.get("time_step_limit")
     if limits is None:
         return 0.0, math.inf
-    # transformers writes infinity as {"__float__": "Infinity"}
-    known = (
+    # transformers writes infinity as {"__float__": "Infinity"}.
+    values = (
         [n.get("__float__") if isinstance(n, dict) else n for n in limits] if isinstance(limits, list) else []
     )
-    numbers = [float(n) for n in known if n == "Infinity" or (isinstance(n, int | float) and n >= 0)]
-    if len(known) != 2 or len(numbers) != 2:
+    numbers = [float(n) for n in values if n == "Infinity" or (isinstance(n, int | float) and n >= 0)]
+    if len(values) != 2 or len(numbers) != 2:
         raise fields.malformed("time_step_limit", "a list of two numbers")
     return numbers[0], numbers[1]

@@ -1,4 +1,4 @@
-"""Reads the rotary settings of a config.json."""
+"""Reads the rotary embedding of a config.json."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,11 +17,14 @@ from foreword.models.formats.fields import MAX_DIMENSION, ConfigFields, is_posit
 from foreword.models.rope import longrope_magnitude, yarn_magnitude
 
 _LLAMA = Rope()
-_LOCAL, _GLOBAL = "sliding_attention", "full_attention"
+_LOCAL, _GLOBAL = "sliding_attention", "full_attention"  # sections of `rope_parameters`
 
 
 def rope_spec(fields: ConfigFields, family: Rope = _LLAMA, head_dim: int | None = None) -> RopeSpec:
-    """Return the rotary embedding of a config; without `head_dim`, partial rotation is refused."""
+    """Return the rotary embedding of a config.
+
+    Without `head_dim`, raise for settings that depend on it: partial rotation, and a factor of rotated dimensions.
+    """
     rope = _rope_fields(fields, family)
     rotary_dim = _rotary_dim(rope, family, head_dim)
     scaling, magnitude = _scaling(rope, family, rotary_dim or head_dim)
@@ -31,7 +34,7 @@ def rope_spec(fields: ConfigFields, family: Rope = _LLAMA, head_dim: int | None 
 
 
 def local_rope_spec(fields: ConfigFields, family: Rope) -> RopeSpec | None:
-    """Return the rotary embedding of windowed layers, if it differs."""
+    """Return the rotary embedding of layers with a window; None: that of all layers."""
     if family.local_theta is None:
         return None
     section = _sections(fields)["rope_parameters"].get(_LOCAL)
@@ -41,15 +44,15 @@ def local_rope_spec(fields: ConfigFields, family: Rope) -> RopeSpec | None:
 
 
 def extended_context(stated: int, rope: RopeSpec) -> int:
-    """Return the context length extended by YaRN, whose configs often state the original one."""
+    """Return the context length, extended if the config states YaRN and, as is common, the original length."""
     if isinstance(rope.scaling, YarnRopeScaling):
-        stretched = rope.scaling.original_context * rope.scaling.factor
-        return max(stated, int(min(stretched, MAX_DIMENSION)))
+        extended = rope.scaling.original_context * rope.scaling.factor
+        return max(stated, int(min(extended, MAX_DIMENSION)))
     return stated
 
 
 def score_factor(fields: ConfigFields, family: Rope) -> float:
-    """Return the factor of attention scores in DeepSeek's form of YaRN."""
+    """Return the factor of attention scores in DeepSeek's variant of YaRN; 1 in other configs."""
     rope = _rope_fields(fields, family)
     if _kind(rope, family) == "default" or not rope.get("mscale_all_dim"):
         return 1.0
@@ -57,6 +60,7 @@ def score_factor(fields: ConfigFields, family: Rope) -> float:
 
 
 def _sections(fields: ConfigFields) -> dict[str, Mapping[str, Any]]:
+    """Return the sections of rotary settings by key; empty if missing."""
     sections = {key: fields.get(key) for key in ("rope_scaling", "rope_parameters")}
     for key, section in sections.items():
         if section is not None and not isinstance(section, Mapping):
@@ -65,10 +69,10 @@ def _sections(fields: ConfigFields) -> dict[str, Mapping[str, Any]]:
 
 
 def _rope_fields(fields: ConfigFields, family: Rope) -> ConfigFields:
-    """Find the rotary settings as transformers does.
+    """Return the rotary settings, found as in transformers.
 
-    They are in `rope_parameters` (transformers 5) or `rope_scaling` (before). With both, the older section counts.
-    Settings missing in a section are read from the top level.
+    They are in `rope_scaling`, or in `rope_parameters` since transformers 5. If both are present, `rope_scaling`
+    counts. Settings that the section lacks are read from the top level.
     """
     merged: dict[str, Any] = {key: fields.get(key) for key in ("rope_theta", "partial_rotary_factor")}
     merged["max_position_embeddings"] = fields.get("max_position_embeddings")
@@ -78,12 +82,13 @@ def _rope_fields(fields: ConfigFields, family: Rope) -> ConfigFields:
     if family.local_theta is not None and isinstance(newer.get(_GLOBAL), Mapping):
         newer = newer[_GLOBAL]
     merged |= sections["rope_scaling"] or newer
-    if (trained := fields.get("original_max_position_embeddings")) is not None:
-        merged["original_max_position_embeddings"] = trained
+    if (original := fields.get("original_max_position_embeddings")) is not None:
+        merged["original_max_position_embeddings"] = original
     return replace(fields, values=merged)
 
 
 def _kind(rope: ConfigFields, family: Rope) -> str:
+    """Return the type of scaling by its current name."""
     kind = rope.text("rope_type", rope.text("type", "default"))
     if kind == "su" or (kind == "yarn" and family.yarn_is_longrope):
         return "longrope"
@@ -91,24 +96,25 @@ def _kind(rope: ConfigFields, family: Rope) -> str:
 
 
 def _rotary_dim(rope: ConfigFields, family: Rope, head_dim: int | None) -> int | None:
-    part = rope.number("partial_rotary_factor", family.partial)
-    if part == 1.0:
+    """Return the number of rotated dimensions of a head; None: all."""
+    fraction = rope.number("partial_rotary_factor", family.partial)
+    if fraction == 1.0:
         return None
     if head_dim is None:
         raise rope.unsupported("rotating a part of each head (partial_rotary_factor)")
-    dim = int(head_dim * part) if part < 1 else 0
+    dim = int(head_dim * fraction) if fraction < 1 else 0
     if dim < 2 or dim % 2:
-        raise rope.malformed("partial_rotary_factor", f"a part of {head_dim} numbers that is even")
+        raise rope.malformed("partial_rotary_factor", f"a fraction that is an even part of {head_dim}")
     return dim
 
 
 def _scaling(rope: ConfigFields, family: Rope, dim: int | None) -> tuple[RopeScaling | None, float]:
-    """Return the frequency scaling, and the factor of rotated dimensions."""
+    """Return the frequency scaling, and the factor of the rotated dimensions; `dim` is their number."""
     kind = _kind(rope, family)
     if any(isinstance(value, Mapping) for value in rope.values.values()):
         raise rope.unsupported("rope settings that differ between layers")
     match kind:
-        # dynamic scaling starts beyond the stated context, which is the limit here
+        # Dynamic scaling applies beyond the stated context length, which is the limit here.
         case "default" | "dynamic":
             return None, 1.0
         case "linear":
@@ -153,9 +159,10 @@ def _yarn(rope: ConfigFields, truncates: bool) -> tuple[YarnRopeScaling, float]:
 
 
 def _longrope(rope: ConfigFields, dim: int) -> tuple[FrequencyFactors, float]:
-    """Return the factors for long texts if the context exceeds the original one, otherwise those for short texts.
+    """Return the divisors of the frequencies, and the factor of the rotated dimensions.
 
-    Stored KV rows cannot be rotated again as a text grows. vLLM and llama.cpp also choose by the context length.
+    LongRoPE has divisors for short and for long texts. The context length decides, as in vLLM and llama.cpp, because
+    KV rows that are already rotated could not change when a text grows.
     """
     original = rope.count("original_max_position_embeddings")
     context = rope.count("max_position_embeddings")

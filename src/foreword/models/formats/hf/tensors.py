@@ -1,4 +1,4 @@
-"""Maps stored tensors to the model's: renamed, split and reordered."""
+"""Maps the tensors in safetensors to those of the model: renames, splits and reorders them."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -17,28 +17,30 @@ from foreword.models.layer_shapes import layer_shapes
 
 @dataclass(frozen=True)
 class Place:
-    """Location of a tensor, and its transformation."""
+    """Location of a tensor, and its transformation when it is read."""
 
-    stored: str
+    stored: str  # canonical form of the stored name
     rows: tuple[int, int] | None = None  # range of stored rows; None: all
-    rotated: RotatedRows | None = None
-    plus_one: bool = False
-    expert: int | None = None  # of a tensor that holds all experts of a layer
+    rotated: RotatedRows | None = None  # order of rows with adjacent rotated pairs
+    plus_one: bool = False  # 1 is added to the stored numbers
+    expert: int | None = None  # index of an expert, if the stored tensor has all experts of a layer
     every: tuple[int, int] = (0, 1)  # (first row, distance) of the rows that are read
-    grouped: GroupedRows | None = None
-    transposed: bool = False  # an expert that is stored [in, out]
+    grouped: GroupedRows | None = None  # order of rows that are grouped by key head
+    transposed: bool = False  # the expert is stored [in, out]
 
     @property
     def is_plain(self) -> bool:
+        """Return whether the tensor is stored as it is used."""
         return self == Place(self.stored)
 
     def narrowed(self, rows: tuple[int, int]) -> "Place":
-        """Return the location of a range of its rows; of whole heads if rotated."""
+        """Return the location of a range of the tensor's rows; if they are rotated, of whole heads."""
         first = 0 if self.rows is None else self.rows[0]
         rotated = None if self.rotated is None else replace(self.rotated, rows=rows[1] - rows[0])
         return replace(self, rows=(first + rows[0], first + rows[1]), rotated=rotated)
 
     def read(self, stored: Tensor) -> Tensor:
+        """Return the tensor from the stored one."""
         if self.rows is not None:
             stored = stored[slice(*self.rows)]
         if self.rotated is not None:
@@ -52,24 +54,25 @@ class Place:
 
 
 def canonical_name(stored: str, rules: StoredTensors) -> str:
-    for part, own in rules.renamed:
-        stored = stored.replace(part, own)
+    """Return the canonical form of a stored name; a fused tensor keeps the name that is split later."""
+    for stored_part, canonical_part in rules.renamed:
+        stored = stored.replace(stored_part, canonical_part)
     return stored
 
 
 def places(names: Iterable[str], family: Architecture, config: ModelConfig) -> dict[str, Place]:
-    """Return the location of every tensor by canonical name; `names` are the canonical names of stored ones."""
-    found: dict[str, Place] = {}
+    """Return the location of every tensor of the model; `names` are the stored names in canonical form."""
+    locations: dict[str, Place] = {}
     for name in names:
-        found |= _split(name, family.stored, config)
+        locations |= _split(name, family.stored, config)
     rotated = rotated_rows(config.layers[0].attention) if family.rope.interleaved else {}
-    for name, place in found.items():
+    for name, place in locations.items():
         part = name.split(".", 3)[-1]
         if part in rotated:
-            found[name] = replace(place, rotated=rotated[part])
+            locations[name] = replace(place, rotated=rotated[part])
         elif family.stored.norms_minus_one and name.endswith("norm.weight") and "linear_attn" not in name:
-            found[name] = replace(place, plus_one=True)
-    return found
+            locations[name] = replace(place, plus_one=True)
+    return locations
 
 
 _LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
@@ -78,62 +81,64 @@ _STACKED = {
     "gate_up_proj": (("gate_proj", (0, 2)), ("up_proj", (1, 2))),
     "down_proj": (("down_proj", (0, 1)),),
 }
-"""Parts of a stack, with (first row, distance) of each part's rows if gate and up rows alternate."""
+"""Stack -> its parts, with (first row, distance) of each part's rows if gate and up rows alternate."""
 
 
 def expert_places(
     names: Iterable[str], stacks: ExpertStacks, shape: Callable[[str], list[int]]
 ) -> dict[str, Place]:
-    """Return the location of each expert's tensors in stacks, the tensors that hold all experts of a layer.
+    """Return the location of each expert's tensors in *stacks*: tensors with all experts of a layer.
 
-    `shape` returns the shape of a stack.
+    `stacks` is their layout, and `shape` returns the shape of a stack.
     """
-    found = {}
+    locations = {}
     for name in names:
         if (stack := _STACK.fullmatch(name)) is None:
             continue
-        kind = "weight" if stack[3] is None else "bias"
+        suffix = "weight" if stack[3] is None else "bias"
         count, rows = (*shape(name), 0, 0)[:2]
         for expert in range(count):
             for part, every in _STACKED[stack[2]]:
                 place = Place(name, expert=expert, every=every, transposed=True)
                 if stacks is ExpertStacks.HALVES:
-                    first, parts = every
-                    own = None if parts == 1 else (first * rows // 2, (first + 1) * rows // 2)
-                    place = Place(name, own, expert=expert)
-                found[f"{stack[1]}{expert}.{part}.{kind}"] = place
-    return found
+                    half, parts = every
+                    part_rows = None if parts == 1 else (half * rows // 2, (half + 1) * rows // 2)
+                    place = Place(name, part_rows, expert=expert)
+                locations[f"{stack[1]}{expert}.{part}.{suffix}"] = place
+    return locations
 
 
 def _split(name: str, rules: StoredTensors, config: ModelConfig) -> dict[str, Place]:
-    stem, _, kind = name.rpartition(".")
+    """Return the locations of the model's tensors in a stored one, by name."""
+    stem, _, suffix = name.rpartition(".")
     if (
         rules.grouped_by_key
         and config.recurrent is not None
         and (parts := GROUPED_PARTS.get(stem.split(".")[-1]))
     ):
         return {
-            f"{stem.rpartition('.')[0]}.{part}.{kind}": Place(
+            f"{stem.rpartition('.')[0]}.{part}.{suffix}": Place(
                 name, grouped=grouped_rows(config.recurrent, part)
             )
             for part in parts
         }
-    whole = next((part for part in rules.fused if stem.endswith("." + part)), None)
-    if whole is None:
+    fused = next((part for part in rules.fused if stem.endswith("." + part)), None)
+    if fused is None:
         return {name: Place(name)}
-    prefix = stem.removesuffix(whole)
+    prefix = stem.removesuffix(fused)
     numbered = _LAYER.match(name)
     layer = config.layers[0 if numbered is None else int(numbered[1])]
     shapes = layer_shapes(layer, config.hidden_size)
-    found, start = {}, 0
-    for part in rules.fused[whole]:
+    locations, start = {}, 0
+    for part in rules.fused[fused]:
         end = start + shapes[f"{part}.weight"][0]
-        found[f"{prefix}{part}.{kind}"] = Place(name, (start, end))
+        locations[f"{prefix}{part}.{suffix}"] = Place(name, (start, end))
         start = end
-    return found
+    return locations
 
 
 def _half_apart(rows: Tensor, rotated: RotatedRows) -> Tensor:
+    """Reorder rows so that rotated pairs, which are stored next to each other, are half a head apart."""
     if len(rows) != rotated.rows:
         raise CheckpointError(
             f"{len(rows)} rows are not {rotated.rows // rotated.head} heads of {rotated.head}; "

@@ -12,7 +12,7 @@ from foreword.models.tokenization.chat_template import ChatTemplate
 from foreword.models.tokenization.token_pieces import piece_decoder_of
 from foreword.models.tokenization.tokenizer import Tokenizer, TokenizerParts
 
-_TEMPLATE_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
+_TEMPLATE_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")  # names that chat templates use
 
 
 def hf_tokenizer(directory: Path, config: Mapping[str, Any]) -> Tokenizer:
@@ -40,7 +40,9 @@ def hf_tokenizer(directory: Path, config: Mapping[str, Any]) -> Tokenizer:
 
 def _load_backend(path: Path) -> tokenizers.Tokenizer:
     if not path.exists():
-        raise TokenizerError(f"{path} is missing; save the model's fast tokenizer into the directory")
+        raise TokenizerError(
+            f"{path} is missing; get it, or save the model's fast tokenizer into the directory"
+        )
     try:
         return tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises plain Exception
@@ -49,6 +51,7 @@ def _load_backend(path: Path) -> tokenizers.Tokenizer:
 
 
 def _optional_json(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file; empty if the file is missing."""
     if not path.exists():
         return {}
     try:
@@ -56,17 +59,19 @@ def _optional_json(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError, OSError):
         raise TokenizerError(f"{path} is not valid JSON; get the file again") from None
     if not isinstance(value, dict):
-        raise TokenizerError(f"{path} holds no JSON object; get the file again")
+        raise TokenizerError(f"{path} is not a JSON object; get the file again")
     return value
 
 
 def _token_text(value: Any) -> str | None:  # noqa: ANN401
+    """Return the text of a token in tokenizer_config.json, which is a string or an object."""
     if isinstance(value, dict):
         value = value.get("content")
     return value if isinstance(value, str) else None
 
 
 def _declared_eos(directory: Path, config: Mapping[str, Any]) -> set[int | None]:
+    """Return the ids that generation_config.json, or else config.json, declares as end of sequence."""
     generation = _optional_json(directory / "generation_config.json")
     declared = generation.get("eos_token_id", config.get("eos_token_id"))
     listed = declared if isinstance(declared, list) else [declared]
@@ -74,13 +79,16 @@ def _declared_eos(directory: Path, config: Mapping[str, Any]) -> set[int | None]
 
 
 def _template_source(directory: Path, settings: Mapping[str, Any]) -> str | None:
-    """Return the chat template from its own file or from tokenizer_config.json (if several, the default)."""
-    own_file = directory / "chat_template.jinja"
-    if own_file.exists():
+    """Return the chat template in chat_template.jinja, or else in tokenizer_config.json; None: there is none.
+
+    If tokenizer_config.json has several templates, return the one named "default".
+    """
+    file = directory / "chat_template.jinja"
+    if file.exists():
         try:
-            return own_file.read_text(encoding="utf-8")
+            return file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):
-            raise TokenizerError(f"{own_file} cannot be read as text; get the file again") from None
+            raise TokenizerError(f"{file} cannot be read as text; get the file again") from None
     stored = settings.get("chat_template")
     if isinstance(stored, list):
         named = {entry.get("name"): entry.get("template") for entry in stored if isinstance(entry, dict)}
