@@ -49,10 +49,7 @@ class Stepper:
         return report
 
     def launch(self, entries: Sequence[PassEntry], plans: Plans | None = None) -> Launched:
-        """Run the stages reserve to forward and start acceptance; plan unless `plans` are given.
-
-        An exception changes nothing.
-        """
+        """Run the stages up to forward, and start acceptance; make plans unless given. An exception changes nothing."""
         probe = StepProbe(self.clock)
         transaction = Transaction(self.cache, entries)
         try:
