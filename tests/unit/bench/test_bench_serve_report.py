@@ -93,7 +93,9 @@ def test_an_answer_without_text_is_complete_and_tells_no_counts():
     report = make_report(LoadRun([empty, completed(0.1)], 1.0, []), None)
     assert (report.completed, report.without_usage, report.counted_by_chunks) == (2, 1, 1)
     assert (report.latencies["ttft"].n, report.tokens_per_chunk_known) == (1, 0)
-    said = RequestOutcome(0.0, 0.01, 1.0, Ending.COMPLETED, last_event_time=0.4, chunks=[ContentChunk(0.2, 2)])
+    said = RequestOutcome(
+        0.0, 0.01, 1.0, Ending.COMPLETED, last_event_time=0.4, chunks=[ContentChunk(0.2, 2)]
+    )
     console = Console(width=200)
     with console.capture() as shown:
         console.print(summary_table(make_report(LoadRun([empty, said], 1.0, []), None), None))
