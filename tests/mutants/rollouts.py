@@ -114,7 +114,7 @@ ROLLOUT_MUTANTS = (
         "the law of texts is compared with itself",
         "control/rollout/pair.py",
         "PairRollout.add_samples",
-        "own",
+        "drafted",
         "plain",
         (f"{ENGINE}::test_one_that_changes_the_law_of_drawn_texts_is_found_out",),
     ),

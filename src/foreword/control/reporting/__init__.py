@@ -1,1 +1,1 @@
-"""Reports about the controller's state and decisions."""
+"""Reports about the state and the decisions of speculation."""

@@ -1,37 +1,37 @@
-"""Identifies what limits the speed-up, with figures and a recommendation. No advice changes a text."""
+"""Identifies what limits the speed-up, with figures and a recommendation. No recommendation changes the output."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from foreword.control.reporting.figures import ControlReport, PairReport
 
-LEAST_ASKS = 50
+LEAST_DRAFT_REQUESTS = 50
 """Minimum draft requests of a drafter in a cohort before its figures are judged."""
 
-LOW_YIELD = 1.2
-FEW = 0.1
-MANY = 0.5
-NEARLY_ALWAYS = 0.9
-MISMATCHED = 0.3
-HOST = 0.1
-PRESSURE = 1.2
+LOW_YIELD = 1.2  # tokens per pass with a draft
+LOW_COVERAGE = 0.1  # fraction of draft requests that got a draft
+HIGH_COVERAGE = 0.5
+NEARLY_FULL_COVERAGE = 0.9
+MISMATCHED_ACCEPTANCE = 0.3  # of first draft tokens, if drafter and target do not fit
+HIGH_HOST_SHARE = 0.1  # fraction of step time
+PREEMPTION_RATIO = 1.2  # preemptions with drafts / without
 RARE_PREEMPTIONS = 0.01  # per second
-PAYS = 1.0
+BREAK_EVEN_SPEED = 1.0  # ratio to plain decoding
 
 
 @dataclass(frozen=True)
 class Advice:
-    """A problem of one drafter in one cohort, or of the whole engine."""
+    """A problem of one drafter in one cohort or of the whole engine, and what to change."""
 
-    mode: str
+    mode: str  # name of the problem
     what: str  # description with figures
-    change: str
-    drafter: str = ""  # empty: concerns the engine
+    change: str  # recommendation
+    drafter: str = ""  # empty: the advice concerns the engine
     cohort: str = ""
 
 
 def advise(report: ControlReport) -> list[Advice]:
-    """Return advice, most important first; none for pairs that gain or have few measurements."""
+    """Return advice: about the engine, then about each drafter in a cohort that has measurements and no gain."""
     if not report.enabled:
         return [
             Advice(
@@ -40,22 +40,22 @@ def advise(report: ControlReport) -> list[Advice]:
                 'POST /speculation {"enabled": true}',
             )
         ]
-    found = [one for check in _OF_ENGINE if (one := check(report)) is not None]
+    found = [one for check in _ENGINE_CHECKS if (one := check(report)) is not None]
     for pair in report.pairs:
-        found += _of_pair(pair, report)
+        found += _pair_advice(pair, report)
     return found
 
 
 def without_advice(report: ControlReport) -> str:
-    """Return in one sentence why there is no advice."""
-    known = [pair for pair in report.pairs if pair.asks >= LEAST_ASKS]
-    if not known:
-        most = max((pair.asks for pair in report.pairs), default=0)
+    """Return in one sentence why `advise` returns nothing."""
+    measured = [pair for pair in report.pairs if pair.asks >= LEAST_DRAFT_REQUESTS]
+    if not measured:
+        highest = max((pair.asks for pair in report.pairs), default=0)
         return (
-            f"too little is measured yet: the busiest drafter has {most} draft requests in a cohort, "
-            f"and advice needs {LEAST_ASKS}"
+            f"too little is measured yet: the busiest drafter has {highest} draft requests in a cohort, "
+            f"and advice needs {LEAST_DRAFT_REQUESTS}"
         )
-    slower = [f"{pair.drafter} for {pair.cohort}" for pair in known if not _pays(pair)]
+    slower = [f"{pair.drafter} for {pair.cohort}" for pair in measured if not _is_faster(pair)]
     if slower:
         return (
             f"plain decoding is as fast as {', '.join(slower)} and is used there; no single cause stands out"
@@ -63,7 +63,7 @@ def without_advice(report: ControlReport) -> str:
     return "no change is needed: speculation is faster than plain decoding wherever it was measured"
 
 
-def _of_pair(pair: PairReport, report: ControlReport) -> list[Advice]:
+def _pair_advice(pair: PairReport, report: ControlReport) -> list[Advice]:
     if pair.state == "held":
         return [
             _advice(
@@ -73,15 +73,16 @@ def _of_pair(pair: PairReport, report: ControlReport) -> list[Advice]:
                 "remove the cause, then give the roll-out another salt or set its state by hand",
             )
         ]
-    if pair.asks < LEAST_ASKS or _pays(pair):
+    if pair.asks < LEAST_DRAFT_REQUESTS or _is_faster(pair):
         return []
-    return [one for check in _OF_PAIR if (one := check(pair, report)) is not None]
+    return [one for check in _PAIR_CHECKS if (one := check(pair, report)) is not None]
 
 
-def _pays(pair: PairReport) -> bool:
+def _is_faster(pair: PairReport) -> bool:
+    """Whether the pair is at least as fast as plain decoding: measured or, if in use, expected."""
     if pair.measured is not None:
-        return pair.measured.mean >= PAYS
-    return pair.in_use and pair.predicted is not None and pair.predicted.mean >= PAYS
+        return pair.measured.mean >= BREAK_EVEN_SPEED
+    return pair.in_use and pair.predicted is not None and pair.predicted.mean >= BREAK_EVEN_SPEED
 
 
 def _advice(mode: str, pair: PairReport, what: str, change: str) -> Advice:
@@ -90,7 +91,7 @@ def _advice(mode: str, pair: PairReport, what: str, change: str) -> Advice:
 
 def _wrong_pairing(pair: PairReport, report: ControlReport) -> Advice | None:
     first = pair.acceptance_by_level[0] if pair.acceptance_by_level else 1.0
-    if not pair.is_model or (pair.coverage or 0.0) < NEARLY_ALWAYS or first >= MISMATCHED:
+    if not pair.is_model or (pair.coverage or 0.0) < NEARLY_FULL_COVERAGE or first >= MISMATCHED_ACCEPTANCE:
         return None
     return _advice(
         "wrong pairing",
@@ -101,7 +102,7 @@ def _wrong_pairing(pair: PairReport, report: ControlReport) -> Advice | None:
 
 
 def _few_drafts(pair: PairReport, report: ControlReport) -> Advice | None:
-    if pair.coverage is None or pair.coverage >= FEW:
+    if pair.coverage is None or pair.coverage >= LOW_COVERAGE:
         return None
     return _advice(
         "few drafts",
@@ -112,7 +113,7 @@ def _few_drafts(pair: PairReport, report: ControlReport) -> Advice | None:
 
 
 def _low_yield(pair: PairReport, report: ControlReport) -> Advice | None:
-    if (pair.coverage or 0.0) <= MANY or pair.tokens_per_draft >= LOW_YIELD:
+    if (pair.coverage or 0.0) <= HIGH_COVERAGE or pair.tokens_per_draft >= LOW_YIELD:
         return None
     return _advice(
         "low yield",
@@ -134,27 +135,26 @@ def _network(pair: PairReport, report: ControlReport) -> Advice | None:
 
 
 def _too_slow(pair: PairReport, report: ControlReport) -> Advice | None:
-    gained = (pair.coverage or 0.0) * (pair.tokens_per_draft - 1) * report.step_ms / max(report.batch, 1)
-    per_request = pair.draft_ms
-    if not report.step_ms or per_request <= gained:
+    saved_ms = (pair.coverage or 0.0) * (pair.tokens_per_draft - 1) * report.step_ms / max(report.batch, 1)
+    if not report.step_ms or pair.draft_ms <= saved_ms:
         return None
     return _advice(
         "drafter too slow",
         pair,
-        f"a draft takes {per_request:.2f} ms and saves {gained:.2f} ms of a plain step of {report.step_ms:.2f} ms",
+        f"a draft takes {pair.draft_ms:.2f} ms and saves {saved_ms:.2f} ms of a plain step of {report.step_ms:.2f} ms",
         "a smaller drafter, fewer levels (num_speculative_tokens), 8 bits, or a head instead of a model",
     )
 
 
 def _no_idle_arithmetic(pair: PairReport, report: ControlReport) -> Advice | None:
     first = pair.acceptance_by_level[0] if pair.acceptance_by_level else 0.0
-    worth = first * report.step_ms / max(report.batch, 1)
-    if not report.step_ms or report.row_ms <= worth:
+    saved_ms = first * report.step_ms / max(report.batch, 1)
+    if not report.step_ms or report.row_ms <= saved_ms:
         return None
     return _advice(
         "no idle arithmetic at this batch",
         pair,
-        f"one more token in a pass takes {report.row_ms:.3f} ms and a first draft token saves {worth:.3f} ms "
+        f"one more token in a pass takes {report.row_ms:.3f} ms and a first draft token saves {saved_ms:.3f} ms "
         f"at batch {report.batch:.0f}",
         "set disable_by_batch_size so that only smaller batches draft, or spread the requests over more devices",
     )
@@ -162,7 +162,7 @@ def _no_idle_arithmetic(pair: PairReport, report: ControlReport) -> Advice | Non
 
 def _kv_pressure(report: ControlReport) -> Advice | None:
     speculative, plain = report.preemptions_guessing, report.preemptions_plain
-    if speculative <= RARE_PREEMPTIONS or speculative <= PRESSURE * plain:
+    if speculative <= RARE_PREEMPTIONS or speculative <= PREEMPTION_RATIO * plain:
         return None
     return Advice(
         "KV pressure",
@@ -173,7 +173,7 @@ def _kv_pressure(report: ControlReport) -> Advice | None:
 
 
 def _host_overhead(report: ControlReport) -> Advice | None:
-    if report.host_share <= HOST:
+    if report.host_share <= HIGH_HOST_SHARE:
         return None
     return Advice(
         "host overhead",
@@ -182,8 +182,8 @@ def _host_overhead(report: ControlReport) -> Advice | None:
     )
 
 
-_OF_ENGINE: tuple[Callable[[ControlReport], Advice | None], ...] = (_kv_pressure, _host_overhead)
-_OF_PAIR: tuple[Callable[[PairReport, ControlReport], Advice | None], ...] = (
+_ENGINE_CHECKS: tuple[Callable[[ControlReport], Advice | None], ...] = (_kv_pressure, _host_overhead)
+_PAIR_CHECKS: tuple[Callable[[PairReport, ControlReport], Advice | None], ...] = (
     _wrong_pairing,
     _few_drafts,
     _low_yield,

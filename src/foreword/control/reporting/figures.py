@@ -1,4 +1,4 @@
-"""Report data: per drafter and cohort, and for the whole engine."""
+"""Data classes of reports: for each drafter in a cohort, and for the whole engine."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 BANDS = (0, 16, 64, 256, 1024)
-"""First tokens of the answer bands for which acceptance is reported."""
+"""Bands of the answer for which acceptance is reported: the position of the first token of each."""
 
 
 @dataclass(frozen=True)
@@ -22,14 +22,14 @@ class Bounds:
 class Band:
     """Acceptance in one band of answer positions."""
 
-    first: int  # first token of the band
+    first: int  # position of the first token
     reached: int  # draft tokens whose predecessors were accepted
     accepted: int
 
 
 @dataclass(frozen=True)
 class DecisionReport:
-    """A switch or a change of stage."""
+    """A decision to turn a drafter on or off, or a change of its roll-out stage."""
 
     ago_seconds: float
     what: str  # "on", "off" or a stage
@@ -45,29 +45,32 @@ class PairReport:
     cohort: str
     state: str = "on"  # off, shadow, verify, canary, on or held
     in_use: bool = False  # whether its draft tokens are verified at present
-    reason: str = ""
+    reason: str = ""  # of the latest decision or change of stage
     percent: float = 100.0  # percentage of requests that may use it
     since_seconds: float | None = None  # time in this state; None: since the engine started
-    predicted: Bounds | None = None
-    measured: Bounds | None = None
+    predicted: Bounds | None = None  # None: no decision yet
+    measured: Bounds | None = None  # None: too few measurements
     depth: int = 0  # requested levels
     kept: int = 0  # levels with a net benefit
-    depths: tuple[int, ...] = ()  # [depth], verified drafts
-    acceptance_by_level: tuple[float, ...] = ()
+    depths: tuple[int, ...] = ()  # number of verified drafts by depth
+    acceptance_by_level: tuple[float, ...] = ()  # acceptance rate, if all earlier levels are accepted
     acceptance_by_position: tuple[Band, ...] = ()
     coverage: float | None = None  # fraction of draft requests that got a draft
-    asks: int = 0
+    asks: int = 0  # draft requests
     draft_ms: float = 0.0  # per draft request
     network_ms: float | None = None  # network part of draft_ms; None: local drafter
-    break_even: float | None = None  # minimum acceptance with a gain at present; None: none has one
+    break_even: float | None = (
+        None  # minimum acceptance rate with a gain at present; None: no rate has a gain
+    )
     run_p50: float = 0.0  # median accepted tokens per pass
-    run_p90: float = 0.0
-    faults: int = 0
-    switched: int = 0  # number of switches
+    run_p90: float = 0.0  # 90th percentile of the same
+    faults: int = 0  # failed draft requests
+    switched: int = 0  # how often it was turned on or off
     is_model: bool = False  # whether it runs a model; False: a lookup
     decisions: tuple[DecisionReport, ...] = ()
 
     def aged(self, seconds: float) -> "PairReport":
+        """Return the report as of `seconds` later, if nothing happens until then."""
         since = None if self.since_seconds is None else self.since_seconds + seconds
         decisions = (replace(one, ago_seconds=one.ago_seconds + seconds) for one in self.decisions)
         return replace(self, since_seconds=since, decisions=tuple(decisions))
@@ -75,16 +78,16 @@ class PairReport:
     @property
     def tokens_per_draft(self) -> float:
         """Expected tokens of a pass with a draft of this pair."""
-        total, chance = 1.0, 1.0
+        expected, probability = 1.0, 1.0
         for rate in self.acceptance_by_level[: max(self.kept, 1)]:
-            chance *= rate
-            total += chance
-        return total
+            probability *= rate
+            expected += probability
+        return expected
 
 
 @dataclass(frozen=True)
 class Usage:
-    """Device utilisation and its cost."""
+    """Device time of drafting and of the target, and its cost."""
 
     wall_seconds: float = 0.0  # since the engine started
     draft_seconds: float = 0.0
@@ -107,18 +110,18 @@ class Usage:
         return self.target_seconds / self.wall_seconds if self.wall_seconds else 0.0
 
     def cost_per_million(self, reserved: bool = False) -> float | None:
-        """Cost per million tokens of the busy time, or of all time if `reserved`; None without prices or tokens."""
+        """Return the cost per million tokens of the busy time, or of all time if `reserved`. None: no prices or tokens."""
         if self.target_price is None or not self.tokens:
             return None
         target = self.wall_seconds if reserved else self.target_seconds
         draft = self.wall_seconds if reserved else self.draft_seconds
-        spent = (target * self.target_price + draft * (self.draft_price or 0.0)) / 3600
-        return 1e6 * spent / self.tokens
+        cost = (target * self.target_price + draft * (self.draft_price or 0.0)) / 3600
+        return 1e6 * cost / self.tokens
 
 
 @dataclass(frozen=True)
 class ControlReport:
-    """State of speculation."""
+    """State of speculation in the whole engine."""
 
     enabled: bool = True
     policy_file: str | None = None
@@ -127,35 +130,35 @@ class ControlReport:
     step_ms: float = 0.0  # expected time of that pass
     row_ms: float = 0.0  # expected time of one more row
     probe_share: float = 0.0  # fraction of step time spent on exploration
-    probe_seconds: float = 0.0
-    reference_passes: int = 0
+    probe_seconds: float = 0.0  # step time spent on exploration
+    reference_passes: int = 0  # plain passes that measure plain decoding
     host_share: float = 0.0  # fraction of step time that is neither drafting nor the target's pass
     provisional_pages: int = 0  # KV pages that the last pass held only for draft tokens
-    provisional_peak: int = 0
-    kv_pages: int = 0
-    kv_usage: float = 0.0
+    provisional_peak: int = 0  # maximum of provisional_pages
+    kv_pages: int = 0  # all KV pages
+    kv_usage: float = 0.0  # fraction of KV pages in use
     preemptions_guessing: float = 0.0  # per second of steps with drafts
     preemptions_plain: float = 0.0  # per second of steps without
     mismatches: int = 0  # requests with a different answer when decoded again
     usage: Usage = Usage()
 
     def aged(self, seconds: float) -> "ControlReport":
-        """Return the report as of `seconds` later, for an idle engine."""
+        """Return the report as of `seconds` later, if the engine is idle until then."""
         usage = replace(self.usage, wall_seconds=self.usage.wall_seconds + seconds)
         return replace(self, usage=usage, pairs=tuple(pair.aged(seconds) for pair in self.pairs))
 
 
 def counts_of(drafts: int, per_position: Sequence[int]) -> "Counter[int]":
-    """Convert counts of drafts that reached at least each position into counts by length."""
+    """Return the number of drafts by length; `per_position` has the number of drafts that reach each position."""
     counts = enumerate(pairwise((drafts, *per_position, 0)))
     return Counter({length: here - further for length, (here, further) in counts if here > further})
 
 
 def run_percentile(runs: "Counter[int]", share: float) -> float:
-    """Return the accepted length that this fraction of all drafts does not exceed."""
-    wanted, seen = share * runs.total(), 0
+    """Return the percentile of accepted lengths; `runs` has the number of drafts by accepted length."""
+    rank, seen = share * runs.total(), 0
     for length in sorted(runs):
         seen += runs[length]
-        if seen >= wanted:
+        if seen >= rank:
             return float(length)
     return 0.0

@@ -10,11 +10,11 @@ from foreword.errors import RequestError
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-    Kind = TypeVar("Kind", bound=DataclassInstance)
+    DataClass = TypeVar("DataClass", bound=DataclassInstance)
 
 
 def as_json(report: ControlReport) -> dict[str, Any]:
-    """Return the report as JSON, with derived figures."""
+    """Return the report as JSON, with figures such as utilisation and cost that are computed from it."""
     usage = report.usage
     derived = {
         "device_seconds": usage.device_seconds,
@@ -23,19 +23,19 @@ def as_json(report: ControlReport) -> dict[str, Any]:
         "cost_per_million_busy": usage.cost_per_million(),
         "cost_per_million_reserved": usage.cost_per_million(reserved=True),
     }
-    reported = asdict(report)
-    reported["usage"] |= derived
-    for pair, written in zip(report.pairs, reported["pairs"], strict=True):
-        written["tokens_per_draft"] = pair.tokens_per_draft
-    return reported
+    result = asdict(report)
+    result["usage"] |= derived
+    for pair, pair_json in zip(report.pairs, result["pairs"], strict=True):
+        pair_json["tokens_per_draft"] = pair.tokens_per_draft
+    return result
 
 
 def from_json(value: object) -> ControlReport:
-    """Restore a report; unknown keys, of later versions, are ignored."""
+    """Restore a report; keys that this version does not know are ignored."""
     try:
-        given = _known(ControlReport, value)
+        given = _known_fields(ControlReport, value)
         given["pairs"] = tuple(_pair(pair) for pair in given.get("pairs", ()))
-        given["usage"] = Usage(**_known(Usage, given.get("usage", {})))
+        given["usage"] = Usage(**_known_fields(Usage, given.get("usage", {})))
         return ControlReport(**given)
     except (TypeError, AttributeError, ValueError, KeyError):
         raise RequestError(
@@ -44,19 +44,20 @@ def from_json(value: object) -> ControlReport:
 
 
 def _pair(value: object) -> PairReport:
-    given = _known(PairReport, value)
+    given = _known_fields(PairReport, value)
     for name in ("predicted", "measured"):
         if given.get(name) is not None:
-            given[name] = Bounds(**_known(Bounds, given[name]))
+            given[name] = Bounds(**_known_fields(Bounds, given[name]))
     bands, decisions = given.get("acceptance_by_position", ()), given.get("decisions", ())
-    given["acceptance_by_position"] = tuple(Band(**_known(Band, band)) for band in bands)
-    given["decisions"] = tuple(DecisionReport(**_known(DecisionReport, one)) for one in decisions)
+    given["acceptance_by_position"] = tuple(Band(**_known_fields(Band, band)) for band in bands)
+    given["decisions"] = tuple(DecisionReport(**_known_fields(DecisionReport, one)) for one in decisions)
     for name in ("depths", "acceptance_by_level"):
         given[name] = tuple(given.get(name, ()))
     return PairReport(**given)
 
 
-def _known(kind: "type[Kind]", value: object) -> dict[str, Any]:
+def _known_fields(data_class: "type[DataClass]", value: object) -> dict[str, Any]:
+    """Return the keys of a JSON object that are fields of the data class."""
     if not isinstance(value, Mapping):
-        raise TypeError("no object")
-    return {field.name: value[field.name] for field in fields(kind) if field.name in value}
+        raise TypeError("not a JSON object")
+    return {field.name: value[field.name] for field in fields(data_class) if field.name in value}

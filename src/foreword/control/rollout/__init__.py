@@ -1,1 +1,1 @@
-"""Roll-outs of drafters: shadow, verify, canary, on; and rollback on any problem."""
+"""Roll-outs of drafters in the stages shadow, verify, canary and on, with a rollback if a guard is broken."""

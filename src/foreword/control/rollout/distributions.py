@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 BUCKETS = 8
-"""Token ids are counted by remainder: a changed distribution changes some of the counts."""
+"""Token ids are counted by their remainder modulo this number. A changed distribution changes some of the counts."""
 
 NAMES = (
     "length",
@@ -16,14 +16,16 @@ NAMES = (
     "repeated tokens",
     *(f"share of token ids {bucket} of {BUCKETS}" for bucket in range(BUCKETS)),
 )
+"""Names of an answer's figures, for messages."""
 
 LEAST_PAIRS = 20
 """Minimum pairs of answers before a conclusion."""
 
-SURE_AT_ONCE, SURE_AT_END = 5.0, 3.5
-"""Standard errors after every pair, and after the last.
+SIGNIFICANT_ERRORS, SIGNIFICANT_ERRORS_AT_END = 5.0, 3.5
+"""Standard errors from which a difference counts: after each pair of answers, and after the last pair.
 
-Over all figures and tests, false alarms stay below 1%; 3.5 is 5 in 10,000 for each figure.
+The probability of a false alarm over all figures and pairs stays below 1%. For one figure, 3.5 standard errors have
+probability 0.0005.
 """
 
 Figures = tuple[float, ...]
@@ -31,9 +33,9 @@ Figures = tuple[float, ...]
 
 
 def figures_of(tokens: Sequence[int], logprobs: Sequence[float], ranks: Sequence[int]) -> Figures:
-    """Return the figures of an answer; `logprobs` and `ranks` are the target's."""
+    """Return the figures of an answer; `logprobs` and `ranks` of its tokens are those of the target."""
     count = max(len(tokens), 1)
-    repeats = sum(one == other for one, other in pairwise(tokens))
+    repeats = sum(before == token for before, token in pairwise(tokens))
     shares = [0] * BUCKETS
     for token in tokens:
         shares[token % BUCKETS] += 1
@@ -50,38 +52,41 @@ def figures_of(tokens: Sequence[int], logprobs: Sequence[float], ranks: Sequence
 class DistributionComparison:
     """Figures of answers to the same requests with and without a drafter, sampled with different seeds.
 
-    Tokens within an answer are dependent, answers are not. So the differences of whole answers are tested.
+    Tokens of one answer depend on each other, but answers are independent: the test compares figures of whole answers.
     """
 
     pairs: int = 0
-    _sums: list[float] = field(default_factory=lambda: [0.0] * len(NAMES))
-    _squares: list[float] = field(default_factory=lambda: [0.0] * len(NAMES))
+    _sums: list[float] = field(default_factory=lambda: [0.0] * len(NAMES))  # of differences, by figure
+    _squares: list[float] = field(default_factory=lambda: [0.0] * len(NAMES))  # sums of their squares
 
-    def add(self, plain: Figures, own: Figures) -> None:
+    def add(self, plain: Figures, drafted: Figures) -> None:
+        """Add the figures of the answer without the drafter and of the answer with it."""
         self.pairs += 1
-        for place, (without, having) in enumerate(zip(plain, own, strict=True)):
-            off = having - without
-            self._sums[place] += off
-            self._squares[place] += off * off
+        for index, (without, having) in enumerate(zip(plain, drafted, strict=True)):
+            difference = having - without
+            self._sums[index] += difference
+            self._squares[index] += difference * difference
 
     def difference(self, is_last: bool) -> str | None:
-        """Return the significant difference of the distributions, if any; `is_last`: no further pair follows."""
+        """Describe the most significant difference, or return None; `is_last`: no further pair follows."""
         if self.pairs < LEAST_PAIRS:
             return None
-        errors = [self._errors(place) for place in range(len(NAMES))]
-        place = max(range(len(NAMES)), key=lambda place: abs(errors[place]))
-        sure = SURE_AT_END if is_last else SURE_AT_ONCE
-        if abs(errors[place]) <= sure * (1 + (sure * sure + 1) / (4 * self.pairs)):  # as for a t distribution
+        errors = [self._errors(index) for index in range(len(NAMES))]
+        index = max(range(len(NAMES)), key=lambda index: abs(errors[index]))
+        limit = SIGNIFICANT_ERRORS_AT_END if is_last else SIGNIFICANT_ERRORS
+        if abs(errors[index]) <= limit * (
+            1 + (limit * limit + 1) / (4 * self.pairs)
+        ):  # wider, as for a t distribution
             return None
-        mean = self._sums[place] / self.pairs
+        mean = self._sums[index] / self.pairs
         return (
-            f"distribution: {NAMES[place]} differs by {mean:+.3g}, {abs(errors[place]):.1f} standard errors"
+            f"distribution: {NAMES[index]} differs by {mean:+.3g}, {abs(errors[index]):.1f} standard errors"
         )
 
-    def _errors(self, place: int) -> float:
+    def _errors(self, index: int) -> float:
         """Return the mean difference in standard errors."""
-        mean = self._sums[place] / self.pairs
-        variance = self._squares[place] / self.pairs - mean * mean
+        mean = self._sums[index] / self.pairs
+        variance = self._squares[index] / self.pairs - mean * mean
         if variance <= 1e-12 * max(mean * mean, 1e-12):  # a constant difference
             return 0.0 if abs(mean) < 1e-9 else math.copysign(math.inf, mean)
         return mean / math.sqrt(variance / (self.pairs - 1))
@@ -92,10 +97,14 @@ class DistributionComparison:
     @staticmethod
     def from_json(saved: Mapping[str, Any]) -> "DistributionComparison":
         """Restore what `as_json` returned; raise `ValueError` for anything else."""
-        found = DistributionComparison(
+        restored = DistributionComparison(
             int(saved["pairs"]), *([float(number) for number in saved[name]] for name in ("sums", "squares"))
         )
-        is_whole = len(found._sums) == len(found._squares) == len(NAMES)
-        if found.pairs < 0 or not is_whole or not all(map(math.isfinite, (*found._sums, *found._squares))):
-            raise ValueError("saved comparison cannot be read")
-        return found
+        is_complete = len(restored._sums) == len(restored._squares) == len(NAMES)
+        if (
+            restored.pairs < 0
+            or not is_complete
+            or not all(map(math.isfinite, (*restored._sums, *restored._squares)))
+        ):
+            raise ValueError("the saved comparison of distributions is invalid")
+        return restored

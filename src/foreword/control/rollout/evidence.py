@@ -1,14 +1,14 @@
-"""Evidence about a drafter in a roll-out: measurements of requests with it and without it."""
+"""Evidence about a drafter in a roll-out: measurements of requests with the drafter and without it."""
 
 import math
 from collections import deque
 from dataclasses import dataclass, field
 
 MOST_TIMES = 4096
-"""Requests per arm whose times are kept."""
+"""Number of requests per arm whose times are kept: the latest."""
 
 Z_5_PERCENT = 1.645
-"""Limit of a one-sided 5% test, in standard errors."""
+"""Quantile of the normal distribution for a one-sided test at 5%."""
 
 
 @dataclass(frozen=True)
@@ -18,8 +18,8 @@ class Outcome:
     passes: int
     tokens: int
     ttft: float  # seconds, from arrival
-    tpot: float | None  # seconds per token after the first; None: there were none
-    cost: float  # its share of device time, times the device's price; without prices in seconds
+    tpot: float | None  # seconds per token after the first; None: the answer has fewer than two tokens
+    cost: float  # share of device time, times the device's price; without prices, seconds
     preemptions: int = 0
     is_error: bool = False
 
@@ -30,32 +30,33 @@ class Mean:
 
     weight: float = 0.0
     mean: float = 0.0
-    _square: float = 0.0
-    _squared_weights: float = 0.0
+    _square: float = 0.0  # weighted sum of squared deviations from the mean
+    _squared_weights: float = 0.0  # sum of squared weights
 
     def add(self, value: float, weight: float = 1.0) -> None:
         self.weight += weight
         self._squared_weights += weight * weight
-        off = value - self.mean
-        self.mean += off * weight / self.weight
-        self._square += weight * off * (value - self.mean)
+        deviation = value - self.mean
+        self.mean += deviation * weight / self.weight
+        self._square += weight * deviation * (value - self.mean)
 
     @property
     def error(self) -> float:
-        """Standard error; infinite with one value."""
+        """Standard error; infinite with fewer than two values."""
         effective = self.weight**2 / self._squared_weights if self._squared_weights else 0.0
         return math.sqrt(self._square / self.weight / (effective - 1)) if effective > 1 else math.inf
 
 
 @dataclass
 class TrialArm:
-    """Totals of one arm of a trial: the requests with the drafter, or those without it in the same period."""
+    """Totals of one arm of a canary: the requests with the drafter, or the requests without it in the same period."""
 
     requests: int = 0
     passes: int = 0
     tokens: int = 0
     errors: int = 0
     preemptions: int = 0
+    # Seconds of the latest requests.
     tpot: deque[float] = field(default_factory=lambda: deque(maxlen=MOST_TIMES))
     ttft: deque[float] = field(default_factory=lambda: deque(maxlen=MOST_TIMES))
     cost_per_token: Mean = field(default_factory=Mean)
@@ -74,10 +75,10 @@ class TrialArm:
 
 
 def is_improbable(count: int, expected: float, chance: float = 0.05) -> bool:
-    """Whether at least `count` events are improbable under a Poisson mean of `expected`."""
+    """Whether a Poisson variable with mean `expected` is at least `count` with probability below `chance`."""
     if not count:
         return False
-    term = below = math.exp(-expected)
+    term = below = math.exp(-expected)  # probabilities of 0 events, and of fewer than `count`
     for number in range(1, count):
         term *= expected / number
         below += term
@@ -85,7 +86,7 @@ def is_improbable(count: int, expected: float, chance: float = 0.05) -> bool:
 
 
 def quantile_bounds(values: "deque[float]", share: float = 0.95) -> tuple[float, float] | None:
-    """Return bounds of the quantile from order statistics; None with too few values."""
+    """Return 90% confidence bounds of a quantile from order statistics; None with too few values."""
     count = len(values)
     spread = Z_5_PERCENT * math.sqrt(count * share * (1 - share))
     low, high = math.floor(count * share - spread), math.ceil(count * share + spread)

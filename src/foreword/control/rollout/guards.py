@@ -1,4 +1,4 @@
-"""Guards of a canary: compare both arms and decide whether to end it."""
+"""Guards of a roll-out: whether a drafter's faults, memory and gain, or the arms of its canary, require a rollback."""
 
 from dataclasses import dataclass, field
 
@@ -7,18 +7,20 @@ from foreword.control.reporting.figures import Bounds
 from foreword.control.rollout.evidence import Z_5_PERCENT, TrialArm, is_improbable, quantile_bounds
 
 LEAST_FAULTS = 3
-"""Minimum number of faults before their fraction is judged."""
+"""Minimum number of faults before their fraction is compared with the limit."""
 
 
 @dataclass(frozen=True)
 class DrafterHealth:
     """Behaviour of the drafter since its stage began."""
 
-    asks: int = 0
+    draft_requests: int = 0
     faults: int = 0
     memory_bytes: int | None = None
-    gain: Bounds | None = None  # measured
-    trips: int = 0  # trips of the policy's own guard, which then resets its measurement
+    gain: Bounds | None = None  # measured; None: too few measurements
+    trips: int = (
+        0  # how often the policy's guard turned the drafter off, which resets the measurement of the gain
+    )
 
 
 @dataclass
@@ -30,13 +32,15 @@ class Arms:
 
 
 def broken_health(health: DrafterHealth, guards: Guards) -> str | None:
-    """Return why a drafter must be turned off for all requests; None: it may stay."""
-    faults, allowed = health.faults, guards.fault_share * health.asks
-    if faults >= LEAST_FAULTS and faults > allowed and is_improbable(faults, allowed):
-        return f"faults: {faults} of {health.asks} draft requests, more than {guards.fault_share:.1%}"
-    held = health.memory_bytes
-    if guards.memory_bytes is not None and held is not None and held > guards.memory_bytes:
-        return f"memory: the drafter holds {held / 1e6:.0f} MB, more than {guards.memory_bytes / 1e6:.0f}"
+    """Return why a drafter must be turned off for all requests; None: it may stay on."""
+    faults, allowed_faults = health.faults, guards.fault_share * health.draft_requests
+    if faults >= LEAST_FAULTS and faults > allowed_faults and is_improbable(faults, allowed_faults):
+        return (
+            f"faults: {faults} of {health.draft_requests} draft requests, more than {guards.fault_share:.1%}"
+        )
+    memory = health.memory_bytes
+    if guards.memory_bytes is not None and memory is not None and memory > guards.memory_bytes:
+        return f"memory: the drafter holds {memory / 1e6:.0f} MB, more than {guards.memory_bytes / 1e6:.0f}"
     gain = health.gain
     if gain is not None and gain.high < guards.gain:
         return f"gain: {gain.mean:.3f} of plain decoding, at most {gain.high:.3f}, below {guards.gain:g}"
@@ -44,14 +48,14 @@ def broken_health(health: DrafterHealth, guards: Guards) -> str | None:
 
 
 def broken_guard(arms: Arms, guards: Guards) -> str | None:
-    """Return why the canary must end, judging by its requests; None: no significant problem."""
+    """Return why the requests of both arms require a rollback; None: no guard is significantly broken."""
     canary, control = arms.canary, arms.control
     return (
         _errors(canary, control, guards)
         or _preemptions(canary, control, guards)
         or _slower("tpot", "TPOT p95", canary, control, guards.tpot_p95)
         or _slower("ttft", "TTFT p95", canary, control, guards.ttft_p95)
-        or _dearer(canary, control, guards)
+        or _more_expensive(canary, control, guards)
     )
 
 
@@ -67,7 +71,7 @@ def _preemptions(canary: TrialArm, control: TrialArm, guards: Guards) -> str | N
     """Compare preemptions per pass: faster requests are exposed for less time."""
     if not control.passes:
         return None
-    usual = max(control.preemptions, 1) / control.passes  # zero may be chance
+    usual = max(control.preemptions, 1) / control.passes  # zero preemptions may be chance
     if not is_improbable(canary.preemptions, guards.preemptions * usual * canary.passes):
         return None
     return (
@@ -76,19 +80,18 @@ def _preemptions(canary: TrialArm, control: TrialArm, guards: Guards) -> str | N
     )
 
 
-def _slower(times: str, name: str, canary: TrialArm, control: TrialArm, most: float) -> str | None:
+def _slower(times: str, name: str, canary: TrialArm, control: TrialArm, limit: float) -> str | None:
+    """Compare a 95th percentile of the attribute `times`; `limit` is the maximum ratio to the control arm."""
     own, other = quantile_bounds(getattr(canary, times)), quantile_bounds(getattr(control, times))
-    if own is None or other is None or own[0] <= most * other[1]:
+    if own is None or other is None or own[0] <= limit * other[1]:
         return None
     return f"{name}: at least {1e3 * own[0]:.1f} ms, at most {1e3 * other[1]:.1f} ms without"
 
 
-def _dearer(canary: TrialArm, control: TrialArm, guards: Guards) -> str | None:
-    own, other = canary.cost_per_token, control.cost_per_token
-    most = guards.cost_per_million * other.mean
-    if (
-        not other.mean
-        or not own.mean - Z_5_PERCENT * own.error > most + Z_5_PERCENT * guards.cost_per_million * other.error
-    ):
+def _more_expensive(canary: TrialArm, control: TrialArm, guards: Guards) -> str | None:
+    own, other = canary.cost_per_token, control.cost_per_token  # of the canary, of the control arm
+    lowest = own.mean - Z_5_PERCENT * own.error
+    limit = guards.cost_per_million * (other.mean + Z_5_PERCENT * other.error)
+    if not other.mean or not lowest > limit:  # also if an error is infinite
         return None
     return f"cost: {own.mean / other.mean:.2f} times as much per token, more than {guards.cost_per_million:g}"

@@ -15,9 +15,12 @@ MOST_MOVES = 20
 """Number of stage changes kept for reports."""
 
 PROMOTE_RATIO, PROMOTE_CHANCE = 1.02, 0.9
+"""Shadow stage: promote a drafter whose speed relative to plain decoding exceeds the ratio with more than this
+probability."""
+
 DROP_RATIO, DROP_CHANCE = 1.0, 0.05
-"""Shadow stage: a drafter is promoted if its speed relative to plain decoding exceeds the first ratio with at least
-this probability. It is dropped if it exceeds the second ratio with less than this probability."""
+"""Shadow stage: drop a drafter whose speed relative to plain decoding exceeds the ratio with less than this
+probability."""
 
 LEAST_LEVELS = 20
 """Minimum draft levels compared with the text before a drafter is dropped."""
@@ -27,13 +30,13 @@ LEAST_LEVELS = 20
 class Switch:
     """Stops a drafter for all requests of a cohort at the next step."""
 
-    is_closed: bool = False  # permanently
-    is_resting: bool = False  # temporarily
+    is_closed: bool = False  # permanently: the roll-out is off or held
+    is_resting: bool = False  # temporarily: overload
 
 
 @dataclass(frozen=True)
 class Gate:
-    """What a roll-out permits a drafter to do for one request."""
+    """Whether a drafter in a roll-out may draft for one request, and whether its drafts may be verified."""
 
     switch: Switch
     is_live: bool = True  # drafts may be verified; False: only compared with the text
@@ -51,11 +54,11 @@ class Gate:
 
 @dataclass(frozen=True)
 class Forecast:
-    """Expected gain of a drafter in the shadow stage."""
+    """Expected speed of a drafter in the shadow stage."""
 
     levels: float = 0.0  # draft levels compared with the text
-    gain: float = 0.0  # ratio to plain decoding
-    error: float = math.inf  # standard error
+    gain: float = 0.0  # speed as ratio to plain decoding
+    error: float = math.inf  # standard error of the gain; infinite: no estimate
 
     def chance_above(self, ratio: float) -> float:
         """Return the probability that the gain exceeds this ratio."""
@@ -70,7 +73,7 @@ class Move:
 
     at: float  # seconds since 1970
     stage: Stage
-    percent: float
+    percent: float  # percentage of requests that may use the drafter
     reason: str
 
 
@@ -86,10 +89,12 @@ class PairRollout:
     since: float = 0.0
     reason: str = ""
     is_ready: bool = False  # would be promoted, waits for the operator
-    verified: int = 0  # requests decoded again
-    mismatches: int = 0  # of these, with a different answer
-    plain_mismatches: int = 0  # different even without the drafter, in a batch of another size
-    # answers sampled with and without the drafter
+    verified: int = 0  # requests decoded again in the verify stage
+    mismatches: int = 0  # verified requests whose answer differs with the drafter
+    plain_mismatches: int = (
+        0  # verified requests whose answer differs even without the drafter, in another batch
+    )
+    # Compares answers sampled with and without the drafter.
     distributions: DistributionComparison = field(default_factory=DistributionComparison)
     arms: Arms = field(default_factory=Arms)
     switch: Switch = field(default_factory=Switch)
@@ -101,14 +106,14 @@ class PairRollout:
 
     @property
     def percent(self) -> float:
-        """Percentage of requests that use it."""
+        """Percentage of requests that may use the drafter."""
         return self.rule.steps[self.step] if self.stage is Stage.CANARY else 100.0 * (self.stage is Stage.ON)
 
     def is_canary(self, tenant: str, request_id: str) -> bool:
-        """Whether a request belongs to the canary; stable while the percentage does not fall."""
+        """Whether a request belongs to the canary. It stays there while the percentage does not fall."""
         text = "\0".join((self.rule.salt, self.rule.drafter, self.rule.cohort, tenant, request_id))
-        place = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) / 2**64
-        return 100 * place < self.percent
+        fraction = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) / 2**64
+        return 100 * fraction < self.percent
 
     def gate(self, tenant: str, request_id: str) -> Gate | None:
         """Return the gate of a new request; None: the drafter may not be used for it."""
@@ -124,20 +129,22 @@ class PairRollout:
     def move(self, stage: Stage, reason: str, step: int = 0) -> None:
         """Change the stage and discard earlier evidence."""
         if stage in (Stage.OFF, Stage.HELD):
-            self.switch.is_closed = True  # for all users, from the next step
+            self.switch.is_closed = True  # for all requests, from the next step
         elif self.switch.is_closed:
             self.switch = Switch()
-        before = self.arms.control
+        control = self.arms.control
         self.stage, self.step, self.reason, self.is_ready = stage, step, reason, False
         self.since, self.arms, self.distributions = self.clock(), Arms(), DistributionComparison()
         self.verified = self.mismatches = self.plain_mismatches = 0
         if stage is Stage.CANARY and self.percent >= 100:
-            self.arms.control = before  # no request is left to compare with
+            self.arms.control = (
+                control  # all requests are in the canary: compare with the earlier control arm
+            )
         self.moves.append(Move(self.since, stage, self.percent, reason))
 
     def evaluate(self, health: DrafterHealth, forecast: Forecast) -> bool:
         """Promote, roll back or stay; return True if the stage changed."""
-        before = (self.stage, self.step)
+        old_stage = (self.stage, self.step)
         if self.stage in (Stage.OFF, Stage.HELD):
             return False
         broken = broken_health(health, self.rule.guards)
@@ -147,19 +154,19 @@ class PairRollout:
             self._evaluate_shadow(forecast)
         elif self.stage is Stage.CANARY:
             self._evaluate_canary()
-        return (self.stage, self.step) != before
+        return (self.stage, self.step) != old_stage
 
     def _evaluate_shadow(self, forecast: Forecast) -> None:
-        reported = f"{forecast.gain:.3f} of plain decoding expected after {forecast.levels:.0f} judged levels"
+        result = f"{forecast.gain:.3f} of plain decoding expected after {forecast.levels:.0f} judged levels"
         enough = self.rule.min_levels
-        # An expensive drafter is called rarely: drop a hopeless one early.
+        # An expensive drafter is called rarely. Without the early drop, a slow one would stay for long.
         if (
             forecast.levels >= max(enough // 20, LEAST_LEVELS)
             and forecast.chance_above(DROP_RATIO) < DROP_CHANCE
         ):
-            self.move(Stage.OFF, f"low gain: {reported}")
+            self.move(Stage.OFF, f"low gain: {result}")
         elif forecast.levels >= enough and forecast.chance_above(PROMOTE_RATIO) > PROMOTE_CHANCE:
-            self._promote(Stage.VERIFY, reported)
+            self._promote(Stage.VERIFY, result)
 
     def _evaluate_canary(self) -> None:
         broken = broken_guard(self.arms, self.rule.guards)
@@ -180,7 +187,8 @@ class PairRollout:
     def add_comparison(self, difference: str | None, is_plain_different: bool = False) -> None:
         """Count a request that was decoded again with the drafter; `difference` describes how the answer differs.
 
-        If texts depend on the batch, the request was also decoded again without the drafter: `is_plain_different`.
+        If texts depend on the batch, the request was also decoded again without the drafter; `is_plain_different` is
+        whether that answer differs.
         """
         if self.stage is not Stage.VERIFY:
             return
@@ -196,17 +204,17 @@ class PairRollout:
                 Stage.CANARY, f"{self.verified} requests decoded again, {self.mismatches} differently"
             )
 
-    def add_samples(self, plain: Figures, own: Figures, fault: str | None = None) -> None:
-        """Count a request sampled again without and with the drafter; its rule preserves only the distribution.
+    def add_samples(self, plain: Figures, drafted: Figures, fault: str | None = None) -> None:
+        """Compare the figures of a request that was sampled again without and with the drafter, with other seeds.
 
-        `fault` describes an invalid second answer.
+        This is for acceptance rules that preserve only the distribution. `fault` describes an invalid second answer.
         """
-        self.distributions.add(plain, own)
+        self.distributions.add(plain, drafted)
         is_last = self.verified + 1 >= self.rule.verify_samples
         self.add_comparison(fault or self.distributions.difference(is_last))
 
     def promote(self) -> None:
-        """Promote on the operator's request."""
+        """Move to the next stage, or to the next canary step, on the operator's request."""
         if self.stage in (Stage.OFF, Stage.HELD):
             self.move(Stage.SHADOW, "by hand")
         elif self.stage is Stage.SHADOW:
@@ -219,6 +227,7 @@ class PairRollout:
             self.move(Stage.ON, "by hand")
 
     def _promote(self, stage: Stage, reason: str, step: int = 0) -> None:
+        """Move to a stage, or wait for the operator if the rule says `manual`."""
         if self.rule.promote == "auto":
             self.move(stage, reason, step)
         else:

@@ -11,6 +11,7 @@ from foreword.control.rollout import saved
 from foreword.control.rollout.pair import PairRollout
 
 SAVE_SECONDS = 30.0
+"""Minimum seconds between two periodic saves."""
 
 Pair = tuple[str, str]
 """Names of a drafter and a cohort."""
@@ -18,7 +19,7 @@ Pair = tuple[str, str]
 
 @dataclass
 class Rollouts:
-    """Pairs in roll-out, or stopped by hand; all other drafters are used without restrictions."""
+    """Roll-outs by drafter and cohort, from the policy file or by hand. Drafters without one are not restricted."""
 
     made_for: Mapping[str, str] = field(default_factory=dict)  # model, device and version
     path: Path | None = None  # saved state; None: not saved
@@ -26,29 +27,30 @@ class Rollouts:
     pairs: dict[Pair, PairRollout] = field(default_factory=dict)
     _saved_at: float = 0.0
 
-    def follow(self, rules: Iterable[RolloutRule]) -> None:
-        """Apply the file's rules: known pairs keep their stage unless their salt changed."""
-        before, pairs = dict(self.pairs), {}
-        was_saved = {} if self.path is None or before else saved.read(self.path, self.made_for)
+    def apply_rules(self, rules: Iterable[RolloutRule]) -> None:
+        """Apply the rules of the file. A pair keeps its stage unless its salt changed."""
+        old_pairs, pairs = dict(self.pairs), {}
+        saved_states = {} if self.path is None or old_pairs else saved.read(self.path, self.made_for)
         for rule in rules:
             key = (rule.drafter, rule.cohort)
-            known = before.pop(key, None)
-            if known is not None and known.rule.salt == rule.salt:
-                known.rule, known.step = rule, min(known.step, len(rule.steps) - 1)
-                pairs[key] = known
+            pair = old_pairs.pop(key, None)
+            if pair is not None and pair.rule.salt == rule.salt:
+                pair.rule, pair.step = rule, min(pair.step, len(rule.steps) - 1)
+                pairs[key] = pair
             else:
-                if known is not None:
-                    known.switch.is_closed = True
-                pairs[key] = self._fresh(rule, was_saved.pop(key, None))
-        for key, known in before.items():
-            if known.by_hand:
-                pairs[key] = known
-        for key, state in was_saved.items():
+                if pair is not None:
+                    pair.switch.is_closed = True
+                pairs[key] = self._fresh(rule, saved_states.pop(key, None))
+        for key, pair in old_pairs.items():
+            if pair.by_hand:
+                pairs[key] = pair
+        for key, state in saved_states.items():
             if state["by_hand"]:
                 pairs[key] = self._fresh(RolloutRule(*key), state, by_hand=True)
         self.pairs = pairs  # replaced atomically: other threads read it
 
     def _fresh(self, rule: RolloutRule, state: dict[str, Any] | None, by_hand: bool = False) -> PairRollout:
+        """Return a new roll-out, with its saved state if that has the same salt."""
         pair = PairRollout(rule, self.clock, by_hand)
         if state is not None and state["salt"] == rule.salt:
             saved.restore(pair, state)
@@ -57,7 +59,7 @@ class Rollouts:
         return pair
 
     def set_stage(self, drafter: str, cohort: str, stage: str) -> None:
-        """Set a stage on the operator's request."""
+        """Move to a stage, or with `next` to the next one, on the operator's request."""
         pair = self.pairs.get((drafter, cohort))
         if pair is None:
             pair = PairRollout(RolloutRule(drafter, cohort), self.clock, by_hand=True)
@@ -69,7 +71,7 @@ class Rollouts:
         self.save()
 
     def save(self, is_due: bool = True) -> None:
-        """Save the state; without `is_due`, only if the last save is old."""
+        """Save the state; unless `is_due`, only if the last save is at least `SAVE_SECONDS` old."""
         now = self.clock()
         if self.path is not None and (is_due or now - self._saved_at >= SAVE_SECONDS):
             self._saved_at = now

@@ -1,4 +1,4 @@
-"""Saved state of roll-outs: one JSON file, ignored if damaged or of another model."""
+"""Saves the state of roll-outs in a JSON file. A file that is damaged or of another model is ignored."""
 
 import json
 import logging
@@ -21,11 +21,11 @@ def save(path: Path, made_for: Mapping[str, str], pairs: Iterable[PairRollout]) 
     """Write the file atomically; errors are only logged."""
     value = {"version": VERSION, "made_for": dict(made_for), "pairs": [_as_json(pair) for pair in pairs]}
     try:
-        fresh = path.with_name(f"{path.name}.{os.getpid()}")
-        fresh.write_text(json.dumps(value, indent=1), encoding="utf-8")
-        fresh.replace(path)
+        temporary = path.with_name(f"{path.name}.{os.getpid()}")
+        temporary.write_text(json.dumps(value, indent=1), encoding="utf-8")
+        temporary.replace(path)
     except OSError as error:
-        _log.warning("the state of roll-outs is not kept: %s", error)
+        _log.warning("the state of roll-outs is not saved: %s", error)
 
 
 def read(path: Path, made_for: Mapping[str, str]) -> dict[tuple[str, str], dict[str, Any]]:
@@ -78,7 +78,7 @@ def _as_json(pair: PairRollout) -> dict[str, Any]:
 
 
 def _checked(one: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a saved pair in their types; raise an exception for anything invalid."""
+    """Return the typed values of a saved pair; raise an exception for an invalid one."""
     counts = {name: int(one[name]) for name in ("step", "verified", "mismatches", "plain_mismatches")}
     if min(counts.values()) < 0:
         raise ValueError("a count is negative")
@@ -100,12 +100,12 @@ def _checked(one: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def restore(pair: PairRollout, known: Mapping[str, Any]) -> None:
+def restore(pair: PairRollout, state: Mapping[str, Any]) -> None:
     """Set a pair to its saved state. The results of a canary step are not saved, so the step starts again."""
-    pair.stage, pair.since, pair.reason = known["stage"], known["since"], known["reason"]
-    pair.step = min(known["step"], len(pair.rule.steps) - 1)
-    pair.verified, pair.mismatches = known["verified"], known["mismatches"]
-    pair.plain_mismatches, pair.distributions = known["plain_mismatches"], known["distributions"]
+    pair.stage, pair.since, pair.reason = state["stage"], state["since"], state["reason"]
+    pair.step = min(state["step"], len(pair.rule.steps) - 1)
+    pair.verified, pair.mismatches = state["verified"], state["mismatches"]
+    pair.plain_mismatches, pair.distributions = state["plain_mismatches"], state["distributions"]
     pair.moves.clear()
-    pair.moves.extend(known["moves"])
+    pair.moves.extend(state["moves"])
     pair.switch.is_closed = pair.stage in (Stage.OFF, Stage.HELD)

@@ -70,7 +70,7 @@ class PolicyFileController:
         state_file = self.document.state_file
         state = None if state_file is None else self.path.parent / state_file
         self.rollouts = Rollouts(self.made_for, state, self.wall_clock)
-        self.rollouts.follow(self.document.rollouts)
+        self.rollouts.apply_rules(self.document.rollouts)
 
     def attach(self, pool: DrafterPool) -> None:
         """Set the pool that creates the file's drafters."""
@@ -263,7 +263,7 @@ class PolicyFileController:
             self.configs = configs
             self.document = document
             self.policy.use(document.settings)
-            self.rollouts.follow(document.rollouts)
+            self.rollouts.apply_rules(document.rollouts)
         _log.info("%s has changed and is used from now on", self.path)
 
     def close(self) -> None:

@@ -74,7 +74,7 @@ class Baselines:
         if start is None or start.since != pair.since:
             start = self._baselines[drafter, cohort] = _Baseline(pair.since, asks, faults, trips)
         return DrafterHealth(
-            asks=asks - start.asks,
+            draft_requests=asks - start.asks,
             faults=faults - start.faults,
             memory_bytes=added_memory(drafters),
             gain=measured_gain(options),

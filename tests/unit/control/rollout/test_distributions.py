@@ -80,5 +80,5 @@ def test_it_is_kept_over_a_restart_and_nonsense_is_refused():
         is not None
     )
     for nonsense in ({**kept, "sums": [1.0]}, {**kept, "pairs": -1}, {**kept, "squares": [math.inf] * 12}):
-        with pytest.raises(ValueError, match="cannot be read"):
+        with pytest.raises(ValueError, match="is invalid"):
             DistributionComparison.from_json(nonsense)

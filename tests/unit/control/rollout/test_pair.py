@@ -14,7 +14,7 @@ from helpers.clocks import ScriptedClock
 RULE = RolloutRule(
     "head", "code", steps=(5, 100), min_requests=100, min_passes=1000, verify_samples=10, min_levels=100
 )
-WELL, GOOD = DrafterHealth(asks=1000), Forecast(500, 1.3, 0.05)
+WELL, GOOD = DrafterHealth(draft_requests=1000), Forecast(500, 1.3, 0.05)
 ORDINARY = Outcome(passes=20, tokens=30, ttft=0.1, tpot=0.02, cost=1.0)
 
 
@@ -88,10 +88,10 @@ def test_a_canary_that_does_worse_than_its_control_arm_is_rolled_back(canary: Ou
 @pytest.mark.parametrize(
     ("health", "reason"),
     [
-        (DrafterHealth(asks=100, faults=10), "faults"),
-        (DrafterHealth(asks=100, gain=Bounds(0.9, 0.95, 0.98)), "gain"),
-        (DrafterHealth(asks=100, trips=1), "gain"),
-        (DrafterHealth(asks=100, memory_bytes=2 << 30), "memory"),
+        (DrafterHealth(draft_requests=100, faults=10), "faults"),
+        (DrafterHealth(draft_requests=100, gain=Bounds(0.9, 0.95, 0.98)), "gain"),
+        (DrafterHealth(draft_requests=100, trips=1), "gain"),
+        (DrafterHealth(draft_requests=100, memory_bytes=2 << 30), "memory"),
     ],
 )
 def test_a_drafter_that_is_in_use_is_watched(stage: Stage, health: DrafterHealth, reason: str):
@@ -106,7 +106,7 @@ def test_what_may_be_luck_rolls_nothing_back():
     fill(found)
     found.add_outcome(replace(ORDINARY, is_error=True), True)
     found.arms.canary.passes = 0  # not enough to go on
-    luck = DrafterHealth(asks=1000, faults=2, gain=Bounds(0.95, 0.98, 1.01))
+    luck = DrafterHealth(draft_requests=1000, faults=2, gain=Bounds(0.95, 0.98, 1.01))
     assert not found.evaluate(luck, GOOD)
     assert found.stage is Stage.CANARY
 

@@ -16,7 +16,7 @@ HERE = {"model": "m", "device": "cpu", "version": "1"}
 
 def begun(path: Path, rule: RolloutRule = RULE, made_for: dict[str, str] = HERE) -> Rollouts:
     rollouts = Rollouts(made_for, path, ScriptedClock(tick=1.0))
-    rollouts.follow([rule])
+    rollouts.apply_rules([rule])
     return rollouts
 
 
@@ -62,7 +62,7 @@ def test_what_the_operator_made_by_hand_is_kept_too(tmp_path: Path):
     before.set_stage("ngram", "code", "off")
     after = begun(path)
     assert after.pairs["ngram", "code"].stage is Stage.OFF
-    after.follow([RULE])
+    after.apply_rules([RULE])
     assert after.pairs["ngram", "code"].stage is Stage.OFF
 
 
@@ -114,7 +114,7 @@ def test_another_models_file_is_ignored(tmp_path: Path, caplog: pytest.LogCaptur
 
 def test_a_disk_that_cannot_be_written_costs_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     rollouts = Rollouts(HERE, tmp_path / "nowhere" / "state.json", ScriptedClock())
-    rollouts.follow([RULE])
+    rollouts.apply_rules([RULE])
     with caplog.at_level(logging.WARNING):
         rollouts.save()
     assert "not kept" in caplog.text
