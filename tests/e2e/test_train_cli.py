@@ -155,7 +155,7 @@ def test_a_full_device_is_told_in_a_line(
     [
         (("--out", "OUT"), "--minutes or --steps"),
         (("--out", "OUT", "--steps", "1", "--resume"), "has no training state to resume"),
-        (("--out", "OUT", "--steps", "1", "--export", "HERE"), "more than pieces"),
+        (("--out", "OUT", "--steps", "1", "--export", "HERE"), "are not pieces of"),
         (("--out", "OUT", "--steps", "1", "--eval", "EMPTY"), "has no prompts"),
         (("--out", "OUT", "--steps", "1", "--eval", "BROKEN"), "line 1: not JSON"),
         (("--out", "OUT", "--steps", "1", "--data", "NOWHERE"), "no training texts"),

@@ -48,19 +48,19 @@ def test_states_are_those_of_the_text(tiny_model: Path, tmp_path: Path, choices:
             core.abort(f"r{coming}")
         core.step()
         for request in core.scheduler.running:
-            known = drafter._known.get(request.request_id)
+            state = drafter._states.get(request.request_id)
             if (
-                known is None
-                or known.epoch != request.drafter_view.epoch
-                or known.end != len(request.tokens) - 1
+                state is None
+                or state.epoch != request.drafter_view.epoch
+                or state.end != len(request.tokens) - 1
             ):
                 continue
             if rng.random() < 0.3:
                 expected = target_states(target, request.tokens[:-1], (), normed=True)[-1:]
-                torch.testing.assert_close(known.state, expected, atol=1e-4, rtol=1e-4)
+                torch.testing.assert_close(state.hidden, expected, atol=1e-4, rtol=1e-4)
                 compared += 1
     assert compared > 20
-    assert not drafter._known
+    assert not drafter._states
     assert not guard.faults
     assert core.scheduler.preemptions > 0
     assert core.cache.prefix_hits > 0

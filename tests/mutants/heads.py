@@ -299,7 +299,7 @@ HEAD_MUTANTS = (
         "a node reads what the wrong parent has said",
         "drafters/trees.py",
         "HeadTree.grow",
-        "before[self._parents[node]]",
+        "index_of[self._parents[node]]",
         "0",
         (f"{FORMATS}::test_a_node_of_a_tree_reads_its_own_ancestors",),
     ),

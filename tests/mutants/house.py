@@ -70,8 +70,8 @@ HOUSE_MUTANTS = (
         "a drafter that is late is asked again at once",
         "drafters/guard.py",
         "CallerThread.is_available",
-        "not self._is_closed and self._stuck is None and (self._clock() >= self._rests_until)",
-        "not self._is_closed and self._stuck is None",
+        "not self._is_closed and self._hanging is None and (self._clock() >= self._paused_until)",
+        "not self._is_closed and self._hanging is None",
         (f"{GUARD}::test_a_drafter_that_is_late_again_and_again_is_asked_ever_less_often",),
     ),
     Mutant(

@@ -31,8 +31,8 @@ _Work = SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
 """Calls and their future results; None ends the thread."""
 
 
-class NoAnswer(Exception):  # noqa: N818 - reads as what happened
-    """A call was not made or did not return; `reason` is empty if the fault was counted before."""
+class NoAnswer(Exception):  # noqa: N818 - names the event
+    """A call was not made or did not return in time; `reason` is empty if the fault was counted before."""
 
     def __init__(self, reason: str = "") -> None:
         super().__init__(reason)
@@ -40,9 +40,9 @@ class NoAnswer(Exception):  # noqa: N818 - reads as what happened
 
 
 class InlineCaller:
-    """Calls in the caller's thread, for drafters that cannot hang or that write KV pages.
+    """Makes calls in the caller's thread, for drafters that cannot hang or that write KV pages.
 
-    An abandoned thread could write pages that belong to another request by then.
+    A thread that is left alone with such a call could write pages that already belong to another request.
     """
 
     @property
@@ -55,7 +55,7 @@ class InlineCaller:
         return work()
 
     def later(self, work: Callable[[], object]) -> None:
-        """Run `work` when no call hangs, without waiting for it."""
+        """Run `work` after a call that hangs, without waiting for it; here, immediately."""
         work()
 
     def close(self) -> None:
@@ -63,7 +63,7 @@ class InlineCaller:
 
 
 class GuardedDrafter(Drafter):
-    """Calls a drafter and checks its results. Faults are counted by kind; the first of each is logged."""
+    """Calls a drafter and checks its results. Faults are counted by kind, and the first one of each kind is logged."""
 
     def __init__(self, drafter: Drafter, name: str, caller: InlineCaller | None = None) -> None:
         self._drafter = drafter
@@ -130,6 +130,7 @@ class GuardedDrafter(Drafter):
         self._caller.close()
 
     def _call(self, work: Callable[[], _Answer]) -> _Answer | None:
+        """Return the result of `work`; None after a fault, which is counted."""
         try:
             return self._caller.call(work)
         except NoAnswer as error:
@@ -142,21 +143,22 @@ class GuardedDrafter(Drafter):
         return None
 
     def _checked(self, answer: object, task: DraftTask) -> Draft:
+        """Return the valid part of a draft; count a fault if anything had to be dropped."""
         if not isinstance(answer, Draft):
             self._fault("type", f"a {type(answer).__name__} instead of a draft")
             return Draft()
-        if answer.epoch == task.request.epoch:  # drop what the text has already passed
+        if answer.epoch == task.request.epoch:  # drop draft tokens that are committed by now
             answer = answer.rebase(task.request.tokens)
         nodes = len(answer)
         if nodes > task.max_nodes:
-            self._fault("draft", f"{nodes} nodes where {task.max_nodes} were requested")
+            self._fault("draft", f"{nodes} nodes, and at most {task.max_nodes} were requested")
         elif answer.depth > task.max_depth:
-            self._fault("draft", f"a depth of {answer.depth} where {task.max_depth} was requested")
-        known = without_unknown_tokens(answer.within(task.max_nodes, task.max_depth), task.request)
-        if len(known) < min(nodes, task.max_nodes) and answer.depth <= task.max_depth:
+            self._fault("draft", f"a depth of {answer.depth}, and at most {task.max_depth} was requested")
+        valid = without_unknown_tokens(answer.within(task.max_nodes, task.max_depth), task.request)
+        if len(valid) < min(nodes, task.max_nodes) and answer.depth <= task.max_depth:
             size = task.request.sampling.vocab_size
             self._fault("draft", f"a token outside the vocabulary of {size}")
-        return known
+        return valid
 
     def _fault(self, kind: str, message: str) -> None:
         self.faults[kind] += 1
@@ -164,8 +166,8 @@ class GuardedDrafter(Drafter):
             _log.warning("drafter %s: %s; those drafts are dropped, decoding goes on", self._name, message)
 
 
-REST_FACTOR = 10  # pause after a late call, as a multiple of the time limit; it doubles each time
-LONGEST_REST = 300.0  # maximum pause in seconds
+PAUSE_FACTOR = 10  # pause after a late call, as a multiple of the time limit; it doubles each time
+MAX_PAUSE = 300.0  # maximum pause in seconds
 
 
 class CallerThread(InlineCaller):
@@ -179,9 +181,9 @@ class CallerThread(InlineCaller):
     def __init__(self, name: str, time_limit: float, clock: Callable[[], float] = monotonic) -> None:
         self._time_limit = time_limit
         self._clock = clock
-        self._stuck: Future[Any] | None = None  # the result of a call that hangs
-        self._lateness = 0  # recent late calls
-        self._rests_until = float("-inf")
+        self._hanging: Future[Any] | None = None  # the result of a call that hangs
+        self._late_calls = 0  # late calls minus calls in time, at least 0
+        self._paused_until = float("-inf")
         self._work: _Work = SimpleQueue()
         self._is_closed = False
         threading.Thread(target=_serve, args=(self._work,), name=f"drafter-{name}", daemon=True).start()
@@ -189,12 +191,12 @@ class CallerThread(InlineCaller):
     @property
     def is_available(self) -> bool:
         """Whether a call would be made now."""
-        if self._stuck is not None and self._stuck.done():
-            self._stuck = None
-        return not self._is_closed and self._stuck is None and self._clock() >= self._rests_until
+        if self._hanging is not None and self._hanging.done():
+            self._hanging = None
+        return not self._is_closed and self._hanging is None and self._clock() >= self._paused_until
 
     def call(self, work: Callable[[], _Answer]) -> _Answer:
-        """Return the result of `work` within the time limit."""
+        """Return the result of `work`; raise its exception, or `NoAnswer` after the time limit."""
         if not self.is_available:
             raise NoAnswer
         answer: Future[_Answer] = Future()
@@ -202,20 +204,22 @@ class CallerThread(InlineCaller):
         try:
             error = answer.exception(self._time_limit)
         except TimeoutError:
-            self._stuck = answer
-            self._late()
+            self._hanging = answer
+            self._pause()
             raise NoAnswer(f"no answer within {self._time_limit:g} s") from None
-        self._lateness = max(self._lateness - 1, 0)
-        if isinstance(error, KeyboardInterrupt):  # of the drafter: Ctrl-C reaches only the main thread
+        self._late_calls = max(self._late_calls - 1, 0)
+        if isinstance(error, KeyboardInterrupt):  # raised by the drafter: Ctrl-C reaches only the main thread
             raise RuntimeError("it raised KeyboardInterrupt") from error
         return answer.result()
 
-    def _late(self) -> None:
-        self._lateness += 1
-        rest = self._time_limit * REST_FACTOR * 2 ** min(self._lateness - 1, 16)
-        self._rests_until = self._clock() + min(rest, LONGEST_REST)
+    def _pause(self) -> None:
+        """Make no calls for a while after a late one."""
+        self._late_calls += 1
+        pause = self._time_limit * PAUSE_FACTOR * 2 ** min(self._late_calls - 1, 16)
+        self._paused_until = self._clock() + min(pause, MAX_PAUSE)
 
     def later(self, work: Callable[[], object]) -> None:
+        """Run `work` after the calls before it, without waiting for it."""
         if not self._is_closed:
             self._work.put((Future(), work))
 
@@ -233,4 +237,4 @@ def _serve(queue: _Work) -> None:
             answer.set_result(work())
         except BaseException as error:  # raised again in the waiting thread
             answer.set_exception(error)
-        del item, answer, work  # otherwise the last call would stay alive until the next
+        del item, answer, work  # the objects of this call must not stay alive until the next one

@@ -18,13 +18,13 @@ from foreword.kernels.sampler import sample as native_sample
 from foreword.kernels.sampler import sampler_for
 from foreword.structured.state import unpacked
 
-_RANKED = 64  # number of top tokens among which siblings are ranked; noise is drawn only for these
+_RANKED = 64  # siblings are ranked among this number of most likely tokens; only for them noise is computed
 
 
 def grow_chains(trees: Sequence[GrowingTree], logits: Tensor) -> None:
     """Append one token to each chain, sampled with the request's parameters and its rule's noise.
 
-    logits [trees, vocab]. Under *token* and *block*, a node needs the distribution from which it was drawn.
+    `logits` is [trees, vocab]. Under *token* and *block*, the node carries the distribution from which it was drawn.
     """
     rules = [tree.request.sampling.rule for tree in trees]
     if all(rule is Rule.COUPLED for rule in rules):
@@ -46,9 +46,9 @@ def can_draw_on_device(tree: GrowingTree) -> bool:
 
 
 def draw_on_device(trees: Sequence[GrowingTree], logits: Tensor) -> Tensor:
-    """Return the *coupled* sample after each newest node, int64 [trees], on the logits' device; -1: no distribution.
+    """Return the *coupled* sample after each newest node, int64 [trees], on the logits' device; -1: no token possible.
 
-    The host does not wait. logits [trees, vocab].
+    The host does not wait. `logits` is [trees, vocab].
     """
     logits = with_fixed_corrections(trees, logits)
     sampler = sampler_for(logits)
@@ -61,16 +61,16 @@ def draw_on_device(trees: Sequence[GrowingTree], logits: Tensor) -> Tensor:
 
 
 def add_tokens(trees: Sequence[GrowingTree], tokens: Sequence[int], drawn: Mapping[int, Drawn]) -> None:
-    """Append one node per chain; -1 ends it. `drawn` has the row's distribution if the rule needs it."""
+    """Append one token to each chain; -1 ends the chain. `drawn` has distributions by row, if the rule needs them."""
     for row, (tree, token) in enumerate(zip(trees, tokens, strict=True)):
-        if token < 0:  # no distribution here
+        if token < 0:  # no token is possible
             tree.frontier = []
         else:
             tree.grow([(0.0, tree.frontier[0], token, drawn.get(row))])
 
 
 def _drawn_from(shaped: Distributions, rows: list[int]) -> dict[int, Drawn]:
-    """Return the distribution of each of these rows; rows without one are left out."""
+    """Return the distribution of each of these rows of `shaped`; rows without a possible token are left out."""
     kept = kept_tokens(shaped, torch.tensor(rows, dtype=torch.int64, device=shaped.logits.device))
     weights = kept.log_weights.exp().cpu().numpy()
     of_row, ids = kept.rows.cpu().numpy(), kept.ids.cpu().numpy()
@@ -82,7 +82,7 @@ def _drawn_from(shaped: Distributions, rows: list[int]) -> dict[int, Drawn]:
 
 
 def grow_trees(trees: Sequence[GrowingTree], logits: Tensor) -> None:
-    """Add a level to each tree; logits [all frontier nodes, vocab].
+    """Add a level to each tree; `logits` is [frontier nodes of all trees, vocab].
 
     Under *coupled* and in greedy sampling, the nodes with the best scores are added. Under *traversal* that would bias
     the output, so its trees have a fixed shape whose nodes are sampled.
@@ -132,7 +132,7 @@ def best_tokens(tree: GrowingTree, logits: Tensor, count: int) -> tuple[Tensor, 
 def grow_drawn(trees: Sequence[GrowingTree], logits: Tensor) -> None:
     """Add a level to each tree: as many children per node as the tree's fixed shape has, sampled without replacement.
 
-    If q has fewer tokens than that, the node gets one child per token. This does not depend on the sampled tokens.
+    If q has fewer tokens than that, the node gets one child per token of q, whichever tokens are sampled.
     """
     shaped = shape_rows(
         logits, row_shape([tree for tree in trees for _ in tree.frontier]), sampler_for(logits)
@@ -146,24 +146,25 @@ def grow_drawn(trees: Sequence[GrowingTree], logits: Tensor) -> None:
     for tree in trees:
         levels = tree.shape()
         shape = levels[tree.depth]
-        places: list[int] = []
+        indices: list[int] = []  # of the new nodes, in the fixed shape
         level: list[tuple[float, int, int, Drawn | None]] = []
-        for node, place in zip(tree.frontier, tree.places, strict=True):
-            here = slice(ends[row], ends[row + 1])
-            siblings = draw_siblings(ids[here], weights[here], scores[here], shape[place])
+        for node, index in zip(tree.frontier, tree.shape_indices, strict=True):
+            of_row = slice(ends[row], ends[row + 1])
+            siblings = draw_siblings(ids[of_row], weights[of_row], scores[of_row], shape[index])
             level += [(0.0, node, token, q) for token, q in siblings]
-            places += range(sum(shape[:place]), sum(shape[:place]) + len(siblings))
+            indices += range(sum(shape[:index]), sum(shape[:index]) + len(siblings))
             row += 1
         tree.grow(level)
-        tree.places = places
+        tree.shape_indices = indices
         if tree.depth == len(levels):  # also if there are fewer nodes than the shape has
             tree.frontier = []
 
 
 def draw_siblings(ids: Ints, weights: Floats, scores: Floats, count: int) -> list[tuple[int, Drawn]]:
-    """Return distinct tokens, each with its distribution: the weights without the earlier siblings.
+    """Return `count` distinct tokens, each with its distribution: the weights without those of earlier siblings.
 
-    `scores` are log weights + noise: the largest is a draw, the second largest a draw from the rest, and so on.
+    `scores` are log weights + noise. The largest one is a draw, the second largest a draw from the other tokens, and so
+    on.
     """
     count = min(count, len(ids))
     best = np.argpartition(-scores, count - 1)[:count] if count else np.empty(0, np.int64)
@@ -176,7 +177,7 @@ def draw_siblings(ids: Ints, weights: Floats, scores: Floats, count: int) -> lis
 
 
 def _scores(tree: GrowingTree, logits: Tensor, ids: Tensor) -> Tensor:
-    """Return normalised scores, [frontier, ranked]; `ids` are ordered by logit, largest first."""
+    """Return the normalised score of each ranked token, [frontier, ranked]; `ids` are their token ids."""
     temperature = float(tree.request.sampling.record["temperature"])
     scores = logits.double()
     if temperature > 0:
@@ -197,9 +198,10 @@ def has_fixed_corrections(sampling: DraftSampling) -> bool:
 
 
 def with_fixed_corrections(trees: Sequence[GrowingTree], logits: Tensor) -> Tensor:
-    """Apply each request's position-independent bias, allowed tokens and grammar mask to the logits.
+    """Return the logits with each request's bias, allowed tokens and grammar mask.
 
-    Penalties and bad words depend on the text and are left to the target: they cost acceptance, never exactness.
+    Penalties and bad words depend on the text and are applied only by the target. This lowers acceptance; the output
+    stays exact.
     """
     samplers = [tree.request.sampling for tree in trees for _ in tree.frontier]
     paths = [path for tree in trees for path in tree.paths()] if any(s.grammar for s in samplers) else []
@@ -221,7 +223,7 @@ def with_fixed_corrections(trees: Sequence[GrowingTree], logits: Tensor) -> Tens
 
 
 def row_shape(trees: Sequence[GrowingTree]) -> RowParams:
-    """Return temperature, top-k, top-p and min-p of the requests, one row per tree."""
+    """Return temperature, top-k, top-p and min-p of the requests of these trees, one row per entry of `trees`."""
     records = stacked_records([tree.request.sampling for tree in trees])
 
     def column(name: str) -> Tensor:

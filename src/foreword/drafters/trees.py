@@ -1,4 +1,4 @@
-"""Growing drafts, level by level: chains, trees of a draft model, and trees of a head."""
+"""Drafts that grow level by level: chains, trees of a draft model, and trees of a head."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -12,35 +12,35 @@ from foreword.speculation.draft import ROOT, DeviceTokens, Draft
 from foreword.speculation.drafting import DraftTask
 from foreword.structured.state import Path
 
-FIRST_SHARE = 0.7
-"""Assumed acceptance of a first sibling, and of each next one if the earlier ones are rejected."""
+SIBLING_ACCEPTANCE = 0.7
+"""Assumed acceptance of the first sibling, and of each further one if the siblings before it are rejected."""
 
 Shape = tuple[tuple[int, ...], ...]
-"""[levels][nodes of the previous level], number of children per node; the first level follows the text."""
+"""Number of children of each node: [levels][nodes of the previous level]. The first level follows the text."""
 
 
 @lru_cache(maxsize=256)
 def fixed_shape(width: int, max_nodes: int, max_depth: int) -> Shape:
     """Return a shape with `width` nodes per level within the node budget; likely nodes have more children."""
     levels: list[tuple[int, ...]] = []
-    reached, left = [1.0], max_nodes
+    reached, left = [1.0], max_nodes  # probability of each node of the newest level, and nodes left
     while left > 0 and len(levels) < max_depth:
-        offered = [
-            (-chance * FIRST_SHARE * (1 - FIRST_SHARE) ** rank, parent)
+        candidates = [
+            (-chance * SIBLING_ACCEPTANCE * (1 - SIBLING_ACCEPTANCE) ** rank, parent)
             for parent, chance in enumerate(reached)
             for rank in range(width)
         ]
-        chosen = sorted(sorted(offered)[: min(width, left)], key=lambda node: node[1])
-        levels.append(tuple(sum(parent == place for _, parent in chosen) for place in range(len(reached))))
+        chosen = sorted(sorted(candidates)[: min(width, left)], key=lambda node: node[1])
+        levels.append(tuple(sum(parent == node for _, parent in chosen) for node in range(len(reached))))
         reached, left = [-chance for chance, _ in chosen], left - len(chosen)
     return tuple(levels)
 
 
 class GrowingTree:
-    """A draft under construction: its nodes and the newest level (frontier)."""
+    """A draft under construction. The frontier is the nodes of its newest level."""
 
     def __init__(self, task: DraftTask, width: int = 1) -> None:
-        """Every level keeps its `width` best nodes; 1 is a chain."""
+        """Create an empty draft, which has at most `width` nodes per level; 1 is a chain."""
         self.request = task.request
         self.width = width
         self.max_nodes, self.max_depth = task.max_nodes, task.max_depth
@@ -49,10 +49,10 @@ class GrowingTree:
         self._drawn: list[Drawn | None] = []
         self._scores = {ROOT: 0.0}
         self.frontier: list[int] = [ROOT]
-        self.places: list[int] = [0]  # places of the frontier's nodes in a fixed shape
+        self.shape_indices: list[int] = [0]  # in a fixed shape: the index of each frontier node in its level
         self.depth = 0
         self._on_device: Draft | None = None  # a chain whose tokens are on a device
-        self.is_cold = False  # a pass for it compiled or captured a graph
+        self.is_cold = False  # whether a pass for it compiled or captured a CUDA graph
 
     @property
     def is_done(self) -> bool:
@@ -69,7 +69,7 @@ class GrowingTree:
         return self._scores[node]
 
     def grow(self, level: Sequence[tuple[float, int, int, Drawn | None]]) -> None:
-        """Add the best (score, parent, token, distribution) that fit."""
+        """Add a level: the nodes (score, parent, token, distribution) with the best scores, as many as fit."""
         room = min(self.max_nodes - len(self.tokens), self.width)
         first = len(self.tokens)
         self._append(sorted(level, key=lambda node: -node[0])[:room])
@@ -83,16 +83,19 @@ class GrowingTree:
             self._drawn.append(drawn)
         self.depth += 1
 
-    def stand_for(self, source: HostCopy, places: Sequence[int]) -> None:
-        """Replace the placeholders of a chain by tokens, which stay unread on a device; -1 ends the chain."""
+    def stand_for(self, source: HostCopy, indices: Sequence[int]) -> None:
+        """Replace the placeholders of a chain by the tokens at these indices of `source`; -1 ends the chain.
+
+        Tokens that are still being copied stay unread on the device.
+        """
         if source.done_event is not None:
-            tokens_there = DeviceTokens(source, tuple(places))
-            self._on_device = Draft.on_device(tokens_there, len(self.request.tokens), self.request.epoch)
+            device_tokens = DeviceTokens(source, tuple(indices))
+            self._on_device = Draft.on_device(device_tokens, len(self.request.tokens), self.request.epoch)
             return
-        tokens = [source.numbers[place] for place in places]
-        there = tokens.index(-1) if -1 in tokens else len(tokens)
-        self.tokens = tokens[:there]
-        del self._parents[there:], self._drawn[there:]
+        tokens = [source.numbers[index] for index in indices]
+        end = tokens.index(-1) if -1 in tokens else len(tokens)
+        self.tokens = tokens[:end]
+        del self._parents[end:], self._drawn[end:]
 
     def draft(self) -> Draft:
         if self._on_device is not None:
@@ -106,7 +109,7 @@ class GrowingTree:
         return np.full(len(self.frontier), len(self.request.tokens) + self.depth)
 
     def paths(self) -> list[Path | None]:
-        """Return the draft tokens up to each frontier node; None if earlier ones are unknown."""
+        """Return the draft tokens up to each frontier node, for grammar masks; None if they are unknown."""
         return [self._path(node) for node in self.frontier]
 
     def _path(self, node: int) -> Path:
@@ -122,14 +125,14 @@ class GrowingTree:
 
 
 class HeadTree(GrowingTree):
-    """All candidates with their scores, and the nodes that the head processes.
+    """Keeps all candidate nodes with their scores, and selects those that the head processes.
 
     A level has the children of the best `width` candidates of the level before. Only candidates among the best
     `max_nodes` get children, since a child's score never exceeds its parent's. A chain has width 1.
     """
 
     def __init__(self, task: DraftTask, width: int, room: int) -> None:
-        """`room` is the number of nodes with KV rows for the head."""
+        """Create an empty draft; `room` is the number of nodes for which there are KV rows."""
         super().__init__(task, width)
         self._room = room
         self.num_read = 0  # nodes with a row in the head's KV, the frontier last
@@ -150,10 +153,10 @@ class HeadTree(GrowingTree):
         if len(self.tokens) > self.max_nodes:
             best = set(self._best())
             candidates = [node for node in candidates if node in best]
-        before = {node: place for place, node in enumerate(self.frontier)}
-        most = min(self.width, self._room - self.num_read)
-        self.frontier = sorted(candidates, key=lambda node: -self._scores[node])[: max(most, 0)]
-        self.sources = [before[self._parents[node]] for node in self.frontier]
+        index_of = {node: index for index, node in enumerate(self.frontier)}  # in the previous frontier
+        count = min(self.width, self._room - self.num_read)
+        self.frontier = sorted(candidates, key=lambda node: -self._scores[node])[: max(count, 0)]
+        self.sources = [index_of[self._parents[node]] for node in self.frontier]
         for node in self.frontier:
             self._masks[node] = self._masks[self._parents[node]] | 1 << self.num_read
             self.num_read += 1
@@ -175,7 +178,7 @@ class HeadTree(GrowingTree):
         )
 
     def _best(self) -> list[int]:
-        """Return the best `max_nodes` nodes; ties go to the earlier, so that parents are always included."""
+        """Return the best `max_nodes` nodes; of equal scores the earlier node is better, so parents are included."""
         ranked = sorted(range(len(self.tokens)), key=lambda node: (-self._scores[node], node))
         return ranked[: self.max_nodes]
 
@@ -189,7 +192,7 @@ class TreeBuilder:
         self._nodes: dict[tuple[int, int], int] = {}  # by parent and token
 
     def add(self, parent: int, token: int, max_nodes: int) -> int | None:
-        """Return the node of this token after a node; None if it is missing and the tree has `max_nodes` nodes."""
+        """Return the child of `parent` with this token, added if missing; None if the tree has `max_nodes` nodes."""
         node = self._nodes.get((parent, token))
         if node is None and len(self.tokens) < max_nodes:
             node = self._nodes[parent, token] = len(self.tokens)

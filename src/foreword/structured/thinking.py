@@ -84,7 +84,7 @@ class ThinkingState:
         """Add committed tokens; raise `GrammarError` and change nothing if they are forbidden."""
         committed = tuple(tokens)
         if self._progress_after(()).phase is not _Phase.DONE and not self._is_allowed(committed):
-            raise GrammarError("after the reasoning budget only its end tag is allowed")
+            raise GrammarError("these tokens are not allowed before the end of the reasoning")
         progress = self._progress_after(committed)
         if progress.phase is _Phase.DONE:
             if self._grammar is not None and progress.unread:

@@ -162,7 +162,7 @@ def test_senseless_settings_are_refused_by_name(key: str, value: int):
 
 
 def test_the_pool_forgets_what_was_used_longest_ago():
-    pool = NgramPool(per_token=2, most=4)
+    pool = NgramPool(per_token=2, max_grams=4)
     for gram in ((1, 2), (3, 4), (5, 6)):
         pool.add(9, gram)
     assert pool.after(9) == [(5, 6), (3, 4)]
@@ -179,7 +179,7 @@ def test_the_pool_forgets_what_was_used_longest_ago():
 
 
 def test_what_the_pool_holds_is_counted_under_any_use():
-    rng, pool = random.Random(3), NgramPool(per_token=3, most=20)
+    rng, pool = random.Random(3), NgramPool(per_token=3, max_grams=20)
     for _ in range(2000):
         pool.add(rng.randrange(12), (rng.randrange(5), rng.randrange(5)))
         assert len(pool) == sum(len(pool.after(token)) for token in range(12)) <= 20

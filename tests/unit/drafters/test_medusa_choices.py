@@ -32,9 +32,9 @@ def test_what_is_no_list_of_paths_is_refused(value: object):
 def test_a_measured_tree_follows_the_ranks_that_tokens_had():
     ranks = MeasuredRanks(3)
     for turn in range(640):
-        ranks.saw(0, 1 if turn % 4 else 0)  # the second guess is right three times in four
-        ranks.saw(1, None)  # never right
-        ranks.saw(2, 0)
+        ranks.count(0, 1 if turn % 4 else 0)  # the second guess is right three times in four
+        ranks.count(1, None)  # never right
+        ranks.count(2, 0)
     assert ranks.paths(1, 3) == ((1,),)
     assert ranks.paths(2, 3) == ((0,), (1,))
     assert all(path[0] in (0, 1) for path in ranks.paths(4, 1)[:2])
@@ -50,7 +50,7 @@ def test_tokens_are_counted_once_for_every_head_that_guessed_them():
     seen: list[tuple[int, int | None]] = []
 
     class Noting(MeasuredRanks):
-        def saw(self, head: int, rank: int | None) -> None:
+        def count(self, head: int, rank: int | None) -> None:
             seen.append((head, rank))
 
     awaited, ranks = PendingRanks(), Noting(2)

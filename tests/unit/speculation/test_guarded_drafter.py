@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from foreword.acceptance.rules.trees import Drawn
-from foreword.drafters.guard import LONGEST_REST, REST_FACTOR, CallerThread, GuardedDrafter
+from foreword.drafters.guard import MAX_PAUSE, PAUSE_FACTOR, CallerThread, GuardedDrafter
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Drafter
 from helpers.asks import ask, text_request
@@ -205,11 +205,11 @@ def hanging(clock: Clock) -> tuple[Hanging, GuardedDrafter, CallerThread]:
 def test_a_drafter_that_hangs_is_left_alone_until_it_comes_back_and_has_rested():
     clock = Clock()
     drafter, guard, caller = hanging(clock)
-    clock.now = LONGEST_REST
+    clock.now = MAX_PAUSE
     assert guard.propose(asks()) == [Draft()]  # not even asked
     assert drafter.calls == 1
     drafter.release.set()
-    assert caller._stuck.result(30) == [GOOD]
+    assert caller._hanging.result(30) == [GOOD]
     assert guard.propose(asks()) == [GOOD]
     assert guard.faults == {"timeout": 1}
     guard.close()
@@ -225,12 +225,12 @@ def test_a_drafter_that_is_late_again_and_again_is_asked_ever_less_often():
         while not caller.is_available:
             clock.now += 1.0
         rests.append(clock.now - begun)
-    assert rests[:3] == [REST_FACTOR, 2 * REST_FACTOR, 4 * REST_FACTOR]
-    assert max(rests) == LONGEST_REST
+    assert rests[:3] == [PAUSE_FACTOR, 2 * PAUSE_FACTOR, 4 * PAUSE_FACTOR]
+    assert max(rests) == MAX_PAUSE
     caller.call(lambda: None)
     begun = clock.now
     caller._late()
-    assert caller._rests_until - begun == LONGEST_REST  # one answer in time is not enough to be trusted again
+    assert caller._rests_until - begun == MAX_PAUSE  # one answer in time is not enough to be trusted again
     caller.close()
 
 

@@ -92,9 +92,9 @@ def test_how_json_is_laid_out(options, text: str, fits: bool):
                     "structures": [{"begin": "<f>", "schema": {}, "end": 1}],
                 }
             },
-            "its end must be a text",
+            '"end" must be a text',
         ),
-        ({"structural_tag": {"triggers": ["<f"], "structures": [{"end": "x"}]}}, "no text as its begin"),
+        ({"structural_tag": {"triggers": ["<f"], "structures": [{"end": "x"}]}}, '"begin" must be a text'),
     ],
 )
 def test_what_cannot_be_had_is_refused_by_its_name(wanted, complaint: str):

@@ -36,7 +36,7 @@ _PIECE_OF_TEXT = 1 << 16  # characters tokenized at once per core
 
 
 def read_ids(path: Path, tokenizer: Tokenizer) -> Iterator[tuple[Ids, int]]:
-    """Yield pieces of a file's token ids, each with the bytes of the file that it covers."""
+    """Yield a file's token ids in pieces, each with the number of bytes read for it."""
     read = _stored_ids if path.suffix.lower() in TOKEN_SUFFIXES else _text_ids
     for ids, size in read(path, tokenizer):
         if len(ids) and not 0 <= ids.min() <= ids.max() < tokenizer.vocab_size:
@@ -49,7 +49,7 @@ def read_ids(path: Path, tokenizer: Tokenizer) -> Iterator[tuple[Ids, int]]:
 
 
 def _stored_ids(path: Path, tokenizer: Tokenizer) -> Iterator[tuple[Ids, int]]:
-    """Yield ids of a `.npy` file with one row of integers, or a `.bin` file of little-endian ints."""
+    """Yield the ids in a `.npy` file with one row of integers, or in a `.bin` file of little-endian integers."""
     try:
         if path.suffix.lower() == ".npy":
             stored = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -62,14 +62,16 @@ def _stored_ids(path: Path, tokenizer: Tokenizer) -> Iterator[tuple[Ids, int]]:
             f"{path}: token ids must be one row of integers, not {stored.dtype} {stored.shape}"
         )
     offset = getattr(stored, "offset", 0)
-    for start in range(0, len(stored), _PIECE):  # read, since mapped pages would count as our memory
+    for start in range(
+        0, len(stored), _PIECE
+    ):  # not from the mapping, whose pages would count as memory of this process
         count, begin = min(_PIECE, len(stored) - start), offset + start * stored.itemsize
         piece = np.fromfile(path, stored.dtype, count, offset=begin)
         yield piece.astype(np.int64), piece.nbytes
 
 
 def _text_ids(path: Path, tokenizer: Tokenizer) -> Iterator[tuple[Ids, int]]:
-    """Yield ids of a text file, cut at line ends if possible."""
+    """Tokenize a text file and yield its ids; pieces end at line ends if possible."""
     decoder, rest = codecs.getincrementaldecoder("utf-8-sig")(), ""
     try:
         with path.open("rb") as file:
@@ -87,13 +89,14 @@ def _text_ids(path: Path, tokenizer: Tokenizer) -> Iterator[tuple[Ids, int]]:
 
 
 def _cut(text: str, start: int, end: int) -> int:
-    """Return the last line end between the two, otherwise the last space, otherwise `end`."""
+    """Return where to cut: after the last line end between `start` and `end`, or before the last space, or at `end`."""
     after_line = text.rfind("\n", start, end) + 1
     space = text.rfind(" ", start + 1, end)
     return after_line if after_line > start else space if space > 0 else end
 
 
 def _encode(tokenizer: Tokenizer, text: str) -> Ids:
+    """Tokenize a text in pieces, which takes all cores."""
     pieces, start = [], 0
     while start < len(text):
         end = start + _PIECE_OF_TEXT
@@ -119,23 +122,23 @@ def sorted_suffixes(tokens: npt.NDArray[np.integer], count: int, depth: int) -> 
     if len(tokens) > MOST_SORTED:
         raise ValueError(f"at most {MOST_SORTED} tokens are sorted at once, not {len(tokens)}")
     keys, length = _first_keys(tokens, depth)
-    order, _ = _sorted_places(keys)
+    order, _ = _sort(keys)
     # Rank of each position by `length` tokens: the index in `order` of the first position with the same tokens.
     ranks = np.empty(len(order), np.int32)
     unsettled = _rank(order, keys, np.arange(len(order), dtype=np.int32), ranks)
     while length < depth and len(unsettled):
         starts = order[unsettled]
         after = np.zeros(len(starts), np.uint64)  # 0: past the end
-        there = starts < len(ranks) - length
-        after[there] = ranks[starts[there] + length].astype(np.uint64) + 1
+        is_inside = starts < len(ranks) - length
+        after[is_inside] = ranks[starts[is_inside] + length].astype(np.uint64) + 1
         # Stable radix order: first by the second half, then by the first half.
-        by_last = _sorted_places(after.copy())[0]
-        by_first, firsts = _sorted_places(ranks[starts[by_last]].astype(np.uint64))
-        placed = by_last[by_first]
-        order[unsettled] = starts[placed]
-        firsts <<= np.uint64(32)
-        firsts |= after[placed]
-        unsettled = _rank(order, firsts, unsettled, ranks)
+        by_second = _sort(after.copy())[0]
+        by_first, keys = _sort(ranks[starts[by_second]].astype(np.uint64))
+        by_both = by_second[by_first]
+        order[unsettled] = starts[by_both]
+        keys <<= np.uint64(32)
+        keys |= after[by_both]
+        unsettled = _rank(order, keys, unsettled, ranks)
         length *= 2
     return order[order < count].astype(np.int64)
 
@@ -149,29 +152,32 @@ def _first_keys(tokens: npt.NDArray[np.integer], depth: int) -> tuple[Words, int
     return keys << np.uint64(bits) | np.append(keys[1:], np.uint64(0)), 2
 
 
-def _sorted_places(keys: Words) -> tuple[Ints, Words]:
-    """Return the positions of the keys in sorted order (stable), and the sorted keys in place."""
+def _sort(keys: Words) -> tuple[Ints, Words]:
+    """Sort the keys in place (stable); return their former indices, and the sorted keys."""
     bits = np.uint64(len(keys).bit_length())
     keys <<= bits
     keys |= np.arange(len(keys), dtype=np.uint64)
     keys.sort()
-    places = (keys & ((np.uint64(1) << bits) - np.uint64(1))).astype(np.int32)
+    indices = (keys & ((np.uint64(1) << bits) - np.uint64(1))).astype(np.int32)
     keys >>= bits
-    return places, keys
+    return indices, keys
 
 
-def _rank(order: Ints, keys: Words, places: Ints, ranks: Ints) -> Ints:
-    """Assign ranks to positions in sorted order; return those that share a rank with others."""
-    if not len(places):
-        return places
+def _rank(order: Ints, keys: Words, slots: Ints, ranks: Ints) -> Ints:
+    """Set the ranks of the positions in these slots of `order`; return the slots that share a rank with others.
+
+    `keys` are the sorted keys of these slots.
+    """
+    if not len(slots):
+        return slots
     begins = np.empty(len(keys), bool)
     begins[0] = True
     np.not_equal(keys[1:], keys[:-1], out=begins[1:])
-    first_of_each = places[begins]
+    first_of_each = slots[begins]
     group = np.cumsum(begins, dtype=np.int32) - 1
-    ranks[order[places]] = first_of_each[group]
+    ranks[order[slots]] = first_of_each[group]
     ends = np.append(begins[1:], True)
-    shared: Ints = places[~(begins & ends)]
+    shared: Ints = slots[~(begins & ends)]
     return shared
 
 
@@ -187,7 +193,7 @@ def build(
     progress: StageProgress,
     shard_tokens: int = SHARD_TOKENS,
 ) -> Header:
-    """Write a datastore of these files to `out`; on failure, leave nothing there."""
+    """Write a datastore of these files to `out`, which is not created if that fails; return its header."""
     if os.path.lexists(out):
         raise RequestError(f"{out} exists already; remove it or name another output")
     id_bytes = id_bytes_for(tokenizer.vocab_size)
@@ -216,7 +222,7 @@ def build(
 
 
 class _IdWriter:
-    """Writes the file's id section."""
+    """Writes the token ids of a datastore, and their checksum."""
 
     def __init__(self, file: BinaryIO, id_bytes: int) -> None:
         self._file = file
@@ -227,7 +233,9 @@ class _IdWriter:
     def add(self, ids: Ids) -> None:
         self.tokens += len(ids)
         if self.tokens > MOST_TOKENS:
-            raise RequestError(f"a datastore holds at most {MOST_TOKENS} tokens; make several of fewer files")
+            raise RequestError(
+                f"a datastore holds at most {MOST_TOKENS} tokens; build several datastores of fewer files each"
+            )
         self._write(ids.astype(self.dtype).tobytes())
 
     def end_text(self) -> None:
@@ -273,12 +281,14 @@ def _write_order(
     """Write the sorted positions of every shard; return their checksum."""
     file.seek(start)
     crc = 0
-    for first in range(0, writer.tokens, shard_tokens):
+    for first in range(0, writer.tokens, shard_tokens):  # a shard's first position
         count = min(shard_tokens, writer.tokens - first)
         progress("sorting", first, writer.tokens)
         offset = HEADER_BYTES + first * writer.dtype.itemsize
-        reach = min(count + DEPTH, writer.tokens - first)
-        window = np.fromfile(file.name, writer.dtype, reach, offset=offset).astype(np.uint32)
+        window_tokens = min(
+            count + DEPTH, writer.tokens - first
+        )  # the last suffixes extend into the next shard
+        window = np.fromfile(file.name, writer.dtype, window_tokens, offset=offset).astype(np.uint32)
         data = (sorted_suffixes(window, count, DEPTH) + first).astype("<u4").tobytes()
         file.write(data)
         crc = zlib.crc32(data, crc)

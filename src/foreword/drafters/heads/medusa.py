@@ -1,4 +1,4 @@
-"""Medusa: heads that each draft one position from the target's last hidden state."""
+"""Medusa: every head drafts one position from the target's last hidden state."""
 
 import heapq
 from collections import deque
@@ -38,6 +38,8 @@ from foreword.structured.state import Path as GrammarPath
 RANKS = 10  # number of top tokens per head that a path may select from
 
 Path = tuple[int, ...]
+"""A node of the tree: the rank of the chosen token at each level, 0 for the most likely one."""
+
 Paths = tuple[Path, ...]
 
 
@@ -56,24 +58,24 @@ def read_choices(value: object, origin: str) -> Paths:
 
 @lru_cache(maxsize=256)
 def fitting(paths: Paths, max_nodes: int, max_depth: int) -> Paths:
-    """Return the first paths that fit and whose prefixes are included, level by level."""
-    kept: dict[Path, None] = {}
+    """Return the first paths that fit into the limits, with all their prefixes, sorted by level."""
+    chosen: dict[Path, None] = {}
     for path in paths:
-        beginnings = [path[:length] for length in range(1, len(path) + 1)]
-        missing = [part for part in beginnings if part not in kept]
-        if len(path) <= max_depth and len(kept) + len(missing) <= max_nodes:
-            kept.update(dict.fromkeys(missing))
-    return tuple(sorted(kept, key=lambda path: (len(path), path)))
+        prefixes = [path[:length] for length in range(1, len(path) + 1)]
+        missing = [prefix for prefix in prefixes if prefix not in chosen]
+        if len(path) <= max_depth and len(chosen) + len(missing) <= max_nodes:
+            chosen.update(dict.fromkeys(missing))
+    return tuple(sorted(chosen, key=lambda path: (len(path), path)))
 
 
 @lru_cache(maxsize=256)
 def shape_of(paths: Paths) -> Shape:
-    """Return the children per node of the previous level; `paths` are sorted by level."""
+    """Return the tree shape of these paths, which are sorted by level."""
     levels: list[tuple[int, ...]] = []
-    before: list[Path] = [()]
+    previous: list[Path] = [()]
     while followers := [path for path in paths if len(path) == len(levels) + 1]:
-        levels.append(tuple(sum(path[:-1] == parent for path in followers) for parent in before))
-        before = followers
+        levels.append(tuple(sum(path[:-1] == parent for path in followers) for parent in previous))
+        previous = followers
     return tuple(levels)
 
 
@@ -81,19 +83,20 @@ class MeasuredRanks:
     """Counts the rank of the true token per head, and derives the best tree."""
 
     _EVERY = 64  # tokens between two evaluations
-    _BELIEF = 20.0  # pseudo-count of the prior, in tokens
+    _PRIOR_TOKENS = 20.0  # pseudo-count of the prior
 
     def __init__(self, heads: int) -> None:
         self._hits = [
-            [self._BELIEF * 0.6 * 0.8**head * 0.4**rank for rank in range(RANKS)] for head in range(heads)
+            [self._PRIOR_TOKENS * 0.6 * 0.8**head * 0.4**rank for rank in range(RANKS)]
+            for head in range(heads)
         ]
-        self._seen = [self._BELIEF] * heads
+        self._counts = [self._PRIOR_TOKENS] * heads
         self._total = 0
         self._ranked: dict[tuple[int, int], Paths] = {}
 
-    def saw(self, head: int, rank: int | None) -> None:
-        """Count a token that was at this rank of this head; None: below all ranks."""
-        self._seen[head] += 1
+    def count(self, head: int, rank: int | None) -> None:
+        """Count a true token and its rank for this head; None: it was not among the top tokens."""
+        self._counts[head] += 1
         if rank is not None:
             self._hits[head][rank] += 1
         self._total += 1
@@ -108,20 +111,21 @@ class MeasuredRanks:
         return self._ranked[size]
 
     def _likeliest(self, max_nodes: int, max_depth: int) -> Paths:
-        found: list[Path] = []
+        """Return paths in order of decreasing acceptance probability; `max_nodes` of them."""
+        likeliest: list[Path] = []
         open_paths: list[tuple[float, Path]] = [(-1.0, ())]
-        while open_paths and len(found) <= max_nodes:
+        while open_paths and len(likeliest) <= max_nodes:
             chance, path = heapq.heappop(open_paths)
-            found.append(path)
+            likeliest.append(path)
             head = len(path)
             if head < min(max_depth, len(self._hits)):
                 for rank, hits in enumerate(self._hits[head]):
-                    heapq.heappush(open_paths, (chance * hits / self._seen[head], (*path, rank)))
-        return tuple(found[1:])
+                    heapq.heappush(open_paths, (chance * hits / self._counts[head], (*path, rank)))
+        return tuple(likeliest[1:])  # without the root
 
 
 class PendingRanks:
-    """Rankings of one request's future positions, until their tokens are known."""
+    """Stores the rankings of one request's future positions until their tokens are committed."""
 
     def __init__(self) -> None:
         self._lists: deque[tuple[int, list[list[int]]]] = deque()  # (text length, [heads][ranks])
@@ -131,18 +135,18 @@ class PendingRanks:
         if not self._lists or self._lists[-1][0] < length:
             self._lists.append((length, ranked))
 
-    def settle(self, known: int, tokens: Sequence[int], ranks: MeasuredRanks) -> None:
-        """Count the new tokens from `known` on."""
+    def settle(self, counted: int, tokens: Sequence[int], ranks: MeasuredRanks) -> None:
+        """Add the ranks of the tokens from index `counted` on to `ranks`, and drop rankings without open positions."""
         for length, ranked in self._lists:
-            for place in range(max(known, length), min(len(tokens), length + len(ranked))):
-                ranked_tokens = ranked[place - length]
-                rank = ranked_tokens.index(tokens[place]) if tokens[place] in ranked_tokens else None
-                ranks.saw(place - length, rank)
+            for position in range(max(counted, length), min(len(tokens), length + len(ranked))):
+                ranked_tokens, token = ranked[position - length], tokens[position]
+                rank = ranked_tokens.index(token) if token in ranked_tokens else None
+                ranks.count(position - length, rank)
         while self._lists and self._lists[0][0] + len(self._lists[0][1]) <= len(tokens):
             self._lists.popleft()
 
 
-MEASURED, FROM_FILE = "measured", "file"
+MEASURED, FROM_FILE = "measured", "file"  # values of `medusa_choices`
 
 
 @dataclass(frozen=True)
@@ -164,18 +168,18 @@ class MedusaConfig(HeadConfig):
 
 
 @dataclass
-class _Known:
-    """State of one request, from which the next draft is computed."""
+class _RequestState:
+    """What the next draft of a request is computed from."""
 
     epoch: int
-    end: int  # one past the position of the state
-    state: Tensor  # [1, hidden]
+    end: int  # one past the position of the hidden state
+    hidden: Tensor  # the newest hidden state, [1, hidden]
     pending: PendingRanks = field(default_factory=PendingRanks)
     length: int = 0  # tokens counted so far
 
 
 class MedusaDrafter(Drafter):
-    """Drafts all positions in one pass over one state per request; no KV."""
+    """Drafts all positions in one pass over the newest hidden state of each request. It has no KV rows."""
 
     traits = HEAD
 
@@ -192,56 +196,62 @@ class MedusaDrafter(Drafter):
         self._vocabulary = vocabulary
         self._width = width
         self._choices = choices
-        self._known: dict[int, _Known] = {}
+        self._states: dict[int, _RequestState] = {}  # by request id
         self.traits = replace(self.traits, needs=DrafterNeeds((tap,)))
 
     def observe(self, commits: Sequence[Commit]) -> None:
         for commit in commits:
             request = commit.request
-            before = self._known.get(request.request_id)
+            previous = self._states.get(request.request_id)
             # Clone: a view would keep the states of the whole pass alive.
-            state = commit.hidden[self._tap][-1:].clone()
-            known = _Known(request.epoch, commit.first + commit.rows, state, length=len(request.tokens))
-            if before is not None and before.epoch == request.epoch:
-                known.pending = before.pending
+            hidden = commit.hidden[self._tap][-1:].clone()
+            end, length = commit.first + commit.rows, len(request.tokens)
+            state = _RequestState(request.epoch, end, hidden, length=length)
+            if previous is not None and previous.epoch == request.epoch:
+                state.pending = previous.pending
                 if isinstance(self._choices, MeasuredRanks):
-                    known.pending.settle(before.length, request.tokens, self._choices)
-            self._known[request.request_id] = known
+                    state.pending.settle(previous.length, request.tokens, self._choices)
+            self._states[request.request_id] = state
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
-        """Return a chain or a tree; empty if the newest state is missing."""
+        """Return a chain or a tree per task; empty if the newest hidden state is missing."""
         return drafts_where(tasks, list(map(self._newest_state, tasks)), self._draft)
 
     def _draft(self, tasks: Sequence[DraftTask], states: Sequence[Tensor]) -> Sequence[Draft]:
-        places = [self._runner.spec.num_heads] * len(tasks)
+        position_counts = [self._runner.spec.num_heads] * len(tasks)
         is_chain = self._choices is None and self._width == 1
-        plan = plan_chains(tasks, places, self._vocabulary) if is_chain else None
+        plan = plan_chains(tasks, position_counts, self._vocabulary) if is_chain else None
         output = self._runner.draft(MedusaCall(torch.cat(list(states)), plan))
         if not isinstance(output, HeadOutput):
             return drafts_of_chains(tasks, output)
         logits = output.logits  # [tasks, heads, draft vocabulary]
         if self._choices is None:
-            drafts = draft_at_once(tasks, places, logits.flatten(0, 1), self._vocabulary, self._width)
+            drafts = draft_at_once(
+                tasks, position_counts, logits.flatten(0, 1), self._vocabulary, self._width
+            )
         else:
             drafts = [self._by_choices(task, rows) for task, rows in zip(tasks, logits, strict=True)]
         return mark_cold(drafts, output.is_cold)
 
     def forget(self, request: DraftRequest) -> None:
-        self._known.pop(request.request_id, None)
+        self._states.pop(request.request_id, None)
 
     def memory_bytes(self) -> int:
         """Return the bytes of the heads' weights and of one state per request."""
-        return self._runner.weight_bytes + sum(known.state.nbytes for known in self._known.values())
+        return self._runner.weight_bytes + sum(state.hidden.nbytes for state in self._states.values())
 
     def _newest_state(self, task: DraftTask) -> Tensor | None:
-        """Return the state for a request's next draft; None if it is missing or no draft is wanted."""
-        request, known = task.request, self._known.get(task.request.request_id)
-        if known is None or (known.epoch, known.end) != (request.epoch, len(request.tokens) - 1):
+        """Return the hidden state for a request's next draft; None if it is missing or no draft is requested."""
+        request, state = task.request, self._states.get(task.request.request_id)
+        if state is None or (state.epoch, state.end) != (request.epoch, len(request.tokens) - 1):
             return None
-        return known.state if task.max_nodes >= 1 and task.max_depth >= 1 else None
+        return state.hidden if task.max_nodes >= 1 and task.max_depth >= 1 else None
 
     def _by_choices(self, task: DraftTask, logits: Tensor) -> Draft:
-        """Return a tree of ranks; under *traversal*, its shape filled with sampled tokens."""
+        """Return a tree whose nodes are the tokens at the ranks of the chosen paths, and store the ranking.
+
+        Under *traversal* above temperature 0, only the shape is used and its nodes are sampled.
+        """
         depth = min(task.max_depth, len(logits))
         if isinstance(self._choices, MeasuredRanks):
             paths = self._choices.paths(task.max_nodes, depth)
@@ -254,7 +264,7 @@ class MedusaDrafter(Drafter):
             grow_levels([tree], [0], lambda _, rows: spread[rows], branches=True)
             return tree.draft()
         ranked = _ranked(task, spread)
-        self._known[task.request.request_id].pending.add(len(task.request.tokens), ranked)
+        self._states[task.request.request_id].pending.add(len(task.request.tokens), ranked)
         return _tree_of_ranks(task, paths, ranked)
 
 
@@ -269,12 +279,12 @@ class _ShapedTree(HeadTree):
         return shape_of(self._paths)
 
 
-class _Places(GrowingTree):
-    """All future positions side by side, treated as the newest nodes of a tree."""
+class _FuturePositions(GrowingTree):
+    """Presents all future positions as the newest nodes of a tree, so that their tokens can be ranked together."""
 
-    def __init__(self, task: DraftTask, places: int) -> None:
+    def __init__(self, task: DraftTask, count: int) -> None:
         super().__init__(task)
-        self.frontier = list(range(places))
+        self.frontier = list(range(count))
 
     def positions(self) -> npt.NDArray[np.int64]:
         return len(self.request.tokens) + np.arange(len(self.frontier))
@@ -285,9 +295,9 @@ class _Places(GrowingTree):
 
 
 def _ranked(task: DraftTask, logits: Tensor) -> list[list[int]]:
-    """Return the best tokens per position under the target's own noise; fewer if fewer are possible."""
-    places = _Places(task, len(logits))
-    scores, tokens = best_tokens(places, with_fixed_corrections([places], logits), RANKS)
+    """Return the best `RANKS` tokens per position under the target's noise; fewer if fewer are possible."""
+    positions = _FuturePositions(task, len(logits))
+    scores, tokens = best_tokens(positions, with_fixed_corrections([positions], logits), RANKS)
     counts = (scores > -torch.inf).sum(dim=1).tolist()
     return [row[:count] for row, count in zip(tokens.tolist(), counts, strict=True)]
 
@@ -307,6 +317,7 @@ def _tree_of_ranks(task: DraftTask, paths: Paths, ranked: list[list[int]]) -> Dr
 
 
 def build_medusa(config: MedusaConfig, resources: DrafterResources) -> MedusaDrafter:
+    """Load the heads and create the drafter."""
     path = head_path(config.model, "medusa", resources)
     head = open_fitting(path, "medusa", resources)
     choices: Paths | MeasuredRanks | None = None
@@ -315,7 +326,7 @@ def build_medusa(config: MedusaConfig, resources: DrafterResources) -> MedusaDra
     elif config.medusa_choices == FROM_FILE:
         if "medusa_choices" not in head.files.config:
             raise RequestError(
-                f"{path}: its config.json has no medusa_choices; give a list, or leave them out"
+                f"{path}: its config.json has no medusa_choices; give a list, or leave out medusa_choices"
             )
         choices = read_choices(head.files.config["medusa_choices"], str(path))
     elif config.medusa_choices is not None:

@@ -6,19 +6,20 @@ from typing import Generic, TypeVar
 from foreword.speculation.draft import ROOT, Draft
 from foreword.speculation.drafting import Commit, Drafter, DrafterNeeds, DraftRequest, DraftTask, Traits
 
-Kept = TypeVar("Kept")
+State = TypeVar("State")
 
 
-class LookupDrafter(Drafter, Generic[Kept]):
+class LookupDrafter(Drafter, Generic[State]):
     """Drafts for each request separately, and keeps state per request until it ends."""
 
     def __init__(self) -> None:
-        self._known: dict[int, Kept] = {}  # by request id
+        self._known: dict[int, State] = {}  # by request id
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         return [self.draft(task) for task in tasks]
 
     def draft(self, task: DraftTask) -> Draft:
+        """Return the draft of one task; subclasses implement this."""
         raise NotImplementedError
 
     def forget(self, request: DraftRequest) -> None:
@@ -28,20 +29,24 @@ class LookupDrafter(Drafter, Generic[Kept]):
 NO_NODE = -2  # marks a path that is not in the draft
 
 READS_DRAWS = Traits(
-    needs=DrafterNeeds(draws=True), needs_target="it reads what the target draws in its pass"
+    needs=DrafterNeeds(draws=True),
+    needs_target="it reads the tokens that the target samples for draft positions",
 )
 """Traits of drafters that reuse the target's draws."""
 
 
 class JudgedDraft:
-    """Finds nodes by token path, since a draft may have been cut, renumbered or merged before verification."""
+    """Finds the nodes of a verified draft by their tokens.
+
+    Node numbers of the proposed draft are not valid, since it may have been cut or merged before verification.
+    """
 
     def __init__(self, commit: Commit) -> None:
         draft = commit.draft
         self._draws = commit.draws
-        self._nodes: dict[tuple[int, int], int] = {}
-        for node, place in enumerate(zip(draft.parents, draft.tokens, strict=True)):
-            self._nodes.setdefault(place, node)
+        self._nodes: dict[tuple[int, int], int] = {}  # by parent and token
+        for node, parent_and_token in enumerate(zip(draft.parents, draft.tokens, strict=True)):
+            self._nodes.setdefault(parent_and_token, node)
 
     def follow(self, tokens: Sequence[int], start: int = ROOT) -> int:
         """Return the node that these tokens lead to from `start`; NO_NODE if there is none."""
@@ -52,6 +57,6 @@ class JudgedDraft:
 
     def drawn_after(self, node: int) -> int | None:
         """Return the target's draw after a node; None if there is no such node or no draw."""
-        place = node + 1
-        token = self._draws[place] if 0 <= place < len(self._draws) else -1
+        index = node + 1  # the first draw follows the text
+        token = self._draws[index] if 0 <= index < len(self._draws) else -1
         return token if token >= 0 else None

@@ -14,12 +14,11 @@ class GrammarDrafter(LookupDrafter[None]):
     """
 
     traits = Traits(
-        # Forced tokens are nearly always accepted: only a stop string or `max_tokens` may end the answer before
-        # them.
+        # Nearly always accepted: only a stop string or `max_tokens` can end the answer before a forced token.
         acceptance_by_level=(0.97,) * 16,
         follows="grammar",
         is_free=True,
-        needs_target="the form of an answer stays with the target",
+        needs_target="the grammar of an answer is not sent to draft nodes",
     )
 
     def draft(self, task: DraftTask) -> Draft:

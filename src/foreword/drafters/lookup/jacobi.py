@@ -18,15 +18,15 @@ _BYTES_PER_REQUEST = 3_000  # approximate bytes per request, mostly the random g
 
 
 @dataclass
-class _Ahead:
-    """The draft after a request's text."""
+class _NextDraft:
+    """The next draft of a request."""
 
     tokens: list[int] = field(default_factory=list)
-    end: int = 0  # length of the text that they follow
+    length: int = 0  # of the text that the tokens follow
     random: Random = field(default_factory=lambda: Random(0))  # for positions without a draw
 
 
-class JacobiDrafter(LookupDrafter[_Ahead]):
+class JacobiDrafter(LookupDrafter[_NextDraft]):
     """Drafts chains; positions without a draw get random tokens of the prompt."""
 
     traits = READS_DRAWS
@@ -34,28 +34,30 @@ class JacobiDrafter(LookupDrafter[_Ahead]):
     def observe(self, commits: Sequence[Commit]) -> None:
         """Use the target's draws after the new end of the text as the next draft."""
         for commit in commits:
-            ahead = self._known.get(commit.request.request_id)
-            if ahead is not None and len(commit.draft):
-                ahead.tokens = _next_draft(ahead.tokens, commit)
-                ahead.end = len(commit.request.tokens)
+            next_draft = self._known.get(commit.request.request_id)
+            if next_draft is not None and len(commit.draft):
+                next_draft.tokens = _next_draft(next_draft.tokens, commit)
+                next_draft.length = len(commit.request.tokens)
 
     def memory_bytes(self) -> int:
         return len(self._known) * _BYTES_PER_REQUEST
 
     def draft(self, task: DraftTask) -> Draft:
         request = task.request
-        ahead = self._known.setdefault(request.request_id, _Ahead())
+        next_draft = self._known.setdefault(request.request_id, _NextDraft())
         length = min(task.max_nodes, task.max_depth)
-        del ahead.tokens[: len(request.tokens) - ahead.end]  # committed in passes without this draft
-        ahead.end = len(request.tokens)
-        sources = request.prompt_len or len(request.tokens)
-        while len(ahead.tokens) < length:
-            ahead.tokens.append(request.tokens[ahead.random.randrange(sources)])
-        return Draft.chain(ahead.tokens[:length], len(request.tokens), request.epoch)
+        del next_draft.tokens[
+            : len(request.tokens) - next_draft.length
+        ]  # committed in passes without this draft
+        next_draft.length = len(request.tokens)
+        prompt_len = request.prompt_len or len(request.tokens)
+        while len(next_draft.tokens) < length:
+            next_draft.tokens.append(request.tokens[next_draft.random.randrange(prompt_len)])
+        return Draft.chain(next_draft.tokens[:length], len(request.tokens), request.epoch)
 
 
 def _next_draft(drafted: Sequence[int], commit: Commit) -> list[int]:
-    """Return the draws along the draft, without positions that the text has filled since."""
+    """Return the target's draws along the draft, from the first position after the text on."""
     judged = JudgedDraft(commit)
     drawn = []
     for length in range(len(drafted) + 1):

@@ -2,8 +2,8 @@
 
 The window is part of the pass that verifies the draft. It has one column per future position and one row per earlier
 step. The target's draw after the last row completes an n-gram in every column. The window is a tree: the parent of
-(row r, column j) is (r - 1, j), that of (0, j) is (0, j - 1), and (0, 0) is the text's newest token. A correct window
-node is accepted like any other node.
+(row r, column j) is (r - 1, j), the parent of (0, j) is (0, j - 1), and (0, 0) is the text's newest token. A window
+node is verified and accepted like any other draft token.
 """
 
 from collections import OrderedDict
@@ -20,19 +20,20 @@ from foreword.speculation.drafting import Commit, DraftRequest, DraftTask
 from foreword.speculation.settings import DrafterSettings, at_least, setting
 
 Gram = tuple[int, ...]
-"""Tokens that once followed a token."""
+"""Tokens that followed a token: an n-gram without its first token."""
 
 _BYTES_PER_GRAM = 250
 """Approximate bytes per n-gram of four tokens, measured with tracemalloc on CPython 3.11."""
 
 
 class NgramPool:
-    """Stores at most `most` n-grams, and at most `per_token` of them per first token."""
+    """Stores n-grams by first token; the least recently used ones are dropped."""
 
-    def __init__(self, per_token: int, most: int) -> None:
+    def __init__(self, per_token: int, max_grams: int) -> None:
+        """Create a pool of at most `max_grams` n-grams, and at most `per_token` of them per first token."""
         self._per_token = per_token
-        self._most = most
-        # least recently used first, on both levels
+        self._max_grams = max_grams
+        # Both levels have the least recently used first.
         self._grams: OrderedDict[int, OrderedDict[Gram, None]] = OrderedDict()
         self._count = 0
 
@@ -49,11 +50,11 @@ class NgramPool:
         if len(followers) > self._per_token:
             followers.popitem(last=False)
             self._count -= 1
-        if self._count > self._most:
+        if self._count > self._max_grams:
             self._drop_oldest()
 
     def after(self, token: int) -> list[Gram]:
-        """Return the n-grams after a token, most recent first, and mark them as used."""
+        """Return the n-grams after a token, most recent first, and mark the token as recently used."""
         followers = self._grams.get(token)
         if followers is None:
             return []
@@ -89,18 +90,19 @@ class LookaheadConfig(DrafterSettings):
 
 
 class WindowSize(NamedTuple):
-    """Part of a window that fits into a draft."""
+    """Size of the part of a window that fits into a draft."""
 
     rows: int
     columns: int
 
     @property
     def nodes(self) -> int:
+        """Return the number of draft tokens: (0, 0) is a token of the text."""
         return self.rows * self.columns - 1
 
 
 def fitting_window(config: LookaheadConfig, max_nodes: int, max_depth: int) -> WindowSize:
-    """Return the window that fits next to the n-grams, with at least half of the nodes; columns shrink first."""
+    """Return the size of the window beside the n-grams, for at least half of the nodes; columns shrink before rows."""
     rows = config.ngram_size - 1
     room = max(max_nodes - config.guess_set_size * rows, max_nodes - max_nodes // 2)
     while rows > 1 and _columns(rows, room, max_depth) < 2:
@@ -109,11 +111,12 @@ def fitting_window(config: LookaheadConfig, max_nodes: int, max_depth: int) -> W
 
 
 def _columns(rows: int, room: int, max_depth: int) -> int:
+    """Return how many columns fit into `room` nodes and `max_depth` levels."""
     return min((room + 1) // rows, max_depth - rows + 2)
 
 
 class LookaheadDrafter(LookupDrafter["_RequestWindow"]):
-    """Drafts the pool's n-grams after the newest token, next to the window that fills the pool."""
+    """Drafts the pool's n-grams after the newest token, beside the window that fills the pool."""
 
     traits = READS_DRAWS
 
@@ -163,28 +166,28 @@ class _RequestWindow:
         self.pool = NgramPool(config.guess_set_size, config.pool_size)
         self.read_tokens = 0  # tokens whose n-grams are in the pool, if `pool_from_prompt`
         self._rows: list[list[int]] = []  # [rows][columns]; (0, 0) is unused
-        self._wanted_rows = 1
+        self._max_rows = 1  # of the window in the newest draft
         self._random = Random(0)
 
     def read(self, request: DraftRequest) -> None:
         """Add the text's n-grams to the pool."""
-        tokens, rest = request.tokens, self._config.ngram_size - 1
+        tokens, followers = request.tokens, self._config.ngram_size - 1
         if not self._config.pool_from_prompt:
             self.read_tokens = len(tokens)
-        while self.read_tokens + rest < len(tokens):
+        while self.read_tokens + followers < len(tokens):
             first = self.read_tokens
-            self.pool.add(tokens[first], tuple(tokens[first + 1 : first + 1 + rest]))
+            self.pool.add(tokens[first], tuple(tokens[first + 1 : first + 1 + followers]))
             self.read_tokens += 1
 
     def window(self, request: DraftRequest, size: WindowSize) -> list[list[int]]:
         """Return the window, resized to `size`, as one path per column from the text's end."""
-        self._wanted_rows = size.rows
+        self._max_rows = size.rows
         self._rows = self._rows[: size.rows] or [[]]
-        sources = request.prompt_len or len(request.tokens)
+        prompt_len = request.prompt_len or len(request.tokens)
         for row in self._rows:
             del row[size.columns :]
-            while len(row) < size.columns:  # unknown positions start with random tokens of the prompt
-                row.append(request.tokens[self._random.randrange(sources)])
+            while len(row) < size.columns:  # a new column starts with random tokens of the prompt
+                row.append(request.tokens[self._random.randrange(prompt_len)])
         return [self._path(column) for column in range(size.columns)]
 
     def _path(self, column: int) -> list[int]:
@@ -205,8 +208,8 @@ class _RequestWindow:
             drawn.append(token)
         if len(drawn) < min(2, len(keys)):  # another drafter's draft was verified
             return
-        kept = self._rows if len(self._rows) < self._wanted_rows else self._rows[1:]
-        self._rows = [*(row[: len(drawn)] for row in kept), drawn]
+        rows = self._rows if len(self._rows) < self._max_rows else self._rows[1:]
+        self._rows = [*(row[: len(drawn)] for row in rows), drawn]
 
 
 KIND = chosen_kind(

@@ -1,4 +1,4 @@
-"""Prompt lookup: finds the last tokens earlier in the text and drafts what followed."""
+"""Prompt lookup: finds an earlier occurrence of the text's last tokens and drafts the tokens that followed it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,15 +10,15 @@ from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import DraftRequest, DraftTask, Traits
 from foreword.speculation.settings import DrafterSettings, setting
 
-_BYTES_PER_RUN, _BYTES_PER_REPEATED = 120, 300
-"""Approximate bytes per indexed run, and per run seen more than once, by tracemalloc on CPython 3.11."""
+_BYTES_PER_NGRAM, _BYTES_PER_REPEATED = 120, 300
+"""Approximate bytes per indexed n-gram, and more per n-gram seen again, by tracemalloc on CPython 3.11."""
 
 LONGEST_MATCH = 9  # maximum match length that is measured for the confidence
 
 _CONFIDENCE = (0.0, 0.4, 0.6, 0.75, 0.75, 0.9, 0.9, 0.9, 0.9, 0.97)
-"""Confidence by match length before a draft token, including draft tokens."""
+"""Confidence of a draft token by the number of matching tokens before it, including draft tokens."""
 
-_BYTES_PER_TOKEN = 8  # approximate bytes per token of an indexed text besides its runs
+_BYTES_PER_TOKEN = 8  # approximate bytes per token of an indexed text besides its n-grams
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class NgramConfig(DrafterSettings):
 
 
 class _Followers:
-    """Continuations of a run that occurred more than once."""
+    """Continuations of an n-gram that occurred more than once."""
 
     __slots__ = ("best", "counts", "most")
 
@@ -53,60 +53,60 @@ class _Followers:
 
 
 class NgramIndex:
-    """All runs of `shortest` to `longest` tokens of a growing text, with their continuations.
+    """Indexes all n-grams of `shortest` to `longest` tokens of a growing text, with their continuations.
 
     Adding a token and looking one up take constant time.
     """
 
     def __init__(self, shortest: int, longest: int) -> None:
         self._sizes = range(longest, shortest - 1, -1)
-        # By run; an int is the continuation's position of a run seen once, the most common case.
+        # By n-gram. Most occur once; for them the value is the position of the continuation.
         self._followers: dict[tuple[int, ...], _Followers | int] = {}
-        self._repeated = 0  # runs seen more than once
+        self._repeated = 0  # n-grams seen more than once
         self._tokens: list[int] = []
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Append tokens. Every token of every text passes through here."""
-        known, followers, longest = self._tokens, self._followers, self._sizes[0]
+        """Append tokens. This is fast code, since it runs for every token of every text."""
+        text, followers, longest = self._tokens, self._followers, self._sizes[0]
         for token in tokens:
-            position, tail = len(known), tuple(known[-longest:])
+            position, tail = len(text), tuple(text[-longest:])
             for size in self._sizes:
                 if size > position:
                     continue
-                run = tail[-size:]
-                found = followers.setdefault(run, position)
-                if found == position:
+                ngram = tail[-size:]
+                entry = followers.setdefault(ngram, position)
+                if entry == position:
                     continue
-                if isinstance(found, int):
-                    found = followers[run] = _Followers(known[found], found)
+                if isinstance(entry, int):
+                    entry = followers[ngram] = _Followers(text[entry], entry)
                     self._repeated += 1
-                found.add(token, position)
-            known.append(token)
+                entry.add(token, position)
+            text.append(token)
 
     def continuation(self, count: int) -> tuple[list[int], int]:
-        """Return the continuation of the longest run that ends the text, and the match length before it.
+        """Return `count` tokens that continue the longest indexed n-gram at the text's end, and the match length.
 
         A repeating text is continued periodically.
         """
         for size in self._sizes:
-            found = self._followers.get(tuple(self._tokens[-size:]))
-            if found is not None and size <= len(self._tokens):
-                start = found if isinstance(found, int) else found.best
+            entry = self._followers.get(tuple(self._tokens[-size:]))
+            if entry is not None and size <= len(self._tokens):
+                start = entry if isinstance(entry, int) else entry.best
                 period = len(self._tokens) - start  # a copy beyond the text's end repeats itself
                 copied = [self._tokens[start + offset % period] for offset in range(count)]
                 return copied, self._match_before(start, size)
         return [], 0
 
-    def _match_before(self, start: int, known: int) -> int:
-        """Return the match length before a position; at least `known` tokens match."""
-        tokens, most = self._tokens, min(LONGEST_MATCH, start)
-        while known < most and tokens[start - 1 - known] == tokens[-1 - known]:
-            known += 1
-        return known
+    def _match_before(self, start: int, length: int) -> int:
+        """Return how many tokens before `start` equal the text's last ones, at least `length`."""
+        tokens, limit = self._tokens, min(LONGEST_MATCH, start)
+        while length < limit and tokens[start - 1 - length] == tokens[-1 - length]:
+            length += 1
+        return length
 
     def memory_bytes(self) -> int:
-        runs = len(self._followers) * _BYTES_PER_RUN + self._repeated * _BYTES_PER_REPEATED
-        return runs + len(self._tokens) * _BYTES_PER_TOKEN
+        ngrams = len(self._followers) * _BYTES_PER_NGRAM + self._repeated * _BYTES_PER_REPEATED
+        return ngrams + len(self._tokens) * _BYTES_PER_TOKEN
 
     def __len__(self) -> int:
         return len(self._tokens)
@@ -129,8 +129,8 @@ class NgramDrafter(LookupDrafter[tuple[int, NgramIndex]]):
         index = self._index(request)
         index.extend(request.tokens[len(index) :])
         drafted, matched = index.continuation(min(task.max_nodes, task.max_depth))
-        sure = [_CONFIDENCE[min(matched + place, LONGEST_MATCH)] for place in range(len(drafted))]
-        return Draft.chain(drafted, len(request.tokens), request.epoch, confidence=sure)
+        confidence = [_CONFIDENCE[min(matched + index, LONGEST_MATCH)] for index in range(len(drafted))]
+        return Draft.chain(drafted, len(request.tokens), request.epoch, confidence=confidence)
 
     def _index(self, request: DraftRequest) -> NgramIndex:
         """Return the request's index; a new one if its text does not extend the indexed text."""

@@ -1,4 +1,4 @@
-"""Predicted outputs: drafts along the answer that the user expects, tolerating edits."""
+"""Predicted outputs: drafts along the answer that the request's user expects, also after edits."""
 
 from bisect import bisect_left
 from collections import deque
@@ -10,12 +10,12 @@ from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import DraftTask, Traits
 from foreword.speculation.settings import DrafterSettings
 
-_COMPARED = 8  # trailing answer tokens compared when searching for its position
-_LOOKED_AT = 64  # candidate positions per direction: limits the work for very repetitive texts
-_NEAR = 32  # maximum distance of a position supported by a single token
+_COMPARED_TOKENS = 8  # trailing answer tokens compared when searching for its position
+_MAX_CANDIDATES = 64  # positions searched per direction, which limits the work for very repetitive texts
+_NEAR = 32  # maximum distance of a position where only one token matches
 
-_TRUSTED = 4
-"""Consecutive tokens that make a position certain; until then searches start at the last certain one."""
+_CERTAIN_TOKENS = 4
+"""Matching tokens in a row that make a position certain. Searches start at the last certain position."""
 
 _BYTES_PER_TOKEN = 120  # approximate bytes per predicted token, by tracemalloc on CPython 3.11
 
@@ -25,20 +25,21 @@ class Follower:
 
     def __init__(self, expected: Sequence[int]) -> None:
         self._expected = expected
-        self._places: dict[int, list[int]] = {}  # token -> its positions
+        self._positions: dict[int, list[int]] = {}  # of each token in the expected text
         for position, token in enumerate(expected):
-            self._places.setdefault(token, []).append(position)
-        self._tail: deque[int] = deque(maxlen=_COMPARED)  # newest tokens of the answer
+            self._positions.setdefault(token, []).append(position)
+        self._tail: deque[int] = deque(maxlen=_COMPARED_TOKENS)  # newest tokens of the answer
         self._next: int | None = 0  # expected next position; None: the answer has left the text
         self._certain = 0  # last certain position
-        # tokens supporting the position; initially the answer is assumed to start with the text
-        self._run = _TRUSTED
+        # Matching tokens before the position. At first the answer is assumed to start with the text.
+        self._matched_tokens = _CERTAIN_TOKENS
         self._unclaimed = 0  # answer tokens since the position was lost
-        self._doubtful = 0  # matched answer tokens that are not confirmed yet
+        self._doubtful = 0  # matching answer tokens that may be a coincidence, not in `followed` yet
         self.read_tokens = 0
         self.followed = 0  # answer tokens found in the text
 
     def read(self, tokens: Sequence[int]) -> None:
+        """Read new answer tokens, and update the position."""
         for token in tokens:
             self._tail.append(token)
             self.read_tokens += 1
@@ -47,7 +48,7 @@ class Follower:
                 and self._next < len(self._expected)
                 and self._expected[self._next] == token
             ):
-                self._go_on(self._next + 1, self._run + 1, 1)
+                self._move_to(self._next + 1, self._matched_tokens + 1, 1)
             else:
                 self._next, self._doubtful = None, 0
                 self._unclaimed += 1
@@ -57,47 +58,48 @@ class Follower:
         """Return the expected continuation, shorter if the position is less certain."""
         if self._next is None:
             return ()
-        count = most if self._run >= _TRUSTED else min(most, 2 * self._run)
+        count = most if self._matched_tokens >= _CERTAIN_TOKENS else min(most, 2 * self._matched_tokens)
         return self._expected[self._next : self._next + count]
 
     def memory_bytes(self) -> int:
         return _BYTES_PER_TOKEN * len(self._expected)
 
-    def _go_on(self, position: int, run: int, found: int) -> None:
-        self._next, self._run, self._unclaimed = position, run, 0
-        if run == 1:
+    def _move_to(self, position: int, matched: int, found: int) -> None:
+        """Set the next position, before which `matched` tokens match; `found` of them are new in the answer."""
+        self._next, self._matched_tokens, self._unclaimed = position, matched, 0
+        if matched == 1:
             self._doubtful = found  # one token may match by chance: the next one decides
         else:
             self.followed += self._doubtful + found
             self._doubtful = 0
-        if run >= _TRUSTED:
+        if matched >= _CERTAIN_TOKENS:
             self._certain = position
 
     def _find(self) -> None:
-        """Find the position with the longest match before it; of equal matches the nearest, forward first.
+        """Move to the position with the longest match; of equal matches to the nearest one, forward first.
 
-        A match before the current position needs `_TRUSTED` tokens, since answers rarely repeat themselves.
+        A match before the last certain position needs `_CERTAIN_TOKENS` tokens, since answers rarely repeat themselves.
         """
-        places = self._places.get(self._tail[-1], [])
-        here = bisect_left(places, self._certain)
+        positions = self._positions.get(self._tail[-1], [])
+        here = bisect_left(positions, self._certain)
         best = (0, 0, 0)  # (match length, nearness, position)
-        for place in places[here : here + _LOOKED_AT]:
-            length = self._matched(place)
-            if length > 1 or place - self._certain < _NEAR:
-                best = max(best, (length, self._certain - place, place))
-        for place in places[max(0, here - _LOOKED_AT) : here]:
-            length = self._matched(place)
-            if length >= _TRUSTED:
-                best = max(best, (length, place - self._certain - len(self._expected), place))
-        length, _, place = best
+        for position in positions[here : here + _MAX_CANDIDATES]:
+            length = self._matched(position)
+            if length > 1 or position - self._certain < _NEAR:
+                best = max(best, (length, self._certain - position, position))
+        for position in positions[max(0, here - _MAX_CANDIDATES) : here]:
+            length = self._matched(position)
+            if length >= _CERTAIN_TOKENS:
+                best = max(best, (length, position - self._certain - len(self._expected), position))
+        length, _, position = best
         if length:
-            self._go_on(place + 1, length, min(length, self._unclaimed))
+            self._move_to(position + 1, length, min(length, self._unclaimed))
 
-    def _matched(self, place: int) -> int:
+    def _matched(self, position: int) -> int:
         """Return how many trailing answer tokens match the text up to this position."""
         length = 0
         for token in reversed(self._tail):
-            if place < length or self._expected[place - length] != token:
+            if position < length or self._expected[position - length] != token:
                 break
             length += 1
         return length

@@ -1,4 +1,4 @@
-"""Suffix drafter: continues suffixes seen in the request's text and in past answers of its tenant."""
+"""Suffix drafter: continues as after earlier occurrences of the text's end, in the text and in past answers."""
 
 import heapq
 from collections.abc import Sequence
@@ -14,8 +14,8 @@ from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import DraftRequest, DraftTask, Traits
 from foreword.speculation.settings import DrafterSettings, Limit, at_least, setting
 
-_REMATCHED = 64  # last tokens of a request that are matched again when its tenant's store has changed
-_WIDEST = 8  # maximum continuations per node that are considered
+_REMATCHED_TOKENS = 64  # last tokens of a request that are matched again when its tenant's store has changed
+_MAX_FOLLOWERS = 8  # maximum continuations per node that are considered
 MOST_TENANTS = 256  # maximum number of tenants with stored answers; the least recently active are dropped
 
 
@@ -39,7 +39,7 @@ class SuffixConfig(DrafterSettings):
 
 
 class SuffixStore:
-    """Past answers of one tenant in two generations; when the newer one is full, the older one is dropped.
+    """Stores past answers of one tenant in two generations; when the newer one is full, the older one is dropped.
 
     A single generation would have to be rebuilt to drop texts, which would block the engine for many steps.
     """
@@ -55,15 +55,15 @@ class SuffixStore:
 
     def add(self, text: Sequence[int]) -> None:
         """Add a text; of a text longer than one generation, only the last tokens."""
-        most = self._max_tokens // 2
-        kept = text[max(0, len(text) - most) :]
-        if not kept:
+        limit = self._max_tokens // 2
+        tail = text[max(0, len(text) - limit) :]
+        if not tail:
             return
-        if self.automata[-1].num_tokens + len(kept) > most:
+        if self.automata[-1].num_tokens + len(tail) > limit:
             self.automata = [self.automata[-1], SuffixAutomaton()]
-        youngest = self.automata[-1]
-        youngest.start_text()
-        youngest.extend(kept)
+        newest = self.automata[-1]
+        newest.start_text()
+        newest.extend(tail)
         self.version += 1
 
     def memory_bytes(self) -> int:
@@ -76,41 +76,43 @@ class SuffixMatch:
 
     automaton: SuffixAutomaton
     state: int
-    length: int  # match length
+    length: int  # number of matching tokens
 
 
 class _RequestText:
-    """One request's text: its own automaton and its matches in the tenant's store."""
+    """Tracks one request's text, with its own automaton and its matches in the tenant's store."""
 
     def __init__(self, epoch: int, store: SuffixStore) -> None:
         self.epoch = epoch
-        self.own = SuffixAutomaton()
+        self.automaton = SuffixAutomaton()
         self._store = store
         self._version = store.version
-        self._places = [(ROOT, 0) for _ in store.automata]  # (state, match length) per automaton of the store
+        self._matches = [
+            (ROOT, 0) for _ in store.automata
+        ]  # (state, match length) per automaton of the store
 
     def read(self, tokens: Sequence[int]) -> None:
         """Read the tokens since the last call, and update all matches."""
-        fresh = tokens[self.own.num_tokens :]
-        self.own.extend(fresh)
+        new_tokens = tokens[self.automaton.num_tokens :]
+        self.automaton.extend(new_tokens)
         if self._version != self._store.version:
             self._version = self._store.version
-            self._places = [(ROOT, 0) for _ in self._store.automata]
-            fresh = tokens[max(0, len(tokens) - _REMATCHED) :]
+            self._matches = [(ROOT, 0) for _ in self._store.automata]
+            new_tokens = tokens[max(0, len(tokens) - _REMATCHED_TOKENS) :]
         for index, automaton in enumerate(self._store.automata):
-            state, length = self._places[index]
-            for token in fresh:
+            state, length = self._matches[index]
+            for token in new_tokens:
                 state, length = automaton.follow(state, length, token)
-            self._places[index] = state, length
+            self._matches[index] = state, length
 
     def matches(self) -> list[SuffixMatch]:
-        """Return the matches of the text's end, in its own past and in the store."""
-        own = self.own.earlier_suffix()
+        """Return the matches of the text's end, in the text itself and in the store."""
+        state = self.automaton.earlier_suffix()
         return [
-            SuffixMatch(self.own, own, self.own.lengths[own]),
+            SuffixMatch(self.automaton, state, self.automaton.lengths[state]),
             *(
                 SuffixMatch(automaton, state, length)
-                for automaton, (state, length) in zip(self._store.automata, self._places, strict=True)
+                for automaton, (state, length) in zip(self._store.automata, self._matches, strict=True)
             ),
         ]
 
@@ -144,11 +146,11 @@ class SuffixDrafter(LookupDrafter[_RequestText]):
 
     def memory_bytes(self) -> int:
         """Return the approximate bytes of all running texts and stored answers."""
-        own = sum(reader.own.memory_bytes() for reader in self._known.values())
-        return own + sum(store.memory_bytes() for store in self._stores.values())
+        running = sum(text.automaton.memory_bytes() for text in self._known.values())
+        return running + sum(store.memory_bytes() for store in self._stores.values())
 
     def store(self, tenant: str) -> SuffixStore:
-        """Return the past answers of one tenant, never used for other tenants."""
+        """Return the store of a tenant, and mark it as recently used; never used for other tenants."""
         store = self._stores.pop(tenant, None)
         if store is None:
             store = SuffixStore(self._config.max_stored_tokens)
@@ -161,22 +163,22 @@ class SuffixDrafter(LookupDrafter[_RequestText]):
     def draft(self, task: DraftTask) -> Draft:
         """Return the tree of the match with the most expected accepted tokens."""
         request = task.request
-        reader = self._reader(request)
-        reader.read(request.tokens)
+        text = self._text_of(request)
+        text.read(request.tokens)
         trees = [
             expand(match, self._config, task)
-            for match in reader.matches()
+            for match in text.matches()
             if match.length >= self._config.min_match
         ]
         best = max(trees, key=lambda tree: tree.expected, default=LikelyTree())
         return Draft(best.tokens, best.parents, len(request.tokens), request.epoch)
 
-    def _reader(self, request: DraftRequest) -> _RequestText:
-        """Return the request's text state: a new one if the request is new or was rebuilt."""
-        reader = self._known.get(request.request_id)
-        if reader is None or reader.epoch != request.epoch or reader.own.num_tokens > len(request.tokens):
-            reader = self._known[request.request_id] = _RequestText(request.epoch, self.store(request.tenant))
-        return reader
+    def _text_of(self, request: DraftRequest) -> _RequestText:
+        """Return the state of a request's text; a new one if the text does not continue the known one."""
+        text = self._known.get(request.request_id)
+        if text is None or text.epoch != request.epoch or text.automaton.num_tokens > len(request.tokens):
+            text = self._known[request.request_id] = _RequestText(request.epoch, self.store(request.tenant))
+        return text
 
 
 class LikelyTree:
@@ -185,9 +187,10 @@ class LikelyTree:
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self.parents: list[int] = []
-        self.expected = 0.0
+        self.expected = 0.0  # accepted tokens
 
     def add(self, token: int, parent: int, probability: float) -> int:
+        """Add a node that is accepted with this probability; return its index."""
         self.tokens.append(token)
         self.parents.append(parent)
         self.expected += probability
@@ -221,15 +224,15 @@ def expand(match: SuffixMatch, config: SuffixConfig, task: DraftTask) -> LikelyT
 def _followers(automaton: SuffixAutomaton, state: int) -> list[tuple[int, int, float]]:
     """Return the continuations of a state: token, next state, fraction of all continuations.
 
-    A state at the end of a text may have none; then its longest suffix that has some is used. The root has none,
-    because it matches any text.
+    A state at the end of a text may have none. Then its longest suffix with continuations is used, but not the
+    root, which matches any text.
     """
     while not automaton.edges[state] and state != ROOT:
         state = automaton.links[state]
     edges = {} if state == ROOT else automaton.edges[state]
     counts = automaton.counts
-    if len(edges) > _WIDEST:
-        edges = dict(heapq.nlargest(_WIDEST, edges.items(), key=lambda edge: counts[edge[1]]))
+    if len(edges) > _MAX_FOLLOWERS:
+        edges = dict(heapq.nlargest(_MAX_FOLLOWERS, edges.items(), key=lambda edge: counts[edge[1]]))
     total = sum(counts[following] for following in automaton.edges[state].values()) or 1
     return [(token, following, counts[following] / total) for token, following in edges.items()]
 

@@ -10,19 +10,19 @@ _BYTES_PER_STATE = 330  # approximate bytes per state with its edges, by tracema
 
 
 class SuffixAutomaton:
-    """All substrings of the added texts, in at most two states per token.
+    """Holds all substrings of the added texts, in at most two states per token.
 
-    A state is a set of substrings with the same end positions: `lengths` is its longest, `links` the state of the
-    longest suffix that also occurs elsewhere, `counts` its number of occurrences.
+    A state is a set of substrings with the same end positions. By state, `lengths` has the length of its longest
+    substring, `links` the state of the longest suffix that also occurs elsewhere, `counts` the number of occurrences.
     """
 
     def __init__(self) -> None:
         self.edges: list[dict[int, int]] = [{}]  # state -> token -> state
-        self.links: list[int] = [-1]
+        self.links: list[int] = [-1]  # -1: the root has no suffix
         self.lengths: list[int] = [0]
         self.counts: list[int] = [0]
         self.num_tokens = 0
-        self._last = ROOT
+        self._last = ROOT  # the state of the whole current text
 
     def memory_bytes(self) -> int:
         return (len(self.edges) - 1) * _BYTES_PER_STATE
@@ -43,7 +43,7 @@ class SuffixAutomaton:
         return max(self.links[self._last], ROOT)
 
     def follow(self, state: int, length: int, token: int) -> tuple[int, int]:
-        """Return (state, match length) after one more token, from a match of `length` in `state`."""
+        """Return the state and length of the match after one more token, from a match of `length` in `state`."""
         while token not in self.edges[state]:
             if state == ROOT:
                 return ROOT, 0
@@ -52,11 +52,11 @@ class SuffixAutomaton:
         return self.edges[state][token], length + 1
 
     def _append(self, token: int) -> None:
-        known = self.edges[self._last].get(token)
-        if known is not None:  # a new text repeats an old one from its start
-            self._last = self._split(self._last, token, known)
+        existing = self.edges[self._last].get(token)
+        if existing is not None:  # a new text repeats an old one from its start
+            self._last = self._split(self._last, token, existing)
             return
-        new = self._state({}, self.lengths[self._last] + 1, ROOT)
+        new = self._new_state({}, self.lengths[self._last] + 1, ROOT)
         state = self._last
         while state != -1 and token not in self.edges[state]:
             self.edges[state][token] = new
@@ -65,20 +65,23 @@ class SuffixAutomaton:
             self.links[new] = self._split(state, token, self.edges[state][token])
         self._last = new
 
-    def _split(self, state: int, token: int, known: int) -> int:
-        """Return the state of the substring `state` + `token`, split from `known` if necessary."""
+    def _split(self, state: int, token: int, existing: int) -> int:
+        """Return the state of the longest substring of `state` followed by `token`.
+
+        The state `existing` contains it. If that has longer substrings too, they are separated.
+        """
         length = self.lengths[state] + 1
-        if self.lengths[known] == length:
-            return known
-        clone = self._state(dict(self.edges[known]), length, self.links[known])
-        self.counts[clone] = self.counts[known]
-        self.links[known] = clone
-        while state != -1 and self.edges[state].get(token) == known:
+        if self.lengths[existing] == length:
+            return existing
+        clone = self._new_state(dict(self.edges[existing]), length, self.links[existing])
+        self.counts[clone] = self.counts[existing]
+        self.links[existing] = clone
+        while state != -1 and self.edges[state].get(token) == existing:
             self.edges[state][token] = clone
             state = self.links[state]
         return clone
 
-    def _state(self, edges: dict[int, int], length: int, link: int) -> int:
+    def _new_state(self, edges: dict[int, int], length: int, link: int) -> int:
         self.edges.append(edges)
         self.lengths.append(length)
         self.links.append(link)
@@ -86,6 +89,7 @@ class SuffixAutomaton:
         return len(self.edges) - 1
 
     def _count(self, state: int) -> None:
+        """Count an occurrence of a state and of its longest suffixes."""
         for _ in range(_COUNTED_SUFFIXES):
             if state == -1:
                 return

@@ -1,4 +1,4 @@
-"""Base of model-based drafters, which have a decoder with its own KV cache; and the `draft_model` method."""
+"""Drafts with a decoder that has its own KV cache; the method `draft_model`, and the base of similar methods."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -40,7 +40,7 @@ class AutoregressiveDrafter(Drafter):
     """Drafts with a decoder that has a KV cache of its own.
 
     `propose` first processes the tokens committed since the last call, in one pass of limited size. So a long prompt
-    delays no other request; its request gets no draft until the text is processed. Common prefixes of a tenant are
+    delays no other request, and gets no draft until it is processed. Prefixes that requests of a tenant share are
     processed once.
     """
 
@@ -54,7 +54,7 @@ class AutoregressiveDrafter(Drafter):
         weight_bytes: int = 0,
         shared: SharedTokens | None = None,
     ) -> None:
-        """`vocab_size` is the target's: only these ids are sampled, and q covers exactly these.
+        """Create a drafter that samples only the target's `vocab_size` ids, over which q is computed.
 
         Dropping sampled tokens afterwards would bias *token* and *block*. `weight_bytes` counts weights that the
         decoder does not share with the target; `shared` translates to the ids of a decoder with another tokenizer.
@@ -101,7 +101,10 @@ class AutoregressiveDrafter(Drafter):
         self._cache.check_integrity()
 
     def _reserve(self, task: DraftTask) -> bool:
-        """Reserve rows for the text and the draft, after dropping rows that are no longer valid."""
+        """Reserve rows for the text and the draft; return False without a request for a draft, or without free pages.
+
+        Rows that are no longer valid are dropped first, and a new request gets a KV sequence.
+        """
         request = task.request
         epoch, kv = self._known.get(request.request_id, (request.epoch, None))
         if kv is not None and epoch != request.epoch:
@@ -110,7 +113,7 @@ class AutoregressiveDrafter(Drafter):
         if kv is None:
             kv = self._cache.open(request.tenant, request.tokens)
             self._known[request.request_id] = (request.epoch, kv)
-        # the newest token is always run: its logits are needed
+        # The newest token is always computed again, since its logits are needed.
         self._cache.rewind(kv, len(request.tokens) - 1)
         if task.max_nodes < 1 or task.max_depth < 1:
             return False
@@ -124,6 +127,7 @@ class AutoregressiveDrafter(Drafter):
         return self._known[request.request_id][1]
 
     def _write(self, trees: Sequence[GrowingTree]) -> None:
+        """Process committed tokens, then draft all trees whose text is processed."""
         began = started(self._runner.decoder.device)
         trees, logits = self._catch_up(trees)
         if not trees:
@@ -150,21 +154,23 @@ class AutoregressiveDrafter(Drafter):
             for row, tree in enumerate(trees):
                 # A negative id stands for the token that the row draws.
                 tree.grow([(0.0, tree.frontier[0], -1 - row, None)])
-            going_on = [tree for tree in trees if not tree.is_done]
-            if going_on:
-                rows = [self._newest_level(tree) for tree in going_on]
-                logits = self._run(going_on, rows, levels[-1])
-            trees = going_on
-        places: dict[GrowingTree, list[int]] = {tree: [] for tree in chains}
+            unfinished = [tree for tree in trees if not tree.is_done]
+            if unfinished:
+                rows = [self._newest_level(tree) for tree in unfinished]
+                logits = self._run(unfinished, rows, levels[-1])
+            trees = unfinished
+        indices: dict[GrowingTree, list[int]] = {
+            tree: [] for tree in chains
+        }  # of each chain's tokens in `source`
         source, count = HostCopy.begin(torch.cat(levels), began), 0
         source.is_cold = any(tree.is_cold for tree in chains)
         for level in range(len(levels)):
             for tree in chains:
                 if tree.depth > level:
-                    places[tree].append(count)
+                    indices[tree].append(count)
                     count += 1
-        for tree, its in places.items():
-            tree.stand_for(source, its)
+        for tree, of_tree in indices.items():
+            tree.stand_for(source, of_tree)
 
     def _catch_up(self, trees: Sequence[GrowingTree]) -> tuple[list[GrowingTree], Tensor]:
         """Process committed tokens in one pass; return the trees whose text is processed, and their logits."""
@@ -180,13 +186,13 @@ class AutoregressiveDrafter(Drafter):
             elif share > 0:
                 rows.append(SequenceRows(kv, tokens, share, Draft(), run_logits=0))
         logits = self._run(trees, rows)
-        for part in rows:
-            newest = part.run_logits
-            self._cache.advance(part.kv, part.run - newest)
+        for sequence in rows:
+            newest = sequence.run_logits  # 1 if the newest token was processed
+            self._cache.advance(sequence.kv, sequence.run - newest)
             # Full pages are published without the newest token's row, which is computed again.
-            if part.kv.computed // PAGE_SIZE > part.kv.published:
-                self._cache.publish(part.kv, part.tokens[:-1])
-            self._cache.advance(part.kv, newest)
+            if sequence.kv.computed // PAGE_SIZE > sequence.kv.published:
+                self._cache.publish(sequence.kv, sequence.tokens[:-1])
+            self._cache.advance(sequence.kv, newest)
         return ready, logits
 
     def _newest_level(self, tree: GrowingTree) -> SequenceRows:
@@ -195,7 +201,7 @@ class AutoregressiveDrafter(Drafter):
     def _run(
         self, trees: Sequence[GrowingTree], rows: Sequence[SequenceRows], drawn_before: Tensor | None = None
     ) -> Tensor:
-        """Return the logits of a pass over `rows`."""
+        """Run a pass over `rows`; return its logits. `drawn_before` has tokens that the host has not read."""
         batch = replace(self._buffers.lay_out(self._cache, rows, ()), drawn_before=drawn_before)
         shared = self._shared
         output = self._runner.forward(shared.to_draft_ids(batch) if shared else batch)
@@ -213,7 +219,7 @@ class DraftModelConfig(DrafterSettings):
 
 
 def build_draft_model(config: DraftModelConfig, resources: DrafterResources) -> AutoregressiveDrafter:
-    """Load the draft model; one with another tokenizer drafts the tokens that both vocabularies have."""
+    """Load the draft model. With another tokenizer, it drafts only tokens that both vocabularies have."""
     checkpoint = open_checkpoint(Path(resolve_model(config.model)))
     device = resources.target.device
     shared = shared_tokens(resources.checkpoint, checkpoint, resources.vocab_size, device)
@@ -224,7 +230,7 @@ def build_draft_model(config: DraftModelConfig, resources: DrafterResources) -> 
 def build_on_node(
     config: DraftModelConfig, resources: DrafterResources, kv_tokens: int
 ) -> AutoregressiveDrafter:
-    """Draft with a node's own model, in a KV cache of `kv_tokens` tokens."""
+    """Create a drafter with a draft node's own model and a KV cache of `kv_tokens` tokens."""
     size, decoder = DraftingSize(config.tree_width, kv_tokens), resources.target
     return AutoregressiveDrafter(decoder, resources.vocab_size, size, decoder.weight_bytes)
 
