@@ -18,6 +18,15 @@ CHAINS = "tests/integration/test_head_chains.py"
 CONTROL_MUTANTS = (
     Mutant(
         39,
+        "parts of a call's cost that would be negative are cut off, and the others stay as they are",
+        "speculation/measured/calls.py",
+        "CallCost.observe",
+        "parts -= self._spread[least] * (min(parts[least], 0.0) / self._spread[least, least])",
+        "pass",
+        (f"{SITUATION}::test_fewer_requests_and_other_depths_do_not_make_a_lookup_look_dear",),
+    ),
+    Mutant(
+        39,
         "a lookup that promises more is not taken",
         "control/requests.py",
         "RequestState.lookup_first",

@@ -282,6 +282,15 @@ def test_a_drafter_that_has_become_fast_again_is_believed_though_it_is_always_be
     assert cost.seconds(4) < 6
 
 
+def test_fewer_requests_and_other_depths_do_not_make_a_lookup_look_dear():
+    """No part of the cost is negative: where one would be, the others are fitted without it."""
+    cost = CallCost()
+    for levels, requests in [(4, 32), *[(4, 21)] * 6, (1, 13), (2, 13), *[(5, 13)] * 2, *[(5, 5)] * 9]:
+        cost.observe(levels, 0.15 + 0.05 * requests, requests)
+    assert cost.seconds(5, 5) == pytest.approx(0.4, rel=0.1)
+    assert cost.seconds(8, 32) < 2.5
+
+
 def test_one_pause_of_a_drafter_is_no_change():
     cost = CallCost()
     for _ in range(30):

@@ -60,8 +60,12 @@ class CallCost:
         spread = widest if self._spread is None else self._spread
         toward = spread @ x
         whole = toward @ x + NOISE * max(seconds, expected, 1e-9) ** 2
-        self._parts = np.maximum(self._parts + toward * ((seconds - expected) / whole), 0.0).tolist()
+        parts = self._parts + toward * ((seconds - expected) / whole)
         self._spread = (1 - DRIFT) * (spread - np.outer(toward, toward) / whole) + DRIFT * widest
+        for _ in range(PARTS):  # the most likely parts of which none is negative
+            least = parts.argmin()
+            parts -= self._spread[least] * (min(parts[least], 0.0) / self._spread[least, least])
+        self._parts = np.maximum(parts, 0.0).tolist()
 
     @property
     def is_known(self) -> bool:
