@@ -110,7 +110,7 @@ class Usage:
         return self.target_seconds / self.wall_seconds if self.wall_seconds else 0.0
 
     def cost_per_million(self, reserved: bool = False) -> float | None:
-        """Return the cost of the busy time (of all time if `reserved`) per million tokens; None: no prices or tokens."""
+        """Return the cost of the busy time (of all time if `reserved`) per million tokens; None if unknown."""
         if self.target_price is None or not self.tokens:
             return None
         target = self.wall_seconds if reserved else self.target_seconds
