@@ -74,7 +74,7 @@ std::vector<AdaptedRows> Decoder::adapted_rows(const Batch& batch) const {
         const int32_t slot = batch.adapters[static_cast<size_t>(request)];
         if (slot == 0) continue;
         const bool is_filled = slot > 0 && static_cast<size_t>(slot) < adapters_.size() && adapters_[static_cast<size_t>(slot)];
-        require(is_filled, "a request asks for an adapter that is not there");
+        require(is_filled, "a request names an adapter slot that has no adapter");
         rows.push_back({adapters_[static_cast<size_t>(slot)].get(), batch.row_starts[request], batch.row_starts[request + 1]});
     }
     return rows;

@@ -61,12 +61,12 @@ def test_the_default_model_is_talked_to_with_its_own_head(tmp_path: Path):
     """The head keeps rows in the KV pages: they are laid out for it at the start, or when it is asked for."""
     (tmp_path / "models").symlink_to(cache_directory() / "models")  # without what others' requests have shown
     environment = {"FOREWORD_CACHE": str(tmp_path)}
-    head = '{"method": "eagle3", "model": "smollm2-135m-eagle3"}'
+    head = '{"method": "eagle3", "model": "smollm2-135m-eagle3", "fixed": true}'
     question = "Name three colours.\n"
     texts = []
-    for options, lines in (([], question), (["--speculation", "off"], f"/method {head}\n" + question)):
-        told = ["chat", "--max-tokens", "12", "--temperature", "0", *options]
-        run = foreword(*told, stdin=lines, env=environment)
+    for start, lines in ((head, question), ("off", f"/method {head}\n{question}")):
+        options = ["--max-tokens", "12", "--temperature", "0", "--speculation", start]
+        run = foreword("chat", *options, stdin=lines, env=environment)
         assert run.returncode == 0, run.stderr
         assert re.search(r"[1-9]\d* of \d+ draft tokens accepted", run.stderr), run.stderr
         texts.append(run.stdout)

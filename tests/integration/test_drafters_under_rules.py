@@ -164,7 +164,7 @@ def test_trees_ranked_by_what_was_drawn_are_refused_for_traversal(
     kinds = {**drafter_kinds(), "ranking": kind}
     monkeypatch.setattr("foreword.drafters.config.drafter_kinds", lambda: kinds)
     config = EngineConfig(acceptance_rule="traversal")
-    with pytest.raises(RequestError, match="fixed before anything is drawn"):
+    with pytest.raises(RequestError, match="fixed before a token is sampled"):
         LLM(
             str(tiny_model),
             dtype="float32",

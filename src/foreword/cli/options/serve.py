@@ -107,7 +107,7 @@ def named_paths(option: str, given: list[str] | None, model_name: str) -> dict[s
             raise RequestError(f"{option}: there is a model {name.strip()!r} already; choose another name")
         folder = Path(path.strip()).expanduser()
         if not folder.is_dir():
-            raise RequestError(f"{option}: {folder} is no folder")
+            raise RequestError(f"{option}: {folder} is not a directory")
         found[name.strip()] = str(folder.resolve())
     return found
 
