@@ -20,12 +20,12 @@ from foreword.simulate.scenario import (
 )
 
 _P99 = 2.326  # of the normal distribution
-_WIDEST = 1.0  # maximum standard deviation of log round trips
+_WIDEST = 1.0  # maximum standard deviation of the log of round trips
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Costs, acceptance and network, and which of them were measured."""
+    """Costs, acceptance and network of a simulation, and which of them were measured."""
 
     costs: SimulatedCosts = ILLUSTRATIVE
     kinds: tuple[AcceptanceCurve, ...] = ()
@@ -34,13 +34,13 @@ class Calibration:
 
     @property
     def assumed(self) -> list[str]:
-        """Return the quantities that are assumed."""
-        parts = {
+        """Descriptions of the quantities that were not measured."""
+        descriptions = {
             "steps": "the target's passes",
             "drafter": "acceptance and drafting on the target's device",
             "link": "draft nodes and the network",
         }
-        return [words for part, words in parts.items() if part not in self.measured]
+        return [text for quantity, text in descriptions.items() if quantity not in self.measured]
 
 
 def calibrate(
@@ -65,7 +65,7 @@ def calibrate(
 
 
 def with_steps(known: Calibration, value: Mapping[str, Any]) -> Calibration:
-    """Set pass times by rows, and the time per prompt token if measured."""
+    """Return the calibration with pass times by rows, and with the time per prompt token if measured."""
     times = sorted((int(row["n"]), _ms(row["ms"])) for row in value["rows"])
     if not times or times[0][0] != 1:
         raise ValueError("no pass over one row")
@@ -81,69 +81,69 @@ def with_steps(known: Calibration, value: Mapping[str, Any]) -> Calibration:
 
 
 def with_drafter(
-    known: Calibration, whole: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
+    known: Calibration, total: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
 ) -> Calibration:
-    """Set acceptance by kind of work, local drafting time, and host time."""
-    drafted, passes = whole["drafted_per_position"], int(whole["passes"])
+    """Return the calibration with acceptance by kind of work, local drafting time and host time."""
+    drafted, passes = total["drafted_per_position"], int(total["passes"])
     levels = sum(drafted) / max(drafted[0], 1)  # mean levels of non-empty drafts
-    draft, own = _ms(whole["draft_ms"]), _ms(whole["accept_ms"]) + _ms(whole["rest_ms"])
-    parts = [drafter_kinds().get(part) for part in _methods(str(whole["drafter"]))]
+    draft, other_host = _ms(total["draft_ms"]), _ms(total["accept_ms"]) + _ms(total["rest_ms"])
+    parts = [drafter_kinds().get(part) for part in _methods(str(total["drafter"]))]
     is_slow = any(kind is not None and kind.traits.drafts_by_level for kind in parts)
     local = LevelTimes(draft / levels) if is_slow else LevelTimes(0.0, first=draft)
     costs = replace(known.costs, local=local)
     if "steps" in known.measured:
-        host = max(_ms(whole["plain_step_ms"]) - costs.passes.seconds(1), 0.0)
+        host = max(_ms(total["plain_step_ms"]) - costs.passes.seconds(1), 0.0)
     else:
-        host, drafted_per_pass = own, sum(drafted) / passes
-        plain = _ms(whole["plain_step_ms"]) - own
-        slope = max((_ms(whole["verify_ms"]) - plain) / max(drafted_per_pass, 1e-9), 0.0)
+        host, drafted_per_pass = other_host, sum(drafted) / passes
+        plain = _ms(total["plain_step_ms"]) - other_host
+        slope = max((_ms(total["verify_ms"]) - plain) / max(drafted_per_pass, 1e-9), 0.0)
         costs = replace(costs, passes=PassTimes.straight(plain, slope))
-    costs = replace(costs, host=host, drafting_host=max(own - host, 0.0))
+    costs = replace(costs, host=host, drafting_host=max(other_host - host, 0.0))
     return replace(known, costs=costs, kinds=tuple(_acceptance(row) for row in rows))
 
 
 def _acceptance(row: Mapping[str, Any]) -> AcceptanceCurve:
     if not sum(row["drafted_per_position"]):
-        return AcceptanceCurve((0.0,), (0.0,))  # no drafts
+        return AcceptanceCurve((0.0,), (0.0,))  # the drafter proposed nothing
     return acceptance_of(row["drafted_per_position"], row["accepted_per_position"], int(row["passes"]))
 
 
 def acceptance_of(drafted: Sequence[int], accepted: Sequence[int], passes: int) -> AcceptanceCurve:
     """Return the curve from counts by position; positions without drafts are ignored."""
-    places = [place for place, count in enumerate(drafted) if count > 0]
-    if not places or passes < 1:
+    positions = [position for position, count in enumerate(drafted) if count > 0]
+    if not positions or passes < 1:
         raise ValueError("nothing was drafted")
     survival: list[float] = []
     coverage: list[float] = []
-    least = 1.0
-    for place in places:
-        least = min(least, accepted[place] / drafted[place])
-        survival.append(least)
-        coverage.append(min(drafted[place] / passes, coverage[-1] if coverage else 1.0))
+    lowest = 1.0  # survival never rises with the position
+    for position in positions:
+        lowest = min(lowest, accepted[position] / drafted[position])
+        survival.append(lowest)
+        coverage.append(min(drafted[position] / passes, coverage[-1] if coverage else 1.0))
     return AcceptanceCurve(tuple(survival), tuple(coverage) if coverage[-1] < 0.98 else (1.0,))
 
 
 def with_link(known: Calibration, value: Mapping[str, Any], runs_ahead: bool = True) -> Calibration:
-    """Set round trips, times per level, and host time.
+    """Return the calibration with round trips, times per level, and host time.
 
-    With run-ahead, a text arrives in the middle of a round of its node, on average.
+    With run-ahead, commits reach a node in the middle of one of its rounds, on average.
     """
-    trip, worst = _ms(value["round_trip_ms"]), _ms(value["round_trip_p99_ms"])
+    trip, trip_p99 = _ms(value["round_trip_ms"]), _ms(value["round_trip_p99_ms"])
     by_batch = sorted(value["costs"], key=lambda cost: int(cost["batch"]))
     low, high = by_batch[0], by_batch[-1]
-    more = max(int(high["batch"]) - int(low["batch"]), 1)
+    added_requests = max(int(high["batch"]) - int(low["batch"]), 1)
     if low["first_ms"] is None:
         raise RequestError(
             "--link: no level was timed; measure again with more --passes, or a longer --pass-ms"
         )
 
     def slope(name: str) -> float:
-        return max(_ms(high[name] or 0.0) - _ms(low[name] or 0.0), 0.0) / more
+        return max(_ms(high[name] or 0.0) - _ms(low[name] or 0.0), 0.0) / added_requests
 
     level = _ms(low["level_ms"] or 0.0)
     rounds = 1.5 if runs_ahead else 1.0
     first = max(_ms(low["first_ms"]) - trip - rounds * level, 0.0)
-    jitter = min(max(math.log(max(worst / trip, 1.0)) / _P99, 0.0), _WIDEST) if trip else 0.0
+    jitter = min(max(math.log(max(trip_p99 / trip, 1.0)) / _P99, 0.0), _WIDEST) if trip else 0.0
     node, more_host = LevelTimes(level, slope("level_ms"), first), slope("engine_ms")
     costs = replace(known.costs, node=node, remote=_ms(low["engine_ms"]), remote_per_request=more_host)
     return replace(known, costs=costs, network=replace(known.network, round_trip=trip, jitter=jitter))
@@ -152,17 +152,17 @@ def with_link(known: Calibration, value: Mapping[str, Any], runs_ahead: bool = T
 def _with_best(
     known: Calibration, value: Mapping[str, Any], method: str | None, path: Path
 ) -> tuple[Calibration, str]:
-    """Use the requested drafter, or the fastest."""
-    wholes = [row for row in value["rows"] if row["category"] == "all"]
-    if not wholes:
+    """Return the calibration with the requested drafter, otherwise the fastest one, and the drafter's name."""
+    totals = [row for row in value["rows"] if row["category"] == "all"]
+    if not totals:
         raise ValueError("no row over all kinds of work")
-    found = [row for row in wholes if method is None or row["drafter"] == method]
+    found = [row for row in totals if method is None or row["drafter"] == method]
     if not found:
-        names = ", ".join(str(row["drafter"]) for row in wholes)
+        names = ", ".join(str(row["drafter"]) for row in totals)
         raise RequestError(f"--method {method}: {path} has {names}")
-    whole = max(found, key=lambda row: float(row["speedup"]))
-    rows = [row for row in value["rows"] if row["drafter"] == whole["drafter"] and row is not whole]
-    return with_drafter(known, whole, rows), str(whole["drafter"])
+    total = max(found, key=lambda row: float(row["speedup"]))
+    rows = [row for row in value["rows"] if row["drafter"] == total["drafter"] and row is not total]
+    return with_drafter(known, total, rows), str(total["drafter"])
 
 
 def _methods(label: str) -> list[str]:
@@ -171,7 +171,8 @@ def _methods(label: str) -> list[str]:
 
 
 def _ms(value: float) -> float:
+    """Return milliseconds in seconds."""
     seconds = float(value) / 1e3
     if not 0 <= seconds < math.inf:
-        raise ValueError(f"{value} is no time")
+        raise ValueError(f"{value} is not a time in milliseconds")
     return seconds

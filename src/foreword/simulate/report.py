@@ -14,24 +14,26 @@ def scaling_summary(scenario: Scenario, outcome: SimulationResult) -> str:
     """Return one line about the number of nodes over time."""
     rule, over_time = scenario.autoscale, outcome.nodes_over_time
     assert rule is not None
-    have, wanted = over_time[0], outcome.nodes_wanted
+    initial, wanted = over_time[0], outcome.nodes_wanted
     if min(over_time) != max(over_time):
-        return f"--autoscale: nodes at first {have}, at most {max(over_time)}, at the end {over_time[-1]}"
-    if wanted is None or wanted == have:
-        return (
-            f"--autoscale changed nothing: by the ratio formula {have} is the number of nodes for this load"
-        )
-    return f"--autoscale changed nothing: nodes wanted {wanted}, there {have}, but {_too_short(rule, wanted > have)}"
+        return f"--autoscale: nodes at first {initial}, at most {max(over_time)}, at the end {over_time[-1]}"
+    if wanted is None or wanted == initial:
+        return f"--autoscale changed nothing: by the ratio formula {initial} is the number of nodes for this load"
+    return (
+        f"--autoscale changed nothing: nodes wanted {wanted}, there {initial}, but "
+        f"{_advise_duration(rule, wanted > initial)}"
+    )
 
 
-def _too_short(rule: Autoscale, is_more: bool) -> str:
+def _advise_duration(rule: Autoscale, is_more: bool) -> str:
+    """Return why the simulation ended before the autoscaler acted, and how long it must be."""
     after = rule.up_after if is_more else rule.down_after
-    what = f"one is added after {after:g} s of too few and drafts {rule.boot:g} s later (--boot-s)"
+    delay = f"one is added after {after:g} s of too few and drafts {rule.boot:g} s later (--boot-s)"
     if not is_more:
-        what = f"one is given back after {after:g} s of too many"
+        delay = f"one is given back after {after:g} s of too many"
     # The first tenth of the time is warm-up, and the load is checked every second.
     seconds = math.ceil((after + is_more * rule.boot + 3 * SAMPLE_SECONDS) / 0.9)
-    return f"{what}: simulate --seconds {seconds} or more"
+    return f"{delay}: simulate --seconds {seconds} or more"
 
 
 _COLUMNS: Mapping[str, Callable[[SimulationResult], str]] = {
@@ -66,10 +68,10 @@ def simulation_page(
     rows = [_row(who, one) for who, one in compared.items()]
     sections = [section("as it is", _over_time(scenario, compared, colours), _HEADS, rows)]
     for axis in dict.fromkeys(point.axis for point in points):
-        own = [point for point in points if point.axis == axis]
-        charts = [chart(f"{name} by {axis}", _lines(own, read), colours) for name, read in _FIGURES]
+        axis_points = [point for point in points if point.axis == axis]
+        charts = [chart(f"{name} by {axis}", _lines(axis_points, read), colours) for name, read in _FIGURES]
         heads = (axis, *_HEADS)
-        rows = [(f"{point.value:g}", *_row(point.who, point.outcome)) for point in own]
+        rows = [(f"{point.value:g}", *_row(point.who, point.outcome)) for point in axis_points]
         sections.append(section(f"over {axis}", charts, heads, rows))
     return html_page(title, about, colours, sections)
 
@@ -78,8 +80,7 @@ def _over_time(
     scenario: Scenario, compared: Mapping[str, SimulationResult], colours: Mapping[str, str]
 ) -> list[str]:
     def times(values: Sequence[float]) -> list[tuple[float, float]]:
-        counted = enumerate(values, 1)
-        return [(place * scenario.seconds / len(values), value) for place, value in counted]
+        return [(number * scenario.seconds / len(values), value) for number, value in enumerate(values, 1)]
 
     tokens = {who: times(one.tokens_over_time) for who, one in compared.items()}
     nodes = {who: times(one.nodes_over_time) for who, one in compared.items() if any(one.nodes_over_time)}

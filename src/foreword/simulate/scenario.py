@@ -22,7 +22,7 @@ class PassTimes:
 
     @staticmethod
     def straight(first: float, per_row: float) -> "PassTimes":
-        """Return a straight line: the time of the first row, and the time of each further row."""
+        """Return times on a straight line: `first` for one row, and `per_row` for each further row."""
         return PassTimes(((1, first), (2, first + per_row)))
 
     @property
@@ -31,20 +31,21 @@ class PassTimes:
         return self.points[-1][0]
 
     def seconds(self, rows: int) -> float:
+        """Return the time of a pass with this number of rows."""
         points = self.points
         if len(points) == 1:
             return points[0][1]
-        place = min(max(bisect_left(points, (rows, 0.0)), 1), len(points) - 1)
-        (low, early), (high, late) = points[place - 1], points[place]
-        found = early + (late - early) * (rows - low) / (high - low)
-        return max(found, late) if rows > high else found
+        upper = min(max(bisect_left(points, (rows, 0.0)), 1), len(points) - 1)
+        (low, low_seconds), (high, high_seconds) = points[upper - 1], points[upper]
+        seconds = low_seconds + (high_seconds - low_seconds) * (rows - low) / (high - low)
+        return max(seconds, high_seconds) if rows > high else seconds
 
 
 @dataclass(frozen=True)
 class LevelTimes:
-    """Drafting times of one device."""
+    """Drafting times of one device, in seconds."""
 
-    level: float  # per level of one request
+    level: float  # per level, for one request
     per_request: float = 0.0  # per further request in a round
     first: float = 0.0  # before the first level
 
@@ -60,7 +61,7 @@ class LevelTimes:
 
 @dataclass(frozen=True)
 class SimulatedCosts:
-    """All costs of a simulation."""
+    """All costs of a simulation, in seconds."""
 
     passes: PassTimes
     local: LevelTimes  # drafting on the target's device
@@ -74,7 +75,7 @@ class SimulatedCosts:
     node_prompt: float = 0.0  # per prompt token on a draft node
 
     def step(self, requests: int, drafted: int, prompt_tokens: int = 0) -> float:
-        """Return the time of a step without its draft."""
+        """Return the time of a step without drafting; `drafted` is the number of verified draft tokens."""
         rows = requests + drafted
         seconds = self.passes.seconds(rows) + self.host + self.per_row * rows + self.prompt * prompt_tokens
         return seconds + self.drafting_host if drafted else seconds
@@ -103,9 +104,9 @@ Counts = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class AcceptanceCurve:
-    """Acceptance by level; deeper levels continue the last one."""
+    """Acceptance by level. Levels beyond the last one continue its ratio to the level before."""
 
-    survival: tuple[float, ...]  # probability that a draft is accepted up to this level, if it has it
+    survival: tuple[float, ...]  # probability that a draft with this level is accepted up to it
     coverage: tuple[float, ...] = (1.0,)  # probability that a draft has this level
 
     @staticmethod
@@ -128,7 +129,7 @@ class AcceptanceCurve:
 
     @property
     def is_everywhere(self) -> bool:
-        """True if drafts always have every level."""
+        """Whether drafts always have every level."""
         return min(self.coverage) >= 1.0
 
 
@@ -137,12 +138,12 @@ class Dice:
 
     def __init__(self, kinds: Sequence[AcceptanceCurve], requests: int) -> None:
         self._kinds = kinds
-        self._of = np.arange(requests) % len(kinds)  # kind of each request
-        self._next = requests % len(kinds)
+        self._kind_of = np.arange(requests) % len(kinds)  # [request slot]
+        self._next_kind = requests % len(kinds)
         self._is_everywhere = all(kind.is_everywhere for kind in kinds)
-        self._right = np.array([kind.chances for kind in kinds])
+        self._survival = np.array([kind.chances for kind in kinds])  # [kind, level]
         width = max(len(kind.coverage) for kind in kinds)
-        self._there = np.array(
+        self._coverage = np.array(
             [
                 np.pad(kind.coverage, (0, width - len(kind.coverage)), constant_values=kind.is_everywhere)
                 for kind in kinds
@@ -151,33 +152,33 @@ class Dice:
 
     @cached_property
     def chances(self) -> tuple[float, ...]:
-        """Mean acceptance by level over all kinds; a target knows only this of a node."""
-        return tuple(self._right.mean(0).tolist())
+        """Mean survival by level over all kinds of work: the estimate that a target has."""
+        return tuple(self._survival.mean(0).tolist())
 
-    def renew(self, place: int) -> None:
-        """Replace a request by one of the next kind."""
-        self._of[place] = self._next
-        self._next = (self._next + 1) % len(self._kinds)
+    def renew(self, slot: int) -> None:
+        """Replace the request of a slot by one of the next kind."""
+        self._kind_of[slot] = self._next_kind
+        self._next_kind = (self._next_kind + 1) % len(self._kinds)
 
     def right(self, rng: np.random.Generator) -> Counts:
-        """Return, per request, the accepted levels."""
-        return _below(self._right, self._of, rng)
+        """Sample the number of correct levels of each request."""
+        return _below(self._survival, self._kind_of, rng)
 
     def lengths(self, rng: np.random.Generator, most: int) -> Counts:
-        """Return, per request, the available levels out of `most`."""
+        """Sample the number of levels, at most `most`, that the draft of each request has."""
         if self._is_everywhere:
-            return np.full(len(self._of), most)
-        found = _below(self._there, self._of, rng)
-        return np.minimum(np.where(found == self._there.shape[1], most, found), most)
+            return np.full(len(self._kind_of), most)
+        found = _below(self._coverage, self._kind_of, rng)
+        return np.minimum(np.where(found == self._coverage.shape[1], most, found), most)
 
 
 def _below(chances: npt.NDArray[np.float64], kinds: Counts, rng: np.random.Generator) -> Counts:
-    """Return, per request, how many of its kind's falling probabilities exceed a random number."""
+    """Sample a level for each request; `chances[kind, level]` is the probability to reach at least that level."""
     drawn = rng.random(len(kinds))
     if len(chances) == 1:
         return np.searchsorted(-chances[0], -drawn)
-    found: Counts = (chances[kinds] > drawn[:, None]).sum(1)
-    return found
+    levels: Counts = (chances[kinds] > drawn[:, None]).sum(1)
+    return levels
 
 
 class DraftPlacement(StrEnum):
@@ -191,7 +192,7 @@ class DraftPlacement(StrEnum):
 class WaitRule(StrEnum):
     """When a pass waits for draft levels in flight."""
 
-    WORTH = "worth"  # while the expected gain is positive, like the drafter `remote`
+    WORTH = "worth"  # while waiting has an expected gain, like the drafter `remote`
     ALL = "all"  # for all wanted levels
     NONE = "none"  # not at all
 
@@ -239,7 +240,7 @@ class FleetSize:
 
     targets: int = 8
     nodes: int = 2
-    zones: int = 1  # targets and nodes are distributed in turn
+    zones: int = 1  # targets and nodes are assigned to zones in turn
     batch: int = 16  # concurrent requests per target
     capacity: int = 256  # requests per node, of all targets
     round_batch: int = 64  # requests per round
@@ -313,7 +314,7 @@ class Scenario:
         if not 0 < self.seconds < 1e6:
             raise RequestError(f"--seconds must be above 0 and below 1e6, not {self.seconds:g}")
         if self.autoscale is not None and not fleet.nodes:
-            raise RequestError("--autoscale begins with the nodes that there are: --nodes must be at least 1")
+            raise RequestError("--autoscale starts from --nodes, which must be at least 1")
         for rate in self.traffic.rates:
             if not 0 < rate * self.seconds <= MOST_REQUESTS:
                 raise RequestError(
@@ -332,10 +333,10 @@ class Scenario:
                 )
             if failure.kind is FailureKind.PARTITION and fleet.zones < 2:
                 raise RequestError(
-                    "--fail partition: cuts zones off from each other, so --zones must be 2 or more"
+                    "--fail partition cuts zones off from each other: --zones must be at least 2"
                 )
 
     @property
     def counts_from(self) -> float:
-        """End of the warm-up."""
+        """End of the warm-up, in simulated seconds."""
         return self.seconds / 10

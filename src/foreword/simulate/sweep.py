@@ -12,7 +12,7 @@ from foreword.simulate.scenario import AcceptanceCurve, DraftPlacement, Scenario
 from foreword.simulate.world import SimulationResult, World
 
 NO_RUN_AHEAD = "no run-ahead"
-"""Draft nodes without run-ahead."""
+"""Name of the drafting variant with draft nodes without run-ahead."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Point:
 
     axis: str
     value: float
-    who: str  # drafting variant
+    who: str  # drafting variant: a `DraftPlacement` or NO_RUN_AHEAD
     outcome: SimulationResult
 
 
@@ -65,7 +65,7 @@ def axes_of(scenario: Scenario, points: int = 5) -> list[Axis]:
 
 
 def drafting_variants(scenario: Scenario) -> dict[str, Scenario]:
-    """Return the scenario with plain decoding, with local drafting and, if it has draft nodes, with these."""
+    """Return the scenario with plain decoding, local drafting and, if there are draft nodes, remote drafting."""
     has_nodes = scenario.fleet.nodes > 0 or scenario.autoscale is not None
     found = {
         who.value: replace(scenario, drafting=who)
@@ -94,29 +94,29 @@ def sweep(scenario: Scenario, axes: Sequence[Axis], on_progress: StageProgress) 
         for value in axis.values
         for who, one in drafting_variants(axis.vary(scenario, value)).items()
     ]
-    known: dict[Scenario, SimulationResult] = {}
+    results: dict[Scenario, SimulationResult] = {}
     points = []
     for number, (axis, value, who, one) in enumerate(runs):
         on_progress(f"{axis.name} {value:g}, {who}", number, len(runs))
         relevant = _relevant(one)
-        if relevant not in known:
-            known[relevant] = World(relevant).run()
-        points.append(Point(axis.name, value, who, known[relevant]))
+        if relevant not in results:
+            results[relevant] = World(relevant).run()
+        points.append(Point(axis.name, value, who, results[relevant]))
     return points
 
 
 def _relevant(scenario: Scenario) -> Scenario:
-    """Return the scenario with defaults for parameters that do not affect its kind of drafting."""
-    plain = Scenario()
+    """Return the scenario with defaults for parameters that do not affect its drafting variant."""
+    default = Scenario()
     if scenario.drafting is DraftPlacement.REMOTE:
         return scenario
     fleet = replace(scenario.fleet, nodes=0)
-    alike = replace(
-        scenario, fleet=fleet, network=plain.network, failures=(), autoscale=None, runs_ahead=True
+    without_nodes = replace(
+        scenario, fleet=fleet, network=default.network, failures=(), autoscale=None, runs_ahead=True
     )
     if scenario.drafting is DraftPlacement.LOCAL:
-        return alike
-    return replace(alike, kinds=plain.kinds, k=plain.k)
+        return without_nodes
+    return replace(without_nodes, kinds=default.kinds, k=default.k)
 
 
 class Vary(StrEnum):
@@ -128,14 +128,14 @@ class Vary(StrEnum):
 
 @dataclass(frozen=True)
 class Goal:
-    """Goals of a fleet; None: unrestricted."""
+    """Goals of a fleet; None: no goal."""
 
     tokens_per_second: float | None = None
     token_ms_p95: float | None = None  # mean time per token, by request
 
-    def missed(self, found: SimulationResult) -> list[str]:
-        """Return the figures that miss the goal."""
-        rate, p95, missed = found.tokens_per_second, found.token_ms_p95, []
+    def missed(self, result: SimulationResult) -> list[str]:
+        """Describe the figures that miss a goal."""
+        rate, p95, missed = result.tokens_per_second, result.token_ms_p95, []
         if self.tokens_per_second is not None and rate < self.tokens_per_second:
             missed.append(f"{rate:.0f} tokens/s")
         if self.token_ms_p95 is not None and (p95 is None or p95 > self.token_ms_p95):
@@ -153,7 +153,7 @@ class FleetTrial:
     tokens_per_second: float
     token_ms_p95: float | None
     cost_per_hour: float
-    missed: list[str]
+    missed: list[str]  # descriptions of the figures that miss a goal; empty: all goals are reached
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ class SmallestFleet:
 
     who: str
     fleet: FleetTrial | None  # None: not reached within the limit
-    why_not: str = ""
+    why_not: str = ""  # reason if there is none
 
 
 def find_fleets(
@@ -223,15 +223,15 @@ def _least(
 
 
 class _Fleets:
-    """Fleets of one drafting variant, each simulated once."""
+    """Simulates fleets of one drafting variant; results are cached."""
 
     def __init__(self, scenario: Scenario, goal: Goal, vary: Vary) -> None:
         self._scenario, self._goal, self._vary = scenario, goal, vary
         self._known: dict[int, FleetTrial] = {}
-        self._last: FleetTrial | None = None
+        self._last: FleetTrial | None = None  # latest result of `tried`
 
     def tried(self, count: int) -> FleetTrial:
-        """Return the result of a fleet of this size."""
+        """Return the result for this number of machines."""
         if count not in self._known:
             fleet, prices = self._scenario.fleet, self._scenario.prices
             targets = count if self._vary is Vary.TARGETS else fleet.targets
@@ -246,7 +246,7 @@ class _Fleets:
         return self._last
 
     def _nodes(self, count: int) -> int:
-        """Return the nodes in proportion to the targets, at least as many as fail."""
+        """Return the number of nodes: `count` or in proportion to the targets, and at least as many as fail."""
         if self._vary is Vary.NODES:
             wanted = count
         else:
@@ -261,7 +261,7 @@ class _Fleets:
         return is_slow and self._vary is Vary.TARGETS and not self._scenario.traffic.rates
 
     def why_not(self, most: int) -> str:
-        """Return what the last fleet missed."""
+        """Return why the largest allowed fleet, which was tried last, misses the goal."""
         assert self._last is not None
         if self.is_hopeless():
             return f"{self._last.missed[-1]} with full batches on any number of targets; lower --batch, or give --rate"

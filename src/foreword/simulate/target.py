@@ -9,7 +9,7 @@ from foreword.simulate.chains import Chains, Flags, NodeDirectory
 from foreword.simulate.scenario import Counts, Dice, DraftPlacement, Scenario
 
 _LEAST_TOKENS = 16
-"""Minimum tokens for an unfinished request to count."""
+"""Minimum tokens of an unfinished request that counts in the results."""
 
 
 @dataclass
@@ -18,10 +18,12 @@ class TargetTally:
 
     tokens: int = 0
     passes: int = 0
-    request_passes: int = 0
+    request_passes: int = 0  # sum of requests over the passes
     used: int = 0  # verified draft tokens
-    accepted: int = 0
-    waited: float = 0.0  # seconds from the start of a step to that of its pass, with local drafting
+    accepted: int = 0  # accepted draft tokens
+    waited: float = (
+        0.0  # sum of seconds from the start of a step to the start of its pass: waiting and local drafting
+    )
     token_seconds: list[float] = field(default_factory=list)  # mean time per token of each request
     latencies: list[float] = field(default_factory=list)  # seconds from arrival to end of each request
 
@@ -39,66 +41,68 @@ class SimTarget:
         self.queue: deque[float] = deque()  # arrival times
         self.is_idle = True
         self._lengths, self._draft_rng = lengths, drafts
-        self._live = np.zeros(slots, np.bool_)
-        self._left = np.zeros(slots, np.int64)
-        self._gained = np.zeros(slots, np.int64)
-        self._arrived = np.zeros(slots)
-        self._began = np.zeros(slots)
+        # Arrays by request slot.
+        self._live = np.zeros(slots, np.bool_)  # whether a request has the slot
+        self._left = np.zeros(slots, np.int64)  # tokens until its answer ends
+        self._gained = np.zeros(slots, np.int64)  # tokens of its answer so far
+        self._arrived = np.zeros(slots)  # arrival time
+        self._began = np.zeros(slots)  # time of its admission
         self._is_remote = scenario.drafting is DraftPlacement.REMOTE
         self._dice = Dice(scenario.kinds, slots)
         self.chains = Chains(scenario, zone, cluster, self._dice, nodes)
 
     @property
     def load(self) -> int:
-        """Number of its requests."""
+        """Number of running and waiting requests."""
         return int(self._live.sum()) + len(self.queue)
 
     def step(self, now: float) -> float | None:
         """Run one step; return its end time, or None if idle."""
-        fresh = self._admit(now)
+        is_new = self._admit(now)
         live = self._live
         requests = int(live.sum())
         if not requests:
             return None
         costs, scenario = self.scenario.costs, self.scenario
-        wants = live & ~fresh
-        go = now
+        wants = live & ~is_new
+        pass_start = now
         used = np.zeros(len(live), np.int64)
         if scenario.drafting is DraftPlacement.LOCAL and wants.any():
             used = np.where(wants, self._dice.lengths(self._draft_rng, scenario.k), 0)
             levels, requests = int(used.max()), int(wants.sum())
-            go = now + costs.local.first + levels * costs.local.seconds(requests)
+            pass_start = now + costs.local.first + levels * costs.local.seconds(requests)
         elif self._is_remote:
-            used, go = self.chains.levels(now, live, wants)
-            go += costs.telling(requests)
-        prompts = int(fresh.sum()) * scenario.traffic.prompt
-        end = go + costs.step(requests, int(used.sum()), prompts)
-        self._judge(used, go - now, end)
+            used, pass_start = self.chains.levels(now, live, wants)
+            pass_start += costs.telling(requests)
+        prompts = int(is_new.sum()) * scenario.traffic.prompt
+        end = pass_start + costs.step(requests, int(used.sum()), prompts)
+        self._judge(used, pass_start - now, end)
         return end
 
     def finish(self, now: float) -> None:
-        """End the simulation; unfinished requests count with their tokens so far."""
+        """Count the requests that have not ended, with their tokens until now."""
         for slot in np.flatnonzero(self._live & (self._gained >= _LEAST_TOKENS)).tolist():
-            self._note(slot, now)
+            self._record_token_time(slot, now)
 
     def _admit(self, now: float) -> Flags:
         """Admit requests until the batch is full; return which slots are new."""
-        fresh = np.zeros(len(self._live), np.bool_)
-        is_open = bool(self.scenario.traffic.rates)
+        is_new = np.zeros(len(self._live), np.bool_)
+        has_arrivals = bool(self.scenario.traffic.rates)
         for slot in np.flatnonzero(~self._live).tolist():
-            if is_open and not self.queue:
+            if has_arrivals and not self.queue:
                 break
-            came = self.queue.popleft() if is_open else now
+            arrived = self.queue.popleft() if has_arrivals else now
             mean = self.scenario.traffic.answer
             length = 1 + int(self._lengths.exponential(max(mean - 1, 0))) if mean < 1e9 else 1 << 40
-            self._live[slot], fresh[slot] = True, True
+            self._live[slot], is_new[slot] = True, True
             self._left[slot], self._gained[slot] = length, 0
-            self._arrived[slot], self._began[slot] = came, now
+            self._arrived[slot], self._began[slot] = arrived, now
             if self._is_remote:
-                self.chains.open(slot, came)
-        return fresh
+                self.chains.open(slot, arrived)
+        return is_new
 
     def _judge(self, used: Counts, waited: float, end: float) -> None:
+        """Sample which of the verified levels are accepted, commit the tokens, and end finished requests."""
         live, scenario = self._live, self.scenario
         if scenario.drafting is DraftPlacement.PLAIN:
             accepted = used
@@ -127,7 +131,7 @@ class SimTarget:
 
     def _end(self, slot: int, now: float) -> None:
         if now >= self.scenario.counts_from:
-            self._note(slot, now)
+            self._record_token_time(slot, now)
             self.tally.latencies.append(now - float(self._arrived[slot]))
         self._live[slot] = False
         self._gained[slot] = 0
@@ -135,5 +139,6 @@ class SimTarget:
         if self._is_remote:
             self.chains.close(slot)
 
-    def _note(self, slot: int, now: float) -> None:
+    def _record_token_time(self, slot: int, now: float) -> None:
+        """Record the mean time per token of a request until now."""
         self.tally.token_seconds.append(float((now - self._began[slot]) / self._gained[slot]))

@@ -117,4 +117,4 @@ def test_a_disk_that_cannot_be_written_costs_nothing(tmp_path: Path, caplog: pyt
     rollouts.apply_rules([RULE])
     with caplog.at_level(logging.WARNING):
         rollouts.save()
-    assert "not kept" in caplog.text
+    assert "not saved" in caplog.text
