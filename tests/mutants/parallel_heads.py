@@ -221,8 +221,8 @@ PARALLEL_HEAD_MUTANTS = (
         "every place is guessed from the first one's distribution",
         "drafters/heads/growing.py",
         "grow_levels",
-        "[first + tree.depth for tree, first in going for _ in tree.frontier]",
-        "[first for tree, first in going for _ in tree.frontier]",
+        "[first + tree.depth for tree, first in unfinished for _ in tree.frontier]",
+        "[first for tree, first in unfinished for _ in tree.frontier]",
         (f"{TOLD}[DFlash, speculators-token]",),
     ),
     Mutant(

@@ -1,4 +1,4 @@
-"""Combinations of several drafters."""
+"""Combines several drafters into one."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -23,8 +23,8 @@ from foreword.speculation.drafting import (
 )
 
 
-class _Several(Drafter):
-    """Base class of the combinations."""
+class _CombinedDrafter(Drafter):
+    """Base class of drafters that call several others."""
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         self._drafters = drafters
@@ -70,7 +70,7 @@ class _Several(Drafter):
         return all_nodes(self._drafters)
 
 
-class FallbackDrafter(_Several):
+class FallbackDrafter(_CombinedDrafter):
     """Calls drafters in order until one returns a draft."""
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
@@ -86,15 +86,15 @@ class FallbackDrafter(_Several):
 
 
 class RoutedDrafter(FallbackDrafter):
-    """Several drafters, one of which the policy selects per request; by itself it returns the first draft."""
+    """Offers the policy several drafters to select from per request; called itself, it returns the first draft."""
 
     def __init__(self, choices: Mapping[str, Drafter]) -> None:
         super().__init__(list(choices.values()))
         self.choices = choices
 
 
-class MergedDrafter(_Several):
-    """Merges all drafts into one tree. All nodes count as chosen, also sampled ones."""
+class MergedDrafter(_CombinedDrafter):
+    """Merges all drafts into one tree, whose nodes count as chosen even if a drafter sampled them."""
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         """Return one tree per task, within its node budget."""
@@ -114,19 +114,18 @@ class MergedDrafter(_Several):
 def merge(drafts: Sequence[Draft], max_nodes: int) -> Draft:
     """Merge all paths into one tree; the drafts take turns, level by level, until the budget is used up."""
     tree = TreeBuilder()
-    merged_as: list[dict[int, int]] = [
-        {ROOT: ROOT} for _ in drafts
-    ]  # per draft: node -> node of the merged tree
+    # Per draft: its node -> the node of the merged tree.
+    merged_nodes: list[dict[int, int]] = [{ROOT: ROOT} for _ in drafts]
     turns = sorted(
-        (depth, which, node)
-        for which, draft in enumerate(drafts)
+        (depth, index, node)
+        for index, draft in enumerate(drafts)
         for node, depth in enumerate(draft.depths())
     )
-    for _, which, node in turns:
-        draft, merged = drafts[which], merged_as[which]
+    for _, index, node in turns:
+        draft, merged = drafts[index], merged_nodes[index]
         parent = merged.get(draft.parents[node])
-        found = None if parent is None else tree.add(parent, draft.tokens[node], max_nodes)
-        if found is not None:
-            merged[node] = found
+        merged_node = None if parent is None else tree.add(parent, draft.tokens[node], max_nodes)
+        if merged_node is not None:
+            merged[node] = merged_node
     nonempty = next((draft for draft in drafts if len(draft)), Draft())
     return Draft(tree.tokens, tree.parents, nonempty.committed_len, nonempty.epoch)

@@ -1,4 +1,4 @@
-"""Declarations of drafters: settings, traits and factories, including those of other packages."""
+"""The registry of drafters: settings, traits and factories, including those of other packages."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
@@ -27,12 +27,12 @@ class DrafterResources:
     encode: Callable[[str], list[int]]  # text to token ids, without special tokens
     load_decoder: Callable[[Checkpoint], Decoder]  # loads another model on the target's device and backend
     vocab_size: int  # ids that the target can sample; drafters use no others
-    # connections shared by the drafters of one engine
+    # Connections to draft nodes, shared by the drafters of one engine.
     nodes: SharedNodes = field(default_factory=SharedNodes)
 
 
 class TokenSelection(Enum):
-    """Ways in which a drafter selects its tokens. *traversal* verifies trees of the first two only."""
+    """How a drafter selects its tokens. *traversal* verifies only trees of CHOSEN and DRAWN tokens."""
 
     CHOSEN = auto()  # from text, without sampling
     DRAWN = auto()  # sampled, in trees of a fixed shape
@@ -46,8 +46,8 @@ class DrafterKind:
     summary: str  # one line for listings
     settings: type  # a frozen dataclass; its fields are the user's keys
     build: Callable[[Any, DrafterResources], Any]  # (settings, resources) -> drafter
-    makes_trees: Callable[[Any], bool] = lambda settings: False  # whether its drafts may branch
-    can_hang: bool = True  # call it in a thread with a time limit, which costs 0.25 ms
+    makes_trees: Callable[[Any], bool] = lambda settings: False  # settings -> whether drafts may branch
+    can_hang: bool = True  # it is called in a thread with a time limit, which costs 0.25 ms per call
     selection: TokenSelection = TokenSelection.RANKED  # the default allows trees only under *coupled*
     defect: str = ""  # why it cannot be used; empty: it can
     traits: Traits = field(default_factory=Traits)  # without those that depend on settings
@@ -55,14 +55,14 @@ class DrafterKind:
     build_on_node: Callable[[Any, DrafterResources, int], Drafter] | None = None
 
     def configure(self, values: Mapping[str, Any]) -> Any:  # noqa: ANN401 - of the type `settings`
-        """Return settings with these values; raise `RequestError` for a wrong type."""
-        kinds = {one.name: one.type for one in fields(self.settings)}
-        for one in fields(self.settings):
-            if one.default is MISSING and one.name not in values:
-                about = one.metadata.get(HELP) or self.summary
-                raise RequestError(f"speculation: this method needs {one.name!r} ({about})")
+        """Return settings with these values; raise `RequestError` for a missing value or a wrong type."""
+        types = {field.name: field.type for field in fields(self.settings)}
+        for required in fields(self.settings):
+            if required.default is MISSING and required.name not in values:
+                help_text = required.metadata.get(HELP) or self.summary
+                raise RequestError(f"speculation: this method needs {required.name!r} ({help_text})")
         for name, value in values.items():
-            expected = _TYPES.get(str(getattr(kinds[name], "__name__", kinds[name])))
+            expected = _TYPES.get(str(getattr(types[name], "__name__", types[name])))
             is_wrong = expected is not None and not isinstance(value, expected)
             if is_wrong or (isinstance(value, bool) and expected not in (None, bool)):
                 raise RequestError(f"speculation: {name} must be {_NAMES[expected]}, not {value!r}")
@@ -79,7 +79,7 @@ _NAMES: dict[Any, str] = {
 
 
 def tree_width() -> Any:  # noqa: ANN401
-    """Return the field of drafters that draft a chain or a tree."""
+    """Return the settings field `tree_width` of drafters that draft a chain or a tree."""
     limit = Limit(f"in 1 .. {MAX_DRAFT_NODES}", lambda value: 1 <= value <= MAX_DRAFT_NODES)
     return setting(1, "candidates per draft level; 1: a chain", limit)
 
@@ -90,10 +90,10 @@ def is_wide(settings: Any) -> bool:  # noqa: ANN401 - settings with a `tree_widt
 
 
 chosen_kind = partial(DrafterKind, can_hang=False, selection=TokenSelection.CHOSEN)
-"""A built-in drafter that chooses tokens from texts."""
+"""Create the entry of a built-in drafter that chooses tokens from texts."""
 
 drawn_kind = partial(DrafterKind, makes_trees=is_wide, can_hang=False, selection=TokenSelection.DRAWN)
-"""A built-in drafter that samples tokens, in trees if `tree_width` is above 1."""
+"""Create the entry of a built-in drafter that samples tokens, in trees if `tree_width` is above 1."""
 
 
 @cache
@@ -125,6 +125,7 @@ def _load(entry: EntryPoint) -> DrafterKind:
     return DrafterKind("cannot be loaded", DrafterSettings, lambda *_: None, defect=defect)
 
 
+# Methods of the interface for plug-ins. `anticipate` is its name of `draft_early`.
 _METHODS = (
     *("propose", "observe", "anticipate", "expect", "forget"),
     *("memory_bytes", "fault_counts", "nodes", "close"),

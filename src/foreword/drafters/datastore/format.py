@@ -24,8 +24,8 @@ DEPTH = 16  # tokens by which suffixes are sorted: the longest text that can be 
 PADDING = DEPTH * 4
 """Separator bytes after the ids, so that the last suffixes can be compared like the others."""
 
-LISTED_SOURCES = 16
-_CHUNK = 1 << 22
+LISTED_SOURCES = 16  # maximum source files named in the header
+_CHUNK = 1 << 22  # bytes read at once
 
 
 class DatastoreError(ForewordError):
@@ -44,9 +44,9 @@ class Header:
     tokenizer: str  # fingerprint of the vocabulary
     model: str  # name of the tokenizer's model
     sources: tuple[str, ...]  # names of the first source files
-    files: int
-    ids_crc: int  # of the ids and their padding
-    order_crc: int
+    files: int  # number of source files
+    ids_crc: int  # CRC-32 of the ids and their padding
+    order_crc: int  # CRC-32 of the positions
 
     @property
     def separator(self) -> int:
@@ -133,19 +133,19 @@ def _parse(text: bytes, path: Path) -> Header:
 
 
 def verify(path: Path, header: Header, progress: Progress | None = None) -> None:
-    """Check the checksums of the whole file."""
+    """Raise `DatastoreError` if a checksum of the file is wrong; reads the whole file."""
     with path.open("rb") as file:
         file.seek(HEADER_BYTES)
-        done = 0
+        done = 0  # bytes read
         sections = (header.order_start - HEADER_BYTES, header.ids_crc), (header.tokens * 4, header.order_crc)
         for length, expected in sections:
-            found, end = 0, done + length
+            crc, end = 0, done + length
             while done < end and (chunk := file.read(min(end - done, _CHUNK))):
-                found = zlib.crc32(chunk, found)
+                crc = zlib.crc32(chunk, crc)
                 done += len(chunk)
                 if progress is not None:
                     progress(done, header.file_bytes - HEADER_BYTES)
-            if found != expected:
+            if crc != expected:
                 raise _damaged(path, "its checksum is wrong")
 
 

@@ -34,7 +34,7 @@ class _Found:
     length: int
     shards: Ints
     first: Ints  # [shards]
-    last: Ints  # [shards], exclusive
+    end: Ints  # [shards], exclusive
 
 
 NO_MATCHES = Matches(0, np.empty(0, np.int64))
@@ -69,7 +69,7 @@ class Datastore:
         self._ids, self._suffixes, self._order, self._file = empty, empty, empty, empty  # type: ignore[assignment]
 
     def longest_matches(self, text: npt.NDArray[np.int64], shortest: int, most: int) -> Matches:
-        """Return the occurrences of the longest matching end of `text`, at most `most`, evenly chosen.
+        """Return up to `most` occurrences, evenly chosen, of the longest end of `text` that occurs.
 
         Matches are between `shortest` and DEPTH tokens long.
         """
@@ -85,8 +85,8 @@ class Datastore:
         finer = lengths[(lengths > found.length) & (lengths < found.length + stride)]
         if len(finer):
             found = self._longest(text[-longest:], finer, self._around(found.shards, stride)) or found
-        places = _spread(found.first, found.last, most)
-        return Matches(found.length, self._order[places].astype(np.int64) + found.length)
+        slots = _spread(found.first, found.end, most)
+        return Matches(found.length, self._order[slots].astype(np.int64) + found.length)
 
     def _around(self, shards: Ints, stride: int) -> Ints:
         """Return the shards that may hold matches up to `stride` - 1 tokens longer than those in `shards`."""
@@ -136,12 +136,12 @@ class Datastore:
         return np.array(padded, self._suffixes.dtype)
 
 
-def _spread(first: Ints, last: Ints, most: int) -> Ints:
-    """Return up to `most` positions of the ranges first .. last, evenly spaced."""
-    counts = last - first
+def _spread(first: Ints, end: Ints, most: int) -> Ints:
+    """Return up to `most` numbers of the ranges `first` .. `end` (exclusive), evenly spaced."""
+    counts = end - first
     total = int(counts.sum())
     taken = np.arange(min(total, most)) * total // min(total, most)
     ends = np.cumsum(counts)
-    which = np.searchsorted(ends, taken, side="right")
-    places: Ints = first[which] + taken - (ends[which] - counts[which])
-    return places
+    range_index = np.searchsorted(ends, taken, side="right")
+    numbers: Ints = first[range_index] + taken - (ends[range_index] - counts[range_index])
+    return numbers

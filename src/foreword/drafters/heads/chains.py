@@ -1,4 +1,4 @@
-"""Chains that a head's runner drafts in one call, also early, after a pass in flight."""
+"""Plans chains that a head's runner drafts in one call, also early, for texts that a pass in flight extends."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -45,7 +45,7 @@ def plan_chains(
     )
 
 
-# Cached: it changes only when the policy re-evaluates.
+# Cached, since the stopping rules change only when the policy re-evaluates them.
 @lru_cache(maxsize=256)
 def _stop_of(stops: tuple[Stop | None, ...], most: int) -> ChainStop:
     """Return the stopping rule of chains with these limits."""
@@ -58,7 +58,7 @@ def _stop_of(stops: tuple[Stop | None, ...], most: int) -> ChainStop:
 
 
 def plan_after_pass(plan: ChainPlan, unjudged: Sequence[InFlight], drawn: Tensor) -> ChainPlan:
-    """Adapt the plan to texts that a pass in flight is extending; their drafts are on one device."""
+    """Return the plan for texts that a pass in flight is extending; the drafts of that pass are on one device."""
     most = max([len(one.draft) for one in unjudged])
     places = [(*one.tokens.places, *[-1] * (most - len(one.draft))) for one in unjudged]
     ends = [0 if one.task.pages is None else one.task.pages.kv.reserved for one in unjudged]
@@ -89,20 +89,20 @@ def drafts_of_chains(tasks: Sequence[DraftTask], chains: Chains) -> list[Draft]:
 
 
 def is_drawn_alone(sampling: DraftSampling) -> bool:
-    """Return whether draft tokens depend only on the head's logits and carry no q."""
+    """Return whether the tokens of a draft depend only on the head's logits, and need no distribution q."""
     needs_q = sampling.rule is not Rule.COUPLED and sampling.record["temperature"] > 0
     return not needs_q and not has_fixed_corrections(sampling)
 
 
 @dataclass
 class EarlyChain:
-    """A chain started early, and the KV rows of the tokens that the text may gain."""
+    """A chain started early, and the KV rows of the tokens by which the pass in flight may extend the text."""
 
     draft: Draft  # the draft that the pass in flight verifies
     kv: KvSequence
     first: int  # first row computed: the text's length before the pass
     pages: list[int]  # pages of these rows, as far as the text can grow
-    tokens: DeviceTokens  # tokens of the new chain
+    tokens: DeviceTokens  # tokens of the early chain
     length: int | None = None  # length of the text that it follows; None: no verdict yet, or the pass failed
 
     @staticmethod
@@ -120,7 +120,7 @@ class EarlyChain:
         return is_same_pass
 
     def draft_after(self, run: RowRange, task: DraftTask) -> Draft | None:
-        """Return the requested draft if the chain follows this text and the rows of `run` are in place."""
+        """Return the draft if the chain follows this text, is long enough, and the rows of `run` are computed."""
         kv, wanted = run.pages.kv, min(task.max_nodes, task.max_depth)
         if self.kv is not kv or self.first != run.first or self.length != run.end:
             return None
@@ -132,7 +132,7 @@ class EarlyChain:
 
 
 class EarlyChains:
-    """Chains started early, by request."""
+    """Stores the chains that were started early, by request."""
 
     def __init__(self) -> None:
         self._early: dict[int, EarlyChain] = {}  # by request id
@@ -149,7 +149,7 @@ class EarlyChains:
                     self.forget(commit.request.request_id)
 
     def take(self, run: RowRange, task: DraftTask) -> Draft | None:
-        """Return the chain started for this text, if any; each chain is used once."""
+        """Remove the request's chain, and return its draft if it fits the text and the task."""
         chain = self._early.pop(task.request.request_id, None)
         return None if chain is None else chain.draft_after(run, task)
 
@@ -158,7 +158,7 @@ class EarlyChains:
 
 
 def join_sources(drafts: Sequence[Draft]) -> list[Draft]:
-    """Merge drafts of several device sources into one source, since a pass reads only one."""
+    """Return the drafts with all their device tokens in one source, since a pass reads only one."""
     pending = [draft.device.source for draft in drafts if draft.device is not None]
     sources = list({id(source): source for source in pending}.values())
     if len(sources) < 2:

@@ -1,4 +1,4 @@
-"""Grows the drafts of heads: level by level with passes, or from logits of all positions at once."""
+"""Grows the drafts of heads: level by level with a pass per level, or from the logits of all positions at once."""
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
@@ -28,10 +28,11 @@ def level_arrays(trees: Sequence[HeadTree], tables: Ints, page_size: int) -> Bat
     counts = [len(tree.frontier) for tree in trees]
     lengths = [len(tree.request.tokens) for tree in trees]
     tokens = [tree.tokens[node] for tree in trees for node in tree.frontier]
+    # Per row: index of its tree, text length, KV row within the request, and position.
     figures = [
-        (owner, length, length + tree.num_read - count + place, length + tree.depth - 1)
+        (owner, length, length + tree.num_read - count + index, length + tree.depth - 1)
         for owner, (tree, length, count) in enumerate(zip(trees, lengths, counts, strict=True))
-        for place in range(count)
+        for index in range(count)
     ]
     owners, prefixes, rows, positions = np.array(figures, np.int32).T.copy()
     pages = rows // page_size
@@ -53,11 +54,11 @@ def level_arrays(trees: Sequence[HeadTree], tables: Ints, page_size: int) -> Bat
 
 
 class GrowthStart(NamedTuple):
-    """Start of the trees: the newest tokens and their output."""
+    """What the first level of trees is grown from: the output for the newest tokens."""
 
     output: HeadOutput  # of the newest tokens
-    tables: Ints  # [trees, pages]
-    starts: Ints  # [trees], first KV row that each attends to
+    tables: Ints  # page tables, [trees, pages]
+    starts: Ints  # [trees], first KV row to which a tree's rows attend
 
 
 def grow_by_passes(
@@ -80,11 +81,12 @@ def grow_by_passes(
         else:
             grow_trees(trees, vocabulary.spread(output.logits))
         sources = _sources(trees, sizes)
-        going = [place for place, tree in enumerate(trees) if not tree.is_done]
-        if not going:
+        unfinished = [index for index, tree in enumerate(trees) if not tree.is_done]
+        if not unfinished:
             return
-        if len(going) < len(trees):
-            trees, starts, tables = [trees[place] for place in going], starts[going], tables[going]
+        if len(unfinished) < len(trees):
+            trees = [trees[index] for index in unfinished]
+            starts, tables = starts[unfinished], tables[unfinished]
         arrays = level_arrays(trees, tables, store.page_size)
         is_all = sources == list(range(len(output.states)))  # then no copy is needed
         states = output.states if is_all else output.states[torch.tensor(sources)]
@@ -97,7 +99,7 @@ def _sources(trees: Sequence[HeadTree], sizes: Sequence[int]) -> list[int]:
     first = 0
     for tree, size in zip(trees, sizes, strict=True):
         if not tree.is_done:
-            rows += (first + place for place in tree.sources)
+            rows += (first + source for source in tree.sources)
         first += size
     return rows
 
@@ -142,16 +144,16 @@ def grow_levels(
 ) -> None:
     """Grow all trees to their limits; tree i uses the rows from `firsts[i]` on.
 
-    `logits` returns the logits for the newest nodes of trees, given a row for each. A tree ends where `is_worth` is
-    false, which is decided before anything is drawn.
+    `logits` receives trees and a row for each of their newest nodes, and returns the logits after these nodes. A tree
+    ends where `is_worth` is false, which is decided before the level is drawn.
     """
-    going = list(zip(trees, firsts, strict=True))
-    while going := [
-        (tree, first) for tree, first in going if not tree.is_done and is_worth(tree, first + tree.depth)
+    unfinished = list(zip(trees, firsts, strict=True))
+    while unfinished := [
+        (tree, first) for tree, first in unfinished if not tree.is_done and is_worth(tree, first + tree.depth)
     ]:
-        rows = [first + tree.depth for tree, first in going for _ in tree.frontier]
-        now, grow = [tree for tree, _ in going], grow_trees if branches else grow_chains
-        grow(now, logits(now, rows))
+        rows = [first + tree.depth for tree, first in unfinished for _ in tree.frontier]
+        growing, grow = [tree for tree, _ in unfinished], grow_trees if branches else grow_chains
+        grow(growing, logits(growing, rows))
 
 
 def _greedy(task: DraftTask, tokens: list[int]) -> Draft:

@@ -1,4 +1,4 @@
-"""Heads with KV rows in the target's pages: computes the rows of committed tokens."""
+"""The base of heads with KV rows in the target's pages, which computes the rows of committed tokens."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -21,9 +21,9 @@ from foreword.speculation.observing import KeptStates
 FILLED_AT_ONCE = 16  # maximum committed rows that the next draft computes; `observe` computes more at once
 
 KEPT_TOGETHER, KEPT_ALONE = 256, 16
-"""Maximum rows of a pass whose states are kept as one tensor, if several requests are observed, or only one.
+"""Maximum rows of a pass whose states stay in one tensor: if several requests are observed, and if only one is.
 
-That tensor lives as long as a request needs one of its rows, so the states of longer passes are copied.
+The tensor lives as long as a request needs one of its rows, so the states of longer passes are copied.
 """
 
 
@@ -31,10 +31,10 @@ class RowRange(NamedTuple):
     """Rows of one request that are computed from the target's states."""
 
     pages: RequestRows
-    rows: ExtraRows
-    tokens: Sequence[int]
+    rows: ExtraRows  # which of the head's rows are computed
+    tokens: Sequence[int]  # of the text
     first: int
-    end: int
+    end: int  # exclusive
     state_offset: int
 
     @property
@@ -70,7 +70,7 @@ class HeadInPages(Drafter):
         return self._filler.is_ready
 
     def observe(self, commits: Sequence[Commit]) -> None:
-        """Store the newest states. If drafts are wanted and many rows are missing, compute them now."""
+        """Store the newest states. If the drafter is active and many rows are missing, compute them now."""
         runs, observed, state_offset = [], [], self._state_offset
         kind = self._kind
         for commit, (features, at) in zip(commits, self._features(commits), strict=True):
@@ -98,7 +98,7 @@ class HeadInPages(Drafter):
         return pages.kv.rows_of(self._kind, self._state_offset)
 
     def _known_pages(self, task: DraftTask) -> RequestRows | None:
-        """Return the pages of a request that wants a draft, if the states of all tokens but the newest are known."""
+        """Return the pages of a request; None if no draft is requested or states of earlier tokens are missing."""
         if task.pages is None or task.max_nodes < 1 or task.max_depth < 1:
             return None
         return task.pages if self._rows_of(task.pages).states_end >= len(task.request.tokens) - 1 else None

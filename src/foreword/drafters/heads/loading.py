@@ -37,18 +37,18 @@ class DraftVocabulary:
         self.vocab_size = self._width = vocab_size
         self._memory = torch.empty(0, device=device)
         self._ids: Tensor | None = None
-        self._lost: Tensor | None = None  # columns whose ids cannot be sampled
+        self._masked: Tensor | None = None  # columns whose ids cannot be sampled
         self._tokens: list[int] | None = None  # ids as a list
         self.token_ids: Ints | None = None  # ids as an array
         if token_ids is not None:
             self._ids, self._tokens = token_ids.to(device), token_ids.tolist()
             self.token_ids = token_ids.to("cpu", torch.int32).numpy()
             self._width = max(vocab_size, max(self._tokens) + 1)
-            lost = torch.nonzero(token_ids >= vocab_size).flatten()
-            self._lost = lost.to(device) if len(lost) else None
+            masked = torch.nonzero(token_ids >= vocab_size).flatten()
+            self._masked = masked.to(device) if len(masked) else None
 
     def likeliest(self, logits: Tensor) -> list[int]:
-        """Return the target's id of each row's largest logit, the lowest on ties; -1 if it is not finite."""
+        """Return the target's id of each row's largest logit, the first on ties; -1 if no logit is finite."""
         own = self._drawable(logits)
         if placement_of(own.device).is_host:
             # NumPy: this runs on every level, and torch calls take ten times as long.
@@ -62,7 +62,7 @@ class DraftVocabulary:
         return [token if math.isfinite(value) else -1 for token, value in zip(tokens, highest, strict=True)]
 
     def spread(self, logits: Tensor) -> Tensor:
-        """Return the logits by target id, [rows, ids], of logits by draft id; valid until the next call."""
+        """Return logits by draft id as logits by target id, [rows, ids], in a buffer that the next call overwrites."""
         own = self._drawable(logits)
         if self._ids is None:
             return own
@@ -72,10 +72,10 @@ class DraftVocabulary:
         return self._memory[: len(own)].scatter_(1, self._ids.expand(len(own), -1), own)[:, : self.vocab_size]
 
     def _drawable(self, logits: Tensor) -> Tensor:
-        """Mask ids that cannot be sampled."""
+        """Return the logits with -inf for ids that cannot be sampled, or without them."""
         if self._ids is None:
             return logits[:, : self.vocab_size]
-        return logits if self._lost is None else logits.index_fill(1, self._lost, -torch.inf)
+        return logits if self._masked is None else logits.index_fill(1, self._masked, -torch.inf)
 
 
 HEAD = Traits(DraftSource.HEAD, needs_target="it reads the hidden states of the target's pass")
@@ -94,7 +94,7 @@ class HeadConfig(DrafterSettings):
 
 @dataclass(frozen=True)
 class LoadedRows:
-    """Parts of a drafter with KV rows in the target's pages."""
+    """What a drafter with KV rows in the target's pages is created from."""
 
     runner: RowsRunner
     rows: RowSpec  # its rows in the target's pages
@@ -104,7 +104,7 @@ class LoadedRows:
 
 @dataclass(frozen=True)
 class LoadedHead(LoadedRows):
-    """Parts of a drafter with a head."""
+    """What a drafter with a head is created from."""
 
     runner: HeadRunner
     own: Mapping[str, Tensor] = field(default_factory=dict)  # tensors that the drafter itself reads, float32
@@ -152,11 +152,11 @@ def drafts_where(
 ) -> list[Draft]:
     """Draft in one call for all tasks with a found value; return empty drafts for the others."""
     drafts = [NO_DRAFT] * len(tasks)
-    ready = {place: one for place, one in enumerate(found) if one is not None}
+    ready = {index: value for index, value in enumerate(found) if value is not None}
     if ready:
-        made = draft([tasks[place] for place in ready], list(ready.values()))
-        for place, one in zip(ready, made, strict=True):
-            drafts[place] = one
+        made = draft([tasks[index] for index in ready], list(ready.values()))
+        for index, new_draft in zip(ready, made, strict=True):
+            drafts[index] = new_draft
     return drafts
 
 
@@ -200,7 +200,7 @@ def vocabulary_of(head: Head, resources: DrafterResources) -> DraftVocabulary:
 
 
 def method_of(model: str) -> str:
-    """Return the method for these files, judging by file names: a head's own, otherwise draft_model."""
+    """Return the method that runs these files: the method of the head that they contain, otherwise draft_model."""
     path = resolve_model(model)
     if path.suffix == ".gguf":
         return "draft_model"
