@@ -125,9 +125,9 @@ OPERATION_MUTANTS = (
         120,
         "draft nodes do not grow with the targets of a goal",
         "simulate/sweep.py",
-        "_Fleets._nodes",
-        "math.ceil(count * self._scenario.fleet.nodes / self._scenario.fleet.targets)",
-        "self._scenario.fleet.nodes",
+        "_trial",
+        "math.ceil(count * fleet.nodes / fleet.targets)",
+        "fleet.nodes",
         (GOAL,),
     ),
     Mutant(

@@ -74,11 +74,7 @@ class TurnPolicy(FixedPolicy):
 
 
 def measure_overhead(
-    llm: LLM,
-    methods: Sequence[Method],
-    contexts: Sequence[int],
-    repeats: int,
-    on_progress: StageProgress,
+    llm: LLM, methods: Sequence[Method], contexts: Sequence[int], repeats: int, on_progress: StageProgress
 ) -> list[Overhead]:
     """Decode one answer per context length; its steps alternate between drafters and passes of known size."""
     if repeats < 1:

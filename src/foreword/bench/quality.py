@@ -46,10 +46,7 @@ def _strings(value: object) -> str:
 
 
 def measure_quality(
-    reference: Decoder,
-    forms: Mapping[str, Callable[[], Decoder]],
-    tokens: Sequence[int],
-    progress: Progress,
+    reference: Decoder, forms: Mapping[str, Callable[[], Decoder]], tokens: Sequence[int], progress: Progress
 ) -> list[Quality]:
     """Return KL and agreement of every format, computed over windows of the text."""
     windows = [list(tokens[i : i + WINDOW]) for i in range(0, len(tokens), WINDOW)]

@@ -176,18 +176,31 @@ def find_fleets(
     _check(scenario, goal)
     trials: list[FleetTrial] = []
     answers = []
-    for who in _drafting_choices(scenario, vary):
-        fleets = _Fleets(replace(scenario, drafting=who), goal, vary)
 
-        def reaches(count: int, who: DraftPlacement = who, fleets: _Fleets = fleets) -> bool:
+    def is_hopeless() -> bool:
+        """Return whether more targets cannot help, because full batches are equally slow on every target."""
+        p95, limit = trials[-1].token_ms_p95, goal.token_ms_p95
+        is_slow = p95 is not None and limit is not None and p95 > limit
+        return is_slow and vary is Vary.TARGETS and not scenario.traffic.rates
+
+    for who in _drafting_choices(scenario, vary):
+        known: dict[int, FleetTrial] = {}
+
+        def reaches(count: int, who: DraftPlacement = who, known: dict[int, FleetTrial] = known) -> bool:
             on_progress(f"{who}: {count} {vary}", len(trials), len(trials) + 1)
-            trials.append(fleets.tried(count))
-            return not trials[-1].missed
+            known[count] = _trial(replace(scenario, drafting=who), goal, vary, count)
+            trials.append(known[count])
+            return not known[count].missed
 
         start = scenario.fleet.targets if vary is Vary.TARGETS else max(scenario.fleet.nodes, 1)
-        found = _least(reaches, start, most, fleets.is_hopeless)
-        fleet = None if found is None else fleets.tried(found)
-        answers.append(SmallestFleet(who.value, fleet, "" if fleet else fleets.why_not(most)))
+        found, why_not = _least(reaches, start, most, is_hopeless), ""
+        if found is None:
+            missed = trials[-1].missed
+            why_not = f"{' and '.join(missed)} with {most} {vary}; --goal-most allows no more"
+            if is_hopeless():
+                advice = "lower --batch, or give --rate"
+                why_not = f"{missed[-1]} with full batches on any number of targets; {advice}"
+        answers.append(SmallestFleet(who.value, None if found is None else known[found], why_not))
     return trials, answers
 
 
@@ -222,47 +235,13 @@ def _least(
     return high
 
 
-class _Fleets:
-    """Simulates fleets of one drafting variant; results are cached."""
-
-    def __init__(self, scenario: Scenario, goal: Goal, vary: Vary) -> None:
-        self._scenario, self._goal, self._vary = scenario, goal, vary
-        self._known: dict[int, FleetTrial] = {}
-        self._last: FleetTrial | None = None  # latest result of `tried`
-
-    def tried(self, count: int) -> FleetTrial:
-        """Return the result for this number of machines."""
-        if count not in self._known:
-            fleet, prices = self._scenario.fleet, self._scenario.prices
-            targets = count if self._vary is Vary.TARGETS else fleet.targets
-            nodes = self._nodes(count)
-            found = World(replace(self._scenario, fleet=replace(fleet, targets=targets, nodes=nodes))).run()
-            used = nodes if self._scenario.drafting is DraftPlacement.REMOTE else 0
-            cost = targets * prices.target + used * prices.node
-            rates = found.tokens_per_second, found.token_ms_p95
-            who = self._scenario.drafting.value
-            self._known[count] = FleetTrial(who, targets, used, *rates, cost, self._goal.missed(found))
-        self._last = self._known[count]
-        return self._last
-
-    def _nodes(self, count: int) -> int:
-        """Return the number of nodes: `count` or in proportion to the targets, and at least as many as fail."""
-        if self._vary is Vary.NODES:
-            wanted = count
-        else:
-            wanted = math.ceil(count * self._scenario.fleet.nodes / self._scenario.fleet.targets)
-        return max([wanted, *(failure.nodes for failure in self._scenario.failures)])
-
-    def is_hopeless(self) -> bool:
-        """Return whether more targets cannot help, because full batches are equally slow on every target."""
-        assert self._last is not None
-        p95, most = self._last.token_ms_p95, self._goal.token_ms_p95
-        is_slow = p95 is not None and most is not None and p95 > most
-        return is_slow and self._vary is Vary.TARGETS and not self._scenario.traffic.rates
-
-    def why_not(self, most: int) -> str:
-        """Return why the largest allowed fleet, which was tried last, misses the goal."""
-        assert self._last is not None
-        if self.is_hopeless():
-            return f"{self._last.missed[-1]} with full batches on any number of targets; lower --batch, or give --rate"
-        return f"{' and '.join(self._last.missed)} with {most} {self._vary}; --goal-most allows no more"
+def _trial(scenario: Scenario, goal: Goal, vary: Vary, count: int) -> FleetTrial:
+    """Simulate a fleet with nodes in proportion to its targets, at least as many as fail."""
+    fleet, prices = scenario.fleet, scenario.prices
+    targets = count if vary is Vary.TARGETS else fleet.targets
+    nodes = count if vary is Vary.NODES else math.ceil(count * fleet.nodes / fleet.targets)
+    nodes = max([nodes, *(failure.nodes for failure in scenario.failures)])
+    found = World(replace(scenario, fleet=replace(fleet, targets=targets, nodes=nodes))).run()
+    used = nodes if scenario.drafting is DraftPlacement.REMOTE else 0
+    cost, rates = targets * prices.target + used * prices.node, (found.tokens_per_second, found.token_ms_p95)
+    return FleetTrial(scenario.drafting.value, targets, used, *rates, cost, goal.missed(found))

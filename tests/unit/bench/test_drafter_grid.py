@@ -8,7 +8,21 @@ import pytest
 from foreword.bench.drafters.grid import GridRecord, cpu_speedups, grid_page, speedups
 from foreword.bench.ledger import restored
 
-PLAIN = GridRecord("plain", "chat", 0.0, 4, 8, 400, 400, 20.0, 0.0, 18.0, 1.0, 9.0, 11.0)
+PLAIN = GridRecord(
+    drafter="plain",
+    category="chat",
+    temperature=0.0,
+    concurrency=4,
+    requests=8,
+    tokens=400,
+    passes=400,
+    seconds=20.0,
+    draft_seconds=0.0,
+    verify_seconds=18.0,
+    accept_seconds=1.0,
+    latency_p50=9.0,
+    latency_max=11.0,
+)
 GUESSED = replace(
     PLAIN,
     drafter="<ngram>",

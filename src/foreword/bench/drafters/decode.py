@@ -28,14 +28,19 @@ def summed(lists: Sequence[Sequence[int]]) -> tuple[int, ...]:
     return tuple(map(sum, zip_longest(*lists, fillvalue=0)))
 
 
+@dataclass(frozen=True, kw_only=True)
 class DecodeFigures:
-    """Ratios of the counts and times of decoding."""
+    """Counts and times of decoding, and their ratios."""
 
-    tokens: int
-    passes: int
-    seconds: float
-    drafted_per_position: tuple[int, ...]
-    accepted_per_position: tuple[int, ...]
+    tokens: int  # committed
+    passes: int  # target passes
+    seconds: float  # wall-clock
+    draft_seconds: float
+    verify_seconds: float
+    accept_seconds: float
+    drafted_per_position: tuple[int, ...] = ()  # drafts with a token at this position
+    accepted_per_position: tuple[int, ...] = ()  # drafts accepted up to this position
+    cpu_seconds: float = 0.0  # of this process; 0: another device did the work
 
     @property
     def tokens_per_second(self) -> float:
@@ -51,23 +56,14 @@ class DecodeFigures:
         return list(map(ratio, self.accepted_per_position, self.drafted_per_position))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DecodeRun(DecodeFigures):
     """One answer. Counts and times are of decoding, without prefill."""
 
-    tokens: int  # committed
-    passes: int  # target passes
     drafted: int  # verified draft tokens
     accepted: int  # committed draft tokens
-    seconds: float  # wall-clock
-    draft_seconds: float
-    verify_seconds: float
-    accept_seconds: float
     memory_bytes: int | None  # maximum that the drafter reported
     token_ids: tuple[int, ...]  # the whole answer
-    drafted_per_position: tuple[int, ...] = ()  # drafts with a token at this position
-    accepted_per_position: tuple[int, ...] = ()  # drafts accepted up to this position
-    cpu_seconds: float = 0.0  # of this process; 0: another device did the work
 
     @staticmethod
     def total(runs: Sequence["DecodeRun"]) -> "DecodeRun":

@@ -36,26 +36,17 @@ class GridCell:
         return f"{self.category}, temperature {self.temperature:g}, {self.concurrency} at once"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class GridRecord(DecodeFigures):
-    """One drafter in one cell, with prefill."""
+    """One drafter in one cell, with prefill. Passes are those that committed tokens, counted per request."""
 
     drafter: str
     category: str
     temperature: float
     concurrency: int
     requests: int
-    tokens: int
-    passes: int  # passes that committed tokens, counted per request
-    seconds: float  # wall-clock time of the whole cell
-    draft_seconds: float
-    verify_seconds: float
-    accept_seconds: float
     latency_p50: float  # from start to end of a request
     latency_max: float
-    drafted_per_position: tuple[int, ...] = ()
-    accepted_per_position: tuple[int, ...] = ()
-    cpu_seconds: float = 0.0  # of this process; 0 if another device did the work
 
     @property
     def cell(self) -> GridCell:
@@ -129,7 +120,7 @@ class GridBench(MethodBench):
         seconds, spent = perf_counter() - began, engine.seconds - before
         cpu_seconds = process_time() - worked if engine.target.device.type == "cpu" else 0.0
         return GridRecord(
-            label,
+            drafter=label,
             **asdict(cell),
             requests=count,
             tokens=sum(len(request.output_ids) for request in done),

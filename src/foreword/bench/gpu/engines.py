@@ -116,12 +116,7 @@ class GpuReport:
 
 
 def measure_gpu(
-    decoder: Decoder,
-    *,
-    batches: Sequence[int],
-    rows: Sequence[int],
-    context: int,
-    progress: StageProgress,
+    decoder: Decoder, *, batches: Sequence[int], rows: Sequence[int], context: int, progress: StageProgress
 ) -> GpuReport:
     """Measure the device's peak rates, passes by number of rows, decoding by batch size, and a long prompt."""
     stages = count()

@@ -38,12 +38,7 @@ class SpeculativeSpeed:
 
 
 def measure_speculation(
-    decoder: Decoder,
-    draft_decoder: Decoder,
-    *,
-    batches: Sequence[int],
-    context: int,
-    progress: StageProgress,
+    decoder: Decoder, draft_decoder: Decoder, *, batches: Sequence[int], context: int, progress: StageProgress
 ) -> list[SpeculativeSpeed]:
     """Measure free drafts (like a lookup) at 3.0 tokens per pass, an EAGLE-3 head and a draft model at 3.9."""
     head = head_drafter(decoder, random_head(decoder, "eagle3"))
@@ -124,12 +119,7 @@ class ControlledSpeed:
 
 
 def measure_controller(
-    decoder: Decoder,
-    *,
-    batches: Sequence[int],
-    context: int,
-    progress: StageProgress,
-    rounds: int = ROUNDS,
+    decoder: Decoder, *, batches: Sequence[int], context: int, progress: StageProgress, rounds: int = ROUNDS
 ) -> list[ControlledSpeed]:
     """Compare controller and plain decoding at every batch size, with a head of high and one of low acceptance."""
     head = head_drafter(decoder, random_head(decoder, "eagle3"))

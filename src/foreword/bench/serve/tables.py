@@ -10,14 +10,7 @@ from rich.table import Table
 
 from foreword.bench.pictures import saved_figure
 from foreword.bench.serve.generator import Ending, RequestOutcome
-from foreword.bench.serve.report import (
-    PERCENTILES,
-    Goodput,
-    GoodputLimits,
-    Report,
-    gaps,
-    time_to_first_token,
-)
+from foreword.bench.serve.report import PERCENTILES, Goodput, GoodputLimits, Report, gaps, time_to_first_token
 from foreword.bench.skeleton import optional
 
 ROWS = {  # name of the latency -> label of its row

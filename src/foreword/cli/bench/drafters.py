@@ -103,8 +103,8 @@ class Drafters(Benchmark):
         slowest = slowest_prompts([record for record in records if not is_random(record.drafter)])
         say(*(one.line for one in slowest))
         save_plot(self.plot, lambda path: plot_rows(rows, path, title))
-        found = {"rows": fields_of(rows), "slowest": [one.as_json() for one in slowest]}
-        self.show_json({**made_with, **found})
+        found = [one.as_json() for one in slowest]
+        self.show_json({**made_with, "rows": fields_of(rows), "slowest": found})
 
     def _resumed(
         self,

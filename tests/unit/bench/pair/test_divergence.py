@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from foreword.bench.drafters.decode import DecodeRun
 from foreword.bench.pair import RuleAnswer, combined, coupled_agreement, divergence, expectations, merged
 from foreword.proofs.suite import coupled_agreement as drawn_agreement
+from helpers.bench_runs import PLAIN_RUN
 
 P = torch.tensor([[0.5, 0.3, 0.2]], dtype=torch.float64)
 Q = torch.tensor([[0.2, 0.6, 0.2]], dtype=torch.float64)
@@ -54,7 +54,7 @@ def test_means_are_over_places():
 
 
 def answer(rule: str, kind: str = "chat", **figures) -> RuleAnswer:
-    run = DecodeRun(0, 0, 0, 0, 1.0, 0.0, 0.0, 0.0, None, ())
+    run = replace(PLAIN_RUN, tokens=0, passes=0, seconds=1.0, verify_seconds=0.0, accept_seconds=0.0)
     return RuleAnswer(rule, 0.0, kind, replace(run, **figures))
 
 

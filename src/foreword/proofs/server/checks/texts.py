@@ -4,14 +4,7 @@ from collections.abc import AsyncIterator
 
 from foreword.proofs.server.client import HALF, Body, ServerAnswer
 from foreword.proofs.server.comparing import Fault, brief, smallest_fault
-from foreword.proofs.server.context import (
-    ClaimVerdict,
-    NotTried,
-    ProofContext,
-    Reproduction,
-    held,
-    refuted,
-)
+from foreword.proofs.server.context import ClaimVerdict, NotTried, ProofContext, Reproduction, held, refuted
 
 
 async def usage(context: ProofContext) -> AsyncIterator[Fault | None]:
