@@ -221,7 +221,7 @@ def test_a_drafter_that_is_late_again_and_again_is_asked_ever_less_often():
     rests = []
     for _ in range(12):
         begun = clock.now
-        caller._late()
+        caller._pause()
         while not caller.is_available:
             clock.now += 1.0
         rests.append(clock.now - begun)
@@ -229,8 +229,8 @@ def test_a_drafter_that_is_late_again_and_again_is_asked_ever_less_often():
     assert max(rests) == MAX_PAUSE
     caller.call(lambda: None)
     begun = clock.now
-    caller._late()
-    assert caller._rests_until - begun == MAX_PAUSE  # one answer in time is not enough to be trusted again
+    caller._pause()
+    assert caller._paused_until - begun == MAX_PAUSE  # one answer in time is not enough to be trusted again
     caller.close()
 
 
