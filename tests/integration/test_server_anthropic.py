@@ -192,7 +192,7 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
         ({"stop_sequences": ["a", "b", "c"]}, "stop_sequences: number of stops is 3"),
         ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools.0.name: "),
         ({"tools": [{"name": "a", "input_schema": {"type": "string"}}]}, "tools.0.input_schema: "),
-        ({"tools": [{"type": "web_search_20250305", "name": "w"}]}, "tools.0.type: this server runs no tools"),
+        ({"tools": [{"type": "web_search_20250305", "name": "w"}]}, "tools.0.type: the server runs no built-in tools"),
         ({"tool_choice": {"type": "any"}}, "tool_choice: there are no tools"),
         ({"tool_choice": {"type": "all"}}, "tool_choice.type: must be auto, any, tool or none"),
         ({"tool_choice": {"type": {}}}, "tool_choice.type: must be auto, any, tool or none"),

@@ -89,7 +89,7 @@ def touched_pairs(judged: Judgement) -> Touched:
 
 
 def draft_pairs(judged: Judgement) -> tuple[Ints, Ints]:
-    """Return (row, token) for every draft node on the row's path, in requests with penalties."""
+    """Return (row, token) for every draft token on the row's path, in requests with penalties."""
     penalised = (judged.records["repetition"] != 1) | (judged.records["frequency"] != 0)
     penalised |= judged.records["presence"] != 0
     trees, vocab = judged.trees, judged.logits.shape[1]

@@ -21,7 +21,7 @@ from foreword.kv.chunks import Chunk
 from foreword.kv.states import States
 
 MAX_DRAFT_NODES = 64
-"""Maximum draft nodes per request and step: one bit each in an int64 ancestor mask."""
+"""Maximum draft tokens per request and step: one bit each in a 64-bit ancestor mask."""
 
 MASK_WORDS = (MAX_DRAFT_NODES + 63) // 64
 """64-bit words of an ancestor mask."""
@@ -133,7 +133,7 @@ class RequestChunks(NamedTuple):
     """States and rings of recurrent layers that a request's rows read and write."""
 
     begin: int  # position of the request's first row
-    run: int  # number of rows of committed tokens; the rows of draft nodes follow
+    run: int  # number of rows of committed tokens; the rows of draft tokens follow
     # The chunk of position `begin`, whose state is read. Its ring has the rows of its positions before `begin`.
     read: Chunk
     # Later chunks that the pass enters, whose states it writes. The ring of the newest chunk receives its new rows.

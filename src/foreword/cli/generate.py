@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     from foreword.structured.params import StructuredOutputs
 
 _PATIENCE = 2.0
-"""Seconds without piped input until the command prints that it waits for it."""
+"""Seconds without input from the pipe before the command prints that it is waiting."""
 
 
 def read_prompt(prompt: str | None, file: Path | None, stdin_is_free: bool = True) -> str:
-    """Return the prompt after piped text; a final line end of a file or pipe is removed."""
+    """Return piped text, if any, followed by the prompt. A final line end of a file or pipe is removed."""
     if prompt is not None and file is not None:
         raise RequestError("there is a prompt and a --file; give one")
     if prompt == "-" or file == Path("-") or (prompt is None and file is None):
@@ -75,7 +75,7 @@ def _piped_text() -> str:
     if not (stat.S_ISFIFO(kind) or stat.S_ISREG(kind)):
         return ""
     if not select.select([sys.stdin], [], [], _PATIENCE)[0]:
-        stderr.print("[dim]waiting for standard input to end (</dev/null: there is none) ...[/dim]")
+        stderr.print("[dim]waiting for standard input to end; to give none, add </dev/null ...[/dim]")
     return _text_of(Path("-"))
 
 
@@ -88,7 +88,9 @@ class StructuredOptions:
     """Response format; at most one is given."""
 
     json_schema: Path | None = option(None, "Constrain the answer to this JSON schema.", metavar="FILE")
-    regex: str | None = option(None, r"Constrain the answer to this regular expression (ASCII classes).")
+    regex: str | None = option(
+        None, r"Constrain the answer to this regular expression; \d, \w and \s are ASCII."
+    )
     choice: list[str] | None = option(None, "Constrain the answer to one of these texts; repeatable.")
     grammar: str | None = option(None, "Constrain the answer to this grammar.", metavar="FILE|TEXT")
 
@@ -124,7 +126,7 @@ def _of_schema(file: Path) -> "StructuredOutputs":
 
 
 def _grammar_text(grammar: str) -> str:
-    """Return a grammar given as text or as a file; no grammar is also a file name."""
+    """Return the grammar. A text with `::=` or `start:` is a grammar; any other text is a file name."""
     return grammar if "::=" in grammar or "start:" in grammar else read_text(Path(grammar))
 
 
@@ -141,7 +143,9 @@ class PromptOptions:
     system: SystemOption = None
     prediction: Path | None = option(None, "File with the expected answer, which is used as a draft.")
     raw: bool = flag("Continue the prompt without a chat template.")
-    parse_special: bool = option(True, "With --raw: parse names of control tokens as these tokens.")
+    parse_special: bool = option(
+        True, "With --raw: turn names of control tokens, such as <|im_end|>, into these tokens."
+    )
     suffix: str | None = option(
         None,
         "Fill in the middle: write the text between the prompt and this suffix, without a chat template. "
@@ -164,7 +168,7 @@ class SamplingOptions:
     top_k: int | None = option(None, "Sample from the k most likely tokens; 0: all.")
     min_p: float | None = option(None, "Least probability relative to the most likely token, such as 0.05.")
     repetition_penalty: float | None = option(None, "Penalty on repeated tokens, such as 1.1; 1: none.")
-    max_tokens: int = option(256, "Most tokens to generate.")
+    max_tokens: int = option(256, "Maximum number of tokens to generate.")
     stop: list[str] | None = option(None, "End the answer before this text; repeatable.")
     n: int = option(1, "Number of answers to the prompt.", "-n")
     seed: int | None = option(None, "Random seed; the same seed gives the same text. Default: a fresh one.")
@@ -189,13 +193,17 @@ def generate(
     """
     from foreword.acceptance.params import SamplingParams
 
-    choice = drafting.choice()
     given = asdict(sampling) | {"stop": tuple(sampling.stop or ()), "structured": structured.outputs()}
+    # Invalid values are refused before the model is loaded.
     SamplingParams(**{name: value for name, value in given.items() if value is not None})
     question = read_prompt(options.prompt, options.file, stdin_is_free=options.prediction != Path("-"))
     expected = None if options.prediction is None else read_text(options.prediction)
     llm = load_llm(
-        model, **asdict(compute), speculation=choice, generation_config=generation_config, answers=sampling.n
+        model,
+        **asdict(compute),
+        speculation=drafting.choice(),
+        generation_config=generation_config,
+        answers=sampling.n,
     )
     params = llm.loaded.sampling.params(**given)
     streamed = not as_json and sampling.n == 1
@@ -254,9 +262,10 @@ def footer(output: "RequestOutput", taken: "Mapping[str, float]") -> list[str]:
     from foreword.engine.outputs import sum_stats
 
     spent = sum_stats((answer.index, answer.stats) for answer in output.outputs if answer.stats is not None)
-    drawn = [f"{name} {value:g}" for name, value in taken.items()]
+    defaults = [f"{name} {value:g}" for name, value in taken.items()]
     return [
-        # Answers run concurrently, so their rates are not the sum of their times.
+        # Answers run concurrently: the rate is the request's, not one over the sum of the answers' times.
         summary_line(Tally.of(spent), output.timings.predicted_per_second or None),
-        f"seed {output.outputs[0].seed}" + (f"; {', '.join(drawn)}: the model's defaults" if drawn else ""),
+        f"seed {output.outputs[0].seed}"
+        + (f"; {', '.join(defaults)}: the model's defaults" if defaults else ""),
     ]

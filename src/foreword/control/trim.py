@@ -1,4 +1,4 @@
-"""Selects the draft nodes that a batch verifies."""
+"""Selects the draft tokens that a batch verifies."""
 
 from collections.abc import Mapping, Sequence
 from itertools import chain, repeat

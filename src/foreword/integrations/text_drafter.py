@@ -1,8 +1,9 @@
-"""Runs drafters in the decoding loops of other engines, which pass a text and receive a chain of draft tokens."""
+"""Runs drafters in the decoding loops of other engines, which pass token ids and receive a chain of draft tokens."""
 
 import json
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -20,17 +21,17 @@ from foreword.speculation.drafting import DraftRequest, DraftSource, DraftTask, 
 
 @dataclass
 class _Text:
-    """A text in progress, as the drafter knows it."""
+    """The token ids of a request in progress."""
 
-    number: int  # request id of the drafter
+    request_id: int  # under which the drafter knows it
     tokens: list[int] = field(default_factory=list)
     prompt_len: int = 0
 
 
 class TextDrafter:
-    """Drafts for many texts, each with a key.
+    """Drafts for many texts (lists of token ids), each with a key.
 
-    A text that does not continue the last text with its key is a new request.
+    If the tokens do not begin with those last given for the same key, a new request begins.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class TextDrafter:
         self._numbers = count()
 
     def draft(self, key: Hashable, tokens: Sequence[int], most: int | None = None) -> list[int]:
-        """Return a chain after a text, of at most `most` tokens; of a tree, its most likely chain."""
+        """Return at most `most` draft tokens that continue the text; of a tree, its path of first children."""
         text, limit = self._extended(key, tokens), self.config.num_speculative_tokens
         limit = limit if most is None else min(most, limit)
         if limit < 1:
@@ -77,7 +78,7 @@ class TextDrafter:
         return first_path(draft)[:limit]
 
     def forget(self, key: Hashable) -> None:
-        """End the text of a key; suffix drafters store its answer."""
+        """Drop the text of a key, which is complete; suffix drafters add its answer to their index."""
         if (text := self._texts.pop(key, None)) is not None:
             self._drafter.forget(self._request(text))
 
@@ -93,7 +94,7 @@ class TextDrafter:
         return text
 
     def _request(self, text: _Text) -> DraftRequest:
-        return DraftRequest(text.number, text.tokens, self._sampling, text.prompt_len)
+        return DraftRequest(text.request_id, text.tokens, self._sampling, text.prompt_len)
 
 
 def _needs_text_only(traits: Traits) -> bool:
@@ -113,12 +114,13 @@ def first_path(draft: Draft) -> list[int]:
 
 
 def _resources(vocab_size: int, model: str | None) -> DrafterResources:
-    """Return resources without a target; the tokenizer in the folder `model` is opened when it is needed."""
+    """Return resources without a target; the checkpoint in the folder `model` is opened when it is needed."""
 
+    @cache
     def checkpoint() -> Checkpoint:
         if model is None:
             raise RequestError(
-                "speculation: datastores and warm files need the target's tokenizer; give the folder of its files"
+                "speculation: datastores and `warm` texts need the target's tokenizer; give its folder as `model`"
             )
         return open_checkpoint(Path(model))
 

@@ -16,7 +16,7 @@ CHUNK = 64
 """Positions in a chunk. Chunks begin at multiples of it, so that rounding depends on positions alone."""
 
 RING_ROWS = 2 * CHUNK
-"""Rows of a ring: those of the current chunk, then those of draft nodes."""
+"""Rows of a ring: those of the current chunk, then those of draft tokens."""
 
 CHECKPOINT_EVERY = 512
 """Positions between two states of a prompt that the prefix cache keeps."""

@@ -266,7 +266,7 @@ class PagedCache:
     def commit(self, sequence: KvSequence, run: int, path: Sequence[int]) -> None:
         """Commit the first `run` reserved rows and, after them, the rows in `path`; discard the rest.
 
-        `path`: indices of accepted draft nodes, ascending; node 0 has the first row after the run.
+        `path`: indices of accepted draft tokens, ascending; node 0 has the first row after the run.
         """
         base = sequence.computed + run
         if base + (path[-1] + 1 if path else 0) > sequence.reserved:

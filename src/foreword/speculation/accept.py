@@ -20,7 +20,7 @@ OK, NOT_FINITE, ALL_MASKED = int(RowStatus.OK), int(RowStatus.NOT_FINITE), int(R
 class Acceptance(NamedTuple):
     """Acceptance of the drafts of one pass, in progress.
 
-    The *judged rows* of the logits are the rows of newest tokens and of draft nodes, without prompt-scoring rows.
+    The *judged rows* of the logits are the rows of newest tokens and of draft tokens, without prompt-scoring rows.
     """
 
     entries: Sequence[PassEntry]
@@ -36,7 +36,7 @@ class Acceptance(NamedTuple):
         """Start acceptance on the logits' device.
 
         `logits` has, for each entry in order, its prompt-scoring rows, the row of its newest token, and the rows of
-        its draft nodes. With `wants_draws`, verdicts have the target's sampled token after every node.
+        its draft tokens. With `wants_draws`, verdicts have the target's sampled token after every node.
         """
         drawing = [index for index, entry in enumerate(entries) if entry.draws]
         if not drawing:

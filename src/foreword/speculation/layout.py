@@ -1,4 +1,4 @@
-"""Lays out the rows of a pass: for each sequence a run of tokens without KV row, then its draft nodes.
+"""Lays out the rows of a pass: for each sequence a run of tokens without KV row, then its draft tokens.
 
 This runs on the host in every pass, so it loops neither over many rows nor over the pages of a long context.
 """
@@ -216,7 +216,7 @@ class _RowShapes(NamedTuple):
     kv_row: Ints
     position: Ints
     visible: Ints  # number of leading KV rows that the row attends to
-    masks: NDArray[np.uint64]  # draft nodes that the row attends to, one bit each
+    masks: NDArray[np.uint64]  # draft tokens that the row attends to, one bit each
 
 
 SequenceShape = tuple[int, int, tuple[int, ...]]

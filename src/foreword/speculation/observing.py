@@ -211,7 +211,7 @@ class KeptStates(Mapping[Tap, Tensor]):
     __slots__ = ("_path", "first", "of_pass", "stop")
 
     def __init__(self, of_pass: Mapping[Tap, Tensor], first: int, run: int, path: Sequence[int]) -> None:
-        """The rows of the run begin at `first`; rows of the draft nodes follow, of which those of `path` are kept."""
+        """The rows of the run begin at `first`; rows of the draft tokens follow, of which those of `path` are kept."""
         self.of_pass = of_pass
         self.first = first
         # An accepted path 0, 1, 2, ... is contiguous with the run.

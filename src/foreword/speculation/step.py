@@ -1,4 +1,4 @@
-"""One decoding step: plan, propose, trim, forward, accept, commit.
+"""One decoding step: reserve, plan, propose, trim, forward, accept, commit, report.
 
 Plain decoding is a step with an empty draft, a prompt chunk is an entry with a run of several tokens, and a chain is a
 tree of width one. None of them has a code path of its own.

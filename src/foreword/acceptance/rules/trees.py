@@ -1,6 +1,6 @@
 """The drafts of a batch as flat arrays.
 
-Each request has one row for its newest committed token (the root), then one row for each draft node.
+Each request has one row for its newest committed token (the root), then one row for each draft token.
 """
 
 from collections.abc import Sequence
@@ -64,7 +64,7 @@ def _is_ascending(ids: Ints) -> bool:
 
 @dataclass(frozen=True)
 class NodeProbabilities:
-    """The q of every draft node of a batch; a chosen node has probability 1 at its token.
+    """The q of every draft token of a batch; a chosen node has probability 1 at its token.
 
     An entry is one token in the support of one node's q.
     """
@@ -112,7 +112,7 @@ def _requests_of_rows(starts: tuple[int, ...]) -> Ints:
 
 @dataclass(frozen=True)
 class DraftTrees:
-    """The draft trees of a batch. Rows of a request: its root, then its draft nodes, parents before children.
+    """The draft trees of a batch. Rows of a request: its root, then its draft tokens, parents before children.
 
     The logits of a row predict the token after it, so a node's token is judged with the logits of its parent's row.
     """

@@ -242,13 +242,13 @@ class _MessageConverter:
         self.messages.append(message)
 
     def _add_blocks(self, path: str, message: Json) -> None:
-        """Add a message's blocks: a tool result becomes a message of its own, other blocks stay in one message."""
+        """Add a message's blocks: each tool result is a message, and so are the other blocks between two results."""
         converted: Json = {"role": message.get("role"), "content": []}
         for number, block in enumerate(message["content"]):
             block_path = f"{path}.content.{number}"
             kind = object_at(block_path, block).get("type")
             if kind == "tool_result":
-                if converted["content"]:
+                if converted["content"] or len(converted) > 2:  # calls or reasoning
                     self._add(path, converted)
                     converted = {"role": converted["role"], "content": []}
                 content = _text_parts(f"{block_path}.content", block.get("content"))
@@ -269,8 +269,8 @@ class _MessageConverter:
                 converted["reasoning_content"] = earlier + _text_field(block_path, block, "thinking")
             elif kind != "redacted_thinking":
                 converted["content"].append(_text_part(block_path, block))
-        follows_result = bool(self.messages) and self.messages[-1]["role"] == "tool" and message["content"]
-        if converted["content"] or "tool_calls" in converted or not follows_result:
+        ends_with_result = bool(message["content"]) and message["content"][-1].get("type") == "tool_result"
+        if converted["content"] or len(converted) > 2 or not ends_with_result:
             self._add(path, converted)
 
     def tools(self) -> list[Json]:
@@ -280,7 +280,7 @@ class _MessageConverter:
             if object_at(path, tool).get("type", "custom") not in (None, "custom"):
                 raise ApiError(
                     400,
-                    f"{path}.type: this server runs no tools; give one of type custom",
+                    f"{path}.type: the server runs no built-in tools; give only tools of type custom",
                     param=f"{path}.type",
                 )
             function_path = f"{path}.function"

@@ -46,7 +46,7 @@ class Segments(NamedTuple):
     end: Tensor  # one past its last segment
     state: Tensor  # slot of the state before its first segment's chunk
     ring: Tensor  # physical ring row of the first position of that chunk
-    first_node: Tensor  # row of its first draft node in the pass
+    first_node: Tensor  # row of its first draft token in the pass
 
 
 class RingRows(NamedTuple):
@@ -288,7 +288,7 @@ def recur(
     - `rows`: of the pass; keys and decays are given, updates are written. `ring`: of this layer.
     - `skip`: Mamba-2's D; None: the gated delta rule.
     - `row_arrays`: positions and ring rows to write (-1: none), int32 [rows].
-    - `ancestors`: int32 [rows, nodes], the draft nodes above each node; None: no draft branches.
+    - `ancestors`: int32 [rows, nodes], the draft tokens above each node; None: no draft branches.
     """
     queries, keys, values = parts
     _, heads, value_dim = out.shape
