@@ -272,7 +272,7 @@ def test_texts_and_states_of_another_model_are_told(model: str, texts: str, tmp_
         ("train", "data", texts, "--show", "1"),
         ("train", "data", texts, "--tokens", "10", "--device", "cpu"),
     ):
-        with pytest.raises(RequestError, match="was written by another model; give texts of this one"):
+        with pytest.raises(RequestError, match="was written by another model; give a directory"):
             _here(*arguments, "-m", other)
     _here(*train, "--data", texts, "-m", model)
     strangers = tmp_path / "strangers"
