@@ -7,7 +7,7 @@ from time import perf_counter
 
 import torch
 
-from foreword.backends.cpu.decoder import load_native_decoder
+from foreword.backends.cpu.decoder import load_cpu_decoder
 from foreword.backends.cpu.packing import FORMS
 from foreword.backends.interface import Decoder
 from foreword.backends.torch.decoder import TorchDecoder
@@ -23,13 +23,13 @@ THREADS = min(8, len(os.sched_getaffinity(0)))
 
 def check_exactness(isa: str) -> None:
     """Float32 equals torch, and rows do not depend on their company."""
-    checkpoint = RandomCheckpoint(replace(SMOLLM2_SHAPE, num_layers=4, vocab_size=1000))
+    checkpoint = RandomCheckpoint(replace(SMOLLM2_SHAPE, layers=SMOLLM2_SHAPE.layers[:4], vocab_size=1000))
     ids = torch.randint(0, 1000, (150,), generator=torch.Generator().manual_seed(1)).tolist()
     weights = load_weights(checkpoint, torch.float32, torch.device("cpu"))
     expected = all_logits(TorchDecoder(checkpoint.config, weights), ids)
     for form in ("float32", "int8", "q8_0"):
-        one = all_logits(load_native_decoder(checkpoint, FORMS[form], threads=1), ids)
-        many = load_native_decoder(checkpoint, FORMS[form], threads=THREADS)
+        one = all_logits(load_cpu_decoder(checkpoint, FORMS[form], threads=1), ids)
+        many = load_cpu_decoder(checkpoint, FORMS[form], threads=THREADS)
         same = torch.equal(all_logits(many, ids), one) and torch.equal(all_logits(many, ids[:37]), one[:37])
         error = float((one - expected).norm() / expected.norm())
         print(f"{isa:12} {form:8} relative error {error:.2e}  invariant {same}")
@@ -56,7 +56,7 @@ def main() -> None:
         os.environ[ISA_VARIABLE] = isa
         check_exactness(isa)
         for form in ("int8", "q8_0", "float32"):
-            show_cost(f"{isa} {form}", load_native_decoder(checkpoint, FORMS[form], threads=THREADS))
+            show_cost(f"{isa} {form}", load_cpu_decoder(checkpoint, FORMS[form], threads=THREADS))
     torch.set_num_threads(THREADS)
     weights = load_weights(checkpoint, torch.float32, torch.device("cpu"))
     show_cost("torch float32", TorchDecoder(checkpoint.config, weights))
