@@ -37,8 +37,8 @@ def test_the_same_seed_gives_the_same_events_and_another_one_others():
 def test_every_session_that_is_left_belongs_to_a_request_that_is():
     world = World(replace(SMALL, failures=(Failure(FailureKind.KILL, 1, 2.0, 1.0),)))
     world.run()
-    homes = [home for target in world.targets for home in target.chains.homes]
-    assert [node.sessions for node in world.nodes] == [homes.count(node.number) for node in world.nodes]
+    assigned = [number for target in world.targets for number in target.chains.assigned_nodes]
+    assert [node.sessions for node in world.nodes] == [assigned.count(node.number) for node in world.nodes]
 
 
 def test_nothing_is_told_of_tokens_where_there_were_none():
