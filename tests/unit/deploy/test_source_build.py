@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from foreword.kernels import _native
+from helpers.cpu import INSTRUCTION_SETS, needs_cpu_kernels
 
 ROOT = Path(__file__).parents[3]
 AVX2 = {"avx2", "fma", "f16c"}
@@ -54,3 +55,8 @@ def test_instruction_sets_are_those_that_the_system_reports():
     line = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags"))
     expected = [name for name, flags in FLAGS.items() if flags <= set(line.split())]
     assert _native.instruction_sets() == [*expected, "portable"]
+
+
+@needs_cpu_kernels
+def test_the_check_for_other_machines_passes_here():
+    runpy.run_path(str(ROOT / "scripts" / "native_check.py"))["check_exactness"](INSTRUCTION_SETS[0])
