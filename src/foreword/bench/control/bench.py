@@ -33,7 +33,6 @@ from foreword.bench.control.windows import (
     EngineStation,
     Prompts,
     measure_cells,
-    summarise,
 )
 from foreword.bench.methods import Method
 from foreword.bench.pictures import Chart
@@ -262,8 +261,8 @@ def measure_control(
         learns = any(drafter_kinds()[name].traits.learns_answers for name in methods)
         station = EngineStation(engine, known, sizes.tokens, are_strangers=learns)
         line = EngineLine(engine, known)
-        cells = [(kind, batch) for batch in sizes.batches for kind in kinds]
-        rates = measure_cells(station, cells, arms, sizes.windows, on_progress, sizes.learning_seconds)
+        wanted = [(kind, batch) for batch in sizes.batches for kind in kinds]
+        cells = measure_cells(station, wanted, arms, sizes.windows, on_progress, sizes.learning_seconds)
         reactions, mixed = list[Reaction](), None
         if seconds := sizes.phase_seconds:
             slow = partial(brake.pulled, SLOWER)
@@ -271,7 +270,7 @@ def measure_control(
             reactions = measure_conditions(line, changes, own, on_progress)
             on_progress("mixed traffic", 0, 1)
             mixed = measure_mixed(line, own, sizes.mixed_batch, 3 * seconds)
-        return ControlBenchReport(summarise(rates), reactions, mixed, policy.explorer.share)
+        return ControlBenchReport(cells, reactions, mixed, policy.explorer.share)
     finally:
         engine.close()
 

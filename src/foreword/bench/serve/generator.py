@@ -53,9 +53,6 @@ class RequestOutcome:
     usage_tokens: int | None = None  # output tokens from usage
     drop_after: int | None = None  # content chunks after which the client disconnects on purpose
 
-    def end(self, ending: Ending, detail: str = "") -> None:
-        self.ending, self.detail = ending, detail
-
 
 DONE = b"[DONE]"
 FAILED_REASONS = ("error", "abort")
@@ -183,21 +180,22 @@ async def ask(
     """Send one request, read its answer, and fill in the outcome; failures are outcomes too."""
     try:
         async with asyncio.timeout(timeout):
-            await _read_answer(client, path, body, outcome)
+            ended = await _read_answer(client, path, body, outcome)
     except TimeoutError:
-        outcome.end(Ending.TIMEOUT, f"not over after {timeout:g} s")
+        ended = Ending.TIMEOUT, f"not over after {timeout:g} s"
     except ServerReportedError as error:
-        outcome.end(Ending.REPORTED, str(error))
+        ended = Ending.REPORTED, str(error)
     except ValueError as error:
-        outcome.end(Ending.MALFORMED, str(error))
+        ended = Ending.MALFORMED, str(error)
     except httpx2.HTTPError as error:
-        outcome.end(Ending.NO_CONNECTION if outcome.status is None else Ending.CUT_OFF, error_words(error))
+        ended = Ending.NO_CONNECTION if outcome.status is None else Ending.CUT_OFF, error_words(error)
+    outcome.ending, outcome.detail = ended
     outcome.ended_at = perf_counter()
 
 
 async def _read_answer(
     client: httpx2.AsyncClient, path: str, body: dict[str, object], outcome: RequestOutcome
-) -> None:
+) -> tuple[Ending, str]:
     reader = StreamParser(outcome)
 
     async def on_event(name: str, _: object) -> None:
@@ -208,7 +206,7 @@ async def _read_answer(
         outcome.status = response.status_code
         if response.status_code != 200:
             outcome.retry_after = response.headers.get("retry-after")
-            return outcome.end(Ending.REFUSED, await refusal_of(response))
+            return Ending.REFUSED, await refusal_of(response)
         kind = response.headers.get("content-type", "")
         if not kind.startswith("text/event-stream"):
             raise ValueError(f"not a stream of events but {kind or 'of no type'}")
@@ -216,13 +214,12 @@ async def _read_answer(
             reader.take(received, perf_counter())
             is_dropped = outcome.drop_after is not None and len(outcome.chunks) >= outcome.drop_after
             if is_dropped and not reader.is_finished:
-                return outcome.end(Ending.DROPPED)  # closes the connection, like a client that disconnects
+                return Ending.DROPPED, ""  # closes the connection, like a client that disconnects
     if not reader.is_finished:
-        return outcome.end(Ending.CUT_OFF, "the stream ended before the answer did")
+        return Ending.CUT_OFF, "the stream ended before the answer did"
     if outcome.last is None:
         raise ValueError("a stream without an answer")
-    outcome.end(Ending.COMPLETED)
-    return None
+    return Ending.COMPLETED, ""
 
 
 WATCH_INTERVAL = 0.05
