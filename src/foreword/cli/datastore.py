@@ -52,8 +52,8 @@ def show(file: Annotated[Path, typer.Argument(help="Datastore.")], as_json: Json
     with progress_bar(f"checking {file}") as on_progress:
         verify(file, header, on_progress)
     if as_json:
-        names = ("tokens", "shards", "file_bytes", "model", "vocab_size", "tokenizer", "files", "sources")
-        about = {name.removeprefix("file_"): getattr(header, name) for name in names}
+        listed = ("tokens", "shards", "file_bytes", "model", "vocab_size", "tokenizer", "files", "sources")
+        about = {name.removeprefix("file_"): getattr(header, name) for name in listed}
         print_json({"file": str(file), **about})
         return
     shards = "1 shard" if header.shards == 1 else f"{header.shards} shards"

@@ -93,8 +93,8 @@ def spread(seconds: Sequence[float]) -> Spread:
     if not seconds:
         return Spread(0)
     ms = 1e3 * np.asarray(seconds, dtype=np.float64)
-    points = np.percentile(ms, PERCENTILES, method="linear").tolist()
-    return Spread(len(seconds), float(ms.mean()), *points, float(ms.max()))
+    p50, p90, p95, p99 = np.percentile(ms, PERCENTILES, method="linear").tolist()
+    return Spread(len(seconds), float(ms.mean()), p50, p90, p95, p99, float(ms.max()))
 
 
 @dataclass(frozen=True)

@@ -180,8 +180,8 @@ def status(file: FileArgument, api_key: KeyOption = None, as_json: JsonOption = 
     urls = {one.name: placed.get(one.name, one.address) for one in cluster.members if one.is_target}
     targets, nodes = cluster_status(urls, fetch_json(client_key(api_key)))
     if as_json:
-        found = {"members": members, "targets": targets, "nodes": nodes}
-        print_json({name: fields_of(rows) for name, rows in found.items()})
+        found = {"members": fields_of(members), "targets": fields_of(targets), "nodes": fields_of(nodes)}
+        print_json(found)
     show_status(members, targets, nodes)
     if not all(one.is_ok for one in targets):
         raise typer.Exit(1)
