@@ -252,7 +252,14 @@ def measure_control(
     own = ControlArm(CONTROLLER, None)
     arms = [PLAIN_ARM, own, *(ControlArm(label, setting) for label, setting in settings.items())]
     parsed = [SpeculationConfig.parse(setting) for setting in settings.values()]
-    engine = _engine(loaded, policy, brake, parsed, sizes)
+    config = EngineConfig(max_num_seqs=max(*sizes.batches, sizes.mixed_batch))
+
+    def build(wanted: SpeculationConfig) -> Drafter:
+        return slowed(loaded.build_drafter(wanted), brake)
+
+    parts = EngineParts(config, policy, build, _default(loaded), offered=parsed)
+    engine = EngineCore(loaded.decoder, loaded.vocabulary(), parts)
+    start_with_profile(engine)
     known = _encoded(loaded, prompts)
     kinds = sizes.chosen([kind for kind in known.kinds if kind != MIXED])
     try:
@@ -297,23 +304,6 @@ def _at_every_step(method: Method) -> Mapping[str, Any]:
     if method.config is None:
         raise RequestError("--fixed: the default is always measured; name other drafters")
     return {**method.config, "fixed": True}
-
-
-def _engine(
-    loaded: LoadedModel,
-    policy: MeasuredPolicy,
-    brake: Brake,
-    offered: Sequence[SpeculationConfig],
-    sizes: ControlSizes,
-) -> EngineCore:
-    def build(config: SpeculationConfig) -> Drafter:
-        return slowed(loaded.build_drafter(config), brake)
-
-    config = EngineConfig(max_num_seqs=max(*sizes.batches, sizes.mixed_batch))
-    parts = EngineParts(config, policy, build, _default(loaded), offered=offered)
-    engine = EngineCore(loaded.decoder, loaded.vocabulary(), parts)
-    start_with_profile(engine)
-    return engine
 
 
 def _encoded(loaded: LoadedModel, prompts: Sequence[BenchPrompt]) -> Prompts:
