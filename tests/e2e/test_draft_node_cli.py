@@ -16,7 +16,9 @@ from helpers.waiting import wait_until
 def test_what_a_node_cannot_do_is_said_in_one_line(tiny_model: Path):
     model = ("--model", str(tiny_model))
     assert_one_line_error(
-        refusal("draft-node", *model, "--method", "jacobi"), "jacobi cannot draft on a node", "the target samples"
+        refusal("draft-node", *model, "--method", "jacobi"),
+        "jacobi cannot draft on a node",
+        "the target samples",
     )
     assert_one_line_error(
         refusal("draft-node", *model, "--method", "eagle3"), "eagle3 cannot draft on a node", "hidden states"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from foreword.bench.skeleton import PLAIN
 from foreword.drafters.config import SpeculationConfig, SpeculationSetting
@@ -62,11 +62,15 @@ def request_config(method: Method, llm: "LLM", folder: Path) -> Mapping[str, Any
     return choice.config.as_mapping()
 
 
-class MethodBench:
+Settings = TypeVar("Settings")
+
+
+class MethodBench(Generic[Settings]):
     """Base of benchmarks that compare methods on a model."""
 
-    def __init__(self, llm: "LLM", methods: Sequence[Method]) -> None:
+    def __init__(self, llm: "LLM", methods: Sequence[Method], settings: Settings) -> None:
         self._llm = llm
+        self._settings = settings
         # random heads; removed with the benchmark
         self._folder = TemporaryDirectory(prefix="foreword-heads-")
         folder = Path(self._folder.name)

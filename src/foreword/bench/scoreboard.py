@@ -1,7 +1,7 @@
 """Writes a page of results of several engines from the files that benchmarks wrote."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -79,11 +79,8 @@ def _speeds(path: Path, result: Mapping[str, Any]) -> Iterator[str]:
     rows: list[Mapping[str, Any]] = result["rows"]
     yield from (f"## {_title(result)}", "", _origin(path, result["made"]), "")
     best = {field: _best(rows, field, sign) for _, field, sign, _, _ in _MEASURES}
-    yield "| engine | " + " | ".join(heading for heading, *_ in _MEASURES) + " |"
-    yield "| --- " * (len(_MEASURES) + 1) + "|"
-    for row in rows:
-        cells = [_cell(row, measure, best) for measure in _MEASURES]
-        yield f"| {row['label']} | {' | '.join(cells)} |"
+    cells = [(row["label"], [_cell(row, measure, best) for measure in _MEASURES]) for row in rows]
+    yield from _table([heading for heading, *_ in _MEASURES], cells)
     yield from ("", _where_others_lead(rows))
     yield from (f"- not measured: {reason}" for reason in result.get("absent", ()))
     yield ""
@@ -120,15 +117,19 @@ def _where_others_lead(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _by_category(categories: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
     yield from ("Tokens/s by kind of prompt:", "")
-    yield "| engine | " + " | ".join(name.replace("_", " ") for name in categories) + " |"
-    yield "| --- " * (len(categories) + 1) + "|"
-    for label in next(iter(categories.values())):
-        cells = []
-        for speeds in categories.values():
+    cells: dict[str, list[str]] = {label: [] for label in next(iter(categories.values()))}
+    for speeds in categories.values():
+        for label, own in cells.items():
             shown = f"{speeds[label]:,.1f}"
-            cells.append(f"**{shown}**" if speeds[label] == max(speeds.values()) else shown)
-        yield f"| {label} | {' | '.join(cells)} |"
+            own.append(f"**{shown}**" if speeds[label] == max(speeds.values()) else shown)
+    yield from _table([name.replace("_", " ") for name in categories], cells.items())
     yield ""
+
+
+def _table(headings: Sequence[str], rows: Iterable[tuple[str, Sequence[str]]]) -> Iterator[str]:
+    """Yield a Markdown table with one line per engine."""
+    yield from (f"| engine | {' | '.join(headings)} |", "| --- " * (len(headings) + 1) + "|")
+    yield from (f"| {label} | {' | '.join(row)} |" for label, row in rows)
 
 
 def _verdicts(title: str, results: Sequence[tuple[Path, Mapping[str, Any]]]) -> Iterator[str]:

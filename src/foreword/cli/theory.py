@@ -19,7 +19,7 @@ from foreword.bench.theory import (
     read_step_costs,
 )
 from foreword.cli.bench.common import fields_of, save_plot
-from foreword.cli.console import JsonCommand, parse_sizes, plot_option, stdout
+from foreword.cli.console import JsonCommand, parse_sizes, plot_option, say, stdout
 from foreword.cli.options.grouped import command, option
 from foreword.errors import RequestError
 
@@ -56,10 +56,9 @@ class Theory(JsonCommand):
         title = f"acceptance {self.alpha:g}, one {unit} costs {self.draft_cost:g} passes{trip}"
         stdout.print(title)
         stdout.print(_table(found))
-        for name, predictions in found.items():
-            stdout.print(_verdict(name, predictions), soft_wrap=True)
-        save_plot(self.plot, lambda path: _plot(found, path, title))
         results = {name.replace(" ", "_"): _summary(predictions) for name, predictions in found.items()}
+        say(*map(_verdict, found, results.values()))
+        save_plot(self.plot, lambda path: _plot(found, path, title))
         given = {name: getattr(self, name) for name in ("alpha", "draft_cost", "network_cost", "tree_width")}
         self.show_json({**given, **results})
 
@@ -99,15 +98,15 @@ def _table(found: Mapping[str, Sequence[Prediction]]) -> Table:
     return table
 
 
-def _verdict(name: str, predictions: Sequence[Prediction]) -> str:
-    top, least = best(predictions), least_break_even(predictions)
-    if top.speedup > 1:
-        gain = f"best k is {top.k}, {top.speedup:.2f}× plain decoding"
-    else:
-        gain = f"no k is faster; the best, {top.k}, reaches {top.speedup:.2f}× plain decoding"
-    if least is None:
+def _verdict(name: str, found: Mapping[str, Any]) -> str:
+    speedup = f"{found['best_speedup']:.2f}× plain decoding"
+    gain = f"best k is {found['best_k']}, {speedup}"
+    if found["best_speedup"] <= 1:
+        gain = f"no k is faster; the best, {found['best_k']}, reaches {speedup}"
+    if found["break_even"] is None:
         return f"{name}: {gain}; no acceptance breaks even"
-    return f"{name}: {gain}; breaks even from acceptance {least.break_even:.3f} on, with k = {least.k}"
+    least = f"acceptance {found['break_even']:.3f} on, with k = {found['break_even_k']}"
+    return f"{name}: {gain}; breaks even from {least}"
 
 
 def _summary(predictions: Sequence[Prediction]) -> dict[str, Any]:

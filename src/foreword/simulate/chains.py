@@ -181,11 +181,6 @@ class Chains:
             node.sessions += 1
             self._ready[slot] = now + self._scenario.traffic.prompt * self._scenario.costs.node_prompt
 
-    def _lose(self, slot: int) -> None:
-        """Remove a request from its node. `MoveBudget` limits how many requests per second get another one."""
-        self._cluster.nodes[self._node_of[slot]].sessions -= 1
-        self._node_of[slot], self._cap[slot] = NO_NODE, 0
-
     def _is_lost(self, node: SimNode, now: float) -> bool:
         if node.is_dead or node.removed_at is not None:
             return True
@@ -205,8 +200,9 @@ class Chains:
                 continue
             node_number = self._node_of[slot]
             if node_number != NO_NODE and self._is_lost(self._cluster.nodes[node_number], now):
-                self._lose(slot)
-                node_number = NO_NODE
+                self.close(slot)
+                node_number, self._cap[slot] = NO_NODE, 0
+            # `MoveBudget` limits how many requests per second get another node.
             if node_number == NO_NODE and self._moves.take(now, assigned):
                 self.open(slot, now)
                 node_number = self._node_of[slot]

@@ -114,11 +114,6 @@ class AcceptanceCurve:
         """Return the curve of a constant acceptance rate per level."""
         return AcceptanceCurve((alpha,))
 
-    @property
-    def first(self) -> float:
-        """Acceptance of a first draft token."""
-        return self.survival[0]
-
     @cached_property
     def chances(self) -> tuple[float, ...]:
         """`survival` of all possible levels; beyond the last one, the last level's ratio repeats."""

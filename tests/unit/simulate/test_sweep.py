@@ -15,7 +15,7 @@ def test_every_axis_varies_what_its_name_says():
     read = {
         "draft nodes per target": lambda one: one.fleet.nodes / one.fleet.targets,
         "network round trip (ms)": lambda one: one.network.round_trip * 1e3,
-        "acceptance": lambda one: one.kinds[0].first,
+        "acceptance": lambda one: one.kinds[0].survival[0],
         "draft tokens per pass (K)": lambda one: one.k,
         "requests at once (batch)": lambda one: one.fleet.batch,
     }

@@ -33,7 +33,6 @@ from foreword.bench.control.windows import (
     EngineStation,
     Prompts,
     measure_cells,
-    summarise,
 )
 from foreword.bench.methods import Method
 from foreword.bench.pictures import Chart
@@ -253,7 +252,14 @@ def measure_control(
     own = ControlArm(CONTROLLER, None)
     arms = [PLAIN_ARM, own, *(ControlArm(label, setting) for label, setting in settings.items())]
     parsed = [SpeculationConfig.parse(setting) for setting in settings.values()]
-    engine = _engine(loaded, policy, brake, parsed, sizes)
+    config = EngineConfig(max_num_seqs=max(*sizes.batches, sizes.mixed_batch))
+
+    def build(wanted: SpeculationConfig) -> Drafter:
+        return slowed(loaded.build_drafter(wanted), brake)
+
+    parts = EngineParts(config, policy, build, _default(loaded), offered=parsed)
+    engine = EngineCore(loaded.decoder, loaded.vocabulary(), parts)
+    start_with_profile(engine)
     known = _encoded(loaded, prompts)
     kinds = sizes.chosen([kind for kind in known.kinds if kind != MIXED])
     try:
@@ -262,8 +268,8 @@ def measure_control(
         learns = any(drafter_kinds()[name].traits.learns_answers for name in methods)
         station = EngineStation(engine, known, sizes.tokens, are_strangers=learns)
         line = EngineLine(engine, known)
-        cells = [(kind, batch) for batch in sizes.batches for kind in kinds]
-        rates = measure_cells(station, cells, arms, sizes.windows, on_progress, sizes.learning_seconds)
+        wanted = [(kind, batch) for batch in sizes.batches for kind in kinds]
+        cells = measure_cells(station, wanted, arms, sizes.windows, on_progress, sizes.learning_seconds)
         reactions, mixed = list[Reaction](), None
         if seconds := sizes.phase_seconds:
             slow = partial(brake.pulled, SLOWER)
@@ -271,7 +277,7 @@ def measure_control(
             reactions = measure_conditions(line, changes, own, on_progress)
             on_progress("mixed traffic", 0, 1)
             mixed = measure_mixed(line, own, sizes.mixed_batch, 3 * seconds)
-        return ControlBenchReport(summarise(rates), reactions, mixed, policy.explorer.share)
+        return ControlBenchReport(cells, reactions, mixed, policy.explorer.share)
     finally:
         engine.close()
 
@@ -298,23 +304,6 @@ def _at_every_step(method: Method) -> Mapping[str, Any]:
     if method.config is None:
         raise RequestError("--fixed: the default is always measured; name other drafters")
     return {**method.config, "fixed": True}
-
-
-def _engine(
-    loaded: LoadedModel,
-    policy: MeasuredPolicy,
-    brake: Brake,
-    offered: Sequence[SpeculationConfig],
-    sizes: ControlSizes,
-) -> EngineCore:
-    def build(config: SpeculationConfig) -> Drafter:
-        return slowed(loaded.build_drafter(config), brake)
-
-    config = EngineConfig(max_num_seqs=max(*sizes.batches, sizes.mixed_batch))
-    parts = EngineParts(config, policy, build, _default(loaded), offered=offered)
-    engine = EngineCore(loaded.decoder, loaded.vocabulary(), parts)
-    start_with_profile(engine)
-    return engine
 
 
 def _encoded(loaded: LoadedModel, prompts: Sequence[BenchPrompt]) -> Prompts:

@@ -11,7 +11,7 @@ from time import perf_counter, sleep
 
 from foreword.bench.control.timeline import (
     Circumstances,
-    Line,
+    EngineLine,
     Phase,
     Step,
     decoding,
@@ -116,7 +116,7 @@ def conditions(
 
 
 def measure_conditions(
-    line: Line, changes: Sequence[ChangedCondition], controller: ControlArm, on_progress: StageProgress
+    line: EngineLine, changes: Sequence[ChangedCondition], controller: ControlArm, on_progress: StageProgress
 ) -> list[Reaction]:
     """Run every change twice: with plain decoding as reference, and with the controller."""
     found = []
@@ -174,7 +174,7 @@ class MixedTraffic:
         )
 
 
-def measure_mixed(line: Line, controller: ControlArm, batch: int, seconds: float) -> MixedTraffic:
+def measure_mixed(line: EngineLine, controller: ControlArm, batch: int, seconds: float) -> MixedTraffic:
     """Run plain and mixed batches in turns."""
     half = ControlArm(controller.label, controller.setting, is_half=True)
     phase = Phase(MIXED, batch, seconds / MIXED_TURNS)

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from itertools import count, pairwise
 from statistics import median
 from time import perf_counter
-from typing import Protocol
 
 from foreword.acceptance.params import SamplingParams
 from foreword.bench.control.windows import ControlArm, Prompts
@@ -49,14 +48,6 @@ class Ended:
     seconds_per_token: float
 
 
-class Line(Protocol):
-    """Runs phases in sequence."""
-
-    def run(self, arm: ControlArm, phases: Sequence[Phase]) -> list[list[Step]]:
-        """Return the token-producing steps of every phase."""
-        ...
-
-
 @dataclass
 class EngineLine:
     """Runs phases on an engine, and replaces ended requests immediately."""
@@ -69,7 +60,10 @@ class EngineLine:
     _decoding: dict[str, tuple[float, int]] = field(default_factory=dict)  # seconds and tokens by request
 
     def run(self, arm: ControlArm, phases: Sequence[Phase]) -> list[list[Step]]:
-        """Run all phases as one tenant, so that later phases use the estimates of earlier ones."""
+        """Return the token-producing steps of every phase.
+
+        All phases are one tenant, so that later ones use the estimates of earlier ones.
+        """
         tenant = f"line {next(self._numbers)}"
         try:
             return [self._phase(arm, phase, tenant) for phase in phases]

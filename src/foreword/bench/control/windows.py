@@ -130,16 +130,6 @@ LEAST_RATIO, LEAST_OF_BEST = 0.99, 0.96
 
 
 @dataclass(frozen=True)
-class CellRates:
-    """Tokens per second of every window, by arm."""
-
-    kind: str
-    batch: int
-    rates: Mapping[str, Sequence[float]]
-    learning: float | None = None  # tokens per second of the controller while learning
-
-
-@dataclass(frozen=True)
 class ControlCell:
     """Results of one category at one batch size."""
 
@@ -164,8 +154,8 @@ def measure_cells(
     windows: int,
     on_progress: StageProgress,
     learning_seconds: float = 0.0,
-) -> list[CellRates]:
-    """Measure every cell with all arms interleaved, alternating directions.
+) -> list[ControlCell]:
+    """Measure every cell with all arms interleaved, alternating directions; all bounds hold together.
 
     The first round does not count. Then the controller learns for `learning_seconds`; its rate meanwhile is reported
     separately.
@@ -187,7 +177,7 @@ def measure_cells(
         learning = _learned(station, own, (kind, batch), windows, learning_seconds)
         turns = take_turns(own_windows, windows, show, warm_up=0, alternate=True)
         rates = {label: [one.rate for one in found] for label, found in turns.items()}
-        measured.append(CellRates(kind, batch, rates, learning))
+        measured.append(control_cell(kind, batch, rates, together(CONFIDENCE, len(cells)), learning))
     return measured
 
 
@@ -203,25 +193,18 @@ def _learned(
     return tokens / spent if spent else None
 
 
-def summarise(measured: Sequence[CellRates]) -> list[ControlCell]:
-    """Return ratios with joint bounds."""
-    confidence = together(CONFIDENCE, len(measured))
-    return [_cell(cell, confidence) for cell in measured]
-
-
-def _cell(cell: CellRates, confidence: float) -> ControlCell:
-    plain = cell.rates[PLAIN]
-    fixed = [label for label in cell.rates if label != CONTROLLER]
-    return ControlCell(
-        cell.kind,
-        cell.batch,
-        sum(plain) / len(plain),
-        {
-            label: bootstrap(neighbours(rates, plain), confidence)
-            for label, rates in cell.rates.items()
-            if label != PLAIN
-        },
-        against_best(cell.rates, CONTROLLER, fixed, confidence),
-        len(plain),
-        None if cell.learning is None else cell.learning * len(plain) / sum(plain),
-    )
+def control_cell(
+    kind: str,
+    batch: int,
+    rates: Mapping[str, Sequence[float]],
+    confidence: float,
+    learning: float | None = None,
+) -> ControlCell:
+    """Return the results of a cell from the tokens per second of every window, and of the controller's learning."""
+    plain = rates[PLAIN]
+    fixed = [label for label in rates if label != CONTROLLER]
+    ratios = {label: bootstrap(neighbours(own, plain), confidence) for label, own in rates.items()}
+    del ratios[PLAIN]
+    best = against_best(rates, CONTROLLER, fixed, confidence)
+    learned = None if learning is None else learning * len(plain) / sum(plain)
+    return ControlCell(kind, batch, sum(plain) / len(plain), ratios, best, len(plain), learned)

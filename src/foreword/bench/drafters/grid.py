@@ -10,11 +10,10 @@ from time import perf_counter, process_time
 
 from foreword.acceptance.params import SamplingParams
 from foreword.bench.drafters.decode import DecodeFigures, summed
-from foreword.bench.methods import Method, MethodBench
+from foreword.bench.methods import MethodBench
 from foreword.bench.pictures import Lines, chart, colours_of, html_page, section
 from foreword.bench.prompts import BenchPrompt
 from foreword.bench.skeleton import PLAIN, Column, cells_of, optional, ratio, staged
-from foreword.engine.llm import LLM
 from foreword.engine.messages import NewRequest
 from foreword.engine.requests.accounting import Accounting
 from foreword.engine.requests.request import Request
@@ -74,12 +73,8 @@ class GridSettings:
     ignore_eos: bool = False  # continue to `max_tokens` after an end token
 
 
-class GridBench(MethodBench):
+class GridBench(MethodBench[GridSettings]):
     """Compares methods on the cells of a grid."""
-
-    def __init__(self, llm: LLM, methods: Sequence[Method], settings: GridSettings) -> None:
-        super().__init__(llm, methods)
-        self._settings = settings
 
     def measure(
         self,
@@ -91,12 +86,11 @@ class GridBench(MethodBench):
         """Measure every drafter and plain decoding, interleaved, in every unknown cell."""
         have = {record.key for record in known}
         wanted = [(label, cell) for cell in cells for label in self._speculation if (label, cell) not in have]
-        warm = False
-        for label, cell in staged(wanted, progress, lambda one: f"{one[0]}, {one[1]}"):
+        cases = staged(wanted, progress, lambda one: f"{one[0]}, {one[1]}")
+        for number, (label, cell) in enumerate(cases):
             ids = [self._llm.encode(prompt.text) for prompt in prompts if prompt.category == cell.category]
-            if not warm:
+            if not number:  # warm-up
                 self._run(label, GridCell(cell.category, 0.0, 1), ids[:1])
-                warm = True
             yield self._run(label, cell, ids)
 
     def _run(self, label: str, cell: GridCell, prompts: Sequence[Sequence[int]]) -> GridRecord:

@@ -7,10 +7,9 @@ from statistics import median_low
 
 from foreword.acceptance.params import SamplingParams
 from foreword.bench.drafters.decode import DecodeRun, Record, decode
-from foreword.bench.methods import Method, MethodBench
+from foreword.bench.methods import MethodBench
 from foreword.bench.prompts import BenchPrompt
 from foreword.bench.skeleton import PLAIN, check_least, take_turns
-from foreword.engine.llm import LLM
 
 OnProgress = Callable[[str, int, int, str], None]
 """Called with (category, prompts done, prompts, drafter) before every answer."""
@@ -40,12 +39,8 @@ class BenchSettings:
         return f"repeat {repeat}" if self.history else f"repeat {repeat} of {prompt.key}"
 
 
-class DrafterBench(MethodBench):
+class DrafterBench(MethodBench[BenchSettings]):
     """A model and the methods compared on it, one answer at a time."""
-
-    def __init__(self, llm: LLM, methods: Sequence[Method], settings: BenchSettings) -> None:
-        super().__init__(llm, methods)
-        self._settings = settings
 
     def measure(
         self, prompts: Sequence[BenchPrompt], known: Sequence[Record], on_progress: OnProgress

@@ -112,7 +112,9 @@ def prompt_seconds(decoder: Decoder, tokens: int, repeats: int = 5) -> float:
 
 def matrix_operations(decoder: Decoder, rows: int) -> float:
     """Return the operations of the layers' matrix products over `rows` rows; of a mixture, of the active experts."""
-    return 2.0 * rows * layer_parameters(decoder)
+    shapes = expected_shapes(decoder.config).items()
+    every = sum(prod(shape) for name, shape in shapes if name.startswith("model.layers."))
+    return 2.0 * rows * (every - idle_expert_parameters(decoder))
 
 
 @runtime_checkable
@@ -145,13 +147,6 @@ def idle_expert_parameters(decoder: Decoder) -> float:
     layers = [layer.mlp.experts for layer in decoder.config.layers if layer.mlp.experts is not None]
     width = 3 * decoder.config.hidden_size
     return sum((spec.count - spec.per_token) * spec.size * width for spec in layers)
-
-
-def layer_parameters(decoder: Decoder) -> float:
-    """Return the number of parameters of all layers that one token uses, however they are stored."""
-    shapes = expected_shapes(decoder.config).items()
-    every = sum(prod(shape) for name, shape in shapes if name.startswith("model.layers."))
-    return every - idle_expert_parameters(decoder)
 
 
 def step_bytes(decoder: Decoder, experts: float | None) -> float:

@@ -1,6 +1,6 @@
 """`foreword bench accept`, `adapters`, `batch`, `structured`: costs of passes and batches."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from foreword.bench.pictures import Chart, save_charts
@@ -13,7 +13,6 @@ from foreword.cli.bench.common import (
     TEMPERATURE,
     TIMED_ROUNDS,
     Benchmark,
-    print_table,
     save_plot,
 )
 from foreword.cli.console import parse_sizes, plot_option, progress_bar, stage_bar
@@ -159,5 +158,4 @@ class Structured(Benchmark):
             "ratio to plain": "{.ratio:.2f}",
         }
         title = f"{self.batch} requests; the schema adds {costs.mask_share:.1%} to a plain step"
-        print_table(costs.rows, columns, title)
-        self.show_json({"model": self.model, **asdict(costs)})
+        self.report(costs.rows, columns, title, batch=costs.batch, mask_share=costs.mask_share)

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import RenderableType
 
@@ -13,6 +13,8 @@ from foreword.cli.chat.text import position_table, shown_passes, stats_table
 from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.names import named_methods
 from foreword.errors import ForewordError, RequestError
+
+Number = TypeVar("Number", int, float)
 
 DEFAULT_DEPTH = 5
 SHOWN_PASSES = 5
@@ -80,7 +82,7 @@ class Commands:
         return self._use(keys)
 
     def do_depth(self, text: str) -> Reply:
-        depth = _whole("/depth", text)
+        depth = _parsed("/depth", text, int, "a whole number")
         if self._session.speculation is not None:
             return self._use({**self._session.speculation, "num_speculative_tokens": depth})
         SpeculationConfig(("ngram",), num_speculative_tokens=depth)  # refuse an invalid depth
@@ -93,17 +95,17 @@ class Commands:
         return Reply(f"{'+'.join(config.method)}, up to {self._depth} draft tokens per pass")
 
     def do_temperature(self, text: str) -> Reply:
-        temperature = _number("/temperature", text)
+        temperature = _parsed("/temperature", text, float, "a number")
         self._session.set_params(temperature=temperature)
         return Reply(f"temperature {temperature:g}{' (greedy)' if temperature == 0 else ''}")
 
     def do_top_p(self, text: str) -> Reply:
-        top_p = _number("/top-p", text)
+        top_p = _parsed("/top-p", text, float, "a number")
         self._session.set_params(top_p=top_p)
         return Reply(f"top_p {top_p:g}")
 
     def do_seed(self, text: str) -> Reply:
-        seed = None if text == "off" else _whole("/seed", text, " or off")
+        seed = None if text == "off" else _parsed("/seed", text, int, "a whole number or off")
         self._session.set_params(seed=seed)
         return Reply("a fresh seed for every answer" if seed is None else f"seed {seed} for every answer")
 
@@ -132,7 +134,8 @@ class Commands:
         return Reply(tables=(stats_table(last, total), *positions))
 
     def do_guesses(self, text: str) -> Reply:
-        count, drafts = _whole("/guesses", text or str(SHOWN_PASSES)), self._session.last_drafts
+        count = _parsed("/guesses", text or str(SHOWN_PASSES), int, "a whole number")
+        drafts = self._session.last_drafts
         if count < 1:
             raise RequestError(f"/guesses takes a number of passes, not {count}")
         first = max(len(drafts) - count, 0)
@@ -183,15 +186,8 @@ def save_messages(path: Path, messages: list[Message]) -> None:
         raise RequestError(f"{path} cannot be written: {error.strerror}") from None
 
 
-def _number(command: str, text: str) -> float:
+def _parsed(command: str, text: str, kind: Callable[[str], Number], what: str) -> Number:
     try:
-        return float(text)
+        return kind(text)
     except ValueError:
-        raise RequestError(f"{command} takes a number, not {text!r}") from None
-
-
-def _whole(command: str, text: str, also: str = "") -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise RequestError(f"{command} takes a whole number{also}, not {text!r}") from None
+        raise RequestError(f"{command} takes {what}, not {text!r}") from None

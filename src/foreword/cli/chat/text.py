@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
+from foreword.bench.skeleton import optional
 from foreword.cli.console import visible
 from foreword.engine.messages import AnswerDelta, DraftShown, RequestStats
 from foreword.engine.outputs import add_fields
@@ -115,10 +116,10 @@ def summary_line(tally: Tally, tokens_per_second: float | None) -> str:
     passes = ""
     if tally.decode_passes:
         counted = f"{tally.decoded_tokens} in {tally.decode_passes} after the prompt's"
-        passes = f", {_number(tally.tokens_per_pass)} per pass ({counted})"
+        passes = f", {optional(tally.tokens_per_pass, '.2f')} per pass ({counted})"
     accepted = f", {tally.accepted} of {tally.drafted} draft tokens accepted" if tally.drafted else ""
     return (
-        f"{tally.output_tokens} tokens{passes}{accepted}, {_number(tokens_per_second, 1)} tokens/s, "
+        f"{tally.output_tokens} tokens{passes}{accepted}, {optional(tokens_per_second, '.1f')} tokens/s, "
         f"{tally.cached_tokens} of {tally.prompt_tokens} prompt tokens cached"
     )
 
@@ -131,8 +132,8 @@ def stats_table(last: Tally, session: Tally) -> Table:
     both = (last, session)
     table.add_row("tokens", *(str(tally.output_tokens) for tally in both))
     table.add_row("passes", *(str(tally.decode_passes) for tally in both))
-    table.add_row("tokens per pass", *(_number(tally.tokens_per_pass) for tally in both))
-    table.add_row("tokens per second", *(_number(tally.tokens_per_second, 1) for tally in both))
+    table.add_row("tokens per pass", *(optional(tally.tokens_per_pass, ".2f") for tally in both))
+    table.add_row("tokens per second", *(optional(tally.tokens_per_second, ".1f") for tally in both))
     table.add_row("draft tokens accepted", *(_share(tally.accepted, tally.drafted) for tally in both))
     table.add_row("prompt tokens cached", *(_share(t.cached_tokens, t.prompt_tokens) for t in both))
     for stage in ("draft", "verify", "accept"):
@@ -164,7 +165,3 @@ def _stage(tally: Tally, stage: str) -> str:
 
 def _share(part: int, whole: int) -> str:
     return f"{part} of {whole} ({part / whole:.0%})" if whole else "-"
-
-
-def _number(value: float | None, digits: int = 2) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"

@@ -3,7 +3,6 @@
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import islice
 from typing import Any
 
 from foreword.proofs.server.client import Body, Broken, RefusedByServer, Server, ServerAnswer
@@ -114,7 +113,7 @@ class ExaminationPlan:
 
     @property
     def texts(self) -> Sequence[str]:
-        return tuple(islice(PROMPTS, self.prompts))
+        return PROMPTS[: self.prompts]
 
 
 LEAST_TOKENS = 128

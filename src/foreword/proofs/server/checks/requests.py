@@ -2,9 +2,10 @@
 
 from collections.abc import AsyncIterator
 from math import exp
+from operator import attrgetter
 
 from foreword.proofs.server.client import HALF, Body, ReceivedChoice, ServerAnswer
-from foreword.proofs.server.comparing import Ask, Call, Fault, brief, send_together
+from foreword.proofs.server.comparing import Ask, Call, Fault, Way, brief, send_together
 from foreword.proofs.server.context import (
     ClaimStatus,
     ClaimVerdict,
@@ -29,17 +30,9 @@ def all_bodies(context: ProofContext) -> list[Body]:
     return seeded_bodies(context) + greedy_bodies(context)
 
 
-def whole(context: ProofContext) -> Ask:
-    return context.server.ask
-
-
-def streamed(context: ProofContext) -> Ask:
-    return context.server.stream
-
-
-def without_speculation(context: ProofContext) -> Ask:
-    assert context.plain is not None
-    return context.plain.ask
+whole: Way = attrgetter("server.ask")
+streamed: Way = attrgetter("server.stream")
+without_speculation: Way = attrgetter("plain.ask")
 
 
 def after_traffic(context: ProofContext) -> Ask:
