@@ -12,7 +12,7 @@ from foreword.backends.cpu.packing import FORMATS
 from foreword.backends.interface import Decoder
 from foreword.backends.torch.decoder import TorchDecoder
 from foreword.backends.torch.weights import load_weights
-from foreword.bench.step_cost import measure_step_cost
+from foreword.bench.step_cost import DecoderTimer, compare_step_cost
 from foreword.kernels.native import ISA_VARIABLE, native_status
 from helpers.passes import all_logits
 from helpers.random_checkpoint import SMOLLM2_SHAPE, RandomCheckpoint
@@ -23,7 +23,7 @@ THREADS = min(8, len(os.sched_getaffinity(0)))
 
 def check_exactness(isa: str) -> None:
     """Float32 equals torch, and rows do not depend on their company."""
-    checkpoint = RandomCheckpoint(replace(SMOLLM2_SHAPE, num_layers=4, vocab_size=1000))
+    checkpoint = RandomCheckpoint(replace(SMOLLM2_SHAPE, layers=SMOLLM2_SHAPE.layers[:4], vocab_size=1000))
     ids = torch.randint(0, 1000, (150,), generator=torch.Generator().manual_seed(1)).tolist()
     weights = load_weights(checkpoint, torch.float32, torch.device("cpu"))
     expected = all_logits(TorchDecoder(checkpoint.config, weights), ids)
@@ -39,7 +39,7 @@ def check_exactness(isa: str) -> None:
 
 def show_cost(name: str, decoder: Decoder) -> None:
     """One line: a step of every size, and a prompt."""
-    costs = measure_step_cost(decoder, SIZES, context=256, repeats=15)
+    costs = compare_step_cost({name: DecoderTimer(decoder, 256, max(SIZES))}, SIZES)[name].steps
     cells = "  ".join(f"n={cost.n}: {cost.ms:6.2f} ms ({cost.ratio:.2f})" for cost in costs)
     times = []
     for _ in range(3):
