@@ -116,6 +116,14 @@ def test_layers_without_rotation_and_without_experts():
     assert experts == [False, True, False, True]
 
 
+@pytest.mark.parametrize("dense", [{"mlp_only_layers": [1]}, {"decoder_sparse_step": 2}])
+def test_a_missing_size_that_a_layer_needs_is_named(dense: dict[str, Any]):
+    values = _BASE | _MOE | dense | {"num_experts": 2, "architectures": ["Qwen3MoeForCausalLM"]}
+    del values["intermediate_size"]
+    with pytest.raises(CheckpointError, match="intermediate_size is missing"):
+        hf_config(values, frozenset(f"model.layers.{layer}.x" for layer in range(4)), PATH)
+
+
 def test_sizes_that_no_layer_has_may_be_missing():
     """Published mixtures of Qwen3.5 have no dense MLP, published dense models of Nemotron-H no experts."""
     linear = {

@@ -50,8 +50,7 @@ def has(fields: ConfigFields, switch: ConfigSwitch) -> bool:
 
 def layer_specs(fields: ConfigFields, family: Architecture, count: int) -> tuple[LayerSpec, ...]:
     """Return the descriptions of all `count` layers; equal layers share one object."""
-    attention, mlp = attention_spec(fields, family), _mlp(fields, family)
-    sparse = _experts_mlp(fields, family)
+    attention, sparse = attention_spec(fields, family), _experts_mlp(fields, family)
     dense = set(range(count)) if sparse is None else dense_layers(fields, family.experts, count)
     rotated = _rotated(fields, family, count)
     windowed = _windowed_layers(fields, family.window, rotated, count, family.recurrent is not None)
@@ -60,6 +59,7 @@ def layer_specs(fields: ConfigFields, family: Architecture, count: int) -> tuple
     residual = fields.number(family.scales.residual, 1.0) if family.scales.residual else 1.0
     recurrent = None if family.recurrent is None else recurrent_spec(fields, family.recurrent)
     kinds = layer_kinds(fields, family, count)
+    mlp = _mlp(fields, family, is_used=bool(dense) or LayerKind.MLP in kinds)
     specs: dict[tuple[object, ...], LayerSpec] = {}  # by the properties in which layers differ
     layers = []
     for index in range(count):
@@ -150,10 +150,10 @@ def _score_scale(fields: ConfigFields, family: Architecture, head_dim: int) -> f
     return None
 
 
-def _mlp(fields: ConfigFields, family: Architecture) -> MlpSpec:
-    """Return the MLP of layers without experts."""
+def _mlp(fields: ConfigFields, family: Architecture, *, is_used: bool = True) -> MlpSpec:
+    """Return the MLP of layers without experts; if no layer uses it, its size may be missing."""
     return MlpSpec(
-        intermediate_size=_mlp_size(fields, family),
+        intermediate_size=_mlp_size(fields, family) if is_used else 0,
         bias=has(fields, family.mlp_bias),
         activation=fields.text(family.activation_key, family.activation),
         gated=not family.ungated_mlp,
@@ -161,8 +161,6 @@ def _mlp(fields: ConfigFields, family: Architecture) -> MlpSpec:
 
 
 def _mlp_size(fields: ConfigFields, family: Architecture) -> int:
-    if family.experts is not None and fields.get(family.mlp_size) is None:  # all layers have experts
-        return fields.count(family.experts.size)
     size = fields.count(family.mlp_size)
     if not family.adjusted_mlp:
         return size
