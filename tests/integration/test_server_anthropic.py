@@ -241,3 +241,14 @@ def test_models_have_anthropics_format(server, client):
     assert model.max_input_tokens == 2048
     assert client.models.retrieve("tiny").created_at.timestamp() == server.context.started_at
     assert "display_name" not in server.openai().models.retrieve("tiny").model_dump()
+
+
+def test_tools_of_other_servers_are_refused_and_an_effort_is_named_as_ignored(client):
+    server = {"type": "url", "url": "http://tools.example", "name": "tools"}
+    with pytest.raises(
+        anthropic.BadRequestError, match="mcp_servers: is not supported by this server: it calls no"
+    ):
+        client.beta.messages.create(**ASKED, mcp_servers=[server])
+    assert client.beta.messages.create(**ASKED, mcp_servers=[]).content
+    told = client.messages.with_raw_response.create(**ASKED, output_config={"effort": "high"})
+    assert told.headers["x-foreword-ignored-fields"] == "reasoning_effort"

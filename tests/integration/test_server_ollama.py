@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from starlette.testclient import TestClient
 
 from foreword import __version__
+from foreword.acceptance.params import SamplingDefaults
 from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.server.api.ollama import ollama_routes
 from foreword.server.model_files import ModelFiles
@@ -281,3 +282,40 @@ def test_even_streams_have_lines_that_parse(tiny_model):
     with local_server(tiny_model, ServerSettings("tiny", stream_pacing="even"), FakeEngine()) as server:
         parts = list(client_of(server).chat("tiny", MESSAGES, options={"num_predict": 12}, stream=True))
     assert sum(part.eval_count or 0 for part in parts) == 12
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_raw_prompt_has_log_probabilities_in_ollamas_format(server, client, stream: bool):
+    asked = {
+        "model": "tiny",
+        "prompt": "hello",
+        "raw": True,
+        "options": OPTIONS,
+        "logprobs": True,
+        "top_logprobs": 2,
+    }
+    answer = client.generate(**asked, stream=stream)
+    found = [one for part in (answer if stream else [answer]) for one in part.logprobs or []]
+    fields = {"prompt": "hello", "seed": 3, "max_tokens": 24, "logprobs": 2}
+    theirs = server.openai().completions.create(model="tiny", **fields).choices[0].logprobs
+    assert [one.token for one in found] == theirs.tokens
+    assert [one.logprob for one in found] == theirs.token_logprobs
+    assert [{top.token: top.logprob for top in one.top_logprobs} for one in found] == theirs.top_logprobs
+    assert client.generate(**asked | {"logprobs": False}).logprobs is None
+
+
+def test_the_recommended_parameters_are_lines_under_ollamas_names():
+    sampling = SamplingDefaults({"temperature": 0.2, "repetition_penalty": 1.1})
+    app = FastAPI()
+    settings = ServerSettings("tiny", sampling=sampling)
+    tokenizer = SimpleNamespace(chat_template="", fill=None)
+    context = SimpleNamespace(
+        settings=settings, check_model=lambda name: None, prompts=SimpleNamespace(tokenizer=tokenizer),
+        engine=SimpleNamespace(max_model_len=8), adapters=(),
+    )  # fmt: skip
+    app.include_router(ollama_routes(context))
+    shown = TestClient(app).post("/api/show", json={"model": "tiny"}).json()
+    assert [line.split() for line in shown["parameters"].splitlines()] == [
+        ["temperature", "0.2"],
+        ["repeat_penalty", "1.1"],
+    ]

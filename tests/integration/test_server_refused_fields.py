@@ -269,6 +269,8 @@ def test_a_bare_method_is_short_for_an_object(server, field):
     [
         ([{"type": "text", "text": "x"}, {"type": "image_url", "image_url": {}}], "part 1 is of type 'image_url'"),
         ([{"type": "input_audio", "input_audio": {}}], "part 0 is of type 'input_audio'"),
+        ([{"type": "video_url", "video_url": {}}], "use a server with a vision model"),
+        ([{"type": "refusal"}], "part 0 has no refusal"),
         (["x"], "no object with a type"),
         ({"type": "text", "text": "x"}, "a text or a list of text parts"),
         (5, "a text or a list of text parts"),
@@ -280,6 +282,15 @@ def test_what_is_no_text_is_named(server, content, told):
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "messages.0.content"
     assert told in answer.json()["error"]["message"]
+
+
+def test_a_refusal_that_a_client_sends_back_is_text(server, client):
+    parts = [{"type": "refusal", "refusal": "No"}, {"type": "text", "text": "."}]
+    for content in (parts, "No."):
+        messages = [*MESSAGES, {"role": "assistant", "content": content}, *MESSAGES]
+        client.chat.completions.create(model="tiny", messages=messages, max_tokens=1)
+    first, second = (request.prompt_token_ids for request in server.engine.requests[-2:])
+    assert first == second
 
 
 def test_a_prompt_that_does_not_fit_says_so(server, client):

@@ -1,10 +1,15 @@
 import hashlib
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
+import httpx2
 import huggingface_hub
 import pytest
 
 from foreword.errors import ModelSourceError
+from foreword.models.sources import hub_blobs
+from foreword.models.sources.hub_blobs import store_blob
 from foreword.models.sources.resolve import cached_models, pull_model
 
 
@@ -90,3 +95,66 @@ def test_a_damaged_file_that_cannot_be_fetched_again_is_an_error(tmp_path: Path,
     with pytest.raises(ModelSourceError, match=r"model.safetensors of org/name has a wrong checksum"):
         pull_model("org/name", lambda *event: None)
     assert not (snapshot / "model.safetensors").exists()
+
+
+class CutHub:
+    """Sends a file, and breaks off after `sent` bytes of it as often as told; notes the ranges requested."""
+
+    def __init__(self, content: bytes, *sent: int) -> None:
+        self.content, self.sent, self.ranges = content, list(sent), []
+
+    def metadata(self, address: str) -> SimpleNamespace:
+        return SimpleNamespace(etag=hashlib.sha256(WEIGHTS).hexdigest(), size=len(WEIGHTS))
+
+    @contextmanager
+    def stream(self, method, address, headers, **settings):
+        begin = int(headers["Range"].removeprefix("bytes=").removesuffix("-"))
+        self.ranges.append(begin)
+        count = self.sent.pop(0) if self.sent else None
+
+        def body():
+            yield self.content[begin:][:count]
+            if count is not None:
+                raise httpx2.ReadError("cut off")
+
+        yield httpx2.Response(206, content=body(), request=httpx2.Request(method, address))
+
+
+@pytest.fixture
+def cut_hub(tmp_path: Path, monkeypatch):
+    def start(hub: CutHub) -> CutHub:
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+        monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", hub.metadata)
+        monkeypatch.setattr(httpx2, "stream", hub.stream)
+        monkeypatch.setattr(hub_blobs.time, "sleep", lambda seconds: None)
+        return hub
+
+    return start
+
+
+def stored(directory: Path) -> list[tuple[str, int]]:
+    return [(file.suffix, file.stat().st_size) for file in directory.rglob("*") if file.is_file()]
+
+
+def test_a_download_from_the_hub_that_broke_off_is_continued_by_the_next_run(tmp_path: Path, cut_hub):
+    """huggingface_hub 2 would begin anew."""
+    hub = cut_hub(CutHub(WEIGHTS, 1000, *[0] * 5))
+    with pytest.raises(ModelSourceError, match=r"broke off after 1000 of 2304000 bytes \(ReadError\)"):
+        store_blob("org/name", "model.gguf", lambda *event: None)
+    assert hub.ranges == [0, *[1000] * 5]
+    assert stored(tmp_path) == [(".incomplete", 1000)]
+    hub = cut_hub(CutHub(WEIGHTS, 500))
+    store_blob("org/name", "model.gguf", lambda *event: None)
+    assert hub.ranges == [1000, 1500]
+    (blob,) = tmp_path.glob("models--org--name/blobs/*")
+    assert blob.read_bytes() == WEIGHTS
+    store_blob("org/name", "model.gguf", lambda *event: None)
+    assert len(hub.ranges) == 2
+
+
+def test_a_download_with_a_wrong_checksum_is_tried_once_more_and_not_kept(tmp_path: Path, cut_hub):
+    hub = cut_hub(CutHub(WEIGHTS[::-1]))
+    with pytest.raises(ModelSourceError, match=r"model.gguf of org/name has a wrong checksum"):
+        store_blob("org/name", "model.gguf", lambda *event: None)
+    assert hub.ranges == [0, 0]
+    assert stored(tmp_path) == []

@@ -34,7 +34,15 @@ WRITTEN = {
     '{"city": "Oslo", "days": 3}<|tool_call_end|><|tool_calls_section_end|>',
     "pythonic": "[weather(city='Oslo', days=3)]",
 }
-WRITTEN |= {"qwen3_xml": WRITTEN["qwen3_coder"], "llama4_pythonic": WRITTEN["pythonic"]}
+WRITTEN |= {
+    "seed_oss": "<seed:tool_call>\n<function=weather>\n<parameter=city>Oslo</parameter>\n"
+    "<parameter=days>3</parameter>\n</function>\n</seed:tool_call>",
+    "minimax_m2": '<minimax:tool_call>\n<invoke name="weather">\n<parameter name="city">Oslo</parameter>\n'
+    '<parameter name="days">3</parameter>\n</invoke>\n</minimax:tool_call>',
+    "olmo3": "<function_calls>weather(city='Oslo', days=3)</function_calls>",
+    "glm47": WRITTEN["glm45"].replace("\n", ""),
+    "llama4_pythonic": WRITTEN["pythonic"],
+} | dict.fromkeys(("qwen3_xml", "mimo", "step3p5"), WRITTEN["qwen3_coder"])
 
 
 def read(name: str, pieces: list[str], most: int | None = None) -> tuple[str, list[tuple[str, object]]]:
@@ -106,5 +114,9 @@ def test_templates_teach_their_formats():
         "<|tool_calls_section_begin|>": "kimi_k2",
         "<|tool_call|>": "granite",
         "functools[": "phi4_mini_json",
+        "<seed:tool_call>\n<function=": "seed_oss",
+        "<minimax:tool_call>": "minimax_m2",
+        "<function_calls>": "olmo3",
+        "<longcat_tool_call>": "longcat",
     }
     assert {template: format_of(template).name for template in taught} == taught

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,29 +102,42 @@ def _append_from_hub(file: FetchedFile, partial: Path, progress: StageProgress) 
 
     if constants.HF_HUB_OFFLINE:
         return False
-    done = _size(partial)
     address = f"{constants.ENDPOINT}/{file.hub_repository}/resolve/main/{file.name}"
     try:
-        with httpx2.stream(
-            "GET",
+        append_download(
             address,
-            headers={"Range": f"bytes={done}-", "Accept-Encoding": "identity"},
-            follow_redirects=True,
-            timeout=HUB_SECONDS,
-        ) as response:
-            response.raise_for_status()
-            if response.status_code != httpx2.codes.PARTIAL_CONTENT:  # the hub restarts from the beginning
-                done = 0
-            with partial.open("r+b" if partial.exists() else "wb") as target:
-                target.truncate(done)
-                target.seek(done)
-                for chunk in response.iter_bytes():
-                    target.write(chunk)
-                    done += len(chunk)
-                    progress("downloading from the hub", min(done, file.bytes), file.bytes)
+            partial,
+            lambda done: progress("downloading from the hub", min(done, file.bytes), file.bytes),
+        )
     except (httpx2.HTTPError, httpx2.InvalidURL):
         return False
-    return done >= file.bytes
+    return _size(partial) >= file.bytes
+
+
+def append_download(
+    address: str, partial: Path, on_bytes: Callable[[int], None], headers: Mapping[str, str] | None = None
+) -> None:
+    """Download the rest of a partial file; call `on_bytes` with its size. Raises the errors of httpx2."""
+    import httpx2
+
+    done = _size(partial)
+    with httpx2.stream(
+        "GET",
+        address,
+        headers={**(headers or {}), "Range": f"bytes={done}-", "Accept-Encoding": "identity"},
+        follow_redirects=True,
+        timeout=HUB_SECONDS,
+    ) as response:
+        response.raise_for_status()
+        if response.status_code != httpx2.codes.PARTIAL_CONTENT:  # the hub restarts from the beginning
+            done = 0
+        with partial.open("r+b" if partial.exists() else "wb") as target:
+            target.truncate(done)
+            target.seek(done)
+            for chunk in response.iter_bytes():
+                target.write(chunk)
+                done += len(chunk)
+                on_bytes(done)
 
 
 def _append_wheels(file: FetchedFile, partial: Path, progress: StageProgress) -> None:

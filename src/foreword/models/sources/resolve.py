@@ -1,7 +1,6 @@
 """Finds the files of a model that a user names: a path, a built-in model, or a model of the Hugging Face hub."""
 
 import hashlib
-import logging
 import os
 import re
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from foreword.errors import ModelSourceError
 from foreword.models.heads.shipped import head_named, shipped_heads
 from foreword.models.sources.builtin import BUILTIN_MODELS, ModelEntry, find_builtin, pull
 from foreword.models.sources.fetching import advice, disk_fault, file_digest
+from foreword.models.sources.hub_blobs import repository_files, store_blob
 from foreword.progress import StageProgress
 
 _WEIGHTS = (".safetensors", ".gguf")
@@ -59,7 +59,7 @@ def resolve_model(name: str, *, on_progress: StageProgress | None = None) -> Pat
     if (local := head_named(name) or _existing_path(name)) is not None:
         return local
     repository, file = _hub_names(name)
-    path = _from_hub(repository, file)
+    path = _from_hub(repository, file, on_progress or _ignore)
     if file is None and not any(path.glob("*.safetensors")):
         raise _no_weights(repository)
     return path
@@ -78,7 +78,7 @@ def pull_model(name: str, on_progress: StageProgress) -> Path:
         file.resolve().unlink(missing_ok=True)
         file.unlink()
     if damaged:
-        path = _existing_path(name) or _from_hub(*_hub_names(name))
+        path = _existing_path(name) or _from_hub(*_hub_names(name), on_progress)
         if not all(file.exists() for file in damaged) or damaged_files(path, on_progress):
             names = ", ".join(file.name for file in damaged)
             raise ModelSourceError(
@@ -124,19 +124,26 @@ def _unknown_model(name: str) -> ModelSourceError:
     )
 
 
-def _from_hub(repository: str, file: str | None) -> Path:
-    import huggingface_hub
+def _ignore(*_: object) -> None:
+    pass
 
-    # Its warnings about retries would hide our error message.
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
-    if file is not None:
-        return _download(repository, lambda: huggingface_hub.hf_hub_download(repository, file))
-    return _download(
-        repository,
-        lambda: huggingface_hub.snapshot_download(
-            repository, allow_patterns=_WANTED_FILES, ignore_patterns=_UNWANTED_FILES
-        ),
-    )
+
+def _from_hub(repository: str, file: str | None, on_progress: StageProgress) -> Path:
+    import huggingface_hub
+    from huggingface_hub.utils import filter_repo_objects, logging
+
+    logging.set_verbosity_error()  # warnings about retries would hide our error message
+    wanted = {"allow_patterns": _WANTED_FILES, "ignore_patterns": _UNWANTED_FILES}
+
+    def download() -> str:
+        if file is not None:
+            store_blob(repository, file, on_progress)
+            return huggingface_hub.hf_hub_download(repository, file)
+        for name in filter_repo_objects(repository_files(repository), **wanted):
+            store_blob(repository, name, on_progress)
+        return huggingface_hub.snapshot_download(repository, **wanted)
+
+    return _download(repository, download)
 
 
 def _no_weights(repository: str) -> ModelSourceError:
@@ -159,6 +166,8 @@ def _download(repository: str, download: Callable[[], object]) -> Path:
 
     try:
         return Path(str(download()))
+    except ModelSourceError:
+        raise
     except GatedRepoError:
         reason = "it needs its licence accepted on the hub and a login (hf auth login)"
     except RepositoryNotFoundError:

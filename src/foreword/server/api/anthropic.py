@@ -36,9 +36,7 @@ class MessagesDialect:
         self._prompt_tokens = len(job.requests[0].prompt_token_ids)
         self._id = new_id("msg")
         self._index = -1  # index of the newest block
-        self._open: tuple[str, int] | None = (
-            None  # type of the open block, and the index of its call (0: no call)
-        )
+        self._open: tuple[str, int] | None = None  # the open block: its type, and the index of its call or 0
         self._has_calls = False
         self._end_fields: Json = {}  # see `_stop_fields`
 
@@ -343,8 +341,9 @@ def _thinking(value: object) -> Json:
 
 
 def _output_config(value: object) -> Json:
-    given = None if value is None else object_at("output_config", value).get("format")
-    if given is None:
-        return {}
-    schema = object_at("output_config.format", given).get("schema")
-    return {"response_format": {"type": given.get("type"), "json_schema": {"schema": schema}}}
+    config = object_at("output_config", value or {})
+    body = {"reasoning_effort": config["effort"]} if "effort" in config else {}
+    if config.get("format") is not None:
+        given = object_at("output_config.format", config["format"])
+        body["response_format"] = {"type": given.get("type"), "json_schema": {"schema": given.get("schema")}}
+    return body

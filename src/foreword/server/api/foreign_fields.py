@@ -75,6 +75,7 @@ GENERATING: Final[Fields] = {
     "audio": _refused(_TEXT),
     "modalities": _refused(_TEXT, ["text"]),
     "web_search_options": _refused("it has no web search"),
+    "mcp_servers": _refused("it calls no tools; give their functions as tools", []),
     "functions": _refused("use tools", []),
     "function_call": _refused("use tool_choice", "none", "auto"),
     # Fields that are ignored, with their values without effect.

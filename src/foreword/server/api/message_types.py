@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import (
@@ -29,6 +28,7 @@ class TextPart(OpenPart):
 
 _ADVICE = {
     "image": "send a description of it, or use a server with a vision model",
+    "video": "send a description of it, or use a server with a vision model",
     "audio": "send a transcript of it",
     "file": "send the text in it",
     "document": "send the text in it",
@@ -50,13 +50,17 @@ def _text_parts(value: object) -> object:
         return value
     if not isinstance(value, list):
         raise ValueError("must be a text or a list of text parts")
-    for index, part in enumerate(value):
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind != "text":
-            raise ValueError(f"part {index} is {unsupported_part_text(kind)}")
-        if not isinstance(part.get("text"), str):
-            raise ValueError(f"part {index} has no text")
-    return value
+    return [_text_part(index, part) for index, part in enumerate(value)]
+
+
+def _text_part(index: int, part: object) -> dict[str, Any]:
+    """Check a part; a refusal, which OpenAI's clients send back as a part of its own type, is text."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(part, dict) or kind not in ("text", "refusal"):
+        raise ValueError(f"part {index} is {unsupported_part_text(kind)}")
+    if not isinstance(part.get(kind), str):
+        raise ValueError(f"part {index} has no {kind}")
+    return {"type": "text", "text": part["refusal"]} if kind == "refusal" else part
 
 
 TextContent = Annotated[str | Annotated[list[TextPart], Field(fail_fast=True)], BeforeValidator(_text_parts)]
@@ -190,13 +194,6 @@ class Tool(OpenPart):
     function: ToolFunction
 
 
-def responses_tool_choice(choice: str | None) -> str | dict[str, str]:
-    """Return a tool choice in the format of `/v1/responses`."""
-    if choice is not None and choice.startswith(NAMED_TOOL):
-        return {"type": "function", "name": choice.removeprefix(NAMED_TOOL)}
-    return choice or "auto"
-
-
 def _checked_choice(value: object) -> str | None:
     """Return "none", "auto", "required", "function/NAME" for a named tool, or None."""
     if value is None or value in ("none", "auto", "required"):
@@ -222,44 +219,12 @@ ToolChoice = Annotated[
 
 Part = TypeVar("Part", bound=BaseModel)
 
-_TEXT_PARTS = ("input_text", "output_text", "text")
-
-
-def item_messages(value: object) -> list[Message]:
-    """Parse the input of `/v1/responses`: a string, or a list of messages, tool calls and tool results."""
-    if isinstance(value, str):
-        return [text_message("user", value)]
-    if not isinstance(value, list):
-        raise ValueError("must be a text or a list of items")
-    if not value:
-        raise ValueError("must not be empty")
-    return [_item_message(index, item) for index, item in enumerate(value)]
-
-
-def _item_message(index: int, item: object) -> Message:
-    """Convert an item of a response's input to a chat message."""
-    kind = item.get("type", "message") if isinstance(item, Mapping) else None
-    if not isinstance(item, Mapping) or kind not in ("message", "function_call", "function_call_output"):
-        what = f"of type {str(kind)[:32]!r}" if isinstance(item, Mapping) else "not an object"
-        raise ValueError(f"item {index} is {what}; use message, function_call or function_call_output")
-    try:
-        if kind == "function_call":
-            called = {"name": item["name"], "arguments": item["arguments"]}
-            call = {"id": item["call_id"], "function": called}
-            return _validated(Message, {"role": "assistant", "tool_calls": [call]})
-        if kind == "function_call_output":
-            text = _item_text(index, item["output"])
-            return _validated(Message, {"role": "tool", "tool_call_id": item["call_id"], "content": text})
-        return text_message(item["role"], _item_text(index, item["content"]))
-    except KeyError as error:
-        raise ValueError(f"item {index} has no {error.args[0]}") from None
-
 
 def text_message(role: object, text: str) -> Message:
-    return _validated(Message, {"role": role, "content": text})
+    return validated(Message, {"role": role, "content": text})
 
 
-def _validated(model: type[Part], value: object) -> Part:
+def validated(model: type[Part], value: object) -> Part:
     """Validate a value as `model`; raise `ValueError` with the first error in one line."""
     try:
         return model.model_validate(value)
@@ -267,38 +232,3 @@ def _validated(model: type[Part], value: object) -> Part:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         path = ".".join(map(str, first["loc"]))
         raise ValueError(f"{path}: {in_plain_words(first['msg'])}" if path else first["msg"]) from None
-
-
-def _item_text(index: int, content: object) -> str:
-    """Return the text of an item's content: a string, or a list of text parts."""
-    if isinstance(content, str):
-        return content
-    texts = []
-    for part in content if isinstance(content, list) else [None]:
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        if not isinstance(part, Mapping) or kind not in _TEXT_PARTS:
-            raise ValueError(f"item {index} has a part {unsupported_part_text(kind)}")
-        texts.append(str(part.get("text", "")))
-    return "".join(texts)
-
-
-def flat_tools(value: object) -> list[Tool] | None:
-    """Parse the tools of `/v1/responses`, which have the function's fields beside `type`."""
-    if value is None:
-        return None
-    if not isinstance(value, list):
-        raise ValueError("must be a list")
-    tools = []
-    for tool in value:
-        if not isinstance(tool, dict) or tool.get("type") != "function":
-            raise ValueError("only tools of type function are supported")
-        function = {key: entry for key, entry in tool.items() if key != "type"}
-        tools.append(Tool(type="function", function=_validated(ToolFunction, function)))
-    return tools
-
-
-def flat_choice(value: object) -> object:
-    """Convert a named tool choice of `/v1/responses`, which has `name` beside `type`, to the chat route's format."""
-    if isinstance(value, dict) and isinstance(value.get("name"), str):
-        return {"type": value.get("type"), "function": {"name": value["name"]}}
-    return value

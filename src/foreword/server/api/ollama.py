@@ -1,6 +1,7 @@
 """Ollama's routes `/api/...`, converted to and from OpenAI's routes."""
 
 import json
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -139,7 +140,7 @@ def _description(context: ServerContext, name: str) -> Json:
     }
     return {
         "template": tokenizer.chat_template or "",
-        "parameters": str(context.settings.sampling),
+        "parameters": _parameter_lines(context.settings.sampling.values),
         "model_info": {
             "general.architecture": files.family,
             "general.name": name,
@@ -150,6 +151,12 @@ def _description(context: ServerContext, name: str) -> Json:
         "details": _details(files),
         "modified_at": _modified_at(files),
     }
+
+
+def _parameter_lines(values: Mapping[str, float]) -> str:
+    """Return sampling parameters as Ollama shows them: one per line, under its names."""
+    names = {name: given for given, name in _OPTIONS.items()}
+    return "\n".join(f"{names.get(name, name):<30} {value:g}" for name, value in values.items())
 
 
 def _plain_name(name: object) -> str:
@@ -181,6 +188,9 @@ def convert_generate(value: Json) -> Conversion | Json:
     if value.get("raw") or suffix:
         raw_body = {name: entry for name, entry in body.items() if name != "chat_template_kwargs"}
         raw_body |= {"prompt": prompt, "suffix": suffix, "system": system}
+        if isinstance(value.get("logprobs"), bool):  # a number on OpenAI's route
+            most = raw_body.pop("top_logprobs", None) or 0
+            raw_body["logprobs"] = most if value["logprobs"] else None
         return Conversion(RAW, raw_body, field_names, make_dialect)
     system_messages = [{"role": "system", "content": system}] if system else []
     body["messages"] = [*system_messages, {"role": "user", "content": prompt}]

@@ -1,6 +1,6 @@
 """Ollama's response format, made from the responses of OpenAI's routes."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from time import monotonic_ns
 from typing import Any
@@ -15,6 +15,7 @@ from foreword.server.api.answer_types import (
     ChatMessage,
     Choice,
     Completion,
+    CompletionLogprobs,
 )
 from foreword.server.api.answering import AnswerJob
 from foreword.server.api.chat import ChatDialect
@@ -35,9 +36,22 @@ def loaded(model: object, *, is_chat: bool) -> Json:
 
 
 def _logprobs(choice: Choice) -> Json:
-    """Return the field with the log-probabilities of a chat answer, if there are any."""
+    """Return the field with an answer's log-probabilities, if there are any."""
     logprobs = choice.logprobs
-    return {"logprobs": logprobs.content} if isinstance(logprobs, ChatLogprobs) and logprobs.content else {}
+    if isinstance(logprobs, ChatLogprobs):
+        return {"logprobs": logprobs.content} if logprobs.content else {}
+    if not isinstance(logprobs, CompletionLogprobs) or not logprobs.tokens:
+        return {}
+    columns = zip(logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs, strict=True)
+    return {"logprobs": [_token_entry(token, value) | _top(top) for token, value, top in columns]}
+
+
+def _top(likeliest: Mapping[str, float] | None) -> Json:
+    return {"top_logprobs": [_token_entry(*entry) for entry in likeliest.items()]} if likeliest else {}
+
+
+def _token_entry(token: str, logprob: float | None) -> Json:
+    return {"token": token, "logprob": logprob, "bytes": list(token.encode())}
 
 
 class OllamaDialect:

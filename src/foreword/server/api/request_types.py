@@ -14,11 +14,9 @@ from foreword.server.api.message_types import (
     Tool,
     ToolChoice,
     content_text,
-    flat_choice,
-    flat_tools,
-    item_messages,
     text_message,
 )
+from foreword.server.api.response_items import flat_choice, flat_tools, item_messages
 from foreword.server.api.sampling_types import (
     FormattedFields,
     OpenPart,

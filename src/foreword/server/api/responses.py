@@ -10,8 +10,8 @@ from foreword.server.api.answer_types import ToolCall, new_id
 from foreword.server.api.answering import AnswerJob
 from foreword.server.api.conversation import Conversation
 from foreword.server.api.entry import AnswerRoute
-from foreword.server.api.message_types import responses_tool_choice
 from foreword.server.api.request_types import ResponsesRequest
+from foreword.server.api.response_items import responses_tool_choice
 from foreword.server.context import ServerContext
 from foreword.server.middleware import ApiCaller
 

@@ -1,9 +1,7 @@
 """Tool-call formats that are not JSON objects, with their incremental parser, and the choice of a model's format."""
 
-import ast
 import json
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +16,19 @@ from foreword.server.api.tool_reading import (
     merge_events,
     overlap,
 )
+from foreword.server.api.tool_syntax import (
+    Calls,
+    Schemas,
+    entry_functions,
+    parse_pairs,
+    parse_python,
+    parse_python_lines,
+    python_calls,
+    tag_functions,
+    write_pairs,
+    write_python,
+)
 from foreword.structured.params import StructuredOutputs
-
-Schemas = Mapping[str, Mapping[str, Any]]
-Calls = list[tuple[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -135,112 +142,6 @@ class BlockReader:
             events.append(TextDelta(text))
 
 
-def _typed_value(text: str, schema: Mapping[str, Any], name: str) -> object:
-    """Convert a value written as text to the type in the argument's schema."""
-    properties = schema.get("properties")
-    known = properties.get(name) if isinstance(properties, Mapping) else None
-    kind = known.get("type") if isinstance(known, Mapping) else None
-    if kind == "string" or (isinstance(kind, list) and "string" in kind):
-        return text
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-
-
-def _argument_text(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _parse_object(text: str) -> object:
-    """Parse arguments, which must be a JSON object."""
-    value = json.loads(text)
-    if not isinstance(value, dict):
-        raise ValueError("arguments are an object")
-    return value
-
-
-_FUNCTION = re.compile(r"\s*<function=([^>\n]+)>(.*?)</function>\s*", re.DOTALL)
-_PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
-
-
-def _parse_xml(block: str, tools: Schemas) -> Calls:
-    found = _FUNCTION.fullmatch(block)
-    if found is None:
-        raise ValueError("no function")
-    name = found[1].strip()
-    schema = tools.get(name, {})
-    given = _PARAMETER.findall(found[2])
-    return [(name, {key.strip(): _typed_value(text, schema, key.strip()) for key, text in given})]
-
-
-def _write_xml(calls: Sequence[tuple[str, Any]]) -> str:
-    blocks = []
-    for name, given in calls:
-        pairs = [(key, _argument_text(value)) for key, value in given.items()]
-        written = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in pairs)
-        blocks.append(f"\n<function={name}>\n{written}</function>\n")
-    return "</tool_call>\n<tool_call>".join(blocks)
-
-
-_PAIR = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
-
-
-def _parse_pairs(block: str, tools: Schemas) -> Calls:
-    name = block.strip().partition("\n")[0].partition("<arg_key>")[0].strip()
-    schema = tools.get(name, {})
-    return [
-        (name, {key.strip(): _typed_value(text, schema, key.strip()) for key, text in _PAIR.findall(block)})
-    ]
-
-
-def _write_pairs(calls: Sequence[tuple[str, Any]]) -> str:
-    def pairs(given: Mapping[str, Any]) -> str:
-        return "".join(
-            f"<arg_key>{key}</arg_key>\n<arg_value>{_argument_text(value)}</arg_value>\n"
-            for key, value in given.items()
-        )
-
-    return "</tool_call>\n<tool_call>".join(f"{name}\n{pairs(given)}" for name, given in calls)
-
-
-def _entry_functions(pattern: str, format_entry: Callable[[int, str, str], str]) -> dict[str, Any]:
-    """Return `parse` and `write` of a format with one entry per call, which has a name and JSON arguments.
-
-    `pattern` matches an entry, with the groups `name` and `given`; `format_entry` receives (index, name, JSON).
-    """
-    entry = re.compile(pattern, re.DOTALL)
-
-    def parse(block: str, tools: Schemas) -> Calls:
-        return [(found["name"].strip(), _parse_object(found["given"])) for found in entry.finditer(block)]
-
-    def write(calls: Sequence[tuple[str, Any]]) -> str:
-        return "".join(format_entry(n, name, json.dumps(given)) for n, (name, given) in enumerate(calls))
-
-    return {"parse": parse, "write": write}
-
-
-def _parse_python(block: str, tools: Schemas) -> Calls:
-    listed = ast.parse(block.strip(), mode="eval").body
-    if not isinstance(listed, ast.List):
-        raise ValueError("no list of calls")
-    found = []
-    for call in listed.elts:
-        if not isinstance(call, ast.Call) or call.args or not isinstance(call.func, ast.Name | ast.Attribute):
-            raise ValueError("no call with named arguments")
-        given = {str(one.arg): ast.literal_eval(one.value) for one in call.keywords}
-        json.dumps(given)  # raises for sets, bytes, ...
-        found.append((ast.unparse(call.func), given))
-    return found
-
-
-def _write_python(calls: Sequence[tuple[str, Any]]) -> str:
-    def keywords(given: Mapping[str, Any]) -> str:
-        return ", ".join(f"{key}={value!r}" for key, value in given.items())
-
-    return f"[{', '.join(f'{name}({keywords(given)})' for name, given in calls)}]"
-
-
 _HERMES = ToolFormat("hermes", "<tool_call>", "</tool_call>", "\n")
 _FENCE = "```"
 _DEEPSEEK = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
@@ -248,14 +149,43 @@ _DEEPSEEK = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 BLOCK_FORMATS = {
     one.name: one
     for one in (
-        BlockFormat("qwen3_coder", "<tool_call>", "</tool_call>", _parse_xml, _write_xml, _HERMES),
-        BlockFormat("qwen3_xml", "<tool_call>", "</tool_call>", _parse_xml, _write_xml, _HERMES),
-        BlockFormat("glm45", "<tool_call>", "</tool_call>", _parse_pairs, _write_pairs, _HERMES),
+        *(
+            BlockFormat(
+                name,
+                f"<{tag}>",
+                f"</{tag}>",
+                required=_HERMES,
+                **tag_functions("function={}", "parameter={}", line_end, f"</{tag}>\n<{tag}>"),
+            )
+            for name, tag, line_end in (
+                *((name, "tool_call", "\n") for name in ("qwen3_coder", "qwen3_xml", "mimo", "step3p5")),
+                ("seed_oss", "seed:tool_call", ""),
+            )
+        ),
+        BlockFormat(
+            "minimax_m2",
+            "<minimax:tool_call>",
+            "</minimax:tool_call>",
+            required=_HERMES,
+            **tag_functions('invoke name="{}"', 'parameter name="{}"', ""),
+        ),
+        *(
+            BlockFormat(name, "<tool_call>", "</tool_call>", parse_pairs, write_pairs, _HERMES)
+            for name in ("glm45", "glm47")
+        ),
+        BlockFormat(
+            "olmo3",
+            "<function_calls>",
+            "</function_calls>",
+            parse_python_lines,
+            lambda calls: "\n".join(python_calls(calls)),
+            _HERMES,
+        ),
         BlockFormat(
             "deepseek_v3",
             *_DEEPSEEK,
             required=_HERMES,
-            **_entry_functions(
+            **entry_functions(
                 r"<｜tool▁call▁begin｜>function<｜tool▁sep｜>(?P<name>[^\n]+)\n```json\n(?P<given>.*?)\n```<｜tool▁call▁end｜>",
                 lambda n, name, given: (
                     "<｜tool▁call▁begin｜>function<｜tool▁sep｜>"
@@ -267,7 +197,7 @@ BLOCK_FORMATS = {
             "deepseek_v31",
             *_DEEPSEEK,
             required=_HERMES,
-            **_entry_functions(
+            **entry_functions(
                 r"<｜tool▁call▁begin｜>(?P<name>.+?)<｜tool▁sep｜>(?P<given>.*?)<｜tool▁call▁end｜>",
                 lambda n, name, given: f"<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{given}<｜tool▁call▁end｜>",
             ),
@@ -277,7 +207,7 @@ BLOCK_FORMATS = {
             "<|tool_calls_section_begin|>",
             "<|tool_calls_section_end|>",
             required=_HERMES,
-            **_entry_functions(
+            **entry_functions(
                 r"<\|tool_call_begin\|>\s*(?:functions\.)?(?P<name>[^\s:<]+):\d+\s*"
                 r"<\|tool_call_argument_begin\|>(?P<given>.*?)<\|tool_call_end\|>",
                 lambda n, name, given: (
@@ -286,8 +216,8 @@ BLOCK_FORMATS = {
                 ),
             ),
         ),
-        BlockFormat("pythonic", "", "", _parse_python, _write_python, _HERMES),
-        BlockFormat("llama4_pythonic", "", "", _parse_python, _write_python, _HERMES),
+        BlockFormat("pythonic", "", "", parse_python, write_python, _HERMES),
+        BlockFormat("llama4_pythonic", "", "", parse_python, write_python, _HERMES),
     )
 }
 
@@ -299,6 +229,10 @@ FORMATS: dict[str, CallFormat] = {**tool_reading.FORMATS, **BLOCK_FORMATS}
 
 _TEMPLATE_TAGS = (
     ("[TOOL_CALLS]", "mistral"),
+    ("<seed:tool_call>", "seed_oss"),
+    ("<minimax:tool_call>", "minimax_m2"),
+    ("<longcat_tool_call>", "longcat"),
+    ("<function_calls>", "olmo3"),
     ("<function=", "qwen3_coder"),
     ("<arg_key>", "glm45"),
     ("<tool_call>", "hermes"),

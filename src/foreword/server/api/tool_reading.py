@@ -85,6 +85,8 @@ FORMATS = {
     one.name: one
     for one in (
         ToolFormat("hermes", "<tool_call>", "</tool_call>", "\n"),
+        ToolFormat("granite4", "<tool_call>", "</tool_call>", "\n"),
+        ToolFormat("longcat", "<longcat_tool_call>", "</longcat_tool_call>", "\n"),
         ToolFormat("smollm", "<tool_call>", "</tool_call>", is_list=True),
         ToolFormat("llama3_json", arguments="parameters", hidden="<|python_tag|>"),
         ToolFormat("llama4_json", arguments="parameters", hidden="<|python_tag|>"),

@@ -1,0 +1,132 @@
+"""Parses and writes tool calls that are not JSON objects: tags for each argument, sections, Python."""
+
+import ast
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+Schemas = Mapping[str, Mapping[str, Any]]
+Calls = list[tuple[str, Any]]
+
+
+def _typed_value(text: str, schema: Mapping[str, Any], name: str) -> object:
+    """Convert a value written as text to the type in the argument's schema."""
+    properties = schema.get("properties")
+    known = properties.get(name) if isinstance(properties, Mapping) else None
+    kind = known.get("type") if isinstance(known, Mapping) else None
+    if kind == "string" or (isinstance(kind, list) and "string" in kind):
+        return text
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _argument_text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _parse_object(text: str) -> object:
+    """Parse arguments, which must be a JSON object."""
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError("arguments are an object")
+    return value
+
+
+def tag_functions(function: str, parameter: str, line_end: str, between: str = "") -> dict[str, Any]:
+    """Return `parse` and `write` of a format with tags for each function and parameter.
+
+    `function` and `parameter` are the opening tags, with {} for a name; `line_end` is beside a value, `between` is
+    written between two calls.
+    """
+    word = re.split("[= ]", function, maxsplit=1)[0]
+    opened, named = (tag.format(r'([^>"\n]+)') for tag in (function, parameter))
+    call = re.compile(rf"<{opened}>(.*?)</{word}>", re.DOTALL)
+    pair = re.compile(rf"<{named}>\n?(.*?)\n?</parameter>", re.DOTALL)
+
+    def parse(block: str, tools: Schemas) -> Calls:
+        if call.sub("", block).strip():
+            raise ValueError("text between the functions")
+        found = [(name.strip(), pair.findall(inside)) for name, inside in call.findall(block)]
+        return [
+            (name, {key.strip(): _typed_value(text, tools.get(name, {}), key.strip()) for key, text in given})
+            for name, given in found
+        ]
+
+    def write(calls: Sequence[tuple[str, Any]]) -> str:
+        blocks = []
+        for name, given in calls:
+            pairs = [(parameter.format(key), _argument_text(value)) for key, value in given.items()]
+            written = "".join(f"<{tag}>{line_end}{value}{line_end}</parameter>\n" for tag, value in pairs)
+            blocks.append(f"\n<{function.format(name)}>\n{written}</{word}>\n")
+        return between.join(blocks)
+
+    return {"parse": parse, "write": write}
+
+
+_PAIR = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
+
+
+def parse_pairs(block: str, tools: Schemas) -> Calls:
+    name = block.strip().partition("\n")[0].partition("<arg_key>")[0].strip()
+    schema = tools.get(name, {})
+    return [
+        (name, {key.strip(): _typed_value(text, schema, key.strip()) for key, text in _PAIR.findall(block)})
+    ]
+
+
+def write_pairs(calls: Sequence[tuple[str, Any]]) -> str:
+    def pairs(given: Mapping[str, Any]) -> str:
+        return "".join(
+            f"<arg_key>{key}</arg_key>\n<arg_value>{_argument_text(value)}</arg_value>\n"
+            for key, value in given.items()
+        )
+
+    return "</tool_call>\n<tool_call>".join(f"{name}\n{pairs(given)}" for name, given in calls)
+
+
+def entry_functions(pattern: str, format_entry: Callable[[int, str, str], str]) -> dict[str, Any]:
+    """Return `parse` and `write` of a format with one entry per call, which has a name and JSON arguments.
+
+    `pattern` matches an entry, with the groups `name` and `given`; `format_entry` receives (index, name, JSON).
+    """
+    entry = re.compile(pattern, re.DOTALL)
+
+    def parse(block: str, tools: Schemas) -> Calls:
+        return [(found["name"].strip(), _parse_object(found["given"])) for found in entry.finditer(block)]
+
+    def write(calls: Sequence[tuple[str, Any]]) -> str:
+        return "".join(format_entry(n, name, json.dumps(given)) for n, (name, given) in enumerate(calls))
+
+    return {"parse": parse, "write": write}
+
+
+def parse_python(block: str, tools: Schemas) -> Calls:
+    listed = ast.parse(block.strip(), mode="eval").body
+    if not isinstance(listed, ast.List):
+        raise ValueError("no list of calls")
+    found = []
+    for call in listed.elts:
+        if not isinstance(call, ast.Call) or call.args or not isinstance(call.func, ast.Name | ast.Attribute):
+            raise ValueError("no call with named arguments")
+        given = {str(one.arg): ast.literal_eval(one.value) for one in call.keywords}
+        json.dumps(given)  # raises for sets, bytes, ...
+        found.append((ast.unparse(call.func), given))
+    return found
+
+
+def python_calls(calls: Sequence[tuple[str, Any]]) -> list[str]:
+    def keywords(given: Mapping[str, Any]) -> str:
+        return ", ".join(f"{key}={value!r}" for key, value in given.items())
+
+    return [f"{name}({keywords(given)})" for name, given in calls]
+
+
+def write_python(calls: Sequence[tuple[str, Any]]) -> str:
+    return f"[{', '.join(python_calls(calls))}]"
+
+
+def parse_python_lines(block: str, tools: Schemas) -> Calls:
+    return parse_python(f"[{','.join(filter(None, map(str.strip, block.splitlines())))}]", tools)

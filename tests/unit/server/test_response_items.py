@@ -1,0 +1,56 @@
+import pytest
+
+from foreword.server.api.message_types import Message
+from foreword.server.api.response_items import item_messages
+
+REASONING = {"type": "reasoning", "id": "rs-1", "summary": [], "encrypted_content": None, "status": "completed",
+             "content": [{"type": "reasoning_text", "text": "Let me look."}]}  # fmt: skip
+SAID = {"type": "message", "role": "assistant", "id": "msg-1", "status": "completed",
+        "content": [{"type": "output_text", "text": "I look.", "annotations": [], "logprobs": []}]}  # fmt: skip
+
+
+def call(number: int) -> dict:
+    return {"type": "function_call", "id": "fc", "call_id": f"c{number}", "name": "look", "arguments": "{}",
+            "status": "completed"}  # fmt: skip
+
+
+def result(number: int) -> dict:
+    return {"type": "function_call_output", "call_id": f"c{number}", "output": "7"}
+
+
+def test_the_items_of_an_answer_are_one_message_as_on_the_chat_route():
+    """The items are those that the client sends back: what the template sees must not depend on the route."""
+    items = [{"role": "user", "content": "x"}, REASONING, SAID, call(1), call(2), result(1), result(2)]
+    calls = [{"id": f"c{n}", "function": {"name": "look", "arguments": "{}"}} for n in (1, 2)]
+    answer = {"role": "assistant", "content": "I look.", "reasoning_content": "Let me look."}
+    results = [{"role": "tool", "tool_call_id": f"c{n}", "content": "7"} for n in (1, 2)]
+    expected = [{"role": "user", "content": "x"}, answer | {"tool_calls": calls}, *results]
+    assert item_messages(items) == [Message.model_validate(one) for one in expected]
+
+
+@pytest.mark.parametrize(
+    ("items", "count"),
+    [
+        ([SAID, SAID], 2),
+        ([call(1), result(1), call(2)], 3),
+        ([call(1), SAID], 2),
+        ([SAID, REASONING, SAID], 2),
+        ([REASONING, call(1)], 1),
+        ([REASONING], 1),
+        ([{"role": "user", "content": "x"}, {"role": "user", "content": "y"}], 2),
+    ],
+)
+def test_other_items_stay_apart(items: list[dict], count: int):
+    assert len(item_messages(items)) == count
+
+
+def test_a_refusal_is_text_and_reasoning_may_be_kept_back():
+    refused = {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}
+    (message,) = item_messages([{"type": "reasoning", "summary": [], "content": None}, refused])
+    assert (message.text, message.reasoning_content) == ("No.", "")
+
+
+def test_a_part_that_is_not_text_is_refused():
+    image = {"role": "user", "content": [{"type": "input_image", "image_url": "http://x"}]}
+    with pytest.raises(ValueError, match=r"item 1 has a part of type 'input_image'.*vision model"):
+        item_messages([{"role": "user", "content": "x"}, image])
