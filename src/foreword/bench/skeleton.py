@@ -16,7 +16,6 @@ from math import exp, log
 from pathlib import Path
 from random import Random
 from statistics import fmean, median
-from time import sleep
 from typing import Any, TypeVar
 
 from rich.box import SIMPLE_HEAD
@@ -49,20 +48,17 @@ def take_turns(
     *,
     warm_up: int = 1,
     alternate: bool = False,
-    pause: float = 0.0,
 ) -> dict[str, list[Sample]]:
     """Return `rounds` samples per arm; every round runs all arms once, so that slow periods affect them alike.
 
     Warm-up rounds do not count. An arm is called with its round number, which is negative while warming up. With
-    `alternate`, every other round runs backwards, so that a drift favours no arm. `pause` is a time in seconds before
-    every sample.
+    `alternate`, every other round runs backwards, so that a drift favours no arm.
     """
     samples: dict[str, list[Sample]] = {name: [] for name in arms}
     whole = (warm_up + rounds) * len(arms)
     for number in range(-warm_up, rounds):
         order = list(arms.items())
         for turn, (name, run) in enumerate(reversed(order) if alternate and number % 2 == 0 else order, 1):
-            sleep(pause)
             sample = run(number)
             if number >= 0:
                 samples[name].append(sample)
