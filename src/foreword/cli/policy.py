@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foreword.bench.prompts import take_per_category
-from foreword.cli.bench.common import MOST_TOKENS, TEMPERATURE, fields_of, prompts_of
-from foreword.cli.console import JsonCommand, JsonOption, ModelCommand, print_json, say, stage_bar, stdout
-from foreword.cli.options.common import one_of, read_bytes, read_text, speculation_choice
+from foreword.cli.bench.common import MOST_TOKENS, TEMPERATURE, prompts_of
+from foreword.cli.console import fields_of, print_json, say, stage_bar, stdout
+from foreword.cli.options.common import JsonCommand, JsonOption, one_of, read_bytes, read_text
 from foreword.cli.options.grouped import REQUIRED, argument, command, option
+from foreword.cli.options.model import ModelCommand, speculation_choice
 from foreword.cli.options.serve import need_server_extra
 from foreword.errors import RequestError
 

@@ -10,17 +10,11 @@ from foreword.bench.contestants import Contestant, contestants, engine_versions
 from foreword.bench.ledger import Ledger
 from foreword.bench.prompts import BenchPrompt, prompts_digest, spec_bench_kinds, take_per_category
 from foreword.bench.skeleton import Column, optional
-from foreword.cli.bench.common import fields_of, print_table, prompts_of, provenance, save_plot
-from foreword.cli.console import (
-    DEFAULT_MODEL,
-    DeviceOption,
-    JsonCommand,
-    ModelOption,
-    plot_option,
-    say,
-    stage_bar,
-)
+from foreword.cli.bench.common import prompts_of, provenance
+from foreword.cli.console import fields_of, print_table, say, stage_bar
+from foreword.cli.options.common import JsonCommand, plot_option, save_plot
 from foreword.cli.options.grouped import late, option
+from foreword.cli.options.model import DEFAULT_MODEL, DeviceOption, ModelOption
 from foreword.errors import RequestError
 from foreword.progress import StageProgress
 

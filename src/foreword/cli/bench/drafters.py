@@ -17,13 +17,11 @@ from foreword.cli.bench.common import (
     MOST_TOKENS,
     TEMPERATURE,
     Benchmark,
-    fields_of,
-    print_table,
     prompts_of,
     provenance,
-    save_plot,
 )
-from foreword.cli.console import parse_sizes, plot_option, say, stage_bar, stdout
+from foreword.cli.console import fields_of, print_table, say, stage_bar, stdout
+from foreword.cli.options.common import parse_sizes, plot_option, save_plot
 from foreword.cli.options.grouped import flag, option, pick
 from foreword.errors import RequestError
 from foreword.progress import StageProgress

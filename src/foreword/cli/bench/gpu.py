@@ -6,16 +6,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from foreword.bench.skeleton import Column
-from foreword.cli.bench.common import BATCH_SIZES, fields_of, print_table
-from foreword.cli.console import (
-    JsonCommand,
-    KvDtypeOption,
-    QuantizationOption,
-    parse_sizes,
-    stage_bar,
-    stdout,
-)
+from foreword.cli.bench.common import BATCH_SIZES
+from foreword.cli.console import fields_of, print_table, stage_bar, stdout
+from foreword.cli.options.common import JsonCommand, parse_sizes
 from foreword.cli.options.grouped import flag, option
+from foreword.cli.options.model import KvDtypeOption, QuantizationOption
 from foreword.errors import RequestError
 
 if TYPE_CHECKING:

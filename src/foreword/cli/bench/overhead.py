@@ -13,8 +13,9 @@ from rich.table import Table
 
 from foreword.bench.prompts import own_prompts
 from foreword.bench.skeleton import Column
-from foreword.cli.bench.common import MOST_TOKENS, SPECULATIVE_DRAFTER, Benchmark, fields_of, print_table
-from foreword.cli.console import fetched, parse_sizes, plot_option, progress_bar, stage_bar, stdout
+from foreword.cli.bench.common import MOST_TOKENS, SPECULATIVE_DRAFTER, Benchmark
+from foreword.cli.console import fetched, fields_of, print_table, progress_bar, stage_bar, stdout
+from foreword.cli.options.common import parse_sizes, plot_option
 from foreword.cli.options.grouped import option
 
 if TYPE_CHECKING:

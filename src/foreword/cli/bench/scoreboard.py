@@ -14,8 +14,9 @@ from typing import Any
 from foreword.bench.skeleton import command_json
 from foreword.cli.bench.common import provenance
 from foreword.cli.bench.compare import named_interpreters, names
-from foreword.cli.console import DEFAULT_MODEL, note, say
+from foreword.cli.console import note, say
 from foreword.cli.options.grouped import Command, flag, option
+from foreword.cli.options.model import DEFAULT_MODEL
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from foreword.cli.bench.common import provenance
-from foreword.cli.console import JsonOption, print_json
-from foreword.cli.options.common import one_of
+from foreword.cli.console import print_json
+from foreword.cli.options.common import JsonOption, one_of
 from foreword.cli.options.grouped import flag, option, options_command
 from foreword.errors import RequestError
 
