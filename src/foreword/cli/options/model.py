@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 
 DEFAULT_MODEL = "smollm2-135m"
 
+DTYPES = ("auto", "float32", "bfloat16", "float16", "int8", "stored", "q4", "q8_0")
+BACKENDS = ("auto", "cpu", "cuda", "torch")
+QUANTIZATIONS = ("auto", "none", "fp8", "int4")
+KV_DTYPES = ("auto", "float32", "bfloat16", "fp8")
+
 
 def check_device(device: str) -> str:
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
@@ -64,23 +69,17 @@ def _choice(option: str, allowed: tuple[str, ...], text: str, metavar: str | Non
     return typer.Option(callback=lambda value: one_of(option, value, allowed), help=text, metavar=metavar)
 
 
-DtypeOption = Annotated[
-    str,
-    _choice(
-        "--dtype",
-        ("auto", "float32", "bfloat16", "float16", "int8", "stored", "q4", "q8_0"),
-        "Data type: auto, float32, bfloat16, float16; on the CPU kernels int8, stored, q8_0, float32. "
-        "`foreword doctor` shows what auto is.",
-    ),
-]
+_DTYPE_HELP = (
+    "Data type: auto, float32, bfloat16, float16; on the CPU kernels int8, stored, q8_0, float32. "
+    "`foreword doctor` shows what auto is."
+)
 _WEIGHTS_HELP = "Weights on a GPU: auto (as the checkpoint has them), none (unpacked), fp8 or int4."
 _KV_HELP = "Keys and values: auto; float32 or bfloat16 on a CPU; fp8 on a GPU."
 _DEFAULTS_HELP = "Defaults of sampling parameters: auto (the model's) or none (Foreword's)."
-BackendOption = Annotated[
-    str, _choice("--backend", ("auto", "cpu", "cuda", "torch"), "Backend: auto, cpu, cuda or torch.")
-]
-QuantizationOption = Annotated[str, _choice("--quantization", ("auto", "none", "fp8", "int4"), _WEIGHTS_HELP)]
-KvDtypeOption = Annotated[str, _choice("--kv-cache-dtype", ("auto", "float32", "bfloat16", "fp8"), _KV_HELP)]
+DtypeOption = Annotated[str, _choice("--dtype", DTYPES, _DTYPE_HELP)]
+BackendOption = Annotated[str, _choice("--backend", BACKENDS, "Backend: auto, cpu, cuda or torch.")]
+QuantizationOption = Annotated[str, _choice("--quantization", QUANTIZATIONS, _WEIGHTS_HELP)]
+KvDtypeOption = Annotated[str, _choice("--kv-cache-dtype", KV_DTYPES, _KV_HELP)]
 GenerationConfigOption = Annotated[
     str, _choice("--generation-config", GENERATION_CONFIGS, _DEFAULTS_HELP, "auto|none")
 ]
