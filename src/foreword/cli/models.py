@@ -36,7 +36,7 @@ def pull(
     say(f"{name} is ready: {path}")
 
 
-def list_models(
+def models(
     supported: Annotated[bool, typer.Option("--supported", help="List families and backends.")] = False,
     as_json: JsonOption = False,
 ) -> None:

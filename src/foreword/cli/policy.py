@@ -164,11 +164,7 @@ class Tune(ModelCommand):
         llm = self.load()
         tried = _available(llm) if wanted is None else wanted
         with stage_bar() as show:
-
-            def on_progress(kind: str, done: int, total: int, drafter: str) -> None:
-                show(f"{drafter}, {kind} {done + 1}/{total}", done, total)
-
-            records = list(DrafterBench(llm, tried, settings).measure(listed, (), on_progress))
+            records = list(DrafterBench(llm, tried, settings).measure(listed, (), show))
         order = {method.label: place for place, method in enumerate(tried)}
         rows = summarise(sorted(records, key=lambda record: order[record.drafter]))
         size = f"{len(listed)} prompts × up to {self.max_tokens} tokens"
