@@ -124,7 +124,7 @@ class Race:
                 runners.append(runner)
             whole = len(turns) * len(contestants)
 
-            def ask(runner: Runner, number: int) -> None:
+            def measure(runner: Runner, number: int) -> None:
                 label, (turn, place) = runner.contestant.label, turns[number]
                 if (label, place, turn) in have or label in failed:
                     return
@@ -139,7 +139,7 @@ class Race:
                 answers.append(PeerAnswer(label, place, turn, len(ids), token_ids=ids, **reply))
                 keep(answers[-1])
 
-            arms = {str(place): partial(ask, runner) for place, runner in enumerate(runners)}
+            arms = {str(place): partial(measure, runner) for place, runner in enumerate(runners)}
             take_turns(arms, len(turns), warm_up=0)
         found = [answer for answer in answers if answer.contestant not in failed]
         return found, list(failed.values())

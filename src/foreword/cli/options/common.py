@@ -57,6 +57,11 @@ def json_object(option: str, text: str, example: str | None = None) -> dict[str,
     return value
 
 
+def split_list(text: str | None) -> list[str]:
+    """Return the entries of a list with commas."""
+    return [entry.strip() for entry in (text or "").split(",") if entry.strip()]
+
+
 def read_bytes(path: Path) -> bytes:
     """Return a file's bytes; `-` is standard input."""
     try:

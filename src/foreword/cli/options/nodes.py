@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from foreword.cli.options.common import split_list
 from foreword.cli.options.grouped import flag, late, option
 from foreword.errors import RequestError
 
@@ -23,14 +24,16 @@ TlsOption = Annotated[str | None, typer.Option(metavar="CERT,KEY,CA", help="PEM 
 
 
 def labels_option() -> Any:  # noqa: ANN401
+    """Return the field of the option for a process's location."""
     return option("", "Location of this process; near nodes are preferred.", metavar="host=A,rack=B,zone=C")
 
 
 def tls_files(text: str | None) -> tuple[str, str, str] | None:
+    """Return the paths of certificate, key and authority from `CERT,KEY,CA`."""
     if text is None:
         return None
-    files = [entry.strip() for entry in text.split(",")]
-    if len(files) != 3 or not all(files):
+    files = split_list(text)
+    if len(files) != 3 or text.count(",") != 2:
         raise RequestError("TLS takes three files with commas: certificate, key, authority")
     return files[0], files[1], files[2]
 
@@ -74,22 +77,25 @@ class NodeOptions:
             if self.drafters_labels or self.drafters_token_file or files or self.local_tenants:
                 raise RequestError("--drafters-..., --local-tenants: give --drafters too, or leave them out")
             return {}
-        given: dict[str, Any] = {
+        keys: dict[str, Any] = {
             "drafters": self.drafters,
             "labels": self.drafters_labels,
             "local_tenants": self.local_tenants,
+            "insecure": self.drafters_insecure,
         }
         if self.drafters_token_file is not None:
-            given["token_file"] = str(self.drafters_token_file)
+            keys["token_file"] = str(self.drafters_token_file)
         if files is not None:
-            given |= dict(zip(("tls_certificate", "tls_key", "tls_authority"), files, strict=True))
-        given["insecure"] = self.drafters_insecure
-        RemoteConfig(**given).security()  # refuses unprotected nodes before a model is loaded
-        return given
+            keys |= dict(zip(("tls_certificate", "tls_key", "tls_authority"), files, strict=True))
+        RemoteConfig(**keys).security()  # refuses unprotected nodes before a model is loaded
+        return keys
 
 
 def with_nodes(config: "SpeculationConfig | None", nodes: dict[str, Any]) -> "SpeculationConfig | None":
-    """Return a configuration that prefers nodes, with the local drafter as fallback."""
+    """Return a configuration that prefers the nodes of `NodeOptions.settings`, with the local drafter as fallback.
+
+    Raise `RequestError` if the connections to the nodes would be unprotected.
+    """
     from foreword.drafters.config import SpeculationConfig
     from foreword.speculation.drafting import DraftSource
 
