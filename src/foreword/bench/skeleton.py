@@ -24,17 +24,10 @@ from rich.table import Table
 from foreword.errors import RequestError
 from foreword.progress import Progress, StageProgress
 
-RESAMPLES = 2000
-"""Bootstrap samples."""
-
-STOP_SECONDS = 60
-"""Seconds that a child process has to stop before it is killed."""
-
-ENGINE_PAUSE = 0.05
-"""Seconds between samples of different engines, whose threads may still spin."""
-
-PLAIN = "plain"
-"""Label of decoding without a drafter."""
+RESAMPLES = 2000  # bootstrap samples
+STOP_SECONDS = 60  # seconds that a child process has to stop before it is killed
+ENGINE_PAUSE = 0.05  # seconds between samples of different engines, whose threads may still spin
+PLAIN = "plain"  # label of decoding without a drafter
 
 Sample = TypeVar("Sample")
 Item = TypeVar("Item")
@@ -133,8 +126,7 @@ def against_best(
     return BestFixed(best, bootstrap(neighbours(rates[own][1::2], rates[best][1::2]), confidence))
 
 
-Column = str | Callable[[Any], str]
-"""A table cell: a format of attributes such as "{.ms:.2f}", or a function."""
+Column = str | Callable[[Any], str]  # a table cell: a format of attributes such as "{.ms:.2f}", or a function
 
 
 def cells_of(rows: Iterable[object], columns: Mapping[str, Column]) -> list[list[str]]:

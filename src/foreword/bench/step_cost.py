@@ -19,8 +19,7 @@ from foreword.progress import Progress
 from foreword.proofs.passes import CachedRequests
 from foreword.speculation.draft import Draft
 
-PROMPT_REPEATS = 5
-"""Repeats for prompts, which take as long as a hundred steps."""
+PROMPT_REPEATS = 5  # repeats for prompts, which take as long as a hundred steps
 
 
 @dataclass(frozen=True)

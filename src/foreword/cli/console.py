@@ -48,8 +48,7 @@ after_loading: Callable[[], object] = nothing
 """Called after a model was loaded; a command that owns its process freezes garbage collection then."""
 
 
-LINE_SECONDS = 2.0
-"""Minimum seconds between two progress lines in a log."""
+LINE_SECONDS = 2.0  # minimum seconds between two progress lines in a log
 
 
 @contextmanager

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from foreword.engine.outputs import RequestOutput
     from foreword.structured.params import StructuredOutputs
 
-_PATIENCE = 2.0
-"""Seconds without input from the pipe before the command prints that it is waiting."""
+_PATIENCE = 2.0  # seconds without input from the pipe before the command prints that it is waiting
 
 
 def read_prompt(prompt: str | None, file: Path | None, stdin_is_free: bool = True) -> str:

@@ -54,8 +54,7 @@ KNOWN_ELSEWHERE = {  # name: equivalents here
 }
 """Commands of ollama, vLLM and llama.cpp, and their equivalents here."""
 
-CUTOFF = 0.7
-"""Minimum difflib similarity: one wrong letter in four, or two swapped ones."""
+CUTOFF = 0.7  # minimum difflib similarity: one wrong letter in four, or two swapped ones
 
 
 def suggested(name: str, commands: list[str]) -> list[str]:

@@ -23,8 +23,7 @@ from foreword.cli.options.common import JsonCommand, parse_sizes, plot_option, s
 from foreword.cli.options.grouped import command, option
 from foreword.errors import RequestError
 
-MOST_GUESSES = 1000
-"""Upper limit, far beyond any pass; the closed form has none."""
+MOST_GUESSES = 1000  # upper limit, far beyond any pass; the closed form has none
 
 CLOSED_FORM, MEASURED = "closed form", "measured steps"
 

@@ -91,8 +91,7 @@ app = typer.Typer(no_args_is_help=True, help="Run targets and draft nodes from o
 FileArgument = Annotated[Path, typer.Argument(metavar="CLUSTER.yaml", help="Targets and draft nodes.")]
 KeyOption = Annotated[str | None, typer.Option(help="API key of the targets. Default: FOREWORD_API_KEY.")]
 
-DRAIN_SECONDS = 120.0
-"""Seconds that `down` waits for members to drain."""
+DRAIN_SECONDS = 120.0  # seconds that `down` waits for members to drain
 
 
 @app.command()

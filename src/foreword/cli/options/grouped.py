@@ -9,8 +9,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
-REQUIRED = MISSING
-"""Default of a required option."""
+REQUIRED = MISSING  # default of a required option
 
 _PARAMETER, _LAST = "parameter", "last"
 """Metadata of a field: a function from the option's name to typer's parameter, and its rank in the help."""

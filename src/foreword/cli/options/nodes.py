@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from foreword.cluster.security import Security
     from foreword.drafters.config import SpeculationConfig
 
-DRAFT_TOKENS = 5
-"""Default number of draft tokens requested from nodes per pass."""
+DRAFT_TOKENS = 5  # default number of draft tokens requested from nodes per pass
 
 TokenFileOption = Annotated[
     Path | None, typer.Option(help="Cluster token's file. Default: FOREWORD_CLUSTER_TOKEN.")

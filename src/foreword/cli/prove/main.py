@@ -12,8 +12,7 @@ from foreword.cli.options.common import JsonCommand, json_object, one_of
 from foreword.cli.options.grouped import command, flag, option
 from foreword.errors import RequestError
 
-LARGEST_SEED = 2**62
-"""Largest first seed, so that all seeds are 64-bit integers."""
+LARGEST_SEED = 2**62  # largest first seed, so that all seeds are 64-bit integers
 
 
 @dataclass(frozen=True, kw_only=True)
