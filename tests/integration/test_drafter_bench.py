@@ -41,7 +41,11 @@ def test_decoding_is_counted_from_behind_the_prompt(llm: LLM):
 def test_plain_and_guessing_take_turns_and_what_is_known_is_skipped(llm: LLM):
     bench = DrafterBench(llm, parse_methods("ngram,suffix"), BenchSettings(max_tokens=8, repeats=2))
     turns: list[tuple[int, str]] = []
-    records = list(bench.measure(PROMPTS, [], lambda _, done, total, drafter: turns.append((done, drafter))))
+
+    def note(stage: str, done: int, _: int) -> None:
+        turns.append((done, stage.split(",", maxsplit=1)[0]))
+
+    records = list(bench.measure(PROMPTS, [], note))
     assert turns == [(done, drafter) for done in (0, 1) for drafter in [PLAIN, "ngram", "suffix"] * 2]
     assert [(r.drafter, r.prompt) for r in records] == [
         (drafter, prompt.key) for prompt in PROMPTS for drafter in ("ngram", "suffix")
@@ -50,7 +54,7 @@ def test_plain_and_guessing_take_turns_and_what_is_known_is_skipped(llm: LLM):
 
     turns.clear()
     known = [record for record in records if (record.drafter, record.category) != ("suffix", "code")]
-    again = list(bench.measure(PROMPTS, known, lambda _, done, total, drafter: turns.append((done, drafter))))
+    again = list(bench.measure(PROMPTS, known, note))
     assert [(r.drafter, r.category) for r in again] == [("suffix", "code")]
     assert turns == [(1, PLAIN), (1, "suffix")] * 2  # its own baseline is measured beside it
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
+from time import sleep
 from typing import Any, cast
 
 from foreword.bench.contestants import KINDS, OURS, Contestant, engine_environment
@@ -123,11 +124,12 @@ class Race:
                 runners.append(runner)
             whole = len(turns) * len(contestants)
 
-            def ask(runner: Runner, number: int) -> None:
+            def measure(runner: Runner, number: int) -> None:
                 label, (turn, place) = runner.contestant.label, turns[number]
                 if (label, place, turn) in have or label in failed:
                     return
                 progress(label, len(answers), whole)
+                sleep(ENGINE_PAUSE)
                 try:
                     reply = runner.answer(self.prompts[place], self.count)
                 except RequestError as error:
@@ -137,8 +139,8 @@ class Race:
                 answers.append(PeerAnswer(label, place, turn, len(ids), token_ids=ids, **reply))
                 keep(answers[-1])
 
-            arms = {str(place): partial(ask, runner) for place, runner in enumerate(runners)}
-            take_turns(arms, len(turns), warm_up=0, pause=ENGINE_PAUSE)
+            arms = {str(place): partial(measure, runner) for place, runner in enumerate(runners)}
+            take_turns(arms, len(turns), warm_up=0)
         found = [answer for answer in answers if answer.contestant not in failed]
         return found, list(failed.values())
 

@@ -79,16 +79,13 @@ class Contestant:
 
 
 def contestants(
-    wanted: Sequence[str] | None,
-    pythons: dict[str, str],
-    draft: str | None = None,
-    modes: Sequence[str] | None = None,
+    wanted: Sequence[str], pythons: dict[str, str], draft: str | None = None, modes: Sequence[str] = ()
 ) -> list[Contestant]:
-    """Return Foreword and the wanted engines; by default those that are installed or have an interpreter.
+    """Return Foreword and the wanted engines; empty: those that are installed or have an interpreter.
 
-    A draft model adds a mode to each engine that supports one. `modes` selects modes; None: all.
+    A draft model adds a mode to each engine that supports one. `modes` selects modes; empty: all.
     """
-    for name in (*(wanted or ()), *pythons):
+    for name in (*wanted, *pythons):
         if name not in KINDS:
             raise RequestError(f"--peers: there is no {name!r}; there are {', '.join(KINDS)}")
     chosen = [name for name in KINDS if name == OURS or _is_wanted(name, wanted, pythons)]
@@ -99,18 +96,16 @@ def contestants(
         if draft is not None and kind.draft_mode is not None:
             found.append(Contestant(name, kind.draft_mode, python, draft))
     known = [mode for name in chosen for mode in KINDS[name].modes]
-    if unknown := [mode for mode in modes or () if mode not in known]:
+    if unknown := [mode for mode in modes if mode not in known]:
         raise RequestError(f"--modes: no engine here has {unknown[0]!r}; there are {', '.join(known)}")
-    return [one for one in found if modes is None or one.mode in modes or one.draft is not None]
+    return [one for one in found if not modes or one.mode in modes or one.draft is not None]
 
 
-def _is_wanted(name: str, wanted: Sequence[str] | None, pythons: dict[str, str]) -> bool:
-    is_there = name in pythons or find_spec(KINDS[name].package) is not None
-    if wanted is None:
-        return is_there
-    if name in wanted and not is_there:
+def _is_wanted(name: str, wanted: Sequence[str], pythons: dict[str, str]) -> bool:
+    is_installed = name in pythons or find_spec(KINDS[name].package) is not None
+    if name in wanted and not is_installed:
         raise RequestError(f"--peers {name}: it is not installed; name an interpreter: --python {name}=PATH")
-    return name in wanted
+    return name in wanted if wanted else is_installed
 
 
 def engine_versions(chosen: Sequence[Contestant]) -> dict[str, str]:

@@ -26,15 +26,9 @@ from foreword.kv.spec import DECODER_ROWS, PageSpec, RowSpec, StateSpec
 from foreword.progress import StageProgress
 from foreword.speculation.protocols import Policy
 
-CONTEXT = 128
-"""Prompt length."""
-
-GROUP = 10
-"""Steps timed together."""
-
-DRAFT_TOKENS = 4
-"""Draft tokens per request and step."""
-
+CONTEXT = 128  # prompt length
+GROUP = 10  # steps timed together
+DRAFT_TOKENS = 4  # draft tokens per request and step
 WAYS: Mapping[str, SpeculationSetting] = {
     "plain": False,
     "ngram": {"method": "ngram", "num_speculative_tokens": DRAFT_TOKENS, "fixed": True},
@@ -43,14 +37,11 @@ WAYS: Mapping[str, SpeculationSetting] = {
 }
 """Decoding modes; the last one uses the default policy."""
 
-_WORDS, _FIRST = 64, 300
-"""Number of distinct tokens of the text, and the smallest id."""
-
+_WORDS, _FIRST = 64, 300  # number of distinct tokens of the text, and the smallest id
 _DEVIATES = np.random.default_rng(0).random(997) < 0.15
 """Per position, whether the text deviates from its usual continuation."""
 
-VOCABULARY = _FIRST + _WORDS
-"""Upper bound of token ids."""
+VOCABULARY = _FIRST + _WORDS  # upper bound of token ids
 
 _PASS_SECONDS, _ROW_SECONDS = 5e-3, 5e-6
 """Simulated times of a pass and of each of its rows, with which speculation gains."""

@@ -8,11 +8,8 @@ from typing import Any, Generic, TypeVar, cast, get_type_hints
 
 from foreword.errors import RequestError
 
-R = TypeVar("R")
-"""A measurement: a dataclass."""
-
-_BEFORE = {"ignore_eos": True}
-"""Settings of files that do not state them."""
+R = TypeVar("R")  # a measurement: a dataclass
+_BEFORE = {"ignore_eos": True}  # settings of files that do not state them
 
 
 class Ledger(Generic[R]):

@@ -22,9 +22,8 @@ from foreword.errors import RequestError
 from foreword.speculation.drafting import DraftRequest, DraftTask, Text
 
 PINGS = 200
-PROMPT = 64
-WORDS = 23
-"""Length of synthetic prompts, and number of distinct tokens."""
+PROMPT = 64  # length of synthetic prompts
+WORDS = 23  # number of distinct tokens in them
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,8 @@ from typing import Any
 from foreword.bench.peers import CPU, LOOKUP_TOKENS
 from foreword.errors import ForewordError, RequestError
 
-FILE_TYPES = {"Q8_0": 7, "Q4_0": 2}
-"""Formats of llama.cpp to measure, with its numbers for them."""
-
-CACHE = "FOREWORD_COMPARE_CACHE"
-"""Environment variable with the folder for files that llama.cpp writes."""
-
+FILE_TYPES = {"Q8_0": 7, "Q4_0": 2}  # formats of llama.cpp to measure, with its numbers for them
+CACHE = "FOREWORD_COMPARE_CACHE"  # environment variable with the folder for files that llama.cpp writes
 CONTEXT = 4096
 
 

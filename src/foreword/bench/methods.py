@@ -25,9 +25,7 @@ class Method:
     config: Mapping[str, Any] | None  # parsed by `SpeculationConfig`; None: the engine's default
 
 
-RANDOM = "random"
-"""The `model` of a head with random weights."""
-
+RANDOM = "random"  # the `model` of a head with random weights
 DEFAULT = Method("default", None)
 """The default drafter under the default policy, as in `generate`, `chat` and `serve`."""
 

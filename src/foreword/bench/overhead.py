@@ -25,8 +25,7 @@ from foreword.speculation.measured.situation import Situation
 from foreword.speculation.report import StageSeconds
 from foreword.speculation.requests import DraftPlan, PassEntry
 
-VERIFY_ROWS = (1, 6)
-"""Rows of the reference passes: plain decoding, and verification of five draft tokens."""
+VERIFY_ROWS = (1, 6)  # rows of the reference passes: plain decoding, and verification of five draft tokens
 
 
 @dataclass(frozen=True)

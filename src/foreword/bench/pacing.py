@@ -20,8 +20,7 @@ from foreword.engine.core import EngineCore
 from foreword.engine.messages import AnswerDelta, NewRequest
 from foreword.errors import RequestError
 
-EVENT_BYTES = 240
-"""Size of an OpenAI completion event without its text."""
+EVENT_BYTES = 240  # size of an OpenAI completion event without its text
 
 
 class WireChunk(NamedTuple):

@@ -25,9 +25,7 @@ from foreword.progress import Progress
 from foreword.proofs.passes import CachedRequests
 from foreword.speculation.draft import Draft, stack
 
-ADAPTER_CONTEXT = 64
-"""Committed tokens per request with an adapter."""
-
+ADAPTER_CONTEXT = 64  # committed tokens per request with an adapter
 ADAPTED = {"q, v": (0, 2), "q, k, v, o": (0, 1, 2, 3), "all seven": tuple(range(len(MODULES)))}
 """Adapted modules, by index in `MODULES`."""
 

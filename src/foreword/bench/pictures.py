@@ -52,11 +52,9 @@ def draw_bars(
     axes.set_xticks(range(len(groups)), groups, rotation=20, ha="right")
 
 
-Line = Sequence[tuple[float, float]]
-"""Points (x, y), by x."""
+Line = Sequence[tuple[float, float]]  # points (x, y), by x
 
-Lines = Mapping[str, Line]
-"""Lines by legend."""
+Lines = Mapping[str, Line]  # lines by legend
 
 
 @dataclass(frozen=True)

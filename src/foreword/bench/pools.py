@@ -14,8 +14,7 @@ from foreword.engine.core import EngineCore
 from foreword.errors import RequestError
 from foreword.progress import StageProgress
 
-WARM = 16
-"""Tokens per request before timing, while nodes process the prompts."""
+WARM = 16  # tokens per request before timing, while nodes process the prompts
 
 
 @contextmanager

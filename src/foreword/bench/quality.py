@@ -13,8 +13,7 @@ from foreword.errors import RequestError
 from foreword.progress import Progress
 from foreword.proofs.passes import prompt_pass
 
-WINDOW = 512
-"""Context length into which the text is cut."""
+WINDOW = 512  # context length into which the text is cut
 
 
 @dataclass(frozen=True)

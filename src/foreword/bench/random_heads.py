@@ -31,8 +31,7 @@ from foreword.speculation.drafting import Drafter
 MEDUSA_HEADS, DFLASH_LAYERS, DFLASH_BLOCK, DRAFT_VOCAB, TAPS = 5, 5, 16, 32_000, 3
 """Published sizes: Medusa heads, DFlash layers and block, reduced vocabulary, taps."""
 
-DSPARK_BLOCK, DSPARK_RANK = 7, 256
-"""DSpark's block size and Markov rank."""
+DSPARK_BLOCK, DSPARK_RANK = 7, 256  # DSpark's block size and Markov rank
 
 Shaped = tuple[dict[str, tuple[int, ...]], dict[str, Any]]
 

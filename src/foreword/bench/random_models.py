@@ -248,9 +248,7 @@ def _with_experts(layer: LayerSpec, count: int) -> LayerSpec:
     return replace(layer, mlp=MlpSpec(0, activation=layer.mlp.activation, experts=experts))
 
 
-QUIET = 0.02
-"""Gain of the target's layers that its draft does not have, so that both agree."""
-
+QUIET = 0.02  # gain of the target's layers that its draft does not have, so that both agree
 _END = "<|end|>"
 
 

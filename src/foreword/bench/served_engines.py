@@ -19,14 +19,9 @@ from foreword.bench.peers import LOOKUP_TOKENS, VLLM_DRAFT_TOKENS
 from foreword.bench.skeleton import command_json
 from foreword.errors import RequestError
 
-START_SECONDS = 600
-"""Maximum start time of a server in seconds. vLLM compiles for minutes."""
-
-_EXAMINED = (0, 1)
-"""Exit codes of `foreword prove` with a result; 1: a claim was refuted."""
-
-NAME = "model"
-"""Name of the model in every server except transformers', which uses the path."""
+START_SECONDS = 600  # Maximum start time of a server in seconds. vLLM compiles for minutes.
+_EXAMINED = (0, 1)  # exit codes of `foreword prove` with a result; 1: a claim was refuted
+NAME = "model"  # name of the model in every server except transformers', which uses the path
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from math import exp, log
 from pathlib import Path
 from random import Random
 from statistics import fmean, median
-from time import sleep
 from typing import Any, TypeVar
 
 from rich.box import SIMPLE_HEAD
@@ -25,17 +24,10 @@ from rich.table import Table
 from foreword.errors import RequestError
 from foreword.progress import Progress, StageProgress
 
-RESAMPLES = 2000
-"""Bootstrap samples."""
-
-STOP_SECONDS = 60
-"""Seconds that a child process has to stop before it is killed."""
-
-ENGINE_PAUSE = 0.05
-"""Seconds between samples of different engines, whose threads may still spin."""
-
-PLAIN = "plain"
-"""Label of decoding without a drafter."""
+RESAMPLES = 2000  # bootstrap samples
+STOP_SECONDS = 60  # seconds that a child process has to stop before it is killed
+ENGINE_PAUSE = 0.05  # seconds between samples of different engines, whose threads may still spin
+PLAIN = "plain"  # label of decoding without a drafter
 
 Sample = TypeVar("Sample")
 Item = TypeVar("Item")
@@ -49,20 +41,17 @@ def take_turns(
     *,
     warm_up: int = 1,
     alternate: bool = False,
-    pause: float = 0.0,
 ) -> dict[str, list[Sample]]:
     """Return `rounds` samples per arm; every round runs all arms once, so that slow periods affect them alike.
 
     Warm-up rounds do not count. An arm is called with its round number, which is negative while warming up. With
-    `alternate`, every other round runs backwards, so that a drift favours no arm. `pause` is a time in seconds before
-    every sample.
+    `alternate`, every other round runs backwards, so that a drift favours no arm.
     """
     samples: dict[str, list[Sample]] = {name: [] for name in arms}
     whole = (warm_up + rounds) * len(arms)
     for number in range(-warm_up, rounds):
         order = list(arms.items())
         for turn, (name, run) in enumerate(reversed(order) if alternate and number % 2 == 0 else order, 1):
-            sleep(pause)
             sample = run(number)
             if number >= 0:
                 samples[name].append(sample)
@@ -137,8 +126,7 @@ def against_best(
     return BestFixed(best, bootstrap(neighbours(rates[own][1::2], rates[best][1::2]), confidence))
 
 
-Column = str | Callable[[Any], str]
-"""A table cell: a format of attributes such as "{.ms:.2f}", or a function."""
+Column = str | Callable[[Any], str]  # a table cell: a format of attributes such as "{.ms:.2f}", or a function
 
 
 def cells_of(rows: Iterable[object], columns: Mapping[str, Column]) -> list[list[str]]:

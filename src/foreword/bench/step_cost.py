@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Protocol
 
 import torch
@@ -19,8 +19,7 @@ from foreword.progress import Progress
 from foreword.proofs.passes import CachedRequests
 from foreword.speculation.draft import Draft
 
-PROMPT_REPEATS = 5
-"""Repeats for prompts, which take as long as a hundred steps."""
+PROMPT_REPEATS = 5  # repeats for prompts, which take as long as a hundred steps
 
 
 @dataclass(frozen=True)
@@ -105,15 +104,14 @@ def compare_step_cost(
     """Measure several engines interleaved; the first round is warm-up."""
 
     def measure(timer: StepTimer, number: int) -> tuple[list[float], list[float]]:
+        if len(timers) > 1:
+            sleep(ENGINE_PAUSE)
         steps = [timer.step(n) for n in new_tokens]
         return steps, [timer.prefill(n) for n in prompts] if number < PROMPT_REPEATS else []
 
     arms = {name: partial(measure, timer) for name, timer in timers.items()}
-    pause = ENGINE_PAUSE if len(timers) > 1 else 0.0
-    return {
-        name: _costs(samples, new_tokens, prompts)
-        for name, samples in take_turns(arms, repeats, progress, pause=pause).items()
-    }
+    turns = take_turns(arms, repeats, progress)
+    return {name: _costs(samples, new_tokens, prompts) for name, samples in turns.items()}
 
 
 def _costs(

@@ -13,8 +13,7 @@ from foreword.bench.skeleton import check_least, read_output
 from foreword.errors import RequestError
 
 STEP_COMMAND = "foreword bench step --json"
-_HALVINGS = 60
-"""Bisection steps for the break-even acceptance: full float precision."""
+_HALVINGS = 60  # bisection steps for the break-even acceptance: full float precision
 
 
 @dataclass(frozen=True)

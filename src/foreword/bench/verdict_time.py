@@ -26,11 +26,8 @@ from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Drafter, DraftTask
 from foreword.speculation.recovery import StepInFlight
 
-DRAFT_TOKENS = 5
-"""Draft tokens per request and step."""
-
-WIDTH = 8
-"""Width of hidden states, whose values are not read."""
+DRAFT_TOKENS = 5  # draft tokens per request and step
+WIDTH = 8  # width of hidden states, whose values are not read
 
 Numbers = NDArray[np.integer[Any]]
 

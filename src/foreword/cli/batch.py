@@ -10,9 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from foreword.cli.console import DEFAULT_MODEL, ComputeOptions, ModelOption, loading_bar, note, progress_bar
-from foreword.cli.options.common import GenerationConfigOption, SpeculationOptions
+from foreword.cli.console import loading_bar, note, progress_bar
 from foreword.cli.options.grouped import options_command
+from foreword.cli.options.model import (
+    DEFAULT_MODEL,
+    ComputeOptions,
+    GenerationConfigOption,
+    ModelOption,
+    SpeculationOptions,
+)
 from foreword.cli.options.serve import need_server_extra
 from foreword.cli.serve import EngineOptions, ParsingOptions, prepare
 from foreword.progress import Progress

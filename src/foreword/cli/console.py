@@ -1,31 +1,19 @@
-"""Common parts of the commands: consoles, progress bars, loading, JSON output."""
+"""Output of the commands: consoles, progress bars, tables and JSON; and loading models with a progress bar."""
 
 import json
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from foreword.cli.options.common import (
-    BACKENDS,
-    DTYPES,
-    KV_DTYPES,
-    QUANTIZATIONS,
-    check_device,
-    check_model,
-    check_plot,
-    choices,
-)
-from foreword.cli.options.grouped import Command, late, option
-from foreword.errors import RequestError
+from foreword.bench.skeleton import Column, table
 from foreword.progress import StageProgress
 
 if TYPE_CHECKING:
@@ -60,76 +48,7 @@ after_loading: Callable[[], object] = nothing
 """Called after a model was loaded; a command that owns its process freezes garbage collection then."""
 
 
-def leave_stdout_to_json(wanted: bool) -> bool:
-    """With --json, reserve standard output for the object: tables go to standard error."""
-    stdout.stderr = wanted
-    return wanted
-
-
-_MODEL_HELP = "Model: built-in name, .gguf file, Hugging Face directory or hub id such as org/name."
-
-
-def _complete_model(incomplete: str) -> list[str]:
-    """Return the built-in models that begin so, for shell completion; without one, the shell completes paths."""
-    from foreword.models.sources.builtin import BUILTIN_MODELS
-
-    return [model.name for model in BUILTIN_MODELS if model.name.startswith(incomplete)]
-
-
-_checked_model: dict[str, Any] = {
-    "callback": check_model,
-    "autocompletion": _complete_model,
-    "help": _MODEL_HELP,
-}
-ModelOption = Annotated[str, typer.Option("--model", "-m", **_checked_model)]
-ModelArgument = Annotated[str, typer.Argument(**_checked_model)]
-_DTYPE_HELP = (
-    "Data type: auto, float32, bfloat16, float16; on the CPU kernels int8, stored, q8_0, float32. "
-    "`foreword doctor` shows what auto is."
-)
-_WEIGHTS_HELP = "Weights on a GPU: auto (as the checkpoint has them), none (unpacked), fp8 or int4."
-_KV_HELP = "Keys and values: auto; float32 or bfloat16 on a CPU; fp8 on a GPU."
-DtypeOption = Annotated[str, choices("--dtype", DTYPES, _DTYPE_HELP)]
-BackendOption = Annotated[str, choices("--backend", BACKENDS, "Backend: auto, cpu, cuda or torch.")]
-QuantizationOption = Annotated[str, choices("--quantization", QUANTIZATIONS, _WEIGHTS_HELP)]
-KvDtypeOption = Annotated[str, choices("--kv-cache-dtype", KV_DTYPES, _KV_HELP)]
-DeviceOption = Annotated[str, typer.Option(callback=check_device, help="Device: auto, cpu, cuda or cuda:1.")]
-JsonOption = Annotated[
-    bool,
-    typer.Option("--json", callback=leave_stdout_to_json, help="Print JSON; tables go to standard error."),
-]
-
-
-@dataclass(frozen=True, kw_only=True)
-class DeviceOptions:
-    """Device, data type and backend of a model."""
-
-    dtype: DtypeOption = late("auto", 2)
-    device: DeviceOption = late("auto", 2)
-    backend: BackendOption = late("auto", 2)
-    quantization: QuantizationOption = late("auto", 2)
-    kv_cache_dtype: KvDtypeOption = late("auto", 2)
-
-    @property
-    def place(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in fields(DeviceOptions)}
-
-
-@dataclass(frozen=True, kw_only=True)
-class ComputeOptions(DeviceOptions):
-    """Place options of a model that may be divided between processes."""
-
-    tensor_parallel_size: int = option(1, "Processes that split the model, one per GPU.", min=1, last=2)
-
-
-def plot_option(text: str = "Draw the curves into this PNG file.") -> Any:  # noqa: ANN401
-    return option(None, text, callback=check_plot, last=1)
-
-
-DEFAULT_MODEL = "smollm2-135m"
-
-LINE_SECONDS = 2.0
-"""Minimum seconds between two progress lines in a log."""
+LINE_SECONDS = 2.0  # minimum seconds between two progress lines in a log
 
 
 @contextmanager
@@ -240,36 +159,14 @@ def load_llm(
     return llm
 
 
-@dataclass(frozen=True, kw_only=True)
-class JsonCommand(Command):
-    """A command with --json."""
-
-    as_json: JsonOption = late(False, 3)
-
-    def show_json(self, value: dict[str, Any]) -> None:
-        if self.as_json:
-            print_json(value)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelCommand(DeviceOptions, JsonCommand):
-    """A command for a loaded model."""
-
-    model: ModelOption = late(DEFAULT_MODEL, -1)
-
-    def load(self, speculation: str | None = None, config: "EngineConfig | None" = None) -> "LLM":
-        return load_llm(self.model, **self.place, speculation=speculation, config=config)
-
-
 def print_json(value: dict[str, Any]) -> None:
     print(json.dumps(value))
 
 
-def parse_sizes(option: str, text: str, least: int | None = None) -> list[int]:
-    try:
-        found = [int(part) for part in text.split(",")]
-    except ValueError as error:
-        raise RequestError(f"{option} takes numbers separated by commas, not {text!r}") from error
-    if least is not None and min(found) < least:
-        raise RequestError(f"{option} takes numbers from {least} on")
-    return found
+def print_table(rows: Iterable[Any], columns: Mapping[str, Column], title: str | None = None) -> None:
+    stdout.print(table(rows, columns, title))
+
+
+def fields_of(rows: Iterable[Any]) -> list[dict[str, Any]]:
+    """Return the rows, which are dataclasses, as JSON objects."""
+    return [asdict(row) for row in rows]

@@ -5,15 +5,9 @@ from typing import Annotated
 
 import typer
 
-from foreword.cli.console import (
-    DEFAULT_MODEL,
-    JsonOption,
-    ModelOption,
-    print_json,
-    progress_bar,
-    say,
-    stage_bar,
-)
+from foreword.cli.console import print_json, progress_bar, say, stage_bar
+from foreword.cli.options.common import JsonOption
+from foreword.cli.options.model import DEFAULT_MODEL, ModelOption
 
 app = typer.Typer(no_args_is_help=True, help="Build datastores of the drafter rest.")
 

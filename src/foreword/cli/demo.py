@@ -7,7 +7,8 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from foreword.cli.console import DEFAULT_MODEL, ModelOption, load_llm, progress_bar, stdout
+from foreword.cli.console import load_llm, progress_bar, stdout
+from foreword.cli.options.model import DEFAULT_MODEL, ModelOption
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from foreword.cli.console import DEFAULT_MODEL, JsonOption, ModelOption, print_json, stdout
+from foreword.cli.console import print_json, stdout
+from foreword.cli.options.common import JsonOption
+from foreword.cli.options.model import DEFAULT_MODEL, ModelOption
 
 if TYPE_CHECKING:
     from foreword.models.formats.checkpoint import Checkpoint

@@ -8,26 +8,19 @@ from os import fstat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foreword.cli.console import (
+from foreword.cli.console import load_llm, print_json, stderr, stdout, visible
+from foreword.cli.options.common import JsonOption, read_text
+from foreword.cli.options.grouped import argument, flag, option, options_command
+from foreword.cli.options.model import (
     DEFAULT_MODEL,
     ComputeOptions,
-    JsonOption,
-    ModelOption,
-    load_llm,
-    print_json,
-    stderr,
-    stdout,
-    visible,
-)
-from foreword.cli.options.common import (
     GenerationConfigOption,
     LoraOption,
+    ModelOption,
     SpeculationOptions,
     SystemOption,
     lora_request,
-    read_text,
 )
-from foreword.cli.options.grouped import argument, flag, option, options_command
 from foreword.errors import RequestError
 
 if TYPE_CHECKING:
@@ -38,8 +31,7 @@ if TYPE_CHECKING:
     from foreword.engine.outputs import RequestOutput
     from foreword.structured.params import StructuredOutputs
 
-_PATIENCE = 2.0
-"""Seconds without input from the pipe before the command prints that it is waiting."""
+_PATIENCE = 2.0  # seconds without input from the pipe before the command prints that it is waiting
 
 
 def read_prompt(prompt: str | None, file: Path | None, stdin_is_free: bool = True) -> str:

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from foreword.cli.console import JsonOption, print_json, say
+from foreword.cli.console import print_json, say
+from foreword.cli.options.common import JsonOption
 from foreword.errors import RequestError
 
 app = typer.Typer(no_args_is_help=True, help="Inspect, convert and quantise draft heads.")

@@ -34,7 +34,7 @@ from foreword.cli.prove import main as prove
 from foreword.cli.train import main as train
 from foreword.errors import ForewordError, in_plain_words
 
-KNOWN_ELSEWHERE = {
+KNOWN_ELSEWHERE = {  # name: equivalents here
     "list": ("models",),  # ollama
     "ls": ("models",),
     "ps": ("top",),
@@ -52,16 +52,15 @@ KNOWN_ELSEWHERE = {
     "status": ("top", "doctor"),
     "version": ("--version",),
 }
-"""Commands of vLLM, llama.cpp and ollama, and their equivalents here."""
+"""Commands of ollama, vLLM and llama.cpp, and their equivalents here."""
 
-CUTOFF = 0.7
-"""Minimum difflib similarity: one wrong letter in four, or two swapped ones."""
+CUTOFF = 0.7  # minimum difflib similarity: one wrong letter in four, or two swapped ones
 
 
 def suggested(name: str, commands: list[str]) -> list[str]:
     """Return the commands that a user who typed `name` probably means; empty if none is close."""
-    known = KNOWN_ELSEWHERE.get(name.lower())
-    return list(known) if known else get_close_matches(name, commands, cutoff=CUTOFF)
+    equivalents = KNOWN_ELSEWHERE.get(name.lower())
+    return list(equivalents or get_close_matches(name, commands, cutoff=CUTOFF))
 
 
 class SuggestingGroup(TyperGroup):
@@ -71,8 +70,8 @@ class SuggestingGroup(TyperGroup):
         """Return the command, or fail with a suggestion."""
         name = args[0]
         if self.get_command(ctx, name) is None and not name.startswith("-"):
-            found = " or ".join(repr(one) for one in suggested(name, self.list_commands(ctx)))
-            ctx.fail(f"No such command {name!r}." + (f" Did you mean {found}?" if found else ""))
+            likely = " or ".join(map(repr, suggested(name, self.list_commands(ctx))))
+            ctx.fail(f"No such command {name!r}." + (f" Did you mean {likely}?" if likely else ""))
         return super().resolve_command(ctx, args)
 
 
@@ -87,36 +86,19 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Exact speculative decoding for language models: the same text in fewer passes.",
 )
-app.command()(generate.generate)
-app.command()(chat.chat)
-app.command()(chat.run)
-app.command()(demo.demo)
-app.command(cls=ServeCommand)(serve.serve)
-app.command()(batch.batch)
-app.command()(cluster.router)
-app.command("draft-node")(cluster.draft_node)
-app.command()(models.pull)
-app.command("models")(models.list_models)
-app.command()(models.warm)
-app.command()(models.prune)
-app.command()(prove.prove)
-app.command()(watch.top)
-app.command()(watch.advise)
-app.command()(policy.tune)
-app.command()(theory.theory)
-app.command()(simulate.simulate)
-app.command()(doctor.doctor)
-app.command("man")(man.man)
-app.add_typer(heads.app, name="head")
-app.add_typer(bench.app, name="bench")
-app.add_typer(cluster.app, name="cluster")
-app.add_typer(datastore.app, name="datastore")
-app.add_typer(train.app, name="train")
-app.add_typer(policy.app, name="policy")
+for _command in (
+    *(generate.generate, chat.chat, chat.run, demo.demo, serve.serve, batch.batch, cluster.router),
+    *(cluster.draft_node, models.pull, models.models, models.warm, models.prune, prove.prove, watch.top),
+    *(watch.advise, policy.tune, theory.theory, simulate.simulate, doctor.doctor, man.man),
+):
+    app.command(cls=ServeCommand if _command is serve.serve else None)(_command)
+_GROUPS = (heads, "head"), (bench, "bench"), (cluster, "cluster"), (datastore, "datastore")
+for _group, _name in (*_GROUPS, (train, "train"), (policy, "policy")):
+    app.add_typer(_group.app, name=_name)
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(is_requested: bool) -> None:
+    if is_requested:
         console.stdout.print(f"foreword {__version__}")
         raise typer.Exit
 
@@ -141,19 +123,19 @@ def main() -> None:
             print(error.ctx.get_help(), file=sys.stderr)
             sys.exit(2)
         where = "" if error.ctx is None else f" (see {error.ctx.command_path} --help)"
-        _end(f"{_plainly(error.format_message())}{where}", 2)
+        _exit_with(f"{_reworded(error.format_message())}{where}", 2)
     except ForewordError as error:
-        _end(str(error), error.exit_code)
+        _exit_with(str(error), error.exit_code)
     except typer.Abort:
-        _end("stopped", 1)
+        _exit_with("stopped", 1)
 
 
-def _plainly(message: str) -> str:
-    """Return a usage error in the format of all errors: the option's name, then the requirement."""
-    found = re.fullmatch(r"Invalid value for '?(.*?)'?: (.*)", message, re.DOTALL)
-    return (f"{found[1]} {in_plain_words(found[2])}" if found else message).rstrip(".")
+def _reworded(message: str) -> str:
+    """Return click's usage error in the format of all errors: the option's name, then the requirement."""
+    parts = re.fullmatch(r"Invalid value for '?(.*?)'?: (.*)", message, re.DOTALL)
+    return (f"{parts[1]} {in_plain_words(parts[2])}" if parts else message).rstrip(".")
 
 
-def _end(message: str, code: int) -> NoReturn:
+def _exit_with(message: str, code: int) -> NoReturn:
     console.note(f"foreword: {' '.join(message.split())}")
     sys.exit(code)

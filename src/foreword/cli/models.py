@@ -8,12 +8,9 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from foreword.cli.bench.common import fields_of
 from foreword.cli.console import (
-    DEFAULT_MODEL,
-    JsonOption,
-    ModelArgument,
     fetched,
+    fields_of,
     load_llm,
     print_json,
     progress_bar,
@@ -21,7 +18,8 @@ from foreword.cli.console import (
     stage_bar,
     stdout,
 )
-from foreword.cli.options.common import check_model
+from foreword.cli.options.common import JsonOption
+from foreword.cli.options.model import DEFAULT_MODEL, ModelArgument, check_model
 from foreword.errors import RequestError
 
 
@@ -38,7 +36,7 @@ def pull(
     say(f"{name} is ready: {path}")
 
 
-def list_models(
+def models(
     supported: Annotated[bool, typer.Option("--supported", help="List families and backends.")] = False,
     as_json: JsonOption = False,
 ) -> None:

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foreword.bench.prompts import take_per_category
-from foreword.cli.bench.common import MOST_TOKENS, TEMPERATURE, fields_of, prompts_of
-from foreword.cli.console import JsonCommand, JsonOption, ModelCommand, print_json, say, stage_bar, stdout
-from foreword.cli.options.common import one_of, read_bytes, read_text, speculation_choice
+from foreword.cli.bench.common import MOST_TOKENS, TEMPERATURE, prompts_of
+from foreword.cli.console import fields_of, print_json, say, stage_bar, stdout
+from foreword.cli.options.common import JsonCommand, JsonOption, one_of, read_bytes, read_text
 from foreword.cli.options.grouped import REQUIRED, argument, command, option
+from foreword.cli.options.model import ModelCommand, speculation_choice
 from foreword.cli.options.serve import need_server_extra
 from foreword.errors import RequestError
 
@@ -163,11 +164,7 @@ class Tune(ModelCommand):
         llm = self.load()
         tried = _available(llm) if wanted is None else wanted
         with stage_bar() as show:
-
-            def on_progress(kind: str, done: int, total: int, drafter: str) -> None:
-                show(f"{drafter}, {kind} {done + 1}/{total}", done, total)
-
-            records = list(DrafterBench(llm, tried, settings).measure(listed, (), on_progress))
+            records = list(DrafterBench(llm, tried, settings).measure(listed, (), show))
         order = {method.label: place for place, method in enumerate(tried)}
         rows = summarise(sorted(records, key=lambda record: order[record.drafter]))
         size = f"{len(listed)} prompts × up to {self.max_tokens} tokens"

@@ -7,15 +7,17 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foreword.cli.console import DEFAULT_MODEL, ComputeOptions, ModelArgument, loading_bar, say, stderr
-from foreword.cli.options.common import (
-    GenerationConfigOption,
-    NodeOptions,
-    SpeculationOptions,
-    one_of,
-    with_nodes,
-)
+from foreword.cli.console import loading_bar, say, stderr
+from foreword.cli.options.common import one_of
 from foreword.cli.options.grouped import flag, option, options_command
+from foreword.cli.options.model import (
+    DEFAULT_MODEL,
+    ComputeOptions,
+    GenerationConfigOption,
+    ModelArgument,
+    SpeculationOptions,
+)
+from foreword.cli.options.nodes import NodeOptions, with_nodes
 from foreword.cli.options.serve import (
     ListeningOptions,
     PolicyOption,

@@ -18,13 +18,12 @@ from foreword.bench.theory import (
     predict,
     read_step_costs,
 )
-from foreword.cli.bench.common import fields_of, save_plot
-from foreword.cli.console import JsonCommand, parse_sizes, plot_option, say, stdout
+from foreword.cli.console import fields_of, say, stdout
+from foreword.cli.options.common import JsonCommand, parse_sizes, plot_option, save_plot
 from foreword.cli.options.grouped import command, option
 from foreword.errors import RequestError
 
-MOST_GUESSES = 1000
-"""Upper limit, far beyond any pass; the closed form has none."""
+MOST_GUESSES = 1000  # upper limit, far beyond any pass; the closed form has none
 
 CLOSED_FORM, MEASURED = "closed form", "measured steps"
 

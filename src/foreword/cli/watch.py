@@ -11,8 +11,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from foreword.cli.bench.common import fields_of
-from foreword.cli.console import JsonOption, print_json, say, stdout
+from foreword.cli.console import fields_of, print_json, say, stdout
+from foreword.cli.options.common import JsonOption
 from foreword.cli.options.serve import client_key
 from foreword.control.reporting import reading
 from foreword.control.reporting.advising import advise as advice

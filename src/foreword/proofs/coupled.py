@@ -13,9 +13,7 @@ from foreword.acceptance.noise import Keys, Stream, bits, extend_keys, gumbel, k
 from foreword.acceptance.rules.trees import DraftTrees, Floats
 from foreword.proofs.cases import Case, PossibleTree, random_case, target_logits
 
-LENGTH = 6
-"""Number of compared tokens per case."""
-
+LENGTH = 6  # number of compared tokens per case
 BATCH = 128
 
 
@@ -80,8 +78,7 @@ def pathwise_mismatches(count: int, seed: int) -> tuple[int, int, int]:
 
 CELLS = 16
 TAIL_BITS = 12
-ROWS, TOKENS = 64, 16_384
-"""Positions and token ids of the tested noise."""
+ROWS, TOKENS = 64, 16_384  # positions and token ids of the tested noise
 IDS = torch.arange(TOKENS).expand(ROWS, TOKENS)
 
 

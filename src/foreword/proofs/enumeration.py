@@ -21,11 +21,8 @@ from foreword.acceptance.rules.rule import Rule
 from foreword.acceptance.rules.trees import DraftTrees, Floats
 from foreword.proofs.cases import Case, PossibleTree, SmallDrafter, Tokens, target_logits
 
-Distribution = dict[Tokens, float]
-"""Probabilities of token sequences."""
-
-POSITIONS = 3
-"""Number of positions of the joint distribution."""
+Distribution = dict[Tokens, float]  # probabilities of token sequences
+POSITIONS = 3  # number of positions of the joint distribution
 
 
 @dataclass(frozen=True)

@@ -88,9 +88,7 @@ def coupled_agreement(p: Floats, q: Floats, draws: int, seed: int) -> Agreement:
 
 
 EXACT = 1e-9
-NOISE_LIMIT = 4.5
-"""Standard deviations that chance exceeds once in 100,000 checks."""
-
+NOISE_LIMIT = 4.5  # standard deviations that chance exceeds once in 100,000 checks
 CHAIN_RULES = (Rule.TOKEN, Rule.BLOCK)
 
 TREES = {  # parents of the nodes

@@ -19,8 +19,7 @@ from foreword.cluster.waiting import (
 )
 from foreword.simulate.scenario import Counts, Dice, LevelTimes, Scenario, WaitRule
 
-SLOW_FACTOR = 10.0
-"""Slow-down factor of a slow node."""
+SLOW_FACTOR = 10.0  # slow-down factor of a slow node
 
 _numbers = count()
 
@@ -84,9 +83,7 @@ class SimNode:
             self._busy_until = job.until
 
 
-SILENCE = 30.0
-"""Seconds after which a silent node counts as gone (`cluster/connection.py`)."""
-
+SILENCE = 30.0  # seconds after which a silent node counts as gone (`cluster/connection.py`)
 NO_NODE = -1
 _DRAWN = 256  # random numbers drawn at once
 _SHORTEST = 1e-9  # seconds per level of a lookup, whose levels arrive together

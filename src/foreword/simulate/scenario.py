@@ -96,8 +96,7 @@ ILLUSTRATIVE = SimulatedCosts(
 )
 """Assumed costs of a large target and a draft model about twenty times as fast."""
 
-MOST_LEVELS = 130
-"""Maximum chain length including run-ahead."""
+MOST_LEVELS = 130  # maximum chain length including run-ahead
 
 Counts = npt.NDArray[np.int64]
 
@@ -201,8 +200,7 @@ class FailureKind(StrEnum):
     SLOW = "slow"  # ten times as slow
 
 
-MOST_REQUESTS = 1e6
-"""Maximum number of simulated requests."""
+MOST_REQUESTS = 1e6  # maximum number of simulated requests
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ from foreword.progress import StageProgress
 from foreword.simulate.scenario import AcceptanceCurve, DraftPlacement, Scenario
 from foreword.simulate.world import SimulationResult, World
 
-NO_RUN_AHEAD = "no run-ahead"
-"""Name of the drafting variant with draft nodes without run-ahead."""
+NO_RUN_AHEAD = "no run-ahead"  # name of the drafting variant with draft nodes without run-ahead
 
 
 @dataclass(frozen=True)

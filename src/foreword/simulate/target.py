@@ -8,8 +8,7 @@ import numpy as np
 from foreword.simulate.chains import Chains, Flags, NodeDirectory
 from foreword.simulate.scenario import Counts, Dice, DraftPlacement, Scenario
 
-_LEAST_TOKENS = 16
-"""Minimum tokens of an unfinished request that counts in the results."""
+_LEAST_TOKENS = 16  # minimum tokens of an unfinished request that counts in the results
 
 
 @dataclass

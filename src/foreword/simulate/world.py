@@ -86,15 +86,9 @@ def _percentile(values: list[float], percent: float) -> float | None:
     return float(np.percentile(values, percent)) if values else None
 
 
-BINS = 60
-"""Time bins of charts."""
-
-SAMPLE_SECONDS = 1.0
-"""Seconds between checks of the autoscaler."""
-
-AHEAD = 2.2
-"""Drafted levels per wanted level with run-ahead."""
-
+BINS = 60  # time bins of charts
+SAMPLE_SECONDS = 1.0  # seconds between checks of the autoscaler
+AHEAD = 2.2  # drafted levels per wanted level with run-ahead
 _EVENTS_PER_REPORT = 2000
 _DRAWN = 4096  # random numbers drawn at once
 _TRIES = 4

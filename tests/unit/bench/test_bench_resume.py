@@ -18,10 +18,7 @@ def test_what_was_added_is_there_again(tmp_path: Path):
     assert ledger.records == []
     for found in (record("a", "1"), record("b", "1", memory_bytes=7)):
         ledger.add(found)
-    assert Ledger(path, SETTINGS, Record).records == [
-        record("a", "1"),
-        record("b", "1", memory_bytes=7),
-    ]
+    assert Ledger(path, SETTINGS, Record).records == [record("a", "1"), record("b", "1", memory_bytes=7)]
 
 
 @pytest.mark.parametrize("cut", [1, 30, 200])

@@ -28,7 +28,8 @@ class ScriptedTimer:
 
 
 def test_medians_leave_out_the_first_round(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(step_cost, "ENGINE_PAUSE", 0)
+    slept = []
+    monkeypatch.setattr(step_cost, "sleep", slept.append)
     timers = {"ours": ScriptedTimer(), "theirs": ScriptedTimer()}
     told: list[tuple[int, int]] = []
     costs = compare_step_cost(
@@ -44,11 +45,13 @@ def test_medians_leave_out_the_first_round(monkeypatch: pytest.MonkeyPatch):
             PromptCost(512, pytest.approx(5120)),
         ]
     assert told == [(done, 16) for done in range(1, 17)]
+    assert slept == [step_cost.ENGINE_PAUSE] * 16
     assert timers["ours"].seen.count("step 8") == 8
     assert timers["ours"].seen.count("prompt 512") == 6
 
 
-def test_without_prompts_none_is_computed():
+def test_without_prompts_none_is_computed_and_a_lone_engine_needs_no_pause(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delattr(step_cost, "sleep")
     timer = ScriptedTimer()
     assert compare_step_cost({"": timer}, [1], repeats=1)[""].prompts == []
     assert timer.seen == ["step 1", "step 1"]

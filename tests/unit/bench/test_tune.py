@@ -40,10 +40,7 @@ def test_every_kind_of_work_gets_those_that_are_worth_trying_the_best_first():
 
 
 def test_where_nothing_pays_nobody_guesses_and_who_changes_texts_is_left_out():
-    found = policy(
-        record("slow", "1", "chat", seconds=9.0),
-        record("head", "1", "chat", token_ids=(9, 9, 9)),
-    )
+    found = policy(record("slow", "1", "chat", seconds=9.0), record("head", "1", "chat", token_ids=(9, 9, 9)))
     assert [(rule["name"], rule.get("state")) for rule in found["cohorts"]] == [
         ("chat", "off"),
         ("rest", "off"),

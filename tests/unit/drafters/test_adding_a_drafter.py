@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from foreword import LLM, SamplingParams
-from foreword.cli.options.common import speculation_choice
+from foreword.cli.options.model import speculation_choice
 from foreword.drafters import names
 from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.registry import as_drafter, drafter_kinds

@@ -50,11 +50,8 @@ from foreword.errors import RequestError
 from foreword.progress import StageProgress
 from foreword.speculation.drafting import Drafter
 
-MOST_PROBES = 0.01
-"""Maximum fraction of step time for shadow drafts."""
-
-LEAST_OF_BEST_MIXED = 1.0
-"""Minimum ratio to the best fixed setting with mixed requests."""
+MOST_PROBES = 0.01  # maximum fraction of step time for shadow drafts
+LEAST_OF_BEST_MIXED = 1.0  # minimum ratio to the best fixed setting with mixed requests
 
 
 @dataclass(frozen=True)

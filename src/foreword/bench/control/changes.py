@@ -72,8 +72,7 @@ def slowed(drafter: Drafter, brake: Brake) -> Drafter:
     return RoutedDrafter(choices) if choices else SlowedDrafter(drafter, brake)
 
 
-LEAST_WORST = 0.9
-"""Minimum ratio to plain decoding in the worst five seconds."""
+LEAST_WORST = 0.9  # minimum ratio to plain decoding in the worst five seconds
 
 OFF_WITHIN, ON_WITHIN = 3.0, 10.0
 """Seconds within which useless drafting must stop, and useful drafting start."""

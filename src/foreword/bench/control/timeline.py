@@ -15,8 +15,7 @@ from foreword.engine.requests.request import Request
 
 ANSWER_TOKENS = 96
 
-Circumstances = Callable[[], AbstractContextManager[object]]
-"""Disturbs an engine while inside."""
+Circumstances = Callable[[], AbstractContextManager[object]]  # disturbs an engine while inside
 
 
 @dataclass(frozen=True)

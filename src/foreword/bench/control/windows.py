@@ -47,14 +47,9 @@ class MeasuredWindow:
         return self.tokens / self.seconds
 
 
-MOST_AHEAD = 1024
-"""Maximum tokens that a request may gain before the last prompt of its batch is processed."""
-
-MIXED = "mixed"
-"""Category that mixes all others."""
-
-MANY = 8
-"""Batch size from which windows are shorter, since many requests make enough tokens."""
+MOST_AHEAD = 1024  # maximum tokens that a request may gain before the last prompt of its batch is processed
+MIXED = "mixed"  # category that mixes all others
+MANY = 8  # batch size from which windows are shorter, since many requests make enough tokens
 
 
 def tokens_at(batch: int, tokens: int) -> int:
@@ -122,11 +117,9 @@ class EngineStation:
 PLAIN_ARM = ControlArm(PLAIN, False)
 CONTROLLER = "controller"
 
-CONFIDENCE = 0.95
-"""Probability that all bounds of a run hold together."""
+CONFIDENCE = 0.95  # probability that all bounds of a run hold together
 
-LEAST_RATIO, LEAST_OF_BEST = 0.99, 0.96
-"""Goals relative to plain decoding and to the best fixed setting."""
+LEAST_RATIO, LEAST_OF_BEST = 0.99, 0.96  # goals relative to plain decoding and to the best fixed setting
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,8 @@ from foreword.engine.requests.request import Request
 from foreword.errors import RequestError
 from foreword.speculation.drafting import added_memory
 
-OnTokens = Callable[[Sequence[int]], None]
-"""Called with the new tokens of every pass that committed any."""
-
-_PASSES_PER_READ = 16
-"""Passes between two reads of a drafter's memory. Their time does not count."""
-
+OnTokens = Callable[[Sequence[int]], None]  # called with the new tokens of every pass that committed any
+_PASSES_PER_READ = 16  # Passes between two reads of a drafter's memory. Their time does not count.
 _TIMES = ("seconds", "draft_seconds", "verify_seconds", "accept_seconds", "cpu_seconds")
 
 

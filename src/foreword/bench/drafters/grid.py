@@ -19,8 +19,7 @@ from foreword.engine.requests.accounting import Accounting
 from foreword.engine.requests.request import Request
 from foreword.progress import StageProgress
 
-ROUNDS = 2
-"""Requests of a cell for each concurrent one, so that the batch stays full for a while."""
+ROUNDS = 2  # requests of a cell for each concurrent one, so that the batch stays full for a while
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Decodes every prompt plainly and with every drafter, interleaved."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median_low
@@ -10,9 +10,7 @@ from foreword.bench.drafters.decode import DecodeRun, Record, decode
 from foreword.bench.methods import MethodBench
 from foreword.bench.prompts import BenchPrompt
 from foreword.bench.skeleton import PLAIN, check_least, take_turns
-
-OnProgress = Callable[[str, int, int, str], None]
-"""Called with (category, prompts done, prompts, drafter) before every answer."""
+from foreword.progress import StageProgress
 
 
 @dataclass(frozen=True)
@@ -43,9 +41,9 @@ class DrafterBench(MethodBench[BenchSettings]):
     """A model and the methods compared on it, one answer at a time."""
 
     def measure(
-        self, prompts: Sequence[BenchPrompt], known: Sequence[Record], on_progress: OnProgress
+        self, prompts: Sequence[BenchPrompt], known: Sequence[Record], progress: StageProgress
     ) -> Iterator[Record]:
-        """Yield one record per unknown drafter and prompt, prompt by prompt."""
+        """Yield one record per drafter and prompt that `known` does not have, prompt by prompt."""
         have = {(record.drafter, record.prompt) for record in known}
         drafters = [label for label in self._speculation if label != PLAIN]
         is_warm = False
@@ -54,17 +52,19 @@ class DrafterBench(MethodBench[BenchSettings]):
                 if not is_warm:
                     self._warm_up(prompt)
                     is_warm = True
-                show = partial(on_progress, prompt.category, done, len(prompts))
-                arms = {label: partial(self._run, label, prompt, show) for label in (PLAIN, *missing)}
+
+                def run(label: str, repeat: int, prompt: BenchPrompt = prompt, done: int = done) -> DecodeRun:
+                    stage = f"{label}, {prompt.category}, prompt {done + 1} of {len(prompts)}"
+                    progress(stage, done, len(prompts))
+                    return self._run(label, prompt, repeat)
+
+                arms = {label: partial(run, label) for label in (PLAIN, *missing)}
                 turns = take_turns(arms, self._settings.repeats, warm_up=0)
                 runs = {label: median_run(found) for label, found in turns.items()}
                 for label in missing:
                     yield Record(label, prompt.key, prompt.category, runs[label], runs[PLAIN])
 
-    def _run(
-        self, label: str, prompt: BenchPrompt, on_label: Callable[[str], None], repeat: int
-    ) -> DecodeRun:
-        on_label(label)
+    def _run(self, label: str, prompt: BenchPrompt, repeat: int) -> DecodeRun:
         ids = self._llm.encode(prompt.text)
         # Drafters observe prefill, so the prefix cache must not have pages computed without them.
         tenant = f"{self._name}: {label}, {self._settings.tenant(prompt, repeat)}"

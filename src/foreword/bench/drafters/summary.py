@@ -18,8 +18,7 @@ from foreword.bench.pictures import draw_bars, saved_figure
 from foreword.bench.skeleton import optional, ratio
 from foreword.control.policy_file.document import OTHER
 
-ALL = "all"
-"""Label of the row over all categories."""
+ALL = "all"  # label of the row over all categories
 
 
 @dataclass(frozen=True)
@@ -158,14 +157,10 @@ def plot_rows(rows: Sequence[DrafterRow], path: Path, title: str) -> None:
         figure.legend(handles, names, loc="outside lower center", ncols=min(3, len(names)), frameon=False)
 
 
-LEAST_RATIO = 0.95
-"""Minimum speed-up of a single prompt with the default drafter."""
+LEAST_RATIO = 0.95  # minimum speed-up of a single prompt with the default drafter
+LEAST_TOKENS = 16  # minimum tokens of an answer that is judged alone, for reliable timing
 
-LEAST_TOKENS = 16
-"""Minimum tokens of an answer that is judged alone, for reliable timing."""
-
-RatedPrompt = tuple[str, str, float]
-"""Category, key and speed-up of a prompt."""
+RatedPrompt = tuple[str, str, float]  # category, key and speed-up of a prompt
 
 
 @dataclass(frozen=True)
@@ -221,12 +216,8 @@ def _shown(prompts: Sequence[RatedPrompt]) -> str:
     return ", ".join(f"{speedup:.2f}× {category} {key}" for category, key, speedup in prompts)
 
 
-WORTH_TRYING = 0.95
-"""Minimum speed-up of a drafter in a policy file, measured with drafts at every step."""
-
-MOST_DRAFTERS = 3
-"""Maximum drafters per cohort."""
-
+WORTH_TRYING = 0.95  # minimum speed-up of a drafter in a policy file, measured with drafts at every step
+MOST_DRAFTERS = 3  # maximum drafters per cohort
 EVERYTHING_ELSE = "rest"
 
 WRITTEN_BY = "foreword tune"

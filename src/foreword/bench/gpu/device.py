@@ -58,8 +58,7 @@ def matrix_rate(device: torch.device, size: int = 8192) -> float:
     return 2 * size**3 / device_seconds(lambda: a @ b)
 
 
-PASSES = 20
-"""Passes launched before waiting for the device."""
+PASSES = 20  # passes launched before waiting for the device
 
 
 @dataclass(frozen=True)

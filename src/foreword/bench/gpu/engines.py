@@ -37,8 +37,7 @@ from foreword.engine.text import Vocabulary
 from foreword.progress import Progress, StageProgress
 from foreword.speculation.drafting import Drafter
 
-DECODED = 64
-"""Tokens per request while an engine is timed."""
+DECODED = 64  # tokens per request while an engine is timed
 
 
 def timed_engine(decoder: Decoder, context: int, batch: int, policy: FixedPolicy | None = None) -> EngineCore:
@@ -84,8 +83,7 @@ def random_prompts(decoder: Decoder, context: int, batch: int) -> list[list[int]
     return [tokens[begin : begin + context] for begin in range(0, len(tokens), context)]
 
 
-PROMPT = 4096
-"""Length of the timed prompt."""
+PROMPT = 4096  # length of the timed prompt
 
 
 @dataclass(frozen=True)

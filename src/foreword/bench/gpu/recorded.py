@@ -17,14 +17,10 @@ from foreword.engine.pipeline import StepPipeline
 from foreword.speculation.draft import DeviceTokens, Draft
 from foreword.speculation.drafting import Commit, Drafter, DraftRequest, DraftTask, InFlight, Traits
 
-DEPTH = 5
-"""Draft tokens per pass."""
+DEPTH = 5  # draft tokens per pass
+PATTERN_DRAFTS = 24  # drafts after which the error pattern repeats
 
-PATTERN_DRAFTS = 24
-"""Drafts after which the error pattern repeats."""
-
-Answers = Mapping[tuple[int, ...], list[int]]
-"""Recorded answers by prompt."""
+Answers = Mapping[tuple[int, ...], list[int]]  # recorded answers by prompt
 
 
 def recorded(decoder: Decoder, prompts: Sequence[Sequence[int]]) -> Answers:

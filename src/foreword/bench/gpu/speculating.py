@@ -21,8 +21,7 @@ from foreword.drafters.model.autoregressive import AutoregressiveDrafter, Drafti
 from foreword.engine.core import EngineCore
 from foreword.progress import StageProgress
 
-WARM_UP, RUNS = 2, 3
-"""Warm-up runs, which capture graphs, and measured runs, whose median counts."""
+WARM_UP, RUNS = 2, 3  # warm-up runs, which capture graphs, and measured runs, whose median counts
 
 
 @dataclass(frozen=True)
@@ -98,11 +97,8 @@ HEAD_TOKENS_PER_PASS = (3.9, 1.2)
 
 CONTROL_ARMS: Mapping[str, SpeculationSetting] = {"plain": False, "controller": None}
 
-ROUNDS = 6
-"""Measured windows per arm."""
-
-WARM_UP_WINDOWS = 4
-"""Warm-up windows: graphs are captured, and the controller learns."""
+ROUNDS = 6  # measured windows per arm
+WARM_UP_WINDOWS = 4  # warm-up windows: graphs are captured, and the controller learns
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,7 @@ from foreword.backends.cuda.products import REFERENCE_TILE, Products, added_up, 
 from foreword.backends.torch.weights import DecoderWeights
 from foreword.bench.gpu.device import device_seconds
 
-_COLD_BYTES = 256 << 20
-"""Bytes of weight copies that are read in turns, so that no cache holds them."""
+_COLD_BYTES = 256 << 20  # bytes of weight copies that are read in turns, so that no cache holds them
 
 
 @dataclass(frozen=True)

@@ -63,11 +63,8 @@ class RequestOutcome:
         self.ending, self.detail = ending, detail
 
 
-DONE = b"[DONE]"
-"""Data of the event that ends a stream."""
-
-FAILED_REASONS = ("error", "abort")
-"""Finish reasons of answers that the server aborted."""
+DONE = b"[DONE]"  # data of the event that ends a stream
+FAILED_REASONS = ("error", "abort")  # finish reasons of answers that the server aborted
 
 
 class ServerReportedError(Exception):
@@ -239,8 +236,7 @@ async def _read_answer(
     return None
 
 
-DELAY_SAMPLE_SECONDS = 0.05
-"""Seconds between two measurements of the event loop's delay."""
+DELAY_SAMPLE_SECONDS = 0.05  # seconds between two measurements of the event loop's delay
 
 OnOutcome = Callable[[RequestOutcome], None]
 Send = Callable[[float], Coroutine[Any, Any, RequestOutcome]]

@@ -1,20 +1,21 @@
-"""Common parts of the benchmarks: options, result tables, and provenance."""
+"""Common parts of the benchmarks: help texts, reports, prompts and provenance."""
 
 import os
 import platform
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from foreword import __version__
 from foreword.bench.prompts import BenchPrompt, own_prompts, read_prompts
-from foreword.bench.skeleton import Column, table
-from foreword.cli.console import ModelCommand, say, stdout
+from foreword.bench.skeleton import Column
+from foreword.cli.console import fields_of, print_table
+from foreword.cli.options.model import ModelCommand
 
 BATCH_SIZES = "Batch sizes, separated by commas."
 TIMED_ROUNDS = "Timed rounds; the median is reported."
@@ -34,22 +35,6 @@ class Benchmark(ModelCommand):
         """Print the rows as a table; with --json also the model, `more` and the fields of the rows."""
         print_table(rows, columns, title)
         self.show_json({"model": self.model, **more, "rows": fields_of(rows)})
-
-
-def print_table(rows: Iterable[Any], columns: Mapping[str, Column], title: str | None = None) -> None:
-    stdout.print(table(rows, columns, title))
-
-
-def fields_of(rows: Iterable[Any]) -> list[dict[str, Any]]:
-    """Return the rows, which are dataclasses, as JSON objects."""
-    return [asdict(row) for row in rows]
-
-
-def save_plot(plot: Path | None, picture: Callable[[Path], None]) -> None:
-    """Draw the picture, if requested, and print its path."""
-    if plot is not None:
-        picture(plot)
-        say(f"plot: {plot}")
 
 
 def prompts_of(dataset: Path | None) -> list[BenchPrompt]:

@@ -10,17 +10,11 @@ from foreword.bench.contestants import Contestant, contestants, engine_versions
 from foreword.bench.ledger import Ledger
 from foreword.bench.prompts import BenchPrompt, prompts_digest, spec_bench_kinds, take_per_category
 from foreword.bench.skeleton import Column, optional
-from foreword.cli.bench.common import fields_of, print_table, prompts_of, provenance, save_plot
-from foreword.cli.console import (
-    DEFAULT_MODEL,
-    DeviceOption,
-    JsonCommand,
-    ModelOption,
-    plot_option,
-    say,
-    stage_bar,
-)
+from foreword.cli.bench.common import prompts_of, provenance
+from foreword.cli.console import fields_of, print_table, say, stage_bar
+from foreword.cli.options.common import JsonCommand, plot_option, save_plot, split_list
 from foreword.cli.options.grouped import late, option
+from foreword.cli.options.model import DEFAULT_MODEL, DeviceOption, ModelOption
 from foreword.errors import RequestError
 from foreword.progress import StageProgress
 
@@ -60,33 +54,33 @@ class Compare(JsonCommand):
         from foreword.kernels.native import choose_threads
         from foreword.models.sources.resolve import resolve_model
 
-        origin = provenance() | {"load": f"load {os.getloadavg()[0]:.1f} before it began"}
+        made = provenance() | {"load": f"load {os.getloadavg()[0]:.1f} before it began"}
         device = str(pick_device(self.device))
         draft_path = None if self.draft is None else str(resolve_model(self.draft))
         pythons = named_interpreters(self.python)
-        chosen = contestants(names(self.peers), pythons, draft_path, names(self.modes))
+        chosen = contestants(split_list(self.peers), pythons, draft_path, split_list(self.modes))
         with stage_bar(is_long=True) as show:
             path = resolve_model(self.model, on_progress=show)
             prompts = self._prompts(path)
-            ids = list(prompts.values())
             threads = self.threads or choose_threads()
+            ids = list(prompts.values())
             race = Race(str(path), ids, self.max_tokens, self.rounds, threads, device)
             answers, absent = self._race(race, chosen, list(prompts), show)
         categories = [prompt.category for prompt in prompts]
-        beside, rows = summarise(answers, chosen)
+        baseline, rows = summarise(answers, chosen)
         size = f"{len(prompts)} prompts × {self.max_tokens} tokens × {self.rounds} rounds"
         title = f"{self.model}, {size}, {device}, {race.threads} threads"
         columns: dict[str, Column] = {
             "engine": "{.label}",
             "tokens/s": "{.tokens_per_second:.1f}",
-            f"× {beside}": "{0.ratio.middle:.2f} ({0.ratio.low:.2f} to {0.ratio.high:.2f})",
+            f"× {baseline}": "{0.ratio.middle:.2f} ({0.ratio.low:.2f} to {0.ratio.high:.2f})",
             "first token": "{.first_ms:.0f} ms",
             "memory": lambda row: f"{row.peak_bytes / 2**20:.0f} MiB",
             "same text": lambda row: optional(row.same_as_plain, ".0%", ""),
         }
         print_table(rows, columns, title)
         say(*absent)
-        save_plot(self.plot, lambda path: plot_comparison(rows, beside, path, title))
+        save_plot(self.plot, lambda path: plot_comparison(rows, baseline, path, title))
         self.show_json(
             {
                 "model": self.model,
@@ -95,27 +89,28 @@ class Compare(JsonCommand):
                 "rounds": self.rounds,
                 "threads": race.threads,
                 "device": device,
-                "baseline": beside,
+                "baseline": baseline,
                 "rows": fields_of(rows),
                 "categories": speeds_by_category(answers, categories),
                 "absent": absent,
-                "answers": [_raw(asdict(answer), categories) for answer in answers],
-                "made": origin | {"versions": ", ".join(map(" ".join, engine_versions(chosen).items()))},
+                "answers": [_answer_json(answer, categories) for answer in answers],
+                "made": made | {"versions": ", ".join(map(" ".join, engine_versions(chosen).items()))},
             }
         )
 
     def _prompts(self, path: Path) -> dict[BenchPrompt, list[int]]:
+        """Return the selected prompts with their token ids; `path` is the model's."""
         from foreword.engine.prompts import encode_prompt
         from foreword.models.formats.checkpoint import open_checkpoint
 
-        found = spec_bench_kinds(prompts_of(self.dataset))
-        wanted = [one for one in found if self.category in (None, one.category)]
-        if not wanted:
+        prompts = spec_bench_kinds(prompts_of(self.dataset))
+        prompts = [prompt for prompt in prompts if self.category in (None, prompt.category)]
+        if not prompts:
             raise RequestError(f"--category {self.category}: there are no such prompts")
         tokenizer = open_checkpoint(path).tokenizer()
-        ids = {prompt: encode_prompt(tokenizer, prompt.text) for prompt in wanted}
+        ids = {prompt: encode_prompt(tokenizer, prompt.text) for prompt in prompts}
         most = self.max_prompt_tokens
-        short = [prompt for prompt in wanted if most is None or len(ids[prompt]) <= most]
+        short = [prompt for prompt in prompts if most is None or len(ids[prompt]) <= most]
         if not short:
             raise RequestError(f"--max-prompt-tokens {most}: every prompt is longer")
         return {prompt: ids[prompt] for prompt in take_per_category(short, self.limit_per_category)}
@@ -123,6 +118,7 @@ class Compare(JsonCommand):
     def _race(
         self, race: "Race", chosen: list[Contestant], prompts: list[BenchPrompt], show: StageProgress
     ) -> "tuple[list[PeerAnswer], list[str]]":
+        """Return what `Race.run` returns; answers are read from the --resume file and added to it."""
         from foreword.bench.compare import PeerAnswer
 
         if self.resume is None:
@@ -141,21 +137,19 @@ class Compare(JsonCommand):
         return race.run(chosen, show, known, ledger.add)
 
 
-def _raw(answer: dict[str, Any], categories: list[str]) -> dict[str, Any]:
-    """Return an answer as the result file has it: without its tokens, with its category."""
-    del answer["token_ids"]
-    return answer | {"category": categories[answer["prompt"]]}
+def _answer_json(answer: "PeerAnswer", categories: list[str]) -> dict[str, Any]:
+    """Return the fields of an answer without its tokens, with the category of its prompt."""
+    fields = asdict(answer) | {"category": categories[answer.prompt]}
+    del fields["token_ids"]
+    return fields
 
 
-def names(text: str | None) -> list[str] | None:
-    return None if text is None else [name.strip() for name in text.split(",")]
-
-
-def named_interpreters(given: list[str] | None) -> dict[str, str]:
-    named = {}
-    for text in given or ():
-        name, equals, path = text.partition("=")
+def named_interpreters(entries: list[str] | None) -> dict[str, str]:
+    """Parse the entries PEER=PATH of `--python`."""
+    interpreters = {}
+    for entry in entries or ():
+        name, equals, path = entry.partition("=")
         if not equals or not Path(path).is_file():
-            raise RequestError(f"--python {text}: give a peer and an interpreter, llama.cpp=/path/to/python")
-        named[name] = path
-    return named
+            raise RequestError(f"--python {entry}: give a peer and an interpreter, llama.cpp=/path/to/python")
+        interpreters[name] = path
+    return interpreters

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,13 +19,11 @@ from foreword.cli.bench.common import (
     MOST_TOKENS,
     TEMPERATURE,
     Benchmark,
-    fields_of,
-    print_table,
     prompts_of,
     provenance,
-    save_plot,
 )
-from foreword.cli.console import parse_sizes, plot_option, say, stage_bar, stdout
+from foreword.cli.console import fields_of, print_table, say, stage_bar, stdout
+from foreword.cli.options.common import parse_sizes, plot_option, save_plot
 from foreword.cli.options.grouped import flag, option, pick
 from foreword.errors import RequestError
 from foreword.progress import StageProgress
@@ -85,17 +85,12 @@ class Drafters(Benchmark):
         bench = DrafterBench(llm, wanted, settings)
         order = {method.label: place for place, method in enumerate(wanted)}
         keys = {prompt.key for prompt in prompts}
-
-        def measure(known: list[Record], show: StageProgress) -> Iterator[Record]:
-            def on_progress(kind: str, done: int, total: int, drafter: str) -> None:
-                show(f"{drafter}, {kind}, prompt {done + 1} of {total}", done, total)
-
-            return bench.measure(prompts, known, on_progress)
-
-        def is_wanted(one: Record) -> bool:
-            return one.prompt in keys and one.drafter in order
-
-        records = self._resumed(ran_on | made_with, Record, is_wanted, measure)
+        records = self._measured(
+            ran_on | made_with,
+            Record,
+            lambda one: one.prompt in keys and one.drafter in order,
+            partial(bench.measure, prompts),
+        )
         records.sort(key=lambda record: order[record.drafter])
         rows = summarise(records)
         title = f"{self.model}, {len(prompts)} prompts × up to {self.max_tokens} tokens, plain decoding = 1"
@@ -106,13 +101,14 @@ class Drafters(Benchmark):
         found = [one.as_json() for one in slowest]
         self.show_json({**made_with, "rows": fields_of(rows), "slowest": found})
 
-    def _resumed(
+    def _measured(
         self,
         settings: Mapping[str, Any],
         kind: type[R],
         is_wanted: Callable[[R], bool],
         measure: Callable[[list[R], StageProgress], Iterator[R]],
     ) -> list[R]:
+        """Return the wanted records of the --resume file, and those that `measure` adds to it."""
         ledger = None if self.resume is None else Ledger(self.resume, settings, kind)
         records = [] if ledger is None else [record for record in ledger.records if is_wanted(record)]
         with stage_bar() as show:
@@ -124,15 +120,7 @@ class Drafters(Benchmark):
 
     def _grid(self) -> None:
         """Measure missing cells, then print the table and write the page and JSON."""
-        from foreword.bench.drafters.grid import (
-            GridBench,
-            GridCell,
-            GridRecord,
-            GridSettings,
-            cpu_speedups,
-            grid_page,
-            speedups,
-        )
+        from foreword.bench.drafters import grid
         from foreword.bench.methods import default_methods, parse_methods
 
         at_once = parse_sizes("--concurrency", self.concurrency or "1,4", least=1)
@@ -142,8 +130,9 @@ class Drafters(Benchmark):
         methods = default_methods() if self.methods is None else parse_methods(self.methods)
         prompts = bench_prompts(self.dataset, self.limit_per_category)
         kinds = list(dict.fromkeys(prompt.category for prompt in prompts))
-        cells = [GridCell(kind, warm, count) for kind in kinds for warm in temperatures for count in at_once]
-        llm, settings = self.load(), pick(GridSettings, self)
+        points = product(kinds, temperatures, at_once)
+        cells = [grid.GridCell(*point) for point in points]
+        llm, settings = self.load(), pick(grid.GridSettings, self)
         made_with = {
             "model": self.model,
             "version": __version__,
@@ -154,14 +143,13 @@ class Drafters(Benchmark):
             **asdict(settings),
         }
         labels = {PLAIN, *(method.label for method in methods)}
-        bench = GridBench(llm, methods, settings)
-        records = self._resumed(
+        records = self._measured(
             made_with,
-            GridRecord,
+            grid.GridRecord,
             lambda one: one.cell in cells and one.drafter in labels,
-            lambda known, show: bench.measure(prompts, cells, known, show),
+            partial(grid.GridBench(llm, methods, settings).measure, prompts, cells),
         )
-        ratios, by_cpu = speedups(records), cpu_speedups(records)
+        ratios, by_cpu = grid.speedups(records), grid.cpu_speedups(records)
         title = f"{self.model}, {len(prompts)} prompts, answers of up to {self.max_tokens} tokens"
         columns: dict[str, Column] = {
             "kind": "{.category}",
@@ -180,7 +168,8 @@ class Drafters(Benchmark):
         print_table(ordered, columns, title)
         origin = provenance()
         if self.page is not None:
-            self.page.write_text(grid_page(records, title, origin, self.cost_per_hour), encoding="utf-8")
+            page = grid.grid_page(records, title, origin, self.cost_per_hour)
+            self.page.write_text(page, encoding="utf-8")
             say(f"page: {self.page}")
         rows = [
             {
@@ -229,19 +218,11 @@ class Control(Benchmark):
     plot: Path | None = plot_option()
 
     def run(self) -> None:
-        from foreword.bench.control.bench import (
-            ControlSizes,
-            cell_table,
-            default_fixed,
-            goal_table,
-            measure_control,
-            ratio_chart,
-            reaction_table,
-        )
+        from foreword.bench.control import bench
         from foreword.bench.methods import parse_methods
         from foreword.bench.pictures import save_charts
 
-        sizes = ControlSizes.of(
+        sizes = bench.ControlSizes.of(
             self.quick,
             [kind for kind in self.kinds.split(",") if kind],
             parse_sizes("--batches", self.batches, least=1) if self.batches else None,
@@ -252,19 +233,19 @@ class Control(Benchmark):
         sizes.check({prompt.category for prompt in prompts})
         wanted = parse_methods(self.fixed) if self.fixed else None
         llm = self.load()
-        settings = default_fixed(llm.loaded) if wanted is None else wanted
+        settings = bench.default_fixed(llm.loaded) if wanted is None else wanted
         with stage_bar() as show:
-            report = measure_control(llm.loaded, prompts, settings, sizes, show)
+            report = bench.measure_control(llm.loaded, prompts, settings, sizes, show)
         title = f"{self.model}: controller against fixed settings"
-        stdout.print(cell_table(report.cells, title))
+        stdout.print(bench.cell_table(report.cells, title))
         if report.reactions:
-            stdout.print(reaction_table(report.reactions))
+            stdout.print(bench.reaction_table(report.reactions))
         if report.mixed is not None:
             say(report.mixed.line)
-        save_plot(self.plot, lambda path: save_charts([ratio_chart(report.cells)], path, title))
+        save_plot(self.plot, lambda path: save_charts([bench.ratio_chart(report.cells)], path, title))
         for failure in report.failures:
             stdout.print(f"[red]does not hold[/red]: {failure}", soft_wrap=True)
-        stdout.print(goal_table(report.verdicts))
+        stdout.print(bench.goal_table(report.verdicts))
         self.show_json({"model": self.model, **report.as_json()})
         if report.failures:
             raise typer.Exit(1)

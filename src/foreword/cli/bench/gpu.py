@@ -6,16 +6,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from foreword.bench.skeleton import Column
-from foreword.cli.bench.common import BATCH_SIZES, fields_of, print_table
-from foreword.cli.console import (
-    JsonCommand,
-    KvDtypeOption,
-    QuantizationOption,
-    parse_sizes,
-    stage_bar,
-    stdout,
-)
+from foreword.cli.bench.common import BATCH_SIZES
+from foreword.cli.console import fields_of, print_table, stage_bar, stdout
+from foreword.cli.options.common import JsonCommand, parse_sizes
 from foreword.cli.options.grouped import flag, option
+from foreword.cli.options.model import KvDtypeOption, QuantizationOption
 from foreword.errors import RequestError
 
 if TYPE_CHECKING:
@@ -72,55 +67,55 @@ class Gpu(JsonCommand):
         if self.tiles:
             from foreword.bench.gpu.tiles import fastest_kernels
 
-            weights = packed_weights(config, device, "none")
-            ways = fastest_kernels(weights, parse_sizes("--tiles", self.tiles))
-            print_table(ways, _TILES)
-            self.show_json({"tiles": [{"product": name} | asdict(way) for name, way in ways]})
+            kernels = fastest_kernels(
+                packed_weights(config, device, "none"), parse_sizes("--tiles", self.tiles)
+            )
+            print_table(kernels, _TILES)
+            self.show_json({"tiles": [{"product": name} | asdict(kernel) for name, kernel in kernels]})
             return
         if choice.name == "cuda":
             start_compiling(choice, device)
         weights = packed_weights(config, device, self.quantization)
-        for name, measure, columns in (
-            ("heads", speculating.measure_heads, _SPECULATION),
-            ("control", speculating.measure_controller, _CONTROL),
+        for name, batches, measure, columns in (
+            ("heads", self.heads, speculating.measure_heads, _SPECULATION),
+            ("control", self.control, speculating.measure_controller, _CONTROL),
         ):
-            if wanted := getattr(self, name):
-                decoder = decoder_of(choice, config, weights)
-                batches = parse_sizes(f"--{name}", wanted)
+            if batches:
+                decoder, batch_sizes = decoder_of(choice, config, weights), parse_sizes(f"--{name}", batches)
                 with stage_bar() as show:
-                    speeds = measure(decoder, batches=batches, context=self.context, progress=show)
+                    speeds = measure(decoder, batches=batch_sizes, context=self.context, progress=show)
                 print_table(speeds, columns)
                 self.show_json({name: fields_of(speeds)})
                 return
         with stage_bar() as show:
-            decoder, started = measure_start(
+            decoder, start = measure_start(
                 lambda: decoder_of(choice, config, weights), self.context, partial(show, "preparing passes")
             )
-        _print_start(started)
-        found = {"start": asdict(started)}
-        if not self.start:
-            smaller = draft_shape(config)
-            draft = decoder_of(choice, smaller, packed_weights(smaller, device, self.quantization))
-            with stage_bar() as show:
-                report = measure_gpu(decoder, batches=sizes, rows=counts, context=self.context, progress=show)
-                drafted = speculating.measure_speculation(
-                    decoder, draft, batches=speculative, context=self.context, progress=show
-                )
-            _print(report)
-            if drafted:
-                print_table(drafted, _SPECULATION)
-            found |= asdict(report) | {"speculation": fields_of(drafted)}
-        self.show_json(found)
+        _print_start(start)
+        if self.start:
+            self.show_json({"start": asdict(start)})
+            return
+        smaller = draft_shape(config)
+        draft = decoder_of(choice, smaller, packed_weights(smaller, device, self.quantization))
+        with stage_bar() as show:
+            report = measure_gpu(decoder, batches=sizes, rows=counts, context=self.context, progress=show)
+            drafted = speculating.measure_speculation(
+                decoder, draft, batches=speculative, context=self.context, progress=show
+            )
+        _print_report(report)
+        if drafted:
+            print_table(drafted, _SPECULATION)
+        self.show_json({"start": asdict(start)} | asdict(report) | {"speculation": fields_of(drafted)})
 
 
-_TILES: dict[str, Column] = {
+_TILES: dict[str, Column] = {  # of (product, TileTime)
     "product": "{0[0]}",
     "tokens": "{0[1].rows}",
     "parts": "{0[1].parts}",
-    "kernel": lambda way: "library" if way[1].tile is None else str(way[1].tile),
+    "kernel": lambda row: "library" if row[1].tile is None else str(row[1].tile),
     "µs": "{0[1].microseconds:.1f}",
     "TB/s": "{0[1].terabytes:.2f}",
-    "same bits": lambda way: "yes" if way[1].same_bits else "no",
+    "same bits": lambda row: "yes" if row[1].same_bits else "no",
 }
 _SPECULATION: dict[str, Column] = {
     "drafts": "{.drafter}",
@@ -157,7 +152,7 @@ def _print_start(start: "StartTime") -> None:
     print_table([start], columns)
 
 
-def _print(report: "GpuReport") -> None:
+def _print_report(report: "GpuReport") -> None:
     stdout.print(
         f"{report.device}: copies {report.copy_terabytes:.2f} TB/s, reads {report.read_terabytes:.2f} TB/s, "
         f"bf16 products {report.matrix_teraflops:.0f} TFLOP/s; all weights once: {report.floor_ms:.2f} ms"

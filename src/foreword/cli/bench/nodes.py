@@ -9,19 +9,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from foreword.bench.skeleton import Column, check_least, optional
-from foreword.cli.bench.common import BATCH_SIZES, Benchmark, print_table
-from foreword.cli.console import (
-    DEFAULT_MODEL,
-    JsonCommand,
-    ModelOption,
-    fetched,
-    load_llm,
-    parse_sizes,
-    say,
-    stage_bar,
-)
-from foreword.cli.options.common import SecurityOptions
+from foreword.cli.bench.common import BATCH_SIZES, Benchmark
+from foreword.cli.console import fetched, load_llm, print_table, say, stage_bar
+from foreword.cli.options.common import JsonCommand, parse_sizes
 from foreword.cli.options.grouped import flag, late, option
+from foreword.cli.options.model import DEFAULT_MODEL, ModelOption
+from foreword.cli.options.nodes import SecurityOptions
 from foreword.errors import RequestError
 
 

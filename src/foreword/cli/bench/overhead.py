@@ -8,17 +8,14 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-
 from foreword.bench.prompts import own_prompts
 from foreword.bench.skeleton import Column
-from foreword.cli.bench.common import MOST_TOKENS, SPECULATIVE_DRAFTER, Benchmark, fields_of, print_table
-from foreword.cli.console import fetched, parse_sizes, plot_option, progress_bar, stage_bar, stdout
+from foreword.cli.bench.common import MOST_TOKENS, SPECULATIVE_DRAFTER, Benchmark
+from foreword.cli.console import fetched, fields_of, print_table, progress_bar, stage_bar, stdout
+from foreword.cli.options.common import parse_sizes, plot_option
 from foreword.cli.options.grouped import option
 
 if TYPE_CHECKING:
-    from foreword.bench.host_time import HostTime
     from foreword.bench.pacing import Trace, WireChunk
 
 
@@ -37,7 +34,7 @@ class Overhead(Benchmark):
 
     def run(self) -> None:
         lengths, sizes = parse_sizes("--contexts", self.contexts), parse_sizes("--batches", self.batches)
-        from foreword.bench.host_time import measure_host_time
+        from foreword.bench.host_time import WAYS, measure_host_time
         from foreword.bench.methods import parse_methods
         from foreword.bench.overhead import VERIFY_ROWS, measure_overhead
         from foreword.bench.verdict_time import measure_verdicts
@@ -57,7 +54,11 @@ class Overhead(Benchmark):
         for count in VERIFY_ROWS:
             costs[f"of a pass over {count}"] = f"{{0.shares[{count}]:.2%}} of {{0.verify_ms[{count}]:.1f}} ms"
         print_table(found, costs)
-        stdout.print(_host_table(host, sizes))
+        ways = {way: {one.batch: one for one in host if one.way == way} for way in WAYS}
+        per_step: dict[str, Column] = {"host ms per step (us per request)": "{0[0]}"}
+        for batch in sizes:
+            per_step[f"batch {batch}"] = f"{{0[1][{batch}].step_ms:.2f}} ({{0[1][{batch}].request_us:.0f}})"
+        print_table(ways.items(), per_step)
         columns = {
             "host ms per step, drafter": "{.guesses}",
             "batch": "{.batch}",
@@ -70,16 +71,6 @@ class Overhead(Benchmark):
         print_table(verdicts, columns)
         rows, times, parts = (fields_of(some) for some in (found, host, verdicts))
         self.show_json({"model": self.model, "rows": rows, "host": times, "verdicts": parts})
-
-
-def _host_table(host: "Sequence[HostTime]", batches: Sequence[int]) -> Table:
-    table = Table("host ms per step (us per request)", box=SIMPLE_HEAD, padding=0)
-    for batch in batches:
-        table.add_column(f"batch {batch}", justify="right", no_wrap=True)
-    for way in dict.fromkeys(one.way for one in host):
-        times = [one for one in host if one.way == way]
-        table.add_row(way, *(f"{one.step_ms:.2f} ({one.request_us:.0f})" for one in times))
-    return table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,12 +107,14 @@ class ServerOverhead(Benchmark):
                     report = asyncio.run(measure_server_overhead(engine, server, work, self.repeats, show))
             finally:
                 engine.close()
-        table = Table("", box=SIMPLE_HEAD, title=f"{self.streams} streams of {self.tokens} tokens")
-        for name in ("ms per token", "CPU ms per token, engine", "API process"):
-            table.add_column(name, justify="right", no_wrap=True)
-        for name, run in (("engine", report.engine), ("server", report.server)):
-            table.add_row(name, f"{run.token_ms:.3f}", f"{run.engine_cpu_ms:.3f}", f"{run.api_cpu_ms:.3f}")
-        stdout.print(table)
+        columns = {
+            "": "{0[0]}",
+            "ms per token": "{0[1].token_ms:.3f}",
+            "CPU ms per token, engine": "{0[1].engine_cpu_ms:.3f}",
+            "API process": "{0[1].api_cpu_ms:.3f}",
+        }
+        runs = (("engine", report.engine), ("server", report.server))
+        print_table(runs, columns, f"{self.streams} streams of {self.tokens} tokens")
         stdout.print(f"the server takes {report.ratio:.3f} x the engine's time per token")
         self.show_json({"model": self.model, **asdict(report)})
 

@@ -13,11 +13,11 @@ from foreword.cli.bench.common import (
     TEMPERATURE,
     TIMED_ROUNDS,
     Benchmark,
-    save_plot,
 )
-from foreword.cli.console import parse_sizes, plot_option, progress_bar, stage_bar
-from foreword.cli.options.common import SpeculationOption, json_object, read_text, speculation_choice
+from foreword.cli.console import progress_bar, stage_bar
+from foreword.cli.options.common import json_object, parse_sizes, plot_option, read_text, save_plot
 from foreword.cli.options.grouped import option
+from foreword.cli.options.model import SpeculationOption, speculation_choice
 
 SAMPLE_TEXT = (
     "The light of the sun looks white, but it is made of all the colours of the rainbow. When it meets the air, "

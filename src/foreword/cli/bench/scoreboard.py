@@ -13,9 +13,11 @@ from typing import Any
 
 from foreword.bench.skeleton import command_json
 from foreword.cli.bench.common import provenance
-from foreword.cli.bench.compare import named_interpreters, names
-from foreword.cli.console import DEFAULT_MODEL, note, say
+from foreword.cli.bench.compare import named_interpreters
+from foreword.cli.console import note, say
+from foreword.cli.options.common import split_list
 from foreword.cli.options.grouped import Command, flag, option
+from foreword.cli.options.model import DEFAULT_MODEL
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +60,7 @@ class Scoreboard(Command):
         from foreword.models.sources.resolve import resolve_model
 
         pythons = named_interpreters(self.python)
-        engines = {one.peer for one in contestants(names(self.peers), pythons)}
+        engines = {one.peer for one in contestants(split_list(self.peers), pythons)}
         threads = self.threads or choose_threads()
         options = shlex.split(self.prove)
         served = [one for one in SERVED if self.prove != "off" and one.engine in engines]

@@ -12,8 +12,9 @@ import typer
 
 from foreword.bench.prompts import BenchPrompt
 from foreword.bench.serve.load import LoadSettings, RequestTemplate, extra_fields
-from foreword.cli.bench.common import DATASET, MOST_TOKENS, TEMPERATURE, prompts_of, save_plot
-from foreword.cli.console import JsonCommand, plot_option, stage_bar, stdout
+from foreword.cli.bench.common import DATASET, MOST_TOKENS, TEMPERATURE, prompts_of
+from foreword.cli.console import stage_bar, stdout
+from foreword.cli.options.common import JsonCommand, plot_option, save_plot
 from foreword.cli.options.grouped import REQUIRED, option, pick
 from foreword.errors import RequestError
 from foreword.progress import StageProgress

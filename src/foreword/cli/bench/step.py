@@ -10,20 +10,11 @@ from rich.table import Table
 from foreword.bench.contestants import OURS
 from foreword.bench.pictures import Chart, save_charts
 from foreword.bench.prompts import own_prompts
-from foreword.cli.bench.common import Benchmark, fields_of, print_table, save_plot
-from foreword.cli.console import (
-    DEFAULT_MODEL,
-    DeviceOption,
-    JsonCommand,
-    ModelOption,
-    parse_sizes,
-    plot_option,
-    progress_bar,
-    stage_bar,
-    stdout,
-)
-from foreword.cli.options.common import one_of
+from foreword.cli.bench.common import Benchmark
+from foreword.cli.console import fields_of, print_table, progress_bar, stage_bar, stdout
+from foreword.cli.options.common import JsonCommand, one_of, parse_sizes, plot_option, save_plot
 from foreword.cli.options.grouped import option
+from foreword.cli.options.model import DEFAULT_MODEL, DeviceOption, ModelOption
 from foreword.errors import RequestError
 
 if TYPE_CHECKING:

@@ -12,24 +12,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from foreword.cli.console import (
+from foreword.cli.console import load_llm, stderr, stdout, visible
+from foreword.cli.options.grouped import option, options_command
+from foreword.cli.options.model import (
     DEFAULT_MODEL,
     ComputeOptions,
-    ModelArgument,
-    ModelOption,
-    load_llm,
-    stderr,
-    stdout,
-    visible,
-)
-from foreword.cli.options.common import (
     GenerationConfigOption,
     LoraOption,
+    ModelArgument,
+    ModelOption,
     SpeculationOptions,
     SystemOption,
     lora_request,
 )
-from foreword.cli.options.grouped import option, options_command
 from foreword.errors import ForewordError, RequestError
 
 if TYPE_CHECKING:

@@ -17,8 +17,7 @@ from foreword.errors import RequestError
 
 TENANT = "chat"
 
-MAX_TEMPERATURE = 2
-"""Maximum temperature, as in OpenAI's API and `foreword serve`."""
+MAX_TEMPERATURE = 2  # maximum temperature, as in OpenAI's API and `foreword serve`
 
 Message = dict[str, str]
 Show = Callable[[TextPiece], None]

@@ -14,20 +14,11 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from foreword.cli.bench.common import fields_of
-from foreword.cli.console import (
-    DEFAULT_MODEL,
-    DeviceOptions,
-    JsonOption,
-    ModelOption,
-    print_json,
-    say,
-    stage_bar,
-    stderr,
-    stdout,
-)
-from foreword.cli.options.common import SecurityOptions, json_object, labels_option
+from foreword.cli.console import fields_of, print_json, say, stage_bar, stderr, stdout
+from foreword.cli.options.common import JsonOption, json_object
 from foreword.cli.options.grouped import Command, command, flag, late, option, options_command
+from foreword.cli.options.model import DEFAULT_MODEL, DeviceOptions, ModelOption
+from foreword.cli.options.nodes import SecurityOptions, labels_option
 from foreword.cli.options.serve import ListeningOptions, client_key, need_server_extra, port_option
 from foreword.errors import RequestError
 
@@ -100,8 +91,7 @@ app = typer.Typer(no_args_is_help=True, help="Run targets and draft nodes from o
 FileArgument = Annotated[Path, typer.Argument(metavar="CLUSTER.yaml", help="Targets and draft nodes.")]
 KeyOption = Annotated[str | None, typer.Option(help="API key of the targets. Default: FOREWORD_API_KEY.")]
 
-DRAIN_SECONDS = 120.0
-"""Seconds that `down` waits for members to drain."""
+DRAIN_SECONDS = 120.0  # seconds that `down` waits for members to drain
 
 
 @app.command()

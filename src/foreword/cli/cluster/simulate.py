@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from foreword.cli.bench.common import provenance
-from foreword.cli.console import JsonOption, print_json
-from foreword.cli.options.common import one_of
-from foreword.cli.options.grouped import flag, option, options_command
+from foreword.cli.console import print_json
+from foreword.cli.options.common import JsonOption, one_of
+from foreword.cli.options.grouped import flag, option, options_command, pick
 from foreword.errors import RequestError
 
 if TYPE_CHECKING:
@@ -61,6 +61,8 @@ class CostOptions:
         costs, network = found.costs, found.network
         if self.zone_ms is not None:
             network = replace(network, zone_round_trip=self.zone_ms / 1e3)
+        if self.network_ms is not None:
+            network = replace(network, round_trip=self.network_ms / 1e3)
         if self.pass_ms is not None:
             factor = self.pass_ms / 1e3 / costs.passes.seconds(1)
             times = tuple((rows, seconds * factor) for rows, seconds in costs.passes.points)
@@ -68,11 +70,9 @@ class CostOptions:
         if self.level_ms is not None:
             level = self.level_ms / 1e3
             costs = replace(costs, local=costs.local.scaled(level), node=costs.node.scaled(level))
-        if self.network_ms is not None:
-            network = replace(network, round_trip=self.network_ms / 1e3)
-        if self.alpha is not None:
-            found = replace(found, kinds=(AcceptanceCurve.of_rate(self.alpha),))
-        kinds = found.kinds or (AcceptanceCurve.of_rate(0.8),)
+        kinds = found.kinds
+        if self.alpha is not None or not kinds:
+            kinds = (AcceptanceCurve.of_rate(0.8 if self.alpha is None else self.alpha),)
         return replace(found, costs=costs, network=network, kinds=kinds)
 
 
@@ -98,31 +98,22 @@ class LoadOptions:
             raise RequestError("--boot-s is for nodes that are added: give --autoscale too, or leave it out")
 
     def scenario(self, fleet: FleetOptions, calibration: "Calibration") -> "Scenario":
-        from foreword.simulate.scenario import (
-            Autoscale,
-            Failure,
-            FleetSize,
-            HourlyPrices,
-            Scenario,
-            Traffic,
-            WaitRule,
-        )
+        from foreword.simulate import scenario
 
-        scaling = Autoscale() if self.boot_s is None else Autoscale(self.boot_s)
-        return Scenario(
-            FleetSize(fleet.targets, fleet.nodes, fleet.zones, fleet.batch),
-            calibration.network,
-            Traffic(_rates(self.rate), self.prompt, self.answer),
-            HourlyPrices(fleet.target_price, fleet.node_price),
-            calibration.costs,
-            calibration.kinds,
-            waiting=WaitRule(self.waiting),
+        scaling = scenario.Autoscale() if self.boot_s is None else scenario.Autoscale(self.boot_s)
+        return pick(
+            scenario.Scenario,
+            self,
+            fleet=pick(scenario.FleetSize, fleet),
+            network=calibration.network,
+            traffic=pick(scenario.Traffic, self, rates=_rates(self.rate)),
+            prices=scenario.HourlyPrices(fleet.target_price, fleet.node_price),
+            costs=calibration.costs,
+            kinds=calibration.kinds,
+            waiting=scenario.WaitRule(self.waiting),
             runs_ahead=self.run_ahead,
-            k=self.k,
-            failures=tuple(Failure.parse(text) for text in self.fail or ()),
+            failures=tuple(map(scenario.Failure.parse, self.fail or ())),
             autoscale=scaling if self.autoscale else None,
-            seconds=self.seconds,
-            seed=self.seed,
         )
 
 

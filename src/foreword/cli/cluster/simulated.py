@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from foreword.bench.skeleton import Column, optional
-from foreword.cli.bench.common import fields_of, print_table
-from foreword.cli.console import say, stage_bar
+from foreword.cli.console import fields_of, print_table, say, stage_bar
 from foreword.errors import RequestError
 from foreword.simulate.calibration import Calibration
 from foreword.simulate.report import scaling_summary, simulation_page

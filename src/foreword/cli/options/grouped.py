@@ -9,32 +9,35 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
-REQUIRED = MISSING
-"""Default of a required option."""
+REQUIRED = MISSING  # default of a required option
 
-_OPTION, _LAST = "option", "last"
+_PARAMETER, _LAST = "parameter", "last"
+"""Metadata of a field: a function from the option's name to typer's parameter, and its rank in the help."""
 
 
 def option(default: Any, text: str, *names: str, last: int = 0, **more: Any) -> Any:  # noqa: ANN401
     """Return a field for an option with this help; `names` and `more` are passed to `typer.Option`.
 
-    Options are listed by rising `last`, so that those of a base class can follow the others.
+    The help lists options by rising `last`, so that those of a base class can follow those of the command.
     """
-    made = partial(typer.Option, *names, help=text, **more)
-    return field(default=default, metadata={_OPTION: lambda _: made(), _LAST: last})
+    make = partial(typer.Option, *names, help=text, **more)
+    return field(default=default, metadata={_PARAMETER: lambda _: make(), _LAST: last})
 
 
 def flag(text: str, last: int = 0) -> Any:  # noqa: ANN401
     """Return a field for a flag without a `--no-` form."""
-    return field(default=False, metadata={_OPTION: lambda name: typer.Option(name, help=text), _LAST: last})
+    return field(
+        default=False, metadata={_PARAMETER: lambda name: typer.Option(name, help=text), _LAST: last}
+    )
 
 
 def argument(default: Any, text: str, **more: Any) -> Any:  # noqa: ANN401
-    return field(default=default, metadata={_OPTION: lambda _: typer.Argument(help=text, **more)})
+    """Return a field for a positional argument; `more` is passed to `typer.Argument`."""
+    return field(default=default, metadata={_PARAMETER: lambda _: typer.Argument(help=text, **more)})
 
 
 def late(default: Any, last: int) -> Any:  # noqa: ANN401
-    """Return a field with an annotated option, listed by `last`; see `option`."""
+    """Return a field whose type annotation has the option; `last` is its rank, as in `option`."""
     return field(default=default, metadata={_LAST: last})
 
 
@@ -42,76 +45,83 @@ class Command:
     """A command: its docstring is the help, its fields are the options."""
 
     def run(self) -> None:
+        """Run the command with these options."""
         raise NotImplementedError
 
 
 def command(kind: type[Command]) -> Callable[..., None]:
-    def run(given: Command) -> None:
-        given.run()
+    """Return the function that typer calls for a command class."""
+
+    def run(options: Command) -> None:
+        options.run()
 
     run.__name__ = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", kind.__name__).lower()
     run.__doc__ = kind.__doc__
-    run.__annotations__ = {"given": kind, "return": None}
+    run.__annotations__ = {"options": kind, "return": None}
     return options_command(run)
 
 
 Settings = TypeVar("Settings")
 
 
-def pick(kind: type[Settings], given: object, **more: Any) -> Settings:  # noqa: ANN401
+def pick(kind: type[Settings], options: object, **more: Any) -> Settings:  # noqa: ANN401
     """Create a dataclass from the options with its field names, and from `more`, which takes precedence."""
-    wanted: Any = kind
-    own = {one.name: getattr(given, one.name) for one in fields(wanted) if hasattr(given, one.name)}
-    return kind(**(own | more))
+    settings: Any = kind
+    names = [one.name for one in fields(settings) if hasattr(options, one.name)]
+    return kind(**({name: getattr(options, name) for name in names} | more))
 
 
 def options_command(function: Callable[..., None]) -> Callable[..., None]:
-    """Return a command for a function of dataclasses, whose fields become options, also of nested groups.
+    """Return the function that typer calls for a function of dataclasses; their fields become options.
 
-    Other parameters become options unchanged. Fields have typer's annotations. A group checks combinations in
-    `__post_init__`.
+    Dataclasses may be nested. Other parameters stay options as they are. A dataclass checks combinations of its
+    options in `__post_init__`.
     """
     hints = get_type_hints(function, include_extras=True)
-    names = inspect.signature(function).parameters
     parameters = [
-        option for name, own in names.items() for option in _options(name, hints[name], own.default)
+        parameter
+        for name, own in inspect.signature(function).parameters.items()
+        for parameter in _parameters(name, hints[name], own.default)
     ]
-
-    defaults = {option.name: option.default for option in parameters}
+    defaults = {parameter.name: parameter.default for parameter in parameters}
 
     @wraps(function)
     def command(**given: Any) -> None:  # noqa: ANN401 - options of many types
         values = defaults | given
-        function(**{name: _value(name, hints[name], values) for name in names})
+        function(**{name: _value(name, hint, values) for name, hint in hints.items() if name != "return"})
 
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {option.name: option.annotation for option in parameters}
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return command
 
 
-def _options(name: str, kind: Any, default: Any) -> Iterator[inspect.Parameter]:  # noqa: ANN401
+def _parameters(name: str, kind: Any, default: Any) -> Iterator[inspect.Parameter]:  # noqa: ANN401
+    """Yield the parameter of this name and type, or those of all fields if the type is a dataclass."""
     if not is_dataclass(kind):
         yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
         return
     for one, hint in _fields(kind):
-        absent = inspect.Parameter.empty if one.default is MISSING else one.default
-        yield from _options(one.name, hint, absent)
+        yield from _parameters(
+            one.name, hint, inspect.Parameter.empty if one.default is MISSING else one.default
+        )
 
 
-def _value(name: str, kind: Any, given: dict[str, Any]) -> Any:  # noqa: ANN401
+def _value(name: str, kind: Any, values: dict[str, Any]) -> Any:  # noqa: ANN401
+    """Return the value of a parameter; a dataclass is created from the values of its fields."""
     if not is_dataclass(kind):
-        return given[name]
+        return values[name]
     group: Any = kind
-    return group(**{one.name: _value(one.name, hint, given) for one, hint in _fields(kind)})
+    return group(**{one.name: _value(one.name, hint, values) for one, hint in _fields(kind)})
 
 
 def _fields(kind: Any) -> list[tuple[Field[Any], Any]]:  # noqa: ANN401
+    """Return the fields of a dataclass in the order of the help, each with its annotation for typer."""
     hints = get_type_hints(kind, include_extras=True)
     ordered = sorted(fields(kind), key=lambda one: one.metadata.get(_LAST, 0))
     return [(one, _annotated(one, hints[one.name])) for one in ordered]
 
 
 def _annotated(one: Field[Any], hint: Any) -> Any:  # noqa: ANN401
-    if _OPTION not in one.metadata:
+    if _PARAMETER not in one.metadata:
         return hint
-    return Annotated[hint, one.metadata[_OPTION](f"--{one.name.replace('_', '-')}")]
+    return Annotated[hint, one.metadata[_PARAMETER](f"--{one.name.replace('_', '-')}")]

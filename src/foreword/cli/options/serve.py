@@ -9,8 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from foreword.cli.options.common import split_list
 from foreword.cli.options.grouped import flag, option
 from foreword.errors import RequestError
+
+if TYPE_CHECKING:
+    from foreword.server.settings import Address
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
@@ -44,31 +48,32 @@ def repeated(option: str, args: list[str]) -> list[str]:
 
 def memory_size(option: str, text: str) -> int:
     """Parse a number of bytes, with K, M, G or T for powers of 1024."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
-    size = int(float(found[1]) * _UNITS[found[2]]) if found else 0
+    parts = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
+    size = int(float(parts[1]) * _UNITS[parts[2]]) if parts else 0
     if size < 1:
         raise RequestError(f"{option} takes a number of bytes such as 2G or 512M, not {text!r}")
     return size
 
 
 def api_keys(given: list[str] | None) -> tuple[str, ...]:
+    """Return the keys of `--api-key`, or of the environment."""
     return _keys("--api-key", "FOREWORD_API_KEY", given)
 
 
 def admin_keys(given: list[str] | None, tenants: tuple[str, ...]) -> tuple[str, ...]:
     """Return the keys of `--admin-key`, or of the environment; `tenants` are the API keys."""
-    found = _keys("--admin-key", "FOREWORD_ADMIN_KEY", given)
-    if set(found) & set(tenants):
+    keys = _keys("--admin-key", "FOREWORD_ADMIN_KEY", given)
+    if set(keys) & set(tenants):
         raise RequestError("an admin key is also an API key; give --admin-key a key of its own")
-    return found
+    return keys
 
 
 def _keys(option: str, variable: str, given: list[str] | None) -> tuple[str, ...]:
     keys = tuple(given or os.environ.get(variable, "").split(","))
-    kept = tuple(key.strip() for key in keys if key.strip())
-    if given and len(kept) != len(given):
+    stripped = tuple(key.strip() for key in keys if key.strip())
+    if given and len(stripped) != len(given):
         raise RequestError(f"a key of {option} is empty; leave {option} out or give one")
-    return kept
+    return stripped
 
 
 def client_key(given: str | None) -> str:
@@ -77,39 +82,36 @@ def client_key(given: str | None) -> str:
 
 
 def context_words(max_model_len: int, of_model: int, requested: int | None) -> str:
-    """Describe a server's context length, and the option that limits it."""
+    """Return a server's context length in words, with the option that limits it."""
     if max_model_len >= of_model:
         return f"context {max_model_len:,} tokens"
     reason = "limited by KV memory (--kv-cache-memory-bytes)" if requested is None else "--max-model-len"
     return f"context {max_model_len:,} of {of_model:,} tokens: {reason}"
 
 
-def listed(option: str | None) -> list[str]:
-    return [entry.strip() for entry in (option or "").split(",") if entry.strip()]
-
-
 def origins(option: str | None) -> tuple[str, ...]:
-    found = tuple(origin.lower().rstrip("/") for origin in listed(option))
-    for origin in found:
+    """Parse the list of `--cors-origins`."""
+    allowed = tuple(origin.lower().rstrip("/") for origin in split_list(option))
+    for origin in allowed:
         if origin not in ("*", "null") and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#@]+", origin):
             raise RequestError(f"--cors-origins takes origins such as https://example.org, not {origin!r}")
-    return found
+    return allowed
 
 
-def named_paths(option: str, given: list[str] | None, model_name: str) -> dict[str, str]:
+def named_paths(option: str, entries: list[str] | None, model_name: str) -> dict[str, str]:
     """Parse entries NAME=PATH; the folders' contents are checked when loaded."""
-    found: dict[str, str] = {}
-    for entry in given or ():
+    paths: dict[str, str] = {}
+    for entry in entries or ():
         name, is_pair, path = entry.partition("=")
         if not (name.strip() and is_pair and path.strip()):
             raise RequestError(f"{option} takes NAME=PATH, not {entry!r}")
-        if name.strip() in (model_name, *found):
+        if name.strip() in (model_name, *paths):
             raise RequestError(f"{option}: there is a model {name.strip()!r} already; choose another name")
         folder = Path(path.strip()).expanduser()
         if not folder.is_dir():
             raise RequestError(f"{option}: {folder} is not a directory")
-        found[name.strip()] = str(folder.resolve())
-    return found
+        paths[name.strip()] = str(folder.resolve())
+    return paths
 
 
 def need_server_extra() -> None:
@@ -121,10 +123,6 @@ def need_server_extra() -> None:
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise RequestError(f"a package is missing ({error.name}): pip install 'foreword[server]'") from None
-
-
-if TYPE_CHECKING:
-    from foreword.server.settings import Address
 
 
 def port_option(default: int) -> Any:  # noqa: ANN401
@@ -149,6 +147,7 @@ class ListeningOptions:
     drain_seconds: float = option(30.0, "Seconds that SIGTERM waits for running answers.", min=0)
 
     def address(self) -> "Address":
+        """Return the address; raise `RequestError` if other machines could use it without an API key."""
         from foreword.server.settings import Address
 
         address = Address(self.host, self.port)
@@ -159,7 +158,7 @@ class ListeningOptions:
         """Return the fields of `ServerSettings` given by these options."""
         return {
             "api_keys": api_keys(self.api_key),
-            "allowed_hosts": self.address().allowed_hosts(listed(self.allowed_hosts)),
+            "allowed_hosts": self.address().allowed_hosts(split_list(self.allowed_hosts)),
             "cors_origins": origins(self.cors_origins),
             "access_log": self.access_log,
             "drain_seconds": self.drain_seconds,
@@ -170,7 +169,10 @@ PolicyOption = Annotated[Path | None, typer.Option(metavar="FILE", help="Policy 
 
 
 def checked_policy(path: Path) -> Path:
-    """Return the file if its rules are valid; drafters are checked when created."""
+    """Return the absolute path of a policy file; raise `RequestError` if its rules are invalid.
+
+    Its drafters are checked when they are created.
+    """
     from foreword.control.policy_file.parsing import read_policy
 
     path = path.expanduser().resolve()

@@ -7,14 +7,12 @@ from time import perf_counter
 import typer
 from rich.table import Table
 
-from foreword.cli.bench.common import fields_of
-from foreword.cli.console import JsonCommand, stage_bar, stdout
-from foreword.cli.options.common import json_object, one_of
+from foreword.cli.console import fields_of, stage_bar, stdout
+from foreword.cli.options.common import JsonCommand, json_object, one_of
 from foreword.cli.options.grouped import command, flag, option
 from foreword.errors import RequestError
 
-LARGEST_SEED = 2**62
-"""Largest first seed, so that all seeds are 64-bit integers."""
+LARGEST_SEED = 2**62  # largest first seed, so that all seeds are 64-bit integers
 
 
 @dataclass(frozen=True, kw_only=True)

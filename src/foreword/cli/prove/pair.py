@@ -9,8 +9,7 @@ from typing import Any
 from foreword.bench.pair import PairBench, PairSettings, RuleAnswer, expectations, merged
 from foreword.bench.prompts import own_prompts, take_per_category
 from foreword.bench.skeleton import Column, optional
-from foreword.cli.bench.common import fields_of, print_table
-from foreword.cli.console import stage_bar
+from foreword.cli.console import fields_of, print_table, stage_bar
 from foreword.engine.loader import load_model
 from foreword.models.sources.resolve import resolve_model
 

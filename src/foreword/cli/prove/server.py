@@ -36,8 +36,7 @@ _COLOURS = {
     "fails under concurrency": "red",
 }
 _FAILURES = ("refuted", "fails under concurrency")
-MOST_SHOWN = 4
-"""Maximum printed requests of a reproduction."""
+MOST_SHOWN = 4  # maximum printed requests of a reproduction
 _SWITCHES = {"foreword": {"speculation": False}}
 """Fields that turn speculation off, by owner in the list of models."""
 

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from foreword.cli.console import DEFAULT_MODEL, DeviceOption, ModelOption, say
+from foreword.cli.console import say
 from foreword.cli.options.grouped import REQUIRED, Command, argument, flag, late, option
+from foreword.cli.options.model import DEFAULT_MODEL, DeviceOption, ModelOption
 from foreword.errors import RequestError
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import typer
 
-from foreword.cli.console import parse_sizes, plot_option
+from foreword.cli.options.common import parse_sizes, plot_option
 from foreword.cli.options.grouped import REQUIRED, command, flag, option, pick
 from foreword.cli.train import data
 from foreword.cli.train.data import WorkOptions

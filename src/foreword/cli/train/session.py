@@ -68,9 +68,7 @@ def save_curves(log: Path, path: Path, title: str) -> None:
     save_charts(charts, path, title)
 
 
-STOPPED = 130
-"""Exit code after Ctrl-C, by shell convention."""
-
+STOPPED = 130  # exit code after Ctrl-C, by shell convention
 _EVAL_TOKENS = 128  # per answer
 _EVAL_CONTEXT = 2048
 _HELD_OUT_TEXTS = 256

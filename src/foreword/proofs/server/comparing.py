@@ -81,8 +81,7 @@ def _failure(result: ServerAnswer | BaseException) -> str:
     raise result
 
 
-MOST_TRIES = 16
-"""Maximum number of attempts to shrink a failing request."""
+MOST_TRIES = 16  # maximum number of attempts to shrink a failing request
 
 
 async def smallest(body: Body, shows: Callable[[Body], Awaitable[bool]]) -> Body:
@@ -119,14 +118,10 @@ async def smallest(body: Body, shows: Callable[[Body], Awaitable[bool]]) -> Body
 Ask = Callable[[Body], Awaitable[ServerAnswer]]
 AnswerPart = Callable[[ServerAnswer], str]
 
-Way = Callable[[ProofContext], Ask]
-"""Returns a function that sends a body in one of two ways."""
+Way = Callable[[ProofContext], Ask]  # returns a function that sends a body in one of two ways
 
-Fault = tuple[str, Reproduction]
-"""What is wrong, and the requests that show it."""
-
-CONTEXT = 40
-"""Characters shown before the first difference."""
+Fault = tuple[str, Reproduction]  # what is wrong, and the requests that show it
+CONTEXT = 40  # characters shown before the first difference
 
 
 def agree(
@@ -237,9 +232,7 @@ def is_near_tie(left: ReceivedChoice, right: ReceivedChoice, tolerance: float) -
     return False
 
 
-SEEDS_APART = 1_000_003
-"""Distance between the seeds of different checks."""
-
+SEEDS_APART = 1_000_003  # distance between the seeds of different checks
 MOST_ANSWERS = 64
 """Maximum number of concurrent answers. Servers refuse more than a limit (Foreword's is 128)."""
 

@@ -160,8 +160,7 @@ class Extent:
         return f"{len(self.prompts)} × {lengths}"
 
 
-CONFIDENCE = 0.95
-"""Probability of detecting a fault of the reported size."""
+CONFIDENCE = 0.95  # probability of detecting a fault of the reported size
 
 
 class ClaimStatus(StrEnum):

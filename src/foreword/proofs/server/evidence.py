@@ -80,8 +80,7 @@ def most_distance(counts: Floats, law: Floats) -> float:
     return min(seen + spread, 1.0)
 
 
-PREFIXES = (4, 8, None)
-"""Numbers of leading characters that distinguish texts; None: all."""
+PREFIXES = (4, 8, None)  # numbers of leading characters that distinguish texts; None: all
 MOST_CELLS = 24
 LEAST_COUNT = 8  # minimum count over both samples
 

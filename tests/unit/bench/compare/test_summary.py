@@ -76,7 +76,7 @@ def test_modes_limit_how_engines_decode():
 
 def test_who_takes_part(monkeypatch):
     monkeypatch.setattr("foreword.bench.contestants.find_spec", lambda name: None)
-    assert {one.peer for one in contestants(None, {})} == {"foreword"}
+    assert {one.peer for one in contestants([], {})} == {"foreword"}
     named = contestants(["llama.cpp"], {"llama.cpp": "/some/python"})
     assert [one.mode for one in named if one.peer == "llama.cpp"] == list(KINDS["llama.cpp"].modes)
     assert named[-1].python == "/some/python"

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from foreword.cli.options.common import NodeOptions, with_nodes
+from foreword.cli.options.nodes import NodeOptions, with_nodes
 from foreword.cli.serve import serve
 from foreword.drafters.config import SpeculationConfig
 from foreword.errors import RequestError

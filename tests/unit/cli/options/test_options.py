@@ -7,9 +7,9 @@ import sys
 import pytest
 
 from foreword.backends import choice
-from foreword.cli.console import parse_sizes
-from foreword.cli.options import common as options
-from foreword.cli.options.common import check_device, json_object, one_of, speculation_choice
+from foreword.cli.options import model
+from foreword.cli.options.common import json_object, one_of, parse_sizes
+from foreword.cli.options.model import check_device, speculation_choice
 from foreword.drafters.names import method_names
 from foreword.drafters.registry import drafter_kinds
 from foreword.errors import RequestError
@@ -18,8 +18,8 @@ from foreword.server import settings
 
 def test_the_names_are_those_that_the_engine_knows():
     assert method_names() == list(drafter_kinds())
-    assert set(options.DTYPES) == {"auto", *choice.DTYPES, *choice.CPU_DTYPES}
-    assert options.BACKENDS == choice.BACKENDS
+    assert set(model.DTYPES) == {"auto", *choice.DTYPES, *choice.CPU_DTYPES}
+    assert model.BACKENDS == choice.BACKENDS
     assert settings.ServerSettings("m").stream_pacing in settings.STREAM_PACINGS
 
 

@@ -31,8 +31,7 @@ from foreword.proofs.server.evidence import (
     visible_shift,
 )
 
-PLACES = 3
-"""Number of tokens of an answer whose log-probabilities are requested again."""
+PLACES = 3  # number of tokens of an answer whose log-probabilities are requested again
 
 
 async def logprobs(context: ProofContext) -> ClaimVerdict:
@@ -225,8 +224,7 @@ def _first_distance(tokens: list[Token]) -> float:
     return most_distance(counts, np.append(law, max(0.0, 1 - law.sum())))
 
 
-DEPTH = 3
-"""Tokens per compared text, which are few because each longer text is too rare to compare."""
+DEPTH = 3  # tokens per compared text, which are few because each longer text is too rare to compare
 
 
 async def without_speculation(context: ProofContext) -> ClaimVerdict:

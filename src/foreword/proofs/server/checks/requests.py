@@ -150,8 +150,7 @@ def _turning(plain: ServerAnswer, prompt: str) -> int | None:
     return None
 
 
-BIASED_TOKENS = (40, 45, 50)
-"""Ids of ordinary tokens in most vocabularies."""
+BIASED_TOKENS = (40, 45, 50)  # ids of ordinary tokens in most vocabularies
 BIASED_LENGTH = 4
 
 

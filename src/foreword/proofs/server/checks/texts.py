@@ -77,8 +77,7 @@ def _offset_fault(answer: ServerAnswer) -> str:
     return "" if fits else "the listed tokens do not spell the text"
 
 
-STOPS = 3
-"""Number of pieces of an answer that are used as stop texts."""
+STOPS = 3  # number of pieces of an answer that are used as stop texts
 
 
 async def stops(context: ProofContext) -> AsyncIterator[Fault | None]:
@@ -120,8 +119,7 @@ def _stops(text: str) -> list[tuple[str, int]]:
     return [(piece, place) for place, piece in found.items() if place > 0]
 
 
-MORE = 8
-"""Number of tokens by which the repeated request's limit is larger."""
+MORE = 8  # number of tokens by which the repeated request's limit is larger
 
 
 async def ends(context: ProofContext) -> ClaimVerdict:
