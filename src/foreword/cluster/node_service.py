@@ -43,11 +43,7 @@ class DraftService:
     """Owns the sessions of all targets and calls the drafter in rounds; used by one thread."""
 
     def __init__(
-        self,
-        drafter: Drafter,
-        pace: Pace,
-        limits: NodeLimits,
-        clock: Callable[[], float] = perf_counter,
+        self, drafter: Drafter, pace: Pace, limits: NodeLimits, clock: Callable[[], float] = perf_counter
     ) -> None:
         self._drafter = drafter
         self._pace = pace

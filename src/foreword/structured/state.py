@@ -32,10 +32,7 @@ class GrammarState:
     """
 
     def __init__(
-        self,
-        grammar: CompiledGrammar,
-        budget: MaskBudget | None = None,
-        worker: MaskWorker | None = None,
+        self, grammar: CompiledGrammar, budget: MaskBudget | None = None, worker: MaskWorker | None = None
     ) -> None:
         """Create the state at the start of an answer. Without a worker, all masks are computed within the pass."""
         self._matcher = grammar.new_matcher()  # freed before the grammar, which returns the memory of both

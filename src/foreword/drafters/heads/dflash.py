@@ -95,11 +95,7 @@ class DFlashHead(HeadInPages):
         tokens = task.request.tokens
         masks = min(self._spec.block_size - 1, pages.kv.reserved - len(tokens))
         return SequenceRows(
-            pages.kv,
-            tokens,
-            1,
-            Draft.chain([self._mask] * masks, len(tokens)),
-            first=len(tokens) - 1,
+            pages.kv, tokens, 1, Draft.chain([self._mask] * masks, len(tokens)), first=len(tokens) - 1
         )
 
 

@@ -108,8 +108,5 @@ def most_frequent(
 
 
 KIND = chosen_kind(
-    "drafts continuations found in a datastore of texts",
-    RestConfig,
-    build_rest,
-    makes_trees=lambda _: True,
+    "drafts continuations found in a datastore of texts", RestConfig, build_rest, makes_trees=lambda _: True
 )

@@ -25,9 +25,7 @@ class SuffixConfig(DrafterSettings):
 
     min_match: int = setting(2, "minimum match length", at_least(1))
     depth_per_match: float = setting(
-        2.0,
-        "maximum draft depth per token of match length",
-        Limit("positive", lambda value: value > 0),
+        2.0, "maximum draft depth per token of match length", Limit("positive", lambda value: value > 0)
     )
     min_probability: float = setting(
         0.2, "minimum estimated probability of a node", Limit("in (0, 1]", lambda value: 0 < value <= 1)

@@ -303,9 +303,7 @@ LFM2 = Architecture(
     "LFM2",
     "Lfm2ForCausalLM",
     gguf=GgufNames(
-        "lfm2",
-        LLAMA_TENSORS | QK_NORM_TENSORS | _LFM2_TENSORS,
-        settings={"block_auto_adjust_ff_dim": False},
+        "lfm2", LLAMA_TENSORS | QK_NORM_TENSORS | _LFM2_TENSORS, settings={"block_auto_adjust_ff_dim": False}
     ),
     qk_norm=ALWAYS,
     rope=Rope(theta=1e6),

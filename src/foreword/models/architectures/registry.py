@@ -73,10 +73,7 @@ def text_settings(values: dict[str, Any]) -> dict[str, Any]:
     return (
         {key: value for key, value in values.items() if not key.endswith("_config")}
         | text
-        | {
-            "architectures": [text_class[name]],
-            "quantization_config": values.get("quantization_config"),
-        }
+        | {"architectures": [text_class[name]], "quantization_config": values.get("quantization_config")}
     )
 
 

@@ -56,11 +56,7 @@ LAYOUTS = (
     MtpLayout(
         "MiMo-V2",
         re.compile(r"^(mtp\.layers\.0\.)eh_proj\.weight$"),
-        {
-            **_DEEPSEEK,
-            "final_layernorm": "norm",
-            "pre_mlp_layernorm": "layers.0.post_attention_layernorm",
-        },
+        {**_DEEPSEEK, "final_layernorm": "norm", "pre_mlp_layernorm": "layers.0.post_attention_layernorm"},
     ),
     MtpLayout(
         "Qwen3-Next",

@@ -12,13 +12,7 @@ from foreword.models.config import LayerSpec, NormSpec, RopeSpec
 from foreword.models.formats.fields import ConfigFields
 from foreword.models.formats.hf.rope import rope_spec
 from foreword.models.heads.files import HeadFiles, checked_shapes, vocabulary_shapes
-from foreword.models.heads.names import (
-    all_layer_shapes,
-    layer_ids,
-    mask_token,
-    named_boundaries,
-    read_layers,
-)
+from foreword.models.heads.names import all_layer_shapes, layer_ids, mask_token, named_boundaries, read_layers
 from foreword.models.heads.spec import CONFIDENCE, MARKOV, HeadSpec, Join, Shapes
 
 MASK_HIDDEN = "mask_hidden"

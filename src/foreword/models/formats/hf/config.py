@@ -7,28 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from foreword.models.architectures.architecture import (
-    Architecture,
-    ConfigSwitch,
-    WindowedLayers,
-    WindowField,
-)
+from foreword.models.architectures.architecture import Architecture, ConfigSwitch, WindowedLayers, WindowField
 from foreword.models.architectures.registry import family_named
-from foreword.models.config import (
-    AttentionSpec,
-    LatentSpec,
-    LayerSpec,
-    MlpSpec,
-    ModelConfig,
-    Norms,
-    NormSpec,
-)
-from foreword.models.formats.fields import (
-    ConfigFields,
-    check_experts,
-    check_heads,
-    check_layers,
-)
+from foreword.models.config import AttentionSpec, LatentSpec, LayerSpec, MlpSpec, ModelConfig, Norms, NormSpec
+from foreword.models.formats.fields import ConfigFields, check_experts, check_heads, check_layers
 from foreword.models.formats.hf.layers import (
     LayerKind,
     dense_layers,
