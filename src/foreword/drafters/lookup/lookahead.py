@@ -213,9 +213,8 @@ class _RequestWindow:
 
 
 KIND = chosen_kind(
+    LookaheadDrafter,
     "drafts n-grams that the target produces in a window beside the draft",
     LookaheadConfig,
-    lambda settings, _: LookaheadDrafter(settings),
     makes_trees=lambda _: True,
-    traits=LookaheadDrafter.traits,
 )

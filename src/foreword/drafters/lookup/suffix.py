@@ -236,9 +236,9 @@ def _followers(automaton: SuffixAutomaton, state: int) -> list[tuple[int, int, f
 
 
 KIND = chosen_kind(
+    SuffixDrafter,
     "continues suffixes seen in this text and in past answers",
     SuffixConfig,
     build_suffix_drafter,
     makes_trees=lambda _: True,
-    traits=SuffixDrafter.traits,
 )

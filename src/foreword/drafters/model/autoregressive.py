@@ -236,9 +236,9 @@ def build_on_node(
 
 
 DRAFT_MODEL = drawn_kind(
+    AutoregressiveDrafter,
     "a smaller model; best with the target's tokenizer",
     DraftModelConfig,
     build_draft_model,
-    traits=AutoregressiveDrafter.traits,
     build_on_node=build_on_node,
 )
