@@ -183,10 +183,10 @@ PARALLEL_HEAD_MUTANTS = (
         "read_mtp",
         "described('mtp', Join.FUSED, fields, (layer,), checked_shapes(files, required, optional), rope=rope, "
         "norm_output=True, interleaved=interleaved, norms_minus_one=layer.attention.gated, "
-        "hidden_first=_stored_hidden_first(files))",
+        "hidden_first=files.stored_as('fc.weight').endswith('input_proj.weight'))",
         "described('mtp', Join.FUSED, fields, (layer,), checked_shapes(files, required, optional), rope=rope, "
         "norm_output=False, interleaved=interleaved, norms_minus_one=layer.attention.gated, "
-        "hidden_first=_stored_hidden_first(files))",
+        "hidden_first=files.stored_as('fc.weight').endswith('input_proj.weight'))",
         (f"{MTP}[DeepSeek-False-torch]",),
     ),
     Mutant(

@@ -32,11 +32,8 @@ class NodeLimits:
     runs_ahead: bool = True  # whether it drafts more levels than requested
 
 
-Target = Hashable
-"""Owner of a session."""
-
-_SessionTask = tuple[Target, Session, DraftTask]
-"""A drafter call for a session of a target."""
+Target = Hashable  # owner of a session
+_SessionTask = tuple[Target, Session, DraftTask]  # a drafter call for a session of a target
 
 
 class DraftService:

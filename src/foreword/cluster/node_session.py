@@ -8,9 +8,7 @@ from foreword.cluster.messages import MAX_NODES, Open, SessionDraft
 from foreword.speculation.draft import ROOT, Draft
 from foreword.speculation.drafting import DraftRequest, DraftTask, Text
 
-_TOKENS_PER_TRY = (
-    64  # minimum number of tokens that a call processes while the drafter has not read the whole text
-)
+_TOKENS_PER_TRY = 64  # minimum number of tokens that a call processes until the drafter has read the text
 
 
 class Pace(Enum):

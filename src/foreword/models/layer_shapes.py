@@ -46,10 +46,7 @@ _SINGLE_NORM = {
 
 
 def norm_names(layer: LayerSpec) -> NormNames:
-    """Return the names of a layer's norms.
-
-    `post_attention_layernorm` is before the MLP in some families, and after attention in others.
-    """
+    """Return the names of a layer's norms; `post_attention_layernorm` is before the MLP in some families."""
     if layer.norms is Norms.SINGLE:
         return _SINGLE_NORM[layer.mixes]
     return _NORM_NAMES[layer.norms]

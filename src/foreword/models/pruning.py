@@ -92,10 +92,7 @@ def write_pruned_gguf(
 
 
 def _renumbered(names: Iterable[str], pattern: re.Pattern[str], layers: Sequence[int]) -> dict[str, str]:
-    """Return name -> new name of the tensors that are kept: those of these layers, and those outside all layers.
-
-    The first group of `pattern` is the layer index in a name.
-    """
+    """Return name -> new name of all tensors but those of other layers; group 1 of `pattern` is the layer index."""
     new_indices = {str(layer): str(new) for new, layer in enumerate(layers)}
     new_names = {}
     for name in names:

@@ -17,8 +17,7 @@ from foreword.structured.state import GrammarError, GrammarState, unpacked
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
-TRIED_TOKENS = 4
-"""Number of answer tokens tried after compilation."""
+TRIED_TOKENS = 4  # number of answer tokens tried after compilation
 
 
 def compiled(wanted: StructuredOutputs, tokens: GrammarTokens, tokenizer: "LLTokenizer") -> CompiledGrammar:

@@ -9,11 +9,8 @@ import numpy.typing as npt
 from foreword.structured.compiled import Bits, CompiledGrammar
 from foreword.structured.masks import MaskBudget, MaskWorker, TenantBudgets
 
-Path = tuple[int, ...]
-"""Draft tokens after the committed ones, in order."""
-
-MAX_FORCED = 64
-"""Maximum forced tokens computed at once, which is also the maximum size of a draft."""
+Path = tuple[int, ...]  # draft tokens after the committed ones, in order
+MAX_FORCED = 64  # maximum forced tokens computed at once, which is also the maximum size of a draft
 
 _DEAD_ENDS = ("NoExtension", "NoExtensionBias")
 """Parser states in which no token can follow although the answer is incomplete."""

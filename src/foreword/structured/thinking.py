@@ -50,10 +50,7 @@ class ThinkingState:
     def __init__(
         self, tags: ThinkingTags, budget: int | None, is_open: bool, grammar: GrammarState | None = None
     ) -> None:
-        """Create the state at the start of an answer.
-
-        With `is_open` the prompt already contains the begin tag; otherwise the answer may start with it.
-        """
+        """`is_open`: the prompt already contains the begin tag; otherwise the answer may start with it."""
         self._tags = tags
         self._grammar = grammar
         start = _Progress(_Phase.THINKING if is_open else _Phase.START, budget)
@@ -180,5 +177,4 @@ class ThinkingState:
         return _Progress(_Phase.THINKING, left, tag_bytes[len(tag_bytes) - size :])
 
 
-AnswerState = GrammarState | ThinkingState
-"""The state that determines which tokens may follow in an answer."""
+AnswerState = GrammarState | ThinkingState  # the state that determines which tokens may follow in an answer

@@ -61,10 +61,7 @@ class ListedModel:
 
 
 async def listed_model(client: httpx2.AsyncClient, name: str = "") -> ListedModel:
-    """Return the server's model of this name, or its first model without a name.
-
-    With a name, the server need not list its models.
-    """
+    """Return the server's model of this name, which the server need not list; without a name, its first model."""
     try:
         models = await _models(client)
     except RequestError:

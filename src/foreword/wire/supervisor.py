@@ -21,8 +21,7 @@ from foreword.wire.link import EngineLink, OnLate, wait_until_hung
 
 log = logging.getLogger("foreword.server")
 
-DEFAULT_FACTORY = "foreword.wire.factory:load_engine"
-"""Creates the real engine."""
+DEFAULT_FACTORY = "foreword.wire.factory:load_engine"  # creates the real engine
 
 
 class EngineState(StrEnum):

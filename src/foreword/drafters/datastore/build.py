@@ -62,9 +62,8 @@ def _stored_ids(path: Path, tokenizer: Tokenizer) -> Iterator[tuple[Ids, int]]:
             f"{path}: token ids must be one row of integers, not {stored.dtype} {stored.shape}"
         )
     offset = getattr(stored, "offset", 0)
-    for start in range(
-        0, len(stored), _PIECE
-    ):  # not from the mapping, whose pages would count as memory of this process
+    for start in range(0, len(stored), _PIECE):
+        # Not read from the mapping, whose pages would count as memory of this process.
         count, begin = min(_PIECE, len(stored) - start), offset + start * stored.itemsize
         piece = np.fromfile(path, stored.dtype, count, offset=begin)
         yield piece.astype(np.int64), piece.nbytes
@@ -164,10 +163,7 @@ def _sort(keys: Words) -> tuple[Ints, Words]:
 
 
 def _rank(order: Ints, keys: Words, slots: Ints, ranks: Ints) -> Ints:
-    """Set the ranks of the positions in these slots of `order`; return the slots that share a rank with others.
-
-    `keys` are the sorted keys of these slots.
-    """
+    """Set the ranks of the positions in these slots of `order` by their sorted keys; return slots with equal ranks."""
     if not len(slots):
         return slots
     begins = np.empty(len(keys), bool)
@@ -285,9 +281,7 @@ def _write_order(
         count = min(shard_tokens, writer.tokens - first)
         progress("sorting", first, writer.tokens)
         offset = HEADER_BYTES + first * writer.dtype.itemsize
-        window_tokens = min(
-            count + DEPTH, writer.tokens - first
-        )  # the last suffixes extend into the next shard
+        window_tokens = min(count + DEPTH, writer.tokens - first)  # suffixes extend into the next shard
         window = np.fromfile(file.name, writer.dtype, window_tokens, offset=offset).astype(np.uint32)
         data = (sorted_suffixes(window, count, DEPTH) + first).astype("<u4").tobytes()
         file.write(data)

@@ -94,10 +94,7 @@ class StepwiseHead(HeadInPages):
         return self._rows_of(pages).end == length and pages.kv.reserved > length + len(entry.draft)
 
     def _rows_in_flight(self, entries: Sequence[InFlight], hidden: Mapping[Tap, Tensor]) -> HeadInput:
-        """Return the head's input: a row for every token that the pass in flight may commit to these requests.
-
-        The logits of each request's first row start its draft.
-        """
+        """Return a row for each token that the pass may commit; each request's first logits start its draft."""
         sequences, starts, bounds = [], [], []
         for entry in entries:
             pages, tokens, rows = _pages(entry.task), entry.task.request.tokens, 1 + len(entry.draft)
@@ -113,10 +110,7 @@ class StepwiseHead(HeadInPages):
         return HeadInput(arrays, np.array(starts, np.int32), _contiguous(states, bounds), are_own=False)
 
     def _run_of(self, task: DraftTask) -> RowRange | None:
-        """Return the missing rows up to the newest token's, whose logits start the draft.
-
-        None: no draft is requested, or a hidden state is missing.
-        """
+        """Return the missing rows and the newest token's; None if no draft is requested or hidden states are missi."""
         if task.pages is None or task.max_nodes < 1 or task.max_depth < 1:
             return None
         rows, end = self._rows_of(task.pages), len(task.request.tokens)

@@ -19,8 +19,7 @@ from foreword.speculation.draft import ROOT, Draft
 from foreword.speculation.drafting import Commit, DraftRequest, DraftTask
 from foreword.speculation.settings import DrafterSettings, at_least, setting
 
-Gram = tuple[int, ...]
-"""Tokens that followed a token: an n-gram without its first token."""
+Gram = tuple[int, ...]  # tokens that followed a token: an n-gram without its first token
 
 _BYTES_PER_GRAM = 250
 """Approximate bytes per n-gram of four tokens, measured with tracemalloc on CPython 3.11."""

@@ -85,9 +85,7 @@ class _RequestText:
         self.automaton = SuffixAutomaton()
         self._store = store
         self._version = store.version
-        self._matches = [
-            (ROOT, 0) for _ in store.automata
-        ]  # (state, match length) per automaton of the store
+        self._matches = [(ROOT, 0)] * len(store.automata)  # (state, match length) per automaton
 
     def read(self, tokens: Sequence[int]) -> None:
         """Read the tokens since the last call, and update all matches."""
@@ -95,7 +93,7 @@ class _RequestText:
         self.automaton.extend(new_tokens)
         if self._version != self._store.version:
             self._version = self._store.version
-            self._matches = [(ROOT, 0) for _ in self._store.automata]
+            self._matches = [(ROOT, 0)] * len(self._store.automata)
             new_tokens = tokens[max(0, len(tokens) - _REMATCHED_TOKENS) :]
         for index, automaton in enumerate(self._store.automata):
             state, length = self._matches[index]

@@ -159,9 +159,8 @@ class AutoregressiveDrafter(Drafter):
                 rows = [self._newest_level(tree) for tree in unfinished]
                 logits = self._run(unfinished, rows, levels[-1])
             trees = unfinished
-        indices: dict[GrowingTree, list[int]] = {
-            tree: [] for tree in chains
-        }  # of each chain's tokens in `source`
+        # Indices of each chain's tokens in `source`.
+        indices: dict[GrowingTree, list[int]] = {tree: [] for tree in chains}
         source, count = HostCopy.begin(torch.cat(levels), began), 0
         source.is_cold = any(tree.is_cold for tree in chains)
         for level in range(len(levels)):

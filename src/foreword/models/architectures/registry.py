@@ -78,10 +78,7 @@ def text_settings(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def family_named(values: Mapping[str, Any], origin: str) -> Architecture:
-    """Return the family of a config.json.
-
-    Raise `CheckpointError` if it is not supported, with the supported family of the most similar name.
-    """
+    """Return the family of a config.json; raise `CheckpointError` with the most similarly named one if unsupported."""
     named = values.get("architectures")
     name = named[0] if isinstance(named, list) and len(named) == 1 else None
     if isinstance(name, str) and name in BY_HF_CLASS:

@@ -37,8 +37,6 @@ _READERS = {
     "dflash": read_dflash,
     "dspark": read_dflash,
 }
-_OWN_FILES = {"medusa": medusa_files, "mtp": mtp_files}
-"""Readers of heads that may be stored with their target: they select the head's tensors."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +46,7 @@ class Head:
     spec: HeadSpec
     files: HeadFiles
     token_ids: Tensor | None  # int64 [draft vocabulary], the target's ids of its tokens; None: the same ids
-    output_source: Checkpoint | None = (
-        None  # the target, if the output matrix consists of rows of the target's
-    )
+    output_source: Checkpoint | None = None  # the target, if the output matrix has rows of the target's
 
     @property
     def acceptance_by_level(self) -> tuple[float, ...]:
@@ -134,8 +130,9 @@ def open_head(path: Path, kind: str | None = None) -> Head:
         raise CheckpointError(
             f"{path} holds a {kind} head, which is not supported; use {' or '.join(_READERS)}"
         )
-    if kind in _OWN_FILES:
-        files = _OWN_FILES[kind](files)
+    # Medusa heads and MTP modules may be stored with their target.
+    select_files = {"medusa": medusa_files, "mtp": mtp_files}.get(kind)
+    files = files if select_files is None else select_files(files)
     spec = _READERS[kind](files)
     return Head(spec, files, draft_token_ids(spec, files))
 

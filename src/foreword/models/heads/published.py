@@ -18,8 +18,7 @@ from foreword.models.heads.spec import CONFIDENCE, MARKOV, HeadSpec, Join, Shape
 MASK_HIDDEN = "mask_hidden"
 """P-EAGLE's tensor that replaces the hidden states of positions that the target has not computed."""
 
-MAX_BLOCK = 64
-"""Maximum block size: visibility within a block is a mask with one bit per row."""
+MAX_BLOCK = 64  # maximum block size: visibility within a block is a mask with one bit per row
 
 _UNSUPPORTED = ("final_logit_softcapping", "output_multiplier", "input_embedding_scale")
 """Config keys of DFlash heads that change the computation and are not supported."""
@@ -100,10 +99,7 @@ def described(
     shapes: Shapes,
     **more: Any,  # noqa: ANN401 - other fields of HeadSpec
 ) -> HeadSpec:
-    """Return the description of a head.
-
-    Without other values in `more`, the head reads the target's last hidden states after the final norm.
-    """
+    """Return the description of a head, by default of one that reads the target's last states after the final norm."""
     hidden, vocab = inner.count("hidden_size"), inner.count("vocab_size")
     defaults: dict[str, Any] = {
         "norm": NormSpec(inner.number("rms_norm_eps", 1e-6)),
@@ -138,10 +134,7 @@ def count_taps(files: HeadFiles, target_hidden: int) -> int:
 
 
 def _input_shapes(files: HeadFiles, hidden: int, taps: int, width: int) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the tensors that are applied to the target's hidden states; none without fc.weight.
-
-    A norm is required if the config names it or the file has it.
-    """
+    """Return the shapes of fc.weight and of those norms beside it that config or file have; none without fc.weight."""
     if "fc.weight" not in files:
         return {}
     fields = files.fields

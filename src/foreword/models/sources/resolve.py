@@ -66,10 +66,7 @@ def resolve_model(name: str, *, on_progress: StageProgress | None = None) -> Pat
 
 
 def pull_model(name: str, on_progress: StageProgress) -> Path:
-    """Download a model if necessary, verify the checksum of every file, and return its path.
-
-    Files with a wrong checksum are removed and downloaded once more.
-    """
+    """Download a model if necessary, verify all checksums, download wrong files once more, and return the path."""
     if find_builtin(name) is not None:
         return pull(name, on_progress)
     path = resolve_model(name, on_progress=on_progress)

@@ -25,8 +25,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
 
 from foreword.errors import TokenizerError
 
-MOST_INDENT = 64
-"""Maximum number of spaces by which a template may indent JSON."""
+MOST_INDENT = 64  # maximum number of spaces by which a template may indent JSON
 
 
 class ChatTemplate:
@@ -107,15 +106,12 @@ def _one_line(error: Exception) -> str:
 MAX_LINES = 2_000_000
 """Maximum number of executed lines per rendering, about a second. A conversation of 1,000 messages takes 20,000."""
 
-MAX_CHARACTERS = 1 << 26
-"""Maximum length of any text that a template builds."""
-
+MAX_CHARACTERS = 1 << 26  # maximum length of any text that a template builds
 _GROWING_METHODS = ("center", "expandtabs", "ljust", "replace", "rjust", "zfill")  # of texts
 _SIZED = (str, list, tuple)
 _NUMBER = re.compile(r"\d+")
-_PERCENT_FIELD = re.compile(
-    r"%(?:\([^)]*\))?[-#0 +]*(\*|\d*)(?:\.(\*|\d*))?[hlL]?[a-zA-Z]"
-)  # width, precision
+# The groups are width and precision.
+_PERCENT_FIELD = re.compile(r"%(?:\([^)]*\))?[-#0 +]*(\*|\d*)(?:\.(\*|\d*))?[hlL]?[a-zA-Z]")
 
 
 class TemplateTooLarge(jinja2.TemplateError):
@@ -179,10 +175,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return super().call(context, obj, *args, **kwargs)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:  # noqa: ANN401
-        """Return a checked version of a text's format method; None if the value is no such method.
-
-        The sandbox replaces such methods before `call` sees them.
-        """
+        """Return a checked version of a text's format method, which `call` would not see; None for other values."""
         plain = super().wrap_str_format(value)
         return None if plain is None else _bounded_format(plain, self, value)
 
@@ -233,10 +226,7 @@ def _check_growth(value: object, arguments: Iterable[object]) -> None:
 
 
 def _check_percent(value: object, right: object) -> None:
-    """Raise `TemplateTooLarge` if the text `value % right` could be too long.
-
-    Counts all field widths, and the longest argument for each field.
-    """
+    """Raise `TemplateTooLarge` if `value % right` could be too long, by its field widths and longest argument."""
     if not isinstance(value, str):
         return
     fields = right.values() if isinstance(right, Mapping) else right if isinstance(right, tuple) else (right,)

@@ -159,9 +159,7 @@ class DraftRecipe:
     """Shape and initial weights of a draft model; sizes that are None are the target's."""
 
     layers: int = 4
-    copied: tuple[int, ...] | None = (
-        None  # target layers whose weights initialise these; None: evenly spaced ones
-    )
+    copied: tuple[int, ...] | None = None  # target layers that initialise these; None: evenly spaced ones
     random: bool = False  # initialise all layers randomly, instead of copying
     hidden: int | None = None  # width of the residual stream
     intermediate: int | None = None  # width of the MLP
@@ -174,9 +172,7 @@ class DraftRecipe:
     def check(self, target: ModelConfig) -> None:
         self._copied(target, self._config(target))
 
-    def build(
-        self, target: FrozenTarget, vocabulary: HeadVocabulary, *, compiled: bool = False
-    ) -> "DraftModel":
+    def build(self, target: FrozenTarget, vocabulary: HeadVocabulary, compiled: bool = False) -> Learner:
         config = self._config(target.config)
         copied = self._copied(target.config, config)
         return DraftModel(target, vocabulary, config, copied, compiled=compiled).to(target.device)
@@ -195,10 +191,9 @@ class DraftRecipe:
         mlp = replace(mlp, intermediate_size=self.intermediate or mlp.intermediate_size)
         layer = LayerSpec(attention, mlp)
         count = self.layers if self.copied is None else len(self.copied)
-        shaped = replace(target, hidden_size=hidden, layers=(layer,) * count)
-        return without_factors(
-            shaped if hidden == target.hidden_size else replace(shaped, tied_embeddings=True)
-        )
+        is_tied = target.tied_embeddings or hidden != target.hidden_size
+        layers = (layer,) * count
+        return without_factors(replace(target, hidden_size=hidden, layers=layers, tied_embeddings=is_tied))
 
     def _copied(self, target: ModelConfig, config: ModelConfig) -> tuple[int, ...]:
         """Return the target's layers to copy; empty for random initial layers."""
@@ -227,7 +222,6 @@ class DraftModel(LayerStack):
         vocabulary: HeadVocabulary,
         config: ModelConfig,
         copied: tuple[int, ...],
-        *,
         compiled: bool = False,
     ) -> None:
         self._shares_matrices = config.hidden_size == target.config.hidden_size
@@ -282,9 +276,7 @@ class ExitRecipe:
     def check(self, target: ModelConfig) -> None:
         self._layer(target)
 
-    def build(
-        self, target: FrozenTarget, vocabulary: HeadVocabulary, *, compiled: bool = False
-    ) -> "ExitAdapter":
+    def build(self, target: FrozenTarget, vocabulary: HeadVocabulary, compiled: bool = False) -> Learner:
         layer = self._layer(target.config)
         return ExitAdapter(target, vocabulary, layer, compiled=compiled).to(target.device)
 
@@ -302,9 +294,8 @@ class ExitAdapter(LayerStack):
     def __init__(
         self, target: FrozenTarget, vocabulary: HeadVocabulary, layer: int, *, compiled: bool = False
     ) -> None:
-        super().__init__(
-            target, vocabulary, target.config.with_layers([layer]), taps=(layer,), compiled=compiled
-        )
+        config = target.config.with_layers([layer])
+        super().__init__(target, vocabulary, config, taps=(layer,), compiled=compiled)
 
     @torch.no_grad()
     def begin(self, documents: Sequence[Document], seed: int) -> None:

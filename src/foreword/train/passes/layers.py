@@ -14,8 +14,7 @@ from foreword.train.passes.attention import Spans, chain_attention
 LayerTensors = tuple[Tensor | None, ...]
 """The tensors of a layer in the order of `layer_tensors`. With a tuple, one compiled function serves all layers."""
 
-Sizes = tuple[int, int, int]
-"""Heads, KV heads, head size."""
+Sizes = tuple[int, int, int]  # heads, KV heads, head size
 
 
 _P = ParamSpec("_P")

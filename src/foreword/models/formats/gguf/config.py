@@ -23,11 +23,8 @@ from foreword.models.formats.hf.config import model_config
 
 FREQUENCY_FACTORS = "rope_freqs.weight"
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
-ROPE_TENSORS = (FREQUENCY_FACTORS, LONG_FACTORS, SHORT_FACTORS)
-"""Tensors that contain settings, not weights."""
-
-GATING = {1: Scores.SOFTMAX, 2: Scores.SIGMOID}
-"""Values of the metadata key `expert_gating_func`."""
+ROPE_TENSORS = (FREQUENCY_FACTORS, LONG_FACTORS, SHORT_FACTORS)  # tensors that contain settings, not weights
+GATING = {1: Scores.SOFTMAX, 2: Scores.SIGMOID}  # values of the metadata key `expert_gating_func`
 
 _KEYS = {
     "hidden_size": "embedding_length",

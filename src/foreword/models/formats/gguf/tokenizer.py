@@ -18,8 +18,7 @@ from foreword.models.tokenization.gguf_splits import (
 from foreword.models.tokenization.token_pieces import PieceDecoder, byte_level_decoder, sentencepiece_decoder
 from foreword.models.tokenization.tokenizer import Tokenizer, TokenizerParts
 
-TOKENIZER_PREFIX = "tokenizer.ggml."
-"""Prefix of the metadata keys that describe the tokenizer."""
+TOKENIZER_PREFIX = "tokenizer.ggml."  # prefix of the metadata keys that describe the tokenizer
 
 _NORMAL_TYPE, _UNKNOWN_TYPE, _CONTROL_TYPE, _USER_DEFINED_TYPE, _UNUSED_TYPE = 1, 2, 3, 4, 5
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")

@@ -236,8 +236,7 @@ def _windowed(fields: ConfigFields, rule: WindowField, rotated: list[bool], coun
             return [not is_rotated for is_rotated in rotated]
 
 
-LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
-"""Prefix of a layer's tensors; group 1 is the layer index."""
+LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")  # prefix of a layer's tensors; group 1 is the layer index
 
 
 def hf_family(values: Mapping[str, Any], path: Path) -> Architecture:
