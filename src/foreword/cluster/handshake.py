@@ -137,10 +137,7 @@ class _HandshakeChannel:
 def greet_target(
     connected: socket.socket, identity: PeerIdentity, facts: NodeFacts, timeout: float = HANDSHAKE_SECONDS
 ) -> Hello:
-    """Perform the node's part of the handshake; return the target's `Hello`.
-
-    Raise `ChannelError` or `OSError` if either side refuses the other.
-    """
+    """Perform the node's part; return the target's `Hello`. Raise `ChannelError` or `OSError` if a side refuses."""
     channel, nonce = _HandshakeChannel(connected, timeout), secrets.token_bytes(32)
     channel.send(Challenge(VERSION, nonce))
     hello = channel.receive(to_node, Hello)

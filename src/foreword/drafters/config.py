@@ -99,7 +99,7 @@ class SpeculationConfig:
 
     @property
     def fixes_trees(self) -> bool:
-        """Whether neither tree shapes nor the choice of nodes depend on sampled tokens.
+        """Whether neither shapes nor nodes of trees depend on sampled tokens.
 
         A merged tree has no q and counts as chosen, which is exact.
         """

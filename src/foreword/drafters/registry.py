@@ -115,15 +115,12 @@ drawn_kind = partial(chosen_kind, makes_trees=is_wide, selection=TokenSelection.
 
 @cache
 def drafter_kinds() -> Mapping[str, DrafterKind]:
-    """Return the registry entries by method name; other packages cannot replace a built-in drafter.
-
-    Cached, because searching installed packages takes longer than a step.
-    """
+    """Return the registry entries by method name; cached, since searching packages takes longer than a step."""
     kinds: dict[str, DrafterKind] = {
         name: EntryPoint(name, path, ENTRY_POINTS).load() for name, path in OWN_METHODS.items()
     }
     for entry in entry_points(group=ENTRY_POINTS):
-        if entry.name not in kinds:
+        if entry.name not in kinds:  # a built-in drafter cannot be replaced
             kinds[entry.name] = _load(entry)
     return MappingProxyType(kinds)
 

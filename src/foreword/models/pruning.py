@@ -144,10 +144,7 @@ _COPIED_FILES = (
 def write_pruned_directory(
     source: HfCheckpoint, out: Path, layers: Sequence[int], progress: Progress | None = None
 ) -> None:
-    """Write a directory with only these layers, renumbered: config, weights in their stored dtype, tokenizer.
-
-    All weights are in memory at once, and are written into one file.
-    """
+    """Write a directory with only these layers, renumbered, and all weights in one file, in their stored dtype."""
     out.mkdir()
     settings = read_json_object(source.path / "config.json") | {"num_hidden_layers": len(layers)}
     if isinstance(kinds := settings.get(_PER_LAYER_SETTING), list):

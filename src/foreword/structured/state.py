@@ -55,10 +55,7 @@ class GrammarState:
 
     @property
     def can_draft(self) -> bool:
-        """Return whether masks of draft tokens can be computed in a pass.
-
-        Only committed tokens increase the answer's mask budget, so masks of rejected ones must not use it up.
-        """
+        """Return whether a pass may compute masks of draft tokens: rejected ones must not use up the mask budget."""
         return not self._is_slow and not self._budget.has_excess
 
     @property
@@ -211,10 +208,7 @@ class GrammarState:
         return bool(self._matcher.try_consume_tokens(unread) == len(unread) and not self._matcher.is_error())
 
     def _read(self, current: Path, path: Sequence[int]) -> bool:
-        """Move the parser from the path `current` to `path`; return whether it accepted all tokens.
-
-        It rolls back to the common beginning of both and reads the other tokens of `path`.
-        """
+        """Move the parser from path `current` to `path` by rollback and reading; return whether it accepted all."""
         common = 0
         while common < min(len(current), len(path)) and current[common] == path[common]:
             common += 1

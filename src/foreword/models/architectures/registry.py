@@ -6,9 +6,8 @@ from typing import Any
 
 from foreword.errors import CheckpointError
 from foreword.models.architectures.architecture import Architecture
-from foreword.models.architectures.dense import DENSE
+from foreword.models.architectures.attention import DENSE, MIXTURES
 from foreword.models.architectures.hybrids import HYBRIDS
-from foreword.models.architectures.mixtures import MIXTURES
 from foreword.models.config import Scores
 
 ARCHITECTURES: tuple[Architecture, ...] = (*DENSE, *MIXTURES, *HYBRIDS)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from foreword.errors import CheckpointError
 from foreword.models.architectures.architecture import ConfigSwitch, Rope
-from foreword.models.architectures.mixtures import GATED_EXPERTS, QWEN2_MOE
+from foreword.models.architectures.attention import GATED_EXPERTS, QWEN2_MOE
 from foreword.models.config import LayerSpec, RopeSpec
 from foreword.models.formats.fields import ConfigFields, check_experts
 from foreword.models.formats.hf.config import hf_family, layer_after_last

@@ -85,10 +85,7 @@ class Head:
             yield from self.files.pieces(name, rows)
 
     def blocks(self, name: str) -> QuantizedTensor | None:
-        """Return the output matrix in the target's quantised blocks, if it consists of rows of the target's.
-
-        None for other matrices, and if the target's matrix is not quantised.
-        """
+        """Return the output matrix in blocks if it has rows of the target's quantised one; None for other matrices."""
         if name != OUTPUT or self.output_source is None or self.token_ids is None:
             return None
         stored = self.output_source.quantized(_output_name(self.output_source))

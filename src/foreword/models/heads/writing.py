@@ -104,10 +104,7 @@ ROUNDED_BITS = (8, 4)  # bits per weight to which a head can be quantised
 
 
 def quantize_head(head: Head, out: Path, bits: int = 8) -> int:
-    """Write the head with quantised matrices into a new directory; return its size in bytes.
-
-    Norms, biases and tables are copied.
-    """
+    """Write the head with quantised matrices and the rest as it is into a new directory; return the bytes written."""
     tensors: dict[str, Tensor] = {}
     for name, shape in head.spec.shapes.items():
         if len(shape) == 2:

@@ -108,17 +108,13 @@ def _hub_names(name: str) -> tuple[str, str | None]:
     """Return (repository, file) of a hub id; the file is None if the id does not name one."""
     hub_id = None if name.startswith((".", "/", "~")) else _HUB_ID.fullmatch(name)
     if hub_id is None or hub_id["repository"].endswith(".gguf"):
-        raise _unknown_model(name)
+        models = ", ".join(model.name for model in BUILTIN_MODELS)
+        heads = ", ".join(head.name for head in shipped_heads())
+        raise ModelSourceError(
+            f"there is no model {name!r} here; give a .gguf file, a model directory, "
+            f"a hub id (org/name) or a built-in name ({models}; of heads: {heads})"
+        )
     return hub_id["repository"], hub_id["file"]
-
-
-def _unknown_model(name: str) -> ModelSourceError:
-    models = ", ".join(model.name for model in BUILTIN_MODELS)
-    heads = ", ".join(head.name for head in shipped_heads())
-    return ModelSourceError(
-        f"there is no model {name!r} here; give a .gguf file, a model directory, "
-        f"a hub id (org/name) or a built-in name ({models}; of heads: {heads})"
-    )
 
 
 def _from_hub(repository: str, file: str | None) -> Path:
@@ -152,6 +148,7 @@ def _no_weights(repository: str) -> ModelSourceError:
 
 def _download(repository: str, download: Callable[[], object]) -> Path:
     """Return the path that `download` returns; raise `ModelSourceError` with the reason if it fails."""
+    from huggingface_hub.constants import HF_HUB_CACHE
     from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, RepositoryNotFoundError
 
     try:
@@ -166,20 +163,14 @@ def _download(repository: str, download: Callable[[], object]) -> Path:
         reason = "the repository has no such file"
     except Exception as error:  # the hub's library passes on errors of its HTTP library
         if (fault := disk_fault(error)) is not None:
-            raise _cache_fault(repository, fault) from None
+            raise ModelSourceError(
+                f"{repository} cannot be written to the hub's cache {HF_HUB_CACHE}: {fault.strerror}; "
+                f"{advice(fault)}, or set HF_HUB_CACHE to another directory"
+            ) from None
         reason = f"{type(error).__name__}; connect and try again, or give a local path"
     raise ModelSourceError(
         f"there is no path {repository!r} here, and the hub's copy cannot be fetched: {reason}"
     ) from None
-
-
-def _cache_fault(repository: str, fault: OSError) -> ModelSourceError:
-    from huggingface_hub import constants
-
-    return ModelSourceError(
-        f"{repository} cannot be written to the hub's cache {constants.HF_HUB_CACHE}: {fault.strerror}; "
-        f"{advice(fault)}, or set HF_HUB_CACHE to another directory"
-    )
 
 
 _CHECKSUM = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")

@@ -95,10 +95,6 @@ def _raise_exception(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
 
 
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)
-
-
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
@@ -151,7 +147,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         for name in ("batch", "center", "indent"):
             self.filters[name] = _bounded(self.filters[name])
         self.filters |= {"format": _format, "join": _join, "replace": _replace, "tojson": _to_json}
-        self.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
+        self.globals["raise_exception"] = _raise_exception
+        self.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:  # noqa: ANN401
         """Evaluate an operator; refuse it if the result may be too large."""

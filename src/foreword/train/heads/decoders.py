@@ -28,7 +28,8 @@ from foreword.train.heads.learner import (
     parameters_by_name,
     stored,
 )
-from foreword.train.passes.layers import LayerHalves, layer_tensors, rotation_of, run_layers, tracked
+from foreword.train.passes.attention import chain_attention
+from foreword.train.passes.layers import LayerHalves, layer_tensors, rotation_of, tracked
 from foreword.train.passes.packing import PackedBatch
 from foreword.train.passes.target import Features, FrozenTarget
 from foreword.train.texts.documents import Document
@@ -123,17 +124,14 @@ class LayerStack(Learner):
 
     def run(self, stream: Tensor, batch: PackedBatch, weights: Mapping[str, Tensor]) -> Tensor:
         """Run the layers and the final norm over all rows; `weights` have the stream's dtype."""
-        spec, eps = self.config.layer.attention, self.config.norm.eps
-        layers = [layer_tensors(weights, f"model.layers.{i}.") for i in range(self.config.num_layers)]
-        stream = run_layers(
-            self._halves,
-            tracked(stream) if len(layers) > 1 else stream,
-            rotation_of(batch.positions, self._frequencies, stream.dtype),
-            batch.texts,
-            layers,
-            (spec.num_heads, spec.num_kv_heads, spec.head_dim),
-            eps,
-        )
+        spec, eps, texts = self.config.layer.attention, self.config.norm.eps, batch.texts
+        sizes = (spec.num_heads, spec.num_kv_heads, spec.head_dim)
+        rotation = rotation_of(batch.positions, self._frequencies, stream.dtype)
+        stream = tracked(stream) if self.config.num_layers > 1 else stream
+        for index in range(self.config.num_layers):
+            tensors = layer_tensors(weights, f"model.layers.{index}.")
+            q, k, v = self._halves.before(stream, *rotation, tensors, sizes, eps)
+            stream = self._halves.after(stream, chain_attention(q, k, v, [], texts, texts), tensors, eps)
         return rms_norm(stream, weights[NORM], eps)
 
     def cast(self) -> dict[str, Tensor]:
