@@ -4,9 +4,7 @@ import json
 import os
 import re
 import shutil
-import tempfile
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -21,6 +19,7 @@ from foreword.models.config import ModelConfig
 from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.models.formats.gguf.file import GgufFile
 from foreword.models.formats.hf.checkpoint import HfCheckpoint, read_json_object
+from foreword.models.unfinished import unfinished
 from foreword.progress import Progress
 
 _RANGE = re.compile(r"\s*(\d{1,6})\s*(?:-\s*(\d{1,6})\s*)?", re.ASCII)
@@ -180,11 +179,11 @@ def prune(
     check_layers_of(source.config, kept)
     _check_output(model, out)
     source.tokenizer()  # raises before anything is written if the tokenizer is unreadable
-    with _unfinished(out) as unfinished:
+    with unfinished(out) as path:
         if isinstance(source, HfCheckpoint):
-            write_pruned_directory(source, unfinished, kept, progress)
+            write_pruned_directory(source, path, kept, progress)
         else:
-            write_pruned_gguf(model, unfinished, kept, progress)
+            write_pruned_gguf(model, path, kept, progress)
     open_checkpoint(out)  # raises if the copy is unreadable
     return tuple(kept)
 
@@ -198,24 +197,3 @@ def _check_output(model: Path, out: Path) -> None:
         raise RequestError(f"{model} is a directory, so the output must be one too, not {out}")
     if os.path.lexists(out):
         raise RequestError(f"{out} exists already; remove it or name another output")
-
-
-@contextmanager
-def _unfinished(out: Path) -> Iterator[Path]:
-    """Yield a path in a temporary directory next to `out`; if no error occurs, rename it to `out` at the end."""
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        directory = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
-    except OSError as error:
-        raise _unwritable(out, error) from None
-    try:
-        yield directory / out.name
-        (directory / out.name).rename(out)
-    except OSError as error:
-        raise _unwritable(out, error) from None
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-
-
-def _unwritable(out: Path, error: OSError) -> RequestError:
-    return RequestError(f"{out} cannot be written: {error.strerror or error}")

@@ -130,10 +130,10 @@ class ThinkingState:
 
     def _is_allowed(self, path: Path) -> bool:
         """Return whether each token is allowed after those before it."""
-        return all(self._allows(self._mask(path[:index]), token) for index, token in enumerate(path))
-
-    def _allows(self, mask: Bits, token: int) -> bool:
-        return 0 <= token < self.vocab_size and bool(mask[token >> 5] >> (token & 31) & 1)
+        return all(
+            0 <= token < self.vocab_size and self._mask(path[:index])[token >> 5] >> (token & 31) & 1
+            for index, token in enumerate(path)
+        )
 
     def _only(self, *tokens: int) -> Bits:
         """Return the mask that allows only these tokens."""

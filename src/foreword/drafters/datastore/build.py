@@ -2,10 +2,8 @@
 
 import codecs
 import os
-import tempfile
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -25,6 +23,7 @@ from foreword.drafters.datastore.format import (
 )
 from foreword.errors import RequestError
 from foreword.models.tokenization.tokenizer import Tokenizer
+from foreword.models.unfinished import unfinished
 from foreword.progress import StageProgress
 
 Ids = npt.NDArray[np.int64]
@@ -193,7 +192,7 @@ def build(
     if os.path.lexists(out):
         raise RequestError(f"{out} exists already; remove it or name another output")
     id_bytes = id_bytes_for(tokenizer.vocab_size)
-    with _unfinished(out) as file:
+    with unfinished(out) as path, path.open("w+b") as file:
         writer = _IdWriter(file, id_bytes)
         _write_ids(writer, files, tokenizer, progress)
         if not writer.tokens - writer.separators:
@@ -288,26 +287,3 @@ def _write_order(
         crc = zlib.crc32(data, crc)
     progress("sorting", writer.tokens, writer.tokens)
     return crc
-
-
-@contextmanager
-def _unfinished(out: Path) -> Iterator[BinaryIO]:
-    """Yield a temporary file that becomes `out` at the end, so that `out` is always complete."""
-    new = [folder for folder in out.parents if not folder.exists()]  # deepest first
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=out.parent, prefix=f".{out.name}.", delete=False) as file:
-            try:
-                yield file  # type: ignore[misc] # a wrapper that has all of BinaryIO
-                Path(file.name).chmod(0o644)
-                Path(file.name).rename(out)
-            except BaseException:
-                Path(file.name).unlink(missing_ok=True)
-                raise
-    except BaseException as error:
-        for folder in new:
-            with suppress(OSError):  # not empty, or never created
-                folder.rmdir()
-        if isinstance(error, OSError):
-            raise RequestError(f"{out} cannot be written: {error.strerror or error}") from None
-        raise

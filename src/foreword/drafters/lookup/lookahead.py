@@ -50,7 +50,11 @@ class NgramPool:
             followers.popitem(last=False)
             self._count -= 1
         if self._count > self._max_grams:
-            self._drop_oldest()
+            oldest = next(iter(self._grams))
+            self._grams[oldest].popitem(last=False)
+            self._count -= 1
+            if not self._grams[oldest]:
+                del self._grams[oldest]
 
     def after(self, token: int) -> list[Gram]:
         """Return the n-grams after a token, most recent first, and mark the token as recently used."""
@@ -62,13 +66,6 @@ class NgramPool:
 
     def memory_bytes(self) -> int:
         return self._count * _BYTES_PER_GRAM
-
-    def _drop_oldest(self) -> None:
-        oldest = next(iter(self._grams))
-        self._grams[oldest].popitem(last=False)
-        self._count -= 1
-        if not self._grams[oldest]:
-            del self._grams[oldest]
 
 
 _BYTES_PER_REQUEST = 4_000  # approximate bytes per request's window, mostly the random generator

@@ -181,6 +181,11 @@ def read_dflash(files: HeadFiles) -> HeadSpec:
     if is_dspark:
         markov, confidence = _dspark_shapes(files, body.vocab, body.sizes["draft_vocab_size"], hidden)
         required, optional = {**required, **markov}, {**optional, **confidence}
+    block_size = nested.count("block_size", fields.count("block_size", 16))
+    if not 2 <= block_size <= MAX_BLOCK:
+        raise fields.unsupported(f"a block of {block_size} (2 to {MAX_BLOCK} can be run)")
+    classes = fields.get("architectures")
+    is_deepspec = isinstance(classes, list) and any("DSpark" in str(name) for name in classes)
     return described(
         "dspark" if is_dspark else "dflash",
         Join.CONTEXT,
@@ -192,9 +197,9 @@ def read_dflash(files: HeadFiles) -> HeadSpec:
         boundaries=_boundaries(fields, nested, taps),
         reads_normed=False,
         mask_token_id=mask_token(fields, body.vocab),
-        block_size=_block_size(fields, nested),
+        block_size=block_size,
         is_causal=nested.flag("causal", body.fields.flag("is_causal", False)),
-        anchor_drafts=fields.flag("sample_from_anchor", is_dspark or _is_deepspec(fields)),
+        anchor_drafts=fields.flag("sample_from_anchor", is_dspark or is_deepspec),
         norm_output=is_dspark,  # its confidence head reads normalised states
     )
 
@@ -232,19 +237,6 @@ def _boundaries(fields: ConfigFields, nested: ConfigFields, taps: int) -> tuple[
             "get the head again"
         )
     return found.pop() if found else None
-
-
-def _block_size(fields: ConfigFields, nested: ConfigFields) -> int:
-    size = nested.count("block_size", fields.count("block_size", 16))
-    if not 2 <= size <= MAX_BLOCK:
-        raise fields.unsupported(f"a block of {size} (2 to {MAX_BLOCK} can be run)")
-    return size
-
-
-def _is_deepspec(fields: ConfigFields) -> bool:
-    """Return whether the config is that of DeepSpec's DSpark class."""
-    named = fields.get("architectures")
-    return isinstance(named, list) and any("DSpark" in str(name) for name in named)
 
 
 def _refuse_variants(inner: ConfigFields, nested: ConfigFields) -> None:

