@@ -18,7 +18,7 @@ from foreword.bench.gpu.engines import timed_engine
 from foreword.bench.random_heads import head_drafter, random_head
 from foreword.control.fixed import FixedPolicy
 from foreword.engine.messages import NewRequest
-from foreword.engine.pipeline import StepPipeline
+from foreword.engine.step_pipeline import StepPipeline
 from foreword.kv.paged_cache import PagedCache
 from foreword.kv.spec import DECODER_ROWS
 from foreword.models.adapters import open_adapter

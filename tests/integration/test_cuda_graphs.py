@@ -9,7 +9,7 @@ from foreword.acceptance.params import SamplingParams
 from foreword.engine.config import EngineParts
 from foreword.engine.core import EngineCore
 from foreword.engine.messages import NewRequest
-from foreword.engine.pipeline import StepPipeline
+from foreword.engine.step_pipeline import StepPipeline
 from foreword.engine.text import Vocabulary
 from helpers.cuda import cuda_decoder, needs_cuda
 from helpers.tiny_models import make_hf_model

@@ -122,7 +122,7 @@ def test_trees_what_is_committed_of_them_and_what_is_rolled_back(decoder: Decode
     request, other = make_request(cache, prompt), make_request(cache, random_tokens(rng, 70))
     if length > 1:
         compute(runner, cache, request, length - 1)
-    draft = random_tree(rng, 20, length).within(20, cache.most_depth(length - 1))
+    draft = random_tree(rng, 20, length).within(20, cache.max_draft_depth(length - 1))
     paths = [root_path(draft, node) for node in range(len(draft))]
     longest: list[int] = max(paths, key=len, default=[])
     found = []

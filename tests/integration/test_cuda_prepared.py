@@ -15,8 +15,8 @@ from foreword.engine.config import EngineConfig
 from foreword.engine.core import EngineCore
 from foreword.engine.loader import load_model
 from foreword.engine.messages import NewRequest
-from foreword.engine.pipeline import StepPipeline
 from foreword.engine.preparing import compile_passes, prepare_passes
+from foreword.engine.step_pipeline import StepPipeline
 from helpers.cuda import cuda_decoder, needs_cuda
 from integration.test_cuda_head_chains import folder  # noqa: F401 - a fixture
 

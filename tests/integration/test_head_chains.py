@@ -177,7 +177,7 @@ class Stopping(Drafter):
 
     def first_share(self, ask: DraftTask) -> float | None:
         """What the head gives its first guess, by its logits."""
-        run = self._drafter._newest(ask)
+        run = self._drafter._run_of(ask)
         if run is None:
             return None
         rows = self._drafter._rows_from_target([run], wanted=1)

@@ -114,7 +114,7 @@ def test_trees_what_is_committed_of_them_and_what_is_rolled_back(hybrid: Hybrid,
     request = make_request(cache, prompt)
     if length > 1:
         compute(runner, cache, request, length - 1)
-    room = cache.most_depth(length - 1)
+    room = cache.max_draft_depth(length - 1)
     draft = random_tree(rng, 20, length).within(20, room)
     paths = [root_path(draft, node) for node in range(len(draft))]
     with Transaction(cache, [PassEntry.of(request, 1)]) as transaction:  # rolled back

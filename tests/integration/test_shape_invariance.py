@@ -113,7 +113,7 @@ def test_every_tree_node_equals_its_path_typed_alone(decoder: Decoder, seed: int
     request = make_request(cache, prompt)
     if len(prompt) > 1:
         compute(runner, cache, request, len(prompt) - 1)
-    draft = random_tree(rng, nodes, len(prompt)).within(nodes, cache.most_depth(len(prompt) - 1))
+    draft = random_tree(rng, nodes, len(prompt)).within(nodes, cache.max_draft_depth(len(prompt) - 1))
     with Transaction(cache, [PassEntry.of(request, 1)]) as transaction:
         tree = runner.forward(with_all_logits(transaction.batch([draft]))).logits.cpu()
     for node in range(len(draft)):
@@ -175,7 +175,7 @@ def test_a_mixed_batch_in_any_order_equals_every_request_alone(decoder: Decoder,
     runs = [rng.choice([1, min(20, len(prompt)), len(prompt)]) for prompt in prompts]
     runner, cache = fragmented_cache(decoder, 40, seed)
     drafts = [
-        random_tree(rng, rng.randint(0, 20), len(prompt)).within(20, cache.most_depth(len(prompt) - 1))
+        random_tree(rng, rng.randint(0, 20), len(prompt)).within(20, cache.max_draft_depth(len(prompt) - 1))
         if count == 1
         else Draft()
         for prompt, count in zip(prompts, runs, strict=True)

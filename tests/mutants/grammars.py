@@ -315,7 +315,7 @@ GRAMMAR_MUTANTS = (
     Mutant(
         94,
         "digits of all scripts are digits of a guided expression",
-        "structured/grammar_text.py",
+        "structured/compiling.py",
         "_grammar_text",
         "with_ascii_classes(wanted.regex)",
         "wanted.regex",

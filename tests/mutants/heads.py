@@ -163,8 +163,8 @@ HEAD_MUTANTS = (
         "a tree of an exit has a row more than it was lent",
         "drafters/model/layer_skip.py",
         "ExitHead._draft",
-        "found.kv.reserved - len(task.request.tokens)",
-        "found.kv.reserved - len(task.request.tokens) + 1",
+        "kv.reserved - len(tokens)",
+        "kv.reserved - len(tokens) + 1",
         ("tests/integration/test_exit_rows.py",),
     ),
     Mutant(
@@ -207,7 +207,7 @@ HEAD_MUTANTS = (
         71,
         "the pass moves rows that the head has written again since",
         "speculation/transaction.py",
-        "Transaction.reserve_drafter_rows",
+        "Transaction.prepare_drafter_rows",
         "if planned:\n"
         "    self._moves = self.cache.take_moves()\n"
         "    if self._moves:\n"

@@ -151,7 +151,7 @@ HYBRID_MUTANTS = (
     Mutant(
         121,
         "a GGUF file's layers with an MLP count as recurrent",
-        "models/formats/gguf/recurrent.py",
+        "models/formats/gguf/config.py",
         "_kind_of_single",
         "width",
         "width < 0",

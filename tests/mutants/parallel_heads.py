@@ -183,10 +183,10 @@ PARALLEL_HEAD_MUTANTS = (
         "read_mtp",
         "described('mtp', Join.FUSED, fields, (layer,), checked_shapes(files, required, optional), rope=rope, "
         "norm_output=True, interleaved=interleaved, norms_minus_one=layer.attention.gated, "
-        "hidden_first=_stored_hidden_first(files))",
+        "hidden_first=files.stored_as('fc.weight').endswith('input_proj.weight'))",
         "described('mtp', Join.FUSED, fields, (layer,), checked_shapes(files, required, optional), rope=rope, "
         "norm_output=False, interleaved=interleaved, norms_minus_one=layer.attention.gated, "
-        "hidden_first=_stored_hidden_first(files))",
+        "hidden_first=files.stored_as('fc.weight').endswith('input_proj.weight'))",
         (f"{MTP}[DeepSeek-False-torch]",),
     ),
     Mutant(
@@ -229,7 +229,7 @@ PARALLEL_HEAD_MUTANTS = (
         77,
         "DSpark's Markov head looks at the newest token of the text alone",
         "drafters/heads/dflash.py",
-        "_tokens",
+        "_newest_tokens",
         "tree.request.tokens[-1] if node == ROOT else tree.tokens[node]",
         "tree.request.tokens[-1]",
         (f"{DSPARK}::test_the_token_before_has_a_say[torch]",),
@@ -239,8 +239,8 @@ PARALLEL_HEAD_MUTANTS = (
         "DSpark's confidence is that of the place before",
         "drafters/heads/growing.py",
         "grow_levels",
-        "is_worth(tree, first + tree.depth)",
-        "is_worth(tree, first)",
+        "may_grow(tree, first + tree.depth)",
+        "may_grow(tree, first)",
         (f"{DSPARK}::test_a_draft_ends_where_the_head_is_not_sure",),
     ),
     Mutant(

@@ -59,7 +59,7 @@ ROLLOUT_MUTANTS = (
         "another model's state is taken over",
         "control/rollout/saved.py",
         "read",
-        "value['version'] != VERSION or value['made_for'] != dict(made_for)",
+        "value['version'] != VERSION or value['made_for'] != dict(environment)",
         "value['version'] != VERSION",
         (f"{SAVED}::test_another_models_file_is_ignored",),
     ),

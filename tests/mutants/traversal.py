@@ -87,7 +87,7 @@ TRAVERSAL_MUTANTS = (
         "siblings without replacement are told as if with it",
         "drafters/next_level.py",
         "draw_siblings",
-        "left[slot] = 0.0",
+        "remaining[index] = 0.0",
         "",
         (f"{NEXT_LEVEL}::test_siblings_are_different_and_each_tells_what_was_left_to_draw_from", DRAWN),
     ),

@@ -12,8 +12,8 @@ from foreword.bench.skeleton import neighbours
 from foreword.drafters.config import SpeculationSetting
 from foreword.engine.core import EngineCore
 from foreword.engine.messages import NewRequest
-from foreword.engine.pipeline import StepPipeline
 from foreword.engine.requests.request import Request
+from foreword.engine.step_pipeline import StepPipeline
 from foreword.errors import RequestError
 from foreword.speculation.report import StageSeconds
 

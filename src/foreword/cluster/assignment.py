@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 LOAD_BOUND = 1.25  # maximum requests on a node, as a multiple of its share by capacity
-MOVES_PER_SECOND = (
-    0.05  # fraction of the requests that may move per second; the new node must process each text again
-)
+MOVES_PER_SECOND = 0.05  # fraction of the requests that may move, since a new node processes the text again
 LABELS = ("host", "rack", "zone")  # names of labels by which nodes and targets are near, nearest first
 
 

@@ -85,10 +85,7 @@ class Connection(Generic[_Received]):
         self._wake()
 
     def run(self, on_message: Callable[[_Received], None], on_tick: Callable[[], None]) -> str:
-        """Send queued messages and deliver received ones until the connection ends; return why it ended.
-
-        `on_tick` is called at least every `TICK` seconds.
-        """
+        """Send and deliver messages until the connection ends; return why. At least every `TICK` s, call `on_tick`."""
         try:
             with selectors.DefaultSelector() as selector:
                 selector.register(self._socket, selectors.EVENT_READ)
@@ -97,9 +94,7 @@ class Connection(Generic[_Received]):
                     writes = selectors.EVENT_WRITE if self._unsent else 0
                     selector.modify(self._socket, selectors.EVENT_READ | writes)
                     selector.select(TICK)
-                    with suppress(
-                        OSError
-                    ):  # there is nothing to read if the peer's data or the time woke the selector
+                    with suppress(OSError):  # nothing to read: data of the peer or the time woke the selector
                         self._wake_reader.recv(4096)
                     self._flush()
                     for frame in self._read():

@@ -39,10 +39,7 @@ class TokenIds:
         return VocabularyDigest(self.size, self._digest(self.size))
 
     def agrees(self, theirs: VocabularyDigest) -> bool:
-        """Return whether the vocabularies agree as far as the smaller one reaches.
-
-        The side with the larger vocabulary compares; the other side accepts.
-        """
+        """Return whether the vocabularies agree where both have tokens; only the side with the larger one compares."""
         return theirs.size > self.size or self._digest(theirs.size) == theirs.digest
 
     def _digest(self, size: int) -> bytes:
@@ -140,10 +137,7 @@ class _HandshakeChannel:
 def greet_target(
     connected: socket.socket, identity: PeerIdentity, facts: NodeFacts, timeout: float = HANDSHAKE_SECONDS
 ) -> Hello:
-    """Perform the node's part of the handshake; return the target's `Hello`.
-
-    Raise `ChannelError` or `OSError` if either side refuses the other.
-    """
+    """Perform the node's part; return the target's `Hello`. Raise `ChannelError` or `OSError` if a side refuses."""
     channel, nonce = _HandshakeChannel(connected, timeout), secrets.token_bytes(32)
     channel.send(Challenge(VERSION, nonce))
     hello = channel.receive(to_node, Hello)
@@ -159,10 +153,7 @@ def greet_target(
 def greet_node(
     connected: socket.socket, identity: PeerIdentity, timeout: float = HANDSHAKE_SECONDS
 ) -> Welcome:
-    """Perform the target's part of the handshake; return the node's `Welcome`.
-
-    Raise `ChannelError` or `OSError` if either side refuses the other.
-    """
+    """Perform the target's part of the handshake; return the node's `Welcome`. It raises what `greet_target` raises."""
     channel, nonce = _HandshakeChannel(connected, timeout), secrets.token_bytes(32)
     challenge = channel.receive(from_node, Challenge)
     if challenge.version != VERSION:

@@ -32,23 +32,18 @@ class NodeListener(Protocol):
 
     def came_up(self, peer: "NodePeer", link: Connection[FromNode], welcome: Welcome) -> None:
         """A connection has completed its handshake."""
-        ...
 
     def went_down(self, peer: "NodePeer", reason: str) -> None:
         """A connection has ended, or could not be made."""
-        ...
 
     def on_message(self, peer: "NodePeer", message: FromNode) -> None:
         """A message has arrived."""
-        ...
 
     def joined(self, peer: "NodePeer") -> None:
         """A node was added to the list."""
-        ...
 
     def left(self, peer: "NodePeer") -> None:
         """A node was removed from the list."""
-        ...
 
 
 class NodePeer:
@@ -113,9 +108,7 @@ class NodePeer:
 
     def report(self, shadow: int) -> NodeReport:
         """Return the node's state for statistics."""
-        estimates = (
-            self.estimates if self.is_up else NodeEstimates()
-        )  # figures of a lost node are not current
+        estimates = self.estimates if self.is_up else NodeEstimates()  # a lost node's are not current
         return NodeReport(
             self.name,
             self._state(shadow),

@@ -32,22 +32,15 @@ class NodeLimits:
     runs_ahead: bool = True  # whether it drafts more levels than requested
 
 
-Target = Hashable
-"""Owner of a session."""
-
-_SessionTask = tuple[Target, Session, DraftTask]
-"""A drafter call for a session of a target."""
+Target = Hashable  # owner of a session
+_SessionTask = tuple[Target, Session, DraftTask]  # a drafter call for a session of a target
 
 
 class DraftService:
     """Owns the sessions of all targets and calls the drafter in rounds; used by one thread."""
 
     def __init__(
-        self,
-        drafter: Drafter,
-        pace: Pace,
-        limits: NodeLimits,
-        clock: Callable[[], float] = perf_counter,
+        self, drafter: Drafter, pace: Pace, limits: NodeLimits, clock: Callable[[], float] = perf_counter
     ) -> None:
         self._drafter = drafter
         self._pace = pace
@@ -141,10 +134,7 @@ class DraftService:
         return messages.NodeLoad(sessions, self._limits.capacity, self._level_seconds, self._busy_share)
 
     def _chosen(self, wanted: Sequence[tuple[Target, Session, DraftTask | None]]) -> list[_SessionTask]:
-        """Return at most a batch of calls: of sessions whose target may be waiting, then of those that run ahead.
-
-        Among these, sessions with the highest value of a token come first.
-        """
+        """Return a batch of calls: for targets that may wait before run-ahead, then by the value of a token."""
         tasks = [(target, session, task) for target, session, task in wanted if task is not None]
         tasks.sort(key=lambda one: (one[1].is_prefetch, -one[1].value))
         return tasks[: self._limits.batch]

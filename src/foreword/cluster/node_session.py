@@ -8,9 +8,7 @@ from foreword.cluster.messages import MAX_NODES, Open, SessionDraft
 from foreword.speculation.draft import ROOT, Draft
 from foreword.speculation.drafting import DraftRequest, DraftTask, Text
 
-_TOKENS_PER_TRY = (
-    64  # minimum number of tokens that a call processes while the drafter has not read the whole text
-)
+_TOKENS_PER_TRY = 64  # minimum number of tokens that a call processes until the drafter has read the text
 
 
 class Pace(Enum):
@@ -44,21 +42,16 @@ class Session:
         self._pace = pace
         self._max_len = max_len
         self._written = list(opened.tokens)  # committed tokens, then the best path of the draft
-        self._committed = len(opened.tokens)  # number of committed tokens
+        self.committed = len(opened.tokens)  # number of committed tokens
         self._epoch = 0
-        self._tree = Draft(committed_len=self._committed)
+        self._tree = Draft(committed_len=self.committed)
         self._drafts_sent = 0
         self._tries = 0  # calls without a draft since the text grew
 
     @property
-    def committed(self) -> int:
-        """Number of committed tokens."""
-        return self._committed
-
-    @property
     def ahead(self) -> int:
         """Number of drafted levels."""
-        return len(self._written) - self._committed if self._pace is not Pace.AT_ONCE else self._tree.depth
+        return len(self._written) - self.committed if self._pace is not Pace.AT_ONCE else self._tree.depth
 
     @property
     def is_prefetch(self) -> bool:
@@ -68,20 +61,20 @@ class Session:
     def follow(self, length: int, tokens: Sequence[int]) -> bool:
         """Set the text's length and newest tokens; return False if tokens in between are missing."""
         first = length - len(tokens)
-        if first > self._committed:
+        if first > self.committed:
             return False
-        new = list(tokens[self._committed - first :]) if first >= 0 else []
+        new = list(tokens[self.committed - first :]) if first >= 0 else []
         if not new:
             return True
-        drafted = self._written[self._committed : length]
+        drafted = self._written[self.committed : length]
         if drafted == new[: len(drafted)]:
             self._written += new[len(drafted) :]
             self._tree = self._tree.rebase(Text(self._written, length))
         else:
-            self._written = self._written[: self._committed] + new
+            self._written = self._written[: self.committed] + new
             self._tree = Draft(committed_len=length)
             self._epoch += 1
-        self._committed, self._tries = length, 0
+        self.committed, self._tries = length, 0
         self.is_sent = False  # every text is answered, even with an empty draft
         return True
 
@@ -96,7 +89,7 @@ class Session:
         if not self.depth or not self.nodes or self._tries > self._most_tries:
             return None
         most = 2 * self.depth + 1 if self.runs_ahead else self.depth
-        most = min(most, MAX_NODES, self._max_len - self._committed - 1)
+        most = min(most, MAX_NODES, self._max_len - self.committed - 1)
         left = min(most - self.ahead, MAX_NODES - len(self._tree))
         if left < 1:
             return None
@@ -108,7 +101,7 @@ class Session:
         if self._tries:
             return None  # the drafter has no more for this text
         nodes = min(2 * self.nodes + 1 if self.runs_ahead else self.nodes, MAX_NODES)
-        return DraftTask(self._request(self._committed), nodes, most)
+        return DraftTask(self._request(self.committed), nodes, most)
 
     @property
     def _most_tries(self) -> int:
@@ -119,7 +112,7 @@ class Session:
         """Add the drafter's answer to the draft; an answer of a lookup replaces the draft."""
         if self._pace is Pace.AT_ONCE:
             self._tries += 1
-            self._tree, self.is_sent = Draft(answer.tokens, answer.parents, self._committed), False
+            self._tree, self.is_sent = Draft(answer.tokens, answer.parents, self.committed), False
             return
         if not len(answer) or answer.committed_len != len(self._written):
             self._tries += 1
@@ -129,7 +122,7 @@ class Session:
         leaf, offset = self._leaf(), len(self._tree)
         parents = [leaf if parent == ROOT else parent + offset for parent in answer.parents]
         tokens = (*self._tree.tokens, *answer.tokens)
-        self._tree = Draft(tokens, (*self._tree.parents, *parents), self._committed)
+        self._tree = Draft(tokens, (*self._tree.parents, *parents), self.committed)
         self._written += _best_path(answer)
         self._tries, self.is_sent = 0, False
 
@@ -139,11 +132,11 @@ class Session:
         self.is_sent = True
         tree = self._tree
         parents = [] if tree.is_chain else list(tree.parents)
-        return SessionDraft(self.name, self._drafts_sent, self._committed, is_all, list(tree.tokens), parents)
+        return SessionDraft(self.name, self._drafts_sent, self.committed, is_all, list(tree.tokens), parents)
 
     def ended(self) -> DraftRequest:
         """Return the request with its committed text, for `Drafter.forget`."""
-        return self._request(self._committed)
+        return self._request(self.committed)
 
     def _request(self, length: int) -> DraftRequest:
         return DraftRequest(
@@ -159,7 +152,7 @@ class Session:
     def _leaf(self) -> int:
         """Return the node of the last token of `_written`; ROOT if that is committed."""
         node = ROOT
-        for token in self._written[self._committed :]:
+        for token in self._written[self.committed :]:
             children = (n for n, parent in enumerate(self._tree.parents) if parent == node)
             node = next(n for n in children if self._tree.tokens[n] == token)
         return node

@@ -32,9 +32,8 @@ class Pairing:
     requested_at: float | None = None  # send time of the first unanswered text
     requested_len: int = 0  # length of that text
     level_at: float = 0.0  # arrival time of the newest level
-    returned: Draft = field(
-        default_factory=Draft
-    )  # draft returned to the engine last, to be compared with the text
+    # The draft returned to the engine last, to be compared with the text.
+    returned: Draft = field(default_factory=Draft)
 
     def opening(self, request: DraftRequest, tenant: bytes, value: float) -> Open:
         """Return the message that opens the session with the whole text, and record that it is sent."""
@@ -85,10 +84,7 @@ class Pairing:
         return Close(self.session, len(tokens), list(tokens[self.sent :]))
 
     def receive(self, draft: SessionDraft, now: float) -> bool:
-        """Store a node's draft unless a newer one arrived; return whether all its tokens are valid.
-
-        Raise `ChannelError` for an invalid draft.
-        """
+        """Store a draft unless a newer one arrived; return whether all tokens are valid. A malformed one raises."""
         if draft.number <= self.number:
             return True
         try:

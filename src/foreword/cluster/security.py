@@ -34,10 +34,7 @@ class TlsFiles:
                 )
 
     def context(self, *, is_node: bool) -> ssl.SSLContext:
-        """Return a TLS context in which both sides need certificates of the cluster's authority.
-
-        Host names are not compared with certificates.
-        """
+        """Return a TLS context in which both sides need certificates of the cluster's authority, for any host name."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if is_node else ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.check_hostname = False
@@ -63,10 +60,7 @@ class Security:
         return Security(_token(token_file), tls)
 
     def check(self, address: NodeAddress, insecure: bool = False) -> None:
-        """Raise `RequestError` if other machines can reach the address, unless token and TLS protect it.
-
-        `insecure` allows it without protection.
-        """
+        """Raise `RequestError` if other machines can reach the address without token and TLS, unless `insecure`."""
         if insecure or address.is_local:
             return
         missing = [

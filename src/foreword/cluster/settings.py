@@ -18,8 +18,7 @@ class RemoteConfig(DrafterSettings):
     """Node addresses, protection, and excluded tenants."""
 
     drafters: str = setting(
-        REQUIRED,
-        "host:port or unix:/path, separated by commas; or @FILE with one per line, which is re-read",
+        REQUIRED, "host:port or unix:/path, separated by commas; or @FILE with one per line, which is re-read"
     )
     shadow: int = setting(
         8, "drafts of a new node that are compared with the text before any is verified", at_least(0)

@@ -21,7 +21,6 @@ PRIOR_RATE = 0.7  # prior acceptance of a level
 PRIOR_WEIGHT = 4.0  # number of drafts for which the prior counts
 IDLE = 0.5  # seconds without a token after which the engine counts as idle
 _KEPT = 0.98  # decay of the acceptance counts per new draft
-
 _MEMORY = 0.1  # weight of the newest value in moving averages
 _SAMPLES = 128  # number of recent first-level times
 MOST_LEVELS = 32  # maximum levels with estimates
@@ -115,10 +114,7 @@ def _matching_levels(draft: Draft, text: Sequence[int]) -> tuple[int, int]:
 
 
 class TokenRate:
-    """Tokens per second of requests with remote drafts.
-
-    It is the ratio of two sums, because one step may report its tokens in several calls.
-    """
+    """Tokens per second of requests with remote drafts: a ratio of sums, since a step may report in several calls."""
 
     def __init__(self) -> None:
         self._at: float | None = None
@@ -146,18 +142,13 @@ def _moving_average(mean: float | None, new: float) -> float:
     return new if mean is None else mean + _MEMORY * (new - mean)
 
 
-MOST_NEEDED = (
-    64  # maximum number of timely answers that a node which was often late must give before passes wait again
-)
+MOST_NEEDED = 64  # maximum timely answers of a node that was often late before passes wait for it again
 AS_USUAL = 1.5  # an answer is timely within this multiple of the node's usual time
 
 
 @dataclass
 class CircuitBreaker:
-    """Decides whether passes may wait for a node.
-
-    While it is open, drafts that have arrived are used, and no pass waits.
-    """
+    """Decides whether passes may wait for a node. While it is open, only drafts that have arrived are used."""
 
     is_open: bool = True  # open until the node has answered
     is_late: bool = False  # whether it opened because of a late answer

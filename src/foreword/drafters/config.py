@@ -1,4 +1,4 @@
-"""The speculation configuration: one JSON object, and what a request may change of it."""
+"""The speculation configuration: one JSON object, and the keys that a request may change."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -52,9 +52,9 @@ class SpeculationConfig:
                 f"speculation: give a method, one of {', '.join(drafter_kinds())}; "
                 "there is no default whose keys could be changed"
             )
-        own = {key: given[key] for key in _OWN_KEYS if key in given and key != "method"}
-        options = tuple((key, value) for key, value in given.items() if key not in _OWN_KEYS)
-        config = SpeculationConfig(split_methods(given["method"]), **own, options=options)
+        common = {key: given[key] for key in _COMMON_KEYS if key in given and key != "method"}
+        options = tuple((key, value) for key, value in given.items() if key not in _COMMON_KEYS)
+        config = SpeculationConfig(split_methods(given["method"]), **common, options=options)
         for name in config.method:
             config.settings_of(name)
         return config
@@ -70,9 +70,9 @@ class SpeculationConfig:
                 )
             if kinds[name].defect:
                 raise RequestError(f"speculation: {kinds[name].defect}")
-        _whole_number("num_speculative_tokens", self.num_speculative_tokens)
+        _check_nodes("num_speculative_tokens", self.num_speculative_tokens)
         if self.max_depth is not None:
-            _whole_number("max_depth", self.max_depth)
+            _check_nodes("max_depth", self.max_depth)
         batch = self.disable_by_batch_size
         if batch is not None and (not isinstance(batch, int) or isinstance(batch, bool) or batch < 2):
             raise RequestError(f"speculation: disable_by_batch_size must be at least 2, not {batch!r}")
@@ -83,10 +83,10 @@ class SpeculationConfig:
             raise RequestError(f"speculation: fixed must be true or false, not {self.fixed!r}")
         if not isinstance(self.draft_timeout, int | float) or not self.draft_timeout > 0:
             raise RequestError(f"speculation: draft_timeout must be positive, not {self.draft_timeout!r}")
-        known = _option_names(self.method)
+        option_names = _option_names(self.method)
         for key, _ in self.options:
-            if key not in known:
-                allowed = ", ".join(sorted(known | set(_OWN_KEYS)))
+            if key not in option_names:
+                allowed = ", ".join(sorted(option_names | set(_COMMON_KEYS)))
                 raise RequestError(f"speculation: unknown key {key!r}; known are {allowed}")
 
     def methods_of(self, kind: DraftSource) -> list[str]:
@@ -95,28 +95,28 @@ class SpeculationConfig:
     @property
     def makes_trees(self) -> bool:
         """Whether a draft may have several tokens at one position."""
-        return self._is_merged or any(map(self._branches, self.method))
+        return self._is_merged or any(map(self._makes_trees, self.method))
 
     @property
     def fixes_trees(self) -> bool:
-        """Whether neither tree shapes nor the choice of nodes depend on sampled tokens.
+        """Whether neither shapes nor nodes of trees depend on sampled tokens.
 
         A merged tree has no q and counts as chosen, which is exact.
         """
-        ranking = [name for name in self.method if drafter_kinds()[name].selection is TokenSelection.RANKED]
-        return self._is_merged or not any(map(self._branches, ranking))
+        ranked = [name for name in self.method if drafter_kinds()[name].selection is TokenSelection.RANKED]
+        return self._is_merged or not any(map(self._makes_trees, ranked))
 
     @property
     def _is_merged(self) -> bool:
         return len(self.method) > 1 and self.combine == "merge"
 
-    def _branches(self, name: str) -> bool:
+    def _makes_trees(self, name: str) -> bool:
         return drafter_kinds()[name].makes_trees(self.settings_of(name))
 
     def as_mapping(self) -> dict[str, Any]:
         """Return the object from which `parse` restores this configuration."""
-        own: dict[str, Any] = {key: getattr(self, key) for key in _OWN_KEYS}
-        return own | {"method": list(self.method)} | dict(self.options)
+        common: dict[str, Any] = {key: getattr(self, key) for key in _COMMON_KEYS}
+        return common | {"method": list(self.method)} | dict(self.options)
 
     def build(self, resources: DrafterResources) -> Drafter:
         """Create the drafter, guarded against its faults."""
@@ -137,22 +137,25 @@ class SpeculationConfig:
             reason = " ".join(str(error).split()) or type(error).__name__
             raise RequestError(f"speculation: {name} cannot be made with these settings: {reason}") from error
         # An abandoned thread must not write KV pages: drafters with rows there are called in the caller's thread.
-        in_place = not kind.can_hang or bool(drafter.traits.needs.rows)
-        return GuardedDrafter(drafter, name, None if in_place else CallerThread(name, self.draft_timeout))
+        needs_thread = kind.can_hang and not drafter.traits.needs.rows
+        return GuardedDrafter(drafter, name, CallerThread(name, self.draft_timeout) if needs_thread else None)
 
     def _options_of(self, methods: Sequence[str]) -> dict[str, Any]:
-        """Return the options of those of these methods that are its own."""
-        known = _option_names(name for name in methods if name in self.method)
-        return {key: value for key, value in self.options if key in known}
+        """Return the options that belong to these methods, of those that this configuration has."""
+        names = _option_names(name for name in methods if name in self.method)
+        return {key: value for key, value in self.options if key in names}
 
-    def settings_of(self, name: str) -> Any:  # noqa: ANN401 - of the drafter's own type
+    def settings_of(self, name: str) -> Any:  # noqa: ANN401 - a drafter's settings class
+        """Return the settings of one of the methods; raise `RequestError` for an invalid option."""
         return drafter_kinds()[name].configure(self._options_of([name]))
 
 
-_OWN_KEYS = tuple(field.name for field in fields(SpeculationConfig) if field.name != "options")
+# Keys that do not depend on the method.
+_COMMON_KEYS = tuple(field.name for field in fields(SpeculationConfig) if field.name != "options")
 
 
 def _option_names(methods: Iterable[str]) -> set[str]:
+    """Return the option keys of these methods."""
     return {field.name for name in methods for field in fields(drafter_kinds()[name].settings)}
 
 
@@ -169,7 +172,8 @@ def _as_mapping(value: str | Mapping[str, Any]) -> Mapping[str, Any]:
     return value
 
 
-def _whole_number(name: str, value: object) -> None:
+def _check_nodes(name: str, value: object) -> None:
+    """Raise `RequestError` unless the value is a possible number of draft nodes."""
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_DRAFT_NODES:
         raise RequestError(f"speculation: {name} must be in 1 .. {MAX_DRAFT_NODES}, not {value!r}")
 
@@ -182,7 +186,7 @@ _LOOKUP_KEYS = frozenset({"prompt_lookup_min", "prompt_lookup_max"})
 REQUEST_KEYS = frozenset({"method", "num_speculative_tokens", "max_depth", "fixed"}) | _LOOKUP_KEYS
 """Keys that a request to a server may set; others, such as a draft model's path, are the operator's."""
 
-_LONGEST_LOOKUP = 64
+_LONGEST_LOOKUP = 64  # maximum match length that a request may set
 
 
 def parse_setting(setting: SpeculationSetting, default: SpeculationConfig | None) -> SpeculationConfig | None:

@@ -35,7 +35,7 @@ def method_names() -> list[str]:
 
 
 def named_methods(text: str) -> Mapping[str, str | list[str]]:
-    """Return the configuration for `ngram` or `suffix+ngram`."""
+    """Return the configuration that a text such as `ngram` or `suffix+ngram` stands for."""
     names = list(split_methods(text))
     return {"method": names if len(names) > 1 else names[0]}
 
@@ -44,5 +44,5 @@ def split_methods(method: object) -> tuple[str, ...]:
     """Return the drafters named by `"ngram"`, `"eagle3+ngram"` or a list; empty for any other value."""
     if isinstance(method, str):
         return tuple(name.strip() for name in method.split("+"))
-    listed = method if isinstance(method, list | tuple) else []
-    return tuple(listed) if all(isinstance(name, str) for name in listed) else ()
+    names = method if isinstance(method, list | tuple) else ()
+    return tuple(names) if all(isinstance(name, str) for name in names) else ()

@@ -1,4 +1,4 @@
-"""Chooses or samples the tokens after the newest nodes of growing drafts."""
+"""Chooses or samples the tokens after the newest nodes of drafts under construction."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -34,9 +34,9 @@ def grow_chains(trees: Sequence[GrowingTree], logits: Tensor) -> None:
     shaped = shape_rows(logits, row_shape(trees), sampler_for(logits))
     keys = np.concatenate([tree.keys() for tree in trees])
     tokens = draw(shaped, keys).tolist()
-    only = shaped.greedy_token.tolist()
-    with_q = [row for row, rule in enumerate(rules) if rule is not Rule.COUPLED and only[row] < 0]
-    add_tokens(trees, tokens, _drawn_from(shaped, with_q))
+    greedy_tokens = shaped.greedy_token.tolist()  # -1: the token is sampled
+    sampled = [row for row, rule in enumerate(rules) if rule is not Rule.COUPLED and greedy_tokens[row] < 0]
+    add_tokens(trees, tokens, _distributions(shaped, sampled))
 
 
 def can_draw_on_device(tree: GrowingTree) -> bool:
@@ -69,15 +69,15 @@ def add_tokens(trees: Sequence[GrowingTree], tokens: Sequence[int], drawn: Mappi
             tree.grow([(0.0, tree.frontier[0], token, drawn.get(row))])
 
 
-def _drawn_from(shaped: Distributions, rows: list[int]) -> dict[int, Drawn]:
-    """Return the distribution of each of these rows of `shaped`; rows without a possible token are left out."""
+def _distributions(shaped: Distributions, rows: list[int]) -> dict[int, Drawn]:
+    """Return the distribution q of each of these rows; rows without a possible token are left out."""
     kept = kept_tokens(shaped, torch.tensor(rows, dtype=torch.int64, device=shaped.logits.device))
     weights = kept.log_weights.exp().cpu().numpy()
-    of_row, ids = kept.rows.cpu().numpy(), kept.ids.cpu().numpy()
-    starts = np.flatnonzero(np.diff(of_row, prepend=-1))
+    row_of, ids = kept.rows.cpu().numpy(), kept.ids.cpu().numpy()  # of each kept token
+    starts = np.flatnonzero(np.diff(row_of, prepend=-1))
     return {
-        int(of_row[start]): Drawn(ids[start:end], weights[start:end] / weights[start:end].sum())
-        for start, end in pairwise([*starts, len(of_row)])
+        int(row_of[start]): Drawn(ids[start:end], weights[start:end] / weights[start:end].sum())
+        for start, end in pairwise([*starts, len(row_of)])
     }
 
 
@@ -89,10 +89,7 @@ def grow_trees(trees: Sequence[GrowingTree], logits: Tensor) -> None:
     """
     logits = with_fixed_corrections(trees, logits)
     drawn: list[tuple[GrowingTree, Tensor]] = []
-    row = 0
-    for tree in trees:
-        rows = logits[row : row + len(tree.frontier)]
-        row += len(tree.frontier)
+    for tree, rows in zip(trees, torch.split(logits, [len(tree.frontier) for tree in trees]), strict=True):
         sampling = tree.request.sampling
         if sampling.rule is Rule.TRAVERSAL and sampling.record["temperature"] > 0:
             drawn.append((tree, rows))
@@ -168,11 +165,12 @@ def draw_siblings(ids: Ints, weights: Floats, scores: Floats, count: int) -> lis
     """
     count = min(count, len(ids))
     best = np.argpartition(-scores, count - 1)[:count] if count else np.empty(0, np.int64)
-    left, siblings = weights.copy(), []
-    for slot in best[np.argsort(-scores[best])]:
-        possible = left > 0
-        siblings.append((int(ids[slot]), Drawn(ids[possible], left[possible] / left.sum())))
-        left[slot] = 0.0
+    remaining, siblings = weights.copy(), []
+    for index in best[np.argsort(-scores[best])]:
+        is_possible = remaining > 0
+        q = remaining[is_possible] / remaining.sum()
+        siblings.append((int(ids[index]), Drawn(ids[is_possible], q)))
+        remaining[index] = 0.0
     return siblings
 
 
@@ -188,8 +186,8 @@ def _scores(tree: GrowingTree, logits: Tensor, ids: Tensor) -> Tensor:
 
 def are_all_argmax(trees: Sequence[GrowingTree]) -> bool:
     """Return whether all these drafts take the argmax of unchanged logits at every node."""
-    samplers = [tree.request.sampling for tree in trees]
-    return all(s.record["temperature"] == 0 and not has_fixed_corrections(s) for s in samplers)
+    samplings = [tree.request.sampling for tree in trees]
+    return all(each.record["temperature"] == 0 and not has_fixed_corrections(each) for each in samplings)
 
 
 def has_fixed_corrections(sampling: DraftSampling) -> bool:
@@ -203,21 +201,22 @@ def with_fixed_corrections(trees: Sequence[GrowingTree], logits: Tensor) -> Tens
     Penalties and bad words depend on the text and are applied only by the target. This lowers acceptance; the output
     stays exact.
     """
-    samplers = [tree.request.sampling for tree in trees for _ in tree.frontier]
-    paths = [path for tree in trees for path in tree.paths()] if any(s.grammar for s in samplers) else []
+    samplings = [tree.request.sampling for tree in trees for _ in tree.frontier]  # of each row
+    has_grammar = any(sampling.grammar for sampling in samplings)
+    paths = [path for tree in trees for path in tree.paths()] if has_grammar else []
     corrected = logits
-    for row, sampler in enumerate(samplers):
-        if not has_fixed_corrections(sampler):
+    for row, sampling in enumerate(samplings):
+        if not has_fixed_corrections(sampling):
             continue
         if corrected is logits:
             corrected = logits.clone()
-        corrected[row, sampler.bias_ids] += torch.from_numpy(sampler.bias_values).to(logits)
-        if sampler.allowed_ids is not None:
-            allowed = corrected[row, sampler.allowed_ids]
+        corrected[row, sampling.bias_ids] += torch.from_numpy(sampling.bias_values).to(logits)
+        if sampling.allowed_ids is not None:
+            allowed = corrected[row, sampling.allowed_ids]
             corrected[row] = -torch.inf
-            corrected[row, sampler.allowed_ids] = allowed
-        if sampler.grammar is not None and (path := paths[row]) is not None:
-            mask = torch.from_numpy(unpacked(sampler.grammar.masks_after([path]), logits.shape[1]))
+            corrected[row, sampling.allowed_ids] = allowed
+        if sampling.grammar is not None and (path := paths[row]) is not None:
+            mask = torch.from_numpy(unpacked(sampling.grammar.masks_after([path]), logits.shape[1]))
             corrected[row].masked_fill_(~mask[0].to(logits.device), -torch.inf)
     return corrected
 

@@ -89,24 +89,38 @@ def is_wide(settings: Any) -> bool:  # noqa: ANN401 - settings with a `tree_widt
     return bool(settings.tree_width > 1)
 
 
-chosen_kind = partial(DrafterKind, can_hang=False, selection=TokenSelection.CHOSEN)
-"""Create the entry of a built-in drafter that chooses tokens from texts."""
+Build = Callable[[Any, DrafterResources], Drafter]
 
-drawn_kind = partial(DrafterKind, makes_trees=is_wide, can_hang=False, selection=TokenSelection.DRAWN)
-"""Create the entry of a built-in drafter that samples tokens, in trees if `tree_width` is above 1."""
+
+def chosen_kind(
+    drafter: Any,  # noqa: ANN401 - a subclass of Drafter
+    summary: str,
+    settings: type = DrafterSettings,
+    build: Build | None = None,
+    **more: Any,  # noqa: ANN401 - other fields of DrafterKind
+) -> DrafterKind:
+    """Return the entry of a built-in drafter that chooses tokens from texts, with the traits of its class.
+
+    Without `build`, the drafter is created from its settings, or from nothing if it has none.
+    """
+    has_settings = settings is not DrafterSettings
+    make = build or (lambda config, _: drafter(config) if has_settings else drafter())
+    options = {"can_hang": False, "selection": TokenSelection.CHOSEN, "traits": drafter.traits}
+    return DrafterKind(summary, settings, make, **options | more)
+
+
+drawn_kind = partial(chosen_kind, makes_trees=is_wide, selection=TokenSelection.DRAWN)
+"""Return the entry of a built-in drafter that samples tokens, in trees if `tree_width` is above 1."""
 
 
 @cache
 def drafter_kinds() -> Mapping[str, DrafterKind]:
-    """Return the registry entries by method name; other packages cannot replace a built-in drafter.
-
-    Cached, because searching installed packages takes longer than a step.
-    """
+    """Return the registry entries by method name; cached, since searching packages takes longer than a step."""
     kinds: dict[str, DrafterKind] = {
         name: EntryPoint(name, path, ENTRY_POINTS).load() for name, path in OWN_METHODS.items()
     }
     for entry in entry_points(group=ENTRY_POINTS):
-        if entry.name not in kinds:
+        if entry.name not in kinds:  # a built-in drafter cannot be replaced
             kinds[entry.name] = _load(entry)
     return MappingProxyType(kinds)
 

@@ -7,7 +7,7 @@ from foreword.speculation.drafting import Drafter
 
 
 def build_remote(config: RemoteConfig, resources: DrafterResources) -> Drafter:
-    """Connect to the nodes; unreachable ones join later."""
+    """Create a drafter that uses the nodes, and start to connect to them; nodes that cannot be reached are retried."""
     need_frames()
     from foreword.cluster.handshake import PeerIdentity, TokenIds
     from foreword.cluster.remote_drafter import RemoteDrafter
@@ -22,7 +22,5 @@ def build_remote(config: RemoteConfig, resources: DrafterResources) -> Drafter:
     return resources.nodes.use(config, lambda: RemoteDrafter(config, identity).start())
 
 
-# Draft tokens of nodes arrive without q, so they count as chosen. Trees are made only for rules that accept them.
-KIND = chosen_kind(
-    "draft nodes, on this machine or others", RemoteConfig, build_remote, traits=NodesUse.traits
-)
+# Draft tokens of nodes arrive without q, so they count as chosen. Nodes send trees only under rules that accept them.
+KIND = chosen_kind(NodesUse, "draft nodes, on this machine or others", RemoteConfig, build_remote)

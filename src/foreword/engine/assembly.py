@@ -15,7 +15,7 @@ from foreword.engine.drafting.default_speculation import SpeculationOption, chec
 from foreword.engine.loader import LoadedModel, LoadOptions, load_model
 from foreword.engine.policy.controller import PolicyFileController
 from foreword.engine.preparing import prepare_passes
-from foreword.engine.profiles import start_with_profile, start_with_saved
+from foreword.engine.profiles import load_or_measure_costs, restore_estimates
 from foreword.progress import Progress
 
 
@@ -26,15 +26,14 @@ def open_policy_file(
     if config.speculation_policy is None:
         return None
     decoder, name = loaded.decoder, loaded.checkpoint.path.name
-    made_for = {"model": name, "device": str(decoder.device), "version": __version__}
-    return PolicyFileController(
-        Path(config.speculation_policy).expanduser(),
-        policy,
-        perf_counter,
-        made_for | {"bytes": str(decoder.weight_bytes)},
-        name,
-        decoder.is_shape_invariant,
-    )
+    environment = {
+        "model": name,
+        "device": str(decoder.device),
+        "version": __version__,
+        "bytes": str(decoder.weight_bytes),
+    }
+    path = Path(config.speculation_policy).expanduser()
+    return PolicyFileController(path, policy, perf_counter, environment, name, decoder.is_shape_invariant)
 
 
 def make_core(
@@ -46,7 +45,8 @@ def make_core(
 ) -> EngineCore:
     """Create an engine for a loaded model, prepare its passes, and restore or measure its costs.
 
-    `preparing` receives the progress of GPU graph capture. `offered` are drafters that requests may name later.
+    `preparing` receives the progress of GPU graph capture. `offered` are drafters that requests may name later; those
+    of the policy file are added.
     """
     config, policy = config or EngineConfig(), MeasuredPolicy()
     chosen = chosen_speculation(speculation, loaded, config)
@@ -61,9 +61,9 @@ def make_core(
     core = EngineCore(loaded.decoder, loaded.vocabulary(), parts)
     prepare_passes(core, config.max_num_seqs, preparing)
     if policy_file is not None or (chosen is not None and not chosen.fixed):
-        core.saved_estimates = start_with_saved(core, policy, offered)
-    elif any(not config.fixed for config in offered):
-        start_with_profile(core, offered)
+        core.saved_estimates = restore_estimates(core, policy, offered)
+    elif any(not drafter.fixed for drafter in offered):
+        load_or_measure_costs(core, offered)
     return core
 
 

@@ -21,9 +21,9 @@ from foreword.engine.drafting.default_speculation import SpeculationOption
 from foreword.engine.loader import LoadOptions
 from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest
 from foreword.engine.outputs import OutputCollector, RequestOutput
-from foreword.engine.pipeline import StepPipeline
 from foreword.engine.prompts import Prediction, Prompt, encode_prediction, encode_prompt
 from foreword.engine.requests.request import Request
+from foreword.engine.step_pipeline import StepPipeline
 from foreword.engine.streams import AnswerStream, Listeners, post
 from foreword.errors import EngineStopped, RequestError
 from foreword.models.sources.builtin import DEFAULT_MODEL

@@ -16,7 +16,6 @@ from foreword.engine.drafting.drafter_pool import PagesLackRows
 from foreword.engine.loader import LoadOptions
 from foreword.engine.messages import NewRequest
 from foreword.engine.outputs import OutputCollector, RequestOutput
-from foreword.engine.pipeline import StepPipeline
 from foreword.engine.prompts import (
     ParamsChoice,
     Prediction,
@@ -29,6 +28,7 @@ from foreword.engine.prompts import (
     one_per_prompt,
     only_given,
 )
+from foreword.engine.step_pipeline import StepPipeline
 from foreword.errors import RequestError
 from foreword.models.sources.builtin import DEFAULT_MODEL
 from foreword.progress import Progress

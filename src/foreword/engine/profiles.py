@@ -159,7 +159,7 @@ Points = list[tuple[float, float]]
 """The (rows, seconds) of passes."""
 
 
-def start_with_profile(
+def load_or_measure_costs(
     core: EngineCore,
     offered: Sequence[SpeculationConfig] = (),
     clock: Callable[[], float] = perf_counter,
@@ -189,13 +189,13 @@ def start_with_profile(
     begin_with_calls(core, adaptive, file_of, write_atomically, clock, use_saved=is_current)
 
 
-def start_with_saved(
+def restore_estimates(
     core: EngineCore,
     policy: MeasuredPolicy,
     offered: Sequence[SpeculationConfig] = (),
     clock: Callable[[], float] = perf_counter,
 ) -> SavedEstimates:
-    """Restore the previous engine's estimates and costs, or else start with a profile; return the estimates' file.
+    """Restore the previous engine's estimates and costs, or else load or measure the costs; return the estimates' file.
 
     Saved costs are used only if a few passes confirm them, since the machine may have been busy.
     """
@@ -205,7 +205,7 @@ def start_with_saved(
     estimates = SavedEstimates(path, policy, core.situation.costs)
     measured = cache(lambda: check_profile(core, clock))  # at most once, and only if something was saved
     if not estimates.load(lambda costs: costs.resembles(measured())):
-        start_with_profile(core, offered, clock, measured)
+        load_or_measure_costs(core, offered, clock, measured)
     return estimates
 
 

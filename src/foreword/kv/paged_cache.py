@@ -259,7 +259,7 @@ class PagedCache:
             self.chunks.drop_passed(sequence.chunks, sequence.computed)
             self.chunks.extend(sequence.chunks, end)
 
-    def most_depth(self, last: int) -> int:
+    def max_draft_depth(self, last: int) -> int:
         """Return the maximum depth of a draft after position `last`: recurrent layers end it with the chunk."""
         return sys.maxsize if self.chunks is None else draft_room(last)
 

@@ -16,8 +16,7 @@ from foreword.models.formats.checkpoint import opened_safetensors
 from foreword.models.formats.hf.checkpoint import read_json_object
 from foreword.models.layer_shapes import layer_shapes
 
-MAX_RANK = 128
-"""Maximum rank of an adapter."""
+MAX_RANK = 128  # maximum rank of an adapter
 MODULES = (
     "self_attn.q_proj",
     "self_attn.k_proj",

@@ -46,10 +46,7 @@ _SINGLE_NORM = {
 
 
 def norm_names(layer: LayerSpec) -> NormNames:
-    """Return the names of a layer's norms.
-
-    `post_attention_layernorm` is before the MLP in some families, and after attention in others.
-    """
+    """Return the names of a layer's norms; `post_attention_layernorm` is before the MLP in some families."""
     if layer.norms is Norms.SINGLE:
         return _SINGLE_NORM[layer.mixes]
     return _NORM_NAMES[layer.norms]
@@ -58,10 +55,7 @@ def norm_names(layer: LayerSpec) -> NormNames:
 def expected_shapes(config: ModelConfig) -> Shapes:
     """Return the names and shapes of all tensors of a model."""
     hidden = config.hidden_size
-    shapes: Shapes = {
-        "model.embed_tokens.weight": (config.vocab_size, hidden),
-        FINAL_NORM: (hidden,),
-    }
+    shapes: Shapes = {"model.embed_tokens.weight": (config.vocab_size, hidden), FINAL_NORM: (hidden,)}
     if not config.tied_embeddings:
         shapes["lm_head.weight"] = (config.vocab_size, hidden)
     by_layer: dict[LayerSpec, Shapes] = {}  # computed once for equal layers
@@ -142,10 +136,7 @@ def _latent_shapes(spec: AttentionSpec, hidden: int) -> Shapes:
     shapes = {
         **_linear("self_attn.kv_a_proj_with_mqa", latent.row_dim, hidden, spec.bias),
         "self_attn.kv_a_layernorm.weight": (latent.kv_rank,),
-        "self_attn.kv_b_proj.weight": (
-            spec.num_heads * (latent.nope_dim + latent.value_dim),
-            latent.kv_rank,
-        ),
+        "self_attn.kv_b_proj.weight": (spec.num_heads * (latent.nope_dim + latent.value_dim), latent.kv_rank),
         **_linear("self_attn.o_proj", hidden, spec.output_width, spec.output_bias),
     }
     if latent.query_rank is None:

@@ -4,9 +4,7 @@ import json
 import os
 import re
 import shutil
-import tempfile
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -21,6 +19,7 @@ from foreword.models.config import ModelConfig
 from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.models.formats.gguf.file import GgufFile
 from foreword.models.formats.hf.checkpoint import HfCheckpoint, read_json_object
+from foreword.models.unfinished import unfinished
 from foreword.progress import Progress
 
 _RANGE = re.compile(r"\s*(\d{1,6})\s*(?:-\s*(\d{1,6})\s*)?", re.ASCII)
@@ -92,10 +91,7 @@ def write_pruned_gguf(
 
 
 def _renumbered(names: Iterable[str], pattern: re.Pattern[str], layers: Sequence[int]) -> dict[str, str]:
-    """Return name -> new name of the tensors that are kept: those of these layers, and those outside all layers.
-
-    The first group of `pattern` is the layer index in a name.
-    """
+    """Return name -> new name of all tensors but those of other layers; group 1 of `pattern` is the layer index."""
     new_indices = {str(layer): str(new) for new, layer in enumerate(layers)}
     new_names = {}
     for name in names:
@@ -147,10 +143,7 @@ _COPIED_FILES = (
 def write_pruned_directory(
     source: HfCheckpoint, out: Path, layers: Sequence[int], progress: Progress | None = None
 ) -> None:
-    """Write a directory with only these layers, renumbered: config, weights in their stored dtype, tokenizer.
-
-    All weights are in memory at once, and are written into one file.
-    """
+    """Write a directory with only these layers, renumbered, and all weights in one file, in their stored dtype."""
     out.mkdir()
     settings = read_json_object(source.path / "config.json") | {"num_hidden_layers": len(layers)}
     if isinstance(kinds := settings.get(_PER_LAYER_SETTING), list):
@@ -186,11 +179,11 @@ def prune(
     check_layers_of(source.config, kept)
     _check_output(model, out)
     source.tokenizer()  # raises before anything is written if the tokenizer is unreadable
-    with _unfinished(out) as unfinished:
+    with unfinished(out) as path:
         if isinstance(source, HfCheckpoint):
-            write_pruned_directory(source, unfinished, kept, progress)
+            write_pruned_directory(source, path, kept, progress)
         else:
-            write_pruned_gguf(model, unfinished, kept, progress)
+            write_pruned_gguf(model, path, kept, progress)
     open_checkpoint(out)  # raises if the copy is unreadable
     return tuple(kept)
 
@@ -204,24 +197,3 @@ def _check_output(model: Path, out: Path) -> None:
         raise RequestError(f"{model} is a directory, so the output must be one too, not {out}")
     if os.path.lexists(out):
         raise RequestError(f"{out} exists already; remove it or name another output")
-
-
-@contextmanager
-def _unfinished(out: Path) -> Iterator[Path]:
-    """Yield a path in a temporary directory next to `out`; if no error occurs, rename it to `out` at the end."""
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        directory = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
-    except OSError as error:
-        raise _unwritable(out, error) from None
-    try:
-        yield directory / out.name
-        (directory / out.name).rename(out)
-    except OSError as error:
-        raise _unwritable(out, error) from None
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-
-
-def _unwritable(out: Path, error: OSError) -> RequestError:
-    return RequestError(f"{out} cannot be written: {error.strerror or error}")

@@ -75,10 +75,7 @@ def longrope_magnitude(factor: float, original_context: int) -> float:
 
 
 def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the pairs (i, i + dim / 2) of heads [rows, heads, head size] by cos and sin [rows, dim / 2].
-
-    Dimensions after the first `dim` are unchanged.
-    """
+    """Rotate pairs (i, i + dim / 2) of heads [rows, heads, head size] by cos, sin [rows, dim / 2]; keep the rest."""
     dim = 2 * cos.shape[-1]
     first, second = heads[..., :dim].chunk(2, dim=-1)
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
@@ -86,8 +83,7 @@ def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat(rotated if dim == heads.shape[-1] else (*rotated, heads[..., dim:]), dim=-1)
 
 
-CosSin = tuple[Tensor, Tensor]
-"""(cos, sin) of the rotation angles, both [rows, rotated dimensions / 2]."""
+CosSin = tuple[Tensor, Tensor]  # (cos, sin) of the rotation angles, both [rows, rotated dimensions / 2]
 
 
 class Rotations:

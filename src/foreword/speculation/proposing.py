@@ -139,7 +139,7 @@ def _within_limits(entry: PassEntry, plan: DraftPlan | None, cache: PagedCache) 
     """Return the plan cut to as many draft tokens as can be committed, with the target's token after them."""
     if plan is None or not entry.draws or not entry.request.sampler.can_draft:
         return None
-    room = min(entry.request.room - 1, cache.most_depth(entry.computed + entry.run - 1))
+    room = min(entry.request.room - 1, cache.max_draft_depth(entry.computed + entry.run - 1))
     nodes, depth = min(plan.max_nodes, MAX_DRAFT_NODES), min(plan.max_depth, room)
     if 0 < nodes == plan.max_nodes and 0 < depth == plan.max_depth:
         return plan
@@ -166,7 +166,7 @@ def propose(
     entries = transaction.entries
     fitted = fit_to_room(entries, plans, transaction.cache, max_rows, divide)
     if memory is not None and any(fitted):
-        transaction.reserve_drafter_rows(fitted, memory.store)
+        transaction.prepare_drafter_rows(fitted, memory.store)
     return call_drafters(entries, fitted, clock, memory)
 
 

@@ -46,7 +46,7 @@ class Transaction:
         for entry in self.entries:
             self.cache.reserve(entry.kv, entry.run)
 
-    def reserve_drafter_rows(self, plans: Sequence[DraftPlan | None], store: KvStore) -> None:
+    def prepare_drafter_rows(self, plans: Sequence[DraftPlan | None], store: KvStore) -> None:
         """Reserve rows after the text for planned drafters that write KV rows, and execute pending row moves.
 
         The moves are executed now, because the pass would execute them later and overwrite the drafters' rows. Rows

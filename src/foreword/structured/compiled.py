@@ -64,8 +64,7 @@ class _LlguidanceTokens:
 Bits = npt.NDArray[np.int32]
 """Masks of allowed tokens [..., words]: one bit per token of the vocabulary, 32 per word."""
 
-LARGE_BYTES = 4 << 20
-"""Minimum size of a grammar whose memory is returned to the system when it is deleted."""
+LARGE_BYTES = 4 << 20  # minimum size of a grammar whose memory is returned to the system when it is deleted
 
 
 class CompiledGrammar:

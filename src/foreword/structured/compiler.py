@@ -22,11 +22,8 @@ from foreword.structured.trials import CompileTrials
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
-MAX_CACHED = 128
-"""Maximum number of cached grammars; the least recently used one is dropped."""
-
-MAX_CACHED_BYTES = 16 << 20
-"""Maximum total memory of cached grammars."""
+MAX_CACHED = 128  # maximum number of cached grammars; the least recently used one is dropped
+MAX_CACHED_BYTES = 16 << 20  # maximum total memory of cached grammars
 
 MAX_GRAMMAR_BYTES = MAX_CACHED_BYTES // 8
 """Maximum memory of one cached grammar; larger ones live only as long as their requests."""
@@ -73,10 +70,7 @@ class Grammars:
         clock: Callable[[], float] = thread_time,
         now: Callable[[], float] = monotonic,
     ) -> None:
-        """Create an empty cache.
-
-        `tokens` is called for the first grammar. `clock` measures CPU time of masks, `now` the time between them.
-        """
+        """`tokens` is called for the first grammar; `clock` measures CPU time of masks, `now` the time between them."""
         self.clock = clock
         self._make_tokens = tokens
         self._limits = limits or CompileLimits()

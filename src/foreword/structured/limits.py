@@ -48,9 +48,7 @@ class MaskLimits:
 
     one_mask: float = 0.1  # a slower mask ends its request
     slow_mask: float = 0.005  # slower masks are computed between passes, in a separate thread
-    calm_masks: int = (
-        8  # consecutive fast masks until masks are computed within the pass again; doubles each time
-    )
+    calm_masks: int = 8  # consecutive fast masks until they are computed within the pass again; doubles
     free_per_token: float = 0.01  # allowance per generated token
     request_excess: float = 1.0  # maximum use of a request above its tokens' allowance
     tenant_excess: float = 5.0  # maximum use above the allowance, over all requests of a tenant
@@ -58,10 +56,7 @@ class MaskLimits:
 
 
 def parser_limits() -> "LLParserLimits":
-    """Return the parser's own limits on compilation and on each mask.
-
-    A mask with 8,000 parser items takes about 0.1 s for the most ambiguous grammars.
-    """
+    """Return the parser's own limits. A mask of 8,000 items takes about 0.1 s for the most ambiguous grammars."""
     from llguidance import LLParserLimits
 
     return LLParserLimits(
@@ -75,8 +70,7 @@ def parser_limits() -> "LLParserLimits":
     )
 
 
-_MAX_SHOWN = 10**12
-"""Errors show larger counts rounded, or as "too many"."""
+_MAX_SHOWN = 10**12  # errors show larger counts rounded, or as "too many"
 
 _BOUNDS = {"Items": "items", "Length": "length", "Properties": "property_count"}
 """The field of `CountLimits` for keywords that begin with min or max."""

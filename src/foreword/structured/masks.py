@@ -14,8 +14,7 @@ from foreword.structured.limits import MaskLimits
 if TYPE_CHECKING:
     from foreword.structured.state import GrammarState
 
-Clock = Callable[[], float]
-"""A function that returns seconds."""
+Clock = Callable[[], float]  # a function that returns seconds
 
 
 class TenantBudgets:

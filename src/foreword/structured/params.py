@@ -13,16 +13,12 @@ FORMATS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag"
 _FOR_JSON = ("whitespace_pattern", "disable_any_whitespace", "disable_additional_properties")
 """The keys that are allowed only with json and json_object."""
 
-MAX_BYTES = 256 * 1024
-"""Maximum size of a schema, grammar, expression or list of choices."""
+MAX_BYTES = 256 * 1024  # maximum size of a schema, grammar, expression or list of choices
 
 MAX_CHOICES = 10_000
 
-MAX_DEPTH = 64
-"""Maximum nesting depth of a schema."""
-
-FORMAT_PARAM = "structured_outputs"
-"""Name of the request field that errors about a response format report."""
+MAX_DEPTH = 64  # maximum nesting depth of a schema
+FORMAT_PARAM = "structured_outputs"  # name of the request field that errors about a response format report
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,8 @@ import numpy.typing as npt
 from foreword.structured.compiled import Bits, CompiledGrammar
 from foreword.structured.masks import MaskBudget, MaskWorker, TenantBudgets
 
-Path = tuple[int, ...]
-"""Draft tokens after the committed ones, in order."""
-
-MAX_FORCED = 64
-"""Maximum forced tokens computed at once, which is also the maximum size of a draft."""
+Path = tuple[int, ...]  # draft tokens after the committed ones, in order
+MAX_FORCED = 64  # maximum forced tokens computed at once, which is also the maximum size of a draft
 
 _DEAD_ENDS = ("NoExtension", "NoExtensionBias")
 """Parser states in which no token can follow although the answer is incomplete."""
@@ -32,10 +29,7 @@ class GrammarState:
     """
 
     def __init__(
-        self,
-        grammar: CompiledGrammar,
-        budget: MaskBudget | None = None,
-        worker: MaskWorker | None = None,
+        self, grammar: CompiledGrammar, budget: MaskBudget | None = None, worker: MaskWorker | None = None
     ) -> None:
         """Create the state at the start of an answer. Without a worker, all masks are computed within the pass."""
         self._matcher = grammar.new_matcher()  # freed before the grammar, which returns the memory of both
@@ -61,10 +55,7 @@ class GrammarState:
 
     @property
     def can_draft(self) -> bool:
-        """Return whether masks of draft tokens can be computed in a pass.
-
-        Only committed tokens increase the answer's mask budget, so masks of rejected ones must not use it up.
-        """
+        """Return whether a pass may compute masks of draft tokens: rejected ones must not use up the mask budget."""
         return not self._is_slow and not self._budget.has_excess
 
     @property
@@ -217,10 +208,7 @@ class GrammarState:
         return bool(self._matcher.try_consume_tokens(unread) == len(unread) and not self._matcher.is_error())
 
     def _read(self, current: Path, path: Sequence[int]) -> bool:
-        """Move the parser from the path `current` to `path`; return whether it accepted all tokens.
-
-        It rolls back to the common beginning of both and reads the other tokens of `path`.
-        """
+        """Move the parser from path `current` to `path` by rollback and reading; return whether it accepted all."""
         common = 0
         while common < min(len(current), len(path)) and current[common] == path[common]:
             common += 1

@@ -50,10 +50,7 @@ class ThinkingState:
     def __init__(
         self, tags: ThinkingTags, budget: int | None, is_open: bool, grammar: GrammarState | None = None
     ) -> None:
-        """Create the state at the start of an answer.
-
-        With `is_open` the prompt already contains the begin tag; otherwise the answer may start with it.
-        """
+        """`is_open`: the prompt already contains the begin tag; otherwise the answer may start with it."""
         self._tags = tags
         self._grammar = grammar
         start = _Progress(_Phase.THINKING if is_open else _Phase.START, budget)
@@ -133,10 +130,10 @@ class ThinkingState:
 
     def _is_allowed(self, path: Path) -> bool:
         """Return whether each token is allowed after those before it."""
-        return all(self._allows(self._mask(path[:index]), token) for index, token in enumerate(path))
-
-    def _allows(self, mask: Bits, token: int) -> bool:
-        return 0 <= token < self.vocab_size and bool(mask[token >> 5] >> (token & 31) & 1)
+        return all(
+            0 <= token < self.vocab_size and self._mask(path[:index])[token >> 5] >> (token & 31) & 1
+            for index, token in enumerate(path)
+        )
 
     def _only(self, *tokens: int) -> Bits:
         """Return the mask that allows only these tokens."""
@@ -180,5 +177,4 @@ class ThinkingState:
         return _Progress(_Phase.THINKING, left, tag_bytes[len(tag_bytes) - size :])
 
 
-AnswerState = GrammarState | ThinkingState
-"""The state that determines which tokens may follow in an answer."""
+AnswerState = GrammarState | ThinkingState  # the state that determines which tokens may follow in an answer

@@ -27,20 +27,14 @@ from foreword.structured.params import StructuredOutputs
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
-LENGTH = struct.Struct("<I")
-"""Message length in bytes, sent before every message."""
-
-REQUESTS, ANSWERS = 0, 1
-"""File descriptors from which trials are read and to which answers are written."""
-
-_MESSAGE_CHARACTERS = 400
-"""Maximum length of an error, so that an answer fits into one atomic pipe write."""
+LENGTH = struct.Struct("<I")  # message length in bytes, sent before every message
+REQUESTS, ANSWERS = 0, 1  # file descriptors from which trials are read and to which answers are written
+_MESSAGE_CHARACTERS = 400  # maximum length of an error, so that an answer fits into one atomic pipe write
 
 _SMALL = StructuredOutputs(regex=".*")
 """A response format that is compiled first, so that one-time allocations are not counted."""
 
-_NICENESS = 5
-"""Niceness of compilation, so that passes have priority."""
+_NICENESS = 5  # niceness of compilation, so that passes have priority
 
 
 @dataclass(frozen=True)

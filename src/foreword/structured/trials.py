@@ -21,12 +21,8 @@ from foreword.structured.limits import CompileLimits
 from foreword.structured.params import StructuredOutputs
 from foreword.structured.trial_process import LENGTH, Trial, vocabulary_as_json
 
-START_SECONDS = 60.0
-"""Seconds that the process may take to start."""
-
-END_SECONDS = 5.0
-"""Seconds that the process may take to end."""
-
+START_SECONDS = 60.0  # seconds that the process may take to start
+END_SECONDS = 5.0  # seconds that the process may take to end
 _TIME_SIGNALS = (signal.SIGPROF, signal.SIGALRM)  # end a trial at its time limits
 
 

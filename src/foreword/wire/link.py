@@ -11,18 +11,12 @@ from foreword.errors import EngineUnavailable, RequestError
 from foreword.progress import StageProgress
 from foreword.wire import frames as wire
 
-LONGEST_INTERVAL = 5.0
-"""Maximum seconds between two checks of whether the engine hangs."""
-
-HANG_CHECKS = 4
-"""Number of checks within the timeout after which the engine counts as hung."""
+LONGEST_INTERVAL = 5.0  # maximum seconds between two checks of whether the engine hangs
+HANG_CHECKS = 4  # number of checks within the timeout after which the engine counts as hung
 
 
 async def wait_until_hung(link: "EngineLink", timeout: float) -> None:
-    """Return when the engine has shown no sign of life for `timeout` seconds.
-
-    A sign of life is a reply with new steps, or any reply while it is idle.
-    """
+    """Return when the engine has had no new steps for `timeout` seconds, or no reply while it is idle."""
     interval = min(timeout / HANG_CHECKS, LONGEST_INTERVAL)
     clock = asyncio.get_running_loop().time
     steps, last_sign = -1, clock()

@@ -61,10 +61,7 @@ class ListedModel:
 
 
 async def listed_model(client: httpx2.AsyncClient, name: str = "") -> ListedModel:
-    """Return the server's model of this name, or its first model without a name.
-
-    With a name, the server need not list its models.
-    """
+    """Return the server's model of this name, which the server need not list; without a name, its first model."""
     try:
         models = await _models(client)
     except RequestError:
@@ -75,10 +72,6 @@ async def listed_model(client: httpx2.AsyncClient, name: str = "") -> ListedMode
     return found[0] if found else ListedModel(name)
 
 
-def _advice(status: int) -> str:
-    return "give a key with --api-key" if status in (401, 403) else "name the model with --model"
-
-
 async def _models(client: httpx2.AsyncClient) -> list[ListedModel]:
     """Return the server's list of models; raise `RequestError` if there is none."""
     try:
@@ -86,7 +79,12 @@ async def _models(client: httpx2.AsyncClient) -> list[ListedModel]:
     except httpx2.HTTPError as error:
         raise RequestError(f"no server answers at {client.base_url}: {error_words(error)}") from None
     if response.status_code != 200:
-        raise RequestError(f"{response.url} answers {response.status_code}: {_advice(response.status_code)}")
+        advice = (
+            "give a key with --api-key"
+            if response.status_code in (401, 403)
+            else "name the model with --model"
+        )
+        raise RequestError(f"{response.url} answers {response.status_code}: {advice}")
     try:
         listed = [(entry["id"], entry.get("owned_by")) for entry in response.json()["data"]]
     except (ValueError, KeyError, TypeError, AttributeError):

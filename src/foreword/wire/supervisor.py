@@ -21,8 +21,7 @@ from foreword.wire.link import EngineLink, OnLate, wait_until_hung
 
 log = logging.getLogger("foreword.server")
 
-DEFAULT_FACTORY = "foreword.wire.factory:load_engine"
-"""Creates the real engine."""
+DEFAULT_FACTORY = "foreword.wire.factory:load_engine"  # creates the real engine
 
 
 class EngineState(StrEnum):
@@ -114,10 +113,7 @@ class Supervisor:
         return await self._link.stats(self._settings.stats_timeout)
 
     async def start(self, on_ready: Callable[[], None] = lambda: None) -> None:
-        """Start the engine and keep it running; when it is first ready, call `on_ready` and return.
-
-        Raise `EngineStartError` if it cannot be started.
-        """
+        """Start and keep an engine; call `on_ready` when it is ready. Raise `EngineStartError` if it cannot start."""
         first_ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._keeping = asyncio.create_task(self._keep_running(first_ready))
         await first_ready

@@ -17,8 +17,9 @@ VOCAB, PLACES = 6, 3
 def tree(sure_behind: set[int]) -> Draft:
     """Of a head of width 2 for which 4 and 5 come first everywhere, and which is sure behind these tokens only."""
     head: Any = DSparkHead.__new__(DSparkHead)
-    head._width, head._confidence = 2, 0.5
-    head._sureness, head._bias = torch.tensor([[0.0, 1.0]]), None  # by the token before alone
+    head._width, head._min_confidence = 2, 0.5
+    head._confidence_weight = torch.tensor([[0.0, 1.0]])  # reads the token before alone
+    head._confidence_bias = None
     head._vocabulary = DraftVocabulary(None, VOCAB, torch.device("cpu"))
     head._runner = SimpleNamespace(
         markov_before=lambda tokens: torch.tensor([[5.0 if one in sure_behind else -5.0] for one in tokens]),

@@ -13,7 +13,7 @@ from foreword.control.policy import MeasuredPolicy
 from foreword.engine.config import EngineConfig, EngineParts
 from foreword.engine.core import EngineCore
 from foreword.engine.drafting.saved_estimates import SavedEstimates
-from foreword.engine.profiles import _read, engine_key, start_with_saved
+from foreword.engine.profiles import _read, engine_key, restore_estimates
 from foreword.engine.text import Vocabulary
 from helpers.clocks import ScriptedClock
 from helpers.mixed_configs import CONFIGS
@@ -65,7 +65,7 @@ class Timed(TorchDecoder):
 def started(busy: Callable[[float], float]) -> tuple[EngineCore, Timed, MeasuredPolicy, SavedEstimates]:
     decoder, policy = Timed(busy), MeasuredPolicy()
     core = EngineCore(decoder, Vocabulary(decoder.config.vocab_size), EngineParts(EngineConfig(), policy))
-    return core, decoder, policy, start_with_saved(core, policy, clock=decoder.clock)
+    return core, decoder, policy, restore_estimates(core, policy, clock=decoder.clock)
 
 
 @pytest.mark.parametrize("is_saved", [False, True], ids=["profile", "estimates"])

@@ -9,7 +9,7 @@ import pytest
 
 from foreword.acceptance.params import SamplingParams
 from foreword.control.fixed import FixedPolicy
-from foreword.engine.pipeline import StepPipeline
+from foreword.engine.step_pipeline import StepPipeline
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Drafter, DraftRequest, DraftTask
 from foreword.speculation.measured.situation import Situation

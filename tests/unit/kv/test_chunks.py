@@ -88,7 +88,7 @@ def test_two_passes_in_flight_enter_two_chunks():
 
 def test_drafts_end_with_their_chunk_and_trees_fit_into_a_ring():
     cache = new_cache()
-    assert [cache.most_depth(last) for last in (0, 1, CHUNK - 2, CHUNK - 1, CHUNK)] == [63, 62, 1, 0, 63]
+    assert [cache.max_draft_depth(last) for last in (0, 1, CHUNK - 2, CHUNK - 1, CHUNK)] == [63, 62, 1, 0, 63]
     sequence = cache.open()
     compute(cache, sequence, CHUNK - 1)
     slots = [
@@ -162,7 +162,7 @@ def test_random_traffic_leaks_nothing(seed: int):
         elif running:
             sequence, text = rng.choice(running)
             run = rng.choice([1, 1, 7, 64, 200])
-            depth = min(3, cache.most_depth(sequence.computed + run - 1))
+            depth = min(3, cache.max_draft_depth(sequence.computed + run - 1))
             path = tuple(sorted(rng.sample(range(12), rng.randrange(depth + 1))))
             compute(cache, sequence, run, text, path)
         cache.check_integrity()

@@ -44,7 +44,7 @@ from foreword.drafters.registry import drafter_kinds
 from foreword.engine.config import EngineConfig, EngineParts
 from foreword.engine.core import EngineCore
 from foreword.engine.loader import LoadedModel
-from foreword.engine.profiles import start_with_profile
+from foreword.engine.profiles import load_or_measure_costs
 from foreword.engine.prompts import encode_prompt
 from foreword.errors import RequestError
 from foreword.progress import StageProgress
@@ -256,7 +256,7 @@ def measure_control(
 
     parts = EngineParts(config, policy, build, _default(loaded), offered=parsed)
     engine = EngineCore(loaded.decoder, loaded.vocabulary(), parts)
-    start_with_profile(engine)
+    load_or_measure_costs(engine)
     known = _encoded(loaded, prompts)
     kinds = sizes.chosen([kind for kind in known.kinds if kind != MIXED])
     try:

@@ -30,9 +30,9 @@ from foreword.drafters.lookup.suffix import SuffixConfig, SuffixDrafter
 from foreword.engine.config import EngineConfig, EngineParts, sequence_bytes
 from foreword.engine.core import EngineCore
 from foreword.engine.drafting.default_speculation import WITHOUT_A_HEAD
-from foreword.engine.pipeline import StepPipeline
 from foreword.engine.preparing import prepare_passes
 from foreword.engine.profiles import measure_profile
+from foreword.engine.step_pipeline import StepPipeline
 from foreword.engine.text import Vocabulary
 from foreword.progress import Progress, StageProgress
 from foreword.speculation.drafting import Drafter

@@ -13,7 +13,7 @@ from foreword.backends.batch import Tap
 from foreword.backends.interface import Decoder
 from foreword.bench.batch_runs import greedy_requests
 from foreword.bench.gpu.engines import DECODED, timed_engine
-from foreword.engine.pipeline import StepPipeline
+from foreword.engine.step_pipeline import StepPipeline
 from foreword.speculation.draft import DeviceTokens, Draft
 from foreword.speculation.drafting import Commit, Drafter, DraftRequest, DraftTask, InFlight, Traits
 

@@ -14,8 +14,7 @@ from foreword.cluster.pools.fleet import MemberFleet, numbers, resize
 from foreword.cluster.pools.running import TARGET, Member
 from foreword.cluster.pools.scaling import Demand, NodeSpeed, Scaler, ScaleRule
 
-Fetch = Callable[[str], Any]
-"""Returns a URL's JSON; raises `OSError` or `ValueError`."""
+Fetch = Callable[[str], Any]  # returns a URL's JSON; raises `OSError` or `ValueError`
 
 
 @dataclass(frozen=True)

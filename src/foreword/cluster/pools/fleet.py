@@ -44,19 +44,15 @@ class MemberFleet(Protocol):
 
     def members(self) -> list[MemberStatus]:
         """Return the running members."""
-        ...
 
     def names(self) -> Collection[str]:
         """Return the names of all members, also of those that do not run yet."""
-        ...
 
     def add(self, member: Member) -> None:
         """Start one more node."""
-        ...
 
     def drop(self, name: str) -> None:
         """End a node."""
-        ...
 
 
 def resize(fleet: MemberFleet, node: Member, size: int) -> None:

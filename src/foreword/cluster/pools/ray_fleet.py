@@ -37,9 +37,8 @@ class MemberRegistry:
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
-        self._reports: dict[
-            str, tuple[dict[str, Any], float]
-        ] = {}  # by name: fields of `MemberStatus`, and its time
+        # By name: fields of `MemberStatus`, and when they were reported.
+        self._reports: dict[str, tuple[dict[str, Any], float]] = {}
 
     def report(self, status: dict[str, Any]) -> list[dict[str, Any]]:
         """Register a member; return all members."""

@@ -20,10 +20,8 @@ NODE, TARGET, ROUTER = "node", "target", "router"  # kinds of members
 NODES_LIST, TARGETS_LIST = "@{lists}/nodes", "@{lists}/targets"
 """Arguments that name the files with the addresses of members; `{lists}` becomes their folder when a member starts."""
 
-ANYWHERE = (
-    "0.0.0.0",
-    "::",
-)  # hosts that listen on all interfaces; other members connect to the machine's address
+# Hosts that listen on all interfaces; other members connect to the machine's address.
+ANYWHERE = ("0.0.0.0", "::")
 
 
 @dataclass(frozen=True)
@@ -81,8 +79,7 @@ def replica_number(name: str, of: str) -> int:
     return int(number) if name.startswith(f"{of}-") and number.isdecimal() else 0
 
 
-Listed = tuple[str, str, str]
-"""Name, kind and address of a member."""
+Listed = tuple[str, str, str]  # name, kind and address of a member
 
 
 def lists_of(member: Member, folder: Path) -> Path:
@@ -123,9 +120,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 
 CALM_SECONDS = 60.0  # seconds of running after which the pause before a restart is the first one again
 REFUSED = 2  # exit code of a member that refuses its arguments: a restart would fail again
-
 CHECK_SECONDS = 0.5  # seconds between two checks of the members
-
 _SLICE = 0.1  # seconds between two checks whether a stop was requested
 
 

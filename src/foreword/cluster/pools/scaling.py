@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from time import monotonic
 
 UTILISATION = 0.7  # fraction of a step in which a node may draft; the rest absorbs bursts and delays
-
-LevelSeconds = Callable[[int], float]
-"""Seconds per level by number of concurrent requests, non-decreasing."""
+LevelSeconds = Callable[[int], float]  # seconds per level by number of concurrent requests, non-decreasing
 
 
 @dataclass(frozen=True)
@@ -118,9 +116,8 @@ def profitable_nodes(demands: Sequence[Demand], speed: NodeSpeed, rule: ScaleRul
     need = _need(demands, speed, rule, rule.use)
     if not (rule.node_price and rule.token_price and need) or speed.acceptance is None:
         return rule.most
-    passes = sum(
-        one.requests / one.step_seconds for one in demands if one.requests
-    )  # summed over requests, per second
+    # Per second, summed over requests.
+    passes = sum(one.requests / one.step_seconds for one in demands if one.requests)
     tokens = gained_tokens(speed.acceptance, rule.levels) * passes * 3600 / need  # of a full node, per hour
     least = part * rule.node_price / (tokens * rule.token_price / 1e6) if tokens else math.inf
     full = math.floor(need + 1e-9)
@@ -144,9 +141,7 @@ class Scaler:
     def __init__(self, rule: ScaleRule, clock: Callable[[], float] = monotonic) -> None:
         self.rule = rule
         self._clock = clock
-        self._few_since: float | None = (
-            None  # since when there have been too few nodes; None: there are enough
-        )
+        self._few_since: float | None = None  # since when there have been too few nodes; None: enough
         self._many_since: float | None = None  # since when there have been too many
 
     def size(self, have: int, demands: Sequence[Demand], speed: NodeSpeed | None) -> int:

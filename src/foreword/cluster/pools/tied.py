@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 
 _PR_SET_PDEATHSIG = 1  # Linux: option of prctl that requests a signal when the parent dies
-
 POLL_SECONDS = 1.0  # seconds between checks of the parent on systems that do not report its end
 
 

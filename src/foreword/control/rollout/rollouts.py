@@ -21,7 +21,7 @@ Pair = tuple[str, str]
 class Rollouts:
     """Roll-outs by drafter and cohort, from the policy file or by hand. Drafters without one are not restricted."""
 
-    made_for: Mapping[str, str] = field(default_factory=dict)  # model, device and version
+    environment: Mapping[str, str] = field(default_factory=dict)  # model, device and version
     path: Path | None = None  # saved state; None: not saved
     clock: Callable[[], float] = time  # seconds since 1970
     pairs: dict[Pair, PairRollout] = field(default_factory=dict)
@@ -30,7 +30,7 @@ class Rollouts:
     def apply_rules(self, rules: Iterable[RolloutRule]) -> None:
         """Apply the rules of the file. A pair keeps its stage unless its salt changed."""
         old_pairs, pairs = dict(self.pairs), {}
-        saved_states = {} if self.path is None or old_pairs else saved.read(self.path, self.made_for)
+        saved_states = {} if self.path is None or old_pairs else saved.read(self.path, self.environment)
         for rule in rules:
             key = (rule.drafter, rule.cohort)
             pair = old_pairs.pop(key, None)
@@ -75,4 +75,4 @@ class Rollouts:
         now = self.clock()
         if self.path is not None and (is_due or now - self._saved_at >= SAVE_SECONDS):
             self._saved_at = now
-            saved.save(self.path, self.made_for, self.pairs.values())
+            saved.save(self.path, self.environment, self.pairs.values())

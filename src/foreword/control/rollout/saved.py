@@ -17,9 +17,9 @@ _log = logging.getLogger(__name__)
 VERSION = 1
 
 
-def save(path: Path, made_for: Mapping[str, str], pairs: Iterable[PairRollout]) -> None:
+def save(path: Path, environment: Mapping[str, str], pairs: Iterable[PairRollout]) -> None:
     """Write the file atomically; errors are only logged."""
-    value = {"version": VERSION, "made_for": dict(made_for), "pairs": [_as_json(pair) for pair in pairs]}
+    value = {"version": VERSION, "made_for": dict(environment), "pairs": [_as_json(pair) for pair in pairs]}
     try:
         temporary = path.with_name(f"{path.name}.{os.getpid()}")
         temporary.write_text(json.dumps(value, indent=1), encoding="utf-8")
@@ -28,11 +28,11 @@ def save(path: Path, made_for: Mapping[str, str], pairs: Iterable[PairRollout]) 
         _log.warning("the state of roll-outs is not saved: %s", error)
 
 
-def read(path: Path, made_for: Mapping[str, str]) -> dict[tuple[str, str], dict[str, Any]]:
+def read(path: Path, environment: Mapping[str, str]) -> dict[tuple[str, str], dict[str, Any]]:
     """Return the saved state of every pair; empty, with a log line, if it cannot be used."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-        if value["version"] != VERSION or value["made_for"] != dict(made_for):
+        if value["version"] != VERSION or value["made_for"] != dict(environment):
             raise ValueError("it is of another model, device or version")
         return {(str(one["drafter"]), str(one["cohort"])): _checked(one) for one in value["pairs"]}
     except FileNotFoundError:

@@ -2,10 +2,8 @@
 
 import codecs
 import os
-import tempfile
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -25,6 +23,7 @@ from foreword.drafters.datastore.format import (
 )
 from foreword.errors import RequestError
 from foreword.models.tokenization.tokenizer import Tokenizer
+from foreword.models.unfinished import unfinished
 from foreword.progress import StageProgress
 
 Ids = npt.NDArray[np.int64]
@@ -62,9 +61,8 @@ def _stored_ids(path: Path, tokenizer: Tokenizer) -> Iterator[tuple[Ids, int]]:
             f"{path}: token ids must be one row of integers, not {stored.dtype} {stored.shape}"
         )
     offset = getattr(stored, "offset", 0)
-    for start in range(
-        0, len(stored), _PIECE
-    ):  # not from the mapping, whose pages would count as memory of this process
+    for start in range(0, len(stored), _PIECE):
+        # Not read from the mapping, whose pages would count as memory of this process.
         count, begin = min(_PIECE, len(stored) - start), offset + start * stored.itemsize
         piece = np.fromfile(path, stored.dtype, count, offset=begin)
         yield piece.astype(np.int64), piece.nbytes
@@ -164,10 +162,7 @@ def _sort(keys: Words) -> tuple[Ints, Words]:
 
 
 def _rank(order: Ints, keys: Words, slots: Ints, ranks: Ints) -> Ints:
-    """Set the ranks of the positions in these slots of `order`; return the slots that share a rank with others.
-
-    `keys` are the sorted keys of these slots.
-    """
+    """Set the ranks of the positions in these slots of `order` by their sorted keys; return slots with equal ranks."""
     if not len(slots):
         return slots
     begins = np.empty(len(keys), bool)
@@ -197,7 +192,7 @@ def build(
     if os.path.lexists(out):
         raise RequestError(f"{out} exists already; remove it or name another output")
     id_bytes = id_bytes_for(tokenizer.vocab_size)
-    with _unfinished(out) as file:
+    with unfinished(out) as path, path.open("w+b") as file:
         writer = _IdWriter(file, id_bytes)
         _write_ids(writer, files, tokenizer, progress)
         if not writer.tokens - writer.separators:
@@ -285,35 +280,10 @@ def _write_order(
         count = min(shard_tokens, writer.tokens - first)
         progress("sorting", first, writer.tokens)
         offset = HEADER_BYTES + first * writer.dtype.itemsize
-        window_tokens = min(
-            count + DEPTH, writer.tokens - first
-        )  # the last suffixes extend into the next shard
+        window_tokens = min(count + DEPTH, writer.tokens - first)  # suffixes extend into the next shard
         window = np.fromfile(file.name, writer.dtype, window_tokens, offset=offset).astype(np.uint32)
         data = (sorted_suffixes(window, count, DEPTH) + first).astype("<u4").tobytes()
         file.write(data)
         crc = zlib.crc32(data, crc)
     progress("sorting", writer.tokens, writer.tokens)
     return crc
-
-
-@contextmanager
-def _unfinished(out: Path) -> Iterator[BinaryIO]:
-    """Yield a temporary file that becomes `out` at the end, so that `out` is always complete."""
-    new = [folder for folder in out.parents if not folder.exists()]  # deepest first
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=out.parent, prefix=f".{out.name}.", delete=False) as file:
-            try:
-                yield file  # type: ignore[misc] # a wrapper that has all of BinaryIO
-                Path(file.name).chmod(0o644)
-                Path(file.name).rename(out)
-            except BaseException:
-                Path(file.name).unlink(missing_ok=True)
-                raise
-    except BaseException as error:
-        for folder in new:
-            with suppress(OSError):  # not empty, or never created
-                folder.rmdir()
-        if isinstance(error, OSError):
-            raise RequestError(f"{out} cannot be written: {error.strerror or error}") from None
-        raise

@@ -69,10 +69,7 @@ class Datastore:
         self._ids, self._suffixes, self._order, self._file = empty, empty, empty, empty  # type: ignore[assignment]
 
     def longest_matches(self, text: npt.NDArray[np.int64], shortest: int, most: int) -> Matches:
-        """Return up to `most` occurrences, evenly chosen, of the longest end of `text` that occurs.
-
-        Matches are between `shortest` and DEPTH tokens long.
-        """
+        """Return up to `most` evenly chosen matches of the longest end of `text`, `shortest` to DEPTH tokens long."""
         longest = min(len(text), self.header.depth)
         lengths = np.arange(shortest, longest + 1)
         if not len(lengths) or text[-longest:].max() >= self.header.separator:

@@ -24,24 +24,24 @@ _NEVER_STOPS = (1.0,) * CLASSES
 
 
 def plan_chains(
-    tasks: Sequence[DraftTask], max_steps: Sequence[int], vocabulary: DraftVocabulary, stops: bool = False
+    tasks: Sequence[DraftTask], max_tokens: Sequence[int], vocabulary: DraftVocabulary, stops: bool = False
 ) -> ChainPlan | None:
-    """Plan chains of at most `max_steps` tokens per task; return None if a draft must carry its q.
+    """Plan chains of at most `max_tokens` tokens per task; return None if a draft must carry its q.
 
     With `stops`, the runner ends chains according to the tasks' `stop`.
     """
     samplings = [task.request.sampling for task in tasks]
-    if not all(is_drawn_alone(sampling) for sampling in samplings):
+    if not all(needs_only_logits(sampling) for sampling in samplings):
         return None
-    steps = [min(task.max_nodes, task.max_depth, most) for task, most in zip(tasks, max_steps, strict=True)]
+    depths = [min(task.max_nodes, task.max_depth, most) for task, most in zip(tasks, max_tokens, strict=True)]
     has_stop = stops and any(task.stop is not None for task in tasks)
     return ChainPlan(
         np.array([len(task.request.tokens) for task in tasks], np.int32),
-        np.array(steps, np.int32),
+        np.array(depths, np.int32),
         stacked_records(samplings),
         vocabulary.token_ids,
         vocabulary.vocab_size,
-        stop=_stop_of(tuple([task.stop for task in tasks]), max(steps)) if has_stop else None,
+        stop=_stop_of(tuple([task.stop for task in tasks]), max(depths)) if has_stop else None,
     )
 
 
@@ -59,17 +59,19 @@ def _stop_of(stops: tuple[Stop | None, ...], most: int) -> ChainStop:
 
 def plan_after_pass(plan: ChainPlan, unjudged: Sequence[InFlight], drawn: Tensor) -> ChainPlan:
     """Return the plan for texts that a pass in flight is extending; the drafts of that pass are on one device."""
-    most = max([len(one.draft) for one in unjudged])
-    places = [(*one.tokens.places, *[-1] * (most - len(one.draft))) for one in unjudged]
-    ends = [0 if one.task.pages is None else one.task.pages.kv.reserved for one in unjudged]
-    judged = Unsettled(
+    longest = max([len(entry.draft) for entry in unjudged])
+    indices = [
+        (*entry.tokens.places, *[-1] * (longest - len(entry.draft))) for entry in unjudged
+    ]  # -1: padding
+    ends = [0 if entry.task.pages is None else entry.task.pages.kv.reserved for entry in unjudged]
+    unsettled = Unsettled(
         drawn,
-        np.array([one.drawn_at for one in unjudged], np.int32),
+        np.array([entry.drawn_at for entry in unjudged], np.int32),
         unjudged[0].tokens.source.on_device,
-        np.array(places, np.int32),
+        np.array(indices, np.int32),
         np.array(ends, np.int32),
     )
-    return replace(plan, lengths=plan.lengths + 1, unsettled=judged)
+    return replace(plan, lengths=plan.lengths + 1, unsettled=unsettled)
 
 
 def drafts_of_chains(tasks: Sequence[DraftTask], chains: Chains) -> list[Draft]:
@@ -77,8 +79,10 @@ def drafts_of_chains(tasks: Sequence[DraftTask], chains: Chains) -> list[Draft]:
     if isinstance(chains, PendingChains):
         source = chains.tokens
         return [
-            Draft.on_device(DeviceTokens(source, tuple(places)), len(task.request.tokens), task.request.epoch)
-            for task, places in zip(tasks, chains.token_indices, strict=True)
+            Draft.on_device(
+                DeviceTokens(source, tuple(indices)), len(task.request.tokens), task.request.epoch
+            )
+            for task, indices in zip(tasks, chains.token_indices, strict=True)
         ]
     confidences = chains.confidence or [()] * len(tasks)
     drafts = [
@@ -88,7 +92,7 @@ def drafts_of_chains(tasks: Sequence[DraftTask], chains: Chains) -> list[Draft]:
     return list(mark_cold(drafts, chains.is_cold))
 
 
-def is_drawn_alone(sampling: DraftSampling) -> bool:
+def needs_only_logits(sampling: DraftSampling) -> bool:
     """Return whether the tokens of a draft depend only on the head's logits, and need no distribution q."""
     needs_q = sampling.rule is not Rule.COUPLED and sampling.record["temperature"] > 0
     return not needs_q and not has_fixed_corrections(sampling)
@@ -106,12 +110,12 @@ class EarlyChain:
     length: int | None = None  # length of the text that it follows; None: no verdict yet, or the pass failed
 
     @staticmethod
-    def of(unjudged: InFlight, source: HostCopy, places: Sequence[int]) -> "EarlyChain":
+    def of(unjudged: InFlight, source: HostCopy, indices: Sequence[int]) -> "EarlyChain":
         pages, first = unjudged.task.pages, len(unjudged.task.request.tokens)
         assert pages is not None
         size = pages.cache.page_size
-        held = pages.kv.pages[first // size : (first + len(unjudged.draft)) // size + 1]
-        return EarlyChain(unjudged.draft, pages.kv, first, held, DeviceTokens(source, tuple(places)))
+        row_pages = pages.kv.pages[first // size : (first + len(unjudged.draft)) // size + 1]
+        return EarlyChain(unjudged.draft, pages.kv, first, row_pages, DeviceTokens(source, tuple(indices)))
 
     def learn(self, commit: Commit) -> bool:
         """Record the verdict; return False if the commit belongs to another pass."""
@@ -125,8 +129,8 @@ class EarlyChain:
         if self.kv is not kv or self.first != run.first or self.length != run.end:
             return None
         size = run.pages.cache.page_size
-        held = kv.pages[run.first // size : (run.end - 1) // size + 1]
-        if wanted > len(self.tokens.places) or held != self.pages[: len(held)]:
+        row_pages = kv.pages[run.first // size : (run.end - 1) // size + 1]
+        if wanted > len(self.tokens.places) or row_pages != self.pages[: len(row_pages)]:
             return None
         return Draft.on_device(self.tokens.pick(range(wanted)), run.end, task.request.epoch)
 
@@ -159,21 +163,18 @@ class EarlyChains:
 
 def join_sources(drafts: Sequence[Draft]) -> list[Draft]:
     """Return the drafts with all their device tokens in one source, since a pass reads only one."""
-    pending = [draft.device.source for draft in drafts if draft.device is not None]
-    sources = list({id(source): source for source in pending}.values())
+    on_device = [draft.device.source for draft in drafts if draft.device is not None]
+    sources = list({id(source): source for source in on_device}.values())
     if len(sources) < 2:
         return list(drafts)
-    whole, first, firsts = HostCopy.joined(sources), 0, {}
+    joined, offset, offsets = HostCopy.joined(sources), 0, {}
     for source in sources:
-        firsts[id(source)] = first
-        first += source.on_device.numel()
-    return [
-        draft if draft.device is None else _moved(draft, draft.device, whole, firsts[id(draft.device.source)])
-        for draft in drafts
-    ]
-
-
-def _moved(draft: Draft, tokens: DeviceTokens, source: HostCopy, first: int) -> Draft:
-    """Return the same chain with its tokens at offset `first` of another source."""
-    places = tuple([first + place for place in tokens.places])
-    return Draft.on_device(DeviceTokens(source, places), draft.committed_len, draft.epoch)
+        offsets[id(source)] = offset
+        offset += source.on_device.numel()
+    result = list(drafts)
+    for number, draft in enumerate(drafts):
+        if (tokens := draft.device) is not None:
+            indices = tuple([offsets[id(tokens.source)] + index for index in tokens.places])
+            moved = DeviceTokens(joined, indices)
+            result[number] = Draft.on_device(moved, draft.committed_len, draft.epoch)
+    return result

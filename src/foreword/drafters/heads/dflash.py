@@ -13,10 +13,9 @@ from foreword.drafters.heads.chains import drafts_of_chains, plan_chains
 from foreword.drafters.heads.growing import draft_at_once, grow_levels, new_trees
 from foreword.drafters.heads.in_pages import HeadInPages, fill
 from foreword.drafters.heads.loading import (
-    HEAD,
     HeadConfig,
     LoadedHead,
-    drafts_where,
+    draft_where_ready,
     head_drafter_kind,
     load_head,
 )
@@ -51,65 +50,65 @@ class DFlashHead(HeadInPages):
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         """Return a chain, or a tree of `tree_width`; empty if states of committed tokens are missing."""
-        return drafts_where(tasks, list(map(self._ready, tasks)), self._fill_and_draft)
+        return draft_where_ready(tasks, list(map(self._ready_pages, tasks)), self._fill_and_draft)
 
     def _fill_and_draft(self, tasks: list[DraftTask], pages: list[RequestRows]) -> Sequence[Draft]:
+        """Compute the missing rows of committed tokens, and draft."""
         runs, starts = self._missing(tasks, pages)
         context = self._rows_from_target(runs, wanted=0) if runs else None
-        parts = [self._block(task, found) for task, found in zip(tasks, pages, strict=True)]
-        places = [
-            min(len(part.draft) + self._spec.anchor_drafts, task.max_depth, task.max_nodes)
-            for task, part in zip(tasks, parts, strict=True)
+        blocks = [self._block(*task_and_pages) for task_and_pages in zip(tasks, pages, strict=True)]
+        position_counts = [
+            min(len(block.draft) + self._spec.anchor_drafts, task.max_depth, task.max_nodes)
+            for task, block in zip(tasks, blocks, strict=True)
         ]
-        blocks = self._block_rows(pages[0].cache, parts, places, starts)
-        store = pages[0].store
-        plan = plan_chains(tasks, places, self._vocabulary) if self._in_one_call else None
-        output = self._runner.draft(HeadCall(blocks, store, plan, context))
+        rows = self._block_rows(pages[0].cache, blocks, position_counts, starts)
+        plan = plan_chains(tasks, position_counts, self._vocabulary) if self._in_one_call else None
+        output = self._runner.draft(HeadCall(rows, pages[0].store, plan, context))
         fill(runs)
         if not isinstance(output, HeadOutput):
             return drafts_of_chains(tasks, output)
-        return mark_cold(self._draft(tasks, places, output), output.is_cold)
+        return mark_cold(self._draft(tasks, position_counts, output), output.is_cold)
 
     def _block_rows(
-        self, cache: PagedCache, parts: Sequence[SequenceRows], places: Sequence[int], starts: Ints
+        self, cache: PagedCache, blocks: Sequence[SequenceRows], position_counts: Sequence[int], starts: Ints
     ) -> HeadInput:
-        """Return the rows of all blocks; logits are computed for the first `places` of each."""
-        arrays = self._buffers.lay_out(cache, parts, ()).arrays
+        """Return the rows of all blocks; of each block, `position_counts` drafting positions have logits."""
+        arrays = self._buffers.lay_out(cache, blocks, ()).arrays
         if not self._spec.is_causal:
-            _see_all(arrays, parts)
+            _attend_to_whole_blocks(arrays, blocks)
         firsts = arrays.row_starts[:-1] + int(not self._spec.anchor_drafts)
-        wanted = [np.arange(first, first + count) for first, count in zip(firsts, places, strict=True)]
+        wanted = [
+            np.arange(first, first + count) for first, count in zip(firsts, position_counts, strict=True)
+        ]
         arrays = arrays._replace(logit_rows=np.concatenate(wanted).astype(np.int32))
         return HeadInput(arrays, starts, torch.empty(len(arrays.token_ids), 0), are_own=True)
 
-    def _draft(self, tasks: Sequence[DraftTask], places: Sequence[int], output: HeadOutput) -> list[Draft]:
-        return draft_at_once(tasks, places, output.logits, self._vocabulary, self._width)
+    def _draft(
+        self, tasks: Sequence[DraftTask], position_counts: Sequence[int], output: HeadOutput
+    ) -> list[Draft]:
+        """Return the drafts of the output for all blocks."""
+        return draft_at_once(tasks, position_counts, output.logits, self._vocabulary, self._width)
 
-    def _ready(self, task: DraftTask) -> RequestRows | None:
-        """Return the request's pages if a draft is possible."""
+    def _ready_pages(self, task: DraftTask) -> RequestRows | None:
+        """Return the request's pages; None if it has no token before the newest, or no room for a draft."""
         pages, end = self._known_pages(task), len(task.request.tokens) - 1
         return pages if pages is not None and pages.kv.reserved >= end + 2 and end > 0 else None
 
     def _block(self, task: DraftTask, pages: RequestRows) -> SequenceRows:
         """Return the newest token followed by masks, fewer if memory is short."""
         tokens = task.request.tokens
-        masks = min(self._spec.block_size - 1, pages.kv.reserved - len(tokens))
-        return SequenceRows(
-            pages.kv,
-            tokens,
-            1,
-            Draft.chain([self._mask] * masks, len(tokens)),
-            first=len(tokens) - 1,
-        )
+        count = min(self._spec.block_size - 1, pages.kv.reserved - len(tokens))
+        masks = Draft.chain([self._mask] * count, len(tokens))
+        return SequenceRows(pages.kv, tokens, 1, masks, first=len(tokens) - 1)
 
 
-def _see_all(arrays: BatchArrays, parts: Sequence[SequenceRows]) -> None:
+def _attend_to_whole_blocks(arrays: BatchArrays, blocks: Sequence[SequenceRows]) -> None:
     """Let all rows of a block attend to the whole block."""
-    row = 0
-    for part in parts:
-        rows = 1 + len(part.draft)
-        arrays.ancestor_masks.view(np.uint64)[row : row + rows, 0] = (1 << len(part.draft)) - 1
-        row += rows
+    first = 0
+    for block in blocks:
+        end = first + 1 + len(block.draft)
+        arrays.ancestor_masks.view(np.uint64)[first:end, 0] = (1 << len(block.draft)) - 1
+        first = end
 
 
 DFLASH = head_drafter_kind("dflash", "a head that fills a block of masks in one pass", DFlashHead)
@@ -131,49 +130,58 @@ class DSparkHead(DFlashHead):
 
     def __init__(self, head: LoadedHead, width: int, confidence: float) -> None:
         super().__init__(head, width)
-        self._sureness = head.own.get(CONFIDENCE + ".weight")
-        self._bias = head.own.get(CONFIDENCE + ".bias")
-        self._confidence = confidence
-        if confidence > 0 and self._sureness is None:
+        # The confidence head; None: the file has none.
+        self._confidence_weight = head.tensors.get(CONFIDENCE + ".weight")
+        self._confidence_bias = head.tensors.get(CONFIDENCE + ".bias")
+        self._min_confidence = confidence
+        if confidence > 0 and self._confidence_weight is None:
             raise RequestError("confidence: this head has no confidence head; leave it out")
         self._in_one_call &= confidence == 0
 
-    def _draft(self, tasks: Sequence[DraftTask], places: Sequence[int], output: HeadOutput) -> list[Draft]:
-        trees, firsts = new_trees(tasks, places, self._width)
+    def _draft(
+        self, tasks: Sequence[DraftTask], position_counts: Sequence[int], output: HeadOutput
+    ) -> list[Draft]:
+        """Return drafts of which each token depends on the one before; they end below the minimum confidence."""
+        trees, firsts = new_trees(tasks, position_counts, self._width)
 
-        def level(going: Sequence[HeadTree], rows: list[int]) -> Tensor:
-            before = self._runner.markov_before([token for tree in going for token in _tokens(tree)])
-            return self._vocabulary.spread(output.logits[rows] + self._runner.markov_after(before))
+        def logits(growing: Sequence[HeadTree], rows: list[int]) -> Tensor:
+            embedded = self._runner.markov_before(
+                [token for tree in growing for token in _newest_tokens(tree)]
+            )
+            return self._vocabulary.spread(output.logits[rows] + self._runner.markov_after(embedded))
 
-        def is_worth(tree: HeadTree, row: int) -> bool:
-            if self._confidence == 0:
+        def is_confident(tree: HeadTree, row: int) -> bool:
+            if self._min_confidence == 0:
                 return True
-            sure = self._sure(output.states[row], self._runner.markov_before(_tokens(tree)))
-            return bool((sure >= self._confidence).any())
+            embedded = self._runner.markov_before(_newest_tokens(tree))
+            return bool((self._confidences(output.states[row], embedded) >= self._min_confidence).any())
 
-        grow_levels(trees, firsts, level, self._width > 1, is_worth)
+        grow_levels(trees, firsts, logits, self._width > 1, is_confident)
         return [tree.draft() for tree in trees]
 
-    def _sure(self, state: Tensor, before: Tensor) -> Tensor:
-        """Return the probability that the token after each node is accepted, [nodes]."""
-        assert self._sureness is not None
-        read = state.float().expand(len(before), -1)
-        if self._sureness.shape[1] > read.shape[1]:
-            read = torch.cat((read, before), dim=-1)
-        bias = 0.0 if self._bias is None else self._bias
-        return torch.sigmoid(read @ self._sureness[0] + bias)
+    def _confidences(self, state: Tensor, embedded: Tensor) -> Tensor:
+        """Return the probability that the token after each node is accepted, [nodes].
+
+        `state` [hidden] is that of the next position, `embedded` [nodes, rank] has the nodes' Markov embeddings.
+        """
+        assert self._confidence_weight is not None
+        features = state.float().expand(len(embedded), -1)
+        if self._confidence_weight.shape[1] > features.shape[1]:
+            features = torch.cat((features, embedded), dim=-1)
+        bias = 0.0 if self._confidence_bias is None else self._confidence_bias
+        return torch.sigmoid(features @ self._confidence_weight[0] + bias)
 
 
-def _tokens(tree: HeadTree) -> list[int]:
+def _newest_tokens(tree: HeadTree) -> list[int]:
     """Return the tokens of the newest nodes; for the root, the text's last token."""
     return [tree.request.tokens[-1] if node == ROOT else tree.tokens[node] for node in tree.frontier]
 
 
 DSPARK = drawn_kind(
+    DSparkHead,
     "a DFlash head with a Markov head over the tokens of a block",
     DSparkConfig,
     lambda config, resources: DSparkHead(
         load_head(config.model, "dspark", resources), config.tree_width, config.confidence
     ),
-    traits=HEAD,
 )

@@ -13,8 +13,8 @@ from foreword.drafters.heads.chains import (
     EarlyChain,
     EarlyChains,
     drafts_of_chains,
-    is_drawn_alone,
     join_sources,
+    needs_only_logits,
     plan_after_pass,
     plan_chains,
 )
@@ -25,7 +25,7 @@ from foreword.drafters.heads.loading import (
     HEAD_BY_LEVEL,
     HeadConfig,
     LoadedHead,
-    drafts_where,
+    draft_where_ready,
     head_drafter_kind,
     load_head,
 )
@@ -61,7 +61,7 @@ class StepwiseHead(HeadInPages):
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         """Return a chain, or a tree of `tree_width`; empty if the newest states are missing."""
-        return drafts_where(tasks, list(map(self._newest, tasks)), self._draft)
+        return draft_where_ready(tasks, list(map(self._run_of, tasks)), self._draft)
 
     def observe(self, commits: Sequence[Commit]) -> None:
         super().observe(commits)
@@ -72,81 +72,85 @@ class StepwiseHead(HeadInPages):
 
     def draft_early(self, unjudged: Sequence[InFlight], hidden: Mapping[Tap, Tensor], drawn: Tensor) -> bool:
         """Start chains after the tokens that the pass may commit, and compute the rows of these tokens."""
-        going = [one for one in unjudged if self._is_up_to_date(one)]
-        if not going:
+        entries = [entry for entry in unjudged if self._can_start_early(entry)]
+        if not entries:
             return False
-        tasks = [one.task for one in going]
+        tasks = [entry.task for entry in entries]
         plan = plan_chains(tasks, [MAX_DRAFT_NODES] * len(tasks), self._vocabulary)
         if plan is None:
             return False
-        rows = self._rows_after(going, hidden)
-        call = HeadCall(rows, _pages(tasks[0]).store, plan_after_pass(plan, going, drawn))
+        rows = self._rows_in_flight(entries, hidden)
+        call = HeadCall(rows, _pages(tasks[0]).store, plan_after_pass(plan, entries, drawn))
         chains = self._runner.draft(call)
         if not isinstance(chains, PendingChains):
             return isinstance(chains, KnownChains) and chains.is_cold
-        for one, places in zip(going, chains.token_indices, strict=True):
-            chain = EarlyChain.of(one, chains.tokens, places)
-            self._early.keep(one.task.request.request_id, chain)
+        for entry, indices in zip(entries, chains.token_indices, strict=True):
+            self._early.keep(entry.task.request.request_id, EarlyChain.of(entry, chains.tokens, indices))
         return chains.tokens.is_cold
 
-    def _is_up_to_date(self, unjudged: InFlight) -> bool:
-        """Return whether all earlier rows are filled and there is room for all tokens that may come."""
-        pages, length = _pages(unjudged.task), len(unjudged.task.request.tokens)
-        return self._rows_of(pages).end == length and pages.kv.reserved > length + len(unjudged.draft)
+    def _can_start_early(self, entry: InFlight) -> bool:
+        """Return whether all earlier rows are filled, with room for the rows of all tokens that may be committed."""
+        pages, length = _pages(entry.task), len(entry.task.request.tokens)
+        return self._rows_of(pages).end == length and pages.kv.reserved > length + len(entry.draft)
 
-    def _rows_after(self, going: Sequence[InFlight], hidden: Mapping[Tap, Tensor]) -> HeadInput:
-        """Return a row for every token that the pass in flight may commit; drafts start after the first of each."""
-        parts, starts, bounds = [], [], []
-        for one in going:
-            pages, tokens, rows = _pages(one.task), one.task.request.tokens, 1 + len(one.draft)
-            drawn_at = range(one.drawn_at, one.drawn_at + rows)
-            parts.append(SequenceRows(pages.kv, tokens, rows, NO_DRAFT, first=len(tokens), drawn_at=drawn_at))
+    def _rows_in_flight(self, entries: Sequence[InFlight], hidden: Mapping[Tap, Tensor]) -> HeadInput:
+        """Return a row for each token that the pass may commit; each request's first logits start its draft."""
+        sequences, starts, bounds = [], [], []
+        for entry in entries:
+            pages, tokens, rows = _pages(entry.task), entry.task.request.tokens, 1 + len(entry.draft)
+            drawn_at = range(entry.drawn_at, entry.drawn_at + rows)
+            sequences.append(
+                SequenceRows(pages.kv, tokens, rows, NO_DRAFT, first=len(tokens), drawn_at=drawn_at)
+            )
             starts.append(max(self._rows_of(pages).begin, STATE_OFFSET))
-            bounds.append((one.states_at, one.states_at + rows))
-        arrays = self._buffers.lay_out(_pages(going[0].task).cache, parts, ()).arrays
+            bounds.append((entry.states_at, entry.states_at + rows))
+        arrays = self._buffers.lay_out(_pages(entries[0].task).cache, sequences, ()).arrays
         arrays.logit_rows[:] = arrays.row_starts[:-1]
         states = concatenated_states(hidden, self._taps)
         return HeadInput(arrays, np.array(starts, np.int32), _contiguous(states, bounds), are_own=False)
 
-    def _newest(self, task: DraftTask) -> RowRange | None:
-        """Return the missing rows and the newest token's row, whose logits start the draft; None without states."""
+    def _run_of(self, task: DraftTask) -> RowRange | None:
+        """Return the missing rows and the newest token's; None if no draft is requested or hidden states are missi."""
         if task.pages is None or task.max_nodes < 1 or task.max_depth < 1:
             return None
         rows, end = self._rows_of(task.pages), len(task.request.tokens)
         first = min(rows.missing_from(STATE_OFFSET), end - 1)
-        if (
-            first - STATE_OFFSET < rows.states_begin
-            or rows.states_end < end - STATE_OFFSET
-            or end <= STATE_OFFSET
-        ):
+        has_states = rows.states_begin <= first - STATE_OFFSET and end - STATE_OFFSET <= rows.states_end
+        if not has_states or end <= STATE_OFFSET:
             return None
         return RowRange(task.pages, rows, task.request.tokens, first, end, STATE_OFFSET)
 
     def _draft(self, tasks: list[DraftTask], runs: list[RowRange]) -> list[Draft]:
         if self.traits.stops_itself and len(tasks) > 1:
-            alone = [is_drawn_alone(task.request.sampling) for task in tasks]
-            if any(alone) and not all(alone):
-                return self._draft_apart(tasks, runs, alone)
+            can_chain = [needs_only_logits(task.request.sampling) for task in tasks]
+            if any(can_chain) and not all(can_chain):
+                return self._draft_separately(tasks, runs, can_chain)
         early = [self._early.take(run, task) for run, task in zip(runs, tasks, strict=True)]
         fill([run for run, draft in zip(runs, early, strict=True) if draft is not None])
-        others = [run if draft is None else None for run, draft in zip(runs, early, strict=True)]
-        made = drafts_where(tasks, others, self._draft_now)
-        return join_sources([new if old is None else old for old, new in zip(early, made, strict=True)])
+        without_draft = [run if draft is None else None for run, draft in zip(runs, early, strict=True)]
+        new_drafts = draft_where_ready(tasks, without_draft, self._draft_now)
+        drafts = [new if draft is None else draft for draft, new in zip(early, new_drafts, strict=True)]
+        return join_sources(drafts)
 
-    def _draft_apart(self, tasks: list[DraftTask], runs: list[RowRange], alone: list[bool]) -> list[Draft]:
+    def _draft_separately(
+        self, tasks: list[DraftTask], runs: list[RowRange], can_chain: list[bool]
+    ) -> list[Draft]:
         """Draft separately for requests that need more than logits (grammar, bias), so that the others use chains."""
-        chained = [run if own else None for run, own in zip(runs, alone, strict=True)]
-        others = [None if own else run for run, own in zip(runs, alone, strict=True)]
-        halves = (drafts_where(tasks, half, self._draft) for half in (chained, others))
-        return [first if own else second for own, first, second in zip(alone, *halves, strict=True)]
+        drafts = [NO_DRAFT] * len(tasks)
+        for wanted in (True, False):
+            indices = [index for index, can in enumerate(can_chain) if can is wanted]
+            new_drafts = self._draft([tasks[index] for index in indices], [runs[index] for index in indices])
+            for index, draft in zip(indices, new_drafts, strict=True):
+                drafts[index] = draft
+        return drafts
 
     def _draft_now(self, tasks: list[DraftTask], runs: list[RowRange]) -> list[Draft]:
         """Draft in one call of the runner, or level by level if it returns logits."""
-        # The last draft token needs no row.
-        rooms = [run.pages.kv.reserved - run.end + 1 for run in runs]
         plan = None
         if self._width == 1:
-            plan = plan_chains(tasks, rooms, self._vocabulary, self.traits.stops_itself)
+            # The last draft token needs no row.
+            max_tokens = [run.pages.kv.reserved - run.end + 1 for run in runs]
+            plan = plan_chains(tasks, max_tokens, self._vocabulary, self.traits.stops_itself)
         rows, store = self._rows_from_target(runs, wanted=1), runs[0].pages.store
         output = self._runner.draft(HeadCall(rows, store, plan))
         fill(runs)
@@ -175,11 +179,9 @@ def _contiguous(states: States, bounds: Sequence[tuple[int, int]]) -> States:
 
 
 EAGLE = head_drafter_kind(
-    "eagle", "an EAGLE-1 or EAGLE-2 head on the target's last hidden states", StepwiseHead, HEAD_BY_LEVEL
+    "eagle", "an EAGLE-1 or EAGLE-2 head on the target's last hidden states", StepwiseHead
 )
-EAGLE3 = head_drafter_kind(
-    "eagle3", "an EAGLE-3 head on the target's hidden states", StepwiseHead, HEAD_BY_LEVEL
-)
+EAGLE3 = head_drafter_kind("eagle3", "an EAGLE-3 head on the target's hidden states", StepwiseHead)
 
 
 class PEagleHead(StepwiseHead):
@@ -190,24 +192,24 @@ class PEagleHead(StepwiseHead):
     def __init__(self, head: LoadedHead, width: int) -> None:
         super().__init__(head, width)
         assert head.spec.mask_token_id is not None
-        self._mask, self._mask_features = head.spec.mask_token_id, head.own[MASK_HIDDEN].view(1, -1)
+        self._mask, self._mask_features = head.spec.mask_token_id, head.tensors[MASK_HIDDEN].view(1, -1)
 
     def _draft(self, tasks: list[DraftTask], runs: list[RowRange]) -> list[Draft]:
-        tails = [
-            Draft.chain(
-                [self._mask] * min(task.max_nodes - 1, task.max_depth - 1, run.pages.kv.reserved - run.end),
-                run.end,
-            )
+        mask_counts = [
+            min(task.max_nodes - 1, task.max_depth - 1, run.pages.kv.reserved - run.end)
             for task, run in zip(tasks, runs, strict=True)
         ]
+        tails = [
+            Draft.chain([self._mask] * count, run.end) for count, run in zip(mask_counts, runs, strict=True)
+        ]
         rows = self._rows_from_target(runs, 1, tails, self._mask_features)
-        places = [1 + len(tail) for tail in tails]
-        plan = plan_chains(tasks, places, self._vocabulary) if self._width == 1 else None
+        position_counts = [1 + count for count in mask_counts]
+        plan = plan_chains(tasks, position_counts, self._vocabulary) if self._width == 1 else None
         output = self._runner.draft(HeadCall(rows, runs[0].pages.store, plan))
         fill(runs)
         if not isinstance(output, HeadOutput):
             return drafts_of_chains(tasks, output)
-        drafts = draft_at_once(tasks, places, output.logits, self._vocabulary, self._width)
+        drafts = draft_at_once(tasks, position_counts, output.logits, self._vocabulary, self._width)
         return list(mark_cold(drafts, output.is_cold))
 
 
@@ -230,4 +232,4 @@ def build_mtp(config: MtpConfig, resources: DrafterResources) -> StepwiseHead:
     return StepwiseHead(replace(head, taps=taps), config.tree_width)
 
 
-MTP = drawn_kind("the MTP module in the target's own checkpoint", MtpConfig, build_mtp, traits=HEAD_BY_LEVEL)
+MTP = drawn_kind(StepwiseHead, "the MTP module in the target's own checkpoint", MtpConfig, build_mtp)

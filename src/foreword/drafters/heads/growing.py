@@ -54,9 +54,9 @@ def level_arrays(trees: Sequence[HeadTree], tables: Ints, page_size: int) -> Bat
 
 
 class GrowthStart(NamedTuple):
-    """What the first level of trees is grown from: the output for the newest tokens."""
+    """The head's output for the newest tokens, from which the first level of trees grows."""
 
-    output: HeadOutput  # of the newest tokens
+    output: HeadOutput
     tables: Ints  # page tables, [trees, pages]
     starts: Ints  # [trees], first KV row to which a tree's rows attend
 
@@ -105,19 +105,23 @@ def _sources(trees: Sequence[HeadTree], sizes: Sequence[int]) -> list[int]:
 
 
 def draft_at_once(
-    tasks: Sequence[DraftTask], places: Sequence[int], logits: Tensor, vocabulary: DraftVocabulary, width: int
+    tasks: Sequence[DraftTask],
+    position_counts: Sequence[int],
+    logits: Tensor,
+    vocabulary: DraftVocabulary,
+    width: int,
 ) -> list[Draft]:
     """Return a chain, or a tree of `width`, per task.
 
-    `places` gives the number of positions with logits per task; `logits` is [sum of places, draft vocabulary].
+    `position_counts` has the number of positions with logits per task; `logits` is [their sum, draft vocabulary].
     Positions do not depend on earlier draft tokens, so that all nodes of a level share a distribution.
     """
-    trees, firsts = new_trees(tasks, places, width)
+    trees, firsts = new_trees(tasks, position_counts, width)
     if width == 1 and are_all_argmax(trees):
         tokens = vocabulary.likeliest(logits)
         return [
             _greedy(task, tokens[first : first + count])
-            for task, first, count in zip(tasks, firsts, places, strict=True)
+            for task, first, count in zip(tasks, firsts, position_counts, strict=True)
         ]
     spread = vocabulary.spread(logits)
     grow_levels(trees, firsts, lambda _, rows: spread[rows], width > 1)
@@ -125,14 +129,14 @@ def draft_at_once(
 
 
 def new_trees(
-    tasks: Sequence[DraftTask], places: Sequence[int], width: int
+    tasks: Sequence[DraftTask], position_counts: Sequence[int], width: int
 ) -> tuple[list[HeadTree], list[int]]:
     """Return new trees, and the row of each tree's first position."""
     trees = [
         HeadTree(task._replace(max_depth=min(task.max_depth, count)), width, room=width * count)
-        for task, count in zip(tasks, places, strict=True)
+        for task, count in zip(tasks, position_counts, strict=True)
     ]
-    return trees, list(accumulate(places, initial=0))[:-1]
+    return trees, list(accumulate(position_counts, initial=0))[:-1]
 
 
 def grow_levels(
@@ -140,16 +144,16 @@ def grow_levels(
     firsts: Sequence[int],
     logits: Callable[[Sequence[HeadTree], list[int]], Tensor],
     branches: bool,
-    is_worth: Callable[[HeadTree, int], bool] = lambda tree, row: True,
+    may_grow: Callable[[HeadTree, int], bool] = lambda tree, row: True,
 ) -> None:
     """Grow all trees to their limits; tree i uses the rows from `firsts[i]` on.
 
     `logits` receives trees and a row for each of their newest nodes, and returns the logits after these nodes. A tree
-    ends where `is_worth` is false, which is decided before the level is drawn.
+    ends where `may_grow` (tree, row) is false, which is decided before the level is sampled.
     """
     unfinished = list(zip(trees, firsts, strict=True))
     while unfinished := [
-        (tree, first) for tree, first in unfinished if not tree.is_done and is_worth(tree, first + tree.depth)
+        (tree, first) for tree, first in unfinished if not tree.is_done and may_grow(tree, first + tree.depth)
     ]:
         rows = [first + tree.depth for tree, first in unfinished for _ in tree.frontier]
         growing, grow = [tree for tree, _ in unfinished], grow_trees if branches else grow_chains

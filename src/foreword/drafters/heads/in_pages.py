@@ -72,17 +72,14 @@ class HeadInPages(Drafter):
     def observe(self, commits: Sequence[Commit]) -> None:
         """Store the newest states. If the drafter is active and many rows are missing, compute them now."""
         runs, observed, state_offset = [], [], self._state_offset
-        kind = self._kind
         for commit, (features, at) in zip(commits, self._features(commits), strict=True):
             assert commit.pages is not None
-            rows = commit.pages.kv.rows_of(kind, state_offset)
+            rows = self._rows_of(commit.pages)
             rows.add(commit.first, features, at, commit.rows)
             observed.append(rows)
             if commit.is_on and commit.settled - rows.end > FILLED_AT_ONCE:
-                first, end = (
-                    rows.missing_from(state_offset),
-                    min(commit.settled, rows.states_end + state_offset),
-                )
+                first = rows.missing_from(state_offset)
+                end = min(commit.settled, rows.states_end + state_offset)
                 if end - first > FILLED_AT_ONCE:
                     runs.append(RowRange(commit.pages, rows, commit.request.tokens, first, end, state_offset))
         if runs:
@@ -108,10 +105,10 @@ class HeadInPages(Drafter):
     ) -> tuple[list[RowRange], Ints]:
         """Return the missing rows of committed tokens, and the first row that each request attends to."""
         runs, starts = [], []
-        for task, found in zip(tasks, pages, strict=True):
-            rows, tokens, offset = self._rows_of(found), task.request.tokens, self._state_offset
+        for task, task_pages in zip(tasks, pages, strict=True):
+            rows, tokens, offset = self._rows_of(task_pages), task.request.tokens, self._state_offset
             end = len(tokens) - 1
-            run = RowRange(found, rows, tokens, rows.missing_from(offset), end, offset)
+            run = RowRange(task_pages, rows, tokens, rows.missing_from(offset), end, offset)
             runs += [run] if run.first < end else []
             starts.append(run.start if run.first < end else rows.begin)
         return runs, np.array(starts, np.int32)
@@ -155,17 +152,17 @@ class HeadInPages(Drafter):
 
         A run may have a tail of uncommitted tokens, which all have the features `tail_features`.
         """
-        parts: list[SequenceRows] = []
+        sequences: list[SequenceRows] = []
         states: list[States] = []
         for run, tail in zip(runs, tails or [Draft()] * len(runs), strict=True):
             count = run.end - run.first
-            parts.append(
+            sequences.append(
                 SequenceRows(run.pages.kv, run.tokens, count, tail, run_logits=wanted, first=run.first)
             )
             states.append(run.rows.states(run.first - self._state_offset, run.end - self._state_offset))
             if tail_features is not None and len(tail):
                 states.append(tail_features.expand(len(tail), -1))
-        arrays = self._buffers.lay_out(runs[0].pages.cache, parts, ()).arrays
+        arrays = self._buffers.lay_out(runs[0].pages.cache, sequences, ()).arrays
         starts = np.array([run.start for run in runs], np.int32)
         return HeadInput(arrays, starts, stacked(states), are_own=False)
 

@@ -26,7 +26,7 @@ from foreword.speculation.draft import NO_DRAFT, Draft
 from foreword.speculation.drafting import Drafter, DraftSource, DraftTask, Traits
 from foreword.speculation.settings import DrafterSettings, setting
 
-Found = TypeVar("Found")
+Input = TypeVar("Input")
 
 
 class DraftVocabulary:
@@ -49,27 +49,28 @@ class DraftVocabulary:
 
     def likeliest(self, logits: Tensor) -> list[int]:
         """Return the target's id of each row's largest logit, the first on ties; -1 if no logit is finite."""
-        own = self._drawable(logits)
-        if placement_of(own.device).is_host:
+        drawable = self._drawable(logits)
+        if placement_of(drawable.device).is_host:
             # NumPy: this runs on every level, and torch calls take ten times as long.
-            rows = own.numpy()
+            rows = drawable.numpy()
             columns = rows.argmax(axis=1).tolist()
             highest = [float(row[column]) for row, column in zip(rows, columns, strict=True)]
         else:
-            values, places = own.max(dim=1)
-            columns, highest = places.tolist(), values.tolist()
+            values, indices = drawable.max(dim=1)
+            columns, highest = indices.tolist(), values.tolist()
         tokens = columns if self._tokens is None else [self._tokens[column] for column in columns]
         return [token if math.isfinite(value) else -1 for token, value in zip(tokens, highest, strict=True)]
 
     def spread(self, logits: Tensor) -> Tensor:
         """Return logits by draft id as logits by target id, [rows, ids], in a buffer that the next call overwrites."""
-        own = self._drawable(logits)
+        drawable = self._drawable(logits)
         if self._ids is None:
-            return own
+            return drawable
         # The same columns are written every time, so the rest is filled once.
-        if len(self._memory) < len(own):
-            self._memory = own.new_full((len(own), self._width), -torch.inf)
-        return self._memory[: len(own)].scatter_(1, self._ids.expand(len(own), -1), own)[:, : self.vocab_size]
+        if len(self._memory) < len(drawable):
+            self._memory = drawable.new_full((len(drawable), self._width), -torch.inf)
+        buffer, ids = self._memory[: len(drawable)], self._ids.expand(len(drawable), -1)
+        return buffer.scatter_(1, ids, drawable)[:, : self.vocab_size]
 
     def _drawable(self, logits: Tensor) -> Tensor:
         """Return the logits with -inf for ids that cannot be sampled, or without them."""
@@ -94,7 +95,7 @@ class HeadConfig(DrafterSettings):
 
 @dataclass(frozen=True)
 class LoadedRows:
-    """What a drafter with KV rows in the target's pages is created from."""
+    """A loaded network with KV rows in the target's pages, from which a drafter is created."""
 
     runner: RowsRunner
     rows: RowSpec  # its rows in the target's pages
@@ -104,10 +105,12 @@ class LoadedRows:
 
 @dataclass(frozen=True)
 class LoadedHead(LoadedRows):
-    """What a drafter with a head is created from."""
+    """A loaded head, from which a drafter is created."""
 
     runner: HeadRunner
-    own: Mapping[str, Tensor] = field(default_factory=dict)  # tensors that the drafter itself reads, float32
+    tensors: Mapping[str, Tensor] = field(
+        default_factory=dict
+    )  # those that the drafter itself reads, float32
     acceptance_by_level: tuple[float, ...] = ()  # published with the head; empty: unknown
 
     @property
@@ -123,39 +126,39 @@ def load_head(model: str, kind: str, resources: DrafterResources) -> LoadedHead:
     # A stable name that distinguishes heads of one engine.
     rows = RowSpec(f"{kind}:{path.resolve()}", len(spec.layers), *spec.layers[0].attention.kept)
     names = [name for name in spec.shapes if name in DRAFTERS_OWN or name.startswith(CONFIDENCE)]
-    own = {name: head.load(name).to(resources.target.device) for name in names}
+    tensors = {name: head.load(name).to(resources.target.device) for name in names}
     return LoadedHead(
         resources.target.heads.head(head, rows.name),
         rows,
         taps_of(spec),
         vocabulary_of(head, resources),
-        own,
+        tensors,
         head.acceptance_by_level,
     )
 
 
 def head_drafter_kind(
-    method: str, summary: str, drafter: Callable[[LoadedHead, int], Drafter], traits: Traits = HEAD
+    method: str, summary: str, drafter: Callable[[LoadedHead, int], Drafter]
 ) -> DrafterKind:
-    """Return the registry entry of a head whose `drafter` is created from the loaded head and a tree width."""
+    """Return the registry entry of a class of heads, which are created from a loaded head and a tree width."""
 
     def build(config: HeadConfig, resources: DrafterResources) -> Drafter:
         return drafter(load_head(config.model, method, resources), config.tree_width)
 
-    return drawn_kind(summary, HeadConfig, build, traits=traits)
+    return drawn_kind(drafter, summary, HeadConfig, build)
 
 
-def drafts_where(
+def draft_where_ready(
     tasks: Sequence[DraftTask],
-    found: Sequence[Found | None],
-    draft: Callable[[list[DraftTask], list[Found]], Sequence[Draft]],
+    inputs: Sequence[Input | None],
+    draft: Callable[[list[DraftTask], list[Input]], Sequence[Draft]],
 ) -> list[Draft]:
-    """Draft in one call for all tasks with a found value; return empty drafts for the others."""
+    """Call `draft` once for the tasks that have an input; return empty drafts for the others."""
     drafts = [NO_DRAFT] * len(tasks)
-    ready = {index: value for index, value in enumerate(found) if value is not None}
+    ready = {index: value for index, value in enumerate(inputs) if value is not None}
     if ready:
-        made = draft([tasks[index] for index in ready], list(ready.values()))
-        for index, new_draft in zip(ready, made, strict=True):
+        new_drafts = draft([tasks[index] for index in ready], list(ready.values()))
+        for index, new_draft in zip(ready, new_drafts, strict=True):
             drafts[index] = new_draft
     return drafts
 

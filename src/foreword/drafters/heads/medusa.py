@@ -20,7 +20,7 @@ from foreword.drafters.heads.loading import (
     HEAD,
     DraftVocabulary,
     HeadConfig,
-    drafts_where,
+    draft_where_ready,
     head_path,
     open_fitting,
     taps_of,
@@ -215,7 +215,7 @@ class MedusaDrafter(Drafter):
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         """Return a chain or a tree per task; empty if the newest hidden state is missing."""
-        return drafts_where(tasks, list(map(self._newest_state, tasks)), self._draft)
+        return draft_where_ready(tasks, list(map(self._newest_state, tasks)), self._draft)
 
     def _draft(self, tasks: Sequence[DraftTask], states: Sequence[Tensor]) -> Sequence[Draft]:
         position_counts = [self._runner.spec.num_heads] * len(tasks)
@@ -337,9 +337,9 @@ def build_medusa(config: MedusaConfig, resources: DrafterResources) -> MedusaDra
 
 
 KIND = drawn_kind(
+    MedusaDrafter,
     "heads that each draft one position from the last hidden state",
     MedusaConfig,
     build_medusa,
     makes_trees=lambda settings: settings.makes_trees,
-    traits=HEAD,
 )

@@ -4,7 +4,6 @@ from foreword.drafters.lookup.base import LookupDrafter
 from foreword.drafters.registry import chosen_kind
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import DraftTask, Traits
-from foreword.speculation.settings import DrafterSettings
 
 
 class GrammarDrafter(LookupDrafter[None]):
@@ -28,9 +27,4 @@ class GrammarDrafter(LookupDrafter[None]):
         return Draft.chain(tokens, len(task.request.tokens), task.request.epoch)
 
 
-KIND = chosen_kind(
-    "drafts the tokens that a structured-output grammar forces",
-    DrafterSettings,
-    lambda _, __: GrammarDrafter(),
-    traits=GrammarDrafter.traits,
-)
+KIND = chosen_kind(GrammarDrafter, "drafts the tokens that a structured-output grammar forces")

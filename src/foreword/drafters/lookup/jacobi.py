@@ -12,7 +12,6 @@ from foreword.drafters.lookup.base import READS_DRAWS, JudgedDraft, LookupDrafte
 from foreword.drafters.registry import chosen_kind
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Commit, DraftTask
-from foreword.speculation.settings import DrafterSettings
 
 _BYTES_PER_REQUEST = 3_000  # approximate bytes per request, mostly the random generator
 
@@ -46,9 +45,8 @@ class JacobiDrafter(LookupDrafter[_NextDraft]):
         request = task.request
         next_draft = self._known.setdefault(request.request_id, _NextDraft())
         length = min(task.max_nodes, task.max_depth)
-        del next_draft.tokens[
-            : len(request.tokens) - next_draft.length
-        ]  # committed in passes without this draft
+        committed = len(request.tokens) - next_draft.length  # in passes without this draft
+        del next_draft.tokens[:committed]
         next_draft.length = len(request.tokens)
         prompt_len = request.prompt_len or len(request.tokens)
         while len(next_draft.tokens) < length:
@@ -68,9 +66,4 @@ def _next_draft(drafted: Sequence[int], commit: Commit) -> list[int]:
     return drawn[len(commit.request.tokens) - commit.draft.committed_len :]
 
 
-KIND = chosen_kind(
-    "drafts the tokens that the target drew for later positions",
-    DrafterSettings,
-    lambda _, __: JacobiDrafter(),
-    traits=JacobiDrafter.traits,
-)
+KIND = chosen_kind(JacobiDrafter, "drafts the tokens that the target drew for later positions")

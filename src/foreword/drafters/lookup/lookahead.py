@@ -19,8 +19,7 @@ from foreword.speculation.draft import ROOT, Draft
 from foreword.speculation.drafting import Commit, DraftRequest, DraftTask
 from foreword.speculation.settings import DrafterSettings, at_least, setting
 
-Gram = tuple[int, ...]
-"""Tokens that followed a token: an n-gram without its first token."""
+Gram = tuple[int, ...]  # tokens that followed a token: an n-gram without its first token
 
 _BYTES_PER_GRAM = 250
 """Approximate bytes per n-gram of four tokens, measured with tracemalloc on CPython 3.11."""
@@ -51,7 +50,11 @@ class NgramPool:
             followers.popitem(last=False)
             self._count -= 1
         if self._count > self._max_grams:
-            self._drop_oldest()
+            oldest = next(iter(self._grams))
+            self._grams[oldest].popitem(last=False)
+            self._count -= 1
+            if not self._grams[oldest]:
+                del self._grams[oldest]
 
     def after(self, token: int) -> list[Gram]:
         """Return the n-grams after a token, most recent first, and mark the token as recently used."""
@@ -63,13 +66,6 @@ class NgramPool:
 
     def memory_bytes(self) -> int:
         return self._count * _BYTES_PER_GRAM
-
-    def _drop_oldest(self) -> None:
-        oldest = next(iter(self._grams))
-        self._grams[oldest].popitem(last=False)
-        self._count -= 1
-        if not self._grams[oldest]:
-            del self._grams[oldest]
 
 
 _BYTES_PER_REQUEST = 4_000  # approximate bytes per request's window, mostly the random generator
@@ -213,9 +209,8 @@ class _RequestWindow:
 
 
 KIND = chosen_kind(
+    LookaheadDrafter,
     "drafts n-grams that the target produces in a window beside the draft",
     LookaheadConfig,
-    lambda settings, _: LookaheadDrafter(settings),
     makes_trees=lambda _: True,
-    traits=LookaheadDrafter.traits,
 )

@@ -141,9 +141,4 @@ class NgramDrafter(LookupDrafter[tuple[int, NgramIndex]]):
         return index
 
 
-KIND = chosen_kind(
-    "looks the last tokens up earlier in the text",
-    NgramConfig,
-    lambda settings, _: NgramDrafter(settings),
-    traits=NgramDrafter.traits,
-)
+KIND = chosen_kind(NgramDrafter, "looks the last tokens up earlier in the text", NgramConfig)

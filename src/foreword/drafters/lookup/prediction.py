@@ -8,7 +8,6 @@ from foreword.drafters.lookup.base import LookupDrafter
 from foreword.drafters.registry import chosen_kind
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import DraftTask, Traits
-from foreword.speculation.settings import DrafterSettings
 
 _COMPARED_TOKENS = 8  # trailing answer tokens compared when searching for its position
 _MAX_CANDIDATES = 64  # positions searched per direction, which limits the work for very repetitive texts
@@ -133,9 +132,4 @@ def count_followed(expected: Sequence[int], answer: Sequence[int]) -> int:
     return min(follower.followed, len(expected))
 
 
-KIND = chosen_kind(
-    "follows the answer that the request's user expects",
-    DrafterSettings,
-    lambda _, __: PredictionDrafter(),
-    traits=PredictionDrafter.traits,
-)
+KIND = chosen_kind(PredictionDrafter, "follows the answer that the request's user expects")

@@ -14,8 +14,8 @@ from foreword.speculation.draft import ROOT, Draft
 from foreword.speculation.drafting import DraftTask
 from foreword.speculation.settings import REQUIRED, DrafterSettings, Limit, at_least, setting
 
-_TOKEN_BITS = 32
-_LEFT_OUT = -2
+_TOKEN_BITS = 32  # a key has the number of a prefix above the bits of the token that follows it
+_DROPPED = -2  # number of a prefix that is too rare
 
 
 @dataclass(frozen=True)
@@ -67,47 +67,48 @@ class RestDrafter(LookupDrafter[None]):
 
     def draft(self, task: DraftTask) -> Draft:
         request, config = task.request, self._config
-        end = np.array(request.tokens[-config.max_match :], np.int64)
-        matches = self._store.longest_matches(end, config.min_match, config.max_matches)
+        text_end = np.array(request.tokens[-config.max_match :], np.int64)
+        matches = self._store.longest_matches(text_end, config.min_match, config.max_matches)
         if not matches.length:
             return Draft()
-        depth = min(task.max_nodes, task.max_depth)
-        followed = self._store.continuations(matches.starts, depth)
-        tokens, parents = most_frequent(followed, task.max_nodes, config.min_probability)
+        continuations = self._store.continuations(matches.starts, min(task.max_nodes, task.max_depth))
+        tokens, parents = most_frequent(continuations, task.max_nodes, config.min_probability)
         return Draft(tokens, parents, len(request.tokens), request.epoch)
 
 
 def most_frequent(
-    followed: Ints, max_nodes: int, min_share: float
+    continuations: Ints, max_nodes: int, min_share: float
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return tokens and parents of the most frequent prefixes of the continuations [matches, depth]; -1 ends one.
+    """Return tokens and parents of the tree of the most frequent prefixes.
 
-    A prefix is at least as frequent as its extensions, so that the most frequent ones form a tree.
+    `continuations` is [matches, depth]; -1 ends one. A prefix is at least as frequent as its extensions, so that the
+    most frequent prefixes form a tree.
     """
-    fewest = max(1.0, min_share * len(followed))
-    found: list[tuple[int, int, int, int]] = []  # (-count, number, token, parent's number)
-    groups = np.full(len(followed), ROOT)  # number of each continuation's prefix so far
-    for level in range(followed.shape[1]):
-        going_on = followed[:, level] >= 0
-        followed, groups = followed[going_on], groups[going_on]
-        beginnings, which, counts = np.unique(
-            (groups << _TOKEN_BITS) + followed[:, level], return_inverse=True, return_counts=True
+    min_count = max(1.0, min_share * len(continuations))
+    prefixes: list[tuple[int, int, int, int]] = []  # (-count, number, token, parent's number)
+    prefix_of = np.full(len(continuations), ROOT)  # number of each continuation's prefix so far
+    for level in range(continuations.shape[1]):
+        continues = continuations[:, level] >= 0
+        continuations, prefix_of = continuations[continues], prefix_of[continues]
+        keys, key_of, counts = np.unique(
+            (prefix_of << _TOKEN_BITS) + continuations[:, level], return_inverse=True, return_counts=True
         )
         best = np.argsort(-counts, kind="stable")[:max_nodes]
-        best = best[counts[best] >= fewest]
-        numbers = np.full(len(counts), _LEFT_OUT)
-        numbers[best] = len(found) + np.arange(len(best))
-        for slot in best.tolist():
-            parent, token = divmod(int(beginnings[slot]), 1 << _TOKEN_BITS)
-            found.append((-int(counts[slot]), len(found), token, parent))
-        groups = numbers[which]
-        followed, groups = followed[groups != _LEFT_OUT], groups[groups != _LEFT_OUT]
-    chosen = sorted(found)[:max_nodes]
-    new_numbers = {ROOT: ROOT} | {number: place for place, (_, number, _, _) in enumerate(chosen)}
-    return tuple(token for _, _, token, _ in chosen), tuple(new_numbers[parent] for *_, parent in chosen)
+        best = best[counts[best] >= min_count]
+        numbers = np.full(len(counts), _DROPPED)
+        numbers[best] = len(prefixes) + np.arange(len(best))
+        for index in best.tolist():
+            parent, token = divmod(int(keys[index]), 1 << _TOKEN_BITS)
+            prefixes.append((-int(counts[index]), len(prefixes), token, parent))
+        prefix_of = numbers[key_of]
+        continuations, prefix_of = continuations[prefix_of != _DROPPED], prefix_of[prefix_of != _DROPPED]
+    nodes = sorted(prefixes)[:max_nodes]
+    node_of = {ROOT: ROOT} | {number: node for node, (_, number, _, _) in enumerate(nodes)}
+    return tuple(token for _, _, token, _ in nodes), tuple(node_of[parent] for *_, parent in nodes)
 
 
 KIND = chosen_kind(
+    RestDrafter,
     "drafts continuations found in a datastore of texts",
     RestConfig,
     build_rest,

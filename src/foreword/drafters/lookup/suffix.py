@@ -25,9 +25,7 @@ class SuffixConfig(DrafterSettings):
 
     min_match: int = setting(2, "minimum match length", at_least(1))
     depth_per_match: float = setting(
-        2.0,
-        "maximum draft depth per token of match length",
-        Limit("positive", lambda value: value > 0),
+        2.0, "maximum draft depth per token of match length", Limit("positive", lambda value: value > 0)
     )
     min_probability: float = setting(
         0.2, "minimum estimated probability of a node", Limit("in (0, 1]", lambda value: 0 < value <= 1)
@@ -87,9 +85,7 @@ class _RequestText:
         self.automaton = SuffixAutomaton()
         self._store = store
         self._version = store.version
-        self._matches = [
-            (ROOT, 0) for _ in store.automata
-        ]  # (state, match length) per automaton of the store
+        self._matches = [(ROOT, 0)] * len(store.automata)  # (state, match length) per automaton
 
     def read(self, tokens: Sequence[int]) -> None:
         """Read the tokens since the last call, and update all matches."""
@@ -97,7 +93,7 @@ class _RequestText:
         self.automaton.extend(new_tokens)
         if self._version != self._store.version:
             self._version = self._store.version
-            self._matches = [(ROOT, 0) for _ in self._store.automata]
+            self._matches = [(ROOT, 0)] * len(self._store.automata)
             new_tokens = tokens[max(0, len(tokens) - _REMATCHED_TOKENS) :]
         for index, automaton in enumerate(self._store.automata):
             state, length = self._matches[index]
@@ -238,9 +234,9 @@ def _followers(automaton: SuffixAutomaton, state: int) -> list[tuple[int, int, f
 
 
 KIND = chosen_kind(
+    SuffixDrafter,
     "continues suffixes seen in this text and in past answers",
     SuffixConfig,
     build_suffix_drafter,
     makes_trees=lambda _: True,
-    traits=SuffixDrafter.traits,
 )

@@ -159,9 +159,8 @@ class AutoregressiveDrafter(Drafter):
                 rows = [self._newest_level(tree) for tree in unfinished]
                 logits = self._run(unfinished, rows, levels[-1])
             trees = unfinished
-        indices: dict[GrowingTree, list[int]] = {
-            tree: [] for tree in chains
-        }  # of each chain's tokens in `source`
+        # Indices of each chain's tokens in `source`.
+        indices: dict[GrowingTree, list[int]] = {tree: [] for tree in chains}
         source, count = HostCopy.begin(torch.cat(levels), began), 0
         source.is_cold = any(tree.is_cold for tree in chains)
         for level in range(len(levels)):
@@ -236,9 +235,9 @@ def build_on_node(
 
 
 DRAFT_MODEL = drawn_kind(
+    AutoregressiveDrafter,
     "a smaller model; best with the target's tokenizer",
     DraftModelConfig,
     build_draft_model,
-    traits=AutoregressiveDrafter.traits,
     build_on_node=build_on_node,
 )

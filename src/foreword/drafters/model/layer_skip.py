@@ -11,7 +11,7 @@ from foreword.backends.batch import MAX_DRAFT_NODES, Tap
 from foreword.backends.interface import HeadInput, head_output
 from foreword.drafters.heads.growing import GrowthStart, grow_by_passes
 from foreword.drafters.heads.in_pages import HeadInPages
-from foreword.drafters.heads.loading import HEAD_BY_LEVEL, DraftVocabulary, LoadedRows, drafts_where
+from foreword.drafters.heads.loading import HEAD_BY_LEVEL, DraftVocabulary, LoadedRows, draft_where_ready
 from foreword.drafters.model.autoregressive import AutoregressiveDrafter, DraftingSize
 from foreword.drafters.registry import DrafterResources, drawn_kind, tree_width
 from foreword.drafters.trees import HeadTree
@@ -28,27 +28,29 @@ from foreword.speculation.drafting import Drafter, DraftTask, RequestRows
 from foreword.speculation.layout import SequenceRows
 from foreword.speculation.settings import DrafterSettings, at_least, setting
 
-_ENDS = frozenset({"model.embed_tokens.weight", "lm_head.weight"})
+_SHARED = frozenset(
+    {"model.embed_tokens.weight", "lm_head.weight"}
+)  # matrices that an adapter takes from the target
 
 
 @dataclass(frozen=True)
 class AdapterCheckpoint:
     """The files of an exit adapter; embedding and output matrix are the target's."""
 
-    own: HfCheckpoint
+    layer: HfCheckpoint  # the adapter's own files
     target: Checkpoint
     exit_layer: int  # number of target layers before it
 
     @property
     def path(self) -> Path:
-        return self.own.path
+        return self.layer.path
 
     @property
     def config(self) -> ModelConfig:
-        return self.own.config
+        return self.layer.config
 
     def tensor_names(self) -> frozenset[str]:
-        return self.own.tensor_names() | (self.target.tensor_names() & _ENDS)
+        return self.layer.tensor_names() | (self.target.tensor_names() & _SHARED)
 
     def load(self, name: str, dtype: torch.dtype) -> Tensor:
         return self._holder(name).load(name, dtype)
@@ -60,7 +62,7 @@ class AdapterCheckpoint:
         return self._holder(name).quantized(name)
 
     def _holder(self, name: str) -> Checkpoint:
-        return self.own if name in self.own.tensor_names() else self.target
+        return self.layer if name in self.layer.tensor_names() else self.target
 
     def release(self) -> None:
         self.target.release()
@@ -73,17 +75,18 @@ class AdapterCheckpoint:
 
 
 def open_adapter(model: str, target: Checkpoint) -> AdapterCheckpoint:
-    """Open the exit in a directory; refuse one trained for a target of another shape."""
+    """Open the exit adapter in a directory; raise `RequestError` if it was trained for a target of another shape."""
     path = resolve_model(model)
-    described = read_json_object(path / "config.json", "an exit adapter (`foreword train exit`)")
-    fields = ConfigFields(described, str(path / "config.json"))
-    layer = fields.count("exit_layer")
-    own, config = HfCheckpoint(path), target.config
-    same = ("architecture", "vocab_size", "hidden_size", "norm", "tied_embeddings")
-    fits = all(getattr(own.config, name) == getattr(config, name) for name in same)
-    if not fits or own.config.layer != config.layer or not 1 <= layer < config.num_layers:
-        raise RequestError(f"{path} is no exit for this model; train one with `foreword train exit`")
-    return AdapterCheckpoint(own, target, layer)
+    values = read_json_object(path / "config.json", "an exit adapter (`foreword train exit`)")
+    exit_layer = ConfigFields(values, str(path / "config.json")).count("exit_layer")
+    layer, config = HfCheckpoint(path), target.config
+    equal = ("architecture", "vocab_size", "hidden_size", "norm", "tied_embeddings", "layer")
+    fits = all(getattr(layer.config, name) == getattr(config, name) for name in equal)
+    if not fits or not 1 <= exit_layer < config.num_layers:
+        raise RequestError(
+            f"{path} is an exit adapter of another model; train one for this model with `foreword train exit`"
+        )
+    return AdapterCheckpoint(layer, target, exit_layer)
 
 
 STATE_OFFSET = 0
@@ -103,33 +106,28 @@ class ExitHead(HeadInPages):
         self._width = width
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
-        """Return a chain, or a tree of `tree_width`; empty unless the target has computed the text up to the
-        newest token."""
-        return drafts_where(tasks, list(map(self._ready, tasks)), self._draft)
+        """Return a chain, or a tree of `tree_width`; empty if the target has not computed all earlier tokens."""
+        return draft_where_ready(tasks, list(map(self._ready_pages, tasks)), self._draft)
 
-    def _ready(self, task: DraftTask) -> RequestRows | None:
-        """Return the request's pages if a draft is possible."""
+    def _ready_pages(self, task: DraftTask) -> RequestRows | None:
+        """Return the request's pages; None if the target has not computed all earlier tokens, or pages are short."""
         pages, end = self._known_pages(task), len(task.request.tokens) - 1
-        return (
-            pages if pages is not None and pages.kv.computed >= end > 0 and pages.kv.reserved > end else None
-        )
+        has_rows = pages is not None and pages.kv.computed >= end > 0 and pages.kv.reserved > end
+        return pages if has_rows else None
 
     def _draft(self, tasks: list[DraftTask], pages: list[RequestRows]) -> list[Draft]:
         runs, starts = self._missing(tasks, pages)
         store = pages[0].store
         if runs:
             self._fill_rows(runs)
-        newest = [
-            SequenceRows(found.kv, task.request.tokens, 1, Draft(), first=len(task.request.tokens) - 1)
-            for task, found in zip(tasks, pages, strict=True)
-        ]
-        arrays = self._buffers.lay_out(pages[0].cache, newest, ()).arrays
-        read = HeadInput(arrays, starts, torch.empty(len(newest), 0), are_own=True)
-        start = GrowthStart(head_output(self._filler, read, store), arrays.block_tables, read.starts)
-        trees = [
-            HeadTree(task, self._width, found.kv.reserved - len(task.request.tokens))
-            for task, found in zip(tasks, pages, strict=True)
-        ]
+        newest_tokens, trees = [], []
+        for task, (kv, *_) in zip(tasks, pages, strict=True):
+            tokens = task.request.tokens
+            newest_tokens.append(SequenceRows(kv, tokens, 1, Draft(), first=len(tokens) - 1))
+            trees.append(HeadTree(task, self._width, kv.reserved - len(tokens)))
+        arrays = self._buffers.lay_out(pages[0].cache, newest_tokens, ()).arrays
+        head_input = HeadInput(arrays, starts, torch.empty(len(tasks), 0), are_own=True)
+        start = GrowthStart(head_output(self._filler, head_input, store), arrays.block_tables, starts)
         grow_by_passes(trees, start, self._filler, store, self._vocabulary)
         return [tree.draft() for tree in trees]
 
@@ -166,11 +164,11 @@ class LayerSkipConfig(DrafterSettings):
         if self.layers is not None or self.exit_layer:
             raise RequestError("speculation: an adapter knows its layer; leave out layers and exit_layer")
 
-    def kept(self, num_layers: int) -> tuple[int, ...]:
-        """Return the layers to run, checked against the model."""
-        if self.layers is None:
-            return tuple(range(self.exit_layer or max(1, num_layers // 2)))
-        return tuple(self.layers)
+    def layers_to_run(self, num_layers: int) -> tuple[int, ...]:
+        """Return the indices of the layers that draft, in a model with this many layers."""
+        if self.layers is not None:
+            return tuple(self.layers)
+        return tuple(range(self.exit_layer or max(1, num_layers // 2)))
 
 
 def build_layer_skip(config: LayerSkipConfig, resources: DrafterResources) -> Drafter:
@@ -183,22 +181,21 @@ def build_layer_skip(config: LayerSkipConfig, resources: DrafterResources) -> Dr
         raise RequestError(
             f"speculation: exit_layer is {config.exit_layer}, and the model has {num_layers} layers"
         )
-    kept = config.kept(num_layers) if adapter is None else tuple(range(adapter.exit_layer))
-    if not kept or list(kept) != sorted(set(kept)) or not 0 <= kept[0] <= kept[-1] < num_layers:
+    layers = config.layers_to_run(num_layers) if adapter is None else tuple(range(adapter.exit_layer))
+    if not layers or list(layers) != sorted(set(layers)) or not 0 <= layers[0] <= layers[-1] < num_layers:
         raise RequestError(
-            f"speculation: layers must be ascending and within 0 .. {num_layers - 1}, not {list(kept)}"
+            f"speculation: layers must be ascending and within 0 .. {num_layers - 1}, not {list(layers)}"
         )
-    lower = resources.target.with_layers(kept)
-    decoder = lower if adapter is None else lower.followed_by(adapter)
-    own_bytes = decoder.layer_bytes - lower.layer_bytes
-    return AutoregressiveDrafter(decoder, resources.vocab_size, DraftingSize(config.tree_width), own_bytes)
+    target_layers = resources.target.with_layers(layers)
+    decoder = target_layers if adapter is None else target_layers.followed_by(adapter)
+    added_bytes = decoder.layer_bytes - target_layers.layer_bytes
+    return AutoregressiveDrafter(decoder, resources.vocab_size, DraftingSize(config.tree_width), added_bytes)
 
 
 def _exit_head(
     config: LayerSkipConfig, adapter: AdapterCheckpoint, resources: DrafterResources
 ) -> ExitHead | None:
-    """Return the exit drafter; None if it needs its own KV rows for all layers."""
-    size = DraftingSize(config.tree_width)
+    """Return the exit drafter; None if it must keep its own KV rows of all layers."""
     if adapter.config.num_layers != 1 or config.own_kv:
         return None
     name, layer = f"exit:{adapter.path.resolve()}", adapter.exit_layer
@@ -207,12 +204,9 @@ def _exit_head(
         return None
     rows = RowSpec(name, 1, *adapter.config.layer.attention.kept)
     vocabulary = DraftVocabulary(None, resources.vocab_size, resources.target.device)
-    return ExitHead(LoadedRows(runner, rows, (Tap(layer),), vocabulary), size.tree_width)
+    return ExitHead(LoadedRows(runner, rows, (Tap(layer),), vocabulary), config.tree_width)
 
 
 KIND = drawn_kind(
-    "the target without some of its layers",
-    LayerSkipConfig,
-    build_layer_skip,
-    traits=AutoregressiveDrafter.traits,
+    AutoregressiveDrafter, "the target without some of its layers", LayerSkipConfig, build_layer_skip
 )

@@ -50,7 +50,10 @@ class LowBitCheckpoint:
         return self.original.tokenizer()
 
     def quantized(self, name: str) -> QuantizedTensor | None:
-        """Return the quantized blocks of a projection; other tensors as stored."""
+        """Return the blocks of a quantized projection, or those in which another tensor is stored.
+
+        None: the tensor is stored in floats, or its rows are not whole groups.
+        """
         if not is_projection(name):
             return self.original.quantized(name)
         weights = self.original.load(name, torch.float32).numpy()
@@ -59,20 +62,21 @@ class LowBitCheckpoint:
         return QuantizedTensor("Q4_1", pack_q4_1(*round_groups(weights, self.bits)), weights.shape)
 
     def load(self, name: str, dtype: torch.dtype) -> Tensor:
-        """Return a tensor, dequantized from its blocks."""
-        return self._restored(name, self.original.load(name, torch.float32), dtype)
+        """Return a tensor; of a projection, the values that its quantized blocks have."""
+        return self._rounded(name, self.original.load(name, torch.float32), dtype)
 
     def pieces(self, name: str, dtype: torch.dtype, rows: int) -> Iterator[Tensor]:
         """Yield the tensor in pieces of rows; groups lie within rows."""
         for piece in self.original.pieces(name, torch.float32, rows):
-            yield self._restored(name, piece, dtype)
+            yield self._rounded(name, piece, dtype)
 
-    def _restored(self, name: str, weights: Tensor, dtype: torch.dtype) -> Tensor:
+    def _rounded(self, name: str, weights: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return weights of a tensor as its blocks store them: those of a projection quantized and dequantized."""
         if not is_projection(name) or weights.shape[1] % GROUP:
             return weights.to(dtype)
         levels, scale, minimum = round_groups(weights.numpy(), self.bits)
-        restored = levels * scale.astype(np.float32) + minimum.astype(np.float32)
-        return torch.from_numpy(restored.reshape(tuple(weights.shape))).to(dtype)
+        values = levels * scale.astype(np.float32) + minimum.astype(np.float32)
+        return torch.from_numpy(values.reshape(tuple(weights.shape))).to(dtype)
 
 
 def is_projection(name: str) -> bool:
@@ -83,13 +87,16 @@ def is_projection(name: str) -> bool:
 def round_groups(
     weights: NDArray[np.float32], bits: int
 ) -> tuple[NDArray[np.uint8], NDArray[np.float16], NDArray[np.float16]]:
-    """Quantize to levels [rows, groups, GROUP] with scale and minimum [rows, groups, 1], evenly spaced."""
+    """Quantize [rows, columns] to 2**bits evenly spaced levels per group.
+
+    Return levels [rows, groups, GROUP], and the scale and minimum of each group, [rows, groups, 1].
+    """
     grouped = weights.reshape(weights.shape[0], -1, GROUP)
     minimum = grouped.min(-1, keepdims=True).astype(np.float16)
-    top = 2**bits - 1
-    scale = ((grouped.max(-1, keepdims=True) - minimum) / top).astype(np.float16)
-    safe = np.where(scale == 0, 1, scale).astype(np.float32)
-    levels = np.rint((grouped - minimum.astype(np.float32)) / safe).clip(0, top)
+    max_level = 2**bits - 1
+    scale = ((grouped.max(-1, keepdims=True) - minimum) / max_level).astype(np.float16)
+    divisor = np.where(scale == 0, 1, scale).astype(np.float32)
+    levels = np.rint((grouped - minimum.astype(np.float32)) / divisor).clip(0, max_level)
     return levels.astype(np.uint8), scale, minimum
 
 
@@ -116,15 +123,11 @@ class SelfQuantizedConfig(DrafterSettings):
 
 def build_self_quantized(config: SelfQuantizedConfig, resources: DrafterResources) -> AutoregressiveDrafter:
     """Create a drafter with a quantized copy of the target's layers; embedding, head and last norm are shared."""
-    coarse = LowBitCheckpoint(resources.checkpoint, config.bits)
-    decoder = resources.target.beside(coarse)
+    decoder = resources.target.beside(LowBitCheckpoint(resources.checkpoint, config.bits))
     size = DraftingSize(config.tree_width)
     return AutoregressiveDrafter(decoder, resources.vocab_size, size, decoder.layer_bytes)
 
 
 KIND = drawn_kind(
-    "the target's own weights in fewer bits",
-    SelfQuantizedConfig,
-    build_self_quantized,
-    traits=AutoregressiveDrafter.traits,
+    AutoregressiveDrafter, "the target's own weights in fewer bits", SelfQuantizedConfig, build_self_quantized
 )

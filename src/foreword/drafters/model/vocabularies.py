@@ -26,7 +26,7 @@ class SharedTokens:
     to_draft: Tensor  # int32 [target ids], on the host
 
     def to_draft_ids(self, batch: ForwardBatch) -> ForwardBatch:
-        """Replace the target's ids in a batch; negative ids refer to `drawn_before` and stay."""
+        """Return the batch with draft ids instead of the target's; negative ids refer to `drawn_before` and stay."""
         ids = batch.token_ids
         translated = torch.where(ids < 0, ids, self.to_draft[ids.clamp(min=0).long()])
         drawn = batch.drawn_before
@@ -46,21 +46,24 @@ def shared_tokens(
 
     `vocab_size` ids of the target can be sampled. Raise `RequestError` if the vocabularies share no token.
     """
-    ours, theirs = target.tokenizer(), draft.tokenizer()
-    if is_same_vocabulary(ours, theirs):
+    target_tokenizer, draft_tokenizer = target.tokenizer(), draft.tokenizer()
+    if is_same_vocabulary(target_tokenizer, draft_tokenizer):
         return None
-    target_ids, draft_ids = _ids_by_content(ours), _ids_by_content(theirs)
-    shared = {content: number for content, number in target_ids.items() if number < vocab_size}
-    pairs = [(number, draft_ids[content]) for content, number in shared.items() if content in draft_ids]
+    draft_ids = _ids_by_content(draft_tokenizer)
+    pairs = [  # (target id, draft id)
+        (target_id, draft_ids[content])
+        for content, target_id in _ids_by_content(target_tokenizer).items()
+        if target_id < vocab_size and content in draft_ids
+    ]
     if not pairs:
         raise RequestError(
             f"draft model {draft.path} has no token in common with the target; use another model"
         )
-    pairs += _ends(ours, theirs, pairs, vocab_size)
-    matched = dict(pairs)
-    device_columns = torch.tensor([draft_id for _, draft_id in pairs], device=device)
-    vocabulary = DraftVocabulary(torch.tensor([number for number, _ in pairs]), vocab_size, device)
-    return SharedTokens(device_columns, vocabulary, _to_draft(ours, theirs, matched, vocab_size))
+    pairs += _unpaired_eos(target_tokenizer, draft_tokenizer, pairs, vocab_size)
+    columns = torch.tensor([draft_id for _, draft_id in pairs], device=device)
+    vocabulary = DraftVocabulary(torch.tensor([target_id for target_id, _ in pairs]), vocab_size, device)
+    to_draft = _draft_ids(target_tokenizer, draft_tokenizer, dict(pairs), vocab_size)
+    return SharedTokens(columns, vocabulary, to_draft)
 
 
 def is_same_vocabulary(target: Tokenizer, draft: Tokenizer) -> bool:
@@ -82,36 +85,37 @@ def check_same_vocabulary(target: Checkpoint, draft: Checkpoint) -> None:
 
 
 def _ids_by_content(tokenizer: Tokenizer) -> Mapping[bytes | str, int]:
-    """Return ids by a text token's bytes or a control token's name; the first id where several are equal."""
-    control = {number: name for name, number in tokenizer.control_tokens.items()}
+    """Return ids by the bytes of text tokens and the names of control tokens; of equal tokens, the first id."""
+    control_names = {token: name for name, token in tokenizer.control_tokens.items()}
     ids: dict[bytes | str, int] = {}
-    for number in range(tokenizer.vocab_size):
-        content = control.get(number) or tokenizer.token_bytes(number)
-        if content:
-            ids.setdefault(content, number)
+    for token in range(tokenizer.vocab_size):
+        if content := control_names.get(token) or tokenizer.token_bytes(token):
+            ids.setdefault(content, token)
     return ids
 
 
-def _ends(
+def _unpaired_eos(
     target: Tokenizer, draft: Tokenizer, pairs: list[tuple[int, int]], vocab_size: int
 ) -> list[tuple[int, int]]:
-    """Pair end tokens whose names differ, so that the draft model can propose the end of an answer."""
-    paired_target, paired_draft = ({pair[side] for pair in pairs} for side in (0, 1))
-    ours = sorted(number for number in target.eos_ids - paired_target if number < vocab_size)
-    return list(zip(ours, sorted(draft.eos_ids - paired_draft), strict=False))
+    """Pair end-of-sequence tokens whose names differ, so that the draft model can propose the end of an answer."""
+    target_paired, draft_paired = map(set, zip(*pairs, strict=True))
+    target_eos = sorted(token for token in target.eos_ids - target_paired if token < vocab_size)
+    return list(zip(target_eos, sorted(draft.eos_ids - draft_paired), strict=False))
 
 
-def _to_draft(target: Tokenizer, draft: Tokenizer, matched: Mapping[int, int], vocab_size: int) -> Tensor:
-    """Return a draft token for every id of the target: the same token, or the last one of its text."""
-    unmatched = [number for number in range(vocab_size) if number not in matched]
+def _draft_ids(target: Tokenizer, draft: Tokenizer, paired: Mapping[int, int], vocab_size: int) -> Tensor:
+    """Return a draft token for every id of the target, int32 [target ids].
+
+    It is the same token or, without one, the last draft token of the target token's text.
+    """
+    unpaired = [token for token in range(vocab_size) if token not in paired]
     texts = [
-        target.token_bytes(number, skip_special_tokens=False).decode("utf-8", errors="replace")
-        for number in unmatched
+        target.token_bytes(token, skip_special_tokens=False).decode("utf-8", errors="replace")
+        for token in unpaired
     ]
-    fallback = min(draft.eos_ids, default=0)
-    translation = torch.full((vocab_size,), fallback, dtype=torch.int32)
-    for number, ids in zip(unmatched, draft.encode_many(texts), strict=True):
+    draft_ids = torch.full((vocab_size,), min(draft.eos_ids, default=0), dtype=torch.int32)
+    for token, ids in zip(unpaired, draft.encode_many(texts), strict=True):
         if ids:
-            translation[number] = ids[-1]
-    translation[list(matched)] = torch.tensor(list(matched.values()), dtype=torch.int32)
-    return translation
+            draft_ids[token] = ids[-1]
+    draft_ids[list(paired)] = torch.tensor(list(paired.values()), dtype=torch.int32)
+    return draft_ids

@@ -46,9 +46,8 @@ class PolicyFileController:
     path: Path
     policy: MeasuredPolicy
     clock: Callable[[], float]  # seconds
-    made_for: Mapping[str, str] = field(
-        default_factory=dict
-    )  # model, device and version that the state is valid for
+    # Model, device and version; states of roll-outs that another environment saved are not restored.
+    environment: Mapping[str, str] = field(default_factory=dict)
     model: str = ""  # name of the model that rules match
     is_shape_invariant: bool = True  # texts do not depend on the number of tokens in a pass
     wall_clock: Callable[[], float] = time  # seconds since 1970
@@ -69,7 +68,7 @@ class PolicyFileController:
         self.policy.use(self.document.settings)
         state_file = self.document.state_file
         state = None if state_file is None else self.path.parent / state_file
-        self.rollouts = Rollouts(self.made_for, state, self.wall_clock)
+        self.rollouts = Rollouts(self.environment, state, self.wall_clock)
         self.rollouts.apply_rules(self.document.rollouts)
 
     def attach(self, pool: DrafterPool) -> None:

@@ -204,9 +204,7 @@ class ExpertStacks(Enum):
 class StoredTensors:
     """How a family's safetensors differ from canonical names and contents."""
 
-    renamed: tuple[
-        tuple[str, str], ...
-    ] = ()  # (part of a stored name, canonical part), replaced in this order
+    renamed: tuple[tuple[str, str], ...] = ()  # (part of a stored name, canonical part), in this order
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # stored matrix -> matrices in it
     norms_minus_one: bool = False  # weights of norms are stored minus one
     stacked_experts: ExpertStacks = ExpertStacks.NONE
@@ -227,13 +225,9 @@ class GgufNames:
     windows_everywhere: bool = False  # a sliding window in the metadata applies to all layers
     # Models with this many layers scale scores by 1 / sqrt(hidden size / heads) instead of 1 / sqrt(head size).
     deep: int | None = None
-    interleaved_whole: bool = (
-        False  # all rows of a head are reordered, even if only some dimensions are rotated
-    )
+    interleaved_whole: bool = False  # all rows of a head are reordered, even if only a part is rotated
     grouped_by_key: bool = False  # rows of fused projections of recurrent layers are grouped by key head
-    tiled_values: bool = (
-        False  # value heads: the first of every key head, then the second of every key head, ...
-    )
+    tiled_values: bool = False  # value heads: the first of every key head, then the second of each, ...
     # Metadata key that only files of this family have, if several families share the architecture.
     marked_by: str | None = None
 

@@ -20,8 +20,7 @@ from foreword.models.architectures.architecture import (
     Rope,
     StoredTensors,
 )
-from foreword.models.architectures.dense import GRANITE
-from foreword.models.architectures.mixtures import GATED_EXPERTS, SIGMOID_EXPERTS
+from foreword.models.architectures.attention import GATED_EXPERTS, GRANITE, SIGMOID_EXPERTS
 from foreword.models.config import Norms, Recurrence
 
 DELTA = RecurrentKeys(
@@ -131,14 +130,13 @@ _MAMBA_TENSORS = (
     }
 )
 _MAMBA_GGUF_PARTS = {"ssm_in": ("ssm_in_z", "ssm_in_qkv", "ssm_in_a")}
+_GRANITE_GGUF = GgufNames("granitehybrid", _MAMBA_TENSORS, interleaved=True, fused=_MAMBA_GGUF_PARTS)
 
 BAMBA = Architecture(
     "bamba",
     "Bamba",
     "BambaForCausalLM",
-    gguf=GgufNames(
-        "granitehybrid", _MAMBA_TENSORS, interleaved=True, interleaved_whole=True, fused=_MAMBA_GGUF_PARTS
-    ),
+    gguf=replace(_GRANITE_GGUF, interleaved_whole=True),
     attention_bias=BY_ATTENTION_BIAS,
     output_bias=BY_ATTENTION_BIAS,
     mlp_bias=ConfigSwitch(key="mlp_bias"),
@@ -169,9 +167,7 @@ _GRANITE_WITH_EXPERTS = Architecture(
     "granitemoehybrid",
     "Granite 4",
     "GraniteMoeHybridForCausalLM",
-    gguf=GgufNames(
-        "granitehybrid", _MAMBA_TENSORS | EXPERT_TENSORS, interleaved=True, fused=_MAMBA_GGUF_PARTS
-    ),
+    gguf=replace(_GRANITE_GGUF, layer_tensors=_MAMBA_TENSORS | EXPERT_TENSORS),
     attention_bias=BY_ATTENTION_BIAS,
     output_bias=BY_ATTENTION_BIAS,
     scales=GRANITE.scales,
@@ -199,13 +195,7 @@ GRANITE_HYBRID = replace(
     _GRANITE_WITH_EXPERTS,
     without_experts=replace(
         _GRANITE_WITH_EXPERTS,
-        gguf=GgufNames(
-            "granitehybrid",
-            _MAMBA_TENSORS,
-            interleaved=True,
-            fused=_MAMBA_GGUF_PARTS,
-            marked_by="attention.scale",
-        ),
+        gguf=replace(_GRANITE_GGUF, marked_by="attention.scale"),
         experts=None,
         mlp_size="shared_intermediate_size",
         stored=StoredTensors(
@@ -220,16 +210,20 @@ GRANITE_HYBRID = replace(
 )
 """Layers with Mamba-2; a few have attention. All have routed experts and a shared one, or an MLP."""
 
+_NEMOTRON_GGUF = GgufNames(
+    "nemotron_h",
+    _MAMBA_TENSORS,
+    interleaved=True,
+    fused=_MAMBA_GGUF_PARTS,
+    settings={"position_embedding_type": "nope"},
+)
+
 _NEMOTRON_WITH_EXPERTS = Architecture(
     "nemotron_h",
     "Nemotron-H, Nemotron 3 Nano",
     "NemotronHForCausalLM",
-    gguf=GgufNames(
-        "nemotron_h_moe",
-        _MAMBA_TENSORS | EXPERT_TENSORS,
-        interleaved=True,
-        fused=_MAMBA_GGUF_PARTS,
-        settings={"position_embedding_type": "nope"},
+    gguf=replace(
+        _NEMOTRON_GGUF, architecture="nemotron_h_moe", layer_tensors=_MAMBA_TENSORS | EXPERT_TENSORS
     ),
     mlp_bias=ConfigSwitch(key="mlp_bias"),
     norms=Norms.SINGLE,
@@ -278,17 +272,7 @@ _NEMOTRON_WITH_EXPERTS = Architecture(
 
 NEMOTRON_H = replace(
     _NEMOTRON_WITH_EXPERTS,
-    without_experts=replace(
-        _NEMOTRON_WITH_EXPERTS,
-        gguf=GgufNames(
-            "nemotron_h",
-            _MAMBA_TENSORS,
-            interleaved=True,
-            fused=_MAMBA_GGUF_PARTS,
-            settings={"position_embedding_type": "nope"},
-        ),
-        experts=None,
-    ),
+    without_experts=replace(_NEMOTRON_WITH_EXPERTS, gguf=_NEMOTRON_GGUF, experts=None),
 )
 """Each layer has one of: Mamba-2, attention, an MLP, experts."""
 
@@ -303,9 +287,7 @@ LFM2 = Architecture(
     "LFM2",
     "Lfm2ForCausalLM",
     gguf=GgufNames(
-        "lfm2",
-        LLAMA_TENSORS | QK_NORM_TENSORS | _LFM2_TENSORS,
-        settings={"block_auto_adjust_ff_dim": False},
+        "lfm2", LLAMA_TENSORS | QK_NORM_TENSORS | _LFM2_TENSORS, settings={"block_auto_adjust_ff_dim": False}
     ),
     qk_norm=ALWAYS,
     rope=Rope(theta=1e6),

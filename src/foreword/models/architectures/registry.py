@@ -6,9 +6,8 @@ from typing import Any
 
 from foreword.errors import CheckpointError
 from foreword.models.architectures.architecture import Architecture
-from foreword.models.architectures.dense import DENSE
+from foreword.models.architectures.attention import DENSE, MIXTURES
 from foreword.models.architectures.hybrids import HYBRIDS
-from foreword.models.architectures.mixtures import MIXTURES
 from foreword.models.config import Scores
 
 ARCHITECTURES: tuple[Architecture, ...] = (*DENSE, *MIXTURES, *HYBRIDS)
@@ -73,18 +72,12 @@ def text_settings(values: dict[str, Any]) -> dict[str, Any]:
     return (
         {key: value for key, value in values.items() if not key.endswith("_config")}
         | text
-        | {
-            "architectures": [text_class[name]],
-            "quantization_config": values.get("quantization_config"),
-        }
+        | {"architectures": [text_class[name]], "quantization_config": values.get("quantization_config")}
     )
 
 
 def family_named(values: Mapping[str, Any], origin: str) -> Architecture:
-    """Return the family of a config.json.
-
-    Raise `CheckpointError` if it is not supported, with the supported family of the most similar name.
-    """
+    """Return the family of a config.json; raise `CheckpointError` with the most similarly named one if unsupported."""
     named = values.get("architectures")
     name = named[0] if isinstance(named, list) and len(named) == 1 else None
     if isinstance(name, str) and name in BY_HF_CLASS:

@@ -65,8 +65,7 @@ class GroupedTensor:
         return replace(self, codes=read(self.codes), scales=read(self.scales), zeros=zeros)
 
 
-PackedTensor = Fp8Tensor | GroupedTensor
-"""A quantised matrix that kernels read without dequantising it first."""
+PackedTensor = Fp8Tensor | GroupedTensor  # a quantised matrix that kernels read without dequantising it first
 
 
 class TensorPart(NamedTuple):
@@ -120,7 +119,6 @@ class ModelFile(Checkpoint, Protocol):
 
     def weight_format(self) -> str:
         """Return the stored data type or quantisation, such as BF16 or Q4_K_M; empty if the files do not say."""
-        ...
 
     def load_part(self, name: str, dtype: torch.dtype, part: TensorPart) -> Tensor:
         """Load a part of a tensor without keeping the rest in memory; of rows that are rotated, only whole heads."""

@@ -9,8 +9,7 @@ from typing import Any, TypeGuard
 from foreword.errors import CheckpointError
 from foreword.models.config import AttentionSpec, LayerSpec
 
-MAX_DIMENSION = 2**31 - 1
-"""Upper limit of counts; larger numbers indicate a damaged file."""
+MAX_DIMENSION = 2**31 - 1  # upper limit of counts; larger numbers indicate a damaged file
 
 
 @dataclass(frozen=True)
@@ -120,10 +119,7 @@ def check_heads(attention: AttentionSpec, origin: str) -> AttentionSpec:
 
 
 def check_layers(names: Iterable[str], pattern: re.Pattern[str], count: int, origin: str) -> int:
-    """Return `count`; raise `CheckpointError` unless `names` are tensors of exactly this many layers.
-
-    The first group of `pattern` is the layer index in a name.
-    """
+    """Return `count`; raise `CheckpointError` unless `names` have exactly this many layers (group 1 of `pattern`)."""
     layers = {int(match[1]) for name in names if (match := pattern.match(name))}
     if len(layers) != count or max(layers) != count - 1:
         raise CheckpointError(
@@ -136,10 +132,7 @@ _EXPERT = re.compile(r"model\.layers\.(\d{1,9})\.mlp\.experts\.(\d{1,9})\.")
 
 
 def check_experts(names: Iterable[str], layers: Sequence[LayerSpec], origin: str) -> None:
-    """Raise `CheckpointError` if a layer has another number of experts than the config states.
-
-    This is checked before memory is allocated for the experts.
-    """
+    """Raise `CheckpointError` if a layer has another number of experts than the config, before they get memory."""
     if all(layer.mlp.experts is None for layer in layers):
         return
     experts_of: dict[int, set[int]] = {}  # by layer index

@@ -33,10 +33,7 @@ class GroupedRows:
 
 @dataclass(frozen=True)
 class TiledHeads:
-    """Rows of value heads in the order of llama.cpp's Qwen3.5.
-
-    The first value head of every key head, then the second value head of every key head, and so on.
-    """
+    """Rows of value heads in llama.cpp's Qwen3.5: the first head of every key head, then the second of each, ..."""
 
     key_heads: int
     heads_per_key: int  # value heads per key head

@@ -30,8 +30,7 @@ from foreword.models.heads.names import (
 )
 from foreword.models.heads.spec import HeadSpec, Join, Shapes
 
-PICKLES = ("*.bin", "*.pt", "*.pth")
-"""Patterns of files with pickled weights."""
+PICKLES = ("*.bin", "*.pt", "*.pth")  # patterns of files with pickled weights
 
 
 @dataclass(frozen=True)
@@ -249,11 +248,7 @@ def _with_packed(places: dict[str, _Place]) -> dict[str, _Place]:
 
 
 def checked_shapes(files: HeadFiles, required: Shapes, optional: Shapes) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the head's tensors.
-
-    Raise `CheckpointError` if a tensor has the wrong shape, a required one is missing, or one is neither required nor
-    optional.
-    """
+    """Return the shapes of the head's tensors; raise `CheckpointError` if one is wrong, missing or unknown."""
     present = files.shapes
     expected = {**required, **optional}
     missing, unknown = sorted(required.keys() - present.keys()), sorted(present.keys() - expected.keys())
@@ -272,20 +267,14 @@ def checked_shapes(files: HeadFiles, required: Shapes, optional: Shapes) -> dict
 
 
 def vocabulary_shapes(vocab: int, draft_vocab: int, hidden: int) -> tuple[Shapes, Shapes]:
-    """Return the shapes of the (required, optional) tensors of embedding and output.
-
-    If the draft vocabulary is smaller than the target's, the table d2t is required.
-    """
+    """Return the shapes of (required, optional) embedding and output tensors; a smaller draft vocabulary needs d2t."""
     table: Shapes = {"d2t": (draft_vocab,)}
     others = {OUTPUT: (draft_vocab, hidden), "embed_tokens.weight": (vocab, hidden), "t2d": (vocab,)}
     return (table, others) if draft_vocab < vocab else ({}, {**table, **others})
 
 
 def fitted(spec: HeadSpec, target: ModelConfig, origin: str) -> HeadSpec:
-    """Return the head with the layer boundaries that it reads in this target.
-
-    Raise `CheckpointError` if the head does not fit the target.
-    """
+    """Return the head with the boundaries that it reads in this target; raise `CheckpointError` if it does not fit."""
     _require(spec.target_hidden_size, target.hidden_size, "hidden size", origin)
     _require(spec.vocab_size, target.vocab_size, "vocabulary", origin)
     borrowed = [name for name in ("embed_tokens.weight", OUTPUT) if not spec.has(name)]
@@ -324,10 +313,7 @@ def _require(of_head: int, of_target: int, quantity: str, origin: str) -> None:
 
 
 def draft_token_ids(spec: HeadSpec, files: HeadFiles) -> Tensor | None:
-    """Return the target's id of each token of the draft vocabulary, int64 [draft vocabulary]; None: the same ids.
-
-    d2t has offsets: token i of the head is token i + d2t[i] of the target.
-    """
+    """Return the target's id of each draft token, int64 [draft vocabulary], i + d2t[i]; None: the same ids."""
     if "token_map" in files:  # vLLM's Medusa heads store the ids
         ids: Tensor = files.stored("token_map").long()
     elif "d2t" in files:

@@ -9,20 +9,17 @@ from foreword.models.formats.fields import ConfigFields, check_heads
 from foreword.models.heads.spec import Shapes
 from foreword.models.layer_shapes import layer_shapes
 
-SCALE = "_scale"
-"""Suffix of the scales of a quantised matrix."""
+SCALE = "_scale"  # suffix of the scales of a quantised matrix
 
 PACKED, SHAPE = "_packed", "_shape"
 """Suffixes in compressed-tensors' format: of the levels, packed into words, and of the matrix's shape."""
 
-PARTS = (SCALE, "_scale_inv", PACKED, SHAPE)
-"""Suffixes of all tensors that belong to a quantised matrix."""
+PARTS = (SCALE, "_scale_inv", PACKED, SHAPE)  # suffixes of all tensors that belong to a quantised matrix
 
 OUTPUT = "lm_head.weight"
 """The output matrix. A head without one uses rows of the target's: those of its draft vocabulary."""
 
-OURS = "foreword"
-"""`quant_method` of 8-bit heads that Foreword writes."""
+OURS = "foreword"  # `quant_method` of 8-bit heads that Foreword writes
 
 OUR_NAMES = (OURS, "foreword-int8")
 """Values of `quant_method` that are read as Foreword's format; an earlier version wrote the shipped head."""
@@ -64,8 +61,7 @@ def canonical_names(names: Iterable[str], origin: str) -> dict[str, str]:
     return stored_names
 
 
-IDS = "eagle_aux_hidden_state_layer_ids"
-"""Config key of the layers that a head reads."""
+IDS = "eagle_aux_hidden_state_layer_ids"  # config key of the layers that a head reads
 
 
 def named_boundaries(fields: ConfigFields) -> tuple[int, ...] | None:

@@ -37,8 +37,6 @@ _READERS = {
     "dflash": read_dflash,
     "dspark": read_dflash,
 }
-_OWN_FILES = {"medusa": medusa_files, "mtp": mtp_files}
-"""Readers of heads that may be stored with their target: they select the head's tensors."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +46,7 @@ class Head:
     spec: HeadSpec
     files: HeadFiles
     token_ids: Tensor | None  # int64 [draft vocabulary], the target's ids of its tokens; None: the same ids
-    output_source: Checkpoint | None = (
-        None  # the target, if the output matrix consists of rows of the target's
-    )
+    output_source: Checkpoint | None = None  # the target, if the output matrix has rows of the target's
 
     @property
     def acceptance_by_level(self) -> tuple[float, ...]:
@@ -89,10 +85,7 @@ class Head:
             yield from self.files.pieces(name, rows)
 
     def blocks(self, name: str) -> QuantizedTensor | None:
-        """Return the output matrix in the target's quantised blocks, if it consists of rows of the target's.
-
-        None for other matrices, and if the target's matrix is not quantised.
-        """
+        """Return the output matrix in blocks if it has rows of the target's quantised one; None for other matrices."""
         if name != OUTPUT or self.output_source is None or self.token_ids is None:
             return None
         stored = self.output_source.quantized(_output_name(self.output_source))
@@ -134,8 +127,9 @@ def open_head(path: Path, kind: str | None = None) -> Head:
         raise CheckpointError(
             f"{path} holds a {kind} head, which is not supported; use {' or '.join(_READERS)}"
         )
-    if kind in _OWN_FILES:
-        files = _OWN_FILES[kind](files)
+    # Medusa heads and MTP modules may be stored with their target.
+    select_files = {"medusa": medusa_files, "mtp": mtp_files}.get(kind)
+    files = files if select_files is None else select_files(files)
     spec = _READERS[kind](files)
     return Head(spec, files, draft_token_ids(spec, files))
 

@@ -12,20 +12,13 @@ from foreword.models.config import LayerSpec, NormSpec, RopeSpec
 from foreword.models.formats.fields import ConfigFields
 from foreword.models.formats.hf.rope import rope_spec
 from foreword.models.heads.files import HeadFiles, checked_shapes, vocabulary_shapes
-from foreword.models.heads.names import (
-    all_layer_shapes,
-    layer_ids,
-    mask_token,
-    named_boundaries,
-    read_layers,
-)
+from foreword.models.heads.names import all_layer_shapes, layer_ids, mask_token, named_boundaries, read_layers
 from foreword.models.heads.spec import CONFIDENCE, MARKOV, HeadSpec, Join, Shapes
 
 MASK_HIDDEN = "mask_hidden"
 """P-EAGLE's tensor that replaces the hidden states of positions that the target has not computed."""
 
-MAX_BLOCK = 64
-"""Maximum block size: visibility within a block is a mask with one bit per row."""
+MAX_BLOCK = 64  # maximum block size: visibility within a block is a mask with one bit per row
 
 _UNSUPPORTED = ("final_logit_softcapping", "output_multiplier", "input_embedding_scale")
 """Config keys of DFlash heads that change the computation and are not supported."""
@@ -106,10 +99,7 @@ def described(
     shapes: Shapes,
     **more: Any,  # noqa: ANN401 - other fields of HeadSpec
 ) -> HeadSpec:
-    """Return the description of a head.
-
-    Without other values in `more`, the head reads the target's last hidden states after the final norm.
-    """
+    """Return the description of a head, by default of one that reads the target's last states after the final norm."""
     hidden, vocab = inner.count("hidden_size"), inner.count("vocab_size")
     defaults: dict[str, Any] = {
         "norm": NormSpec(inner.number("rms_norm_eps", 1e-6)),
@@ -144,10 +134,7 @@ def count_taps(files: HeadFiles, target_hidden: int) -> int:
 
 
 def _input_shapes(files: HeadFiles, hidden: int, taps: int, width: int) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the tensors that are applied to the target's hidden states; none without fc.weight.
-
-    A norm is required if the config names it or the file has it.
-    """
+    """Return the shapes of fc.weight and of those norms beside it that config or file have; none without fc.weight."""
     if "fc.weight" not in files:
         return {}
     fields = files.fields
@@ -194,6 +181,11 @@ def read_dflash(files: HeadFiles) -> HeadSpec:
     if is_dspark:
         markov, confidence = _dspark_shapes(files, body.vocab, body.sizes["draft_vocab_size"], hidden)
         required, optional = {**required, **markov}, {**optional, **confidence}
+    block_size = nested.count("block_size", fields.count("block_size", 16))
+    if not 2 <= block_size <= MAX_BLOCK:
+        raise fields.unsupported(f"a block of {block_size} (2 to {MAX_BLOCK} can be run)")
+    classes = fields.get("architectures")
+    is_deepspec = isinstance(classes, list) and any("DSpark" in str(name) for name in classes)
     return described(
         "dspark" if is_dspark else "dflash",
         Join.CONTEXT,
@@ -205,9 +197,9 @@ def read_dflash(files: HeadFiles) -> HeadSpec:
         boundaries=_boundaries(fields, nested, taps),
         reads_normed=False,
         mask_token_id=mask_token(fields, body.vocab),
-        block_size=_block_size(fields, nested),
+        block_size=block_size,
         is_causal=nested.flag("causal", body.fields.flag("is_causal", False)),
-        anchor_drafts=fields.flag("sample_from_anchor", is_dspark or _is_deepspec(fields)),
+        anchor_drafts=fields.flag("sample_from_anchor", is_dspark or is_deepspec),
         norm_output=is_dspark,  # its confidence head reads normalised states
     )
 
@@ -245,19 +237,6 @@ def _boundaries(fields: ConfigFields, nested: ConfigFields, taps: int) -> tuple[
             "get the head again"
         )
     return found.pop() if found else None
-
-
-def _block_size(fields: ConfigFields, nested: ConfigFields) -> int:
-    size = nested.count("block_size", fields.count("block_size", 16))
-    if not 2 <= size <= MAX_BLOCK:
-        raise fields.unsupported(f"a block of {size} (2 to {MAX_BLOCK} can be run)")
-    return size
-
-
-def _is_deepspec(fields: ConfigFields) -> bool:
-    """Return whether the config is that of DeepSpec's DSpark class."""
-    named = fields.get("architectures")
-    return isinstance(named, list) and any("DSpark" in str(name) for name in named)
 
 
 def _refuse_variants(inner: ConfigFields, nested: ConfigFields) -> None:

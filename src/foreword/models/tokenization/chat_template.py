@@ -25,8 +25,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
 
 from foreword.errors import TokenizerError
 
-MOST_INDENT = 64
-"""Maximum number of spaces by which a template may indent JSON."""
+MOST_INDENT = 64  # maximum number of spaces by which a template may indent JSON
 
 
 class ChatTemplate:
@@ -96,10 +95,6 @@ def _raise_exception(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
 
 
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)
-
-
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
@@ -107,15 +102,12 @@ def _one_line(error: Exception) -> str:
 MAX_LINES = 2_000_000
 """Maximum number of executed lines per rendering, about a second. A conversation of 1,000 messages takes 20,000."""
 
-MAX_CHARACTERS = 1 << 26
-"""Maximum length of any text that a template builds."""
-
+MAX_CHARACTERS = 1 << 26  # maximum length of any text that a template builds
 _GROWING_METHODS = ("center", "expandtabs", "ljust", "replace", "rjust", "zfill")  # of texts
 _SIZED = (str, list, tuple)
 _NUMBER = re.compile(r"\d+")
-_PERCENT_FIELD = re.compile(
-    r"%(?:\([^)]*\))?[-#0 +]*(\*|\d*)(?:\.(\*|\d*))?[hlL]?[a-zA-Z]"
-)  # width, precision
+# The groups are width and precision.
+_PERCENT_FIELD = re.compile(r"%(?:\([^)]*\))?[-#0 +]*(\*|\d*)(?:\.(\*|\d*))?[hlL]?[a-zA-Z]")
 
 
 class TemplateTooLarge(jinja2.TemplateError):
@@ -155,7 +147,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         for name in ("batch", "center", "indent"):
             self.filters[name] = _bounded(self.filters[name])
         self.filters |= {"format": _format, "join": _join, "replace": _replace, "tojson": _to_json}
-        self.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
+        self.globals["raise_exception"] = _raise_exception
+        self.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:  # noqa: ANN401
         """Evaluate an operator; refuse it if the result may be too large."""
@@ -179,10 +172,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return super().call(context, obj, *args, **kwargs)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:  # noqa: ANN401
-        """Return a checked version of a text's format method; None if the value is no such method.
-
-        The sandbox replaces such methods before `call` sees them.
-        """
+        """Return a checked version of a text's format method, which `call` would not see; None for other values."""
         plain = super().wrap_str_format(value)
         return None if plain is None else _bounded_format(plain, self, value)
 
@@ -233,10 +223,7 @@ def _check_growth(value: object, arguments: Iterable[object]) -> None:
 
 
 def _check_percent(value: object, right: object) -> None:
-    """Raise `TemplateTooLarge` if the text `value % right` could be too long.
-
-    Counts all field widths, and the longest argument for each field.
-    """
+    """Raise `TemplateTooLarge` if `value % right` could be too long, by its field widths and longest argument."""
     if not isinstance(value, str):
         return
     fields = right.values() if isinstance(right, Mapping) else right if isinstance(right, tuple) else (right,)

@@ -4,8 +4,7 @@ import codecs
 
 from foreword.models.tokenization.tokenizer import Tokenizer
 
-DetokenizerState = tuple[bytes, bool]
-"""(bytes of an incomplete character, whether no text was returned yet)."""
+DetokenizerState = tuple[bytes, bool]  # (bytes of an incomplete character, whether no text was returned yet)
 
 
 class IncrementalDetokenizer:

@@ -137,10 +137,7 @@ def byte_level_backend(kind: str, tokens: Sequence[str], merges: Sequence[str]) 
 def sentencepiece_backend(
     tokens: Sequence[str], scores: Sequence[float | None], unknown: str | None, add_space_prefix: bool
 ) -> tokenizers.Tokenizer:
-    """Return a sentencepiece BPE tokenizer with single-byte entries.
-
-    Raises ValueError if the vocabulary is inconsistent.
-    """
+    """Return a sentencepiece BPE tokenizer with byte entries; raise ValueError if the vocabulary is inconsistent."""
     merges = _merges_by_score(tokens, scores)
     model = _bpe(tokens, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
     backend = tokenizers.Tokenizer(model)

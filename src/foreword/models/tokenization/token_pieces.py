@@ -18,10 +18,7 @@ _WORD_START = "\u2581"  # stands for a space in sentencepiece's vocabularies
 
 
 def byte_alphabet() -> dict[str, int]:
-    """Return character -> byte, for byte-level vocabularies.
-
-    Printable Latin-1 characters stand for their own bytes; characters from 256 on stand for the other bytes.
-    """
+    """Return character -> byte of byte-level vocabularies: printable Latin-1 characters stand for themselves."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}

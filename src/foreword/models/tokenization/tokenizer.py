@@ -30,9 +30,7 @@ class TokenizerParts:
     bos_id: int | None  # the token that begins a text; None: the model has none
     template: ChatTemplate | None  # None: the model has no chat format
     padding: int = 0  # number of padding entries at the end of the vocabulary
-    fill: tuple[int, int, int] | None = (
-        None  # fill-in-the-middle tokens (prefix, suffix, middle), if declared
-    )
+    fill: tuple[int, int, int] | None = None  # declared fill-in-the-middle tokens (prefix, suffix, middle)
     fill_ends: tuple[int, ...] = ()  # declared tokens that end the text in the middle
 
 

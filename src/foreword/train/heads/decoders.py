@@ -28,7 +28,8 @@ from foreword.train.heads.learner import (
     parameters_by_name,
     stored,
 )
-from foreword.train.passes.layers import LayerHalves, layer_tensors, rotation_of, run_layers, tracked
+from foreword.train.passes.attention import chain_attention
+from foreword.train.passes.layers import LayerHalves, layer_tensors, rotation_of, tracked
 from foreword.train.passes.packing import PackedBatch
 from foreword.train.passes.target import Features, FrozenTarget
 from foreword.train.texts.documents import Document
@@ -123,17 +124,14 @@ class LayerStack(Learner):
 
     def run(self, stream: Tensor, batch: PackedBatch, weights: Mapping[str, Tensor]) -> Tensor:
         """Run the layers and the final norm over all rows; `weights` have the stream's dtype."""
-        spec, eps = self.config.layer.attention, self.config.norm.eps
-        layers = [layer_tensors(weights, f"model.layers.{i}.") for i in range(self.config.num_layers)]
-        stream = run_layers(
-            self._halves,
-            tracked(stream) if len(layers) > 1 else stream,
-            rotation_of(batch.positions, self._frequencies, stream.dtype),
-            batch.texts,
-            layers,
-            (spec.num_heads, spec.num_kv_heads, spec.head_dim),
-            eps,
-        )
+        spec, eps, texts = self.config.layer.attention, self.config.norm.eps, batch.texts
+        sizes = (spec.num_heads, spec.num_kv_heads, spec.head_dim)
+        rotation = rotation_of(batch.positions, self._frequencies, stream.dtype)
+        stream = tracked(stream) if self.config.num_layers > 1 else stream
+        for index in range(self.config.num_layers):
+            tensors = layer_tensors(weights, f"model.layers.{index}.")
+            q, k, v = self._halves.before(stream, *rotation, tensors, sizes, eps)
+            stream = self._halves.after(stream, chain_attention(q, k, v, [], texts, texts), tensors, eps)
         return rms_norm(stream, weights[NORM], eps)
 
     def cast(self) -> dict[str, Tensor]:
@@ -159,9 +157,7 @@ class DraftRecipe:
     """Shape and initial weights of a draft model; sizes that are None are the target's."""
 
     layers: int = 4
-    copied: tuple[int, ...] | None = (
-        None  # target layers whose weights initialise these; None: evenly spaced ones
-    )
+    copied: tuple[int, ...] | None = None  # target layers that initialise these; None: evenly spaced ones
     random: bool = False  # initialise all layers randomly, instead of copying
     hidden: int | None = None  # width of the residual stream
     intermediate: int | None = None  # width of the MLP
@@ -174,9 +170,7 @@ class DraftRecipe:
     def check(self, target: ModelConfig) -> None:
         self._copied(target, self._config(target))
 
-    def build(
-        self, target: FrozenTarget, vocabulary: HeadVocabulary, *, compiled: bool = False
-    ) -> "DraftModel":
+    def build(self, target: FrozenTarget, vocabulary: HeadVocabulary, compiled: bool = False) -> Learner:
         config = self._config(target.config)
         copied = self._copied(target.config, config)
         return DraftModel(target, vocabulary, config, copied, compiled=compiled).to(target.device)
@@ -195,10 +189,9 @@ class DraftRecipe:
         mlp = replace(mlp, intermediate_size=self.intermediate or mlp.intermediate_size)
         layer = LayerSpec(attention, mlp)
         count = self.layers if self.copied is None else len(self.copied)
-        shaped = replace(target, hidden_size=hidden, layers=(layer,) * count)
-        return without_factors(
-            shaped if hidden == target.hidden_size else replace(shaped, tied_embeddings=True)
-        )
+        is_tied = target.tied_embeddings or hidden != target.hidden_size
+        layers = (layer,) * count
+        return without_factors(replace(target, hidden_size=hidden, layers=layers, tied_embeddings=is_tied))
 
     def _copied(self, target: ModelConfig, config: ModelConfig) -> tuple[int, ...]:
         """Return the target's layers to copy; empty for random initial layers."""
@@ -227,7 +220,6 @@ class DraftModel(LayerStack):
         vocabulary: HeadVocabulary,
         config: ModelConfig,
         copied: tuple[int, ...],
-        *,
         compiled: bool = False,
     ) -> None:
         self._shares_matrices = config.hidden_size == target.config.hidden_size
@@ -282,9 +274,7 @@ class ExitRecipe:
     def check(self, target: ModelConfig) -> None:
         self._layer(target)
 
-    def build(
-        self, target: FrozenTarget, vocabulary: HeadVocabulary, *, compiled: bool = False
-    ) -> "ExitAdapter":
+    def build(self, target: FrozenTarget, vocabulary: HeadVocabulary, compiled: bool = False) -> Learner:
         layer = self._layer(target.config)
         return ExitAdapter(target, vocabulary, layer, compiled=compiled).to(target.device)
 
@@ -302,9 +292,8 @@ class ExitAdapter(LayerStack):
     def __init__(
         self, target: FrozenTarget, vocabulary: HeadVocabulary, layer: int, *, compiled: bool = False
     ) -> None:
-        super().__init__(
-            target, vocabulary, target.config.with_layers([layer]), taps=(layer,), compiled=compiled
-        )
+        config = target.config.with_layers([layer])
+        super().__init__(target, vocabulary, config, taps=(layer,), compiled=compiled)
 
     @torch.no_grad()
     def begin(self, documents: Sequence[Document], seed: int) -> None:

@@ -22,6 +22,7 @@ from foreword.train.heads.config_files import speculators_config
 from foreword.train.heads.learner import (
     HeadVocabulary,
     LearnedFiles,
+    Learner,
     TapsHead,
     by_file_name,
     check_taps,
@@ -57,9 +58,7 @@ class DFlashRecipe:
     def check(self, target: ModelConfig) -> None:
         check_taps(self.taps, target)
 
-    def build(
-        self, target: FrozenTarget, vocabulary: HeadVocabulary, *, compiled: bool = False
-    ) -> "DFlashLearner":
+    def build(self, target: FrozenTarget, vocabulary: HeadVocabulary, compiled: bool = False) -> Learner:
         return DFlashLearner(target, vocabulary, self, compiled=compiled).to(target.device)
 
 
@@ -75,12 +74,7 @@ class DFlashLearner(TapsHead):
     mask_token: Tensor
 
     def __init__(
-        self,
-        target: FrozenTarget,
-        vocabulary: HeadVocabulary,
-        recipe: DFlashRecipe,
-        *,
-        compiled: bool = False,
+        self, target: FrozenTarget, vocabulary: HeadVocabulary, recipe: DFlashRecipe, compiled: bool = False
     ) -> None:
         taps = recipe.taps or spread_taps(target.config.num_layers)
         hidden, (heads, kv_heads, dim) = target.config.hidden_size, target.sizes
@@ -120,9 +114,8 @@ class DFlashLearner(TapsHead):
         text_states = rms_norm(text_states, weights["hidden_norm.weight"], eps)
         rows = batch.tail_rows
         masks = self.mask_token.expand(len(rows) * (slots - 1))
-        stream = embedding(
-            torch.cat((batch.held(0), masks)), target.weights.embedding
-        )  # [slots of the block * tail rows, hidden], slot by slot
+        # [slots of the block * tail rows, hidden], slot by slot
+        stream = embedding(torch.cat((batch.held(0), masks)), target.weights.embedding)
         positions = torch.cat([batch.positions[rows] + 1 + slot for slot in range(slots)])
         stream = tracked(stream) if self._recipe.layers > 1 else stream
         rotation, text_rotation = target.head_rotation(positions), target.head_rotation(batch.positions)

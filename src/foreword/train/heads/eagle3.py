@@ -18,6 +18,7 @@ from foreword.train.heads.config_files import speculators_config
 from foreword.train.heads.learner import (
     HeadVocabulary,
     LearnedFiles,
+    Learner,
     TapsHead,
     check_taps,
     rounded_through,
@@ -48,9 +49,7 @@ class Eagle3Recipe:
     def check(self, target: ModelConfig) -> None:
         check_taps(self.taps, target)
 
-    def build(
-        self, target: FrozenTarget, vocabulary: HeadVocabulary, *, compiled: bool = False
-    ) -> "Eagle3Head":
+    def build(self, target: FrozenTarget, vocabulary: HeadVocabulary, compiled: bool = False) -> Learner:
         return Eagle3Head(target, vocabulary, self, compiled=compiled).to(target.device)
 
 
@@ -70,12 +69,7 @@ class Eagle3Head(TapsHead):
     """One decoder layer, from the concatenation of a token's embedding and a state to the next state."""
 
     def __init__(
-        self,
-        target: FrozenTarget,
-        vocabulary: HeadVocabulary,
-        recipe: Eagle3Recipe,
-        *,
-        compiled: bool = False,
+        self, target: FrozenTarget, vocabulary: HeadVocabulary, recipe: Eagle3Recipe, compiled: bool = False
     ) -> None:
         taps = recipe.taps or default_taps(target.config.num_layers)
         intermediate = recipe.intermediate or target.config.layer.mlp.intermediate_size

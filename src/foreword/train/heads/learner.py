@@ -222,15 +222,12 @@ class Recipe(Protocol):
     @property
     def draft_vocab(self) -> int | None:
         """Size of the draft vocabulary, which has the most frequent tokens; None: all tokens."""
-        ...
 
     def check(self, target: ModelConfig) -> None:
         """Raise `RequestError` for a shape that does not fit the target."""
-        ...
 
-    def build(self, target: FrozenTarget, vocabulary: HeadVocabulary, *, compiled: bool) -> Learner:
+    def build(self, target: FrozenTarget, vocabulary: HeadVocabulary, compiled: bool = False) -> Learner:
         """Create an uninitialised learner on the target's device."""
-        ...
 
 
 def check_taps(taps: Sequence[int] | None, target: ModelConfig) -> None:

@@ -30,9 +30,7 @@ class MedusaRecipe:
     def check(self, target: ModelConfig) -> None:
         """Accept any target."""
 
-    def build(
-        self, target: FrozenTarget, vocabulary: HeadVocabulary, *, compiled: bool = False
-    ) -> "MedusaHeads":
+    def build(self, target: FrozenTarget, vocabulary: HeadVocabulary, compiled: bool = False) -> Learner:
         return MedusaHeads(target, vocabulary, self, compiled=compiled).to(target.device)
 
 
@@ -40,12 +38,7 @@ class MedusaHeads(Learner):
     """Heads that read the state of the newest processed token; head i drafts the token i + 2 positions after it."""
 
     def __init__(
-        self,
-        target: FrozenTarget,
-        vocabulary: HeadVocabulary,
-        recipe: MedusaRecipe,
-        *,
-        compiled: bool = False,
+        self, target: FrozenTarget, vocabulary: HeadVocabulary, recipe: MedusaRecipe, compiled: bool = False
     ) -> None:
         super().__init__(target, vocabulary)
         self._recipe = recipe

@@ -3,6 +3,7 @@
 Chains are drafted at every position of texts that the target wrote. Their acceptance follows from the texts.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -41,8 +42,7 @@ def measure_tau(learner: Learner, documents: Sequence[Document], size: BatchSize
 
     A draft token counts only if all draft tokens before it equal the text, so the learner may read the text instead.
     """
-    tokens: dict[str, int] = {}
-    passes: dict[str, int] = {}
+    tokens, passes = Counter[str](), Counter[str]()
     first_hits = first_positions = 0
     reached, right = (
         [0] * depth,
@@ -58,17 +58,15 @@ def measure_tau(learner: Learner, documents: Sequence[Document], size: BatchSize
         for document in group:
             length = len(document.tokens) - tail_begin(document)
             accepted_by_pass = walk(accepted[begin : begin + length], document, depth)
-            tokens[document.kind] = (
-                tokens.get(document.kind, 0) + sum(accepted_by_pass) + len(accepted_by_pass)
-            )
-            passes[document.kind] = passes.get(document.kind, 0) + len(accepted_by_pass)
+            tokens[document.kind] += sum(accepted_by_pass) + len(accepted_by_pass)
+            passes[document.kind] += len(accepted_by_pass)
             begin += length
             for count in accepted_by_pass[:-1]:  # the answer's end may have cut the last one
                 for level in range(min(count + 1, depth)):
                     reached[level] += 1
                     right[level] += level < count
     by_level = tuple(part / max(whole, 1) for part, whole in zip(right, reached, strict=True))
-    return TauReport(depth, tokens, passes, first_hits / max(first_positions, 1), by_level)
+    return TauReport(depth, dict(tokens), dict(passes), first_hits / max(first_positions, 1), by_level)
 
 
 def walk(accepted: Sequence[int], document: Document, depth: int) -> list[int]:

@@ -38,10 +38,7 @@ PIECE_BYTES = 15_000_000  # maximum size of a piece
 
 
 def write_output(directory: Path, files: LearnedFiles) -> str:
-    """Write a trained directory; return the SHA-256 of its weights.
-
-    config.json is written last: it marks the directory as complete.
-    """
+    """Write a trained directory, config.json last, which marks it as complete; return the SHA-256 of its weights."""
     config = directory / "config.json"
     config.unlink(missing_ok=True)
     metadata = {"format": "pt", "borrowed": json.dumps(sorted(files.borrowed))}

@@ -28,9 +28,7 @@ from foreword.train.passes.target import FrozenTarget
 from foreword.train.texts.documents import RunTexts
 
 _SAVE_SECONDS = 50.0  # minimum time between two saved training states
-
-FIRST_EVALUATION = 0.25
-"""Fraction of a time-limited run after which it is first evaluated."""
+FIRST_EVALUATION = 0.25  # fraction of a time-limited run after which it is first evaluated
 
 
 class Watcher(Protocol):
@@ -38,11 +36,9 @@ class Watcher(Protocol):
 
     def say(self, line: str) -> None:
         """Print a line."""
-        ...
 
     def progress(self, share: float, line: str) -> None:
         """Show the completed fraction and the current state."""
-        ...
 
 
 @dataclass(frozen=True)

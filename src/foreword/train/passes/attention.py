@@ -38,10 +38,7 @@ class Spans:
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, queries: Spans, keys: Spans) -> Tensor:
-    """Return causal attention within each text.
-
-    Queries are [rows, heads, dim]: all rows of their texts, or the last rows of each text.
-    """
+    """Return causal attention within each text; queries [rows, heads, dim] are all rows of a text, or its last ones."""
     if q.is_cuda:
         return _flash(q, k, v, queries, keys)[0]
     parts = [

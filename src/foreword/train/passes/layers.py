@@ -1,6 +1,6 @@
 """Computes a decoder layer in two functions, before and after its attention, for frozen and trainable weights."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import ParamSpec, TypeVar
 
 import torch
@@ -9,13 +9,11 @@ from torch.nn.functional import linear, silu
 
 from foreword.backends.torch.norms import rms_norm
 from foreword.models.rope import rotate
-from foreword.train.passes.attention import Spans, chain_attention
 
 LayerTensors = tuple[Tensor | None, ...]
 """The tensors of a layer in the order of `layer_tensors`. With a tuple, one compiled function serves all layers."""
 
-Sizes = tuple[int, int, int]
-"""Heads, KV heads, head size."""
+Sizes = tuple[int, int, int]  # heads, KV heads, head size
 
 
 _P = ParamSpec("_P")
@@ -92,22 +90,6 @@ def layer_tensors(weights: Mapping[str, Tensor], prefix: str) -> LayerTensors:
         one("mlp.down_proj.weight"),
         one("mlp.down_proj.bias"),
     )
-
-
-def run_layers(
-    halves: LayerHalves,
-    stream: Tensor,
-    rotation: tuple[Tensor, Tensor],
-    spans: Spans,
-    layers: Sequence[LayerTensors],
-    sizes: Sizes,
-    eps: float,
-) -> Tensor:
-    """Run the layers with causal attention over whole texts."""
-    for tensors in layers:
-        q, k, v = halves.before(stream, *rotation, tensors, sizes, eps)
-        stream = halves.after(stream, chain_attention(q, k, v, [], spans, spans), tensors, eps)
-    return stream
 
 
 def tracked(stream: Tensor) -> Tensor:

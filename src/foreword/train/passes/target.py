@@ -135,10 +135,7 @@ class KeptFeatures:
 
 
 def wide_logits(rows: Tensor, head: Tensor) -> Tensor:
-    """Return logits in float32.
-
-    In bfloat16 more logits would be equal, and breaking a tie differently changes the text.
-    """
+    """Return logits in float32; in bfloat16 more logits are equal, and breaking a tie differently changes the text."""
     if rows.is_cuda and rows.dtype != torch.float32:
         return torch.mm(rows, head.t(), out_dtype=torch.float32)
     return linear(rows.float(), head.float())

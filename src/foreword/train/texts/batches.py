@@ -37,11 +37,9 @@ class TextBatch(Protocol):
 
     def run(self, jobs: Iterator[Job]) -> Iterator[None]:
         """Run the jobs; yield regularly until all have ended."""
-        ...
 
 
-NO_TOKEN = -1
-"""What an idle row of the static cache generates in a step."""
+NO_TOKEN = -1  # what an idle row of the static cache generates in a step
 
 
 class HostTexts:
@@ -130,8 +128,7 @@ class EngineBatch:
             job.on_done(written)
 
 
-_NEXT_KEY = 0x1E3779B97F4A7C15
-"""Increment of the noise key per token; it is odd, so that no key repeats."""
+_NEXT_KEY = 0x1E3779B97F4A7C15  # increment of the noise key per token; it is odd, so that no key repeats
 
 
 class EndlessBatch:

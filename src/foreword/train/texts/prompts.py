@@ -97,9 +97,8 @@ _MARKER = "Apple"
 class ChatPieces:
     """Token ids that a chat template puts around the messages of a conversation."""
 
-    openings: tuple[
-        tuple[int, ...], ...
-    ]  # before the first user message: without, then with each system prompt
+    # Before the first user message: without a system prompt, then with each of them.
+    openings: tuple[tuple[int, ...], ...]
     to_answer: tuple[int, ...]  # between a user message and the answer
     to_user: tuple[int, ...]  # between an answer and the next user message
 

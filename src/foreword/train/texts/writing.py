@@ -5,7 +5,7 @@ import random
 import re
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from typing import Any
 
@@ -29,11 +29,8 @@ KIND_WEIGHTS = {
 _ANSWER_LENGTHS = (96, 128, 128, 192, 256, 320)  # maximum tokens, drawn per answer
 _MAX_PASSAGES = 4096  # stored for summaries and questions; the oldest are dropped
 _SHORTEST_PASSAGE = 60  # tokens
+# Fraction of passages without a chat template: like texts of users, they are harder to predict than an assistant's.
 _PLAIN_PASSAGES = 0.6
-"""Fraction of passages written without a chat template.
-
-They resemble the texts of users, which are harder to predict than those of an assistant.
-"""
 _LEAST_ROOM = 8  # minimum tokens of an answer
 _WORD = re.compile(rb" [a-z]{4,12}")
 
@@ -156,13 +153,8 @@ class Writer:
         def done(written: list[int]) -> None:
             words = beginning + [token for token in written if token not in self._tokenizer.eos_ids]
             if words:
-                self._answer(
-                    _Conversation(
-                        (*conversation.tokens, *words, *self._pieces.to_answer),
-                        conversation.answers,
-                        conversation.kind,
-                    )
-                )
+                tokens = (*conversation.tokens, *words, *self._pieces.to_answer)
+                self._answer(replace(conversation, tokens=tokens))
 
         self._queue(prompt, longest, self._random.uniform(0.6, 1.0), done)
 
@@ -176,9 +168,8 @@ class Writer:
             self._keep_passage(document, text)
             self._emit(document)
 
-        self._queue(
-            beginning, self._random.randint(_SHORTEST_PASSAGE, 2 * self._limits.passage), temperature, done
-        )
+        longest = self._random.randint(_SHORTEST_PASSAGE, 2 * self._limits.passage)
+        self._queue(beginning, longest, temperature, done)
 
     def _ask(self, words: list[int], kind: str) -> None:
         """Start a conversation with a complete user message, and queue the answer."""
@@ -187,17 +178,14 @@ class Writer:
     def _answer(self, conversation: _Conversation) -> None:
         """Queue an answer. Half of them are greedy, as most requests are; passages never are."""
         is_passage = conversation.kind == "passage"
-        temperature = (
-            0.0 if self._random.random() < 0.5 and not is_passage else self._random.uniform(0.3, 1.0)
-        )
+        is_greedy = self._random.random() < 0.5 and not is_passage
+        temperature = 0.0 if is_greedy else self._random.uniform(0.3, 1.0)
         length = self._limits.passage if is_passage else self._random.choice(_ANSWER_LENGTHS)
 
         def done(written: list[int]) -> None:
             begin = len(conversation.tokens)
             answers = (*conversation.answers, (begin, begin + len(written)))
-            whole = _Conversation(
-                (*conversation.tokens, *written), answers, conversation.kind, conversation.user_messages
-            )
+            whole = replace(conversation, tokens=(*conversation.tokens, *written), answers=answers)
             self._finish(whole, written, temperature)
 
         self._queue(list(conversation.tokens), length, temperature, done)
@@ -210,18 +198,12 @@ class Writer:
             self._keep_passage(document, written)
         if conversation.user_messages and ended and self._ask_next(conversation, written):
             return
-        goes_on = (
-            not conversation.user_messages
-            and ended
-            and len(conversation.answers) < 3
-            and self._random.random() < 0.2
-        )
-        if goes_on and len(conversation.tokens) + 2 * max(_ANSWER_LENGTHS) < self._limits.context:
+        may_go_on = not conversation.user_messages and ended and len(conversation.answers) < 3
+        has_room = len(conversation.tokens) + 2 * max(_ANSWER_LENGTHS) < self._limits.context
+        if may_go_on and self._random.random() < 0.2 and has_room:
             beginning = self._encode(self._random.choice(SEEDS["follow_ups"]))
             tokens = (*conversation.tokens, *self._pieces.after_answer(written))
-            self._continue_as_user(
-                _Conversation(tokens, conversation.answers, conversation.kind), beginning, 48
-            )
+            self._continue_as_user(replace(conversation, tokens=tokens), beginning, 48)
             return
         self._emit(document)
 
@@ -236,9 +218,7 @@ class Writer:
         tokens = (*conversation.tokens, *self._pieces.after_answer(written), *words, *self._pieces.to_answer)
         if len(tokens) + _LEAST_ROOM > self._limits.context:
             return False
-        self._answer(
-            _Conversation(tokens, conversation.answers, conversation.kind, conversation.user_messages[1:])
-        )
+        self._answer(replace(conversation, tokens=tokens, user_messages=conversation.user_messages[1:]))
         return True
 
     def _queue(

@@ -63,7 +63,7 @@ def test_an_exit_of_another_model_is_refused(
     learner = new_learner(ExitRecipe(1), target, documents)
     write_output(tmp_path / "exit", learner.files(open_checkpoint(tiny_model), 3))
     other = open_checkpoint(make_hf_model(tmp_path / "other", "llama", hidden_size=32))
-    with pytest.raises(RequestError, match="no exit for this model"):
+    with pytest.raises(RequestError, match="exit adapter of another model"):
         open_adapter(str(tmp_path / "exit"), other)
 
 

@@ -17,12 +17,7 @@ from torch import Tensor
 
 from foreword.errors import CheckpointError
 from foreword.kernels.native import native_status
-from foreword.models.formats.checkpoint import (
-    LocatedTensors,
-    QuantizedTensor,
-    TensorPart,
-    row_pieces,
-)
+from foreword.models.formats.checkpoint import LocatedTensors, QuantizedTensor, TensorPart, row_pieces
 from foreword.models.formats.fields import GGUF_KEYS, ConfigFields, sampling_values
 from foreword.models.formats.gguf.config import ROPE_TENSORS, gguf_config, gguf_family, module_layers
 from foreword.models.formats.gguf.file import GgufFile

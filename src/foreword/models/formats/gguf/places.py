@@ -65,10 +65,7 @@ def places(
     config: ModelConfig,
     path: Path,
 ) -> dict[str, GgufLocation]:
-    """Return the location of every tensor of the model, by name.
-
-    `parts` is the result of `tensor_parts`.
-    """
+    """Return the location of every tensor of the model by name; `parts` is the result of `tensor_parts`."""
     shapes = expected_shapes(config)
     locations = _latent_places(parts)
     for stored, part_names in parts.items():

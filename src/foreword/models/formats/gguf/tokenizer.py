@@ -1,5 +1,6 @@
 """Creates a tokenizer from GGUF metadata."""
 
+from functools import partial
 from itertools import takewhile
 from typing import Any
 
@@ -18,8 +19,7 @@ from foreword.models.tokenization.gguf_splits import (
 from foreword.models.tokenization.token_pieces import PieceDecoder, byte_level_decoder, sentencepiece_decoder
 from foreword.models.tokenization.tokenizer import Tokenizer, TokenizerParts
 
-TOKENIZER_PREFIX = "tokenizer.ggml."
-"""Prefix of the metadata keys that describe the tokenizer."""
+TOKENIZER_PREFIX = "tokenizer.ggml."  # prefix of the metadata keys that describe the tokenizer
 
 _NORMAL_TYPE, _UNKNOWN_TYPE, _CONTROL_TYPE, _USER_DEFINED_TYPE, _UNUSED_TYPE = 1, 2, 3, 4, 5
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
@@ -46,7 +46,9 @@ def gguf_tokenizer(file: GgufFile) -> Tokenizer:
     special = _add_tokens(backend, fields, tokens)
     bos_id = _token_id(fields, "bos_token_id", tokens)
     if bos_id is not None and fields.flag("add_bos_token", add_bos):
-        _prepend(backend, tokens[bos_id], bos_id)
+        # Named "BOS" here, because the library's template syntax cannot express the name of every token.
+        bos = {"id": "BOS", "ids": [bos_id], "tokens": [tokens[bos_id]]}
+        backend.post_processor = processors.TemplateProcessing(single=["BOS", "$A"], special_tokens=[bos])
     source = file.metadata.get("tokenizer.chat_template")
     template = _chat_template(fields, source, tokens) if isinstance(source, str) else None
     return Tokenizer(
@@ -57,7 +59,7 @@ def gguf_tokenizer(file: GgufFile) -> Tokenizer:
             eos_ids=_eos_ids(fields, tokens, special, source if isinstance(source, str) else ""),
             bos_id=bos_id,
             template=template,
-            padding=_padding(_types(fields, len(tokens))),
+            padding=_count_padding(_types(fields, len(tokens))),
             fill=_fill(fields, tokens),
             fill_ends=tuple(
                 end for key in _FILL_END_KEYS if (end := _token_id(fields, key, tokens)) is not None
@@ -80,7 +82,9 @@ def _build(fields: ConfigFields, tokens: list[str]) -> tuple[tokenizers.Tokenize
         if model == "llama":
             adds_space = fields.flag("add_space_prefix", True)
             scores = _scores(fields, _types(fields, len(tokens)))
-            backend = sentencepiece_backend(tokens, scores, _unknown(fields, tokens), adds_space)
+            unknown = _token_id(fields, "unknown_token_id", tokens)
+            name = None if unknown is None else tokens[unknown]
+            backend = sentencepiece_backend(tokens, scores, name, adds_space)
             return backend, sentencepiece_decoder, adds_space, True
     except (ValueError, OverflowError) as error:
         raise _bad_vocabulary(fields, " ".join(str(error).split())) from None
@@ -93,21 +97,10 @@ def _add_tokens(backend: tokenizers.Tokenizer, fields: ConfigFields, tokens: lis
     typed = [(token, kind) for token, kind in zip(tokens, types, strict=True) if token]
     control = [token for token, kind in typed if kind in (_CONTROL_TYPE, _UNKNOWN_TYPE)]
     plain = [token for token, kind in typed if kind == _USER_DEFINED_TYPE]
-    backend.add_special_tokens([_added(token, special=True) for token in control])
-    backend.add_tokens([_added(token, special=False) for token in plain])
+    added = partial(tokenizers.AddedToken, normalized=False)
+    backend.add_special_tokens([added(token, special=True) for token in control])
+    backend.add_tokens([added(token, special=False) for token in plain])
     return control
-
-
-def _added(token: str, *, special: bool) -> tokenizers.AddedToken:
-    return tokenizers.AddedToken(token, normalized=False, special=special)
-
-
-def _prepend(backend: tokenizers.Tokenizer, bos: str, bos_id: int) -> None:
-    """Make the backend begin texts with BOS."""
-    # Named "BOS" here, because the library's template syntax cannot express the name of every token.
-    backend.post_processor = processors.TemplateProcessing(
-        single=["BOS", "$A"], special_tokens=[{"id": "BOS", "ids": [bos_id], "tokens": [bos]}]
-    )
 
 
 def _chat_template(fields: ConfigFields, source: str, tokens: list[str]) -> ChatTemplate:
@@ -142,11 +135,6 @@ def _token_id(fields: ConfigFields, key: str, tokens: list[str]) -> int | None:
     return value
 
 
-def _unknown(fields: ConfigFields, tokens: list[str]) -> str | None:
-    unknown = _token_id(fields, "unknown_token_id", tokens)
-    return None if unknown is None else tokens[unknown]
-
-
 def _types(fields: ConfigFields, count: int) -> list[int]:
     types = fields.get("token_type")
     if not isinstance(types, list) or len(types) != count:
@@ -154,7 +142,7 @@ def _types(fields: ConfigFields, count: int) -> list[int]:
     return types
 
 
-def _padding(types: list[int]) -> int:
+def _count_padding(types: list[int]) -> int:
     """Return how many padding entries converters have added at the end, to match the rows of the embedding."""
     return sum(1 for _ in takewhile(lambda kind: kind == _UNUSED_TYPE, reversed(types)))
 

@@ -148,7 +148,7 @@ class HfCheckpoint(LocatedTensors[Place]):
         if "" in parts:
             if place.expert is None:
                 return self._read(parts[""])
-            tensor = self._read(parts[""], _one_row(place.expert))[0]
+            tensor = self._read(parts[""], TensorPart((place.expert, place.expert + 1)))[0]
             return tensor.T if place.transposed and tensor.dim() > 1 else tensor
         if self._scheme is None:
             raise missing_tensor(place.stored, self.path)
@@ -160,8 +160,8 @@ class HfCheckpoint(LocatedTensors[Place]):
         parts = self._parts[place.stored].items()
         if place.expert is None:
             return {part: self._tensor(name) for part, name in parts}
-        one = _one_row(place.expert)
-        return {part: self._tensor(name, one)[0].flatten(1) for part, name in parts}
+        expert = TensorPart((place.expert, place.expert + 1))
+        return {part: self._tensor(name, expert)[0].flatten(1) for part, name in parts}
 
     def is_packed(self, name: str) -> bool:
         """Return whether a matrix is stored as codes and scales."""
@@ -229,11 +229,6 @@ class HfCheckpoint(LocatedTensors[Place]):
 
     def _read_tokenizer(self) -> Tokenizer:
         return hf_tokenizer(self.path, self._settings)
-
-
-def _one_row(number: int) -> TensorPart:
-    """Return the part of a stack that has one expert."""
-    return TensorPart(rows=(number, number + 1))
 
 
 def read_json_object(path: Path, what: str = "a whole model") -> dict[str, Any]:

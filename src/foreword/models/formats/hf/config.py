@@ -7,28 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from foreword.models.architectures.architecture import (
-    Architecture,
-    ConfigSwitch,
-    WindowedLayers,
-    WindowField,
-)
+from foreword.models.architectures.architecture import Architecture, ConfigSwitch, WindowedLayers, WindowField
 from foreword.models.architectures.registry import family_named
-from foreword.models.config import (
-    AttentionSpec,
-    LatentSpec,
-    LayerSpec,
-    MlpSpec,
-    ModelConfig,
-    Norms,
-    NormSpec,
-)
-from foreword.models.formats.fields import (
-    ConfigFields,
-    check_experts,
-    check_heads,
-    check_layers,
-)
+from foreword.models.config import AttentionSpec, LatentSpec, LayerSpec, MlpSpec, ModelConfig, Norms, NormSpec
+from foreword.models.formats.fields import ConfigFields, check_experts, check_heads, check_layers
 from foreword.models.formats.hf.layers import (
     LayerKind,
     dense_layers,
@@ -254,8 +236,7 @@ def _windowed(fields: ConfigFields, rule: WindowField, rotated: list[bool], coun
             return [not is_rotated for is_rotated in rotated]
 
 
-LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
-"""Prefix of a layer's tensors; group 1 is the layer index."""
+LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")  # prefix of a layer's tensors; group 1 is the layer index
 
 
 def hf_family(values: Mapping[str, Any], path: Path) -> Architecture:

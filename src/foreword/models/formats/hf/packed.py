@@ -260,6 +260,7 @@ def _keep_words(parts: Parts) -> GroupedTensor | None:
 
 
 def _keep_mxfp4(parts: Parts) -> GroupedTensor | None:
+    """Return the codes, two per byte with the low nibble first, and halved scales: a power of two per 32 columns."""
     packed, exponents = parts["weight_packed"], parts["weight_scale"]
     if packed.dtype != torch.uint8 or exponents.dtype != torch.uint8:
         return None
@@ -269,14 +270,13 @@ def _keep_mxfp4(parts: Parts) -> GroupedTensor | None:
 
 
 def _unpack_mxfp4(parts: Parts) -> Tensor:
-    """Dequantise two numbers per byte, low nibble first, with a power of two as the scale of 32 columns."""
-    packed, exponents = parts["weight_packed"], parts["weight_scale"]
-    if packed.dtype != torch.uint8 or exponents.dtype != torch.uint8:
-        raise ValueError(f"it is stored in {packed.dtype} and {exponents.dtype}, not in bytes")
-    codes = torch.stack((packed & 15, packed >> 4), dim=-1).flatten(1).long()  # [out, in]
+    kept = _keep_mxfp4(parts)
+    if kept is None:
+        types = parts["weight_packed"].dtype, parts["weight_scale"].dtype
+        raise ValueError(f"it is stored in {types[0]} and {types[1]}, not in bytes")
+    codes = kept.codes.long()  # [out, in]
     values = _E2M1[codes & 7] * (1 - 2 * (codes >> 3))
-    powers: Tensor = torch.exp2(exponents.float() - 127)
-    return values * spread(powers, values.shape[1])
+    return values * spread(2 * kept.scales, values.shape[1])
 
 
 def mxfp4_scheme(own: ConfigFields) -> Scheme:

@@ -21,10 +21,7 @@ _LOCAL, _GLOBAL = "sliding_attention", "full_attention"  # sections of `rope_par
 
 
 def rope_spec(fields: ConfigFields, family: Rope = _LLAMA, head_dim: int | None = None) -> RopeSpec:
-    """Return the rotary embedding of a config.
-
-    Without `head_dim`, raise for settings that depend on it: partial rotation, and a factor of rotated dimensions.
-    """
+    """Return the rotary embedding of a config; without `head_dim`, raise for settings that depend on it."""
     rope = _rope_fields(fields, family)
     rotary_dim = _rotary_dim(rope, family, head_dim)
     scaling, magnitude = _scaling(rope, family, rotary_dim or head_dim)

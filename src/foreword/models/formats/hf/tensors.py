@@ -87,10 +87,7 @@ _STACKED = {
 def expert_places(
     names: Iterable[str], stacks: ExpertStacks, shape: Callable[[str], list[int]]
 ) -> dict[str, Place]:
-    """Return the location of each expert's tensors in *stacks*: tensors with all experts of a layer.
-
-    `stacks` is their layout, and `shape` returns the shape of a stack.
-    """
+    """Return the location of each expert's tensors in stacks with this layout; `shape` returns the shape of a stack."""
     locations = {}
     for name in names:
         if (stack := _STACK.fullmatch(name)) is None:

@@ -79,10 +79,7 @@ def _declared_eos(directory: Path, config: Mapping[str, Any]) -> set[int | None]
 
 
 def _template_source(directory: Path, settings: Mapping[str, Any]) -> str | None:
-    """Return the chat template in chat_template.jinja, or else in tokenizer_config.json; None: there is none.
-
-    If tokenizer_config.json has several templates, return the one named "default".
-    """
+    """Return the chat template of chat_template.jinja, or else the (default) one of tokenizer_config.json, if any."""
     file = directory / "chat_template.jinja"
     if file.exists():
         try:
