@@ -12,8 +12,11 @@ from foreword.backends.batch import MASK_WORDS, BatchSizes, ForwardBatch, Ints, 
 from foreword.backends.cuda.kernels.attention import PART
 from foreword.backends.interface import DecodeSize
 
-DECODE_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-"""Padded numbers of rows of passes that are captured."""
+DECODE_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 640, 768)
+"""Padded numbers of rows of passes that are captured: up to five draft tokens for each of 128 requests."""
+
+PREPARED_ROWS = 256
+"""Maximum rows of passes that are captured at the start; larger ones are captured when they occur."""
 
 LOADED_ROWS = 48
 """Maximum rows of passes that launch only our own kernels, so that capture needs no first run once they are loaded."""
@@ -230,9 +233,12 @@ def _tiles(requests: NDArray[np.intp], starts: Ints, counts: Ints, rows: int) ->
 
 
 def decode_sizes(requests: int, length: int, rows: int, kv_heads: int = 1) -> list[DecodeSize]:
-    """Return one size for each shape of captured passes with `rows` rows per request, short texts first."""
+    """Return one size for each shape of passes that are captured at the start, short texts first.
+
+    These have `rows` rows per request.
+    """
     largest: dict[tuple[int, int], int] = {}  # by padded requests and padded rows: most requests
-    for count in range(1, min(requests, DECODE_ROWS[-1] // rows) + 1):
+    for count in range(1, min(requests, PREPARED_ROWS // rows) + 1):
         largest[padded_rows(count), padded_rows(count * rows)] = count
     shapes: dict[tuple[int, int], DecodeSize] = {}
     for text_length in [prepared for prepared in PREPARED_LENGTHS if prepared < length]:
