@@ -1,6 +1,5 @@
 """`foreword bench gpu`: the rates of a GPU, and the fraction that decoding reaches."""
 
-import gc
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -60,8 +59,9 @@ class Gpu(JsonCommand):
         from foreword.bench.gpu import speculating
         from foreword.bench.gpu.engines import measure_gpu, measure_start
         from foreword.bench.random_models import draft_shape, named_shape, packed_weights
+        from foreword.engine.collection import spare_steps
 
-        gc.freeze()  # as in the engine's process
+        spare_steps()  # as in the engine's process
         try:
             device = pick_device("cuda")
         except RequestError:
