@@ -32,7 +32,7 @@ class Gpu(JsonCommand):
 
     shape: str = option(
         "llama-8b",
-        "Shape of the model, which gets random weights: llama-8b, llama-1b, gemma-3-12b, qwen3-30b-a3b, "
+        "Shape of the model, which gets random weights: llama-8b, llama-1b, qwen2.5-1.5b, gemma-3-12b, qwen3-30b-a3b, "
         "deepseek-v2-lite, gpt-oss-20b, qwen3.5-9b, qwen3-next-22b-a3b, or a path.",
     )
     batches: str = option("1,8,32,64,128", BATCH_SIZES)
