@@ -19,10 +19,10 @@ CHAIN_MUTANTS = (
     Mutant(
         28,
         "the noise of a chain's first guess for all: under *coupled* it costs acceptance",
-        "drafters/trees.py",
-        "GrowingTree.positions",
-        "len(self.request.tokens) + self.depth",
-        "len(self.request.tokens)",
+        "drafters/next_level.py",
+        "draw_on_device",
+        "len(tree.request.tokens) + tree.depth",
+        "len(tree.request.tokens)",
         (f"{ALL_ACCEPTED}[coupled]",),
     ),
     Mutant(

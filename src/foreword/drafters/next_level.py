@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from foreword.acceptance.distribution import Distributions, RowParams, draw, kept_tokens, sample, shape_rows
-from foreword.acceptance.noise import gumbel, key_tensor
-from foreword.acceptance.request import DraftSampling, stacked_records
+from foreword.acceptance.noise import extend_keys, gumbel, key_tensor
+from foreword.acceptance.request import DraftSampling, Record, stacked_records
 from foreword.acceptance.rules.rule import Rule
 from foreword.acceptance.rules.trees import Drawn, Floats, Ints
 from foreword.drafters.trees import GrowingTree
@@ -51,13 +51,11 @@ def draw_on_device(trees: Sequence[GrowingTree], logits: Tensor) -> Tensor:
     The host does not wait. `logits` is [trees, vocab].
     """
     logits = with_fixed_corrections(trees, logits)
-    sampler = sampler_for(logits)
+    sampler, records = sampler_for(logits), stacked_records([tree.request.sampling for tree in trees])
+    positions = np.array([len(tree.request.tokens) + tree.depth for tree in trees])
     if sampler is not None:
-        records = stacked_records([tree.request.sampling for tree in trees])
-        positions = np.concatenate([tree.positions() for tree in trees])
         return torch.from_numpy(native_sample(sampler, logits, records, positions)[0])
-    keys = np.concatenate([tree.keys() for tree in trees])
-    return sample(logits, row_shape(trees), keys)[0]
+    return sample(logits, _row_params(records), extend_keys(records["stem"], positions))[0]
 
 
 def add_tokens(trees: Sequence[GrowingTree], tokens: Sequence[int], drawn: Mapping[int, Drawn]) -> None:
@@ -223,8 +221,10 @@ def with_fixed_corrections(trees: Sequence[GrowingTree], logits: Tensor) -> Tens
 
 def row_shape(trees: Sequence[GrowingTree]) -> RowParams:
     """Return temperature, top-k, top-p and min-p of the requests of these trees, one row per entry of `trees`."""
-    records = stacked_records([tree.request.sampling for tree in trees])
+    return _row_params(stacked_records([tree.request.sampling for tree in trees]))
 
+
+def _row_params(records: Record) -> RowParams:
     def column(name: str) -> Tensor:
         return torch.from_numpy(records[name].copy())
 

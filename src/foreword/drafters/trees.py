@@ -51,7 +51,8 @@ class GrowingTree:
         self.frontier: list[int] = [ROOT]
         self.shape_indices: list[int] = [0]  # in a fixed shape: the index of each frontier node in its level
         self.depth = 0
-        self._on_device: Draft | None = None  # a chain whose tokens are on a device
+        self._unread: list[int] = []  # of a chain whose tokens are on a device: their indices there
+        self._on_device: Draft | None = None  # that chain, once it is complete
         self.is_cold = False  # whether a pass for it compiled or captured a CUDA graph
 
     @property
@@ -83,19 +84,23 @@ class GrowingTree:
             self._drawn.append(drawn)
         self.depth += 1
 
-    def stand_for(self, source: HostCopy, indices: Sequence[int]) -> None:
-        """Replace the placeholders of a chain by the tokens at these indices of `source`; -1 ends the chain.
+    def grow_unread(self, index: int) -> None:
+        """Add a token to a chain: the one at this index of what `take_unread` will receive."""
+        self._unread.append(index)
+        self.depth += 1
+
+    def take_unread(self, source: HostCopy) -> None:
+        """Set the tokens of a chain that `grow_unread` has grown; -1 ends the chain.
 
         Tokens that are still being copied stay unread on the device.
         """
         if source.done_event is not None:
-            device_tokens = DeviceTokens(source, tuple(indices))
+            device_tokens = DeviceTokens(source, tuple(self._unread))
             self._on_device = Draft.on_device(device_tokens, len(self.request.tokens), self.request.epoch)
             return
-        tokens = [source.numbers[index] for index in indices]
-        end = tokens.index(-1) if -1 in tokens else len(tokens)
-        self.tokens = tokens[:end]
-        del self._parents[end:], self._drawn[end:]
+        tokens = [source.numbers[index] for index in self._unread]
+        self.tokens = tokens[: tokens.index(-1) if -1 in tokens else len(tokens)]
+        self._parents = list(range(ROOT, len(self.tokens) + ROOT))
 
     def draft(self) -> Draft:
         if self._on_device is not None:

@@ -34,7 +34,7 @@ class DeviceTokens(NamedTuple):
     @property
     def pass_ids(self) -> tuple[int, ...]:
         """Placeholders that stand for the tokens in a batch, [nodes]: −1 − index into `source`."""
-        return tuple([-1 - place for place in self.places])
+        return _placeholders(self.places)
 
     def read(self) -> tuple[int, ...]:
         """Wait for the tokens and return them; 0 replaces a token that could not be computed."""
@@ -197,7 +197,8 @@ class Draft:
 
     def within(self, max_nodes: int, max_depth: int) -> "Draft":
         """Return the draft cut to its first `max_nodes` nodes and to `max_depth` levels."""
-        if len(self.parents) <= max_nodes and self.depth <= max_depth:
+        nodes = len(self.parents)
+        if nodes <= max_nodes and (nodes <= max_depth or self.depth <= max_depth):
             return self
         if self.is_chain:
             return self._first(max(min(max_nodes, max_depth), 0))
@@ -277,7 +278,13 @@ def _unchecked(
     return draft
 
 
-# The shape functions are cached: most drafts are chains, and few shapes recur in every step.
+# These functions are cached: most drafts are chains, and few shapes and places recur in every step.
+@lru_cache(maxsize=4096)
+def _placeholders(places: tuple[int, ...]) -> tuple[int, ...]:
+    """Return what stands for device tokens at these places in a batch."""
+    return tuple([-1 - place for place in places])
+
+
 @lru_cache(maxsize=1024)
 def _stray_node(parents: tuple[int, ...]) -> int | None:
     """Return the first node whose parent does not come before it."""

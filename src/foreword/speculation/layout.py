@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate
+from operator import add, gt
 from typing import NamedTuple
 
 import numpy as np
@@ -85,18 +86,14 @@ class BatchBuffers:
         arrays.logit_rows[:] = logit_rows
         if taps:
             arrays.hidden_rows[:] = hidden
-        arrays.kv_lens[:] = [
-            end + len(sequence.draft.parents) for end, sequence in zip(rows.ends, sequences, strict=True)
-        ]
+        arrays.kv_lens[:] = rows.lengths
         arrays.row_starts[:] = rows.starts
-        if rows.counts.count(1) == len(sequences) and not any(
-            sequence.draft.parents for sequence in sequences
-        ):
+        if rows.counts.count(1) == len(sequences) and rows.lengths == rows.ends:
             _fill_single_rows(arrays, sequences, rows, cache.page_size)
         elif rows.starts[-1] <= FEW_ROWS:
             _fill_few_rows(arrays, sequences, rows.begins, cache.page_size)
         else:
-            _fill_rows(arrays, sequences, rows.begins, cache.page_size)
+            _fill_rows(arrays, sequences, rows, cache.page_size)
         _fill_tokens(arrays, sequences, rows)
         if moves:
             arrays.kv_copies[:] = [(move.source, cache.slot(move.owner, move.row)) for move in moves]
@@ -131,6 +128,7 @@ class _Rows(NamedTuple):
 
     begins: list[int]  # [sequences], KV row of each run's first token
     ends: list[int]  # [sequences], one past the KV row of the run's last token
+    lengths: list[int]  # [sequences], KV rows with those of the draft
     counts: list[int]  # [sequences], rows in the pass
     starts: list[int]  # [sequences + 1], index of each sequence's first row in the pass
 
@@ -139,14 +137,18 @@ class _Rows(NamedTuple):
         begins = [
             sequence.kv.computed if sequence.first is None else sequence.first for sequence in sequences
         ]
+        nodes = [len(sequence.draft.parents) for sequence in sequences]
         ends = [begin + sequence.run for begin, sequence in zip(begins, sequences, strict=True)]
-        counts = [sequence.run + len(sequence.draft.parents) - sequence.first_node for sequence in sequences]
-        return _Rows(begins, ends, counts, [0, *accumulate(counts)])
+        counts = [
+            sequence.run + count - sequence.first_node
+            for count, sequence in zip(nodes, sequences, strict=True)
+        ]
+        return _Rows(begins, ends, list(map(add, ends, nodes)), counts, [0, *accumulate(counts)])
 
 
 def _logit_rows(sequences: Sequence[SequenceRows], starts: Sequence[int]) -> Sequence[int] | Ints:
     """Return the indices of the rows that get logits."""
-    if all(sequence.run_logits >= sequence.run for sequence in sequences):  # true while decoding
+    if False not in [sequence.run_logits >= sequence.run for sequence in sequences]:  # true while decoding
         return np.arange(starts[-1], dtype=np.int32)
     rows: list[int] = []
     for sequence, start, end in zip(sequences, starts, starts[1:], strict=False):
@@ -156,7 +158,7 @@ def _logit_rows(sequences: Sequence[SequenceRows], starts: Sequence[int]) -> Seq
 
 def _hidden_rows(sequences: Sequence[SequenceRows], starts: Sequence[int]) -> Sequence[int] | Ints:
     """Return the indices of the rows whose hidden states are kept."""
-    if all(sequence.wants_hidden for sequence in sequences):
+    if False not in [sequence.wants_hidden for sequence in sequences]:
         return np.arange(starts[-1], dtype=np.int32)
     rows: list[int] = []
     for sequence, start, end in zip(sequences, starts, starts[1:], strict=False):
@@ -165,18 +167,16 @@ def _hidden_rows(sequences: Sequence[SequenceRows], starts: Sequence[int]) -> Se
     return rows
 
 
-def _fill_rows(
-    arrays: BatchArrays, sequences: Sequence[SequenceRows], begins: Sequence[int], page_size: int
-) -> None:
+def _fill_rows(arrays: BatchArrays, sequences: Sequence[SequenceRows], rows: "_Rows", page_size: int) -> None:
     """Fill in the position, slot and visible rows of every row."""
-    for sequence, length in zip(sequences, arrays.kv_lens.tolist(), strict=True):
-        # Without this check, padding of the table would silently become a page.
-        if length > len(sequence.kv.pages) * page_size:
-            raise IndexError(f"{length} rows in {len(sequence.kv.pages)} pages")
+    # Without this check, padding of the table would silently become a page.
+    room = [len(sequence.kv.pages) * page_size for sequence in sequences]
+    if any(map(gt, rows.lengths, room)):
+        raise IndexError(f"{rows.lengths} rows in pages for {room}")
     shapes = _row_shapes(
         tuple([(sequence.run, sequence.first_node, sequence.draft.parents) for sequence in sequences])
     )
-    begin = np.array(begins, dtype=np.int32)[shapes.sequence_of]
+    begin = np.array(rows.begins, dtype=np.int32)[shapes.sequence_of]
     np.add(begin, shapes.position, out=arrays.positions)
     np.add(begin, shapes.visible, out=arrays.prefix_lens)
     page, offset = np.divmod(begin + shapes.kv_row, page_size)

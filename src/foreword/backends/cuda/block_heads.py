@@ -63,10 +63,6 @@ class _BlockInputs(NamedTuple):
     newest: Tensor  # int32 [requests], the token before the first draft token
 
 
-CAPTURED_ROWS = 512
-"""Rows of the largest pass that is captured: 32 requests with blocks of 16."""
-
-
 class CudaBlockHead(KernelHead):
     """A head that drafts a whole block; passes over draft tokens run on Triton kernels."""
 
@@ -75,7 +71,7 @@ class CudaBlockHead(KernelHead):
     def __init__(
         self, head: Head, row_name: str, target: TargetMatrices, quantization: str, *, captures: bool
     ) -> None:
-        super().__init__(head, row_name, target, quantization, captures=captures, captured_rows=CAPTURED_ROWS)
+        super().__init__(head, row_name, target, quantization, captures=captures)
         self._reads_context = head.spec.join is Join.CONTEXT
         self._is_markov = head.spec.has(MARKOV[0] + ".weight")
         self._passes: GraphsByMemory[BlockShape, tuple[Tensor, Tensor]] = GraphsByMemory()
@@ -150,7 +146,7 @@ class CudaBlockHead(KernelHead):
 
         if not self._has_kernels(replace(shape, pass_shape=shape.pass_shape.kind), body):
             return None
-        fits = max(shape.pass_shape.rows, shape.context) <= self._captured_rows
+        fits = max(shape.pass_shape.rows, shape.context) <= len(self._features)
         is_captured = self._captures and uploaded.is_fixed and fits
         return self._passes.of(store).run(shape, body) if is_captured else (body(), False)
 

@@ -29,7 +29,7 @@ from foreword.backends.cuda.kernels.chains import (
     take_level,
 )
 from foreword.backends.cuda.kernels.rows import fill_in, take_rows
-from foreword.backends.cuda.layout import DECODE_ROWS, Layout, PassShape, rounded_parts
+from foreword.backends.cuda.layout import Layout, PassShape, rounded_parts
 from foreword.backends.cuda.upload import TiledRows, UploadedPass
 from foreword.backends.interface import (
     ChainPlan,
@@ -112,9 +112,7 @@ class CudaHead(KernelHead):
     def __init__(
         self, head: Head, row_name: str, target: TargetMatrices, quantization: str, *, captures: bool
     ) -> None:
-        super().__init__(
-            head, row_name, target, quantization, captures=captures, captured_rows=DECODE_ROWS[-1]
-        )
+        super().__init__(head, row_name, target, quantization, captures=captures)
         self._accepted = torch.zeros(_MOST_CHAINS, dtype=torch.int32, device=target.device)
         self._first_graphs: GraphsByMemory[FirstShape, None] = GraphsByMemory()
         self._level_graphs: GraphsByMemory[LevelShape, None] = GraphsByMemory()
@@ -175,8 +173,7 @@ class CudaHead(KernelHead):
         self._run_counts[shape_key] = runs + 1
         is_captured = self._captures and layout.shape.is_decode and uploaded.is_fixed
         is_cold = self._run(shape_key, run_first, run_level, runs, store if is_captured else None)
-        # Copied, because all chains write to the same memory, and another may run before these tokens are verified.
-        return as_chains(state.drawn[:depth].clone(), plan.steps, start_event, is_cold)
+        return as_chains(state.drawn[:depth], plan.steps, start_event, is_cold)
 
     def _run(
         self,

@@ -55,11 +55,14 @@ def words(array: np.ndarray) -> Ints:
 def as_chains(
     drawn: Tensor, steps: Ints, start_event: "torch.cuda.Event | None", is_cold: bool
 ) -> PendingChains:
-    """Return the chains of tokens [levels, padded requests], without waiting for the device."""
+    """Return the chains of tokens [levels, padded requests], without waiting for the device.
+
+    The tokens are copied, because the next call may overwrite them before they are verified.
+    """
     width = drawn.shape[1]
     token_indices = [
         range(request, request + width * count, width) for request, count in enumerate(steps.tolist())
     ]
-    tokens = HostCopy.begin(drawn.reshape(-1), start_event)
+    tokens = HostCopy.begin(drawn.flatten().clone(), start_event)
     tokens.is_cold = is_cold
     return PendingChains(tokens, token_indices)

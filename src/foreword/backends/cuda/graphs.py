@@ -7,6 +7,8 @@ from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from foreword.backends.interface import KvStore
 from foreword.kernels.recording import is_recording
@@ -46,8 +48,8 @@ class _Capture(Generic[T]):
 class GraphCache(Generic[Shape, T]):
     """Runs a pass, captures it the second time its shape occurs, and replays the capture from then on.
 
-    A full cache replaces the capture that was used least recently. All captures share one memory pool: a result must
-    be copied, in stream order, before the next pass begins.
+    A full cache replaces the capture that was used least recently. All captures share one memory pool, results
+    included: a result must be copied, in stream order, before the next pass begins.
     """
 
     limit: int = 256  # maximum captures
@@ -117,7 +119,28 @@ class GraphCache(Generic[Shape, T]):
             self.limit = len(self._captured)
             return None
         PASSES.captured += 1
-        return _Capture(graph, result)
+        return _Capture(graph, tree_map_only(Tensor, _without_ownership, result))
+
+
+class _CudaBytes:
+    """Bytes on a GPU that are not kept allocated."""
+
+    def __init__(self, first: int, count: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (count,),
+            "typestr": "|u1",
+            "data": (first, False),
+            "version": 2,
+        }
+
+
+def _without_ownership(result: Tensor) -> Tensor:
+    """Return the same tensor without keeping its memory allocated, so that later captures use it too."""
+    storage = result.untyped_storage()
+    if not result.is_cuda or storage.nbytes() == 0:
+        return result
+    whole = torch.as_tensor(_CudaBytes(storage.data_ptr(), storage.nbytes()), device=result.device)
+    return whole.view(result.dtype).as_strided(result.shape, result.stride(), result.storage_offset())
 
 
 class GraphsByMemory(Generic[Shape, T]):

@@ -13,6 +13,7 @@ from foreword.backends.cuda.draws import DraftIds
 from foreword.backends.cuda.kernels.attention import AttentionMetadata
 from foreword.backends.cuda.kernels.rotation import rotate_and_store
 from foreword.backends.cuda.kernels.rows import activate, add_norm
+from foreword.backends.cuda.layout import DECODE_ROWS
 from foreword.backends.cuda.packed_products import Matrix, Rows
 from foreword.backends.cuda.packing import concatenated, load_matrix
 from foreword.backends.cuda.products import Products
@@ -77,20 +78,18 @@ class KernelHead:
         quantization: str,
         *,
         captures: bool,
-        captured_rows: int,
     ) -> None:
-        """`captured_rows` is the size of the largest pass that is captured."""
         self.spec = head.spec
         self._tensors = HeadTensors(head, target, kernel_ops(quantization))
         self._reference = TorchHead(self._tensors, row_name, bucketed=True)
         self.markov_before, self.markov_after = self._tensors.markov_before, self._tensors.markov_after
         attention = head.spec.layers[0].attention
         self._group, self._kv_heads = attention.num_heads // attention.num_kv_heads, attention.num_kv_heads
-        self._row_name, self._captures, self._captured_rows = row_name, captures, captured_rows
+        self._row_name, self._captures = row_name, captures
         self._upload = PassUpload(target.device)
         self._chain_upload = Upload(target.device, _MORE_ENTRIES)
         width = head.spec.feature_width
-        self._features = torch.zeros((captured_rows, width), dtype=target.dtype, device=target.device)
+        self._features = torch.zeros((DECODE_ROWS[-1], width), dtype=target.dtype, device=target.device)
         self._kernels = kernels_of(target.device) if target.device.type == "cuda" else None
         self._compiled: set[Hashable] = set()  # kinds of passes whose kernels are loaded
         self._requested: dict[Hashable, Sequence[Variant]] = {}  # by kind of pass, kernels being compiled

@@ -42,6 +42,9 @@ ALIGNED = 16
 LIBRARY_FROM, LIBRARY_FROM_WIDE = 64, 96
 """Rows from which on cuBLAS is faster than the kernels: for narrow weights, for wide ones."""
 
+TALL_ROWS = 256
+"""Maximum rows of a tall tile."""
+
 LEAST_CHECKED = 1 << 20
 """Minimum entries of a weight for which cuBLAS is checked: products with smaller ones can agree by chance."""
 
@@ -179,7 +182,7 @@ def tile_for(rows: int, columns: int, depth: int) -> Tile:
 
 def tall_for(rows: int, columns: int) -> TallTile | None:
     """Return the fastest tall tile on an H200; None: other kernels are faster."""
-    if not 64 < rows <= DECODE_ROWS[-1]:
+    if not 64 < rows <= TALL_ROWS:
         return None
     if columns >= WIDE:
         return TallTile(128, 64 if rows > 128 else 0, 256, 64, warps=8) if 96 < rows <= 192 else None
@@ -208,10 +211,11 @@ def _equal_sizes(weight: Tensor, bias: Tensor | None, depth: int) -> frozenset[i
     """Return the row counts for which cuBLAS equals the reference tile in every bit."""
     generator = torch.Generator(weight.device).manual_seed(0)
     columns, whole = weight.shape
-    sizes = list(range(2 * PROMPT_STEP, LARGEST_CHECKED + 1, PROMPT_STEP))
-    if depth == whole:  # for few rows the kernels are faster in parts
-        least = LIBRARY_FROM_WIDE if columns >= WIDE else LIBRARY_FROM
-        sizes += [rows for rows in DECODE_ROWS if rows >= least and not _beats_library(rows, columns)]
+    least = LIBRARY_FROM_WIDE if columns >= WIDE else LIBRARY_FROM
+    if depth < whole:  # for few rows the kernels are faster in parts
+        least = TALL_ROWS + 1
+    sizes = set(range(2 * PROMPT_STEP, LARGEST_CHECKED + 1, PROMPT_STEP))
+    sizes |= {rows for rows in DECODE_ROWS if rows >= least and not _beats_library(rows, columns)}
     x = torch.randn((max(sizes), whole), generator=generator, device=weight.device).to(weight.dtype)
     expected = _reference(x, weight, bias, depth)
 

@@ -132,7 +132,8 @@ class EarlyChain:
         row_pages = kv.pages[run.first // size : (run.end - 1) // size + 1]
         if wanted > len(self.tokens.places) or row_pages != self.pages[: len(row_pages)]:
             return None
-        return Draft.on_device(self.tokens.pick(range(wanted)), run.end, task.request.epoch)
+        tokens = self.tokens if wanted == len(self.tokens.places) else self.tokens.pick(range(wanted))
+        return Draft.on_device(tokens, run.end, task.request.epoch)
 
 
 class EarlyChains:

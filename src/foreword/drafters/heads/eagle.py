@@ -110,15 +110,17 @@ class StepwiseHead(HeadInPages):
         return HeadInput(arrays, np.array(starts, np.int32), _contiguous(states, bounds), are_own=False)
 
     def _run_of(self, task: DraftTask) -> RowRange | None:
-        """Return the missing rows and the newest token's; None if no draft is requested or hidden states are missi."""
-        if task.pages is None or task.max_nodes < 1 or task.max_depth < 1:
+        """Return the missing rows and the newest token's; None if no draft is requested or states are missing."""
+        request, max_nodes, max_depth, pages, _ = task
+        if pages is None or max_nodes < 1 or max_depth < 1:
             return None
-        rows, end = self._rows_of(task.pages), len(task.request.tokens)
-        first = min(rows.missing_from(STATE_OFFSET), end - 1)
-        has_states = rows.states_begin <= first - STATE_OFFSET and end - STATE_OFFSET <= rows.states_end
+        rows, tokens = self._rows_of(pages), request.tokens
+        begin, end = rows.states_begin, len(tokens)
+        first = min(max(rows.end, begin + STATE_OFFSET), end - 1)
+        has_states = begin <= first - STATE_OFFSET and end - STATE_OFFSET <= rows.states_end
         if not has_states or end <= STATE_OFFSET:
             return None
-        return RowRange(task.pages, rows, task.request.tokens, first, end, STATE_OFFSET)
+        return RowRange(pages, rows, tokens, first, end, STATE_OFFSET)
 
     def _draft(self, tasks: list[DraftTask], runs: list[RowRange]) -> list[Draft]:
         if self.traits.stops_itself and len(tasks) > 1:
@@ -126,6 +128,9 @@ class StepwiseHead(HeadInPages):
             if any(can_chain) and not all(can_chain):
                 return self._draft_separately(tasks, runs, can_chain)
         early = [self._early.take(run, task) for run, task in zip(runs, tasks, strict=True)]
+        if None not in early:
+            fill(runs)
+            return join_sources([draft for draft in early if draft is not None])
         fill([run for run, draft in zip(runs, early, strict=True) if draft is not None])
         without_draft = [run if draft is None else None for run, draft in zip(runs, early, strict=True)]
         new_drafts = draft_where_ready(tasks, without_draft, self._draft_now)

@@ -20,7 +20,7 @@ from foreword.speculation.observing import KeptStates
 
 FILLED_AT_ONCE = 16  # maximum committed rows that the next draft computes; `observe` computes more at once
 
-KEPT_TOGETHER, KEPT_ALONE = 256, 16
+KEPT_TOGETHER, KEPT_ALONE = 768, 16
 """Maximum rows of a pass whose states stay in one tensor: if several requests are observed, and if only one is.
 
 The tensor lives as long as a request needs one of its rows, so the states of longer passes are copied.

@@ -154,10 +154,13 @@ def draft_where_ready(
     draft: Callable[[list[DraftTask], list[Input]], Sequence[Draft]],
 ) -> list[Draft]:
     """Call `draft` once for the tasks that have an input; return empty drafts for the others."""
+    values = [value for value in inputs if value is not None]
+    if len(values) == len(tasks):
+        return list(draft(list(tasks), values)) if tasks else []
     drafts = [NO_DRAFT] * len(tasks)
-    ready = {index: value for index, value in enumerate(inputs) if value is not None}
+    ready = [index for index, value in enumerate(inputs) if value is not None]
     if ready:
-        new_drafts = draft([tasks[index] for index in ready], list(ready.values()))
+        new_drafts = draft([tasks[index] for index in ready], values)
         for index, new_draft in zip(ready, new_drafts, strict=True):
             drafts[index] = new_draft
     return drafts

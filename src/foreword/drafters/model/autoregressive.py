@@ -1,7 +1,7 @@
 """Drafts with a decoder that has its own KV cache; the method `draft_model`, and the base of similar methods."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -20,7 +20,7 @@ from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
 from foreword.kv.sequence import KvSequence
 from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.models.sources.resolve import resolve_model
-from foreword.speculation.draft import Draft
+from foreword.speculation.draft import NO_DRAFT, Draft
 from foreword.speculation.drafting import Drafter, DraftRequest, DraftSource, DraftTask, Traits
 from foreword.speculation.layout import BatchBuffers, SequenceRows
 from foreword.speculation.proposing import fair_shares
@@ -148,28 +148,24 @@ class AutoregressiveDrafter(Drafter):
         self, trees: Sequence[GrowingTree], logits: Tensor, began: "torch.cuda.Event | None"
     ) -> None:
         """Draft chains on the device; the host reads the tokens only after the last level."""
-        chains, levels = trees, []
-        while trees:
-            levels.append(draw_on_device(trees, logits))
-            for row, tree in enumerate(trees):
-                # A negative id stands for the token that the row draws.
-                tree.grow([(0.0, tree.frontier[0], -1 - row, None)])
-            unfinished = [tree for tree in trees if not tree.is_done]
-            if unfinished:
-                rows = [self._newest_level(tree) for tree in unfinished]
-                logits = self._run(unfinished, rows, levels[-1])
-            trees = unfinished
-        # Indices of each chain's tokens in `source`.
-        indices: dict[GrowingTree, list[int]] = {tree: [] for tree in chains}
-        source, count = HostCopy.begin(torch.cat(levels), began), 0
-        source.is_cold = any(tree.is_cold for tree in chains)
-        for level in range(len(levels)):
-            for tree in chains:
-                if tree.depth > level:
-                    indices[tree].append(count)
-                    count += 1
-        for tree, of_tree in indices.items():
-            tree.stand_for(source, of_tree)
+        growing, levels, count = list(trees), [draw_on_device(trees, logits)], 0
+        while growing:
+            for row, tree in enumerate(growing):
+                tree.grow_unread(count + row)
+            count += len(growing)
+            unfinished = [
+                (row, tree)
+                for row, tree in enumerate(growing)
+                if tree.depth < min(tree.max_nodes, tree.max_depth)
+            ]
+            growing = [tree for _, tree in unfinished]
+            if growing:
+                rows = [self._newest_drawn(tree, row) for row, tree in unfinished]
+                levels.append(draw_on_device(growing, self._run(growing, rows, levels[-1])))
+        source = HostCopy.begin(torch.cat(levels), began)
+        source.is_cold = any(tree.is_cold for tree in trees)
+        for tree in trees:
+            tree.take_unread(source)
 
     def _catch_up(self, trees: Sequence[GrowingTree]) -> tuple[list[GrowingTree], Tensor]:
         """Process committed tokens in one pass; return the trees whose text is processed, and their logits."""
@@ -197,11 +193,18 @@ class AutoregressiveDrafter(Drafter):
     def _newest_level(self, tree: GrowingTree) -> SequenceRows:
         return SequenceRows(self._kv(tree.request), tree.request.tokens, 0, tree.draft(), tree.frontier[0])
 
+    def _newest_drawn(self, tree: GrowingTree, row: int) -> SequenceRows:
+        """Return a pass over the newest token of a chain, which the row `row` of the previous pass has drawn."""
+        kv, tokens = self._kv(tree.request), tree.request.tokens
+        return SequenceRows(kv, tokens, 1, NO_DRAFT, first=kv.computed + tree.depth - 1, drawn_at=(row,))
+
     def _run(
         self, trees: Sequence[GrowingTree], rows: Sequence[SequenceRows], drawn_before: Tensor | None = None
     ) -> Tensor:
         """Run a pass over `rows`; return its logits. `drawn_before` has tokens that the host has not read."""
-        batch = replace(self._buffers.lay_out(self._cache, rows, ()), drawn_before=drawn_before)
+        batch = self._buffers.lay_out(self._cache, rows, ())
+        if drawn_before is not None:
+            batch = batch.after(drawn_before)
         shared = self._shared
         output = self._runner.forward(shared.to_draft_ids(batch) if shared else batch)
         for tree in trees:

@@ -122,12 +122,13 @@ def test_sizes_to_prepare_are_one_for_each_shape_that_a_batch_can_have(rows: int
     assert {shape(count) for count in range(1, 13)} == set(shapes)
 
 
-def test_sizes_to_prepare_are_of_passes_that_are_captured():
-    from foreword.backends.cuda.layout import DECODE_ROWS, FEW_PARTS, FEW_TILES, decode_sizes
+def test_sizes_to_prepare_are_of_small_passes_that_are_captured():
+    from foreword.backends.cuda.layout import DECODE_ROWS, FEW_PARTS, FEW_TILES, PREPARED_ROWS, decode_sizes
 
     few = sum(rows <= FEW_TILES for rows in DECODE_ROWS)
-    assert len(decode_sizes(256, 1 << 17, 1)) == (len(DECODE_ROWS) - few) * 5 + few * len(FEW_PARTS)
-    assert max(size.requests * 9 for size in decode_sizes(256, 1 << 17, 9)) <= DECODE_ROWS[-1]
-    assert not decode_sizes(256, 1 << 17, DECODE_ROWS[-1] + 1)
+    more = sum(FEW_TILES < rows <= PREPARED_ROWS for rows in DECODE_ROWS)
+    assert len(decode_sizes(256, 1 << 17, 1)) == more * 5 + few * len(FEW_PARTS)
+    assert max(size.requests * 9 for size in decode_sizes(256, 1 << 17, 9)) <= PREPARED_ROWS
+    assert not decode_sizes(256, 1 << 17, PREPARED_ROWS + 1)
     parts = {-(-size.length // 128) for size in decode_sizes(4, 1 << 17, 1) if size.requests == 4}
     assert {1 << (count - 1).bit_length() for count in parts} == {1, 2, 4, 8, 16}
