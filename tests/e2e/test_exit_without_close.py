@@ -43,7 +43,7 @@ def pack_without_end(*arguments, **more):
 MatrixPacker.matrices = pack_without_end
 
 async def main():
-    engine = Engine.load(sys.argv[1], backend="cpu")
+    engine = Engine.load(sys.argv[1], device="cpu", backend="cpu")
     stream = engine.generate("x", PARAMS, speculation={"method": "draft_model", "model": sys.argv[1]})
     answer = asyncio.ensure_future(anext(stream))
     await asyncio.to_thread(is_packing.wait)

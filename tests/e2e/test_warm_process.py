@@ -57,3 +57,17 @@ def test_a_command_starts_where_its_caller_is(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "few.jsonl").write_text('{"question": \n')
     run = warm.run(("bench", "drafters", "--dataset", "few.jsonl"), None, 60)
     assert (run.returncode, "line 1" in run.stderr) == (2, True), run
+
+
+@pytest.mark.parametrize("has_called_cuda", [False, True])
+def test_what_a_command_starts_is_forked_unless_cuda_would_refuse(has_called_cuda: bool):
+    program = """
+import os, subprocess, sys, torch
+torch.cuda._is_in_bad_fork = lambda: sys.argv[1] == "True"
+environment = {**os.environ, "PYTHONWARNINGS": "unknown"}  # of which a new interpreter complains
+command = [sys.executable, "-m", "foreword", "--version"]
+run = subprocess.run(command, env=environment, capture_output=True, text=True)
+print(run.stdout.split()[0], "Invalid -W option" in run.stderr)
+"""
+    run = warm.run([str(has_called_cuda)], None, 60, program=program)
+    assert run.stdout.split() == ["foreword", str(has_called_cuda)], run

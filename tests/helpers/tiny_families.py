@@ -230,7 +230,9 @@ def make_family(directory: Path, family: str, **overrides: Any) -> tuple[Path, n
 
     name, settings = (FAMILIES | HYBRIDS)[family]
     config_class = f"{name}TextConfig" if name in ("Gemma3", "Qwen3_5", "Qwen3_5Moe") else f"{name}Config"
-    config = getattr(transformers, config_class)(**(_BASE | settings | overrides))
+    # Eager: some versions select SDPA where it lacks what the family needs, such as Gemma 2's soft caps.
+    eager = {"attn_implementation": "eager"}
+    config = getattr(transformers, config_class)(**(_BASE | settings | eager | overrides))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(len(family))
         model = getattr(transformers, f"{name}ForCausalLM")(config)

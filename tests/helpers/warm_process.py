@@ -226,14 +226,23 @@ def _as_told(message: list[Any], files: Sequence[int]) -> tuple[str | None, list
 
 
 def _fork_instead_of_exec() -> None:
-    """Let `subprocess` start modules of this package by a fork: they are here already."""
+    """Let `subprocess` start modules of this package by a fork: they are here already.
+
+    Not if this process has called CUDA, even only to count devices: its forks cannot use it. They start afresh.
+    """
+    import torch
+
     start = subprocess.Popen.__init__
 
     def __init__(self: Any, args: Any, *more: Any, **options: Any) -> None:  # noqa: N807
         command = [args] if isinstance(args, str) else [str(arg) for arg in args]
         if command[:2] == [sys.executable, "-m"] and command[2].split(".")[0] == "foreword":
             kept, environment = options.get("pass_fds", ()), options.get("env")
-            options["preexec_fn"] = lambda: _become(command[2], command[3:], kept, environment)
+            modules = os.pathsep.join([sys.path[0], os.environ.get("PYTHONPATH", "")])
+            options["env"] = {**(os.environ if environment is None else environment), "PYTHONPATH": modules}
+            options["preexec_fn"] = lambda: (
+                torch.cuda._is_in_bad_fork() or _become(command[2], command[3:], kept, environment)
+            )
         start(self, args, *more, **options)
 
     subprocess.Popen.__init__ = __init__  # type: ignore[method-assign]

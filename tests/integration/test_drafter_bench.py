@@ -135,7 +135,8 @@ def test_random_heads_are_measured_for_what_they_cost(llm: LLM):
     bench = DrafterBench(llm, parse_methods(forms), BenchSettings(max_tokens=8))
     records = list(bench.measure(PROMPTS[:1], [], lambda *_: None))
     assert [record.drafter for record in records] == [f"{method} model=random" for method in methods]
-    assert all(record.identical and record.speculative.drafted > 0 for record in records)
+    assert [record.drafter for record in records if not record.identical] == []
+    assert [record.drafter for record in records if not record.speculative.drafted] == []
     assert all(record.speculative.memory_bytes for record in records)
     measured = measure_overhead(llm, parse_methods(forms), [12], 1, lambda *_: None)
     assert len(measured) == len(methods)

@@ -98,7 +98,7 @@ ENGINE_MUTANTS = (
         "Acceptance.begin",
         "[entries[index].request.sampler for index in drawing]",
         "[entry.request.sampler for entry in entries[:len(drawing)]]",
-        (WORLDS,),
+        (f"{UNIT}/speculation/test_accept.py",),
     ),
     Mutant(
         30,

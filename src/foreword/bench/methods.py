@@ -68,6 +68,8 @@ class MethodBench(Generic[Settings]):
 
     def __init__(self, llm: "LLM", methods: Sequence[Method], settings: Settings) -> None:
         self._llm = llm
+        if llm.engine.kernels is not None:
+            llm.engine.kernels.are_awaited = True  # a head drafts nothing until its kernels are loaded
         self._settings = settings
         # random heads; removed with the benchmark
         self._folder = TemporaryDirectory(prefix="foreword-heads-")

@@ -11,6 +11,9 @@ from foreword.speculation.draft import ROOT, Draft
 
 LATE_FACTOR = 3.0  # a node is late after this multiple of the 99th percentile of its recent times
 
+FEW_TIMES = 8
+"""Times of which the largest counts instead of the percentile, which of two would be the smaller one."""
+
 FARTHEST = 4.0
 """Cap of a measured time, as a multiple of the usual one: a single pause should not move the estimate."""
 
@@ -48,7 +51,8 @@ class NodeEstimates:
         insort(self._sorted, seconds)
         if len(self._firsts) > _SAMPLES:
             del self._sorted[bisect_left(self._sorted, self._firsts.popleft())]
-        self.late_after = LATE_FACTOR * self._sorted[int(0.99 * (len(self._sorted) - 1))]
+        last = len(self._sorted) - 1
+        self.late_after = LATE_FACTOR * self._sorted[max(int(0.99 * last), min(last, FEW_TIMES - 1))]
         self.first_seconds = _moving_average(self.first_seconds, _capped(seconds, self.first_seconds))
 
     def record_level(self, seconds: float) -> None:

@@ -77,6 +77,17 @@ def test_a_node_is_late_after_three_times_what_it_almost_never_takes():
     assert estimates.late_after == pytest.approx(0.15)
 
 
+def test_a_quick_answer_makes_no_earlier_one_late():
+    """Of few times, all but the largest are under no percentile worth the name."""
+    estimates = NodeEstimates()
+    for count, seconds in enumerate((0.02, 0.001, 0.001, 0.001)):
+        estimates.record_first(seconds)
+        assert estimates.late_after == pytest.approx(0.06), count
+    for _ in range(8):
+        estimates.record_first(0.001)
+    assert estimates.late_after == pytest.approx(0.003)  # one pause among many
+
+
 def test_survival_is_learned_from_what_came():
     estimates = NodeEstimates()
     text = [1, 2, 3, 4, 5]

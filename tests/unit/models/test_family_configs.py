@@ -61,6 +61,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "Glm4MoeForCausalLM",
         {**_MOE, "n_routed_experts": 8, "n_shared_experts": 1, "first_k_dense_replace": 1},
     ),
+    "gpt_oss": (
+        "GptOssForCausalLM",
+        {"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": 32},
+    ),
     "deepseek_v2": ("DeepseekV2ForCausalLM", {**_DEEPSEEK, "topk_method": "group_limited_greedy"}),
     "deepseek_v3": ("DeepseekV3ForCausalLM", _DEEPSEEK),
 }
@@ -82,7 +86,7 @@ def read(model: str, **changes: Any) -> ModelConfig:
     hf_class, settings = MODELS[model]
     values = _BASE | settings | changes | {"architectures": [hf_class]}
     names = {f"model.layers.{index}.input_layernorm.weight" for index in range(4)}
-    sparse = {"mixtral": range(4), "qwen2_moe": (1, 3)}.get(model, range(1, 4))
+    sparse = {"mixtral": range(4), "gpt_oss": range(4), "qwen2_moe": (1, 3)}.get(model, range(1, 4))
     if "num_experts_per_tok" in settings:
         names |= {f"model.layers.{index}.mlp.experts.{expert}.x" for index in sparse for expert in range(8)}
     return hf_config(values, frozenset(names), PATH)
@@ -114,6 +118,11 @@ def test_layers_without_rotation_and_without_experts():
     assert [layer.attention.is_rotated for layer in listed.layers] == [False, True, True, False]
     experts = [layer.mlp.experts is not None for layer in read("qwen2_moe").layers]
     assert experts == [False, True, False, True]
+
+
+def test_clamped_experts_have_a_limit_that_older_files_do_not_state():
+    limits = [read("gpt_oss", **stated).layers[0].mlp.experts for stated in ({}, {"swiglu_limit": 5.0})]
+    assert [experts and experts.clamp for experts in limits] == [7.0, 5.0]
 
 
 @pytest.mark.parametrize("dense", [{"mlp_only_layers": [1]}, {"decoder_sparse_step": 2}])

@@ -58,7 +58,7 @@ class ExpertKeys:
     shared_count: str | None = None  # the same, as a multiple of the size of a routed expert
     shared_gate: bool = False
     bias: bool = False
-    clamp: str | None = None
+    clamp: tuple[str, float] | None = None  # key, and the value if it is missing
     dense: DenseLayers = DenseLayers.NONE
 
 

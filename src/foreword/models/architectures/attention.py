@@ -290,14 +290,17 @@ GPT_OSS = Architecture(
     gguf=GgufNames(
         "gpt-oss",
         LLAMA_TENSORS | EXPERT_TENSORS | _AFTER_ATTENTION | {"attn_sinks": "self_attn.sinks"},
-        settings={"swiglu_limit": 7.0},
     ),
     attention_bias=ConfigSwitch(key="attention_bias", default=True),
     output_bias=ConfigSwitch(key="attention_bias", default=True),
     window=WindowField(WindowedLayers.ALL_BUT_EVERY_NTH, period=2),
     rope=Rope(theta=150_000.0, yarn_truncates=False),
     experts=ExpertKeys(
-        ("num_local_experts",), size="intermediate_size", normalize=ALWAYS, bias=True, clamp="swiglu_limit"
+        ("num_local_experts",),
+        size="intermediate_size",
+        normalize=ALWAYS,
+        bias=True,
+        clamp=("swiglu_limit", 7.0),
     ),
     has_sinks=True,
     stored=StoredTensors(renamed=((".mlp.router.", ".mlp.gate."),), stacked_experts=ExpertStacks.INTERLEAVED),

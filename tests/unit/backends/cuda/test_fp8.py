@@ -150,7 +150,7 @@ def test_every_size_of_a_pass_has_the_bits_of_the_reference(shape: tuple[int, in
     weight = Fp8Weight(random(*shape).to(FP8), scales, in_blocks)
     products, x = Products(), random(1024, shape[1])
     products.check_library([Product(weight), Product(weight, is_split=True)])
-    assert not products._packed._odd
+    assert not products._packed._unusable
     whole = products(x, weight, None)
     total = added_up(products.parts(x, weight)) if products.splits(weight) else None
     for rows in (*DECODE_ROWS, 512, 768):

@@ -101,7 +101,7 @@ def test_every_tile_has_the_bits_of_the_reference(kind: str, group: int):
     weight, _ = weight_of(kind, 2048, 4096, group)
     products, x = Products(), torch.randn((600, 4096), device=KERNEL_DEVICE).bfloat16()
     products.check_library([Product(weight), Product(weight, is_split=True)])
-    assert not products._packed._odd
+    assert not products._packed._unusable
     whole, parts = products(x, weight, None), added_up(products.parts(x, weight))
     for rows in (*DECODE_ROWS, 300):
         assert torch.equal(products(x[:rows], weight, None), whole[:rows]), rows

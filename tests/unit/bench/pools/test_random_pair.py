@@ -72,7 +72,7 @@ def test_nodes_draft_as_well_and_may_run_ahead_or_not(pair: tuple[Path, Path]):
     with ExitStack() as nodes:
         ways = ways_of_drafting(draft, ["cpu"], 3, nodes, run_ahead=[True, False])
         rows = measure_pools(
-            llm.engine, ways, [[5, 6, 7]], batches=[1], tokens=120, repeats=1, progress=lambda *_: None
+            llm.engine, ways, [[5, 6, 7]], batches=[1], tokens=24, repeats=1, progress=lambda *_: None
         )
     assert [row.way for row in rows[2:]] == ["node on cpu", "node on cpu, no run-ahead"]
     assert all(row.tokens_per_pass > 1 for row in rows[2:])

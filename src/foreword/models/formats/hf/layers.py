@@ -33,7 +33,7 @@ def experts_spec(fields: ConfigFields, keys: ExpertKeys, normalize: bool) -> Exp
         group_score=keys.group_score,
         shared_gate=keys.shared_gate,
         bias=keys.bias,
-        clamp=fields.optional_number(keys.clamp),
+        clamp=None if keys.clamp is None else fields.number(*keys.clamp),
     )
     return _checked(fields, keys, spec)
 
