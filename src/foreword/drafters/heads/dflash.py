@@ -14,8 +14,8 @@ from foreword.drafters.heads.growing import draft_at_once, grow_levels, new_tree
 from foreword.drafters.heads.in_pages import HeadInPages, fill
 from foreword.drafters.heads.loading import (
     HEAD,
-    HeadConfig,
     LoadedHead,
+    WindowedHeadConfig,
     drafts_where,
     head_drafter_kind,
     load_head,
@@ -116,7 +116,7 @@ DFLASH = head_drafter_kind("dflash", "a head that fills a block of masks in one 
 
 
 @dataclass(frozen=True)
-class DSparkConfig(HeadConfig):
+class DSparkConfig(WindowedHeadConfig):
     """Settings of a DSpark head."""
 
     confidence: float = setting(
@@ -173,7 +173,7 @@ DSPARK = drawn_kind(
     "a DFlash head with a Markov head over the tokens of a block",
     DSparkConfig,
     lambda config, resources: DSparkHead(
-        load_head(config.model, "dspark", resources), config.tree_width, config.confidence
+        load_head(config, "dspark", resources), config.tree_width, config.confidence
     ),
     traits=HEAD,
 )

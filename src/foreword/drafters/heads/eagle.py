@@ -23,8 +23,8 @@ from foreword.drafters.heads.in_pages import HeadInPages, RowRange, fill
 from foreword.drafters.heads.loading import (
     HEAD,
     HEAD_BY_LEVEL,
-    HeadConfig,
     LoadedHead,
+    WindowedHeadConfig,
     drafts_where,
     head_drafter_kind,
     load_head,
@@ -101,7 +101,7 @@ class StepwiseHead(HeadInPages):
             pages, tokens, rows = _pages(one.task), one.task.request.tokens, 1 + len(one.draft)
             drawn_at = range(one.drawn_at, one.drawn_at + rows)
             parts.append(SequenceRows(pages.kv, tokens, rows, NO_DRAFT, first=len(tokens), drawn_at=drawn_at))
-            starts.append(max(self._rows_of(pages).begin, STATE_OFFSET))
+            starts.append(self._start(self._rows_of(pages), len(tokens)))
             bounds.append((one.states_at, one.states_at + rows))
         arrays = self._buffers.lay_out(_pages(going[0].task).cache, parts, ()).arrays
         arrays.logit_rows[:] = arrays.row_starts[:-1]
@@ -120,7 +120,7 @@ class StepwiseHead(HeadInPages):
             or end <= STATE_OFFSET
         ):
             return None
-        return RowRange(task.pages, rows, task.request.tokens, first, end, STATE_OFFSET)
+        return self._range(task.pages, task.request.tokens, first, end)
 
     def _draft(self, tasks: list[DraftTask], runs: list[RowRange]) -> list[Draft]:
         if self.traits.stops_itself and len(tasks) > 1:
@@ -156,8 +156,7 @@ class StepwiseHead(HeadInPages):
             HeadTree(task, self._width, run.pages.kv.reserved - run.end)
             for task, run in zip(tasks, runs, strict=True)
         ]
-        starts = np.array([max(run.rows.begin, STATE_OFFSET) for run in runs], np.int32)
-        start = GrowthStart(output, rows.arrays.block_tables, starts)
+        start = GrowthStart(output, rows.arrays.block_tables, rows.starts)
         grow_by_passes(trees, start, self._runner, store, self._vocabulary)
         return [tree.draft() for tree in trees]
 
@@ -215,7 +214,7 @@ P_EAGLE = head_drafter_kind("p_eagle", "an EAGLE-3 head that drafts many tokens 
 
 
 @dataclass(frozen=True)
-class MtpConfig(HeadConfig):
+class MtpConfig(WindowedHeadConfig):
     """Location of the module, and its input."""
 
     model: str = setting("", "module: a local path or a hub id; empty: the target's own files")
@@ -225,7 +224,7 @@ class MtpConfig(HeadConfig):
 
 
 def build_mtp(config: MtpConfig, resources: DrafterResources) -> StepwiseHead:
-    head = load_head(config.model, "mtp", resources)
+    head = load_head(config, "mtp", resources)
     taps = tuple(Tap(tap.layer, not config.pre_norm) for tap in head.taps)
     return StepwiseHead(replace(head, taps=taps), config.tree_width)
 
