@@ -43,6 +43,7 @@ _STEPWISE_HEADS: list[dict[str, Any]] = [
     {"method": "mtp", "num_speculative_tokens": 3},
     {"method": "mtp", "num_speculative_tokens": 8, "tree_width": 3},
     {"method": ["suffix", "eagle3"], "num_speculative_tokens": 5},
+    {"method": "eagle3", "num_speculative_tokens": 5, "window": 10},
 ]
 _PARALLEL_HEADS: list[dict[str, Any]] = [
     {"method": "medusa", "num_speculative_tokens": 4},
@@ -53,6 +54,7 @@ _PARALLEL_HEADS: list[dict[str, Any]] = [
     {"method": "dflash", "num_speculative_tokens": 10, "tree_width": 3},
     {"method": "dspark", "num_speculative_tokens": 5},
     {"method": "dspark", "num_speculative_tokens": 9, "tree_width": 3, "confidence": 0.1},
+    {"method": "dflash", "num_speculative_tokens": 4, "window": 10},
 ]
 FAMILIES = {
     name: [{**form, "fixed": True} for form in forms]  # asked every time, whether or not it pays

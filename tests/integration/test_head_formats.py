@@ -1,5 +1,7 @@
 """Published layouts of EAGLE heads: our draft logits, step by step, against the mathematics written down directly."""
 
+import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
@@ -286,6 +288,46 @@ def test_a_head_that_joins_late_reads_the_text_from_there_on(folder: Path, name:
     for text, guesses, logits in overheard.found:
         expected = reference.logits(text, guesses, first)
         torch.testing.assert_close(logits.double(), expected, atol=2e-4, rtol=1e-4)
+
+
+WINDOW = 12
+
+
+@pytest.mark.parametrize("backend", ["torch", pytest.param("cpu", marks=needs_cpu_kernels)])
+@pytest.mark.parametrize("width", [1, 3])
+def test_a_draft_attends_to_the_newest_positions_alone(folder: Path, backend: str, width: int):
+    """The window counts from the first row that a draft computes, which is one of the last three here."""
+    reference = reference_of(folder, "EAGLE-3")
+    shape = {"num_speculative_tokens": 6, "tree_width": width, "max_depth": 3, "window": WINDOW}
+    llm = reference.load(shape, backend, "float32")
+    overheard = OverheardLevels(llm.engine.drafters.default.drafter._drafter)
+    llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=9, ignore_eos=True))
+    assert len(overheard.found) >= 12
+    for (text, guesses, logits), start in zip(overheard.found, overheard.starts, strict=True):
+        newest = len(text) - 1
+        assert newest - 3 < start + WINDOW - 1 <= newest
+        expected = reference.logits(text, guesses, start)
+        torch.testing.assert_close(logits.double(), expected, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("backend", ["torch", pytest.param("cpu", marks=needs_cpu_kernels)])
+def test_a_head_has_the_window_of_its_config_unless_another_is_given(
+    folder: Path, tmp_path: Path, backend: str
+):
+    reference = reference_of(folder, "EAGLE-3")
+    shutil.copytree(reference.path, tmp_path / "head")
+    config = json.loads((tmp_path / "head" / "config.json").read_text())
+    config |= {"layer_types": ["sliding_attention"], "sliding_window": WINDOW}
+    (tmp_path / "head" / "config.json").write_text(json.dumps(config))
+    starts = {}
+    for given in (0, 20):
+        shape = {"model": str(tmp_path / "head"), "num_speculative_tokens": 3, "window": given}
+        llm = reference.load(shape, backend, "float32")
+        overheard = OverheardLevels(llm.engine.drafters.default.drafter._drafter)
+        llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))
+        starts[given] = overheard.starts[0]
+    prompt = len(PROMPT["prompt_token_ids"])
+    assert starts == {0: prompt + 1 - WINDOW, 20: prompt + 1 - 20}
 
 
 @pytest.mark.parametrize("rule", ["token", "block"])

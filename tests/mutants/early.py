@@ -119,9 +119,9 @@ EARLY_MUTANTS = (
         105,
         "an exit that joined late reads rows that were never filled",
         "drafters/heads/in_pages.py",
-        "HeadInPages._missing",
-        "rows.begin",
-        "0",
+        "HeadInPages._start",
+        "max(rows.begin, self._state_offset)",
+        "self._state_offset",
         ("tests/integration/test_exit_rows.py::test_an_exit_that_joined_late_reads_none_of_the_rows_before",),
     ),
     Mutant(

@@ -72,8 +72,8 @@ PARALLEL_HEAD_MUTANTS = (
         "a block looks at rows before those that its late head has",
         "drafters/heads/in_pages.py",
         "HeadInPages._missing",
-        "run.start if run.first < end else rows.begin",
-        "rows.begin",
+        "max(run.start, self._start(rows, end))",
+        "self._start(rows, end)",
         (f"{AT_ONCE}::test_a_head_that_joins_late_reads_the_text_from_there_on[DFlash-cpu]",),
     ),
     Mutant(

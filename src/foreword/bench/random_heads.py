@@ -167,7 +167,7 @@ def head_drafter(decoder: Decoder, head: Head, is_reference: bool = False) -> Dr
         RowSpec(method, len(spec.layers), *spec.layers[0].attention.kept),
         taps_of(spec),
         vocabulary,
-        {name: head.load(name).to(decoder.device) for name in DRAFTERS_OWN if spec.has(name)},
+        tensors={name: head.load(name).to(decoder.device) for name in DRAFTERS_OWN if spec.has(name)},
     )
     if method == "dspark":
         return DSparkHead(loaded, 1, confidence=0.0)

@@ -4,9 +4,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from foreword.engine.collection import spare_steps
 
 from foreword.cli import console, main
-from foreword.engine.collection import spare_steps
 from helpers.tiny_models import make_hf_model
 
 

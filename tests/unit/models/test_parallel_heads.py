@@ -79,6 +79,42 @@ def medusa(change: Callable[[dict[str, torch.Tensor]], Any], **config: Any) -> C
     return write
 
 
+WINDOWED = {"layer_types": ["sliding_attention"], "sliding_window": 20}
+
+
+@pytest.mark.parametrize(
+    ("more", "window", "is_causal"),
+    [
+        ({}, None, False),
+        ({"sliding_window": 20}, None, False),  # a copy of the target's config
+        ({"sliding_window": 20, "use_sliding_window": True}, 20, True),
+        (WINDOWED, 20, True),
+        (WINDOWED | {"is_causal": False}, 20, False),
+        (WINDOWED | {"speculators_model_type": "dflash"}, 20, False),
+        (WINDOWED | {"speculators_model_type": "dflash", "sliding_window_non_causal": False}, 20, True),
+        ({"layer_types": ["full_attention"], "sliding_window": 20}, None, False),
+        ({"dflash_config": {"use_swa": True, "swa_window_size": 9, "causal": False}}, 9, False),
+        ({"is_causal": False, "dflash_config": {"causal": True}}, None, False),
+        ({"dflash_config": {"causal_head": True}}, None, True),  # JetSpec
+    ],
+)
+def test_the_window_and_causality_of_a_block_head(
+    tmp_path: Path, more: dict[str, Any], window: int | None, is_causal: bool
+):
+    block = {"mask_token_id": 5, "target_layer_ids": [0, 2, 4]} | more.get("dflash_config", {})
+    path = TinyHead(VOCAB).dflash().save(tmp_path, **more | {"dflash_config": block}, block_size=7)
+    spec = open_head(path).spec
+    assert (spec.window, spec.is_causal) == (window, is_causal)
+    assert describe_head(open_head(path)).get("window") == window
+
+
+def test_a_head_with_full_and_sliding_attention_is_refused(tmp_path: Path):
+    kinds = ["full_attention", "sliding_attention"]
+    path = TinyHead(VOCAB, layers=2).eagle3().save(tmp_path, layer_types=kinds, sliding_window=20)
+    with pytest.raises(ForewordError, match="a head with full and sliding attention"):
+        open_head(path)
+
+
 @pytest.mark.parametrize(
     ("write", "message"),
     [
@@ -88,7 +124,8 @@ def medusa(change: Callable[[dict[str, torch.Tensor]], Any], **config: Any) -> C
         (dflash(block_size=65), "a block of 65"),
         (dflash(target_layer_ids=[1, 2]), "reads 3 hidden states"),
         (dflash(target_layer_ids=[1, 2, 8]), "after layer 9 and it has 8"),
-        (dflash(layer_types=["sliding_attention"]), "a sliding window"),
+        (dflash(layer_types=["sliding_attention"]), "sliding_window is missing"),
+        (dflash(layer_types="sliding_attention"), "layer_types is 'sliding_attention', not a list of 1"),
         (dflash(final_logit_softcapping=30.0), "final_logit_softcapping"),
         (medusa(lambda t: t.pop("1.0.linear.weight")), r"lacks tensor blocks\.1\.layers\.0\.weight"),
         (medusa(lambda t: t.pop("1.1.weight")), r"lacks tensor lm_heads\.1\.weight"),

@@ -58,6 +58,7 @@ def parse_numbers(option: str, text: str | None) -> tuple[int, ...] | None:
 
 MODELS_WIDTH = "Width of the MLP. Default: the model's."
 LAYERS_READ = "Layers whose hidden states the head reads, such as 2,15,27."
+WINDOW = "Newest positions that the head attends to, such as 2048. Default: all."
 VOCABULARY = "Size of the head's vocabulary: the most frequent tokens."
 
 
@@ -88,6 +89,7 @@ class Eagle3(_Training):
     taps: str | None = option(None, LAYERS_READ, last=3)
     intermediate: int | None = option(None, MODELS_WIDTH, min=1, last=3)
     own_output: bool = option(True, "Train an output matrix instead of using the model's.", last=3)
+    head_window: int | None = option(None, WINDOW, min=1, last=3)
     round_bits: int | None = option(None, "Round weights to 8 or 4 bits while the rate decays.", last=3)
 
     def __post_init__(self) -> None:
@@ -101,7 +103,7 @@ class Eagle3(_Training):
         from foreword.train.heads.eagle3 import Eagle3Recipe
 
         taps = parse_numbers("--taps", self.taps)
-        return Eagle3Recipe(self.draft_vocab, taps, self.intermediate, self.own_output)
+        return Eagle3Recipe(self.draft_vocab, taps, self.intermediate, self.own_output, self.head_window)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,12 +174,15 @@ class DFlash(_Training):
     draft_vocab: int = option(16384, VOCABULARY, min=1, last=3)
     taps: str | None = option(None, LAYERS_READ, last=3)
     intermediate: int | None = option(None, MODELS_WIDTH, min=1, last=3)
+    head_window: int | None = option(None, WINDOW, min=2, last=3)
 
     def recipe(self) -> "Recipe":
         from foreword.train.heads.dflash import DFlashRecipe
 
         taps = parse_numbers("--taps", self.taps)
-        return DFlashRecipe(self.layers, self.guesses, taps, self.intermediate, self.draft_vocab)
+        return DFlashRecipe(
+            self.layers, self.guesses, taps, self.intermediate, self.draft_vocab, self.head_window
+        )
 
 
 app = typer.Typer(no_args_is_help=True, help="Train a head or a draft model on the target's own texts.")

@@ -13,8 +13,8 @@ from foreword.drafters.heads.chains import drafts_of_chains, plan_chains
 from foreword.drafters.heads.growing import draft_at_once, grow_levels, new_trees
 from foreword.drafters.heads.in_pages import HeadInPages, fill
 from foreword.drafters.heads.loading import (
-    HeadConfig,
     LoadedHead,
+    WindowedHeadConfig,
     draft_where_ready,
     head_drafter_kind,
     load_head,
@@ -115,7 +115,7 @@ DFLASH = head_drafter_kind("dflash", "a head that fills a block of masks in one 
 
 
 @dataclass(frozen=True)
-class DSparkConfig(HeadConfig):
+class DSparkConfig(WindowedHeadConfig):
     """Settings of a DSpark head."""
 
     confidence: float = setting(
@@ -182,6 +182,6 @@ DSPARK = drawn_kind(
     "a DFlash head with a Markov head over the tokens of a block",
     DSparkConfig,
     lambda config, resources: DSparkHead(
-        load_head(config.model, "dspark", resources), config.tree_width, config.confidence
+        load_head(config, "dspark", resources), config.tree_width, config.confidence
     ),
 )

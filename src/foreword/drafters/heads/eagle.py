@@ -23,8 +23,8 @@ from foreword.drafters.heads.in_pages import HeadInPages, RowRange, fill
 from foreword.drafters.heads.loading import (
     HEAD,
     HEAD_BY_LEVEL,
-    HeadConfig,
     LoadedHead,
+    WindowedHeadConfig,
     draft_where_ready,
     head_drafter_kind,
     load_head,
@@ -102,7 +102,7 @@ class StepwiseHead(HeadInPages):
             sequences.append(
                 SequenceRows(pages.kv, tokens, rows, NO_DRAFT, first=len(tokens), drawn_at=drawn_at)
             )
-            starts.append(max(self._rows_of(pages).begin, STATE_OFFSET))
+            starts.append(self._start(self._rows_of(pages), len(tokens)))
             bounds.append((entry.states_at, entry.states_at + rows))
         arrays = self._buffers.lay_out(_pages(entries[0].task).cache, sequences, ()).arrays
         arrays.logit_rows[:] = arrays.row_starts[:-1]
@@ -120,7 +120,7 @@ class StepwiseHead(HeadInPages):
         has_states = begin <= first - STATE_OFFSET and end - STATE_OFFSET <= rows.states_end
         if not has_states or end <= STATE_OFFSET:
             return None
-        return RowRange(pages, rows, tokens, first, end, STATE_OFFSET)
+        return self._range(pages, tokens, first, end)
 
     def _draft(self, tasks: list[DraftTask], runs: list[RowRange]) -> list[Draft]:
         if self.traits.stops_itself and len(tasks) > 1:
@@ -165,8 +165,7 @@ class StepwiseHead(HeadInPages):
             HeadTree(task, self._width, run.pages.kv.reserved - run.end)
             for task, run in zip(tasks, runs, strict=True)
         ]
-        starts = np.array([max(run.rows.begin, STATE_OFFSET) for run in runs], np.int32)
-        start = GrowthStart(output, rows.arrays.block_tables, starts)
+        start = GrowthStart(output, rows.arrays.block_tables, rows.starts)
         grow_by_passes(trees, start, self._runner, store, self._vocabulary)
         return [tree.draft() for tree in trees]
 
@@ -222,7 +221,7 @@ P_EAGLE = head_drafter_kind("p_eagle", "an EAGLE-3 head that drafts many tokens 
 
 
 @dataclass(frozen=True)
-class MtpConfig(HeadConfig):
+class MtpConfig(WindowedHeadConfig):
     """Location of the module, and its input."""
 
     model: str = setting("", "module: a local path or a hub id; empty: the target's own files")
@@ -232,7 +231,7 @@ class MtpConfig(HeadConfig):
 
 
 def build_mtp(config: MtpConfig, resources: DrafterResources) -> StepwiseHead:
-    head = load_head(config.model, "mtp", resources)
+    head = load_head(config, "mtp", resources)
     taps = tuple(Tap(tap.layer, not config.pre_norm) for tap in head.taps)
     return StepwiseHead(replace(head, taps=taps), config.tree_width)
 

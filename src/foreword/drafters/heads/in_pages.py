@@ -35,12 +35,7 @@ class RowRange(NamedTuple):
     tokens: Sequence[int]  # of the text
     first: int
     end: int  # exclusive
-    state_offset: int
-
-    @property
-    def start(self) -> int:
-        """The first row to which these rows attend."""
-        return self.first if self.first > self.rows.end else max(self.rows.begin, self.state_offset)
+    start: int  # first row to which these rows attend
 
 
 class HeadInPages(Drafter):
@@ -55,13 +50,14 @@ class HeadInPages(Drafter):
     def __init__(self, head: LoadedRows, state_offset: int, scratch: int) -> None:
         """Create a head whose row of a token is computed from the states `state_offset` positions before it.
 
-        The first `state_offset` tokens therefore have no row.
+        The first `state_offset` tokens therefore have no row. With a window, a pass attends to the newest positions
+        only, counted from its first row.
         """
         self._filler = head.runner  # computes the rows
         self._kind = head.rows.name
         self._taps = head.taps
         self._vocabulary = head.vocabulary
-        self._state_offset = state_offset
+        self._state_offset, self._window = state_offset, head.window
         self._buffers = BatchBuffers()
         self.traits = replace(self.traits, needs=DrafterNeeds(head.taps, (head.rows,), scratch=scratch))
 
@@ -81,7 +77,7 @@ class HeadInPages(Drafter):
                 first = rows.missing_from(state_offset)
                 end = min(commit.settled, rows.states_end + state_offset)
                 if end - first > FILLED_AT_ONCE:
-                    runs.append(RowRange(commit.pages, rows, commit.request.tokens, first, end, state_offset))
+                    runs.append(self._range(commit.pages, commit.request.tokens, first, end))
         if runs:
             self._fill_rows(runs)
         for rows in observed:
@@ -106,12 +102,23 @@ class HeadInPages(Drafter):
         """Return the missing rows of committed tokens, and the first row that each request attends to."""
         runs, starts = [], []
         for task, task_pages in zip(tasks, pages, strict=True):
-            rows, tokens, offset = self._rows_of(task_pages), task.request.tokens, self._state_offset
+            rows, tokens = self._rows_of(task_pages), task.request.tokens
             end = len(tokens) - 1
-            run = RowRange(task_pages, rows, tokens, rows.missing_from(offset), end, offset)
+            run = self._range(task_pages, tokens, rows.missing_from(self._state_offset), end)
             runs += [run] if run.first < end else []
-            starts.append(run.start if run.first < end else rows.begin)
+            starts.append(max(run.start, self._start(rows, end)))
         return runs, np.array(starts, np.int32)
+
+    def _range(self, pages: RequestRows, tokens: Sequence[int], first: int, end: int) -> RowRange:
+        """Return these rows of a request, with the first row to which they attend."""
+        rows = self._rows_of(pages)
+        start = first if first > rows.end else self._start(rows, first)
+        return RowRange(pages, rows, tokens, first, end, start)
+
+    def _start(self, rows: ExtraRows, first: int) -> int:
+        """Return the first row to which a pass attends whose own first row is `first`."""
+        computed = max(rows.begin, self._state_offset)
+        return computed if self._window is None else max(computed, first + 1 - self._window)
 
     def _features(self, commits: Sequence[Commit]) -> Sequence[tuple[States, int]]:
         """Return, per commit, a tensor of states and the index of its first row.

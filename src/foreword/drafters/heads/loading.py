@@ -24,7 +24,7 @@ from foreword.models.heads.spec import CONFIDENCE, DRAFTERS_OWN, HeadSpec
 from foreword.models.sources.resolve import resolve_model
 from foreword.speculation.draft import NO_DRAFT, Draft
 from foreword.speculation.drafting import Drafter, DraftSource, DraftTask, Traits
-from foreword.speculation.settings import DrafterSettings, setting
+from foreword.speculation.settings import DrafterSettings, at_least, setting
 
 Input = TypeVar("Input")
 
@@ -94,6 +94,17 @@ class HeadConfig(DrafterSettings):
 
 
 @dataclass(frozen=True)
+class WindowedHeadConfig(HeadConfig):
+    """Settings of a head with KV rows."""
+
+    window: int = setting(
+        0,
+        "newest positions that the head attends to; 0: the window in its config.json, or all",
+        at_least(0),
+    )
+
+
+@dataclass(frozen=True)
 class LoadedRows:
     """A loaded network with KV rows in the target's pages, from which a drafter is created."""
 
@@ -101,6 +112,7 @@ class LoadedRows:
     rows: RowSpec  # its rows in the target's pages
     taps: tuple[Tap, ...]  # hidden states that it reads
     vocabulary: DraftVocabulary
+    window: int | None = None  # newest positions that a draft attends to; None: all
 
 
 @dataclass(frozen=True)
@@ -118,10 +130,10 @@ class LoadedHead(LoadedRows):
         return self.runner.spec
 
 
-def load_head(model: str, kind: str, resources: DrafterResources) -> LoadedHead:
+def load_head(config: WindowedHeadConfig, kind: str, resources: DrafterResources) -> LoadedHead:
     """Load a head of this kind for the target; refuse one trained for another target."""
-    path = head_path(model, kind, resources)
-    head = open_fitting(path, kind, resources, is_inside=kind == "mtp" and not model)
+    path = head_path(config.model, kind, resources)
+    head = open_fitting(path, kind, resources, is_inside=kind == "mtp" and not config.model)
     spec = head.spec
     # A stable name that distinguishes heads of one engine.
     rows = RowSpec(f"{kind}:{path.resolve()}", len(spec.layers), *spec.layers[0].attention.kept)
@@ -132,8 +144,9 @@ def load_head(model: str, kind: str, resources: DrafterResources) -> LoadedHead:
         rows,
         taps_of(spec),
         vocabulary_of(head, resources),
-        tensors,
-        head.acceptance_by_level,
+        window=config.window or spec.window,
+        tensors=tensors,
+        acceptance_by_level=head.acceptance_by_level,
     )
 
 
@@ -142,10 +155,10 @@ def head_drafter_kind(
 ) -> DrafterKind:
     """Return the registry entry of a class of heads, which are created from a loaded head and a tree width."""
 
-    def build(config: HeadConfig, resources: DrafterResources) -> Drafter:
-        return drafter(load_head(config.model, method, resources), config.tree_width)
+    def build(config: WindowedHeadConfig, resources: DrafterResources) -> Drafter:
+        return drafter(load_head(config, method, resources), config.tree_width)
 
-    return drawn_kind(drafter, summary, HeadConfig, build)
+    return drawn_kind(drafter, summary, WindowedHeadConfig, build)
 
 
 def draft_where_ready(

@@ -57,6 +57,7 @@ def _layers(spec: HeadSpec) -> dict[str, Any]:
         "head_dim": attention.head_dim,
         "intermediate_size": mlp.intermediate_size,
         "rope_theta": spec.rope.theta,
+        **({} if spec.window is None else {"window": spec.window}),
     }
 
 

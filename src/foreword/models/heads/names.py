@@ -140,6 +140,23 @@ def read_layers(fields: ConfigFields, present: Shapes, count: int | None = None)
     return tuple(layer(index) for index in range(count or fields.count("num_hidden_layers", 1)))
 
 
+def sliding_window(fields: ConfigFields, layers: int) -> int | None:
+    """Return the window of a head whose layers all have one; None if none has.
+
+    Without `layer_types`, a `sliding_window` counts only if `use_sliding_window` is true: many configs of heads are
+    copies of their target's.
+    """
+    kinds = fields.get("layer_types")
+    if kinds is None:
+        return fields.count("sliding_window") if fields.flag("use_sliding_window", False) else None
+    if not isinstance(kinds, list) or len(kinds) < layers:
+        raise fields.malformed("layer_types", f"a list of {layers} kinds of attention")
+    windowed = [kind == "sliding_attention" for kind in kinds[:layers]]
+    if any(windowed) and not all(windowed):
+        raise fields.unsupported("a head with full and sliding attention")
+    return fields.count("sliding_window") if any(windowed) else None
+
+
 def all_layer_shapes(
     layers: Sequence[LayerSpec], hidden: int, *, first_inputs: int, first_norm: bool
 ) -> dict[str, tuple[int, ...]]:

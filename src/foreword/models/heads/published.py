@@ -12,7 +12,14 @@ from foreword.models.config import LayerSpec, NormSpec, RopeSpec
 from foreword.models.formats.fields import ConfigFields
 from foreword.models.formats.hf.rope import rope_spec
 from foreword.models.heads.files import HeadFiles, checked_shapes, vocabulary_shapes
-from foreword.models.heads.names import all_layer_shapes, layer_ids, mask_token, named_boundaries, read_layers
+from foreword.models.heads.names import (
+    all_layer_shapes,
+    layer_ids,
+    mask_token,
+    named_boundaries,
+    read_layers,
+    sliding_window,
+)
 from foreword.models.heads.spec import CONFIDENCE, MARKOV, HeadSpec, Join, Shapes
 
 MASK_HIDDEN = "mask_hidden"
@@ -88,6 +95,7 @@ def read_eagle3(files: HeadFiles) -> HeadSpec:
         ),
         norm_output=fields.flag("norm_output", False),
         mask_token_id=mask_token(fields, body.vocab) if is_parallel else None,
+        window=sliding_window(body.fields, len(body.layers)),
     )
 
 
@@ -163,7 +171,8 @@ def read_eagle(files: HeadFiles) -> HeadSpec:
     required = {**required, "fc.weight": (hidden, 2 * hidden)}
     required |= all_layer_shapes(layers, hidden, first_inputs=hidden, first_norm=False)
     shapes = checked_shapes(files, required, {**optional, "fc.bias": (hidden,)})
-    return described("eagle", Join.FUSED, inner, layers, shapes)
+    window = sliding_window(inner, len(layers))
+    return described("eagle", Join.FUSED, inner, layers, shapes, window=window)
 
 
 def read_dflash(files: HeadFiles) -> HeadSpec:
@@ -177,6 +186,7 @@ def read_dflash(files: HeadFiles) -> HeadSpec:
     required |= {"fc.weight": (hidden, taps * width)}
     required |= {"hidden_norm.weight": (hidden,), "norm.weight": (hidden,)}
     required |= all_layer_shapes(body.layers, hidden, first_inputs=hidden, first_norm=True)
+    window = _block_window(body.fields, nested, len(body.layers))
     is_dspark = MARKOV[0] + ".weight" in files.shapes
     if is_dspark:
         markov, confidence = _dspark_shapes(files, body.vocab, body.sizes["draft_vocab_size"], hidden)
@@ -198,10 +208,36 @@ def read_dflash(files: HeadFiles) -> HeadSpec:
         reads_normed=False,
         mask_token_id=mask_token(fields, body.vocab),
         block_size=block_size,
-        is_causal=nested.flag("causal", body.fields.flag("is_causal", False)),
+        is_causal=_is_causal(fields, body.fields, nested, window is not None),
         anchor_drafts=fields.flag("sample_from_anchor", is_dspark or is_deepspec),
         norm_output=is_dspark,  # its confidence head reads normalised states
+        window=window,
     )
+
+
+def _block_window(inner: ConfigFields, nested: ConfigFields, layers: int) -> int | None:
+    """Return the window of a DFlash head; z-lab's configs have it in `dflash_config`."""
+    if nested.flag("use_swa", False):
+        return nested.count("swa_window_size")
+    return sliding_window(inner, layers)
+
+
+def _is_causal(fields: ConfigFields, inner: ConfigFields, nested: ConfigFields, has_window: bool) -> bool:
+    """Return whether the rows of a block attend only to earlier rows; undeclared, they do if there is a window.
+
+    JetSpec's configs call it `causal_head`. speculators' windowed heads state the opposite, true by default.
+    """
+    for section, key in (
+        (fields, "is_causal"),
+        (inner, "is_causal"),
+        (nested, "causal"),
+        (nested, "causal_head"),
+    ):
+        if section.get(key) is not None:
+            return section.flag(key, False)
+    if "speculators_model_type" in fields.values:
+        return has_window and not fields.flag("sliding_window_non_causal", True)
+    return has_window
 
 
 def _dspark_shapes(files: HeadFiles, vocab: int, draft_vocab: int, hidden: int) -> tuple[Shapes, Shapes]:
@@ -241,9 +277,6 @@ def _boundaries(fields: ConfigFields, nested: ConfigFields, taps: int) -> tuple[
 
 def _refuse_variants(inner: ConfigFields, nested: ConfigFields) -> None:
     """Raise `CheckpointError` for DFlash heads with settings that are not supported."""
-    kinds = inner.get("layer_types") or []
-    if nested.flag("use_swa", False) or "sliding_attention" in kinds:
-        raise inner.unsupported("a DFlash head with a sliding window")
     for key in _UNSUPPORTED:
         if inner.get(key) is not None or nested.get(key) is not None:
             raise inner.unsupported(f"a DFlash head with {key}")

@@ -65,6 +65,7 @@ class HeadSpec:
     # DFlash: every row predicts the token after it, the newest token's too. False: a mask's row predicts the token
     # that replaces the mask.
     anchor_drafts: bool = False
+    window: int | None = None  # newest positions that a row attends to, itself included; None: all
     num_heads: int = 0  # Medusa: number of heads
     blocks_per_head: int = 0  # Medusa: residual blocks per head
 

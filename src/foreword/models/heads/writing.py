@@ -42,10 +42,13 @@ def write_head(
     return sum(file.stat().st_size for file in out.iterdir())
 
 
-def layer_config(target: ModelConfig, intermediate: int | None = None, num_layers: int = 1) -> dict[str, Any]:
-    """Return a Hugging Face config.json of a Llama model with the target's sizes."""
+def layer_config(
+    target: ModelConfig, intermediate: int | None = None, num_layers: int = 1, window: int | None = None
+) -> dict[str, Any]:
+    """Return a Hugging Face config.json of a Llama model with the target's sizes; `window`: of all layers."""
     attention = target.layer.attention
-    return {
+    windows = {"layer_types": ["sliding_attention"] * num_layers, "sliding_window": window}
+    return ({} if window is None else windows) | {
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],
         "hidden_size": target.hidden_size,

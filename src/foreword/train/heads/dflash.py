@@ -52,6 +52,7 @@ class DFlashRecipe:
     taps: tuple[int, ...] | None = None  # None: `spread_taps`
     intermediate: int | None = None  # width of the MLP
     draft_vocab: int = 16384
+    window: int | None = None  # newest positions that a draft attends to; None: all
 
     method: ClassVar[str] = "dflash"
 
@@ -141,8 +142,11 @@ class DFlashLearner(TapsHead):
             for part in halves.before(stream, *rotation, tensors, self.target.sizes, eps)
         )
         own = list(zip(k.unbind(), v.unbind(), strict=True))
+        # The window includes the newest token, whose row is in the block.
+        text_window = None if self._recipe.window is None else self._recipe.window - 1
         attended = [
-            chain_attention(queries, *text_kv, own, batch.tails, batch.texts) for queries in q.unbind()
+            chain_attention(queries, *text_kv, own, batch.tails, batch.texts, text_window)
+            for queries in q.unbind()
         ]
         return halves.after(stream, torch.cat(attended), tensors, eps)
 
@@ -162,7 +166,7 @@ class DFlashLearner(TapsHead):
         return {f"{name}.weight": value for name, value in named.items()}
 
     def files(self, checkpoint: Checkpoint, draft_tokens: int) -> LearnedFiles:
-        layer = layer_config(checkpoint.config, self._intermediate, self._recipe.layers)
+        layer = layer_config(checkpoint.config, self._intermediate, self._recipe.layers, self._recipe.window)
         config = speculators_config("dflash", checkpoint, draft_tokens) | {
             "architectures": ["DFlashSpeculator"],
             "block_size": self._recipe.draft_tokens + 1,

@@ -43,6 +43,7 @@ class Eagle3Recipe:
     taps: tuple[int, ...] | None = None  # None: `default_taps`
     intermediate: int | None = None  # width of the MLP
     own_output: bool = True  # False: the head uses rows of the target's output matrix
+    window: int | None = None  # newest positions that a draft attends to; None: all
 
     method: ClassVar[str] = "eagle3"
 
@@ -86,7 +87,7 @@ class Eagle3Head(TapsHead):
         }
         widths = dict.fromkeys(_NORMS, hidden)
         super().__init__(target, vocabulary, taps, shapes, widths, own_output=recipe.own_output)
-        self.intermediate = intermediate
+        self.intermediate, self.window = intermediate, recipe.window
         self._functions = (
             compiled_for_training(_first_state, compiled),
             compiled_for_training(_keys_values, compiled),
@@ -130,7 +131,7 @@ class Eagle3Head(TapsHead):
                 token = token_states(batch.held(step))
                 own.append(keys_values(token, state, *projections, *rotation, sizes))
             queries = queries_of(token, state, weights["q_proj"], *rotation, sizes)
-            attended = chain_attention(queries, *past, own, batch.tails, batch.texts)
+            attended = chain_attention(queries, *past, own, batch.tails, batch.texts, self.window)
             state, output = next_state(state, attended, weights, eps)
             yield output
 
@@ -156,7 +157,9 @@ class Eagle3Head(TapsHead):
             "embed_requires_grad": False,
             "eagle_aux_hidden_state_layer_ids": list(self.taps),
             "tie_word_embeddings": False,
-            "transformer_layer_config": layer_config(checkpoint.config, self.intermediate),
+            "transformer_layer_config": layer_config(
+                checkpoint.config, self.intermediate, window=self.window
+            ),
         }
         return LearnedFiles(config, tensors, borrowed=borrowed)
 

@@ -37,35 +37,47 @@ class Spans:
         return Spans.of(self.bounds[first : end + 1].diff().tolist(), self.bounds.device)
 
 
-def causal_attention(q: Tensor, k: Tensor, v: Tensor, queries: Spans, keys: Spans) -> Tensor:
-    """Return causal attention within each text; queries [rows, heads, dim] are all rows of a text, or its last ones."""
+def causal_attention(
+    q: Tensor, k: Tensor, v: Tensor, queries: Spans, keys: Spans, window: int | None = None
+) -> Tensor:
+    """Return causal attention within each text, of each row to its newest `window` keys (None: all), its own included.
+
+    Queries are [rows, heads, dim]: all rows of their texts, or the last rows of each text.
+    """
     if q.is_cuda:
-        return _flash(q, k, v, queries, keys)[0]
+        return _flash(q, k, v, queries, keys, window)[0]
     parts = [
-        _weighted(_dense_scores(q[rows], k[seen], *spans).softmax(-1), v[seen])
+        _weighted(_dense_scores(q[rows], k[seen], *spans, window).softmax(-1), v[seen])
         for rows, seen, spans in _text_runs(queries, keys)
     ]
     return torch.cat(parts).to(q.dtype)
 
 
 def chain_attention(
-    q: Tensor, k: Tensor, v: Tensor, own: list[tuple[Tensor, Tensor]], queries: Spans, keys: Spans
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    own: list[tuple[Tensor, Tensor]],
+    queries: Spans,
+    keys: Spans,
+    window: int | None = None,
 ) -> Tensor:
     """Return causal attention in which each query also attends to the earlier draft tokens of its own chain.
 
-    `own` has keys and values [query rows, kv heads, dim] of the chain's earlier steps.
+    `own` has keys and values [query rows, kv heads, dim] of the chain's earlier steps. The window, as in
+    `causal_attention`, counts keys of the text only.
     """
     if not own:
         if q.is_cuda:
-            return _FlashChain.apply(q, k, v, None, None, queries, keys)  # type: ignore[no-untyped-call, no-any-return]
-        return causal_attention(q, k, v, queries, keys)
+            return _FlashChain.apply(q, k, v, None, None, (queries, keys), window)  # type: ignore[no-untyped-call, no-any-return]
+        return causal_attention(q, k, v, queries, keys, window)
     own_keys = torch.stack([key for key, _ in own], dim=2)  # [rows, kv heads, steps, dim]
     own_values = torch.stack([value for _, value in own], dim=2)
     if q.is_cuda:
-        return _FlashChain.apply(q, k, v, own_keys, own_values, queries, keys)  # type: ignore[no-untyped-call, no-any-return]
+        return _FlashChain.apply(q, k, v, own_keys, own_values, (queries, keys), window)  # type: ignore[no-untyped-call, no-any-return]
     parts = []
     for rows, seen, spans in _text_runs(queries, keys):
-        scores = _dense_scores(q[rows], k[seen], *spans)  # [heads, rows, keys]
+        scores = _dense_scores(q[rows], k[seen], *spans, window)  # [heads, rows, keys]
         own_scores = _own_scores(q[rows], own_keys[rows]).permute(1, 0, 2)  # [heads, rows, steps]
         weights = torch.cat((scores, own_scores), dim=-1).softmax(-1)
         past, draft_tokens = weights[..., : -len(own)], weights[..., -len(own) :]
@@ -124,11 +136,19 @@ def _paged(q: Tensor, k: Tensor, v: Tensor, rows: CacheRows) -> Tensor:
     return attend(q, k.flatten(0, 1), v.flatten(0, 1), metadata, tiles, torch.empty_like(q), None)
 
 
-def _flash(q: Tensor, k: Tensor, v: Tensor, queries: Spans, keys: Spans) -> tuple[Tensor, Tensor]:
+def _window_limits(window: int | None) -> dict[str, int]:
+    """Return a window as the flash kernels' arguments, which count the keys before a query's own."""
+    return {} if window is None else {"window_size_left": window - 1, "window_size_right": 0}
+
+
+def _flash(
+    q: Tensor, k: Tensor, v: Tensor, queries: Spans, keys: Spans, window: int | None
+) -> tuple[Tensor, Tensor]:
     """Return the output, and each row's log-sum-exp [heads, rows]."""
     out, logsumexp, *_ = torch.ops.aten._flash_attention_forward(
-        q, k, v, queries.bounds, keys.bounds, queries.longest, keys.longest, 0.0, True, False
-    )
+        q, k, v, queries.bounds, keys.bounds, queries.longest, keys.longest, 0.0, True, False,
+        **_window_limits(window),
+    )  # fmt: skip
     return out, logsumexp
 
 
@@ -146,14 +166,14 @@ class _FlashChain(torch.autograd.Function):
         v: Tensor,
         own_keys: Tensor | None,
         own_values: Tensor | None,
-        queries: Spans,
-        keys: Spans,
+        spans: tuple[Spans, Spans],
+        window: int | None,
     ) -> Tensor:
-        out, logsumexp = _flash(q, k, v, queries, keys)
+        out, logsumexp = _flash(q, k, v, *spans, window)
         if own_keys is not None and own_values is not None:
             out, logsumexp = _join(q, out, logsumexp, own_keys, own_values)
         ctx.save_for_backward(q, k, v, own_keys, own_values, out, logsumexp)
-        ctx.spans = queries, keys
+        ctx.spans, ctx.window = spans, window
         return out
 
     @staticmethod
@@ -164,7 +184,7 @@ class _FlashChain(torch.autograd.Function):
         unused = torch.empty(2, dtype=torch.uint64, device=q.device)
         grad_q, grad_k, grad_v = torch.ops.aten._flash_attention_backward(
             grad, q, k, v, out, logsumexp, queries.bounds, keys.bounds, queries.longest, keys.longest,
-            0.0, True, unused, unused,
+            0.0, True, unused, unused, **_window_limits(ctx.window),
         )  # fmt: skip
         if own_keys is None:
             return grad_q, grad_k, grad_v, None, None, None, None
@@ -239,14 +259,17 @@ def _text_runs(queries: Spans, keys: Spans) -> Iterator[tuple[slice, slice, tupl
         first = end
 
 
-def _dense_scores(q: Tensor, k: Tensor, queries: Spans, keys: Spans) -> Tensor:
+def _dense_scores(q: Tensor, k: Tensor, queries: Spans, keys: Spans, window: int | None = None) -> Tensor:
     """Return the scores, float32 [heads, query rows, key rows]; -inf for invisible keys."""
     rows, heads, dim = q.shape
     grouped = q.view(rows, k.shape[1], -1, dim).float()
     scores = torch.einsum("rhgd,chd->hgrc", grouped, k.float()) / math.sqrt(dim)
     query_text, query_position = _positions(queries, keys)
     key_text, key_position = _positions(keys, keys)
-    seen = (query_text[:, None] == key_text[None]) & (query_position[:, None] >= key_position[None])
+    distance = query_position[:, None] - key_position[None]
+    seen = (query_text[:, None] == key_text[None]) & (distance >= 0)
+    if window is not None:
+        seen &= distance < window
     return scores.reshape(heads, rows, -1).masked_fill(~seen, -math.inf)
 
 

@@ -31,8 +31,8 @@ def _tensors(steps: int = 2):
     return draw(tails, HEADS, DIM), draw(rows, KV_HEADS, DIM), draw(rows, KV_HEADS, DIM), own
 
 
-def _naive(q, k, v, own):
-    """Every query by itself: the keys of its text up to its own place, then its own ones."""
+def _naive(q, k, v, own, window=100):
+    """Every query by itself: the newest keys of its text up to its own place, then its own ones."""
     out = torch.empty_like(q)
     row = 0
     begin = 0
@@ -40,12 +40,9 @@ def _naive(q, k, v, own):
         for place in range(length - tail, length):
             for head in range(HEADS):
                 kv = head // (HEADS // KV_HEADS)
-                keys = torch.cat(
-                    (k[begin : begin + place + 1, kv], *[key[row : row + 1, kv] for key, _ in own])
-                )
-                values = torch.cat(
-                    (v[begin : begin + place + 1, kv], *[value[row : row + 1, kv] for _, value in own])
-                )
+                seen = slice(begin + max(0, place + 1 - window), begin + place + 1)
+                keys = torch.cat((k[seen, kv], *[key[row : row + 1, kv] for key, _ in own]))
+                values = torch.cat((v[seen, kv], *[value[row : row + 1, kv] for _, value in own]))
                 weights = (keys @ q[row, head] / math.sqrt(DIM)).softmax(0)
                 out[row, head] = weights @ values
             row += 1
@@ -53,11 +50,13 @@ def _naive(q, k, v, own):
     return out
 
 
+@pytest.mark.parametrize("window", [None, 1, 4])
 @pytest.mark.parametrize("steps", [0, 1, 3])
-def test_chain_attention_is_what_each_query_sees_by_itself(steps: int):
+def test_chain_attention_is_what_each_query_sees_by_itself(steps: int, window: int | None):
     q, k, v, own = _tensors(steps)
     spans = Spans.of(TAILS, CPU), Spans.of(LENGTHS, CPU)
-    torch.testing.assert_close(chain_attention(q, k, v, own, *spans), _naive(q, k, v, own))
+    expected = _naive(q, k, v, own, window or 100)
+    torch.testing.assert_close(chain_attention(q, k, v, own, *spans, window), expected)
 
 
 def test_joining_own_keys_to_a_finished_past_gives_the_same_output_and_gradients():
@@ -114,7 +113,8 @@ def test_the_engines_kernel_reads_a_static_cache_row_by_row():
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_flash_kernels_agree_with_the_dense_form():
+@pytest.mark.parametrize("window", [None, 3])
+def test_flash_kernels_agree_with_the_dense_form(window: int | None):
     device = torch.device("cuda")
     generator = torch.Generator().manual_seed(0)
     rows, tails = sum(LENGTHS), sum(TAILS)
@@ -126,7 +126,7 @@ def test_flash_kernels_agree_with_the_dense_form():
         tensors = [tensor.to(place, dtype, copy=True).requires_grad_() for tensor in host]
         q, k, v, *rest = tensors
         own = [(rest[0], rest[1]), (rest[2], rest[3])]
-        out = chain_attention(q, k, v, own, Spans.of(TAILS, place), Spans.of(LENGTHS, place))
+        out = chain_attention(q, k, v, own, Spans.of(TAILS, place), Spans.of(LENGTHS, place), window)
         out.backward(torch.ones_like(out) * torch.arange(64, device=place) / 64)
         results.append([out.detach(), *[tensor.grad for tensor in tensors]])
     names = ("out", "q", "k", "v", "own keys 1", "own values 1", "own keys 2", "own values 2")
