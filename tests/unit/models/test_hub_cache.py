@@ -1,4 +1,5 @@
 import hashlib
+import logging
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,7 +9,7 @@ import huggingface_hub
 import pytest
 
 from foreword.errors import ModelSourceError
-from foreword.models.sources import hub_blobs
+from foreword.models.sources import hub_blobs, resolve
 from foreword.models.sources.hub_blobs import store_blob
 from foreword.models.sources.resolve import cached_models, pull_model
 
@@ -158,3 +159,21 @@ def test_a_download_with_a_wrong_checksum_is_tried_once_more_and_not_kept(tmp_pa
         store_blob("org/name", "model.gguf", lambda *event: None)
     assert hub.ranges == [0, 0]
     assert stored(tmp_path) == []
+
+
+def test_all_files_of_a_repository_that_are_needed_are_stored_first(tmp_path: Path, monkeypatch):
+    names = [
+        "model.safetensors",
+        "config.json",
+        "original/model.safetensors",
+        "consolidated.safetensors",
+        "a.bin",
+    ]
+    stored = []
+    monkeypatch.setattr(resolve, "repository_files", lambda repository: names)
+    monkeypatch.setattr(resolve, "store_blob", lambda repository, name, progress: stored.append(name))
+    snapshot = store(tmp_path)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda repository, **filters: str(snapshot))
+    assert pull_model("org/name", lambda *event: None) == snapshot
+    assert stored == ["model.safetensors", "config.json"]
+    assert logging.getLogger("huggingface_hub").level == logging.ERROR

@@ -75,9 +75,9 @@ def _complete(address: str, name: str, size: int, partial: Path, progress: Stage
 
 def _append(address: str, name: str, size: int, partial: Path, progress: StageProgress) -> None:
     import httpx2
-    from huggingface_hub.utils import build_hf_headers
+    from huggingface_hub import get_token
 
-    headers = build_hf_headers()
+    headers = {"Authorization": f"Bearer {token}"} if (token := get_token()) else {}
     attempts = _ATTEMPTS
     while (done := partial.stat().st_size) < size:
         try:

@@ -1,9 +1,11 @@
 """Finds the files of a model that a user names: a path, a built-in model, or a model of the Hugging Face hub."""
 
 import hashlib
+import logging
 import os
 import re
 from collections.abc import Callable
+from fnmatch import fnmatch
 from pathlib import Path
 
 from foreword.errors import ModelSourceError
@@ -124,24 +126,32 @@ def _unknown_model(name: str) -> ModelSourceError:
     )
 
 
+def _is_wanted(name: str) -> bool:
+    wanted, unwanted = (
+        any(fnmatch(name, pattern) for pattern in patterns) for patterns in (_WANTED_FILES, _UNWANTED_FILES)
+    )
+    return wanted and not unwanted
+
+
 def _ignore(*_: object) -> None:
     pass
 
 
 def _from_hub(repository: str, file: str | None, on_progress: StageProgress) -> Path:
     import huggingface_hub
-    from huggingface_hub.utils import filter_repo_objects, logging
+    from huggingface_hub.utils import logging as hub_logging
 
-    logging.set_verbosity_error()  # warnings about retries would hide our error message
-    wanted = {"allow_patterns": _WANTED_FILES, "ignore_patterns": _UNWANTED_FILES}
+    hub_logging.set_verbosity(logging.ERROR)  # warnings about retries would hide our error message
 
     def download() -> str:
         if file is not None:
             store_blob(repository, file, on_progress)
             return huggingface_hub.hf_hub_download(repository, file)
-        for name in filter_repo_objects(repository_files(repository), **wanted):
+        for name in filter(_is_wanted, repository_files(repository)):
             store_blob(repository, name, on_progress)
-        return huggingface_hub.snapshot_download(repository, **wanted)
+        return huggingface_hub.snapshot_download(
+            repository, allow_patterns=_WANTED_FILES, ignore_patterns=_UNWANTED_FILES
+        )
 
     return _download(repository, download)
 
