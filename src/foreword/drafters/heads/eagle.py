@@ -110,7 +110,7 @@ class StepwiseHead(HeadInPages):
         return HeadInput(arrays, np.array(starts, np.int32), _contiguous(states, bounds), are_own=False)
 
     def _run_of(self, task: DraftTask) -> RowRange | None:
-        """Return the missing rows and the newest token's; None if no draft is requested or hidden states are missi."""
+        """Return the missing rows and the newest token's; None if no draft is requested or states are missing."""
         if task.pages is None or task.max_nodes < 1 or task.max_depth < 1:
             return None
         rows, end = self._rows_of(task.pages), len(task.request.tokens)
