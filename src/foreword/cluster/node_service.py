@@ -134,7 +134,7 @@ class DraftService:
         return messages.NodeLoad(sessions, self._limits.capacity, self._level_seconds, self._busy_share)
 
     def _chosen(self, wanted: Sequence[tuple[Target, Session, DraftTask | None]]) -> list[_SessionTask]:
-        """Return a batch of calls: for targets that may wait before run-ahead, then by the value of a token."""
+        """Return a batch of calls: those that targets may wait for come first, then those with valuable tokens."""
         tasks = [(target, session, task) for target, session, task in wanted if task is not None]
         tasks.sort(key=lambda one: (one[1].is_prefetch, -one[1].value))
         return tasks[: self._limits.batch]

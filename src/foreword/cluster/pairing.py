@@ -84,7 +84,7 @@ class Pairing:
         return Close(self.session, len(tokens), list(tokens[self.sent :]))
 
     def receive(self, draft: SessionDraft, now: float) -> bool:
-        """Store a draft unless a newer one arrived; return whether all tokens are valid. A malformed one raises."""
+        """Store a new draft; return whether all its tokens are valid. Raise `ChannelError` if it is no tree."""
         if draft.number <= self.number:
             return True
         try:

@@ -101,7 +101,10 @@ class GuardedDrafter(Drafter):
         self._call(lambda: self._drafter.expect(request))
 
     def forget(self, request: DraftRequest) -> None:
-        """Notify the drafter of a request's end, now or after a hanging call, until which only the id is stored."""
+        """Notify the drafter of a request's end, now or when a hanging call returns.
+
+        Until then only the request's id is stored, so that a hanging drafter keeps no ended request alive.
+        """
         if self._caller.is_available:
             self._call(lambda: self._drafter.forget(request))
         else:

@@ -313,7 +313,7 @@ def _require(of_head: int, of_target: int, quantity: str, origin: str) -> None:
 
 
 def draft_token_ids(spec: HeadSpec, files: HeadFiles) -> Tensor | None:
-    """Return the target's id of each draft token, int64 [draft vocabulary], i + d2t[i]; None: the same ids."""
+    """Return the target's id i + d2t[i] of each draft token i, int64 [draft vocabulary]; None: the same ids."""
     if "token_map" in files:  # vLLM's Medusa heads store the ids
         ids: Tensor = files.stored("token_map").long()
     elif "d2t" in files:
