@@ -25,28 +25,15 @@ from foreword.errors import RequestError
 from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.models.sources.resolve import resolve_model
 from foreword.progress import StageProgress
-from foreword.train.files import (
-    TEXTS,
-    identity_of,
-    require_directory,
-    require_own,
-    require_pieces_alone,
-    require_same_kind,
-)
+from foreword.train import files
 from foreword.train.heads.learner import Recipe
 from foreword.train.loop.output import write_pieces
 from foreword.train.loop.run import TrainRun, train
 from foreword.train.loop.trainer import LearningRates, TrainSettings
 from foreword.train.passes.target import FrozenTarget
+from foreword.train.texts import documents
 from foreword.train.texts.batches import EndlessBatch, EngineBatch, TextBatch
 from foreword.train.texts.data import WritingReport, WritingSettings, write_answers, write_training_set
-from foreword.train.texts.documents import (
-    Document,
-    count_shards,
-    gather_texts,
-    read_shards,
-    require_written_by,
-)
 from foreword.train.texts.prompts import FilePrompt, read_prompt_file
 
 if TYPE_CHECKING:  # these import this module
@@ -110,7 +97,7 @@ class TrainingTarget:
     @cached_property
     def identity(self) -> str:
         """Identifies the model in texts and states."""
-        return identity_of(self.checkpoint)
+        return files.identity_of(self.checkpoint)
 
     @property
     def fingerprint(self) -> str:
@@ -140,18 +127,18 @@ def run_training(
 ) -> None:
     """Train, evaluate and write the result; `--minutes` counts from here."""
     began = clock()
-    require_own(options.out, resume=options.resume)
+    files.require_own(options.out, resume=options.resume)
     if options.begin is not None:
-        require_same_kind(options.begin, recipe.method)
+        files.require_same_kind(options.begin, recipe.method)
     if options.export is not None:
-        require_pieces_alone(options.export, options.out)
+        files.require_pieces_alone(options.export, options.out)
     evaluation = read_prompts(options.evaluate)
     place = TrainingTarget(options.model, options.device, compiled=options.compiled)
     recipe.check(place.checkpoint.config)
-    data = options.data or options.out / TEXTS
-    require_written_by(data, place.identity)
+    data = options.data or options.out / files.TEXTS
+    documents.require_written_by(data, place.identity)
 
-    def answer(prompts: Sequence[FilePrompt]) -> list[Document]:
+    def answer(prompts: Sequence[FilePrompt]) -> list[documents.Document]:
         rows = min(512 if place.on_gpu else _CPU_ROWS, len(prompts))
         batch = place.batch(rows, _EVAL_CONTEXT, seed=0)
         return write_answers(
@@ -189,7 +176,7 @@ def run_training(
             command=shlex.join(["foreword", *sys.argv[1:]]),
             stop=stopped,
         )
-        texts = gather_texts(data, evaluation, answer, _HELD_OUT_TEXTS, place.fingerprint)
+        texts = documents.gather_texts(data, evaluation, answer, _HELD_OUT_TEXTS, place.fingerprint)
         reports = train(place.checkpoint, place.target, run, texts, watcher)
     if reports is None:
         say(f"stopped; its state is in {run.state.parent}, and --resume continues from it")
@@ -203,17 +190,17 @@ def run_training(
 
 def run_writing(options: "Data") -> None:
     """Write training texts until the time or the tokens are used up."""
-    require_directory(options.out)
+    files.require_directory(options.out)
     prompts = read_prompts(options.prompts)
     place = TrainingTarget(options.model, options.device, compiled=options.compiled)
-    require_written_by(options.out, place.identity)
+    documents.require_written_by(options.out, place.identity)
     with stop_signals() as stopped, memory_in_one_line("give fewer --rows"), stage_bar() as bar:
         settings = WritingSettings(
             context=options.context,
             seconds=None if options.minutes is None else 60 * options.minutes,
             answer_tokens=options.tokens,
             only_prompts=options.only_prompts,
-            seed=count_shards(options.out) if options.seed is None else options.seed,
+            seed=documents.count_shards(options.out) if options.seed is None else options.seed,
             stop=stopped,
         )
         write_texts(place, options.out, settings, prompts, options.rows, ConsoleWatcher(bar))
@@ -223,12 +210,12 @@ def run_writing(options: "Data") -> None:
 
 def show_texts(directory: Path, model: str, count: int) -> None:
     """Print the first training texts of a directory."""
-    if not count_shards(directory):
+    if not documents.count_shards(directory):
         raise RequestError(f"{directory} has no training texts; write some with --minutes or --tokens")
     checkpoint = open_checkpoint(resolve_model(model))
-    require_written_by(directory, identity_of(checkpoint))
+    documents.require_written_by(directory, files.identity_of(checkpoint))
     tokenizer = checkpoint.tokenizer()
-    for document in islice(read_shards(directory), count):
+    for document in islice(documents.read_shards(directory), count):
         begin = document.answer_begin
         prompt = tokenizer.decode(document.tokens[:begin].tolist(), skip_special_tokens=False)
         answer = tokenizer.decode(document.tokens[begin:].tolist(), skip_special_tokens=False)
@@ -247,7 +234,7 @@ def _write_first(
     spent: float,
 ) -> None:
     """Write training texts unless some exist: for a third of the remaining time, or one epoch of the steps."""
-    if count_shards(data):
+    if documents.count_shards(data):
         return
     seconds = None if options.minutes is None else max((60 * options.minutes - spent) / 3, 0.0)
     size = options.batch_tokens or (_GPU_BATCH if place.on_gpu else _CPU_BATCH)
