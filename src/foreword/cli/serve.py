@@ -33,7 +33,7 @@ log = logging.getLogger("foreword.server")
 
 @dataclass(frozen=True)
 class ParsingOptions:
-    """Parsing of requests and answers."""
+    """The model's name in the API, and parsing of requests and answers."""
 
     served_model_name: str | None = option(None, "Name of the model in the API.")
     strict_fields: bool = flag("Refuse requests with unknown fields instead of ignoring those.")
@@ -76,6 +76,7 @@ class ApiOptions:
     def settings(
         self, model: str, listening: options.ListeningOptions, parsing: ParsingOptions, running: int
     ) -> "ServerSettings":
+        """Return the server's settings of all three groups; `running` is the limit of concurrent answers."""
         from foreword.server.settings import STREAM_PACINGS, Limits, ServerSettings
 
         listen_settings, parser_settings = listening.settings(), parsing.settings(model)
@@ -117,8 +118,9 @@ class EngineOptions:
         from foreword.acceptance.rules.rule import Rule
 
         Rule.parse(self.acceptance_rule)
-        own = ("hang_seconds", "engine_factory")
-        given = {name: value for name, value in asdict(self).items() if value is not None and name not in own}
+        supervision = ("hang_seconds", "engine_factory")
+        fields = {name: value for name, value in asdict(self).items() if name not in supervision}
+        given = {name: value for name, value in fields.items() if value is not None}
         for name in given.keys() & {"kv_cache_memory_bytes", "state_cache_bytes"}:
             given[name] = options.memory_size(f"--{name.replace('_', '-')}", given[name])
         return given
@@ -152,8 +154,8 @@ def serve(
     with address.bind() as port:
         options.need_server_extra()
         start = {"config": config, "adapters": dict(settings.adapters)}
-        ready = prepare(model, settings, choice, compute, engine, generation_config, remote, start)
-        _run(*ready, port, engine)
+        prepared = prepare(model, settings, choice, compute, engine, generation_config, remote, start)
+        _run(*prepared, port, engine)
 
 
 def prepare(
@@ -205,6 +207,7 @@ def _run(
     listening: "socket.socket",
     engine: EngineOptions,
 ) -> None:
+    """Serve on the bound port until a signal; show progress until the engine is ready."""
     from foreword.server.app import ServerRun
 
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
@@ -226,10 +229,11 @@ def _run(
 
 
 def _show_ready(url: str, settings: "ServerSettings", context: str) -> None:
-    guard = "API key required" if settings.api_keys else "no API key"
+    """Print that the server is ready, its address and its defaults; `context` describes the context length."""
+    access = "API key required" if settings.api_keys else "no API key"
     drafting = settings.default_method or "no"
     sampling = f", {settings.sampling} unless a request says otherwise" if settings.sampling.values else ""
-    say(f"{settings.model_name} is ready on {url} ({guard}, {drafting} drafting, {context}{sampling})")
+    say(f"{settings.model_name} is ready on {url} ({access}, {drafting} drafting, {context}{sampling})")
 
 
 def _short_name(model: str) -> str:

@@ -74,6 +74,7 @@ def parse_depths(text: str) -> list[int]:
 
 
 def _table(found: Mapping[str, Sequence[formulas.Prediction]]) -> Table:
+    """Return a line per number of draft tokens; the best speed-up by each step-cost curve is bold."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for name in ("k", "tokens\nper pass"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -92,6 +93,7 @@ def _table(found: Mapping[str, Sequence[formulas.Prediction]]) -> Table:
 
 
 def _verdict(name: str, found: Mapping[str, Any]) -> str:
+    """Return one line about the results of `_summary` by a step-cost curve."""
     speedup = f"{found['best_speedup']:.2f}× plain decoding"
     gain = f"best k is {found['best_k']}, {speedup}"
     if found["best_speedup"] <= 1:
@@ -103,6 +105,7 @@ def _verdict(name: str, found: Mapping[str, Any]) -> str:
 
 
 def _summary(predictions: Sequence[formulas.Prediction]) -> dict[str, Any]:
+    """Return best number of draft tokens, break-even acceptance and all predictions as JSON."""
     top, least = formulas.best(predictions), formulas.least_break_even(predictions)
     return {
         "best_k": top.k,
