@@ -48,7 +48,7 @@ SIMULATOR_MUTANTS = (
         95,
         "draft nodes cost nothing",
         "simulate/world.py",
-        "outcome_of",
+        "result_of",
         "seconds * len(tallies) * prices.target + 0.9 * node_seconds * prices.node",
         "seconds * len(tallies) * prices.target",
         (f"{FLEETS}::test_money_is_the_reserved_time_of_both_pools",),

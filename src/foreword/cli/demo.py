@@ -84,6 +84,7 @@ def _answer_twice(llm: "LLM", kind: str, prompt: str, params: "SamplingParams", 
 
 
 def _comparison(records: "Sequence[Record]") -> Table:
+    """Return a table with a plain and a speculative line per prompt."""
     table = Table(
         title="decoding, without the pass over the prompt",
         title_justify="left",

@@ -26,6 +26,7 @@ def doctor(model: ModelOption = DEFAULT_MODEL, as_json: JsonOption = False) -> N
 
 
 def _findings(model: str) -> dict[str, object]:
+    """Return all lines of the report by name; the model is read if it is on this machine."""
     import torch
 
     from foreword import __version__

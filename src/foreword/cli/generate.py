@@ -50,12 +50,13 @@ def read_prompt(prompt: str | None, file: Path | None, stdin_is_free: bool = Tru
 
 
 def _from_stdin(must_be_piped: bool) -> str:
+    """Return the prompt on standard input; with `must_be_piped`, refuse a terminal."""
     if must_be_piped and sys.stdin.isatty():
         raise RequestError("there is no prompt; give one as an argument, with --file, or through a pipe")
-    read = _text_of(Path("-"))
-    if not read:
+    prompt = _text_of(Path("-"))
+    if not prompt:
         raise RequestError("standard input is empty; pipe a prompt in or give one")
-    return read
+    return prompt
 
 
 def _piped_text() -> str:
@@ -90,24 +91,25 @@ class StructuredOptions:
         """Return the structured output that the options specify; None: free text."""
         from foreword.structured.params import StructuredOutputs
 
-        given = {
+        values = {
             "--json-schema": self.json_schema,
             "--regex": self.regex,
             "--choice": self.choice or None,
             "--grammar": self.grammar,
         }
-        named = [name for name, value in given.items() if value is not None]
-        if len(named) > 1:
-            raise RequestError(f"{' and '.join(named)} exclude each other; give one")
+        names = [name for name, value in values.items() if value is not None]
+        if len(names) > 1:
+            raise RequestError(f"{' and '.join(names)} exclude each other; give one")
         if self.json_schema is not None:
             return _of_schema(self.json_schema)
-        if not named:
+        if not names:
             return None
         grammar = None if self.grammar is None else _grammar_text(self.grammar)
         return StructuredOutputs(regex=self.regex, choice=self.choice or None, grammar=grammar)
 
 
 def _of_schema(file: Path) -> "StructuredOutputs":
+    """Return the structured output of a schema file, which is named in errors."""
     from foreword.structured.params import StructuredOutputs
 
     try:
@@ -185,11 +187,11 @@ def generate(
     """
     from foreword.acceptance.params import SamplingParams
 
-    given = asdict(sampling) | {"stop": tuple(sampling.stop or ()), "structured": structured.outputs()}
+    fields = asdict(sampling) | {"stop": tuple(sampling.stop or ()), "structured": structured.outputs()}
     # Invalid values are refused before the model is loaded.
-    SamplingParams(**{name: value for name, value in given.items() if value is not None})
+    SamplingParams(**{name: value for name, value in fields.items() if value is not None})
     question = read_prompt(options.prompt, options.file, stdin_is_free=options.prediction != Path("-"))
-    expected = None if options.prediction is None else read_text(options.prediction)
+    prediction = None if options.prediction is None else read_text(options.prediction)
     llm = load_llm(
         model,
         **asdict(compute),
@@ -197,33 +199,34 @@ def generate(
         generation_config=generation_config,
         answers=sampling.n,
     )
-    params = llm.loaded.sampling.params(**given)
-    streamed = not as_json and sampling.n == 1
-    rest = {
-        "prediction": expected,
+    params = llm.loaded.sampling.params(**fields)
+    is_streamed = not as_json and sampling.n == 1
+    shared = {
+        "prediction": prediction,
         "lora_request": lora_request(lora),
-        "on_text": _show if streamed else None,
+        "on_text": _show if is_streamed else None,
     }
-    output = _answer(llm, question, params, options, rest)
+    output = _answer(llm, question, params, options, shared)
     for answer in output.outputs:
         if answer.error is not None:
             raise RequestError(answer.error)
     if as_json:
         print_json(output.as_json())
         return
-    if not streamed:
+    if not is_streamed:
         for answer in output.outputs:
             stdout.print(f"[bold]answer {answer.index}[/bold]")
             _show(0, answer.text + "\n")
     stdout.print()
-    defaults = {name: value for name, value in llm.loaded.sampling.values.items() if given[name] is None}
+    defaults = {name: value for name, value in llm.loaded.sampling.values.items() if fields[name] is None}
     for line in footer(output, effective(defaults, params.temperature)):
         stderr.print(f"[dim]{line}[/dim]", soft_wrap=True)
 
 
 def _answer(
-    llm: "LLM", question: str, params: "SamplingParams", options: PromptOptions, rest: dict[str, Any]
+    llm: "LLM", question: str, params: "SamplingParams", options: PromptOptions, shared: dict[str, Any]
 ) -> "RequestOutput":
+    """Answer the question, as a chat if there is a system message; `shared` are arguments of both ways."""
     if options.system is None:
         return llm.generate(
             question,
@@ -231,10 +234,10 @@ def _answer(
             raw=options.raw,
             parse_special=options.parse_special,
             suffix=options.suffix,
-            **rest,
+            **shared,
         )[0]
     messages = [{"role": "system", "content": options.system}, {"role": "user", "content": question}]
-    return llm.chat(messages, params, **rest)[0]
+    return llm.chat(messages, params, **shared)[0]
 
 
 def _show(_: int, text: str) -> None:
@@ -243,21 +246,21 @@ def _show(_: int, text: str) -> None:
 
 
 def effective(defaults: "Mapping[str, float]", temperature: float) -> "dict[str, float]":
-    """Return the parameters with an effect: greedy decoding ignores truncation."""
+    """Return the default parameters that have an effect: greedy decoding ignores truncation."""
     truncations = ("top_p", "top_k", "min_p") if temperature == 0 else ()
     return {name: value for name, value in defaults.items() if name not in truncations}
 
 
 def footer(output: "RequestOutput", taken: "Mapping[str, float]") -> list[str]:
-    """Return lines with costs and sampling parameters; `taken` are the model's defaults that had an effect."""
+    """Return lines with the answer's statistics and its seed; `taken` are the model's defaults that had an effect."""
     from foreword.cli.chat.text import Tally, summary_line
     from foreword.engine.outputs import sum_stats
 
-    spent = sum_stats((answer.index, answer.stats) for answer in output.outputs if answer.stats is not None)
+    stats = sum_stats((answer.index, answer.stats) for answer in output.outputs if answer.stats is not None)
     defaults = [f"{name} {value:g}" for name, value in taken.items()]
     return [
         # Answers run concurrently: the rate is the request's, not one over the sum of the answers' times.
-        summary_line(Tally.of(spent), output.timings.predicted_per_second or None),
+        summary_line(Tally.of(stats), output.timings.predicted_per_second or None),
         f"seed {output.outputs[0].seed}"
         + (f"; {', '.join(defaults)}: the model's defaults" if defaults else ""),
     ]

@@ -61,6 +61,7 @@ def _page(command: Any, context: Any, path: str) -> str:  # noqa: ANN401
 
 
 def _text(text: str) -> str:
+    """Return the text escaped for troff, with paragraphs."""
     escaped = text.replace("\\", "\\e").replace("-", "\\-")
     lines = (line.strip() for line in escaped.strip().splitlines())
     return "\n".join(".PP" if not line else f"\\&{line}" if line[0] in ".'" else line for line in lines)

@@ -89,6 +89,7 @@ app.command()(command(Explain))
 
 
 def _settings(speculation: str) -> "ServerSettings":
+    """Return the settings of a server with this value of --speculation."""
     from foreword.drafters.config import SpeculationConfig
     from foreword.server.settings import ServerSettings
 
@@ -123,15 +124,16 @@ def _read(path: Path) -> "PolicyFile":
     return policy
 
 
-def _show(found: "Explanation", notes: list[str]) -> None:
-    say(f"cohort {found.cohort}, counted as {found.label}: {found.reason}")
-    say(*(f"  not {name}: {why}" for name, why in found.passed_over.items()))
-    say(*(f"  {drafter}: {why}" for drafter, why in found.drafters.items()))
-    if found.max_depth is not None:
-        say(f"  at most {found.max_depth} levels of draft tokens")
-    if found.step_limit_ms is not None:
-        say(f"  drafts make no step longer than {found.step_limit_ms:g} ms")
-    say(f"  service class: {found.service}, tenant's weight {found.weight:g}")
+def _show(explanation: "Explanation", notes: list[str]) -> None:
+    """Print the cohort of a request, why others do not match, and the drafters with their limits."""
+    say(f"cohort {explanation.cohort}, counted as {explanation.label}: {explanation.reason}")
+    say(*(f"  not {name}: {why}" for name, why in explanation.passed_over.items()))
+    say(*(f"  {drafter}: {why}" for drafter, why in explanation.drafters.items()))
+    if explanation.max_depth is not None:
+        say(f"  at most {explanation.max_depth} levels of draft tokens")
+    if explanation.step_limit_ms is not None:
+        say(f"  drafts make no step longer than {explanation.step_limit_ms:g} ms")
+    say(f"  service class: {explanation.service}, tenant's weight {explanation.weight:g}")
     say(*(f"  note: {note}" for note in notes))
 
 
@@ -157,19 +159,19 @@ class Tune(ModelCommand):
         settings, out = BenchSettings(self.max_tokens, self.temperature), self.out
         settings.sampling()  # refuse invalid parameters before loading
         wanted = None if self.methods is None else parse_methods(self.methods)
-        listed = take_per_category(prompts_of(self.prompts), self.limit_per_category)
+        prompts = take_per_category(prompts_of(self.prompts), self.limit_per_category)
         if not out.parent.is_dir():
             raise RequestError(f"--out {out} cannot be written: there is no directory {out.parent}")
         _require_own(out)
         llm = self.load()
-        tried = _available(llm) if wanted is None else wanted
+        methods = _available(llm) if wanted is None else wanted
         with stage_bar() as show:
-            records = list(DrafterBench(llm, tried, settings).measure(listed, (), show))
-        order = {method.label: place for place, method in enumerate(tried)}
+            records = list(DrafterBench(llm, methods, settings).measure(prompts, (), show))
+        order = {method.label: place for place, method in enumerate(methods)}
         rows = summarise(sorted(records, key=lambda record: order[record.drafter]))
-        size = f"{len(listed)} prompts × up to {self.max_tokens} tokens"
+        size = f"{len(prompts)} prompts × up to {self.max_tokens} tokens"
         stdout.print(drafter_table(rows, f"{self.model}, {size}, plain decoding = 1"))
-        policy = recommend(rows, tried, _made_with(llm, self.model))
+        policy = recommend(rows, methods, _made_with(llm, self.model))
         out.write_text(json.dumps(policy, indent=2) + "\n", encoding="utf-8")
         say(f"written: {out}; use it with foreword serve --speculation-policy {out}")
         self.show_json({"policy": policy, "file": str(out), "rows": fields_of(rows)})
@@ -179,6 +181,7 @@ tune = command(Tune)
 
 
 def _require_own(out: Path) -> None:
+    """Raise `RequestError` if the file exists and `foreword tune` did not write it."""
     from foreword.bench.drafters.summary import WRITTEN_BY
 
     if not out.exists():

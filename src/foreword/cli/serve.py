@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foreword.cli.console import loading_bar, say, stderr
+from foreword.cli.options import serve as options
 from foreword.cli.options.common import one_of
 from foreword.cli.options.grouped import flag, option, options_command
 from foreword.cli.options.model import (
@@ -18,16 +19,6 @@ from foreword.cli.options.model import (
     SpeculationOptions,
 )
 from foreword.cli.options.nodes import NodeOptions, with_nodes
-from foreword.cli.options.serve import (
-    ListeningOptions,
-    PolicyOption,
-    admin_keys,
-    checked_policy,
-    context_words,
-    memory_size,
-    named_paths,
-    need_server_extra,
-)
 
 if TYPE_CHECKING:
     import socket
@@ -42,7 +33,7 @@ log = logging.getLogger("foreword.server")
 
 @dataclass(frozen=True)
 class ParsingOptions:
-    """Parsing of requests and answers."""
+    """The model's name in the API, and parsing of requests and answers."""
 
     served_model_name: str | None = option(None, "Name of the model in the API.")
     strict_fields: bool = flag("Refuse requests with unknown fields instead of ignoring those.")
@@ -83,18 +74,19 @@ class ApiOptions:
     max_queued: int = option(64, "Most queued answers; more are refused with 429.", min=0)
 
     def settings(
-        self, model: str, listening: ListeningOptions, parsing: ParsingOptions, running: int
+        self, model: str, listening: options.ListeningOptions, parsing: ParsingOptions, running: int
     ) -> "ServerSettings":
+        """Return the server's settings of all three groups; `running` is the limit of concurrent answers."""
         from foreword.server.settings import STREAM_PACINGS, Limits, ServerSettings
 
         listen_settings, parser_settings = listening.settings(), parsing.settings(model)
         return ServerSettings(
-            admin_keys=admin_keys(self.admin_key, listen_settings["api_keys"]),
+            admin_keys=options.admin_keys(self.admin_key, listen_settings["api_keys"]),
             limits=Limits(running=running, queued=self.max_queued),
             show_speculation=not self.hide_speculation,
             stream_pacing=one_of("--stream-pacing", self.stream_pacing, STREAM_PACINGS),
             allow_switch=self.speculation_switch,
-            adapters=named_paths("--lora-modules", self.lora_modules, parser_settings["model_name"]),
+            adapters=options.named_paths("--lora-modules", self.lora_modules, parser_settings["model_name"]),
             allow_adapter_loading=self.allow_lora_loading,
             **listen_settings,
             **parser_settings,
@@ -126,10 +118,11 @@ class EngineOptions:
         from foreword.acceptance.rules.rule import Rule
 
         Rule.parse(self.acceptance_rule)
-        own = ("hang_seconds", "engine_factory")
-        given = {name: value for name, value in asdict(self).items() if value is not None and name not in own}
+        supervision = ("hang_seconds", "engine_factory")
+        fields = {name: value for name, value in asdict(self).items() if name not in supervision}
+        given = {name: value for name, value in fields.items() if value is not None}
         for name in given.keys() & {"kv_cache_memory_bytes", "state_cache_bytes"}:
-            given[name] = memory_size(f"--{name.replace('_', '-')}", given[name])
+            given[name] = options.memory_size(f"--{name.replace('_', '-')}", given[name])
         return given
 
 
@@ -137,12 +130,12 @@ class EngineOptions:
 def serve(
     *,
     model: ModelArgument = DEFAULT_MODEL,
-    listening: ListeningOptions,
+    listening: options.ListeningOptions,
     api: ApiOptions,
     parsing: ParsingOptions,
     drafting: SpeculationOptions,
     nodes: NodeOptions,
-    speculation_policy: PolicyOption = None,
+    speculation_policy: options.PolicyOption = None,
     generation_config: GenerationConfigOption = "auto",
     engine: EngineOptions,
     compute: ComputeOptions,
@@ -156,13 +149,13 @@ def serve(
     settings = api.settings(model, listening, parsing, engine.max_num_seqs)
     config = engine.config()
     if speculation_policy is not None:
-        config["speculation_policy"] = str(checked_policy(speculation_policy))
+        config["speculation_policy"] = str(options.checked_policy(speculation_policy))
         settings = replace(settings, policy_file=config["speculation_policy"])
     with address.bind() as port:
-        need_server_extra()
+        options.need_server_extra()
         start = {"config": config, "adapters": dict(settings.adapters)}
-        ready = prepare(model, settings, choice, compute, engine, generation_config, remote, start)
-        _run(*ready, port, engine)
+        prepared = prepare(model, settings, choice, compute, engine, generation_config, remote, start)
+        _run(*prepared, port, engine)
 
 
 def prepare(
@@ -214,6 +207,7 @@ def _run(
     listening: "socket.socket",
     engine: EngineOptions,
 ) -> None:
+    """Serve on the bound port until a signal; show progress until the engine is ready."""
     from foreword.server.app import ServerRun
 
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
@@ -226,17 +220,20 @@ def _run(
 
         def show_ready(url: str, max_model_len: int) -> None:
             until_ready.close()  # remove the bar before printing
-            context = context_words(max_model_len, checkpoint.config.context_length, engine.max_model_len)
+            context = options.context_words(
+                max_model_len, checkpoint.config.context_length, engine.max_model_len
+            )
             _show_ready(url, settings, context)
 
         asyncio.run(run.run(show_ready, on_stage))
 
 
 def _show_ready(url: str, settings: "ServerSettings", context: str) -> None:
-    guard = "API key required" if settings.api_keys else "no API key"
+    """Print that the server is ready, its address and its defaults; `context` describes the context length."""
+    access = "API key required" if settings.api_keys else "no API key"
     drafting = settings.default_method or "no"
     sampling = f", {settings.sampling} unless a request says otherwise" if settings.sampling.values else ""
-    say(f"{settings.model_name} is ready on {url} ({guard}, {drafting} drafting, {context}{sampling})")
+    say(f"{settings.model_name} is ready on {url} ({access}, {drafting} drafting, {context}{sampling})")
 
 
 def _short_name(model: str) -> str:

@@ -8,16 +8,8 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from foreword.bench import theory as formulas
 from foreword.bench.pictures import Chart, save_charts
-from foreword.bench.theory import (
-    FLAT,
-    DraftingCost,
-    Prediction,
-    best,
-    least_break_even,
-    predict,
-    read_step_costs,
-)
 from foreword.cli.console import fields_of, say, stdout
 from foreword.cli.options.common import JsonCommand, parse_sizes, plot_option, save_plot
 from foreword.cli.options.grouped import command, option
@@ -45,11 +37,13 @@ class Theory(JsonCommand):
 
     def run(self) -> None:
         depths = parse_depths(self.k)
-        curves = {CLOSED_FORM: FLAT}
+        curves = {CLOSED_FORM: formulas.FLAT}
         if self.step_costs is not None:
-            curves[MEASURED] = read_step_costs(self.step_costs)
-        drafting = DraftingCost(self.draft_cost, self.network_cost, self.tree_width)
-        found = {name: predict(self.alpha, drafting, depths, curve) for name, curve in curves.items()}
+            curves[MEASURED] = formulas.read_step_costs(self.step_costs)
+        drafting = formulas.DraftingCost(self.draft_cost, self.network_cost, self.tree_width)
+        found = {
+            name: formulas.predict(self.alpha, drafting, depths, curve) for name, curve in curves.items()
+        }
         unit = "draft token" if self.tree_width == 1 else f"level of {self.tree_width} draft tokens"
         trip = f", a round trip {self.network_cost:g}" if self.network_cost else ""
         title = f"acceptance {self.alpha:g}, one {unit} costs {self.draft_cost:g} passes{trip}"
@@ -79,14 +73,15 @@ def parse_depths(text: str) -> list[int]:
     return depths
 
 
-def _table(found: Mapping[str, Sequence[Prediction]]) -> Table:
+def _table(found: Mapping[str, Sequence[formulas.Prediction]]) -> Table:
+    """Return a line per number of draft tokens; the best speed-up by each step-cost curve is bold."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for name in ("k", "tokens\nper pass"):
         table.add_column(name, justify="right", no_wrap=True)
     for name in found:
         table.add_column(f"{name}:\nspeed-up", justify="right", no_wrap=True)
         table.add_column("\nbreak-even", justify="right", no_wrap=True)
-    peaks = {name: best(predictions).k for name, predictions in found.items()}
+    peaks = {name: formulas.best(predictions).k for name, predictions in found.items()}
     for row in zip(*found.values(), strict=True):
         cells = []
         for name, one in zip(found, row, strict=True):
@@ -98,6 +93,7 @@ def _table(found: Mapping[str, Sequence[Prediction]]) -> Table:
 
 
 def _verdict(name: str, found: Mapping[str, Any]) -> str:
+    """Return one line about the results of `_summary` by a step-cost curve."""
     speedup = f"{found['best_speedup']:.2f}× plain decoding"
     gain = f"best k is {found['best_k']}, {speedup}"
     if found["best_speedup"] <= 1:
@@ -108,8 +104,9 @@ def _verdict(name: str, found: Mapping[str, Any]) -> str:
     return f"{name}: {gain}; breaks even from {least}"
 
 
-def _summary(predictions: Sequence[Prediction]) -> dict[str, Any]:
-    top, least = best(predictions), least_break_even(predictions)
+def _summary(predictions: Sequence[formulas.Prediction]) -> dict[str, Any]:
+    """Return best number of draft tokens, break-even acceptance and all predictions as JSON."""
+    top, least = formulas.best(predictions), formulas.least_break_even(predictions)
     return {
         "best_k": top.k,
         "best_speedup": top.speedup,
@@ -119,14 +116,14 @@ def _summary(predictions: Sequence[Prediction]) -> dict[str, Any]:
     }
 
 
-def _plot(found: Mapping[str, Sequence[Prediction]], path: Path, title: str) -> None:
+def _plot(found: Mapping[str, Sequence[formulas.Prediction]], path: Path, title: str) -> None:
     tokens = {"": [(one.k, one.tokens_per_pass) for one in found[CLOSED_FORM]]}
     speedups = {name: [(one.k, one.speedup) for one in rows] for name, rows in found.items()}
     limits = {
         name: [(one.k, one.break_even) for one in rows if one.break_even is not None]
         for name, rows in found.items()
     }
-    tops = [(top.k, top.speedup) for top in map(best, found.values())]
+    tops = [(top.k, top.speedup) for top in map(formulas.best, found.values())]
     charts = [
         Chart("draft tokens per pass (k)", "expected tokens per pass", tokens),
         Chart("draft tokens per pass (k)", "speed-up", speedups, (1.0, "plain decoding"), tops),

@@ -22,12 +22,11 @@ from foreword.errors import RequestError
 
 UrlOption = Annotated[str, typer.Option(help="Address of a `foreword serve`.")]
 KeyOption = Annotated[str | None, typer.Option(help="Key. Default: FOREWORD_API_KEY.", show_default=False)]
-
 DEFAULT_URL = "http://127.0.0.1:8000"
 TIMEOUT_SECONDS = 10.0
+SHOWN_DECISIONS = 8
 
-
-_REASONS = {
+_REASONS = {  # HTTP status: what it means, or what to do
     401: "give its API key with --api-key",
     404: "it does not report speculation (--hide-speculation, or an older version)",
     503: "its engine is not ready",
@@ -45,14 +44,12 @@ def fetch_report(url: str, api_key: str | None) -> ControlReport:
         with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:
             return reading.from_json(json.load(answer))
     except urllib.error.HTTPError as error:
-        why = _REASONS.get(error.code, "an unexpected status")
-        raise RequestError(f"{url} answers {error.code}: {why}") from None
+        reason = _REASONS.get(error.code, "an unexpected status")
+        raise RequestError(f"{url} answers {error.code}: {reason}") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or error
         raise RequestError(f"{url} cannot be reached: {reason}; start `foreword serve` there") from None
 
-
-SHOWN_DECISIONS = 8
 
 COLUMNS = {
     "gain": "speed relative to plain decoding; with ?: expected, not yet measured",
@@ -100,6 +97,7 @@ def _pairs(report: ControlReport) -> Table:
 
 
 def _cells(pair: PairReport) -> list[str]:
+    """Return the line of a drafter and a cohort."""
     state = pair.state if pair.state != "canary" else f"canary {pair.percent:g}%"
     is_idle = not pair.in_use and pair.state in ("on", "canary")
     return [
@@ -124,6 +122,7 @@ def _gain(pair: PairReport) -> str:
 
 
 def _engine(report: ControlReport) -> str:
+    """Return one line about the whole engine: exploration, utilisation, KV memory and cost."""
     usage = report.usage
     parts = [
         f"exploration {report.probe_share:.2%} of the time",
@@ -138,21 +137,20 @@ def _engine(report: ControlReport) -> str:
 
 
 def _reason(pair: PairReport) -> str:
-    known = {"expected": pair.predicted, "measured": pair.measured}
-    reported = [f"{name} {b.low:.2f} to {b.high:.2f}" for name, b in known.items() if b is not None]
-    return "; ".join([*([pair.reason] if pair.reason else []), *reported]) or "no measurement yet"
+    """Return why a drafter has its state, with the bounds of its gain."""
+    gains = {"expected": pair.predicted, "measured": pair.measured}
+    bounds = [f"{name} {gain.low:.2f} to {gain.high:.2f}" for name, gain in gains.items() if gain is not None]
+    return "; ".join([*([pair.reason] if pair.reason else []), *bounds]) or "no measurement yet"
 
 
 def _decisions(report: ControlReport) -> str:
-    reported = sorted(
-        (
-            one.ago_seconds,
-            f"{one.ago_seconds:.0f} s ago {pair.drafter} for {pair.cohort}: {one.what} ({one.reason})",
-        )
-        for pair in report.pairs
-        for one in pair.decisions
+    """Return one line for each of the newest decisions."""
+    decisions = [(decision, pair) for pair in report.pairs for decision in pair.decisions]
+    newest = sorted(decisions, key=lambda entry: entry[0].ago_seconds)[:SHOWN_DECISIONS]
+    return "\n".join(
+        f"{one.ago_seconds:.0f} s ago {pair.drafter} for {pair.cohort}: {one.what} ({one.reason})"
+        for one, pair in newest
     )
-    return "\n".join(text for _, text in reported[:SHOWN_DECISIONS])
 
 
 def top(

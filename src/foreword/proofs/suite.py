@@ -14,25 +14,10 @@ from foreword.acceptance.request import TokenLimits
 from foreword.acceptance.rules.rule import Rule
 from foreword.acceptance.rules.trees import Floats
 from foreword.progress import StageProgress
+from foreword.proofs import enumeration, statistics
 from foreword.proofs.cases import Case, DraftKind, SmallDrafter
 from foreword.proofs.coupled import noise_checks, pathwise_mismatches
-from foreword.proofs.enumeration import (
-    Distribution,
-    TreeDrafting,
-    step_distribution,
-    target_distribution,
-    text_distribution,
-    tree_step_distribution,
-    tree_text_distribution,
-    worst_deviation,
-)
-from foreword.proofs.statistics import (
-    chi_square,
-    default_decoder,
-    measure_power,
-    sampled_counts,
-    true_distribution,
-)
+from foreword.proofs.enumeration import Distribution, TreeDrafting
 from foreword.structured.params import StructuredOutputs
 
 
@@ -71,7 +56,7 @@ class Agreement:
 
 def expected_accepted(case: Case, draft: SmallDrafter, length: int) -> float:
     """Return the expected accepted draft tokens of one step, by enumeration."""
-    law = step_distribution(case, draft, case.prompt, length)
+    law = enumeration.step_distribution(case, draft, case.prompt, length)
     return sum((len(tokens) - 1) * chance for tokens, chance in law.items())
 
 
@@ -147,46 +132,40 @@ def small_case(rule: Rule, params: SamplingParams, target: int) -> Case:
     return Case(params, TokenLimits(3, (0,), words), (1, 2), 0, 1000 + target, rule=rule, spread=1.0)
 
 
-def _worst(
-    size: ProofSize, rule: Rule, distributions_of: Callable[[Case], Iterator[Distribution]]
-) -> tuple[int, float]:
+def _worst(size: ProofSize, rule: Rule, laws: Callable[[Case], list[Distribution]]) -> tuple[int, float]:
     """Return (number tried, largest deviation from the target) over all parameters and targets."""
     worst, tried = 0.0, 0
-    for params in PARAMETERS.values():
-        for target in range(size.targets):
-            case = small_case(rule, params, target)
-            expected = target_distribution(case)
-            for law in distributions_of(case):
-                worst, tried = max(worst, worst_deviation(law, expected)), tried + 1
+    for params, target in product(PARAMETERS.values(), range(size.targets)):
+        case = small_case(rule, params, target)
+        expected = enumeration.target_distribution(case)
+        deviations = [enumeration.worst_deviation(law, expected) for law in laws(case)]
+        worst, tried = max(worst, *deviations), tried + len(deviations)
     return tried, worst
 
 
 def enumerated(size: ProofSize, progress: StageProgress) -> Iterator[ProofRow]:
     """Compare the joint distribution of three positions with *token* and *block*, to 1e-9."""
-    for rule in CHAIN_RULES:
-        for done, kind in enumerate(DraftKind):
 
-            def distributions_of(case: Case, kind: DraftKind = kind) -> Iterator[Distribution]:
-                return (text_distribution(case, SmallDrafter(case, kind), length) for length in size.chains)
+    def laws(kind: DraftKind, case: Case) -> list[Distribution]:
+        model = SmallDrafter(case, kind)
+        return [enumeration.text_distribution(case, model, length) for length in size.chains]
 
-            found = _worst(size, rule, distributions_of)
-            progress(f"enumerating {rule.name.lower()}", done + 1, len(DraftKind))
-            yield bounded(rule.name.lower(), f"joint law by enumeration, {kind.value}", *found, EXACT)
+    for rule, (done, kind) in product(CHAIN_RULES, enumerate(DraftKind, 1)):
+        found = _worst(size, rule, partial(laws, kind))
+        progress(f"enumerating {rule.name.lower()}", done, len(DraftKind))
+        yield bounded(rule.name.lower(), f"joint law by enumeration, {kind.value}", *found, EXACT)
 
 
 def enumerated_trees(size: ProofSize, progress: StageProgress) -> Iterator[ProofRow]:
     """Compare the joint distribution of three positions with *traversal*, for siblings with and without replacement."""
+
+    def laws(kind: DraftKind, replaced: bool, case: Case) -> list[Distribution]:
+        model = SmallDrafter(case, kind)
+        shapes = [TreeDrafting(model, TREES[shape], replaced) for shape in size.trees]
+        return list(map(enumeration.tree_text_distribution, shapes))
+
     for done, (kind, replaced) in enumerate(product(DraftKind, (False, True)), 1):
-
-        def distributions_of(
-            case: Case, kind: DraftKind = kind, replaced: bool = replaced
-        ) -> Iterator[Distribution]:
-            model = SmallDrafter(case, kind)
-            return (
-                tree_text_distribution(TreeDrafting(model, TREES[shape], replaced)) for shape in size.trees
-            )
-
-        found = _worst(size, Rule.TRAVERSAL, distributions_of)
+        found = _worst(size, Rule.TRAVERSAL, partial(laws, kind, replaced))
         progress("enumerating traversal", done, 2 * len(DraftKind))
         how = f"trees {'with' if replaced else 'without'} replacement"
         yield bounded("traversal", f"joint law by enumeration, {how}, {kind.value}", *found, EXACT)
@@ -194,16 +173,17 @@ def enumerated_trees(size: ProofSize, progress: StageProgress) -> Iterator[Proof
 
 def like_block(size: ProofSize, progress: StageProgress) -> Iterator[ProofRow]:
     """Compare *traversal* with *block* on chains."""
-    worst, tried = 0.0, 0
-    for done, draft_kind in enumerate(DraftKind):
-        for length in size.chains:
-            case = small_case(Rule.BLOCK, SamplingParams(), done)
-            model = SmallDrafter(case, draft_kind)
-            expected = step_distribution(case, model, case.prompt, length)
-            law = tree_step_distribution(TreeDrafting(model, tuple(range(-1, length - 1))), case.prompt)
-            worst, tried = max(worst, worst_deviation(law, expected)), tried + 1
+    deviations = []
+    for (target, kind), length in product(enumerate(DraftKind), size.chains):
+        case = small_case(Rule.BLOCK, SamplingParams(), target)
+        model = SmallDrafter(case, kind)
+        expected = enumeration.step_distribution(case, model, case.prompt, length)
+        chains = TreeDrafting(model, tuple(range(-1, length - 1)))
+        law = enumeration.tree_step_distribution(chains, case.prompt)
+        deviations.append(enumeration.worst_deviation(law, expected))
     progress("traversal and block", 1, 1)
-    yield bounded("traversal", "accepts and draws as block does on a chain", tried, worst, EXACT)
+    compared = "accepts and draws as block does on a chain"
+    yield bounded("traversal", compared, len(deviations), max(deviations), EXACT)
 
 
 def pathwise(size: ProofSize, progress: StageProgress) -> Iterator[ProofRow]:
@@ -239,7 +219,10 @@ def acceptance(size: ProofSize, progress: StageProgress) -> Iterator[ProofRow]:
         sums = {rule: sums[rule] + long[rule] for rule in CHAIN_RULES}
         case = cases[Rule.TOKEN]
         p = np.array(
-            [target_distribution(case, 1).get((token,), 0.0) for token in range(case.limits.vocab_size)]
+            [
+                enumeration.target_distribution(case, 1).get((token,), 0.0)
+                for token in range(case.limits.vocab_size)
+            ]
         )
         found = coupled_agreement(p, drafts[Rule.TOKEN].probabilities(case.prompt), 20_000, target)
         once = expected_accepted(case, drafts[Rule.TOKEN], 1)
@@ -258,14 +241,14 @@ def acceptance(size: ProofSize, progress: StageProgress) -> Iterator[ProofRow]:
 
 def sampled(size: ProofSize, progress: StageProgress) -> Iterator[ProofRow]:
     """Sample with all rules through the engine's step on a tiny decoder, and measure the test's power."""
-    decoder = default_decoder()
-    law = true_distribution(decoder)
-    power = measure_power(law, size.samples, size.bias, runs=1000, seed=1)
+    decoder = statistics.default_decoder()
+    law = statistics.true_distribution(decoder)
+    power = statistics.measure_power(law, size.samples, size.bias, runs=1000, seed=1)
     for rule in Rule:
         name = rule.name.lower()
         title = f"sampling {name} through the step"
-        counts = sampled_counts(decoder, rule, size.samples, 0, partial(progress, title))
-        statistic = float(chi_square(counts, law))
+        counts = statistics.sampled_counts(decoder, rule, size.samples, 0, partial(progress, title))
+        statistic = float(statistics.chi_square(counts, law))
         fits = statistic <= power.threshold and power.caught >= 0.95 and power.false_alarms <= 0.002
         case = f"chi-square of 3 positions through the step; catches a bias of {size.bias:.1%}"
         note = f"{power.runs} biased runs, false alarms {power.false_alarms:.2%}"

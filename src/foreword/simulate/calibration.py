@@ -10,14 +10,7 @@ from typing import Any
 from foreword.bench.skeleton import read_output
 from foreword.drafters.registry import drafter_kinds
 from foreword.errors import RequestError
-from foreword.simulate.scenario import (
-    ILLUSTRATIVE,
-    AcceptanceCurve,
-    LevelTimes,
-    Network,
-    PassTimes,
-    SimulatedCosts,
-)
+from foreword.simulate import scenario
 
 _P99 = 2.326  # of the normal distribution
 _WIDEST = 1.0  # maximum standard deviation of the log of round trips
@@ -27,9 +20,9 @@ _WIDEST = 1.0  # maximum standard deviation of the log of round trips
 class Calibration:
     """Costs, acceptance and network of a simulation, and which of them were measured."""
 
-    costs: SimulatedCosts = ILLUSTRATIVE
-    kinds: tuple[AcceptanceCurve, ...] = ()
-    network: Network = field(default_factory=Network)
+    costs: scenario.SimulatedCosts = scenario.ILLUSTRATIVE
+    kinds: tuple[scenario.AcceptanceCurve, ...] = ()
+    network: scenario.Network = field(default_factory=scenario.Network)
     measured: dict[str, str] = field(default_factory=dict)  # quantity -> file
 
     @property
@@ -76,7 +69,7 @@ def with_steps(known: Calibration, value: Mapping[str, Any]) -> Calibration:
         prompt = seconds / longest
     elif len(times) > 1:
         prompt = (times[-1][1] - times[0][1]) / (times[-1][0] - 1)
-    costs = replace(known.costs, passes=PassTimes(tuple(times)), prompt=prompt)
+    costs = replace(known.costs, passes=scenario.PassTimes(tuple(times)), prompt=prompt)
     return replace(known, costs=costs)
 
 
@@ -89,7 +82,7 @@ def with_drafter(
     draft, other_host = _ms(total["draft_ms"]), _ms(total["accept_ms"]) + _ms(total["rest_ms"])
     parts = [drafter_kinds().get(part) for part in _methods(str(total["drafter"]))]
     is_slow = any(kind is not None and kind.traits.drafts_by_level for kind in parts)
-    local = LevelTimes(draft / levels) if is_slow else LevelTimes(0.0, first=draft)
+    local = scenario.LevelTimes(draft / levels) if is_slow else scenario.LevelTimes(0.0, first=draft)
     costs = replace(known.costs, local=local)
     if "steps" in known.measured:
         host = max(_ms(total["plain_step_ms"]) - costs.passes.seconds(1), 0.0)
@@ -97,18 +90,18 @@ def with_drafter(
         host, drafted_per_pass = other_host, sum(drafted) / passes
         plain = _ms(total["plain_step_ms"]) - other_host
         slope = max((_ms(total["verify_ms"]) - plain) / max(drafted_per_pass, 1e-9), 0.0)
-        costs = replace(costs, passes=PassTimes.straight(plain, slope))
+        costs = replace(costs, passes=scenario.PassTimes.straight(plain, slope))
     costs = replace(costs, host=host, drafting_host=max(other_host - host, 0.0))
     return replace(known, costs=costs, kinds=tuple(_acceptance(row) for row in rows))
 
 
-def _acceptance(row: Mapping[str, Any]) -> AcceptanceCurve:
+def _acceptance(row: Mapping[str, Any]) -> scenario.AcceptanceCurve:
     if not sum(row["drafted_per_position"]):
-        return AcceptanceCurve((0.0,), (0.0,))  # the drafter proposed nothing
+        return scenario.AcceptanceCurve((0.0,), (0.0,))  # the drafter proposed nothing
     return acceptance_of(row["drafted_per_position"], row["accepted_per_position"], int(row["passes"]))
 
 
-def acceptance_of(drafted: Sequence[int], accepted: Sequence[int], passes: int) -> AcceptanceCurve:
+def acceptance_of(drafted: Sequence[int], accepted: Sequence[int], passes: int) -> scenario.AcceptanceCurve:
     """Return the curve from counts by position; positions without drafts are ignored."""
     positions = [position for position, count in enumerate(drafted) if count > 0]
     if not positions or passes < 1:
@@ -120,7 +113,7 @@ def acceptance_of(drafted: Sequence[int], accepted: Sequence[int], passes: int) 
         lowest = min(lowest, accepted[position] / drafted[position])
         survival.append(lowest)
         coverage.append(min(drafted[position] / passes, coverage[-1] if coverage else 1.0))
-    return AcceptanceCurve(tuple(survival), tuple(coverage) if coverage[-1] < 0.98 else (1.0,))
+    return scenario.AcceptanceCurve(tuple(survival), tuple(coverage) if coverage[-1] < 0.98 else (1.0,))
 
 
 def with_link(known: Calibration, value: Mapping[str, Any], runs_ahead: bool = True) -> Calibration:
@@ -144,7 +137,7 @@ def with_link(known: Calibration, value: Mapping[str, Any], runs_ahead: bool = T
     rounds = 1.5 if runs_ahead else 1.0
     first = max(_ms(low["first_ms"]) - trip - rounds * level, 0.0)
     jitter = min(max(math.log(max(trip_p99 / trip, 1.0)) / _P99, 0.0), _WIDEST) if trip else 0.0
-    node, more_host = LevelTimes(level, slope("level_ms"), first), slope("engine_ms")
+    node, more_host = scenario.LevelTimes(level, slope("level_ms"), first), slope("engine_ms")
     costs = replace(known.costs, node=node, remote=_ms(low["engine_ms"]), remote_per_request=more_host)
     return replace(known, costs=costs, network=replace(known.network, round_trip=trip, jitter=jitter))
 

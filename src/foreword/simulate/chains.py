@@ -1,4 +1,4 @@
-"""Simulates draft nodes, and the time at which the levels of their chains are available to a target."""
+"""Simulates draft nodes, and the times at which the levels of their chains arrive at a target."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ class DraftJob:
     """A node's work for one target, until its chains reach their maximum length."""
 
     requests: int
-    until: float
+    until: float  # simulated second at which the chains reach their maximum length
 
 
 @dataclass(eq=False)
@@ -38,29 +38,30 @@ class SimNode:
 
     number: int
     zone: int
-    started_at: float  # its cost counts from here
-    ready: float  # time from which it drafts
+    started_at: float  # simulated second from which it costs money
+    ready: float  # simulated second from which it drafts
     removed_at: float | None = None
-    sessions: int = 0
+    sessions: int = 0  # assigned requests
     is_dead: bool = False
-    silent_since: float | None = None  # silent for all targets; if partitioned, for those of other zones
+    silent_since: float | None = None  # None: it answers. A partitioned node is silent for other zones only.
     is_partitioned: bool = False
-    factor: float = 1.0  # slow-down
+    factor: float = 1.0  # by which its levels take longer
     busy_seconds: float = 0.0
     _busy_until: float = 0.0
-    _active: int = 0
-    _jobs: list[tuple[float, int, DraftJob]] = field(default_factory=list)
+    _active: int = 0  # requests of the jobs that have not ended
+    _jobs: list[tuple[float, int, DraftJob]] = field(default_factory=list)  # heap by end, then by number
 
-    def takes(self, now: float) -> bool:
+    def is_usable(self, now: float) -> bool:
         """Return whether requests may be assigned to it."""
-        is_gone = self.is_dead or self.removed_at is not None or self.silent_since is not None
-        return not is_gone and now >= self.ready
+        is_absent = self.is_dead or self.removed_at is not None or self.silent_since is not None
+        return not is_absent and now >= self.ready
 
     def is_silent_for(self, zone: int) -> bool:
+        """Return whether the targets of this zone receive no answers from it."""
         return self.silent_since is not None and (not self.is_partitioned or zone != self.zone)
 
     def level_seconds(self, requests: int, times: LevelTimes, round_batch: int) -> float:
-        """Return the seconds of one level for these requests, which take turns if a round cannot hold them."""
+        """Return the seconds of one level for these requests; if a round cannot hold them, they take turns."""
         turns = max(1.0, requests / round_batch)
         return times.seconds(min(requests, round_batch)) * turns * self.factor
 
@@ -72,7 +73,7 @@ class SimNode:
         return self._active
 
     def take(self, job: DraftJob, now: float, old: DraftJob | None) -> None:
-        """Take a target's new work, which replaces its old work."""
+        """Start a job for a target, instead of the target's previous job `old`."""
         if old is not None and old.until > now:
             self._active -= old.requests
             old.requests = 0
@@ -107,10 +108,10 @@ class NodeDirectory(Protocol):
 
 
 class Chains:
-    """Draft chains of a target's requests, which grow on their nodes while the target verifies.
+    """Draft chains of a target's requests. They grow on their nodes while the target verifies.
 
-    All arrays are by request slot. Level l (from 1) of a chain arrives at `first_at + (l - 1) * pace`. Levels up to
-    `base` are available at once. `cap` is the length of the chain.
+    All arrays are by request slot. Level l (from 1) of a chain arrives at `first_at + (l - 1) * pace`, but the first
+    `base` levels have arrived already. The chain has `cap` levels.
     """
 
     def __init__(
@@ -133,12 +134,12 @@ class Chains:
         self._counted_levels = np.zeros(slots, np.int64)  # levels of the chain that are in `drafted`
         self._moves = MoveBudget(0.0)
         self._jobs: dict[int, DraftJob] = {}
-        self._awaited_silent: set[int] = set()  # silent nodes for which a pass has waited once
+        self._awaited_silent: set[int] = set()  # numbers of silent nodes for which a pass has waited once
         self.rate = TokenRate()  # of committed tokens
         self._chances: list[float] = []  # random numbers drawn in advance
-        self.drafted = 0  # total levels
-        self.moves = 0
-        self.waits_in_vain = 0
+        self.drafted = 0  # levels that have arrived
+        self.moves = 0  # requests that got another node
+        self.waits_in_vain = 0  # waits of a pass for a silent node
         self._most = 2 * scenario.k + 1 if scenario.runs_ahead else scenario.k
 
     @property
@@ -153,15 +154,17 @@ class Chains:
         self._node_of[slot] = NO_NODE
 
     def levels(self, now: float, live: Flags, wants: Flags) -> tuple[Counts, float]:
-        """Return the draft tokens of each request's pass, and its start time."""
+        """Notify the nodes of the last commits; return each request's draft tokens, and when the pass starts.
+
+        `live` are the slots with a request, `wants` those whose requests may have drafts.
+        """
         notified, silent, trips, paces, rests = self._notify_nodes(now, live)
         self._advance(now, notified, trips, paces, rests)
-        go = self._start_time(now, notified & wants, silent, trips)
-        k = self._scenario.k
-        return np.where(wants, np.minimum(self._arrived(go), k), 0), go
+        start = self._start_time(now, notified & wants, silent, trips)
+        return np.where(wants, np.minimum(self._arrived(start), self._scenario.k), 0), start
 
     def record_verdict(self, used: Counts, right: Counts) -> None:
-        """Record verified levels and the chain's correct levels.
+        """Record how many levels were verified, and how many levels of the chain are correct.
 
         A chain continues if the verified levels and the level after them, the target's token, are correct.
         """
@@ -179,14 +182,18 @@ class Chains:
             self._ready[slot] = now + self._scenario.traffic.prompt * self._scenario.costs.node_prompt
 
     def _is_lost(self, node: SimNode, now: float) -> bool:
+        """Return whether the target knows that the node does not answer any more."""
         if node.is_dead or node.removed_at is not None:
             return True
         since = node.silent_since
         return since is not None and node.is_silent_for(self._zone) and now - since > SILENCE
 
     def _notify_nodes(self, now: float, live: Flags) -> tuple[Flags, Flags, Floats, Floats, Floats]:
-        """Notify every node of the commits; return for each request whether its node was notified, whether it is
-        silent, the round trip, the time per level, and the rest of the node's current round."""
+        """Notify every node of the commits, and assign new nodes to requests whose node is lost.
+
+        Return for each request whether its node was notified, whether its node is silent, the round trip, the seconds
+        per level, and the rest of the node's current round.
+        """
         slots = len(self._node_of)
         notified, silent = [False] * slots, [False] * slots
         times = [(0.0, 1.0, 0.0)] * slots
@@ -220,7 +227,7 @@ class Chains:
         return np.array(notified), np.array(silent), trips, paces, rests
 
     def _request_drafts(self, node: SimNode, requests: int, now: float) -> tuple[float, float, float]:
-        """Return the round trip, the seconds per level, and the rest of the node's current round."""
+        """Start a node's job for these requests; return what `_notify_nodes` returns of it in its last columns."""
         scenario, old = self._scenario, self._jobs.get(node.number)
         busy = node.active(now)
         others = busy - (old.requests if old is not None and old.until > now else 0)
@@ -234,6 +241,7 @@ class Chains:
         return trip, pace, rest
 
     def _chance(self) -> float:
+        """Return a random number from 0 to 1."""
         if not self._chances:
             self._chances = self._rng.random(_DRAWN).tolist()
         return self._chances.pop()
@@ -242,13 +250,13 @@ class Chains:
         """Shift the chains that continue by the committed tokens; restart the others."""
         arrived = self._arrived(now)
         self.drafted += int(np.maximum(arrived - self._counted_levels, 0).sum())
-        on = self._continues
-        left = np.where(on, np.maximum(arrived - self._consumed, 0), 0)
+        continues = self._continues
+        left = np.where(continues, np.maximum(arrived - self._consumed, 0), 0)
         begins = np.maximum(now, self._ready) + trips + self._scenario.costs.node.first + rests + paces
         resumed = now + trips + paces * (1 - left)
-        is_in_flight = on & (arrived < self._cap)
+        is_in_flight = continues & (arrived < self._cap)
         shifted = self._first_at + self._consumed * self._pace
-        first_at = np.where(is_in_flight, shifted, np.where(on, resumed, begins))
+        first_at = np.where(is_in_flight, shifted, np.where(continues, resumed, begins))
         self._first_at = np.where(notified, first_at, self._first_at)
         self._pace = np.where(notified & ~is_in_flight, paces, self._pace)
         self._base = self._counted_levels = left
@@ -256,6 +264,7 @@ class Chains:
         self._cap = np.where(notified, np.maximum(most, left), left)
 
     def _arrived(self, now: float) -> Counts:
+        """Return how many levels of each chain have arrived."""
         steps: Counts = np.floor((now - self._first_at) / self._pace + (1 + 1e-9)).astype(np.int64)
         return np.minimum(np.maximum(steps, self._base), self._cap)
 
@@ -281,14 +290,14 @@ class Chains:
     def _expected_arrivals(self, now: float, notified: Flags, trips: Floats) -> list[ExpectedArrival]:
         """Return the expected arrivals of levels; equal ones are grouped."""
         k, costs, survival = self._scenario.k, self._scenario.costs.node, self._dice.chances
-        there = np.minimum(self._arrived(now), k)
-        nexts = self._first_at + there * self._pace - now
+        arrived = np.minimum(self._arrived(now), k)
+        seconds_to_next = self._first_at + arrived * self._pace - now
         wanted = np.minimum(self._cap, k)
         rows = zip(
-            (notified & (self._ready <= now) & (there < wanted)).tolist(),
-            there.tolist(),
+            (notified & (self._ready <= now) & (arrived < wanted)).tolist(),
+            arrived.tolist(),
             wanted.tolist(),
-            nexts.tolist(),
+            seconds_to_next.tolist(),
             self._pace.tolist(),
             trips.tolist(),
             strict=True,

@@ -43,8 +43,8 @@ class SimulationResult:
     nodes_wanted: int | None  # by the autoscaler, at the end
 
 
-def outcome_of(world: "World") -> SimulationResult:
-    """Return the result of a run that has ended."""
+def result_of(world: "World") -> SimulationResult:
+    """Return the result of a run that has ended. Counts without a time are scaled by 0.9, the part after warm-up."""
     scenario, tallies = world.scenario, [target.tally for target in world.targets]
     seconds = scenario.seconds - scenario.counts_from
     tokens = sum(tally.tokens for tally in tallies)
@@ -99,47 +99,48 @@ class World:
 
     def __init__(self, scenario: Scenario) -> None:
         fleet, self.scenario = scenario.fleet, scenario
-        own, *seeds = np.random.SeedSequence(scenario.seed).spawn(fleet.targets + 1)
-        self._rng = np.random.default_rng(own)
+        world_seed, *seeds = np.random.SeedSequence(scenario.seed).spawn(fleet.targets + 1)
+        self._rng = np.random.default_rng(world_seed)
         is_remote = scenario.drafting is DraftPlacement.REMOTE
         nodes = fleet.nodes if is_remote else 0
         self.nodes = [SimNode(number, number % fleet.zones, 0.0, 0.0) for number in range(nodes)]
         self.targets = [
             SimTarget(scenario, number % fleet.zones, self, seed) for number, seed in enumerate(seeds)
         ]
-        self.bins = [0] * BINS
-        self.node_bins = [0] * BINS
+        self.bins = [0] * BINS  # tokens
+        self.node_bins = [0] * BINS  # drafting nodes
         self.events = 0
-        self.wanted: int | None = None  # nodes, by the autoscaler
-        self._heap: list[tuple[float, int, Callable[[float], None]]] = []
+        self.wanted: int | None = None  # number of nodes by the ratio formula, when it was computed last
+        self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._numbers = count()
-        self._near: dict[int, list[SimNode]] = {}
+        self._near: dict[int, list[SimNode]] = {}  # usable nodes by zone; cleared when they change
         self._round_trips: list[tuple[float, float]] = []  # drawn in advance: factor and added seconds
-        self._step_seconds = 0.0  # moving average
-        self._since: tuple[int, float] | None = None  # too few (1) or too many (-1) nodes, and since when
+        self._step_seconds = 0.0  # exponential moving average
+        # Too few (1) or too many (-1) nodes, and the simulated second from which; None: the right number.
+        self._imbalance: tuple[int, float] | None = None
 
     def run(self, on_progress: Progress = lambda done, total: None) -> SimulationResult:
-        """Run to the end."""
+        """Handle all events in order of time; return the result."""
         scenario = self.scenario
         for target in self.targets:
             if not scenario.traffic.rates:
                 target.is_idle = False
-                self._at(0.0, self._pass_of(target))
+                self._schedule(0.0, self._pass_event(target))
         if scenario.traffic.rates:
-            self._at(self._gap(0.0), self._arrival)
+            self._schedule(self._next_arrival(0.0), self._arrive)
         for failure in scenario.failures if self.nodes else ():
-            self._at(failure.at, self._failing(failure))
+            self._schedule(failure.at, self._failure_event(failure))
         if self.nodes:
-            self._at(0.0, self._sample)
-        while self._heap and self._heap[0][0] < scenario.seconds:
-            now, _, happen = heappop(self._heap)
-            happen(now)
+            self._schedule(0.0, self._sample)
+        while self._events and self._events[0][0] < scenario.seconds:
+            now, _, event = heappop(self._events)
+            event(now)
             self.events += 1
             if self.events % _EVENTS_PER_REPORT == 0:
                 on_progress(int(1000 * now / scenario.seconds), 1000)
         for target in self.targets:
             target.finish(scenario.seconds)
-        return outcome_of(self)
+        return result_of(self)
 
     def assign_node(self, zone: int, now: float) -> SimNode | None:
         """Return a random node below its load limit, in the nearest zone that has one."""
@@ -173,11 +174,13 @@ class World:
         factor, late_by = self._round_trips.pop()
         return base * factor + late_by
 
-    def _at(self, when: float, happen: Callable[[float], None]) -> None:
-        heappush(self._heap, (when, next(self._numbers), happen))
+    def _schedule(self, time: float, event: Callable[[float], None]) -> None:
+        heappush(self._events, (time, next(self._numbers), event))
 
-    def _pass_of(self, target: SimTarget) -> Callable[[float], None]:
-        def happen(now: float) -> None:
+    def _pass_event(self, target: SimTarget) -> Callable[[float], None]:
+        """Return an event that runs a target's step, and schedules itself for the end of the step."""
+
+        def run_step(now: float) -> None:
             before = target.tally.tokens
             end = target.step(now)
             target.is_idle = end is None
@@ -185,41 +188,44 @@ class World:
                 self._step_seconds += 0.02 * (end - now - self._step_seconds)
                 if end < self.scenario.seconds:
                     self.bins[int(end / self.scenario.seconds * BINS)] += target.tally.tokens - before
-                self._at(end, happen)
+                self._schedule(end, run_step)
 
-        return happen
+        return run_step
 
-    def _gap(self, now: float) -> float:
+    def _next_arrival(self, now: float) -> float:
+        """Return the random time of the next request of the fleet."""
         rates = self.scenario.traffic.rates
         rate = rates[min(int(now / self.scenario.seconds * len(rates)), len(rates) - 1)]
         return now + float(self._rng.exponential(1 / rate))
 
-    def _arrival(self, now: float) -> None:
-        """Send an arrival to the less loaded of two targets."""
+    def _arrive(self, now: float) -> None:
+        """Give a new request to the less loaded of two random targets, and schedule the next one."""
         one, other = (self.targets[i] for i in self._rng.integers(len(self.targets), size=2).tolist())
         target = one if one.load <= other.load else other
         target.queue.append(now)
         if target.is_idle:
             target.is_idle = False
-            self._at(now, self._pass_of(target))
-        self._at(self._gap(now), self._arrival)
+            self._schedule(now, self._pass_event(target))
+        self._schedule(self._next_arrival(now), self._arrive)
 
     def _usable_nodes(self, zone: int, now: float) -> list[SimNode]:
         """Return a zone's usable nodes; cached until something changes."""
         if zone not in self._near:
             own = self.nodes[zone :: self.scenario.fleet.zones]
-            self._near[zone] = [node for node in own if node.takes(now)]
+            self._near[zone] = [node for node in own if node.is_usable(now)]
         return self._near[zone]
 
-    def _failing(self, failure: Failure) -> Callable[[float], None]:
-        def happen(now: float) -> None:
-            hit = [node for node in self.nodes if node.takes(now)][: failure.nodes]
-            for node in hit:
+    def _failure_event(self, failure: Failure) -> Callable[[float], None]:
+        """Return an event that breaks nodes, and schedules their repair."""
+
+        def break_nodes(now: float) -> None:
+            broken = [node for node in self.nodes if node.is_usable(now)][: failure.nodes]
+            for node in broken:
                 _break(node, failure.kind, now)
             self._near.clear()
-            self._at(now + failure.seconds, lambda _: self._repair(hit))
+            self._schedule(now + failure.seconds, lambda _: self._repair(broken))
 
-        return happen
+        return break_nodes
 
     def _repair(self, nodes: list[SimNode]) -> None:
         for node in nodes:
@@ -227,34 +233,36 @@ class World:
         self._near.clear()
 
     def _sample(self, now: float) -> None:
-        """Record the number of nodes, and scale them."""
+        """Record the number of nodes, let the autoscaler act, and schedule the next sample."""
         scenario = self.scenario
-        there = [node for node in self.nodes if node.removed_at is None]
+        present = [node for node in self.nodes if node.removed_at is None]
         first = int(now / scenario.seconds * BINS)
         last = int(min(now + SAMPLE_SECONDS, scenario.seconds) / scenario.seconds * BINS)
         for place in range(first, max(last, min(first + 1, BINS))):
-            self.node_bins[place] = sum(not node.is_dead and now >= node.ready for node in there)
+            self.node_bins[place] = sum(not node.is_dead and now >= node.ready for node in present)
         if scenario.autoscale is not None and now >= scenario.counts_from:
-            self._scale(scenario.autoscale, now, there)
-        self._at(now + SAMPLE_SECONDS, self._sample)
+            self._scale(scenario.autoscale, now, present)
+        self._schedule(now + SAMPLE_SECONDS, self._sample)
 
-    def _scale(self, rule: Autoscale, now: float, there: list[SimNode]) -> None:
+    def _scale(self, rule: Autoscale, now: float, present: list[SimNode]) -> None:
+        """Add or remove nodes if their number has been wrong for as long as the rule says."""
         wanted = self.wanted = min(max(self._wanted(), rule.least), rule.most)
-        way = (wanted > len(there)) - (wanted < len(there))
-        if not way:
-            self._since = None
-        elif self._since is None or self._since[0] != way:
-            self._since = (way, now)
-        elif now - self._since[1] >= (rule.up_after if way > 0 else rule.down_after):
-            self._since = None
-            for number in range(len(self.nodes), len(self.nodes) + wanted - len(there)):
+        direction = (wanted > len(present)) - (wanted < len(present))
+        if not direction:
+            self._imbalance = None
+        elif self._imbalance is None or self._imbalance[0] != direction:
+            self._imbalance = (direction, now)
+        elif now - self._imbalance[1] >= (rule.up_after if direction > 0 else rule.down_after):
+            self._imbalance = None
+            for number in range(len(self.nodes), len(self.nodes) + wanted - len(present)):
                 self.nodes.append(SimNode(number, number % self.scenario.fleet.zones, now, now + rule.boot))
-            for node in there[wanted:]:
+            for node in present[wanted:]:
                 node.removed_at = now
             self._near.clear()
-            self._at(now + rule.boot, lambda _: self._near.clear())
+            self._schedule(now + rule.boot, lambda _: self._near.clear())
 
     def _wanted(self) -> int:
+        """Return the number of nodes for the current load, by the ratio formula."""
         scenario = self.scenario
         work = DraftWork(scenario.k, self._step_seconds, AHEAD if scenario.runs_ahead else 1.0)
         requests = sum(min(target.load, scenario.fleet.batch) for target in self.targets)

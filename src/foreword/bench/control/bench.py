@@ -7,20 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from foreword.bench.control.changes import (
-    LEAST_WORST,
-    MOST_RATIO,
-    OFF_WITHIN,
-    ON_WITHIN,
-    Brake,
-    MixedTraffic,
-    Reaction,
-    busy_core,
-    conditions,
-    measure_conditions,
-    measure_mixed,
-    slowed,
-)
+from foreword.bench.control import changes
 from foreword.bench.control.timeline import EngineLine
 from foreword.bench.control.windows import (
     CONTROLLER,
@@ -97,8 +84,8 @@ class ControlBenchReport:
     """All results."""
 
     cells: Sequence[ControlCell]
-    reactions: Sequence[Reaction] = ()
-    mixed: MixedTraffic | None = None
+    reactions: Sequence[changes.Reaction] = ()
+    mixed: changes.MixedTraffic | None = None
     probe_share: float = 0.0  # fraction of step time for shadow drafts
 
     @property
@@ -114,18 +101,18 @@ class ControlBenchReport:
                 [(cell, ratio) for cell, ratio in to_best if cell.kind == MIXED], LEAST_OF_BEST_MIXED
             ),
         }
-        for what, within in (("off", OFF_WITHIN), ("on again", ON_WITHIN)):
+        for what, within in (("off", changes.OFF_WITHIN), ("on again", changes.ON_WITHIN)):
             goals[f"{what} within {within:.0f} s"] = [
                 (within - one.seconds, f"{one.condition} ({one.phase}): {one.seconds:.1f} s")
                 for one in self.reactions
                 if one.within == within
             ]
-        goals[f"worst five seconds {LEAST_WORST} of plain"] = [
-            (one.worst - LEAST_WORST, f"{one.condition} ({one.phase}): {one.worst:.2f}")
+        goals[f"worst five seconds {changes.LEAST_WORST} of plain"] = [
+            (one.worst - changes.LEAST_WORST, f"{one.condition} ({one.phase}): {one.worst:.2f}")
             for one in self.reactions
         ]
-        goals[f"plain requests beside others: p95 at most {MOST_RATIO}"] = (
-            [] if self.mixed is None else [(MOST_RATIO - self.mixed.ratio, f"{self.mixed.ratio:.3f}")]
+        goals[f"plain requests beside others: p95 at most {changes.MOST_RATIO}"] = (
+            [] if self.mixed is None else [(changes.MOST_RATIO - self.mixed.ratio, f"{self.mixed.ratio:.3f}")]
         )
         probes = (MOST_PROBES - self.probe_share, f"{100 * self.probe_share:.2f}%")
         goals[f"probes take at most {100 * MOST_PROBES:.0f}% of the time"] = [probes]
@@ -168,7 +155,7 @@ def cell_table(cells: Sequence[ControlCell], title: str) -> Table:
     return table(cells, columns, title)
 
 
-def reaction_table(reactions: Sequence[Reaction]) -> Table:
+def reaction_table(reactions: Sequence[changes.Reaction]) -> Table:
     """Return a table with one line per change."""
     columns = {
         "what changes": "{.condition}",
@@ -244,7 +231,7 @@ def measure_control(
     on_progress: StageProgress,
 ) -> ControlBenchReport:
     """Compare the default policy with plain decoding and with settings that draft at every step."""
-    brake, policy = Brake(), MeasuredPolicy()
+    brake, policy = changes.Brake(), MeasuredPolicy()
     settings = {one.label: _at_every_step(one) for one in fixed}
     own = ControlArm(CONTROLLER, None)
     arms = [PLAIN_ARM, own, *(ControlArm(label, setting) for label, setting in settings.items())]
@@ -252,7 +239,7 @@ def measure_control(
     config = EngineConfig(max_num_seqs=max(*sizes.batches, sizes.mixed_batch))
 
     def build(wanted: SpeculationConfig) -> Drafter:
-        return slowed(loaded.build_drafter(wanted), brake)
+        return changes.slowed(loaded.build_drafter(wanted), brake)
 
     parts = EngineParts(config, policy, build, _default(loaded), offered=parsed)
     engine = EngineCore(loaded.decoder, loaded.vocabulary(), parts)
@@ -267,13 +254,15 @@ def measure_control(
         line = EngineLine(engine, known)
         wanted = [(kind, batch) for batch in sizes.batches for kind in kinds]
         cells = measure_cells(station, wanted, arms, sizes.windows, on_progress, sizes.learning_seconds)
-        reactions, mixed = list[Reaction](), None
+        reactions, mixed = list[changes.Reaction](), None
         if seconds := sizes.phase_seconds:
             slow = partial(brake.pulled, SLOWER)
-            changes = conditions(kinds[-1], kinds[0], max(sizes.batches), seconds, slow, busy_core)
-            reactions = measure_conditions(line, changes, own, on_progress)
+            planned = changes.conditions(
+                kinds[-1], kinds[0], max(sizes.batches), seconds, slow, changes.busy_core
+            )
+            reactions = changes.measure_conditions(line, planned, own, on_progress)
             on_progress("mixed traffic", 0, 1)
-            mixed = measure_mixed(line, own, sizes.mixed_batch, 3 * seconds)
+            mixed = changes.measure_mixed(line, own, sizes.mixed_batch, 3 * seconds)
         return ControlBenchReport(cells, reactions, mixed, policy.explorer.share)
     finally:
         engine.close()

@@ -9,16 +9,7 @@ from math import ceil
 from statistics import fmean
 from time import perf_counter, sleep
 
-from foreword.bench.control.timeline import (
-    Circumstances,
-    EngineLine,
-    Phase,
-    Step,
-    decoding,
-    reaction_seconds,
-    settled_rate,
-    worst_ratio,
-)
+from foreword.bench.control import timeline
 from foreword.bench.control.windows import MIXED, PLAIN_ARM, ControlArm
 from foreword.drafters.combined import FallbackDrafter, RoutedDrafter
 from foreword.progress import StageProgress
@@ -78,7 +69,7 @@ OFF_WITHIN, ON_WITHIN = 3.0, 10.0
 """Seconds within which useless drafting must stop, and useful drafting start."""
 
 
-ChangedCondition = tuple[str, Mapping[str, Phase]]
+ChangedCondition = tuple[str, Mapping[str, timeline.Phase]]
 """Name of a change, and its phases by name: before it, during it and, if it is temporary, after it."""
 
 
@@ -99,15 +90,18 @@ def conditions(
     bad: str,
     most_batch: int,
     seconds: float,
-    slow_drafter: Circumstances,
-    busy_core: Circumstances,
+    slow_drafter: timeline.Circumstances,
+    busy_core: timeline.Circumstances,
 ) -> list[ChangedCondition]:
     """Return the changes to measure; speculation gains on `good` texts and hardly on `bad` ones."""
-    alone = Phase(good, 1, seconds)
-    slow, busy = Phase(good, 1, seconds, slow_drafter), Phase(good, 1, seconds, busy_core)
-    large = Phase(good, most_batch, 2 * seconds)
+    alone = timeline.Phase(good, 1, seconds)
+    slow, busy = timeline.Phase(good, 1, seconds, slow_drafter), timeline.Phase(good, 1, seconds, busy_core)
+    large = timeline.Phase(good, most_batch, 2 * seconds)
     return [
-        ("texts of another kind", {"before": alone, "changed": Phase(bad, 1, seconds), "back": alone}),
+        (
+            "texts of another kind",
+            {"before": alone, "changed": timeline.Phase(bad, 1, seconds), "back": alone},
+        ),
         ("drafter ten times as slow", {"before": alone, "slow": slow, "back": alone}),
         ("another process takes a core", {"before": alone, "busy": busy, "back": alone}),
         ("batch grows", {"one": alone, f"{most_batch}": large, "one again": alone}),
@@ -115,18 +109,21 @@ def conditions(
 
 
 def measure_conditions(
-    line: EngineLine, changes: Sequence[ChangedCondition], controller: ControlArm, on_progress: StageProgress
+    line: timeline.EngineLine,
+    changes: Sequence[ChangedCondition],
+    controller: ControlArm,
+    on_progress: StageProgress,
 ) -> list[Reaction]:
     """Run every change twice: with plain decoding as reference, and with the controller."""
     found = []
     for place, (change, phases) in enumerate(changes):
         on_progress(change, place, len(changes))
         plain_runs, own = (line.run(arm, list(phases.values())) for arm in (PLAIN_ARM, controller))
-        runs = list(zip(phases, map(decoding, plain_runs), map(decoding, own), strict=True))
+        runs = list(zip(phases, map(timeline.decoding, plain_runs), map(timeline.decoding, own), strict=True))
         for number, (phase, plain, steps) in enumerate(runs[1:]):
-            rate, settled = sum(step.tokens for step in plain) / plain[-1].end, settled_rate(steps)
+            rate, settled = sum(step.tokens for step in plain) / plain[-1].end, timeline.settled_rate(steps)
             within, aim = (ON_WITHIN, settled) if number else (OFF_WITHIN, min(settled, rate))
-            seconds, worst = reaction_seconds(steps, aim), worst_ratio(steps, rate)
+            seconds, worst = timeline.reaction_seconds(steps, aim), timeline.worst_ratio(steps, rate)
             found.append(Reaction(change, phase, seconds, within, settled / rate, worst))
     return found
 
@@ -173,12 +170,14 @@ class MixedTraffic:
         )
 
 
-def measure_mixed(line: EngineLine, controller: ControlArm, batch: int, seconds: float) -> MixedTraffic:
+def measure_mixed(
+    line: timeline.EngineLine, controller: ControlArm, batch: int, seconds: float
+) -> MixedTraffic:
     """Run plain and mixed batches in turns."""
     half = ControlArm(controller.label, controller.setting, is_half=True)
-    phase = Phase(MIXED, batch, seconds / MIXED_TURNS)
-    alone: list[Step] = []
-    together: list[Step] = []
+    phase = timeline.Phase(MIXED, batch, seconds / MIXED_TURNS)
+    alone: list[timeline.Step] = []
+    together: list[timeline.Step] = []
     for _ in range(MIXED_TURNS):
         alone += line.run(PLAIN_ARM, [phase])[0]
         together += line.run(half, [phase])[0]
@@ -194,12 +193,12 @@ def measure_mixed(line: EngineLine, controller: ControlArm, batch: int, seconds:
     )
 
 
-def _per_token(steps: Sequence[Step], is_plain: bool) -> list[float]:
+def _per_token(steps: Sequence[timeline.Step], is_plain: bool) -> list[float]:
     ended = (one for step in steps for one in step.ended)
     return [one.seconds_per_token for one in ended if one.is_plain == is_plain]
 
 
-def _waits(steps: Sequence[Step]) -> list[float]:
+def _waits(steps: Sequence[timeline.Step]) -> list[float]:
     return [seconds for step in steps for seconds in step.plain_seconds]
 
 

@@ -7,18 +7,8 @@ from itertools import count
 from time import perf_counter
 
 from foreword.acceptance.params import SamplingParams
+from foreword.bench import skeleton
 from foreword.bench.batch_runs import full_batch
-from foreword.bench.skeleton import (
-    PLAIN,
-    BestFixed,
-    Interval,
-    against_best,
-    bootstrap,
-    neighbours,
-    stage_of,
-    take_turns,
-    together,
-)
 from foreword.drafters.config import SpeculationSetting
 from foreword.engine.core import EngineCore
 from foreword.engine.messages import NewRequest
@@ -114,7 +104,7 @@ class EngineStation:
             return MeasuredWindow(gained, self.clock() - began)
 
 
-PLAIN_ARM = ControlArm(PLAIN, False)
+PLAIN_ARM = ControlArm(skeleton.PLAIN, False)
 CONTROLLER = "controller"
 
 CONFIDENCE = 0.95  # probability that all bounds of a run hold together
@@ -129,8 +119,8 @@ class ControlCell:
     kind: str
     batch: int
     plain_rate: float  # tokens per second, mean
-    ratios: Mapping[str, Interval]  # of every arm to plain
-    best: BestFixed  # plain decoding counts as a fixed setting
+    ratios: Mapping[str, skeleton.Interval]  # of every arm to plain
+    best: skeleton.BestFixed  # plain decoding counts as a fixed setting
     windows: int
     learning: float | None = None  # ratio of the controller while learning
 
@@ -165,12 +155,12 @@ def measure_cells(
 
     for place, (kind, batch) in enumerate(cells):
         own_windows = {arm.label: partial(window, arm, kind, batch) for arm in arms}
-        show = stage_of(on_progress, f"{kind}, batch {batch}", place, len(cells))
-        take_turns(own_windows, 0, alternate=True)
+        show = skeleton.stage_of(on_progress, f"{kind}, batch {batch}", place, len(cells))
+        skeleton.take_turns(own_windows, 0, alternate=True)
         learning = _learned(station, own, (kind, batch), windows, learning_seconds)
-        turns = take_turns(own_windows, windows, show, warm_up=0, alternate=True)
+        turns = skeleton.take_turns(own_windows, windows, show, warm_up=0, alternate=True)
         rates = {label: [one.rate for one in found] for label, found in turns.items()}
-        measured.append(control_cell(kind, batch, rates, together(CONFIDENCE, len(cells)), learning))
+        measured.append(control_cell(kind, batch, rates, skeleton.together(CONFIDENCE, len(cells)), learning))
     return measured
 
 
@@ -194,10 +184,12 @@ def control_cell(
     learning: float | None = None,
 ) -> ControlCell:
     """Return the results of a cell from the tokens per second of every window, and of the controller's learning."""
-    plain = rates[PLAIN]
+    plain = rates[skeleton.PLAIN]
     fixed = [label for label in rates if label != CONTROLLER]
-    ratios = {label: bootstrap(neighbours(own, plain), confidence) for label, own in rates.items()}
-    del ratios[PLAIN]
-    best = against_best(rates, CONTROLLER, fixed, confidence)
+    ratios = {
+        label: skeleton.bootstrap(skeleton.neighbours(own, plain), confidence) for label, own in rates.items()
+    }
+    del ratios[skeleton.PLAIN]
+    best = skeleton.against_best(rates, CONTROLLER, fixed, confidence)
     learned = None if learning is None else learning * len(plain) / sum(plain)
     return ControlCell(kind, batch, sum(plain) / len(plain), ratios, best, len(plain), learned)

@@ -1,4 +1,4 @@
-"""The commands of a chat: lines that begin with a slash."""
+"""The slash commands of a chat."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -16,8 +16,8 @@ from foreword.errors import ForewordError, RequestError
 
 Number = TypeVar("Number", int, float)
 
-DEFAULT_DEPTH = 5
-SHOWN_PASSES = 5
+DEFAULT_DEPTH = 5  # draft tokens per pass
+SHOWN_PASSES = 5  # of /guesses
 
 HELP = """\
 /plain            decode without speculation
@@ -43,19 +43,20 @@ class Reply:
 
     line: str = ""  # plain text, never markup
     tables: tuple[RenderableType, ...] = ()
-    leave: bool = False
-    plan: Plan | None = None  # to be answered now
+    leave: bool = False  # whether the chat ends
+    plan: Plan | None = None  # a question to answer now
 
 
 class Commands:
-    """Applies commands to a session: `/x` is method `do_x`. An invalid one prints a line and changes nothing."""
+    """Applies commands to a session: `/x` is method `do_x`. An invalid command changes nothing and has a reply."""
 
     def __init__(self, session: ChatSession) -> None:
         self._session = session
-        given = self._at_start = session.speculation or {}
-        self._depth = int(given.get("num_speculative_tokens", DEFAULT_DEPTH))
+        self._at_start = session.speculation or {}  # empty: speculation was off
+        self._depth = int(self._at_start.get("num_speculative_tokens", DEFAULT_DEPTH))
 
     def run(self, line: str) -> Reply:
+        """Run the command of a line; return its output."""
         name, _, rest = line.strip().partition(" ")
         command: Callable[[str], Reply] | None = getattr(self, f"do_{name[1:].replace('-', '_')}", None)
         if command is None:
@@ -89,8 +90,9 @@ class Commands:
         self._depth = depth
         return Reply(f"{depth} draft tokens per pass once a /method is set; decoding is plain now")
 
-    def _use(self, wanted: Mapping[str, Any]) -> Reply:
-        config = self._session.use(wanted)
+    def _use(self, keys: Mapping[str, Any]) -> Reply:
+        """Set the drafter with these keys of a speculation config."""
+        config = self._session.use(keys)
         self._depth = config.num_speculative_tokens
         return Reply(f"{'+'.join(config.method)}, up to {self._depth} draft tokens per pass")
 
@@ -160,6 +162,7 @@ class Commands:
 
 
 def _method_keys(text: str) -> Mapping[str, Any]:
+    """Parse a drafter's name, or its speculation config as JSON."""
     if not text.startswith("{"):
         return named_methods(text)
     try:
@@ -187,6 +190,7 @@ def save_messages(path: Path, messages: list[Message]) -> None:
 
 
 def _parsed(command: str, text: str, kind: Callable[[str], Number], what: str) -> Number:
+    """Return the command's number; `what` describes valid numbers in the error."""
     try:
         return kind(text)
     except ValueError:

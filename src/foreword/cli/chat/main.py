@@ -95,12 +95,12 @@ def _with_input(prompt: str | None) -> str:
 
 @contextmanager
 def _session(model: str, options: ChatOptions) -> "Iterator[tuple[ChatSession, Interrupts]]":
+    """Check the options, load the model, and yield a session in which Ctrl-C ends answers."""
     from foreword.acceptance.params import SamplingParams
 
     setting = options.drafting.choice()
-    names = ("temperature", "top_p", "seed", "max_tokens")
-    given = {name: getattr(options, name) for name in names}
-    checked = SamplingParams(**{name: value for name, value in given.items() if value is not None})
+    sampling = {name: getattr(options, name) for name in ("temperature", "top_p", "seed", "max_tokens")}
+    checked = SamplingParams(**{name: value for name, value in sampling.items() if value is not None})
     from foreword.cli.chat.session import ChatSession, check_temperature
     from foreword.engine.drafting.default_speculation import check_choice
 
@@ -113,7 +113,7 @@ def _session(model: str, options: ChatOptions) -> "Iterator[tuple[ChatSession, I
         generation_config=options.generation_config,
         answers=1,
     )
-    params = llm.loaded.sampling.params(**given)
+    params = llm.loaded.sampling.params(**sampling)
     config = llm.loaded.choose_speculation(setting).config
     session = ChatSession(llm, params, None if config is None else config.as_mapping())
     session.set_system(options.system)
@@ -124,6 +124,7 @@ def _session(model: str, options: ChatOptions) -> "Iterator[tuple[ChatSession, I
 
 
 def _greet() -> None:
+    """Print the legend of colours on a terminal, and prepare standard input."""
     if _is_interactive():
         drafted, own = ("accepted draft tokens", DRAFT_STYLE), ("tokens sampled by the target", OWN_STYLE)
         legend = Text.assemble(drafted, ", ", own)
@@ -132,7 +133,7 @@ def _greet() -> None:
 
 
 class Interrupts:
-    """Ctrl-C: during an answer it requests its end; at any other time it is a `KeyboardInterrupt`.
+    """Handles Ctrl-C: during an answer it ends the answer; at any other time it raises `KeyboardInterrupt`.
 
     An exception in the middle of a pass would leave the engine's state inconsistent.
     """
@@ -146,7 +147,8 @@ class Interrupts:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        before = signal.signal(signal.SIGINT, self._hear)
+        """Handle SIGINT within the block."""
+        before = signal.signal(signal.SIGINT, self._on_sigint)
         try:
             yield
         finally:
@@ -154,20 +156,21 @@ class Interrupts:
 
     @contextmanager
     def answering(self) -> Iterator[None]:
-        """Mark an answer as running while inside."""
+        """Mark an answer as running within the block."""
         self._is_interrupted, self._answering = False, True
         try:
             yield
         finally:
             self._answering = False
 
-    def _hear(self, _: int, __: FrameType | None) -> None:
+    def _on_sigint(self, _: int, __: FrameType | None) -> None:
         if not self._answering:
             raise KeyboardInterrupt
         self._is_interrupted = True
 
 
 def _converse(session: "ChatSession", interrupts: Interrupts) -> None:
+    """Read lines and answer them until the input ends or a command leaves."""
     from foreword.cli.chat.commands import Commands
 
     commands = Commands(session)
@@ -204,16 +207,17 @@ def _take_line(line: str, session: "ChatSession", commands: "Commands", interrup
 
 
 def _answer(plan: "Plan", session: "ChatSession", interrupts: Interrupts) -> None:
+    """Answer a planned question; print the answer, and its statistics or the error."""
     try:
         if plan.dropped:
             say(f"the context is full: the oldest {plan.dropped} of {len(session.turns)} turns are dropped")
         with interrupts.answering():
-            outcome = session.answer(plan, show_piece, interrupts.is_interrupted)
+            end = session.answer(plan, show_piece, interrupts.is_interrupted)
     except ForewordError as error:
         say(" ".join(str(error).split()))
         return
     stdout.out()
-    _say_end(outcome)
+    _say_end(end)
 
 
 def show_piece(piece: "TextPiece") -> None:
@@ -222,13 +226,13 @@ def show_piece(piece: "TextPiece") -> None:
     stdout.out(visible(piece.text), end="", style=style, highlight=False)
 
 
-def _say_end(outcome: "AnswerEnd") -> None:
+def _say_end(end: "AnswerEnd") -> None:
     from foreword.cli.chat.text import summary_line
 
-    ends = {"abort": "stopped: ", "length": "cut off at the limit: ", "error": f"failed ({outcome.error}): "}
-    forgotten = "" if outcome.text else "; the answer is empty, so the question is dropped"
-    reported = summary_line(outcome.tally, outcome.tally.tokens_per_second)
-    say(f"{ends.get(outcome.finish_reason, '')}{reported}{forgotten}")
+    prefixes = {"abort": "stopped: ", "length": "cut off at the limit: ", "error": f"failed ({end.error}): "}
+    dropped = "" if end.text else "; the answer is empty, so the question is dropped"
+    statistics = summary_line(end.tally, end.tally.tokens_per_second)
+    say(f"{prefixes.get(end.finish_reason, '')}{statistics}{dropped}")
 
 
 def say(line: str) -> None:

@@ -16,12 +16,11 @@ from foreword.engine.text import token_text
 from foreword.errors import RequestError
 
 TENANT = "chat"
-
 MAX_TEMPERATURE = 2  # maximum temperature, as in OpenAI's API and `foreword serve`
 
-Message = dict[str, str]
+Message = dict[str, str]  # role and content
 Show = Callable[[TextPiece], None]
-Interrupted = Callable[[], bool]
+Interrupted = Callable[[], bool]  # returns True to end the answer
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class Plan:
 
     question: str
     prompt_ids: tuple[int, ...]
-    dropped: int  # oldest turns to drop
+    dropped: int  # number of oldest turns to drop
     is_retry: bool = False  # the answer replaces the newest turn's
 
 
@@ -66,8 +65,8 @@ class ChatSession:
         self.speculation: Mapping[str, Any] | None = None  # None: plain decoding
         self.adapter = ""  # adapter name; empty: the base model
         self.last_drafts: tuple[DraftShown, ...] = ()  # of the last answer, one per pass
-        self.last = Tally()
-        self.total = Tally()
+        self.last = Tally()  # statistics of the last answer
+        self.total = Tally()  # of all answers
         if speculation is not None:
             self.use(speculation)
 
@@ -102,6 +101,7 @@ class ChatSession:
 
     @property
     def messages(self) -> list[Message]:
+        """The conversation as messages."""
         return _messages(self.system, self.turns)
 
     def plan(self, question: str) -> Plan:
@@ -120,10 +120,10 @@ class ChatSession:
 
     def _plan(self, question: str, turns: list[Turn]) -> Plan:
         limit = self._llm.engine.max_model_len
-        wanted = limit - min(self.params.max_tokens, limit // 2)
+        most_prompt_tokens = limit - min(self.params.max_tokens, limit // 2)
         for dropped in range(len(turns) + 1):
             ids = self._encode(self.system, turns[dropped:], question)
-            if len(ids) <= wanted:
+            if len(ids) <= most_prompt_tokens:
                 return Plan(question, tuple(ids), dropped)
         if len(ids) >= limit:
             raise RequestError(f"the message has {len(ids)} tokens, the context {limit}; shorten it")
@@ -155,6 +155,7 @@ class ChatSession:
         return AnswerEnd(text, end.finish_reason, end.error, self.last)
 
     def _deltas(self, plan: Plan, interrupted: Interrupted) -> Generator[AnswerDelta]:
+        """Yield the parts of the answer as the engine commits them."""
         engine, name = self._llm.engine, f"chat-{next(self._numbers)}"
         setting = False if self.speculation is None else self.speculation
         new = NewRequest(

@@ -47,15 +47,16 @@ TokenText = Callable[[int], str]
 
 
 def shown_passes(drafts: Sequence[DraftShown], first: int, text_of: TokenText) -> tuple[RenderableType, ...]:
-    """Return passes with drafts, numbered from `first` on; accepted tokens are blue, rejected ones struck out."""
+    """Return the drafts of passes, which are numbered from `first` on; accepted tokens are blue, others struck out."""
     return tuple(
-        _shown(f"pass {first + place}: ", draft, text_of)
-        for place, draft in enumerate(drafts)
+        _shown_draft(f"pass {number}: ", draft, text_of)
+        for number, draft in enumerate(drafts, first)
         if draft.tokens
     )
 
 
-def _shown(title: str, draft: DraftShown, text_of: TokenText) -> RenderableType:
+def _shown_draft(title: str, draft: DraftShown, text_of: TokenText) -> RenderableType:
+    """Return a chain as a line, and other drafts as a tree."""
     accepted = set(draft.accepted)
 
     def cell(node: int) -> Text:
@@ -81,7 +82,7 @@ def _quoted(text: str) -> str:
 
 @dataclass(frozen=True)
 class Tally(RequestStats):
-    """Statistics of one answer, or of a session. Tokens and passes of decoding leave out the prompt's passes."""
+    """Statistics of one answer, or the sum over a session. Decoding does not include the passes over the prompt."""
 
     answers: int = 0
 
@@ -125,6 +126,7 @@ def summary_line(tally: Tally, tokens_per_second: float | None) -> str:
 
 
 def stats_table(last: Tally, session: Tally) -> Table:
+    """Return a table of tokens, passes, acceptance and times, with a column for the answer and one for the session."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("", no_wrap=True)
     for name in ("last answer", f"session ({session.answers})"):
@@ -137,7 +139,7 @@ def stats_table(last: Tally, session: Tally) -> Table:
     table.add_row("draft tokens accepted", *(_share(tally.accepted, tally.drafted) for tally in both))
     table.add_row("prompt tokens cached", *(_share(t.cached_tokens, t.prompt_tokens) for t in both))
     for stage in ("draft", "verify", "accept"):
-        table.add_row(f"{stage} time", *(_stage(tally, stage) for tally in both))
+        table.add_row(f"{stage} time", *(_stage_time(tally, stage) for tally in both))
     return table
 
 
@@ -146,18 +148,18 @@ def position_table(last: Tally, session: Tally) -> Table:
     table = Table(title="accepted by position", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for name in ("position", "last answer", f"session ({session.answers})"):
         table.add_column(name, justify="right", no_wrap=True)
-    for place in range(len(session.drafted_per_position)):
-        table.add_row(str(place + 1), *(_position(tally, place) for tally in (last, session)))
+    for index in range(len(session.drafted_per_position)):
+        table.add_row(str(index + 1), *(_accepted_at(tally, index) for tally in (last, session)))
     return table
 
 
-def _position(tally: Tally, place: int) -> str:
-    if place >= len(tally.drafted_per_position):
+def _accepted_at(tally: Tally, index: int) -> str:
+    if index >= len(tally.drafted_per_position):
         return "-"
-    return _share(tally.accepted_per_position[place], tally.drafted_per_position[place])
+    return _share(tally.accepted_per_position[index], tally.drafted_per_position[index])
 
 
-def _stage(tally: Tally, stage: str) -> str:
+def _stage_time(tally: Tally, stage: str) -> str:
     total = tally.draft_seconds + tally.verify_seconds + tally.accept_seconds
     seconds: float = getattr(tally, f"{stage}_seconds")
     return f"{1e3 * seconds:.0f} ms ({seconds / total:.0%})" if total > 0 else "-"

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from foreword.cluster.pools.fleet import ClusterState, LocalFleet, MemberStatus
     from foreword.cluster.pools.ray_fleet import RayFleet
 
+# Columns of the tables of `cluster status`: heading -> field.
 _MEMBER = {
     "member": "name",
     "kind": "kind",
@@ -71,6 +72,7 @@ def show_status(
 
 
 def _show(columns: Mapping[str, str], rows: Sequence[object]) -> None:
+    """Print a table of these fields of the rows; columns of texts are left-aligned."""
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     for title, key in columns.items():
         is_name = isinstance(getattr(rows[0], key), str)
@@ -177,6 +179,7 @@ def status(file: FileArgument, api_key: KeyOption = None, as_json: JsonOption = 
 
 
 def _fleet(cluster: "ClusterConfig", state: "ClusterState") -> "LocalFleet | RayFleet":
+    """Return the processes of this machine, or the started actors of a Ray cluster."""
     if cluster.ray is None:
         from foreword.cluster.pools.fleet import LocalFleet
 
@@ -219,21 +222,20 @@ class DraftNode(SecurityOptions, DeviceOptions, Command):
 
         address, security = NodeAddress.parse(self.listen), self.security()
         security.check(address, self.insecure)
-        settings: dict[str, Any] = {} if self.options is None else json_object("--options", self.options)
-        names = self.method.split("+")
+        names, kinds = self.method.split("+"), drafter_kinds()
         check_methods(names)  # before loading a model
-        given = {"method": names, **settings}
-        kinds = drafter_kinds()
+        keys: dict[str, Any] = {"method": names}
+        keys |= {} if self.options is None else json_object("--options", self.options)
         if any(name in kinds and kinds[name].build_on_node is not None for name in names):
-            given["model"] = self.model
-        config = SpeculationConfig.parse(json.dumps(given))
+            keys["model"] = self.model
+        config = SpeculationConfig.parse(json.dumps(keys))
         labels = parse_labels(self.labels)
-        where = NodeSettings(address, security, self.capacity, self.kv_tokens, self.run_ahead, labels)
+        settings = NodeSettings(address, security, self.capacity, self.kv_tokens, self.run_ahead, labels)
         logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
         stderr.print(f"[dim]loading {self.model} ...[/dim]")
         with stage_bar() as on_stage:
             loaded = load_model(self.model, **self.place, progress=partial(on_stage, "loading"))
-        node = make_node(loaded, config, where)
+        node = make_node(loaded, config, settings)
         stopping = Stopping().listen()
         node.start()
         say(f"{self.method} of {self.model} drafts on {node.address}")
@@ -274,13 +276,13 @@ def router(
         limits=Limits(running=max_requests, queued=0, connections=2 * max_requests),
         **listening.settings(),
     )
-    known = Targets(targets)
+    known_targets = Targets(targets)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx2").setLevel(logging.WARNING)  # it logs every health check
     with address.bind() as port:
 
         def show_ready(url: str) -> None:
-            ready = sum(target.is_ready for target in known)
-            say(f"routing on {url} to {len(list(known))} targets, {ready} of them ready")
+            ready = sum(target.is_ready for target in known_targets)
+            say(f"routing on {url} to {len(list(known_targets))} targets, {ready} of them ready")
 
-        asyncio.run(RouterRun(settings, known, port).run(show_ready))
+        asyncio.run(RouterRun(settings, known_targets, port).run(show_ready))

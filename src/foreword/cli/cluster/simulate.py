@@ -24,7 +24,7 @@ VARIED = ("targets", "nodes")
 
 @dataclass(frozen=True)
 class FleetOptions:
-    """Number and location of machines."""
+    """Numbers of machines, their zones and prices."""
 
     targets: int = option(8, "Number of targets.", min=1)
     nodes: int = option(2, "Number of draft nodes.", min=0)
@@ -57,8 +57,8 @@ class CostOptions:
         from foreword.simulate.calibration import calibrate
         from foreword.simulate.scenario import AcceptanceCurve, PassTimes
 
-        found = calibrate(self.step, self.drafters, self.link, self.method)
-        costs, network = found.costs, found.network
+        measured = calibrate(self.step, self.drafters, self.link, self.method)
+        costs, network = measured.costs, measured.network
         if self.zone_ms is not None:
             network = replace(network, zone_round_trip=self.zone_ms / 1e3)
         if self.network_ms is not None:
@@ -70,10 +70,10 @@ class CostOptions:
         if self.level_ms is not None:
             level = self.level_ms / 1e3
             costs = replace(costs, local=costs.local.scaled(level), node=costs.node.scaled(level))
-        kinds = found.kinds
+        kinds = measured.kinds
         if self.alpha is not None or not kinds:
             kinds = (AcceptanceCurve.of_rate(0.8 if self.alpha is None else self.alpha),)
-        return replace(found, costs=costs, network=network, kinds=kinds)
+        return replace(measured, costs=costs, network=network, kinds=kinds)
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,7 @@ class LoadOptions:
             raise RequestError("--boot-s is for nodes that are added: give --autoscale too, or leave it out")
 
     def scenario(self, fleet: FleetOptions, calibration: "Calibration") -> "Scenario":
+        """Return the scenario of these options, of this fleet, with these costs."""
         from foreword.simulate import scenario
 
         scaling = scenario.Autoscale() if self.boot_s is None else scenario.Autoscale(self.boot_s)
@@ -118,6 +119,7 @@ class LoadOptions:
 
 
 def _rates(text: str | None) -> tuple[float, ...]:
+    """Parse the rates of `--rate`; empty without the option."""
     try:
         return () if text is None else tuple(float(part) for part in text.split(","))
     except ValueError:
@@ -134,12 +136,14 @@ class GoalOptions:
     goal_most: int | None = option(None, "Largest number that the search tries. Default: 128.", min=1)
 
     def goal(self) -> "Goal | None":
+        """Return the goal; None: simulate one fleet."""
         from foreword.simulate.sweep import Goal
 
-        given = (self.goal_tokens_per_second, self.goal_p95_ms)
-        return None if given == (None, None) else Goal(*given)
+        limits = (self.goal_tokens_per_second, self.goal_p95_ms)
+        return None if limits == (None, None) else Goal(*limits)
 
     def check(self, page: Path | None, autoscale: bool) -> None:
+        """Raise `RequestError` for options that exclude or need a goal."""
         has_goal = self.goal() is not None
         if self.goal_vary is not None:
             one_of("--goal-vary", self.goal_vary, VARIED)
@@ -193,13 +197,13 @@ def simulate(
     scenario = load.scenario(fleet, calibration)
     goal = goals.goal()
     if goal is not None:
-        found = search(calibration, scenario, goal, goals.goal_vary, goals.goal_most)
+        results = search(calibration, scenario, goal, goals.goal_vary, goals.goal_most)
     else:
-        found = compare(calibration, scenario, page)
+        results = compare(calibration, scenario, page)
     if as_json:
-        given = {"made": provenance(), "scenario": asdict(scenario), "assumed": calibration.assumed}
-        print_json({**given, "measured": calibration.measured, **found})
-    if goal is not None and not any(answer["fleet"] for answer in found["answers"]):
+        origin = {"made": provenance(), "scenario": asdict(scenario), "assumed": calibration.assumed}
+        print_json({**origin, "measured": calibration.measured, **results})
+    if goal is not None and not any(answer["fleet"] for answer in results["answers"]):
         raise typer.Exit(1)
 
 

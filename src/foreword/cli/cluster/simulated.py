@@ -1,4 +1,4 @@
-"""What `foreword simulate` runs and prints: ways of drafting compared, or the smallest fleet for a goal."""
+"""Runs and prints `foreword simulate`: a comparison of ways of drafting, or the smallest fleet for a goal."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -16,7 +16,7 @@ from foreword.simulate.world import SimulationResult
 
 
 def compare(calibration: Calibration, scenario: Scenario, page: Path | None) -> dict[str, Any]:
-    """Simulate the four ways of drafting, print them, and return them for --json."""
+    """Simulate all ways of drafting, print them and write the page; return the results for --json."""
     with stage_bar() as on_stage:
         compared = compare_drafting(scenario, on_stage)
     notes = _notes(calibration, scenario, compared)
@@ -77,7 +77,7 @@ def _write_page(
 def search(
     calibration: Calibration, scenario: Scenario, goal: Goal, vary: str | None, most: int | None
 ) -> dict[str, Any]:
-    """Search the smallest fleets, print trials and answers, and return both for --json."""
+    """Find the smallest fleets, and print all fleets that were tried; return both for --json."""
     with stage_bar() as on_stage:
         trials, answers = find_fleets(scenario, goal, Vary(vary or "targets"), most or 128, on_stage)
     columns: dict[str, Column] = {

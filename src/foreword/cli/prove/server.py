@@ -37,12 +37,11 @@ _COLOURS = {
 }
 _FAILURES = ("refuted", "fails under concurrency")
 MOST_SHOWN = 4  # maximum printed requests of a reproduction
-_SWITCHES = {"foreword": {"speculation": False}}
-"""Fields that turn speculation off, by owner in the list of models."""
+_SWITCHES = {"foreword": {"speculation": False}}  # fields that turn speculation off, by the model's owner
 
 
 def prove_server(options: "Prove", plan: ExaminationPlan, plain_body: dict[str, Any] | None) -> None:
-    """Examine and print; exit with 1 if a claim was refuted or requests failed under concurrency."""
+    """Examine the server and print the verdicts; exit with 1 if a claim was refuted or requests failed together."""
     report = asyncio.run(_run(options, plan, plain_body))
     options.show_json(report)
     if report["refuted"] or report["fails_under_concurrency"]:
@@ -92,6 +91,7 @@ async def _run(options: "Prove", plan: ExaminationPlan, plain_body: dict[str, An
 async def _servers(
     options: "Prove", plain_body: dict[str, Any] | None, stack: AsyncExitStack
 ) -> tuple[Server, Server | None]:
+    """Return clients of the server, and of the same model without speculation if that is known; closed by `stack`."""
     assert options.url is not None
     client = await stack.enter_async_context(open_client(base_address(options.url), options.api_key))
     model = await listed_model(client, options.model or "")
@@ -105,6 +105,7 @@ async def _servers(
 
 
 def _print_cost(context: ProofContext, most: int) -> None:
+    """Print the size of the examination and its largest number of requests."""
     plan = context.plan
     say(
         f"{context.server.model} at {context.server.address}: at most {most:,} requests ({plan.name}: "
@@ -132,9 +133,9 @@ def _summary(outcomes: list[str]) -> str:
     """Return the report's last line: failed claims out of those tried."""
     refuted, failing = (outcomes.count(kind) for kind in _FAILURES)
     tried = len(outcomes) - outcomes.count("not tried")
-    found = f"{refuted} of {tried} claims refuted" if refuted else f"none of {tried} claims refuted"
-    found += f", {failing} failed under concurrency" if failing else ""
-    return found + (f"; {len(outcomes) - tried} not tried" if tried < len(outcomes) else "")
+    line = f"{refuted} of {tried} claims refuted" if refuted else f"none of {tried} claims refuted"
+    line += f", {failing} failed under concurrency" if failing else ""
+    return line + (f"; {len(outcomes) - tried} not tried" if tried < len(outcomes) else "")
 
 
 def _print_reproduction(address: str, check: str, shown: Reproduction) -> None:

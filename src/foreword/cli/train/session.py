@@ -25,28 +25,15 @@ from foreword.errors import RequestError
 from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.models.sources.resolve import resolve_model
 from foreword.progress import StageProgress
-from foreword.train.files import (
-    TEXTS,
-    identity_of,
-    require_directory,
-    require_own,
-    require_pieces_alone,
-    require_same_kind,
-)
+from foreword.train import files
 from foreword.train.heads.learner import Recipe
 from foreword.train.loop.output import write_pieces
 from foreword.train.loop.run import TrainRun, train
 from foreword.train.loop.trainer import LearningRates, TrainSettings
 from foreword.train.passes.target import FrozenTarget
+from foreword.train.texts import documents
 from foreword.train.texts.batches import EndlessBatch, EngineBatch, TextBatch
 from foreword.train.texts.data import WritingReport, WritingSettings, write_answers, write_training_set
-from foreword.train.texts.documents import (
-    Document,
-    count_shards,
-    gather_texts,
-    read_shards,
-    require_written_by,
-)
 from foreword.train.texts.prompts import FilePrompt, read_prompt_file
 
 if TYPE_CHECKING:  # these import this module
@@ -55,6 +42,7 @@ if TYPE_CHECKING:  # these import this module
 
 
 def save_curves(log: Path, path: Path, title: str) -> None:
+    """Plot the loss, and the tokens per pass of every evaluation set, from a training log."""
     entries = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
     loss = [(entry["step"], entry["loss"]) for entry in entries if "loss" in entry]
     tau: dict[str, list[tuple[float, float]]] = {}
@@ -110,17 +98,17 @@ class TrainingTarget:
     @cached_property
     def identity(self) -> str:
         """Identifies the model in texts and states."""
-        return identity_of(self.checkpoint)
+        return files.identity_of(self.checkpoint)
 
     @property
     def fingerprint(self) -> str:
-        """Hash of the model's weights, so that another model's answers are not reused."""
+        """Describes the model and its weights, so that another model's answers are not reused."""
         norm = self.target.weights.final_norm.float().sum().item()
         return f"{self.checkpoint.config} {norm:.6f} {self.target.dtype}"
 
 
 class ConsoleWatcher:
-    """Shows a bar on a terminal, lines otherwise."""
+    """Reports a training: a bar on a terminal, lines otherwise."""
 
     def __init__(self, show: StageProgress) -> None:
         self._show = show
@@ -129,6 +117,7 @@ class ConsoleWatcher:
         (note if stderr.is_terminal else say)(line)  # on a terminal, above the bar
 
     def progress(self, share: float, line: str) -> None:
+        """Show the finished fraction of the work; `line` names the stage."""
         self._show(line, int(1000 * min(share, 1.0)), 1000)
 
 
@@ -140,22 +129,22 @@ def run_training(
 ) -> None:
     """Train, evaluate and write the result; `--minutes` counts from here."""
     began = clock()
-    require_own(options.out, resume=options.resume)
+    files.require_own(options.out, resume=options.resume)
     if options.begin is not None:
-        require_same_kind(options.begin, recipe.method)
+        files.require_same_kind(options.begin, recipe.method)
     if options.export is not None:
-        require_pieces_alone(options.export, options.out)
+        files.require_pieces_alone(options.export, options.out)
     evaluation = read_prompts(options.evaluate)
-    place = TrainingTarget(options.model, options.device, compiled=options.compiled)
-    recipe.check(place.checkpoint.config)
-    data = options.data or options.out / TEXTS
-    require_written_by(data, place.identity)
+    model = TrainingTarget(options.model, options.device, compiled=options.compiled)
+    recipe.check(model.checkpoint.config)
+    data = options.data or options.out / files.TEXTS
+    documents.require_written_by(data, model.identity)
 
-    def answer(prompts: Sequence[FilePrompt]) -> list[Document]:
-        rows = min(512 if place.on_gpu else _CPU_ROWS, len(prompts))
-        batch = place.batch(rows, _EVAL_CONTEXT, seed=0)
+    def answer(prompts: Sequence[FilePrompt]) -> list[documents.Document]:
+        rows = min(512 if model.on_gpu else _CPU_ROWS, len(prompts))
+        batch = model.batch(rows, _EVAL_CONTEXT, seed=0)
         return write_answers(
-            batch, place.checkpoint.tokenizer(), prompts, max_new=_EVAL_TOKENS, context=_EVAL_CONTEXT
+            batch, model.checkpoint.tokenizer(), prompts, max_new=_EVAL_TOKENS, context=_EVAL_CONTEXT
         )
 
     hint = "give fewer --batch-tokens"
@@ -163,7 +152,7 @@ def run_training(
         watcher = ConsoleWatcher(show)
         if options.data is None:
             spent = clock() - began
-            _write_first(options, place, data, watcher, stopped, spent)
+            _write_first(options, model, data, watcher, stopped, spent)
         if stopped():
             say("stopped before training; the same command continues with the existing texts")
             raise typer.Exit(STOPPED)
@@ -173,29 +162,29 @@ def run_training(
             adam=rates.adam if options.adam is None else options.adam,
         )
         kept_bytes = int(options.keep_states * 2**30)
-        settings = pick(TrainSettings, options, rates=rates, compiled=place.compiled, kept_bytes=kept_bytes)
+        settings = pick(TrainSettings, options, rates=rates, compiled=model.compiled, kept_bytes=kept_bytes)
         run = pick(
             TrainRun,
             options,
             recipe=recipe,
-            model=place.identity,
-            batch_rows=options.batch_tokens or (_GPU_BATCH if place.on_gpu else _CPU_BATCH),
-            tail_multiple=4096 if place.on_gpu else 64,
+            model=model.identity,
+            batch_rows=options.batch_tokens or (_GPU_BATCH if model.on_gpu else _CPU_BATCH),
+            tail_multiple=4096 if model.on_gpu else 64,
             seconds=None if options.minutes is None else 60 * options.minutes,
             began=began,
             clock=clock,
-            report_every=50 if place.on_gpu else 10,
+            report_every=50 if model.on_gpu else 10,
             settings=settings,
             command=shlex.join(["foreword", *sys.argv[1:]]),
             stop=stopped,
         )
-        texts = gather_texts(data, evaluation, answer, _HELD_OUT_TEXTS, place.fingerprint)
-        reports = train(place.checkpoint, place.target, run, texts, watcher)
+        texts = documents.gather_texts(data, evaluation, answer, _HELD_OUT_TEXTS, model.fingerprint)
+        reports = train(model.checkpoint, model.target, run, texts, watcher)
     if reports is None:
         say(f"stopped; its state is in {run.state.parent}, and --resume continues from it")
         raise typer.Exit(STOPPED)
     if options.export is not None:
-        write_pieces(options.out, options.export, bits=options.export_bits, model=place.identity)
+        write_pieces(options.out, options.export, bits=options.export_bits, model=model.identity)
     if options.plot is not None:
         save_curves(run.log, options.plot, f"{recipe.method} for {options.model}")
     say(f"{options.out}: {recipe.method}, with a card in README.md")
@@ -203,32 +192,32 @@ def run_training(
 
 def run_writing(options: "Data") -> None:
     """Write training texts until the time or the tokens are used up."""
-    require_directory(options.out)
+    files.require_directory(options.out)
     prompts = read_prompts(options.prompts)
-    place = TrainingTarget(options.model, options.device, compiled=options.compiled)
-    require_written_by(options.out, place.identity)
+    model = TrainingTarget(options.model, options.device, compiled=options.compiled)
+    documents.require_written_by(options.out, model.identity)
     with stop_signals() as stopped, memory_in_one_line("give fewer --rows"), stage_bar() as bar:
         settings = WritingSettings(
             context=options.context,
             seconds=None if options.minutes is None else 60 * options.minutes,
             answer_tokens=options.tokens,
             only_prompts=options.only_prompts,
-            seed=count_shards(options.out) if options.seed is None else options.seed,
+            seed=documents.count_shards(options.out) if options.seed is None else options.seed,
             stop=stopped,
         )
-        write_texts(place, options.out, settings, prompts, options.rows, ConsoleWatcher(bar))
+        write_texts(model, options.out, settings, prompts, options.rows, ConsoleWatcher(bar))
     if stopped():
         raise typer.Exit(STOPPED)
 
 
 def show_texts(directory: Path, model: str, count: int) -> None:
     """Print the first training texts of a directory."""
-    if not count_shards(directory):
+    if not documents.count_shards(directory):
         raise RequestError(f"{directory} has no training texts; write some with --minutes or --tokens")
     checkpoint = open_checkpoint(resolve_model(model))
-    require_written_by(directory, identity_of(checkpoint))
+    documents.require_written_by(directory, files.identity_of(checkpoint))
     tokenizer = checkpoint.tokenizer()
-    for document in islice(read_shards(directory), count):
+    for document in islice(documents.read_shards(directory), count):
         begin = document.answer_begin
         prompt = tokenizer.decode(document.tokens[:begin].tolist(), skip_special_tokens=False)
         answer = tokenizer.decode(document.tokens[begin:].tolist(), skip_special_tokens=False)
@@ -240,43 +229,44 @@ def show_texts(directory: Path, model: str, count: int) -> None:
 
 def _write_first(
     options: "CommonOptions",
-    place: TrainingTarget,
+    model: TrainingTarget,
     data: Path,
     watcher: ConsoleWatcher,
     stopped: Callable[[], bool],
     spent: float,
 ) -> None:
     """Write training texts unless some exist: for a third of the remaining time, or one epoch of the steps."""
-    if count_shards(data):
+    if documents.count_shards(data):
         return
     seconds = None if options.minutes is None else max((60 * options.minutes - spent) / 3, 0.0)
-    size = options.batch_tokens or (_GPU_BATCH if place.on_gpu else _CPU_BATCH)
+    size = options.batch_tokens or (_GPU_BATCH if model.on_gpu else _CPU_BATCH)
     tokens = None if options.steps is None else max(options.steps * size // 4, 4096)
     settings = WritingSettings(seconds=seconds, answer_tokens=tokens, seed=options.seed, stop=stopped)
-    write_texts(place, data, settings, read_prompts(options.prompts), None, watcher)
+    write_texts(model, data, settings, read_prompts(options.prompts), None, watcher)
 
 
 def write_texts(
-    place: TrainingTarget,
+    model: TrainingTarget,
     out: Path,
     settings: WritingSettings,
     prompts: Sequence[FilePrompt],
     rows: int | None,
     watcher: ConsoleWatcher,
 ) -> None:
-    context = min(settings.context, place.checkpoint.config.context_length)
-    settings = replace(settings, context=context, model=place.identity)
+    """Write training texts with the model, and report how many; the context is limited by the model's."""
+    context = min(settings.context, model.checkpoint.config.context_length)
+    settings = replace(settings, context=context, model=model.identity)
 
     def on_progress(report: WritingReport) -> None:
-        shares = [0.0]
+        shares = [0.0]  # finished fractions by the limits of time and tokens
         if settings.seconds is not None:
             shares.append(report.seconds / settings.seconds)
         if settings.answer_tokens is not None:
             shares.append(report.answer_tokens / settings.answer_tokens)
         watcher.progress(max(shares), f"writing: {report.answer_tokens / 1e3:,.0f}k answer tokens")
 
-    tokenizer = place.checkpoint.tokenizer()
-    batch = place.batch(rows, settings.context, settings.seed)
+    tokenizer = model.checkpoint.tokenizer()
+    batch = model.batch(rows, settings.context, settings.seed)
     report = write_training_set(batch, tokenizer, out, settings, prompts=prompts, on_progress=on_progress)
     seconds = max(report.seconds, 1e-9)
     watcher.say(
@@ -297,25 +287,28 @@ def read_prompts(paths: Sequence[Path] | None) -> list[FilePrompt]:
 
 @contextmanager
 def stop_signals() -> Iterator[Callable[[], bool]]:
-    """Stop after the current step on Ctrl-C and SIGTERM; immediately on a second Ctrl-C."""
+    """Within the block, count signals; yield a function that returns whether Ctrl-C or SIGTERM arrived.
+
+    The second signal raises `KeyboardInterrupt`.
+    """
     seen: list[int] = []
 
-    def note(number: int, frame: FrameType | None) -> None:
+    def on_signal(number: int, frame: FrameType | None) -> None:
         if seen:
             raise KeyboardInterrupt
         seen.append(number)
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield lambda: bool(seen)
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
 @contextmanager
 def memory_in_one_line(hint: str) -> Iterator[None]:
-    """Report an out-of-memory GPU in one line."""
+    """Turn a GPU's out-of-memory error into a `RequestError` of one line that ends with the hint."""
     try:
         yield
     except torch.OutOfMemoryError as error:

@@ -5,6 +5,7 @@ from math import exp, log
 
 import numpy as np
 
+from foreword.proofs.server import evidence
 from foreword.proofs.server.client import HALF, Body, ReceivedChoice, Server, ServerAnswer, Token
 from foreword.proofs.server.comparing import draw
 from foreword.proofs.server.context import (
@@ -16,19 +17,6 @@ from foreword.proofs.server.context import (
     Reproduction,
     held,
     refuted,
-)
-from foreword.proofs.server.evidence import (
-    BETS,
-    OWN_LOGPROBS,
-    WITHOUT_SPECULATION,
-    Contrast,
-    Floats,
-    contrast,
-    gains,
-    log_evidence,
-    most_distance,
-    visible_bias,
-    visible_shift,
 )
 
 PLACES = 3  # number of tokens of an answer whose log-probabilities are requested again
@@ -132,14 +120,16 @@ async def own_distribution(context: ProofContext) -> ClaimVerdict:
         drawn.bodies.setdefault(prompt, dict(answer.body))
         drawn.add(prompt, choice)
     chances, happened = drawn.arrays(drawn.rows)
-    seen = log_evidence(chances, happened)
-    bias = visible_bias(chances[:, 0], len(EVENTS) * len(BETS), OWN_LOGPROBS)
-    if seen >= log(1 / OWN_LOGPROBS):
+    seen = evidence.log_evidence(chances, happened)
+    bias = evidence.visible_bias(chances[:, 0], len(EVENTS) * len(evidence.BETS), evidence.OWN_LOGPROBS)
+    if seen >= log(1 / evidence.OWN_LOGPROBS):
         if drawn.hidden_ends / max(len(drawn.rows), 1) > bias / 4:
             raise NotTried("the server lists no end token, whose chance is then not known")
         return _refuted_distribution(drawn, seen)
     upper = drawn.first_distance()
-    detail = f"evidence e^{seen:.1f} of e^{log(1 / OWN_LOGPROBS):.1f}; TV of first tokens ≤ {upper:.3f}"
+    detail = (
+        f"evidence e^{seen:.1f} of e^{log(1 / evidence.OWN_LOGPROBS):.1f}; TV of first tokens ≤ {upper:.3f}"
+    )
     visible = f"a total variation of {bias:.2%} towards {EVENTS[0]} ({CONFIDENCE:.0%})"
     return ClaimVerdict(ClaimStatus.NOT_REFUTED, len(chances), detail, visible)
 
@@ -149,14 +139,14 @@ def _refuted_distribution(drawn: "_Drawn", seen: float) -> ClaimVerdict:
     by_prompt = defaultdict(list)
     for row in drawn.rows:
         by_prompt[row[0]].append(row)
-    prompt = max(by_prompt, key=lambda text: log_evidence(*drawn.arrays(by_prompt[text])))
+    prompt = max(by_prompt, key=lambda text: evidence.log_evidence(*drawn.arrays(by_prompt[text])))
     rows = by_prompt[prompt]
     for depth in range(1, max(row[1] for row in rows) + 2):
         rows = [row for row in by_prompt[prompt] if row[1] < depth]
-        if log_evidence(*drawn.arrays(rows)) >= log(1 / OWN_LOGPROBS):
+        if evidence.log_evidence(*drawn.arrays(rows)) >= log(1 / evidence.OWN_LOGPROBS):
             break
     chances, happened = drawn.arrays(rows)
-    event = int(gains(chances, happened).max(axis=1).argmax())
+    event = int(evidence.gains(chances, happened).max(axis=1).argmax())
     body = {**drawn.bodies[prompt], "max_tokens": depth}
     body.pop("seed")  # one seed cannot show the fault
     seen_text = f"in {len(rows)} draws {EVENTS[event]} came {happened[:, event].sum()} times"
@@ -189,7 +179,9 @@ class _Drawn:
         if choice.tokens and choice.tokens[0].top:
             self._firsts[prompt].append(choice.tokens[0])
 
-    def arrays(self, rows: list[Row]) -> tuple[Floats, "np.ndarray[tuple[int, int], np.dtype[np.bool_]]"]:
+    def arrays(
+        self, rows: list[Row]
+    ) -> tuple[evidence.Floats, "np.ndarray[tuple[int, int], np.dtype[np.bool_]]"]:
         chances = np.array([row[2] for row in rows]).reshape(-1, len(EVENTS))
         return np.clip(chances, 0.0, 1.0), np.array([row[3] for row in rows]).reshape(-1, len(EVENTS))
 
@@ -221,7 +213,7 @@ def _first_distance(tokens: list[Token]) -> float:
         rank = _rank(token)
         counts[cells if rank is None else min(rank, cells)] += 1
     law = np.array([exp(p) for _, p in tokens[0].top])
-    return most_distance(counts, np.append(law, max(0.0, 1 - law.sum())))
+    return evidence.most_distance(counts, np.append(law, max(0.0, 1 - law.sum())))
 
 
 DEPTH = 3  # tokens per compared text, which are few because each longer text is too rare to compare
@@ -232,19 +224,19 @@ async def without_speculation(context: ProofContext) -> ClaimVerdict:
     assert context.plain is not None
     with_it = await _texts(context, context.server, 2)
     without = await _texts(context, context.plain, 3)
-    alarm = WITHOUT_SPECULATION / len(with_it)
-    contrasts = {prompt: contrast(without[prompt], drawn) for prompt, drawn in with_it.items()}
+    alarm = evidence.WITHOUT_SPECULATION / len(with_it)
+    contrasts = {prompt: evidence.contrast(without[prompt], drawn) for prompt, drawn in with_it.items()}
     prompt = min(contrasts, key=lambda text: contrasts[text].p)
     worst, draws = contrasts[prompt], len(with_it[prompt])
     if worst.p < alarm:
         return _refuted_texts(context, prompt, worst, len(with_it) * draws)
-    shift = visible_shift(0.25, draws, alarm)
+    shift = evidence.visible_shift(0.25, draws, alarm)
     visible = f"a text of a quarter's chance that is off by {shift:.1%} ({CONFIDENCE:.0%})"
     detail = f"smallest p {worst.p:.2g} of {alarm:.1g}"
     return ClaimVerdict(ClaimStatus.NOT_REFUTED, 2 * len(with_it) * draws, detail, visible)
 
 
-def _refuted_texts(context: ProofContext, prompt: str, found: Contrast, tried: int) -> ClaimVerdict:
+def _refuted_texts(context: ProofContext, prompt: str, found: evidence.Contrast, tried: int) -> ClaimVerdict:
     body = context.server.wire_body(context.sampled(prompt, 0, max_tokens=DEPTH, n=context.abilities.n))
     body.pop("seed")
     without, with_it = found.counts
