@@ -84,14 +84,14 @@ class RecordedDrafter(Drafter):
 def _replaced_on_device(
     pending: HostCopy, drafts: Sequence[Draft], scripted: Sequence[list[int]]
 ) -> list[Draft]:
-    """Overwrite the tokens of drafts on a device by recorded ones, which arrive when the others would."""
+    """Replace the tokens of drafts on a device by recorded ones, which arrive when the others would."""
     cut = [draft.within(len(tokens), len(tokens)) for draft, tokens in zip(drafts, scripted, strict=True)]
     places = [() if draft.device is None else draft.device.places for draft in cut]
     right = [tokens[: len(own)] for tokens, own in zip(scripted, places, strict=True)]
     tokens = np.zeros(pending.on_device.numel(), np.int64)
     tokens[list(chain.from_iterable(places))] = list(chain.from_iterable(right))
     pending.copy = torch.from_numpy(tokens)
-    pending.on_device.view(-1).copy_(uploaded(pending.copy, pending.on_device.device))
+    pending.source = uploaded(pending.copy, pending.on_device.device)
     return cut
 
 
