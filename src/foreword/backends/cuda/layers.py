@@ -19,6 +19,7 @@ from foreword.backends.cuda.adapters import (
 )
 from foreword.backends.cuda.experts import Mixture
 from foreword.backends.cuda.kernels.attention import AttentionMetadata, ScoreRule
+from foreword.backends.cuda.kernels.dependent_launch import PDL_ROWS
 from foreword.backends.cuda.kernels.gates import gate_heads
 from foreword.backends.cuda.kernels.rotation import rotate_and_store
 from foreword.backends.cuda.kernels.rows import activate, gate_shared_expert, join_parts, norm_heads
@@ -26,6 +27,7 @@ from foreword.backends.cuda.latent import LatentAttention
 from foreword.backends.cuda.packed_products import Matrix, Rows
 from foreword.backends.cuda.products import Product, Products
 from foreword.backends.cuda.recurrent import RecurrentPass, mix_positions
+from foreword.backends.cuda.side_stream import SideStream
 from foreword.backends.cuda.upload import UploadedPass, tiled_attention
 from foreword.backends.torch.weights import LayerWeights
 from foreword.models.config import AttentionSpec, LayerSpec, Recurrence
@@ -62,6 +64,7 @@ class CudaLayers:
         self._weights = weights
         self._eps = eps
         self._products = products
+        self._beside = SideStream(weights[0].input_norm.device)
         self.mixtures = {
             index: Mixture(spec.mlp, layer.experts)
             for index, (spec, layer) in enumerate(zip(specs, weights, strict=True))
@@ -141,11 +144,13 @@ class CudaLayers:
         gate, has_shared = mixture.shared_gate, self._specs[index].mlp.intermediate_size > 0
         shape = (mixture.per_token + has_shared, *normed.numbers.shape)
         parts = torch.empty(shape, dtype=torch.float32, device=normed.numbers.device)
+        with self._beside.fork(has_shared and len(parts[0]) <= PDL_ROWS):
+            if has_shared:
+                gate_shared_expert(self._dense(index, normed, inputs), normed.numbers, gate, parts[-1])
         mixture.forward(
             normed.numbers, inputs.uploaded.batch.slots, inputs.spare_slot, parts[: mixture.per_token]
         )
-        if has_shared:
-            gate_shared_expert(self._dense(index, normed, inputs), normed.numbers, gate, parts[-1])
+        self._beside.join()
         return parts
 
     def _dense(self, index: int, normed: Rows, inputs: LayerPass) -> Tensor:

@@ -9,11 +9,17 @@ from foreword.backends.cuda.kernels.convolution import ConvolutionInputs, convol
 from foreword.backends.cuda.kernels.gates import norm_and_gate, sum_decays
 from foreword.backends.cuda.kernels.moves import move_rows
 from foreword.backends.cuda.kernels.recurrence import RingRows, recur
+from foreword.backends.cuda.kernels.recurrence_chunks import recur_chunks
+from foreword.backends.cuda.layout import DECODE_ROWS
 from foreword.backends.cuda.state_plan import UploadedStates
 from foreword.backends.torch.recurrent import KEY_EPS
 from foreword.backends.torch.recurrent_rows import RecurrentStore
 from foreword.backends.torch.weights import RecurrentWeights
+from foreword.kv.chunks import CHUNK
 from foreword.models.config import Recurrence, RecurrentSpec
+
+MOST_EMPTY = 2
+"""Positions of a pass's chunks, relative to its rows, up to which chunks are computed at once: each takes memory."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +31,16 @@ class RecurrentPass:
     positions: Tensor  # int32 [rows]
     # int32 [rows, MAX_DRAFT_NODES], indices of each node's ancestors in its draft; None: no draft branches
     ancestors: Tensor | None
+
+    @property
+    def has_full_chunks(self) -> bool:
+        """Return whether the pass is not captured, no draft branches, and most chunks are at least half full."""
+        rows = len(self.positions)
+        return (
+            rows > DECODE_ROWS[-1]
+            and self.ancestors is None
+            and self.plan.num_segments * CHUNK <= MOST_EMPTY * rows
+        )
 
 
 def move_ring(store: RecurrentStore, plan: UploadedStates) -> None:
@@ -76,7 +92,7 @@ def mix_positions(
     )
     updates = projected.new_empty((rows, spec.heads, spec.value_dim))
     outputs = torch.empty(updates.shape, dtype=torch.float32, device=out.device)
-    recur(
+    inputs_of_rows = (
         (queries, keys, values),
         strengths,
         RingRows(keys, updates, decays),
@@ -84,9 +100,10 @@ def mix_positions(
         states.matrix[layer],
         weights.skip,
         plan.segments,
-        (recurrent_pass.positions, plan.ring_to),
-        recurrent_pass.ancestors,
-        outputs,
     )
+    if recurrent_pass.has_full_chunks:
+        recur_chunks(*inputs_of_rows, plan.num_segments, plan.ring_to, outputs)
+    else:
+        recur(*inputs_of_rows, (recurrent_pass.positions, plan.ring_to), recurrent_pass.ancestors, outputs)
     groups = None if is_delta else spec.norm_groups
     return norm_and_gate(outputs, projected, spec.channels, weights.norm, eps, groups, out)

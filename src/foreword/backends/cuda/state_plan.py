@@ -1,5 +1,6 @@
 """Computes the arrays that tell recurrent layers which states and ring rows to read and write; equal for all layers."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,13 +24,15 @@ class UploadedStates:
     ring_to: Tensor
     state_to: Tensor
     segments: Segments
+    num_segments: int  # without padding; for captured passes, of the first pass of this shape
     ring_copies: Tensor  # int32 [copies, 2], (from, to) ring rows
 
     @staticmethod
-    def of(arrays: list[Tensor], ring_copies: Tensor) -> "UploadedStates":
-        """Name uploaded arrays, which are in the order of `plan_pieces`."""
+    def of(arrays: list[Tensor], plan: Sequence[Piece], ring_copies: Tensor) -> "UploadedStates":
+        """Name the uploaded arrays of a `plan` by `plan_pieces`."""
         windows, ring_to, state_to, *segments = arrays
-        return UploadedStates(windows, ring_to, state_to, Segments(*segments), ring_copies)
+        num_segments = len(plan[3].source)
+        return UploadedStates(windows, ring_to, state_to, Segments(*segments), num_segments, ring_copies)
 
 
 def plan_pieces(batch: ForwardBatch, layout: Layout, kernel: int, ring_rows: int) -> list[Piece]:
@@ -42,7 +45,7 @@ def plan_pieces(batch: ForwardBatch, layout: Layout, kernel: int, ring_rows: int
     numbers = np.array([_numbers(chunks) for chunks in batch.chunks], dtype=np.int32).T
     windows = _windows(batch, layout.requests, numbers, kernel, ring_rows)
     ring_to, state_to = np.full((2, len(windows)), NOWHERE, dtype=np.int32)
-    begin, run, read_start, newest_start, state, read_ring, write_ring = numbers
+    begin, run, read_start, newest_start, state, _, write_ring = numbers
     start = first + np.maximum(newest_start - begin, 0)  # first row of the newest chunk
     rows, of_row = np.arange(len(windows), dtype=np.int32), layout.requests
     is_last = rows >= start[of_row]
@@ -50,7 +53,7 @@ def plan_pieces(batch: ForwardBatch, layout: Layout, kernel: int, ring_rows: int
     segments = _segments(batch, numbers, state_to)
     counts = (newest_start - read_start) // CHUNK + 1
     segment_ends = np.cumsum(counts)
-    request_arrays = [segment_ends - counts, segment_ends, state, read_ring, first + run]
+    request_arrays = [segment_ends - counts, segment_ends, state, first + run]
     of_segments, of_requests = segment_room(shape)
     return [
         Piece(windows, (shape.rows, kernel - 1), 0),
@@ -101,16 +104,18 @@ def _windows(batch: ForwardBatch, of_row: Ints, numbers: Ints, kernel: int, ring
 
 
 def _segments(batch: ForwardBatch, numbers: Ints, state_to: Ints) -> Ints:
-    """Return first row, count, ring rows and next state of every segment; fill in `state_to` at each new chunk."""
+    """Return first row, count, number of ring rows, next state and ring of every segment; fill in `state_to`."""
     segments = []
     starts = batch.arrays.row_starts.tolist()
     for index, (chunks, row_numbers) in enumerate(zip(batch.chunks, numbers.T.tolist(), strict=True)):
-        (begin, _, read_start, newest_start, *_), row = row_numbers, starts[index]
+        (begin, _, read_start, newest_start, _, ring, _), row = row_numbers, starts[index]
         slots = {chunk.start: chunk.state for chunk in chunks.entered}
         for start, slot in slots.items():
             state_to[row + start - begin] = slot
         for start in range(read_start, newest_start + 1, CHUNK):
             first = row + max(start - begin, 0)
             end = starts[index + 1] if start == newest_start else row + start + CHUNK - begin
-            segments.append((first, end - first, max(begin - start, 0), slots.get(start + CHUNK, NOWHERE)))
+            segments.append(
+                (first, end - first, max(begin - start, 0), slots.get(start + CHUNK, NOWHERE), ring)
+            )
     return np.array(segments, dtype=np.int32).T

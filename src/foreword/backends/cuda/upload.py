@@ -9,6 +9,7 @@ from torch import Tensor
 
 from foreword.backends.batch import BATCH_ARRAYS, ForwardBatch, Ints
 from foreword.backends.cuda.kernels.attention import (
+    PART,
     PLAIN,
     AttentionMetadata,
     RowTiles,
@@ -53,7 +54,7 @@ def tiled_attention(
     result = torch.empty_like(queries) if out is None else out
     if tiles.narrow is not None:
         workspace = None
-        if tiles.splits:
+        if tiles.splits and not (rule.window is not None and rule.window <= PART):  # two parts at most
             workspace = Workspace.allocate(tiles.narrow, result.shape[1], tiles.parts, result.shape[2])
         attend(queries, keys, values, metadata, tiles.narrow, result, workspace, rule)
     if tiles.wide is not None:
@@ -123,7 +124,7 @@ class PassUpload:
                 _row_tiles(tiles[3:], shape.wide_rows) if shape.wide_tiles else None,
             ),
             is_fixed,
-            UploadedStates.of(arrays[plan_start:], ring_copies) if plan else None,
+            UploadedStates.of(arrays[plan_start:], plan, ring_copies) if plan else None,
         )
         if is_fixed and shape.is_decode and len(self._cached) < MAX_CACHED:
             self._cached[key] = result

@@ -60,15 +60,18 @@ def random_weights(spec: RecurrentSpec) -> RecurrentWeights:
 class Both:
     """One layer in torch and on kernels, with memory of their own."""
 
-    def __init__(self, spec: RecurrentSpec, sizes: StateSizes) -> None:
+    def __init__(self, spec: RecurrentSpec, sizes: StateSizes, dtype: torch.dtype = torch.float32) -> None:
         torch.manual_seed(1)
         self._spec, self._weights = spec, random_weights(spec)
         self._on_device = RecurrentWeights(
-            *(part if part is None else part.to(KERNEL_DEVICE) for part in vars(self._weights).values())
+            *(
+                part if part is None else part.to(KERNEL_DEVICE, dtype if part.ndim > 1 else part.dtype)
+                for part in vars(self._weights).values()
+            )
         )
         memory = spec_of_states(spec, 1, 4)
         self.torch = RecurrentStore(memory, sizes, torch.float32, torch.device("cpu"))
-        self.kernels = RecurrentStore(memory, sizes, torch.float32, KERNEL_DEVICE)
+        self.kernels = RecurrentStore(memory, sizes, torch.float32, KERNEL_DEVICE, row_dtype=dtype)
         for mine, theirs in zip(self.kernels.states, self.torch.states, strict=True):
             theirs[:, 0] = torch.randn(theirs[:, 0].shape)  # texts begin with a state that is not zero
             mine[:, 0] = theirs[:, 0].to(KERNEL_DEVICE)
@@ -96,15 +99,26 @@ class Both:
         move_ring(self.kernels, uploaded.states)
         ancestors = ancestor_nodes(uploaded.batch.ancestor_masks) if layout.shape.has_trees else None
         given = RecurrentPass(self.kernels, uploaded.states, uploaded.batch.positions, ancestors)
-        padded = torch.zeros(layout.shape.rows, projected.shape[1])
+        padded = torch.zeros((layout.shape.rows, projected.shape[1]), dtype=projected.dtype)
         padded[: len(projected)] = projected
         return mix_positions(self._spec, self._on_device, padded.to(KERNEL_DEVICE), EPS, given, 0)[
             : len(projected)
         ]
 
 
+def compute_chunks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute passes without branches as long prompts are computed, however few rows they have."""
+    from foreword.backends.cuda import recurrent
+
+    monkeypatch.setattr(recurrent, "DECODE_ROWS", (0,))
+    monkeypatch.setattr(recurrent, "MOST_EMPTY", 1000)
+
+
+@pytest.mark.parametrize("at_once", [False, True])
 @pytest.mark.parametrize("kind", SPECS)
-def test_rows_in_chunks_and_trees_equal_torch(kind: str):
+def test_rows_in_chunks_and_trees_equal_torch(kind: str, at_once: bool, monkeypatch: pytest.MonkeyPatch):
+    if at_once:
+        compute_chunks_at_once(monkeypatch)
     rng, sizes = random.Random(1), StateSizes(2)
     cache, both = PagedCache(40, states=sizes), Both(SPECS[kind], sizes)
     request = make_request(cache, random_tokens(rng, CHUNK + 14))
@@ -129,3 +143,33 @@ def test_rows_in_chunks_and_trees_equal_torch(kind: str):
     for mine, theirs in zip(both.kernels.states, both.torch.states, strict=True):
         used = [request.kv.chunks[0].state, other.kv.chunks[0].state]
         torch.testing.assert_close(mine[:, used].cpu(), theirs[:, used], atol=1e-4, rtol=1e-4)
+
+
+# Triton's interpreter does not compute in bf16.
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16 if KERNEL_DEVICE.type == "cuda" else torch.float16]
+)
+@pytest.mark.parametrize("kind", ["delta", "mamba"])
+def test_chunks_at_once_have_the_bits_of_rows_in_order(
+    kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+):
+    def outputs() -> list[Tensor]:
+        rng, sizes = random.Random(1), StateSizes(2)
+        cache, both = PagedCache(40, states=sizes), Both(SPECS[kind], sizes, dtype)
+        request = make_request(cache, random_tokens(rng, 3 * CHUNK))
+        other = make_request(cache, random_tokens(rng, CHUNK))
+        found = []
+        for scheduled in [(request, 19)], [(request, CHUNK + 20), (other, 30)], [(other, 7), (request, 60)]:
+            with Transaction(cache, [PassEntry.of(one, rows) for one, rows in scheduled]) as transaction:
+                batch = transaction.batch([Draft()] * len(scheduled))
+                projected = torch.randn(len(batch.token_ids), sum(recurrent_inputs(SPECS[kind]).values()))
+                found.append(both.found(batch, projected.to(dtype), cache.page_size))
+                transaction.commit([NOTHING_DRAWN] * len(scheduled))
+        used = [request.kv.chunks[0].state, other.kv.chunks[0].state]
+        return [*found, *(states[:, used] for states in both.kernels.states)]
+
+    in_order = outputs()
+    compute_chunks_at_once(monkeypatch)
+    at_once = outputs()
+    for mine, theirs in zip(at_once, in_order, strict=True):
+        assert torch.equal(mine, theirs)

@@ -67,7 +67,8 @@ def _attend(
     launch_dependents(PDL)
     wait_for_previous_kernel(PDL)
     group: tl.constexpr = HEADS // KV_HEADS
-    tile, kv_head = tl.program_id(0), tl.program_id(1)
+    # The last tiles of a prompt have most positions, so they begin first.
+    tile, kv_head = tl.num_programs(1) - 1 - tl.program_id(1), tl.program_id(0)
     count = tl.load(tile_counts + tile)
     if count == 0:
         return
@@ -248,11 +249,8 @@ def attend(
     scale, cap, window = rule.scale or queries.shape[2] ** -0.5, rule.softcap or LOG2_E, rule.window or 0
     # Capped scores are multiplied by LOG2_E after the cap. Without a cap, the kernel does not read `cap`.
     scale = scale * LOG2_E if rule.softcap is None else scale / cap
-    grid = (len(tiles.counts), kv_heads, parts)
-    # A third stage lets large tiles load block-table entries before the keys and values at these pages.
-    stages = (
-        1 if workspace is not None or dim > 128 else 3 if lines > 64 and queries.element_size() == 2 else 2
-    )
+    grid = (kv_heads, len(tiles.counts), parts)
+    stages = 1 if workspace is not None or dim > 128 else 2
     is_large = lines > 64 or lines * dim > 64 * 128  # does not fit into the registers of four warps
     _attend[grid](
         queries, *numbers_and_scales(keys, values, torch.uint16), tiles.first_rows, tiles.counts, tiles.requests,

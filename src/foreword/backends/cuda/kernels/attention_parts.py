@@ -45,15 +45,17 @@ def _extend(
         scores = tl.dot(extra_q, extra_keys, scores, input_precision=PRECISION)
     if PACKED > 0:
         scores *= key_scales[None, :]
-    scores *= scale
     if CAPPED:
-        scores = tanh(scores) * cap
+        scores = tanh(scores * scale) * cap
+        scale = 1.0
     if is_partial:
         scores = tl.where(visible, scores, -float("inf"))
-    new_peak = tl.maximum(peak, tl.max(scores, axis=1))
+    new_peak = tl.maximum(peak, tl.max(scores, axis=1) * scale)
     base = tl.where(new_peak == -float("inf"), 0.0, new_peak)
     rescale = tl.exp2(peak - base)
-    weights32 = tl.exp2(scores - base[:, None])
+    # Scaled and reduced in one instruction, the same one in all kernels.
+    factor, offset = tl.full(scores.shape, scale, tl.float32), tl.broadcast_to(-base[:, None], scores.shape)
+    weights32 = tl.exp2(tl.fma(scores, factor, offset))
     weights = weights32.to(values.dtype)
     mass = tl.dot(weights, ones, mass * rescale[:, None], input_precision=PRECISION)
     if PACKED > 0:

@@ -35,20 +35,18 @@ def _load_input(
     source, projected, ring, states, channel, mask, stride, ring_rows, CHANNELS, GATED: tl.constexpr
 ):
     """Load the input at `source`, an entry of a window; GATED: it is the product of the row's first and last third."""
-    if source >= 0:
-        at = projected + source * stride + channel
-        x = tl.load(at, mask=mask, other=0.0)
-        if GATED:
-            x = (x.to(tl.float32) * tl.load(at + 2 * CHANNELS, mask=mask, other=0.0).to(tl.float32)).to(
-                x.dtype
-            )
-    else:
-        index = -1 - source
-        if index < ring_rows:
-            x = tl.load(ring + index * CHANNELS + channel, mask=mask, other=0.0)
-        else:
-            x = tl.load(states + (index - ring_rows) * CHANNELS + channel, mask=mask, other=0.0)
-    return x
+    # Without branches, so that the loads of all inputs are in flight together.
+    index = -1 - source
+    is_row, in_ring = source >= 0, (source < 0) & (index < ring_rows)
+    at = projected + source * stride + channel
+    x = tl.load(at, mask=mask & is_row, other=0.0)
+    if GATED:
+        other = tl.load(at + 2 * CHANNELS, mask=mask & is_row, other=0.0)
+        x = (x.to(tl.float32) * other.to(tl.float32)).to(x.dtype)
+    ring_x = tl.load(ring + index * CHANNELS + channel, mask=mask & in_ring, other=0.0)
+    state_at = states + (index - ring_rows) * CHANNELS + channel
+    state_x = tl.load(state_at, mask=mask & (index >= ring_rows), other=0.0)
+    return tl.where(is_row, x, tl.where(in_ring, ring_x, state_x))
 
 
 @triton.jit
@@ -65,15 +63,13 @@ def _convolved(
         total += x.to(tl.float32) * tl.load(weight + channel * KERNEL + tap, mask=mask, other=0.0).to(
             tl.float32
         )
-        if slot >= 0:
-            tl.store(states + (slot * (KERNEL - 1) + tap) * CHANNELS + channel, x, mask=mask)
+        tl.store(states + (slot * (KERNEL - 1) + tap) * CHANNELS + channel, x, mask=mask & (slot >= 0))
     x = _load_input(row, projected, ring, states, channel, mask, stride, ring_rows, CHANNELS, GATED)
     total += x.to(tl.float32) * tl.load(weight + channel * KERNEL + KERNEL - 1, mask=mask, other=0.0).to(
         tl.float32
     )
     ring_row = tl.load(ring_to + row).to(tl.int64)
-    if ring_row >= 0:
-        tl.store(ring + ring_row * CHANNELS + channel, x, mask=mask)
+    tl.store(ring + ring_row * CHANNELS + channel, x, mask=mask & (ring_row >= 0))
     if BIAS:
         total += tl.load(bias + channel, mask=mask, other=0.0).to(tl.float32)
     return total

@@ -25,6 +25,19 @@ from foreword.kernels.launching import kernel
 from foreword.models.config import CLAMPED_SLOPE, MlpSpec
 
 
+@triton.jit
+def _place(num_blocks, num_columns, TAIL: tl.constexpr):
+    """Return the block and the tile of columns of this program.
+
+    Neighbouring programs of a large expert read the same weights, which are then in the cache; in prompts (TAIL), also
+    the same rows.
+    """
+    index = tl.program_id(0)
+    if TAIL > 0:
+        return index // num_columns, index % num_columns
+    return index % num_blocks, index // num_blocks
+
+
 @kernel(do_not_specialize=("num_blocks",))
 def _gate_up(
     x, weight, exponents, bias, order, experts, firsts, counts, active, num_blocks, K, SIZE, limit,
@@ -38,9 +51,8 @@ def _gate_up(
     """
     launch_dependents(PDL)
     wait_for_previous_kernel(PDL)
-    # Neighbouring programs of a large expert read the same weights, which are then in the cache.
-    block = tl.program_id(0) % num_blocks
-    column = tl.program_id(0) // num_blocks * (COLUMNS // 2)
+    block, column = _place(num_blocks, tl.cdiv(SIZE, COLUMNS // 2), TAIL)
+    column *= COLUMNS // 2
     count = tl.load(counts + block)
     expert, first = tl.load(experts + block).to(tl.int64), tl.load(firsts + block).to(tl.int64)
     order, active = order + first, active + first * SIZE
@@ -107,8 +119,8 @@ def _down(
     """Compute one block of rows and columns: parts[rank, row] = the expert's share of the row times its output."""
     launch_dependents(PDL)
     wait_for_previous_kernel(PDL)
-    block = tl.program_id(0) % num_blocks
-    column = tl.program_id(0) // num_blocks * COLUMNS
+    block, column = _place(num_blocks, tl.cdiv(N, COLUMNS), TAIL)
+    column *= COLUMNS
     count = tl.load(counts + block)
     expert, first = tl.load(experts + block).to(tl.int64), tl.load(firsts + block).to(tl.int64)
     order, active = order + first, active + first * SIZE

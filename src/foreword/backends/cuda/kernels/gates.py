@@ -99,14 +99,16 @@ def sum_decays(
 @kernel()
 def _norm_and_gate(
     outputs, projected, weight, out, stride, first_gate, eps,
-    HEADS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, GATE_FIRST: tl.constexpr, PDL: tl.constexpr,
+    HEADS: tl.constexpr, HEAD_BLOCK: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+    GATE_FIRST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Normalise and gate one head, or group of heads, of one row; GATE_FIRST: gate it first."""
+    """Normalise and gate some heads, or groups of heads, of one row; GATE_FIRST: gate them first."""
     launch_dependents(PDL)
     wait_for_previous_kernel(PDL)
-    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    i = tl.arange(0, BLOCK)
-    mask = i < WIDTH
+    row = tl.program_id(0).to(tl.int64)
+    head = (tl.program_id(1) * HEAD_BLOCK + tl.arange(0, HEAD_BLOCK))[:, None]
+    i = tl.arange(0, BLOCK)[None, :]
+    mask = (head < HEADS) & (i < WIDTH)
     at = head * WIDTH + i
     dtype = out.dtype.element_ty
     gate = tl.load(projected + row * stride + first_gate + at, mask=mask, other=0.0).to(tl.float32)
@@ -114,12 +116,10 @@ def _norm_and_gate(
     x = tl.load(outputs + row * HEADS * WIDTH + at, mask=mask, other=0.0)
     if GATE_FIRST:
         x = x * gate
-        weight += head * WIDTH
     x = x.to(dtype).to(tl.float32)
-    scale = tl.rsqrt(tl.sum(x * x, axis=0) / WIDTH + eps)
-    x = (tl.load(weight + i, mask=mask, other=0.0).to(tl.float32) * (x * scale).to(dtype).to(tl.float32)).to(
-        dtype
-    )
+    scale = tl.rsqrt(tl.sum(x * x, axis=1) / WIDTH + eps)[:, None]
+    gain = tl.load(weight + (at if GATE_FIRST else i + 0 * head), mask=mask, other=0.0).to(tl.float32)
+    x = (gain * (x * scale).to(dtype).to(tl.float32)).to(dtype)
     if not GATE_FIRST:
         x = (x.to(tl.float32) * gate).to(dtype)
     tl.store(out + row * HEADS * WIDTH + at, x, mask=mask)
@@ -139,11 +139,12 @@ def norm_and_gate(
     Each head is normalised, then gated. With `groups` (Mamba-2), all heads are gated, then each group is normalised.
     """
     width = len(weight) if groups is None else len(weight) // groups
-    block = triton.next_power_of_2(width)
-    _norm_and_gate[(len(outputs), out.shape[1] // width)](
+    block, heads = triton.next_power_of_2(width), out.shape[1] // width
+    head_block = 4 if block <= 256 else 1  # one warp for each
+    _norm_and_gate[(len(outputs), triton.cdiv(heads, head_block))](
         outputs, projected, weight, out, projected.shape[1], first_gate, eps,
-        HEADS=out.shape[1] // width, WIDTH=width, BLOCK=block, GATE_FIRST=groups is not None,
-        num_warps=1 if block <= 256 else 4 if block <= 2048 else 8, **pdl_options(out),
+        HEADS=heads, HEAD_BLOCK=head_block, WIDTH=width, BLOCK=block, GATE_FIRST=groups is not None,
+        num_warps=4 if block <= 2048 else 8, **pdl_options(out),
     )  # fmt: skip
     return out
 

@@ -41,11 +41,11 @@ class Segments(NamedTuple):
     counts: Tensor  # number of rows
     ring_count: Tensor  # earlier rows of the chunk, which are in the ring
     next_state: Tensor  # slot to store the state after the chunk in; -1: the state is not stored
+    ring: Tensor  # physical ring row of the chunk's first position; read only if it has earlier rows
     # int32 [requests]
     begin: Tensor  # first segment of the request
     end: Tensor  # one past its last segment
     state: Tensor  # slot of the state before its first segment's chunk
-    ring: Tensor  # physical ring row of the first position of that chunk
     first_node: Tensor  # row of its first draft token in the pass
 
 
@@ -71,9 +71,9 @@ def _lane_rows(
 
 
 @triton.jit
-def _load_numbers(
+def load_numbers(
     at, ring_at, new, ring, is_new, is_known, head, i, mask, HEADS: tl.constexpr, WIDTH: tl.constexpr
-):
+) -> tl.tensor:
     """Load [lanes, numbers] of one head: from ring rows if `is_known`, from the pass's rows if `is_new`, else 0."""
     new_ptrs = new + (at * HEADS + head)[:, None] * WIDTH + i[None, :]
     ring_ptrs = ring + (ring_at * HEADS + head)[:, None] * WIDTH + i[None, :]
@@ -83,14 +83,14 @@ def _load_numbers(
 
 
 @triton.jit
-def _load_decays(at, ring_at, new, ring, is_new, is_known, head, HEADS: tl.constexpr):
-    """Load the decays of one head, [lanes], as `_load_numbers` does."""
+def load_decays(at, ring_at, new, ring, is_new, is_known, head, HEADS: tl.constexpr) -> tl.tensor:
+    """Load the decays of one head, [lanes], as `load_numbers` does."""
     fresh = tl.load(new + at * HEADS + head, mask=is_new, other=0.0)
     return tl.where(is_known, tl.load(ring + ring_at * HEADS + head, mask=is_known, other=0.0), fresh)
 
 
 @triton.jit
-def _times_state(x, state, PRECISION: tl.constexpr):
+def times_state(x, state, PRECISION: tl.constexpr) -> tl.tensor:
     """Return x [lanes, keys] times the float32 state [keys, values], which is split in two if x has 16 bits."""
     if x.dtype == tl.float32:
         return tl.dot(x, state, input_precision=PRECISION)
@@ -104,10 +104,20 @@ def _forward_substitution(updates, system, dtype: tl.constexpr, count, LANES: tl
     """Subtract from every row its factors in `system` times all earlier rows, in order; earlier rows are rounded."""
     lane = tl.arange(0, LANES)
     for step in range(0, count):
-        earlier = tl.sum(tl.where((lane == step)[:, None], updates, 0.0), axis=0).to(dtype).to(tl.float32)
         factor = tl.sum(tl.where((lane == step)[None, :], system, 0.0), axis=1)
-        updates -= factor[:, None] * earlier[None, :]
+        updates = without_row(updates, lane == step, factor, dtype)
     return updates
+
+
+@triton.jit
+def without_row(updates, is_row, factor, dtype: tl.constexpr) -> tl.tensor:
+    """Subtract from every row its factor times the row that `is_row` marks, which is rounded first."""
+    row = tl.sum(tl.where(is_row[:, None], updates, 0.0), axis=0).to(dtype).to(tl.float32)
+    factor, row = (
+        tl.broadcast_to(factor[:, None], updates.shape),
+        tl.broadcast_to(row[None, :], updates.shape),
+    )
+    return tl.fma(-factor, row, updates)
 
 
 @triton.jit
@@ -117,11 +127,11 @@ def _load_block(
 ):  # fmt: skip
     """Load keys, updates and decays of a block of lanes, whose rows are all computed."""
     is_known, is_new = lane < ring_count, lane >= ring_count
-    k = _load_numbers(
+    k = load_numbers(
         at, ring + lane, keys, ring_keys, is_new, is_known, key_head, d, key_mask, KEY_HEADS, KEYS
     )
-    u = _load_numbers(at, ring + lane, updates, ring_updates, is_new, is_known, head, v, mask, HEADS, VALUES)
-    return k, u, _load_decays(at, ring + lane, decays, ring_decays, is_new, is_known, head, HEADS)
+    u = load_numbers(at, ring + lane, updates, ring_updates, is_new, is_known, head, v, mask, HEADS, VALUES)
+    return k, u, load_decays(at, ring + lane, decays, ring_decays, is_new, is_known, head, HEADS)
 
 
 @triton.jit
@@ -133,7 +143,7 @@ def _next_state(
     """Return the state after all rows of a chunk."""
     last = CHUNK - 1 + tl.arange(0, 1)
     at = (first_row + last - ring_count).to(tl.int64)
-    last_decay = _load_decays(
+    last_decay = load_decays(
         at, ring + last, decays, ring_decays, last >= ring_count, last < ring_count, head, HEADS
     )
     total = tl.sum(last_decay, axis=0)
@@ -150,14 +160,18 @@ def _next_state(
 
 
 @triton.jit
-def _tile(
+def row_tile(
     state, row, num_rows, first_row, ring_count, first_node, ring, head, key_head, d, key_mask, v, mask,
     queries, keys, values, strengths, decays, updates, ring_keys, ring_updates, ring_decays, skip, out,
     lane, ring_to, ancestors,
     HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, BLOCK: tl.constexpr,
     DELTA: tl.constexpr, TREES: tl.constexpr, NODES: tl.constexpr, LANES: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Compute `num_rows` rows from `row` on, in lanes from `lane` on, all in one block; store outputs and updates."""
+    UPDATED: tl.constexpr,
+) -> None:  # fmt: skip
+    """Compute `num_rows` rows from `row` on, in lanes from `lane` on, all in one block; store outputs and updates.
+
+    With UPDATED, the updates are computed already.
+    """
     lanes = tl.arange(0, LANES)
     block_lane = lane // LANES * LANES + lanes
     dtype = keys.dtype.element_ty
@@ -165,21 +179,19 @@ def _tile(
     is_own = (block_lane >= lane) & (block_lane < lane + num_rows)
     is_new = (block_lane >= ring_count) & (block_lane < lane + num_rows)
     at = _lane_rows(block_lane, row, first_row, ring_count, first_node, ancestors, TREES, NODES)
-    k = _load_numbers(
+    k = load_numbers(
         at, ring + block_lane, keys, ring_keys, is_new, is_known, key_head, d, key_mask, KEY_HEADS, KEYS
     )
-    q = _load_numbers(
-        at, at, queries, queries, is_own, block_lane < 0, key_head, d, key_mask, KEY_HEADS, KEYS
-    )
-    g = _load_decays(at, ring + block_lane, decays, ring_decays, is_new, is_known, head, HEADS)
+    q = load_numbers(at, at, queries, queries, is_own, block_lane < 0, key_head, d, key_mask, KEY_HEADS, KEYS)
+    g = load_decays(at, ring + block_lane, decays, ring_decays, is_new, is_known, head, HEADS)
     value_index = (at * HEADS + head)[:, None] * VALUES + v[None, :]
     store_mask = is_own[:, None] & mask[None, :]
     value = tl.load(values + value_index, mask=store_mask, other=0.0).to(tl.float32)
     strength = tl.load(strengths + at * HEADS + head, mask=is_own, other=0.0)
-    output = _times_state(q, state, PRECISION) * tl.exp(g)[:, None]
+    output = times_state(q, state, PRECISION) * tl.exp(g)[:, None]
     predicted = tl.zeros((LANES, BLOCK), dtype=tl.float32)
-    if DELTA:
-        predicted = _times_state(k, state, PRECISION) * tl.exp(g)[:, None]
+    if DELTA and not UPDATED:
+        predicted = times_state(k, state, PRECISION) * tl.exp(g)[:, None]
     for block in range(0, lane // LANES):
         earlier_lane = block * LANES + lanes
         k2, u2, g2 = _load_block(
@@ -189,40 +201,60 @@ def _tile(
             HEADS, KEY_HEADS, KEYS, VALUES,
         )  # fmt: skip
         decay = tl.exp(tl.where(is_own[:, None], g[:, None] - g2[None, :], -float("inf")))
-        if DELTA:
+        if DELTA and not UPDATED:
             scores = (tl.dot(k, tl.trans(k2), input_precision=PRECISION) * decay).to(dtype)
             predicted = tl.dot(scores, u2, predicted, input_precision=PRECISION)
         scores = (tl.dot(q, tl.trans(k2), input_precision=PRECISION) * decay).to(dtype)
         output = tl.dot(scores, u2, output, input_precision=PRECISION)
     is_path = is_own[:, None] & (lanes[None, :] <= lanes[:, None])
     decay = tl.exp(tl.where(is_path, g[:, None] - g[None, :], -float("inf")))
-    is_done = (block_lane >= ring_count) & (block_lane < lane)
-    update = _load_numbers(
+    is_done = (block_lane >= ring_count) & (block_lane < lane + (num_rows if UPDATED else 0))
+    update = load_numbers(
         at, ring + block_lane, updates, ring_updates, is_done, is_known, head, v, mask, HEADS, VALUES
     )
-    fresh = strength[:, None] * (value - predicted)
-    update = tl.where(is_own[:, None], fresh, update.to(tl.float32))
-    if DELTA:
-        system = tl.dot(k, tl.trans(k), input_precision=PRECISION) * decay * strength[:, None]
-        system = tl.where(lanes[None, :] < lanes[:, None], system, 0.0)
-        update = _forward_substitution(update, system, dtype, lane % LANES + num_rows - 1, LANES)
+    if not UPDATED:
+        fresh = strength[:, None] * (value - predicted)
+        update = tl.where(is_own[:, None], fresh, update.to(tl.float32))
+        if DELTA:
+            system = tl.dot(k, tl.trans(k), input_precision=PRECISION) * decay * strength[:, None]
+            system = tl.where(lanes[None, :] < lanes[:, None], system, 0.0)
+            update = _forward_substitution(update, system, dtype, lane % LANES + num_rows - 1, LANES)
     stored = update.to(dtype)
     scores = (tl.dot(q, tl.trans(k), input_precision=PRECISION) * decay).to(dtype)
     output = tl.dot(scores, stored, output, input_precision=PRECISION)
     if not DELTA:
         output += tl.load(skip + head) * value
     tl.store(out + value_index, output, mask=store_mask)
-    tl.store(updates + value_index, stored, mask=store_mask)
+    if not UPDATED:
+        store_updates(stored, at, is_own, head, v, store_mask, updates, ring_updates, ring_to, HEADS, VALUES)
+
+
+@triton.jit
+def store_updates(
+    stored,
+    at,
+    is_own,
+    head,
+    v,
+    mask,
+    updates,
+    ring_updates,
+    ring_to,
+    HEADS: tl.constexpr,
+    VALUES: tl.constexpr,
+) -> None:
+    """Store updates [lanes, values] of the pass's rows `at`, and in the ring if a row has a place there."""
+    tl.store(updates + (at * HEADS + head)[:, None] * VALUES + v[None, :], stored, mask=mask)
     ring_row = tl.load(ring_to + at, mask=is_own, other=-1).to(tl.int64)
     ring_ptrs = ring_updates + (ring_row * HEADS + head)[:, None] * VALUES + v[None, :]
-    tl.store(ring_ptrs, stored, mask=store_mask & (ring_row >= 0)[:, None])
+    tl.store(ring_ptrs, stored, mask=mask & (ring_row >= 0)[:, None])
 
 
 @kernel()
 def _recur(
     queries, keys, values, strengths, decays, updates, ring_keys, ring_updates, ring_decays, states, skip, out,
-    segment_first, segment_count, segment_ring_count, segment_next_state, request_begin, request_end, request_state,
-    request_ring, request_first_node, positions, ring_to, ancestors,
+    segment_first, segment_count, segment_ring_count, segmentnext_state, segment_ring, request_begin, request_end,
+    request_state, request_first_node, positions, ring_to, ancestors,
     HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEYS: tl.constexpr, KEY_BLOCK: tl.constexpr, VALUES: tl.constexpr,
     BLOCK: tl.constexpr, DELTA: tl.constexpr, TREES: tl.constexpr, NODES: tl.constexpr, CHUNK: tl.constexpr,
     LANES: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
@@ -242,20 +274,22 @@ def _recur(
     state_mask = key_mask[:, None] & mask[None, :]
     slot = tl.load(request_state + request).to(tl.int64)
     state = tl.load(state_ptrs + slot * size, mask=state_mask, other=0.0)
-    ring, first_node = tl.load(request_ring + request).to(tl.int64), tl.load(request_first_node + request)
+    first_node = tl.load(request_first_node + request)
     for segment in range(begin, end):
         first_row, count = tl.load(segment_first + segment), tl.load(segment_count + segment)
-        ring_count, rows_done = tl.load(segment_ring_count + segment), 0
+        ring_count, ring = tl.load(segment_ring_count + segment), tl.load(segment_ring + segment).to(tl.int64)
+        rows_done = 0
         while rows_done < count:
             row = first_row + rows_done
             lane = tl.load(positions + row) % CHUNK
             num_rows = tl.minimum(count - rows_done, LANES - lane % LANES)
             if TREES:
                 num_rows = tl.where(row >= first_node, 1, tl.minimum(num_rows, first_node - row))
-            _tile(
+            row_tile(
                 state, row, num_rows, first_row, ring_count, first_node, ring, head, key_head, d, key_mask, v, mask,
                 queries, keys, values, strengths, decays, updates, ring_keys, ring_updates, ring_decays, skip, out,
                 lane, ring_to, ancestors, HEADS, KEY_HEADS, KEYS, VALUES, BLOCK, DELTA, TREES, NODES, LANES, PRECISION,
+                False,
             )  # fmt: skip
             rows_done += num_rows
             tl.debug_barrier()  # the next tile's threads read what others have stored
@@ -264,7 +298,7 @@ def _recur(
                 state, first_row, ring_count, ring, head, key_head, d, key_mask, v, mask, keys, decays, updates,
                 ring_keys, ring_updates, ring_decays, HEADS, KEY_HEADS, KEYS, VALUES, CHUNK, LANES, PRECISION,
             )  # fmt: skip
-            slot = tl.load(segment_next_state + segment).to(tl.int64)
+            slot = tl.load(segmentnext_state + segment).to(tl.int64)
             if slot >= 0:
                 tl.store(state_ptrs + slot * size, state, mask=state_mask)
 

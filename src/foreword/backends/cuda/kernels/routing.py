@@ -142,12 +142,13 @@ def _sort(
     launch_dependents(PDL)
     wait_for_previous_kernel(PDL)
     expert = tl.program_id(0)
-    num_pairs, pairs_before = 0, 0
+    same, lower = tl.zeros((CHUNK,), tl.int32), tl.zeros((CHUNK,), tl.int32)
     for begin in range(0, count, CHUNK):
         pair = begin + tl.arange(0, CHUNK)
         experts_of_pairs = tl.load(chosen + pair, mask=pair < count, other=EXPERTS)
-        num_pairs += tl.sum((experts_of_pairs == expert).to(tl.int32), axis=0)
-        pairs_before += tl.sum((experts_of_pairs < expert).to(tl.int32), axis=0)
+        same += (experts_of_pairs == expert).to(tl.int32)
+        lower += (experts_of_pairs < expert).to(tl.int32)
+    num_pairs, pairs_before = tl.sum(same, axis=0), tl.sum(lower, axis=0)
     next_pair = pairs_before
     for begin in range(0, count, CHUNK):
         pair = begin + tl.arange(0, CHUNK)
