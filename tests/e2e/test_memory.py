@@ -19,8 +19,9 @@ print(len(answer.outputs[0].token_ids), peak_resident_bytes())
 """
 
 
-@pytest.mark.parametrize(("arguments", "most"), [("", 400), ('dtype="stored"', 400), ('dtype="int8"', 450)])
+@pytest.mark.parametrize(("arguments", "most"), [("", 400), ('dtype="int8"', 450)])
 def test_the_default_model_with_its_head_fits(arguments: str, most: int):
+    """By default it is as in its file or, on some processors, in int8."""
     code = ANSWER.format(arguments=arguments)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     tokens, peak = map(int, done.stdout.split())

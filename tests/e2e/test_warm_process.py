@@ -22,7 +22,6 @@ def alone(*arguments: str, stdin: str | None = None) -> subprocess.CompletedProc
     [
         (("generate", "{model}", "--max-tokens", "4", "--temperature", "0", "--raw"), "from the pipe"),
         (("generate", "hi", "--max-tokens", "x"), None),
-        (("--version",), None),
     ],
 )
 def test_the_same_streams_and_exit_code(tiny_model: Path, arguments: tuple[str, ...], stdin: str | None):

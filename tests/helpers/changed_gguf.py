@@ -1,6 +1,8 @@
 """GGUF files whose metadata or tensors a test has changed after they were read."""
 
 from collections.abc import Callable
+from copy import copy
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -14,9 +16,16 @@ def opened(monkeypatch: pytest.MonkeyPatch, path: Path, change: Callable[[GgufFi
     """The file after `change` was done to what was read of it."""
 
     def changed(path: Path) -> GgufFile:
-        file = GgufFile(path)
+        file = copy(_read(path))
+        file.metadata, file.tensors = dict(file.metadata), dict(file.tensors)
         change(file)
         return file
 
     monkeypatch.setattr(reading, "GgufFile", changed)
     return GgufCheckpoint(path)
+
+
+@lru_cache(16)
+def _read(path: Path) -> GgufFile:
+    """Tests try many changes of few files, and reading takes longer than most of these."""
+    return GgufFile(path)

@@ -63,6 +63,11 @@ def plain_text(model: LoadedModel, prompt: tuple[int, ...], tokens: int) -> list
 
 
 @pytest.fixture(scope="module")
+def plain_answer(model: LoadedModel) -> list[int]:
+    return plain_text(model, SYSTEM, 150)
+
+
+@pytest.fixture(scope="module")
 def heads(model: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Heads that guess right often enough for paths of trees to be accepted."""
     folder, target, vocab = tmp_path_factory.mktemp("heads"), hf_target(model.checkpoint.path), 360
@@ -154,8 +159,8 @@ def _run(core: EngineCore, fresh: Fresh, name: str, rng: random.Random) -> tuple
         core.check_integrity()
         for request in core.scheduler.running:
             rows = request.kv.extra.get(name)
-            if rows is None or rows.end < 2 or rng.random() < 0.5:
-                continue
+            if rows is None or rows.end < 2 or rng.random() < 0.85:
+                continue  # a wrong row stays, and is seen later
             assert rows.end <= request.kv.computed
             if rows.begin > 0:
                 late += rows.end - rows.begin
@@ -189,7 +194,9 @@ def test_a_prefix_hit_guesses_at_once_and_with_the_whole_past(model: LoadedModel
     assert any(drafts[2][1:3])
 
 
-def test_a_head_that_was_off_starts_again_from_the_last_states(model: LoadedModel, form: dict[str, Any]):
+def test_a_head_that_was_off_starts_again_from_the_last_states(
+    model: LoadedModel, form: dict[str, Any], plain_answer: list[int]
+):
     """Its past is shorter then; the text is the same, and while it is off it makes no pass."""
 
     class Switched(FixedPolicy):
@@ -229,7 +236,7 @@ def test_a_head_that_was_off_starts_again_from_the_last_states(model: LoadedMode
     assert rows.begin == len(SYSTEM) + 100 - 1 - 64 + (0 if "dflash" in name or "exit" in name else 1)
     while core.has_requests:
         core.step()
-    assert request.output_ids == plain_text(model, SYSTEM, 150)
+    assert request.output_ids == plain_answer
 
 
 def test_a_drafter_of_a_request_and_one_of_the_policy_are_both_told(

@@ -16,10 +16,12 @@ SUPPORTED_TYPES = frozenset(
     ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "MXFP4")
 )
 """Readable tensor types; the gguf package dequantises all of them."""
+_TYPE_NAMES = {kind.value: kind.name for kind in GGMLQuantizationType}
 
 # Type codes of metadata values, with struct's formats.
-_INTEGERS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 10: "<Q", 11: "<q"}
-_SCALARS = _INTEGERS | {6: "<f", 7: "<?", 12: "<d"}
+_FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_SCALARS = {kind: struct.Struct(f"<{letter}") for kind, letter in _FORMATS.items()}
+_U32, _U64 = _SCALARS[4], _SCALARS[10]
 _STRING, _ARRAY = 8, 9
 _DEFAULT_ALIGNMENT = 32  # bytes
 _MAX_TENSOR_DIMENSIONS = 4
@@ -104,7 +106,7 @@ class _Reader:
         if self._data[:4] != b"GGUF":
             raise CheckpointError(f"{self._path} is not a GGUF file; give a .gguf file or a model directory")
         self._position = 4
-        version = self._scalar("<I")
+        version = self._scalar(_U32)
         if version not in (2, 3):
             raise CheckpointError(
                 f"{self._path} has GGUF version {version} (or is big-endian); convert it to GGUF version 3"
@@ -119,7 +121,7 @@ class _Reader:
             key = self._string()
             if key in entries:
                 raise _damaged(self._path, f"metadata {key!r} appears twice")
-            entries[key] = self._value(self._scalar("<I"), depth=0)
+            entries[key] = self._value(self._scalar(_U32), depth=0)
         return entries
 
     def tensors(self, count: int, alignment: int) -> dict[str, GgufTensor]:
@@ -142,18 +144,17 @@ class _Reader:
     def _tensor_header(self) -> tuple[str, str, tuple[int, ...], int]:
         """Read (name, type, shape, offset after the headers) of a tensor."""
         name = self._string()
-        dimensions = self._scalar("<I")
+        dimensions = self._scalar(_U32)
         if not 1 <= dimensions <= _MAX_TENSOR_DIMENSIONS:
             raise _damaged(self._path, f"tensor {name!r} has {dimensions} dimensions")
-        shape = tuple(self._scalar("<Q") for _ in range(dimensions))[::-1]
+        shape = tuple(self._scalar(_U64) for _ in range(dimensions))[::-1]
         if not all(0 < size <= 2**40 for size in shape):
             raise _damaged(self._path, f"tensor {name!r} has shape {shape}")
-        return name, self._tensor_type(name), shape, self._scalar("<Q")
+        return name, self._tensor_type(name), shape, self._scalar(_U64)
 
     def _tensor_type(self, name: str) -> str:
-        code = self._scalar("<I")
-        type_names = {kind.value: kind.name for kind in GGMLQuantizationType}
-        kind = type_names.get(code, f"number {code}")
+        code = self._scalar(_U32)
+        kind = _TYPE_NAMES.get(code, f"number {code}")
         if kind not in SUPPORTED_TYPES:
             raise CheckpointError(
                 f"{self._path}: tensor {name!r} has type {kind}, which is not supported; "
@@ -177,14 +178,35 @@ class _Reader:
         raise _damaged(self._path, f"metadata of unknown type {kind}")
 
     def _array(self, depth: int) -> list[Any]:
-        kind = self._scalar("<I")
+        kind = self._scalar(_U32)
         if kind in _SCALARS:
-            width = struct.calcsize(_SCALARS[kind])
+            width = _SCALARS[kind].size
             count = self._count(width)
             raw = self._take(count * width)
-            return list(struct.unpack(f"<{count}{_SCALARS[kind][1:]}", raw))
+            return list(struct.unpack(f"<{count}{_FORMATS[kind]}", raw))
         count = self._count(8)
+        if kind == _STRING:
+            return self._strings(count)
         return [self._value(kind, depth) for _ in range(count)]
+
+    def _strings(self, count: int) -> list[str]:
+        """Read `count` strings in one loop: a vocabulary has several hundred thousand."""
+        texts: list[str] = []
+        data, size, read_length, position = self._data, self._size, _U64.unpack_from, self._position
+        for _ in range(count):
+            begin = position + _U64.size
+            end = begin + read_length(data, position)[0] if begin <= size else begin
+            if end > size:
+                break
+            try:
+                texts.append(data[begin:end].decode())
+            except UnicodeDecodeError:
+                break
+            position = end
+        self._position = position
+        while len(texts) < count:
+            texts.append(self._string())  # raises for what ended the loop
+        return texts
 
     def _string(self) -> str:
         raw = self._take(self._count(1))
@@ -198,21 +220,26 @@ class _Reader:
 
         Raise if the file is too short for them, so that a damaged count cannot exhaust memory.
         """
-        count = int(self._scalar("<Q"))
+        count = int(self._scalar(_U64))
         if count * least_bytes > self._size - self._position:
             raise _damaged(self._path, f"the count {count} at byte {self._position - 8} is too large")
         return count
 
-    def _scalar(self, code: str) -> Any:  # noqa: ANN401
-        return struct.unpack(code, self._take(struct.calcsize(code)))[0]
+    def _scalar(self, form: struct.Struct) -> Any:  # noqa: ANN401
+        begin = self._advance(form.size)
+        return form.unpack_from(self._data, begin)[0]
 
     def _take(self, count: int) -> bytes:
-        end = self._position + count
-        if end > self._size:
+        begin = self._advance(count)
+        return self._data[begin : self._position]
+
+    def _advance(self, count: int) -> int:
+        """Move the cursor behind the next `count` bytes; return where they begin."""
+        begin = self._position
+        if begin + count > self._size:
             raise _damaged(self._path, f"it ends within its header, after {self._size} bytes")
-        raw = self._data[self._position : end]
-        self._position = end
-        return raw
+        self._position = begin + count
+        return begin
 
 
 def _round_up(value: int, multiple: int) -> int:
