@@ -44,8 +44,8 @@ def fetch_report(url: str, api_key: str | None) -> ControlReport:
         with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:
             return reading.from_json(json.load(answer))
     except urllib.error.HTTPError as error:
-        reason = _REASONS.get(error.code, "an unexpected status")
-        raise RequestError(f"{url} answers {error.code}: {reason}") from None
+        advice = _REASONS.get(error.code, "an unexpected status")
+        raise RequestError(f"{url} answers {error.code}: {advice}") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or error
         raise RequestError(f"{url} cannot be reached: {reason}; start `foreword serve` there") from None
