@@ -1,21 +1,27 @@
 """Speculative rows of `foreword bench gpu`, on a model small enough for a CPU."""
 
 import weakref
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from foreword.acceptance.params import SamplingParams
+from foreword.acceptance.request import RequestSampler, TokenLimits
+from foreword.acceptance.transfer import HostCopy
 from foreword.backends.torch.decoder import TorchDecoder
 from foreword.backends.torch.weights import weights_from
 from foreword.bench.gpu import speculating
 from foreword.bench.gpu.engines import measure_start
-from foreword.bench.gpu.recorded import DEPTH, rate_for, scripted_runs
+from foreword.bench.gpu.recorded import DEPTH, RecordedDrafter, rate_for, scripted_runs
 from foreword.bench.gpu.speculating import measure_controller, measure_heads, measure_speculation
 from foreword.bench.random_models import SHAPES, RandomTensors
 from foreword.engine.config import EngineConfig
 from foreword.models.config import ModelConfig
+from foreword.speculation.draft import DeviceTokens, Draft
+from foreword.speculation.drafting import Drafter, DraftRequest, DraftTask
 from helpers.clocks import ScriptedClock
 
 
@@ -54,6 +60,31 @@ def test_every_drafter_pays_and_its_guesses_are_right_as_often_as_wanted():
     assert 2.7 < free.tokens_per_pass < 3.3
     assert 3.5 < min(head.tokens_per_pass, model.tokens_per_pass) < 4.3
     assert all(speed.tokens_per_second > 0 for speed in speeds)
+
+
+def test_recorded_tokens_replace_those_that_a_drafter_leaves_on_the_device():
+    """As on a GPU, where a head's tokens are computed in inference mode and are not read by the host."""
+    with torch.inference_mode():
+        source = HostCopy(torch.arange(100, 106), torch.arange(100, 106))
+
+    class OnDevice(Drafter):
+        def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
+            places = [(0, 2, 4), (1, 3, 5)]
+            return [
+                Draft.on_device(DeviceTokens(source, own), len(task.request.tokens))
+                for task, own in zip(tasks, places, strict=True)
+            ]
+
+    prompts = [(1, 2), (3, 4)]
+    answers = {prompt: [*range(10 * prompt[0], 10 * prompt[0] + 9)] for prompt in prompts}
+    drafter = RecordedDrafter(answers, 1.0, OnDevice())
+    sampling = RequestSampler(SamplingParams(temperature=0), TokenLimits(320), (1,), 0).drafting()
+    tasks = [
+        DraftTask(DraftRequest(number, prompt, sampling, 2), 3, 3) for number, prompt in enumerate(prompts)
+    ]
+    drafts = drafter.propose(tasks)
+    assert source.on_device.tolist() == [10, 30, 11, 31, 12, 32]
+    assert [draft.tokens for draft in drafts] == [(10, 11, 12), (30, 31, 32)]
 
 
 def test_heads_are_timed_as_they_run_and_in_torch():

@@ -126,7 +126,7 @@ class Verdicts:
         parents = trees.parent_list
         paths = [
             list(range(stop - root))
-            if parents[root + 1 : stop + 1] == list(range(root, stop))  # a chain
+            if trees.are_chains or parents[root + 1 : stop + 1] == list(range(root, stop))
             else [row - root - 1 for row in trees.path_to(stop)]
             for root, stop in zip(trees.starts, stops, strict=False)
         ]

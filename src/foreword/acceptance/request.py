@@ -194,7 +194,9 @@ class RequestSampler:
             ).__dict__
         # Without `__init__`, which would cost more: this runs every step, and only the record has changed.
         sampling = object.__new__(DraftSampling)
-        sampling.__dict__.update(self._drafting, record_bytes=bytes(self.record_bytes))
+        fields = sampling.__dict__
+        fields.update(self._drafting)
+        fields["record_bytes"] = bytes(self.record_bytes)
         return sampling
 
     def commit(self, tokens: Sequence[int]) -> None:

@@ -50,6 +50,12 @@ def _llama(
     return _shape("llama", vocab, hidden, [layer] * layers, RopeSpec(500_000.0), tied)
 
 
+def _qwen2_small() -> ModelConfig:
+    """Qwen2.5 1.5B."""
+    layer = LayerSpec(AttentionSpec(12, 2, 128, bias=True), MlpSpec(8960))
+    return _shape("qwen2", 151_936, 1536, [layer] * 28, RopeSpec(1e6), tied=True)
+
+
 def _gemma3() -> ModelConfig:
     """Gemma 3 12B: every sixth layer sees all positions."""
     attention = AttentionSpec(16, 8, 256, qk_norm=True, scale=256**-0.5)
@@ -109,6 +115,7 @@ _QUARTER_OF_EXPERTS = ExpertsSpec(128, 10, 512, normalize=True, shared_gate=True
 SHAPES = {
     "llama-8b": _llama(128_256, 4096, 14_336, 32, 32, 8, 128, tied=False),
     "llama-1b": _llama(128_256, 2048, 8192, 16, 32, 8, 64, tied=True),
+    "qwen2.5-1.5b": _qwen2_small(),
     "smollm2-135m": _llama(49_152, 576, 1536, 30, 9, 3, 64, tied=True),
     "gemma-3-12b": _gemma3(),
     "qwen3-30b-a3b": _qwen3_moe(),

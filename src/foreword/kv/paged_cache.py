@@ -231,11 +231,12 @@ class PagedCache:
 
         Published pages without users are evicted if there are too few free pages.
         """
-        begin, size = sequence.begin, self.page_size
-        needed = -(-(begin + rows) // size) - len(sequence.pages)
+        begin, size = sequence.computed + sequence.certain_rows, self.page_size
+        end = begin + rows
+        needed = -(-end // size) - len(sequence.pages)
         if needed > 0:
             sequence.pages += self._allocate(needed)
-        was_reserved, sequence.reserved = sequence.reserved > begin, begin + rows
+        was_reserved, sequence.reserved = sequence.reserved > begin, end
         if not was_reserved and self.pool.shares_any(sequence.pages[begin // size :]):
             raise AssertionError("a pass would write to a shared page")
 

@@ -197,7 +197,8 @@ class Draft:
 
     def within(self, max_nodes: int, max_depth: int) -> "Draft":
         """Return the draft cut to its first `max_nodes` nodes and to `max_depth` levels."""
-        if len(self.parents) <= max_nodes and self.depth <= max_depth:
+        nodes = len(self.parents)
+        if nodes <= max_nodes and (nodes <= max_depth or self.depth <= max_depth):
             return self
         if self.is_chain:
             return self._first(max(min(max_nodes, max_depth), 0))

@@ -148,7 +148,7 @@ class _Rows(NamedTuple):
 
 def _logit_rows(sequences: Sequence[SequenceRows], starts: Sequence[int]) -> Sequence[int] | Ints:
     """Return the indices of the rows that get logits."""
-    if all([sequence.run_logits >= sequence.run for sequence in sequences]):  # true while decoding
+    if False not in [sequence.run_logits >= sequence.run for sequence in sequences]:  # true while decoding
         return np.arange(starts[-1], dtype=np.int32)
     rows: list[int] = []
     for sequence, start, end in zip(sequences, starts, starts[1:], strict=False):
@@ -158,7 +158,7 @@ def _logit_rows(sequences: Sequence[SequenceRows], starts: Sequence[int]) -> Seq
 
 def _hidden_rows(sequences: Sequence[SequenceRows], starts: Sequence[int]) -> Sequence[int] | Ints:
     """Return the indices of the rows whose hidden states are kept."""
-    if all([sequence.wants_hidden for sequence in sequences]):
+    if False not in [sequence.wants_hidden for sequence in sequences]:
         return np.arange(starts[-1], dtype=np.int32)
     rows: list[int] = []
     for sequence, start, end in zip(sequences, starts, starts[1:], strict=False):
@@ -167,9 +167,7 @@ def _hidden_rows(sequences: Sequence[SequenceRows], starts: Sequence[int]) -> Se
     return rows
 
 
-def _fill_rows(
-    arrays: BatchArrays, sequences: Sequence[SequenceRows], rows: "_Rows", page_size: int
-) -> None:
+def _fill_rows(arrays: BatchArrays, sequences: Sequence[SequenceRows], rows: "_Rows", page_size: int) -> None:
     """Fill in the position, slot and visible rows of every row."""
     # Without this check, padding of the table would silently become a page.
     room = [len(sequence.kv.pages) * page_size for sequence in sequences]
@@ -277,11 +275,9 @@ def _fill_tokens(arrays: BatchArrays, sequences: Sequence[SequenceRows], rows: "
     """Fill in the token of every row; −1 − index stands for a token that the device has at this index."""
     tokens: list[int] = []
     for sequence, begin, end in zip(sequences, rows.begins, rows.ends, strict=True):
+        tokens += sequence.tokens[begin:end]
         if sequence.drawn_at:
-            tokens += sequence.tokens[begin : end - len(sequence.drawn_at)]
             tokens += [-1 - place for place in sequence.drawn_at]
-        else:
-            tokens += sequence.tokens[begin:end]
         if sequence.draft.parents:
             tokens += sequence.draft.pass_ids[sequence.first_node :]
     if len(tokens) != len(arrays.token_ids):

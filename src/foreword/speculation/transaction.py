@@ -85,11 +85,13 @@ class Transaction:
         Hidden states at `taps` are kept for entries that are `observed`. If an entry's last token is still being
         sampled by the previous pass, `drawn_at` has the row of that token among the previous pass's judged rows.
         """
+        has_chunks = self.cache.chunks is not None
         for entry, draft in zip(self.entries, drafts, strict=True):
             count = entry.run + len(draft.parents)
             if entry.kv.reserved != entry.computed + count:
                 self.cache.reserve(entry.kv, count)
-            self.cache.enter_chunk(entry.kv, entry.computed + entry.run)
+            if has_chunks:
+                self.cache.enter_chunk(entry.kv, entry.computed + entry.run)
         moves = self.cache.take_moves()
         self._moves += moves
         watched = observed or [False] * len(self.entries)  # no entry is observed by default

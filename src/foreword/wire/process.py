@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from foreword.cluster.framing import ChannelError
+from foreword.engine.collection import spare_steps
 from foreword.engine.messages import AnswerDelta, NewRequest
 from foreword.errors import EngineStopped, ForewordError, RequestError
 from foreword.progress import StageProgress
@@ -190,7 +191,7 @@ async def _load_and_serve(
         await channel.flush()
         return 1
     gc.collect()
-    gc.freeze()  # later collections, which would delay tokens, skip all objects that exist by now
+    spare_steps()
     host = EngineHost(channel, engine)
     try:
         await host.serve(incoming)

@@ -1,12 +1,12 @@
 """What the commands share: loading."""
 
-import gc
 import sys
 from pathlib import Path
 
 import pytest
 
 from foreword.cli import console, main
+from foreword.engine.collection import spare_steps
 from helpers.tiny_models import make_hf_model
 
 
@@ -18,7 +18,7 @@ def test_a_command_has_the_collector_leave_what_is_loaded_alone(
     monkeypatch.setattr(sys, "argv", ["foreword", "--version"])
     with pytest.raises(SystemExit):
         main.main()
-    assert console.after_loading is gc.freeze
+    assert console.after_loading is spare_steps
     calls: list[str] = []
     monkeypatch.setattr(console, "after_loading", lambda: calls.append("loaded"))
     console.load_llm(

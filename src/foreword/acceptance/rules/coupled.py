@@ -19,9 +19,9 @@ def stop_rows(trees: DraftTrees, draws: Sequence[int]) -> list[int]:
         return stops
     tokens, parents = trees.token_list, trees.parent_list
     for request, (root, end) in enumerate(zip(trees.starts, trees.starts[1:], strict=False)):
-        if parents[root + 1 : end] == list(range(root, end - 1)):  # a chain, the common case
-            row = root
-            while row + 1 < end and tokens[row + 1] == draws[row]:
+        if trees.are_chains or parents[root + 1 : end] == list(range(root, end - 1)):  # the common case
+            row, last = root, end - 1
+            while row < last and tokens[row + 1] == draws[row]:
                 row += 1
             stops[request] = row
         else:

@@ -110,6 +110,12 @@ def _requests_of_rows(starts: tuple[int, ...]) -> Ints:
     return requests
 
 
+@lru_cache(maxsize=256)
+def _chain_parents(nodes: int) -> tuple[int, ...]:
+    """Return the parents of a chain of `nodes` nodes."""
+    return tuple(range(-1, nodes - 1))
+
+
 @dataclass(frozen=True)
 class DraftTrees:
     """The draft trees of a batch. Rows of a request: its root, then its draft tokens, parents before children.
@@ -121,6 +127,7 @@ class DraftTrees:
     token_list: list[int]  # [rows], NO_TOKEN at roots
     parent_list: list[int]  # [rows], row of the parent; NO_ROW at roots
     drawn: tuple[Drawn | None, ...]  # [nodes], each node's q; None: the token was chosen
+    are_chains: bool = False  # whether all drafts are known to be chains
 
     @staticmethod
     def stack(
@@ -144,12 +151,13 @@ class DraftTrees:
             starts.append(len(flat_tokens))
         nodes = len(flat_tokens) - count
         flat_drawn = (None,) * nodes if drawn is None else tuple(chain.from_iterable(drawn))
-        return DraftTrees(starts, flat_tokens, flat_parents, flat_drawn)
+        are_chains = False not in [tuple(shape) == _chain_parents(len(shape)) for shape in parents]
+        return DraftTrees(starts, flat_tokens, flat_parents, flat_drawn, are_chains)
 
     def with_tokens(self, tokens: Sequence[Sequence[int]]) -> "DraftTrees":
         """Return the same trees with other tokens, one list of node tokens per request."""
         flat_tokens = [token for draft in tokens for token in (NO_TOKEN, *draft)]
-        return DraftTrees(self.starts, flat_tokens, self.parent_list, self.drawn)
+        return DraftTrees(self.starts, flat_tokens, self.parent_list, self.drawn, self.are_chains)
 
     @property
     def is_plain(self) -> bool:

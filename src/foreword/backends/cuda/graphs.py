@@ -126,7 +126,12 @@ class _CudaBytes:
     """Bytes on a GPU that are not kept allocated."""
 
     def __init__(self, first: int, count: int) -> None:
-        self.__cuda_array_interface__ = {"shape": (count,), "typestr": "|u1", "data": (first, False), "version": 2}
+        self.__cuda_array_interface__ = {
+            "shape": (count,),
+            "typestr": "|u1",
+            "data": (first, False),
+            "version": 2,
+        }
 
 
 def _without_ownership(result: Tensor) -> Tensor:

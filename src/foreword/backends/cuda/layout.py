@@ -119,46 +119,47 @@ class Layout:
     ) -> "Layout":
         """Lay out a batch; `group` is how many query heads share a KV head."""
         arrays = batch.arrays
+        cut = arrays.row_starts.tobytes(), arrays.ancestor_masks.tobytes(), group, head_dim
+        narrow_parts = -(-arrays.kv_lens // PART)[_cut_into_tiles(*cut).is_narrow]
+        max_parts = int(narrow_parts.max(initial=0))
         return _layout(
-            arrays.row_starts.tobytes(),
-            arrays.ancestor_masks.tobytes(),
-            tuple([-(-length // PART) for length in arrays.kv_lens.tolist()]),
+            cut,
+            max_parts,
+            # Texts of similar length keep the GPU busy without splitting, because no long text runs alone at the end.
+            2 * int(narrow_parts.sum()) >= max_parts * len(narrow_parts),
             (arrays.block_tables.shape[1], len(arrays.logit_rows), len(arrays.hidden_rows)),
             batch.adapters,
             batch.taps,
-            (page_size, group, kv_heads, head_dim),
+            (page_size, kv_heads),
         )
 
 
-# Consecutive passes often have equal arrays; they get the same object.
+# Consecutive passes often differ only in the lengths of texts; they get the same object.
 @lru_cache(maxsize=512)
 def _layout(
-    row_starts: bytes,
-    ancestor_masks: bytes,
-    num_parts_of_texts: tuple[int, ...],
+    cut: tuple[bytes, bytes, int, int],
+    max_parts: int,
+    is_even: bool,
     sizes: tuple[int, int, int],
     adapters: tuple[int, ...],
     taps: tuple[Tap, ...],
-    model: tuple[int, int, int, int],
+    model: tuple[int, int],
 ) -> Layout:
     """Lay out a pass, given only the values on which its layout depends, so that the result can be cached.
 
-    `sizes` are pages of the block table, logit rows and hidden rows; `model` is page size, group, KV heads and head
-    dimension.
+    `cut` are the arguments of `_cut_into_tiles`. Texts in narrow tiles have at most `max_parts` parts, and similar
+    lengths if `is_even`. `sizes` are pages of the block table, logit rows and hidden rows; `model` is page size and
+    KV heads.
     """
-    (table_pages, logit_rows, hidden_rows), (page_size, group, kv_heads, head_dim) = sizes, model
-    tiling = _cut_into_tiles(row_starts, ancestor_masks, group, head_dim)
-    rows = padded_rows(len(tiling.requests))
-    parts_of_narrow = np.array(num_parts_of_texts, np.int32)[tiling.is_narrow]
-    max_parts, narrow_tiles = int(parts_of_narrow.max(initial=0)), len(tiling.narrow.counts)
+    (table_pages, logit_rows, hidden_rows), (page_size, kv_heads) = sizes, model
+    tiling = _cut_into_tiles(*cut)
+    rows, narrow_tiles = padded_rows(len(tiling.requests)), len(tiling.narrow.counts)
     if len(tiling.wide.counts):
         parts = power_of_two(max_parts)
         pages = max(power_of_two(table_pages), parts * PART // page_size)
     else:  # the number of parts decides that of pages, so that few shapes occur
         parts = rounded_parts(max(max_parts, -(-table_pages * page_size // PART)), narrow_tiles)
         pages = parts * PART // page_size
-    # Texts of similar length keep the GPU busy without splitting, because no long text runs alone at the end.
-    is_even = 2 * int(parts_of_narrow.sum()) >= max_parts * len(parts_of_narrow)
     shape = PassShape(
         rows=rows,
         logit_rows=min(rows, padded_rows(logit_rows)),

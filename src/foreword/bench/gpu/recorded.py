@@ -2,9 +2,10 @@
 
 import random
 from collections.abc import Mapping, Sequence
-from itertools import accumulate, cycle, pairwise
+from itertools import chain, cycle
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,7 +15,7 @@ from foreword.backends.interface import Decoder
 from foreword.bench.batch_runs import greedy_requests
 from foreword.bench.gpu.engines import DECODED, timed_engine
 from foreword.engine.pipeline import StepPipeline
-from foreword.speculation.draft import DeviceTokens, Draft
+from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Commit, Drafter, DraftRequest, DraftTask, InFlight, Traits
 
 DEPTH = 5
@@ -53,7 +54,7 @@ class RecordedDrafter(Drafter):
         scripted = [self._scripted(task) for task in tasks]
         pending = next((draft.device.source for draft in real_drafts if draft.device is not None), None)
         if pending is not None:
-            return _replaced_on_device(pending, tasks, scripted)
+            return _replaced_on_device(pending, real_drafts, scripted)
         return [
             Draft.chain(tokens, len(task.request.tokens), task.request.epoch)
             for tokens, task in zip(scripted, tasks, strict=True)
@@ -85,20 +86,17 @@ class RecordedDrafter(Drafter):
 
 
 def _replaced_on_device(
-    pending: HostCopy, tasks: Sequence[DraftTask], scripted: Sequence[list[int]]
+    pending: HostCopy, drafts: Sequence[Draft], scripted: Sequence[list[int]]
 ) -> list[Draft]:
-    """Return recorded tokens as drafts on the device, with the arrival time of the other drafter's tokens."""
-    tokens = torch.tensor([token for its in scripted for token in its])
-    on_device = uploaded(tokens, pending.on_device.device)
-    source = HostCopy(on_device, tokens, pending.done_event, pending.start_event)
-    source.is_cold = pending.is_cold
-    ends = list(accumulate(map(len, scripted), initial=0))
-    return [
-        Draft.on_device(
-            DeviceTokens(source, tuple(range(first, end))), len(task.request.tokens), task.request.epoch
-        )
-        for task, (first, end) in zip(tasks, pairwise(ends), strict=True)
-    ]
+    """Replace the tokens of drafts on a device by recorded ones, which arrive when the others would."""
+    cut = [draft.within(len(tokens), len(tokens)) for draft, tokens in zip(drafts, scripted, strict=True)]
+    places = [() if draft.device is None else draft.device.places for draft in cut]
+    right = [tokens[: len(own)] for tokens, own in zip(scripted, places, strict=True)]
+    tokens = np.zeros(pending.on_device.numel(), np.int64)
+    tokens[list(chain.from_iterable(places))] = list(chain.from_iterable(right))
+    pending.copy = torch.from_numpy(tokens)
+    pending.source = uploaded(pending.copy, pending.on_device.device)
+    return cut
 
 
 def scripted_runs(rate: float) -> list[int]:

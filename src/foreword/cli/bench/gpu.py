@@ -1,6 +1,5 @@
 """`foreword bench gpu`: the rates of a GPU, and the fraction that decoding reaches."""
 
-import gc
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -33,7 +32,7 @@ class Gpu(JsonCommand):
 
     shape: str = option(
         "llama-8b",
-        "Shape of the model, which gets random weights: llama-8b, llama-1b, gemma-3-12b, qwen3-30b-a3b, "
+        "Shape of the model, which gets random weights: llama-8b, llama-1b, qwen2.5-1.5b, gemma-3-12b, qwen3-30b-a3b, "
         "deepseek-v2-lite, gpt-oss-20b, qwen3.5-9b, qwen3-next-22b-a3b, or a path.",
     )
     batches: str = option("1,8,32,64,128", BATCH_SIZES)
@@ -60,8 +59,9 @@ class Gpu(JsonCommand):
         from foreword.bench.gpu import speculating
         from foreword.bench.gpu.engines import measure_gpu, measure_start
         from foreword.bench.random_models import draft_shape, named_shape, packed_weights
+        from foreword.engine.collection import spare_steps
 
-        gc.freeze()  # as in the engine's process
+        spare_steps()  # as in the engine's process
         try:
             device = pick_device("cuda")
         except RequestError:

@@ -128,7 +128,8 @@ class EarlyChain:
         held = kv.pages[run.first // size : (run.end - 1) // size + 1]
         if wanted > len(self.tokens.places) or held != self.pages[: len(held)]:
             return None
-        return Draft.on_device(self.tokens.pick(range(wanted)), run.end, task.request.epoch)
+        tokens = self.tokens if wanted == len(self.tokens.places) else self.tokens.pick(range(wanted))
+        return Draft.on_device(tokens, run.end, task.request.epoch)
 
 
 class EarlyChains:

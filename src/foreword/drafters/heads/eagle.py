@@ -110,17 +110,15 @@ class StepwiseHead(HeadInPages):
 
     def _newest(self, task: DraftTask) -> RowRange | None:
         """Return the missing rows and the newest token's row, whose logits start the draft; None without states."""
-        if task.pages is None or task.max_nodes < 1 or task.max_depth < 1:
+        request, max_nodes, max_depth, pages, _ = task
+        if pages is None or max_nodes < 1 or max_depth < 1:
             return None
-        rows, end = self._rows_of(task.pages), len(task.request.tokens)
-        first = min(rows.missing_from(STATE_OFFSET), end - 1)
-        if (
-            first - STATE_OFFSET < rows.states_begin
-            or rows.states_end < end - STATE_OFFSET
-            or end <= STATE_OFFSET
-        ):
+        rows, tokens = pages.kv.rows_of(self._kind, STATE_OFFSET), request.tokens
+        begin, end = rows.states_begin, len(tokens)
+        first = min(max(rows.end, begin + STATE_OFFSET), end - 1)
+        if first - STATE_OFFSET < begin or rows.states_end < end - STATE_OFFSET or end <= STATE_OFFSET:
             return None
-        return RowRange(task.pages, rows, task.request.tokens, first, end, STATE_OFFSET)
+        return RowRange(pages, rows, tokens, first, end, STATE_OFFSET)
 
     def _draft(self, tasks: list[DraftTask], runs: list[RowRange]) -> list[Draft]:
         if self.traits.stops_itself and len(tasks) > 1:
@@ -128,6 +126,9 @@ class StepwiseHead(HeadInPages):
             if any(alone) and not all(alone):
                 return self._draft_apart(tasks, runs, alone)
         early = [self._early.take(run, task) for run, task in zip(runs, tasks, strict=True)]
+        if None not in early:
+            fill(runs)
+            return join_sources([draft for draft in early if draft is not None])
         fill([run for run, draft in zip(runs, early, strict=True) if draft is not None])
         others = [run if draft is None else None for run, draft in zip(runs, early, strict=True)]
         made = drafts_where(tasks, others, self._draft_now)

@@ -151,10 +151,13 @@ def drafts_where(
     draft: Callable[[list[DraftTask], list[Found]], Sequence[Draft]],
 ) -> list[Draft]:
     """Draft in one call for all tasks with a found value; return empty drafts for the others."""
+    values = [value for value in found if value is not None]
+    if len(values) == len(tasks):
+        return list(draft(list(tasks), values)) if tasks else []
     drafts = [NO_DRAFT] * len(tasks)
-    ready = {index: value for index, value in enumerate(found) if value is not None}
+    ready = [index for index, value in enumerate(found) if value is not None]
     if ready:
-        made = draft([tasks[index] for index in ready], list(ready.values()))
+        made = draft([tasks[index] for index in ready], values)
         for index, new_draft in zip(ready, made, strict=True):
             drafts[index] = new_draft
     return drafts

@@ -163,7 +163,7 @@ class AutoregressiveDrafter(Drafter):
                 rows = [self._newest_drawn(tree, row) for row, tree in unfinished]
                 levels.append(draw_on_device(growing, self._run(growing, rows, levels[-1])))
         source = HostCopy.begin(torch.cat(levels), began)
-        source.is_cold = any([tree.is_cold for tree in trees])
+        source.is_cold = any(tree.is_cold for tree in trees)
         for tree in trees:
             tree.take_unread(source)
 

@@ -107,7 +107,7 @@ class AnswerState:
 
     def count_kept(self, tokens: Sequence[int]) -> int:
         """Return how many of these next tokens belong to the answer."""
-        return self._find_end(tokens).kept
+        return len(tokens) if self._surely_continues(tokens) else self._find_end(tokens).kept
 
     def commit(self, verdict: Verdict) -> None:
         """Commit a verdict's tokens here and in the sampler, and finish the answer if they end it.

@@ -45,8 +45,8 @@ class CallCost:
         if not self._is_warm:
             self._is_warm = True
             return
-        x = (1.0, levels, levels * requests, requests, lag)
-        expected = _dot(self._parts, x)
+        terms = (1.0, levels, levels * requests, requests, lag)
+        expected, x = _dot(self._parts, terms), np.array(terms)
         if self._seen >= 2 * COSTS.few_calls:  # clip outliers, such as a pause
             seconds = min(seconds, COSTS.farthest * max(expected, 1e-9))
         self._seen += 1
@@ -64,6 +64,8 @@ class CallCost:
         self._spread = (1 - DRIFT) * (spread - np.outer(toward, toward) / whole) + DRIFT * widest
         for _ in range(PARTS):  # the most likely parts of which none is negative
             least = parts.argmin()
+            if parts[least] >= 0:
+                break
             parts -= self._spread[least] * (min(parts[least], 0.0) / self._spread[least, least])
         self._parts = np.maximum(parts, 0.0).tolist()
 
