@@ -7,6 +7,7 @@ import pytest
 from foreword.engine.collection import spare_steps
 
 from foreword.cli import console, main
+from foreword.engine.collection import spare_steps
 from helpers.tiny_models import make_hf_model
 
 

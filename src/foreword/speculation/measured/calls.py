@@ -1,7 +1,6 @@
 """Fitted call time of a drafter by draft levels, requests and tokens to catch up."""
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,27 +45,28 @@ class CallCost:
         if not self._is_warm:
             self._is_warm = True
             return
-        x = (1.0, levels, levels * requests, requests, lag)
-        expected = _dot(self._parts, x)
+        terms = (1.0, levels, levels * requests, requests, lag)
+        expected, x = _dot(self._parts, terms), np.array(terms)
         if self._seen >= 2 * COSTS.few_calls:  # clip outliers, such as a pause
             seconds = min(seconds, COSTS.farthest * max(expected, 1e-9))
         self._seen += 1
         fewest, most = self._levels
         self._levels = min(fewest or levels, levels), max(most, levels)
         self._usual = requests if self._spread is None else self._usual
-        prior, variances = _prior(self._usual)
-        own, call = self.seconds(levels, requests) or seconds, np.array(x)  # expected time without the lag
-        widest = max(own, 1e-9) ** 2 / np.square(prior[:-1] * call[:-1]).sum() * variances
+        one_request = self._usual
+        prior = PRIOR / (1, 1, one_request, one_request, 1)
+        own = self.seconds(levels, requests) or seconds  # expected time without the lag
+        widest = max(own, 1e-9) ** 2 / np.square(prior[:-1] * x[:-1]).sum() * np.diag(prior**2)
         spread = widest if self._spread is None else self._spread
-        toward = spread @ call
-        whole = toward @ call + NOISE * max(seconds, expected, 1e-9) ** 2
+        toward = spread @ x
+        whole = toward @ x + NOISE * max(seconds, expected, 1e-9) ** 2
         parts = self._parts + toward * ((seconds - expected) / whole)
         self._spread = (1 - DRIFT) * (spread - np.outer(toward, toward) / whole) + DRIFT * widest
         for _ in range(PARTS):  # the most likely parts of which none is negative
             least = parts.argmin()
             if parts[least] >= 0:
                 break
-            parts -= self._spread[least] * (parts[least] / self._spread[least, least])
+            parts -= self._spread[least] * (min(parts[least], 0.0) / self._spread[least, least])
         self._parts = np.maximum(parts, 0.0).tolist()
 
     @property
@@ -109,13 +109,6 @@ class CallCost:
 
 
 _HALF = np.tril_indices(PARTS)
-
-
-@lru_cache(maxsize=64)
-def _prior(requests: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the prior standard deviations in units of one of `requests` requests, and a matrix of their squares."""
-    prior = PRIOR / (1, 1, requests, requests, 1)
-    return prior, np.diag(prior**2)
 
 
 def _dot(one: Sequence[float], other: Sequence[float]) -> float:
