@@ -31,8 +31,8 @@ GPU_FAMILY_MUTANTS = (
         "scores are scaled to their cap and not squashed",
         "backends/cuda/kernels/attention_parts.py",
         "_extend",
-        "tanh(scores) * cap",
-        "scores * cap",
+        "tanh(scores * scale) * cap",
+        "scores * scale * cap",
         (ATTENTION,),
     ),
     Mutant(

@@ -112,6 +112,15 @@ HYBRID_MUTANTS = (
     ),
     Mutant(
         121,
+        "a state forgets to decay between the chunks of a prompt on a GPU",
+        "backends/cuda/kernels/recurrence_chunks.py",
+        "_update",
+        "state * tl.exp(total)",
+        "state",
+        (KERNELS,),
+    ),
+    Mutant(
+        121,
         "tiled value heads of a GGUF file are read as if they were grouped by key head",
         "models/formats/recurrent_rows.py",
         "TiledHeads.order",

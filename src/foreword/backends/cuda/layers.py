@@ -26,7 +26,7 @@ from foreword.backends.cuda.kernels.rows import activate, gate_shared_expert, jo
 from foreword.backends.cuda.latent import LatentAttention
 from foreword.backends.cuda.packed_products import Matrix, Rows
 from foreword.backends.cuda.products import Product, Products
-from foreword.backends.cuda.recurrent import RecurrentPass, mix_positions
+from foreword.backends.cuda.recurrent import RecurrentPass, by_tap, mix_positions
 from foreword.backends.cuda.side_stream import SideStream
 from foreword.backends.cuda.upload import UploadedPass, tiled_attention
 from foreword.backends.torch.weights import LayerWeights
@@ -70,6 +70,11 @@ class CudaLayers:
             for index, (spec, layer) in enumerate(zip(specs, weights, strict=True))
             if layer.experts is not None
         }
+        self._recurrent = {
+            index: by_tap(layer.recurrent)
+            for index, layer in enumerate(weights)
+            if layer.recurrent is not None
+        }
         self._latent = {
             index: LatentAttention(spec.attention, layer, products)
             for index, (spec, layer) in enumerate(zip(specs, weights, strict=True))
@@ -98,13 +103,12 @@ class CudaLayers:
         """
         layer, spec = self._weights[index], self._specs[index].attention
         if (recurrence := self._specs[index].recurrent) is not None:
-            assert layer.recurrent is not None
             assert inputs.recurrent is not None
             modules = CONVOLUTION_INPUT if recurrence.kind is Recurrence.NONE else RECURRENT_INPUT
             projected = self._product(normed, layer.qkv, layer.qkv_bias, inputs.adapters, (index, modules))
             recurrent_index = inputs.kind_indices[index]
             mixed = mix_positions(
-                recurrence, layer.recurrent, projected, self._eps, inputs.recurrent, recurrent_index
+                recurrence, self._recurrent[index], projected, self._eps, inputs.recurrent, recurrent_index
             )
             output = (index, RECURRENT_OUTPUT)
             return self._addend(Rows(mixed), layer.output, layer.output_bias, inputs.adapters, output)

@@ -1,6 +1,6 @@
 """The convolution and recurrence of a recurrent layer on Triton kernels."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -50,6 +50,11 @@ def move_ring(store: RecurrentStore, plan: UploadedStates) -> None:
             move_rows(array.flatten(2).unsqueeze(2), plan.ring_copies)
 
 
+def by_tap(weights: RecurrentWeights) -> RecurrentWeights:
+    """Return the weights with those of the convolution as [kernel, channels], as kernels load them."""
+    return replace(weights, conv=weights.conv.T.contiguous())
+
+
 def mix_positions(
     spec: RecurrentSpec,
     weights: RecurrentWeights,
@@ -60,7 +65,7 @@ def mix_positions(
 ) -> Tensor:
     """Return a recurrent layer's output, [rows, values], before its output projection; store ring rows and states.
 
-    `projected` are all input projections; `layer` is the index among the recurrent layers.
+    `projected` are all input projections; `layer` is the index among the recurrent layers; `weights` are `by_tap`.
     """
     plan, ring, states = recurrent_pass.plan, recurrent_pass.store.ring, recurrent_pass.store.states
     inputs = ConvolutionInputs(

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from foreword.backends.batch import BATCH_ARRAYS, ForwardBatch, Ints
 from foreword.backends.cuda.kernels.attention import (
-    PART,
     PLAIN,
     AttentionMetadata,
     RowTiles,
@@ -54,7 +53,7 @@ def tiled_attention(
     result = torch.empty_like(queries) if out is None else out
     if tiles.narrow is not None:
         workspace = None
-        if tiles.splits and not (rule.window is not None and rule.window <= PART):  # two parts at most
+        if tiles.splits:
             workspace = Workspace.allocate(tiles.narrow, result.shape[1], tiles.parts, result.shape[2])
         attend(queries, keys, values, metadata, tiles.narrow, result, workspace, rule)
     if tiles.wide is not None:

@@ -88,7 +88,7 @@ class Both:
     def found(self, batch: ForwardBatch, projected: Tensor, page_size: int) -> Tensor:
         from foreword.backends.cuda.kernels.ancestors import ancestor_nodes
         from foreword.backends.cuda.layout import Layout
-        from foreword.backends.cuda.recurrent import RecurrentPass, mix_positions, move_ring
+        from foreword.backends.cuda.recurrent import RecurrentPass, by_tap, mix_positions, move_ring
         from foreword.backends.cuda.state_plan import plan_pieces
         from foreword.backends.cuda.upload import PassUpload
 
@@ -101,7 +101,7 @@ class Both:
         given = RecurrentPass(self.kernels, uploaded.states, uploaded.batch.positions, ancestors)
         padded = torch.zeros((layout.shape.rows, projected.shape[1]), dtype=projected.dtype)
         padded[: len(projected)] = projected
-        return mix_positions(self._spec, self._on_device, padded.to(KERNEL_DEVICE), EPS, given, 0)[
+        return mix_positions(self._spec, by_tap(self._on_device), padded.to(KERNEL_DEVICE), EPS, given, 0)[
             : len(projected)
         ]
 

@@ -36,8 +36,9 @@ def _load_input(
 ):
     """Load the input at `source`, an entry of a window; GATED: it is the product of the row's first and last third."""
     # Without branches, so that the loads of all inputs are in flight together.
+    source = source + 0 * channel
     index = -1 - source
-    is_row, in_ring = source >= 0, (source < 0) & (index < ring_rows)
+    is_row, in_ring, in_state = index < 0, (index >= 0) & (index < ring_rows), index >= ring_rows
     at = projected + source * stride + channel
     x = tl.load(at, mask=mask & is_row, other=0.0)
     if GATED:
@@ -45,7 +46,7 @@ def _load_input(
         x = (x.to(tl.float32) * other.to(tl.float32)).to(x.dtype)
     ring_x = tl.load(ring + index * CHANNELS + channel, mask=mask & in_ring, other=0.0)
     state_at = states + (index - ring_rows) * CHANNELS + channel
-    state_x = tl.load(state_at, mask=mask & (index >= ring_rows), other=0.0)
+    state_x = tl.load(state_at, mask=mask & in_state, other=0.0)
     return tl.where(is_row, x, tl.where(in_ring, ring_x, state_x))
 
 
@@ -60,16 +61,20 @@ def _convolved(
     for tap in tl.static_range(KERNEL - 1):
         source = tl.load(windows + row * (KERNEL - 1) + tap).to(tl.int64)
         x = _load_input(source, projected, ring, states, channel, mask, stride, ring_rows, CHANNELS, GATED)
-        total += x.to(tl.float32) * tl.load(weight + channel * KERNEL + tap, mask=mask, other=0.0).to(
+        total += x.to(tl.float32) * tl.load(weight + tap * CHANNELS + channel, mask=mask, other=0.0).to(
             tl.float32
         )
-        tl.store(states + (slot * (KERNEL - 1) + tap) * CHANNELS + channel, x, mask=mask & (slot >= 0))
+        tl.store(
+            states + (slot * (KERNEL - 1) + tap) * CHANNELS + channel,
+            x,
+            mask=mask & (slot + 0 * channel >= 0),
+        )
     x = _load_input(row, projected, ring, states, channel, mask, stride, ring_rows, CHANNELS, GATED)
-    total += x.to(tl.float32) * tl.load(weight + channel * KERNEL + KERNEL - 1, mask=mask, other=0.0).to(
+    total += x.to(tl.float32) * tl.load(weight + (KERNEL - 1) * CHANNELS + channel, mask=mask, other=0.0).to(
         tl.float32
     )
     ring_row = tl.load(ring_to + row).to(tl.int64)
-    tl.store(ring + ring_row * CHANNELS + channel, x, mask=mask & (ring_row >= 0))
+    tl.store(ring + ring_row * CHANNELS + channel, x, mask=mask & (ring_row + 0 * channel >= 0))
     if BIAS:
         total += tl.load(bias + channel, mask=mask, other=0.0).to(tl.float32)
     return total
@@ -107,7 +112,7 @@ def gated_convolution(
     block = min(CHANNELS_AT_ONCE, triton.next_power_of_2(width))
     _gated_convolution[(rows, triton.cdiv(width, block))](
         projected, *inputs, weight, weight if bias is None else bias, out, len(inputs.ring),
-        CHANNELS=width, KERNEL=weight.shape[1], BIAS=bias is not None, BLOCK=block, **pdl_options(out),
+        CHANNELS=width, KERNEL=len(weight), BIAS=bias is not None, BLOCK=block, **pdl_options(out),
     )  # fmt: skip
     return out
 
@@ -179,6 +184,6 @@ def convolve(
     _convolve[(rows, key_parts + triton.cdiv(values.shape[1], heads * block))](
         projected, *inputs, weight, weight if bias is None else bias, queries, keys, values, ring_keys,
         projected.shape[1], len(inputs.ring), eps or 0.0,
-        KEY_HEADS=key_heads, KEY_DIM=key_dim, VALUES=values.shape[1], KERNEL=weight.shape[1], BIAS=bias is not None,
+        KEY_HEADS=key_heads, KEY_DIM=key_dim, VALUES=values.shape[1], KERNEL=len(weight), BIAS=bias is not None,
         DELTA=eps is not None, HEADS=heads, BLOCK=block, KEY_PARTS=key_parts, **pdl_options(values),
     )  # fmt: skip

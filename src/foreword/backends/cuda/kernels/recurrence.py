@@ -100,6 +100,13 @@ def times_state(x, state, PRECISION: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
+def decayed(x, g) -> tl.tensor:
+    """Return x [lanes, numbers] times exp(g) [lanes], rounded: no compiler joins the product with a later sum."""
+    factor = tl.broadcast_to(tl.exp(g)[:, None], x.shape)
+    return tl.fma(x, factor, tl.zeros_like(x))
+
+
+@triton.jit
 def _forward_substitution(updates, system, dtype: tl.constexpr, count, LANES: tl.constexpr):
     """Subtract from every row its factors in `system` times all earlier rows, in order; earlier rows are rounded."""
     lane = tl.arange(0, LANES)
@@ -191,7 +198,7 @@ def row_tile(
     output = times_state(q, state, PRECISION) * tl.exp(g)[:, None]
     predicted = tl.zeros((LANES, BLOCK), dtype=tl.float32)
     if DELTA and not UPDATED:
-        predicted = times_state(k, state, PRECISION) * tl.exp(g)[:, None]
+        predicted = decayed(times_state(k, state, PRECISION), g)
     for block in range(0, lane // LANES):
         earlier_lane = block * LANES + lanes
         k2, u2, g2 = _load_block(
@@ -226,26 +233,16 @@ def row_tile(
         output += tl.load(skip + head) * value
     tl.store(out + value_index, output, mask=store_mask)
     if not UPDATED:
-        store_updates(stored, at, is_own, head, v, store_mask, updates, ring_updates, ring_to, HEADS, VALUES)
+        ring_row = tl.load(ring_to + at, mask=is_own, other=-1).to(tl.int64)
+        store_updates(stored, at, ring_row, head, v, store_mask, updates, ring_updates, HEADS, VALUES)
 
 
 @triton.jit
 def store_updates(
-    stored,
-    at,
-    is_own,
-    head,
-    v,
-    mask,
-    updates,
-    ring_updates,
-    ring_to,
-    HEADS: tl.constexpr,
-    VALUES: tl.constexpr,
+    stored, at, ring_row, head, v, mask, updates, ring_updates, HEADS: tl.constexpr, VALUES: tl.constexpr
 ) -> None:
-    """Store updates [lanes, values] of the pass's rows `at`, and in the ring if a row has a place there."""
+    """Store updates [lanes, values] of the pass's rows `at`, and at `ring_row` unless it is negative."""
     tl.store(updates + (at * HEADS + head)[:, None] * VALUES + v[None, :], stored, mask=mask)
-    ring_row = tl.load(ring_to + at, mask=is_own, other=-1).to(tl.int64)
     ring_ptrs = ring_updates + (ring_row * HEADS + head)[:, None] * VALUES + v[None, :]
     tl.store(ring_ptrs, stored, mask=mask & (ring_row >= 0)[:, None])
 
