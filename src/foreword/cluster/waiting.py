@@ -12,13 +12,13 @@ from foreword.speculation.draft import ROOT, Draft
 LATE_FACTOR = 3.0  # a node is late after this multiple of the 99th percentile of its recent times
 
 FEW_TIMES = 8
-"""Times of which the largest counts instead of the percentile, which of two would be the smaller one."""
+"""Up to this many recent times, the largest counts instead of the percentile, which of two would be the smaller."""
 
 FARTHEST = 4.0
 """Cap of a measured time, as a multiple of the usual one: a single pause should not move the estimate."""
 
 MIN_CAP_SECONDS = 1e-3
-"""Minimum of the cap in seconds. Levels that arrive together have times near zero, of which no multiple is a limit."""
+"""Minimum of the cap in seconds: when levels arrive together, a multiple of the usual time is nearly zero."""
 
 PRIOR_RATE = 0.7  # prior acceptance of a level
 PRIOR_WEIGHT = 4.0  # number of drafts for which the prior counts
@@ -34,19 +34,19 @@ class NodeEstimates:
 
     def __init__(self) -> None:
         self.judged = 0  # drafts compared with the text
-        self.first_seconds: float | None = None  # from a text to its first draft level
+        self.first_seconds: float | None = None  # from sending a text until its first draft level arrives
         self.level_seconds: float | None = None  # from one level to the next
         self.late_after: float | None = None  # seconds after which a first level is late; None: unknown
         self._firsts: deque[float] = deque()  # recent first-level times
         self._sorted: list[float] = []  # the same times, in increasing order
-        # By level, decaying counts: drafts of which the level was compared with the text, and was right.
+        # Decaying counts of drafts by level: those whose level was compared with the text, and those where it matched.
         self._tried = [0.0] * MOST_LEVELS
         self._right = [0.0] * MOST_LEVELS
         self._coverage = [1.0] * MOST_LEVELS  # recent fraction of drafts that have the level
         self._survival: list[float] = []  # cache of `survival`
 
     def record_first(self, seconds: float) -> None:
-        """Record the time from a text to its first draft level."""
+        """Record the time from sending a text until its first draft level arrived."""
         self._firsts.append(seconds)
         insort(self._sorted, seconds)
         if len(self._firsts) > _SAMPLES:
@@ -118,7 +118,10 @@ def _matching_levels(draft: Draft, text: Sequence[int]) -> tuple[int, int]:
 
 
 class TokenRate:
-    """Tokens per second of requests with remote drafts: a ratio of sums, since a step may report in several calls."""
+    """Tokens per second of requests with remote drafts: the ratio of two decaying sums.
+
+    A mean of rates would count the calls of one step, which follow each other at once.
+    """
 
     def __init__(self) -> None:
         self._at: float | None = None
@@ -146,8 +149,8 @@ def _moving_average(mean: float | None, new: float) -> float:
     return new if mean is None else mean + _MEMORY * (new - mean)
 
 
-MOST_NEEDED = 64  # maximum timely answers of a node that was often late before passes wait for it again
-AS_USUAL = 1.5  # an answer is timely within this multiple of the node's usual time
+MOST_NEEDED = 64  # most timely answers that an often late node must give before passes wait for it
+AS_USUAL = 1.5  # multiple of the node's usual time within which an answer is timely after a late one
 
 
 @dataclass
@@ -158,7 +161,7 @@ class CircuitBreaker:
     is_late: bool = False  # whether it opened because of a late answer
     reason: str = "not connected yet"  # why it is open; empty: it is closed
     trips: int = 0  # number of times that it opened
-    _limit: float = field(default=inf, repr=False)  # seconds of the wait in which no answer arrived
+    _limit: float = field(default=inf, repr=False)  # seconds waited for a late answer; inf: none was late
     _trips_in_a_row: int = field(default=0, repr=False)
     _needed: int = field(default=1, repr=False)  # timely answers until it closes
 
@@ -175,7 +178,8 @@ class CircuitBreaker:
     def is_timely(self, seconds: float, usual: float) -> bool:
         """Return whether an answer after `seconds` is in time; `usual` is the expected time.
 
-        If a node has become slower, its answers are not timely until `usual` has adapted, so no pass waits for it.
+        After a late answer, one is timely within the wait that failed, or close to `usual`. So no pass waits for a node
+        that has become slower until `usual` has adapted.
         """
         return seconds <= max(self._limit, AS_USUAL * usual)
 

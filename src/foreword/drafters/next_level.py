@@ -24,14 +24,15 @@ _RANKED = 64  # siblings are ranked among this number of most likely tokens; onl
 def grow_chains(trees: Sequence[GrowingTree], logits: Tensor) -> None:
     """Append one token to each chain, sampled with the request's parameters and its rule's noise.
 
-    `logits` is [trees, vocab]. Under *token* and *block*, the node carries the distribution from which it was drawn.
+    `logits` is [trees, vocab]. Under the rules other than *coupled*, a sampled node carries the distribution
+    from which it was drawn.
     """
     rules = [tree.request.sampling.rule for tree in trees]
     if all(rule is Rule.COUPLED for rule in rules):
         add_tokens(trees, draw_on_device(trees, logits).tolist(), {})
         return
     logits = with_fixed_corrections(trees, logits)
-    shaped = shape_rows(logits, row_shape(trees), sampler_for(logits))
+    shaped = shape_rows(logits, row_params(trees), sampler_for(logits))
     keys = np.concatenate([tree.keys() for tree in trees])
     tokens = draw(shaped, keys).tolist()
     greedy_tokens = shaped.greedy_token.tolist()  # -1: the token is sampled
@@ -98,10 +99,10 @@ def grow_trees(trees: Sequence[GrowingTree], logits: Tensor) -> None:
 
 
 def grow_ranked(tree: GrowingTree, logits: Tensor) -> None:
-    """Add the best tokens after each node of the newest level, as many as the tree has room for.
+    """Offer the best `width` tokens after each node of the newest level to the tree, which keeps as many as fit.
 
-    A token's score is the log softmax of log q + G among its siblings, summed along the path. G is the noise that the
-    target's sampling will use; it is zero at temperature 0.
+    A token's score is log_softmax(logit / temperature + G) over the `_RANKED` most likely tokens, plus its parent's
+    score. G is the noise that the target's sampling will use. At temperature 0 the score uses the logit alone.
     """
     scores, tokens = best_tokens(tree, logits, tree.width)
     tree.grow(
@@ -127,10 +128,10 @@ def best_tokens(tree: GrowingTree, logits: Tensor, count: int) -> tuple[Tensor, 
 def grow_drawn(trees: Sequence[GrowingTree], logits: Tensor) -> None:
     """Add a level to each tree: as many children per node as the tree's fixed shape has, sampled without replacement.
 
-    If q has fewer tokens than that, the node gets one child per token of q, whichever tokens are sampled.
+    If q has fewer tokens than that, all of them become children. So the number of children does not depend on noise.
     """
     shaped = shape_rows(
-        logits, row_shape([tree for tree in trees for _ in tree.frontier]), sampler_for(logits)
+        logits, row_params([tree for tree in trees for _ in tree.frontier]), sampler_for(logits)
     )
     keys = key_tensor(np.concatenate([tree.keys() for tree in trees]), logits.device)
     kept = kept_tokens(shaped, torch.arange(len(logits), device=logits.device))
@@ -151,7 +152,7 @@ def grow_drawn(trees: Sequence[GrowingTree], logits: Tensor) -> None:
             row += 1
         tree.grow(level)
         tree.shape_indices = indices
-        if tree.depth == len(levels):  # also if there are fewer nodes than the shape has
+        if tree.depth == len(levels):  # complete, even if q had too few tokens for all nodes
             tree.frontier = []
 
 
@@ -219,7 +220,7 @@ def with_fixed_corrections(trees: Sequence[GrowingTree], logits: Tensor) -> Tens
     return corrected
 
 
-def row_shape(trees: Sequence[GrowingTree]) -> RowParams:
+def row_params(trees: Sequence[GrowingTree]) -> RowParams:
     """Return temperature, top-k, top-p and min-p of the requests of these trees, one row per entry of `trees`."""
     return _row_params(stacked_records([tree.request.sampling for tree in trees]))
 

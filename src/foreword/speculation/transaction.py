@@ -1,4 +1,4 @@
-"""Atomic update of everything that a pass changes: tokens, KV rows and sampler state."""
+"""Update of everything that a pass changes, atomic for each request: tokens, KV rows and sampler state."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 class Transaction:
-    """One pass over several requests: reserves KV rows, then commits all verdicts or restores the state before.
+    """One pass over several requests: reserves KV rows, then commits the verdicts or restores the earlier state.
 
     A request that is cancelled or preempted during the pass loses its KV sequence: its verdict is dropped, and other
     requests are not affected. A sequence may be in two passes in flight if the first has no draft for it. If the first
@@ -26,7 +26,7 @@ class Transaction:
     """
 
     def __init__(self, cache: PagedCache, entries: Sequence[PassEntry]) -> None:
-        """Begin a pass of all sequences; if one of them is not free, raise an exception and begin none."""
+        """Begin a pass of all sequences; raise an exception and begin none if one depends on a pass in flight."""
         self.cache = cache
         self.entries = list(entries)
         self._moves: list[RowMove] = []
@@ -49,8 +49,8 @@ class Transaction:
     def prepare_drafter_rows(self, plans: Sequence[DraftPlan | None], store: KvStore) -> None:
         """Reserve rows after the text for planned drafters that write KV rows, and execute pending row moves.
 
-        The moves are executed now, because the pass would execute them later and overwrite the drafters' rows. Rows
-        beyond the draft's are reserved only as far as pages are free.
+        The moves are executed now, because the pass would execute them later and overwrite the drafters' rows. A
+        drafter's temporary rows (`needs.scratch`) beyond `max_nodes` are reserved only as far as pages are free.
         """
         planned = [
             (entry, plan, plan.drafter.traits.needs.scratch)
@@ -83,7 +83,8 @@ class Transaction:
         """Reserve rows for the draft tokens and lay out the pass, with all pending row moves.
 
         Hidden states at `taps` are kept for entries that are `observed`. If an entry's last token is still being
-        sampled by the previous pass, `drawn_at` has the row of that token among the previous pass's judged rows.
+        sampled by the previous pass, `drawn_at` has the index of the row that samples it, among that pass's judged rows
+        (see `Acceptance`).
         """
         has_chunks = self.cache.chunks is not None
         for entry, draft in zip(self.entries, drafts, strict=True):

@@ -4,7 +4,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from foreword.engine.collection import spare_steps
 
 from foreword.cli import console, main
 from foreword.engine.collection import spare_steps

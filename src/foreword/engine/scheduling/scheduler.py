@@ -23,14 +23,14 @@ _arrival = attrgetter("request_id")
 class Scheduler:
     """Selects the requests of each pass and their rows. Admission follows `order.Order`.
 
-    - Every running request that is ready is in every pass with one row. Remaining rows go to prompts in the order of
-      `preemption_rank`, except for rows reserved for the drafts that the policy will request.
-    - While others decode, a prompt chunk is limited to a step of bounded time. If a request of the latency class
-      decodes, the others take turns so that the step meets its limit.
+    - A running request that is ready and not in flight is in the pass with at least one row. Remaining rows go to
+      prompts in the order of `preemption_rank`, except for rows reserved for the drafts that the policy will request.
+    - While others decode, prompt rows are limited so that the pass takes a bounded time. While requests of the latency
+      class decode, the other classes take turns, so that the pass meets the shortest limit.
     - When pages run out, the last request by `preemption_rank` is preempted: it releases its pages and waits again, in
       the order of arrival. A request is also preempted to admit one of a more urgent class.
-    - The oldest request admitted because of its age is never preempted, and a single request always fits. So every
-      request is answered.
+    - No request starves: those that waited too long are admitted first, the earliest of them is never preempted, and
+      requests that do not fit alone are refused.
     """
 
     def __init__(
@@ -78,17 +78,17 @@ class Scheduler:
             self.waiting.remove(request)
             self.kept_prompts.release_unneeded(self.waiting)
 
-    def schedule(self, follows: bool = False) -> list[PassEntry]:
+    def schedule(self, may_pipeline: bool = False) -> list[PassEntry]:
         """Admit and preempt requests, then return the entries of the next pass.
 
-        A request is skipped while its grammar mask is computed, and while it is in a pass in flight. With `follows`,
-        requests in flight are not skipped if all of them can be laid out before that pass ends.
+        A request is skipped while its grammar mask is computed. With `may_pipeline`, requests in flight are included if
+        every ready request can be laid out now; otherwise all requests in flight are skipped.
         """
         self._admit()
         self.kept_prompts.release_unneeded(self.waiting)
         ready = [request for request in self.running if request.sampler.is_ready]
-        free = [request for request in ready if self._is_free(request)]
-        if len(free) < len(ready) or not follows:
+        free = [request for request in ready if self._can_be_laid_out(request)]
+        if len(free) < len(ready) or not may_pipeline:
             free = [request for request in free if not request.kv.passes]
         runs = self._run_lengths(free)
         self._preempt_for_pages(runs)
@@ -98,12 +98,12 @@ class Scheduler:
             request.scheduling.last_pass = self._passes
         return [PassEntry.of(request, runs[request.request_id]) for request in chosen]
 
-    def _is_free(self, request: Request) -> bool:
-        """Return whether the request may be in the next pass although it may be in a pass in flight."""
+    def _can_be_laid_out(self, request: Request) -> bool:
+        """Return whether the next pass can include the request now; it may still be in a pass in flight."""
         return not self._cache.is_busy(request.kv) and (not request.kv.passes or request.can_pipeline)
 
     def late(self) -> list[tuple[Request, str]]:
-        """Return the requests that their deadline ends now, each with the reason: see `order.reason_to_end`."""
+        """Return the requests to end now because of their deadlines, with the reasons of `order.reason_to_end`."""
         timed = [
             request for request in (*self.running, *self.waiting) if request.scheduling.deadline is not None
         ]
@@ -117,9 +117,10 @@ class Scheduler:
         return [(request, reason) for request, reason in reasons if reason is not None]
 
     def _cached_rows(self, request: Request) -> int:
-        """Return the prompt rows that a waiting request will take from the prefix cache or from the first answer.
+        """Return the prompt rows that a waiting request will take from the prefix cache or from its leader.
 
-        They are counted only for requests with a deadline that may refuse them.
+        The leader is the first of several answers to one prompt (`n` > 1). Return 0 for a request that its deadline
+        cannot refuse: only that check uses the count.
         """
         if (
             request.kv.computed

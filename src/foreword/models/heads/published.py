@@ -1,4 +1,4 @@
-"""Read the descriptions of published heads: EAGLE-3 in all layouts, EAGLE-1 and -2, DFlash, DSpark and Medusa.
+"""Read the descriptions of published heads: EAGLE-1 to -3, P-EAGLE, DFlash, DSpark and Medusa.
 
 DFlash (z-lab, SpecForge, DeepSpec, speculators) drafts a block of tokens in one pass; DSpark adds a small Markov head
 over the tokens of a block. Medusa's heads (Medusa, axolotl, vLLM) draft one position each and read no token.
@@ -142,7 +142,7 @@ def count_taps(files: HeadFiles, target_hidden: int) -> int:
 
 
 def _input_shapes(files: HeadFiles, hidden: int, taps: int, width: int) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of fc.weight and of those norms beside it that config or file have; none without fc.weight."""
+    """Return the shapes of fc.weight, the first hidden_norm and the norms before fc; none without fc.weight."""
     if "fc.weight" not in files:
         return {}
     fields = files.fields
@@ -195,6 +195,7 @@ def read_dflash(files: HeadFiles) -> HeadSpec:
     if not 2 <= block_size <= MAX_BLOCK:
         raise fields.unsupported(f"a block of {block_size} (2 to {MAX_BLOCK} can be run)")
     classes = fields.get("architectures")
+    # DeepSpec's DFlash heads have a DSpark class, too, and draft from the newest token's row.
     is_deepspec = isinstance(classes, list) and any("DSpark" in str(name) for name in classes)
     return described(
         "dspark" if is_dspark else "dflash",
@@ -223,9 +224,9 @@ def _block_window(inner: ConfigFields, nested: ConfigFields, layers: int) -> int
 
 
 def _is_causal(fields: ConfigFields, inner: ConfigFields, nested: ConfigFields, has_window: bool) -> bool:
-    """Return whether the rows of a block attend only to earlier rows; undeclared, they do if there is a window.
+    """Return whether the rows of a block attend only to earlier rows. If the config does not say, windowed ones do.
 
-    JetSpec's configs call it `causal_head`. speculators' windowed heads state the opposite, true by default.
+    JetSpec's key is `causal_head`. speculators' `sliding_window_non_causal` is the inverse, and true if absent.
     """
     for section, key in (
         (fields, "is_causal"),
