@@ -88,7 +88,7 @@ _DTYPE_HELP = (
     "`foreword doctor` shows what auto is."
 )
 _WEIGHTS_HELP = "Weights on a GPU: auto (as the checkpoint has them), none (unpacked), fp8 or int4."
-_KV_HELP = "Keys and values: auto; float32 or bfloat16 on a CPU; fp8 on a GPU."
+_KV_HELP = "Keys and values: auto; float32, bfloat16 or int8 on a CPU; fp8 on a GPU."
 DtypeOption = Annotated[str, choices("--dtype", DTYPES, _DTYPE_HELP)]
 BackendOption = Annotated[str, choices("--backend", BACKENDS, "Backend: auto, cpu, cuda or torch.")]
 QuantizationOption = Annotated[str, choices("--quantization", QUANTIZATIONS, _WEIGHTS_HELP)]

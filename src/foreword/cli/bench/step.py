@@ -124,9 +124,9 @@ def _table(costs: "dict[str, EngineCosts]", title: str) -> Table:
 
 _CPU_FORMS = {
     **{form: ("dtype", form) for form in ("int8", "stored", "q4", "q8_0", "float32")},
-    **{f"{numbers}-kv": ("kv_cache_dtype", numbers) for numbers in ("float32", "bfloat16")},
+    **{f"{numbers}-kv": ("kv_cache_dtype", numbers) for numbers in ("float32", "bfloat16", "int8")},
 }
-_CPU_DEFAULTS = ("int8", "int8+float32-kv", "stored", "q8_0")
+_CPU_DEFAULTS = ("int8", "int8+float32-kv", "int8+int8-kv", "stored", "q8_0")
 _GPU_FORMS = {
     "fp8": ("quantization", "fp8"),
     "int4": ("quantization", "int4"),
@@ -146,8 +146,8 @@ class Quality(JsonCommand):
     tokens: int = option(10_240, "Tokens of the text to read.")
     forms: str = option(
         "",
-        "Formats to compare: int8, stored, q8_0 (the reference point), float32-kv, bfloat16-kv on a CPU; fp8, int4, "
-        "fp8-kv on a GPU; or some of them together, such as stored+float32-kv. Default: all.",
+        "Formats to compare: int8, stored, q8_0 (the reference point), float32-kv, bfloat16-kv, int8-kv on a CPU; fp8, "
+        "int4, fp8-kv on a GPU; or some of them together, such as stored+float32-kv. Default: all.",
     )
     device: DeviceOption = "cpu"
 
