@@ -58,6 +58,10 @@ class CpuDecoder:
         weights = self._weights.with_layers(layers)
         return CpuDecoder(self.config.with_layers(layers), weights, self.number_format, self.threads)
 
+    def with_threads(self, threads: int) -> "CpuDecoder":
+        """Return a decoder with this many threads of its own, and shared weights."""
+        return CpuDecoder(self.config, self._weights, self.number_format, threads)
+
     def beside(self, checkpoint: Checkpoint) -> "CpuDecoder":
         """Return a decoder with the layers of `checkpoint`, and this one's embedding, output matrix and final norm."""
         return load_cpu_decoder(checkpoint, FORMATS["stored"], threads=self.threads, ends=self._weights)

@@ -42,6 +42,7 @@ class Step(Benchmark):
     context: int = option(256, "Committed tokens before the new ones.")
     repeats: int = option(15, "Timed passes for each number; the median is reported.")
     prefill: str = option("", "Also time prompts of these lengths, such as 128,512.")
+    threads: str = option("", "Measure with these numbers of threads in turn, such as 1,2,4,8 (CPU kernels).")
     compare: str = option("", "Engine to measure in the same run: llama.cpp.")
     experts: int = option(0, "Compare a random mixture of this many experts with a dense model.")
     shape: str = option("", "Time random weights of this shape, such as llama-1b or qwen3.5-0.8b.")
@@ -50,11 +51,16 @@ class Step(Benchmark):
     def run(self) -> None:
         if self.compare not in ("", "llama.cpp"):
             raise RequestError(f"--compare knows llama.cpp only, not {self.compare!r}")
+        if self.threads and self.experts:
+            raise RequestError("--threads cannot be combined with --experts; leave one out")
+        thread_counts = parse_sizes("--threads", self.threads) if self.threads else []
         sizes = parse_sizes("--tokens", self.tokens)
         prompts = parse_sizes("--prefill", self.prefill) if self.prefill else []
         from foreword.bench.step_cost import DecoderTimer, check_sizes, compare_step_cost
 
-        decoders = self._decoders()
+        decoders, with_threads = self._decoders(), ""
+        if thread_counts:
+            decoders, with_threads = self._by_threads(decoders[OURS], thread_counts)
         check_sizes(sizes, self.context, self.repeats, decoders[OURS].config.context_length, prompts)
         most = max(*sizes, *prompts, 1)
         timers: dict[str, StepTimer] = {
@@ -64,7 +70,7 @@ class Step(Benchmark):
             timers |= self._llama_cpp_timers(most)
         with progress_bar("measuring") as show:
             costs = compare_step_cost(timers, sizes, prompts=prompts, repeats=self.repeats, progress=show)
-        title = f"one pass over n new tokens, context {self.context}"
+        title = f"one pass over n new tokens, context {self.context}{with_threads}"
         stdout.print(_table(costs, title))
         times = {name: [(float(step.n), step.ms) for step in cost.steps] for name, cost in costs.items()}
         chart = Chart("new tokens (n)", "milliseconds", times)
@@ -91,6 +97,19 @@ class Step(Benchmark):
         choice = fit_to_model(chosen, shapes[OURS], backend=self.backend, dtype=self.dtype, device=place)
         loader = DecoderLoader(choice, place)
         return {name: loader.load(RandomCheckpoint(shape)) for name, shape in shapes.items()}
+
+    @staticmethod
+    def _by_threads(decoder: "Decoder", counts: list[int]) -> "tuple[dict[str, Decoder], str]":
+        """Return the decoder with every number of threads, and the first number for the title."""
+        from foreword.backends.cpu.decoder import CpuDecoder
+        from foreword.kernels.native import choose_threads
+
+        if not isinstance(decoder, CpuDecoder):
+            raise RequestError("--threads needs the CPU kernels; use --backend cpu or leave it out")
+        first, *others = map(choose_threads, counts)
+        decoders: dict[str, Decoder] = {OURS: decoder.with_threads(first)}
+        decoders |= {f"{count} threads": decoder.with_threads(count) for count in others}
+        return decoders, f", {first} thread{'s' * (first > 1)}"
 
     def _llama_cpp_timers(self, most_tokens: int) -> "dict[str, StepTimer]":
         from foreword.bench.llama_cpp import FILE_TYPES, LlamaCppTimer, quantized_copy
