@@ -157,7 +157,8 @@ void bind_latent(nb::module_& m) {
                             const std::optional<Matrix>& query, std::vector<Matrix> keys, std::vector<Matrix> values) {
             new (self) Latent{{kv_rank, rope_dim, nope_dim, value_dim}, eps, query.value_or(nullptr), std::move(keys), std::move(values)};
         }, nb::arg("kv_rank"), nb::arg("rope_dim"), nb::arg("nope_dim"), nb::arg("value_dim"), nb::arg("eps"), nb::arg("query").none(),
-           nb::arg("keys"), nb::arg("values"));
+           nb::arg("keys"), nb::arg("values"))
+        .def_prop_ro("nbytes", &Latent::bytes);
 }
 
 Recurrence recurrence_named(const std::string& kind) {

@@ -167,6 +167,10 @@ void compute_starts(const int8_t* q, int64_t columns, int64_t group_size, int32_
 // Writes the levels of 32 columns of `count` tokens so that four columns of all tokens are consecutive. Writes up to 28 bytes
 // after them.
 FOREWORD_INLINE void interleave_levels(const int8_t* q, int64_t stride, int64_t count, uint8_t* out) {
+    if (count == 1) {
+        std::memcpy(out, q, kBlock);
+        return;
+    }
     F32x8 quads[8];
 #pragma GCC unroll 8
     for (int64_t t = 0; t < kWideTile; ++t) quads[t] = load(reinterpret_cast<const float*>(q + (t < count ? t : count - 1) * stride));

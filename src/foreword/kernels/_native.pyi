@@ -112,6 +112,8 @@ class Latent:
         keys: list[PackedMatrix],
         values: list[PackedMatrix],
     ) -> None: ...
+    @property
+    def nbytes(self) -> int: ...
 
 class Recurrent:
     def __init__(

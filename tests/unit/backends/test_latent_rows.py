@@ -104,6 +104,7 @@ def test_the_cpu_kernels_keep_one_short_row_once(tmp_path: Path):
     decoder = cpu_decoder(tmp_path, "int8")
     store = decoder.new_kv_store(2, 16)
     assert store.bytes_per_row == decoder.kv_rows().bytes_per_row == 16 * 2  # 14 numbers, padded
+    assert 0 < decoder.layer_bytes < decoder.weight_bytes
     keys, values = store.arrays("decoder")
     assert (keys.shape, values.numel()) == ((1, 2, 1, 16, 16), 0)
 
