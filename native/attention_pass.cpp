@@ -33,17 +33,23 @@ void split_task(const AttentionTask& task, int64_t count, std::vector<AttentionT
 // because reading them takes longer than the sums of a few rows. If the tasks cannot be divided evenly among the threads,
 // the remaining ones are split.
 void StackPass::plan_attention(const int32_t* starts) {
-    const int64_t heads_per_kv_head = shape_.num_heads / shape_.num_kv_heads;
+    const Latent* latent = stack_.latent();
+    const int64_t heads_per_kv_head = latent ? shape_.num_heads : shape_.num_heads / shape_.num_kv_heads;
+    const float *queries = latent ? latent_queries_ : projected_;
+    float* out = latent ? latent_outputs_ : head_outputs_;
+    const int64_t query_stride = latent ? shape_.num_heads * latent->shape.row_dim() : projected_width_;
+    const int64_t out_stride = latent ? shape_.num_heads * latent->shape.kv_rank : shape_.query_width();
+    const float scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim));
     std::vector<AttentionTask> whole_tasks;
     for (int64_t request = 0; request < batch_.requests; ++request) {
         const int64_t begin = batch_.row_starts[request], end = batch_.row_starts[request + 1];
         for (int64_t row = begin; row < end; row += kAttentionRows) {
-            for (int64_t head = 0; head < shape_.num_heads; head += heads_per_kv_head) {
+            for (int64_t head = 0, next = 0; head < shape_.num_heads; head = next) {
+                const int64_t kv_head = head / heads_per_kv_head;
+                next = std::min(head + kAttentionHeads, (kv_head + 1) * heads_per_kv_head);
                 whole_tasks.push_back({batch_.block_tables + request * batch_.pages, batch_.prefix_lens, batch_.ancestor_masks,
-                                       projected_, head_outputs_, projected_width_, shape_.query_width(), row,
-                                       std::min(row + kAttentionRows, end), head / heads_per_kv_head, head, head + heads_per_kv_head,
-                                       starts ? starts[request] : 0, 0, 1.0f / std::sqrt(static_cast<float>(shape_.head_dim)), 0.0f,
-                                       nullptr, nullptr});
+                                       queries, out, query_stride, out_stride, row, std::min(row + kAttentionRows, end), kv_head, head, next,
+                                       starts ? starts[request] : 0, 0, scale, 0.0f, nullptr, nullptr});
             }
         }
     }

@@ -64,7 +64,7 @@ Batch read_batch(const nb::tuple& arrays, const std::vector<std::pair<int64_t, b
 
 Layer read_layer(const std::optional<Floats>& attention_norm, const std::optional<Floats>& mlp_norm,
                  std::vector<Matrix> mixing, const std::vector<Matrix>& mlp, const std::optional<Floats>& query_norm,
-                 const std::optional<Floats>& key_norm, std::shared_ptr<Experts> experts) {
+                 const std::optional<Floats>& key_norm, std::shared_ptr<Experts> experts, std::shared_ptr<Latent> latent) {
     for (const std::vector<Matrix>* matrices : {static_cast<const std::vector<Matrix>*>(&mixing), &mlp}) {
         if (std::find(matrices->begin(), matrices->end(), nullptr) != matrices->end()) {
             throw std::invalid_argument("a matrix of the layer is missing");
@@ -81,6 +81,7 @@ Layer read_layer(const std::optional<Floats>& attention_norm, const std::optiona
     if (!mlp.empty()) layer.gate = mlp.front(), layer.down = mlp.back();
     if (mlp.size() == 3) layer.up = mlp[1];
     layer.experts = std::move(experts);
+    layer.latent = std::move(latent);
     return layer;
 }
 

@@ -29,6 +29,6 @@ Batch read_batch(const nb::tuple& arrays, const std::vector<std::pair<int64_t, b
 // layer without an MLP or with a mixture that has no shared experts.
 Layer read_layer(const std::optional<Floats>& attention_norm, const std::optional<Floats>& mlp_norm,
                  std::vector<Matrix> mixing, const std::vector<Matrix>& mlp, const std::optional<Floats>& query_norm,
-                 const std::optional<Floats>& key_norm, std::shared_ptr<Experts> experts);
+                 const std::optional<Floats>& key_norm, std::shared_ptr<Experts> experts, std::shared_ptr<Latent> latent);
 
 }  // namespace foreword

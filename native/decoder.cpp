@@ -91,11 +91,11 @@ void Decoder::forward(const Batch& batch, KvStore& store, StateStore* states, fl
 void Decoder::check_exit(const ExitRows& rows, const KvStore& store, size_t kind) const {
     require(embedding_ && head_, "the decoder has no embedding or head yet");
     require(kind > 0 && kind < store.kinds().size(), "there are no such KV rows");
-    require(attention_layers() == static_cast<int64_t>(layers_.size()), "an exit has attention in every layer");
-    const RowKind exit_rows{1, shape_.num_kv_heads, shape_.head_dim};
+    require(attention_layers() == static_cast<int64_t>(layers_.size()) && !latent(), "an exit has attention over keys and values in every layer");
+    const RowKind exit_rows{1, shape_.num_kv_heads, shape_.head_dim, false};
     const RowKind& target_rows = store.kinds().front();
     require(store.kinds()[kind] == exit_rows, "an exit keeps the rows of one layer");
-    require(target_rows.kv_heads == exit_rows.kv_heads && target_rows.head_dim == exit_rows.head_dim &&
+    require(target_rows.kv_heads == exit_rows.kv_heads && target_rows.key_dim == exit_rows.key_dim && !target_rows.is_latent &&
                 target_rows.layers >= static_cast<int64_t>(layers_.size()) - 1,
             "the KV store was made for another decoder");
     check_rows(rows.batch, store, vocab_size_, rows.starts);

@@ -80,26 +80,29 @@ using Rows = nb::ndarray<nb::numpy, nb::ndim<5>>;
 KvDtype dtype_named(const std::string& name) {
     if (name == "float32") return KvDtype::Float32;
     if (name == "bfloat16") return KvDtype::BFloat16;
-    throw std::invalid_argument("KV rows must be float32 or bfloat16, not " + name);
+    if (name == "int8") return KvDtype::Int8;
+    throw std::invalid_argument("KV rows must be float32, bfloat16 or int8, not " + name);
 }
 
-// Returns views of the keys [layers, pages, kv heads, padded head dim, 16] and the values [layers, pages, kv heads, 16, padded
-// head dim] of one kind.
+// Returns views of the keys [layers, pages, kv heads, padded key dim, 16] and the values [layers, pages, kv heads, 16, padded
+// value dim] of one kind, without scales; the value dimension of latent rows is 0.
 std::pair<Rows, Rows> arrays(KvStore& store, int64_t kind) {
     if (kind < 0 || kind >= static_cast<int64_t>(store.kinds().size())) throw std::invalid_argument("there are no such KV rows");
     const RowKind& rows = store.kinds()[static_cast<size_t>(kind)];
     const KvView first_layer = store.view(static_cast<size_t>(kind), 0);
     const auto layers = static_cast<size_t>(rows.layers), pages = static_cast<size_t>(store.pages());
-    const auto heads = static_cast<size_t>(rows.kv_heads), dim = static_cast<size_t>(rows.padded_dim());
-    const auto page = static_cast<size_t>(kPageSize);
-    const int64_t head_stride = rows.padded_dim() * kPageSize, page_stride = rows.kv_heads * head_stride;
-    const int64_t layer_stride = 2 * store.pages() * page_stride;
+    const int64_t key_dim = padded_dim_of(rows.key_dim), value_dim = rows.is_latent ? 0 : key_dim;
+    const auto heads = static_cast<size_t>(rows.kv_heads), page = static_cast<size_t>(kPageSize);
+    const int64_t number_bytes = kv_dtype_bytes(store.dtype());   // strides are in numbers
+    const int64_t head_stride = kv_block_bytes(store.dtype(), key_dim) / number_bytes, page_stride = rows.kv_heads * head_stride;
+    const int64_t layer_stride = rows.page_bytes(store.dtype()) / rows.layers * store.pages() / number_bytes;
     const nb::object owner = nb::find(store);
-    // NumPy has no bfloat16, so its bits are returned.
-    const nb::dlpack::dtype dtype = store.dtype() == KvDtype::BFloat16 ? nb::dtype<int16_t>() : nb::dtype<float>();
-    return {Rows(first_layer.keys, {layers, pages, heads, dim, page}, owner, {layer_stride, page_stride, head_stride, kPageSize, 1}, dtype),
-            Rows(first_layer.values, {layers, pages, heads, page, dim}, owner,
-                 {layer_stride, page_stride, head_stride, rows.padded_dim(), 1}, dtype)};
+    const nb::dlpack::dtype dtypes[] = {nb::dtype<float>(), nb::dtype<int16_t>(), nb::dtype<int8_t>()};   // NumPy has no bfloat16, so its bits are returned
+    const nb::dlpack::dtype dtype = dtypes[static_cast<int>(store.dtype())];
+    return {Rows(first_layer.keys, {layers, pages, heads, static_cast<size_t>(key_dim), page}, owner,
+                 {layer_stride, page_stride, head_stride, kPageSize, 1}, dtype),
+            Rows(first_layer.values, {layers, pages, heads, page, static_cast<size_t>(value_dim)}, owner,
+                 {layer_stride, page_stride, head_stride, key_dim, 1}, dtype)};
 }
 
 void copy_rows(KvStore& store, const Array<const int32_t, 2>& copies) {
@@ -114,10 +117,10 @@ void copy_rows(KvStore& store, const Array<const int32_t, 2>& copies) {
 
 void bind_kv_store(nb::module_& m) {
     nb::class_<KvStore>(m, "KvStore")
-        .def("__init__", [](KvStore* self, int64_t pages, const std::vector<std::tuple<int64_t, int64_t, int64_t>>& kinds,
+        .def("__init__", [](KvStore* self, int64_t pages, const std::vector<std::tuple<int64_t, int64_t, int64_t, bool>>& kinds,
                             const std::string& dtype) {
             std::vector<RowKind> rows;
-            for (const auto& [layers, kv_heads, head_dim] : kinds) rows.push_back({layers, kv_heads, head_dim});
+            for (const auto& [layers, kv_heads, key_dim, is_latent] : kinds) rows.push_back({layers, kv_heads, key_dim, is_latent});
             new (self) KvStore(pages, std::move(rows), dtype_named(dtype));
         }, nb::arg("pages"), nb::arg("kinds"), nb::arg("dtype"))
         .def("arrays", &arrays, nb::arg("kind"))
@@ -146,6 +149,16 @@ void bind_experts(nb::module_& m) {
             self.slope = slope;
         }, nb::arg("limit"), nb::arg("slope"))
         .def_prop_ro("nbytes", &Experts::bytes);
+}
+
+void bind_latent(nb::module_& m) {
+    nb::class_<Latent>(m, "Latent")
+        .def("__init__", [](Latent* self, int64_t kv_rank, int64_t rope_dim, int64_t nope_dim, int64_t value_dim, float eps,
+                            const std::optional<Matrix>& query, std::vector<Matrix> keys, std::vector<Matrix> values) {
+            new (self) Latent{{kv_rank, rope_dim, nope_dim, value_dim}, eps, query.value_or(nullptr), std::move(keys), std::move(values)};
+        }, nb::arg("kv_rank"), nb::arg("rope_dim"), nb::arg("nope_dim"), nb::arg("value_dim"), nb::arg("eps"), nb::arg("query").none(),
+           nb::arg("keys"), nb::arg("values"))
+        .def_prop_ro("nbytes", &Latent::bytes);
 }
 
 Recurrence recurrence_named(const std::string& kind) {
@@ -213,8 +226,8 @@ void bind_decoder(nb::module_& m) {
                              const std::optional<Floats>& key_norm, std::shared_ptr<Experts> experts, int64_t window, bool has_rope,
                              float score_scale, const std::optional<Floats>& post_attention_norm,
                              const std::optional<Floats>& post_mlp_norm, float residual_scale, size_t rope_index, float softcap,
-                             const std::string& activation, std::shared_ptr<Recurrent> recurrent) {
-            Layer layer = read_layer(attention_norm, mlp_norm, std::move(mixing), mlp, query_norm, key_norm, std::move(experts));
+                             const std::string& activation, std::shared_ptr<Recurrent> recurrent, std::shared_ptr<Latent> latent) {
+            Layer layer = read_layer(attention_norm, mlp_norm, std::move(mixing), mlp, query_norm, key_norm, std::move(experts), std::move(latent));
             layer.post_attention_norm = copied(post_attention_norm);
             layer.post_mlp_norm = copied(post_mlp_norm);
             layer.residual_scale = residual_scale;
@@ -229,7 +242,7 @@ void bind_decoder(nb::module_& m) {
         }, nb::arg("attention_norm").none(), nb::arg("mlp_norm").none(), nb::arg("mixing"), nb::arg("mlp"), nb::arg("query_norm").none(),
            nb::arg("key_norm").none(), nb::arg("experts").none(), nb::arg("window"), nb::arg("has_rope"), nb::arg("score_scale"),
            nb::arg("post_attention_norm").none(), nb::arg("post_mlp_norm").none(), nb::arg("residual_scale"), nb::arg("rope_index"),
-           nb::arg("softcap"), nb::arg("activation"), nb::arg("recurrent").none())
+           nb::arg("softcap"), nb::arg("activation"), nb::arg("recurrent").none(), nb::arg("latent").none())
         .def("set_sinks", [](Decoder& self, const Floats& sinks) { self.set_sinks(copied(sinks)); }, nb::arg("sinks"))
         .def("set_embedding_and_output", [](Decoder& self, Matrix embedding, Matrix head, const Floats& final_norm) {
             self.set_embedding_and_output(std::move(embedding), std::move(head), copied(final_norm));
@@ -252,6 +265,7 @@ void register_decoder(nb::module_& m) {
     m.attr("RING_ROWS") = kRingRows;
     bind_kv_store(m);
     bind_experts(m);
+    bind_latent(m);
     bind_recurrent(m);
     bind_decoder(m);
 }

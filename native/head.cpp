@@ -31,6 +31,7 @@ void Head::add_layer(Layer layer) {
     const bool is_concat = layers_.empty() && head_shape_.join == Join::Concat;
     require(!is_concat || layer.attention_norm.empty(), "the first layer's norms belong to the inputs of the head");
     require(layer.has_attention(), "every layer of a head has attention");
+    require(!layer.latent || head_shape_.join != Join::Context, "a head that keeps context rows cannot have latent attention");
     Stack::add_layer(std::move(layer), (is_concat ? 2 : 1) * shape_.hidden_size);
     require(head_shape_.join != Join::Context || share_input_format(*layers_.front().input_projections[1], *layers_.back().input_projections[1]),
             "the key projections of all layers must be grouped alike");

@@ -152,12 +152,13 @@ void register_head(nb::module_& m) {
              nb::arg("hidden_norm").none())
         .def("add_layer", [](Head& self, const std::optional<Floats>& attention_norm, const Floats& mlp_norm,
                              std::vector<Matrix> mixing, const std::vector<Matrix>& mlp, const std::optional<Floats>& query_norm,
-                             const std::optional<Floats>& key_norm, std::shared_ptr<Experts> experts, float score_scale) {
-            Layer layer = read_layer(attention_norm, mlp_norm, std::move(mixing), mlp, query_norm, key_norm, std::move(experts));
+                             const std::optional<Floats>& key_norm, std::shared_ptr<Experts> experts, float score_scale,
+                             std::shared_ptr<Latent> latent) {
+            Layer layer = read_layer(attention_norm, mlp_norm, std::move(mixing), mlp, query_norm, key_norm, std::move(experts), std::move(latent));
             layer.score_scale = score_scale;
             self.add_layer(std::move(layer));
         }, nb::arg("attention_norm").none(), nb::arg("mlp_norm"), nb::arg("mixing"), nb::arg("mlp"), nb::arg("query_norm").none(),
-           nb::arg("key_norm").none(), nb::arg("experts").none(), nb::arg("score_scale"))
+           nb::arg("key_norm").none(), nb::arg("experts").none(), nb::arg("score_scale"), nb::arg("latent").none())
         .def("set_embedding_and_output", [](Head& self, Matrix embedding, Matrix output, const std::optional<Floats>& final_norm) {
             self.set_embedding_and_output(std::move(embedding), std::move(output), copied(final_norm));
         }, nb::arg("embedding"), nb::arg("output"), nb::arg("final_norm").none())

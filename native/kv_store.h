@@ -13,12 +13,15 @@ namespace foreword {
 struct RowKind {
     int64_t layers;
     int64_t kv_heads;
-    int64_t head_dim;
+    int64_t key_dim;
+    bool is_latent;   // a row has no values: they are the first numbers of its key
 
-    int64_t padded_dim() const { return (head_dim + 7) / 8 * 8; }
-    int64_t values_per_layer() const { return kv_heads * padded_dim(); }   // numbers of a row's keys, and of its values
+    // Bytes of one layer's keys, and of its values, in a page.
+    int64_t key_bytes(KvDtype dtype) const { return kv_heads * kv_block_bytes(dtype, padded_dim_of(key_dim)); }
+    int64_t value_bytes(KvDtype dtype) const { return is_latent ? 0 : key_bytes(dtype); }
+    int64_t page_bytes(KvDtype dtype) const { return layers * (key_bytes(dtype) + value_bytes(dtype)); }
     bool operator==(const RowKind& other) const {
-        return layers == other.layers && kv_heads == other.kv_heads && head_dim == other.head_dim;
+        return layers == other.layers && kv_heads == other.kv_heads && key_dim == other.key_dim && is_latent == other.is_latent;
     }
 };
 
@@ -34,7 +37,7 @@ public:
     KvDtype dtype() const { return dtype_; }
     int64_t layers() const;   // of all kinds
     int64_t bytes_per_row() const;
-    // `layer` is the index among the layers of this kind.
+    // `layer` is the index among the layers of this kind. The view of latent rows has no value dimension.
     KvView view(size_t kind, int64_t layer) const;
 
     // Copies the KV rows of slots (from, to) in one layer; `layer` is the index among the layers of all kinds. All rows are

@@ -58,22 +58,17 @@ ActivationView StackPass::expert_input(const PackedMatrix& reader, int64_t first
             expert_sum_ + first * w.groups, expert_f32_ + first * w.cols};
 }
 
-// Divides the panels of all chosen experts among the threads, as if they were one matrix. Calls `piece(expert, panel begin,
-// panel end)`; `starts` is that of an ExpertOrder.
+// Divides the panels of all chosen experts among the threads. Calls `piece(expert, panel begin, panel end)`; `starts` is that of
+// an ExpertOrder.
 template <typename Piece>
 void StackPass::share_expert_panels(const std::vector<Matrix>& matrices, const std::vector<int64_t>& starts, Piece&& piece) {
-    const int64_t panels_each = matrices.front()->panels(), count = static_cast<int64_t>(matrices.size());
+    const int64_t count = static_cast<int64_t>(matrices.size());
     std::vector<int64_t> chosen;
     for (int64_t e = 0; e < count; ++e) {
         if (starts[static_cast<size_t>(e)] < starts[static_cast<size_t>(e + 1)]) chosen.push_back(e);
     }
-    const int64_t panels = panels_each * static_cast<int64_t>(chosen.size());
-    pool_.parallel_for(panels, std::max<int64_t>(1, panels / (pool_.size() * 8)), [&](int64_t begin, int64_t end) {
-        while (begin < end) {
-            const int64_t index = begin / panels_each, piece_end = std::min(end, (index + 1) * panels_each);
-            piece(chosen[static_cast<size_t>(index)], begin % panels_each, piece_end - index * panels_each);
-            begin = piece_end;
-        }
+    share_panels(static_cast<int64_t>(chosen.size()), matrices.front()->panels(), [&](int64_t index, int64_t begin, int64_t end) {
+        piece(chosen[static_cast<size_t>(index)], begin, end);
     });
 }
 

@@ -55,7 +55,7 @@ size_t Stack::add_rope(Rope rope) {
 
 void Stack::add_layer(Layer layer, int64_t input_width) {
     const int64_t hidden = shape_.hidden_size;
-    if (layer.has_attention()) check_attention(layer, input_width);
+    if (layer.has_attention()) layer.latent ? check_latent(layer, input_width) : check_attention(layer, input_width);
     if (layer.recurrent) check_recurrent(layer, input_width);
     for (const Matrix& projection : layer.input_projections) {
         require(share_input_format(*layer.input_projections.front(), *projection), "projections of one input must be grouped alike");
@@ -88,6 +88,7 @@ void Stack::set_sinks(std::vector<float> sinks) {
 
 void Stack::check_attention(const Layer& layer, int64_t input_width) const {
     const int64_t width = shape_.query_width();
+    require(!latent(), "all layers must have latent attention of one shape, or none");
     require(layer.input_projections.size() == 3, "attention has a query, a key and a value projection");
     const bool is_gated = layer.input_projections[0] && layer.input_projections[0]->view().rows == 2 * width;
     require_matrix(layer.input_projections[0], is_gated ? 2 * width : width, input_width, "the query projection has the wrong shape");
@@ -95,6 +96,27 @@ void Stack::check_attention(const Layer& layer, int64_t input_width) const {
     require_matrix(layer.input_projections[2], shape_.kv_width(), input_width, "the value projection has the wrong shape");
     require_matrix(layer.output_projection, shape_.hidden_size, width, "the output projection has the wrong shape");
     check_head_norms(layer);
+}
+
+void Stack::check_latent(const Layer& layer, int64_t input_width) const {
+    const Latent& latent = *layer.latent;
+    const LatentShape& shape = latent.shape;
+    const int64_t width = shape_.query_width(), heads = shape_.num_heads, rank = latent.query ? latent.query->view().cols : width;
+    require(shape.kv_rank > 0 && shape.nope_dim > 0 && shape.value_dim > 0 && shape.rope_dim % 2 == 0 && shape.head_dim() == shape_.head_dim &&
+                shape.rope_dim == 2 * static_cast<int64_t>(ropes_.at(layer.rope_index).inverse_frequencies.size()),
+            "the sizes of latent attention do not fit each other");
+    require(!attention_layers() || (this->latent() && this->latent()->shape == shape), "all layers must have latent attention of one shape, or none");
+    require(layer.input_projections.size() == 2, "latent attention has a query projection and one of the row");
+    require_matrix(layer.input_projections[0], rank, input_width, "the query projection has the wrong shape");
+    require_matrix(layer.input_projections[1], shape.row_dim(), input_width, "the projection of latent rows has the wrong shape");
+    if (latent.query) require_matrix(latent.query, width, rank, "the projection of compressed queries has the wrong shape");
+    require_norm(layer.query_norm, latent.query ? rank : 0, false, "compressed queries need a norm, and other queries have none");
+    require_norm(layer.key_norm, shape.kv_rank, false, "the norm of latent rows must have one weight per number");
+    require(static_cast<int64_t>(latent.keys.size()) == heads && static_cast<int64_t>(latent.values.size()) == heads,
+            "every head of latent attention has two matrices");
+    for (const Matrix& matrix : latent.keys) require_matrix(matrix, shape.kv_rank, shape.nope_dim, "a head's key matrix has the wrong shape");
+    for (const Matrix& matrix : latent.values) require_matrix(matrix, shape.value_dim, shape.kv_rank, "a head's value matrix has the wrong shape");
+    require_matrix(layer.output_projection, shape_.hidden_size, heads * shape.value_dim, "the output projection has the wrong shape");
 }
 
 void Stack::check_recurrent(const Layer& layer, int64_t input_width) const {
@@ -136,7 +158,8 @@ void Stack::check_mlp(const Layer& layer) const {
 }
 
 RowKind Stack::kv_row_kind() const {
-    return {attention_layers(), shape_.num_kv_heads, shape_.head_dim};
+    if (latent()) return {attention_layers(), 1, latent()->shape.row_dim(), true};
+    return {attention_layers(), shape_.num_kv_heads, shape_.head_dim, false};
 }
 
 int64_t Stack::attention_layers() const {
@@ -150,6 +173,17 @@ const Recurrent* Stack::first_recurrent() const {
     return nullptr;
 }
 
+const Latent* Stack::latent() const {
+    for (const Layer& layer : layers_) {
+        if (layer.latent) return layer.latent.get();
+    }
+    return nullptr;
+}
+
+int64_t Stack::attention_width() const {
+    return latent() ? shape_.num_heads * latent()->shape.value_dim : shape_.query_width();
+}
+
 int64_t Stack::layer_bytes() const {
     size_t total = 0;
     for (const Layer& layer : layers_) {
@@ -157,6 +191,7 @@ int64_t Stack::layer_bytes() const {
             if (const PackedMatrix* matrix = layer.matrix_at(static_cast<Site>(site))) total += matrix->bytes();
         }
         if (layer.experts) total += static_cast<size_t>(layer.experts->bytes());
+        if (layer.latent) total += static_cast<size_t>(layer.latent->bytes());
     }
     return static_cast<int64_t>(total);
 }

@@ -9,6 +9,7 @@
 #include "batch.h"
 #include "experts.h"
 #include "kv_store.h"
+#include "latent.h"
 #include "packed_matrix.h"
 #include "recurrent.h"
 #include "state_store.h"
@@ -40,11 +41,13 @@ enum class Activation { Silu, Gelu, SquaredRelu };
 
 struct Layer {
     std::vector<float> attention_norm;         // empty: the input is not normed
-    // Query, key and value projections of attention, or the projections of a recurrent layer; empty in a layer that is only
-    // an MLP. The query projection of gated attention has twice as many rows: query and gate of each head.
+    // Query, key and value projections of attention, those of latent attention (Latent), or the projections of a recurrent
+    // layer; empty in a layer that is only an MLP. The query projection of gated attention has twice as many rows: query and
+    // gate of each head.
     std::vector<Matrix> input_projections;
     Matrix output_projection;
     std::shared_ptr<const Recurrent> recurrent;   // null: attention
+    std::shared_ptr<const Latent> latent;      // of latent attention; null: keys and values of each head are stored
     int64_t store_layer = 0;                   // index of the layer in the KV store (attention) or the state store (recurrent)
     std::vector<float> query_norm, key_norm;   // [head dim], or of all heads together; empty: heads are not normed
     std::vector<float> mlp_norm;               // empty: the input is not normed
@@ -101,6 +104,7 @@ protected:
     // All checks throw std::invalid_argument.
     void check_mlp(const Layer& layer) const;
     void check_attention(const Layer& layer, int64_t input_width) const;
+    void check_latent(const Layer& layer, int64_t input_width) const;
     void check_recurrent(const Layer& layer, int64_t input_width) const;
     void check_head_norms(const Layer& layer) const;
     // Checks the arrays of a batch against the pages, the vocabulary and each other. `starts` [requests] has the first
@@ -113,6 +117,9 @@ protected:
     RowKind kv_row_kind() const;
     int64_t attention_layers() const;
     const Recurrent* first_recurrent() const;   // null: no layer is recurrent
+    // Latent attention of the first layer that has it, whose shape all layers with attention have; null: none.
+    const Latent* latent() const;
+    int64_t attention_width() const;            // of the input of attention's output projection
     int64_t layer_bytes() const;
 
     StackShape shape_;

@@ -46,6 +46,7 @@ StackPass::StackPass(Stack& stack, const PassRows& rows, int64_t widest_input, s
         for (const Matrix& projection : layer.input_projections) width += projection->view().rows;
         projected_width_ = std::max(projected_width_, width);
         if (layer.output_projection) widest_input_ = std::max(widest_input_, layer.output_projection->view().cols);
+        if (layer.latent) widest_input_ = std::max({widest_input_, layer.latent->shape.nope_dim, layer.latent->shape.kv_rank, projected_width_});
     }
     if (!adapted_rows_.empty()) adapter_index_of_row_.assign(static_cast<size_t>(batch_.rows), -1);
     for (size_t index = 0; index < adapted_rows_.size(); ++index) {
@@ -61,8 +62,9 @@ StackPass::StackPass(Stack& stack, const PassRows& rows, int64_t widest_input, s
 void StackPass::lay_out_workspace() {
     const int64_t rows = batch_.rows, input_rows = std::max(batch_.rows, batch_.logit_count);
     const int64_t padded_width = (widest_input_ + kMaxGroup - 1) / kMaxGroup * kMaxGroup, groups = padded_width / kBlock;
-    const int64_t heads_per_kv_head = shape_.num_heads / shape_.num_kv_heads;
-    scratch_per_thread_ = std::max(attention_scratch_floats(store_.kinds()[kind_].padded_dim(), kAttentionRows, heads_per_kv_head),
+    const RowKind& kv_rows = store_.kinds()[kind_];
+    const int64_t heads = std::min(shape_.num_heads / kv_rows.kv_heads, kAttentionHeads);   // of a task
+    scratch_per_thread_ = std::max(attention_scratch_floats(padded_dim_of(kv_rows.key_dim), kv_rows.is_latent, kAttentionRows, heads),
                                    (linear_scratch_bytes(widest_input_) + 3) / 4) + widest_input_ + kAlign;
     RecurrentShape recurrent{};
     if (stack_.first_recurrent()) recurrent = stack_.first_recurrent()->shape;
@@ -73,7 +75,7 @@ void StackPass::lay_out_workspace() {
         WorkspaceAllocator workspace(round == 0 ? nullptr : space.data());
         stream_ = workspace.floats(rows * shape_.hidden_size);
         projected_ = workspace.floats(rows * projected_width_);
-        head_outputs_ = workspace.floats(rows * std::max(shape_.query_width(), recurrent.value_width()));
+        head_outputs_ = workspace.floats(rows * std::max({shape_.query_width(), recurrent.value_width(), stack_.attention_width()}));
         attention_gates_ = workspace.floats(projected_width_ > shape_.query_width() + 2 * shape_.kv_width() ? rows * shape_.query_width() : 0);
         convolved_ = workspace.floats(rows * recurrent.channels());
         updates_ = workspace.floats(rows * recurrent.value_width());
@@ -90,6 +92,7 @@ void StackPass::lay_out_workspace() {
         input_sum_ = workspace.floats(input_rows * groups);
         input_q_ = reinterpret_cast<int8_t*>(workspace.floats(input_rows * padded_width / 4));
         lay_out_mixtures(workspace);
+        lay_out_latent(workspace);
         thread_scratch_ = workspace.floats(scratch_per_thread_ * pool_.size());
         const int64_t low_rank_rows = adapted_rows_.empty() ? 0 : kSitesOfOneInput * rows;
         low_rank_ = workspace.floats(low_rank_rows * kMaxRank);
@@ -119,6 +122,21 @@ void StackPass::lay_out_mixtures(Allocator& workspace) {
     expert_q_ = reinterpret_cast<int8_t*>(workspace.floats(expert_rows * padded_width / 4));
 }
 
+template <typename Allocator>
+void StackPass::lay_out_latent(Allocator& workspace) {
+    const Latent* latent = stack_.latent();
+    if (!latent) return;
+    const int64_t rows = batch_.rows, head_rows = rows * shape_.num_heads;
+    const int64_t width = std::max(latent->shape.nope_dim, latent->shape.kv_rank);   // of a head's inputs
+    const int64_t padded_width = (width + kMaxGroup - 1) / kMaxGroup * kMaxGroup;
+    expanded_queries_ = workspace.floats(latent->query ? rows * shape_.query_width() : 0);
+    latent_queries_ = workspace.floats(head_rows * latent->shape.row_dim());
+    latent_outputs_ = workspace.floats(head_rows * latent->shape.kv_rank);
+    head_f32_ = workspace.floats(head_rows * width);
+    head_scale_ = workspace.floats(head_rows * padded_width / kBlock);
+    head_sum_ = workspace.floats(head_rows * padded_width / kBlock);
+    head_q_ = reinterpret_cast<int8_t*>(workspace.floats(head_rows * padded_width / 4));
+}
 void StackPass::norm_layer_input(int64_t index, int thread) {
     const Layer& layer = stack_.layers_[static_cast<size_t>(index)];
     if (layer.input_projections.empty()) return;
@@ -148,6 +166,9 @@ void StackPass::mix_positions(int64_t index, int thread) {
     if (layer.recurrent) {
         run_recurrence(index, thread);
         quantize_rows(projected_ + layer.recurrent->shape.channels(), projected_width_, *layer.output_projection, output, thread);
+    } else if (layer.latent) {
+        attend_to_latent_rows(index, thread);
+        quantize_rows(head_outputs_, stack_.attention_width(), *layer.output_projection, output, thread);
     } else {
         rotate_and_store_heads(index, true);
         attend(index, thread);

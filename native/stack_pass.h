@@ -1,6 +1,8 @@
 // One pass over the layers of a stack: the common part of the passes of decoders and draft heads.
 #pragma once
 
+#include <algorithm>
+
 #include "stack.h"
 
 namespace foreword {
@@ -88,6 +90,8 @@ private:
     void lay_out_workspace();
     template <typename Allocator>
     void lay_out_mixtures(Allocator& allocator);
+    template <typename Allocator>
+    void lay_out_latent(Allocator& allocator);
     void plan_attention(const int32_t* starts);
     void plan_states();
 
@@ -100,6 +104,16 @@ private:
     void attend(int64_t index, int thread);
     // Multiplies the outputs of gated attention with the sigmoid of the gates.
     void apply_gates(const Layer& layer);
+
+    // Latent attention. Computes `head_outputs_` from the output of the input projections.
+    void attend_to_latent_rows(int64_t index, int thread);
+    // Computes the queries from the compressed queries.
+    void expand_queries(int64_t index, int thread);
+    void store_latent_row(const Layer& layer, const KvView& layer_kv, int64_t row);
+    // Returns the inputs of a head's matrix, as `reader` reads them.
+    ActivationView head_input(const PackedMatrix& reader, int64_t head) const;
+    // Multiplies the inputs of every head with its matrix. Writes [rows, heads, head stride].
+    void multiply_heads(const std::vector<Matrix>& matrices, float* out, int64_t head_stride, int thread);
 
     // Recurrent layers. Replaces the gates in `projected_` by the input of the output projection.
     void run_recurrence(int64_t index, int thread);
@@ -123,6 +137,19 @@ private:
     void gather_rows(const PackedMatrix& reader, const std::vector<int64_t>& rows);
     // Returns rows of the input buffer that is sorted by expert, as `reader` reads them.
     ActivationView expert_input(const PackedMatrix& reader, int64_t first, int64_t rows) const;
+    // Divides the panels of several matrices among the threads, as if they were one matrix. Calls `piece(matrix, panel begin,
+    // panel end)`.
+    template <typename Piece>
+    void share_panels(int64_t matrices, int64_t panels_each, Piece&& piece) {
+        const int64_t panels = matrices * panels_each;
+        pool_.parallel_for(panels, std::max<int64_t>(1, panels / (pool_.size() * 8)), [&](int64_t begin, int64_t end) {
+            while (begin < end) {
+                const int64_t index = begin / panels_each, piece_end = std::min(end, (index + 1) * panels_each);
+                piece(index, begin % panels_each, piece_end - index * panels_each);
+                begin = piece_end;
+            }
+        });
+    }
     template <typename Piece>
     void share_expert_panels(const std::vector<Matrix>& matrices, const std::vector<int64_t>& starts, Piece&& piece);
 
@@ -142,7 +169,9 @@ private:
     }
     KvView kv(int64_t layer) const {
         const int64_t store_layer = stack_.layers_[static_cast<size_t>(layer)].store_layer;
-        return layer < shared_layers_ ? store_.view(0, store_layer) : store_.view(kind_, store_layer - shared_layers_);
+        KvView view = layer < shared_layers_ ? store_.view(0, store_layer) : store_.view(kind_, store_layer - shared_layers_);
+        if (stack_.latent()) view.value_dim = stack_.latent()->shape.kv_rank;
+        return view;
     }
     uint8_t* byte_scratch_of(int thread) const { return reinterpret_cast<uint8_t*>(scratch_of(thread)); }
 
@@ -154,6 +183,13 @@ private:
     float* projected_ = nullptr;        // [rows, projected width], output of the input projections
     float* head_outputs_ = nullptr;     // [rows, query width], or [rows, value width] in a recurrent layer
     float* attention_gates_ = nullptr;  // [rows, query width]
+    float* expanded_queries_ = nullptr; // [rows, query width], if latent attention compresses queries
+    float* latent_queries_ = nullptr;   // [rows, heads, row dim], queries in the space of latent rows
+    float* latent_outputs_ = nullptr;   // [rows, heads, kv rank]
+    float* head_f32_ = nullptr;         // an input buffer with rows for each head; or quantised in the next three
+    float* head_scale_ = nullptr;
+    float* head_sum_ = nullptr;
+    int8_t* head_q_ = nullptr;
     float* convolved_ = nullptr;        // [rows, channels]
     float* updates_ = nullptr;          // [rows, value width]
     float* log_decay_sums_ = nullptr;   // [heads, rows]

@@ -15,6 +15,7 @@ constexpr int64_t kPageSize = 16;   // KV rows per page
 constexpr int64_t kKeyTile = 32;    // positions per softmax tile; tiles begin at multiples of it
 constexpr int64_t kQueryTile = 4;   // queries that are scored together against a tile: their sums stay in registers
 constexpr int64_t kAttentionRows = 16;   // most rows of a request in one attention task, which reads each tile once
+constexpr int64_t kAttentionHeads = 16;  // most heads in one attention task: their sums stay in the cache
 constexpr int64_t kStateChunk = 64;      // positions between two states of recurrent layers, as in kv/chunks.py
 constexpr int64_t kRingRows = 128;       // rows of a ring: one chunk, and the nodes of a tree after it
 
@@ -99,18 +100,30 @@ struct LinearOutput {
     bool accumulate;    // add the results to `out` instead of overwriting it
 };
 
-// Number type of KV rows; sums over them are float32.
-enum class KvDtype : int32_t { Float32, BFloat16 };
-constexpr int64_t kv_dtype_bytes(KvDtype dtype) { return dtype == KvDtype::Float32 ? 4 : 2; }
+// Number type of KV rows; sums over them are float32. A row of a head in Int8 has a float32 scale.
+enum class KvDtype : int32_t { Float32, BFloat16, Int8 };
+constexpr int64_t kv_dtype_bytes(KvDtype dtype) { return dtype == KvDtype::Float32 ? 4 : dtype == KvDtype::BFloat16 ? 2 : 1; }
+constexpr int64_t kv_scale_bytes(KvDtype dtype) { return dtype == KvDtype::Int8 ? 4 : 0; }
+
+// Numbers of a head in KV memory, which is padded to whole vectors.
+constexpr int64_t padded_dim_of(int64_t dim) { return (dim + 7) / 8 * 8; }
+// Bytes of the keys or values of one head in a page: the numbers, then the scales of the rows.
+constexpr int64_t kv_block_bytes(KvDtype dtype, int64_t padded_dim) {
+    return kPageSize * (padded_dim * kv_dtype_bytes(dtype) + kv_scale_bytes(dtype));
+}
 
 // The KV memory of one layer. Keys are transposed within a page, so that one dimension of eight keys is one vector.
 struct KvView {
     KvDtype dtype;
-    uint8_t* keys;       // [pages, kv heads, padded head dim, 16]
-    uint8_t* values;     // [pages, kv heads, 16, padded head dim]
+    uint8_t* keys;       // [pages, kv heads] blocks of numbers [padded key dim, 16] and scales [16]
+    uint8_t* values;     // [pages, kv heads] blocks of numbers [16, padded value dim] and scales; null: latent rows, whose first
+                         // numbers are the value
     int64_t kv_heads;
-    int64_t head_dim;
-    int64_t padded_dim;  // head dim rounded up to a multiple of 8
+    int64_t key_dim;
+    int64_t value_dim;
+    int64_t padded_key_dim() const { return padded_dim_of(key_dim); }
+    int64_t padded_value_dim() const { return padded_dim_of(value_dim); }
+    bool is_latent() const { return values == nullptr; }
 };
 
 // Attention of the rows [row_begin, row_end) of one request to one KV head.
@@ -118,8 +131,8 @@ struct AttentionTask {
     const int32_t* block_table;   // physical pages of the request in logical order
     const int32_t* prefix_lens;   // [rows], visible committed rows
     const int64_t* ancestor_masks;   // [rows], visible rows after them: bit i is the request's row prefix_len + i
-    const float* queries;         // [rows, query stride], rotated; head h at h * head dim
-    float* out;                   // [rows, out stride]
+    const float* queries;         // [rows, query stride], rotated; head h at h * key dim
+    float* out;                   // [rows, out stride]; head h at h * value dim
     int64_t query_stride;
     int64_t out_stride;
     int64_t row_begin;
@@ -188,7 +201,7 @@ struct KernelTable {
     void (*softcap)(float* x, float cap, int64_t n);
     // Rotary embedding of one head, which pairs dimensions i and i + head dim / 2; cos and sin are [head dim / 2].
     void (*rotate)(float* head, const float* cos, const float* sin, int64_t head_dim);
-    // Stores the key and value of one head in a slot.
+    // Stores the key and value of one head in a slot. A latent row has no value of its own.
     void (*store_kv)(const KvView&, int64_t slot, int64_t kv_head, const float* key, const float* value);
     void (*attention)(const KvView&, const AttentionTask&);
     // x = x * sigmoid(gate).
@@ -207,20 +220,25 @@ struct KernelTable {
                          float* scratch);
 };
 
-// Floats of scratch that an attention task needs: a gathered tile, scores, and the running softmax of every row and head.
-inline int64_t attention_scratch_floats(int64_t padded_dim, int64_t rows, int64_t heads) {
-    return 2 * kKeyTile * padded_dim + kQueryTile * kKeyTile + rows * heads * (2 * padded_dim + 8);
+// Floats of the tiles in an attention task's scratch: a gathered one, and with latent rows one that is expanded to keys and
+// values.
+constexpr int64_t attention_tile_floats(int64_t padded_dim, bool is_latent) { return (is_latent ? 4 : 2) * kKeyTile * padded_dim; }
+// Floats of scratch that an attention task needs: tiles, scores, and the running softmax of every row and head. `padded_dim`
+// is that of a key, which is not smaller than a value.
+constexpr int64_t attention_scratch_floats(int64_t padded_dim, bool is_latent, int64_t rows, int64_t heads) {
+    return attention_tile_floats(padded_dim, is_latent) + kQueryTile * kKeyTile + rows * heads * (2 * padded_dim + 8);
 }
 
 constexpr int64_t kFactorHeader = 32;   // bytes of a Factor panel's scales
 // Columns of a row in a Factor panel, with padding.
 constexpr int64_t factor_columns_of(int64_t cols) { return (cols + 15) / 16 * 16; }
 
-// Bytes of scratch that `linear` needs for a matrix of `cols` columns: two panels unpacked to bytes with their scales
-// and minima, and two numbers per group of a block of tokens.
-inline int64_t linear_scratch_bytes(int64_t cols) {
+// Bytes of scratch that `linear` needs for a matrix of `cols` columns, per 32 of them: two panels unpacked to bytes with their
+// scales and minima; for each token of a block its levels, initial sums, scale and sum, in another order; and for a tile of
+// tokens the initial sums.
+constexpr int64_t linear_scratch_bytes(int64_t cols) {
     const int64_t blocks = (cols + kMaxGroup - 1) / kMaxGroup * (kMaxGroup / kBlock);
-    return blocks * (2 * kPanelRows * kBlock + 128 + 2 * 4 * kTokenBlock) + 64;
+    return blocks * (2 * kPanelRows * kBlock + 128 + (kBlock + 4 * 4) * kTokenBlock + 8 * 8) + 2 * 64;
 }
 
 // Bytes after a weight stream that a prefetch may address.

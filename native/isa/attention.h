@@ -11,22 +11,45 @@ using namespace foreword;
 
 template <typename T>
 FOREWORD_INLINE T* page_keys(const KvView& kv, int64_t page, int64_t head) {
-    return reinterpret_cast<T*>(kv.keys) + (page * kv.kv_heads + head) * kv.padded_dim * kPageSize;
+    return reinterpret_cast<T*>(kv.keys + (page * kv.kv_heads + head) * kv_block_bytes(kDtypeOf<T>, kv.padded_key_dim()));
 }
 template <typename T>
 FOREWORD_INLINE T* page_values(const KvView& kv, int64_t page, int64_t head) {
-    return reinterpret_cast<T*>(kv.values) + (page * kv.kv_heads + head) * kv.padded_dim * kPageSize;
+    return reinterpret_cast<T*>(kv.values + (page * kv.kv_heads + head) * kv_block_bytes(kDtypeOf<T>, kv.padded_value_dim()));
+}
+
+// Stores the numbers of a key or a value `stride` apart.
+template <typename T>
+void store_numbers(const float* x, int64_t dim, int64_t stride, T* out, float*) {
+    for (int64_t d = 0; d < dim; ++d) out[d * stride] = rounded<T>(x[d]);
+}
+
+// Rounds them to 8 bits with one scale, which is NaN if a number is NaN or infinite.
+void store_numbers(const float* x, int64_t dim, int64_t stride, int8_t* out, float* scale) {
+    F32x8 largest = set1(0.0f), nan_check = set1(0.0f);
+    for (int64_t d = 0; d < dim; d += 8) {
+        const F32x8 numbers = load_part(x + d, dim - d);
+        largest = max(largest, abs(numbers));
+        nan_check = fma(numbers, 0.0f, nan_check);
+    }
+    const float maximum = max_lanes(largest), inverse = maximum > 0.0f ? 127.0f / maximum : 0.0f;
+    for (int64_t d = 0; d < dim; d += 8) {
+        int8_t levels[8];
+        store_int8(levels, round(mul(load_part(x + d, dim - d), inverse)));
+        for (int64_t i = 0; i < 8 && d + i < dim; ++i) out[(d + i) * stride] = levels[i];
+    }
+    *scale = maximum / 127.0f + sum_lanes(nan_check);
 }
 
 template <typename T>
 void store_row(const KvView& kv, int64_t slot, int64_t head, const float* key, const float* value) {
     const int64_t page = slot / kPageSize, offset = slot % kPageSize;
-    T* keys = page_keys<T>(kv, page, head) + offset;
-    T* values = page_values<T>(kv, page, head) + offset * kv.padded_dim;
-    for (int64_t d = 0; d < kv.head_dim; ++d) {
-        keys[d * kPageSize] = rounded<T>(key[d]);
-        values[d] = rounded<T>(value[d]);
-    }
+    T* keys = page_keys<T>(kv, page, head);
+    store_numbers(key, kv.key_dim, kPageSize, keys + offset, scales_of(keys, kv.padded_key_dim()) + offset);
+    if (kv.is_latent()) return;
+    T* values = page_values<T>(kv, page, head);
+    const int64_t dim = kv.padded_value_dim();
+    store_numbers(value, kv.value_dim, 1, values + offset * dim, scales_of(values, dim) + offset);
 }
 
 // Returns the tile of positions [begin, begin + 32) in the pages. The prefix has `end` rows; a page after it is not read.
@@ -34,6 +57,7 @@ template <typename T>
 FOREWORD_INLINE Tile<T> prefix_tile(const KvView& kv, const AttentionTask& task, int64_t begin, int64_t end) {
     const int64_t first = begin / kPageSize, second = begin + kPageSize < end ? first + 1 : first;
     const int64_t pages[2] = {task.block_table[first], task.block_table[second]};
+    if (kv.is_latent()) return {{page_keys<T>(kv, pages[0], 0), page_keys<T>(kv, pages[1], 0)}, {nullptr, nullptr}};
     return {{page_keys<T>(kv, pages[0], task.kv_head), page_keys<T>(kv, pages[1], task.kv_head)},
             {page_values<T>(kv, pages[0], task.kv_head), page_values<T>(kv, pages[1], task.kv_head)}};
 }
@@ -42,14 +66,40 @@ FOREWORD_INLINE Tile<T> prefix_tile(const KvView& kv, const AttentionTask& task,
 template <typename T>
 FOREWORD_INLINE void gather_row(const KvView& kv, const AttentionTask& task, int64_t logical, int64_t lane, T* gathered) {
     const int64_t page = task.block_table[logical / kPageSize], offset = logical % kPageSize;
-    const T* keys = page_keys<T>(kv, page, task.kv_head) + offset;
-    const T* values = page_values<T>(kv, page, task.kv_head) + offset * kv.padded_dim;
-    T* half = gathered + lane / kPageSize * 2 * kPageSize * kv.padded_dim;
-    T* lane_values = half + kPageSize * kv.padded_dim + lane % kPageSize * kv.padded_dim;
-    for (int64_t d = 0; d < kv.padded_dim; ++d) {
-        half[d * kPageSize + lane % kPageSize] = keys[d * kPageSize];
-        lane_values[d] = values[d];
+    const int64_t key_dim = kv.padded_key_dim(), value_dim = kv.padded_value_dim();
+    T* keys = page_keys<T>(kv, page, task.kv_head);
+    T *tile_keys = gathered + lane / kPageSize * 2 * block_numbers<T>(key_dim), *tile_values = tile_keys + block_numbers<T>(key_dim);
+    lane %= kPageSize;
+    for (int64_t d = 0; d < key_dim; ++d) tile_keys[d * kPageSize + lane] = keys[d * kPageSize + offset];
+    if constexpr (kIsScaled<T>) scales_of(tile_keys, key_dim)[lane] = scales_of(keys, key_dim)[offset];
+    if (kv.is_latent()) return;
+    T* values = page_values<T>(kv, page, task.kv_head);
+    for (int64_t d = 0; d < value_dim; ++d) tile_values[lane * value_dim + d] = values[offset * value_dim + d];
+    if constexpr (kIsScaled<T>) scales_of(tile_values, value_dim)[lane] = scales_of(values, value_dim)[offset];
+}
+
+// Expands a tile of latent rows to keys and values in float32.
+template <typename T>
+Tile<float> expanded_tile(const KvView& kv, const Tile<T>& rows, float* expanded) {
+    const int64_t key_dim = kv.padded_key_dim(), value_dim = kv.padded_value_dim(), page_floats = kPageSize * key_dim;
+    for (int64_t page = 0; page < 2; ++page) {
+        float *keys = expanded + 2 * page * page_floats, *values = keys + page_floats;
+        for (int64_t d = 0; d < key_dim; d += 8) {
+            for (int64_t lane = 0; lane < kPageSize; lane += 8) {
+                F32x8 numbers[8];   // dimensions d + i of eight positions
+#pragma GCC unroll 8
+                for (int i = 0; i < 8; ++i) {
+                    numbers[i] = load(rows.keys[page] + (d + i) * kPageSize + lane);
+                    store(keys + (d + i) * kPageSize + lane, numbers[i]);
+                }
+                if (d >= value_dim) continue;
+                transpose(numbers);
+#pragma GCC unroll 8
+                for (int i = 0; i < 8; ++i) store(values + (lane + i) * value_dim + d, numbers[i]);
+            }
+        }
     }
+    return {{expanded, expanded + 2 * page_floats}, {expanded + page_floats, expanded + 3 * page_floats}};
 }
 
 // The KV rows of the request that are visible to a row: the first `prefix` rows, which include the ancestors that follow the
@@ -78,7 +128,7 @@ FOREWORD_INLINE Tile<T> gathered_tile(const KvView& kv, const AttentionTask& tas
     for (int64_t position = view.prefix; ancestors != 0 && position < begin + kKeyTile; ++position, ancestors &= ancestors - 1) {
         if (position >= begin) gather_row(kv, task, view.base + __builtin_ctzll(ancestors), position - begin, gathered);
     }
-    const int64_t page = kPageSize * kv.padded_dim;
+    const int64_t page = block_numbers<T>(kv.padded_key_dim());
     return {{gathered, gathered + 2 * page}, {gathered + page, gathered + 3 * page}};
 }
 
@@ -97,9 +147,9 @@ void begin_states(const KvView& kv, const AttentionTask& task, const SoftmaxStat
     for (int64_t row = task.row_begin; row < task.row_end; ++row) {
         for (int64_t head = task.head_begin; head < task.head_end; ++head) {
             const SoftmaxState state = states.at(row - task.row_begin, head - task.head_begin);
-            const float* query = task.queries + row * task.query_stride + head * kv.head_dim;
-            for (int64_t d = 0; d < kv.padded_dim; d += 8) {
-                store(state.query + d, mul(load_part(query + d, kv.head_dim - d), task.scale));
+            const float* query = task.queries + row * task.query_stride + head * kv.key_dim;
+            for (int64_t d = 0; d < kv.padded_key_dim(); d += 8) {
+                store(state.query + d, mul(load_part(query + d, kv.key_dim - d), task.scale));
                 store(state.out + d, set1(0.0f));
             }
             state.stats[0] = task.sinks ? task.sinks[head] : -3.0e38f;   // a sink is a score with weight 1 and no value
@@ -112,10 +162,10 @@ void finish_states(const KvView& kv, const AttentionTask& task, const SoftmaxSta
     for (int64_t row = task.row_begin; row < task.row_end; ++row) {
         for (int64_t head = task.head_begin; head < task.head_end; ++head) {
             const SoftmaxState state = states.at(row - task.row_begin, head - task.head_begin);
-            float* out = task.out + row * task.out_stride + head * kv.head_dim;
+            float* out = task.out + row * task.out_stride + head * kv.value_dim;
             const F32x8 total = set1(state.stats[1]);
-            for (int64_t d = 0; d < kv.head_dim; d += 8) {
-                store_part(out + d, div(load(state.out + d), total), kv.head_dim - d);
+            for (int64_t d = 0; d < kv.value_dim; d += 8) {
+                store_part(out + d, div(load(state.out + d), total), kv.value_dim - d);
             }
         }
     }
@@ -159,12 +209,24 @@ void absorb_rows(const KvView& kv, const Tile<T>& tile, const Tile<T>* next, con
     }
 }
 
+// Adds a tile as it is stored to all heads of some rows.
+template <bool IsLatent, typename T>
+void absorb_stored(const KvView& kv, const AttentionTask& task, const Tile<T>& tile, const Tile<T>* next, const VisibleSpan& span,
+                   const SoftmaxStates& states, const RowSet& row_set, float* scores) {
+    if constexpr (IsLatent) {
+        float* expanded = task.scratch + attention_tile_floats(kv.padded_key_dim(), false);
+        absorb_rows<float>(kv, expanded_tile(kv, tile, expanded), nullptr, span, states, row_set, scores);
+    } else {
+        absorb_rows<T>(kv, tile, next, span, states, row_set, scores);
+    }
+}
+
 // Runs a task tile by tile, so that a tile stays in the cache. Rows to which a whole tile in the pages is visible use it
 // together, the others one by one.
-template <typename T>
+template <bool IsLatent, typename T>
 void attend(const KvView& kv, const AttentionTask& task) {
-    float* scores = task.scratch + 2 * kKeyTile * kv.padded_dim;
-    const SoftmaxStates states{scores + kQueryTile * kKeyTile, kv.padded_dim, task.head_end - task.head_begin};
+    float* scores = task.scratch + attention_tile_floats(kv.padded_key_dim(), IsLatent);
+    const SoftmaxStates states{scores + kQueryTile * kKeyTile, kv.padded_key_dim(), task.head_end - task.head_begin};
     const int64_t rows = task.row_end - task.row_begin;
     RowView views[kAttentionRows];
     int64_t first_visible[kAttentionRows];   // position, by row
@@ -194,7 +256,8 @@ void attend(const KvView& kv, const AttentionTask& task) {
         }
         if (shared.size > 0) {
             const int64_t hidden_count = task.window == 0 && task.start > begin ? task.start - begin : 0;
-            absorb_rows(kv, prefix_tile<T>(kv, task, begin, end), prefetched, {hidden_count, kKeyTile, task.softcap}, states, shared, scores);
+            absorb_stored<IsLatent>(kv, task, prefix_tile<T>(kv, task, begin, end), prefetched, {hidden_count, kKeyTile, task.softcap},
+                                    states, shared, scores);
         }
         for (int64_t row = 0; row < rows; ++row) {
             const RowView& view = views[row];
@@ -203,19 +266,26 @@ void attend(const KvView& kv, const AttentionTask& task) {
             const int64_t count = view.visible < end ? view.visible - begin : kKeyTile;
             const Tile<T> tile = view.prefix < begin + count ? gathered_tile<T>(kv, task, view, begin)
                                                              : prefix_tile<T>(kv, task, begin, begin + count);
-            absorb_rows<T>(kv, tile, nullptr, {hidden_count, count, task.softcap}, states, {{row}, 1}, scores);
+            absorb_stored<IsLatent, T>(kv, task, tile, nullptr, {hidden_count, count, task.softcap}, states, {{row}, 1}, scores);
         }
     }
     finish_states(kv, task, states);
 }
 
 void store_kv(const KvView& kv, int64_t slot, int64_t head, const float* key, const float* value) {
-    const auto store = kv.dtype == KvDtype::BFloat16 ? store_row<BFloat> : store_row<float>;
-    store(kv, slot, head, key, value);
+    switch (kv.dtype) {
+        case KvDtype::Float32: return store_row<float>(kv, slot, head, key, value);
+        case KvDtype::BFloat16: return store_row<BFloat>(kv, slot, head, key, value);
+        case KvDtype::Int8: return store_row<int8_t>(kv, slot, head, key, value);
+    }
 }
 
 void attention(const KvView& kv, const AttentionTask& task) {
-    kv.dtype == KvDtype::BFloat16 ? attend<BFloat>(kv, task) : attend<float>(kv, task);
+    switch (kv.dtype) {
+        case KvDtype::Float32: return kv.is_latent() ? attend<true, float>(kv, task) : attend<false, float>(kv, task);
+        case KvDtype::BFloat16: return kv.is_latent() ? attend<true, BFloat>(kv, task) : attend<false, BFloat>(kv, task);
+        case KvDtype::Int8: return attend<false, int8_t>(kv, task);   // latent rows are not stored as int8
+    }
 }
 
 }  // namespace

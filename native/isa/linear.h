@@ -31,7 +31,7 @@ void run_wide_panels(const MatrixView& w, const ActivationView& x, int64_t panel
             PanelTarget right = left;
             right.width = 0;   // an odd number of panels: the last one is computed twice and stored once
             if (panel + 1 < panel_end) right = panel_target(w, panel + 1, panel_begin, out);
-            run_pair<F>(w, x, tokens, left, right);
+            run_pair<F>(w, tokens, end - begin, left, right);
         }
     }
 }

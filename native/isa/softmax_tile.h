@@ -9,11 +9,36 @@ namespace {
 
 using namespace foreword;
 
+template <typename T>
+constexpr KvDtype kDtypeOf = KvDtype::Float32;
+template <>
+constexpr KvDtype kDtypeOf<BFloat> = KvDtype::BFloat16;
+template <>
+constexpr KvDtype kDtypeOf<int8_t> = KvDtype::Int8;
+template <typename T>
+constexpr bool kIsScaled = kv_scale_bytes(kDtypeOf<T>) > 0;
+
+// Numbers that fill as many bytes as the keys or values of one head in a page.
+template <typename T>
+constexpr int64_t block_numbers(int64_t padded_dim) {
+    return kv_block_bytes(kDtypeOf<T>, padded_dim) / static_cast<int64_t>(sizeof(T));
+}
+// The scales of the rows in a block of keys or values, if they have scales.
+template <typename T>
+FOREWORD_INLINE float* scales_of(T* block, int64_t padded_dim) {
+    return reinterpret_cast<float*>(block + kPageSize * padded_dim);
+}
+template <typename T>
+FOREWORD_INLINE const float* scales_of(const T* block, int64_t padded_dim) {
+    return reinterpret_cast<const float*>(block + kPageSize * padded_dim);
+}
+FOREWORD_INLINE F32x8 load(const int8_t* levels) { return load_int8(reinterpret_cast<const uint8_t*>(levels)); }
+
 // The 32 positions of a tile: two pages, each with keys [padded dim, 16] and values [16, padded dim].
 template <typename T>
 struct Tile {
     const T* keys[2];
-    const T* values[2];
+    const T* values[2];   // null in a tile of latent rows as it is stored
 };
 
 // The running softmax of one row and head.
@@ -60,9 +85,14 @@ FOREWORD_INLINE void score_tile(const SoftmaxState (&states)[Q], const Tile<T>& 
             }
         }
 #pragma GCC unroll 4
-        for (int s = 0; s < Q; ++s) {
+        for (int i = 0; i < S; ++i) {
+            F32x8 scales = set1(1.0f);   // of eight keys
+            if constexpr (kIsScaled<T>) scales = load(scales_of(keys[i / 2], padded_dim_of(head_dim)) + 8 * (i % 2));
 #pragma GCC unroll 4
-            for (int i = 0; i < S; ++i) store(scores + s * kKeyTile + part * kPageSize + 8 * i, sums[s][i]);
+            for (int s = 0; s < Q; ++s) {
+                if constexpr (kIsScaled<T>) sums[s][i] = mul(sums[s][i], scales);
+                store(scores + s * kKeyTile + part * kPageSize + 8 * i, sums[s][i]);
+            }
         }
     }
 }
@@ -108,6 +138,17 @@ FOREWORD_INLINE void weigh_tile(float* scores, const VisibleSpan& span, const So
         const F32x8 total = add(add(weights[0], weights[1]), add(weights[2], weights[3]));
         states[s].stats[0] = new_max[s];
         states[s].stats[1] = states[s].stats[1] * factors[s] + sum_lanes(total);
+    }
+}
+
+// Multiplies the weights of Q queries with the scales of the values.
+template <int Q, typename T>
+FOREWORD_INLINE void scale_weights(float* weights, const Tile<T>& tile, int64_t value_dim) {
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+        const F32x8 scales = load(scales_of(tile.values[i / 2], value_dim) + 8 * (i % 2));
+#pragma GCC unroll 4
+        for (int s = 0; s < Q; ++s) store(weights + s * kKeyTile + 8 * i, mul(load(weights + s * kKeyTile + 8 * i), scales));
     }
 }
 
@@ -162,15 +203,17 @@ FOREWORD_INLINE void mix_values(const SoftmaxState (&states)[Q], const float (&f
 template <int Q, bool Fetch, typename T>
 __attribute__((noinline)) void absorb_tile(const KvView& kv, const Tile<T>& tile, const Tile<T>& next, const VisibleSpan& span,
                                            const SoftmaxState (&states)[Q], float* scores) {
-    score_tile<Q, Fetch>(states, tile, next, kv.head_dim, scores);
+    score_tile<Q, Fetch>(states, tile, next, kv.key_dim, scores);
     if (span.softcap > 0.0f) softcap(scores, span.softcap, Q * kKeyTile);
     float factors[8];
     weigh_tile<Q>(scores, span, states, factors);
+    const int64_t dim = kv.padded_value_dim();
+    if constexpr (kIsScaled<T>) scale_weights<Q>(scores, tile, dim);
     int64_t d = 0;
-    for (; d + 8 * kValueVectors<Q> <= kv.padded_dim; d += 8 * kValueVectors<Q>) {
-        mix_values<Q, kValueVectors<Q>, Fetch>(states, factors, tile, next, kv.padded_dim, scores, span, d);
+    for (; d + 8 * kValueVectors<Q> <= dim; d += 8 * kValueVectors<Q>) {
+        mix_values<Q, kValueVectors<Q>, Fetch>(states, factors, tile, next, dim, scores, span, d);
     }
-    for (; d < kv.padded_dim; d += 8) mix_values<Q, 1, Fetch>(states, factors, tile, next, kv.padded_dim, scores, span, d);
+    for (; d < dim; d += 8) mix_values<Q, 1, Fetch>(states, factors, tile, next, dim, scores, span, d);
 }
 
 }  // namespace

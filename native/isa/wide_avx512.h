@@ -118,12 +118,25 @@ void unpack_pair(PackedPair<F> pair, int64_t groups, int64_t blocks, uint8_t* ou
     }
 }
 
-// Tokens [begin, end) of a block.
-struct WideTokens {
-    int64_t begin, end;
-    const int32_t* starts;   // [tokens, groups * scales of a group], initial sums: -bias times the sum of the levels; unset without a bias
-    uint8_t* unpacked;       // memory for an UnpackedPair
+// A tile of tokens: their levels, scales and sums in the order in which the products read them (group_bytes).
+struct WideTile {
+    int64_t begin;     // its first token
+    int64_t count;
+    const uint8_t* groups;
 };
+
+// The tiles of a block of tokens, of nearly equal size.
+struct WideTokens {
+    WideTile tiles[kTokenBlock / kWideTile];
+    int64_t count;
+    uint8_t* unpacked;   // memory for an UnpackedPair
+};
+
+// Numbers of a tile that a group of a format has for every token: initial sums, and scale and sum.
+template <typename Pair>
+constexpr int kStarts = Pair::kHasStarts ? Pair::kScales : 0;
+template <typename Pair>
+constexpr int kFactors = Pair::kHasMin ? 2 : 1;
 
 // Returns the sums of 16 consecutive levels; each is in all four lanes of its quarter.
 FOREWORD_INLINE __m512i sums_of_sixteen(const int8_t* q) {
@@ -132,49 +145,106 @@ FOREWORD_INLINE __m512i sums_of_sixteen(const int8_t* q) {
     return _mm512_add_epi32(sums, _mm512_shuffle_epi32(sums, _MM_PERM_CDAB));
 }
 
+// Computes the initial sums of a row of levels, -bias times the sum of the levels, for every scale of a group.
 template <WeightFormat F>
-WideTokens wide_tokens(const MatrixView& w, const ActivationView& x, int64_t begin, int64_t end, uint8_t* scratch) {
-    int32_t* starts = reinterpret_cast<int32_t*>(scratch);
-    const int64_t group_size = w.grouping.group_size, columns = x.groups * group_size, levels = (end - begin) * columns;
-    const int8_t* q = x.q + begin * columns;
-    int64_t count = 0;   // of initial sums
+void compute_starts(const int8_t* q, int64_t columns, int64_t group_size, int32_t* starts) {
     if constexpr (block_layout(F).scales == 2) {
-        for (int64_t c = 0; c < levels; c += 64, count += 4) {
+        for (int64_t c = 0; c < columns; c += 64, starts += 4) {
             const __m512i biased = _mm512_mullo_epi32(sums_of_sixteen(q + c), _mm512_set1_epi32(-kWideBias<F>));
-            _mm_storeu_si128(reinterpret_cast<__m128i*>(starts + count), _mm512_castsi512_si128(_mm512_maskz_compress_epi32(0x1111, biased)));
+            _mm_storeu_si128(reinterpret_cast<__m128i*>(starts), _mm512_castsi512_si128(_mm512_maskz_compress_epi32(0x1111, biased)));
         }
-    } else if constexpr (kWideBias<F> != 0) {
-        for (int64_t c = 0; c < levels; c += group_size, ++count) {
+    } else {
+        for (int64_t c = 0; c < columns; c += group_size, ++starts) {
             __m256i sums = _mm256_setzero_si256();
             for (int64_t i = 0; i < group_size; i += kBlock) {
                 sums = _mm256_dpbusd_epi32(sums, _mm256_set1_epi8(1), load_vector(reinterpret_cast<const uint8_t*>(q + c + i)));
             }
-            starts[count] = -kWideBias<F> * _mm512_reduce_add_epi32(_mm512_zextsi256_si512(sums));
+            *starts = -kWideBias<F> * _mm512_reduce_add_epi32(_mm512_zextsi256_si512(sums));
         }
     }
-    return {begin, end, starts, scratch + (count * 4 + kCacheLine - 1) / kCacheLine * kCacheLine};
 }
 
+// Writes the levels of 32 columns of `count` tokens so that four columns of all tokens are consecutive. Writes up to 28 bytes
+// after them.
+FOREWORD_INLINE void interleave_levels(const int8_t* q, int64_t stride, int64_t count, uint8_t* out) {
+    if (count == 1) {
+        std::memcpy(out, q, kBlock);
+        return;
+    }
+    F32x8 quads[8];
+#pragma GCC unroll 8
+    for (int64_t t = 0; t < kWideTile; ++t) quads[t] = load(reinterpret_cast<const float*>(q + (t < count ? t : count - 1) * stride));
+    transpose(quads);
+#pragma GCC unroll 8
+    for (int64_t quad = 0; quad < 8; ++quad) store(reinterpret_cast<float*>(out + quad * 4 * count), quads[quad]);
+}
+
+// Writes a tile; per group initial sums, levels, scales and sums of all tokens. Returns the end.
+template <WeightFormat F>
+uint8_t* write_tile(const MatrixView& w, const ActivationView& x, const WideTile& tile, const int32_t* starts, uint8_t* out) {
+    using Pair = PackedPair<F>;
+    const int64_t groups = x.groups, group_size = w.grouping.group_size, stride = groups * group_size, count = tile.count;
+    const int8_t* q = x.q + tile.begin * stride;
+    const auto put = [&](auto value_of) FOREWORD_INLINE_LAMBDA {
+        for (int64_t t = 0; t < count; ++t, out += 4) {
+            const auto value = value_of(t);
+            std::memcpy(out, &value, 4);
+        }
+    };
+    for (int64_t g = 0; g < groups; ++g) {
+        for (int s = 0; s < kStarts<Pair>; ++s) put([&](int64_t t) { return starts[(t * groups + g) * kStarts<Pair> + s]; });
+        for (int64_t block = 0; block < group_size / kBlock; ++block, q += kBlock, out += kBlock * count) interleave_levels(q, stride, count, out);
+        put([&](int64_t t) { return x.scale[(tile.begin + t) * groups + g]; });
+        if constexpr (Pair::kHasMin) put([&](int64_t t) { return x.sum[(tile.begin + t) * groups + g]; });
+    }
+    return out;
+}
+
+// Prepares the tokens [begin, end). `scratch` has linear_scratch_bytes().
+template <WeightFormat F>
+WideTokens wide_tokens(const MatrixView& w, const ActivationView& x, int64_t begin, int64_t end, uint8_t* scratch) {
+    constexpr int Starts = kStarts<PackedPair<F>>;
+    WideTokens tokens{{}, (end - begin + kWideTile - 1) / kWideTile, nullptr};
+    const int64_t columns = x.groups * w.grouping.group_size, row_starts = x.groups * Starts;
+    int32_t* starts = reinterpret_cast<int32_t*>(scratch);   // of one tile
+    uint8_t* out = scratch + kWideTile * row_starts * 4;
+    for (int64_t index = 0, first = begin; index < tokens.count; ++index) {
+        const int64_t size = (end - first + tokens.count - index - 1) / (tokens.count - index);
+        tokens.tiles[index] = {first, size, out};
+        for (int64_t t = 0; Starts > 0 && t < size; ++t) {
+            compute_starts<F>(x.q + (first + t) * columns, columns, w.grouping.group_size, starts + t * row_starts);
+        }
+        out = write_tile<F>(w, x, tokens.tiles[index], starts, out);
+        first += size;
+    }
+    tokens.unpacked = scratch + (out - scratch + kCacheLine - 1) / kCacheLine * kCacheLine;
+    return tokens;
+}
+
+// Adds the products of four columns: `levels` of 16 rows, and `quads` [T] of the tokens. The broadcast is part of the
+// instruction, which the compiler does not do by itself.
 template <int T>
-FOREWORD_INLINE void wide_dots(__m512i (&acc)[T], __m512i levels, const int8_t* q, int64_t stride) {
+FOREWORD_INLINE void wide_dots(__m512i (&acc)[T], __m512i levels, const uint8_t* quads) {
+    typedef int32_t __attribute__((may_alias, aligned(1))) Quad;
 #pragma GCC unroll 8
     for (int t = 0; t < T; ++t) {
-        int32_t quad;
-        std::memcpy(&quad, q + t * stride, 4);
-        acc[t] = _mm512_dpbusd_epi32(acc[t], levels, _mm512_set1_epi32(quad));
+        asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(acc[t]) : "v"(levels), "m"(reinterpret_cast<const Quad*>(quads)[t]));
     }
 }
 
-// Computes sixteen outputs of T tokens from token `first` of the block on.
-template <int T, typename Pair>
-__attribute__((noinline)) void run_wide_tile(Pair pair, const ActivationView& x, const WideTokens& tokens, int64_t first,
-                                             const PanelTarget& left, const PanelTarget& right) {
+FOREWORD_INLINE __m512 broadcast(const uint8_t* number) {
+    float value;
+    std::memcpy(&value, number, 4);
+    return _mm512_set1_ps(value);
+}
+
+// Computes sixteen outputs of the T tokens of a tile. A group has `Blocks` blocks of 32 columns, or `any_blocks` if that is 0.
+template <int T, int Blocks, typename Pair>
+__attribute__((noinline)) void run_wide_tile(Pair pair, int64_t groups, int64_t any_blocks, const WideTile& tile, const PanelTarget& left,
+                                             const PanelTarget& right) {
     constexpr int Scales = Pair::kScales;
-    const int64_t groups = x.groups, stride = groups * left.blocks * kBlock;
-    const int8_t* q = x.q + (tokens.begin + first) * stride;
-    const float* scale = x.scale + (tokens.begin + first) * groups;
-    const float* sum = x.sum + (tokens.begin + first) * groups;
-    const int32_t* starts = tokens.starts + first * groups * Scales;
+    const int64_t blocks = Blocks > 0 ? Blocks : any_blocks;
+    const uint8_t* numbers = tile.groups;
     __m512 out[T];
 #pragma GCC unroll 8
     for (int t = 0; t < T; ++t) out[t] = _mm512_setzero_ps();
@@ -184,15 +254,18 @@ __attribute__((noinline)) void run_wide_tile(Pair pair, const ActivationView& x,
 #pragma GCC unroll 2
         for (int s = 0; s < Scales; ++s) {
 #pragma GCC unroll 8
-            for (int t = 0; t < T; ++t) acc[s][t] = _mm512_set1_epi32(Pair::kHasStarts ? starts[(t * groups + g) * Scales + s] : 0);
+            for (int t = 0; t < T; ++t) {
+                acc[s][t] = Pair::kHasStarts ? _mm512_castps_si512(broadcast(numbers + 4 * (s * T + t))) : _mm512_setzero_si512();
+            }
         }
-        for (int64_t block = 0; block < left.blocks; ++block, q += kBlock) {
+        numbers += 4 * T * kStarts<Pair>;
+        for (int64_t block = 0; block < blocks; ++block, numbers += kBlock * T) {
             pair.fetch();
             const auto vector = [&](auto j) FOREWORD_INLINE_LAMBDA {
                 constexpr int J = decltype(j)::value;
                 const WidePair levels = pair.template levels<J>();
-                wide_dots<T>(acc[0], levels.low, q + 4 * J, stride);
-                wide_dots<T>(acc[Scales - 1], levels.high, q + 4 * (J + 4), stride);
+                wide_dots<T>(acc[0], levels.low, numbers + 4 * T * J);
+                wide_dots<T>(acc[Scales - 1], levels.high, numbers + 4 * T * (J + 4));
             };
             vector(Index<0>{}), vector(Index<1>{}), vector(Index<2>{}), vector(Index<3>{});
             pair.advance();
@@ -202,53 +275,50 @@ __attribute__((noinline)) void run_wide_tile(Pair pair, const ActivationView& x,
             const __m512 scales = pair.scales(s);
 #pragma GCC unroll 8
             for (int t = 0; t < T; ++t) {
-                const __m512 factor = _mm512_mul_ps(scales, _mm512_set1_ps(scale[t * groups + g]));
-                out[t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(acc[s][t]), factor, out[t]);
+                out[t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(acc[s][t]), _mm512_mul_ps(scales, broadcast(numbers + 4 * t)), out[t]);
             }
         }
         if constexpr (Pair::kHasMin) {
             const __m512 minima = pair.minima();
 #pragma GCC unroll 8
-            for (int t = 0; t < T; ++t) out[t] = _mm512_fmadd_ps(minima, _mm512_set1_ps(sum[t * groups + g]), out[t]);
+            for (int t = 0; t < T; ++t) out[t] = _mm512_fmadd_ps(minima, broadcast(numbers + 4 * (T + t)), out[t]);
         }
+        numbers += 4 * T * kFactors<Pair>;
     }
     float sums[T][2 * kPanelRows];
 #pragma GCC unroll 8
     for (int t = 0; t < T; ++t) _mm512_storeu_ps(sums[t], out[t]);
     for (int t = 0; t < T; ++t) {
-        const int64_t row = tokens.begin + first + t;
+        const int64_t row = tile.begin + t;
         finish(load(sums[t]), left.out + row * left.stride, left.bias, left.accumulate, left.width);
         finish(load(sums[t] + kPanelRows), right.out + row * right.stride, right.bias, right.accumulate, right.width);
     }
 }
 
-// Multiplies all tokens of a block with two panels, in tiles of nearly equal size. No tile has fewer than `MinTokens` tokens, so
-// smaller ones are not compiled.
-template <int MinTokens, typename Pair>
-void run_wide_tiles(Pair pair, const ActivationView& x, const WideTokens& tokens, const PanelTarget& left, const PanelTarget& right) {
-    const int64_t count = tokens.end - tokens.begin, tiles = (count + kWideTile - 1) / kWideTile;
-    int64_t first = 0;
-    for (int64_t index = 0; index < tiles; ++index) {
-        const int64_t size = (count - first + tiles - index - 1) / (tiles - index);
+// Multiplies all tokens of a block with two panels. No tile has fewer than `MinTokens` tokens, so smaller ones are not compiled.
+template <int MinTokens, int Blocks, typename Pair>
+void run_wide_tiles(Pair pair, int64_t groups, const WideTokens& tokens, const PanelTarget& left, const PanelTarget& right) {
+    for (int64_t index = 0; index < tokens.count; ++index) {
+        const WideTile& tile = tokens.tiles[index];
         const auto run_sized = [&](auto n) FOREWORD_INLINE_LAMBDA {
             if constexpr (n.value >= MinTokens) {
-                if (size == n.value) run_wide_tile<n.value>(pair, x, tokens, first, left, right);
+                if (tile.count == n.value) run_wide_tile<n.value, Blocks>(pair, groups, left.blocks, tile, left, right);
             }
         };
         run_sized(Index<1>{}), run_sized(Index<2>{}), run_sized(Index<3>{}), run_sized(Index<4>{});
         run_sized(Index<5>{}), run_sized(Index<6>{}), run_sized(Index<7>{}), run_sized(Index<8>{});
-        first += size;
     }
 }
 
 template <WeightFormat F>
-void run_pair(const MatrixView& w, const ActivationView& x, const WideTokens& tokens, const PanelTarget& left,
-              const PanelTarget& right) {
+void run_pair(const MatrixView& w, const WideTokens& tokens, int64_t count, const PanelTarget& left, const PanelTarget& right) {
     constexpr BlockLayout layout = block_layout(F);
+    constexpr int Blocks = F == WeightFormat::Q8 ? 0 : 1;
     const PackedPair<F> packed{{left.packed}, {right.packed}};
-    if (tokens.end - tokens.begin < kUnpackTokens) return run_wide_tiles<1>(packed, x, tokens, left, right);
+    if (count < kUnpackTokens) return run_wide_tiles<1, Blocks>(packed, w.groups, tokens, left, right);
     unpack_pair<F>(packed, w.groups, left.blocks, tokens.unpacked);
-    run_wide_tiles<6>(UnpackedPair<layout.scales, layout.has_min>{tokens.unpacked}, x, tokens, left, right);
+    // All formats share the code of unpacked panels.
+    run_wide_tiles<6, 0>(UnpackedPair<layout.scales, layout.has_min>{tokens.unpacked}, w.groups, tokens, left, right);
 }
 
 }  // namespace

@@ -175,6 +175,21 @@ def test_bench_step_times_a_mixture_against_a_dense_model(tiny_model: Path):
         assert all(row["ms"] > 0 for row in costs)
 
 
+def test_bench_step_measures_numbers_of_threads(tiny_model: Path):
+    options = ["--model", str(tiny_model), "--tokens", "1,4", "--context", "8", "--repeats", "1", "--json"]
+    run = foreword("bench", "step", "--threads", "1,2,3", *options)
+    assert run.returncode == 0, run.stderr
+    assert "context 8, 1 thread" in run.stderr
+    printed = json.loads(run.stdout)
+    assert list(printed["compare"]) == ["2 threads", "3 threads"]
+    for costs in (printed["rows"], *(engine["steps"] for engine in printed["compare"].values())):
+        assert [row["n"] for row in costs] == [1, 4]
+    for wrong, words in (("1,x", "numbers"), ("0", "at least 1"), ("99999", "at most")):
+        run = foreword("bench", "step", "--threads", wrong, *options)
+        assert (run.returncode, run.stdout) == (2, "")
+        assert words in run.stderr
+
+
 def test_bench_accept_prints_one_json_line(tiny_model: Path):
     options = ["--model", str(tiny_model), "--requests", "1,3", "--repeats", "2", "--rule", "block", "--json"]
     run = foreword("bench", "accept", *options)

@@ -18,6 +18,7 @@ from foreword.speculation.requests import PassEntry
 from foreword.speculation.transaction import Transaction
 from helpers.cpu import INSTRUCTION_SETS, cpu_decoder, needs_cpu_kernels
 from helpers.passes import all_logits, compute, make_request, torch_decoder, with_all_logits
+from helpers.tiny_families import make_family
 from helpers.tiny_models import make_hf_model
 from helpers.trees import random_tokens
 
@@ -146,6 +147,54 @@ def test_rows_in_16_bits_are_the_rounded_ones(path: Path, isa: str, monkeypatch:
     assert 0 < error < 0.01
 
 
+@needs_cpu_kernels
+@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+def test_rows_in_int8_are_rounded_with_a_scale_each(path: Path, isa: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FOREWORD_ISA", isa)
+    ids, kept, logits = random_tokens(random.Random(3), 40), [], []
+    for numbers in ("float32", "int8"):
+        decoder = cpu_decoder(path, "float32", kv_dtype=numbers)
+        cache, runner = PagedCache(PAGES), ModelRunner.allocate(decoder, PAGES, 16)
+        with Transaction(cache, [PassEntry.of(make_request(cache, ids), 40)]) as transaction:
+            logits.append(runner.forward(with_all_logits(transaction.batch([Draft()]))).logits)
+        kept.append(runner.store)
+    whole, bytes_kept = kept
+    assert bytes_kept.bytes_per_row == bytes_kept.spec.bytes_per_row == 2 * 2 * 2 * (24 + 4)  # and a scale
+    for slot in range(40):  # later layers read rounded rows of the first
+        levels, exact = (row(store, DECODER_ROWS, slot, 20)[:, 0] for store in (bytes_kept, whole))
+        largest = exact.abs().amax(-1, keepdim=True)
+        assert torch.equal(levels.float(), (exact * (127 / largest)).round())
+    error = (logits[1] - logits[0]).norm() / logits[0].norm()
+    assert 0 < error < 0.03
+
+
+@needs_cpu_kernels
+def test_scales_move_with_rows_in_int8(path: Path):
+    """The rows of one text, copied to other slots, are read as they were."""
+    decoder = cpu_decoder(path, "int8", kv_dtype="int8")
+    ids = random_tokens(random.Random(3), 20)
+    cache, runner = PagedCache(PAGES), ModelRunner.allocate(decoder, PAGES, 16)
+    request = make_request(cache, ids)
+    compute(runner, cache, request, 19)
+    moves = [(slot, 63 - slot) for slot in range(19)]
+    runner.store.move(torch.tensor(moves, dtype=torch.int32))
+    with Transaction(cache, [PassEntry.of(request, 1)]) as transaction:
+        batch = transaction.batch([Draft()])
+        back = torch.tensor([(to, slot) for slot, to in moves], dtype=torch.int32)
+        for array in runner.store.arrays(DECODER_ROWS):
+            array[:, :2] = 0
+        logits = decoder.forward(replace(batch, kv_copies=back), runner.store).logits
+    assert torch.equal(logits[0], all_logits(decoder, ids)[-1])
+
+
+@needs_cpu_kernels
+def test_what_cannot_be_kept_in_int8_is_refused_in_one_line(tmp_path: Path):
+    directory, _ = make_family(tmp_path, "deepseek_v2")
+    with pytest.raises(RequestError, match="cannot be kept in 8 bits; leave out --kv-cache-dtype") as caught:
+        cpu_decoder(directory, "int8", kv_dtype="int8")
+    assert "\n" not in str(caught.value)
+
+
 def test_the_store_of_another_decoder_is_refused(decoder: Decoder):
     other = decoder.with_layers([0])
     cache = PagedCache(PAGES)
@@ -168,7 +217,7 @@ def test_arrays_of_the_cpu_store_outlive_it(path: Path):
 @needs_cpu_kernels
 def test_what_the_cpu_kernels_cannot_keep_is_refused_by_name(path: Path):
     decoder = cpu_decoder(path, "int8")
-    with pytest.raises(RequestError, match="latent"):
-        decoder.new_kv_store(PAGES, 16, [RowSpec("latent", 1, 1, 64, value_dim=0)])
+    with pytest.raises(RequestError, match="short"):
+        decoder.new_kv_store(PAGES, 16, [RowSpec("short", 1, 1, 64, value_dim=32)])
     with pytest.raises(ValueError, match="outside"):
         decoder.new_kv_store(PAGES, 16).move(torch.tensor([[0, 64]], dtype=torch.int32))

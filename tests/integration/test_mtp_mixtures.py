@@ -54,6 +54,7 @@ def target_with_module(path: Path, family: str) -> tuple[Any, SlowModule]:
         ("glm4_moe", "torch", 1),
         pytest.param("glm4_moe", "cpu", 2, marks=needs_cpu_kernels),
         ("deepseek_v3", "torch", 2),
+        pytest.param("deepseek_v3", "cpu", 1, marks=needs_cpu_kernels),
         pytest.param("glm4_moe", "cuda", 1, marks=needs_cuda),
         pytest.param("deepseek_v3", "cuda", 2, marks=needs_cuda),
     ],

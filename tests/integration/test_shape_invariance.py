@@ -42,19 +42,26 @@ SHAPES = {
     ),
     "biased": ("qwen2", {"hidden_size": 192, "num_attention_heads": 3, "num_key_value_heads": 3}),
 }
-SMALL_HYBRIDS = ["qwen3_5", "nemotron_h", "lfm2"]
-"""One family of every recurrence, gated attention, and layers of one part."""
+SMALL_FAMILIES = ["qwen3_5", "nemotron_h", "lfm2", "deepseek_v2", "deepseek_v3"]
+"""One family of every recurrence, gated attention, layers of one part, and latent attention."""
 
 FORMS = ["int8", "q8_0", "float32"]
+
+
+def cpu_decoder_with_int8_kv(path: Path, form: str) -> Decoder:
+    return cpu_decoder(path, form, kv_dtype="int8")
+
+
 DECODERS = [
     *(pytest.param((cpu_decoder, form), marks=needs_cpu_kernels, id=f"cpu-{form}") for form in FORMS),
+    pytest.param((cpu_decoder_with_int8_kv, "int8"), marks=needs_cpu_kernels, id="cpu-int8-int8-kv"),
     *(pytest.param((cuda_decoder, dtype), marks=needs_cuda, id=f"cuda-{dtype}") for dtype in CUDA_DTYPES),
 ]
 
 
-@pytest.fixture(scope="module", params=[*SHAPES, *SMALL_HYBRIDS])
+@pytest.fixture(scope="module", params=[*SHAPES, *SMALL_FAMILIES])
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if request.param in SMALL_HYBRIDS:
+    if request.param in SMALL_FAMILIES:
         return make_family(tmp_path_factory.mktemp("model"), request.param)[0]
     architecture, overrides = SHAPES[request.param]
     return make_hf_model(tmp_path_factory.mktemp("model"), architecture, tied=True, **overrides)
@@ -65,6 +72,8 @@ def decoder(request: pytest.FixtureRequest, path: Path) -> Decoder:
     load, numbers = request.param
     if load is cuda_decoder and missing_features(open_checkpoint(path).config, "cuda"):
         pytest.skip("this backend does not support the model")
+    if load is cpu_decoder_with_int8_kv and open_checkpoint(path).config.layers[0].attention.latent:
+        pytest.skip("latent rows are not kept in int8")
     decoder: Decoder = load(path, numbers)
     assert decoder.is_shape_invariant
     return decoder

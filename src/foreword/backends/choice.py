@@ -26,10 +26,10 @@ QUANTIZATIONS = {"auto": "", "none": "", "fp8": "cuda", "int4": "cuda"}
 `auto` keeps weights as they are stored, `none` unpacks them, `fp8` and `int4` round them to 8 or 4 bits.
 """
 
-KV_DTYPES = {"auto": "", "float32": "cpu", "bfloat16": "cpu", "fp8": "cuda"}
+KV_DTYPES = {"auto": "", "float32": "cpu", "bfloat16": "cpu", "int8": "cpu", "fp8": "cuda"}
 """Number formats of keys and values, and the backend that a format needs (empty: any).
 
-`auto` is the backend's default; `fp8` are 8-bit floats with a scale for every token and head.
+`auto` is the backend's default; `int8` and `fp8` are 8-bit integers and floats with a scale for every token and head.
 """
 
 

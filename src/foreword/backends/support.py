@@ -35,7 +35,7 @@ class Feature(Enum):
 
 SUPPORTED: dict[str, frozenset[Feature]] = {
     "torch": frozenset(Feature),
-    "cpu": frozenset(Feature) - {Feature.LATENT},
+    "cpu": frozenset(Feature),
     "cuda": frozenset(Feature) - {Feature.RELU2},
     "training": frozenset(),
 }

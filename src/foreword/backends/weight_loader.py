@@ -141,6 +141,10 @@ class WeightLoader:
         self.check_shape(name, (rows_read, *expected[1:]))
         self.count()
 
+    def has(self, name: str) -> bool:
+        """Return whether a model of this config has the tensor."""
+        return name in self._shapes
+
     def shape(self, name: str) -> tuple[int, ...]:
         return self._shapes[name]
 

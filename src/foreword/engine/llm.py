@@ -69,8 +69,8 @@ class LLM:
           the number of loaded tensors.
         - `dtype`, `device` and `backend`: "auto" fits them to the machine.
         - `quantization`: "auto" for weights as the checkpoint has them, "none", "fp8" or "int4" (GPU: docs/gpu.md).
-        - `kv_cache_dtype`: "fp8" stores keys and values in 8 bits on a GPU (docs/gpu.md); on a CPU, "float32" or
-          "bfloat16" (docs/kernels.md).
+        - `kv_cache_dtype`: "fp8" stores keys and values in 8 bits on a GPU (docs/gpu.md); on a CPU, "float32",
+          "bfloat16" or "int8" (docs/kernels.md).
         - `generation_config`: "auto" for the sampling parameters that the model's makers recommend, used if a call
           gives none, or "none".
         - `tensor_parallel_size`: number of processes that share the model, one GPU each or all on this CPU

@@ -71,7 +71,7 @@ class PackedMatrix:
     def nbytes(self) -> int: ...
 
 class KvStore:
-    def __init__(self, pages: int, kinds: list[tuple[int, int, int]], dtype: str) -> None: ...
+    def __init__(self, pages: int, kinds: list[tuple[int, int, int, bool]], dtype: str) -> None: ...
     def arrays(self, kind: int) -> tuple[NDArray[Any], NDArray[Any]]: ...
     def copy_rows(self, copies: Ints) -> None: ...
     @property
@@ -97,6 +97,21 @@ class Experts:
         shared_gate: Floats | None,
     ) -> None: ...
     def set_clamp(self, limit: float, slope: float) -> None: ...
+    @property
+    def nbytes(self) -> int: ...
+
+class Latent:
+    def __init__(
+        self,
+        kv_rank: int,
+        rope_dim: int,
+        nope_dim: int,
+        value_dim: int,
+        eps: float,
+        query: PackedMatrix | None,
+        keys: list[PackedMatrix],
+        values: list[PackedMatrix],
+    ) -> None: ...
     @property
     def nbytes(self) -> int: ...
 
@@ -161,6 +176,7 @@ class Decoder:
         softcap: float,
         activation: str,
         recurrent: Recurrent | None,
+        latent: Latent | None,
     ) -> None: ...
     def set_sinks(self, sinks: Floats) -> None: ...
     def set_embedding_and_output(
@@ -232,6 +248,7 @@ class Head:
         key_norm: Floats | None,
         experts: Experts | None,
         score_scale: float,
+        latent: Latent | None,
     ) -> None: ...
     def set_embedding_and_output(
         self, embedding: PackedMatrix, output: PackedMatrix, final_norm: Floats | None

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 DECODER_ROWS = "decoder"
 """Name of the decoder's own rows."""
 
-ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-"""Bytes per stored number."""
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
+"""Bytes per stored number; `int8` (CPU kernels) has a scale for every token and head, too."""
 
 SCALE_BYTES = 4
-"""Bytes of a head's scale in a packed row."""
+"""Bytes of a head's scale in a packed row and in `int8`."""
 
 ROW_ALIGNMENT = 16
 """Packed rows begin at multiples of this many bytes: the widest load of a GPU."""
@@ -54,8 +54,12 @@ class RowSpec:
         sizes = self.head_dim, self.values
         if self.packed:
             return self.num_layers * sum(map(self.packed_bytes, sizes))
-        padded = sum(-(-numbers // self.alignment) * self.alignment for numbers in sizes)
-        return self.num_layers * self.num_kv_heads * padded * ITEM_BYTES[self.dtype]
+        scale_bytes = SCALE_BYTES if self.dtype == "int8" else 0
+        head_bytes = sum(
+            -(-numbers // self.alignment) * self.alignment * ITEM_BYTES[self.dtype] + scale_bytes
+            for numbers in sizes
+        )
+        return self.num_layers * self.num_kv_heads * head_bytes
 
 
 @dataclass(frozen=True)

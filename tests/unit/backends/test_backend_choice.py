@@ -54,6 +54,7 @@ def test_a_gpu_computes_in_bfloat16_with_triton_where_it_is(
         ("float32", "auto", "float32"),
         ("int8", "float32", "float32"),
         ("float32", "bfloat16", "bfloat16"),
+        ("auto", "int8", "int8"),
     ],
 )
 def test_keys_and_values_of_the_cpu_kernels(dtype: str, kv_cache_dtype: str, expected: str):

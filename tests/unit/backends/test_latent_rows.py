@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -10,6 +11,7 @@ from foreword.models.config import ModelConfig
 from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.models.formats.hf.config import hf_config
 from foreword.models.layer_shapes import expected_shapes
+from helpers.cpu import INSTRUCTION_SETS, cpu_decoder, needs_cpu_kernels
 from helpers.passes import all_logits, torch_decoder
 
 SETTINGS = {
@@ -83,6 +85,28 @@ def test_logits_by_the_book(tmp_path: Path):
     write(tmp_path)
     expected = by_the_book(load_file(tmp_path / "model.safetensors"))
     torch.testing.assert_close(all_logits(torch_decoder(tmp_path), IDS), expected, atol=1e-4, rtol=1e-4)
+
+
+@needs_cpu_kernels
+@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+def test_logits_by_the_book_on_the_cpu_kernels(tmp_path: Path, isa: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FOREWORD_ISA", isa)
+    write(tmp_path)
+    expected = by_the_book(load_file(tmp_path / "model.safetensors"))
+    exact, rounded = (all_logits(cpu_decoder(tmp_path, form), IDS) for form in ("float32", "int8"))
+    torch.testing.assert_close(exact, expected, atol=1e-4, rtol=1e-4)
+    assert 1e-5 < float((rounded - expected).norm() / expected.norm()) < 0.05
+
+
+@needs_cpu_kernels
+def test_the_cpu_kernels_keep_one_short_row_once(tmp_path: Path):
+    write(tmp_path)
+    decoder = cpu_decoder(tmp_path, "int8")
+    store = decoder.new_kv_store(2, 16)
+    assert store.bytes_per_row == decoder.kv_rows().bytes_per_row == 16 * 2  # 14 numbers, padded
+    assert 0 < decoder.layer_bytes < decoder.weight_bytes
+    keys, values = store.arrays("decoder")
+    assert (keys.shape, values.numel()) == ((1, 2, 1, 16, 16), 0)
 
 
 def test_a_token_keeps_one_short_row(tmp_path: Path):

@@ -64,7 +64,7 @@ WINDOW = with_layer(LayerSpec(replace(ATTENTION, window=127), MLP))
         (SQUARED, "cuda", "MLPs of squared ReLU without a gate; use --backend torch"),
         (WINDOW, "training", "sliding-window attention; use another model"),
         (with_layer(LayerSpec(ATTENTION, MlpSpec(32))), "training", "layers of different kinds"),
-        (COMPRESSED, "cpu", "latent attention"),
+        (COMPRESSED, "training", "latent attention"),
         (with_layer(LayerSpec(replace(ATTENTION, softcap=5.0), MLP)), "training", "soft caps"),
         (with_layer(LayerSpec(ATTENTION, MLP, Norms.AFTER)), "training", "norms after attention"),
         (replace(SOUND, embedding_scale=2.0), "training", "scaled embeddings"),

@@ -14,8 +14,7 @@ def test_every_family_has_a_row_and_torch_runs_all():
     assert all(tuple(row.backends) == BACKENDS and row.backends["torch"] == "yes" for row in rows)
     by_class = {row.hf_class: row.backends for row in rows}
     assert by_class["MixtralForCausalLM"]["cpu"] == "yes"
-    assert by_class["DeepseekV2ForCausalLM"]["cpu"] == "no: latent attention"
-    assert by_class["GptOssForCausalLM"]["cpu"] == "yes"
+    assert {row.backends["cpu"] for row in rows} == {"yes"}
     hybrids = {family.hf_class for family in ARCHITECTURES if family.recurrent is not None}
     assert {backends["cuda"] for name, backends in by_class.items() if name not in hybrids} == {"yes"}
     assert by_class["Lfm2ForCausalLM"]["cuda"] == "yes"

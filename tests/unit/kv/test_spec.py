@@ -12,6 +12,11 @@ def test_keys_and_values_of_all_layers_count():
     assert RowSpec("decoder", 3, 2, 20, dtype="bfloat16").bytes_per_row == 3 * 2 * 40 * 2
 
 
+def test_a_row_in_int8_has_a_scale_for_every_head():
+    assert RowSpec("decoder", 3, 2, 20, dtype="int8").bytes_per_row == 3 * 2 * 2 * (20 + 4)
+    assert RowSpec("decoder", 3, 2, 20, dtype="int8", alignment=8).bytes_per_row == 3 * 2 * 2 * (24 + 4)
+
+
 def test_a_head_may_be_filled_up():
     assert RowSpec("decoder", 3, 2, 20, alignment=8).bytes_per_row == 3 * 2 * (24 + 24) * 4
 

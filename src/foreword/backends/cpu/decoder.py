@@ -16,6 +16,7 @@ from foreword.backends.cpu.weights import CpuWeights, load_layers, load_outer_ma
 from foreword.backends.interface import DecodeSize, KvStore
 from foreword.backends.memory import kv_rows, state_spec
 from foreword.backends.support import require_supported
+from foreword.errors import RequestError
 from foreword.kernels.native import choose_isa, choose_threads, native_status
 from foreword.kv.chunks import NO_STATES, StateSizes
 from foreword.kv.spec import PageSpec, RowSpec, StateSpec
@@ -56,6 +57,10 @@ class CpuDecoder:
         """Return a decoder that runs only these layers, with shared weights."""
         weights = self._weights.with_layers(layers)
         return CpuDecoder(self.config.with_layers(layers), weights, self.number_format, self.threads)
+
+    def with_threads(self, threads: int) -> "CpuDecoder":
+        """Return a decoder with this many threads of its own, and shared weights."""
+        return CpuDecoder(self.config, self._weights, self.number_format, threads)
 
     def beside(self, checkpoint: Checkpoint) -> "CpuDecoder":
         """Return a decoder with the layers of `checkpoint`, and this one's embedding, output matrix and final norm."""
@@ -142,6 +147,10 @@ def load_cpu_decoder(
     `ends`, if given, provides embedding, output matrix and final norm.
     """
     config = checkpoint.config
+    if number_format.kv_dtype == "int8" and config.layers and config.layers[0].attention.latent is not None:
+        raise RequestError(
+            f"the KV rows of this {config.architecture} model cannot be kept in 8 bits; leave out --kv-cache-dtype"
+        )
     isa, workers = choose_isa(native_status().instruction_sets), choose_threads(threads)
     number_format = resolve_format(number_format, checkpoint, isa)
     release_unused()  # memory that importing torch needed would add to the peak of loading

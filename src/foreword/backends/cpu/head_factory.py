@@ -96,8 +96,8 @@ class CpuHeads:
         return CpuMedusa(head, self._packer(head), self._weights.head)
 
     def exit(self, more: Checkpoint, layer: int, rows: str) -> CpuExit | None:
-        """Load an exit after the first `layer` layers; None for a target with recurrent layers."""
-        if self._config.recurrent is not None:
+        """Load an exit after the first `layer` layers; None for a target with latent attention or recurrent layers."""
+        if self._config.layers[0].attention.latent is not None or self._config.recurrent is not None:
             return None
         isa, threads = self._native.isa, self._native.threads
         target_layers = self._weights.with_layers(range(layer))

@@ -11,6 +11,7 @@ from torch import Tensor
 from foreword.backends.batch import Ints
 from foreword.backends.cpu.grouped import readable_blocks
 from foreword.backends.cpu.kv_store import CpuKvStore
+from foreword.backends.cpu.latent import AttentionNames, load_latent
 from foreword.backends.cpu.packing import BLOCK_KINDS, WeightFormat, rotated_group_size
 from foreword.backends.cpu.weights import load_experts
 from foreword.backends.interface import ChainPlan, HeadCall, HeadInput, HeadOutput, KnownChains, KvStore
@@ -31,7 +32,7 @@ _INPUT_NORMS = {
 }
 """Names of the norms of the token embedding and of the features, by join; empty: none."""
 
-_QKV, _OUTPUT, _MLP = ("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj", "down_proj")
+_OUTPUT, _MLP = "self_attn.o_proj", ("gate_proj", "up_proj", "down_proj")
 
 
 def _layer_blocks(head: Head) -> dict[str, QuantizedTensor]:
@@ -102,6 +103,18 @@ class HeadPacker:
         """Pack matrices by tensor name, with the biases that they have; `biased` is ignored."""
         return [self.matrix(name.removesuffix(".weight")) for name in names]
 
+    def pack(self, values: Tensor) -> "_native.PackedMatrix":
+        """Pack a float32 matrix that was made from a tensor of the head."""
+        from foreword.kernels._native import PackedMatrix
+
+        if self._number_format.is_float32:
+            packed = PackedMatrix.keep_floats(self._arena, values)
+        else:
+            group_size = rotated_group_size(values.shape[1])
+            packed = PackedMatrix.round_floats(self._arena, values, group_size, True, self.isa, self._threads)
+        self.nbytes += packed.nbytes
+        return packed
+
     def floats(self, name: str, biased: bool = False) -> "_native.PackedMatrix":
         """Pack a matrix in float32."""
         from foreword.kernels._native import PackedMatrix
@@ -159,7 +172,7 @@ class CpuHead:
             head_dim=layer.attention.head_dim,
             rms_norm_eps=spec.norm.eps,
             magnitude=spec.rope.magnitude,
-            inverse_frequencies=frequencies(spec.rope, layer.attention.head_dim).contiguous(),
+            inverse_frequencies=frequencies(spec.rope, layer.attention.rotary_dim).contiguous(),
         )
         self._set_inputs(packer)
         for index in range(len(spec.layers)):
@@ -191,8 +204,9 @@ class CpuHead:
 
     def _add_layer(self, packer: HeadPacker, index: int) -> None:
         prefix = f"layers.{index}."
-        attention = [packer.matrix(f"{prefix}self_attn.{name}") for name in (*_QKV, *_OUTPUT)]
         layer, experts = self.spec.layers[index], None
+        names = AttentionNames.of(layer.attention)
+        attention = [packer.matrix(f"{prefix}{name}") for name in (*names.inputs, _OUTPUT)]
         if layer.mlp.experts is None:
             mlp = [packer.matrix(f"{prefix}mlp.{name}") for name in _MLP]
         else:
@@ -205,10 +219,11 @@ class CpuHead:
             mlp_norm,
             attention,
             mlp,
-            packer.vector(prefix + "self_attn.q_norm.weight"),
-            packer.vector(prefix + "self_attn.k_norm.weight"),
+            None if names.query_norm is None else packer.vector(f"{prefix}{names.query_norm}.weight"),
+            None if names.key_norm is None else packer.vector(f"{prefix}{names.key_norm}.weight"),
             experts=experts,
             score_scale=layer.attention.scale or 0.0,
+            latent=load_latent(packer, layer.attention, prefix),
         )
 
     def draft(self, call: HeadCall) -> HeadOutput | KnownChains:

@@ -19,6 +19,7 @@ class CpuKvStore:
     """Keys and values in the layout of the attention kernel.
 
     Keys are [layers, pages, kv heads, padded head dim, rows of a page]; values have the last two dimensions exchanged.
+    Latent rows are keys without values. In int8 each page has its rows' scales after the numbers of a head.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class CpuKvStore:
         self.states = states
         self.num_pages = num_pages
         self.page_size = page_size
-        kinds = [(row.num_layers, row.num_kv_heads, row.head_dim) for row in spec.rows]
+        kinds = [(row.num_layers, row.num_kv_heads, row.head_dim, row.values == 0) for row in spec.rows]
         self.native = _native.KvStore(num_pages, kinds, spec.decoder.dtype)
 
     @property
@@ -59,8 +60,8 @@ class CpuKvStore:
 
 
 def _require_supported(row: RowSpec) -> None:
-    if row.values != row.head_dim:
+    if row.values not in (0, row.head_dim):
         raise RequestError(
-            f"KV rows {row.name}: the CPU kernels need keys and values of the same size, "
+            f"KV rows {row.name}: the CPU kernels need keys and values of the same size, or no values, "
             f"not {row.head_dim} and {row.values}"
         )

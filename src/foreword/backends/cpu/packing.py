@@ -2,7 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import gguf
 import numpy as np
@@ -123,6 +123,26 @@ def resolve_format(number_format: WeightFormat, checkpoint: Checkpoint, isa: str
     return replace(default_format(checkpoint, isa)[0], kv_dtype=number_format.kv_dtype)
 
 
+class TensorPacker(Protocol):
+    """Packs tensors of a decoder (`MatrixPacker`) or of a draft head (`HeadPacker`)."""
+
+    def matrices(self, names: list[str], biased: bool) -> "list[PackedMatrix]":
+        """Pack matrices with the same input, with the biases that they have if `biased`."""
+        ...
+
+    def pack(self, values: torch.Tensor) -> "PackedMatrix":
+        """Pack a float32 matrix."""
+        ...
+
+    def floats(self, name: str, biased: bool = False) -> "PackedMatrix":
+        """Pack a matrix in float32, whatever the format."""
+        ...
+
+    def vector(self, name: str) -> torch.Tensor | None:
+        """Return a tensor that is not packed, float32; None if a head does not have it."""
+        ...
+
+
 class MatrixPacker:
     """Packs matrices of one checkpoint into one format."""
 
@@ -153,7 +173,7 @@ class MatrixPacker:
         return any(blocks is not None and blocks.kind in BLOCK_KINDS for blocks in stored)
 
     def vector(self, name: str) -> torch.Tensor:
-        """Return a vector, such as a norm's weights, as float32 [n]."""
+        """Return a tensor that is not packed, such as a norm's weights, float32."""
         return self._loader.tensor(name)
 
     def floats(self, name: str, biased: bool = False) -> "PackedMatrix":
@@ -178,7 +198,21 @@ class MatrixPacker:
 
     def _set_biases(self, names: list[str], packed: "list[PackedMatrix]") -> None:
         for name, matrix in zip(names, packed, strict=True):
-            matrix.set_bias(self.vector(name.removesuffix("weight") + "bias"))
+            bias = name.removesuffix("weight") + "bias"
+            if self._loader.has(bias):  # an uncompressed query of latent attention has none
+                matrix.set_bias(self.vector(bias))
+
+    def pack(self, values: torch.Tensor) -> "PackedMatrix":
+        """Pack a float32 matrix that was made from a tensor of the checkpoint."""
+        from foreword.kernels._native import PackedMatrix
+
+        if self._number_format.is_float32:
+            return PackedMatrix.keep_floats(self._arena, values)
+        is_rotated = self._number_format.is_rotated
+        group_size = rotated_group_size(values.shape[1]) if is_rotated else BLOCK_COLUMNS
+        return PackedMatrix.round_floats(
+            self._arena, values, group_size, is_rotated, self._isa, self._threads
+        )
 
     def _blocks(self, name: str) -> QuantizedTensor | None:
         stored = _stored(self._checkpoint, name)

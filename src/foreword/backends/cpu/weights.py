@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from foreword.backends.cpu.kv_store import HEAD_ALIGNMENT
-from foreword.backends.cpu.packing import FORMATS, MatrixPacker, WeightFormat
+from foreword.backends.cpu.latent import AttentionNames, load_latent
+from foreword.backends.cpu.packing import FORMATS, MatrixPacker, TensorPacker, WeightFormat
 from foreword.backends.support import require_supported
 from foreword.errors import CheckpointError
 from foreword.kernels.native import choose_isa, native_status
@@ -51,12 +52,13 @@ class CpuLayer:
     post_attention_norm: Tensor | None = None  # norms of the sublayers' outputs
     post_mlp_norm: Tensor | None = None
     sinks: Tensor | None = None
+    latent: "_native.Latent | None" = None
 
     @property
     def nbytes(self) -> int:
         """Bytes of the matrices."""
-        expert_bytes = 0 if self.experts is None else self.experts.nbytes
-        return sum(matrix.nbytes for matrix in (*self.mixing.values(), *self.mlp.values())) + expert_bytes
+        inner = sum(part.nbytes for part in (self.experts, self.latent) if part is not None)
+        return sum(matrix.nbytes for matrix in (*self.mixing.values(), *self.mlp.values())) + inner
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,12 @@ def _load_layer(packer: MatrixPacker, layer: LayerSpec, prefix: str) -> CpuLayer
     def norm(name: str | None) -> Tensor | None:
         return None if name is None else packer.vector(f"{prefix}{name}.weight")
 
-    experts, norms, attention = None, norm_names(layer), layer.attention
+    experts, norms, attention, names = (
+        None,
+        norm_names(layer),
+        layer.attention,
+        AttentionNames.of(layer.attention),
+    )
     mlp: dict[str, _native.PackedMatrix] = {}
     if layer.mlp.experts is not None:
         experts, shared = load_experts(packer, layer.mlp, prefix)
@@ -129,25 +136,25 @@ def _load_layer(packer: MatrixPacker, layer: LayerSpec, prefix: str) -> CpuLayer
         mlp = matrices(gate_and_up, layer.mlp.bias) | matrices(down, layer.mlp.bias)
     mixing: dict[str, _native.PackedMatrix] = {}
     if layer.recurrent is not None:
-        names = [f"linear_attn.{name}" for name in recurrent_inputs(layer.recurrent)]
-        mixing = matrices(names, layer.recurrent.bias) | matrices(
+        inputs = [f"linear_attn.{name}" for name in recurrent_inputs(layer.recurrent)]
+        mixing = matrices(inputs, layer.recurrent.bias) | matrices(
             ["linear_attn.out_proj"], layer.recurrent.bias
         )
     elif layer.mixes:
-        mixing = matrices(MODULES[:3], attention.bias) | matrices(MODULES[3:4], attention.output_bias)
-    has_head_norms = layer.has_attention and attention.qk_norm
+        mixing = matrices(names.inputs, attention.bias) | matrices(MODULES[3:4], attention.output_bias)
     return CpuLayer(
         attention_norm=norm(norms.before_attention),
         mlp_norm=norm(norms.before_mlp),
         mixing=mixing,
         mlp=mlp,
-        query_norm=norm("self_attn.q_norm" if has_head_norms else None),
-        key_norm=norm("self_attn.k_norm" if has_head_norms else None),
+        query_norm=norm(names.query_norm if layer.has_attention else None),
+        key_norm=norm(names.key_norm if layer.has_attention else None),
         recurrent=None if layer.recurrent is None else _load_recurrent(packer, layer.recurrent, prefix),
         experts=experts,
         post_attention_norm=norm(norms.after_attention),
         post_mlp_norm=norm(norms.after_mlp),
         sinks=packer.vector(f"{prefix}self_attn.sinks") if attention.sinks and layer.has_attention else None,
+        latent=load_latent(packer, attention, prefix) if layer.has_attention else None,
     )
 
 
@@ -184,24 +191,8 @@ def _load_recurrent(packer: MatrixPacker, spec: RecurrentSpec, prefix: str) -> "
     )
 
 
-class ExpertPacker(Protocol):
-    """Packs tensors of a decoder (`MatrixPacker`) or of a draft head (`HeadPacker`)."""
-
-    def matrices(self, names: list[str], biased: bool) -> "list[_native.PackedMatrix]":
-        """Pack matrices with the same input, with their biases if `biased`."""
-        ...
-
-    def floats(self, name: str, biased: bool = False) -> "_native.PackedMatrix":
-        """Pack a matrix in float32."""
-        ...
-
-    def vector(self, name: str) -> Tensor | None:
-        """Return a vector, float32 [n]; None if a head does not have it."""
-        ...
-
-
 def load_experts(
-    packer: ExpertPacker, mlp: MlpSpec, prefix: str
+    packer: TensorPacker, mlp: MlpSpec, prefix: str
 ) -> "tuple[_native.Experts, list[_native.PackedMatrix]]":
     """Return the experts of one layer, and the matrices of its shared experts: gate (if any), up, down; or none.
 
@@ -257,7 +248,7 @@ def native_decoder(config: ModelConfig, weights: CpuWeights, threads: int) -> "_
         head_dim=layer.attention.head_dim,
         rms_norm_eps=config.norm.eps,
         magnitude=config.rope.magnitude,
-        inverse_frequencies=frequencies(config.rope, layer.attention.head_dim).contiguous(),
+        inverse_frequencies=frequencies(config.rope, layer.attention.rotary_dim).contiguous(),
         isa=choose_isa(native_status().instruction_sets),
         threads=threads,
         embedding_scale=config.embedding_scale,
@@ -284,6 +275,7 @@ def native_decoder(config: ModelConfig, weights: CpuWeights, threads: int) -> "_
             softcap=spec.attention.softcap or 0.0,
             activation=spec.mlp.activation,
             recurrent=packed.recurrent,
+            latent=packed.latent,
         )
         if packed.sinks is not None:
             decoder.set_sinks(packed.sinks)
@@ -294,7 +286,7 @@ def native_decoder(config: ModelConfig, weights: CpuWeights, threads: int) -> "_
 def _add_ropes(decoder: "_native.Decoder", config: ModelConfig) -> dict[RopeSpec | None, int]:
     """Add the layers' rotary embeddings to the decoder; return the index of each. None is the model's default, 0."""
     ropes = dict.fromkeys(layer.attention.rope for layer in config.layers if layer.attention.rope)
-    dim = config.layers[0].attention.head_dim
+    dim = config.layers[0].attention.rotary_dim
     return {None: 0} | {
         rope: decoder.add_rope(frequencies(rope, dim).contiguous(), rope.magnitude) for rope in ropes
     }

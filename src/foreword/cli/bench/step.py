@@ -33,6 +33,7 @@ class Step(Benchmark):
     context: int = option(256, "Committed tokens before the new ones.")
     repeats: int = option(15, "Timed passes for each number; the median is reported.")
     prefill: str = option("", "Also time prompts of these lengths, such as 128,512.")
+    threads: str = option("", "Measure with these numbers of threads in turn, such as 1,2,4,8 (CPU kernels).")
     compare: str = option("", "Engine to measure in the same run: llama.cpp.")
     experts: int = option(0, "Compare a random mixture of this many experts with a dense model.")
     shape: str = option("", "Time random weights of this shape, such as llama-1b or qwen3.5-0.8b.")
@@ -41,11 +42,16 @@ class Step(Benchmark):
     def run(self) -> None:
         if self.compare not in ("", "llama.cpp"):
             raise RequestError(f"--compare knows llama.cpp only, not {self.compare!r}")
+        if self.threads and self.experts:
+            raise RequestError("--threads cannot be combined with --experts; leave one out")
+        thread_counts = parse_sizes("--threads", self.threads) if self.threads else []
         sizes = parse_sizes("--tokens", self.tokens)
         prompts = parse_sizes("--prefill", self.prefill) if self.prefill else []
         from foreword.bench.step_cost import DecoderTimer, check_sizes, compare_step_cost
 
-        decoders = self._decoders()
+        decoders, with_threads = self._decoders(), ""
+        if thread_counts:
+            decoders, with_threads = self._by_threads(decoders[OURS], thread_counts)
         check_sizes(sizes, self.context, self.repeats, decoders[OURS].config.context_length, prompts)
         most = max(*sizes, *prompts, 1)
         timers: dict[str, StepTimer] = {
@@ -55,7 +61,7 @@ class Step(Benchmark):
             timers |= self._llama_cpp_timers(most)
         with progress_bar("measuring") as show:
             costs = compare_step_cost(timers, sizes, prompts=prompts, repeats=self.repeats, progress=show)
-        title = f"one pass over n new tokens, context {self.context}"
+        title = f"one pass over n new tokens, context {self.context}{with_threads}"
         stdout.print(_table(costs, title))
         times = {name: [(float(step.n), step.ms) for step in cost.steps] for name, cost in costs.items()}
         chart = Chart("new tokens (n)", "milliseconds", times)
@@ -82,6 +88,19 @@ class Step(Benchmark):
         choice = fit_to_model(chosen, shapes[OURS], backend=self.backend, dtype=self.dtype, device=place)
         loader = DecoderLoader(choice, place)
         return {name: loader.load(RandomCheckpoint(shape)) for name, shape in shapes.items()}
+
+    @staticmethod
+    def _by_threads(decoder: "Decoder", counts: list[int]) -> "tuple[dict[str, Decoder], str]":
+        """Return the decoder with every number of threads, and the first number for the title."""
+        from foreword.backends.cpu.decoder import CpuDecoder
+        from foreword.kernels.native import choose_threads
+
+        if not isinstance(decoder, CpuDecoder):
+            raise RequestError("--threads needs the CPU kernels; use --backend cpu or leave it out")
+        first, *others = map(choose_threads, counts)
+        decoders: dict[str, Decoder] = {OURS: decoder.with_threads(first)}
+        decoders |= {f"{count} threads": decoder.with_threads(count) for count in others}
+        return decoders, f", {first} thread{'s' * (first > 1)}"
 
     def _llama_cpp_timers(self, most_tokens: int) -> "dict[str, StepTimer]":
         from foreword.bench.llama_cpp import FILE_TYPES, LlamaCppTimer, quantized_copy
@@ -115,9 +134,9 @@ def _table(costs: "dict[str, EngineCosts]", title: str) -> Table:
 
 _CPU_FORMS = {
     **{form: ("dtype", form) for form in ("int8", "stored", "q4", "q8_0", "float32")},
-    **{f"{numbers}-kv": ("kv_cache_dtype", numbers) for numbers in ("float32", "bfloat16")},
+    **{f"{numbers}-kv": ("kv_cache_dtype", numbers) for numbers in ("float32", "bfloat16", "int8")},
 }
-_CPU_DEFAULTS = ("int8", "int8+float32-kv", "stored", "q8_0")
+_CPU_DEFAULTS = ("int8", "int8+float32-kv", "int8+int8-kv", "stored", "q8_0")
 _GPU_FORMS = {
     "fp8": ("quantization", "fp8"),
     "int4": ("quantization", "int4"),
@@ -137,8 +156,8 @@ class Quality(JsonCommand):
     tokens: int = option(10_240, "Tokens of the text to read.")
     forms: str = option(
         "",
-        "Formats to compare: int8, stored, q8_0 (the reference point), float32-kv, bfloat16-kv on a CPU; fp8, int4, "
-        "fp8-kv on a GPU; or some of them together, such as stored+float32-kv. Default: all.",
+        "Formats to compare: int8, stored, q8_0 (the reference point), float32-kv, bfloat16-kv, int8-kv on a CPU; fp8, "
+        "int4, fp8-kv on a GPU; or some of them together, such as stored+float32-kv. Default: all.",
     )
     device: DeviceOption = "cpu"
 

@@ -74,7 +74,7 @@ _DTYPE_HELP = (
     "`foreword doctor` shows what auto is."
 )
 _WEIGHTS_HELP = "Weights on a GPU: auto (as the checkpoint has them), none (unpacked), fp8 or int4."
-_KV_HELP = "Keys and values: auto; float32 or bfloat16 on a CPU; fp8 on a GPU."
+_KV_HELP = "Keys and values: auto; float32, bfloat16 or int8 on a CPU; fp8 on a GPU."
 _DEFAULTS_HELP = "Defaults of sampling parameters: auto (the model's) or none (Foreword's)."
 DtypeOption = Annotated[str, _choice("--dtype", DTYPES, _DTYPE_HELP)]
 BackendOption = Annotated[str, _choice("--backend", BACKENDS, "Backend: auto, cpu, cuda or torch.")]

@@ -84,6 +84,7 @@ REFUSED = [
     ["theory", "--k", "x"],
     ["theory", "--step-costs", "no/such/file"],
     ["bench", "step", "--tokens", "1,x"],
+    ["bench", "step", "--threads", "1,x"],
     ["bench", "batch", "--batches", "x"],
     ["bench", "overhead", "--contexts", "x"],
     ["bench", "overhead", "--batches", "x"],
