@@ -10,7 +10,7 @@ class SideStream:
     """A stream that starts after what the current stream has launched, and that the current stream waits for."""
 
     def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream = _new_stream(device) if device.type == "cuda" else None
         self._is_forked = False
 
     @contextmanager
@@ -30,3 +30,7 @@ class SideStream:
             assert self._stream is not None
             torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
             self._is_forked = False
+
+
+def _new_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
