@@ -48,18 +48,18 @@ def trimmed(
         chances = arm.option.estimate.rates.survivals(draft, arm.fit.shift)
         flight.draft = draft
         if draft.confidence:
-            flight.kept = draft.depth if is_whole else arm.levels_with_benefit(draft, chances, benefit)
+            flight.useful = draft.depth if is_whole else arm.useful_levels(draft, chances, benefit)
         else:
-            flight.kept, arm.is_stopping = draft.depth, False  # no confidences for this request
+            flight.useful, arm.is_stopping = draft.depth, False  # no confidences for this request
         if flight.is_shadow:
             found[place] = draft.within(0, 0)
             continue
         if flight.verified and draft.is_chain and limit is None and not is_whole:
-            tried = min(flight.verified, flight.kept)
+            tried = min(flight.verified, flight.useful)
             found[place], is_whole = draft.within(tried, tried), True
         if is_whole:
             rows, tokens = rows + len(found[place]), tokens + sum(chances[: len(found[place])])
-        elif limit is not None or draft.confidence or count > benefit.kept or len(entries) > 1:
+        elif limit is not None or draft.confidence or count > benefit.useful or len(entries) > 1:
             offers.append(Offer(number, draft, chances))
             places.append(place)
             spent[arm.plan.method] = benefit.draft_seconds

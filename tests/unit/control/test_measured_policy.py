@@ -11,7 +11,7 @@ import pytest
 
 from foreword.acceptance.rules.rule import Rule
 from foreword.acceptance.rules.trees import Drawn
-from foreword.control import decisions
+from foreword.control import decision
 from foreword.control.acceptance import MAX_ESTIMATES, Estimates
 from foreword.control.decision import Evaluation
 from foreword.control.policy import FEW_STATES, MeasuredPolicy
@@ -312,9 +312,9 @@ def test_a_cohort_of_one_tenant_says_nothing_of_anothers():
     policy = MeasuredPolicy()
     mine, theirs = (policy.estimates.of("ngram", tenant, "greedy") for tenant in ("me", "they"))
     for _ in range(300):
-        mine.counts.judged(0, 1, 0)
+        mine.counts.count_level(0, 1, 0)
         mine.finished(1, mine.rates.expected[0])
-        theirs.counts.judged(0, 1, None)
+        theirs.counts.count_level(0, 1, None)
         theirs.finished(0, theirs.rates.expected[0])
         for pair in (mine, theirs):
             pair.refresh(0.0)
@@ -363,7 +363,7 @@ def _decisions(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, set[str]]]:
             found.append((here.rows, cohorts))
             super().__init__(states, here, *others)
 
-    monkeypatch.setattr(decisions, "Evaluation", Noted)
+    monkeypatch.setattr(decision, "Evaluation", Noted)
     return found
 
 

@@ -211,7 +211,7 @@ def test_a_lookup_is_asked_for_all_levels_whatever_few_of_them_are_worth():
     found.run(policy, 1500)
     (control,) = policy.options.values()
     assert control.is_on
-    assert 1 <= control.benefit.kept < 4
+    assert 1 <= control.benefit.useful < 4
     assert control.benefit.depth == 4
 
 
