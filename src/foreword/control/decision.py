@@ -309,10 +309,11 @@ class Evaluation:
     def _probe_share(self, option: Option) -> float:
         """Return the fraction of time for exploring an option; small for a new cohort of a known drafter."""
         settings = self._settings
+        if best_case(self._alone, self._groups[option], self._cost) < settings.margin_on:
+            return settings.idle_probe_share
         is_unknown = not option.is_cost_known or option.estimate.is_unknown
-        may_gain = best_case(self._alone, self._groups[option], self._cost) >= settings.margin_on
-        is_near = may_gain and option.usual_gain >= settings.hopeless
-        return settings.probe_share if is_unknown and is_near else settings.idle_probe_share
+        least = settings.hopeless if is_unknown else -settings.margin_on
+        return settings.probe_share if option.usual_gain >= least else settings.idle_probe_share
 
     def _is_sure(self, option: Option, benefit: Benefit) -> bool:
         """Return whether the expected and the measured gain are high, so that few plain windows are needed."""

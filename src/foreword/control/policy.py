@@ -36,7 +36,7 @@ class MeasuredPolicy:
         self.settings = settings or ControlSettings()
         self.estimates = estimates or Estimates()
         self.explorer = Explorer(self.settings)
-        self.reference = ReferenceWindows(self.settings)
+        self.reference = ReferenceWindows()
         self.decisions = Decisions(self.settings)
         self.options: dict[Estimate, Option] = {}
         self.here: Pass | None = None  # the last pass without its drafts

@@ -38,12 +38,17 @@ class ControlSettings:
     trial_steps: int = 64  # one of this many steps verifies another depth, to correct its cost
     first_gain: float = 0.05  # tokens per step that a lookup is expected to gain before a head, until known
     first_memory: float = 0.02  # weight of the newest step in that gain
+    share_steps: int = (
+        8  # steps whose `max_draft_share` may be spent at once: drafts rarely fit into one share
+    )
+    share_once: float = 0.5  # maximum lengthening of one such step by drafts, as a fraction of its plain time
     # Guard
     reference_share: float = 0.01  # fraction of steps in plain windows, against which the gain is measured
     sure_reference: float = 0.1  # fraction of that if the gain is certainly above `sure_gain`
     sure_gain: float = 0.1
     reference_window: int = 8  # steps per plain window; the first still have the pace of speculation
     guard_ratio: float = 0.99  # measured ratio to plain decoding below which a drafter turns off
+    guard_errors: float = 2.33  # standard errors below that ratio: 1% false alarms per test
     guard_retry_seconds: float = 60.0  # initial off time; doubles each time
     # Acceptance
     prior_drafts: float = 4.0  # pseudo-count of an unknown drafter's prior: tried, and soon corrected

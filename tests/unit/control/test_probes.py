@@ -9,7 +9,7 @@ import pytest
 
 from foreword.backends.batch import Tap
 from foreword.control.acceptance import Estimates
-from foreword.control.decision import Candidate, Decision
+from foreword.control.decision import Candidate, Decision, Evaluation
 from foreword.control.explore import OBSERVED_BEFORE, Explorer
 from foreword.control.judging import RequestFit
 from foreword.control.options import Moment, Option
@@ -209,3 +209,17 @@ def test_a_head_is_tried_for_requests_that_have_some_way_to_go():
     kinds["code"] = Kind(0.9, spread=0.0, mood=0.0)
     traffic.run(policy, 32 * 250)
     assert option.is_on
+
+
+@pytest.mark.parametrize(("gain", "is_uncertain"), [(0.3, True), (0.0, True), (-0.05, False), (-0.5, False)])
+def test_more_is_explored_where_the_decision_is_uncertain(gain: float, is_uncertain: bool):
+    traffic, policy = Traffic(CPU, [lookup()], 1, ("code",)), MeasuredPolicy()
+    traffic.run(policy, 2000)
+    traffic._fill()
+    state = policy._state(traffic.running[0])  # type: ignore[arg-type]
+    assert policy.here is not None
+    found = Evaluation([state], policy.here, traffic.situation, SETTINGS, Moment(0, 0.0, 0))
+    (option,) = policy.options.values()
+    option.usual_gain = gain
+    share = SETTINGS.probe_share if is_uncertain else SETTINGS.idle_probe_share
+    assert found._probe_share(option) == share
