@@ -278,8 +278,8 @@ CONTROL_MUTANTS = (
         "a drafter that has become slow is looked at once, when it seems only a little slower",
         "control/decision.py",
         "Decisions.note_calls",
-        "is_slow and self._slow_calls % 4 == 0",
-        "self._slow_calls == 4",
+        "self._slow_calls, self._soon = 0, 16",
+        "self._slow_calls = 0",
         (f"{POLICY}::test_a_drafter_that_becomes_slow_is_looked_at_before_it_is_time",),
     ),
     Mutant(

@@ -119,6 +119,7 @@ class Decisions:
         self._known: dict[tuple[int, int], Decision] = {}  # by kind: passes with and without prompts
         self._wait = settings.decision_steps
         self._slow_calls = 0  # consecutive steps with slow calls
+        self._soon = 0  # remaining evaluations after few steps, since calls have become slow
 
     def pass_of(self, drawn: int, rows: int, nodes: int, context: int, situation: Situation) -> Pass | None:
         """Return the pass without drafts, to which `nodes` rows may be added; None before any step was measured."""
@@ -149,8 +150,8 @@ class Decisions:
         before, usual = self._known.get(kind), self.settings.decision_steps
         if not all(option.is_cost_known for option in found.in_use):
             self._wait = 2
-        elif self._slow_calls or any(option.estimate.is_new for option in found.in_use):
-            self._wait = usual // 8
+        elif self._soon or any(option.estimate.is_new for option in found.in_use):
+            self._soon, self._wait = max(self._soon - 1, 0), self.settings.new_steps
         elif found.is_settled and before is not None and before.levels == found.levels:
             self._wait = min(max(2 * self._wait, usual), 4 * usual)
         else:
@@ -168,7 +169,8 @@ class Decisions:
         """Evaluate again if calls have become far slower than expected, in several steps in a row."""
         is_slow = seconds.draft - expected > self.settings.slow_call * seconds.total
         self._slow_calls = self._slow_calls + 1 if is_slow else 0
-        if is_slow and self._slow_calls % 4 == 0:
+        if self._slow_calls == 4:
+            self._slow_calls, self._soon = 0, 16
             self._known.clear()
 
 
@@ -236,9 +238,8 @@ class Evaluation:
         idle = [one for one in self._arms if one not in used or not self._is_for_all(one, benefits[one])]
         idle.sort(key=lambda one: -self._optimistic(one, benefits[one]))
         share = max(map(self._probe_share, idle), default=settings.idle_probe_share)
-        on = [option for option in self._arms if option.is_on]
-        is_sure = on and all(self._is_sure(option, benefits[option]) for option in on)
-        plain_share = settings.reference_share * (settings.sure_reference if is_sure else 1.0 if on else 0.0)
+        doubts = [self._doubt(option, benefits[option]) for option in self._arms if option.is_on]
+        plain_share = settings.reference_share * max(doubts, default=0.0)
         is_settled = bool(used) and all(one.is_cost_known and not one.estimate.is_unsettled for one in used)
         candidates = [self._candidate(option) for option in idle]
         return Decision(here, self._now, benefits, drafters, used, candidates, share, plain_share, is_settled)
@@ -315,7 +316,11 @@ class Evaluation:
         least = settings.hopeless if is_unknown else -settings.margin_on
         return settings.probe_share if option.usual_gain >= least else settings.idle_probe_share
 
-    def _is_sure(self, option: Option, benefit: Benefit) -> bool:
-        """Return whether the expected and the measured gain are high, so that few plain windows are needed."""
-        measured, least = option.guard.gain.bounds(), self._settings.sure_gain
-        return option.is_cost_known and measured is not None and min(benefit.gain, measured[0] - 1) >= least
+    def _doubt(self, option: Option, benefit: Benefit) -> float:
+        """Return the fraction of plain windows that it needs: few if the expected and the measured gain are high."""
+        settings, measured = self._settings, option.guard.gain.bounds()
+        if benefit.gain < settings.sure_gain or not option.is_cost_known:
+            return 1.0
+        if measured is None:
+            return 0.5
+        return settings.sure_reference if measured[0] - 1 >= settings.sure_gain else 1.0

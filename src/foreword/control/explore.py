@@ -120,9 +120,10 @@ class Explorer:
             if watched.request() is None or had_turn or not self._can_try(watched, decision, 0):
                 self.watched = None
         if self.watched is None and turn >= self.settings.watch_steps // 4:
-            host = (1 + OBSERVED_BEFORE) * self.settings.probe_host_seconds
+            host = (2 + OBSERVED_BEFORE) * self.settings.probe_host_seconds
             heads = decision.heads_to_try
-            if not any(self.affords(one.drafter, one.price + host, one.catch_up) for one in heads):
+            # Two tries: the second has little to catch up, so that the costs of both parts become known.
+            if not any(self.affords(one.drafter, 2 * one.price + host, one.catch_up) for one in heads):
                 return
             for state in reversed(states):  # newest first: the oldest may end soon
                 if (

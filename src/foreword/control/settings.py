@@ -18,6 +18,7 @@ class ControlSettings:
     doubt: float = 0.02
     dwell_steps: int = 32  # minimum steps off, so that noise does not toggle a drafter
     decision_steps: int = 64  # steps between evaluations; an evaluation takes as long as ten plans
+    new_steps: int = 8  # the same while an estimate is new or calls have just become slow
     decision_seconds: float = 1.0  # maximum time between evaluations; twice that if all estimates are settled
     steady: float = 0.12  # relative change of the batch that triggers an evaluation
     slow_call: float = 0.2  # excess time of calls, as a fraction of a step, that triggers one if it repeats
@@ -28,7 +29,7 @@ class ControlSettings:
     rare_level: float = 0.02  # share of drafts with a level below which deeper ones are not requested
     # Exploration
     probe_share: float = 0.01  # fraction of step time, while a drafter near break-even is new or has changed
-    idle_probe_share: float = 0.003  # the same at other times
+    idle_probe_share: float = 0.004  # the same at other times
     hopeless: float = -0.1  # gain below which a drafter is far from break-even
     probe_levels: int = 4  # depth of a shadow draft if levels cost time
     probe_requests: int = 8  # maximum requests tried per step

@@ -128,7 +128,7 @@ def test_what_the_host_does_for_a_probe_is_paid_as_well():
 
 
 def test_a_head_observes_only_while_it_can_be_tried():
-    explorer, state, other = explorer_with(3e-3 + HOST), state_of(), state_of()
+    explorer, state, other = explorer_with(6e-3 + 2 * HOST), state_of(), state_of()
     decision = decision_of(state, other, seconds=3e-3)
     explorer.watch([state], decision, 0)
     assert explorer.watched is None, "all would be spent before it can be called"
@@ -141,6 +141,10 @@ def test_a_head_observes_only_while_it_can_be_tried():
     for _ in range(OBSERVED_BEFORE + 1):
         explorer.pay_observing()
     assert explorer.spent == pytest.approx((OBSERVED_BEFORE + 1) * HOST)
+    explorer.watch([state, other], decision, least - 2)
+    assert explorer.watched is state, "for a second try"
+    explorer.pay("eagle", 3e-3)
+    explorer.pay_observing()
     explorer.watch([state, other], decision, least - 1)
     assert explorer.watched is None
     explorer.balances["eagle"] = 1.0
