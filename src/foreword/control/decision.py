@@ -313,8 +313,9 @@ class Evaluation:
         if best_case(self._alone, self._groups[option], self._cost) < settings.margin_on:
             return settings.idle_probe_share
         is_unknown = not option.is_cost_known or option.estimate.is_unknown
-        least = settings.hopeless if is_unknown else -settings.margin_on
-        return settings.probe_share if option.usual_gain >= least else settings.idle_probe_share
+        if option.usual_gain < (settings.hopeless if is_unknown else -settings.margin_on):
+            return settings.idle_probe_share
+        return settings.probe_share if is_unknown else (settings.probe_share + settings.idle_probe_share) / 2
 
     def _doubt(self, option: Option, benefit: Benefit) -> float:
         """Return the fraction of plain windows that it needs: few if the expected and the measured gain are high."""

@@ -1,16 +1,17 @@
 """Step time by rows in the pass: a piecewise linear, monotone curve with exponential forgetting."""
 
 import math
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from foreword.speculation.measured.settings import COSTS
 
 
-@dataclass(slots=True)
+@dataclass
 class _Size:
     """Statistics of passes in one size bucket."""
 
@@ -20,6 +21,25 @@ class _Size:
     at: int = 0  # index of the last pass
     returning: int = 0  # remaining passes that count as its return
     was_slow: bool = False  # whether the last pass was slow
+
+
+class _Block(NamedTuple):
+    """Neighbouring sizes that share one expected time."""
+
+    weight: float
+    seconds: float
+    rows: list[float]
+    is_settled: bool
+
+    def contradicts(self, longer: "_Block") -> bool:
+        """Return whether it is slower than the longer block by no more than noise."""
+        noise = COSTS.noise if self.is_settled and longer.is_settled else math.inf
+        return longer.seconds < self.seconds < noise * longer.seconds
+
+    def merged(self, longer: "_Block") -> "_Block":
+        weight = self.weight + longer.weight
+        seconds = (self.weight * self.seconds + longer.weight * longer.seconds) / weight
+        return _Block(weight, seconds, self.rows + longer.rows, self.is_settled and longer.is_settled)
 
 
 class CostCurve:
@@ -56,11 +76,13 @@ class CostCurve:
             size.at = self._seen
             return 1.0
         self._in_a_row, self._last = self._in_a_row + 1 if size is self._last else 0, size
-        has_returned = self._seen - size.at > COSTS.recent
-        size.returning = COSTS.recent if has_returned else max(size.returning - 1, 0)
-        pace, own = COSTS.memory, COSTS.shape_memory
-        if size.returning:  # other sizes have just updated the pace, so that the deviation is its own
-            pace, own = COSTS.shape_memory, COSTS.return_memory
+        size.returning = COSTS.recent if self._seen - size.at > COSTS.recent else max(size.returning - 1, 0)
+        # Other sizes have just updated the pace, so a returning size's deviation is its own.
+        pace, own = (
+            (COSTS.shape_memory, COSTS.return_memory)
+            if size.returning
+            else (COSTS.memory, COSTS.shape_memory)
+        )
         faster: float = ratio ** max(pace, 1 / self._seen)
         # A long run of one size carries no information about its cost relative to others.
         weight = max(own if self._in_a_row < COSTS.recent else 0.0, 1 / (size.seen + 1))
@@ -73,74 +95,82 @@ class CostCurve:
         return faster
 
     def _neighbours_follow(self, size: _Size, shape: float) -> None:
-        """Apply a size's change to unseen sizes up to the next seen ones, weighted by distance between two of those."""
-        ordered = sorted(self._sizes.values(), key=lambda one: one.rows)
-        is_seen = [bool(one.at) and self._seen - one.at <= COSTS.unseen for one in ordered]
-        place = ordered.index(size)
-        for direction in (-1, 1):
-            end = place + direction
-            while 0 <= end < len(ordered) and not is_seen[end]:
-                end += direction
-            for unseen in ordered[place + direction : end if end >= 0 else None : direction]:
-                part = 1.0
-                if 0 <= end < len(ordered):
-                    part = 1 - (unseen.rows - size.rows) / (ordered[end].rows - size.rows)
-                unseen.seconds *= shape**part
+        """Apply a size's change to nearby unseen sizes, weighted by distance if another seen size bounds them."""
+        lower: _Size | None = None
+        between: list[_Size] = []
+        for one in [*sorted(self._sizes.values(), key=lambda one: one.rows), None]:
+            if one is not None and (not one.at or self._seen - one.at > COSTS.unseen):
+                between.append(one)
+                continue
+            if size is lower or size is one:
+                for unseen in between:
+                    part = 1.0
+                    if lower is not None and one is not None:
+                        part = 1 - abs(unseen.rows - size.rows) / (one.rows - lower.rows)
+                    unseen.seconds *= shape**part
+            lower, between = one, []
 
     def _between(self, rows: int) -> _Size | None:
         """Add a size interpolated from its neighbours; return None outside the known range."""
         points = self.points()
         if not points or not points[0][0] < rows < points[-1][0]:
             return None
-        seconds = _interpolated(points, np.array([rows]))[0] / self._pace
-        found = self._sizes[_bucket(rows)] = _Size(float(rows), seconds, COSTS.profile_passes // 2)
+        found = _Size(float(rows), _at(points, rows) / self._pace, COSTS.profile_passes // 2)
+        self._sizes[_bucket(rows)] = found
         return found
 
     def begin_with(self, points: Iterable[tuple[float, float]]) -> None:
         """Start from (rows, seconds) that were measured earlier."""
         for rows, seconds in points:
-            known = _Size(rows, seconds / self._pace, COSTS.profile_passes)
-            self._sizes.setdefault(_bucket(round(rows)), known)
+            self._sizes.setdefault(
+                _bucket(round(rows)), _Size(rows, seconds / self._pace, COSTS.profile_passes)
+            )
 
     def seconds(self, rows: int) -> float | None:
         """Return the expected seconds of a step over `rows` rows; None before the first measurement."""
-        return _interpolated(self.points(), np.array([rows]))[0] if self._sizes else None
+        return _at(self.points(), rows) if self._sizes else None
 
     def table(self, most_rows: int) -> list[float] | None:
         """Return the seconds for 0 to `most_rows` rows, decreasing only between two well-measured sizes."""
-        return _interpolated(self._rising(), np.arange(most_rows + 1)) if self._sizes else None
+        if not self._sizes:
+            return None
+        points = self._rising()
+        (first, shortest), (last, longest) = points[0], points[-1]
+        prior, size = COSTS.prior_rows, most_rows + 1
+        begin, end = min(math.ceil(first), size), min(math.floor(last) + 1, size)
+        known, seconds = zip(*points, strict=True)
+        return [
+            *[shortest * (rows + prior) / (first + prior) for rows in range(begin)],
+            *map(float, np.interp(np.arange(begin, end), known, seconds)),
+            *[longest * (rows + prior) / (last + prior) for rows in range(max(begin, end), size)],
+        ]
 
     def points(self) -> list[tuple[float, float]]:
         """Return the current (rows, seconds), sorted by rows."""
         return sorted((size.rows, self._pace * size.seconds) for size in self._sizes.values())
 
     def _rising(self) -> list[tuple[float, float]]:
-        """Return the points after averaging neighbours of which the shorter is slower, by noise or on old evidence."""
-        blocks: list[tuple[float, float, list[float], bool]] = []  # (weight, seconds, rows, is well measured)
+        """Return the points after averaging sizes that violate monotonicity."""
+        blocks: list[_Block] = []
         for size in sorted(self._sizes.values(), key=lambda one: one.rows):
-            age, is_known = self._seen - size.at, size.seen >= COSTS.settled
+            age, is_settled = self._seen - size.at, size.seen >= COSTS.settled
             weight = min(size.seen, COSTS.settled) / (1 + age / COSTS.settled)
-            seconds, rows = self._pace * size.seconds, [size.rows]
-            is_known = is_known and age < COSTS.forgotten
-            while blocks:
-                other, longer, before, was_known = blocks[-1]
-                noise = COSTS.noise if is_known and was_known else math.inf
-                if not seconds < longer < noise * seconds:
-                    break
-                blocks.pop()
-                seconds = (weight * seconds + other * longer) / (weight + other)
-                weight, rows, is_known = weight + other, before + rows, is_known and was_known
-            blocks.append((weight, seconds, rows, is_known))
-        return [(rows, seconds) for _, seconds, some, _ in blocks for rows in some]
+            block = _Block(
+                weight, self._pace * size.seconds, [size.rows], is_settled and age < COSTS.forgotten
+            )
+            while blocks and blocks[-1].contradicts(block):
+                block = blocks.pop().merged(block)
+            blocks.append(block)
+        return [(rows, block.seconds) for block in blocks for rows in block.rows]
 
 
-def _interpolated(points: Sequence[tuple[float, float]], rows: NDArray[np.int64]) -> list[float]:
-    """Return the seconds at these rows."""
-    known, seconds = np.array(points).T
-    inside = np.clip(rows, known[0], known[-1])
-    scale = (rows + COSTS.prior_rows) / (inside + COSTS.prior_rows)
-    found: list[float] = (np.interp(inside, known, seconds) * scale).tolist()
-    return found
+def _at(points: list[tuple[float, float]], rows: int) -> float:
+    place, prior = bisect_left(points, (rows, 0.0)), COSTS.prior_rows
+    if 0 < place < len(points):
+        (low, shorter), (high, longer) = points[place - 1], points[place]
+        return shorter + (longer - shorter) * (rows - low) / (high - low)
+    nearest, seconds = points[min(place, len(points) - 1)]
+    return seconds * (rows + prior) / (nearest + prior)
 
 
 def _bucket(rows: int) -> int:
