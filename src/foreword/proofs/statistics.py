@@ -43,7 +43,7 @@ class DrawingDrafter(Drafter):
         shapes = [self._shape.within(task.max_nodes, task.max_depth) for task in tasks]
         ends = np.cumsum([len(shape) for shape in shapes])
         noise = np.split(self._noise([task.request for task in tasks], shapes), ends[:-1])
-        return [self._draw(task, *given) for task, *given in zip(tasks, shapes, noise, strict=True)]
+        return list(map(self._draw, tasks, shapes, noise))
 
     def _draw(self, task: DraftTask, shape: Draft, noise: Floats) -> Draft:
         tokens: list[int] = []
