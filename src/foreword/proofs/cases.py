@@ -179,7 +179,7 @@ class SmallDrafter:
         generated = history[len(self.case.prompt) :]
         unrelated = Case(self.case.params, self.case.limits, self.case.prompt, 0, self.case.target ^ 1)
         case, allowed = self.case, self.case.allowed(generated)
-        logits, others = (target_logits([one], [[history]])[0].tolist() for one in (case, unrelated))
+        logits, others = target_logits([case, unrelated], [[history], [history]]).tolist()
         own = probabilities(logits, case.params, case.limits, case.prompt, generated, allowed)
         weights, likeness = np.exp(others), 1.0 if self.kind is DraftKind.SAME else self.likeness
         q = likeness * np.array(own) + (1 - likeness) * (weights / weights.sum())

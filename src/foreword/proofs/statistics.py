@@ -11,7 +11,7 @@ from itertools import product
 import numpy as np
 import torch
 
-from foreword.acceptance.noise import gumbel, key_tensor
+from foreword.acceptance.noise import Keys, gumbel, key_tensor
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.reference import probabilities
 from foreword.acceptance.request import TokenLimits
@@ -40,34 +40,40 @@ class DrawingDrafter(Drafter):
         self._shape = Draft((0,) * len(parents), tuple(parents))
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
-        return [self._draw(task) for task in tasks]
+        shapes = [self._shape.within(task.max_nodes, task.max_depth) for task in tasks]
+        ends = np.cumsum([len(shape) for shape in shapes])
+        noise = np.split(self._noise([task.request for task in tasks], shapes), ends[:-1])
+        return list(map(self._draw, tasks, shapes, noise))
 
-    def _draw(self, task: DraftTask) -> Draft:
-        end = len(task.request.tokens)
-        shape = self._shape.within(task.max_nodes, task.max_depth)
+    def _draw(self, task: DraftTask, shape: Draft, noise: Floats) -> Draft:
         tokens: list[int] = []
         drawn: list[Drawn] = []
-        for parent, noise in zip(shape.parents, self._noise(task.request, shape), strict=True):
+        for parent, of_node in zip(shape.parents, noise, strict=True):
             newest = task.request.tokens[-1] if parent == ROOT else tokens[parent]
             taken = [tokens[node] for node in range(len(tokens)) if shape.parents[node] == parent]
             law = self._laws[newest].copy()
             law[taken] = 0.0
             support = np.flatnonzero(law)
-            tokens.append(int(support[np.argmax(np.log(law[support]) + noise[support])]))
+            tokens.append(int(support[np.argmax(np.log(law[support]) + of_node[support])]))
             drawn.append(Drawn(support, law[support] / law.sum()))
-        return Draft(tuple(tokens), shape.parents, end, task.request.epoch, tuple(drawn))
+        return Draft(tuple(tokens), shape.parents, len(task.request.tokens), task.request.epoch, tuple(drawn))
 
-    def _noise(self, request: DraftRequest, shape: Draft) -> Floats:
-        """Return the noise [nodes, vocab], which is equal for all siblings."""
-        depths = (*shape.depths(), 0)  # the last is the root's
-        levels = [depths[parent] for parent in shape.parents]
-        branches = [depths[: max(parent, 0)].count(depths[parent]) for parent in shape.parents]
-        positions = np.array(levels, np.int64) + len(request.tokens)
-        keys = key_tensor(request.sampling.keys(positions, np.array(branches, np.int64)))
+    def _noise(self, requests: Sequence[DraftRequest], shapes: Sequence[Draft]) -> Floats:
+        """Return the noise [nodes of all drafts, vocab], which is equal for all siblings."""
+        keys = key_tensor(np.concatenate(list(map(_keys, requests, shapes))))
         noise: Floats = gumbel(
             keys[:, None].expand(len(keys), len(self._ids)), self._ids.expand(len(keys), -1)
         ).numpy()
         return noise
+
+
+def _keys(request: DraftRequest, shape: Draft) -> Keys:
+    """Return the noise keys of a draft's nodes."""
+    depths = (*shape.depths(), 0)  # the last is the root's
+    levels = [depths[parent] for parent in shape.parents]
+    branches = [depths[: max(parent, 0)].count(depths[parent]) for parent in shape.parents]
+    positions = np.array(levels, np.int64) + len(request.tokens)
+    return request.sampling.keys(positions, np.array(branches, np.int64))
 
 
 VOCAB, POSITIONS, CHAIN = 3, 3, 2

@@ -234,7 +234,7 @@ class _Reader:
         return self._data[begin : self._position]
 
     def _advance(self, count: int) -> int:
-        """Move the cursor behind the next `count` bytes; return where they begin."""
+        """Move the cursor past the next `count` bytes; return where they begin."""
         begin = self._position
         if begin + count > self._size:
             raise _damaged(self._path, f"it ends within its header, after {self._size} bytes")
