@@ -10,7 +10,7 @@ from foreword.models.architectures.architecture import (
     Grouping,
     RecurrentKeys,
 )
-from foreword.models.config import ExpertsSpec, GroupScore, Norms, RecurrentSpec
+from foreword.models.config import CLAMPED_SLOPE, ExpertsSpec, GroupScore, Norms, RecurrentSpec
 from foreword.models.formats.fields import MAX_DIMENSION, ConfigFields
 
 
@@ -20,6 +20,8 @@ def experts_spec(fields: ConfigFields, keys: ExpertKeys, normalize: bool) -> Exp
         raise fields.unsupported("normalised weights of experts in this family (norm_topk_prob)")
     _require(fields, "scoring_func", keys.scores.value)
     groups, top_groups = _groups(fields, keys)
+    if keys.clamp is not None and fields.number("swiglu_alpha", CLAMPED_SLOPE) != CLAMPED_SLOPE:
+        raise fields.unsupported(f"swiglu_alpha other than {CLAMPED_SLOPE}")
     spec = ExpertsSpec(
         count=fields.count(next((key for key in keys.count if fields.get(key) is not None), keys.count[0])),
         per_token=fields.count(keys.per_token),
