@@ -98,7 +98,7 @@ class Intake:
 
     @refusing("speculation")
     def _assign(self, new: NewRequest) -> Assignment:
-        """Return the decisions of the policy file, or without one the drafter that the request selects."""
+        """Return what the policy file decides; without a file, the drafter that the request selects."""
         if self.policy_file is not None:
             return self.policy_file.assign(new)
         return Assignment(plan=self.drafters.resolve(new.speculation, AnswerHints.of(new)))
@@ -115,9 +115,9 @@ class Intake:
 
     def _check_ids(self, tokens: Sequence[int], where: str) -> None:
         size = self.vocabulary.size
-        bad = next((t for t in tokens if not isinstance(t, int) or not 0 <= t < size), None)
-        if bad is not None:
-            raise RequestError(f"token id {bad} in the {where} is outside the vocabulary of {size}")
+        for token in tokens:
+            if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < size:
+                raise RequestError(f"token id {token} in the {where} is outside the vocabulary of {size}")
 
 
 def _check_service(new: NewRequest) -> None:

@@ -89,6 +89,24 @@ def test_a_damaged_file_is_fetched_again(tmp_path: Path, monkeypatch, name):
     assert (snapshot / "model.safetensors").read_bytes() == WEIGHTS
 
 
+def test_a_file_in_the_hubs_shared_store_is_verified_by_its_repositorys_name(tmp_path: Path, monkeypatch):
+    """Version 2 of the library keeps such a file under another checksum, for all repositories."""
+    snapshot = store(tmp_path)
+    weights, shared = snapshot / "model.safetensors", tmp_path / "shared" / ("e" * 64)
+    blob = weights.readlink()
+    shared.parent.mkdir()
+    blob.rename(shared)
+    blob.symlink_to(shared)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda repository, **filters: str(snapshot))
+    assert pull_model("org/name", lambda *event: None) == snapshot
+    assert shared.exists()
+    shared.write_bytes(b"short")
+    with pytest.raises(ModelSourceError, match=r"model.safetensors of org/name has a wrong checksum"):
+        pull_model("org/name", lambda *event: None)
+    assert shared.exists()
+    assert not blob.is_symlink()
+
+
 def test_a_damaged_file_that_cannot_be_fetched_again_is_an_error(tmp_path: Path, monkeypatch):
     snapshot = store(tmp_path)
     (snapshot / "model.safetensors").write_bytes(b"short")
@@ -103,14 +121,19 @@ class CutHub:
 
     def __init__(self, content: bytes, *sent: int) -> None:
         self.content, self.sent, self.ranges = content, list(sent), []
+        self.addresses, self.headers = set(), {}
 
     def metadata(self, address: str) -> SimpleNamespace:
-        return SimpleNamespace(etag=hashlib.sha256(WEIGHTS).hexdigest(), size=len(WEIGHTS))
+        return SimpleNamespace(
+            etag=hashlib.sha256(WEIGHTS).hexdigest(), size=len(WEIGHTS), commit_hash="c" * 40
+        )
 
     @contextmanager
     def stream(self, method, address, headers, **settings):
         begin = int(headers["Range"].removeprefix("bytes=").removesuffix("-"))
         self.ranges.append(begin)
+        self.addresses.add(address)
+        self.headers = dict(headers)
         count = self.sent.pop(0) if self.sent else None
 
         def body():
@@ -151,6 +174,19 @@ def test_a_download_from_the_hub_that_broke_off_is_continued_by_the_next_run(tmp
     assert blob.read_bytes() == WEIGHTS
     store_blob("org/name", "model.gguf", lambda *event: None)
     assert len(hub.ranges) == 2
+
+
+def test_a_download_names_the_commit_and_sends_the_token_only_if_it_may(tmp_path: Path, cut_hub, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    for switched_off in (False, True):
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_IMPLICIT_TOKEN", switched_off)
+        hub = cut_hub(CutHub(WEIGHTS))
+        store_blob("org/name", f"{switched_off}.gguf", lambda *event: None)
+        assert ("hf_secret" in str(hub.headers)) is not switched_off
+        (address,) = hub.addresses
+        assert "c" * 40 in address
+        for blob in tmp_path.glob("models--org--name/blobs/*"):
+            blob.unlink()
 
 
 def test_a_download_with_a_wrong_checksum_is_tried_once_more_and_not_kept(tmp_path: Path, cut_hub):

@@ -54,3 +54,9 @@ def test_a_part_that_is_not_text_is_refused():
     image = {"role": "user", "content": [{"type": "input_image", "image_url": "http://x"}]}
     with pytest.raises(ValueError, match=r"item 1 has a part of type 'input_image'.*vision model"):
         item_messages([{"role": "user", "content": "x"}, image])
+
+
+@pytest.mark.parametrize("kind", [["x"], {}, 7, None])
+def test_a_part_of_no_known_type_is_refused(kind: object):
+    with pytest.raises(ValueError, match="item 0 has a part"):
+        item_messages([{"role": "user", "content": [{"type": kind}]}])

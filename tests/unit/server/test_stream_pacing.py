@@ -1,5 +1,6 @@
 """When an evenly paced stream releases what it has, on a clock that the tests move."""
 
+import asyncio
 import random
 from itertools import pairwise
 
@@ -13,6 +14,7 @@ from foreword.server.api.pacing import (
     Padder,
     replay,
 )
+from foreword.server.api.streaming import StreamPart, send_evenly
 
 Burst = tuple[float, int]  # when it arrives, how many tokens
 
@@ -102,3 +104,20 @@ def test_all_blocks_are_equally_long_and_readers_skip_the_padding():
         assert [line for line in block.removesuffix(events).split(b"\n") if line.strip(b": ")] == []
     assert len(padder.padded(b"x" * BLOCK_BYTES)) == 2 * BLOCK_BYTES
     assert len(padder.padded(b"data: 1\n\n")) == 2 * BLOCK_BYTES  # for good: the next one tells nothing
+
+
+@pytest.mark.parametrize("suspensions", [0, 1, 3])
+def test_a_stream_of_two_parts_ends_however_late_its_source_does(suspensions: int):
+    """The rate is unknown until the end: the last part does not count."""
+
+    async def parts():
+        yield StreamPart([b"first"])
+        yield StreamPart([b"second"], is_end=True)
+        for _ in range(suspensions):
+            await asyncio.sleep(0)
+
+    async def blocks() -> list[bytes]:
+        return [block async for block in send_evenly(parts(), PaceMemory())]
+
+    sent = b"".join(asyncio.run(asyncio.wait_for(blocks(), 20)))
+    assert 0 < sent.index(b"first") < sent.index(b"second")

@@ -120,3 +120,21 @@ def test_templates_teach_their_formats():
         "<longcat_tool_call>": "longcat",
     }
     assert {template: format_of(template).name for template in taught} == taught
+
+
+@pytest.mark.parametrize("name", ["qwen3_coder", "seed_oss"])
+def test_an_argument_may_contain_the_tags_of_its_call(name: str):
+    written = WRITTEN[name].replace("Oslo", "a </function> b")
+    expected = [("weather", {"city": "a </function> b", "days": 3})]
+    assert read(name, [written]) == ("", expected)
+
+
+def test_python_calls_may_have_constants_as_json_writes_them():
+    written = "<function_calls>weather(city='x', days=null, tags=[true, false])</function_calls>"
+    assert read("olmo3", [written]) == ("", [("weather", {"city": "x", "days": None, "tags": [True, False]})])
+
+
+@pytest.mark.parametrize("given", ["{1, 2}", "b'x'", "{[1]: 2}", "1e999"])
+def test_python_values_that_json_has_not_are_text(given: str):
+    for written in (f"[weather(city={given})]", "[weather(**{'city': 1})]"):
+        assert read("pythonic", [written]) == (written, [])

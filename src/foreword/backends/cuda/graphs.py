@@ -19,15 +19,15 @@ T = TypeVar("T")
 
 
 STALE_RUNS = 4
-"""A capture may be replaced once it has not been used for this many times `limit` passes.
+"""A capture is stale, and may be replaced, after this many times `limit` passes without use.
 
-Otherwise limit + 1 shapes in turn would be captured again at every pass, which costs more than it saves.
+If the oldest were replaced at once, `limit` + 1 shapes that take turns would be captured anew in every pass.
 """
 
 
 @dataclass
 class PassCounts:
-    """Counts of this process's passes that have a size that can be captured."""
+    """Counts, in this process, of passes through a `GraphCache`; replays are not counted."""
 
     captured: int = 0
     eager: int = 0  # ran without a graph
@@ -41,14 +41,15 @@ PASSES = PassCounts()
 class _Capture(Generic[T]):
     graph: torch.cuda.CUDAGraph
     result: T
-    last_run: int = 0  # number of the cache's run that used it last
+    last_run: int = 0  # value of `GraphCache._runs` at its last replay
 
 
 @dataclass
 class GraphCache(Generic[Shape, T]):
-    """Runs a pass, captures it the second time its shape occurs, and replays the capture from then on.
+    """Runs a pass, captures it when its shape occurs again or its kernels are loaded, and replays it from then on.
 
-    A full cache replaces the capture that was used least recently. All captures share one memory pool, results
+    A full cache replaces the least recently used capture once it is stale; until then new shapes run without a graph.
+    All captures share one memory pool, results
     included: a result must be copied, in stream order, before the next pass begins.
     """
 
@@ -63,8 +64,9 @@ class GraphCache(Generic[Shape, T]):
     ) -> tuple[T, bool]:
         """Run the pass; return its result, and whether it was cold: the first of its shape, or one that was captured.
 
-        `body` launches the pass and reads its input from memory at fixed addresses. `load` loads the kernels of a new
-        shape. If it returns true, the shape is captured at once, unless it is the first shape of all.
+        `body` launches the pass and reads its input from memory at fixed addresses. `load` is called
+        before each pass without a capture, and returns whether all its kernels are loaded. If so, it is captured at
+        once, except for the first shape of all.
         """
         if is_recording():
             return body(), False
@@ -104,7 +106,7 @@ class GraphCache(Generic[Shape, T]):
         return True
 
     def _capture(self, shape: Shape, body: Callable[[], T]) -> "_Capture[T] | None":
-        """Capture the pass; None: there is no memory for it. Then `limit` falls, so that captures are only replaced."""
+        """Return the capture; None without memory for it: then `limit` becomes the present number of captures."""
         graph = torch.cuda.CUDAGraph()
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
@@ -123,7 +125,7 @@ class GraphCache(Generic[Shape, T]):
 
 
 class _CudaBytes:
-    """Bytes on a GPU that are not kept allocated."""
+    """A range of GPU memory; a tensor made of it does not own the memory."""
 
     def __init__(self, first: int, count: int) -> None:
         self.__cuda_array_interface__ = {
@@ -135,7 +137,7 @@ class _CudaBytes:
 
 
 def _without_ownership(result: Tensor) -> Tensor:
-    """Return the same tensor without keeping its memory allocated, so that later captures use it too."""
+    """Return a tensor over the same memory that does not own it, so that later captures may use the memory, too."""
     storage = result.untyped_storage()
     if not result.is_cuda or storage.nbytes() == 0:
         return result

@@ -28,9 +28,8 @@ def store_blob(repository: str, name: str, progress: StageProgress) -> None:
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
     from huggingface_hub.file_download import repo_folder_name
 
-    address = hf_hub_url(repository, name)
     try:
-        found = get_hf_file_metadata(address)
+        found = get_hf_file_metadata(hf_hub_url(repository, name))
     except Exception:  # the library reports it, unless it has a cached copy
         return
     checksum = found.etag or ""
@@ -47,6 +46,7 @@ def store_blob(repository: str, name: str, progress: StageProgress) -> None:
         if blob.exists():  # another process has completed it
             partial.unlink(missing_ok=True)
             return
+        address = hf_hub_url(repository, name, revision=found.commit_hash)  # the hub may change meanwhile
         _complete(address, f"{name} of {repository}", found.size, partial, progress)
         partial.replace(blob)
 
@@ -75,9 +75,9 @@ def _complete(address: str, name: str, size: int, partial: Path, progress: Stage
 
 def _append(address: str, name: str, size: int, partial: Path, progress: StageProgress) -> None:
     import httpx2
-    from huggingface_hub import get_token
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
-    headers = {"Authorization": f"Bearer {token}"} if (token := get_token()) else {}
+    headers = build_hf_headers()
     attempts = _ATTEMPTS
     while (done := partial.stat().st_size) < size:
         try:

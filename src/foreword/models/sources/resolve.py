@@ -77,7 +77,7 @@ def pull_model(name: str, on_progress: StageProgress) -> Path:
     path = resolve_model(name, on_progress=on_progress)
     damaged = damaged_files(path, on_progress)
     for file in damaged:
-        file.resolve().unlink(missing_ok=True)
+        _stored(file).unlink(missing_ok=True)
         file.unlink()
     if damaged:
         path = _existing_path(name) or _from_hub(*_hub_names(name), on_progress)
@@ -216,8 +216,15 @@ def damaged_files(path: Path, progress: StageProgress) -> list[Path]:
     return [file for file in files if file.is_symlink() and not _is_intact(file, progress)]
 
 
+def _stored(link: Path) -> Path:
+    """Return the file in a repository's `blobs` that a link names; it may be a link to the hub's shared store."""
+    while link.is_symlink() and not (link.parent.name == "blobs" and _CHECKSUM.fullmatch(link.name)):
+        link = link.parent / link.readlink()
+    return link
+
+
 def _is_intact(link: Path, progress: StageProgress) -> bool:
-    stored = link.resolve()
+    stored = _stored(link)
     if not _CHECKSUM.fullmatch(stored.name):
         return True  # the hub's library did not make this link
     if not stored.exists():

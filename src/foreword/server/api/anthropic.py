@@ -341,7 +341,7 @@ def _thinking(value: object) -> Json:
 
 
 def _output_config(value: object) -> Json:
-    config = object_at("output_config", value or {})
+    config = object_at("output_config", {} if value is None else value)
     body = {"reasoning_effort": config["effort"]} if "effort" in config else {}
     if config.get("format") is not None:
         given = object_at("output_config.format", config["format"])

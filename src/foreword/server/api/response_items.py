@@ -83,7 +83,7 @@ def _item_text(index: int, content: object) -> str:
     texts = []
     for part in content if isinstance(content, list) else [None]:
         kind = part.get("type") if isinstance(part, Mapping) else None
-        if not isinstance(part, Mapping) or kind not in _TEXT_PARTS:
+        if not isinstance(part, Mapping) or not isinstance(kind, str) or kind not in _TEXT_PARTS:
             raise ValueError(f"item {index} has a part {unsupported_part_text(kind)}")
         texts.append(str(part.get(_TEXT_PARTS[kind], "")))
     return "".join(texts)

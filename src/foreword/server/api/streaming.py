@@ -69,7 +69,7 @@ async def send_at_once(parts: AsyncGenerator[StreamPart, None]) -> AsyncGenerato
 async def send_evenly(
     parts: AsyncGenerator[StreamPart, None], memory: PaceMemory, blank: tuple[bytes, bytes] = COMMENT
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the first part immediately, then a block of constant size at each tick of an even cadence.
+    """Yield blocks of equal size: the first part at once, then one at each tick; the size grows if events do not fit.
 
     To an observer of the connection, the sizes and times of the blocks then reveal little about the tokens.
     """
@@ -83,10 +83,10 @@ async def send_evenly(
         collecting = asyncio.ensure_future(_collect(parts, waiting, cadence, changed))
         try:
             while waiting or not collecting.done():
-                if cadence.due is None:  # the rate may be unknown until the second part
+                while cadence.due is None:  # the rate may be unknown until a later part
+                    changed.clear()
                     await changed.wait()
-                if cadence.due is not None:
-                    await asyncio.sleep(max(cadence.due - clock(), 0))
+                await asyncio.sleep(max(cadence.due - clock(), 0))
                 count = cadence.take(clock(), len(waiting))
                 events = b"".join(waiting.popleft() for _ in range(count))
                 yield padder.padded(events, is_last=cadence.has_ended and not waiting)

@@ -121,7 +121,7 @@ class BlockReader:
         self._is_inside = False
         try:
             calls = self._format.parse(inside.removeprefix(self._format.begin), self._tools)
-        except (ValueError, SyntaxError, RecursionError, MemoryError):
+        except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
             calls = []
         if not calls or any(name not in self._tools for name, _ in calls):
             self._add_text(written, events)

@@ -43,7 +43,8 @@ def tag_functions(function: str, parameter: str, line_end: str, between: str = "
     """
     word = re.split("[= ]", function, maxsplit=1)[0]
     opened, named = (tag.format(r'([^>"\n]+)') for tag in (function, parameter))
-    call = re.compile(rf"<{opened}>(.*?)</{word}>", re.DOTALL)
+    # An argument may contain the closing tag: a call ends where another begins, or the block ends.
+    call = re.compile(rf"<{opened}>(.*?)</{word}>(?=\s*(?:<{word}[= ]|\Z))", re.DOTALL)
     pair = re.compile(rf"<{named}>\n?(.*?)\n?</parameter>", re.DOTALL)
 
     def parse(block: str, tools: Schemas) -> Calls:
@@ -103,6 +104,16 @@ def entry_functions(pattern: str, format_entry: Callable[[int, str, str], str]) 
     return {"parse": parse, "write": write}
 
 
+_JSON_NAMES = {"true": True, "false": False, "null": None}
+
+
+class _JsonNames(ast.NodeTransformer):
+    """Replaces JSON's names of constants, which some models write in Python calls."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Constant(_JSON_NAMES[node.id]) if node.id in _JSON_NAMES else node
+
+
 def parse_python(block: str, tools: Schemas) -> Calls:
     listed = ast.parse(block.strip(), mode="eval").body
     if not isinstance(listed, ast.List):
@@ -111,8 +122,10 @@ def parse_python(block: str, tools: Schemas) -> Calls:
     for call in listed.elts:
         if not isinstance(call, ast.Call) or call.args or not isinstance(call.func, ast.Name | ast.Attribute):
             raise ValueError("no call with named arguments")
-        given = {str(one.arg): ast.literal_eval(one.value) for one in call.keywords}
-        json.dumps(given)  # raises for sets, bytes, ...
+        if any(one.arg is None for one in call.keywords):
+            raise ValueError("arguments without a name")
+        given = {str(one.arg): ast.literal_eval(_JsonNames().visit(one.value)) for one in call.keywords}
+        json.dumps(given, allow_nan=False)  # raises for sets, bytes, infinity, ...
         found.append((ast.unparse(call.func), given))
     return found
 
