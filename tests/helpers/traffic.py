@@ -15,10 +15,10 @@ from foreword.control.service import DEFAULT_SERVICE
 from foreword.control.trim import Offer, choose
 from foreword.control.value import Pass
 from foreword.kv.sequence import KvSequence
+from foreword.speculation.acceptance_stats import AcceptanceStats
 from foreword.speculation.confidence import Stop, class_of
 from foreword.speculation.draft import NO_DRAFT, Draft
 from foreword.speculation.drafting import NO_NEEDS, Drafter, DrafterNeeds, DraftSource, Traits
-from foreword.speculation.measured.acceptance_stats import AcceptanceStats
 from foreword.speculation.measured.situation import Situation
 from foreword.speculation.protocols import Policy
 from foreword.speculation.report import DrafterCall, RequestReport, StageSeconds, StepReport

@@ -179,7 +179,7 @@ HOUSE_MUTANTS = (
     Mutant(
         41,
         "a level counts as rejected though the one before it was",
-        "speculation/measured/acceptance_stats.py",
+        "speculation/acceptance_stats.py",
         "AcceptanceStats.reached_per_position",
         "level <= accepted",
         "True",

@@ -11,14 +11,10 @@ from foreword.control.settings import DEFAULTS
 from foreword.speculation.confidence import CLASSES, MIDDLES
 
 PRIOR_RATE, PRIOR_COVERAGE, HEAD_COVERAGE = 0.6, 0.5, 1.0
-"""Optimistic priors of an unknown drafter, so that it is tried; a drafter that reads hidden states always has
-a draft."""
+"""Optimistic priors of an unknown drafter, so that it is tried; a head always has a draft."""
 
 MAX_ESTIMATES, POOLED_COHORTS = 256, 32
 """Maximum number of (drafter, cohort) estimates, and number of newest cohorts in a drafter's pooled estimate."""
-
-CHANGE_SLACK, CHANGE_LIMIT = 0.25, 10.0
-"""CUSUM of accepted minus expected tokens: slack per draft in tokens, and threshold of a change."""
 
 _SLOW: float = 0.5 ** (1 / DEFAULTS.half_life_drafts)
 
@@ -50,7 +46,7 @@ class PooledEstimate:
             self.coverage, self.published, self._counts = coverage, published, None
 
     def touch(self, counts: DraftCounts, seconds: float) -> None:
-        """Record the engine time of a cohort's counts, and add the cohort if it was dropped."""
+        """Record the engine time of a cohort's counts, unless the cohort was dropped."""
         if counts in self.cohorts:
             self.cohorts[counts] = seconds
             self.cohorts.move_to_end(counts)
@@ -64,11 +60,11 @@ class PooledEstimate:
     def counts(self) -> DraftCounts:
         """The newest cohorts' counts together; cached until one of them is re-evaluated."""
         if self._counts is None:
-            self._counts, most = DraftCounts(), self.cohort_strength
+            self._counts, weight = DraftCounts(), self.cohort_strength
             newest = list(self.cohorts.items())[-POOLED_COHORTS:]
             now = max((seconds for _, seconds in newest), default=0.0)
             for counts, seconds in newest:
-                self._counts.add_share(counts, most, left_after(now - seconds))
+                self._counts.add_share(counts, weight, left_after(now - seconds))
         return self._counts
 
     @property
@@ -87,10 +83,7 @@ class Estimate:
     """The acceptance of a drafter in one cohort of one tenant."""
 
     def __init__(self, pooled: PooledEstimate, cohort: str, counts: DraftCounts) -> None:
-        self.pooled = pooled
-        self.method = pooled.method
-        self.cohort = cohort
-        self.counts = counts
+        self.pooled, self.method, self.cohort, self.counts = pooled, pooled.method, cohort, counts
         self.changes = 0  # number of detected changes
         self.levels = 0  # levels judged so far
         self.requests = 0  # total draft requests
@@ -139,10 +132,10 @@ class Estimate:
         """Return the fraction of its counts that remains at this engine time."""
         return left_after(seconds - self._seconds)
 
-    def requested(self, levels: int, depth: int, kept: int | None = None) -> None:
-        """Count a draft request, its draft's depth (0: no draft), and how many levels had a net benefit."""
+    def requested(self, levels: int, depth: int, useful: int | None = None) -> None:
+        """Count a draft request, its draft's depth (0: no draft), and its useful levels (None: all)."""
         self.requests += 1
-        self.counts.requested(levels, depth, depth if kept is None else kept)
+        self.counts.count_request(levels, depth, depth if useful is None else useful)
         if not depth:
             self._fade()
 
@@ -154,10 +147,10 @@ class Estimate:
             self._fast_drafts -= 1
             if self._fast_drafts > DEFAULTS.change_drafts // 2:
                 return  # already adapting to a change
-        off = accepted - expected
-        self._above = max(self._above + off - CHANGE_SLACK, 0.0)
-        self._below = max(self._below - off - CHANGE_SLACK, 0.0)
-        if max(self._above, self._below) > CHANGE_LIMIT:
+        off, slack = accepted - expected, DEFAULTS.change_slack
+        self._above = max(self._above + off - slack, 0.0)
+        self._below = max(self._below - off - slack, 0.0)
+        if max(self._above, self._below) > DEFAULTS.change_limit:
             self._above = self._below = 0.0
             self._fast_drafts = DEFAULTS.change_drafts
             self.changes += 1
@@ -173,51 +166,43 @@ class Estimate:
         return DEFAULTS.lookup_drafts if self._fast_drafts else self.pooled.cohort_strength
 
     def _estimate(self) -> Rates:
-        own, pooled, strength = self.counts, self.pooled.counts, self._strength
-        depth = min(self._depth or LEVELS, LEVELS)
+        own, pooled, strength, weak = self.counts, self.pooled.counts, self._strength, DEFAULTS.prior_drafts
         accepted, presence = [], []
-        above = above_here = PRIOR_RATE
+        above = above_here = PRIOR_RATE  # pooled and own rate of the level above
         present = 1.0
-        for level in range(depth):
-            ranks, above = self._ranks(level, above, above_here)
-            above_here = ranks[0]
+        for level in range(self._most_levels):
+            known = self.pooled.rate(level, above)
+            # An unseen level deviates from the pooled rate like the level above.
+            prior = min(known * above_here / above, 1.0) if level >= own.levels and above > 0 else known
+            ranks, before = [own.rate(level, 0, prior, strength)], known
+            for rank in range(1, max(pooled.ranks(level), own.ranks(level))):
+                one = pooled.rate(level, rank, (1 - before) / 2, weak)
+                before += one
+                ranks.append(own.rate(level, rank, one, strength))
+            above, above_here = known, ranks[0]
             accepted.append(ranks)
-            present = pooled.presence(level, present, DEFAULTS.prior_drafts)
+            present = pooled.presence(level, present, weak)
             presence.append(own.presence(level, present, strength))
-        drafted, coverage = self._coverages(depth)
-        sure = [
-            own.sure_rate(one, pooled.sure_rate(one, MIDDLES[one], DEFAULTS.prior_drafts), strength)
-            for one in range(CLASSES)
-        ]
-        return Rates(accepted, coverage, presence, drafted, sure)
+        classes = [(one, pooled.class_rate(one, MIDDLES[one], weak)) for one in range(CLASSES)]
+        by_class = [own.class_rate(one, prior, strength) for one, prior in classes]
+        return Rates(accepted, self._coverage(1), presence, self._coverage(0), by_class)
 
-    def _coverages(self, depth: int) -> tuple[list[float], list[float]]:
-        """Return [level] fractions of draft requests: that have the level, and that have it with a net benefit."""
+    @property
+    def _most_levels(self) -> int:
+        return min(self._depth or LEVELS, LEVELS)
+
+    def _coverage(self, which: int) -> list[float]:
+        """Return [level] the fraction of draft requests that have the level (`which` 0), or have it useful (1)."""
         pooled, own, strength = self.pooled.counts.coverages(), self.counts.coverages(), self._strength
-        found: tuple[list[float], list[float]] = [], []
-        for which, shares in enumerate(found):
-            known, here, prior = self.pooled.coverage, 1.0, DEFAULTS.prior_drafts
-            continued = 1.0  # fraction of the level above; an unseen level continues like it
-            for level in range(depth):
-                above = known
-                known = (prior * known * continued + pooled[level][which]) / (prior + pooled[level][2])
-                here = min((strength * known + own[level][which]) / (strength + own[level][2]), here)
-                continued = min(known / above, 1.0) if level and above else 1.0
-                shares.append(here)
-        return found
-
-    def _ranks(self, level: int, above: float, above_here: float) -> tuple[list[float], float]:
-        """Return the rates of siblings, and the first one's pooled rate; `above` is the rate of the level above."""
-        own, pooled = self.counts, self.pooled.counts
-        known = self.pooled.rate(level, above)
-        # An unseen level deviates from the pooled rate like the level above.
-        prior = min(known * above_here / above, 1.0) if level >= own.levels and above > 0 else known
-        ranks, before = [own.rate(level, 0, prior, self._strength)], known
-        for rank in range(1, max(pooled.ranks(level), own.ranks(level))):
-            one = pooled.rate(level, rank, (1 - before) / 2, DEFAULTS.prior_drafts)
-            before += one
-            ranks.append(own.rate(level, rank, one, self._strength))
-        return ranks, known
+        known, here, prior = self.pooled.coverage, 1.0, DEFAULTS.prior_drafts
+        continued, shares = 1.0, []  # fraction of the level above; an unseen level continues like it
+        for level in range(self._most_levels):
+            above = known
+            known = (prior * known * continued + pooled[level][which]) / (prior + pooled[level][2])
+            here = min((strength * known + own[level][which]) / (strength + own[level][2]), here)
+            continued = min(known / above, 1.0) if level and above else 1.0
+            shares.append(here)
+        return shares
 
 
 def owner_of(tenant: str) -> str:

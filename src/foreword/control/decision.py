@@ -1,31 +1,21 @@
-"""A decision for one kind of pass: drafters in use, their depth, and the cost of trying others."""
+"""Decisions: the drafters in use, their depths and the costs of trying others, until the next evaluation."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import inf, sqrt
+from math import log, sqrt
 
 from foreword.control.options import Moment, Option
 from foreword.control.requests import Arm, RequestState
 from foreword.control.settings import DEFAULTS, ControlSettings
-from foreword.control.value import (
-    Benefit,
-    Group,
-    Pass,
-    best_case,
-    best_drafters,
-    best_plan,
-    worked_levels,
-)
+from foreword.control.value import Benefit, Group, Pass, best_case, best_drafters, best_plan
+from foreword.kv.extra_rows import KEPT_STATES
 from foreword.speculation.measured.situation import Situation
+from foreword.speculation.report import StageSeconds
 
-WELL_ABOVE, FAR_ABOVE = 1.05, 1.12
-"""Gains over plain decoding above which fewer plain windows are needed."""
-
-CHEAP, LEAST_LOSS, MOST_TRIED = 0.05, 0.01, 8
-"""Maximum cost of a lookup call, as fraction of a plain step, for which its levels count as free; minimum
-assumed loss of a verified try, in plain tokens per request; maximum requests tried per step."""
+MOST_KINDS, LEAST_TABLE = 32, 64
+"""Number of cached decisions; minimum rows for which costs are read at once."""
 
 
 @dataclass(frozen=True)
@@ -34,22 +24,20 @@ class Candidate:
 
     option: Option
     is_head: bool  # whether it must observe a request before it can be tried
-    optimistic: float  # upper estimate of its gain
     levels: int  # depth of a shadow draft
     seconds: float  # expected time of a shadow draft
     more_seconds: float  # expected extra time per further request in the call
     lag_seconds: float  # expected extra time per token to catch up
-    live_loss: float  # expected loss in seconds of drafting and verifying for all requests of the cohort
-    price: float  # minimum cost of a try: shadow drafts (of several requests if cheap), or a verified try
+    price: float  # expected time of a try: shadow drafts, of several requests if they are cheap
 
     @property
     def drafter(self) -> str:
         return self.option.estimate.method
 
     @property
-    def is_live(self) -> bool:
-        """Whether tries are verified, because that costs less than shadow drafts."""
-        return self.live_loss == self.price
+    def catch_up(self) -> float:
+        """Expected extra time of a head that missed as many tokens as there are states of."""
+        return self.lag_seconds * KEPT_STATES
 
 
 @dataclass(frozen=True)
@@ -76,17 +64,22 @@ class Decision:
         """Candidates that must observe a request before they can be tried."""
         return [one for one in self.candidates if one.is_head]
 
+    @cached_property
+    def levels(self) -> dict[Option, tuple[int, int]]:
+        """Useful and requested levels of the options in use."""
+        return {option: (self.benefits[option].useful, self.benefits[option].depth) for option in self.in_use}
+
     def best_arm(self, state: RequestState, running: int) -> Arm | None:
         """Return the drafter with the highest expected gain for the request; None: none has a gain."""
-        best, most = None, 0.0
+        best, highest = None, 0.0
         for arm in state.arms:
             benefit = self.benefits.get(arm.option)
             if benefit is None or arm.option not in self.in_use or not arm.gains(benefit):
                 continue
             if arm.plan.allows(running) and state.may_use(arm) and arm.plan.drafter.is_ready:
                 promise = arm.promise(benefit) if len(state.arms) > 1 else 1.0
-                if promise > most:
-                    best, most = arm, promise
+                if promise > highest:
+                    best, highest = arm, promise
         return best
 
     def lookup_first(self, state: RequestState, running: int) -> Arm | None:
@@ -104,22 +97,88 @@ class Decision:
         """Return whether a head drafts or may soon draft: without observing, it could not draft for this text any more.
 
         If a new drafter was preferred on its expected gain alone, the head keeps observing until that gain is measured.
+        It also observes passes with prompts, which say nothing about later ones.
         """
         used = [arm.option for arm in state.arms if arm.option in self.in_use]
-        for head in state.heads:
-            is_wanted = head.option in used or (
-                head.option.is_on and any(one.estimate.is_new for one in used)
-            )
-            if is_wanted and state.may_use(head):
-                return True
-        return False
+        is_open = self.here.prompts > 0 or any(one.estimate.is_new for one in used)
+        return any(
+            (head.option in used or (head.option.is_on and is_open)) and state.may_use(head)
+            for head in state.heads
+        )
 
-    def is_like(self, other: "Decision") -> bool:
-        """Return whether another decision uses the same drafters at the same depths."""
-        return self._depths() == other._depths()
 
-    def _depths(self) -> dict[Option, tuple[int, int]]:
-        return {option: (self.benefits[option].kept, self.benefits[option].depth) for option in self.in_use}
+class Decisions:
+    """Cached decisions by kind of pass: most steps resemble an earlier one and reuse its decision."""
+
+    def __init__(self, settings: ControlSettings) -> None:
+        self.settings = settings
+        self.newest: Decision | None = None
+        self._tables: dict[
+            int, list[float]
+        ] = {}  # [rows] expected step seconds by context band, since an evaluation
+        self._known: dict[tuple[int, int], Decision] = {}  # by kind: passes with and without prompts
+        self._wait = settings.decision_steps
+        self._slow_calls = 0  # consecutive steps with slow calls
+        self._soon = 0  # remaining evaluations after few steps, since calls have become slow
+
+    def pass_of(self, drawn: int, rows: int, nodes: int, context: int, situation: Situation) -> Pass | None:
+        """Return the pass without drafts, to which `nodes` rows may be added; None before any step was measured."""
+        band, needed = situation.costs.band(context), rows + nodes
+        table = self._tables.get(band, [])
+        if needed >= len(table) or len(table) > max(8 * needed, 4 * LEAST_TABLE):
+            table = situation.costs.step_table(max(2 * needed, LEAST_TABLE), context) or []
+            self._tables[band] = table
+        return Pass.of(drawn, rows, table) if table and drawn else None
+
+    def find(self, here: Pass, now: Moment) -> Decision | None:
+        """Return the decision for this kind of pass; None: it is time for an evaluation, by the newest costs."""
+        known = self._known.get(_kind_of(here))
+        if known is not None:
+            longest = self.settings.decision_seconds * (1 + known.is_settled)
+            if now.step - known.at.step < self._wait and now.seconds - known.at.seconds < longest:
+                self.newest = known
+                return known
+        self._tables.clear()
+        return None
+
+    def decide(
+        self, here: Pass, states: Sequence[RequestState | None], situation: Situation, now: Moment
+    ) -> Decision:
+        """Evaluate all options for this kind of pass."""
+        kind, used = _kind_of(here), frozenset() if self.newest is None else self.newest.drafters
+        found = Evaluation(states, here, situation, self.settings, now).decide(used)
+        before, usual = self._known.get(kind), self.settings.decision_steps
+        if not all(option.is_cost_known for option in found.in_use):
+            self._wait = 2
+        elif self._soon or any(option.estimate.is_new for option in found.in_use):
+            self._soon, self._wait = max(self._soon - 1, 0), self.settings.new_steps
+        elif found.is_settled and before is not None and before.levels == found.levels:
+            self._wait = min(max(2 * self._wait, usual), 4 * usual)
+        else:
+            self._wait = usual // 2
+        if len(self._known) >= MOST_KINDS:
+            self._known.clear()
+        self.newest = self._known[kind] = found
+        return found
+
+    def evaluate_again(self) -> None:
+        """Evaluate everything in the next step."""
+        self._known.clear()
+
+    def note_calls(self, seconds: StageSeconds, expected: float) -> None:
+        """Evaluate again if calls have become far slower than expected, in several steps in a row."""
+        is_slow = seconds.draft - expected > self.settings.slow_call * seconds.total
+        self._slow_calls = self._slow_calls + 1 if is_slow else 0
+        if self._slow_calls == 4:
+            self._slow_calls, self._soon = 0, 16
+            self._known.clear()
+
+
+def _kind_of(here: Pass) -> tuple[int, int]:
+    """Return the kind of a pass: rounded numbers of tokens and of prompt rows."""
+    drawn, steady = here.drawn, DEFAULTS.steady
+    about = round(drawn) if drawn * steady < 1 else round(log(drawn) / log(1 + steady)) + 64
+    return about, int(here.rows - drawn).bit_length()
 
 
 class Evaluation:
@@ -143,24 +202,23 @@ class Evaluation:
                 self._arms.setdefault(arm.option, []).append(arm)
         self._groups = {option: self._group(option, arms) for option, arms in self._arms.items()}
         self._least = dict.fromkeys((group.drafter for group in self._groups.values()), 1)
-        for option, arms in self._arms.items():
+        for option, group in self._groups.items():
             # A lookup that is cheap at its maximum depth is always requested at full depth, whatever noise says. So
             # the acceptance of deeper levels stays known.
-            drafter, group = option.estimate.method, self._groups[option]
-            seconds = self._costs.draft_seconds(drafter, group.depth, group.requests)
-            if seconds < CHEAP * here.plain and all(arm.is_lookup for arm in arms):
-                self._least[drafter] = max(self._least[drafter], group.depth)
+            seconds = self._costs.draft_seconds(group.drafter, group.depth, group.requests)
+            if seconds < settings.cheap_call * here.plain and all(
+                arm.is_lookup for arm in self._arms[option]
+            ):
+                self._least[group.drafter] = max(self._least[group.drafter], group.depth)
         self._known: dict[tuple[str, float, int], float] = {}
 
     def _group(self, option: Option, arms: Sequence[Arm]) -> Group:
-        method = option.estimate.method
         option.estimate.refresh(self._now.seconds)
-        option.is_cost_known = self._costs.knows_calls(method)
-        depth = min(
-            max(min(arm.plan.max_depth, arm.plan.max_nodes) for arm in arms), self._settings.max_depth
-        )
+        option.is_cost_known = self._costs.knows_calls(option.estimate.method)
+        depth = max(min(arm.plan.max_depth, arm.plan.max_nodes) for arm in arms)
         is_stopping = all(arm.is_stopping for arm in arms)
-        return Group(option.estimate.rates, len(arms), depth, method, is_stopping=is_stopping)
+        depth = min(depth, self._settings.max_depth)
+        return Group(option.estimate.rates, len(arms), depth, option.estimate.method, is_stopping=is_stopping)
 
     def _cost(self, drafter: str, levels: float, requests: int) -> float:
         """Return the expected time of a call; cached."""
@@ -177,85 +235,76 @@ class Evaluation:
             benefits |= self._decide_drafter([o for o in self._arms if o.estimate.method == drafter])
         drafters = self._together(benefits, together)
         used = frozenset(o for o in self._arms if o.is_on and o.estimate.method in drafters)
-        idle = [
-            option for option in self._arms if option not in used or not self._is_for_all(option, benefits)
-        ]
-        found = [self._candidate(option, benefits[option]) for option in idle]
-        found.sort(key=lambda one: -one.optimistic)
-        doubt = max(
-            (self._doubt(option, benefits[option]) for option in self._arms if option.is_on), default=0.0
-        )
-        shares = [self._probe_share(option) for option in idle]
-        share = max(shares, default=settings.idle_probe_share)
+        idle = [one for one in self._arms if one not in used or not self._is_for_all(one, benefits[one])]
+        idle.sort(key=lambda one: -self._optimistic(one, benefits[one]))
+        share = max(map(self._probe_share, idle), default=settings.idle_probe_share)
+        doubts = [self._doubt(option, benefits[option]) for option in self._arms if option.is_on]
+        plain_share = settings.reference_share * max(doubts, default=0.0)
         is_settled = bool(used) and all(one.is_cost_known and not one.estimate.is_unsettled for one in used)
-        plain_share = settings.reference_share * doubt
-        return Decision(here, self._now, benefits, drafters, used, found, share, plain_share, is_settled)
+        candidates = [self._candidate(option) for option in idle]
+        return Decision(here, self._now, benefits, drafters, used, candidates, share, plain_share, is_settled)
 
     def _decide_drafter(self, options: Sequence[Option]) -> dict[Option, Benefit]:
         """Turn one drafter on or off in each cohort, by its gain if no other drafter is used."""
         here, groups = self._here, [self._groups[option] for option in options]
         found = best_plan(here, groups, self._cost)
         usual = found if self._alone is here else best_plan(self._alone, groups, self._cost)
-        if len(groups) == groups[0].requests == 1 and found[0].kept:
+        if len(groups) == groups[0].requests == 1 and found[0].useful:
             # A single request's own acceptance ratio decides the depth; the cohort's decides on and off.
             shift = self._arms[options[0]][0].fit.shift
             own = best_plan(here, [replace(groups[0], shift=shift)], self._cost)[0] if shift else found[0]
-            found = [replace(found[0], depth=own.depth, kept=own.kept)] if own.kept else found
+            found = [replace(found[0], depth=own.depth, useful=own.useful)] if own.useful else found
         for option, benefit, as_usual in zip(options, found, usual, strict=True):
             option.decide(benefit, as_usual.gain, self._settings, self._now)
         return dict(zip(options, found, strict=True))
 
-    def _together(self, benefits: Mapping[Option, Benefit], together: frozenset[str]) -> frozenset[str]:
+    def _together(self, benefits: Mapping[Option, Benefit], in_use: frozenset[str]) -> frozenset[str]:
         """Return the drafters to use together: another drafter's call may have no benefit next to the others."""
-        options = [tuple(arm.option for arm in state.arms if arm.option.is_on) for state in self._states]
+        alike = Counter(tuple(arm.option for arm in state.arms if arm.option.is_on) for state in self._states)
         cohorts = [
             [
-                replace(self._groups[o], requests=count, depth=benefits[o].kept)
-                for o in some
-                if benefits[o].kept
+                replace(self._groups[one], requests=count, depth=benefits[one].useful)
+                for one in options
+                if benefits[one].useful
             ]
-            for some, count in Counter(options).items()
+            for options, count in alike.items()
         ]
-        margin = self._settings.margin_on / 2
-        return best_drafters(self._here, [some for some in cohorts if some], together, self._cost, margin)
+        return best_drafters(self._here, cohorts, in_use, self._cost, self._settings.margin_on / 2)
 
-    def _is_for_all(self, option: Option, benefits: Mapping[Option, Benefit]) -> bool:
+    def _is_for_all(self, option: Option, benefit: Benefit) -> bool:
         """Return whether an option in use applies to all its requests, at every acceptance ratio."""
-        return all(
-            arm.gains(benefits[option]) and arm.plan.allows(self._running) for arm in self._arms[option]
-        )
+        return all(arm.gains(benefit) and arm.plan.allows(self._running) for arm in self._arms[option])
 
-    def _candidate(self, option: Option, benefit: Benefit) -> Candidate:
-        """Return the costs of trying an option; an unmeasured call is assumed to cost as much as a pass."""
-        here, group, settings = self._here, self._groups[option], self._settings
-        drafter, depth, requests = group.drafter, group.depth, group.requests
-        has_levels = self._cost(drafter, depth, 1) - self._cost(drafter, 1, 1) > 0.01 * here.plain
+    def _optimistic(self, option: Option, benefit: Benefit) -> float:
+        """Return an upper estimate of the gain: with few observations, always a draft and always accepted."""
+        least = self._settings.cohort_drafts
+        doubt = sqrt(least / (least + option.estimate.counts.requests))
+        best = best_case(self._alone, self._groups[option], self._cost)
+        return benefit.gain + doubt * max(best - benefit.gain, 0.0)
+
+    def _candidate(self, option: Option) -> Candidate:
+        """Return the cost of trying an option; an unmeasured call is assumed to cost as much as a pass."""
+        group, settings, plain = self._groups[option], self._settings, self._here.plain
+        drafter, depth, host = group.drafter, group.depth, settings.probe_host_seconds
+        has_levels = (
+            self._cost(drafter, depth, 1) - self._cost(drafter, 1, 1) > settings.negligible_time * plain
+        )
         is_deep = option.is_cost_known and not has_levels
         levels = depth if is_deep else min(depth, settings.probe_levels)
-        loss = inf
-        if option.is_cost_known and benefit.kept and self._now.seconds >= option.guard.off_until:
-            gained = requests * sum(group.rates.gains(0)[: benefit.kept]) * here.per_token
-            longer = here.after(requests * sum(group.rates.coverage[: benefit.kept])) - here.plain
-            longer += self._cost(drafter, worked_levels([group], benefit.depth), requests)
-            loss = max(longer - gained, 0.0) + LEAST_LOSS * requests * here.per_token
-        seconds, several = self._cost(drafter, levels, 1) or here.plain, min(requests, MOST_TRIED)
-        host = settings.probe_host_seconds
-        together = self._cost(drafter, levels, several) + several * host / 4
+        seconds, several = (
+            self._cost(drafter, levels, 1) or plain,
+            min(group.requests, settings.probe_requests),
+        )
         # Trying a lookup costs mostly host time, which is the same for several requests.
-        price = together if seconds < together <= 4 * host else seconds
-        # With few observations, use the best case: always a draft, always accepted.
-        doubt = sqrt(settings.cohort_drafts / (settings.cohort_drafts + option.estimate.counts.requests))
-        best = max(best_case(self._alone, group, self._cost) - benefit.gain, 0.0)
+        together = self._cost(drafter, levels, several) + several * host / 4
         return Candidate(
             option,
             self._arms[option][0].observing_plan is not None,
-            benefit.gain + doubt * best,
             levels,
             seconds,
             self._cost(drafter, levels, 2) - self._cost(drafter, levels, 1),
             self._costs.lag_seconds(drafter),
-            loss,
-            min(price, loss),
+            together if seconds < together <= 4 * host else seconds,
         )
 
     def _probe_share(self, option: Option) -> float:
@@ -264,15 +313,15 @@ class Evaluation:
         if best_case(self._alone, self._groups[option], self._cost) < settings.margin_on:
             return settings.idle_probe_share
         is_unknown = not option.is_cost_known or option.estimate.is_unknown
-        is_near = option.usual_gain >= settings.hopeless
-        if is_unknown and is_near:
-            return settings.probe_share
-        return settings.watch_share if is_unknown or is_near else settings.idle_probe_share
+        if option.usual_gain < (settings.hopeless if is_unknown else -settings.margin_on):
+            return settings.idle_probe_share
+        return settings.probe_share if is_unknown else (settings.probe_share + settings.idle_probe_share) / 2
 
     def _doubt(self, option: Option, benefit: Benefit) -> float:
-        """Return the fraction of plain windows that it needs: few if expected and measured gain agree."""
-        expected, measured = 1 + benefit.gain, option.guard.gain.bounds()
-        least = expected if measured is None else min(expected, measured[0])
-        if least < WELL_ABOVE or not option.is_cost_known:
+        """Return the fraction of plain windows that it needs: few if the expected and the measured gain are high."""
+        settings, measured = self._settings, option.guard.gain.bounds()
+        if benefit.gain < settings.sure_gain or not option.is_cost_known:
             return 1.0
-        return self._settings.sure_reference if measured is not None and least >= FAR_ABOVE else 0.5
+        if measured is None:
+            return 0.5
+        return settings.sure_reference if measured[0] - 1 >= settings.sure_gain else 1.0

@@ -5,22 +5,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from foreword.control.service import divide_by_service
+from foreword.control.settings import DEFAULTS
 from foreword.control.trim import tightest_limit
-from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Drafter
 from foreword.speculation.measured.situation import Situation
 from foreword.speculation.protocols import Policy
 from foreword.speculation.report import StepReport
 from foreword.speculation.requests import DraftPlan, PassEntry, StepRequest
 
-SAVED_STEPS = 8
-"""Steps whose share may be spent at once: useful drafts rarely fit into one step's share."""
-
 LEVELS_MEMORY = 0.1
 """Weight of the newest call in the mean number of levels of a drafter's calls."""
-
-MOST_AT_ONCE = 0.5
-"""Maximum lengthening of one step as a fraction of its plain time; the share, if that is larger."""
 
 
 class FairShare:
@@ -34,11 +27,11 @@ class FairShare:
     def __init__(self, policy: Policy, share: float) -> None:
         self._policy = policy
         self._share = share
+        self.trim, self.rows_wanted, self.drafters = policy.trim, policy.rows_wanted, policy.drafters
         # Whether a request's own drafter observes it; always, unless the inner policy decides.
-        self.notifies: Callable[[StepRequest], bool] = getattr(policy, "notifies", _always)
-        self._saved = (
-            0.0  # seconds by which drafts may lengthen steps; negative: they took longer than expected
-        )
+        self.notifies: Callable[[StepRequest], bool] = getattr(policy, "notifies", lambda request: True)
+        # Seconds by which drafts may lengthen steps; negative: they took longer than expected.
+        self._saved = 0.0
         self._plain: float | None = None  # expected plain seconds of the mixed step in flight
         self._reads = False  # whether that step has prompts
         self._levels: dict[str, float] = {}  # by drafter, mean levels of recent calls
@@ -48,45 +41,35 @@ class FairShare:
 
         Plans that only observe, as during prefill, cost nothing and stay.
         """
-        plans = self._policy.plan(entries, situation)
+        plans, limit = self._policy.plan(entries, situation), tightest_limit(entries)
         self._plain = None
-        if not any(plans) and not any(entry.request.speculation for entry in entries):
+        pairs = list(zip(plans, entries, strict=True))
+        speculates = [plan is not None or entry.request.speculation is not None for plan, entry in pairs]
+        is_mixed = not all(speculates)
+        if not any(speculates) or not (is_mixed or limit is not None):
             return plans  # no request is delayed
-        is_mixed = False
-        for plan, entry in zip(plans, entries, strict=True):
-            if plan is None and entry.request.speculation is None:
-                is_mixed = True
-                break
-        limit = tightest_limit(entries)
-        if not is_mixed and limit is None:
-            return plans
         rows, context = sum(entry.run for entry in entries), max(entry.computed for entry in entries)
         plain = situation.costs.step_seconds(rows, context)
         self._reads = rows > len(entries)
         if is_mixed:
             self._plain = plain
-        wanted = [
-            p.max_nodes if p is not None and entry.draws else 0
-            for p, entry in zip(plans, entries, strict=True)
-        ]
-        drafting = [plan for plan, nodes in zip(plans, wanted, strict=True) if plan is not None and nodes]
-        if not drafting or plain is None:  # unlimited before the first measurement
+        wanted = [plan.max_nodes if plan is not None and entry.draws else 0 for plan, entry in pairs]
+        if not any(wanted) or plain is None:  # unlimited before the first measurement
             return plans
+        drafting = [plan for plan, nodes in zip(plans, wanted, strict=True) if plan is not None and nodes]
         drafted = self._draft_seconds(drafting, situation)
 
         def adds(nodes: int) -> float:
             return (situation.costs.step_seconds(rows + nodes, context) or plain) + drafted - plain
 
-        room = math.inf if limit is None else limit - plain
-        nodes = (
-            self._affordable(sum(wanted), adds, plain, room) if is_mixed else _most(sum(wanted), adds, room)
-        )
-        if nodes == sum(wanted):
+        room, total = math.inf if limit is None else limit - plain, sum(wanted)
+        nodes = self._affordable(total, adds, plain, room) if is_mixed else _most(total, adds, room)
+        if nodes == total:
             return plans
         shares = divide_by_service(entries, wanted, nodes)
         return [
-            plan if plan is None or not most else replace(plan, max_nodes=nodes) if nodes else None
-            for plan, most, nodes in zip(plans, wanted, shares, strict=True)
+            plan if plan is None or not wish else replace(plan, max_nodes=share) if share else None
+            for plan, wish, share in zip(plans, wanted, shares, strict=True)
         ]
 
     def _affordable(self, wanted: int, adds: Callable[[int], float], plain: float, room: float) -> int:
@@ -96,25 +79,17 @@ class FairShare:
         """
         share = self._share * plain
         if self._reads:
-            return _most(wanted, adds, within=min(share, room))
-        once = max(MOST_AT_ONCE * plain, share)
-        nodes = _most(wanted, adds, within=min((1 + SAVED_STEPS) * share, once, room))
+            return _most(wanted, adds, min(share, room))
+        once = max(DEFAULTS.share_once * plain, share)
+        nodes = _most(wanted, adds, min((1 + DEFAULTS.share_steps) * share, once, room))
         return nodes if adds(nodes) <= min(share + self._saved, once) else 0
-
-    def trim(
-        self, entries: Sequence[PassEntry], drafts: Sequence[Draft], situation: Situation
-    ) -> Sequence[Draft]:
-        return self._policy.trim(entries, drafts, situation)
-
-    def rows_wanted(self, requests: Sequence[StepRequest], situation: Situation, beside: int = 1) -> int:
-        return self._policy.rows_wanted(requests, situation, beside)
 
     def learn(self, report: StepReport) -> None:
         """Add a mixed step's share, and subtract the time that drafts added."""
         if self._plain is not None and not self._reads:
             share = self._share * self._plain
             added = report.seconds.total - self._plain if report.calls else 0.0
-            most = SAVED_STEPS * share  # also limits the debt after a pause
+            most = DEFAULTS.share_steps * share  # also limits the debt after a pause
             self._saved = min(max(self._saved + share - added, -most), most)
         for call in report.calls:
             mean = self._levels.get(call.method, call.levels)
@@ -131,21 +106,11 @@ class FairShare:
             levels[plan.method] = max(levels.get(plan.method, 0), deepest)
         return sum(situation.costs.draft_seconds(method, deepest) for method, deepest in levels.items())
 
-    def drafters(self) -> Sequence[Drafter]:
-        return self._policy.drafters()
-
-
-def _always(request: StepRequest) -> bool:
-    return True
-
 
 def _most(wanted: int, adds: Callable[[int], float], within: float) -> int:
     """Return the largest number of draft tokens that adds at most this time."""
     low, high = 0, wanted
     while low < high:
         nodes = (low + high + 1) // 2
-        if adds(nodes) <= within:
-            low = nodes
-        else:
-            high = nodes - 1
+        low, high = (nodes, high) if adds(nodes) <= within else (low, nodes - 1)
     return low

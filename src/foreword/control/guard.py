@@ -4,13 +4,10 @@ import math
 from dataclasses import dataclass, field
 from random import Random
 
-from foreword.control.settings import ControlSettings
+from foreword.control.settings import DEFAULTS, ControlSettings
 
-BLOCK, LEAST_STEPS, LEAST_BLOCKS, LEAST_REFERENCE = 64, 8, 20, 100
-"""Request-steps per measurement and its minimum steps; measurements and plain passes needed before the guard acts."""
-
-FADING, SURE = 0.98, 2.33
-"""Decay factor per measurement; standard errors below the limit: 1% false alarms per test."""
+BLOCK, LEAST_BLOCKS, LEAST_REFERENCE, FADING = 64, 20, 100, 0.98
+"""Request-steps per measurement; measurements and plain passes needed before the guard acts; decay per measurement."""
 
 
 @dataclass
@@ -21,30 +18,35 @@ class MeasuredGain:
     plain time.
     """
 
-    _plain: float = 0.0  # plain seconds of this block's tokens
-    _spent: float = 0.0  # actual seconds
-    _steps: int = 0  # request-steps in this block
-    _weight: float = 0.0
-    _mean: float = 0.0
-    _square: float = 0.0
-    _squared_weights: float = 0.0
     blocks: int = 0
+    _open: tuple[float, float, int] = (
+        0.0,
+        0.0,
+        0,
+    )  # plain seconds, actual seconds and request-steps since a block
+    # Decayed sums over the blocks: of weights, of squared weights, and of squared deviations; and the mean.
+    _weight: float = 0.0
+    _squared_weights: float = 0.0
+    _square: float = 0.0
+    _mean: float = 0.0
 
     def add(self, plain: float, spent: float, requests: int) -> None:
-        """Add one step of `requests` requests."""
-        self._plain += plain
-        self._spent += spent
-        self._steps += min(requests, BLOCK // LEAST_STEPS)
-        if self._steps < BLOCK or self._spent <= 0:
+        """Add one step of `requests` requests; a block has at least eight steps."""
+        plain, spent, steps = (
+            self._open[0] + plain,
+            self._open[1] + spent,
+            self._open[2] + min(requests, BLOCK // 8),
+        )
+        self._open = plain, spent, steps
+        if steps < BLOCK or spent <= 0:
             return
-        ratio = self._plain / self._spent
+        self._open = 0.0, 0.0, 0
+        self.blocks += 1
         self._weight = FADING * self._weight + 1
         self._squared_weights = FADING**2 * self._squared_weights + 1
-        off = ratio - self._mean
+        off = plain / spent - self._mean
         self._mean += off / self._weight
-        self._square = FADING * self._square + off * (ratio - self._mean)
-        self._plain, self._spent, self._steps = 0.0, 0.0, 0
-        self.blocks += 1
+        self._square = FADING * self._square + off * (plain / spent - self._mean)
 
     def bounds(self, errors: float = 1.96) -> tuple[float, float, float] | None:
         """Return (lower bound, mean, upper bound) of the ratio; None with too few measurements."""
@@ -65,7 +67,7 @@ class Guard:
 
     def holds(self, settings: ControlSettings, reference_passes: int, seconds: float) -> bool:
         """Return whether the drafter is off: significantly slower than plain decoding, now or recently."""
-        found = self.gain.bounds(SURE)
+        found = self.gain.bounds(settings.guard_errors)
         if found is not None and reference_passes >= LEAST_REFERENCE and found[2] < settings.guard_ratio:
             self.off_until = seconds + settings.guard_retry_seconds * 2**self.trips
             self.trips += 1
@@ -76,8 +78,7 @@ class Guard:
 class ReferenceWindows:
     """Short windows at random times in which all requests decode without drafts."""
 
-    def __init__(self, settings: ControlSettings) -> None:
-        self._steps = settings.reference_window
+    def __init__(self) -> None:
         self._random = Random(0)
         self.left = 0  # remaining steps of the current window
         self.passes = 0  # measured plain passes
@@ -86,8 +87,8 @@ class ReferenceWindows:
         """Return whether the next step is plain; a fraction `share` of all steps is."""
         if self.left:
             self.left -= 1
-            return True
-        if self._random.random() * self._steps < share:
-            self.left = self._steps - 1
-            return True
-        return False
+        elif self._random.random() * DEFAULTS.reference_window < share:
+            self.left = DEFAULTS.reference_window - 1
+        else:
+            return False
+        return True

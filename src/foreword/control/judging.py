@@ -10,9 +10,6 @@ from foreword.control.settings import DEFAULTS
 from foreword.speculation.confidence import class_of
 from foreword.speculation.draft import ROOT, Draft
 
-MEMORY = 0.94
-"""Decay factor per draft of a request's own statistics: about 16 drafts count."""
-
 
 @dataclass(slots=True)
 class RequestFit:
@@ -25,8 +22,8 @@ class RequestFit:
 
     def finished(self, accepted: int, expected: float) -> None:
         """Count one judged draft."""
-        self._accepted = MEMORY * self._accepted + accepted
-        self._expected = MEMORY * self._expected + expected
+        self._accepted = DEFAULTS.request_memory * self._accepted + accepted
+        self._expected = DEFAULTS.request_memory * self._expected + expected
         own = DEFAULTS.request_drafts * self.estimate.rates.expected[0]
         ratio = math.log((self._accepted + own) / (self._expected + own)) if own else 0.0
         self.shift = min(max(round(ratio / SHIFT_STEP), LEAST_SHIFT), MOST_SHIFT)
@@ -40,40 +37,34 @@ class Comparison:
     fit: RequestFit
     draft: Draft
     requested: int  # requested levels
-    kept: int  # levels with a net benefit; deeper ones count only by confidence
+    useful: int  # levels whose verification has an expected gain; deeper ones count only by confidence
     node: int = ROOT  # deepest node on the text's path
     level: int = 0
     expected: float = 0.0
 
     def follow(self, tokens: Sequence[int]) -> bool:
         """Follow new tokens; return True when nothing is left to compare."""
-        draft = self.draft
-        drafted, fresh = draft.tokens, tokens[draft.committed_len + self.level :]
-        if draft.is_chain:
-            right, left = 0, len(drafted) - self.level
-            for own, token in zip(drafted[self.level :], fresh, strict=False):
-                if own != token:
-                    break
-                right += 1
-            is_wrong = right < min(left, len(fresh))
-            self._count_chain(right, is_wrong)
-            return self.finish() if is_wrong or right == left else False
-        for token in fresh:
-            children = [node for node, parent in enumerate(draft.parents) if parent == self.node]
-            siblings = [drafted[node] for node in children]
-            found = siblings.index(token) if token in siblings else None
-            if children:
-                self._count_siblings(len(children), found)
-            elif self.level < self.kept:
-                self._ended()
+        for token in tokens[self.draft.committed_len + self.level :]:
+            children = self._children()
+            found = next(
+                (rank for rank, node in enumerate(children) if self.draft.tokens[node] == token), None
+            )
+            self._count(len(children), found)
             if found is None:
                 return self.finish()
             self.node = children[found]
+            if not self._children():
+                if self.level < self.useful:
+                    self._count_end()
+                return self.finish()
         return False
 
     def judge(self, accepted: int, depth: int) -> None:
         """Count a verdict of a rule under which acceptance is not equality of tokens."""
-        self._count_chain(accepted, accepted < depth)
+        for _ in range(accepted):
+            self._count(1, 0)
+        if accepted < depth:
+            self._count(1, None)
         self.finish()
 
     def finish(self) -> bool:
@@ -81,40 +72,30 @@ class Comparison:
         self.fit.finished(self.level, self.expected)
         return True
 
-    def _count_chain(self, right: int, is_wrong: bool) -> None:
-        """Count the next levels of a chain: `right` accepted ones, and one rejected if `is_wrong`."""
-        estimate, first, confidence = self.fit.estimate, self.level, self.draft.confidence
-        last = first + right
-        estimate.counts.judged_chain(first, min(last, self.kept), is_wrong and last < self.kept)
-        if confidence and self.draft.is_chain:
-            classes = [class_of(one) for one in confidence[first : last + is_wrong]]
-            estimate.counts.judged_sure(classes, right)
-            sure = estimate.rates.sure
-            self.expected += sum([sure[one] for one in classes])
-        else:
-            self._expect(first, last + is_wrong)
-        self.level = last
-        if first < self.kept <= last:
-            self._ended()
+    def _children(self) -> Sequence[int]:
+        draft = self.draft
+        if draft.is_chain:
+            return (self.level,) if self.level < len(draft.tokens) else ()
+        return [node for node, parent in enumerate(draft.parents) if parent == self.node]
 
-    def _count_siblings(self, children: int, found: int | None) -> None:
-        """Count the next level of a tree."""
-        if self.level < self.kept:
-            self.fit.estimate.counts.judged(self.level, children, found)
-        self._expect(self.level, self.level + 1)
+    def _count(self, children: int, found: int | None) -> None:
+        """Count the next level: its nodes, and the rank of the accepted one (None: all were rejected)."""
+        estimate, level, draft = self.fit.estimate, self.level, self.draft
+        rates = estimate.rates
+        if level < self.useful:
+            estimate.counts.count_level(level, children, found)
+        if draft.confidence and draft.is_chain:
+            confidence_class = class_of(draft.confidence[level])
+            estimate.counts.count_class(confidence_class, found is not None)
+            self.expected += rates.by_class[confidence_class]
+        else:
+            self.expected += rates.expected[min(level, len(rates.expected) - 1)]
         if found is not None:
             self.level += 1
-            if self.level == self.kept:
-                self._ended()
+            if self.level == self.useful:
+                self._count_end()
 
-    def _expect(self, first: int, end: int) -> None:
-        expected = self.fit.estimate.rates.expected
-        self.expected += sum(expected[first:end])
-        if (beyond := end - max(first, len(expected))) > 0:
-            self.expected += beyond * expected[-1]
-
-    def _ended(self) -> None:
-        """Count a draft that ended although all its levels with a net benefit were accepted."""
-        level = min(self.level, self.kept)
-        if level < self.requested:
-            self.fit.estimate.counts.ended_at(level)
+    def _count_end(self) -> None:
+        """Count a draft of which all useful levels were accepted, though more were requested."""
+        if self.level < self.requested:
+            self.fit.estimate.counts.count_end(self.level)

@@ -9,14 +9,12 @@ from foreword.control.acceptance import Estimate
 from foreword.control.guard import Guard
 from foreword.control.settings import DEFAULTS, ControlSettings
 from foreword.control.value import NO_BENEFIT, Benefit
-from foreword.speculation.confidence import Stop
 
 MOST_SWITCHES = 20
 """Number of switches kept per option for reports."""
 
 
-@dataclass(frozen=True)
-class SwitchRecord:
+class SwitchRecord(NamedTuple):
     """Record of turning a drafter on or off in a cohort."""
 
     seconds: float  # engine time
@@ -56,19 +54,18 @@ class Option:
         return self.off_since is None
 
     def may_be_used(self, settings: ControlSettings) -> bool:
-        """Return whether it may turn on soon: never used so far, and not hopeless."""
-        return self.is_new and not self.is_on and self.usual_gain >= settings.hopeless
+        """Return whether it is on or may turn on soon: never used so far, and near break-even."""
+        return self.is_on or (self.is_new and self.usual_gain >= settings.hopeless)
 
     def decide(self, benefit: Benefit, usual_gain: float, settings: ControlSettings, now: Moment) -> None:
         """Turn the drafter on or off by its gain without the prompts of this pass.
 
         This is the only hysteresis. A drafter first turns on at `margin_on`, and after it was off at `margin_on` plus
-        the doubt about its estimate. Prompts are
-        excluded because their rows are expensive, and under load nearly every step has one.
+        the doubt about its estimate. Prompts are excluded because their rows are expensive, and under load nearly
+        every step has one.
         """
         self.benefit, self.usual_gain = benefit, usual_gain
-        estimate = self.estimate
-        least = settings.new_requests
+        estimate, least = self.estimate, settings.new_requests
         doubt = settings.doubt * math.sqrt(least / max(estimate.counts.requests, least))
         has_rested = self.off_since is None or now.step - self.off_since >= settings.dwell_steps
         may_begin = has_rested and (self.is_cost_known or self.is_new)
@@ -79,11 +76,6 @@ class Option:
                 self._switch(False, "loses", now)
         elif may_begin and usual_gain >= settings.margin_on + (0.0 if self.is_new else doubt):
             self._switch(True, "gains" if self.is_cost_known else "tried", now)
-
-    def stop(self, benefit: Benefit, shift: int | None) -> Stop:
-        """Return the stopping rule if acceptance is `shift` classes off the cohort's; None: no early stop."""
-        rates = self.estimate.rates.sure_rates(shift or 0)
-        return Stop(rates, () if shift is None else benefit.stop)
 
     def _switch(self, on: bool, reason: str, now: Moment) -> None:
         if self.is_on and not on:

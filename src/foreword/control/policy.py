@@ -6,14 +6,13 @@ from weakref import ref
 
 from foreword.acceptance.rules.rule import Rule
 from foreword.control.acceptance import HEAD_COVERAGE, PRIOR_COVERAGE, Estimate, Estimates
-from foreword.control.decision import Decision
-from foreword.control.decisions import Decisions
+from foreword.control.decision import Decision, Decisions
 from foreword.control.explore import Explorer
 from foreword.control.fixed import fixed_plan
 from foreword.control.guard import ReferenceWindows
 from foreword.control.judging import Comparison, RequestFit
 from foreword.control.options import Moment, Option
-from foreword.control.requests import Arm, DraftInFlight, ReadyDraft, RequestState, plans_of, present_name
+from foreword.control.requests import Arm, DraftInFlight, ReadyPlan, RequestState, plans_of, present_name
 from foreword.control.settings import ControlSettings
 from foreword.control.trim import trimmed
 from foreword.control.value import Pass
@@ -37,7 +36,7 @@ class MeasuredPolicy:
         self.settings = settings or ControlSettings()
         self.estimates = estimates or Estimates()
         self.explorer = Explorer(self.settings)
-        self.reference = ReferenceWindows(self.settings)
+        self.reference = ReferenceWindows()
         self.decisions = Decisions(self.settings)
         self.options: dict[Estimate, Option] = {}
         self.here: Pass | None = None  # the last pass without its drafts
@@ -61,14 +60,14 @@ class MeasuredPolicy:
     def plan(self, entries: Sequence[PassEntry], situation: Situation) -> Sequence[DraftPlan | None]:
         """Return the drafter and the depth for each request.
 
-        `Evaluation` decides every few steps which drafters are used and how deep. Each request gets the drafter with
-        its highest expected gain, and repeats its plan until the next decision. In the guard's plain windows no
-        request has a draft. The explorer tries other drafters within its budget.
+        1. `Decisions` decides every few steps which drafters are in use and how deep.
+        2. In the guard's plain windows (`ReferenceWindows`) no request drafts.
+        3. A request with a fixed plan uses it; one in prefill has a head observe its prompt.
+        4. Each other request repeats its plan, or gets the drafter with its highest expected gain (`_draft`).
+        5. The explorer requests shadow drafts of other drafters within its budget.
         """
-        self.explorer.live = None
-        states = [self._state(entry.request) for entry in entries]
+        states, running = [self._state(entry.request) for entry in entries], len(entries)
         self._can_explore = any(states)
-        running = len(entries)
         if not self._can_explore:
             return [fixed_plan(entry.request, running) for entry in entries]
         drawn, rows = sum([entry.draws for entry in entries]), sum([entry.run for entry in entries])
@@ -78,13 +77,9 @@ class MeasuredPolicy:
                 state if state is not None and entry.draws and (entry.run == 1 or not state.heads) else None
                 for state, entry in zip(states, entries, strict=True)
             ]
-        context = sum([entry.computed for entry in entries]) // running
-        here = self.decisions.pass_of(drawn, rows, running * self._most_nodes, context, situation)
-        self.here = here
-        if here is not None and (drafting is states or any(drafting)):
-            self.decisions.decide(here, drafting, situation, self._now)
+        self._decide(drafting, drawn, rows, sum([entry.computed for entry in entries]) // running, situation)
         decision = self.decision
-        is_plain = decision is None or here is None or self.reference.begin_step(decision.plain_share)
+        is_plain = decision is None or self.here is None or self.reference.begin_step(decision.plain_share)
         if decision is not None and (decision.heads_to_try or self.explorer.watched is not None):
             self.explorer.watch(states, decision, self.steps)
         plans: list[DraftPlan | None] = []
@@ -94,23 +89,35 @@ class MeasuredPolicy:
                 plans.append(fixed_plan(entry.request, running))
             elif may_draft is None or decision is None:
                 plans.append(self._plan_prefill(state))
-            elif not decision.in_use:
-                state.flight, state.reader, state.is_observed = None, None, state is self.explorer.watched
-                plans.append(None)
             else:
-                length, ready = len(entry.request.tokens), state.ready
-                if is_usual and ready is not None and ready.holds(state, decision, running, length):
-                    plans.append(state.repeat(ready))
-                    continue
-                arm = None if is_plain else decision.best_arm(state, running)
-                plans.append(self._draft(state, arm, decision, running, length))
+                length = len(entry.request.tokens)
+                plan = (
+                    state.repeated(decision, running, length)
+                    if is_usual and state.ready is not None
+                    else None
+                )
+                if plan is None:
+                    arm = None if is_plain or not decision.in_use else decision.best_arm(state, running)
+                    plan = self._draft(state, arm, decision, running, length)
+                plans.append(plan)
         if not is_plain and decision is not None and decision.candidates:
             self.explorer.explore(decision, drafting, plans, self.steps)
         return plans
 
-    @property
-    def _now(self) -> Moment:
-        return Moment(self.steps, self.seconds, self.reference.passes)
+    def _decide(
+        self,
+        states: Sequence[RequestState | None],
+        drawn: int,
+        rows: int,
+        context: int,
+        situation: Situation,
+    ) -> None:
+        """Describe the pass, and decide for passes of its kind if that is due."""
+        nodes, now = len(states) * self._most_nodes, Moment(self.steps, self.seconds, self.reference.passes)
+        self.here = here = self.decisions.pass_of(drawn, rows, nodes, context, situation)
+        if here is not None and any(states) and self.decisions.find(here, now) is None:
+            self.here = here = self.decisions.pass_of(drawn, rows, nodes, context, situation) or here
+            self.decisions.decide(here, states, situation, now)
 
     def _draft(
         self, state: RequestState, arm: Arm | None, decision: Decision, running: int, length: int
@@ -124,7 +131,7 @@ class MeasuredPolicy:
         if arm.observing_plan is not None and not state.was_observed:
             return state.observe(arm)  # it has not observed the newest token
         benefit, trials = decision.benefits[arm.option], self.settings.trial_steps
-        levels = benefit.depth if state.is_coupled else benefit.kept
+        levels = benefit.depth if state.is_coupled else benefit.useful
         verified, stops, is_steady = 0, True, arm.option.is_cost_known and self.steps % trials > 0
         if not arm.option.is_cost_known:  # vary the depth until the cost per level is known
             levels = max(levels >> (self.steps % 3), 1)
@@ -132,37 +139,32 @@ class MeasuredPolicy:
             # Alternate one level more or less, since cost and acceptance may be wrong.
             stops = not arm.is_stopping
             levels = levels if stops else min(levels, self.settings.probe_levels)
-            other = benefit.kept + (1 if self.steps // trials % 2 else -1)
+            other = benefit.useful + (1 if self.steps // trials % 2 else -1)
             if stops and 1 <= other <= min(arm.plan.max_depth, arm.plan.max_nodes):
                 levels, verified = max(levels, other) if state.is_coupled else other, other
         flight = state.flight = DraftInFlight(arm, levels, benefit, verified=verified)
         plan = arm.planned(levels, benefit, stops, arm.lag(length))
         lookup = None if verified or arm.is_lookup else decision.lookup_first(state, running)
         if lookup is not None:
-            per_token = decision.here.per_token
-            plan = replace(
-                plan, shadow=state.lookup_first(lookup, decision.benefits[lookup.option], flight, per_token)
-            )
-        if (
-            is_steady
-            and not plan.lag
-            and not plan.gates
-            and (arm.observing_plan is not None or not state.heads)
-        ):
-            state.ready = ReadyDraft(decision, running, flight, plan)
+            first, per_token = decision.benefits[lookup.option], decision.here.per_token
+            plan = replace(plan, shadow=state.lookup_first(lookup, first, flight, per_token))
+        can_repeat = arm.observing_plan is not None or not state.heads
+        if is_steady and can_repeat and not plan.lag and not plan.gates:
+            state.ready = ReadyPlan(decision, running, flight, plan)
         return plan
 
     def _plan_prefill(self, state: RequestState) -> DraftPlan | None:
         """Return the plan of a prefill pass, which a head observes if it may draft afterwards."""
         state.flight, is_watched, decision = None, state is self.explorer.watched, self.decision
-
-        def may_draft(option: Option) -> bool:
-            is_decided = decision is not None and option in decision.benefits
-            is_used = option.is_on and (not is_decided or option in decision.in_use)  # type: ignore[union-attr]
-            return is_used or option.may_be_used(self.settings)
-
-        candidates = [arm for arm in state.heads if is_watched or may_draft(arm.option)]
-        return state.observe(max(candidates, key=lambda arm: arm.option.benefit.gain, default=None))
+        # An option that is on but left out by the newest decision has no benefit next to the others.
+        unused = frozenset[Option]() if decision is None else frozenset(decision.benefits) - decision.in_use
+        heads = [
+            head
+            for head in state.heads
+            if is_watched
+            or (head.option.may_be_used(self.settings) and not (head.option.is_on and head.option in unused))
+        ]
+        return state.observe(max(heads, key=lambda arm: arm.option.benefit.gain, default=None))
 
     def trim(
         self, entries: Sequence[PassEntry], drafts: Sequence[Draft], situation: Situation
@@ -171,7 +173,7 @@ class MeasuredPolicy:
         return trimmed(entries, drafts, self._states, self.here)
 
     def rows_wanted(self, requests: Sequence[StepRequest], situation: Situation, beside: int = 1) -> int:
-        """Return the rows of draft tokens with a net benefit for these requests."""
+        """Return the draft tokens with an expected gain for these requests."""
         running, rows, decision = len(requests) + beside, 0, self.decision
         for request in requests:
             state, plan = self._states.get(request.request_id), request.speculation
@@ -179,7 +181,7 @@ class MeasuredPolicy:
                 rows += plan.max_nodes
             elif state is not None and decision is not None:
                 arm = decision.best_arm(state, running)
-                rows += 0 if arm is None else min(decision.benefits[arm.option].kept, arm.plan.max_nodes)
+                rows += 0 if arm is None else min(decision.benefits[arm.option].useful, arm.plan.max_nodes)
         return rows
 
     def learn(self, report: StepReport) -> None:
@@ -205,22 +207,22 @@ class MeasuredPolicy:
         self, state: RequestState, part: RequestReport, used: dict[Option, None], is_judged: bool
     ) -> None:
         """Compare a request's drafts with its text."""
-        flight, tokens = state.flight, part.request.tokens
+        flight, reader, tokens = state.flight, state.reader, part.request.tokens
         if state.shadows:
             state.shadows = [one for one in state.shadows if part.applied and not one.follow(tokens)]
             state.ready = None  # the acceptance ratio may have changed
-        if state.reader is not None:
-            state.reader.observed = len(tokens)
         state.flight = state.reader = None
+        if reader is not None:
+            reader.observed = len(tokens)
         if flight is None or part.called != flight.arm.plan.method:
             return
-        flight.arm.observed = len(tokens)
-        if flight.first is not None:
-            flight.first.observed = len(tokens)
+        for arm in (flight.arm, flight.first):
+            if arm is not None:
+                arm.observed = len(tokens)
         if flight.is_shadow:
             # Charge the actual time, clipped in case of a pause.
             self.explorer.pay(part.called, min(part.draft_seconds, 4 * flight.paid) - flight.paid)
-            state.keep_shadow(flight.arm, flight.levels, flight.draft, flight.kept)
+            state.keep_shadow(flight.arm, flight.levels, flight.draft, flight.useful)
             state.shadows, state.ready = [one for one in state.shadows if not one.follow(tokens)], None
             return
         if not flight.is_first:
@@ -234,54 +236,42 @@ class MeasuredPolicy:
         if draft.is_cold and not len(draft):
             return  # its kernels are being compiled
         shift, changes = fit.shift, fit.estimate.changes
-        # A draft compared with the text counts its levels with a net benefit, others their verified levels.
-        kept = 0 if flight.is_first else flight.kept if state.is_coupled else part.draft.depth
+        # A draft compared with the text counts its useful levels, others their verified levels.
+        useful = 0 if flight.is_first else flight.useful if state.is_coupled else part.draft.depth
         if not flight.is_first:
-            fit.estimate.requested(flight.levels, draft.depth, kept)
+            fit.estimate.requested(flight.levels, draft.depth, useful)
         if not part.applied or not len(draft):
             return
         if state.is_coupled:
-            judged = Comparison(fit, draft, flight.levels, kept)
+            judged = Comparison(fit, draft, flight.levels, useful)
             if not judged.follow(part.request.tokens):
                 judged.finish()
         elif len(part.draft):
             levels = flight.levels if part.draft.depth == draft.depth else part.draft.depth
-            Comparison(fit, part.draft, levels, kept).judge(len(part.verdict.path), kept)
-        if fit.shift != shift and not flight.arm.keeps_plan(flight.benefit, len(state.arms)):
+            Comparison(fit, part.draft, levels, useful).judge(len(part.verdict.path), useful)
+        if fit.shift != shift:
             state.ready = None
         if fit.estimate.changes != changes:
             self.decisions.evaluate_again()
 
     def _measure(self, report: StepReport, used: Collection[Option]) -> None:
         """Measure a step's gain: its time, and the plain time of its tokens."""
-        rows, total, table = len(report.requests), report.seconds.total, self.decisions.table
+        requests, here = len(report.requests), self.here
         if report.passes != 1 or not report.decodes_only or report.is_cold:
             return
-        if not report.calls and report.rows == rows:
+        if not report.calls and report.rows == requests:
             self.reference.passes += 1
         if not used:
-            self.explorer.settle(0.0)  # the draft to be tried did not fit
             return
         calls = {option.estimate.method: option.benefit.draft_seconds for option in used}
         self.decisions.note_calls(report.seconds, sum(calls.values()))
         drawn = sum([part.draws for part in report.requests])
-        if rows >= len(table) or not drawn:
-            return
-        plain, live = table[rows] * report.tokens / drawn, self.explorer.live
-        if (
-            live is not None
-            and len(used) == 1
-            and all(part.called in ("", live[0]) for part in report.requests)
-        ):
-            # If others draft too, the costs cannot be separated: charge the expected loss.
-            self.explorer.settle(min(total - plain, table[rows]))
         plans = [part.request.speculation for part in report.with_drafts if part.called]
-        if any(plan is not None and plan.is_fixed for plan in plans):
+        if here is None or not drawn or any(plan is not None and plan.is_fixed for plan in plans):
             return  # a fixed plan's cost says nothing about the others
+        plain = here.seconds[min(requests, len(here.seconds) - 1)] * report.tokens / drawn
         for option in used:
-            # A paid try is no evidence against drafts with an expected gain.
-            if option.is_on:
-                option.guard.gain.add(plain, total, drawn)
+            option.guard.gain.add(plain, report.seconds.total, drawn)
 
     def drafters(self) -> Sequence[Drafter]:
         return ()

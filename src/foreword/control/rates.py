@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from itertools import accumulate
 from operator import mul
 
@@ -12,13 +13,11 @@ SHIFT_STEP, SHIFT_POWER = 0.1, 1.3
 LEAST_SHIFT, MOST_SHIFT = round(math.log(0.2) / SHIFT_STEP), round(math.log(3.0) / SHIFT_STEP)
 """Step and range of a request's log acceptance ratio (accepted / expected), and its weight in log odds."""
 
-_CERTAIN = 1e-4
-
 _FACTORS = {s: math.exp(-SHIFT_POWER * SHIFT_STEP * s) for s in range(LEAST_SHIFT, MOST_SHIFT + 2)}
 
 
 class Rates:
-    """Estimated acceptance of a drafter in one cohort; lists per acceptance ratio are cached."""
+    """Estimated acceptance of a drafter in one cohort. `shift` is a request's log acceptance ratio in steps."""
 
     def __init__(
         self,
@@ -26,64 +25,53 @@ class Rates:
         coverage: Sequence[float],
         presence: Sequence[float] = (),
         drafted: Sequence[float] = (),
-        sure: Sequence[float] = MIDDLES,
+        by_class: Sequence[float] = MIDDLES,
     ) -> None:
         """`accepted` is by level and rank, given that the parent is accepted; `coverage` by level, of draft requests.
 
         For drafts that may end early: `presence`, by level, of drafts accepted so far; `drafted`, by level, of draft
-        requests, with or without a net benefit; `sure`, acceptance by confidence class.
+        requests, with or without an expected gain; `by_class`, acceptance by confidence class.
         """
-        self.accepted = accepted
-        self.coverage = coverage
-        self.drafted = drafted or coverage
-        self.sure = sure
+        self.accepted, self.coverage, self.drafted = accepted, coverage, drafted or coverage
+        self.by_class = by_class
         self._presence = presence or [1.0] * len(accepted)
         # [level], probability that some child is accepted
         self.expected = [min(sum(ranks), 1.0) for ranks in accepted]
-        self._shifted: dict[int, list[list[float]]] = {}
-        self._survival: dict[int, list[float]] = {}
-        self._gains: dict[int, list[float]] = {}
-        self._sure: dict[int, tuple[float, ...]] = {}
+        self.node_rates, self.survival = cache(self._node_rates), cache(self._survival)
+        self.gains, self.class_rates = cache(self._gains), cache(self._class_rates)
 
-    def node_rates(self, shift: int) -> list[list[float]]:
-        """Return the acceptance rates [level][rank] for a request with this ratio."""
-        if shift not in self._shifted:
-            self._shifted[shift] = [[_at_ratio(rate, shift) for rate in ranks] for ranks in self.accepted]
-        return self._shifted[shift]
+    def _node_rates(self, shift: int) -> list[list[float]]:
+        """Return the acceptance rates [level][rank]."""
+        return [[_at_ratio(rate, shift) for rate in ranks] for ranks in self.accepted]
 
-    def survival(self, shift: int) -> list[float]:
+    def _survival(self, shift: int) -> list[float]:
         """Return [level] the probability that a chain's node and all its ancestors are accepted."""
-        if shift not in self._survival:
-            first = [_at_ratio(ranks[0], shift) for ranks in self.accepted]
-            self._survival[shift] = list(accumulate(first, mul))
-        return self._survival[shift]
+        return list(accumulate([_at_ratio(ranks[0], shift) for ranks in self.accepted], mul))
 
-    def gains(self, shift: int) -> list[float]:
+    def _gains(self, shift: int) -> list[float]:
         """Return [level] the expected accepted tokens per draft request."""
-        if shift not in self._gains:
-            present = accumulate(self._presence, mul, initial=self.coverage[0] if self.coverage else 0.0)
-            next(present)
-            self._gains[shift] = [p * s for p, s in zip(present, self.survival(shift), strict=True)]
-        return self._gains[shift]
+        present = accumulate(self._presence, mul, initial=self.coverage[0] if self.coverage else 0.0)
+        next(present)
+        return [p * s for p, s in zip(present, self.survival(shift), strict=True)]
 
-    def sure_rates(self, shift: int) -> tuple[float, ...]:
-        """Return [classes] the acceptance rates by confidence for a request with this ratio."""
-        if shift not in self._sure:
-            self._sure[shift] = tuple(_at_ratio(rate, shift) for rate in self.sure)
-        return self._sure[shift]
+    def _class_rates(self, shift: int) -> tuple[float, ...]:
+        """Return [class] the acceptance rates by confidence class."""
+        return tuple(_at_ratio(rate, shift) for rate in self.by_class)
 
     def survivals(self, draft: Draft, shift: int) -> list[float]:
         """Return [nodes] the probability that a node and all its ancestors are accepted, by confidence or by place."""
         if draft.is_chain:
             if draft.confidence:
-                rates = self.sure_rates(shift)
+                rates = self.class_rates(shift)
                 return list(accumulate([rates[class_of(one)] for one in draft.confidence], mul))
             known = self.survival(shift)
-            more = len(draft.parents) - len(known)
-            if more <= 0:
-                return known[:more] if more else known
+            if len(draft.parents) <= len(known):
+                return known[: len(draft.parents)]
             last = self.node_rates(shift)[-1][0]
-            return [*known, *(known[-1] * last ** (level + 1) for level in range(more))]
+            return [
+                *known,
+                *(known[-1] * last ** (level + 1) for level in range(len(draft.parents) - len(known))),
+            ]
         found: list[float] = []
         children: dict[int, int] = {}
         for parent, depth in zip(draft.parents, draft.depths(), strict=True):
@@ -95,5 +83,5 @@ class Rates:
 
 def _at_ratio(rate: float, shift: int) -> float:
     """Return the acceptance rate of a request with this ratio, given its cohort's rate."""
-    rate = min(max(rate, _CERTAIN), 1 - _CERTAIN)
+    rate = min(max(rate, 1e-4), 1 - 1e-4)
     return 1 / (1 + (1 - rate) / rate * _FACTORS[shift])

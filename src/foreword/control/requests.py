@@ -10,6 +10,7 @@ from foreword.control.options import Option
 from foreword.control.settings import DEFAULTS
 from foreword.control.value import Benefit
 from foreword.kv.extra_rows import KEPT_STATES
+from foreword.speculation.confidence import Stop
 from foreword.speculation.draft import NO_DRAFT, Draft
 from foreword.speculation.requests import DraftPlan, ShadowDraft, StepRequest
 
@@ -23,7 +24,6 @@ class Arm:
     fit: RequestFit
     is_stopping: bool = False  # whether its drafts end where continuing has no benefit
     observed: int = 0  # tokens of the text that the drafter has observed or drafted after
-    _planned: tuple[tuple[Benefit | None, int, int | None], DraftPlan] | None = None
 
     def lag(self, length: int) -> int:
         """Return the tokens that it must catch up at this text length; for a head, those with states."""
@@ -32,38 +32,28 @@ class Arm:
 
     def planned(self, levels: int, benefit: Benefit | None, stops: bool, lag: int) -> DraftPlan:
         """Return the plan for at most `levels` levels; `stops`: drafts end early where `benefit` expects no gain."""
-        levels, shift = min(levels, self.plan.max_depth), self.fit.shift if stops else None
-        key = (benefit, levels, shift)
-        if self._planned is None or self._planned[0] != key:
-            has_stop = self.is_stopping and benefit is not None
-            stop = self.option.stop(benefit, shift) if has_stop and benefit is not None else None
-            is_same = levels == self.plan.max_depth and stop is None
-            self._planned = key, self.plan if is_same else replace(self.plan, max_depth=levels, stop=stop)
-        plan = self._planned[1]
-        return replace(plan, lag=lag) if lag > 0 else plan
+        stop = None
+        if self.is_stopping and benefit is not None:
+            rates = self.option.estimate.rates.class_rates(self.fit.shift if stops else 0)
+            stop = Stop(rates, benefit.stop if stops else ())
+        return replace(self.plan, max_depth=min(levels, self.plan.max_depth), stop=stop, lag=lag)
 
     def gains(self, benefit: Benefit) -> bool:
         """Return whether drafting for this request has an expected gain."""
         return self.fit.shift >= benefit.least_shift and benefit.gain > 0
 
-    def keeps_plan(self, benefit: Benefit, drafters: int) -> bool:
-        """Return whether its plan does not depend on the acceptance ratio: no stop, and no other drafter to choose."""
-        return drafters == 1 and not self.is_stopping and self.gains(benefit)
-
     def promise(self, benefit: Benefit) -> float:
         """Return the expected gain for this request, comparable between drafters."""
-        rates, kept = self.option.estimate.rates, benefit.kept
-        usual, own = sum(rates.survival(0)[:kept]), sum(rates.survival(self.fit.shift)[:kept])
+        rates, useful = self.option.estimate.rates, benefit.useful
+        usual, own = sum(rates.survival(0)[:useful]), sum(rates.survival(self.fit.shift)[:useful])
         return benefit.gain * own / usual if usual > 0 else benefit.gain
 
-    def levels_with_benefit(self, draft: Draft, chances: Sequence[float], benefit: Benefit) -> int:
-        """Return the levels of a draft with a net benefit; all without confidences."""
+    def useful_levels(self, draft: Draft, chances: Sequence[float], benefit: Benefit) -> int:
+        """Return the levels of a draft whose verification has an expected gain; all without confidences."""
         if not draft.confidence or not draft.is_chain:
             return draft.depth
-        for level, (chance, least) in enumerate(zip(chances, benefit.least, strict=False)):
-            if chance < least:
-                return level
-        return len(draft)
+        levels = zip(chances, benefit.least, strict=False)
+        return next((level for level, (chance, least) in enumerate(levels) if chance < least), len(draft))
 
     @cached_property
     def observing_plan(self) -> DraftPlan | None:
@@ -86,39 +76,29 @@ class DraftInFlight:
     benefit: Benefit
     is_shadow: bool = False  # only compared with the text
     paid: float = 0.0  # seconds paid for a shadow draft
-    verified: int = 0  # levels that are always verified; 0: those with a net benefit
+    verified: int = 0  # levels that are always verified; 0: the useful ones
     first: Arm | None = None  # lookup that is called before this drafter
     is_first: bool = False  # whether this is the draft of such a lookup, which replaces the main draft
     draft: Draft = NO_DRAFT  # before trimming
-    kept: int = 0  # levels with a net benefit
+    useful: int = 0  # levels whose verification has an expected gain
 
     def promised(self, per_token: float) -> float:
         """Return the expected tokens of the draft, less what drafting and verifying it costs."""
         benefit, rates = self.benefit, self.arm.option.estimate.rates
-        gains = rates.gains(self.arm.fit.shift)[: benefit.kept]
+        gains = rates.gains(self.arm.fit.shift)[: benefit.useful]
         rows = sum(
-            [often * least for often, least in zip(rates.coverage, benefit.least[: len(gains)], strict=False)]
+            [often * least for often, least in zip(rates.coverage[: len(gains)], benefit.least, strict=False)]
         )
         return sum(gains) - rows - benefit.draft_seconds * (1 + benefit.gain) / per_token
 
 
-class ReadyDraft(NamedTuple):
-    """A request's plan, reused while nothing changes."""
+class ReadyPlan(NamedTuple):
+    """A request's plan, reused while the decision and the number of running requests stay the same."""
 
     decision: object
-    running: int  # requests in the pass
+    running: int
     flight: DraftInFlight
     plan: DraftPlan
-
-    def holds(self, state: "RequestState", decision: object, running: int, length: int) -> bool:
-        """Return whether the plan is still the best: the decision is the same, and the drafter observed every step."""
-        arm = self.flight.arm
-        return (
-            self.decision is decision
-            and self.running == running
-            and arm.observed >= length
-            and state.can_draft(arm)
-        )
 
 
 @dataclass(eq=False)
@@ -134,8 +114,14 @@ class RequestState:
     has_observed_all: bool = True  # whether heads have observed all passes of the text
     reader: Arm | None = None  # the head that observes the pass in flight without drafting
     flight: DraftInFlight | None = None
-    ready: ReadyDraft | None = None
+    ready: ReadyPlan | None = None
     shadows: list[Comparison] = field(default_factory=list)  # waiting for their text
+
+    @property
+    def length(self) -> int:
+        """Tokens of its text; 0 if it has ended."""
+        request = self.request()
+        return 0 if request is None else len(request.tokens)
 
     @cached_property
     def heads(self) -> list[Arm]:
@@ -149,14 +135,18 @@ class RequestState:
         """
         return self.has_observed_all or arm.observing_plan is None or len(self.arms) == 1
 
-    def can_draft(self, arm: Arm) -> bool:
-        """Return whether a drafter has observed the newest token, and enough of the text."""
-        return arm.observing_plan is None or (self.was_observed and self.may_use(arm))
-
-    def repeat(self, ready: "ReadyDraft") -> DraftPlan:
-        """Start a pass with the previous plan."""
+    def repeated(self, decision: object, running: int, length: int) -> DraftPlan | None:
+        """Start a pass with the previous plan and return it; None if another may be better now."""
+        ready = self.ready
+        if ready is None or ready.decision is not decision or ready.running != running:
+            return None
+        arm = ready.flight.arm
+        if arm.observed < length or not (
+            arm.observing_plan is None or (self.was_observed and self.may_use(arm))
+        ):
+            return None
         flight = self.flight = ready.flight
-        flight.draft, flight.kept, self.reader = NO_DRAFT, 0, None
+        flight.draft, flight.useful, self.reader = NO_DRAFT, 0, None
         return ready.plan
 
     def observe(self, head: Arm | None) -> DraftPlan | None:
@@ -172,11 +162,11 @@ class RequestState:
         """
         return any(shadow.fit is arm.fit for shadow in self.shadows)
 
-    def keep_shadow(self, arm: Arm, levels: int, draft: Draft, kept: int) -> None:
+    def keep_shadow(self, arm: Arm, levels: int, draft: Draft, useful: int) -> None:
         """Count a shadow draft, and keep it until its text is known."""
-        arm.option.estimate.requested(levels, draft.depth, kept)
+        arm.option.estimate.requested(levels, draft.depth, useful)
         if len(draft):
-            self.shadows = [*self.shadows[-3:], Comparison(arm.fit, draft, levels, kept)]
+            self.shadows = [*self.shadows[-3:], Comparison(arm.fit, draft, levels, useful)]
 
     def lookup_first(
         self, lookup: Arm, benefit: Benefit, main: DraftInFlight, per_token: float
@@ -190,9 +180,9 @@ class RequestState:
 
         def keep(draft: Draft) -> bool:
             chances = option.estimate.rates.survivals(draft, lookup.fit.shift)
-            kept = lookup.levels_with_benefit(draft, chances, main.benefit)
-            more = sum(chances[:kept]) - sum(least[:kept]) - promised
-            is_taken = kept > 0 and more > 0
+            useful = lookup.useful_levels(draft, chances, main.benefit)
+            more = sum(chances[:useful]) - sum(least[:useful]) - promised
+            is_taken = useful > 0 and more > 0
             option.first_gain += DEFAULTS.first_memory * (is_taken * more - option.first_gain)
             if is_taken:
                 self.flight = DraftInFlight(lookup, len(draft), benefit, is_first=True)
@@ -201,22 +191,21 @@ class RequestState:
         main.first = lookup
         return ShadowDraft(lookup.plan, keep)
 
-    def shadow_beside(self, arm: Arm, levels: int, benefit: Benefit, length: int) -> ShadowDraft:
+    def shadow_beside(self, arm: Arm, levels: int, benefit: Benefit) -> ShadowDraft:
         """Return a shadow draft to request besides the verified one."""
 
         def keep(draft: Draft) -> None:
             chances = arm.option.estimate.rates.survivals(draft, arm.fit.shift)
-            self.keep_shadow(arm, levels, draft, arm.levels_with_benefit(draft, chances, benefit))
+            self.keep_shadow(arm, levels, draft, arm.useful_levels(draft, chances, benefit))
 
-        plan = arm.planned(levels, None, False, arm.lag(length))
-        arm.observed = length
+        plan = arm.planned(levels, None, False, arm.lag(self.length))
+        arm.observed = self.length
         return ShadowDraft(plan, keep)
 
 
 def present_name(plan: DraftPlan) -> str:
     """Return the names of a plan's drafters, without absent ones: drafts count for the drafters that are present."""
-    absent = plan.drafter.absent
-    present = [name for name in plan.method.split("+") if name not in absent]
+    present = [name for name in plan.method.split("+") if name not in plan.drafter.absent]
     return "+".join(present) or plan.method
 
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import chain, repeat
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from foreword.control.requests import RequestState
-from foreword.control.service import ServedRequest
+from foreword.control.service import served
 from foreword.control.value import Pass
 from foreword.speculation.draft import Draft
 from foreword.speculation.requests import PassEntry
@@ -29,51 +29,48 @@ def trimmed(
 
     Under *token* and *block* sampled nodes are never cut: their depth was fixed before sampling.
     """
-    found = list(drafts)
-    offers: list[Offer] = []
-    places: list[int] = []
-    rows, tokens, spent = 0, 0.0, {}
-    limit = tightest_limit(entries)
+    found, limit = list(drafts), tightest_limit(entries)
+    offers: dict[int, Offer] = {}  # by place
+    spent: dict[str, float] = {}  # seconds by drafter
+    rows, tokens = 0, 0.0  # of whole drafts
     for place, draft in enumerate(drafts):
-        count = len(draft.parents)
-        if not count:
+        if not draft.parents:
             continue
-        number = entries[place].request.request_id
-        state = states.get(number)
+        state = states.get(entries[place].request.request_id)
         flight = None if state is None else state.flight
         if state is None or flight is None:
-            rows += count
+            rows += len(draft.parents)
             continue
         arm, benefit, is_whole = flight.arm, flight.benefit, bool(draft.drawn) and not state.is_coupled
         chances = arm.option.estimate.rates.survivals(draft, arm.fit.shift)
-        flight.draft = draft
-        if draft.confidence:
-            flight.kept = draft.depth if is_whole else arm.levels_with_benefit(draft, chances, benefit)
-        else:
-            flight.kept, arm.is_stopping = draft.depth, False  # no confidences for this request
+        flight.draft, flight.useful = draft, draft.depth
+        if not draft.confidence:
+            arm.is_stopping = False  # no confidences for this request
+        elif not is_whole:
+            flight.useful = arm.useful_levels(draft, chances, benefit)
         if flight.is_shadow:
             found[place] = draft.within(0, 0)
             continue
         if flight.verified and draft.is_chain and limit is None and not is_whole:
-            tried = min(flight.verified, flight.kept)
-            found[place], is_whole = draft.within(tried, tried), True
+            levels = min(flight.verified, flight.useful)
+            found[place], is_whole = draft.within(levels, levels), True
         if is_whole:
             rows, tokens = rows + len(found[place]), tokens + sum(chances[: len(found[place])])
-        elif limit is not None or draft.confidence or count > benefit.kept or len(entries) > 1:
-            offers.append(Offer(number, draft, chances))
-            places.append(place)
+        elif limit is not None or draft.confidence or len(chances) > benefit.useful or len(entries) > 1:
+            offers[place] = Offer(entries[place].request.request_id, draft, chances)
             spent[arm.plan.method] = benefit.draft_seconds
     if offers and here is not None:
         beside = Pass(here.drawn + tokens, here.rows + rows, here.seconds, here.prompts)
-        for place, draft in zip(places, choose(offers, beside, sum(spent.values()), limit), strict=True):
+        chosen = choose(list(offers.values()), beside, sum(spent.values()), limit)
+        for place, draft in zip(offers, chosen, strict=True):
             found[place] = draft
     return found
 
 
 def tightest_limit(entries: Sequence[PassEntry]) -> float | None:
     """Return the tightest step limit of these requests in seconds; None: no limit."""
-    requests = cast(list[ServedRequest], [entry.request for entry in entries])
-    return min([one.step_limit for one in requests if one.step_limit is not None], default=None)
+    limits = [served(entry.request).step_limit for entry in entries]
+    return min([limit for limit in limits if limit is not None], default=None)
 
 
 def choose(
@@ -84,12 +81,11 @@ def choose(
     Nodes are taken in order of probability. A child is never likelier than its parent, so that the result is a tree.
     `spent` is the drafting time, which raises the required gain. The step stays within `most_seconds`.
     """
-    nodes = [
+    nodes = sorted(
         (-chance, offer.order, node, place)
         for place, offer in enumerate(offers)
         for node, chance in enumerate(offer.survival)
-    ]
-    nodes.sort()
+    )
     seconds, rows, spent = here.seconds, here.rows, spent - here.prompts
     longer = chain(seconds[rows + 1 : rows + 1 + len(nodes)], repeat(seconds[-1], len(nodes)))
     tokens, best = here.drawn, 0

@@ -1,14 +1,14 @@
 """Expected tokens per second of a batch, and the drafts that maximise it: pure functions.
 
 `best_plan` adds draft levels in order of marginal gain, over requests and drafters, and evaluates every prefix,
-because costs are step functions. `best_drafters` compares combinations of drafters.
+because costs are step functions. `best_drafters` leaves out drafters without a gain next to the others.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, combinations, pairwise
+from itertools import accumulate, pairwise
 from math import comb
 from typing import NamedTuple
 
@@ -81,7 +81,7 @@ class Benefit:
     """Expected benefit of one drafter for requests of one cohort, and thresholds for cutting drafts."""
 
     depth: int = 0  # levels to request
-    kept: int = 0  # levels with a net benefit
+    useful: int = 0  # levels whose verification has an expected gain
     gain: float = 0.0  # relative speed-up over plain decoding; 0.1: 10% faster
     least_shift: int = MOST_SHIFT + 1  # lowest acceptance ratio with a benefit
     draft_seconds: float = 0.0  # of the call
@@ -103,6 +103,11 @@ class Group:
     drafter: str = ""
     shift: int = 0  # acceptance ratio
     is_stopping: bool = False  # whether the drafter ends drafts where continuing has no benefit
+
+    @property
+    def going(self) -> list[float]:
+        """[level] expected requests whose draft has the level."""
+        return [self.requests * share for share in self.rates.drafted[: self.depth]]
 
 
 def _added_seconds(here: Pass, requests: int, drafts: float) -> Callable[[float], float]:
@@ -142,44 +147,36 @@ class PlanChoice(NamedTuple):
 
     rate: float  # tokens per second
     depth: int
-    kept: Sequence[int]
+    levels: Sequence[int]
     row_seconds: float  # added per row
-
-
-def best_plan(here: Pass, groups: Sequence[Group], draft_seconds: DraftSeconds) -> list[Benefit]:
-    """Return the best plan of one drafter for all its groups, which share the pass's rows and the call."""
-    best = best_choice(here, groups, draft_seconds)
-    requests = sum(group.requests for group, kept in zip(groups, best.kept, strict=True) if kept)
-    call = _Call(here, best, groups, requests, draft_seconds)
-    return [call.benefit(group, kept) for group, kept in zip(groups, best.kept, strict=True)]
 
 
 def best_choice(here: Pass, groups: Sequence[Group], draft_seconds: DraftSeconds) -> PlanChoice:
     """Return the levels with the most tokens per second."""
-    deepest = max(group.depth for group in groups)
     # A level never gains more than the one above it.
-    levels = sorted(
+    ordered = sorted(
         (-gain, level, place)
         for place, group in enumerate(groups)
         for level, gain in enumerate(group.rates.gains(group.shift)[: group.depth])
     )
-    # Of one group, every prefix has its own depth.
-    are_limited = len(groups) > 1 and any(
+    deepest = max(group.depth for group in groups)
+    # Of one group, every prefix has its own depth. Of several, each depth is tried if levels cost time.
+    has_depths = len(groups) > 1 and any(
         draft_seconds(one.drafter, one.depth, one.requests) - draft_seconds(one.drafter, 1, one.requests)
         >= DEFAULTS.negligible_time * here.plain
         for one in groups
     )
-    choices = (
-        _best_prefix(here, groups, levels, depth, draft_seconds)
-        for depth in (range(1, deepest + 1) if are_limited else [deepest])
+    depths = range(1, deepest + 1) if has_depths else [deepest]
+    return max(
+        (_best_prefix(here, groups, ordered, depth, draft_seconds) for depth in depths),
+        key=lambda one: one.rate,
     )
-    return max(choices, key=lambda choice: choice.rate)
 
 
 def _best_prefix(
     here: Pass,
     groups: Sequence[Group],
-    levels: Iterable[tuple[float, int, int]],
+    ordered: Sequence[tuple[float, int, int]],
     depth: int,
     draft_seconds: DraftSeconds,
 ) -> PlanChoice:
@@ -188,17 +185,16 @@ def _best_prefix(
     for group in groups:
         by_drafter.setdefault(group.drafter, []).append(group)
     requests, calls = dict.fromkeys(by_drafter, 0), dict.fromkeys(by_drafter, 0.0)
-    taken: list[int] = []  # group index per level
-    drafts, rows, tokens, deepest = 0.0, 0.0, here.drawn, depth
-    best_rate, best_count, best_depth, row_seconds = 0.0, 0, depth, 0.0
+    levels, drafts, rows, tokens, deepest = [0] * len(groups), 0.0, 0.0, here.drawn, depth
+    best = PlanChoice(0.0, depth, levels, 0.0)
     added = _added_seconds(here, 0, 0.0)
-    is_single = len(groups) == 1  # then every prefix has its own depth
-    for gain, level, place in levels:
+    is_single = len(groups) == 1
+    for gain, level, place in ordered:
         if level >= depth:
             continue
         group = groups[place]
         often = group.requests * group.rates.coverage[level]
-        taken.append(place)
+        levels = [*levels[:place], level + 1, *levels[place + 1 :]]
         if level == 0:
             requests[group.drafter] += group.requests
             drafts += often
@@ -211,101 +207,80 @@ def _best_prefix(
         rows += often
         more = added(rows)
         rate = tokens / (here.plain + more + sum(calls.values()))
-        if rate > best_rate:
-            best_rate, best_count, best_depth, row_seconds = rate, len(taken), deepest, more / max(rows, 1e-9)
-    return PlanChoice(
-        best_rate, best_depth, [taken[:best_count].count(p) for p in range(len(groups))], row_seconds
-    )
+        if rate > best.rate:
+            best = PlanChoice(rate, deepest, levels, more / max(rows, 1e-9))
+    return best
 
 
-class _Call:
-    """One drafter's call in the best plan, and the marginal costs of its draft tokens."""
+def best_plan(here: Pass, groups: Sequence[Group], draft_seconds: DraftSeconds) -> list[Benefit]:
+    """Return the best plan of one drafter for all its groups, which share the pass's rows and the call."""
+    best, drafter = best_choice(here, groups, draft_seconds), groups[0].drafter
 
-    def __init__(
-        self,
-        here: Pass,
-        best: PlanChoice,
-        groups: Sequence[Group],
-        requests: int,
-        draft_seconds: DraftSeconds,
-    ) -> None:
-        self._here, self._best, self._groups, self._requests = here, best, groups, requests
-        self._seconds, self._drafter = draft_seconds, groups[0].drafter
-        self._worked = worked_levels(groups, best.depth)
-        self._rate = max(best.rate, here.drawn / here.plain)
-        # Requests that continue share the cost of a level.
-        going = [group.requests * group.rates.drafted[1] for group in groups if group.depth > 1]
-        count = max(round(sum(going)), 1)
-        self._level_seconds = max(self._call(2, count) - self._call(1, count), 0.0) / count
+    def call(levels: float, requests: int) -> float:
+        return draft_seconds(drafter, levels, requests)
 
-    def _call(self, levels: float, requests: int) -> float:
-        return self._seconds(self._drafter, levels, requests)
+    together = sum(group.requests for group, levels in zip(groups, best.levels, strict=True) if levels)
+    worked, rate = worked_levels(groups, best.depth), max(best.rate, here.drawn / here.plain)
+    # Requests that continue share the cost of a level.
+    count = max(round(sum(sum(group.going[1:2]) for group in groups)), 1)
+    level_seconds = max(call(2, count) - call(1, count), 0.0) / count
+    row_prices = _row_prices(here, groups)
 
-    def benefit(self, group: Group, kept: int) -> Benefit:
-        """Return the benefit of one of its groups, of which `kept` levels are verified."""
-        here, rates, levels = self._here, group.rates, max(kept, 1)
-        requests = self._requests or group.requests
-        row = self._best.row_seconds if kept else here.after(1) - here.plain
-        call = self._call(self._worked, requests)
+    def benefit(group: Group, useful: int) -> Benefit:
+        rates, requests, levels = group.rates, together or group.requests, max(useful, 1)
+        row = best.row_seconds if useful else here.after(1) - here.plain
+        seconds = call(worked, requests)
         tokens = 1 + sum(rates.gains(group.shift)[:levels])
-        takes = 1 + (sum(rates.coverage[:levels]) * row + call / requests) / here.per_token  # in plain steps
-        gain, (least, stop) = tokens / takes - 1, self._thresholds(group)
-        if not kept:
-            return Benefit(gain=min(gain, 0.0), draft_seconds=call, least=least, stop=stop)
-        all_levels = self._call(worked_levels(self._groups, group.depth), requests)
-        is_deep = all_levels - call < DEFAULTS.negligible_time * here.plain
-        # A drafter that stops itself rarely reaches deep levels; one more shows whether that changes.
-        reached = 1 + sum(share >= DEFAULTS.rare_level for share in rates.drafted)
-        deepest = min(group.depth, reached if group.is_stopping else group.depth)
-        one_more = call - self._call(self._worked, requests - 1) if requests > 1 else call
+        takes = (
+            1 + (sum(rates.coverage[:levels]) * row + seconds / requests) / here.per_token
+        )  # in plain steps
+        gain = tokens / takes - 1
+        least = tuple([price * rate for price in row_prices[: group.depth]])
+        following = zip(
+            [*least[1:], *least[-1:]], [*rates.expected[1 : group.depth], rates.expected[-1]], strict=False
+        )
+        stop = tuple([(own + level_seconds * rate) / max(right, 0.01) for own, right in following])
+        if not useful:
+            return Benefit(gain=min(gain, 0.0), draft_seconds=seconds, least=least, stop=stop)
+        is_free = (
+            call(worked_levels(groups, group.depth), requests) - seconds
+            < DEFAULTS.negligible_time * here.plain
+        )
+        deepest = group.depth
+        if group.is_stopping:  # it rarely reaches deep levels; one more shows whether that changes
+            deepest = min(deepest, 1 + sum(share >= DEFAULTS.rare_level for share in rates.drafted))
+        one_more = max(seconds - call(worked, requests - 1) if requests > 1 else seconds, 0.0)
 
         def has_benefit(shift: int) -> bool:
-            values = zip(rates.gains(shift)[:kept], rates.coverage, strict=False)
-            return max(accumulate([g * here.per_token - often * row for g, often in values])) > max(
-                one_more, 0.0
-            )
+            values = zip(rates.gains(shift)[:useful], rates.coverage, strict=False)
+            return max(accumulate([g * here.per_token - often * row for g, often in values])) > one_more
 
-        return Benefit(
-            depth=deepest if is_deep else self._best.depth,
-            kept=min(kept, deepest),
-            gain=gain,
-            least_shift=LEAST_SHIFT + bisect_left(range(LEAST_SHIFT, MOST_SHIFT + 1), True, key=has_benefit),
-            draft_seconds=call,
-            least=least,
-            stop=stop,
-        )
+        shifts = range(LEAST_SHIFT, MOST_SHIFT + 1)
+        least_shift = LEAST_SHIFT + bisect_left(shifts, True, key=has_benefit)
+        depth = deepest if is_free else best.depth
+        return Benefit(depth, min(useful, deepest), gain, least_shift, seconds, least, stop)
 
-    @cached_property
-    def _row_seconds(self) -> list[float]:
-        """Marginal seconds of a row at each draft level."""
-        requests, rows, before = sum(group.requests for group in self._groups), [], 0.0
-        deepest = max(group.depth for group in self._groups)
-        prices: dict[int, list[float]] = {}  # by maximum number of added rows
-        for level in range(deepest):
-            deep = [group for group in self._groups if level < group.depth]
-            # A single request has a row for every level above, and may continue to the last. Of several, some have
-            # ended: rows after an expensive one do not make it cheaper if no request is left to fill them.
-            often = sum([group.requests * group.rates.drafted[level] for group in deep])
-            most = (
-                deepest
-                if requests == 1
-                else min(round(before) + max(round(often), 1), 4 * DEFAULTS.priced_rows)
-            )
-            if most not in prices:
-                prices[most] = self._here.row_prices(most)
-            rows.append(prices[most][min(round(before), most - 1)])
-            before += 1 if requests == 1 else sum([g.requests * g.rates.coverage[level] for g in deep])
-        return rows
+    return [benefit(group, levels) for group, levels in zip(groups, best.levels, strict=True)]
 
-    def _thresholds(self, group: Group) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Return [level] the minimum probability for verifying a token, and for continuing after it."""
-        if not group.depth:
-            return (), ()
-        least = [seconds * self._rate for seconds in self._row_seconds[: group.depth]]
-        expected = group.rates.expected
-        following = zip([*least[1:], least[-1]], [*expected[1 : group.depth], expected[-1]], strict=True)
-        stop = [(own + self._level_seconds * self._rate) / max(right, 0.01) for own, right in following]
-        return tuple(least), tuple(stop)
+
+def _row_prices(here: Pass, groups: Sequence[Group]) -> list[float]:
+    """Return [level] the marginal seconds of a row.
+
+    A single request has a row for every level above, and may continue to the last. Of several, some have ended: rows
+    after an expensive one do not make it cheaper if no request is left to fill them.
+    """
+    deepest, is_single = max(group.depth for group in groups), sum(group.requests for group in groups) == 1
+    found, before = [], 0.0
+    prices: dict[int, list[float]] = {}  # by maximum number of added rows
+    for level in range(deepest):
+        deep = [group for group in groups if level < group.depth]
+        going = max(round(sum([group.going[level] for group in deep])), 1)
+        most = deepest if is_single else min(round(before) + going, 4 * DEFAULTS.priced_rows)
+        if most not in prices:
+            prices[most] = here.row_prices(most)
+        found.append(prices[most][min(round(before), most - 1)])
+        before += 1 if is_single else sum([group.requests * group.rates.coverage[level] for group in deep])
+    return found
 
 
 def best_drafters(
@@ -315,26 +290,29 @@ def best_drafters(
     draft_seconds: DraftSeconds,
     margin: float,
 ) -> frozenset[str]:
-    """Return the drafters with the most tokens per second, if each cohort uses one of its groups' drafters.
+    """Return the drafters to use together; each cohort uses the one with the most expected tokens.
 
-    A drafter with a gain alone may have none next to another: its call costs the same for fewer requests.
+    A drafter with a gain alone may have none next to another: its call costs the same for fewer requests. The drafters
+    `in_use` stay unless others are faster by `margin`.
     """
-    drafters = sorted({group.drafter for groups in cohorts for group in groups})
-    if len(drafters) < 2:
-        return frozenset(drafters)
-    sizes = range(1, len(drafters) + 1) if len(drafters) <= DEFAULTS.few_drafters else (1, len(drafters))
-    rates: dict[frozenset[str], float] = {}
-    for some in (frozenset(each) for size in sizes for each in combinations(drafters, size)):
+
+    def rate(some: frozenset[str]) -> float:
         present = [[group for group in groups if group.drafter in some] for groups in cohorts]
         chosen = [
-            max(groups, key=lambda group: sum(group.rates.gains(0)[: group.depth]))
-            for groups in present
-            if groups
+            max(one, key=lambda group: sum(group.rates.gains(0)[: group.depth])) for one in present if one
         ]
-        rates[some] = best_choice(here, chosen, draft_seconds).rate
-    best = max(rates, key=lambda some: rates[some])
-    kept = in_use & frozenset(drafters)
-    return kept if kept in rates and (1 + margin) * rates[kept] >= rates[best] else best
+        return best_choice(here, chosen, draft_seconds).rate
+
+    best = frozenset(group.drafter for groups in cohorts for group in groups)
+    if len(best) < 2:
+        return best
+    stays, fastest = in_use & best, rate(best)
+    while len(best) > 1:
+        fewer = max((best - {name} for name in sorted(best)), key=rate)
+        if rate(fewer) < fastest:
+            break
+        best, fastest = fewer, rate(fewer)
+    return stays if stays and (1 + margin) * rate(stays) >= fastest else best
 
 
 def best_case(here: Pass, group: Group, draft_seconds: DraftSeconds) -> float:

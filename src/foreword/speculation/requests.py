@@ -7,10 +7,10 @@ from typing import NamedTuple, Protocol
 from foreword.acceptance.logprobs import TokenLogprobs
 from foreword.acceptance.request import RequestSampler
 from foreword.kv.sequence import KvSequence
+from foreword.speculation.acceptance_stats import AcceptanceStats
 from foreword.speculation.confidence import Stop
 from foreword.speculation.draft import NO_DRAFT, Draft
 from foreword.speculation.drafting import Drafter, DraftRequest, Text
-from foreword.speculation.measured.acceptance_stats import AcceptanceStats
 
 
 class Verdict(NamedTuple):

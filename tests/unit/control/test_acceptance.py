@@ -13,7 +13,7 @@ def guess(pair: Estimate, is_right: bool) -> None:
     """One draft of one level, judged."""
     expected = pair.rates.expected[0]
     pair.requested(1, 1)
-    pair.counts.judged(0, 1, 0 if is_right else None)
+    pair.counts.count_level(0, 1, 0 if is_right else None)
     pair.finished(int(is_right), expected)
     pair.refresh(0.0)
 

@@ -22,7 +22,6 @@ from foreword.control.value import Benefit, Group, Pass, best_plan, worked_level
 from foreword.speculation.confidence import CLASSES, EDGES, MIDDLES, Stop, class_of
 from foreword.speculation.draft import NO_DRAFT, Draft
 from foreword.speculation.drafting import Drafter
-from foreword.speculation.report import StepReport
 from foreword.speculation.requests import DraftPlan
 from helpers.traffic import NO_NEEDS, TWO_CORES, PretendDrafter, Traffic, lookup, states_head
 
@@ -78,12 +77,12 @@ def test_what_a_class_is_worth_is_learned_from_the_text():
         is_right = number % 4 == 0
         draft = Draft.chain([1, 2], 0, confidence=[SURE, UNSURE])
         found.requested(2, 2)
-        assert Comparison(fit, draft, requested=2, kept=2).follow([1 if is_right else 9, 2, 3])
+        assert Comparison(fit, draft, requested=2, useful=2).follow([1 if is_right else 9, 2, 3])
     found.refresh(0.0)
-    assert found.rates.sure[class_of(SURE)] == pytest.approx(0.25, abs=0.05)  # however sure it is
-    assert found.rates.sure[class_of(UNSURE)] == pytest.approx(1.0, abs=0.1)
+    assert found.rates.by_class[class_of(SURE)] == pytest.approx(0.25, abs=0.05)  # however sure it is
+    assert found.rates.by_class[class_of(UNSURE)] == pytest.approx(1.0, abs=0.1)
     others = [sure for sure in range(CLASSES) if sure not in (class_of(SURE), class_of(UNSURE))]
-    assert all(found.rates.sure[sure] == pytest.approx(MIDDLES[sure]) for sure in others)
+    assert all(found.rates.by_class[sure] == pytest.approx(MIDDLES[sure]) for sure in others)
 
 
 def test_levels_are_counted_as_far_as_they_were_worth_verifying():
@@ -91,19 +90,19 @@ def test_levels_are_counted_as_far_as_they_were_worth_verifying():
     found = pair()
     fit = RequestFit(found)
     draft = Draft.chain([1, 2, 3], 0, confidence=[SURE, UNSURE, UNSURE])
-    Comparison(fit, draft, requested=4, kept=1).follow([1, 7, 8, 9, 9])
+    Comparison(fit, draft, requested=4, useful=1).follow([1, 7, 8, 9, 9])
     counts = found.counts
     assert counts.reached[0] == counts.accepted[0] > 0
     assert sum(counts.reached[1:]) == 0
     assert counts.ended[1] > 0 and sum(counts.ended) == counts.ended[1]
-    assert counts.sure_reached[class_of(UNSURE)] == counts.sure_reached[class_of(SURE)] > 0
-    assert counts.sure_accepted[class_of(UNSURE)] == 0
+    assert counts.class_reached[class_of(UNSURE)] == counts.class_reached[class_of(SURE)] > 0
+    assert counts.class_accepted[class_of(UNSURE)] == 0
 
 
 @pytest.mark.parametrize(("text", "ended"), [([1, 2, 9], 1), ([1, 9, 9], 0), ([9, 9, 9], 0)])
 def test_a_draft_ends_too_early_only_where_all_of_it_was_right(text: list[int], ended: int):
     found = pair()
-    Comparison(RequestFit(found), Draft.chain([1, 2], 0), requested=4, kept=2).follow(text)
+    Comparison(RequestFit(found), Draft.chain([1, 2], 0), requested=4, useful=2).follow(text)
     assert sum(count > 0 for count in found.counts.ended) == ended
 
 
@@ -111,7 +110,7 @@ def test_a_draft_ends_too_early_only_where_all_of_it_was_right(text: list[int], 
 def test_a_tree_ends_where_the_text_leaves_it_through_a_leaf(requested: int):
     found = pair()
     tree = Draft((1, 2, 3), (-1, -1, 1), 0)
-    Comparison(RequestFit(found), tree, requested, kept=2).follow([1, 9, 9])
+    Comparison(RequestFit(found), tree, requested, useful=2).follow([1, 9, 9])
     assert [level for level, count in enumerate(found.counts.ended) if count] == [1]
 
 
@@ -119,21 +118,21 @@ def test_a_tree_ends_where_the_text_leaves_it_through_a_leaf(requested: int):
 def test_other_rules_tell_of_classes_and_ends_as_well(accepted: int, asked: int, ended: list[int]):
     found = pair()
     draft = Draft.chain([1, 2], 0, confidence=[SURE, UNSURE])
-    Comparison(RequestFit(found), draft, requested=asked, kept=2).judge(accepted, 2)
+    Comparison(RequestFit(found), draft, requested=asked, useful=2).judge(accepted, 2)
     counts = found.counts
     assert [level for level, count in enumerate(counts.ended) if count] == ended
-    assert counts.sure_reached[class_of(SURE)] == counts.sure_accepted[class_of(SURE)] > 0
-    assert (counts.sure_accepted[class_of(UNSURE)] > 0) == (accepted == 2)
+    assert counts.class_reached[class_of(SURE)] == counts.class_accepted[class_of(SURE)] > 0
+    assert (counts.class_accepted[class_of(UNSURE)] > 0) == (accepted == 2)
 
 
 def test_where_one_cohorts_drafts_end_says_little_of_others():
     """However many there were: at most as many as a cohort's other drafts best_plan."""
     counts = DraftCounts()
     for _ in range(600):
-        counts.requested(4, 3, 3)
+        counts.count_request(4, 3, 3)
         for level in range(3):
-            counts.judged(level, 1, 0)
-        counts.ended_at(3)
+            counts.count_level(level, 1, 0)
+        counts.count_end(3)
     share = DraftCounts()
     share.add_share(counts, 20.0, 1.0)
     assert max(share.ended) <= 20.0
@@ -143,7 +142,7 @@ def test_where_one_cohorts_drafts_end_says_little_of_others():
 @pytest.mark.parametrize("trial", [0, 2])
 def test_what_was_drawn_under_other_rules_is_never_cut_by_how_sure_it_is(trial: int):
     estimate = pair()
-    benefit, control = Benefit(depth=2, kept=2, least=(0.5, 0.5)), Option(estimate)
+    benefit, control = Benefit(depth=2, useful=2, least=(0.5, 0.5)), Option(estimate)
     arm = Arm(DraftPlan("head", Drafter(), 4, 4), control, RequestFit(estimate))
     request: Any = SimpleNamespace(request_id=1, step_limit=None)
     q = Drawn(np.array([1, 2]), np.array([0.9, 0.1]))
@@ -195,7 +194,7 @@ def test_a_draft_is_worth_verifying_up_to_the_first_guess_that_is_not():
 
     def levels(tokens: list[int], confidence: Sequence[float] = ()) -> int:
         draft = Draft.chain(tokens, 0, confidence=confidence)
-        return arm.levels_with_benefit(draft, estimate.rates.survivals(draft, 0), benefit)
+        return arm.useful_levels(draft, estimate.rates.survivals(draft, 0), benefit)
 
     assert levels([1, 2], [SURE, SURE]) == 2
     assert levels([1, 2, 3], [SURE, 0.4, SURE]) == 1
@@ -285,43 +284,18 @@ def test_now_and_then_nothing_stops_a_draft():
 
 def test_counts_of_classes_are_saved_and_fade():
     counts = DraftCounts()
-    counts.requested(4, 3, 2)
-    counts.judged_sure([5], 1)
-    counts.ended_at(2)
+    counts.count_request(4, 3, 2)
+    counts.count_class(5, True)
+    counts.count_end(2)
     again = DraftCounts.from_json(counts.as_json())
     assert again.as_json() == counts.as_json()
     counts.fade(0.5)
-    assert counts.sure_rate(5, 0.0, 1.0) == pytest.approx(1 / 3)  # half a node against one that was wrong
+    assert counts.class_rate(5, 0.0, 1.0) == pytest.approx(1 / 3)  # half a node against one that was wrong
     broken = {**again.as_json(), "sure_accepted": [2.0] * CLASSES}
-    with pytest.raises(ValueError, match="inconsistent"):
+    with pytest.raises(ValueError, match="exceeds"):
         DraftCounts.from_json(broken)
     with pytest.raises(ValueError, match="must be a list of"):
         DraftCounts.from_json({**again.as_json(), "sure_accepted": [0.0], "sure_reached": [0.0]})
-
-
-def test_what_a_try_loses_is_no_matter_for_the_guard():
-    """Else a lookup that is tried where it does not pay is held back for minutes where it would."""
-    drafter = replace(lookup(), knows=2.0, depth=4)
-    traffic, policy = Traffic(TWO_CORES, [drafter], 8, cohorts=("code",)), MeasuredPolicy()
-    traffic.run(policy, 500)
-    (control,) = policy.options.values()
-    counted: list[bool] = []
-    tries: list[bool] = []
-    add, learn = control.guard.gain.add, policy.learn
-
-    def counting(*measured: float) -> None:
-        counted.append(control.is_on)
-        add(*measured)  # type: ignore[arg-type]
-
-    def learning(report: StepReport) -> None:
-        tries.append(policy.explorer.live is not None and not control.is_on)
-        learn(report)
-
-    control.guard.gain.add = counting  # type: ignore[method-assign, assignment]
-    policy.learn = learning  # type: ignore[method-assign]
-    traffic.run(policy, 10_000)
-    assert sum(tries) > 5
-    assert all(counted)
 
 
 def test_other_limits_hold_as_soon_as_guesses_are_worth_something_else():

@@ -45,7 +45,7 @@ def test_an_empty_answer_is_no_rejected_guess():
             pair.requested(4, 0)
         else:
             pair.requested(4, 1)
-            pair.counts.judged(0, 1, 0)
+            pair.counts.count_level(0, 1, 0)
             pair.finished(1, pair.rates.expected[0])
     pair.refresh(0.0)
     assert pair.rates.accepted[0][0] > 0.9
@@ -76,7 +76,7 @@ def test_what_was_tried_has_to_promise_more_the_less_is_known_of_it(
 ):
     """Costs and acceptance are known within a few per cent: where nothing is gained half of the looks promise some."""
     control = Option(Estimates().of("head", "", "chat"), is_cost_known=True)
-    control.estimate.counts.asked[1] = float(asks)
+    control.estimate.counts.requested[1] = float(asks)
     settings, found = ControlSettings(dwell_steps=0), []
     for step, promise in enumerate(promises):
         control.decide(Benefit(1, 1, promise), promise, settings, Moment(step, 0.0, 0))

@@ -11,7 +11,7 @@ import pytest
 
 from foreword.acceptance.rules.rule import Rule
 from foreword.acceptance.rules.trees import Drawn
-from foreword.control import decisions
+from foreword.control import decision
 from foreword.control.acceptance import MAX_ESTIMATES, Estimates
 from foreword.control.decision import Evaluation
 from foreword.control.policy import FEW_STATES, MeasuredPolicy
@@ -312,9 +312,9 @@ def test_a_cohort_of_one_tenant_says_nothing_of_anothers():
     policy = MeasuredPolicy()
     mine, theirs = (policy.estimates.of("ngram", tenant, "greedy") for tenant in ("me", "they"))
     for _ in range(300):
-        mine.counts.judged(0, 1, 0)
+        mine.counts.count_level(0, 1, 0)
         mine.finished(1, mine.rates.expected[0])
-        theirs.counts.judged(0, 1, None)
+        theirs.counts.count_level(0, 1, None)
         theirs.finished(0, theirs.rates.expected[0])
         for pair in (mine, theirs):
             pair.refresh(0.0)
@@ -363,7 +363,7 @@ def _decisions(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, set[str]]]:
             found.append((here.rows, cohorts))
             super().__init__(states, here, *others)
 
-    monkeypatch.setattr(decisions, "Evaluation", Noted)
+    monkeypatch.setattr(decision, "Evaluation", Noted)
     return found
 
 
@@ -475,8 +475,9 @@ def test_what_is_decided_holds_no_longer_than_it_may():
     for count in (32, 31):
         policy.plan(entries[:count], traffic.situation)
         decision = policy.decision
-        assert decision is not None and not policy.decisions.is_due(decision, policy._now)
-        most = 2.1 if decision.is_settled else 1.1
-        policy.seconds += most
-        assert policy.decisions.is_due(decision, policy._now)
-        policy.seconds -= most
+        assert decision is not None
+        policy.plan(entries[:count], traffic.situation)
+        assert policy.decision is decision
+        policy.seconds += 2.1 if decision.is_settled else 1.1
+        policy.plan(entries[:count], traffic.situation)
+        assert policy.decision is not decision

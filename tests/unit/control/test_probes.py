@@ -4,13 +4,12 @@ from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
-from unittest.mock import MagicMock
 
 import pytest
 
 from foreword.backends.batch import Tap
 from foreword.control.acceptance import Estimates
-from foreword.control.decision import Candidate, Decision
+from foreword.control.decision import Candidate, Decision, Evaluation
 from foreword.control.explore import OBSERVED_BEFORE, Explorer
 from foreword.control.judging import RequestFit
 from foreword.control.options import Moment, Option
@@ -19,8 +18,7 @@ from foreword.control.requests import Arm, RequestState
 from foreword.control.settings import ControlSettings
 from foreword.control.value import Benefit, Pass
 from foreword.speculation.drafting import Drafter, DrafterNeeds
-from foreword.speculation.report import RequestReport, StageSeconds, StepReport
-from foreword.speculation.requests import DraftPlan, Verdict
+from foreword.speculation.requests import DraftPlan
 from helpers.traffic import CPU, H200, Kind, PretendDrafter, Traffic, lookup, states_head
 
 SETTINGS = ControlSettings()
@@ -31,7 +29,7 @@ def test_a_drafter_is_not_tried_again_before_the_text_of_its_last_draft_has_come
     """Called more often where it is right, it would look as if it had a draft more often."""
     traffic = Traffic(lambda rows: 0.01 * rows, [lookup(code=Kind(0.9, 0.95))], 1, ("code",))
     share = 0.2  # so that it could be tried at every turn
-    policy = MeasuredPolicy(ControlSettings(probe_share=share, watch_share=share, idle_probe_share=share))
+    policy = MeasuredPolicy(ControlSettings(probe_share=share, idle_probe_share=share))
     tried = 0
     for _ in range(200):
         traffic.run(policy, 1)
@@ -65,9 +63,7 @@ def state_of(is_head: bool = True, length: int = 20, observed: int = 20) -> Requ
 def decision_of(*states: RequestState, seconds: float, lag_seconds: float = 0.0) -> Decision:
     """Shadow drafts of all drafters of these requests take so long, and are never verified."""
     options = [arm.option for state in states for arm in state.arms]
-    candidates = [
-        Candidate(option, True, 0.1, 4, seconds, seconds, lag_seconds, 1e9, seconds) for option in options
-    ]
+    candidates = [Candidate(option, True, 4, seconds, seconds, lag_seconds, seconds) for option in options]
     benefits = dict.fromkeys(options, Benefit())
     here = Pass.of(1, 1, [1.0] * 9)
     return Decision(here, Moment(0, 0.0, 0), benefits, frozenset(), frozenset(), candidates, 0.01, 0.0)
@@ -101,7 +97,6 @@ def test_a_long_quiet_time_saves_no_more_than_a_little():
     explorer = explorer_with(0.0)
     explorer.earn(1e6, 0.01, ["eagle"])
     assert explorer.balances["eagle"] == SAVED <= 0.005
-    explorer.save_for("eagle", 0.05)
     assert not explorer.affords("eagle", 0.05)
     explorer.earn(1e6, 0.01, ["eagle"])
     assert explorer.affords("eagle", 0.05), "one that is slower is saved for"
@@ -133,7 +128,7 @@ def test_what_the_host_does_for_a_probe_is_paid_as_well():
 
 
 def test_a_head_observes_only_while_it_can_be_tried():
-    explorer, state, other = explorer_with(3e-3 + HOST), state_of(), state_of()
+    explorer, state, other = explorer_with(6e-3 + 2 * HOST), state_of(), state_of()
     decision = decision_of(state, other, seconds=3e-3)
     explorer.watch([state], decision, 0)
     assert explorer.watched is None, "all would be spent before it can be called"
@@ -146,6 +141,10 @@ def test_a_head_observes_only_while_it_can_be_tried():
     for _ in range(OBSERVED_BEFORE + 1):
         explorer.pay_observing()
     assert explorer.spent == pytest.approx((OBSERVED_BEFORE + 1) * HOST)
+    explorer.watch([state, other], decision, least - 2)
+    assert explorer.watched is state, "for a second try"
+    explorer.pay("eagle", 3e-3)
+    explorer.pay_observing()
     explorer.watch([state, other], decision, least - 1)
     assert explorer.watched is None
     explorer.balances["eagle"] = 1.0
@@ -189,7 +188,7 @@ def test_a_long_request_with_a_bad_ratio_is_tried_again():
 def test_the_budget_earns_for_those_alone_that_could_be_tried():
     """Half of it would else lie with a head that drafts at every step, while nothing is found out about a lookup."""
     share = 0.004
-    policy = MeasuredPolicy(ControlSettings(probe_share=share, watch_share=share, idle_probe_share=share))
+    policy = MeasuredPolicy(ControlSettings(probe_share=share, idle_probe_share=share))
     traffic = Traffic(CPU, [states_head(chat=Kind(0.8)), lookup()], 1, ("chat",))
     traffic.run(policy, 2000)
     assert policy.decision is not None
@@ -198,48 +197,6 @@ def test_the_budget_earns_for_those_alone_that_could_be_tried():
     seconds = traffic.run(policy, 60).seconds
     assert policy.explorer.balances["eagle"] == 0
     assert policy.explorer.balances["lookup"] + 1.0 == pytest.approx(share * seconds, rel=0.1)
-
-
-def report_of(took: float, tokens: int, *asked: str) -> Any:
-    request = SimpleNamespace(speculation=None)
-    parts = [SimpleNamespace(called=one, draws=1, request=request) for one in asked]
-    report = SimpleNamespace(seconds=SimpleNamespace(total=took, draft=0.0), tokens=tokens, requests=parts)
-    facts = {
-        "with_drafts": parts,
-        "rows": 2,
-        "passes": 1,
-        "decodes_only": True,
-        "is_cold": False,
-        "calls": [1],
-    }
-    vars(report).update(facts)
-    return report
-
-
-@pytest.mark.parametrize(
-    ("took", "tokens", "left"),
-    [(0.018, 1, 3e-3 - 6e-3), (0.012, 2, 5e-3), (9.0, 1, 3e-3 - 8e-3)],
-)
-def test_a_try_takes_from_the_budget_what_it_has_really_lost(took: float, tokens: int, left: float):
-    """What was expected of it may be wrong; a pause is not its own, and what it has gained is saved up to a bound."""
-    policy = MeasuredPolicy()
-    explorer = policy.explorer
-    explorer.balances["ngram"], policy.decisions.table = 3e-3, [0.0, 0.010, 0.011]
-    one, other = ({MagicMock(is_on=False, benefit=Benefit())} for _ in range(2))
-
-    def measured(used: set[Any], *asked: str) -> float:
-        explorer.live = ("ngram", 2e-3)
-        policy._measure(report_of(took, tokens, *asked), used)
-        return explorer.balances["ngram"]
-
-    assert measured(one, "ngram") == pytest.approx(left)
-    assert explorer.live is None
-    assert measured(one, "ngram", "eagle") == pytest.approx(left), "what others have won is not the try's"
-    assert measured(one | other, "ngram", "ngram") == pytest.approx(left), (
-        "nor what it wins for another cohort"
-    )
-    explorer.balances["ngram"] = 0.0
-    assert measured(one, "ngram", ""), "a plain request beside it is no such other"
 
 
 def test_a_head_is_tried_for_requests_that_have_some_way_to_go():
@@ -258,12 +215,14 @@ def test_a_head_is_tried_for_requests_that_have_some_way_to_go():
     assert option.is_on
 
 
-def test_a_try_without_a_draft_request_costs_nothing():
-    policy = MeasuredPolicy()
-    policy.explorer.balances["head"] = 3e-3
-    policy.explorer.pay("head", 1e-3)
-    policy.explorer.live = ("head", 1e-3)
-    policy.learn(
-        StepReport([RequestReport(MagicMock(), Verdict(), 1, 0, True)], seconds=StageSeconds(total=1e-2))
-    )
-    assert policy.explorer.balances["head"] == pytest.approx(3e-3)
+@pytest.mark.parametrize(("gain", "is_uncertain"), [(0.3, True), (0.0, True), (-0.05, False), (-0.5, False)])
+def test_more_is_explored_where_the_decision_is_uncertain(gain: float, is_uncertain: bool):
+    traffic, policy = Traffic(CPU, [lookup()], 1, ("code",)), MeasuredPolicy()
+    traffic.run(policy, 2000)
+    traffic._fill()
+    state = policy._state(traffic.running[0])  # type: ignore[arg-type]
+    assert policy.here is not None
+    found = Evaluation([state], policy.here, traffic.situation, SETTINGS, Moment(0, 0.0, 0))
+    (option,) = policy.options.values()
+    option.usual_gain = gain
+    assert (found._probe_share(option) > SETTINGS.idle_probe_share) is is_uncertain

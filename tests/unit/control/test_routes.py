@@ -211,7 +211,7 @@ def test_a_lookup_is_asked_for_all_levels_whatever_few_of_them_are_worth():
     found.run(policy, 1500)
     (control,) = policy.options.values()
     assert control.is_on
-    assert 1 <= control.benefit.kept < 4
+    assert 1 <= control.benefit.useful < 4
     assert control.benefit.depth == 4
 
 
@@ -275,6 +275,7 @@ def test_a_drafter_is_left_out_where_the_others_do_as_well_without_its_call():
     assert together(0.02, one_needs_it) >= {"head"}
     assert together(0.5, one_needs_it) == {"lookup"}
     assert together(0.5, [[group("head", 0.9)]]) == {"head"}
+    assert together(0.5, both, frozenset({"head"})) == {"lookup"}
     nearly = [[group("head", 0.805), group("lookup", 0.8)]]
     assert together(0.0, nearly, frozenset({"lookup"})) == {"lookup"}  # no reason for a change
 
@@ -298,3 +299,15 @@ def test_the_first_answer_drafts_as_deep_as_pays_on_average(cohort: str, least: 
         found.situation.costs.begin_with_calls({head.name: cost.as_json()})
         ratios.append(found.run(MeasuredPolicy(), 50).ratio)
     assert sum(ratios) / len(ratios) >= least
+
+
+def test_a_head_goes_on_observing_in_passes_with_prompts():
+    """Such a pass may be too long for its drafts, and says nothing of the next ones."""
+    found, policy = traffic(2, ("chat",), [HEAD]), MeasuredPolicy(ControlSettings(reference_share=0.0))
+    found.run(policy, 1500)
+    (control,) = policy.options.values()
+    decision, state = policy.decision, policy._states[found.running[0].request_id]
+    assert control.is_on and decision is not None and state.has_observed_all
+    without = replace(decision, in_use=frozenset())
+    assert not without.uses_head(state)
+    assert replace(without, here=Pass.of(2, 62, [0.001 * rows for rows in range(99)])).uses_head(state)

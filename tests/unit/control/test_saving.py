@@ -142,7 +142,7 @@ def test_old_knowledge_weighs_little():
     pair = estimates.of("ngram", "", "greedy")
     for _ in range(5000):
         pair.requested(4, 4)
-        pair.counts.judged(0, 1, 0)
+        pair.counts.count_level(0, 1, 0)
     restored = Estimates()
     restored.restore(estimates.as_json())
     assert restored.of("ngram", "", "greedy").counts.requests <= 200

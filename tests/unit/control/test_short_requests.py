@@ -59,7 +59,7 @@ def test_what_a_heads_maker_has_measured_is_believed_until_it_is_seen():
         traffic.situation.costs.begin_with_calls({"eagle": calls.as_json()})
         traffic.run(policy, 1)
         (control,) = policy.options.values()
-        depths.append(control.benefit.kept)
+        depths.append(control.benefit.useful)
         assert control.is_on
     assert depths[0] > depths[1] >= 1
 
@@ -95,7 +95,7 @@ def test_a_head_that_may_guess_later_reads_the_prompt_along_and_is_not_asked(dra
     assert (plan.max_nodes, plan.max_depth) == (0, 0)
     traffic.run(policy, 10)
     counts = next(iter(policy.options)).counts
-    assert counts.offered[0] == 0  # no answer was expected of it while the prompt was read
+    assert counts.depths[0] == 0  # no answer was expected of it while the prompt was read
 
 
 def test_a_lookup_is_not_planned_for_a_chunk_that_draws_nothing():
@@ -143,7 +143,7 @@ def test_a_head_that_is_not_in_use_is_told_no_more_than_the_bank_pays_for():
     assert tried, "it is tried all the same"
     assert told <= 3 * OBSERVED_BEFORE * tried, "for a few steps each time"
     assert told * policy.settings.probe_host_seconds < policy.explorer.spent - spent, "and that is paid"
-    share = policy.settings.watch_share
+    share = policy.settings.idle_probe_share
     assert (
         policy.explorer.spent - spent
         <= share * (policy.explorer.earned_from - earning) + 2 * policy.settings.probe_saved_seconds
@@ -217,7 +217,7 @@ def test_costs_of_a_drafter_that_is_only_tried_now_and_then_are_those_of_use():
 def settled_depth(policy: MeasuredPolicy) -> int:
     (control,) = policy.options.values()
     assert control.is_on
-    return control.benefit.kept
+    return control.benefit.useful
 
 
 def test_a_depth_that_once_looked_dear_is_looked_at_again():

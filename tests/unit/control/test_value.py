@@ -49,7 +49,7 @@ def test_the_plan_is_as_good_as_the_best_of_all(size: int, coverage: float, tabl
     for acceptance in product((0.2, 0.5, 0.8, 0.95), repeat=size):
         groups = groups_of(acceptance, coverage)
         found = best_plan(here, groups, call)
-        kept = [worth.kept for worth in found]
+        kept = [worth.useful for worth in found]
         depth = max(kept)
         best = max(rate_of(here, groups, some, max(some)) for some in product(range(LEVELS + 1), repeat=size))
         planned = max(
@@ -68,7 +68,7 @@ def test_the_worked_example_of_the_documentation():
         rates[levels] = tokens / (here.after(levels) + 0.5 + 0.45 * levels)
     assert {levels: round(1000 * rate) for levels, rate in rates.items()} == {1: 204, 2: 235, 3: 233, 4: 207}
     (worth,) = best_plan(here, [group], lambda drafter, levels, requests: 0.5 + 0.45 * levels)
-    assert (worth.kept, round(worth.gain, 2)) == (2, 0.65)
+    assert (worth.useful, round(worth.gain, 2)) == (2, 0.65)
     assert (
         round((here.after(3) - here.after(2)) * rates[2], 2) == 0.26
     )  # tokens that a third one costs in the pass

@@ -6,8 +6,8 @@ from functools import cache
 import pytest
 
 from foreword.engine.requests.request import Request
+from foreword.speculation.acceptance_stats import AcceptanceStats, DraftOutcome
 from foreword.speculation.draft import Draft
-from foreword.speculation.measured.acceptance_stats import AcceptanceStats, DraftOutcome
 from foreword.speculation.measured.calls import CallCost
 from foreword.speculation.measured.costs import StepCosts
 from foreword.speculation.measured.curve import CostCurve

@@ -9,7 +9,7 @@ from foreword.control.policy import MeasuredPolicy
 from foreword.control.reporting.figures import Bounds, DecisionReport, PairReport, counts_of, run_percentile
 from foreword.control.reporting.totals import PairTotals
 from foreword.control.value import Pass
-from foreword.speculation.measured.acceptance_stats import AcceptanceStats
+from foreword.speculation.acceptance_stats import AcceptanceStats
 from foreword.speculation.measured.costs import StepCosts
 from foreword.speculation.measured.situation import Situation, cohort_name
 
@@ -65,7 +65,7 @@ def _with_decisions(
     """Return the report with the policy's estimates and decisions; those of the busiest tenant where one is needed."""
     busiest = max(options, key=lambda option: option.estimate.counts.requests)
     rates, benefit = busiest.estimate.rates, busiest.benefit
-    levels = max(benefit.kept, busiest.estimate.counts.levels)
+    levels = max(benefit.useful, busiest.estimate.counts.levels)
     method, here = report.drafter, policy.here
     return replace(
         report,
@@ -74,7 +74,7 @@ def _with_decisions(
         predicted=predicted_gain(busiest),
         measured=measured_gain(options),
         depth=benefit.depth,
-        kept=benefit.kept,
+        kept=benefit.useful,
         acceptance_by_level=tuple(round(ranks[0], 4) for ranks in rates.accepted[:levels]),
         coverage=rates.coverage[0],
         break_even=None if here is None else break_even(here, rates.coverage, method, costs),
@@ -94,7 +94,7 @@ def predicted_gain(option: Option) -> Bounds | None:
 
 def gain_error(option: Option) -> float:
     """Return the standard error of the expected gain, treating acceptance per level and coverage as independent."""
-    estimate, levels = option.estimate, max(option.benefit.kept, 1)
+    estimate, levels = option.estimate, max(option.benefit.useful, 1)
     rates = estimate.rates
     weights = rates.gains(0)[:levels]
     total = sum(weights)

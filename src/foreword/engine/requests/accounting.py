@@ -7,7 +7,7 @@ from time import perf_counter
 from foreword.drafters.lookup.prediction import count_followed
 from foreword.engine.messages import CohortTotals, RequestStats
 from foreword.engine.requests.answer import AnswerState
-from foreword.speculation.measured.acceptance_stats import AcceptanceStats
+from foreword.speculation.acceptance_stats import AcceptanceStats
 from foreword.speculation.measured.situation import MAX_COHORTS, OTHER, cohort_name
 from foreword.speculation.report import RequestReport, StageSeconds, StepReport
 

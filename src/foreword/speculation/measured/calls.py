@@ -11,18 +11,15 @@ PARTS = 5
 """Cost terms: per call, per level, per level and request, per request, per token to catch up."""
 
 PRIOR = np.array([1.0, 1.0, 1.0, 0.25, 0.005])
-"""Relative prior standard deviation of each cost term.
-
-Until levels or requests vary, most of a call's time is attributed to its levels, and half of that to growth with the
-requests.
-"""
+"""Relative prior standard deviation of each term. Until calls vary, most of their time is attributed to levels."""
 
 NOISE, DRIFT = 0.01, 0.002
-"""Relative variance of one call's time, and fraction of the estimate that each call replaces: about ten calls
-count."""
+"""Relative variance of one call's time; fraction of the uncertainty that returns per call: about ten calls count."""
 
 MOST_SAVED, MOST_NUMBER = 50, 1e9
 """Pseudo-count limit of restored calls, and the largest number accepted in a saved file."""
+
+_HALF = np.tril_indices(PARTS)
 
 
 class CallCost:
@@ -94,21 +91,17 @@ class CallCost:
     def from_json(saved: Sequence[float]) -> "CallCost":
         """Restore what `as_json` returned; raise `ValueError` for anything else."""
         numbers = [float(number) for number in saved]
-        counts, parts, spread = numbers[:4], numbers[4 : 4 + PARTS], numbers[4 + PARTS :]
-        if len(parts) != PARTS or len(spread) not in (0, len(_HALF[0])):
+        if len(numbers) not in (4 + PARTS, 4 + PARTS + len(_HALF[0])):
             raise ValueError("saved call costs have the wrong length")
-        if not all(abs(number) < MOST_NUMBER for number in numbers) or min(*counts, *parts) < 0:
+        if not all(abs(number) < MOST_NUMBER for number in numbers) or min(numbers[: 4 + PARTS]) < 0:
             raise ValueError("saved call costs are out of range")
-        cost = CallCost()
-        cost._seen, cost._levels = int(counts[0]), (int(counts[1]), int(counts[2]))
-        cost._usual, cost._parts = max(int(counts[3]), 1), parts
+        cost, spread = CallCost(), numbers[4 + PARTS :]
+        cost._seen, cost._levels = int(numbers[0]), (int(numbers[1]), int(numbers[2]))
+        cost._usual, cost._parts = max(int(numbers[3]), 1), numbers[4 : 4 + PARTS]
         if spread:
             cost._spread = np.zeros((PARTS, PARTS))
             cost._spread[_HALF] = cost._spread.T[_HALF] = spread
         return cost
-
-
-_HALF = np.tril_indices(PARTS)
 
 
 def _dot(one: Sequence[float], other: Sequence[float]) -> float:

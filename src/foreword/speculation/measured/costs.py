@@ -10,15 +10,8 @@ from foreword.speculation.measured.curve import CostCurve
 from foreword.speculation.measured.settings import COSTS
 from foreword.speculation.report import DrafterCall, StepReport
 
-FIRST_CHUNK, LONG_CHUNK = 64, 256
-"""Rows of the first prompt step, before its cost is known; chunk size from which on the prompt rate no longer
-improves."""
-
 MOST_ROWS, SLOWEST, MOST_METHODS = 1 << 16, 3600.0, 256
 """Limits of saved values: rows per step, seconds per step, number of drafters."""
-
-OTHER_SHAPE = 1.2
-"""Ratio of the slow-downs of two sizes above which two cost curves differ in shape; smaller ratios are noise."""
 
 
 class StepCosts:
@@ -85,7 +78,7 @@ class StepCosts:
         Observed steps correct a common factor quickly, but not a different cost per row.
         """
         factors = [seconds / known for rows, seconds in measured if (known := self.step_seconds(round(rows)))]
-        return not factors or max(factors) < OTHER_SHAPE * min(factors)
+        return not factors or max(factors) < COSTS.other_shape * min(factors)
 
     def points(self) -> list[tuple[int, list[tuple[float, float]]]]:
         """Return the decode curves: each band's lowest context and its (rows, seconds)."""
@@ -125,15 +118,15 @@ class StepCosts:
         return next((found for one in self._near(context) if (found := one.table(most_rows))), None)
 
     def prompt_rows_within(self, seconds: float) -> int:
-        """Return the rows of a prompt step that takes this long; `FIRST_CHUNK` before the first measurement."""
+        """Return the rows of a prompt step that takes this long; `first_chunk` before the first measurement."""
         if self._prompt_rate is None:
-            return FIRST_CHUNK
+            return COSTS.first_chunk
         return max(1, min(int(self._prompt_rate * seconds), MOST_ROWS))
 
     def rows_within(self, seconds: float, most: int, with_prompts: bool) -> int:
         """Return the largest row count, at most `most`, of a step within this time.
 
-        Before any measurement: `most` for decode steps, `FIRST_CHUNK` with prompts. A step in which every prompt gets
+        Before any measurement: `most` for decode steps, `first_chunk` with prompts. A step in which every prompt gets
         one row counts as decoding, so with prompts both limits apply.
         """
         near = self._near(self._context)
@@ -141,12 +134,14 @@ class StepCosts:
         if not with_prompts:
             return fit
         known = self._prompts if self._prompts.is_known else None
-        return min(fit, _rows_below(known, seconds, most if known is not None else min(most, FIRST_CHUNK)))
+        return min(
+            fit, _rows_below(known, seconds, most if known is not None else min(most, COSTS.first_chunk))
+        )
 
     def least_prompt_seconds(self, rows: int) -> float:
         """Return the minimum seconds for `rows` prompt rows at the best rate seen; 0 if only shorter chunks
         were seen."""
-        is_known = any(size >= min(rows, LONG_CHUNK).bit_length() for size in self._fastest)
+        is_known = any(size >= min(rows, COSTS.long_chunk).bit_length() for size in self._fastest)
         return rows / max(self._fastest.values()) if is_known else 0.0
 
     def draft_seconds(self, method: str, levels: float, asks: int = 1) -> float:

@@ -10,15 +10,6 @@ import numpy as np
 
 from foreword.speculation.measured.settings import COSTS
 
-RECENT = 8
-"""Passes after which a size counts as not recent; also the number of passes that re-estimate a returning size."""
-
-UNSEEN, FORGOTTEN = 64, 1000
-"""Passes after which a size follows its neighbours, and after which it no longer violates monotonicity."""
-
-NOISE = 1.03
-"""Ratio up to which a shorter pass that seems slower than a longer one is treated as noise."""
-
 
 @dataclass
 class _Size:
@@ -42,7 +33,7 @@ class _Block(NamedTuple):
 
     def contradicts(self, longer: "_Block") -> bool:
         """Return whether it is slower than the longer block by no more than noise."""
-        noise = NOISE if self.is_settled and longer.is_settled else math.inf
+        noise = COSTS.noise if self.is_settled and longer.is_settled else math.inf
         return longer.seconds < self.seconds < noise * longer.seconds
 
     def merged(self, longer: "_Block") -> "_Block":
@@ -81,11 +72,11 @@ class CostCurve:
         ratio = min(max(seconds / (self._pace * size.seconds), 1 / COSTS.farthest), COSTS.farthest)
         is_slow, was_slow = ratio > COSTS.pause, self._was_slow or size.was_slow
         self._was_slow = size.was_slow = is_slow
-        if is_slow and not was_slow and self._seen > RECENT:
+        if is_slow and not was_slow and self._seen > COSTS.recent:
             size.at = self._seen
             return 1.0
         self._in_a_row, self._last = self._in_a_row + 1 if size is self._last else 0, size
-        size.returning = RECENT if self._seen - size.at > RECENT else max(size.returning - 1, 0)
+        size.returning = COSTS.recent if self._seen - size.at > COSTS.recent else max(size.returning - 1, 0)
         # Other sizes have just updated the pace, so a returning size's deviation is its own.
         pace, own = (
             (COSTS.shape_memory, COSTS.return_memory)
@@ -94,7 +85,7 @@ class CostCurve:
         )
         faster: float = ratio ** max(pace, 1 / self._seen)
         # A long run of one size carries no information about its cost relative to others.
-        weight = max(own if self._in_a_row < RECENT else 0.0, 1 / (size.seen + 1))
+        weight = max(own if self._in_a_row < COSTS.recent else 0.0, 1 / (size.seen + 1))
         self._pace *= faster
         size.rows += weight * (rows - size.rows)
         size.at, size.seen = self._seen, size.seen + 1
@@ -108,7 +99,7 @@ class CostCurve:
         lower: _Size | None = None
         between: list[_Size] = []
         for one in [*sorted(self._sizes.values(), key=lambda one: one.rows), None]:
-            if one is not None and (not one.at or self._seen - one.at > UNSEEN):
+            if one is not None and (not one.at or self._seen - one.at > COSTS.unseen):
                 between.append(one)
                 continue
             if size is lower or size is one:
@@ -164,7 +155,9 @@ class CostCurve:
         for size in sorted(self._sizes.values(), key=lambda one: one.rows):
             age, is_settled = self._seen - size.at, size.seen >= COSTS.settled
             weight = min(size.seen, COSTS.settled) / (1 + age / COSTS.settled)
-            block = _Block(weight, self._pace * size.seconds, [size.rows], is_settled and age < FORGOTTEN)
+            block = _Block(
+                weight, self._pace * size.seconds, [size.rows], is_settled and age < COSTS.forgotten
+            )
             while blocks and blocks[-1].contradicts(block):
                 block = blocks.pop().merged(block)
             blocks.append(block)

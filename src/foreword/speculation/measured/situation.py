@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from foreword.speculation.measured.acceptance_stats import AcceptanceStats, DraftOutcome
+from foreword.speculation.acceptance_stats import AcceptanceStats, DraftOutcome
 from foreword.speculation.measured.costs import StepCosts
 from foreword.speculation.report import StepReport
 
