@@ -315,7 +315,7 @@ class Evaluation:
         is_unknown = not option.is_cost_known or option.estimate.is_unknown
         if option.usual_gain < (settings.hopeless if is_unknown else -settings.margin_on):
             return settings.idle_probe_share
-        return settings.probe_share if is_unknown else (settings.probe_share + settings.idle_probe_share) / 2
+        return settings.probe_share if is_unknown else settings.near_probe_share
 
     def _doubt(self, option: Option, benefit: Benefit) -> float:
         """Return the fraction of plain windows that it needs: few if the expected and the measured gain are high."""

@@ -29,6 +29,7 @@ class ControlSettings:
     rare_level: float = 0.02  # share of drafts with a level below which deeper ones are not requested
     # Exploration
     probe_share: float = 0.01  # fraction of step time, while a drafter near break-even is new or has changed
+    near_probe_share: float = 0.0075  # the same for a known drafter with an expected gain above -`margin_on`
     idle_probe_share: float = 0.004  # the same at other times
     hopeless: float = -0.1  # gain below which a drafter is far from break-even
     probe_levels: int = 4  # depth of a shadow draft if levels cost time
