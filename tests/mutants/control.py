@@ -95,7 +95,7 @@ CONTROL_MUTANTS = (
         "the plain windows that everything is compared with are not plain",
         "control/policy.py",
         "MeasuredPolicy.plan",
-        "None if is_plain or not decision.in_use else decision.best_arm(state, running)",
+        "None if is_plain else decision.best_arm(state, running)",
         "decision.best_arm(state, running)",
         (f"{POLICY}::test_plain_windows_are_plain_and_make_the_reference",),
     ),

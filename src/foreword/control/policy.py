@@ -89,6 +89,9 @@ class MeasuredPolicy:
                 plans.append(fixed_plan(entry.request, running))
             elif may_draft is None or decision is None:
                 plans.append(self._plan_prefill(state))
+            elif not decision.in_use:
+                state.flight, state.reader, state.is_observed = None, None, state is self.explorer.watched
+                plans.append(None)
             else:
                 length = len(entry.request.tokens)
                 plan = (
@@ -97,7 +100,7 @@ class MeasuredPolicy:
                     else None
                 )
                 if plan is None:
-                    arm = None if is_plain or not decision.in_use else decision.best_arm(state, running)
+                    arm = None if is_plain else decision.best_arm(state, running)
                     plan = self._draft(state, arm, decision, running, length)
                 plans.append(plan)
         if not is_plain and decision is not None and decision.candidates:
