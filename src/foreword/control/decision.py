@@ -152,7 +152,7 @@ class Decisions:
             self._wait = 2
         elif self._soon or any(option.estimate.is_new for option in found.in_use):
             self._soon, self._wait = max(self._soon - 1, 0), self.settings.new_steps
-        elif found.is_settled and before is not None and before.levels == found.levels:
+        elif (found.is_settled or not found.in_use) and before is not None and before.levels == found.levels:
             self._wait = min(max(2 * self._wait, usual), 4 * usual)
         else:
             self._wait = usual // 2
