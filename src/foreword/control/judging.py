@@ -47,7 +47,14 @@ class Comparison:
         """Follow new tokens; return True when nothing is left to compare."""
         fresh = tokens[self.draft.committed_len + self.level :]
         if self.draft.is_chain:
-            return self._follow_chain(fresh)
+            left, accepted = self.draft.tokens[self.level :], 0
+            for own, token in zip(left, fresh, strict=False):
+                if own != token:
+                    break
+                accepted += 1
+            is_rejected = accepted < min(len(left), len(fresh))
+            self._count_chain(accepted, is_rejected)
+            return self.finish() if is_rejected or accepted == len(left) else False
         for token in fresh:
             children = self._children()
             found = next(
@@ -72,16 +79,6 @@ class Comparison:
         """Count the draft as judged up to the current text."""
         self.fit.finished(self.level, self.expected)
         return True
-
-    def _follow_chain(self, fresh: Sequence[int]) -> bool:
-        left, accepted = self.draft.tokens[self.level :], 0
-        for own, token in zip(left, fresh, strict=False):
-            if own != token:
-                break
-            accepted += 1
-        is_rejected = accepted < min(len(left), len(fresh))
-        self._count_chain(accepted, is_rejected)
-        return self.finish() if is_rejected or accepted == len(left) else False
 
     def _children(self) -> Sequence[int]:
         return [node for node, parent in enumerate(self.draft.parents) if parent == self.node]

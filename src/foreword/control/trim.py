@@ -36,13 +36,14 @@ def trimmed(
     spent: dict[str, float] = {}  # seconds by drafter
     rows, tokens = 0, 0.0  # of whole drafts
     for place, (entry, draft) in enumerate(zip(entries, drafts, strict=True)):
-        if not draft.parents:
+        size = len(draft.parents)
+        if not size:
             continue
         number = entry.request.request_id
         state = states.get(number)
         flight = None if state is None else state.flight
         if state is None or flight is None:
-            rows += len(draft.parents)
+            rows += size
             continue
         arm, benefit, is_whole = flight.arm, flight.benefit, bool(draft.drawn) and not state.is_coupled
         chances = arm.option.estimate.rates.survivals(draft, arm.fit.shift)
@@ -59,7 +60,7 @@ def trimmed(
             found[place], is_whole = draft.within(levels, levels), True
         if is_whole:
             rows, tokens = rows + len(found[place]), tokens + sum(chances[: len(found[place])])
-        elif limit is not None or draft.confidence or len(chances) > benefit.useful or len(entries) > 1:
+        elif len(entries) > 1 or limit is not None or draft.confidence or size > benefit.useful:
             offers[place] = Offer(number, draft, chances)
             spent[arm.plan.method] = benefit.draft_seconds
     if offers and here is not None:
