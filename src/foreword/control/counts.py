@@ -1,6 +1,6 @@
 """Exponentially decayed counts of draft outcomes."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from foreword.speculation.confidence import CLASSES
@@ -85,10 +85,24 @@ class DraftCounts:
         if accepted is not None:
             self.accepted[first + min(accepted, RANKS - 1)] += self.unit
 
-    def count_class(self, confidence_class: int, is_accepted: bool) -> None:
-        """Count a reached node of a chain by its confidence class."""
-        self.class_reached[confidence_class] += self.unit
-        self.class_accepted[confidence_class] += self.unit * is_accepted
+    def count_chain(self, first: int, end: int, is_rejected: bool) -> None:
+        """Count the levels `first` to `end` of a chain as accepted, and the next one as rejected if it was."""
+        unit, reached, accepted = self.unit, self.reached, self.accepted
+        for level in range(first, end):
+            place = RANKS * level if level < LEVELS else RANKS * (LEVELS - 1)
+            reached[place] += unit
+            accepted[place] += unit
+        if is_rejected:
+            reached[RANKS * min(end, LEVELS - 1)] += unit
+        if end + is_rejected > max(first, self.levels):
+            self.levels = min(end + is_rejected, LEVELS)
+
+    def count_classes(self, classes: Sequence[int], accepted: int) -> None:
+        """Count reached nodes of a chain by their confidence classes; the first ones were accepted."""
+        for one in classes:
+            self.class_reached[one] += self.unit
+        for one in classes[:accepted]:
+            self.class_accepted[one] += self.unit
 
     def count_end(self, levels: int) -> None:
         """Count a draft with this many useful levels, which were all accepted."""

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import log, sqrt
+from math import sqrt
 
 from foreword.control.options import Moment, Option
 from foreword.control.requests import Arm, RequestState
@@ -116,6 +116,7 @@ class Decisions:
         self._tables: dict[
             int, list[float]
         ] = {}  # [rows] expected step seconds by context band, since an evaluation
+        self._here: Pass | None = None  # the last pass
         self._known: dict[tuple[int, int], Decision] = {}  # by kind: passes with and without prompts
         self._wait = settings.decision_steps
         self._slow_calls = 0  # consecutive steps with slow calls
@@ -128,11 +129,14 @@ class Decisions:
         if needed >= len(table) or len(table) > max(8 * needed, 4 * LEAST_TABLE):
             table = situation.costs.step_table(max(2 * needed, LEAST_TABLE), context) or []
             self._tables[band] = table
-        return Pass.of(drawn, rows, table) if table and drawn else None
+        here = self._here
+        if here is None or here.drawn != drawn or here.rows != rows or here.seconds is not table:
+            here = self._here = Pass.of(drawn, rows, table) if table and drawn else None
+        return here
 
     def find(self, here: Pass, now: Moment) -> Decision | None:
         """Return the decision for this kind of pass; None: it is time for an evaluation, by the newest costs."""
-        known = self._known.get(_kind_of(here))
+        known = self._known.get(here.kind)
         if known is not None:
             longest = self.settings.decision_seconds * (1 + known.is_settled)
             if now.step - known.at.step < self._wait and now.seconds - known.at.seconds < longest:
@@ -145,14 +149,14 @@ class Decisions:
         self, here: Pass, states: Sequence[RequestState | None], situation: Situation, now: Moment
     ) -> Decision:
         """Evaluate all options for this kind of pass."""
-        kind, used = _kind_of(here), frozenset() if self.newest is None else self.newest.drafters
+        kind, used = here.kind, frozenset() if self.newest is None else self.newest.drafters
         found = Evaluation(states, here, situation, self.settings, now).decide(used)
         before, usual = self._known.get(kind), self.settings.decision_steps
         if not all(option.is_cost_known for option in found.in_use):
             self._wait = 2
         elif self._soon or any(option.estimate.is_new for option in found.in_use):
             self._soon, self._wait = max(self._soon - 1, 0), self.settings.new_steps
-        elif found.is_settled and before is not None and before.levels == found.levels:
+        elif (found.is_settled or not found.in_use) and before is not None and before.levels == found.levels:
             self._wait = min(max(2 * self._wait, usual), 4 * usual)
         else:
             self._wait = usual // 2
@@ -172,13 +176,6 @@ class Decisions:
         if self._slow_calls == 4:
             self._slow_calls, self._soon = 0, 16
             self._known.clear()
-
-
-def _kind_of(here: Pass) -> tuple[int, int]:
-    """Return the kind of a pass: rounded numbers of tokens and of prompt rows."""
-    drawn, steady = here.drawn, DEFAULTS.steady
-    about = round(drawn) if drawn * steady < 1 else round(log(drawn) / log(1 + steady)) + 64
-    return about, int(here.rows - drawn).bit_length()
 
 
 class Evaluation:

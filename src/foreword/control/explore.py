@@ -62,7 +62,7 @@ class Explorer:
             if self.affords(candidate.drafter, candidate.price + self.settings.probe_host_seconds):
                 found = self._tryable(candidate, states, step)
                 if found:
-                    self._request(candidate, decision, found[: self.settings.probe_requests], plans)
+                    self._request(candidate, decision, found, plans)
                     return
 
     def _tryable(
@@ -76,11 +76,14 @@ class Explorer:
             for arm in () if state is None else state.arms:
                 if arm.option is not candidate.option or state is None:
                     continue
-                is_busy = state.waits_for(arm) or (state.flight is not None and state.flight.arm is arm)
                 is_known = arm.observing_plan is None or state.was_observed
-                if is_known and arm.plan.may_be_tried and state.may_use(arm) and not is_busy:
-                    found.append((place, state, arm))
-        return found
+                if is_known and arm.plan.may_be_tried and state.may_use(arm):
+                    is_busy = state.flight is not None and state.flight.arm is arm
+                    if not is_busy and not state.waits_for(arm):
+                        found.append((place, state, arm))
+            if len(found) >= self.settings.probe_requests:
+                break
+        return found[: self.settings.probe_requests]
 
     def _request(
         self,

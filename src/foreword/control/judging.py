@@ -22,8 +22,9 @@ class RequestFit:
 
     def finished(self, accepted: int, expected: float) -> None:
         """Count one judged draft."""
-        self._accepted = DEFAULTS.request_memory * self._accepted + accepted
-        self._expected = DEFAULTS.request_memory * self._expected + expected
+        memory = DEFAULTS.request_memory
+        self._accepted = memory * self._accepted + accepted
+        self._expected = memory * self._expected + expected
         own = DEFAULTS.request_drafts * self.estimate.rates.expected[0]
         ratio = math.log((self._accepted + own) / (self._expected + own)) if own else 0.0
         self.shift = min(max(round(ratio / SHIFT_STEP), LEAST_SHIFT), MOST_SHIFT)
@@ -44,7 +45,17 @@ class Comparison:
 
     def follow(self, tokens: Sequence[int]) -> bool:
         """Follow new tokens; return True when nothing is left to compare."""
-        for token in tokens[self.draft.committed_len + self.level :]:
+        fresh = tokens[self.draft.committed_len + self.level :]
+        if self.draft.is_chain:
+            left, accepted = self.draft.tokens[self.level :], 0
+            for own, token in zip(left, fresh, strict=False):
+                if own != token:
+                    break
+                accepted += 1
+            is_rejected = accepted < min(len(left), len(fresh))
+            self._count_chain(accepted, is_rejected)
+            return self.finish() if is_rejected or accepted == len(left) else False
+        for token in fresh:
             children = self._children()
             found = next(
                 (rank for rank, node in enumerate(children) if self.draft.tokens[node] == token), None
@@ -55,16 +66,13 @@ class Comparison:
             self.node = children[found]
             if not self._children():
                 if self.level < self.useful:
-                    self._count_end()
+                    self._count_end(self.level)
                 return self.finish()
         return False
 
     def judge(self, accepted: int, depth: int) -> None:
         """Count a verdict of a rule under which acceptance is not equality of tokens."""
-        for _ in range(accepted):
-            self._count(1, 0)
-        if accepted < depth:
-            self._count(1, None)
+        self._count_chain(accepted, accepted < depth)
         self.finish()
 
     def finish(self) -> bool:
@@ -73,29 +81,41 @@ class Comparison:
         return True
 
     def _children(self) -> Sequence[int]:
-        draft = self.draft
-        if draft.is_chain:
-            return (self.level,) if self.level < len(draft.tokens) else ()
-        return [node for node, parent in enumerate(draft.parents) if parent == self.node]
+        return [node for node, parent in enumerate(self.draft.parents) if parent == self.node]
+
+    def _count_chain(self, accepted: int, is_rejected: bool) -> None:
+        """Count the next levels of a chain: the accepted ones, and one more if it was rejected."""
+        estimate, first, draft, useful = self.fit.estimate, self.level, self.draft, self.useful
+        last = self.level = first + accepted
+        estimate.counts.count_chain(first, min(last, useful), is_rejected and last < useful)
+        if draft.confidence and draft.is_chain:
+            classes = [class_of(one) for one in draft.confidence[first : last + is_rejected]]
+            estimate.counts.count_classes(classes, accepted)
+            by_class = estimate.rates.by_class
+            self.expected = sum([by_class[one] for one in classes], self.expected)
+        else:
+            self._expect(last + is_rejected - first, first)
+        if first < useful <= last:
+            self._count_end(useful)
 
     def _count(self, children: int, found: int | None) -> None:
-        """Count the next level: its nodes, and the rank of the accepted one (None: all were rejected)."""
-        estimate, level, draft = self.fit.estimate, self.level, self.draft
-        rates = estimate.rates
-        if level < self.useful:
-            estimate.counts.count_level(level, children, found)
-        if draft.confidence and draft.is_chain:
-            confidence_class = class_of(draft.confidence[level])
-            estimate.counts.count_class(confidence_class, found is not None)
-            self.expected += rates.by_class[confidence_class]
-        else:
-            self.expected += rates.expected[min(level, len(rates.expected) - 1)]
+        """Count the next level of a tree: its nodes, and the rank of the accepted one (None: all were rejected)."""
+        if self.level < self.useful:
+            self.fit.estimate.counts.count_level(self.level, children, found)
+        self._expect(1, self.level)
         if found is not None:
             self.level += 1
             if self.level == self.useful:
-                self._count_end()
+                self._count_end(self.level)
 
-    def _count_end(self) -> None:
+    def _expect(self, levels: int, first: int) -> None:
+        """Add the expected tokens of these levels; unknown levels are like the last known one."""
+        known = self.fit.estimate.rates.expected
+        self.expected = sum(known[first : first + levels], self.expected)
+        if (beyond := first + levels - max(first, len(known))) > 0:
+            self.expected += beyond * known[-1]
+
+    def _count_end(self, level: int) -> None:
         """Count a draft of which all useful levels were accepted, though more were requested."""
-        if self.level < self.requested:
-            self.fit.estimate.counts.count_end(self.level)
+        if level < self.requested:
+            self.fit.estimate.counts.count_end(level)

@@ -89,6 +89,9 @@ class MeasuredPolicy:
                 plans.append(fixed_plan(entry.request, running))
             elif may_draft is None or decision is None:
                 plans.append(self._plan_prefill(state))
+            elif not decision.in_use:
+                state.flight, state.reader, state.is_observed = None, None, state is self.explorer.watched
+                plans.append(None)
             else:
                 length = len(entry.request.tokens)
                 plan = (
@@ -97,7 +100,7 @@ class MeasuredPolicy:
                     else None
                 )
                 if plan is None:
-                    arm = None if is_plain or not decision.in_use else decision.best_arm(state, running)
+                    arm = None if is_plain else decision.best_arm(state, running)
                     plan = self._draft(state, arm, decision, running, length)
                 plans.append(plan)
         if not is_plain and decision is not None and decision.candidates:
@@ -216,9 +219,9 @@ class MeasuredPolicy:
             reader.observed = len(tokens)
         if flight is None or part.called != flight.arm.plan.method:
             return
-        for arm in (flight.arm, flight.first):
-            if arm is not None:
-                arm.observed = len(tokens)
+        flight.arm.observed = len(tokens)
+        if flight.first is not None:
+            flight.first.observed = len(tokens)
         if flight.is_shadow:
             # Charge the actual time, clipped in case of a pause.
             self.explorer.pay(part.called, min(part.draft_seconds, 4 * flight.paid) - flight.paid)
@@ -249,7 +252,7 @@ class MeasuredPolicy:
         elif len(part.draft):
             levels = flight.levels if part.draft.depth == draft.depth else part.draft.depth
             Comparison(fit, part.draft, levels, useful).judge(len(part.verdict.path), useful)
-        if fit.shift != shift:
+        if fit.shift != shift and not flight.arm.keeps_plan(flight.benefit, len(state.arms)):
             state.ready = None
         if fit.estimate.changes != changes:
             self.decisions.evaluate_again()
@@ -266,8 +269,8 @@ class MeasuredPolicy:
         calls = {option.estimate.method: option.benefit.draft_seconds for option in used}
         self.decisions.note_calls(report.seconds, sum(calls.values()))
         drawn = sum([part.draws for part in report.requests])
-        plans = [part.request.speculation for part in report.with_drafts if part.called]
-        if here is None or not drawn or any(plan is not None and plan.is_fixed for plan in plans):
+        called = [part.request.request_id for part in report.with_drafts if part.called]
+        if here is None or not drawn or not self._states.keys() >= set(called):
             return  # a fixed plan's cost says nothing about the others
         plain = here.seconds[min(requests, len(here.seconds) - 1)] * report.tokens / drawn
         for option in used:

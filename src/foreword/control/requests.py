@@ -24,6 +24,7 @@ class Arm:
     fit: RequestFit
     is_stopping: bool = False  # whether its drafts end where continuing has no benefit
     observed: int = 0  # tokens of the text that the drafter has observed or drafted after
+    _limited: DraftPlan | None = None  # the last plan without stop and lag
 
     def lag(self, length: int) -> int:
         """Return the tokens that it must catch up at this text length; for a head, those with states."""
@@ -36,11 +37,20 @@ class Arm:
         if self.is_stopping and benefit is not None:
             rates = self.option.estimate.rates.class_rates(self.fit.shift if stops else 0)
             stop = Stop(rates, benefit.stop if stops else ())
-        return replace(self.plan, max_depth=min(levels, self.plan.max_depth), stop=stop, lag=lag)
+        levels = min(levels, self.plan.max_depth)
+        if stop is None and not lag:
+            if self._limited is None or self._limited.max_depth != levels:
+                self._limited = replace(self.plan, max_depth=levels)
+            return self._limited
+        return replace(self.plan, max_depth=levels, stop=stop, lag=lag)
 
     def gains(self, benefit: Benefit) -> bool:
         """Return whether drafting for this request has an expected gain."""
         return self.fit.shift >= benefit.least_shift and benefit.gain > 0
+
+    def keeps_plan(self, benefit: Benefit, drafters: int) -> bool:
+        """Return whether its plan does not depend on the acceptance ratio: no stop, and no other drafter to choose."""
+        return drafters == 1 and not self.is_stopping and self.gains(benefit)
 
     def promise(self, benefit: Benefit) -> float:
         """Return the expected gain for this request, comparable between drafters."""

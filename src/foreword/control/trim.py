@@ -1,11 +1,13 @@
 """Selects the draft tokens that a batch verifies."""
 
 from collections.abc import Mapping, Sequence
-from itertools import chain, repeat
-from typing import NamedTuple
+from itertools import chain, count, repeat
+from math import inf
+from operator import neg
+from typing import NamedTuple, cast
 
 from foreword.control.requests import RequestState
-from foreword.control.service import served
+from foreword.control.service import ServedRequest
 from foreword.control.value import Pass
 from foreword.speculation.draft import Draft
 from foreword.speculation.requests import PassEntry
@@ -33,13 +35,15 @@ def trimmed(
     offers: dict[int, Offer] = {}  # by place
     spent: dict[str, float] = {}  # seconds by drafter
     rows, tokens = 0, 0.0  # of whole drafts
-    for place, draft in enumerate(drafts):
-        if not draft.parents:
+    for place, (entry, draft) in enumerate(zip(entries, drafts, strict=True)):
+        size = len(draft.parents)
+        if not size:
             continue
-        state = states.get(entries[place].request.request_id)
+        number = entry.request.request_id
+        state = states.get(number)
         flight = None if state is None else state.flight
         if state is None or flight is None:
-            rows += len(draft.parents)
+            rows += size
             continue
         arm, benefit, is_whole = flight.arm, flight.benefit, bool(draft.drawn) and not state.is_coupled
         chances = arm.option.estimate.rates.survivals(draft, arm.fit.shift)
@@ -56,8 +60,8 @@ def trimmed(
             found[place], is_whole = draft.within(levels, levels), True
         if is_whole:
             rows, tokens = rows + len(found[place]), tokens + sum(chances[: len(found[place])])
-        elif limit is not None or draft.confidence or len(chances) > benefit.useful or len(entries) > 1:
-            offers[place] = Offer(entries[place].request.request_id, draft, chances)
+        elif len(entries) > 1 or limit is not None or draft.confidence or size > benefit.useful:
+            offers[place] = Offer(number, draft, chances)
             spent[arm.plan.method] = benefit.draft_seconds
     if offers and here is not None:
         beside = Pass(here.drawn + tokens, here.rows + rows, here.seconds, here.prompts)
@@ -69,8 +73,8 @@ def trimmed(
 
 def tightest_limit(entries: Sequence[PassEntry]) -> float | None:
     """Return the tightest step limit of these requests in seconds; None: no limit."""
-    limits = [served(entry.request).step_limit for entry in entries]
-    return min([limit for limit in limits if limit is not None], default=None)
+    requests = cast(list[ServedRequest], [entry.request for entry in entries])
+    return min([one.step_limit for one in requests if one.step_limit is not None], default=None)
 
 
 def choose(
@@ -81,22 +85,21 @@ def choose(
     Nodes are taken in order of probability. A child is never likelier than its parent, so that the result is a tree.
     `spent` is the drafting time, which raises the required gain. The step stays within `most_seconds`.
     """
-    nodes = sorted(
-        (-chance, offer.order, node, place)
-        for place, offer in enumerate(offers)
-        for node, chance in enumerate(offer.survival)
-    )
+    nodes: list[tuple[float, int, int, int]] = []  # (-probability, order of the request, node, place)
+    for place, offer in enumerate(offers):
+        nodes += zip(map(neg, offer.survival), repeat(offer.order), count(), repeat(place))
+    nodes.sort()
     seconds, rows, spent = here.seconds, here.rows, spent - here.prompts
     longer = chain(seconds[rows + 1 : rows + 1 + len(nodes)], repeat(seconds[-1], len(nodes)))
-    tokens, best = here.drawn, 0
+    tokens, best, limit = here.drawn, 0, inf if most_seconds is None else most_seconds
     best_rate = tokens / (seconds[min(rows, len(seconds) - 1)] + spent)
-    for count, ((gain, _, _, _), step) in enumerate(zip(nodes, longer, strict=False), start=1):
-        tokens -= gain
+    for rank, (node, step) in enumerate(zip(nodes, longer, strict=False), start=1):
+        tokens -= node[0]
         takes = step + spent
-        if most_seconds is not None and takes > most_seconds:
+        if takes > limit:
             break
         if tokens > best_rate * takes:
-            best, best_rate = count, tokens / takes
+            best, best_rate = rank, tokens / takes
     if best == len(nodes):
         return [offer.draft for offer in offers]
     chosen: list[list[int]] = [[] for _ in offers]
@@ -104,8 +107,8 @@ def choose(
         chosen[place].append(number)
     kept = []
     for offer, some in zip(offers, chosen, strict=True):
-        draft, count = offer.draft, len(some)
-        if count < len(draft.parents):
-            draft = draft.within(count, count) if draft.is_chain else draft.keep(some.__contains__)
+        draft, size = offer.draft, len(some)
+        if size < len(draft.parents):
+            draft = draft.within(size, size) if draft.is_chain else draft.keep(some.__contains__)
         kept.append(draft)
     return kept

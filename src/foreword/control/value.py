@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
-from math import comb
+from math import comb, log
 from typing import NamedTuple
 
 from foreword.control.rates import LEAST_SHIFT, MOST_SHIFT, Rates
@@ -69,6 +69,13 @@ class Pass:
     def plain(self) -> float:
         """Expected time of the step without drafts."""
         return self.after(0)
+
+    @cached_property
+    def kind(self) -> tuple[int, int]:
+        """Rounded numbers of tokens and of prompt rows."""
+        drawn, steady = self.drawn, DEFAULTS.steady
+        about = round(drawn) if drawn * steady < 1 else round(log(drawn) / log(1 + steady)) + 64
+        return about, int(self.rows - drawn).bit_length()
 
     @property
     def per_token(self) -> float:

@@ -285,7 +285,7 @@ def test_now_and_then_nothing_stops_a_draft():
 def test_counts_of_classes_are_saved_and_fade():
     counts = DraftCounts()
     counts.count_request(4, 3, 2)
-    counts.count_class(5, True)
+    counts.count_classes([5], 1)
     counts.count_end(2)
     again = DraftCounts.from_json(counts.as_json())
     assert again.as_json() == counts.as_json()

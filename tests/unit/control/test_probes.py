@@ -29,7 +29,9 @@ def test_a_drafter_is_not_tried_again_before_the_text_of_its_last_draft_has_come
     """Called more often where it is right, it would look as if it had a draft more often."""
     traffic = Traffic(lambda rows: 0.01 * rows, [lookup(code=Kind(0.9, 0.95))], 1, ("code",))
     share = 0.2  # so that it could be tried at every turn
-    policy = MeasuredPolicy(ControlSettings(probe_share=share, idle_probe_share=share))
+    policy = MeasuredPolicy(
+        ControlSettings(probe_share=share, near_probe_share=share, idle_probe_share=share)
+    )
     tried = 0
     for _ in range(200):
         traffic.run(policy, 1)
@@ -188,7 +190,9 @@ def test_a_long_request_with_a_bad_ratio_is_tried_again():
 def test_the_budget_earns_for_those_alone_that_could_be_tried():
     """Half of it would else lie with a head that drafts at every step, while nothing is found out about a lookup."""
     share = 0.004
-    policy = MeasuredPolicy(ControlSettings(probe_share=share, idle_probe_share=share))
+    policy = MeasuredPolicy(
+        ControlSettings(probe_share=share, near_probe_share=share, idle_probe_share=share)
+    )
     traffic = Traffic(CPU, [states_head(chat=Kind(0.8)), lookup()], 1, ("chat",))
     traffic.run(policy, 2000)
     assert policy.decision is not None

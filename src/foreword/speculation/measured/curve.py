@@ -139,11 +139,12 @@ class CostCurve:
         prior, size = COSTS.prior_rows, most_rows + 1
         begin, end = min(math.ceil(first), size), min(math.floor(last) + 1, size)
         known, seconds = zip(*points, strict=True)
-        return [
-            *[shortest * (rows + prior) / (first + prior) for rows in range(begin)],
-            *map(float, np.interp(np.arange(begin, end), known, seconds)),
-            *[longest * (rows + prior) / (last + prior) for rows in range(max(begin, end), size)],
-        ]
+        rows = np.arange(size)
+        found = np.interp(rows, known, seconds)
+        found[:begin] = shortest * (rows[:begin] + prior) / (first + prior)
+        found[max(begin, end) :] = longest * (rows[max(begin, end) :] + prior) / (last + prior)
+        table: list[float] = found.tolist()
+        return table
 
     def points(self) -> list[tuple[float, float]]:
         """Return the current (rows, seconds), sorted by rows."""
