@@ -136,7 +136,7 @@ def test_supported_families_are_listed():
     rows = json.loads(foreword("models", "--supported", "--json").stdout)["families"]
     deepseek = next(row for row in rows if row["hf_class"] == "DeepseekV2ForCausalLM")
     assert deepseek["formats"] == "safetensors, GGUF (deepseek2)"
-    assert deepseek["backends"] == {"cpu": "no: latent attention", "cuda": "yes", "torch": "yes"}
+    assert deepseek["backends"] == {"cpu": "yes", "cuda": "yes", "torch": "yes"}
 
 
 def test_bench_step_prints_one_json_line(tiny_model: Path):
@@ -176,7 +176,19 @@ def test_bench_step_times_a_mixture_against_a_dense_model(tiny_model: Path):
 
 
 def test_bench_step_measures_numbers_of_threads(tiny_model: Path):
-    options = ["--model", str(tiny_model), "--tokens", "1,4", "--context", "8", "--repeats", "1", "--json"]
+    options = [
+        "--model",
+        str(tiny_model),
+        "--device",
+        "cpu",
+        "--tokens",
+        "1,4",
+        "--context",
+        "8",
+        "--repeats",
+        "1",
+    ]
+    options.append("--json")
     run = foreword("bench", "step", "--threads", "1,2,3", *options)
     assert run.returncode == 0, run.stderr
     assert "context 8, 1 thread" in run.stderr

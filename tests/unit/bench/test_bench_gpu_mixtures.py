@@ -63,6 +63,7 @@ def test_named_shapes_are_as_large_as_their_models():
         "llama-8b": 8.0,
         "llama-1b": 1.2,
         "smollm2-135m": 0.1,
+        "qwen2.5-1.5b": 1.5,
         "gemma-3-12b": 11.8,
         "qwen3-30b-a3b": 30.5,
         "deepseek-v2-lite": 15.7,
