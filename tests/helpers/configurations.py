@@ -37,7 +37,6 @@ RESTLESS = ControlSettings(
     dwell_steps=2,
     decision_steps=1,
     probe_share=0.5,
-    watch_share=0.5,
     idle_probe_share=0.5,
     reference_share=0.2,
     reference_window=2,
