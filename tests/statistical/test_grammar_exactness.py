@@ -6,7 +6,7 @@ import pytest
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.request import TokenLimits
 from foreword.acceptance.rules.rule import Rule
-from foreword.proofs.cases import Case, DraftKind, SmallDrafter
+from foreword.proofs.cases import Case, DraftKind, SmallDrafter, letter_grammars
 from foreword.proofs.coupled import likely_tree, plain_texts, step_batch
 from foreword.proofs.enumeration import (
     TreeDrafting,
@@ -91,3 +91,9 @@ def test_the_enumeration_sees_a_mask_of_the_wrong_node(monkeypatch):
     monkeypatch.setattr(GrammarState, "masks", wrong)
     with pytest.raises(GrammarError):  # what it commits could not have come
         text_distribution(one, SmallDrafter(one, DraftKind.DRAWN), 2)
+
+
+def test_a_pause_of_the_machine_ends_no_request_of_a_proof():
+    """Masks have a limit of CPU time, which a garbage collection in a large process can exceed."""
+    clock = letter_grammars(LIMITS).clock
+    assert {clock() for _ in range(3)} == {0.0}

@@ -68,7 +68,8 @@ def letter_grammars(limits: TokenLimits) -> Grammars:
     def encode(text: str) -> list[int]:
         return [pieces.index(bytes([byte])) for byte in text.encode()]
 
-    return Grammars(lambda: GrammarTokens(pieces, limits.end_ids, encode, limits.end_ids))
+    tokens = GrammarTokens(pieces, limits.end_ids, encode, limits.end_ids)
+    return Grammars(lambda: tokens, clock=lambda: 0.0)  # a pause of the machine must not end a request
 
 
 @cache
