@@ -76,6 +76,7 @@ class DrafterPool:
         self._lock = Lock()  # protects all of the above, since requests come from any thread
         self._building = Lock()  # held while a drafter is created
         self.provided: DrafterNeeds | None = None  # needs that the engine supplies; None: not determined yet
+        self._kept: set[str] = set()  # configurations that are never released
         self._is_closed = False
         self.default: DraftPlan | None = None  # plan of requests without a setting; None: no drafter
         self.default_config: SpeculationConfig | None = None  # configuration of its drafter
@@ -89,6 +90,11 @@ class DrafterPool:
         if old_key is not None and (config is None or old_key != _key(config)):
             with self._lock:
                 self._release_drafter(old_key)
+
+    def keep(self, configs: Iterable[SpeculationConfig]) -> None:
+        """Never release the drafters of these configurations, however many others are requested."""
+        with self._lock:
+            self._kept = {_key(config) for config in configs}
 
     def offer(self, config: SpeculationConfig) -> Drafter:
         """Create a drafter in advance for later requests."""
@@ -295,11 +301,10 @@ class DrafterPool:
             )
 
     def _release_oldest(self) -> None:
-        """Release the least recently requested drafters beyond the limit, never the default."""
+        """Release the least recently requested drafters beyond the limit; never the default, kept or newest one."""
         default = None if self.default_config is None else _key(self.default_config)
-        for key in [key for key in self._drafters if key != default]:
-            if len(self._drafters) <= MAX_DRAFTERS:
-                return
+        releasable = [key for key in self._drafters if key != default and key not in self._kept][:-1]
+        for key in releasable[: max(len(self._drafters) - MAX_DRAFTERS, 0)]:
             self._release_drafter(key)
 
     def _release_drafter(self, key: str) -> None:

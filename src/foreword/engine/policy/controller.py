@@ -74,6 +74,7 @@ class PolicyFileController:
     def attach(self, pool: DrafterPool) -> None:
         """Set the pool that creates the file's drafters."""
         self._pool = pool
+        pool.keep(self.configs.values())
 
     def assign(self, new: NewRequest) -> Assignment:
         """Return a request's cohort, drafters and service class, by the newest version of the file."""
@@ -263,6 +264,7 @@ class PolicyFileController:
             self.document = document
             self.policy.use(document.settings)
             self.rollouts.apply_rules(document.rollouts)
+        self._pool.keep(configs.values())
         _log.info("%s has changed and is used from now on", self.path)
 
     def close(self) -> None:

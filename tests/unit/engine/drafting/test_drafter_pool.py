@@ -81,6 +81,25 @@ def test_no_number_of_settings_keeps_more_than_a_few_drafters():
     assert len(drafters._drafters) == MAX_DRAFTERS
 
 
+@pytest.mark.parametrize("count", [1, MAX_DRAFTERS + 2])
+def test_kept_drafters_stay_whatever_else_is_requested(count: int):
+    """Those of a policy file: releasing one would load it again within a request."""
+    kept = [SpeculationConfig.parse({"method": "suffix", "min_match": 2 + n}) for n in range(count)]
+    drafters = pool()
+    for config in kept:
+        drafters.keep(kept)
+        drafters.offer(config)
+    for most in range(1, 3 * MAX_DRAFTERS):
+        setting = {"method": "ngram", "prompt_lookup_max": 2 + most}
+        assert drafters.resolve(setting) is not None
+        assert drafters.is_ready(setting)
+    assert all(drafters.created_by(config) for config in kept)
+    assert len(drafters._drafters) == max(MAX_DRAFTERS, count + 1)
+    drafters.keep([])
+    drafters.resolve("jacobi")
+    assert len(drafters._drafters) == MAX_DRAFTERS
+
+
 def test_a_default_that_is_replaced_is_let_go():
     drafters = pool({"method": "ngram"})
     drafters.set_default(SpeculationConfig.parse({"method": "suffix"}))

@@ -250,7 +250,7 @@ def store_updates(
 @kernel()
 def _recur(
     queries, keys, values, strengths, decays, updates, ring_keys, ring_updates, ring_decays, states, skip, out,
-    segment_first, segment_count, segment_ring_count, segmentnext_state, segment_ring, request_begin, request_end,
+    segment_first, segment_count, segment_ring_count, segment_next_state, segment_ring, request_begin, request_end,
     request_state, request_first_node, positions, ring_to, ancestors,
     HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEYS: tl.constexpr, KEY_BLOCK: tl.constexpr, VALUES: tl.constexpr,
     BLOCK: tl.constexpr, DELTA: tl.constexpr, TREES: tl.constexpr, NODES: tl.constexpr, CHUNK: tl.constexpr,
@@ -295,7 +295,7 @@ def _recur(
                 state, first_row, ring_count, ring, head, key_head, d, key_mask, v, mask, keys, decays, updates,
                 ring_keys, ring_updates, ring_decays, HEADS, KEY_HEADS, KEYS, VALUES, CHUNK, LANES, PRECISION,
             )  # fmt: skip
-            slot = tl.load(segmentnext_state + segment).to(tl.int64)
+            slot = tl.load(segment_next_state + segment).to(tl.int64)
             if slot >= 0:
                 tl.store(state_ptrs + slot * size, state, mask=state_mask)
 
