@@ -34,6 +34,17 @@ def test_a_wheel_that_needs_a_newer_c_library_is_refused(name: str, is_taken: bo
         check_tag(name)
 
 
+@pytest.mark.parametrize("arguments", [[], ["no-such.whl"]])
+def test_the_check_for_aarch64_asks_for_a_wheel_before_it_fetches_anything(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(sys, "argv", ["aarch64_check.py", *arguments])
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("a command was run"))
+    main = runpy.run_path(str(ROOT / "scripts" / "aarch64_check.py"))["main"]
+    with pytest.raises(SystemExit, match=r"^aarch64_check: usage: .*WHEEL"):
+        main()
+
+
 def test_without_a_compiler_one_line_says_what_to_install(tmp_path: Path):
     programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     cmake = shutil.which("cmake", path=programs)
