@@ -25,11 +25,13 @@ class ReasoningFormat:
     end: str = "</think>"
     is_open: bool = False  # answers always start with reasoning, whatever the prompt contains
     instead: str = ""  # the tag at the start of an answer without reasoning
+    next_headers: tuple[str, ...] = ()  # also end the reasoning, and belong to what follows it
 
     def without_control_tokens(self) -> "ReasoningFormat":
         """Return the tags as they are in decoded text, which omits control tokens."""
         begin, end, instead = (_CONTROL.sub("", tag) for tag in (self.begin, self.end, self.instead))
-        return replace(self, begin=begin, end=end, instead=instead)
+        headers = tuple(_CONTROL.sub("", header) for header in self.next_headers)
+        return replace(self, begin=begin, end=end, instead=instead, next_headers=headers)
 
 
 FORMATS = {
@@ -48,6 +50,10 @@ FORMATS = {
             "<|channel|>analysis<|message|>",
             "<|end|><|start|>assistant<|channel|>final<|message|>",
             instead="<|channel|>final<|message|>",
+            next_headers=(  # of calls, and of messages before them
+                "<|end|><|start|>assistant<|channel|>commentary",
+                "<|end|><|start|>assistant to=functions.",
+            ),
         ),
         ReasoningFormat("qwen3"),
         ReasoningFormat("seed_oss", "<seed:think>", "</seed:think>", is_open=True),
@@ -84,11 +90,16 @@ class Reasoning:
             return None
         return Reasoning(tags, tags.is_open or tail.endswith(tags.begin))
 
-    def limit(self, budget: int | None, structured: StructuredOutputs | None) -> Thinking | None:
-        """Return the engine's parameters for a token budget or a grammar after the reasoning; None without both."""
+    def limit(
+        self, budget: int | None, structured: StructuredOutputs | None, end: str = ""
+    ) -> Thinking | None:
+        """Return the engine's parameters for a token budget or a grammar after the reasoning; None without both.
+
+        `end`: the tag that ends it, if not the format's.
+        """
         if budget is None and structured is None:
             return None
-        return Thinking(self.tags.end, self.tags.begin, budget, self.is_open)
+        return Thinking(end or self.tags.end, self.tags.begin, budget, self.is_open)
 
 
 def check_budget(budget: int | None, tags: ReasoningFormat | None) -> None:
@@ -137,11 +148,13 @@ class ReasoningReader:
         """Return new reasoning, without the space next to its tags."""
         if not self._has_thought:
             self._held = self._held.lstrip()
-        inside, found, after = self._held.partition(self._format.end)
-        if found:
-            self._held, self._read = after, self._after
-            return inside.rstrip(), self._read(is_end)[1]
-        partial_tag = 0 if is_end else overlap(inside, self._format.end)
+        inside, tags = self._held, (self._format.end, *self._format.next_headers)
+        if found := min(((place, tag) for tag in tags if (place := inside.find(tag)) >= 0), default=None):
+            place, tag = found
+            self._held = inside[place + len(tag) if tag == self._format.end else place :]
+            self._read = self._after
+            return inside[:place].rstrip(), self._read(is_end)[1]
+        partial_tag = 0 if is_end else max(overlap(inside, tag) for tag in tags)
         text = inside[: len(inside) - partial_tag].rstrip()
         self._held = "" if is_end else inside[len(text) :]
         self._has_thought |= bool(text)

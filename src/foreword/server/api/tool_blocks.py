@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from foreword.server.api import tool_reading
+from foreword.server.api.named_calls import NAMED_FORMATS, NamedFormat
 from foreword.server.api.tool_reading import (
     ArgumentsDelta,
     CallReader,
@@ -222,12 +223,14 @@ BLOCK_FORMATS = {
 }
 
 
-CallFormat = ToolFormat | BlockFormat
+CallFormat = ToolFormat | BlockFormat | NamedFormat
 
-FORMATS: dict[str, CallFormat] = {**tool_reading.FORMATS, **BLOCK_FORMATS}
+FORMATS: dict[str, CallFormat] = {**tool_reading.FORMATS, **BLOCK_FORMATS, **NAMED_FORMATS}
 """Formats by vLLM's parser names."""
 
 _TEMPLATE_TAGS = (
+    ("[ARGS]", "mistral_args"),
+    ("<|channel|>", "openai"),
     ("[TOOL_CALLS]", "mistral"),
     ("<seed:tool_call>", "seed_oss"),
     ("<minimax:tool_call>", "minimax_m2"),

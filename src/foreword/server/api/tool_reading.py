@@ -39,7 +39,7 @@ class ToolFormat:
             "minItems": 1,
             **({} if max_calls is None else {"maxItems": max_calls}),
         }
-        body = f"%json {json.dumps(_with_layout(listed if self.is_list else call))}"
+        body = f"%json {json.dumps(with_layout(listed if self.is_list else call))}"
         parts = _grammar_literal(self.begin + self.inner), body, _grammar_literal(self.inner + self.end)
         marked = " ".join(part for part in parts if part)
         if self.is_list or not self.begin or max_calls == 1:
@@ -52,7 +52,7 @@ class ToolFormat:
             return None
         call: dict[str, Any] = {"anyOf": [self._call_schema(name, schema) for name, schema in tools]}
         schema = {"type": "array", "items": call, "minItems": 1} if self.is_list else call
-        tag = {"begin": self.begin + self.inner, "schema": _with_layout(schema), "end": self.inner + self.end}
+        tag = {"begin": self.begin + self.inner, "schema": with_layout(schema), "end": self.inner + self.end}
         return StructuredOutputs(structural_tag={"structures": [tag], "triggers": [self.begin]})
 
     def reader(
@@ -75,7 +75,7 @@ def _grammar_literal(tag: str) -> str:
     return json.dumps(tag, ensure_ascii=False) if tag else ""
 
 
-def _with_layout(schema: dict[str, Any]) -> dict[str, Any]:
+def with_layout(schema: dict[str, Any]) -> dict[str, Any]:
     """Add the JSON layout that the models were trained on."""
     options = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
     return {**schema, "x-guidance": options}

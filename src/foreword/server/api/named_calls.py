@@ -1,0 +1,231 @@
+"""Tool-call formats with a header that names the tool before JSON arguments (gpt-oss, newer Mistral models)."""
+
+import json
+import re
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from foreword.server.api.tool_reading import (
+    ArgumentsDelta,
+    CallStart,
+    Event,
+    TextDelta,
+    merge_events,
+    with_layout,
+)
+from foreword.server.api.untagged_calls import is_object
+from foreword.structured.params import StructuredOutputs
+
+_MAX_HEADER = 160  # characters; function names have at most 64
+
+
+@dataclass(frozen=True)
+class NamedFormat:
+    """A format of tool calls: a header with the tool's name, then a JSON object.
+
+    Answers have no control tokens in their text, so a header is recognized by the words that remain of it.
+    """
+
+    name: str
+    marks: tuple[str, ...]  # beginnings of a header
+    header: str  # pattern of a whole header, {} for the names of the tools
+    example: str  # a call as the model writes it: {name} and {given}
+    characters: str  # class of the characters between a mark and the opening brace
+    grammar: tuple[str, str]  # of a call before its arguments, with {name}, and "+" if calls repeat
+    name_begins: bool = False  # a name begins a header at the start of an answer, a line or a sentence
+    divisions: tuple[str, ...] = ()  # headers of messages for the user
+    opening: str = ""  # such a header at the start of the answer
+    reasoning_end: str = ""  # tag after reasoning that a call or a message may follow
+
+    def format_calls(self, calls: Sequence[tuple[str, Any]]) -> str:
+        """Return calls (name, arguments) as the model would write them."""
+        return "".join(
+            self.example.replace("{name}", name).replace("{given}", json.dumps(given))
+            for name, given in calls
+        )
+
+    def required_grammar(self, tools: Sequence[tuple[str, Any]], max_calls: int | None) -> StructuredOutputs:
+        """Return a grammar for at least one call of these tools, and at most `max_calls`."""
+        before, repeats = self.grammar
+        calls = [
+            f"{before.replace('{name}', name)} "
+            f"%json {json.dumps(with_layout({**schema, 'title': f'tool {name}'}))}"
+            for name, schema in tools
+        ]
+        rules = [f"start: call{'' if max_calls == 1 else repeats}"]
+        rules += ["call: " + " | ".join(f"call_{number}" for number in range(len(calls)))]
+        rules += [f"call_{number}: {call}" for number, call in enumerate(calls)]
+        return StructuredOutputs(grammar="\n".join(rules))
+
+    def optional_grammar(self, tools: Sequence[tuple[str, Any]]) -> StructuredOutputs | None:
+        """Return None: optional calls of this format are not constrained."""
+        return None
+
+    def reader(
+        self, tools: Mapping[str, Mapping[str, Any]], only_calls: bool = False, max_calls: int | None = None
+    ) -> "NamedReader":
+        return NamedReader(self, tools, only_calls, max_calls)
+
+
+class _ObjectEnd:
+    """Finds the end of a JSON object, whose opening brace has been read."""
+
+    def __init__(self) -> None:
+        self._depth = 1
+        self._in_string = self._is_escaped = False
+
+    def is_end(self, character: str) -> bool:
+        if self._in_string:
+            self._in_string = self._is_escaped or character != '"'
+            self._is_escaped = character == "\\" and not self._is_escaped
+        elif character == '"':
+            self._in_string = True
+        else:
+            self._depth += (character in "{[") - (character in "}]")
+        return self._depth == 0
+
+
+class NamedReader:
+    """Incremental parser of a `NamedFormat`; it holds back calls, and text that may become a header."""
+
+    def __init__(
+        self,
+        call_format: NamedFormat,
+        tools: Mapping[str, Mapping[str, Any]],
+        only_calls: bool = False,
+        max_calls: int | None = None,
+    ) -> None:
+        """`only_calls`: a grammar allows only calls, so that the rest of a cut call is not text."""
+        self._format = call_format
+        self._only_calls, self._max_calls = only_calls, max_calls
+        self._names = tuple(tools)
+        longest_first = sorted(map(re.escape, tools), key=len, reverse=True)
+        self._header = re.compile(call_format.header.format("|".join(longest_first)))
+        self._held = ""  # text without events so far
+        self._in_header = False  # `_held` begins with a mark
+        self._name = ""  # tool of the call whose arguments are being read
+        self._arguments: _ObjectEnd | None = None
+        self._start = 0  # of the arguments in `_held`
+        self._last = ""  # last character of the text; empty at the start and after a call
+        self._has_text = False  # text besides space was reported after the last call
+        self.count = 0
+
+    @property
+    def is_cut(self) -> bool:
+        return self._arguments is not None
+
+    def feed(self, text: str) -> list[Event]:
+        events: list[Event] = []
+        waiting = deque(text)
+        while waiting:
+            self._held += waiting.popleft()
+            if self._arguments is not None:
+                self._read_arguments(self._arguments, events)
+            else:
+                waiting.extendleft(reversed(self._read_text(events)))
+        return merge_events(events)
+
+    def finish(self) -> list[Event]:
+        """End the answer: an incomplete call is text, unless a grammar required it."""
+        events: list[Event] = []
+        held, self._held = self._held, ""
+        if not self._only_calls and held not in self._divisions():
+            self._add_text(held, events)
+        return merge_events(events)
+
+    def _read_text(self, events: list[Event]) -> str:
+        """Handle a new character outside of arguments; return characters that have to be read again."""
+        held = self._held
+        if self._in_header:
+            found = self._header.fullmatch(held)
+            if found is not None:
+                self._name, self._start = found["name"], len(held) - 1
+                self._arguments, self._in_header = _ObjectEnd(), False
+                return ""
+            if len(held) < _MAX_HEADER and re.match(self._format.characters, held[-1]):
+                return ""
+        elif held in (marks := self._marks()):
+            self._in_header = True
+            return ""
+        elif any(mark.startswith(held) for mark in (*marks, *self._divisions())):
+            return ""
+        self._in_header, self._held = False, ""
+        division = max((one for one in self._divisions() if held.startswith(one)), key=len, default="")
+        if division and not held[len(division)].isspace():
+            self._add_text("\n" if self._has_text else "", events)
+            return held[len(division) :]
+        self._add_text(held[0], events)
+        return held[1:]
+
+    def _marks(self) -> tuple[str, ...]:
+        """Return the texts with which a header may begin here."""
+        is_start = not self._last or self._last in "\n.!?:…"
+        return (*self._format.marks, *(self._names if self._format.name_begins and is_start else ()))
+
+    def _divisions(self) -> tuple[str, ...]:
+        """Return the headers of messages for the user that may be here."""
+        opening = self._format.opening
+        return (*self._format.divisions, opening) if opening and not self._last else self._format.divisions
+
+    def _read_arguments(self, arguments: _ObjectEnd, events: list[Event]) -> None:
+        """Handle a new character of arguments; without a JSON object, all of the call is text."""
+        if not arguments.is_end(self._held[-1]):
+            return
+        held, self._held, self._arguments = self._held, "", None
+        given = held[self._start :]
+        if not is_object(given):
+            self._add_text(held, events)
+            return
+        if self._max_calls is None or self.count < self._max_calls:
+            events += [CallStart(self.count, self._name), ArgumentsDelta(self.count, given)]
+            self.count += 1
+        self._last, self._has_text = "", False
+
+    def _add_text(self, text: str, events: list[Event]) -> None:
+        """Add the event of a text; space after a call is dropped."""
+        if self.count and not self._has_text:
+            text = text.lstrip()
+        if text:
+            self._has_text |= bool(text.strip())
+            self._last = text[-1]
+            events.append(TextDelta(text))
+
+
+_RECIPIENT = " to=functions."
+_CHANNELS = "commentary", "analysis"
+
+NAMED_FORMATS = {
+    one.name: one
+    for one in (
+        NamedFormat(
+            "openai",
+            marks=(
+                *(f"{start}{channel}{_RECIPIENT}" for start in ("assistant", "") for channel in _CHANNELS),
+                f"assistant{_RECIPIENT}",
+                _RECIPIENT,
+                _RECIPIENT.lstrip(),
+            ),
+            header=r".*to=functions\.(?P<name>{}) ?(?:commentary|analysis)? ?(?:json|code)? ?\{{",
+            example="<|start|>assistant<|channel|>commentary to=functions.{name} "
+            "<|constrain|>json<|message|>{given}<|call|>",
+            characters="[a-zA-Z0-9_ -]",
+            # A call ends the answer, so there is no second one.
+            grammar=('<|channel|> "commentary to=functions.{name} " <|constrain|> "json" <|message|>', ""),
+            divisions=("assistantcommentary", "assistantfinal"),
+            opening="commentary",
+            reasoning_end="<|end|><|start|>assistant",
+        ),
+        NamedFormat(
+            "mistral_args",
+            marks=("[TOOL_CALLS]",),
+            header=r"(?:\[TOOL_CALLS\])?(?P<name>{})(?:(?:\[CALL_ID\])?[a-zA-Z0-9]{{9}})?(?:\[ARGS\])?\{{",
+            example="[TOOL_CALLS]{name}[ARGS]{given}",
+            characters=r"[a-zA-Z0-9_\[\]-]",
+            grammar=('"{name}"', "+"),
+            name_begins=True,
+        ),
+    )
+}
+"""Formats by vLLM's parser names; `mistral_args` is what vLLM's `mistral` reads of newer models."""
