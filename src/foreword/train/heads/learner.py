@@ -230,10 +230,18 @@ class Recipe(Protocol):
         """Create an uninitialised learner on the target's device."""
 
 
-def check_taps(taps: Sequence[int] | None, target: ModelConfig) -> None:
-    """Raise `RequestError` for taps that the target does not have."""
-    if wrong := [tap for tap in taps or () if not 0 <= tap <= target.num_layers]:
-        raise RequestError(f"--taps must be within 0 .. {target.num_layers}, not {wrong[0]}")
+@dataclass(frozen=True)
+class TapsRecipe:
+    """Shape that all heads on tapped states have; sizes that are None are the target's."""
+
+    draft_vocab: int = 16384
+    taps: tuple[int, ...] | None = None  # None: the method's own choice
+    intermediate: int | None = None  # width of the MLP
+    window: int | None = None  # newest positions that a draft attends to; None: all
+
+    def check(self, target: ModelConfig) -> None:
+        if wrong := [tap for tap in self.taps or () if not 0 <= tap <= target.num_layers]:
+            raise RequestError(f"--taps must be within 0 .. {target.num_layers}, not {wrong[0]}")
 
 
 def rounded_through(matrix: Tensor, bits: int) -> Tensor:
