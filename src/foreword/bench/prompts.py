@@ -57,7 +57,7 @@ _ENDINGS = {
     "question": "\n\nQuestion: what does the text above explain? Answer in detail, with names and values from it.",
     "continuation": "\n\nContinue the text above from where it ends.",
 }
-_CHARACTERS_PER_TOKEN = 16  # more than a tokenizer's average on any document: bounds the search for the cut
+_CHARACTERS_PER_TOKEN = 8  # more than the average of any tokenizer on text: bounds the search for the cut
 
 
 def long_documents() -> dict[str, str]:
@@ -82,9 +82,9 @@ def document_prompts(
     for length in dict.fromkeys(lengths):
         found = [
             BenchPrompt(f"{name}, {ending}", f"{length} tokens", text)
-            for ending, asked in _ENDINGS.items()
+            for ending, task in _ENDINGS.items()
             for name, document in documents.items()
-            if (text := _cut(document, asked, length, encode)) is not None
+            if (text := _cut(document, task, length, encode)) is not None
         ]
         if not found:
             raise RequestError(f"--context {length} is longer than every document")
@@ -92,13 +92,13 @@ def document_prompts(
     return prompts
 
 
-def _cut(document: str, asked: str, length: int, encode: Callable[[str], Sequence[int]]) -> str | None:
+def _cut(document: str, task: str, length: int, encode: Callable[[str], Sequence[int]]) -> str | None:
     """Return the longest beginning with the question that has at most `length` tokens; None: all of it has."""
     text = document[: length * _CHARACTERS_PER_TOKEN]
-    end = bisect_right(range(len(text) + 1), length, key=lambda end: len(encode(text[:end] + asked))) - 1
+    end = bisect_right(range(len(text) + 1), length, key=lambda end: len(encode(text[:end] + task))) - 1
     if end < 1:
         raise RequestError(f"--context {length} has no room for a document before its question")
-    return None if end == len(text) else text[:end] + asked
+    return None if end == len(text) else text[:end] + task
 
 
 MT_BENCH = {"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"}

@@ -30,7 +30,7 @@ from foreword.cli.bench.common import (
     provenance,
 )
 from foreword.cli.console import fields_of, print_table, say, stage_bar, stdout
-from foreword.cli.options.common import parse_sizes, plot_option, save_plot
+from foreword.cli.options.common import parse_sizes, plot_option, save_plot, split_list
 from foreword.cli.options.grouped import flag, option, pick
 from foreword.errors import RequestError
 from foreword.progress import StageProgress
@@ -255,7 +255,7 @@ class Control(Benchmark):
 
         sizes = bench.ControlSizes.of(
             self.quick,
-            [kind for kind in self.kinds.split(",") if kind],
+            split_list(self.kinds),
             parse_sizes("--batches", self.batches, least=1) if self.batches else None,
             self.windows,
             self.changes,
