@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from foreword.bench.skeleton import stage_of
+from foreword.bench.skeleton import stage_of, staged
 from foreword.errors import RequestError
 from foreword.progress import StageProgress
 from foreword.simulate.scenario import AcceptanceCurve, DraftPlacement, Scenario
@@ -95,8 +95,7 @@ def sweep(scenario: Scenario, axes: Sequence[Axis], on_progress: StageProgress) 
     ]
     results: dict[Scenario, SimulationResult] = {}
     points = []
-    for number, (axis, value, who, one) in enumerate(runs):
-        on_progress(f"{axis.name} {value:g}, {who}", number, len(runs))
+    for axis, value, who, one in staged(runs, on_progress, lambda run: f"{run[0].name} {run[1]:g}, {run[2]}"):
         relevant = _relevant(one)
         if relevant not in results:
             results[relevant] = World(relevant).run()
