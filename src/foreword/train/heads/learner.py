@@ -80,10 +80,6 @@ class LearnedFiles:
     borrowed: frozenset[str] = frozenset()  # tensors of the target, which exported pieces omit
 
 
-TAPS_MATRIX = "fc.weight"
-"""Name of the matrix that projects the tapped states; its input is multiplied by `tap_scales`."""
-
-
 class Learner(nn.Module, ABC):
     """Trainable weights that draft for a frozen target.
 
@@ -131,20 +127,17 @@ class Learner(nn.Module, ABC):
                     "give weights of this shape"
                 )
             parameter.copy_(tensor)
-            if name == TAPS_MATRIX:
-                parameter.div_(self._tap_columns())
+            if (scale := self.file_scale(name)) is not None:
+                parameter.div_(scale)
 
     def file_tensors(self) -> dict[str, Tensor]:
-        """Return the weights for files, with the tap scales multiplied into the projection of the taps."""
-        tensors: dict[str, Tensor] = dict(self.weights())
-        if TAPS_MATRIX in tensors:
-            tensors[TAPS_MATRIX] = tensors[TAPS_MATRIX] * self._tap_columns()
-        return {name: stored(tensor) for name, tensor in tensors.items()}
+        """Return the weights for files."""
+        scaled = ((name, tensor, self.file_scale(name)) for name, tensor in self.weights().items())
+        return {name: stored(tensor if scale is None else tensor * scale) for name, tensor, scale in scaled}
 
-    def _tap_columns(self) -> Tensor:
-        """Return the tap scale of each input column of the projection."""
-        assert isinstance(self.tap_scales, Tensor)
-        return self.tap_scales.repeat_interleave(self.target.config.hidden_size)
+    def file_scale(self, name: str) -> Tensor | None:
+        """Return the factor by which files have this weight; None: 1."""
+        return None
 
     @abstractmethod
     def files(self, checkpoint: Checkpoint, draft_tokens: int) -> LearnedFiles:
@@ -204,6 +197,14 @@ class TapsHead(Learner):
         # tokens (above all a text's first) have states a hundred times larger.
         sizes = [tap.float().pow(2).mean(-1).sqrt().median() for tap in taps]
         self.tap_scales.copy_(1 / torch.stack(sizes).clamp(min=1e-6))
+
+    def file_scale(self, name: str) -> Tensor | None:
+        """Return the tap scales for the matrix that projects the tapped states, whose input they multiply here."""
+        return self._tap_columns() if name == "fc.weight" else None
+
+    def _tap_columns(self) -> Tensor:
+        """Return the tap scale of each input column of the projection."""
+        return self.tap_scales.repeat_interleave(self.target.config.hidden_size)
 
     def scaled_taps(self, features: Features) -> Tensor:
         """Return the scaled taps, [rows, taps * hidden]."""
