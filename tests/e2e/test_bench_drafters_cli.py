@@ -91,6 +91,36 @@ def test_what_cannot_be_measured_is_refused_in_one_line(tiny_model: Path, datase
     )
 
 
+def bench_contexts(model: Path, lengths: str, *more: str):
+    options = ["--model", str(model), "--methods", "ngram", "--max-tokens", "8", "--context", lengths]
+    return foreword("bench", "drafters", *options, *more)
+
+
+def test_rows_by_context_length(tiny_model: Path):
+    run = bench_contexts(tiny_model, "100,200", "--json")
+    rows = rows_of(run)
+    assert list(rows) == [("ngram", kind) for kind in ("100 tokens", "200 tokens", "all")]
+    assert [row["prompts"] for row in rows.values()] == [4, 4, 8]
+    assert all(row["tau"] >= 1 and row["speedup"] > 0 and not row["different_texts"] for row in rows.values())
+    assert "200 tokens" in run.stderr
+
+
+def test_a_grid_by_context_length(tiny_model: Path):
+    run = bench_contexts(
+        tiny_model, "100", "--limit-per-category", "1", "--concurrency", "2", "--temperatures", "0", "--json"
+    )
+    assert {key: row["requests"] for key, row in rows_of(run).items()} == {
+        ("plain", "100 tokens"): 4,
+        ("ngram", "100 tokens"): 4,
+    }
+
+
+def test_contexts_that_cannot_be_measured_are_refused_in_one_line(tiny_model: Path, dataset: Path):
+    assert_one_line_error(bench_contexts(tiny_model, "100,9999"), "--context 9999", "answers of 8")
+    assert_one_line_error(bench_contexts(tiny_model, "0"), "--context")
+    assert_one_line_error(bench_contexts(tiny_model, "100", "--dataset", str(dataset)), "--dataset")
+
+
 def test_a_plot_is_drawn_or_says_what_it_needs(tiny_model: Path, dataset: Path, tmp_path: Path):
     picture = tmp_path / "rows.png"
     run = bench(

@@ -15,9 +15,10 @@ from foreword.backends.torch.decoder import TorchDecoder
 from foreword.backends.torch.weights import weights_from
 from foreword.bench.gpu import speculating
 from foreword.bench.gpu.engines import measure_start
-from foreword.bench.gpu.recorded import DEPTH, RecordedDrafter, rate_for, scripted_runs
+from foreword.bench.gpu.recorded import DEPTH, RecordedDrafter, scripted_runs
 from foreword.bench.gpu.speculating import measure_controller, measure_heads, measure_speculation
 from foreword.bench.random_models import SHAPES, RandomTensors
+from foreword.bench.theory import break_even
 from foreword.engine.config import EngineConfig
 from foreword.models.config import ModelConfig
 from foreword.speculation.draft import DeviceTokens, Draft
@@ -77,7 +78,7 @@ def test_recorded_tokens_replace_those_that_a_drafter_leaves_on_the_device():
 
     prompts = [(1, 2), (3, 4)]
     answers = {prompt: [*range(10 * prompt[0], 10 * prompt[0] + 9)] for prompt in prompts}
-    drafter = RecordedDrafter(answers, 1.0, OnDevice())
+    drafter = RecordedDrafter(answers, DEPTH + 1, OnDevice())
     sampling = RequestSampler(SamplingParams(temperature=0), TokenLimits(320), (1,), 0).drafting()
     tasks = [
         DraftTask(DraftRequest(number, prompt, sampling, 2), 3, 3) for number, prompt in enumerate(prompts)
@@ -107,7 +108,8 @@ def test_the_controller_is_timed_beside_plain_decoding():
 
 @pytest.mark.parametrize("wanted", [1.5, 3.0, 3.9, 5.5])
 def test_guesses_are_spoilt_at_the_rate_that_gives_the_wanted_tokens_per_pass(wanted: float):
-    rate = rate_for(wanted, DEPTH)
+    rate = break_even(DEPTH, wanted)
+    assert rate is not None
     assert sum(rate**level for level in range(DEPTH + 1)) == pytest.approx(wanted)
     runs = scripted_runs(rate)
     assert 1 + sum(runs) / len(runs) == pytest.approx(wanted, abs=0.1)

@@ -172,8 +172,8 @@ def _hits(table: Vector, keys: Sequence[tuple[int, int]], left_out: int) -> int:
     scaled = (table - table[known].mean(axis=0)) / np.where(spread > 0, spread, 1.0)
     distances = np.linalg.norm(scaled[~known][:, None, :] - scaled[known][None, :, :], axis=2)
     # Ties are broken randomly; otherwise streams that all look alike would be classified too well.
-    lots = np.random.default_rng(left_out).random(distances.shape)
-    nearest = np.lexsort((lots, distances), axis=1)[:, 0]
+    tie_breakers = np.random.default_rng(left_out).random(distances.shape)
+    nearest = np.lexsort((tie_breakers, distances), axis=1)[:, 0]
     return int((names[known][nearest] == names[~known]).sum())
 
 

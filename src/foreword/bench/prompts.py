@@ -1,9 +1,10 @@
-"""Prompts for benchmarks: the shipped ones, or a file of JSON lines."""
+"""Prompts for benchmarks: the shipped ones, a file of JSON lines, or long documents cut to a number of tokens."""
 
 import hashlib
 import json
+from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from itertools import count
@@ -50,6 +51,54 @@ def bench_prompts(paths: Sequence[Path] | None, limit: int | None) -> list[Bench
     ]
     _refuse_duplicates(found, "the datasets")
     return found
+
+
+_ENDINGS = {
+    "question": "\n\nQuestion: what does the text above explain? Answer in detail, with names and values from it.",
+    "continuation": "\n\nContinue the text above from where it ends.",
+}
+_CHARACTERS_PER_TOKEN = 8  # more than the average of any tokenizer on text: bounds the search for the cut
+
+
+def long_documents() -> dict[str, str]:
+    """Return the package's source and, in a checkout, the project's documentation."""
+    package = Path(__file__).parents[1]
+    paths = {"docs": package.parents[1].glob("docs/*.md"), "source": package.rglob("*.py")}
+    texts = {
+        name: "\n".join(path.read_text(encoding="utf-8") for path in sorted(found))
+        for name, found in paths.items()
+    }
+    return {name: text for name, text in texts.items() if text}
+
+
+def document_prompts(
+    lengths: Sequence[int], documents: Mapping[str, str], encode: Callable[[str], Sequence[int]]
+) -> list[BenchPrompt]:
+    """Return prompts of these lengths in tokens, the category: documents with a question or to be continued.
+
+    A document that is shorter than a length has no prompt of it.
+    """
+    prompts = []
+    for length in dict.fromkeys(lengths):
+        found = [
+            BenchPrompt(f"{name}, {ending}", f"{length} tokens", text)
+            for ending, task in _ENDINGS.items()
+            for name, document in documents.items()
+            if (text := _cut(document, task, length, encode)) is not None
+        ]
+        if not found:
+            raise RequestError(f"--context {length} is longer than every document")
+        prompts += found
+    return prompts
+
+
+def _cut(document: str, task: str, length: int, encode: Callable[[str], Sequence[int]]) -> str | None:
+    """Return the longest beginning with the question that has at most `length` tokens; None: all of it has."""
+    text = document[: length * _CHARACTERS_PER_TOKEN]
+    end = bisect_right(range(len(text) + 1), length, key=lambda end: len(encode(text[:end] + task))) - 1
+    if end < 1:
+        raise RequestError(f"--context {length} has no room for a document before its question")
+    return None if end == len(text) else text[:end] + task
 
 
 MT_BENCH = {"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"}

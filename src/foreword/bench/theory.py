@@ -123,8 +123,8 @@ def best(predictions: Sequence[Prediction]) -> Prediction:
 
 def least_break_even(predictions: Sequence[Prediction]) -> Prediction | None:
     """Return the prediction with the lowest break-even acceptance; None if no number of draft tokens breaks even."""
-    payable = [found for found in predictions if found.break_even is not None]
-    return min(payable, key=lambda found: (found.break_even, found.k)) if payable else None
+    reached = [found for found in predictions if found.break_even is not None]
+    return min(reached, key=lambda found: (found.break_even, found.k)) if reached else None
 
 
 def read_step_costs(path: Path) -> RelativeStepCurve:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from foreword.cli.console import loading_bar, note, progress_bar
+from foreword.cli.console import loading_bar, log_to_stderr, note, progress_bar
 from foreword.cli.options.grouped import options_command
 from foreword.cli.options.model import (
     DEFAULT_MODEL,
@@ -59,7 +59,7 @@ def batch(
     from foreword.server.batch import open_batch, run_batch
     from foreword.server.settings import Limits, ServerSettings
 
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    log_to_stderr(logging.WARNING)
     choice = drafting.choice()
     limits = Limits(running=engine.max_num_seqs, queued=2**31)
     settings = ServerSettings(limits=limits, **parsing.settings(model))

@@ -1,6 +1,7 @@
 """Output of the commands: consoles, progress bars, tables and JSON; and loading models with a progress bar."""
 
 import json
+import logging
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -33,6 +34,11 @@ def say(*lines: str, to: Console = stdout) -> None:
 def note(*lines: str) -> None:
     """Print lines of plain text to standard error."""
     say(*lines, to=stderr)
+
+
+def log_to_stderr(level: int = logging.INFO) -> None:
+    """Write log lines from this level on to standard error."""
+    logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
 
 
 def visible(text: str) -> str:

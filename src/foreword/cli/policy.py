@@ -166,9 +166,7 @@ class Tune(ModelCommand):
         llm = self.load()
         methods = _available(llm) if wanted is None else wanted
         with stage_bar() as show:
-            records = list(DrafterBench(llm, methods, settings).measure(prompts, (), show))
-        order = {method.label: place for place, method in enumerate(methods)}
-        rows = summarise(sorted(records, key=lambda record: order[record.drafter]))
+            rows = summarise(list(DrafterBench(llm, methods, settings).measure(prompts, (), show)))
         size = f"{len(prompts)} prompts × up to {self.max_tokens} tokens"
         stdout.print(drafter_table(rows, f"{self.model}, {size}, plain decoding = 1"))
         policy = recommend(rows, methods, _made_with(llm, self.model))

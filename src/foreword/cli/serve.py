@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foreword.cli.console import loading_bar, say, stderr
+from foreword.cli.console import loading_bar, log_to_stderr, say, stderr
 from foreword.cli.options import serve as options
 from foreword.cli.options.common import one_of
 from foreword.cli.options.grouped import flag, option, options_command
@@ -210,7 +210,7 @@ def _run(
     """Serve on the bound port until a signal; show progress until the engine is ready."""
     from foreword.server.app import ServerRun
 
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    log_to_stderr()
     if settings.allow_switch and settings.api_keys and not settings.admin_keys:
         log.warning("POST /speculation is refused for all API keys: --speculation-switch needs --admin-key")
     run = ServerRun(settings, supervision, checkpoint.tokenizer(), listening)

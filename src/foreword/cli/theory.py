@@ -15,7 +15,7 @@ from foreword.cli.options.common import JsonCommand, parse_sizes, plot_option, s
 from foreword.cli.options.grouped import command, option
 from foreword.errors import RequestError
 
-MOST_GUESSES = 1000  # upper limit, far beyond any pass; the closed form has none
+MOST_DRAFT_TOKENS = 1000  # upper limit, far beyond any pass; the closed form has none
 
 CLOSED_FORM, MEASURED = "closed form", "measured steps"
 
@@ -65,11 +65,11 @@ def parse_depths(text: str) -> list[int]:
     if not dots:
         depths = sorted(set(parse_sizes("--k", text)))
     elif first.strip().isdecimal() and last.strip().isdecimal():
-        depths = list(range(int(first), min(int(last), MOST_GUESSES + 1) + 1))
+        depths = list(range(int(first), min(int(last), MOST_DRAFT_TOKENS + 1) + 1))
     else:
         raise RequestError(f"--k takes a range such as 1..15 or numbers separated by commas, not {text!r}")
-    if not depths or depths[0] < 1 or depths[-1] > MOST_GUESSES:
-        raise RequestError(f"--k must name numbers of draft tokens in 1 .. {MOST_GUESSES}, not {text!r}")
+    if not depths or depths[0] < 1 or depths[-1] > MOST_DRAFT_TOKENS:
+        raise RequestError(f"--k must name numbers of draft tokens in 1 .. {MOST_DRAFT_TOKENS}, not {text!r}")
     return depths
 
 

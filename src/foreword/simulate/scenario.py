@@ -80,7 +80,7 @@ class SimulatedCosts:
         seconds = self.passes.seconds(rows) + self.host + self.per_row * rows + self.prompt * prompt_tokens
         return seconds + self.drafting_host if drafted else seconds
 
-    def telling(self, requests: int) -> float:
+    def notifying(self, requests: int) -> float:
         """Return the target's time for notifying draft nodes in a step."""
         return self.remote + self.remote_per_request * (requests - 1)
 

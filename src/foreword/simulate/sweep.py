@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from foreword.bench.skeleton import stage_of
+from foreword.bench.skeleton import stage_of, staged
 from foreword.errors import RequestError
 from foreword.progress import StageProgress
 from foreword.simulate.scenario import AcceptanceCurve, DraftPlacement, Scenario
@@ -33,11 +33,11 @@ class Point:
     outcome: SimulationResult
 
 
-def axes_of(scenario: Scenario, points: int = 5) -> list[Axis]:
+def axes_of(scenario: Scenario) -> list[Axis]:
     """Return axes around the scenario: nodes per target, round trip, acceptance, K and batch."""
     targets, network = scenario.fleet.targets, scenario.network
     least = max((failure.nodes for failure in scenario.failures), default=1)  # nodes that fail
-    ratios = sorted({max(round(targets * part), least) for part in (0.125, 0.25, 0.5, 1.0, 2.0)})[:points]
+    ratios = sorted({max(round(targets * part), least) for part in (0.125, 0.25, 0.5, 1.0, 2.0)})
     return [
         Axis(
             "draft nodes per target",
@@ -46,18 +46,18 @@ def axes_of(scenario: Scenario, points: int = 5) -> list[Axis]:
         ),
         Axis(
             "network round trip (ms)",
-            (0.1, 0.5, 2.0, 5.0, 10.0)[:points],
+            (0.1, 0.5, 2.0, 5.0, 10.0),
             lambda one, x: replace(one, network=replace(network, round_trip=x / 1e3)),
         ),
         Axis(
             "acceptance",
-            (0.4, 0.6, 0.7, 0.8, 0.9)[:points],
+            (0.4, 0.6, 0.7, 0.8, 0.9),
             lambda one, x: replace(one, kinds=(AcceptanceCurve.of_rate(x),)),
         ),
-        Axis("draft tokens per pass (K)", (1, 3, 5, 8, 12)[:points], lambda one, x: replace(one, k=int(x))),
+        Axis("draft tokens per pass (K)", (1, 3, 5, 8, 12), lambda one, x: replace(one, k=int(x))),
         Axis(
             "requests at once (batch)",
-            (1, 4, 16, 32, 64)[:points],
+            (1, 4, 16, 32, 64),
             lambda one, x: replace(one, fleet=replace(one.fleet, batch=int(x))),
         ),
     ]
@@ -95,8 +95,7 @@ def sweep(scenario: Scenario, axes: Sequence[Axis], on_progress: StageProgress) 
     ]
     results: dict[Scenario, SimulationResult] = {}
     points = []
-    for number, (axis, value, who, one) in enumerate(runs):
-        on_progress(f"{axis.name} {value:g}, {who}", number, len(runs))
+    for axis, value, who, one in staged(runs, on_progress, lambda run: f"{run[0].name} {run[1]:g}, {run[2]}"):
         relevant = _relevant(one)
         if relevant not in results:
             results[relevant] = World(relevant).run()

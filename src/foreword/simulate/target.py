@@ -20,9 +20,7 @@ class TargetTally:
     request_passes: int = 0  # sum of requests over the passes
     used: int = 0  # verified draft tokens
     accepted: int = 0  # accepted draft tokens
-    waited: float = (
-        0.0  # sum of seconds from the start of a step to the start of its pass: waiting and local drafting
-    )
+    waited: float = 0.0  # seconds from a step's start to that of its pass: waiting and local drafting
     token_seconds: list[float] = field(default_factory=list)  # mean time per token of each request
     latencies: list[float] = field(default_factory=list)  # seconds from arrival to end of each request
 
@@ -72,7 +70,7 @@ class SimTarget:
             pass_start = now + costs.local.first + levels * costs.local.seconds(requests)
         elif self._is_remote:
             used, pass_start = self.chains.levels(now, live, wants)
-            pass_start += costs.telling(requests)
+            pass_start += costs.notifying(requests)
         prompts = int(is_new.sum()) * scenario.traffic.prompt
         end = pass_start + costs.step(requests, int(used.sum()), prompts)
         self._judge(used, pass_start - now, end)

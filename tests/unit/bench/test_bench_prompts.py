@@ -9,6 +9,8 @@ from foreword.bench.prompts import (
     MT_BENCH,
     BenchPrompt,
     bench_prompts,
+    document_prompts,
+    long_documents,
     own_prompts,
     parse_prompts,
     prompts_digest,
@@ -99,6 +101,40 @@ def test_several_files_are_one_set_and_a_category_of_two_of_them_is_two(tmp_path
     assert bench_prompts(None, 2) == take_per_category(own_prompts(), 2)
     with pytest.raises(RequestError, match="the datasets: prompt 1 is there twice"):
         bench_prompts([paths[1], paths[1]], None)
+
+
+def test_documents_are_cut_to_lengths_and_end_with_a_question_or_a_continuation():
+    documents = {"docs": "".join(map(chr, range(300, 600))), "source": "long " * 300}
+    prompts = document_prompts([150, 400, 150], documents, list)  # one token per character
+    assert [(prompt.category, prompt.name) for prompt in prompts] == [
+        ("150 tokens", "docs, question"),
+        ("150 tokens", "source, question"),
+        ("150 tokens", "docs, continuation"),
+        ("150 tokens", "source, continuation"),
+        ("400 tokens", "source, question"),
+        ("400 tokens", "source, continuation"),
+    ]
+    for prompt in prompts:
+        assert len(prompt.text) == int(prompt.category.split()[0])
+        assert documents[prompt.name.split(",")[0]].startswith(prompt.text.partition("\n\n")[0])
+        assert ("Question:" in prompt.text, "Continue" in prompt.text) == (
+            "question" in prompt.name,
+            "continuation" in prompt.name,
+        )
+
+
+def test_lengths_without_room_or_document_are_refused():
+    with pytest.raises(RequestError, match="--context 10 has no room"):
+        document_prompts([10], {"docs": "long " * 300}, list)
+    with pytest.raises(RequestError, match="--context 2000 is longer than every document"):
+        document_prompts([150, 2000], {"docs": "long " * 300}, list)
+
+
+def test_the_project_has_long_documents():
+    documents = long_documents()
+    assert list(documents) == ["docs", "source"]
+    assert min(map(len, documents.values())) > 4 * 32768  # about four characters per token
+    assert "def long_documents" in documents["source"]
 
 
 def test_other_prompts_have_another_digest():

@@ -89,7 +89,7 @@ def test_a_link_gives_network_levels_and_the_engines_own_work():
     assert 0.2 < found.network.jitter < 0.4
     assert [found.costs.node.seconds(m) for m in (1, 11)] == pytest.approx([2e-3, 4e-3])
     assert found.costs.node.first == pytest.approx(2e-3)  # 5.2 - 0.2 - 1.5 levels
-    assert [found.costs.telling(m) for m in (1, 11)] == pytest.approx([0.1e-3, 0.3e-3])
+    assert [found.costs.notifying(m) for m in (1, 11)] == pytest.approx([0.1e-3, 0.3e-3])
     assert with_link(Calibration(), value, runs_ahead=False).costs.node.first == pytest.approx(3e-3)
     silent = {**value, "costs": [vars(PassCost(1, 9, 0.1, 0.0, 0.0, None, None))]}
     with pytest.raises(RequestError, match="more --passes"):

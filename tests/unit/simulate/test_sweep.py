@@ -5,9 +5,14 @@ from xml.etree import ElementTree
 
 from foreword.simulate.report import simulation_page
 from foreword.simulate.scenario import DraftPlacement, Failure, FailureKind, FleetSize, Scenario, Traffic
-from foreword.simulate.sweep import NO_RUN_AHEAD, axes_of, compare_drafting, drafting_variants, sweep
+from foreword.simulate.sweep import NO_RUN_AHEAD, Axis, axes_of, compare_drafting, drafting_variants, sweep
 
 SMALL = Scenario(FleetSize(targets=2, nodes=1, batch=2), traffic=Traffic(prompt=0, answer=32), seconds=0.5)
+
+
+def short_axes(scenario: Scenario, points: int) -> list[Axis]:
+    """Return the axes with their first values only."""
+    return [replace(axis, values=axis.values[:points]) for axis in axes_of(scenario)]
 
 
 def test_every_axis_varies_what_its_name_says():
@@ -32,7 +37,7 @@ def test_four_ways_to_draft_and_three_without_running_ahead():
 def test_without_nodes_nobody_is_asked_and_a_sweep_still_has_them():
     alone = replace(SMALL, fleet=replace(SMALL.fleet, nodes=0))
     assert list(drafting_variants(alone)) == ["plain", "local"]
-    ratios, network = axes_of(alone, points=1)[:2]
+    ratios, network = short_axes(alone, 1)[:2]
     points = sweep(alone, [ratios, network], lambda *_: None)
     assert [point.who for point in points] == ["plain", "local", "remote", NO_RUN_AHEAD, "plain", "local"]
     assert "remote" in simulation_page(alone, compare_drafting(alone, lambda *_: None), points, [])
@@ -48,7 +53,7 @@ def test_there_are_never_fewer_nodes_than_fail():
 
 
 def test_a_sweep_runs_once_what_an_axis_does_not_change():
-    axes = [axis for axis in axes_of(SMALL, points=2) if axis.name.startswith(("network", "acceptance"))]
+    axes = [axis for axis in short_axes(SMALL, 2) if axis.name.startswith(("network", "acceptance"))]
     points = sweep(SMALL, axes, lambda *_: None)
     assert len(points) == 2 * 2 * 4
     plain = {id(point.outcome) for point in points if point.who == "plain"}
@@ -62,7 +67,7 @@ def test_a_sweep_runs_once_what_an_axis_does_not_change():
 def test_the_page_needs_nothing_else():
     told: list[tuple[str, int, int]] = []
     compared = compare_drafting(SMALL, lambda *one: told.append(one))
-    points = sweep(SMALL, axes_of(SMALL, points=2)[:2], lambda *one: told.append(one))
+    points = sweep(SMALL, short_axes(SMALL, 2)[:2], lambda *one: told.append(one))
     page = simulation_page(SMALL, compared, points, ["illustrative <costs>"])
     assert "http" not in page
     assert "illustrative &lt;costs&gt;" in page

@@ -250,7 +250,7 @@ def measure_control(
         # If a drafter remembers answers, every window needs a tenant of its own.
         methods = [name for one in (_default(loaded), *parsed) for name in one.method]
         learns = any(drafter_kinds()[name].traits.learns_answers for name in methods)
-        station = EngineStation(engine, known, sizes.tokens, are_strangers=learns)
+        station = EngineStation(engine, known, sizes.tokens, has_new_tenants=learns)
         line = EngineLine(engine, known)
         wanted = [(kind, batch) for batch in sizes.batches for kind in kinds]
         cells = measure_cells(station, wanted, arms, sizes.windows, on_progress, sizes.learning_seconds)

@@ -11,6 +11,7 @@ from time import perf_counter, sleep
 
 from foreword.bench.control import timeline
 from foreword.bench.control.windows import MIXED, PLAIN_ARM, ControlArm
+from foreword.bench.skeleton import staged
 from foreword.drafters.combined import FallbackDrafter, RoutedDrafter
 from foreword.progress import StageProgress
 from foreword.speculation.draft import Draft
@@ -116,8 +117,7 @@ def measure_conditions(
 ) -> list[Reaction]:
     """Run every change twice: with plain decoding as reference, and with the controller."""
     found = []
-    for place, (change, phases) in enumerate(changes):
-        on_progress(change, place, len(changes))
+    for change, phases in staged(changes, on_progress, lambda one: one[0]):
         plain_runs, own = (line.run(arm, list(phases.values())) for arm in (PLAIN_ARM, controller))
         runs = list(zip(phases, map(timeline.decoding, plain_runs), map(timeline.decoding, own), strict=True))
         for number, (phase, plain, steps) in enumerate(runs[1:]):

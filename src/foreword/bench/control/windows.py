@@ -74,7 +74,7 @@ class EngineStation:
     tokens: int  # per request and window
     clock: Callable[[], float] = perf_counter
     ahead: int = MOST_AHEAD
-    are_strangers: bool = False  # whether each window is a new tenant
+    has_new_tenants: bool = False  # whether each window is a new tenant
     _numbers: "count[int]" = field(default_factory=count)
 
     def window(self, arm: ControlArm, kind: str, batch: int, number: int) -> MeasuredWindow:
@@ -84,7 +84,7 @@ class EngineStation:
         category and batch size. So it shares no cache or estimate with others, and keeps its own between windows.
         """
         engine, name = self.engine, f"window {next(self._numbers)}"
-        tenant = name if self.are_strangers else f"{arm.label}, {kind}, batch {batch}"
+        tenant = name if self.has_new_tenants else f"{arm.label}, {kind}, batch {batch}"
         params = SamplingParams(temperature=0, max_tokens=self.tokens + self.ahead, ignore_eos=True)
         tokens = tokens_at(batch, self.tokens)
         wanted = [

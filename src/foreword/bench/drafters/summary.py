@@ -233,8 +233,8 @@ def recommend(
     names = _names([method.label for method in methods], ())
     configs = {names[method.label]: method.config for method in methods if method.config is not None}
     kinds = _distinct([row.category for row in rows if row.category != ALL])
-    chosen = {kind: _worth(rows, kind) for kind in kinds}
-    general = _worth(rows, ALL)
+    chosen = {kind: _fast_drafters(rows, kind) for kind in kinds}
+    general = _fast_drafters(rows, ALL)
     used = {names[row.drafter] for found in (*chosen.values(), general) for row in found}
     called = _names(kinds, (OTHER, EVERYTHING_ELSE))
     cohorts = [_cohort(called[kind], kind, chosen[kind], names) for kind in kinds]
@@ -253,7 +253,7 @@ def recommend(
     }
 
 
-def _worth(rows: Sequence[DrafterRow], kind: str) -> list[DrafterRow]:
+def _fast_drafters(rows: Sequence[DrafterRow], kind: str) -> list[DrafterRow]:
     found = [r for r in rows if r.category == kind and r.speedup >= WORTH_TRYING and not r.different_texts]
     return sorted(found, key=lambda row: -row.speedup)[:MOST_DRAFTERS]
 

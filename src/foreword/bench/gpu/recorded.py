@@ -14,6 +14,7 @@ from foreword.backends.batch import Tap
 from foreword.backends.interface import Decoder
 from foreword.bench.batch_runs import greedy_requests
 from foreword.bench.gpu.engines import DECODED, timed_engine
+from foreword.bench.theory import break_even
 from foreword.engine.step_pipeline import StepPipeline
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Commit, Drafter, DraftRequest, DraftTask, InFlight, Traits
@@ -36,9 +37,14 @@ def recorded(decoder: Decoder, prompts: Sequence[Sequence[int]]) -> Answers:
 
 
 class RecordedDrafter(Drafter):
-    """Drafts a recorded text with a given acceptance rate; `cost_drafter` drafts too, so that its time counts."""
+    """Drafts a recorded text with errors that give `tokens_per_pass`, at most `DEPTH` + 1.
 
-    def __init__(self, answers: Answers, rate: float, cost_drafter: Drafter | None) -> None:
+    `cost_drafter` drafts too, so that its time counts.
+    """
+
+    def __init__(self, answers: Answers, tokens_per_pass: float, cost_drafter: Drafter | None) -> None:
+        rate = break_even(DEPTH, tokens_per_pass)
+        assert rate is not None
         self.answers = answers
         self._cost_drafter: Any = cost_drafter
         self._runs = cycle(scripted_runs(rate))  # number of right tokens per draft
@@ -105,13 +111,3 @@ def scripted_runs(rate: float) -> list[int]:
     runs = [sum(count > place for count in least[1:]) for place in range(PATTERN_DRAFTS)]
     random.Random(0).shuffle(runs)
     return runs
-
-
-def rate_for(tokens_per_pass: float, depth: int) -> float:
-    """Return the acceptance rate for this many tokens per pass."""
-    low, high = 0.0, 1.0
-    for _ in range(50):
-        rate = (low + high) / 2
-        made = sum(rate**level for level in range(depth + 1))
-        low, high = (rate, high) if made < tokens_per_pass else (low, rate)
-    return low

@@ -12,7 +12,7 @@ from statistics import median
 from foreword.backends.interface import Decoder
 from foreword.bench.batch_runs import medians, run_batch, speedup
 from foreword.bench.gpu.engines import DECODED, controlled_engine, random_prompts, timed_engine
-from foreword.bench.gpu.recorded import DEPTH, Answers, RecordedDrafter, rate_for, recorded
+from foreword.bench.gpu.recorded import DEPTH, Answers, RecordedDrafter, recorded
 from foreword.bench.random_heads import METHODS, head_drafter, random_head
 from foreword.bench.skeleton import staged, take_turns
 from foreword.control.fixed import FixedPolicy
@@ -49,7 +49,7 @@ def measure_speculation(
     answers = _recorded_answers(decoder, batches, context)
     cases = [(size, *drafter) for size in batches for drafter in drafters]
     return [
-        _speculative_speed(decoder, name, RecordedDrafter(answers[size], rate_for(wanted, DEPTH), drafter))
+        _speculative_speed(decoder, name, RecordedDrafter(answers[size], wanted, drafter))
         for size, name, wanted, drafter in staged(cases, progress, lambda one: f"{one[1]}, batch {one[0]}")
     ]
 
@@ -72,7 +72,7 @@ def measure_heads(
             drafter = head_drafter(decoder, head, is_reference=name != method)
             for size in batches:
                 progress(f"{name}, batch {size}", len(found), stages)
-                recorded_drafter = RecordedDrafter(answers[size], rate_for(3.9, DEPTH), drafter)
+                recorded_drafter = RecordedDrafter(answers[size], 3.9, drafter)
                 found.append(_speculative_speed(decoder, name, recorded_drafter))
     return found
 
@@ -84,9 +84,8 @@ def _recorded_answers(decoder: Decoder, batches: Sequence[int], context: int) ->
 def _speculative_speed(decoder: Decoder, name: str, drafter: RecordedDrafter) -> SpeculativeSpeed:
     prompts = list(drafter.answers)
     engine = timed_engine(decoder, len(prompts[0]), len(prompts), FixedPolicy(drafter, DEPTH))
-    arms = {name: partial(run_batch, engine, prompts, DECODED, False)}
-    runs = sorted(take_turns(arms, RUNS, warm_up=WARM_UP)[name], key=lambda run: run.tokens_per_second)
-    run = runs[RUNS // 2]
+    runs = [run_batch(engine, prompts, DECODED, False) for _ in range(WARM_UP + RUNS)][WARM_UP:]
+    run = sorted(runs, key=lambda run: run.tokens_per_second)[RUNS // 2]
     return SpeculativeSpeed(
         name, run.batch, run.tokens_per_pass, run.tokens_per_second, run.step_ms, run.draft_ms
     )
@@ -123,7 +122,7 @@ def measure_controller(
     cases = [(batch, quality) for batch in batches for quality in HEAD_TOKENS_PER_PASS]
     found: list[ControlledSpeed] = []
     for batch, quality in staged(cases, progress, lambda case: f"batch {case[0]}, {case[1]} offered"):
-        drafter = RecordedDrafter(answers[batch], rate_for(quality, DEPTH), head)
+        drafter = RecordedDrafter(answers[batch], quality, head)
         engine = controlled_engine(decoder, context, batch, drafter, DEPTH)
         found.append(_compared(engine, list(drafter.answers), quality, rounds))
     return found

@@ -5,13 +5,20 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
 from foreword import __version__
 from foreword.bench.ledger import Ledger
-from foreword.bench.prompts import bench_prompts, prompts_digest
+from foreword.bench.prompts import (
+    BenchPrompt,
+    bench_prompts,
+    document_prompts,
+    long_documents,
+    prompts_digest,
+    take_per_category,
+)
 from foreword.bench.skeleton import PLAIN, Column, optional
 from foreword.cli.bench.common import (
     BATCH_SIZES,
@@ -23,10 +30,13 @@ from foreword.cli.bench.common import (
     provenance,
 )
 from foreword.cli.console import fields_of, print_table, say, stage_bar, stdout
-from foreword.cli.options.common import parse_sizes, plot_option, save_plot
+from foreword.cli.options.common import parse_sizes, plot_option, save_plot, split_list
 from foreword.cli.options.grouped import flag, option, pick
 from foreword.errors import RequestError
 from foreword.progress import StageProgress
+
+if TYPE_CHECKING:
+    from foreword.engine.llm import LLM
 
 R = TypeVar("R")
 
@@ -42,6 +52,10 @@ class Drafters(Benchmark):
     """
 
     dataset: list[Path] | None = option(None, "Prompts as JSON lines; repeatable. Default: the shipped ones.")
+    context: str | None = option(
+        None,
+        "Prompt lengths in tokens, such as 1024,8192: the prompts are the project's docs and source, cut.",
+    )
     limit_per_category: int | None = option(None, "Use the first N prompts of each category. Default: all.")
     max_tokens: int = option(64, MOST_TOKENS)
     ignore_eos: bool = flag("Continue to --max-tokens after an end token.")
@@ -75,8 +89,7 @@ class Drafters(Benchmark):
         if self.history and self.resume is not None:
             raise RequestError("--history and --resume exclude each other: the file has no drafter states")
         wanted = None if self.methods is None else parse_methods(self.methods)
-        prompts = bench_prompts(self.dataset, self.limit_per_category)
-        llm = self.load()
+        llm, prompts = self._load_with_prompts()
         made_with = {"model": self.model, "dtype": self.dtype, "device": self.device, **asdict(settings)}
         ran_on = {"version": __version__, "decoder": type(llm.engine.target).__name__}
         if wanted is None:
@@ -100,6 +113,24 @@ class Drafters(Benchmark):
         save_plot(self.plot, lambda path: plot_rows(rows, path, title))
         found = [one.as_json() for one in slowest]
         self.show_json({**made_with, "rows": fields_of(rows), "slowest": found})
+
+    def _load_with_prompts(self) -> "tuple[LLM, list[BenchPrompt]]":
+        """Return the model and the prompts; files are read first, --context needs the model's tokenizer."""
+        if self.context is None:
+            prompts = bench_prompts(self.dataset, self.limit_per_category)
+            return self.load(), prompts
+        if self.dataset:
+            raise RequestError("--context and --dataset exclude each other: --context has prompts of its own")
+        lengths = parse_sizes("--context", self.context, least=1)
+        llm = self.load()
+        longest = llm.engine.max_model_len - self.max_tokens
+        if max(lengths) > longest:
+            raise RequestError(
+                f"--context {max(lengths)} is too long: this model's context of {llm.engine.max_model_len} tokens "
+                f"has room for {longest} before answers of {self.max_tokens}"
+            )
+        prompts = document_prompts(lengths, long_documents(), llm.encode)
+        return llm, take_per_category(prompts, self.limit_per_category)
 
     def _measured(
         self,
@@ -128,11 +159,11 @@ class Drafters(Benchmark):
             raise RequestError(f"--page: there is no directory {self.page.parent}")
         temperatures = _numbers(self.temperatures or "0,0.7,1")
         methods = default_methods() if self.methods is None else parse_methods(self.methods)
-        prompts = bench_prompts(self.dataset, self.limit_per_category)
+        llm, prompts = self._load_with_prompts()
         kinds = list(dict.fromkeys(prompt.category for prompt in prompts))
         points = product(kinds, temperatures, at_once)
         cells = [grid.GridCell(*point) for point in points]
-        llm, settings = self.load(), pick(grid.GridSettings, self)
+        settings = pick(grid.GridSettings, self)
         made_with = {
             "model": self.model,
             "version": __version__,
@@ -224,7 +255,7 @@ class Control(Benchmark):
 
         sizes = bench.ControlSizes.of(
             self.quick,
-            [kind for kind in self.kinds.split(",") if kind],
+            split_list(self.kinds),
             parse_sizes("--batches", self.batches, least=1) if self.batches else None,
             self.windows,
             self.changes,

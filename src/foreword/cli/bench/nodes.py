@@ -11,7 +11,7 @@ from typing import Any
 from foreword.bench.skeleton import Column, check_least, optional
 from foreword.cli.bench.common import BATCH_SIZES, Benchmark
 from foreword.cli.console import fetched, load_llm, print_table, say, stage_bar
-from foreword.cli.options.common import JsonCommand, parse_sizes
+from foreword.cli.options.common import JsonCommand, parse_sizes, split_list
 from foreword.cli.options.grouped import flag, late, option
 from foreword.cli.options.model import DEFAULT_MODEL, ModelOption
 from foreword.cli.options.nodes import SecurityOptions
@@ -134,7 +134,6 @@ class Pools(Benchmark):
         from foreword.bench.step_cost import random_tokens
         from foreword.engine.config import EngineConfig
 
-        devices = [name.strip() for name in self.nodes.split(",") if name.strip()]
         config = EngineConfig(gpu_memory_utilization=self.gpu_memory_utilization)
         kinds = [True, False] if self.both else [self.run_ahead is not False]
         amount: dict[str, Any] = {"batches": sizes, "tokens": self.tokens, "repeats": self.repeats}
@@ -143,7 +142,9 @@ class Pools(Benchmark):
             vocab_size = llm.engine.target.config.vocab_size
             prompts = [random_tokens(65 + index, vocab_size)[1:] for index in range(max(sizes))]
             with stage_bar() as show:
-                ways = ways_of_drafting(drafting, devices, self.guesses, running, run_ahead=kinds)
+                ways = ways_of_drafting(
+                    drafting, split_list(self.nodes), self.guesses, running, run_ahead=kinds
+                )
                 rows = measure_pools(llm.engine, ways, prompts, **amount, progress=show)
             llm.close()
         columns = {

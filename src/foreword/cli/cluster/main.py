@@ -14,7 +14,7 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from foreword.cli.console import fields_of, print_json, say, stage_bar, stderr, stdout
+from foreword.cli.console import fields_of, log_to_stderr, print_json, say, stage_bar, stderr, stdout
 from foreword.cli.options.common import JsonOption, json_object
 from foreword.cli.options.grouped import Command, command, flag, late, option, options_command
 from foreword.cli.options.model import DEFAULT_MODEL, DeviceOptions, ModelOption
@@ -109,7 +109,7 @@ def up(file: FileArgument, api_key: KeyOption = None) -> None:
     cluster, state = read_cluster(file), ClusterState(file)
     if (pid := state.watcher()) is not None:
         raise RequestError(f"this cluster is up already; process {pid} supervises it")
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    log_to_stderr()
     fleet = _fleet(cluster, state)
     scaler = None
     if cluster.scale is not None:
@@ -231,7 +231,7 @@ class DraftNode(SecurityOptions, DeviceOptions, Command):
         config = SpeculationConfig.parse(json.dumps(keys))
         labels = parse_labels(self.labels)
         settings = NodeSettings(address, security, self.capacity, self.kv_tokens, self.run_ahead, labels)
-        logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+        log_to_stderr()
         stderr.print(f"[dim]loading {self.model} ...[/dim]")
         with stage_bar() as on_stage:
             loaded = load_model(self.model, **self.place, progress=partial(on_stage, "loading"))
@@ -277,7 +277,7 @@ def router(
         **listening.settings(),
     )
     known_targets = Targets(targets)
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    log_to_stderr()
     logging.getLogger("httpx2").setLevel(logging.WARNING)  # it logs every health check
     with address.bind() as port:
 

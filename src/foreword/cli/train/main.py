@@ -102,8 +102,7 @@ class Eagle3(_Training):
     def recipe(self) -> "Recipe":
         from foreword.train.heads.eagle3 import Eagle3Recipe
 
-        taps = parse_numbers("--taps", self.taps)
-        return Eagle3Recipe(self.draft_vocab, taps, self.intermediate, self.own_output, self.head_window)
+        return pick(Eagle3Recipe, self, taps=parse_numbers("--taps", self.taps), window=self.head_window)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,8 +141,7 @@ class Draft(_Training):
     def recipe(self) -> "Recipe":
         from foreword.train.heads.decoders import DraftRecipe
 
-        copied, width = parse_numbers("--copy", self.copy), (self.hidden, self.intermediate)
-        return DraftRecipe(self.layers, copied, self.random, *width, self.heads, self.kv_heads)
+        return pick(DraftRecipe, self, copied=parse_numbers("--copy", self.copy))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,9 +178,7 @@ class DFlash(_Training):
         from foreword.train.heads.dflash import DFlashRecipe
 
         taps = parse_numbers("--taps", self.taps)
-        return DFlashRecipe(
-            self.layers, self.guesses, taps, self.intermediate, self.draft_vocab, self.head_window
-        )
+        return pick(DFlashRecipe, self, draft_tokens=self.guesses, taps=taps, window=self.head_window)
 
 
 app = typer.Typer(no_args_is_help=True, help="Train a head or a draft model on the target's own texts.")

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, linear
 
 from foreword.backends.torch.norms import rms_norm
-from foreword.models.config import ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint
 from foreword.models.heads.writing import layer_config
 from foreword.models.rope import rotate
@@ -24,8 +23,8 @@ from foreword.train.heads.learner import (
     LearnedFiles,
     Learner,
     TapsHead,
+    TapsRecipe,
     by_file_name,
-    check_taps,
     vocabulary_tensors,
 )
 from foreword.train.passes.attention import chain_attention
@@ -44,20 +43,13 @@ _NORMS = ("input_layernorm", "post_attention_layernorm", "self_attn.q_norm", "se
 
 
 @dataclass(frozen=True)
-class DFlashRecipe:
-    """Shape of a head; sizes that are None are the target's."""
+class DFlashRecipe(TapsRecipe):
+    """Shape of a head; the default taps are `spread_taps`."""
 
     layers: int = 2
     draft_tokens: int = 4  # mask tokens per block
-    taps: tuple[int, ...] | None = None  # None: `spread_taps`
-    intermediate: int | None = None  # width of the MLP
-    draft_vocab: int = 16384
-    window: int | None = None  # newest positions that a draft attends to; None: all
 
     method: ClassVar[str] = "dflash"
-
-    def check(self, target: ModelConfig) -> None:
-        check_taps(self.taps, target)
 
     def build(self, target: FrozenTarget, vocabulary: HeadVocabulary, compiled: bool = False) -> Learner:
         return DFlashLearner(target, vocabulary, self, compiled=compiled).to(target.device)

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, linear, silu
 
 from foreword.backends.torch.norms import rms_norm
-from foreword.models.config import ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint
 from foreword.models.heads.names import OUTPUT
 from foreword.models.heads.writing import layer_config
@@ -20,7 +19,7 @@ from foreword.train.heads.learner import (
     LearnedFiles,
     Learner,
     TapsHead,
-    check_taps,
+    TapsRecipe,
     rounded_through,
     stored,
     vocabulary_tensors,
@@ -36,19 +35,12 @@ _NORMS = ("input_layernorm", "hidden_norm", "post_attention_layernorm", "norm")
 
 
 @dataclass(frozen=True)
-class Eagle3Recipe:
-    """Shape of a head; sizes that are None are those of a target layer."""
+class Eagle3Recipe(TapsRecipe):
+    """Shape of a head; the default taps are `default_taps`."""
 
-    draft_vocab: int = 16384
-    taps: tuple[int, ...] | None = None  # None: `default_taps`
-    intermediate: int | None = None  # width of the MLP
     own_output: bool = True  # False: the head uses rows of the target's output matrix
-    window: int | None = None  # newest positions that a draft attends to; None: all
 
     method: ClassVar[str] = "eagle3"
-
-    def check(self, target: ModelConfig) -> None:
-        check_taps(self.taps, target)
 
     def build(self, target: FrozenTarget, vocabulary: HeadVocabulary, compiled: bool = False) -> Learner:
         return Eagle3Head(target, vocabulary, self, compiled=compiled).to(target.device)

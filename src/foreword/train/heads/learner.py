@@ -80,10 +80,6 @@ class LearnedFiles:
     borrowed: frozenset[str] = frozenset()  # tensors of the target, which exported pieces omit
 
 
-TAPS_MATRIX = "fc.weight"
-"""Name of the matrix that projects the tapped states; its input is multiplied by `tap_scales`."""
-
-
 class Learner(nn.Module, ABC):
     """Trainable weights that draft for a frozen target.
 
@@ -131,20 +127,17 @@ class Learner(nn.Module, ABC):
                     "give weights of this shape"
                 )
             parameter.copy_(tensor)
-            if name == TAPS_MATRIX:
-                parameter.div_(self._tap_columns())
+            if (scale := self.file_scale(name)) is not None:
+                parameter.div_(scale)
 
     def file_tensors(self) -> dict[str, Tensor]:
-        """Return the weights for files, with the tap scales multiplied into the projection of the taps."""
-        tensors: dict[str, Tensor] = dict(self.weights())
-        if TAPS_MATRIX in tensors:
-            tensors[TAPS_MATRIX] = tensors[TAPS_MATRIX] * self._tap_columns()
-        return {name: stored(tensor) for name, tensor in tensors.items()}
+        """Return the weights for files."""
+        scaled = ((name, tensor, self.file_scale(name)) for name, tensor in self.weights().items())
+        return {name: stored(tensor if scale is None else tensor * scale) for name, tensor, scale in scaled}
 
-    def _tap_columns(self) -> Tensor:
-        """Return the tap scale of each input column of the projection."""
-        assert isinstance(self.tap_scales, Tensor)
-        return self.tap_scales.repeat_interleave(self.target.config.hidden_size)
+    def file_scale(self, name: str) -> Tensor | None:
+        """Return the factor by which files have this weight; None: 1."""
+        return None
 
     @abstractmethod
     def files(self, checkpoint: Checkpoint, draft_tokens: int) -> LearnedFiles:
@@ -205,6 +198,14 @@ class TapsHead(Learner):
         sizes = [tap.float().pow(2).mean(-1).sqrt().median() for tap in taps]
         self.tap_scales.copy_(1 / torch.stack(sizes).clamp(min=1e-6))
 
+    def file_scale(self, name: str) -> Tensor | None:
+        """Return the tap scales for the matrix that projects the tapped states, whose input they multiply here."""
+        return self._tap_columns() if name == "fc.weight" else None
+
+    def _tap_columns(self) -> Tensor:
+        """Return the tap scale of each input column of the projection."""
+        return self.tap_scales.repeat_interleave(self.target.config.hidden_size)
+
     def scaled_taps(self, features: Features) -> Tensor:
         """Return the scaled taps, [rows, taps * hidden]."""
         taps = torch.cat(features.taps, dim=-1)
@@ -230,10 +231,18 @@ class Recipe(Protocol):
         """Create an uninitialised learner on the target's device."""
 
 
-def check_taps(taps: Sequence[int] | None, target: ModelConfig) -> None:
-    """Raise `RequestError` for taps that the target does not have."""
-    if wrong := [tap for tap in taps or () if not 0 <= tap <= target.num_layers]:
-        raise RequestError(f"--taps must be within 0 .. {target.num_layers}, not {wrong[0]}")
+@dataclass(frozen=True)
+class TapsRecipe:
+    """Shape that all heads on tapped states have; sizes that are None are the target's."""
+
+    draft_vocab: int = 16384
+    taps: tuple[int, ...] | None = None  # None: the method's own choice
+    intermediate: int | None = None  # width of the MLP
+    window: int | None = None  # newest positions that a draft attends to; None: all
+
+    def check(self, target: ModelConfig) -> None:
+        if wrong := [tap for tap in self.taps or () if not 0 <= tap <= target.num_layers]:
+            raise RequestError(f"--taps must be within 0 .. {target.num_layers}, not {wrong[0]}")
 
 
 def rounded_through(matrix: Tensor, bits: int) -> Tensor:

@@ -44,10 +44,8 @@ def measure_tau(learner: Learner, documents: Sequence[Document], size: BatchSize
     """
     tokens, passes = Counter[str](), Counter[str]()
     first_hits = first_positions = 0
-    reached, right = (
-        [0] * depth,
-        [0] * depth,
-    )  # passes that verified a draft token of each level, and accepted it
+    # Passes that verified a draft token of each level, and accepted it.
+    reached, right = [0] * depth, [0] * depth
     for group in grouped(documents, size, look_ahead=1):
         batch = pack(group, size, learner.target.device)
         hits, counts = _hits(learner, batch, depth)
