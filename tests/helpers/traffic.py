@@ -340,12 +340,17 @@ class Traffic:
             missed = sum(self.running[place].missed(method) for place in places)
             is_silent = not any(len(drafts[place]) for place in places) and drafter.needs
             seconds = 0.0 if is_silent else drafter.seconds(levels, len(places), missed) * self._noisy()
-            calls.append(DrafterCall(method, len(places), 0, levels, 0, seconds, behind))
+            calls.append(
+                DrafterCall(
+                    method, len(places), 0, levels, 0, seconds, behind, is_observing=bool(drafter.needs)
+                )
+            )
             cost[method] = seconds / len(places)
         kept = policy.trim(entries, drafts, self.situation) if calls else drafts
         rows = sum(entry.run for entry in entries) + sum(map(len, kept))
         drafting = sum(call.seconds for call in calls)
-        total = self.curve(rows) * self._noisy() + drafting + self._telling(policy)
+        telling = self._telling(policy)
+        total = self.curve(rows) * self._noisy() + drafting + telling
         parts = []
         for entry, request, plan, draft in zip(entries, self.running, plans, kept, strict=True):
             method = plan.method if plan is not None and plan.max_nodes and request.room > 1 else ""
@@ -370,7 +375,7 @@ class Traffic:
                     draft_seconds,
                 )
             )
-        report = StepReport(parts, calls, StageSeconds(drafting, 0.0, 0.0, total))
+        report = StepReport(parts, calls, StageSeconds(drafting, 0.0, telling, total, telling))
         self.situation.learn(report)
         self.situation.count(report)
         policy.learn(report)

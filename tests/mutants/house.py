@@ -190,9 +190,21 @@ HOUSE_MUTANTS = (
         "the cost of a step is what launching it took",
         "speculation/measured/costs.py",
         "StepCosts.observe",
-        "report.seconds.total - report.seconds.draft",
-        "report.seconds.verify",
+        "spent.total - spent.draft",
+        "spent.verify",
         (f"{SITUATION}::test_a_step_costs_its_whole_time_but_for_drafting",),
+    ),
+    Mutant(
+        41,
+        "where a drafter observes passes, the target seems slower",
+        "speculation/measured/costs.py",
+        "StepCosts.observe",
+        "seconds - spent.observe",
+        "seconds",
+        (
+            f"{SITUATION}::test_observing_a_step_is_part_of_a_call_and_makes_no_pass_slower",
+            f"{UNIT}/control/test_short_requests.py::test_observing_makes_no_plain_step_slower",
+        ),
     ),
     Mutant(
         41,

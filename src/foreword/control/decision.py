@@ -171,7 +171,7 @@ class Decisions:
 
     def note_calls(self, seconds: StageSeconds, expected: float) -> None:
         """Evaluate again if calls have become far slower than expected, in several steps in a row."""
-        is_slow = seconds.draft - expected > self.settings.slow_call * seconds.total
+        is_slow = seconds.draft + seconds.observe - expected > self.settings.slow_call * seconds.total
         self._slow_calls = self._slow_calls + 1 if is_slow else 0
         if self._slow_calls == 4:
             self._slow_calls, self._soon = 0, 16

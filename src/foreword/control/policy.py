@@ -145,7 +145,7 @@ class MeasuredPolicy:
             other = benefit.useful + (1 if self.steps // trials % 2 else -1)
             if stops and 1 <= other <= min(arm.plan.max_depth, arm.plan.max_nodes):
                 levels, verified = max(levels, other) if state.is_coupled else other, other
-        flight = state.flight = DraftInFlight(arm, levels, benefit, verified=verified)
+        flight = state.flight = DraftInFlight(arm, levels, benefit, verified=verified, stops=stops)
         plan = arm.planned(levels, benefit, stops, arm.lag(length))
         lookup = None if verified or arm.is_lookup else decision.lookup_first(state, running)
         if lookup is not None:
@@ -242,7 +242,9 @@ class MeasuredPolicy:
         # A draft compared with the text counts its useful levels, others their verified levels.
         useful = 0 if flight.is_first else flight.useful if state.is_coupled else part.draft.depth
         if not flight.is_first:
-            fit.estimate.requested(flight.levels, draft.depth, useful)
+            fit.estimate.requested(
+                flight.levels, draft.depth if flight.depth is None else flight.depth, useful
+            )
         if not part.applied or not len(draft):
             return
         if state.is_coupled:

@@ -49,10 +49,15 @@ class Rates:
         return list(accumulate([_at_ratio(ranks[0], shift) for ranks in self.accepted], mul))
 
     def _gains(self, shift: int) -> list[float]:
-        """Return [level] the expected accepted tokens per draft request."""
+        """Return [level] the expected accepted tokens per draft request.
+
+        They are at most the share of requests whose draft has the level: that is known from every draft, and presence
+        only from those that were accepted so far.
+        """
         present = accumulate(self._presence, mul, initial=self.coverage[0] if self.coverage else 0.0)
         next(present)
-        return [p * s for p, s in zip(present, self.survival(shift), strict=True)]
+        known = zip(present, self.survival(shift), self.coverage, strict=True)
+        return [min(p * s, covered) for p, s, covered in known]
 
     def _class_rates(self, shift: int) -> tuple[float, ...]:
         """Return [class] the acceptance rates by confidence class."""

@@ -65,6 +65,11 @@ class Arm:
         levels = zip(chances, benefit.least, strict=False)
         return next((level for level, (chance, least) in enumerate(levels) if chance < least), len(draft))
 
+    def own_end(self, chances: Sequence[float], benefit: Benefit) -> int:
+        """Return the levels after which the drafter's own stop would have ended a draft that was made without it."""
+        levels = enumerate(zip(chances, benefit.stop, strict=False), start=1)
+        return next((level for level, (chance, least) in levels if chance < least), len(chances))
+
     @cached_property
     def observing_plan(self) -> DraftPlan | None:
         """The plan with which a head observes a pass without drafting; None: it is not a head."""
@@ -87,6 +92,8 @@ class DraftInFlight:
     is_shadow: bool = False  # only compared with the text
     paid: float = 0.0  # seconds paid for a shadow draft
     verified: int = 0  # levels that are always verified; 0: the useful ones
+    stops: bool = True  # whether the drafter ends the draft itself, if it can
+    depth: int | None = None  # levels with which the draft counts; None: all
     first: Arm | None = None  # lookup that is called before this drafter
     is_first: bool = False  # whether this is the draft of such a lookup, which replaces the main draft
     draft: Draft = NO_DRAFT  # before trimming

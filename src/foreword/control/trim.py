@@ -52,6 +52,9 @@ def trimmed(
             arm.is_stopping = False  # no confidences for this request
         elif not is_whole:
             flight.useful = arm.useful_levels(draft, chances, benefit)
+            if not flight.stops:  # deeper levels count by confidence alone, as in drafts that end there
+                flight.depth = arm.own_end(chances, benefit)
+                flight.useful = min(flight.useful, flight.depth)
         if flight.is_shadow:
             found[place] = draft.within(0, 0)
             continue

@@ -1,7 +1,7 @@
 """Notifies the observers of a step: drafters, cost estimates, the policy and statistics."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from operator import or_
 from typing import NamedTuple
@@ -34,9 +34,14 @@ class StepObservers:
     """
 
     def __init__(
-        self, situation: Situation, policy: Policy, faults: FaultLog, memory: KvMemory | None
+        self,
+        situation: Situation,
+        policy: Policy,
+        faults: FaultLog,
+        memory: KvMemory | None,
+        clock: Callable[[], float],
     ) -> None:
-        self._faults, self._memory = faults, memory
+        self._faults, self._memory, self._clock = faults, memory, clock
         self._policy_drafters = list(policy.drafters())
         self._notifies: Notifies | None = getattr(policy, "notifies", None)
         self._planning: _Observers = (("books", situation.learn), ("learn", policy.learn))
@@ -49,9 +54,12 @@ class StepObservers:
         return Observation.of(entries, plans, self._policy_drafters, self._memory, self._notifies)
 
     def publish(self, report: StepReport, observation: "Observation", output: ForwardOutput) -> None:
-        """Notify the drafters, and store the report for the other observers."""
-        with self._faults.suppressed("observe"):
-            observation.notify(report, output)
+        """Notify the drafters, add the time of this to the report, and store it for the other observers."""
+        if any(observation.observers):
+            began = self._clock()
+            with self._faults.suppressed("observe"):
+                observation.notify(report, output)
+            report.seconds = replace(report.seconds, observe=self._clock() - began)
         self._reports.append(report)
 
     def before_plan(self) -> None:
@@ -155,8 +163,6 @@ class Observation:
 
     def notify(self, report: StepReport, output: ForwardOutput) -> None:
         """Send every drafter the commits of its requests that are still active."""
-        if not any(self.observers):
-            return
         commits: dict[int, tuple[Drafter, list[Commit]]] = {}
         hidden, memory, results = output.hidden, self.memory, report.requests
         rows = self.first_rows(result.verdict.draft for result in results)

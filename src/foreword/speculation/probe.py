@@ -3,6 +3,7 @@
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import TracebackType
 
 import torch
@@ -75,7 +76,7 @@ class StepProbe:
         """Set the report's times, which include the notification of drafters; return it."""
         accepting = self._clock() - self._began
         total = self.launch_seconds + accepting
-        report.seconds = StageSeconds(report.seconds.draft, self.verify_seconds, accepting, total)
+        report.seconds = replace(report.seconds, verify=self.verify_seconds, accept=accepting, total=total)
         return report
 
 

@@ -227,6 +227,7 @@ def call_drafters(
                 seconds=seconds,
                 lag=sum([plan.lag for _, plan, _ in group]),
                 is_cold=True in [answer.is_cold for answer in answers],
+                is_observing=bool(drafter.traits.needs),
             )
         )
         devices = [answer.device for answer in answers if answer.device is not None]

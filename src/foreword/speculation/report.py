@@ -21,6 +21,7 @@ class DrafterCall:
     seconds: float  # time of the call
     lag: int = 0  # tokens, over all requests, committed since the drafter's previous call
     is_cold: bool = False  # whether the call compiled or captured a graph, so that its time is not typical
+    is_observing: bool = False  # whether the drafter also observes passes, which is part of its cost
 
 
 class RequestReport(NamedTuple):
@@ -55,6 +56,7 @@ class StageSeconds:
     accept: float = 0.0  # waiting for the device, acceptance, commit
     # The whole step without the time between launch and resolve: the three stages, planning, bookkeeping, failed tries.
     total: float = 0.0
+    observe: float = 0.0  # notification of drafters; a part of `accept`
 
     def __add__(self, other: "StageSeconds") -> "StageSeconds":
         return StageSeconds(
@@ -62,6 +64,7 @@ class StageSeconds:
             self.verify + other.verify,
             self.accept + other.accept,
             self.total + other.total,
+            self.observe + other.observe,
         )
 
     def __sub__(self, other: "StageSeconds") -> "StageSeconds":
@@ -70,6 +73,7 @@ class StageSeconds:
             self.verify - other.verify,
             self.accept - other.accept,
             self.total - other.total,
+            self.observe - other.observe,
         )
 
 

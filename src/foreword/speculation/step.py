@@ -39,7 +39,7 @@ class Stepper:
 
     def __post_init__(self) -> None:
         self._memory = None if self.store is None else KvMemory(self.cache, self.store)
-        self._observers = StepObservers(self.situation, self.policy, self.faults, self._memory)
+        self._observers = StepObservers(self.situation, self.policy, self.faults, self._memory, self.clock)
         self.pipeline = PassPipeline(self._memory, self.faults)
 
     def step(self, entries: Sequence[PassEntry]) -> StepReport:

@@ -22,8 +22,9 @@ from foreword.control.value import Benefit, Group, Pass, best_plan, worked_level
 from foreword.speculation.confidence import CLASSES, EDGES, MIDDLES, Stop, class_of
 from foreword.speculation.draft import NO_DRAFT, Draft
 from foreword.speculation.drafting import Drafter
+from foreword.speculation.report import RequestReport
 from foreword.speculation.requests import DraftPlan
-from helpers.traffic import NO_NEEDS, TWO_CORES, PretendDrafter, Traffic, lookup, states_head
+from helpers.traffic import NO_NEEDS, TWO_CORES, Kind, PretendDrafter, Traffic, lookup, states_head
 
 SURE, UNSURE = 0.97, 0.1
 
@@ -177,6 +178,39 @@ def test_what_ended_early_brings_nothing_behind_its_end():
     often = Rates([[0.8]] * 3, [1.0, 0.6, 0.5], presence=[1.0, 0.5, 1.0])
     assert always.gains(0) == pytest.approx([0.8, 0.64, 0.512])
     assert often.gains(0) == pytest.approx([0.8, 0.32, 0.256])
+
+
+def test_a_level_is_accepted_at_most_as_often_as_there_is_one():
+    """That drafts end is known from all of them, and presence only from those that were accepted so far."""
+    seldom = Rates([[0.9]] * 3, [0.5, 0.1, 0.02], presence=[1.0, 0.9, 0.9])
+    for shift in (-5, 0, 5):
+        gains = seldom.gains(shift)
+        assert all(gain <= share for gain, share in zip(gains, seldom.coverage, strict=True))
+    assert seldom.gains(0) == pytest.approx([0.45, 0.1, 0.02])
+
+
+def test_a_draft_without_a_stop_counts_as_deep_as_the_heads_own_stop_lets_it_be():
+    """Deeper levels count by confidence: of drafts in use, none has them."""
+    head = replace(states_head(0.35e-3, chat=Kind(0.5, 1, 0, 0)), knows=2.0, needs=NO_NEEDS, stops=True)
+    traffic, policy = Traffic(TWO_CORES, [head], 1, cohorts=("chat",)), MeasuredPolicy()
+    unstopped: list[DraftInFlight] = []
+    judge = policy._judge
+
+    def judged(state: RequestState, flight: DraftInFlight, part: RequestReport) -> None:
+        unstopped.extend([flight] if not flight.stops and len(flight.draft) else [])
+        before = list(flight.arm.fit.estimate.counts.depths)
+        judge(state, flight, part)
+        counts = flight.arm.fit.estimate.counts.depths
+        if flight.depth is not None:
+            (counted,) = [level for level, count in enumerate(counts) if count != before[level]]
+            assert counted == flight.depth
+
+    policy._judge = judged  # type: ignore[method-assign]
+    traffic.run(policy, 6000)
+    assert len(unstopped) > 10
+    for flight in unstopped:
+        assert flight.depth is not None and flight.useful <= flight.depth <= len(flight.draft)
+    assert any(flight.depth is not None and flight.depth < len(flight.draft) for flight in unstopped)
 
 
 def test_guesses_are_worth_what_the_drafter_says_of_each():

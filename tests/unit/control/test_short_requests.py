@@ -1,5 +1,6 @@
 """The measured policy where every request is new: a tenant of its own, a prompt, a short answer."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -44,6 +45,38 @@ def test_short_answers_to_new_tenants_are_as_fast_as_with_the_best_fixed_depth(c
     assert later >= 0.97 * max(fixed)
     assert first >= 0.93
     assert later >= 0.97
+
+
+@pytest.mark.parametrize("observing", [0.0, 2e-3])
+def test_observing_makes_no_plain_step_slower(observing: float):
+    """The first answer of all: steps with drafts set the pace, of those without none was measured."""
+    head = replace(states_head(chat=Kind(0.7, 1.0, 0.0, 0.0), acceptance=(0.7, 0.7)), tell=observing)
+    policy, traffic = (
+        MeasuredPolicy(),
+        Traffic(TWO_CORES, [head], 1, ("chat",), prompt=60, length=96, noise=0.0),
+    )
+    calls = CallCost()
+    for number in range(12):
+        calls.observe(1 + number % 4, head.seconds(1 + number % 4, 1) + observing)
+    traffic.situation.costs.begin_with_calls({head.name: calls.as_json()})
+    traffic.run(policy, 90)
+    costs = traffic.situation.costs
+    assert costs.step_seconds(1) == pytest.approx(TWO_CORES(1), rel=0.02)
+    assert costs.draft_seconds(head.name, 2) == pytest.approx(head.seconds(2, 1) + observing, rel=0.1)
+
+
+def test_a_head_whose_observing_costs_more_than_it_gains_is_turned_off_within_the_first_answer():
+    """By the profile it would gain: that observing takes long shows only where a text is decoded."""
+    head = replace(states_head(chat=Kind(0.55, 1.0, 0.0, 0.0), acceptance=(0.6, 0.6)), tell=4e-3)
+    policy, traffic = MeasuredPolicy(), Traffic(TWO_CORES, [head], 1, ("chat",), prompt=60, length=96)
+    calls = CallCost()
+    for number in range(12):
+        calls.observe(1 + number % 4, head.seconds(1 + number % 4, 1))
+    traffic.situation.costs.begin_with_calls({head.name: calls.as_json()})
+    first = traffic.run(policy, 90)
+    (control,) = policy.options.values()
+    assert not control.is_on
+    assert first.ratio > 0.85
 
 
 def test_what_a_heads_maker_has_measured_is_believed_until_it_is_seen():

@@ -35,6 +35,6 @@ def test_an_empty_draft_while_kernels_are_compiled_is_not_counted():
     for is_cold in (True, False):
         draft = Draft(is_cold=is_cold)
         arm = SimpleNamespace(fit=fit)
-        flight: Any = SimpleNamespace(draft=draft, arm=arm, useful=0, levels=3, is_first=False)
+        flight: Any = SimpleNamespace(draft=draft, arm=arm, useful=0, depth=None, levels=3, is_first=False)
         MeasuredPolicy()._judge(state, flight, part)
         assert len(counted) == (not is_cold)

@@ -15,6 +15,7 @@ from foreword.speculation.drafting import Commit, Drafter, DrafterNeeds, DraftRe
 from foreword.speculation.measured.situation import Situation
 from foreword.speculation.requests import DraftPlan, PassEntry
 from foreword.speculation.step import Stepper
+from helpers.clocks import ScriptedClock
 from helpers.history_target import HistoryTarget
 from helpers.pretend_store import PretendStore
 from helpers.requests import lone_request
@@ -97,6 +98,37 @@ def test_all_who_may_draft_for_a_request_are_told_with_the_states_that_each_need
     assert [commit.is_on for commit in own.told] == [True, False, True, False, True]
     assert [commit.is_on for commit in brought.told] == [False, True, False, True, False]
     assert set(request.drafter_view.notified.values()) == {own, brought}, "both hear of the end"
+
+
+class Slow(Listener):
+    """Takes seven seconds to observe a pass, and one to draft."""
+
+    def __init__(self, clock: ScriptedClock) -> None:
+        super().__init__(1)
+        self._clock = clock
+
+    def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
+        self._clock.pass_by(1.0)
+        return super().propose(asks)
+
+    def observe(self, commits: Sequence[Commit]) -> None:
+        self._clock.pass_by(7.0)
+
+
+def test_the_time_in_which_drafters_observe_a_pass_is_reported_apart():
+    clock, cache = ScriptedClock(), PagedCache(8)
+    stepper = Stepper(Target(), cache, FixedPolicy(), clock=clock)
+    request = lone_request(PROMPT, vocab_size=VOCAB)
+    request.kv = cache.open()
+    request.speculation = DraftPlan("own", Slow(clock), 2, 1)
+    for _ in range(4):
+        seconds = stepper.step([PassEntry.of(request, request.lag)]).seconds
+        assert seconds.observe == seconds.accept == 7.0
+        assert seconds.total == seconds.draft + seconds.observe
+    assert [call.is_observing for call in stepper.step([PassEntry.of(request, 1)]).calls] == [True]
+    assert stepper.situation.costs.draft_seconds("own", 1) == pytest.approx(8.0, rel=0.01)
+    request.speculation = None
+    assert stepper.step([PassEntry.of(request, 1)]).seconds.observe == 0.0
 
 
 class Chooses(FixedPolicy):

@@ -467,6 +467,26 @@ def test_scarce_rows_are_shared_evenly(wanted: list[int], total: int, shares: li
     assert fair_shares(wanted, total) == shares
 
 
+def test_observing_a_step_is_part_of_a_call_and_makes_no_pass_slower():
+    """Steps with drafts and plain ones beside them are then compared on equal terms."""
+    costs = StepCosts()
+    for number in range(60):
+        is_plain = number % 4 == 3
+        calls = [DrafterCall("head", 1, 2, 2, 0, 1.0, is_observing=True)]
+        calls.append(DrafterCall("ngram", 1, 2, 2, 0, 0.1))
+        spent = StageSeconds(total=12.0, observe=2.0) if is_plain else StageSeconds(1.1, 10, 2, 13.1, 2.0)
+        costs.observe(report(1, seconds=spent, calls=[] if is_plain else calls))
+    assert costs.step_seconds(1) == pytest.approx(10.0)
+    assert costs.draft_seconds("head", 2) == pytest.approx(3.0)
+    assert costs.draft_seconds("ngram", 2) == pytest.approx(0.1)
+    for _ in range(
+        20
+    ):  # a prompt is observed beside a call: neither the call's cost nor left out of the step's
+        costs.observe(report(1, 50, seconds=StageSeconds(1.0, 90, 10, 101.0, 10.0), calls=calls[:1]))
+    assert costs.draft_seconds("head", 2) == pytest.approx(3.0, rel=0.01)
+    assert costs.prompt_rows_within(100.0) == 51
+
+
 def decoding(costs: StepCosts, count: int, pace: float, *, asks: bool) -> None:
     """Steps on a machine that is so many times as slow as at first."""
     for number in range(count):

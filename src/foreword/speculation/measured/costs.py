@@ -17,8 +17,11 @@ MOST_ROWS, SLOWEST, MOST_METHODS = 1 << 16, 3600.0, 256
 class StepCosts:
     """Expected cost of steps (without drafting) and of drafter calls.
 
-    A step's time is its wall time without its drafters: on a GPU, `forward` returns once the pass is launched. Steps
-    with prompts have their own curve. Decode steps have one curve per band of mean context length, because a pass
+    A step's time is its wall time without its drafters: on a GPU, `forward` returns once the pass is launched. The time
+    in which drafters observe a decode step is part of their calls. Otherwise the target would seem slower, also in
+    plain steps, and drafts would seem to gain.
+
+    Steps with prompts have their own curve. Decode steps have one curve per band of mean context length, because a pass
     over a long context takes up to twice as long on a CPU.
     """
 
@@ -31,18 +34,27 @@ class StepCosts:
         self._prompt_rate: float | None = None  # recent prompt rows per second
         self._fastest: dict[int, float] = {}  # highest prompt rate by bit length of the row count
         self._calls: dict[str, CallCost] = {}
+        self._observing: dict[
+            str, float
+        ] = {}  # by drafter, seconds of observing the last decode step, per request
         self._pace = 0.0  # log of the machine's current slowness, from steps only
         self._paces: dict[str, float] = {}  # value of `_pace` at each drafter's recent calls
 
     def observe(self, report: StepReport) -> None:
         """Learn from a step. Ignore steps that were retried, and passes or calls that compiled or captured a graph."""
+        observing = [call for call in report.calls if call.is_observing]
+        if observing and report.decodes_only:
+            per_request = report.seconds.observe / sum([call.requests for call in observing])
+            self._observing |= {call.method: per_request for call in observing}
         for call in report.calls:
             if not call.is_cold:
                 self._observe_call(call)
         if not report.rows or report.passes != 1 or report.is_cold:
             return
-        seconds = max(report.seconds.total - report.seconds.draft, 1e-9)
+        spent = report.seconds
+        seconds = max(spent.total - spent.draft, 1e-9)
         if report.decodes_only:
+            seconds = max(seconds - spent.observe, 1e-9)
             self._context = report.mean_context
             self._pace += math.log(self._begun_band(self._context).observe(report.rows, seconds))
         else:
@@ -56,7 +68,9 @@ class StepCosts:
         pace = self._paces.get(call.method, self._pace)
         self._paces[call.method] = pace + COSTS.memory * (self._pace - pace)
         cost = self._calls.setdefault(call.method, CallCost())
-        cost.observe(call.levels, call.seconds, call.requests, call.lag)
+        # Observing a prompt belongs to no call, so a step with prompts counts like the last one without.
+        seconds = call.seconds + self._observing.get(call.method, 0.0) * call.requests
+        cost.observe(call.levels, seconds, call.requests, call.lag)
 
     def begin_with(self, context: int, points: Iterable[tuple[float, float]]) -> None:
         """Start from (rows, seconds) of passes measured earlier at this context."""
@@ -145,7 +159,9 @@ class StepCosts:
         return rows / max(self._fastest.values()) if is_known else 0.0
 
     def draft_seconds(self, method: str, levels: float, asks: int = 1) -> float:
-        """Return the expected seconds of a drafter call for `asks` requests; 0 before the first measurement.
+        """Return the expected seconds of a drafter call for `asks` requests, and of observing their next pass.
+
+        0 before the first measurement.
 
         The estimate follows the pace of steps since the drafter's recent calls.
         """
