@@ -21,7 +21,7 @@ $ foreword bench scoreboard --measure        # measure what has no file yet, the
 - `--measure` runs [`foreword bench compare`](bench-compare.md) on each engine that is installed, and
   [`foreword prove --url`](proof.md) on its server for at most four minutes (`--prove '--brief --minutes 4'`).
   `--model` names models; `--compare` and `--prove` pass options on.
-- Compare figures of one table only. Bold is the best of a column.
+- Each table is one run, or figures of a stated source. Compare figures of one table only. Bold is the best of a column.
 - The raw data has the times of every answer, and no prompts.
 - *Same text*: share of answers with the same engine's text without speculation. *Memory*: peak resident memory.
 - *Not tried*: the reason is below the table.
