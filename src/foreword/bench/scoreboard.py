@@ -18,14 +18,13 @@ $ foreword bench scoreboard                  # write this page anew from the fil
 $ foreword bench scoreboard --measure        # measure what has no file yet, then write the page
 ```
 
-- `--measure` runs [`foreword bench compare`](bench-compare.md), and [`foreword prove --url`](proof.md) for the server
-  of each engine that is installed. `--model` names models; `--compare` and `--prove` pass options on.
-- A server is examined for at most four minutes (`--prove '--brief --minutes 4'`). *Not tried* names the claims that
-  were left, with the reason below the table.
-- Each table is one run, or figures of a stated source. Compare rows of one table only. Bold is the best of a column.
-- *Same text*: share of answers with the same engine's text without speculation.
-- *Memory*: peak resident memory of the engine's process.
-- The raw data has the times of every answer. It has no prompts.
+- `--measure` runs [`foreword bench compare`](bench-compare.md) on each engine that is installed, and
+  [`foreword prove --url`](proof.md) on its server for at most four minutes (`--prove '--brief --minutes 4'`).
+  `--model` names models; `--compare` and `--prove` pass options on.
+- Each table is one run, or figures of a stated source. Compare figures of one table only. Bold is the best of a column.
+- The raw data has the times of every answer, and no prompts.
+- *Same text*: share of answers with the same engine's text without speculation. *Memory*: peak resident memory.
+- *Not tried*: the reason is below the table.
 """
 
 Measure = tuple[str, str, int, str, float]
@@ -79,8 +78,9 @@ def _speeds(path: Path, result: Mapping[str, Any]) -> Iterator[str]:
     rows: list[Mapping[str, Any]] = result["rows"]
     yield from (f"## {_title(result)}", "", _origin(path, result["made"]), "")
     best = {field: _best(rows, field, sign) for _, field, sign, _, _ in _MEASURES}
-    cells = [(row["label"], [_cell(row, measure, best) for measure in _MEASURES]) for row in rows]
-    yield from _table([heading for heading, *_ in _MEASURES], cells)
+    measured = [measure for measure in _MEASURES if best[measure[1]] is not None]
+    cells = [(row["label"], [_cell(row, measure, best) for measure in measured]) for row in rows]
+    yield from _table([heading for heading, *_ in measured], cells)
     yield from ("", _where_others_lead(rows))
     yield from (f"- not measured: {reason}" for reason in result.get("absent", ()))
     yield ""
@@ -154,7 +154,7 @@ def _extent(result: Mapping[str, Any]) -> str:
     if not result["verdicts"]:
         return ""
     took = f" in {result['seconds']:.0f} s" if "seconds" in result else ""
-    return f" Form: {result['plan']}, {result['requests_made']} requests{took}."
+    return f" Size: {result['plan']}, {result['requests_made']} requests{took}."
 
 
 def _explained(result: Mapping[str, Any]) -> Iterator[str]:

@@ -71,7 +71,7 @@ def test_verdicts_of_one_model_are_columns_of_one_table(tmp_path: Path):
     table = "| check | foreword | llama.cpp |\n| --- | --- | --- |\n| seed alone | held | refuted |\n"
     table += "| stop | not tried | held |\n| n | not tried | refuted |\n\n"
     assert table + "- llama.cpp: seed alone, n: refuted: texts differ\n" in page
-    assert "Raw data: `a.json`. Form: brief, 9 requests in 61 s." in page
+    assert "Raw data: `a.json`. Size: brief, 9 requests in 61 s." in page
     assert "Raw data: `c.json`. Not examined: the server did not start: no GPU." in page
     assert page.count("| check |") == 2
 
