@@ -187,6 +187,27 @@ def test_models_are_listed_and_shown(server, client, model):
         assert http.post("/api/show", json={}).json() == {"error": "model: is missing"}
 
 
+def test_models_have_the_fields_of_ollamas_own_server(server):
+    """The shapes are those in Ollama's documentation; programs that list models read these fields."""
+    with server.http() as http:
+        (listed,) = http.get("/api/tags").json()["models"]
+        shown = http.post("/api/show", json={"model": "tiny"}).json()
+    fields = {"name": str, "model": str, "modified_at": str, "size": int, "digest": str, "details": dict}
+    assert {name: type(listed[name]) for name in fields} == fields
+    details = {
+        "parent_model": str,
+        "format": str,
+        "family": str,
+        "families": list,
+        "parameter_size": str,
+        "quantization_level": str,
+    }
+    assert {name: type(value) for name, value in listed["details"].items()} == details
+    assert shown["details"] == listed["details"]
+    of_shown = {"template": str, "parameters": str, "model_info": dict, "capabilities": list}
+    assert {name: type(shown[name]) for name in of_shown} == of_shown
+
+
 @pytest.mark.parametrize(("requested", "shown"), [(None, 2048), (512, 512), (4096, 2048)])
 def test_the_context_is_shown_while_the_engine_starts(model, requested: int | None, shown: int):
     settings = ServerSettings("tiny", ModelFiles.of(open_checkpoint(model), requested))

@@ -17,6 +17,7 @@ from foreword.server.api.tool_reading import ArgumentsDelta, CallStart, TextDelt
 from foreword.structured.compiled import GrammarTokens
 from foreword.structured.compiler import Grammars
 from foreword.structured.state import GrammarError
+from foreword.structured.thinking import ThinkingState, ThinkingTags
 from helpers.tiny_grammars import grammars
 
 SCHEMA = {
@@ -270,6 +271,38 @@ def test_required_calls_have_a_grammar(name: str, written: str, fits: bool):
     assert is_fit == fits
     assert use.structured(None) == wanted
     assert ToolUse(NAMED_FORMATS[name], FUNCTIONS).structured(None) is None
+
+
+ANALYSIS = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+
+
+@pytest.mark.parametrize(
+    ("written", "fits"),
+    [
+        (f"{ANALYSIS}{HEADER}{ARGUMENTS}<|call|>", True),
+        (f"{HEADER}{ARGUMENTS}<|call|>", True),
+        (f"{ANALYSIS}<|channel|>final<|message|>No.", False),
+        ("<|channel|>analysis<|message|>Hm.<|return|>", False),
+    ],
+)
+def test_a_required_call_follows_the_reasoning(written: str, fits: bool):
+    use = ToolUse(NAMED_FORMATS["openai"], FUNCTIONS, "required")
+    wanted, tokens = use.structured(None), harmony_tokens()
+    limit = Reasoning(REASONING["openai_gptoss"], is_open=False).limit(None, wanted, use.reasoning_end)
+    assert wanted is not None
+    assert limit is not None
+    begin, end = (tuple(harmony_ids(tag)) for tag in (limit.begin, limit.end))
+    tags = ThinkingTags(
+        limit.begin.encode(), limit.end.encode(), begin, end, tokens.pieces.__getitem__, 263, tokens.end_ids
+    )
+    state = ThinkingState(tags, None, is_open=False, grammar=Grammars(harmony_tokens).begin(wanted))
+    try:
+        for token in harmony_ids(written):
+            state.commit([token])
+        is_fit = True
+    except GrammarError:
+        is_fit = False
+    assert is_fit == fits
 
 
 def test_one_call_at_most():

@@ -1,7 +1,9 @@
+import re
+
 import pytest
 
 from foreword.server.api.message_types import Message
-from foreword.server.api.response_items import item_messages
+from foreword.server.api.response_items import flat_choice, flat_tools, item_messages
 
 REASONING = {"type": "reasoning", "id": "rs-1", "summary": [], "encrypted_content": None, "status": "completed",
              "content": [{"type": "reasoning_text", "text": "Let me look."}]}  # fmt: skip
@@ -60,3 +62,74 @@ def test_a_part_that_is_not_text_is_refused():
 def test_a_part_of_no_known_type_is_refused(kind: object):
     with pytest.raises(ValueError, match="item 0 has a part"):
         item_messages([{"role": "user", "content": [{"type": kind}]}])
+
+
+USER = {"role": "user", "content": "x"}
+
+
+@pytest.mark.parametrize(
+    ("item", "complaint"),
+    [
+        (5, "item 1 is not an object; use message, function_call or function_call_output"),
+        ({"type": "image"}, "item 1 is of type 'image'; use message, function_call or function_call_output"),
+        *(
+            (
+                {"type": kind},
+                "item 1 has a type that is not a text; use message, function_call or function_call_output",
+            )
+            for kind in (None, 5, {}, ["message"])
+        ),
+        ({}, "item 1 has no role"),
+        (
+            USER | {"role": 5},
+            "item 1: role: must be 'system', 'developer', 'user', 'assistant' or 'tool'",
+        ),
+        (
+            USER | {"content": 5},
+            "item 1 has a part that is no object with a type; this server takes parts of type text",
+        ),
+        *(
+            (
+                USER | {"content": [{"type": "input_text", "text": text}]},
+                "item 1 has a part whose text is not a text",
+            )
+            for text in (None, 5, ["x"])
+        ),
+        (
+            REASONING | {"content": [{"type": "reasoning_text", "text": None}]},
+            "item 1 has a part whose text is not a text",
+        ),
+        (call(1) | {"call_id": 5}, "item 1: call_id: must be a text"),
+        (call(1) | {"name": None}, "item 1: name: must be a text"),
+        (call(1) | {"arguments": "x"}, "item 1: arguments: must be JSON"),
+        (result(1) | {"call_id": 5}, "item 1: call_id: must be a text"),
+        (result(1) | {"call_id": None}, "item 1 has no call_id"),
+        (
+            USER | {"role": "tool"},
+            "item 1: tool_call_id is missing: a tool's message says which call it answers",
+        ),
+    ],
+)
+def test_an_error_names_the_item_and_its_field(item: object, complaint: str):
+    with pytest.raises(ValueError, match=re.escape(complaint)):
+        item_messages([USER, item])
+
+
+@pytest.mark.parametrize(
+    ("tool", "complaint"),
+    [
+        (5, "tool 0 is of another type; only tools of type function are supported"),
+        ({"type": "web_search"}, "tool 0 is of another type; only tools of type function are supported"),
+        ({"type": "function"}, "tool 0: name: is missing"),
+        ({"type": "function", "name": "f", "parameters": 5}, "tool 0: parameters: must be an object"),
+    ],
+)
+def test_an_error_names_the_tool(tool: object, complaint: str):
+    with pytest.raises(ValueError, match=re.escape(complaint)):
+        flat_tools([tool])
+
+
+@pytest.mark.parametrize("choice", [5, "f", {}, {"type": "function"}, {"type": "function", "name": 5}])
+def test_a_wrong_tool_choice_is_answered_with_this_routes_format(choice: object):
+    with pytest.raises(ValueError, match=r'\{"type": "function", "name": ...\}'):
+        flat_choice(choice)

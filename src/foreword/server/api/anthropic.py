@@ -14,7 +14,7 @@ from foreword.engine.messages import AnswerDelta
 from foreword.engine.outputs import Answer, Costs
 from foreword.server.api.answer_types import AnswerUsage, ChatDelta, ChatMessage, Completion, ToolCall, new_id
 from foreword.server.api.answering import AnswerJob
-from foreword.server.api.bodies import object_at
+from foreword.server.api.bodies import object_at, text_in
 from foreword.server.api.chat import CHAT, ChatDialect, chat_conversation
 from foreword.server.api.entry import Conversion, answer_converted, converted_body, json_answer
 from foreword.server.api.message_types import unsupported_part_text
@@ -250,7 +250,7 @@ class _MessageConverter:
                     self._add(path, converted)
                     converted = {"role": converted["role"], "content": []}
                 content = _text_parts(f"{block_path}.content", block.get("content"))
-                call_id = _text_field(block_path, block, "tool_use_id")
+                call_id = text_in(block_path, block, "tool_use_id", may_be_empty=False)
                 self._add(block_path, {"role": "tool", "tool_call_id": call_id, "content": content})
             elif kind == "tool_use":
                 function = {"name": block.get("name"), "arguments": json.dumps(block.get("input", {}))}
@@ -264,7 +264,7 @@ class _MessageConverter:
                 calls.append({"id": block.get("id"), "function": function})
             elif kind == "thinking":
                 earlier = converted.get("reasoning_content", "")
-                converted["reasoning_content"] = earlier + _text_field(block_path, block, "thinking")
+                converted["reasoning_content"] = earlier + text_in(block_path, block, "thinking")
             elif kind != "redacted_thinking":
                 converted["content"].append(_text_part(block_path, block))
         ends_with_result = bool(message["content"]) and message["content"][-1].get("type") == "tool_result"
@@ -295,13 +295,6 @@ def _non_empty_list(path: str, value: object) -> list[Any]:
     return value
 
 
-def _text_field(path: str, block: Json, name: str) -> str:
-    if not isinstance(block.get(name), str):
-        raise ApiError(400, f"{path}.{name}: must be a text", param=f"{path}.{name}")
-    text: str = block[name]
-    return text
-
-
 def _text_parts(path: str, content: object) -> list[Json]:
     if content is None or isinstance(content, str):
         return [{"type": "text", "text": content or ""}]
@@ -314,7 +307,7 @@ def _text_part(path: str, block: object) -> Json:
     kind = block.get("type") if isinstance(block, dict) else None
     if kind != "text" or not isinstance(block, dict):
         raise ApiError(400, f"{path}: is {unsupported_part_text(kind)}", param=path)
-    return {"type": "text", "text": _text_field(path, block, "text")}
+    return {"type": "text", "text": text_in(path, block, "text")}
 
 
 def _tool_choice(value: object) -> Json:
@@ -324,6 +317,8 @@ def _tool_choice(value: object) -> Json:
     if kind not in ("tool", *_TOOL_CHOICES):
         raise ApiError(400, "tool_choice.type: must be auto, any, tool or none", param="tool_choice.type")
     assert isinstance(value, dict)
+    if kind == "tool":
+        text_in("tool_choice", value, "name")
     named = {"type": "function", "function": {"name": value.get("name")}}
     parallel = {"parallel_tool_calls": False} if value.get("disable_parallel_tool_use") else {}
     return {"tool_choice": named if kind == "tool" else _TOOL_CHOICES[kind], **parallel}
@@ -345,5 +340,7 @@ def _output_config(value: object) -> Json:
     body = {"reasoning_effort": config["effort"]} if "effort" in config else {}
     if config.get("format") is not None:
         given = object_at("output_config.format", config["format"])
+        if given.get("type") == "json_schema":
+            object_at("output_config.format.schema", given.get("schema"))
         body["response_format"] = {"type": given.get("type"), "json_schema": {"schema": given.get("schema")}}
     return body

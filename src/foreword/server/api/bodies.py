@@ -203,6 +203,16 @@ def object_at(path: str, value: object) -> dict[str, Any]:
     return value
 
 
+def text_in(path: str, value: dict[str, Any], name: str, *, may_be_empty: bool = True) -> str:
+    """Return the field `name` of the object at this path of a body; raise 400 if it is not a text."""
+    text, path = value.get(name), f"{path}.{name}"
+    if not isinstance(text, str):
+        raise ApiError(400, f"{path}: must be a text", param=path)
+    if not (text or may_be_empty):
+        raise ApiError(400, f"{path}: must not be empty", param=path)
+    return text
+
+
 def checked_body(value: dict[str, Any], model: type[Body], unknown: UnknownFields) -> Body:
     """Validate the object as `model`; raise 400 for the first invalid field."""
     try:

@@ -231,4 +231,5 @@ def validated(model: type[Part], value: object) -> Part:
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         path = ".".join(map(str, first["loc"]))
-        raise ValueError(f"{path}: {in_plain_words(first['msg'])}" if path else first["msg"]) from None
+        complaint = in_plain_words(first["msg"])
+        raise ValueError(f"{path}: {complaint}" if path else complaint) from None

@@ -171,7 +171,7 @@ def convert_chat(value: Json) -> Conversion | Json:
     body, field_names = _converted(value, ("messages",))
     if value.get("messages") in (None, []):
         return loaded(body.get("model"), is_chat=True)
-    body["messages"] = _messages(value["messages"])
+    body["messages"] = _messages(value["messages"], field_names)
     return Conversion(CHAT, body, field_names, partial(OllamaDialect, is_chat=True))
 
 
@@ -249,8 +249,11 @@ def _thinking(think: object) -> Json:
     return {"enable_thinking": bool(think), **effort}
 
 
-def _messages(value: object) -> object:
-    """Return messages in OpenAI's format. Ollama's calls have no ids, so results are matched to calls in order."""
+def _messages(value: object, field_names: dict[str, str]) -> object:
+    """Return messages in OpenAI's format, and add the names of their fields: OpenAI's -> Ollama's.
+
+    Ollama's calls have no ids, so results are matched to calls in order.
+    """
     if not isinstance(value, list):
         raise ApiError(400, "messages: must be a list", param="messages")
     unanswered: list[Json] = []  # calls without a result
@@ -259,8 +262,10 @@ def _messages(value: object) -> object:
         message = dict(object_at(f"messages.{number}", given))
         if (thought := message.pop("thinking", None)) is not None:
             message["reasoning_content"] = thought
+            field_names[f"messages.{number}.reasoning_content"] = f"messages.{number}.thinking"
         if (tool := message.pop("tool_name", None)) is not None:
             message["name"] = tool
+            field_names[f"messages.{number}.name"] = f"messages.{number}.tool_name"
         if isinstance(message.get("tool_calls"), list):
             calls = [_call(f"call_{number}_{n}", call) for n, call in enumerate(message["tool_calls"])]
             unanswered += [call for call in calls if isinstance(call, _Call)]

@@ -14,6 +14,14 @@ from foreword.server.api.message_types import (
 )
 
 _KINDS = ("message", "reasoning", "function_call", "function_call_output")
+_ITEM_FIELDS = {
+    "tool_calls.0.id": "call_id",
+    "tool_calls.0.function.name": "name",
+    "tool_calls.0.function.arguments": "arguments",
+    "tool_call_id": "call_id",
+}
+"""Field of a chat message -> the item's field from which it was made, where the names differ."""
+
 _TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 """Type of a part -> its field with the text."""
 
@@ -49,13 +57,17 @@ def _continues(earlier: dict[str, Any], message: dict[str, Any]) -> bool:
 
 def _item_message(index: int, item: object) -> dict[str, Any]:
     """Convert an item to a chat message, or to a part of one; raise `ValueError` for an invalid item."""
-    kind = item.get("type", "message") if isinstance(item, Mapping) else None
-    if not isinstance(item, Mapping) or kind not in _KINDS:
-        what = f"of type {str(kind)[:32]!r}" if isinstance(item, Mapping) else "not an object"
-        raise ValueError(f"item {index} is {what}; use message, function_call or function_call_output")
+    if not isinstance(item, Mapping):
+        raise ValueError(f"item {index} is not an object; use message, function_call or function_call_output")
+    kind = item.get("type", "message")
+    if not isinstance(kind, str) or kind not in _KINDS:
+        what = f"is of type {kind[:32]!r}" if isinstance(kind, str) else "has a type that is not a text"
+        raise ValueError(f"item {index} {what}; use message, function_call or function_call_output")
     try:
         if kind == "reasoning":
-            return {"role": "assistant", "reasoning_content": _reasoning_text(item.get("content"))}
+            return {"role": "assistant", "reasoning_content": _reasoning_text(index, item.get("content"))}
+        if kind == "function_call_output" and not item["call_id"]:
+            raise ValueError(f"item {index} has no call_id")
         if kind == "function_call":
             called = {"name": item["name"], "arguments": item["arguments"]}
             message = {"role": "assistant", "tool_calls": [{"id": item["call_id"], "function": called}]}
@@ -66,14 +78,18 @@ def _item_message(index: int, item: object) -> dict[str, Any]:
             message = {"role": item["role"], "content": _item_text(index, item["content"])}
     except KeyError as error:
         raise ValueError(f"item {index} has no {error.args[0]}") from None
-    validated(Message, message)
+    try:
+        validated(Message, message)
+    except ValueError as error:
+        path, colon, complaint = str(error).partition(": ")
+        raise ValueError(f"item {index}: {_ITEM_FIELDS.get(path, path)}{colon}{complaint}") from None
     return message
 
 
-def _reasoning_text(content: object) -> str:
+def _reasoning_text(index: int, content: object) -> str:
     """Return the text of a reasoning item; it has none if the server that made it keeps it to itself."""
     parts = content if isinstance(content, list) else []
-    return "".join(str(part.get("text", "")) for part in parts if isinstance(part, Mapping))
+    return "".join(_part_text(index, part, "text") for part in parts if isinstance(part, Mapping))
 
 
 def _item_text(index: int, content: object) -> str:
@@ -84,9 +100,17 @@ def _item_text(index: int, content: object) -> str:
     for part in content if isinstance(content, list) else [None]:
         kind = part.get("type") if isinstance(part, Mapping) else None
         if not isinstance(part, Mapping) or not isinstance(kind, str) or kind not in _TEXT_PARTS:
-            raise ValueError(f"item {index} has a part {unsupported_part_text(kind)}")
-        texts.append(str(part.get(_TEXT_PARTS[kind], "")))
+            that_is = "" if isinstance(kind, str) else "that is "
+            raise ValueError(f"item {index} has a part {that_is}{unsupported_part_text(kind)}")
+        texts.append(_part_text(index, part, _TEXT_PARTS[kind]))
     return "".join(texts)
+
+
+def _part_text(index: int, part: Mapping[str, object], name: str) -> str:
+    text = part.get(name, "")
+    if not isinstance(text, str):
+        raise ValueError(f"item {index} has a part whose {name} is not a text")
+    return text
 
 
 def flat_tools(value: object) -> list[Tool] | None:
@@ -96,11 +120,14 @@ def flat_tools(value: object) -> list[Tool] | None:
     if not isinstance(value, list):
         raise ValueError("must be a list")
     tools = []
-    for tool in value:
+    for index, tool in enumerate(value):
         if not isinstance(tool, dict) or tool.get("type") != "function":
-            raise ValueError("only tools of type function are supported")
+            raise ValueError(f"tool {index} is of another type; only tools of type function are supported")
         function = {key: entry for key, entry in tool.items() if key != "type"}
-        tools.append(Tool(type="function", function=validated(ToolFunction, function)))
+        try:
+            tools.append(Tool(type="function", function=validated(ToolFunction, function)))
+        except ValueError as error:
+            raise ValueError(f"tool {index}: {error}") from None
     return tools
 
 
@@ -108,6 +135,9 @@ def flat_choice(value: object) -> object:
     """Convert a named tool choice of `/v1/responses`, which has `name` beside `type`, to the chat route's format."""
     if isinstance(value, dict) and isinstance(value.get("name"), str):
         return {"type": value.get("type"), "function": {"name": value["name"]}}
+    is_nested = isinstance(value, dict) and isinstance(value.get("function"), dict)  # the chat route's format
+    if value is not None and not is_nested and value not in ("none", "auto", "required"):
+        raise ValueError('must be "none", "auto", "required" or {"type": "function", "name": ...}')
     return value
 
 
