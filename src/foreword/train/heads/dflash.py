@@ -55,10 +55,10 @@ class DFlashRecipe(TapsRecipe):
         return DFlashLearner(target, vocabulary, self, compiled=compiled).to(target.device)
 
 
-def spread_taps(num_layers: int, count: int = 3) -> tuple[int, ...]:
-    """Return evenly spaced taps from the second to the third last layer."""
+def spread_taps(num_layers: int) -> tuple[int, ...]:
+    """Return three evenly spaced taps from the second to the third last layer."""
     last = max(num_layers - 4, 1)
-    return tuple(sorted({min(2 + round(i * (last - 1) / (count - 1)), num_layers) for i in range(count)}))
+    return tuple(sorted({min(2 + round(i * (last - 1) / 2), num_layers) for i in range(3)}))
 
 
 class DFlashLearner(TapsHead):
