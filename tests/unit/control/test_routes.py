@@ -138,7 +138,7 @@ def test_a_lookup_is_compared_with_the_text_while_a_head_guesses():
 
 
 SURE_LOOKUP = replace(
-    LOOKUP, depth=16, kinds={"code": Kind(0.93, 0.12, 0.2, 0.2), "chat": Kind(0.3, 0.02)}, knows=1.0
+    LOOKUP, depth=16, kinds={"code": Kind(0.96, 0.08, 0, 0), "chat": Kind(0.3, 0.02)}, knows=1.0
 )
 """In code it has seldom a draft, which is then nearly always right and long: alone, it gains less than the head."""
 
@@ -168,7 +168,7 @@ def first_lookups(cohort: str, is_tried: bool, seed: int = 0) -> tuple[float, in
 def test_a_lookup_that_promises_more_goes_first(seed: int):
     """Where its match is long, its draft is better than the head's on average, and costs next to nothing.
 
-    By 4 to 9% in most seeds, and never by less.
+    By 4 to 10% in each of the first ten seeds.
     """
     ratio, asked, taken = first_lookups("code", True, seed)
     assert ratio > 1.02 * first_lookups("code", False, seed)[0]
