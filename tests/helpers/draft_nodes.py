@@ -43,9 +43,8 @@ def wait_patiently(monkeypatch: pytest.MonkeyPatch, seconds: float = 30.0) -> No
     )
     monkeypatch.setattr(remote_drafter, "longest_wait_seconds", lambda prospects, rate: seconds)
     monkeypatch.setattr(TokenRate, "per_second", 1.0)
-    monkeypatch.setattr(
-        pairing, "_late_in", lambda pair, now: seconds
-    )  # a busy machine answers late, and is waited for
+    # A node that a busy machine makes late is waited for, too.
+    monkeypatch.setattr(pairing, "_late_in", lambda pair, now: seconds)
     for module in (pairing, remote_drafter):
         monkeypatch.setattr(module, "may_come", lambda pair, shadow: not pair.is_all)
 

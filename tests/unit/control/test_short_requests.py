@@ -51,15 +51,12 @@ def test_short_answers_to_new_tenants_are_as_fast_as_with_the_best_fixed_depth(c
 def test_observing_makes_no_plain_step_slower(observing: float):
     """The first answer of all: steps with drafts set the pace, of those without none was measured."""
     head = replace(states_head(chat=Kind(0.7, 1.0, 0.0, 0.0), acceptance=(0.7, 0.7)), tell=observing)
-    policy, traffic = (
-        MeasuredPolicy(),
-        Traffic(TWO_CORES, [head], 1, ("chat",), prompt=60, length=96, noise=0.0),
-    )
+    traffic = Traffic(TWO_CORES, [head], 1, ("chat",), prompt=60, length=96, noise=0.0)
     calls = CallCost()
     for number in range(12):
         calls.observe(1 + number % 4, head.seconds(1 + number % 4, 1) + observing)
     traffic.situation.costs.begin_with_calls({head.name: calls.as_json()})
-    traffic.run(policy, 90)
+    traffic.run(MeasuredPolicy(), 90)
     costs = traffic.situation.costs
     assert costs.step_seconds(1) == pytest.approx(TWO_CORES(1), rel=0.02)
     assert costs.draft_seconds(head.name, 2) == pytest.approx(head.seconds(2, 1) + observing, rel=0.1)

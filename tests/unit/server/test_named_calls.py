@@ -16,7 +16,7 @@ from foreword.server.api.tool_blocks import format_of
 from foreword.server.api.tool_reading import ArgumentsDelta, CallStart, TextDelta
 from foreword.structured.compiled import GrammarTokens
 from foreword.structured.compiler import Grammars
-from foreword.structured.state import GrammarError
+from foreword.structured.state import GrammarError, GrammarState
 from foreword.structured.thinking import ThinkingState, ThinkingTags
 from helpers.tiny_grammars import grammars
 
@@ -238,6 +238,15 @@ def harmony_ids(text: str) -> list[int]:
     return ids
 
 
+def is_allowed(state: GrammarState | ThinkingState, written: str) -> bool:
+    try:
+        for token in harmony_ids(written):
+            state.commit([token])
+    except GrammarError:
+        return False
+    return True
+
+
 HEADER = "<|channel|>commentary to=functions.get <|constrain|>json<|message|>"
 
 
@@ -261,14 +270,7 @@ def test_required_calls_have_a_grammar(name: str, written: str, fits: bool):
     use = ToolUse(NAMED_FORMATS[name], FUNCTIONS, "required")
     wanted = use.structured(None)
     assert wanted is not None
-    state = Grammars(harmony_tokens).begin(wanted)
-    try:
-        for token in harmony_ids(written):
-            state.commit([token])
-        is_fit = True
-    except GrammarError:
-        is_fit = False
-    assert is_fit == fits
+    assert is_allowed(Grammars(harmony_tokens).begin(wanted), written) == fits
     assert use.structured(None) == wanted
     assert ToolUse(NAMED_FORMATS[name], FUNCTIONS).structured(None) is None
 
@@ -288,7 +290,9 @@ ANALYSIS = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
 def test_a_required_call_follows_the_reasoning(written: str, fits: bool):
     use = ToolUse(NAMED_FORMATS["openai"], FUNCTIONS, "required")
     wanted, tokens = use.structured(None), harmony_tokens()
-    limit = Reasoning(REASONING["openai_gptoss"], is_open=False).limit(None, wanted, use.reasoning_end)
+    limit = Reasoning(REASONING["openai_gptoss"], is_open=False).limit(
+        None, wanted, use.call_format.reasoning_end
+    )
     assert wanted is not None
     assert limit is not None
     begin, end = (tuple(harmony_ids(tag)) for tag in (limit.begin, limit.end))
@@ -296,13 +300,7 @@ def test_a_required_call_follows_the_reasoning(written: str, fits: bool):
         limit.begin.encode(), limit.end.encode(), begin, end, tokens.pieces.__getitem__, 263, tokens.end_ids
     )
     state = ThinkingState(tags, None, is_open=False, grammar=Grammars(harmony_tokens).begin(wanted))
-    try:
-        for token in harmony_ids(written):
-            state.commit([token])
-        is_fit = True
-    except GrammarError:
-        is_fit = False
-    assert is_fit == fits
+    assert is_allowed(state, written) == fits
 
 
 def test_one_call_at_most():

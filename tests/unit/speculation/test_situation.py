@@ -479,12 +479,20 @@ def test_observing_a_step_is_part_of_a_call_and_makes_no_pass_slower():
     assert costs.step_seconds(1) == pytest.approx(10.0)
     assert costs.draft_seconds("head", 2) == pytest.approx(3.0)
     assert costs.draft_seconds("ngram", 2) == pytest.approx(0.1)
-    for _ in range(
-        20
-    ):  # a prompt is observed beside a call: neither the call's cost nor left out of the step's
+    # A prompt is observed beside a call: that is no cost of the call, and part of the step's time.
+    for _ in range(20):
         costs.observe(report(1, 50, seconds=StageSeconds(1.0, 90, 10, 101.0, 10.0), calls=calls[:1]))
     assert costs.draft_seconds("head", 2) == pytest.approx(3.0, rel=0.01)
     assert costs.prompt_rows_within(100.0) == 51
+
+
+def test_observing_a_cold_step_is_no_cost_of_a_call():
+    costs = StepCosts()
+    calls = [DrafterCall("head", 1, 2, 2, 0, 1.0, is_observing=True)]
+    for number in range(40):
+        spent = StageSeconds(1.0, 10, 2, 13.0, observe=2.0 if number < 20 else 6.0)
+        costs.observe(report(1, seconds=spent, calls=calls, is_cold=number >= 20))
+    assert costs.draft_seconds("head", 2) == pytest.approx(3.0)
 
 
 def decoding(costs: StepCosts, count: int, pace: float, *, asks: bool) -> None:

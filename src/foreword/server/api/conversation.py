@@ -14,11 +14,18 @@ from foreword.models.tokenization.tokenizer import Tokenizer
 from foreword.server.api.answer_types import CalledTool, ToolCall, new_id
 from foreword.server.api.entry import new_request
 from foreword.server.api.message_types import NAMED_TOOL, Message, Tool, ToolFunction
-from foreword.server.api.named_calls import NamedFormat
 from foreword.server.api.reasoning import Reasoning, ReasoningReader, check_budget, reasoning_format
 from foreword.server.api.request_types import ChatRequest, ResponsesRequest, ToolFields
-from foreword.server.api.tool_blocks import FORMATS, CallFormat, format_of
-from foreword.server.api.tool_reading import AUTO, ArgumentsDelta, CallReader, CallStart, Event, TextDelta
+from foreword.server.api.tool_blocks import FORMATS, format_of
+from foreword.server.api.tool_reading import (
+    AUTO,
+    ArgumentsDelta,
+    CallFormat,
+    CallReader,
+    CallStart,
+    Event,
+    TextDelta,
+)
 from foreword.server.context import ServerContext
 from foreword.server.middleware import ApiCaller
 from foreword.structured.params import StructuredOutputs
@@ -59,11 +66,6 @@ class ToolUse:
         if other is None and all(function.strict for function in self.functions):
             return self.call_format.optional_grammar(schemas)
         return other
-
-    @property
-    def reasoning_end(self) -> str:
-        """The tag after reasoning that a call may follow; empty: the one of the reasoning format."""
-        return self.call_format.reasoning_end if isinstance(self.call_format, NamedFormat) else ""
 
     def for_template(self) -> list[dict[str, Any]]:
         """Return the tools for a chat template."""
@@ -210,7 +212,9 @@ class Conversation:
             structured = params.structured if self.use is None else self.use.structured(params.structured)
             budget = body.thinking_token_budget
             # Before a response format the reasoning has its own end; before calls, what a call can follow.
-            end = "" if self.use is None or params.structured is not None else self.use.reasoning_end
+            end = ""
+            if self.use is not None and params.structured is None:
+                end = self.use.call_format.reasoning_end
             thinking = None if self.reasoning is None else self.reasoning.limit(budget, structured, end)
             return replace(params, structured=structured, thinking=thinking)
 

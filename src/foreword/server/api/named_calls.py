@@ -9,6 +9,7 @@ from typing import Any
 
 from foreword.server.api.tool_reading import (
     ArgumentsDelta,
+    CallFormat,
     CallStart,
     Event,
     TextDelta,
@@ -22,13 +23,12 @@ _MAX_HEADER = 160  # characters; function names have at most 64
 
 
 @dataclass(frozen=True)
-class NamedFormat:
+class NamedFormat(CallFormat):
     """A format of tool calls: a header with the tool's name, then a JSON object.
 
     Answers have no control tokens in their text, so a header is recognized by the words that remain of it.
     """
 
-    name: str
     marks: tuple[str, ...]  # beginnings of a header
     header: str  # pattern of a whole header, {} for the names of the tools
     example: str  # a call as the model writes it: {name} and {given}
@@ -37,17 +37,14 @@ class NamedFormat:
     name_begins: bool = False  # a name begins a header at the start of an answer, a line or a sentence
     divisions: tuple[str, ...] = ()  # headers of messages for the user
     opening: str = ""  # such a header at the start of the answer
-    reasoning_end: str = ""  # tag after reasoning that a call or a message may follow
 
     def format_calls(self, calls: Sequence[tuple[str, Any]]) -> str:
-        """Return calls (name, arguments) as the model would write them."""
         return "".join(
             self.example.replace("{name}", name).replace("{given}", json.dumps(given))
             for name, given in calls
         )
 
     def required_grammar(self, tools: Sequence[tuple[str, Any]], max_calls: int | None) -> StructuredOutputs:
-        """Return a grammar for at least one call of these tools, and at most `max_calls`."""
         before, repeats = self.grammar
         calls = [
             f"{before.replace('{name}', name)} "
@@ -58,10 +55,6 @@ class NamedFormat:
         rules += ["call: " + " | ".join(f"call_{number}" for number in range(len(calls)))]
         rules += [f"call_{number}: {call}" for number, call in enumerate(calls)]
         return StructuredOutputs(grammar="\n".join(rules))
-
-    def optional_grammar(self, tools: Sequence[tuple[str, Any]]) -> StructuredOutputs | None:
-        """Return None: optional calls of this format are not constrained."""
-        return None
 
     def reader(
         self, tools: Mapping[str, Mapping[str, Any]], only_calls: bool = False, max_calls: int | None = None
@@ -97,7 +90,6 @@ class NamedReader:
         only_calls: bool = False,
         max_calls: int | None = None,
     ) -> None:
-        """`only_calls`: a grammar allows only calls, so that the rest of a cut call is not text."""
         self._format = call_format
         self._only_calls, self._max_calls = only_calls, max_calls
         self._names = tuple(tools)

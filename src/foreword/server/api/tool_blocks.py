@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from foreword.server.api import tool_reading
-from foreword.server.api.named_calls import NAMED_FORMATS, NamedFormat
+from foreword.server.api.named_calls import NAMED_FORMATS
 from foreword.server.api.tool_reading import (
     ArgumentsDelta,
+    CallFormat,
     CallReader,
     CallStart,
     Event,
@@ -33,10 +34,9 @@ from foreword.structured.params import StructuredOutputs
 
 
 @dataclass(frozen=True)
-class BlockFormat:
+class BlockFormat(CallFormat):
     """A format of tool calls: blocks of text between tags. Without tags, an answer with calls has nothing else."""
 
-    name: str
     begin: str  # tag before a block; empty: none
     end: str  # tag after a block; empty: none
     parse: Callable[[str, Schemas], Calls]  # (name, arguments) of a block's calls; ValueError if invalid
@@ -44,16 +44,10 @@ class BlockFormat:
     required: ToolFormat  # JSON format of calls that a grammar enforces
 
     def format_calls(self, calls: Sequence[tuple[str, Any]]) -> str:
-        """Return calls (name, arguments) as the model would write them."""
         return f"{self.begin}{self.write(calls)}{self.end}"
 
     def required_grammar(self, tools: Sequence[tuple[str, Any]], max_calls: int | None) -> StructuredOutputs:
-        """Return a grammar for at least one call of these tools, and at most `max_calls`."""
         return self.required.required_grammar(tools, max_calls)
-
-    def optional_grammar(self, tools: Sequence[tuple[str, Any]]) -> StructuredOutputs | None:
-        """Return None: optional calls of this format are not constrained."""
-        return None
 
     def reader(self, tools: Schemas, only_calls: bool = False, max_calls: int | None = None) -> CallReader:
         if only_calls:
@@ -222,8 +216,6 @@ BLOCK_FORMATS = {
     )
 }
 
-
-CallFormat = ToolFormat | BlockFormat | NamedFormat
 
 FORMATS: dict[str, CallFormat] = {**tool_reading.FORMATS, **BLOCK_FORMATS, **NAMED_FORMATS}
 """Formats by vLLM's parser names."""

@@ -1,8 +1,9 @@
 """JSON tool-call formats of model families, and an incremental parser of text and calls."""
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from foreword.server.api.untagged_calls import CallObject, TextOrCall, UntaggedReader
@@ -12,10 +13,39 @@ AUTO = "auto"
 
 
 @dataclass(frozen=True)
-class ToolFormat:
-    """A format of tool calls: JSON objects with name and arguments, between tags or not, single or in a list."""
+class CallFormat(ABC):
+    """A format of tool calls."""
 
     name: str
+    reasoning_end: str = field(default="", kw_only=True)  # tag before calls; empty: the reasoning format's
+
+    @abstractmethod
+    def format_calls(self, calls: Sequence[tuple[str, Any]]) -> str:
+        """Return calls (name, arguments) as the model would write them."""
+
+    @abstractmethod
+    def required_grammar(self, tools: Sequence[tuple[str, Any]], max_calls: int | None) -> StructuredOutputs:
+        """Return a grammar for at least one call of these tools (name, argument schema), and at most `max_calls`."""
+
+    def optional_grammar(self, tools: Sequence[tuple[str, Any]]) -> StructuredOutputs | None:
+        """Return a grammar for text in which calls are valid calls of these tools; None: they are not constrained."""
+        return None
+
+    @abstractmethod
+    def reader(
+        self, tools: Mapping[str, Mapping[str, Any]], only_calls: bool = False, max_calls: int | None = None
+    ) -> "CallReader":
+        """Return a parser of an answer with these tools (argument schemas by name).
+
+        `max_calls`: the maximum number of returned calls; None: all. `only_calls`: a grammar allows only calls, so that
+        the rest of a cut call is not text.
+        """
+
+
+@dataclass(frozen=True)
+class ToolFormat(CallFormat):
+    """A format of tool calls: JSON objects with name and arguments, between tags or not, single or in a list."""
+
     begin: str = ""  # tag before the calls; empty: an answer with calls consists only of calls
     end: str = ""  # tag after the calls
     inner: str = ""  # space between a tag and the JSON
@@ -24,14 +54,12 @@ class ToolFormat:
     hidden: str = ""  # control token that may precede the calls; not part of the text
 
     def format_calls(self, calls: Sequence[tuple[str, Any]]) -> str:
-        """Return calls (name, arguments) as the model would write them."""
         entries = [json.dumps({"name": name, self.arguments: given}) for name, given in calls]
         if self.is_list:
             return f"{self.begin}{self.inner}[{', '.join(entries)}]{self.inner}{self.end}"
         return "\n".join(f"{self.begin}{self.inner}{entry}{self.inner}{self.end}" for entry in entries)
 
     def required_grammar(self, tools: Sequence[tuple[str, Any]], max_calls: int | None) -> StructuredOutputs:
-        """Return a grammar for at least one call of these tools (name, argument schema), and at most `max_calls`."""
         call = {"anyOf": [self._call_schema(name, schema) for name, schema in tools]}
         listed = {
             "type": "array",
@@ -47,7 +75,6 @@ class ToolFormat:
         return StructuredOutputs(grammar=f'start: call ("\\n" call)*\ncall: {marked}')
 
     def optional_grammar(self, tools: Sequence[tuple[str, Any]]) -> StructuredOutputs | None:
-        """Return a grammar for text in which calls are valid calls of these tools; None: not possible."""
         if not self.begin:
             return None
         call: dict[str, Any] = {"anyOf": [self._call_schema(name, schema) for name, schema in tools]}
@@ -58,7 +85,6 @@ class ToolFormat:
     def reader(
         self, tools: Mapping[str, Mapping[str, Any]], only_calls: bool = False, max_calls: int | None = None
     ) -> "CallReader":
-        """Return a parser of an answer with these tools (argument schemas by name); see `ToolReader`."""
         return ToolReader(self, tools, only_calls, max_calls)
 
     def _call_schema(self, name: str, schema: Any) -> dict[str, Any]:  # noqa: ANN401 - any JSON schema
@@ -179,10 +205,6 @@ class ToolReader:
         only_calls: bool = False,
         max_calls: int | None = None,
     ) -> None:
-        """`tools`: argument schemas by tool name. `max_calls`: the maximum number of returned calls; None: all.
-
-        `only_calls`: a grammar allows only calls, so that the rest of a cut call is not text.
-        """
         self._max_calls = max_calls
         self._format = call_format
         self._only_calls = only_calls

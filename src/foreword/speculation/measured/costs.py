@@ -34,16 +34,15 @@ class StepCosts:
         self._prompt_rate: float | None = None  # recent prompt rows per second
         self._fastest: dict[int, float] = {}  # highest prompt rate by bit length of the row count
         self._calls: dict[str, CallCost] = {}
-        self._observing: dict[
-            str, float
-        ] = {}  # by drafter, seconds of observing the last decode step, per request
+        # By drafter: seconds of observing per request, in the last decode step with a call.
+        self._observing: dict[str, float] = {}
         self._pace = 0.0  # log of the machine's current slowness, from steps only
         self._paces: dict[str, float] = {}  # value of `_pace` at each drafter's recent calls
 
     def observe(self, report: StepReport) -> None:
         """Learn from a step. Ignore steps that were retried, and passes or calls that compiled or captured a graph."""
         observing = [call for call in report.calls if call.is_observing]
-        if observing and report.decodes_only:
+        if observing and report.decodes_only and not report.is_cold:
             per_request = report.seconds.observe / sum([call.requests for call in observing])
             self._observing |= {call.method: per_request for call in observing}
         for call in report.calls:
