@@ -2,6 +2,7 @@
 
 import gc
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 
@@ -64,6 +65,14 @@ def quick_starts() -> None:
     from helpers.quick_starts import prepare_quick_starts
 
     prepare_quick_starts()
+
+
+@pytest.fixture(autouse=True)
+def same_numbers(request: pytest.FixtureRequest) -> None:
+    """Draw the same random numbers in a test whatever ran before it."""
+    import torch
+
+    torch.manual_seed(crc32(request.node.nodeid.encode()))
 
 
 @pytest.fixture

@@ -53,6 +53,17 @@ def assert_same_row(found: Tensor, expected: Tensor) -> None:
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
 
 
+def assert_same_sums(found: Tensor, expected: Tensor) -> None:
+    """Compare sums of products: bit by bit on a GPU, within float32's rounding where NumPy chooses their order.
+
+    What cancels in a sum has rounded as its largest terms have, so the bound is a share of the largest result.
+    """
+    if has_gpu:
+        assert torch.equal(found, expected)
+    else:
+        torch.testing.assert_close(found, expected, atol=float(expected.abs().max()) * 2**-20, rtol=0)
+
+
 def cuda_decoder(
     path: Path, dtype: str = "float32", *, enforce_eager: bool = EAGER, heads: str = "auto"
 ) -> Decoder:

@@ -11,7 +11,7 @@ from foreword.backends.torch import experts as reference
 from foreword.backends.torch.weights import ExpertWeights
 from foreword.models.config import ExpertsSpec, GroupScore, MlpSpec, Scores
 from foreword.models.formats.checkpoint import GroupedTensor, QuantizedTensor
-from helpers.cuda import KERNEL_DEVICE, comparable_numbers, has_gpu, needs_triton
+from helpers.cuda import KERNEL_DEVICE, assert_same_sums, comparable_numbers, has_gpu, needs_triton
 
 pytestmark = needs_triton
 
@@ -145,10 +145,7 @@ def test_experts_in_4_bits_say_the_same_as_unpacked_ones(rows: int):
         Mixture(MlpSpec(0, experts=spec), weights).forward(normed, slots(*range(rows)), rows, parts)
         found.append(parts)
     assert not found[0].isnan().any()
-    if has_gpu:
-        assert torch.equal(*found)
-    else:  # the sums of what is between the products depend on NumPy's order
-        torch.testing.assert_close(*found, atol=1e-3, rtol=1e-4)
+    assert_same_sums(*found)
 
 
 def test_weights_that_the_kernels_cannot_unpack_are_not_packed():
@@ -211,10 +208,7 @@ def test_few_rows_of_a_large_block_are_as_in_a_small_one(packed_weights: bool):
         expert_gate_up(x, weights, blocks, mlp, active, tile)
         found.append(expert_down(active, weights, blocks, shares, parts, tile))
     assert found[0].count_nonzero(dim=2).all()
-    if has_gpu:
-        assert torch.equal(*found)
-    else:
-        torch.testing.assert_close(*found, atol=1e-4, rtol=1e-5)
+    assert_same_sums(*found)
 
 
 @pytest.mark.parametrize("pairs", [8, 40, 200, 600] if has_gpu else [8, 200])
