@@ -10,7 +10,6 @@ import torch
 from foreword.acceptance.params import SamplingParams
 from foreword.backends.interface import Decoder
 from foreword.backends.runner import ModelRunner
-from foreword.backends.support import missing_features
 from foreword.backends.torch.decoder import TorchDecoder
 from foreword.backends.torch.kv_store import TorchKvStore
 from foreword.backends.torch.weights import load_weights
@@ -56,7 +55,7 @@ RUN_HERE = {
     name: config
     for name, config in KNOWN.items()
     # Hybrids have bounds and tests of their own.
-    if (has_gpu or name in INTERPRETED) and name not in HYBRIDS and not missing_features(config, "cuda")
+    if (has_gpu or name in INTERPRETED) and name not in HYBRIDS
 }
 
 

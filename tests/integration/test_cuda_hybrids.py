@@ -33,9 +33,6 @@ from helpers.trees import random_tokens, random_tree, root_path
 
 pytestmark = needs_triton
 
-NAMES = [
-    name for name in HYBRIDS if name != "nemotron_h"
-]  # which has an MLP that the backend does not support
 KINDS = ["qwen3_5", "granite_dense", "lfm2"]  # of recurrences
 
 
@@ -73,7 +70,7 @@ def run(runner: ModelRunner, cache: PagedCache, request: Request, rows: int) -> 
     return logits
 
 
-@pytest.mark.parametrize("name", NAMES if has_gpu else ["qwen3_5"])
+@pytest.mark.parametrize("name", HYBRIDS if has_gpu else ["qwen3_5", "nemotron_h"])
 def test_logits_equal_torch(name: str):
     ids = random_tokens(random.Random(1), 2 * CHUNK + 20 if has_gpu else 9)
     expected = all_logits(reference(name), ids)
@@ -83,7 +80,7 @@ def test_logits_equal_torch(name: str):
     assert differ.max() < 1e-3
 
 
-@pytest.mark.parametrize("name", KINDS if has_gpu else ["qwen3_5"])
+@pytest.mark.parametrize("name", [*KINDS, "nemotron_h"] if has_gpu else ["qwen3_5", "nemotron_h"])
 def test_adapters_on_all_projections(name: str, tmp_path: Path):
     ours, theirs = made(name), reference(name)
     config, ids = ours.config, random_tokens(random.Random(4), 9)

@@ -14,7 +14,6 @@ import torch
 from foreword.backends.batch import Tap
 from foreword.backends.interface import Decoder
 from foreword.backends.runner import ModelRunner
-from foreword.backends.support import missing_features
 from foreword.engine.requests.request import Request
 from foreword.kv.paged_cache import PagedCache
 from foreword.models.formats.checkpoint import open_checkpoint
@@ -70,8 +69,6 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @pytest.fixture(scope="module", params=DECODERS)
 def decoder(request: pytest.FixtureRequest, path: Path) -> Decoder:
     load, numbers = request.param
-    if load is cuda_decoder and missing_features(open_checkpoint(path).config, "cuda"):
-        pytest.skip("this backend does not support the model")
     if load is cpu_decoder_with_int8_kv and open_checkpoint(path).config.layers[0].attention.latent:
         pytest.skip("latent rows are not kept in int8")
     decoder: Decoder = load(path, numbers)

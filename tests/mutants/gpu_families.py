@@ -82,6 +82,27 @@ GPU_FAMILY_MUTANTS = (
     ),
     Mutant(
         98,
+        "experts without a gate have no activation either",
+        "backends/cuda/kernels/experts.py",
+        "_gate_up_rows",
+        "activated(total.to(dtype).to(tl.float32), ACTIVATION).to(dtype)",
+        "total.to(dtype)",
+        (f"{EXPERTS}::test_a_mixture_says_what_the_reference_says",),
+    ),
+    Mutant(
+        98,
+        "rows of an MLP without a gate begin where those with one do",
+        "backends/cuda/kernels/rows.py",
+        "_activate",
+        "2 if GATED else 1",
+        "2",
+        (
+            f"{KERNELS}::test_activation_embedding_and_rows",
+            "tests/integration/test_cuda_hybrids.py::test_logits_equal_torch[nemotron_h]",
+        ),
+    ),
+    Mutant(
+        98,
         "groups of experts in 4 bits have their neighbours' exponents",
         "backends/cuda/kernels/mxfp4.py",
         "_unpacked",

@@ -7,10 +7,8 @@ from importlib.util import find_spec
 import torch
 
 from foreword.backends.cpu.packing import FORMATS, WeightFormat
-from foreword.backends.support import missing_features
 from foreword.errors import RequestError
 from foreword.kernels.native import native_status
-from foreword.models.config import ModelConfig
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 """Number formats of the torch backend."""
@@ -97,24 +95,6 @@ def _choose(backend: str, dtype: str, device: torch.device) -> BackendChoice:
             )
         return _torch(dtype, device, refusal)
     return _cpu(dtype, "the fastest on this CPU")
-
-
-def fit_to_model(
-    choice: BackendChoice, config: ModelConfig, *, backend: str, dtype: str, device: torch.device
-) -> BackendChoice:
-    """Return the choice, or torch if its backend was selected by `auto` and cannot run this model.
-
-    A backend that was requested by name, or by a format that only it has, stays. If it cannot run the model, loading
-    reports that.
-    """
-    missing = missing_features(config, choice.name)
-    is_packed = choice.quantization in ("fp8", "int4") or choice.kv_cache_dtype != "auto"
-    is_named = backend != "auto" or is_packed or (dtype != "auto" and dtype not in DTYPES)
-    if not missing or is_named:
-        return choice
-    reason = f"the {choice.name} backend does not support {', '.join(missing)}"
-    logging.getLogger("foreword").warning("this %s model runs on torch: %s", config.architecture, reason)
-    return _torch(dtype, device, reason)
 
 
 def parallel_backend(backend: str, ranks: int) -> str:

@@ -58,7 +58,7 @@ class DecoderLoader:
 
     def load(self, checkpoint: Checkpoint, progress: Progress | None = None) -> Decoder:
         """Load a checkpoint in the chosen number format. Refuse unsupported models before reading weights."""
-        require_supported(checkpoint.config, self.choice.name)
+        require_supported(checkpoint.config)
         if self.choice.form is not None:
             return load_cpu_decoder(checkpoint, self.choice.form, progress=progress)
         weights: DecoderWeights[Any]
@@ -76,7 +76,7 @@ def load_on_ranks(
     loader: DecoderLoader, checkpoint: ModelFile, ranks: int, progress: Progress | None = None
 ) -> TensorParallelDecoder:
     """Start worker processes and load a decoder on several ranks, of which this process is the first."""
-    require_supported(checkpoint.config, loader.choice.name)
+    require_supported(checkpoint.config)
     check_size(checkpoint.config, ranks)
     workers = Workers(ranks, loader.device)
     try:

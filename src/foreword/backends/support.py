@@ -1,11 +1,11 @@
-"""Model features that each backend supports: checks before weights are read, and a table of model families."""
+"""Checks before weights are read: what no backend runs, what cannot be trained; and a table of model families."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
 from foreword.errors import CheckpointError
-from foreword.models.architectures.architecture import Architecture, DenseLayers, WindowedLayers
+from foreword.models.architectures.architecture import Architecture
 from foreword.models.architectures.registry import ARCHITECTURES
 from foreword.models.config import AttentionSpec, LayerSpec, ModelConfig, Norms
 
@@ -33,16 +33,35 @@ class Feature(Enum):
     MIXED = "layers of different kinds"
 
 
-SUPPORTED: dict[str, frozenset[Feature]] = {
-    "torch": frozenset(Feature),
-    "cpu": frozenset(Feature),
-    "cuda": frozenset(Feature) - {Feature.RELU2},
-    "training": frozenset(),
-}
-"""Supported features by backend; `training` means the trainer's own passes."""
-
 ACTIVATIONS = {"silu": None, "gelu_pytorch_tanh": Feature.GELU, "relu2": Feature.RELU2}
-"""Activations that some backend supports, and the feature that each needs, if any."""
+"""Activations that every backend has, and the feature that each needs, if any."""
+
+
+def require_supported(config: ModelConfig) -> LayerSpec:
+    """Return the model's first layer; raise `CheckpointError` for a model that no backend runs."""
+    if not config.layers:
+        raise CheckpointError(f"the {config.architecture} model has no layers; use another")
+    unknown = [f"{config.norm.kind} norms"] if config.norm.kind != "rms" else []
+    activations = {layer.mlp.activation for layer in config.layers} - set(ACTIVATIONS)
+    unknown += [f"activation {name!r}" for name in sorted(activations)]
+    if unknown:
+        raise CheckpointError(
+            f"no backend supports this {config.architecture} model's {', '.join(unknown)}; use another model"
+        )
+    return config.layers[0]
+
+
+def require_trainable(config: ModelConfig) -> LayerSpec:
+    """Return the model's first layer; raise `CheckpointError` for a model that the trainer's passes do not compute."""
+    first, features = require_supported(config), features_of(config)
+    if len(features) > 1:
+        features.discard(Feature.MIXED)  # the others already say what differs
+    if features:
+        names = ", ".join(feature.value for feature in Feature if feature in features)
+        raise CheckpointError(
+            f"training does not support this {config.architecture} model's {names}; use another model"
+        )
+    return first
 
 
 def features_of(config: ModelConfig) -> set[Feature]:
@@ -57,31 +76,6 @@ def features_of(config: ModelConfig) -> set[Feature]:
     if any(layer != config.layers[0] for layer in config.layers):
         features.add(Feature.MIXED)
     return features
-
-
-def missing_features(config: ModelConfig, backend: str) -> list[str]:
-    """Return the names of a model's features that a backend does not support."""
-    unknown = [f"{config.norm.kind} norms"] if config.norm.kind != "rms" else []
-    activations = {layer.mlp.activation for layer in config.layers} - set(ACTIVATIONS)
-    unknown += [f"activation {name!r}" for name in sorted(activations)]
-    missing = features_of(config) - SUPPORTED[backend]
-    if len(missing) > 1:
-        missing.discard(Feature.MIXED)  # the others already say what differs
-    return [*unknown, *(feature.value for feature in Feature if feature in missing)]
-
-
-def require_supported(config: ModelConfig, backend: str) -> LayerSpec:
-    """Return the model's first layer; raise `CheckpointError` if the backend does not support a feature."""
-    if not config.layers:
-        raise CheckpointError(f"the {config.architecture} model has no layers; use another")
-    if features := missing_features(config, backend):
-        where = "training" if backend == "training" else f"the {backend} backend"
-        torch_runs = backend != "torch" and not missing_features(config, "torch") and backend != "training"
-        raise CheckpointError(
-            f"{where} does not support this {config.architecture} model's {', '.join(features)}; "
-            f"use {'--backend torch' if torch_runs else 'another model'}"
-        )
-    return config.layers[0]
 
 
 def _layer_features(layer: LayerSpec, config: ModelConfig) -> Iterator[Feature]:
@@ -130,7 +124,7 @@ class SupportedFamily:
     models: str
     hf_class: str  # in config.json
     formats: str  # of files
-    backends: dict[str, str]  # "yes" or "no: REASON"
+    backends: dict[str, str]  # "yes" for each: a family is added to all backends
 
 
 def supported_families() -> list[SupportedFamily]:
@@ -140,7 +134,7 @@ def supported_families() -> list[SupportedFamily]:
             family.models,
             family.hf_class,
             f"safetensors, GGUF ({', '.join(names)})" if (names := _gguf_names(family)) else "safetensors",
-            {backend: _verdict(family, backend) for backend in BACKENDS},
+            dict.fromkeys(BACKENDS, "yes"),
         )
         for family in ARCHITECTURES
     ]
@@ -162,38 +156,3 @@ def _gguf_names(family: Architecture) -> tuple[str, ...]:
         variant.gguf_alias if variant.gguf is None else variant.gguf.architecture for variant in variants
     ]
     return tuple(dict.fromkeys(name for name in names if name is not None))
-
-
-def _verdict(family: Architecture, backend: str) -> str:
-    """Return "yes", or "no: " and the features of a family that a backend does not support."""
-    unsupported = _features_of_family(family) - SUPPORTED[backend]
-    if len(unsupported) > 1:
-        unsupported.discard(Feature.MIXED)
-    if not unsupported:
-        return "yes"
-    return "no: " + ", ".join(feature.value for feature in Feature if feature in unsupported)
-
-
-def _features_of_family(family: Architecture) -> set[Feature]:
-    """Return the features that all models of a family have."""
-    scales, rope, experts, window = family.scales, family.rope, family.experts, family.window
-    has = {
-        Feature.EXPERTS: experts is not None,
-        Feature.CLAMPED: experts is not None and (experts.bias or experts.clamp is not None),
-        Feature.LATENT: family.is_latent,
-        Feature.SINKS: family.has_sinks,
-        Feature.GATED: family.has_gated_attention,
-        Feature.RECURRENT: family.recurrent is not None,
-        Feature.SOFT_CAPS: scales.attention_cap is not None,
-        Feature.NORMS: family.norms is not Norms.BEFORE,
-        Feature.WIDE_NORM: family.wide_qk_norm,
-        Feature.SCALES: scales.embedding_by_width or scales.attention is not None,
-        Feature.NO_ROPE: rope.unrotated_every is not None,
-        Feature.LAYER_ROPE: rope.local_theta is not None,
-        Feature.PARTIAL_ROPE: rope.partial != 1,
-        Feature.GELU: family.activation.startswith("gelu"),
-        Feature.RELU2: family.activation == "relu2",
-        Feature.WINDOW: window is not None and window.layers is WindowedLayers.ALL_BUT_EVERY_NTH,
-        Feature.MIXED: experts is not None and experts.dense is DenseLayers.FIRST,
-    }
-    return {feature for feature, applies in has.items() if applies}

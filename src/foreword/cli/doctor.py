@@ -30,7 +30,7 @@ def _findings(model: str) -> dict[str, object]:
     import torch
 
     from foreword import __version__
-    from foreword.backends.choice import choose_backend, fit_to_model, pick_device
+    from foreword.backends.choice import choose_backend, pick_device
     from foreword.backends.cpu.packing import default_format
     from foreword.backends.loading import is_shape_invariant
     from foreword.backends.memory import state_spec
@@ -44,7 +44,6 @@ def _findings(model: str) -> dict[str, object]:
     head = states = None
     because = f"{model} is not here yet: `foreword pull {model}` tells whether a head was trained for it; "
     if checkpoint is not None:
-        choice = fit_to_model(choice, checkpoint.config, backend="auto", dtype="auto", device=device)
         head, because = find_head(checkpoint, checkpoint.tokenizer()), ""
         states = state_spec(checkpoint.config, choice.torch_dtype.itemsize)
     chosen = choose_speculation("auto", is_shape_invariant(choice), head=head)

@@ -172,7 +172,7 @@ def prepare(
 
     This process checks requests against the default drafter. `start` has further fields of `Start`.
     """
-    from foreword.backends.choice import choose_backend, fit_to_model, parallel_backend, pick_device
+    from foreword.backends.choice import choose_backend, parallel_backend, pick_device
     from foreword.backends.loading import is_shape_invariant
     from foreword.engine.drafting.default_speculation import choose_speculation
     from foreword.engine.loader import sampling_defaults
@@ -188,7 +188,6 @@ def prepare(
     checkpoint, device = open_checkpoint(path), pick_device(compute.device)
     backend = parallel_backend(compute.backend, compute.tensor_parallel_size)
     choice = choose_backend(backend, compute.dtype, device)
-    choice = fit_to_model(choice, checkpoint.config, backend=backend, dtype=compute.dtype, device=device)
     head = find_head(checkpoint, checkpoint.tokenizer())
     local = choose_speculation(speculation, is_shape_invariant(choice), engine.acceptance_rule, head).config
     drafting, sampling = with_nodes(local, nodes), sampling_defaults(checkpoint, generation_config)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import TypedDict
 
 from foreword.acceptance.params import SamplingDefaults, check_generation_config
-from foreword.backends.choice import choose_backend, fit_to_model, parallel_backend, pick_device
+from foreword.backends.choice import choose_backend, parallel_backend, pick_device
 from foreword.backends.interface import Decoder
 from foreword.backends.loading import DecoderLoader, load_on_ranks
 from foreword.backends.parallel.decoder import TensorParallelDecoder
@@ -134,7 +134,6 @@ def load_model(  # noqa: PLR0913 - vLLM's names
     silence_bfloat16_warning()
     checkpoint = open_checkpoint(resolve_model(model))
     tokenizer, sampling = checkpoint.tokenizer(), sampling_defaults(checkpoint, generation_config)
-    choice = fit_to_model(choice, checkpoint.config, backend=backend, dtype=dtype, device=torch_device)
     loader = DecoderLoader(choice, torch_device, enforce_eager)
     if tensor_parallel_size == 1:
         decoder: Decoder = loader.load(checkpoint, progress)

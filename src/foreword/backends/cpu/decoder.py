@@ -36,7 +36,7 @@ class CpuDecoder:
     ) -> None:
         self.config = config
         self.number_format = number_format
-        require_supported(config, "cpu")
+        require_supported(config)
         self._weights = weights
         self._native = native_decoder(config, weights, threads)
 

@@ -107,7 +107,7 @@ def load_outer_matrices(packer: MatrixPacker, config: ModelConfig) -> CpuWeights
 
 
 def load_layers(packer: MatrixPacker, config: ModelConfig) -> tuple[CpuLayer, ...]:
-    require_supported(config, "cpu")
+    require_supported(config)
     return tuple(
         _load_layer(packer, layer, f"model.layers.{index}.") for index, layer in enumerate(config.layers)
     )
@@ -238,7 +238,7 @@ def native_decoder(config: ModelConfig, weights: CpuWeights, threads: int) -> "_
     """Create the compiled decoder of packed weights."""
     from foreword.kernels import _native
 
-    layer = require_supported(config, "cpu")
+    layer = require_supported(config)
     decoder = _native.Decoder(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,

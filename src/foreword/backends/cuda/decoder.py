@@ -102,7 +102,7 @@ class CudaDecoder(DescribedDecoder[Matrix]):
             raise RequestError(
                 f"the KV rows of this {config.architecture} model cannot be kept in 8 bits; leave out --kv-cache-dtype"
             )
-        self._attention_spec = require_supported(config, "cuda").attention
+        self._attention_spec = require_supported(config).attention
         self._rotations = Rotations(config.layers, config.rope, self.device)
         self._embedding_scale = torch.tensor(config.embedding_scale, dtype=weights.dtype).item()
         self._geometry = _tile_geometry(self._attention_spec)

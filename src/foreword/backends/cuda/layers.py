@@ -161,7 +161,7 @@ class CudaLayers:
         """Run the dense MLP of a layer, or the shared expert of a mixture."""
         layer, spec = self._weights[index], self._specs[index].mlp
         gate_up = self._product(normed, layer.gate_up, layer.gate_up_bias, inputs.adapters, (index, GATE_UP))
-        active = Rows.allocate(gate_up, gate_up.shape[1] // 2, layer.down)
+        active = Rows.allocate(gate_up, spec.intermediate_size, layer.down)
         activate(gate_up, *active, spec.activation)
         return self._addend(active, layer.down, layer.down_bias, inputs.adapters, (index, DOWN))
 

@@ -238,7 +238,7 @@ def load_packed(
     checkpoint: Checkpoint, choice: BackendChoice, device: torch.device, progress: Progress | None = None
 ) -> DecoderWeights[Matrix]:
     """Load a decoder's weights; embedding, output matrix and norms have the choice's dtype."""
-    require_supported(checkpoint.config, "cuda")
+    require_supported(checkpoint.config)
     loader = WeightLoader(checkpoint, choice.torch_dtype, device, progress)
     if choice.quantization == "none":
         return weights_from(loader, checkpoint.config)

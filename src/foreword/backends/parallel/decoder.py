@@ -175,7 +175,7 @@ def _unsupported(feature: str) -> RequestError:
 def load_parallel(
     checkpoint: ModelFile, workers: Workers, dtype: torch.dtype, progress: Progress | None = None
 ) -> TensorParallelDecoder:
-    require_supported(checkpoint.config, "torch")
+    require_supported(checkpoint.config)
     check_size(checkpoint.config, workers.size)
     number = workers.new_number()
     order = LoadShard(number, str(checkpoint.path.resolve()), str(dtype).removeprefix("torch."))

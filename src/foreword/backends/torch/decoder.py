@@ -84,7 +84,7 @@ class TorchDecoder(DescribedDecoder):
 
         The decoder of a rank passes its own `stack`.
         """
-        require_supported(config, "torch")
+        require_supported(config)
         super().__init__(config, weights)
         padded = weights.device.type == "cuda" if bucketed is None else bucketed
         self._stack = stack or TorchStack(config, weights, padded)

@@ -138,7 +138,7 @@ def load_weights(
 ) -> DecoderWeights:
     """Load a decoder's weights; embedding, head and final norm come from `outer` if given."""
     config = checkpoint.config
-    require_supported(config, "torch")
+    require_supported(config)
     loader = WeightLoader(checkpoint, dtype, device, progress)
     return weights_from(loader, config, outer)
 

@@ -73,7 +73,7 @@ class Step(Benchmark):
 
     def _decoders(self) -> "dict[str, Decoder]":
         """Return the model, or random weights of its shape; a mixture is compared with the dense shape."""
-        from foreword.backends.choice import choose_backend, fit_to_model, pick_device
+        from foreword.backends.choice import choose_backend, pick_device
         from foreword.backends.loading import DecoderLoader
         from foreword.bench.random_models import RandomCheckpoint, as_mixture, named_shape
 
@@ -83,10 +83,7 @@ class Step(Benchmark):
         config = named_shape(self.shape) if model is None else model.config
         shapes = {OURS: as_mixture(config, self.experts), "dense": config} if self.experts else {OURS: config}
         place = pick_device(self.device)
-        chosen = choose_backend(self.backend, self.dtype, place)
-        # All on a backend that can run the mixture.
-        choice = fit_to_model(chosen, shapes[OURS], backend=self.backend, dtype=self.dtype, device=place)
-        loader = DecoderLoader(choice, place)
+        loader = DecoderLoader(choose_backend(self.backend, self.dtype, place), place)
         return {name: loader.load(RandomCheckpoint(shape)) for name, shape in shapes.items()}
 
     @staticmethod

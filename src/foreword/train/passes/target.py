@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, linear
 
-from foreword.backends.support import require_supported
+from foreword.backends.support import require_trainable
 from foreword.backends.torch.norms import rms_norm
 from foreword.backends.torch.weights import DecoderWeights, load_weights
 from foreword.models.config import AttentionSpec, ModelConfig, RopeSpec
@@ -35,7 +35,7 @@ class FrozenTarget:
     def __init__(self, config: ModelConfig, weights: DecoderWeights, *, compiled: bool = False) -> None:
         self.config = config
         self.weights = weights
-        self.attention: AttentionSpec = require_supported(config, "training").attention
+        self.attention: AttentionSpec = require_trainable(config).attention
         self._frequencies = frequencies(config.rope, config.layer.attention.head_dim).to(
             weights.embedding.device
         )

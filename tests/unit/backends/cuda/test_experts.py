@@ -29,15 +29,16 @@ SPECS = {
 SPARE, HIDDEN, ROWS = 99, 32, 5
 
 
-def weights_of(spec: ExpertsSpec, dtype: torch.dtype = torch.float32) -> ExpertWeights:
+def weights_of(spec: ExpertsSpec, dtype: torch.dtype = torch.float32, gated: bool = True) -> ExpertWeights:
+    inner = (2 if gated else 1) * spec.size
     return ExpertWeights(
         router=comparable_numbers(spec.count, HIDDEN) / 8,
         correction=comparable_numbers(spec.count) / 8 if spec.corrected else None,
-        gate_up=comparable_numbers(spec.count, 2 * spec.size, HIDDEN, dtype=dtype) / 8,
+        gate_up=comparable_numbers(spec.count, inner, HIDDEN, dtype=dtype) / 8,
         down=comparable_numbers(spec.count, HIDDEN, spec.size, dtype=dtype) / 8,
         shared_gate=None,
         router_bias=comparable_numbers(spec.count) if spec.bias else None,
-        gate_up_bias=comparable_numbers(spec.count, 2 * spec.size, dtype=dtype) / 4 if spec.bias else None,
+        gate_up_bias=comparable_numbers(spec.count, inner, dtype=dtype) / 4 if spec.bias else None,
         down_bias=comparable_numbers(spec.count, HIDDEN, dtype=dtype) / 4 if spec.bias else None,
     )
 
@@ -87,16 +88,18 @@ def test_every_pair_is_in_one_block_of_its_expert(rows: int):
         assert found.get(expert, []) == (flat == expert).nonzero().flatten().tolist()
 
 
-@pytest.mark.parametrize("activation", ["silu", "gelu_pytorch_tanh"])
+@pytest.mark.parametrize(
+    ("activation", "gated"), [("silu", True), ("gelu_pytorch_tanh", True), ("relu2", False)]
+)
 @pytest.mark.parametrize("name", SPECS)
-def test_a_mixture_says_what_the_reference_says(name: str, activation: str):
+def test_a_mixture_says_what_the_reference_says(name: str, activation: str, gated: bool):
     from foreword.backends.cuda.experts import Mixture
     from foreword.backends.torch.layers import ACTIVATIONS
 
     spec, dtype = SPECS[name], torch.bfloat16 if has_gpu else torch.float32
-    weights, normed = weights_of(spec, dtype), comparable_numbers(ROWS, HIDDEN, dtype=dtype)
+    weights, normed = weights_of(spec, dtype, gated), comparable_numbers(ROWS, HIDDEN, dtype=dtype)
     parts = torch.full((spec.per_token, ROWS, HIDDEN), float("nan"), device=KERNEL_DEVICE)
-    mixture = Mixture(MlpSpec(0, activation=activation, experts=spec), weights)
+    mixture = Mixture(MlpSpec(0, activation=activation, experts=spec, gated=gated), weights)
     mixture.forward(normed, slots(0, 1, SPARE, 3, 4), SPARE, parts)
     expected = reference.mixture(spec, weights, normed, ACTIVATIONS[activation])
     real = [0, 1, 3, 4]
@@ -110,8 +113,9 @@ def packed(weights: ExpertWeights) -> tuple[ExpertWeights[object], ExpertWeights
     from foreword.backends.cuda.expert_packing import packed_experts
 
     both: list[tuple[object, Tensor]] = []
-    for matrices, names in ((weights.gate_up, 2), (weights.down, 1)):
+    for matrices, other in ((weights.gate_up, weights.down), (weights.down, weights.gate_up)):
         count, rows, columns = matrices.shape
+        names = max(1, rows // other.shape[2])  # gate and up are stored one by one
         codes = torch.randint(0, 16, (count, rows, columns), dtype=torch.uint8)
         exponents = torch.randint(124, 128, (count, rows, columns // 32))
         scales = torch.exp2(exponents.float() - 128)
@@ -131,18 +135,20 @@ def packed(weights: ExpertWeights) -> tuple[ExpertWeights[object], ExpertWeights
     return replace(kept, gate_up=gate_up, down=down), kept
 
 
+@pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize("rows", [5, 300] if has_gpu else [3])
-def test_experts_in_4_bits_say_the_same_as_unpacked_ones(rows: int):
+def test_experts_in_4_bits_say_the_same_as_unpacked_ones(rows: int, gated: bool):
     """Bit by bit: no number is rounded. K has groups that no tile ends with."""
     from foreword.backends.cuda.experts import Mixture
 
     spec, dtype = replace(PLAIN, size=96, bias=True, clamp=0.4), torch.bfloat16 if has_gpu else torch.float32
-    both = packed(weights_of(spec, dtype))
+    mlp = MlpSpec(0, activation="silu" if gated else "relu2", experts=spec, gated=gated)
+    both = packed(weights_of(spec, dtype, gated))
     normed = comparable_numbers(rows, HIDDEN, dtype=dtype)
     found = []
     for weights in both:
         parts = torch.full((spec.per_token, rows, HIDDEN), float("nan"), device=KERNEL_DEVICE)
-        Mixture(MlpSpec(0, experts=spec), weights).forward(normed, slots(*range(rows)), rows, parts)
+        Mixture(mlp, weights).forward(normed, slots(*range(rows)), rows, parts)
         found.append(parts)
     assert not found[0].isnan().any()
     assert_same_sums(*found)

@@ -43,30 +43,31 @@ def _gate_up(
     x, weight, exponents, bias, order, experts, firsts, counts, active, num_blocks, K, SIZE, limit,
     PER_TOKEN: tl.constexpr, ROWS: tl.constexpr, TAIL: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
     EVEN: tl.constexpr, SWAPPED: tl.constexpr, PACKED: tl.constexpr, BIASED: tl.constexpr, CLAMPED: tl.constexpr,
-    GELU: tl.constexpr, SLOPE: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    MATRICES: tl.constexpr, ACTIVATION: tl.constexpr, SLOPE: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Compute activation(gate) * up of one block of rows and columns; an expert's gate rows precede its up rows.
 
+    MATRICES 1: experts have no gate, and activation(up) is computed.
     Up to TAIL rows are computed as a block of TAIL rows; TAIL 0: all blocks have ROWS rows.
     """
     launch_dependents(PDL)
     wait_for_previous_kernel(PDL)
-    block, column = _place(num_blocks, tl.cdiv(SIZE, COLUMNS // 2), TAIL)
-    column *= COLUMNS // 2
+    block, column = _place(num_blocks, tl.cdiv(SIZE, COLUMNS // MATRICES), TAIL)
+    column *= COLUMNS // MATRICES
     count = tl.load(counts + block)
     expert, first = tl.load(experts + block).to(tl.int64), tl.load(firsts + block).to(tl.int64)
     order, active = order + first, active + first * SIZE
     if count > TAIL:
         _gate_up_rows(
             x, weight, exponents, bias, order, active, expert, count, column,
-            K, SIZE, limit, PER_TOKEN, ROWS, COLUMNS, DEPTH, EVEN, SWAPPED, PACKED, BIASED, CLAMPED, GELU, SLOPE,
-            PRECISION,
+            K, SIZE, limit, PER_TOKEN, ROWS, COLUMNS, DEPTH, EVEN, SWAPPED, PACKED, BIASED, CLAMPED, MATRICES,
+            ACTIVATION, SLOPE, PRECISION,
         )  # fmt: skip
     if TAIL > 0 and (count > 0) & (count <= TAIL):
         _gate_up_rows(
             x, weight, exponents, bias, order, active, expert, count, column,
-            K, SIZE, limit, PER_TOKEN, TAIL, COLUMNS, DEPTH, EVEN, True, PACKED, BIASED, CLAMPED, GELU, SLOPE,
-            PRECISION,
+            K, SIZE, limit, PER_TOKEN, TAIL, COLUMNS, DEPTH, EVEN, True, PACKED, BIASED, CLAMPED, MATRICES,
+            ACTIVATION, SLOPE, PRECISION,
         )  # fmt: skip
 
 
@@ -75,36 +76,39 @@ def _gate_up_rows(
     x, weight, exponents, bias, order, active, expert, count, column, K, SIZE, limit,
     PER_TOKEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
     EVEN: tl.constexpr, SWAPPED: tl.constexpr, PACKED: tl.constexpr, BIASED: tl.constexpr, CLAMPED: tl.constexpr,
-    GELU: tl.constexpr, SLOPE: tl.constexpr, PRECISION: tl.constexpr,
+    MATRICES: tl.constexpr, ACTIVATION: tl.constexpr, SLOPE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute at most ROWS (row, expert) pairs, which `order` points to, and write them to the rows at `active`."""
     m, n = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
     row = tl.load(order + m, mask=m < count, other=0) // PER_TOKEN
-    of_size = column + n // 2
-    line = n % 2 * SIZE + of_size
+    of_size = column + n // MATRICES
+    line = n % MATRICES * SIZE + of_size
     x_at = x + row.to(tl.int64) * K
     if PACKED:
-        block = expert * tl.cdiv(K, CHUNK) * tl.cdiv(2 * SIZE, BLOCK) + 2 * column // BLOCK
+        block = expert * tl.cdiv(K, CHUNK) * tl.cdiv(MATRICES * SIZE, BLOCK) + MATRICES * column // BLOCK
         total = packed_product(
-            x_at, weight + block * 256, exponents + block * 8, m < count, 2 * (SIZE - column), K, 2 * SIZE,
-            ROWS, COLUMNS, DEPTH, EVEN, PRECISION,
+            x_at, weight + block * 256, exponents + block * 8, m < count, MATRICES * (SIZE - column), K,
+            MATRICES * SIZE, ROWS, COLUMNS, DEPTH, EVEN, PRECISION,
         )  # fmt: skip
     else:
-        weight_at = weight + (expert * 2 * SIZE + line) * K
+        weight_at = weight + (expert * MATRICES * SIZE + line) * K
         total = product(
             x_at, weight_at, m < count, of_size < SIZE, K, ROWS, COLUMNS, DEPTH, EVEN, SWAPPED, PRECISION
         )
     if BIASED:
-        bias_at = bias + expert * 2 * SIZE + line
+        bias_at = bias + expert * MATRICES * SIZE + line
         total += tl.load(bias_at, mask=of_size < SIZE, other=0.0).to(tl.float32)[None, :]
-    gate, up = tl.split(tl.reshape(total, (ROWS, COLUMNS // 2, 2)))
     dtype = active.dtype.element_ty
-    if CLAMPED:
-        gate, up = tl.minimum(gate, limit), tl.maximum(tl.minimum(up, limit), -limit)
-        result = ((up + 1.0) * gate / (1.0 + tl.exp(-SLOPE * gate))).to(dtype)
+    if MATRICES == 1:
+        result = activated(total.to(dtype).to(tl.float32), ACTIVATION).to(dtype)
     else:
-        result = activated(gate.to(dtype).to(tl.float32), GELU).to(dtype) * up.to(dtype)
-    n = column + tl.arange(0, COLUMNS // 2)
+        gate, up = tl.split(tl.reshape(total, (ROWS, COLUMNS // 2, 2)))
+        if CLAMPED:
+            gate, up = tl.minimum(gate, limit), tl.maximum(tl.minimum(up, limit), -limit)
+            result = ((up + 1.0) * gate / (1.0 + tl.exp(-SLOPE * gate))).to(dtype)
+        else:
+            result = activated(gate.to(dtype).to(tl.float32), ACTIVATION).to(dtype) * up.to(dtype)
+    n = column + tl.arange(0, COLUMNS // MATRICES)
     at = active + m.to(tl.int64)[:, None] * SIZE + n[None, :]
     tl.store(at, result, mask=(m < count)[:, None] & (n < SIZE)[None, :])
 
@@ -172,17 +176,20 @@ Experts = Tensor | PackedExperts
 def expert_gate_up(
     x: Tensor, weights: ExpertWeights[Experts], blocks: ExpertBlocks, mlp: MlpSpec, out: Tensor, tile: Tile
 ) -> Tensor:
-    """Write activation(gate) * up of x [rows, K] to `out` [pairs, size], with pairs in the blocks' order; return it."""
-    spec, bias = mlp.experts, weights.gate_up_bias
+    """Write activation(gate) * up of x [rows, K] to `out` [pairs, size], with pairs in the blocks' order; return it.
+
+    Experts without a gate give activation(up).
+    """
+    spec, bias, matrices = mlp.experts, weights.gate_up_bias, 2 if mlp.gated else 1
     assert spec is not None
     tile = _expert_tile(tile, x, weights.gate_up)
     depth, size, num_blocks = x.shape[1], out.shape[1], len(blocks.experts)
-    _gate_up[(num_blocks * triton.cdiv(size, tile.columns // 2),)](
+    _gate_up[(num_blocks * triton.cdiv(size, tile.columns // matrices),)](
         x, *_arrays(weights.gate_up), x if bias is None else bias, blocks.order, blocks.experts, blocks.firsts,
         blocks.counts, out, num_blocks, depth, size, spec.clamp or 0.0,
         PER_TOKEN=spec.per_token, BIASED=bias is not None, CLAMPED=spec.clamp is not None,
-        GELU=mlp.activation != "silu", SLOPE=CLAMPED_SLOPE, **_options(tile, blocks, weights.gate_up, x),
-        **pdl_options(x),
+        MATRICES=matrices, ACTIVATION=mlp.activation, SLOPE=CLAMPED_SLOPE,
+        **_options(tile, blocks, weights.gate_up, x), **pdl_options(x),
     )  # fmt: skip
     return out
 

@@ -11,8 +11,11 @@ def tanh(x) -> tl.tensor:
 
 
 @triton.jit
-def activated(gate, GELU: tl.constexpr) -> tl.tensor:
-    """Return silu, or gelu in its tanh form, of float32 numbers."""
-    if GELU:
-        return 0.5 * gate * (1.0 + tanh(0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)))
-    return gate / (1.0 + tl.exp(-gate))
+def activated(x, ACTIVATION: tl.constexpr) -> tl.tensor:
+    """Return silu, gelu in its tanh form, or squared ReLU of float32 numbers; the names are those of `MlpSpec`."""
+    if ACTIVATION == "gelu_pytorch_tanh":
+        return 0.5 * x * (1.0 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
+    if ACTIVATION == "relu2":
+        positive = tl.maximum(x, 0.0)
+        return positive * positive
+    return x / (1.0 + tl.exp(-x))

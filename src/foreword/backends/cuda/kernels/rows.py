@@ -236,35 +236,39 @@ def gate_shared_expert(shared: Tensor, normed: Tensor, gate: Tensor | None, out:
 
 @kernel()
 def _activate(
-    gate_up, out, values, scales,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr, GELU: tl.constexpr, GROUP: tl.constexpr, PDL: tl.constexpr,
+    projected, out, values, scales,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, GATED: tl.constexpr, ACTIVATION: tl.constexpr, GROUP: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     launch_dependents(PDL)
     wait_for_previous_kernel(PDL)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = columns < WIDTH
-    gate = tl.load(gate_up + row * 2 * WIDTH + columns, mask=mask, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + row * 2 * WIDTH + WIDTH + columns, mask=mask, other=0.0)
-    active = activated(gate, GELU).to(up.dtype) * up
+    at = projected + row * (2 if GATED else 1) * WIDTH + columns
+    first = tl.load(at, mask=mask, other=0.0)
+    active = activated(first.to(tl.float32), ACTIVATION).to(first.dtype)
+    if GATED:
+        active *= tl.load(at + WIDTH, mask=mask, other=0.0)
     tl.store(out + row * WIDTH + columns, active, mask=mask)
     if GROUP > 0:
         store_rounded(active, values, scales, row, columns, mask, WIDTH, BLOCK, GROUP)
 
 
 def activate(
-    gate_up: Tensor, out: Tensor, rounded: Fp8Rows | None = None, activation: str = "silu"
+    projected: Tensor, out: Tensor, rounded: Fp8Rows | None = None, activation: str = "silu"
 ) -> Tensor:
-    """Write activation(gate) * up of gate_up [rows, 2 width] to out [rows, width] and return it.
+    """Write an MLP's activation to out [rows, width] and return it.
 
-    The activation is silu, or gelu in its tanh form. `rounded` receives the result in 8 bits.
+    That is activation(gate) * up of projected [rows, 2 width], or activation(up) of projected [rows, width], which has
+    no gate. `rounded` receives the result in 8 bits.
     """
     rows, width = out.shape
     block = min(1024, triton.next_power_of_2(width)) if rounded is None else padded_width(width, rounded)
     _activate[(rows, triton.cdiv(width, block))](
-        gate_up, out, *arrays_of(rounded, out),
-        WIDTH=width, BLOCK=block, GELU=activation != "silu", GROUP=scale_group(rounded, block),
-        num_warps=row_warps(block), **pdl_options(out),
+        projected, out, *arrays_of(rounded, out),
+        WIDTH=width, BLOCK=block, GATED=projected.shape[1] > width, ACTIVATION=activation,
+        GROUP=scale_group(rounded, block), num_warps=row_warps(block), **pdl_options(out),
     )  # fmt: skip
     return out
 
