@@ -74,12 +74,17 @@ def test_no_complaint_is_in_the_validation_librarys_words(model: type):
         (GenerateRequest, {"prompt": 5}, "prompt: must be a text or a list of token ids"),
         (GenerateRequest, {"prompt": []}, "prompt: must not be empty"),
         (CompletionRequest, {"prompt": "x", "stop": [""]}, "stop.0: must not be empty"),
+        (CompletionRequest, {"prompt": "x", "stop": 5}, "stop: must be a text or a list of texts"),
+        (ChatRequest, {"messages": [MESSAGE], "logit_bias": {"-1": 5}}, "logit_bias: keys must be token ids"),
+        (ChatRequest, {"messages": [MESSAGE], "logit_bias": {"1": 101}}, "logit_bias: values must be in -100 .. 100"),
         (ChatRequest, {"messages": [MESSAGE], "priority": 2**31},
          "priority: must be a whole number of 32 bits, or a text of at most 64 characters"),
     ],
 )  # fmt: skip
 def test_complaints(model: type, body: dict, told: str):
-    assert str(complaint(model, body)) == told
+    error = complaint(model, body)
+    assert str(error) == told
+    assert error.param == told.partition(":")[0]
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,16 @@
 
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
     StringConstraints,
     WithJsonSchema,
-    model_validator,
 )
 
 from foreword.acceptance.params import SamplingDefaults, SamplingParams
@@ -158,7 +158,18 @@ def _checked_priority(value: object) -> object:
 
 
 def _as_list(value: object) -> object:
+    if not isinstance(value, (str, list)):
+        raise ValueError("must be a text or a list of texts")
     return [value] if isinstance(value, str) else value
+
+
+def _checked_bias(value: dict[str, float]) -> dict[str, float]:
+    for token, bias in value.items():
+        if not (token.isascii() and token.isdecimal() and len(token) < 10):
+            raise ValueError("keys must be token ids")
+        if not -100 <= bias <= 100:
+            raise ValueError("values must be in -100 .. 100")
+    return value
 
 
 class StrictBody(BaseModel):
@@ -190,7 +201,7 @@ class SamplingFields(StructuredFields, StrictBody):
     top_p: float | None = Field(None, gt=0, le=1)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float], AfterValidator(_checked_bias)] | None = None
     n: int | None = Field(None, ge=1)
     seed: int | None = Field(None, ge=-(2**63), lt=2**64)
     stop: Annotated[Texts, BeforeValidator(_as_list)] | None = Field(
@@ -214,15 +225,6 @@ class SamplingFields(StructuredFields, StrictBody):
     deadline_ms: float | None = Field(None, gt=0)  # milliseconds after arrival at the engine
     # "end": the answer ends at the deadline; "refuse": it fails as soon as it cannot finish in time
     on_deadline: Literal["end", "refuse"] | None = None
-
-    @model_validator(mode="after")
-    def _check_bias(self) -> Self:
-        for token, bias in (self.logit_bias or {}).items():
-            if not (token.isascii() and token.isdecimal() and len(token) < 10):
-                raise ValueError("logit_bias: keys must be token ids")
-            if not -100 <= bias <= 100:
-                raise ValueError("logit_bias: values must be in -100 .. 100")
-        return self
 
     @property
     def wanted_tokens(self) -> int | None:
