@@ -8,6 +8,7 @@ SESSION = f"{CLUSTER}/test_node_session.py"
 HANDSHAKE = f"{CLUSTER}/test_handshake.py"
 CONNECTION = f"{CLUSTER}/test_connection.py"
 HOMES = f"{CLUSTER}/test_homes.py"
+HYBRIDS = "tests/integration/test_parallel_hybrids.py"
 SHARDS = f"{UNIT}/backends/parallel/test_shards.py"
 EXCHANGE = f"{UNIT}/backends/parallel/test_exchange.py"
 RANKS = "tests/integration/test_tensor_parallel.py"
@@ -151,6 +152,33 @@ CLUSTER_MUTANTS = (
         "self.total(part.sum(-1, keepdim=True)) / (part.shape[-1] * self.size)",
         "part.mean(-1, keepdim=True)",
         (f"{EXCHANGE}::test_means_are_over_the_columns_of_all",),
+    ),
+    Mutant(
+        121,
+        "a rank norms its channels of a recurrence alone",
+        "backends/parallel/shards.py",
+        "Shard._recurrent",
+        "spec.kind is Recurrence.SSM and spec.norm_groups < self.size",
+        "False",
+        (f"{HYBRIDS}::test_logits_are_those_of_one_rank_with_adapters_too[granite_hybrid]",),
+    ),
+    Mutant(
+        121,
+        "a rank's keys are taken from the rows of queries",
+        "backends/parallel/shards.py",
+        "Shard.parts",
+        "start += whole_rows",
+        "pass",
+        (f"{HYBRIDS}::test_logits_are_those_of_one_rank_with_adapters_too[qwen3_next]",),
+    ),
+    Mutant(
+        121,
+        "ring rows of committed draft tokens are moved on the first rank alone",
+        "backends/parallel/messages.py",
+        "parsed_batch",
+        "ring_copies=copies",
+        "ring_copies=()",
+        (f"{HYBRIDS}::test_drafts_change_no_text_and_a_failed_pass_leaves_the_ranks_in_step[granite_hybrid]",),
     ),
     Mutant(
         95,

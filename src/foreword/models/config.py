@@ -153,6 +153,7 @@ class RecurrentSpec:
     bias: bool = False  # the input and output projections add a bias
     norm_groups: int = 1  # groups of channels that the norm after Mamba-2 normalises separately
     time_limits: tuple[float, float] = (0.0, math.inf)  # (minimum, maximum) of Mamba-2's Δ
+    shared_norm: bool = False  # ranks divide the channels of the only norm group (tensor parallelism)
 
     @property
     def value_width(self) -> int:
@@ -166,6 +167,17 @@ class RecurrentSpec:
     def channels(self) -> int:
         """Numbers per token that enter the convolution: queries, keys and values."""
         return 2 * self.key_width + self.value_width
+
+    @property
+    def sections(self) -> tuple[int, ...]:
+        """Widths of what enters the convolution, in order."""
+        match self.kind:
+            case Recurrence.DELTA:
+                return self.key_width, self.key_width, self.value_width
+            case Recurrence.SSM:
+                return self.value_width, self.key_width, self.key_width
+            case Recurrence.NONE:
+                return (self.value_width,)
 
 
 class Scores(Enum):

@@ -129,11 +129,11 @@ class TensorParallelDecoder:
     def new_kv_store(
         self, num_pages: int, page_size: int, extra: Sequence[RowSpec] = (), states: StateSizes = NO_STATES
     ) -> ParallelKvStore:
-        """Allocate memory on every rank; `extra` rows only on the first. There are no recurrent `states`."""
+        """Allocate memory on every rank; `extra` rows only on the first."""
         number = self.workers.new_number()
         first_store = self.workers.run(
-            MakeStore(number, self._number, num_pages, page_size),
-            lambda: self._first_rank.new_kv_store(num_pages, page_size, extra),
+            MakeStore(number, self._number, num_pages, page_size, list(states)),
+            lambda: self._first_rank.new_kv_store(num_pages, page_size, extra, states),
         )
         return ParallelKvStore(first_store, number, self.workers)
 
@@ -143,7 +143,15 @@ class TensorParallelDecoder:
         check_taps(batch.taps, self.config.num_layers)
         drawn = batch.drawn_before
         count = 0 if drawn is None else len(drawn)
-        order = Forward(self._number, store.number, list(batch.arrays.sizes), list(batch.adapters), count)
+        order = Forward(
+            self._number,
+            store.number,
+            list(batch.arrays.sizes),
+            list(batch.adapters),
+            count,
+            list(map(list, batch.chunks)),
+            list(map(list, batch.ring_copies)),
+        )
 
         def run_here() -> ForwardOutput:
             if drawn is not None:

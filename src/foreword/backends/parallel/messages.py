@@ -5,8 +5,9 @@ need no optional dependencies. The driver numbers decoders and KV stores; `made`
 """
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from multiprocessing.connection import Connection
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +15,8 @@ from numpy.typing import NDArray
 from safetensors.torch import load as parse_tensors
 from safetensors.torch import save as written_tensors
 
-from foreword.backends.batch import BATCH_ARRAYS, BatchArrays, BatchSizes, ForwardBatch
+from foreword.backends.batch import BATCH_ARRAYS, BatchArrays, BatchSizes, ForwardBatch, RequestChunks
+from foreword.kv.chunks import Chunk
 from foreword.models.adapters import Factors, Lora
 
 
@@ -55,6 +57,7 @@ class MakeStore:
     decoder: int
     num_pages: int
     page_size: int
+    states: list[int]  # `StateSizes`
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,8 @@ class Forward:
     sizes: list[int]  # `BatchSizes`
     adapters: list[int]  # `ForwardBatch.adapters`
     drawn: int  # number of tokens drawn by the previous pass, which are broadcast in the group; 0: none
+    chunks: list[list[Any]]  # `ForwardBatch.chunks`, as nested lists
+    ring_copies: list[list[int]]  # `ForwardBatch.ring_copies`
 
 
 Order = JoinRanks | LoadShard | TakeLayers | MakeStore | MoveRows | SetRankAdapter | Forward
@@ -138,8 +143,14 @@ def packed_batch(batch: ForwardBatch) -> bytes:
     return b"".join(np.ascontiguousarray(getattr(arrays, spec.name)).tobytes() for spec in BATCH_ARRAYS)
 
 
-def parsed_batch(sizes: list[int], payload: bytes) -> ForwardBatch:
-    return ForwardBatch.of(BatchArrays.views_of(_ints(payload), BatchSizes(*sizes)))
+def parsed_batch(order: Forward, payload: bytes) -> ForwardBatch:
+    batch = ForwardBatch.of(BatchArrays.views_of(_ints(payload), BatchSizes(*order.sizes)))
+    chunks = tuple(
+        RequestChunks(begin, run, Chunk(*read), tuple(Chunk(*chunk) for chunk in entered))
+        for begin, run, read, entered in order.chunks
+    )
+    copies = tuple((source, target) for source, target in order.ring_copies)
+    return replace(batch, adapters=tuple(order.adapters), chunks=chunks, ring_copies=copies)
 
 
 def packed_moves(copies: torch.Tensor) -> bytes:

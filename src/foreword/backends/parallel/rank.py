@@ -84,9 +84,11 @@ class RankDecoder(TorchDecoder):
         stream = PlannedExchange((rows, self.config.hidden_size), self.weights.dtype)
         planned = [stream]  # the embedding
         for layer in self.config.layers:
-            if layer.attention.qk_norm and layer.attention.wide_qk_norm:
+            if layer.has_attention and layer.attention.qk_norm and layer.attention.wide_qk_norm:
                 planned += [PlannedExchange((rows, 1), torch.float32)] * 2  # queries and keys
-            planned += [stream, stream]  # attention and MLP
+            if layer.recurrent is not None and layer.recurrent.shared_norm:
+                planned.append(PlannedExchange((rows, 1), torch.float32))
+            planned += [stream] * (layer.mixes + layer.has_mlp)
         if num_logits := rounded(sizes.logit_rows):
             planned.append(
                 PlannedExchange((num_logits, self.config.vocab_size), torch.float32, is_gathered_once=True)

@@ -1,6 +1,6 @@
-"""Divides a model between ranks: attention heads, MLP widths, experts, and the vocabulary."""
+"""Divides a model between ranks: heads of attention and recurrences, MLP widths, experts, and the vocabulary."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from foreword.backends.weight_loader import stacked
 from foreword.errors import RequestError
 from foreword.models.adapters import Factors, Lora
-from foreword.models.config import LayerSpec, ModelConfig
+from foreword.models.config import LayerSpec, ModelConfig, Recurrence, RecurrentSpec
 from foreword.models.formats.checkpoint import WHOLE, ModelFile, QuantizedTensor, TensorPart, row_pieces
 from foreword.models.layer_shapes import expected_shapes
 from foreword.models.tokenization.tokenizer import Tokenizer
@@ -20,7 +21,7 @@ MOST_RANKS = 64
 _BY_TOKEN = ("model.embed_tokens.weight", "lm_head.weight")
 """Matrices divided by vocabulary. The last ranks' shares are padded to the same size."""
 
-_ADDED_ONCE = (".o_proj.bias", ".down_proj.bias")
+_ADDED_ONCE = (".o_proj.bias", ".down_proj.bias", ".out_proj.bias")
 """Biases of outputs that are summed over ranks; only the first rank adds them."""
 
 
@@ -51,6 +52,18 @@ class Shard:
                 num_kv_heads=max(1, attention.num_kv_heads // self.size),
             ),
             mlp=replace(mlp, intermediate_size=mlp.intermediate_size // self.size, experts=experts),
+            recurrent=layer.recurrent and self._recurrent(layer.recurrent),
+        )
+
+    def _recurrent(self, spec: RecurrentSpec) -> RecurrentSpec:
+        if spec.kind is Recurrence.NONE:
+            return replace(spec, value_dim=spec.value_dim // self.size)
+        return replace(
+            spec,
+            heads=spec.heads // self.size,
+            key_heads=max(1, spec.key_heads // self.size),
+            norm_groups=max(1, spec.norm_groups // self.size),
+            shared_norm=spec.kind is Recurrence.SSM and spec.norm_groups < self.size,
         )
 
     def row_range(self, whole: int, share: int) -> tuple[int, int]:
@@ -63,13 +76,23 @@ class Shard:
         share = -(-whole // self.size)
         return min(self.rank * share, whole), min((self.rank + 1) * share, whole)
 
-    def part(self, whole: tuple[int, ...], share: tuple[int, ...]) -> TensorPart:
-        """Return this rank's part of a tensor, given the shapes of the whole tensor and of the share."""
+    def parts(
+        self, whole: tuple[int, ...], share: tuple[int, ...], sections: Sequence[tuple[int, int]]
+    ) -> list[TensorPart]:
+        """Return this rank's parts of a tensor, given the shapes of the whole tensor and of the share.
+
+        `sections` are rows that are divided by themselves, as (whole, share); empty: all rows are divided together.
+        """
         if whole[0] != share[0]:
-            return TensorPart(rows=self.row_range(whole[0], share[0]))
+            parts, start = [], 0
+            for whole_rows, rows in sections or [(whole[0], share[0])]:
+                begin, end = self.row_range(whole_rows, rows)
+                parts.append(TensorPart(rows=(start + begin, start + end)))
+                start += whole_rows
+            return parts
         if whole[-1] != share[-1]:
-            return TensorPart(columns=self.row_range(whole[-1], share[-1]))
-        return WHOLE
+            return [TensorPart(columns=self.row_range(whole[-1], share[-1]))]
+        return [WHOLE]
 
 
 def check_size(config: ModelConfig, size: int) -> None:
@@ -90,8 +113,8 @@ def _indivisible_sizes(config: ModelConfig, size: int) -> Iterator[str]:
     """Yield reasons why the model cannot be divided between this many ranks."""
     for layer in dict.fromkeys(config.layers):
         attention, mlp = layer.attention, layer.mlp
-        if layer.recurrent is not None and size > 1:
-            yield "it has recurrent layers"
+        if layer.recurrent is not None:
+            yield from _indivisible_recurrence(layer.recurrent, size)
         widths = {f"{attention.num_heads} heads": attention.num_heads}
         widths[f"an MLP of width {mlp.intermediate_size}"] = mlp.intermediate_size
         if mlp.experts is not None:
@@ -100,6 +123,31 @@ def _indivisible_sizes(config: ModelConfig, size: int) -> Iterator[str]:
         kv_heads = attention.num_kv_heads
         if attention.latent is None and kv_heads % size and size % kv_heads:
             yield f"it has {kv_heads} KV heads"
+
+
+def _indivisible_recurrence(spec: RecurrentSpec, size: int) -> Iterator[str]:
+    if spec.kind is Recurrence.NONE:
+        if spec.value_dim % size:
+            yield f"it has convolutions of width {spec.value_dim}"
+        return
+    if spec.heads % size:
+        yield f"it has {spec.heads} recurrent heads"
+    if spec.key_heads % size and size % spec.key_heads:
+        yield f"it has {spec.key_heads} key heads in recurrent layers"
+    if spec.norm_groups > 1 and spec.norm_groups % size:
+        yield f"it has {spec.norm_groups} norm groups in recurrent layers"
+
+
+def row_sections(whole: ModelConfig, share: ModelConfig) -> dict[str, list[tuple[int, int]]]:
+    """Return by name the rows, as (whole, share), of tensors whose rows are several projections, one after another."""
+    found = {}
+    for index, (layer, own) in enumerate(zip(whole.layers, share.layers, strict=True)):
+        if layer.recurrent is not None and own.recurrent is not None:
+            sections = list(zip(layer.recurrent.sections, own.recurrent.sections, strict=True))
+            for name, times in (("conv1d", 1), ("in_proj_qkv", 1), ("in_proj", 3)):
+                for suffix in ("weight", "bias"):
+                    found[f"model.layers.{index}.linear_attn.{name}.{suffix}"] = sections * times
+    return found
 
 
 class ShardCheckpoint:
@@ -114,6 +162,7 @@ class ShardCheckpoint:
         self._shard = shard
         self._shapes = expected_shapes(whole.config)
         self._own_shapes = expected_shapes(self.config)
+        self._sections = row_sections(whole.config, self.config)
 
     @property
     def path(self) -> Path:
@@ -130,8 +179,10 @@ class ShardCheckpoint:
             begin, end = self._shard.token_range(whole[0])
             rows = self._whole.load_part(name, dtype, TensorPart(rows=(begin, end)))
             return pad(rows, (0, 0, 0, share[0] - (end - begin)))
-        part = self._shard.part(whole, share)
-        return self._whole.load(name, dtype) if part == WHOLE else self._whole.load_part(name, dtype, part)
+        parts = self._shard.parts(whole, share, self._sections.get(name, ()))
+        if parts == [WHOLE]:
+            return self._whole.load(name, dtype)
+        return stacked([self._whole.load_part(name, dtype, part) for part in parts])
 
     def pieces(self, name: str, dtype: torch.dtype, rows: int) -> Iterator[Tensor]:
         """Yield this rank's share of a matrix in pieces of rows. The whole share is read first."""
@@ -152,11 +203,14 @@ class ShardCheckpoint:
 
 def adapter_share(adapter: Lora, config: ModelConfig, shard: Shard) -> Lora:
     """Return a rank's share of an adapter for a model with this config."""
-    shapes, own_shapes = expected_shapes(config), expected_shapes(shard.config(config))
+    own_config = shard.config(config)
+    shapes, own_shapes = expected_shapes(config), expected_shapes(own_config)
+    sections = row_sections(config, own_config)
     factors = {}
     for (layer, module), factor in adapter.factors.items():
         name = f"model.layers.{layer}.{module}.weight"
-        part = shard.part(shapes[name], own_shapes[name])
-        up, down = TensorPart(rows=part.rows).of(factor.up), TensorPart(columns=part.columns).of(factor.down)
+        parts = shard.parts(shapes[name], own_shapes[name], sections.get(name, ()))
+        up = stacked([TensorPart(rows=part.rows).of(factor.up) for part in parts])
+        down = TensorPart(columns=parts[0].columns).of(factor.down)
         factors[layer, module] = Factors(down.contiguous(), up.contiguous())
     return Lora(factors)

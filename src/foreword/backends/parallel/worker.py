@@ -37,6 +37,7 @@ from foreword.backends.parallel.rank import RankDecoder, load_rank
 from foreword.backends.torch.decoder import silence_bfloat16_warning
 from foreword.backends.torch.kv_store import TorchKvStore
 from foreword.errors import EngineStopped, ForewordError
+from foreword.kv.chunks import StateSizes
 from foreword.models.formats.checkpoint import open_checkpoint
 
 _POLL_SECONDS = 5.0
@@ -69,8 +70,10 @@ class Worker:
                 self._decoders[made] = self._load(Path(path), getattr(torch, dtype))
             case TakeLayers(made, decoder, layers):
                 self._decoders[made] = self._decoders[decoder].with_layers(layers)
-            case MakeStore(made, decoder, num_pages, page_size):
-                self._stores[made] = self._decoders[decoder].new_kv_store(num_pages, page_size)
+            case MakeStore(made, decoder, num_pages, page_size, states):
+                self._stores[made] = self._decoders[decoder].new_kv_store(
+                    num_pages, page_size, states=StateSizes(*states)
+                )
             case MoveRows(store):
                 self._stores[store].move(parsed_moves(payload).to(self._device))
             case SetRankAdapter(decoder, slot):
@@ -93,8 +96,7 @@ class Worker:
             self._exchange.broadcast(drawn)
         decoder = self._decoders[order.decoder]
         try:
-            batch = parsed_batch(order.sizes, payload)
-            batch = replace(batch, drawn_before=drawn, adapters=tuple(order.adapters))
+            batch = replace(parsed_batch(order, payload), drawn_before=drawn)
             store = self._stores[order.store]
         except BaseException:
             decoder.skip_pass(BatchSizes(*order.sizes))

@@ -97,7 +97,9 @@ class TorchLayers:
         projected = linear(normed, layer.qkv, layer.qkv_bias)
         widths = recurrent_inputs(spec.recurrent)
         adapters.add([(f"linear_attn.{name}", width) for name, width in widths.items()], normed, projected)
-        mixed = recurrent_mixing(spec.recurrent, layer.recurrent, projected, self._eps, states)
+        mixed = recurrent_mixing(
+            spec.recurrent, layer.recurrent, projected, self._eps, states, self._exchange
+        )
         output = linear(mixed, layer.output, layer.output_bias)
         adapters.add([("linear_attn.out_proj", output.shape[1])], mixed, output)
         return output

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu, softplus
 
-from foreword.backends.torch.norms import rms_norm
+from foreword.backends.torch.norms import SINGLE_RANK, Exchange, rms_norm
 from foreword.backends.torch.recurrent_rows import (
     LayerState,
     RecurrentStore,
@@ -35,19 +35,26 @@ class LayerStates:
 
 
 def recurrent_mixing(
-    spec: RecurrentSpec, weights: RecurrentWeights, projected: Tensor, eps: float, states: LayerStates
+    spec: RecurrentSpec,
+    weights: RecurrentWeights,
+    projected: Tensor,
+    eps: float,
+    states: LayerStates,
+    exchange: Exchange = SINGLE_RANK,
 ) -> Tensor:
     """Return a layer's output before its output projection, [rows, values]; store ring rows and states.
 
     `projected` are all input projections. The output of padding rows is 0.
     """
-    mixed = projected.new_zeros((len(projected), spec.value_width))
+    has_state = spec.kind is not Recurrence.NONE
+    dtype = torch.float32 if has_state else projected.dtype
+    mixed = projected.new_zeros((len(projected), spec.value_width), dtype=dtype)
     store, layer = states.store, states.layer
     for request in states.requests:
         state = store.state(layer, request.read_state)
         ring_rows = store.rows(layer, request.read_ring, request.segments[0].num_ring_rows)
         for index, segment in enumerate(request.segments):
-            chunk = _Chunk(spec, weights, eps, state, ring_rows, segment)
+            chunk = _Chunk(spec, weights, state, ring_rows, segment)
             new, mixed[segment.rows] = chunk.rows(projected[segment.rows])
             if index == len(request.segments) - 1:
                 store.write_rows(layer, request.write_ring, new)
@@ -56,7 +63,11 @@ def recurrent_mixing(
             if (slot := request.next_states[index]) is not None:
                 store.write_state(layer, slot, state)
             ring_rows = new.first(0)
-    return mixed
+    if not has_state:
+        return mixed
+    assert weights.norm is not None
+    gate = projected[:, spec.channels : spec.channels + spec.value_width]
+    return _norm_and_gate(spec, weights.norm, mixed, gate, eps, exchange)
 
 
 def next_state(spec: RecurrentSpec, state: LayerState, rows: RingArrays) -> LayerState:
@@ -76,13 +87,12 @@ class _Chunk:
 
     spec: RecurrentSpec
     weights: RecurrentWeights
-    eps: float
     state: LayerState  # before the chunk
     ring_rows: RingArrays  # earlier rows of the chunk
     segment: Segment  # new rows
 
     def rows(self, projected: Tensor) -> tuple[RingArrays, Tensor]:
-        """Return the ring rows of the new tokens, and their outputs, [rows, values]."""
+        """Return the ring rows of the new tokens, and what they read, [rows, values], before norm and gate."""
         spec, weights, ring_rows = self.spec, self.weights, self.ring_rows
         if spec.kind is Recurrence.NONE:
             return self._convolution_rows(projected)
@@ -91,30 +101,29 @@ class _Chunk:
             spec.value_width,
             *[spec.heads] * (2 if spec.kind is Recurrence.DELTA else 1),
         ]
-        conv_input, gate, *rest = torch.split(projected, widths, dim=1)
+        conv_input, _, *rest = torch.split(projected, widths, dim=1)
         convolved = silu(self._convolve(conv_input)).float()
         assert weights.decay is not None
         assert weights.time_bias is not None
-        assert weights.norm is not None
         steps = softplus(rest[-1].float() + weights.time_bias)
         if spec.kind is Recurrence.SSM:
             steps = steps.clamp(*spec.time_limits)
         sums = self.segment.visible.float() @ (-weights.decay.exp() * steps)  # of log decays along each path
         decays = sums if not self.segment.num_ring_rows else sums + ring_rows.decays[-1]
+        parts = torch.split(convolved, list(spec.sections), dim=1)
         if spec.kind is Recurrence.DELTA:
-            qkv = torch.split(convolved, [spec.key_width, spec.key_width, spec.value_width], dim=1)
-            q, k, v = _heads(spec, qkv)
+            q, k, v = _heads(spec, *parts)
             q, k = _unit(q) * spec.key_dim**-0.5, _unit(k)
             updates = self._delta_updates(k, v, rest[0].float().sigmoid(), decays)
         else:
-            v, k, q = torch.split(convolved, [spec.value_width, spec.key_width, spec.key_width], dim=1)
-            q, k, v = _heads(spec, (q, k, v))
+            v, k, q = parts
+            q, k, v = _heads(spec, q, k, v)
             updates = v * steps.unsqueeze(-1)
         new = RingArrays(conv_input, k, updates, decays)
         output = self._query(q, new, is_inclusive=True)
         if weights.skip is not None:
             output = output + weights.skip.unsqueeze(-1) * v
-        return new, _norm_and_gate(spec, weights.norm, output, gate, self.eps)
+        return new, output.flatten(1)
 
     def _convolution_rows(self, projected: Tensor) -> tuple[RingArrays, Tensor]:
         """Return ring rows and outputs of LFM2's gated convolution, which has no state matrix."""
@@ -184,8 +193,7 @@ def _for_heads(keys: Tensor, spec: RecurrentSpec) -> Tensor:
     return keys.repeat_interleave(spec.heads // spec.key_heads, dim=1)
 
 
-def _heads(spec: RecurrentSpec, qkv: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
-    q, k, v = qkv
+def _heads(spec: RecurrentSpec, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return (
         q.reshape(len(q), spec.key_heads, spec.key_dim),
         k.reshape(len(k), spec.key_heads, spec.key_dim),
@@ -197,14 +205,20 @@ def _unit(rows: Tensor) -> Tensor:
     return rows * torch.rsqrt(rows.pow(2).sum(dim=-1, keepdim=True) + KEY_EPS)
 
 
-def _norm_and_gate(spec: RecurrentSpec, norm: Tensor, output: Tensor, gate: Tensor, eps: float) -> Tensor:
-    """Return `output` normed per head, then gated (delta rule); or gated, then normed by groups of heads (Mamba-2)."""
+def _norm_and_gate(
+    spec: RecurrentSpec, norm: Tensor, output: Tensor, gate: Tensor, eps: float, exchange: Exchange
+) -> Tensor:
+    """Return `output` normed per head, then gated (delta rule); or gated, then normed by groups of heads (Mamba-2).
+
+    `output` and `gate` are [rows, values].
+    """
     activated_gate = silu(gate.float())
     if spec.kind is Recurrence.DELTA:
-        normed = rms_norm(output.to(gate.dtype), norm, eps).flatten(1)
+        by_head = output.view(-1, spec.heads, spec.value_dim)
+        normed = rms_norm(by_head.to(gate.dtype), norm, eps).flatten(1)
         return (normed * activated_gate).to(gate.dtype)
-    grouped = (output.flatten(1) * activated_gate).view(
-        -1, spec.norm_groups, spec.value_width // spec.norm_groups
-    )
-    grouped = grouped.to(gate.dtype)
-    return rms_norm(grouped, norm.view(spec.norm_groups, -1), eps).flatten(1)
+    gated = (output * activated_gate).to(gate.dtype)
+    if spec.shared_norm:
+        return rms_norm(gated, norm, eps, exchange)
+    by_group = norm.view(spec.norm_groups, -1)
+    return rms_norm(gated.view(-1, *by_group.shape), by_group, eps).flatten(1)

@@ -103,9 +103,13 @@ class HfCheckpoint(LocatedTensors[Place]):
         return place.read(self._whole(place)).to(dtype, copy=True)
 
     def load_part(self, name: str, dtype: torch.dtype, part: TensorPart) -> Tensor:
-        """Load a part in `dtype`. Only the part is read, unless the tensor is packed or a stack of experts."""
+        """Load a part in `dtype`. A tensor that is packed, reordered or in a stack of experts is read whole."""
         place = self._place(name)
-        if place.expert is not None or self._parts[place.stored] != {"": place.stored}:
+        if (
+            place.expert is not None
+            or place.grouped is not None
+            or self._parts[place.stored] != {"": place.stored}
+        ):
             return part.of(self.load(name, dtype)).clone()
         if part.rows is not None:
             place = place.narrowed(part.rows)
