@@ -244,12 +244,3 @@ def test_adapters_on_the_projections_of_recurrent_layers(tmp_path: Path):
     save_file(merged, path / "model.safetensors", {"format": "pt"})
     assert_close(adapted_logits(decoder, [(1, ids)])[0], all_logits(torch_decoder(path), ids))
     assert {module for _, module in adapter.factors} > {"linear_attn.out_proj", "self_attn.q_proj"}
-
-
-def test_ranks_are_refused(tmp_path: Path):
-    from foreword import LLM
-    from foreword.errors import RequestError
-
-    path, _ = make_family(tmp_path, "qwen3_5")
-    with pytest.raises(RequestError, match="recurrent layers; use 1"):
-        LLM(str(path), device="cpu", tensor_parallel_size=2)

@@ -176,9 +176,11 @@ CLUSTER_MUTANTS = (
         "ring rows of committed draft tokens are moved on the first rank alone",
         "backends/parallel/messages.py",
         "parsed_batch",
-        "ring_copies=copies",
-        "ring_copies=()",
-        (f"{HYBRIDS}::test_drafts_change_no_text_and_a_failed_pass_leaves_the_ranks_in_step[granite_hybrid]",),
+        "tuple(((source, target) for source, target in order.ring_copies))",
+        "()",
+        (
+            f"{HYBRIDS}::test_drafts_change_no_text_and_a_failed_pass_leaves_the_ranks_in_step[granite_hybrid]",
+        ),
     ),
     Mutant(
         95,
@@ -221,8 +223,8 @@ CLUSTER_MUTANTS = (
         "a rank runs a pass without the moves that come with it",
         "backends/parallel/worker.py",
         "Worker._forward",
-        "replace(batch, drawn_before=drawn, adapters=tuple(order.adapters))",
-        "replace(batch, drawn_before=drawn, adapters=tuple(order.adapters), kv_copies=batch.kv_copies[:0])",
+        "parsed_batch(order, payload)",
+        "(lambda batch: replace(batch, kv_copies=batch.kv_copies[:0]))(parsed_batch(order, payload))",
         (f"{RANKS}::test_guesses_on_two_ranks_do_not_change_their_text",),
     ),
     Mutant(
