@@ -178,10 +178,10 @@ HOUSE_MUTANTS = (
     ),
     Mutant(
         41,
-        "a level counts as rejected though the one before it was",
+        "a level counts as accepted though the one before it was not",
         "speculation/acceptance_stats.py",
-        "AcceptanceStats.reached_per_position",
-        "level <= accepted",
+        "AcceptanceStats.accepted_per_position",
+        "level < accepted",
         "True",
         (f"{SITUATION}::test_acceptance_is_counted_by_position",),
     ),

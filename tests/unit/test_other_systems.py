@@ -119,7 +119,7 @@ def test_peak_memory_comes_from_getrusage(monkeypatch):
 def test_a_benchmark_that_needs_proc_says_so(monkeypatch):
     without_proc(monkeypatch)
     with pytest.raises(ForewordError, match="on Linux"):
-        server_overhead.ServedModel("127.0.0.1:1", 1).cpu_seconds()
+        server_overhead.ServedModel("http://127.0.0.1:1", 1).cpu_seconds()
 
 
 def test_a_processor_without_a_name_is_left_out(monkeypatch):

@@ -27,10 +27,8 @@ RECORD = np.dtype(
         ("frequency", "f8"),
         ("repetition", "f8"),
         ("min_tokens", "i8"),
-        (
-            "corrects",
-            "i8",
-        ),  # whether a parameter besides temperature, top-k, top-p and min-p changes the logits
+        # whether a parameter besides temperature, top-k, top-p and min-p changes the logits
+        ("corrects", "i8"),
         ("logprobs", "i8"),  # number of alternatives; -1: no log-probabilities requested
         ("seed", "u8"),
         ("stem", "u8"),  # noise key prefix of the coupled rule
@@ -125,7 +123,10 @@ class RequestSampler:
         if params.allowed_token_ids is not None:
             self.allowed_ids = np.unique(np.array(params.allowed_token_ids, np.int64))
         self.bad_words = pad_left(limits.bad_words)  # token ids [words, longest], padded with -1 on the left
-        self._counts_tokens = has_penalties(params)
+        # Whether a parameter depends on which tokens were seen.
+        self._counts_tokens = bool(
+            params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1
+        )
         self.record["corrects"] = (
             self._counts_tokens
             or len(self.bias_ids) > 0
@@ -215,11 +216,6 @@ class RequestSampler:
         self._counters[_LENGTH] += len(tokens)
         if generated:
             self._counters[_GENERATED] += len(tokens)
-
-
-def has_penalties(params: SamplingParams) -> bool:
-    """Return whether a parameter depends on which tokens were seen."""
-    return bool(params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1)
 
 
 def pad_left(sequences: Sequence[Sequence[int]]) -> Ints:

@@ -140,15 +140,6 @@ def supported_families() -> list[SupportedFamily]:
     ]
 
 
-def supported_markdown() -> str:
-    """Return the table of families in Markdown, for docs/models.md."""
-    headings = ("models", "class in config.json", "files", *BACKENDS)
-    lines = [headings, ("---",) * len(headings)]
-    for row in supported_families():
-        lines.append((row.models, f"`{row.hf_class}`", row.formats, *row.backends.values()))
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
 def _gguf_names(family: Architecture) -> tuple[str, ...]:
     """Return the architecture names of the family in GGUF files; empty: GGUF is not supported."""
     variants = [variant for variant in (family.without_experts, family) if variant is not None]

@@ -27,7 +27,6 @@ class PeerEngine(Protocol):
 
     def tokens(self, prompt: Sequence[int], count: int) -> Iterator[Sequence[int]]:
         """Yield exactly `count` tokens after the prompt, as they arrive; keep no state for later prompts."""
-        ...
 
 
 class Ours:

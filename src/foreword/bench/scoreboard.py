@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib.resources import files
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -9,23 +10,8 @@ from typing import Any
 from foreword.bench.contestants import OURS
 from foreword.errors import RequestError
 
-HEAD = """# Scoreboard
-
-Foreword beside other engines, from the result files in `docs/benchmarks/scoreboard/`.
-
-```console
-$ foreword bench scoreboard                  # write this page anew from the files
-$ foreword bench scoreboard --measure        # measure what has no file yet, then write the page
-```
-
-- `--measure` runs [`foreword bench compare`](bench-compare.md) on each engine that is installed, and
-  [`foreword prove --url`](proof.md) on its server for at most four minutes (`--prove '--brief --minutes 4'`).
-  `--model` names models; `--compare` and `--prove` pass options on.
-- Each table is one run, or figures of a stated source. Compare figures of one table only. Bold is the best of a column.
-- The raw data has the times of every answer, and no prompts.
-- *Same text*: share of answers with the same engine's text without speculation. *Memory*: peak resident memory.
-- *Not tried*: the reason is below the table.
-"""
+HEAD = (files("foreword.bench") / "data" / "scoreboard.md").read_text(encoding="utf-8")
+"""The beginning of the page."""
 
 Measure = tuple[str, str, int, str, float]
 _MEASURES: Sequence[Measure] = (  # heading, field, 1 if more is better and -1 if less, format, unit

@@ -10,7 +10,6 @@ from pathlib import Path
 from statistics import mean, median
 from time import perf_counter, process_time
 from typing import Any
-from urllib.parse import urlsplit
 
 from foreword.acceptance.params import SamplingParams
 from foreword.bench.skeleton import started_command
@@ -18,8 +17,7 @@ from foreword.engine.engine import Engine
 from foreword.engine.messages import NewRequest
 from foreword.errors import ForewordError
 from foreword.progress import StageProgress
-
-_READ_BYTES = 1 << 16
+from foreword.wire.openai_http import EventParser, open_client, refusal_of
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,7 @@ class StreamedAnswer:
 class ServedModel:
     """A running server."""
 
-    address: str  # host:port
+    url: str
     process_id: int
 
     def cpu_seconds(self) -> tuple[float, float]:
@@ -47,20 +45,19 @@ class ServedModel:
 
     async def stream(self, body: dict[str, Any]) -> StreamedAnswer:
         """Post to /v1/completions and read the stream to its end."""
-        host, _, port = self.address.rpartition(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
-        content = json.dumps(body | {"stream": True}).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: {self.address}\r\nConnection: close\r\n"
-        length = f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
-        writer.write(f"{head}{length}".encode() + content)
-        parts: list[bytes] = []
+        received: list[bytes] = []
         times: list[float] = []
-        while data := await reader.read(_READ_BYTES):
-            parts.append(data)
-            if b"data: {" in data:
-                times.append(perf_counter())
-        writer.close()
-        return StreamedAnswer(_text_of(b"".join(parts)), times[0], times[-1])
+        async with (
+            open_client(self.url, None) as client,
+            client.stream("POST", "/v1/completions", json=body | {"stream": True}) as response,
+        ):
+            if response.status_code != 200:
+                raise ForewordError(f"the server refused: {await refusal_of(response)}")
+            async for data in response.aiter_raw():
+                received.append(data)
+                if b"data: {" in data:
+                    times.append(perf_counter())
+        return StreamedAnswer(_text_of(b"".join(received)), times[0], times[-1])
 
 
 def _cpu_seconds(process_id: int) -> float:
@@ -70,27 +67,11 @@ def _cpu_seconds(process_id: int) -> float:
 
 
 def _text_of(answer: bytes) -> str:
-    head, _, body = answer.partition(b"\r\n\r\n")
-    if b" 200 " not in head.split(b"\r\n", 1)[0]:
-        raise ForewordError(f"the server refused: {body[:300].decode(errors='replace')}")
-    parsed = [
-        json.loads(event[6:]) for event in _dechunked(body).split("\n\n") if event.startswith("data: {")
-    ]
+    parsed = [json.loads(data) for data in EventParser().feed(answer) if data != b"[DONE]"]
     failed = next((event["error"]["message"] for event in parsed if "error" in event), None)
     if failed is not None:
         raise ForewordError(f"the server failed: {failed}")
     return "".join(choice["text"] for event in parsed for choice in event["choices"])
-
-
-def _dechunked(body: bytes) -> str:
-    """Return the contents of HTTP's chunked encoding."""
-    found, start = b"", 0
-    while start < len(body):
-        end = body.index(b"\r\n", start)
-        length = int(body[start:end], 16)
-        found += body[end + 2 : end + 2 + length]
-        start = end + 2 + length + 2
-    return found.decode()
 
 
 @contextmanager
@@ -100,7 +81,7 @@ def served_model(model: str, options: Sequence[str]) -> Iterator[ServedModel]:
         url = next((word for word in line.split() if word.startswith("http://")), None)
         if url is None:
             raise ForewordError("`foreword serve` did not start; its message is above")
-        yield ServedModel(urlsplit(url).netloc, process_id)
+        yield ServedModel(url, process_id)
 
 
 @dataclass(frozen=True)

@@ -52,11 +52,9 @@ class StepTimer(Protocol):
 
     def step(self, n: int) -> float:
         """Return the seconds of a pass over n new tokens after the context, with all logits."""
-        ...
 
     def prefill(self, count: int) -> float:
         """Return the seconds of a prompt of `count` tokens, with the last one's logits."""
-        ...
 
 
 def random_tokens(count: int, vocab_size: int) -> list[int]:

@@ -1,8 +1,10 @@
 """Measures structured output: with and without a schema and speculation, interleaved."""
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib.resources import files
 from statistics import median
 from typing import Any
 
@@ -16,24 +18,9 @@ from foreword.errors import RequestError
 from foreword.progress import Progress
 from foreword.structured.params import StructuredOutputs
 
-LONG_KEYS: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "customer_reference_number": {"type": "integer", "minimum": 1, "maximum": 99999},
-        "full_name_of_the_customer": {"type": "string", "maxLength": 20},
-        "preferred_delivery_address": {"type": "string", "maxLength": 30},
-        "is_a_registered_business_customer": {"type": "boolean"},
-        "date_of_the_most_recent_order": {"type": "string", "format": "date"},
-        "products_in_the_shopping_basket": {
-            "type": "array",
-            "items": {"enum": ["garden chair", "reading lamp", "coffee machine"]},
-            "minItems": 1,
-            "maxItems": 3,
-        },
-    },
-    "additionalProperties": False,
-}
-LONG_KEYS["required"] = list(LONG_KEYS["properties"])
+LONG_KEYS: dict[str, Any] = json.loads(
+    (files("foreword.bench") / "data" / "customer_record.schema.json").read_text(encoding="utf-8")
+)
 
 PROMPT = "Write the record of customer {number} of a furniture shop as JSON."
 

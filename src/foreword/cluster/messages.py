@@ -250,11 +250,9 @@ def decode_sampling(sampling: Sampling, vocab_size: int) -> DraftSampling:
     ):
         raise ValueError("sampling parameters that are no numbers")
     record = np.zeros((), RECORD)
-    record["temperature"], record["top_p"], record["min_p"] = (
-        sampling.temperature,
-        sampling.top_p,
-        sampling.min_p,
-    )
+    record["temperature"] = sampling.temperature
+    record["top_p"] = sampling.top_p
+    record["min_p"] = sampling.min_p
     record["top_k"] = min(sampling.top_k or size, size)
     record["stem"], record["rule"], record["logprobs"] = sampling.stem, int(Rule.COUPLED), -1
     allowed = None if sampling.allowed_ids is None else np.array(sampling.allowed_ids, np.int64)

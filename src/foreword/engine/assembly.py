@@ -49,7 +49,7 @@ def make_core(
     of the policy file are added.
     """
     config, policy = config or EngineConfig(), MeasuredPolicy()
-    chosen = chosen_speculation(speculation, loaded, config)
+    chosen = loaded.choose_speculation(speculation, config.acceptance_rule).config
     policy_file = open_policy_file(config, policy, loaded)
     if policy_file is not None:
         if (share := policy_file.document.max_draft_share) is not None:
@@ -78,10 +78,3 @@ def load_core(
     check_choice(speculation)
     loaded = load_model(model, enforce_eager=config is not None and config.enforce_eager, **options)
     return loaded, make_core(loaded, config, speculation, preparing=preparing)
-
-
-def chosen_speculation(
-    speculation: SpeculationOption, loaded: LoadedModel, config: EngineConfig
-) -> SpeculationConfig | None:
-    """Resolve a `speculation` setting for this model; None: no drafter."""
-    return loaded.choose_speculation(speculation, config.acceptance_rule).config

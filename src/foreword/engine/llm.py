@@ -8,7 +8,7 @@ from typing import Unpack
 from foreword.acceptance.params import SamplingParams
 from foreword.drafters.config import SpeculationConfig, SpeculationSetting
 from foreword.engine.adapters import Adapters, LoRARequest
-from foreword.engine.assembly import chosen_speculation, load_core, make_core
+from foreword.engine.assembly import load_core, make_core
 from foreword.engine.config import EngineConfig
 from foreword.engine.core import EngineCore
 from foreword.engine.drafting.default_speculation import SpeculationOption
@@ -95,7 +95,8 @@ class LLM:
         """
         self._check_idle()
         try:
-            self.engine.drafters.set_default(chosen_speculation(speculation, self.loaded, self._config))
+            choice = self.loaded.choose_speculation(speculation, self._config.acceptance_rule)
+            self.engine.drafters.set_default(choice.config)
         except PagesLackRows:
             self._replace_engine(speculation)
 

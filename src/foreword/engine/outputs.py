@@ -216,9 +216,8 @@ class Answer:
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
         self.prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-        self.last = AnswerDelta(
-            "", index, "", ()
-        )  # newest delta; the last one has finish reason and statistics
+        # newest delta; the last one has finish reason and statistics
+        self.last = AnswerDelta("", index, "", ())
 
     def take(self, delta: AnswerDelta) -> None:
         """Append a delta."""

@@ -259,9 +259,8 @@ def _pass_seconds(core: EngineCore, rows: int, clock: Callable[[], float]) -> tu
         entries = [PassEntry.of(request, 1) for request in requests]
         size = core.runner.vocab_size
         draft = Draft.chain([token % size for token in range(1, rows // count)], 1)
-        with Transaction(
-            core.cache, entries
-        ) as transaction:  # it is never committed, so it ends with an abort
+        # it is never committed, so it ends with an abort
+        with Transaction(core.cache, entries) as transaction:
             batch = transaction.batch([draft] * count)
             began = clock()
             output = core.runner.forward(batch)

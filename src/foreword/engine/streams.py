@@ -21,9 +21,8 @@ class AnswerStream:
         self.request_id = request_id
         self.loop = asyncio.get_running_loop()
         self.undelivered = OpenAnswers(answers)  # answers whose end the engine has not delivered
-        self.is_aborted = (
-            False  # whether the request was aborted before it was queued; it ends once it is queued
-        )
+        # whether the request was aborted before it was queued; it ends once it is queued
+        self.is_aborted = False
         self._abort = abort
         self._open = OpenAnswers(answers)  # answers whose end the consumer has not received
         self._arrived: asyncio.Queue[AnswerDelta | Exception] = asyncio.Queue()

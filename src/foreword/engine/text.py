@@ -181,9 +181,8 @@ class Vocabulary:
             raise RequestError("bad_words need a tokenizer, and this engine has none", "bad_words")
         encode = self.tokenizer.encode
         encoded = (encode(t, add_special_tokens=False) for word in words for t in (word, f" {word}"))
-        return tuple(
-            {tuple(ids): None for ids in encoded if ids}
-        )  # a dict drops repetitions and keeps the order
+        # a dict drops repetitions and keeps the order
+        return tuple({tuple(ids): None for ids in encoded if ids})
 
     def grammar_tokens(self) -> GrammarTokens:
         """Return the bytes that each token adds to a text, for grammars."""

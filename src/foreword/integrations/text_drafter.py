@@ -16,7 +16,7 @@ from foreword.drafters.registry import DrafterResources, drafter_kinds
 from foreword.errors import RequestError
 from foreword.models.formats.checkpoint import Checkpoint, open_checkpoint
 from foreword.speculation.draft import ROOT, Draft
-from foreword.speculation.drafting import DraftRequest, DraftSource, DraftTask, Traits
+from foreword.speculation.drafting import DraftRequest, DraftSource, DraftTask
 
 
 @dataclass
@@ -51,7 +51,11 @@ class TextDrafter:
             settings = json.loads(settings) if settings.lstrip().startswith("{") else named_methods(settings)
         default = {} if num_speculative_tokens is None else {"num_speculative_tokens": num_speculative_tokens}
         self.config = SpeculationConfig.parse({**default, **settings})
-        usable = [name for name, kind in drafter_kinds().items() if _needs_text_only(kind.traits)]
+        usable = [  # drafters that need nothing but tokens, and a tokenizer for their text files
+            name
+            for name, kind in drafter_kinds().items()
+            if kind.traits.kind is DraftSource.LOOKUP and not kind.traits.needs and not kind.traits.follows
+        ]
         if others := [name for name in self.config.method if name not in usable]:
             raise RequestError(
                 f"speculation: {others[0]} runs only in foreword's own engine; give one of {', '.join(usable)}"
@@ -95,11 +99,6 @@ class TextDrafter:
 
     def _request(self, text: _Text) -> DraftRequest:
         return DraftRequest(text.request_id, text.tokens, self._sampling, text.prompt_len)
-
-
-def _needs_text_only(traits: Traits) -> bool:
-    """Return whether a drafter needs nothing but tokens, and a tokenizer for its text files."""
-    return traits.kind is DraftSource.LOOKUP and not traits.needs and not traits.follows
 
 
 def first_path(draft: Draft) -> list[int]:

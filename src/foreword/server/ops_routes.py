@@ -79,17 +79,13 @@ async def _health(context: ServerContext, trusted: bool) -> dict[str, Any]:
     if stats is not None:
         reported["engine"] = {name: getattr(stats, name) for name in _ENGINE_FIGURES}
         if stats.control is not None and context.settings.show_speculation:
-            reported["usage"] = _usage_figures(stats.control)
+            pages = {"provisional_pages": stats.control.provisional_pages}
+            reported["usage"] = as_json(stats.control)["usage"] | pages
         if stats.draft_nodes and context.settings.show_speculation:
             reported["draft_nodes"] = [asdict(node) for node in stats.draft_nodes]
     if context.settings.show_speculation:
         reported["speculation"] = _speculation_figures(context)
     return reported
-
-
-def _usage_figures(report: ControlReport) -> dict[str, Any]:
-    """Return the utilisation and cost of the devices, and the pages held for draft tokens."""
-    return {**as_json(report)["usage"], "provisional_pages": report.provisional_pages}
 
 
 def _speculation_figures(context: ServerContext) -> dict[str, Any]:

@@ -108,22 +108,19 @@ class RequestMeter:
             return
         figures.are_costs_counted = True
         if stats is None:
-            stats = self._stats_so_far(figures)
+            stats = RequestStats(
+                prompt_tokens=len(self.request.prompt_token_ids) if figures.tokens else 0,
+                output_tokens=figures.tokens,
+                passes=figures.passes,
+                drafts=figures.drafts,
+                drafted=figures.drafted,
+                accepted=figures.accepted,
+                rollback_tokens=figures.drafted - figures.accepted,
+                method=self._method,
+                cohort=cohort_of(self._method, self.request.params),
+            )
         self.metrics.inc("generation_tokens", max(stats.output_tokens - figures.tokens, 0))
         self.metrics.note_costs(index, stats)
-
-    def _stats_so_far(self, figures: _AnswerFigures) -> RequestStats:
-        return RequestStats(
-            prompt_tokens=len(self.request.prompt_token_ids) if figures.tokens else 0,
-            output_tokens=figures.tokens,
-            passes=figures.passes,
-            drafts=figures.drafts,
-            drafted=figures.drafted,
-            accepted=figures.accepted,
-            rollback_tokens=figures.drafted - figures.accepted,
-            method=self._method,
-            cohort=cohort_of(self._method, self.request.params),
-        )
 
 
 def _method(request: NewRequest, default: str) -> str:

@@ -100,11 +100,9 @@ class NodeDirectory(Protocol):
 
     def assign_node(self, zone: int, now: float) -> SimNode | None:
         """Return a node with capacity, near if possible; None if there is none."""
-        ...
 
     def round_trip(self, zone: int, node: SimNode) -> float:
         """Return a random round trip in seconds."""
-        ...
 
 
 class Chains:

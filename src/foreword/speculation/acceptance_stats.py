@@ -52,11 +52,6 @@ class AcceptanceStats:
         return self._per_position(lambda level, accepted: True)
 
     @property
-    def reached_per_position(self) -> list[int]:
-        """Number of drafts whose levels before each level were all accepted."""
-        return self._per_position(lambda level, accepted: level <= accepted)
-
-    @property
     def accepted_per_position(self) -> list[int]:
         """Number of drafts accepted at each level."""
         return self._per_position(lambda level, accepted: level < accepted)

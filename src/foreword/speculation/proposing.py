@@ -39,9 +39,8 @@ class Proposal:
     drafts: Sequence[Draft] = ()  # [entries]
     calls: Sequence[DrafterCall] = ()
     shares: Sequence[CallShare] = ()  # [entries]
-    sources: Sequence[
-        HostCopy | None
-    ] = ()  # [calls], draft tokens on the device; None: the call left none there
+    # [calls], draft tokens on the device; None: the call left none there
+    sources: Sequence[HostCopy | None] = ()
 
     @property
     def pending(self) -> Tensor | None:

@@ -25,28 +25,23 @@ class Policy(Protocol):
         all measurements; a request has its own statistics and requested drafter. If steps overlap, the last step's
         acceptance is not counted yet.
         """
-        ...
 
     def trim(
         self, entries: Sequence[PassEntry], drafts: Sequence[Draft], situation: Situation
     ) -> Sequence[Draft]:
         """Return the part of each draft that the pass verifies (`Draft.keep`, `Draft.within`)."""
-        ...
 
     def rows_wanted(self, requests: Sequence[StepRequest], situation: Situation, beside: int = 1) -> int:
         """Return the rows that the next pass should reserve for drafts of these decoding requests.
 
         `beside` is the number of other requests in the pass; a prompt counts as one.
         """
-        ...
 
     def learn(self, report: StepReport) -> None:
         """Receive the report of a step; called for every step, in order."""
-        ...
 
     def drafters(self) -> Sequence[Drafter]:
         """Return the drafters that the policy owns, in addition to the requests' own."""
-        ...
 
 
 class Target(Protocol):
@@ -54,4 +49,3 @@ class Target(Protocol):
 
     def forward(self, batch: ForwardBatch) -> ForwardOutput:
         """Run one pass; on a GPU, return before it has ended."""
-        ...

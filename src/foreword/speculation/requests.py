@@ -49,12 +49,10 @@ class DraftGate(Protocol):
     @property
     def is_open(self) -> bool:
         """Whether drafts may be verified."""
-        ...
 
     @property
     def may_observe(self) -> bool:
         """Whether drafts may be compared with the text."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -142,34 +140,27 @@ class StepRequest(Protocol):
     @property
     def cohort(self) -> str:
         """Name of the cohort in which its drafts are counted."""
-        ...
 
     @property
     def prompt_logprobs(self) -> int | None:
         """Number of alternatives per prompt token; None: no prompt log-probabilities."""
-        ...
 
     @property
     def scored(self) -> int:
         """Number of leading prompt tokens whose successors have log-probabilities."""
-        ...
 
     @property
     def room(self) -> int:
         """Number of tokens that may still be committed."""
-        ...
 
     def count_kept(self, tokens: Sequence[int]) -> int:
         """Return how many of these next tokens belong to the answer, which may end within them."""
-        ...
 
     def commit(self, verdict: Verdict) -> None:
         """Apply the verdict, or raise an exception and change nothing."""
-        ...
 
     def fail(self, error: str) -> None:
         """End the answer with an error. Other requests continue."""
-        ...
 
 
 def draft_request_of(request: StepRequest) -> DraftRequest:

@@ -140,7 +140,8 @@ def require_pieces_alone(export: Path, trained: Path) -> None:
     if export.resolve() == trained.resolve():
         raise RequestError(f"{export} is the directory of the training itself; give the pieces another one")
     names = _names(export)
-    if names and (MANIFEST not in names or any(not _is_piece(name) for name in names - {MANIFEST})):
+    piece = re.escape(WEIGHTS) + r"\.\d{2,}"
+    if names and (MANIFEST not in names or not all(re.fullmatch(piece, one) for one in names - {MANIFEST})):
         raise RequestError(
             f"{export} has files that are not pieces of an earlier export; give a new directory"
         )
@@ -161,10 +162,6 @@ def require_same_kind(begin: Path, method: str) -> None:
         raise RequestError(
             f"--begin {begin} holds {found}; train {method} needs a directory of kind {method}"
         )
-
-
-def _is_piece(name: str) -> bool:
-    return re.fullmatch(re.escape(WEIGHTS) + r"\.\d{2,}", name) is not None
 
 
 def _names(directory: Path) -> set[str]:

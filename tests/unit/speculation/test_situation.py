@@ -28,7 +28,6 @@ def test_acceptance_is_counted_by_position():
     assert (stats.asks, stats.drafts, stats.drafted, stats.accepted) == (3, 2, 12, 5)
     assert stats.coverage == pytest.approx(2 / 3)
     assert stats.drafted_per_position == [2, 2, 2, 1, 1]
-    assert stats.reached_per_position == [2, 2, 2, 0, 0]
     assert stats.accepted_per_position == [2, 2, 1, 0, 0]
     assert stats.rejected_per_position == [0, 0, 1, 0, 0]
 

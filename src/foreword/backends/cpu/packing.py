@@ -128,19 +128,15 @@ class TensorPacker(Protocol):
 
     def matrices(self, names: list[str], biased: bool) -> "list[PackedMatrix]":
         """Pack matrices with the same input, with the biases that they have if `biased`."""
-        ...
 
     def pack(self, values: torch.Tensor) -> "PackedMatrix":
         """Pack a float32 matrix."""
-        ...
 
     def floats(self, name: str, biased: bool = False) -> "PackedMatrix":
         """Pack a matrix in float32, whatever the format."""
-        ...
 
     def vector(self, name: str) -> torch.Tensor | None:
         """Return a tensor that is not packed, float32; None if a head does not have it."""
-        ...
 
 
 class MatrixPacker:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -12,9 +11,15 @@ from foreword.backends.weight_loader import stacked
 from foreword.errors import RequestError
 from foreword.models.adapters import Factors, Lora
 from foreword.models.config import LayerSpec, ModelConfig, Recurrence, RecurrentSpec
-from foreword.models.formats.checkpoint import WHOLE, ModelFile, QuantizedTensor, TensorPart, row_pieces
+from foreword.models.formats.checkpoint import (
+    WHOLE,
+    DerivedCheckpoint,
+    ModelFile,
+    QuantizedTensor,
+    TensorPart,
+    row_pieces,
+)
 from foreword.models.layer_shapes import expected_shapes
-from foreword.models.tokenization.tokenizer import Tokenizer
 
 MOST_RANKS = 64
 
@@ -150,26 +155,20 @@ def row_sections(whole: ModelConfig, share: ModelConfig) -> dict[str, list[tuple
     return found
 
 
-class ShardCheckpoint:
+class ShardCheckpoint(DerivedCheckpoint):
     """A rank's share of a checkpoint, in the form of a checkpoint of a narrower model.
 
     Only the share is read. Norms, routers and the compression of latent attention are on all ranks.
     """
 
     def __init__(self, whole: ModelFile, shard: Shard) -> None:
+        super().__init__(whole)
         self.config = shard.config(whole.config)
         self._whole = whole
         self._shard = shard
         self._shapes = expected_shapes(whole.config)
         self._own_shapes = expected_shapes(self.config)
         self._sections = row_sections(whole.config, self.config)
-
-    @property
-    def path(self) -> Path:
-        return self._whole.path
-
-    def tensor_names(self) -> frozenset[str]:
-        return self._whole.tensor_names()
 
     def load(self, name: str, dtype: torch.dtype) -> Tensor:
         whole, share = self._shapes[name], self._own_shapes[name]
@@ -190,15 +189,6 @@ class ShardCheckpoint:
 
     def quantized(self, name: str) -> QuantizedTensor | None:
         return None
-
-    def release(self) -> None:
-        self._whole.release()
-
-    def sampling_defaults(self) -> dict[str, float]:
-        return self._whole.sampling_defaults()
-
-    def tokenizer(self) -> Tokenizer:
-        return self._whole.tokenizer()
 
 
 def adapter_share(adapter: Lora, config: ModelConfig, shard: Shard) -> Lora:

@@ -108,9 +108,8 @@ class RequestPass:
     read_state: int  # slot
     read_ring: int  # physical ring row
     segments: tuple[Segment, ...]
-    next_states: tuple[
-        int | None, ...
-    ]  # [segments - 1], slot to store the state after each segment in; None: not stored
+    # [segments - 1], slot to store the state after each segment in; None: not stored
+    next_states: tuple[int | None, ...]
     write_ring: int  # physical ring row of the last segment's first new row
 
 

@@ -46,9 +46,8 @@ class Upload:
         """The initial memory has room for `entries` 32-bit numbers; it grows, and moves, on demand."""
         self._on_device = torch.empty(entries, dtype=torch.int32, device=device)
         self._host, self._other_host = _HostBlock(device, entries), _HostBlock(device, entries)
-        self._views: dict[
-            Shapes, tuple[Tensor, list[Tensor]]
-        ] = {}  # views of device memory: all arrays as one, and each
+        # views of device memory: all arrays as one, and each
+        self._views: dict[Shapes, tuple[Tensor, list[Tensor]]] = {}
 
     @property
     def entries(self) -> int:

@@ -15,7 +15,6 @@ from foreword.bench.pictures import Lines, chart, colours_of, html_page, section
 from foreword.bench.prompts import BenchPrompt
 from foreword.bench.skeleton import PLAIN, Column, cells_of, optional, ratio, staged
 from foreword.engine.messages import NewRequest
-from foreword.engine.requests.accounting import Accounting
 from foreword.engine.requests.request import Request
 from foreword.progress import StageProgress
 
@@ -117,7 +116,8 @@ class GridBench(MethodBench[GridSettings]):
             **asdict(cell),
             requests=count,
             tokens=sum(len(request.output_ids) for request in done),
-            passes=sum(_committing_passes(request.accounting) for request in done),
+            # of the chunks of a prompt, only the last commits a token
+            passes=sum(one.accounting.passes - one.accounting.first_passes + 1 for one in done),
             seconds=seconds,
             draft_seconds=spent.draft,
             verify_seconds=spent.verify,
@@ -137,11 +137,6 @@ class GridBench(MethodBench[GridSettings]):
         new = NewRequest(name, tuple(prompt), params, name, self._speculation[label])
         (request,) = self._llm.engine.add(new)
         return request
-
-
-def _committing_passes(accounting: Accounting) -> int:
-    """Return the number of passes without all prefill chunks but the last, which commits a token."""
-    return accounting.passes - accounting.first_passes + 1
 
 
 def grid_page(

@@ -53,8 +53,8 @@ def summarise(records: Sequence[Record]) -> list[DrafterRow]:
     rows = []
     for drafter in _distinct([record.drafter for record in records]):
         own = [record for record in records if record.drafter == drafter]
-        for category in _distinct([record.category for record in own]):
-            rows.append(_row(drafter, category, [r for r in own if r.category == category]))
+        categories = _distinct([record.category for record in own])
+        rows += [_row(drafter, kind, [r for r in own if r.category == kind]) for kind in categories]
         rows.append(_row(drafter, ALL, own))
     return rows
 
@@ -248,7 +248,11 @@ def recommend(
             "by": WRITTEN_BY,
             **made_with,
             "speedup_over_plain": _table(rows),
-            "left_out": _left_out(rows),
+            "left_out": {  # drafters that changed texts
+                row.drafter: f"{row.different_texts} of {row.prompts} texts differ from plain decoding"
+                for row in rows
+                if row.category == ALL and row.different_texts
+            },
         },
     }
 
@@ -270,15 +274,6 @@ def _table(rows: Sequence[DrafterRow]) -> dict[str, dict[str, float]]:
     for row in rows:
         table.setdefault(row.drafter, {})[row.category] = round(row.speedup, 3)
     return table
-
-
-def _left_out(rows: Sequence[DrafterRow]) -> dict[str, str]:
-    """Return the reason for each drafter that is left out because it changed texts."""
-    return {
-        row.drafter: f"{row.different_texts} of {row.prompts} texts differ from plain decoding"
-        for row in rows
-        if row.category == ALL and row.different_texts
-    }
 
 
 def _names(labels: Sequence[str], taken: Sequence[str]) -> dict[str, str]:

@@ -122,7 +122,6 @@ class ObservedDecoder(Protocol):
 
     def observing_experts(self, observe: Callable[[Tensor], None]) -> AbstractContextManager[None]:
         """Call `observe` with the experts of every mixture, for all passes within the block."""
-        ...
 
 
 def experts_read(decoder: Decoder, texts: Sequence[Sequence[int]]) -> float | None:

@@ -92,7 +92,8 @@ def parse_event(data: bytes) -> AnswerEvent:
     if not isinstance(event, dict):
         raise ValueError(f"the event is not a JSON object: {data[:60]!r}")
     if event.get("error"):
-        raise ServerReportedError(_error_message(event["error"]))
+        error = event["error"]
+        raise ServerReportedError(str(error.get("message") if isinstance(error, dict) else error)[:200])
     choices = event.get("choices")
     usage = event.get("usage")
     if choices == [] and not usage:
@@ -114,11 +115,6 @@ def parse_event(data: bytes) -> AnswerEvent:
         prompt_tokens=_count_or_none(usage.get("prompt_tokens")),
         output_tokens=_count_or_none(usage.get("completion_tokens")),
     )
-
-
-def _error_message(error: object) -> str:
-    text = error.get("message") if isinstance(error, dict) else error
-    return str(text)[:200]
 
 
 def _has_content(choice: dict[str, Any]) -> bool:

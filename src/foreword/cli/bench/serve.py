@@ -69,7 +69,8 @@ class Serve(JsonCommand):
         from foreword.bench.serve.tables import latency_table, plot_latencies, summary_table
         from foreword.wire.openai_http import base_address
 
-        load, template = self._load(), self._template()
+        extra = extra_fields(self.speculation, self.extra_body)
+        load, template = self._load(), pick(RequestTemplate, self, model=self.model or "", extra=extra)
         limits = None if self.goodput is None else parse_limits(self.goodput)
         address = base_address(self.url)
         prompts = prompts_of(self.dataset)
@@ -93,10 +94,6 @@ class Serve(JsonCommand):
         if requests is None and self.duration is None:
             requests = DEFAULT_REQUESTS
         return pick(LoadSettings, self, concurrency=clients, num_requests=requests)
-
-    def _template(self) -> RequestTemplate:
-        extra = extra_fields(self.speculation, self.extra_body)
-        return pick(RequestTemplate, self, model=self.model or "", extra=extra)
 
     async def _run(
         self, address: str, template: RequestTemplate, load: LoadSettings, prompts: Sequence[BenchPrompt]

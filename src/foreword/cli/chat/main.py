@@ -176,7 +176,8 @@ def _converse(session: "ChatSession", interrupts: Interrupts) -> None:
     commands = Commands(session)
     while True:
         try:
-            if not _take_line(_read_line(), session, commands, interrupts):
+            line = input("> " if _is_interactive() else "").strip()
+            if not _take_line(line, session, commands, interrupts):
                 return
         except EOFError:
             if sys.stdin.isatty():
@@ -250,7 +251,3 @@ def _prepare_input() -> None:
 
 def _is_interactive() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty()
-
-
-def _read_line() -> str:
-    return input("> " if _is_interactive() else "").strip()

@@ -61,7 +61,8 @@ def _shown_draft(title: str, draft: DraftShown, text_of: TokenText) -> Renderabl
 
     def cell(node: int) -> Text:
         style = ACCEPTED_STYLE if node in accepted else REJECTED_STYLE
-        return Text(_quoted(text_of(draft.tokens[node])), style)
+        text = visible(text_of(draft.tokens[node]))
+        return Text(text.replace("\n", "⏎").replace("\t", "⇥").replace(" ", "·") or "∅", style)
 
     if len(set(draft.parents)) == len(draft.parents):
         line = Text(title)
@@ -73,11 +74,6 @@ def _shown_draft(title: str, draft: DraftShown, text_of: TokenText) -> Renderabl
     for node, parent in enumerate(draft.parents):
         branches[node] = branches[parent].add(cell(node))
     return root
-
-
-def _quoted(text: str) -> str:
-    """Return a token's text with visible spaces and line ends."""
-    return visible(text).replace("\n", "⏎").replace("\t", "⇥").replace(" ", "·") or "∅"
 
 
 @dataclass(frozen=True)

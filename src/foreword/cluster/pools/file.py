@@ -66,7 +66,8 @@ class NodeChoice:
     def of_target(self, section: "Section") -> tuple[str, tuple[str, ...]]:
         """Return a target's `--drafters`, and `Member.chosen_nodes`."""
         if "drafters" not in section:
-            return self._all(), ()
+            whole = NODES_LIST if self._is_listed and self._nodes else None
+            return whole or ",".join(node.address for node in self._nodes.values()), ()
         value = section.values["drafters"]
         if isinstance(value, str) and value.startswith("@"):
             return value, ()
@@ -77,12 +78,6 @@ class NodeChoice:
         if self._is_listed and any(name in self._nodes for name in names):
             return NODES_LIST, tuple(replica for name in names for replica in self._replicas(name))
         return ",".join(self._nodes[name].address if name in self._nodes else name for name in names), ()
-
-    def _all(self) -> str:
-        """Return `--drafters` for a target that uses all nodes."""
-        if self._is_listed and self._nodes:
-            return NODES_LIST
-        return ",".join(node.address for node in self._nodes.values())
 
     def _replicas(self, name: str) -> list[str]:
         """Return the names of all replicas that a scaled node may have; of another node, its own name."""

@@ -120,9 +120,8 @@ class LoadedHead(LoadedRows):
     """A loaded head, from which a drafter is created."""
 
     runner: HeadRunner
-    tensors: Mapping[str, Tensor] = field(
-        default_factory=dict
-    )  # those that the drafter itself reads, float32
+    # those that the drafter itself reads, float32
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
     acceptance_by_level: tuple[float, ...] = ()  # published with the head; empty: unknown
 
     @property

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -17,40 +16,31 @@ from foreword.drafters.registry import DrafterResources, drawn_kind, tree_width
 from foreword.drafters.trees import HeadTree
 from foreword.errors import RequestError
 from foreword.kv.spec import RowSpec
-from foreword.models.config import ModelConfig
-from foreword.models.formats.checkpoint import Checkpoint, QuantizedTensor
+from foreword.models.formats.checkpoint import Checkpoint, DerivedCheckpoint, QuantizedTensor
 from foreword.models.formats.fields import ConfigFields
 from foreword.models.formats.hf.checkpoint import HfCheckpoint, read_json_object
 from foreword.models.sources.resolve import resolve_model
-from foreword.models.tokenization.tokenizer import Tokenizer
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Drafter, DraftTask, RequestRows
 from foreword.speculation.layout import SequenceRows
 from foreword.speculation.settings import DrafterSettings, at_least, setting
 
-_SHARED = frozenset(
-    {"model.embed_tokens.weight", "lm_head.weight"}
-)  # matrices that an adapter takes from the target
+# matrices that an adapter takes from the target
+_SHARED = frozenset({"model.embed_tokens.weight", "lm_head.weight"})
 
 
-@dataclass(frozen=True)
-class AdapterCheckpoint:
+class AdapterCheckpoint(DerivedCheckpoint):
     """The files of an exit adapter; embedding and output matrix are the target's."""
 
-    layer: HfCheckpoint  # the adapter's own files
-    target: Checkpoint
-    exit_layer: int  # number of target layers before it
-
-    @property
-    def path(self) -> Path:
-        return self.layer.path
-
-    @property
-    def config(self) -> ModelConfig:
-        return self.layer.config
+    def __init__(self, layer: HfCheckpoint, target: Checkpoint, exit_layer: int) -> None:
+        """`layer` are the adapter's own files, `exit_layer` is the number of target layers before it."""
+        super().__init__(target)
+        self.path, self.config = layer.path, layer.config
+        self.exit_layer = exit_layer
+        self._layer = layer
 
     def tensor_names(self) -> frozenset[str]:
-        return self.layer.tensor_names() | (self.target.tensor_names() & _SHARED)
+        return self._layer.tensor_names() | (super().tensor_names() & _SHARED)
 
     def load(self, name: str, dtype: torch.dtype) -> Tensor:
         return self._holder(name).load(name, dtype)
@@ -62,16 +52,10 @@ class AdapterCheckpoint:
         return self._holder(name).quantized(name)
 
     def _holder(self, name: str) -> Checkpoint:
-        return self.layer if name in self.layer.tensor_names() else self.target
-
-    def release(self) -> None:
-        self.target.release()
+        return self._layer if name in self._layer.tensor_names() else self.original
 
     def sampling_defaults(self) -> dict[str, float]:
         return {}
-
-    def tokenizer(self) -> Tokenizer:
-        return self.target.tokenizer()
 
 
 def open_adapter(model: str, target: Checkpoint) -> AdapterCheckpoint:

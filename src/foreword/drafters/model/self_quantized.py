@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -11,43 +10,21 @@ from torch import Tensor
 
 from foreword.drafters.model.autoregressive import AutoregressiveDrafter, DraftingSize
 from foreword.drafters.registry import DrafterResources, drawn_kind, tree_width
-from foreword.models.config import ModelConfig
-from foreword.models.formats.checkpoint import Checkpoint, QuantizedTensor
-from foreword.models.tokenization.tokenizer import Tokenizer
+from foreword.models.formats.checkpoint import Checkpoint, DerivedCheckpoint, QuantizedTensor
 from foreword.speculation.settings import DrafterSettings, Limit, setting
 
 GROUP = 32  # weights per scale and minimum, as in GGUF's Q4_1
 
 
-@dataclass(frozen=True)
-class LowBitCheckpoint:
+class LowBitCheckpoint(DerivedCheckpoint):
     """A checkpoint whose projections are quantized to `bits`; other tensors are unchanged.
 
     Quantized weights are Q4_1 blocks with 2**bits levels, which 4-bit kernels run directly.
     """
 
-    original: Checkpoint
-    bits: int
-
-    @property
-    def path(self) -> Path:
-        return self.original.path
-
-    @property
-    def config(self) -> ModelConfig:
-        return self.original.config
-
-    def tensor_names(self) -> frozenset[str]:
-        return self.original.tensor_names()
-
-    def release(self) -> None:
-        self.original.release()
-
-    def sampling_defaults(self) -> dict[str, float]:
-        return self.original.sampling_defaults()
-
-    def tokenizer(self) -> Tokenizer:
-        return self.original.tokenizer()
+    def __init__(self, original: Checkpoint, bits: int) -> None:
+        super().__init__(original)
+        self.bits = bits
 
     def quantized(self, name: str) -> QuantizedTensor | None:
         """Return the blocks of a quantized projection, or those in which another tensor is stored.

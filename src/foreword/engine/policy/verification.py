@@ -69,7 +69,18 @@ class IdleChecks:
             return
         for (drafter, cohort), pair in self.policy_file.rollouts.pairs.items():
             if pair.stage is Stage.VERIFY and is_of(request.cohort, cohort):
-                self._waiting.append(_sample(request, drafter, cohort))
+                self._waiting.append(
+                    Sample(
+                        tuple(request.tokens[: request.prompt_len]),
+                        replace(request.params, seed=request.sampler.seed, n=1),
+                        request.tenant,
+                        tuple(request.output_ids),
+                        request.finish_reason,
+                        tuple(request.answer.logprobs),
+                        drafter,
+                        cohort,
+                    )
+                )
 
     def next(self) -> tuple[NewRequest, Assignment] | None:
         """Return the request to decode now; None if there is none."""
@@ -130,19 +141,6 @@ class IdleChecks:
         pair = self.policy_file.rollouts.pairs.get((sample.drafter, sample.cohort))
         is_in_file = sample.drafter in self.policy_file.configs
         return pair if pair is not None and pair.stage is Stage.VERIFY and is_in_file else None
-
-
-def _sample(request: Request, drafter: str, cohort: str) -> Sample:
-    return Sample(
-        tuple(request.tokens[: request.prompt_len]),
-        replace(request.params, seed=request.sampler.seed, n=1),
-        request.tenant,
-        tuple(request.output_ids),
-        request.finish_reason,
-        tuple(request.answer.logprobs),
-        drafter,
-        cohort,
-    )
 
 
 def _figures(request: Request) -> Figures:

@@ -114,6 +114,29 @@ class Checkpoint(Protocol):
     def tokenizer(self) -> Tokenizer: ...
 
 
+class DerivedCheckpoint:
+    """Base class of checkpoints that are made from another one; what they do not define is that one's."""
+
+    def __init__(self, original: Checkpoint) -> None:
+        self.original = original
+        self.path, self.config = original.path, original.config
+
+    def tensor_names(self) -> frozenset[str]:
+        return self.original.tensor_names()
+
+    def quantized(self, name: str) -> QuantizedTensor | None:
+        return self.original.quantized(name)
+
+    def release(self) -> None:
+        self.original.release()
+
+    def sampling_defaults(self) -> dict[str, float]:
+        return self.original.sampling_defaults()
+
+    def tokenizer(self) -> Tokenizer:
+        return self.original.tokenizer()
+
+
 class ModelFile(Checkpoint, Protocol):
     """A checkpoint that can be loaded in parts."""
 

@@ -265,19 +265,15 @@ class Dialect(Protocol):
 
     def opening(self) -> Iterable[object]:
         """Return the events before the first delta of a stream."""
-        ...
 
     def chunk(self, choice: int, delta: AnswerDelta) -> object | None:
         """Return the event, or list of events, for a delta of an answer; None: nothing to send."""
-        ...
 
     def closing(self) -> Iterable[object]:
         """Return the events after the last delta of a stream."""
-        ...
 
     def whole(self, answers: Sequence[Answer], costs: Costs) -> object:
         """Return the body of a response that is not streamed."""
-        ...
 
 
 class OpenAIDialect:

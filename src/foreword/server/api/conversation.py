@@ -10,7 +10,6 @@ from msgspec import UNSET
 from foreword.acceptance.params import SamplingParams
 from foreword.engine.messages import NewRequest
 from foreword.errors import RequestError
-from foreword.models.tokenization.tokenizer import Tokenizer
 from foreword.server.api.answer_types import CalledTool, ToolCall, new_id
 from foreword.server.api.entry import new_request
 from foreword.server.api.message_types import NAMED_TOOL, Message, Tool, ToolFunction
@@ -90,11 +89,6 @@ def tool_use(
     if len({function.name for function in functions}) < len(functions):
         raise RequestError("tools: two of them have the same name", "tools")
     return ToolUse(call_format, functions, choice or "auto", max_calls=1 if parallel is False else None)
-
-
-def chosen_format(parser: str, tokenizer: Tokenizer) -> CallFormat:
-    """Return the format named `parser`, or for `auto` the one of the model's chat template."""
-    return format_of(tokenizer.chat_template) if parser == AUTO else FORMATS[parser]
 
 
 def shown_messages(
@@ -192,7 +186,8 @@ class Conversation:
     ) -> "Conversation":
         """Apply the model's template to messages and tools, and tokenize the result."""
         tokenizer, settings = context.prompts.tokenizer, context.settings
-        call_format = chosen_format(settings.tool_call_parser, tokenizer)
+        parser = settings.tool_call_parser
+        call_format = format_of(tokenizer.chat_template) if parser == AUTO else FORMATS[parser]
         use = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls, call_format)
         tags = reasoning_format(settings.reasoning_parser, tokenizer)
         check_budget(body.thinking_token_budget, tags)

@@ -1,6 +1,6 @@
 """Ollama's response format, made from the responses of OpenAI's routes."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from time import monotonic_ns
 from typing import Any
@@ -43,11 +43,11 @@ def _logprobs(choice: Choice) -> Json:
     if not isinstance(logprobs, CompletionLogprobs) or not logprobs.tokens:
         return {}
     columns = zip(logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs, strict=True)
-    return {"logprobs": [_token_entry(token, value) | _top(top) for token, value, top in columns]}
-
-
-def _top(likeliest: Mapping[str, float] | None) -> Json:
-    return {"top_logprobs": [_token_entry(*entry) for entry in likeliest.items()]} if likeliest else {}
+    entries = []
+    for token, value, likeliest in columns:
+        top = {"top_logprobs": [_token_entry(*one) for one in likeliest.items()]} if likeliest else {}
+        entries.append(_token_entry(token, value) | top)
+    return {"logprobs": entries}
 
 
 def _token_entry(token: str, logprob: float | None) -> Json:

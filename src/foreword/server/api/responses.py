@@ -42,9 +42,8 @@ class ResponsesDialect:
         self._reader = conversation.reader()
         self._costs = Costs(1)
         self._event_count = 0
-        self._items: dict[
-            str | int, Item
-        ] = {}  # in order; by the type of their part, or the index of the call
+        # in order; by the type of their part, or the index of the call
+        self._items: dict[str | int, Item] = {}
         self._finish_reason: str | None = None
 
     def opening(self) -> Iterable[Item]:

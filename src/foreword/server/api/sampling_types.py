@@ -74,16 +74,12 @@ def _schema(*types: str) -> WithJsonSchema:
     return WithJsonSchema({"anyOf": [{"type": name} for name in (*types, "null")]})
 
 
-def _choice(value: Any) -> StructuredOutputs:  # noqa: ANN401 - checked there
-    return StructuredOutputs(choice=value)
-
-
 _Structured = Annotated[Any, format_validator(StructuredOutputs.of), _schema("object")]
 _Json = Annotated[
     Any, format_validator(lambda value: StructuredOutputs(json=value)), _schema("object", "string")
 ]
 _Regex = Annotated[Any, format_validator(lambda value: StructuredOutputs(regex=value)), _schema("string")]
-_Choice = Annotated[Any, format_validator(_choice), _schema("array")]
+_Choice = Annotated[Any, format_validator(lambda value: StructuredOutputs(choice=value)), _schema("array")]
 _Grammar = Annotated[Any, format_validator(lambda value: StructuredOutputs(grammar=value)), _schema("string")]
 _Format = Annotated[Any, format_validator(_response_format), _schema("object")]
 

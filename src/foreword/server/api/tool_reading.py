@@ -180,15 +180,12 @@ class CallReader(Protocol):
     @property
     def is_cut(self) -> bool:
         """Whether the text ends inside a call."""
-        ...
 
     def feed(self, text: str) -> list[Event]:
         """Return the events for new text."""
-        ...
 
     def finish(self) -> list[Event]:
         """Return the events for held-back text, at the end of the answer."""
-        ...
 
 
 _SEPARATORS = " \n\t\r,;[]"
@@ -299,9 +296,8 @@ class ToolReader:
             self._held, self._is_inside = "", False
         elif not self._format.end and character not in _SEPARATORS:
             self._is_inside = False
-            self._add_text(
-                character if self.count else self._held, events
-            )  # without calls, all of it is text
+            # without calls, all of it is text
+            self._add_text(character if self.count else self._held, events)
             self._held = ""
 
     def _begin_call(self) -> None:

@@ -207,8 +207,9 @@ def _trainer(target: FrozenTarget, texts: RunTexts, run: TrainRun, watcher: Watc
     require_space(run.out, _disk_bytes(learner), "states of this training")
     trainer = Trainer(learner, documents, size, run.settings)
     tokens = sum(len(document.tokens) for document in documents)
+    count = f"{tokens / 1e6:.1f}M" if tokens >= 10**6 else f"{tokens:,}"
     watcher.say(
-        f"{len(documents):,} texts, {_millions(tokens)} tokens; vocabulary {len(vocabulary.token_ids)} covers "
+        f"{len(documents):,} texts, {count} tokens; vocabulary {len(vocabulary.token_ids)} covers "
         f"{vocabulary.coverage:.2%} of answers; {size.rows} rows a step, {size.tails} of them in answers; "
         f"{sum(p.numel() for p in learner.parameters() if p.requires_grad) / 1e6:.1f}M parameters"
     )
@@ -220,10 +221,6 @@ def _trainer(target: FrozenTarget, texts: RunTexts, run: TrainRun, watcher: Watc
         if initial is not None:
             learner.take(initial)
     return trainer
-
-
-def _millions(count: int) -> str:
-    return f"{count / 1e6:.1f}M" if count >= 10**6 else f"{count:,}"
 
 
 def _disk_bytes(learner: Learner) -> int:

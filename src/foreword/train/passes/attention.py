@@ -277,9 +277,8 @@ def _positions(spans: Spans, keys: Spans) -> tuple[Tensor, Tensor]:
     """Return each row's text index, and its position in the text; `spans` has the last rows of the texts of `keys`."""
     lengths = spans.bounds.diff().long()
     text = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
-    rows_before = (
-        keys.bounds.diff() - spans.bounds.diff()
-    ).long()  # of each text, before its rows in `spans`
+    # of each text, before its rows in `spans`
+    rows_before = keys.bounds.diff() - spans.bounds.diff().long()
     position = torch.arange(len(text)) - spans.bounds[:-1].long()[text] + rows_before[text]
     return text, position
 

@@ -177,10 +177,8 @@ def _update(  # noqa: PLR0915 - the blocks of a chunk are in registers, and so o
         p0 = tl.zeros((LANES, BLOCK), dtype=tl.float32)
         p1, p2, p3 = p0, p0, p0
         index = (zero + segment) * HEADS + head
-        system, score = (
-            systems + index * BLOCKS * LANES * LANES,
-            scores + index * BLOCKS * BLOCKS * LANES * LANES,
-        )
+        system = systems + index * BLOCKS * LANES * LANES
+        score = scores + index * BLOCKS * BLOCKS * LANES * LANES
         if DELTA:
             p0 = decayed(times_state(k0, state, PRECISION), g0)
             p1 = decayed(times_state(k1, state, PRECISION), g1)
@@ -236,10 +234,8 @@ def _outputs(
     segment, block, head = tl.program_id(0) // BLOCKS, tl.program_id(0) % BLOCKS, tl.program_id(1)
     first_row, count = tl.load(segment_first + segment), tl.load(segment_count + segment)
     ring_count, ring = tl.load(segment_ring_count + segment), tl.load(segment_ring + segment).to(tl.int64)
-    lane, end_lane = (
-        tl.maximum(block * LANES, ring_count),
-        tl.minimum(block * LANES + LANES, ring_count + count),
-    )
+    lane = tl.maximum(block * LANES, ring_count)
+    end_lane = tl.minimum(block * LANES + LANES, ring_count + count)
     if lane >= end_lane:
         return
     key_head = head // (HEADS // KEY_HEADS)

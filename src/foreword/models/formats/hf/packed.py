@@ -124,10 +124,9 @@ def _unpack_gptq(parts: Parts, bits: int, zero_offset: int) -> Tensor:
 
 def _scaled(levels: Tensor, zeros: Tensor, parts: Parts) -> Tensor:
     """Dequantise levels [in, out] with zero points [groups, out] and the scales in `parts`: float32 [out, in]."""
-    scales, group = (
-        parts["scales"].float(),
-        parts.get("g_idx"),
-    )  # [groups, out]; [in], the group of each input
+    # [groups, out]; [in], the group of each input
+    scales = parts["scales"].float()
+    group = parts.get("g_idx")
     if group is None:
         group = torch.arange(len(levels)) // -(-len(levels) // len(scales))
     group = group.long()

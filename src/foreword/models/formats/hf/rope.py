@@ -117,21 +117,18 @@ def _scaling(rope: ConfigFields, family: Rope, dim: int | None) -> tuple[RopeSca
         case "linear":
             return LinearRopeScaling(rope.number("factor")), 1.0
         case "llama3":
-            return _llama3(rope), 1.0
+            scaling = Llama3RopeScaling(
+                factor=rope.number("factor"),
+                low_freq_factor=rope.number("low_freq_factor"),
+                high_freq_factor=rope.number("high_freq_factor"),
+                original_context=rope.count("original_max_position_embeddings"),
+            )
+            return scaling, 1.0
         case "yarn":
             return _yarn(rope, family.yarn_truncates)
         case "longrope" if dim is not None:
             return _longrope(rope, dim)
     raise rope.unsupported(f"rope scaling {kind!r}")
-
-
-def _llama3(rope: ConfigFields) -> Llama3RopeScaling:
-    return Llama3RopeScaling(
-        factor=rope.number("factor"),
-        low_freq_factor=rope.number("low_freq_factor"),
-        high_freq_factor=rope.number("high_freq_factor"),
-        original_context=rope.count("original_max_position_embeddings"),
-    )
 
 
 def _yarn(rope: ConfigFields, truncates: bool) -> tuple[YarnRopeScaling, float]:
