@@ -71,15 +71,15 @@ def missing_features(config: ModelConfig, backend: str) -> list[str]:
 
 
 def require_supported(config: ModelConfig, backend: str) -> LayerSpec:
-    """Return the model's first layer; raise `CheckpointError` if the backend does not support a feature."""
+    """Raise `CheckpointError` if the backend does not support a feature; return the model's first layer."""
     if not config.layers:
         raise CheckpointError(f"the {config.architecture} model has no layers; use another")
     if features := missing_features(config, backend):
         where = "training" if backend == "training" else f"the {backend} backend"
-        torch_runs = backend != "torch" and not missing_features(config, "torch") and backend != "training"
+        has_alternative = backend in ("cpu", "cuda") and not missing_features(config, "torch")
         raise CheckpointError(
             f"{where} does not support this {config.architecture} model's {', '.join(features)}; "
-            f"use {'--backend torch' if torch_runs else 'another model'}"
+            f"use {'--backend torch' if has_alternative else 'another model'}"
         )
     return config.layers[0]
 
@@ -120,17 +120,17 @@ def _attention_features(attention: AttentionSpec, config: ModelConfig) -> Iterat
 
 
 BACKENDS = ("cpu", "cuda", "torch")
-"""Columns of the table of families."""
+"""Columns of the table of model families and backends in docs/models.md."""
 
 
 @dataclass(frozen=True)
 class SupportedFamily:
-    """One row of the table."""
+    """One row of the table of model families and backends."""
 
-    models: str
+    models: str  # names of the models, for users
     hf_class: str  # in config.json
     formats: str  # of files
-    backends: dict[str, str]  # "yes" or "no: REASON"
+    backends: dict[str, str]  # by backend, "yes" or "no: FEATURES"
 
 
 def supported_families() -> list[SupportedFamily]:
@@ -139,8 +139,8 @@ def supported_families() -> list[SupportedFamily]:
         SupportedFamily(
             family.models,
             family.hf_class,
-            f"safetensors, GGUF ({', '.join(names)})" if (names := _gguf_names(family)) else "safetensors",
-            {backend: _verdict(family, backend) for backend in BACKENDS},
+            _formats(family),
+            {backend: _support(family, backend) for backend in BACKENDS},
         )
         for family in ARCHITECTURES
     ]
@@ -155,16 +155,18 @@ def supported_markdown() -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _gguf_names(family: Architecture) -> tuple[str, ...]:
-    """Return the architecture names of the family in GGUF files; empty: GGUF is not supported."""
+def _formats(family: Architecture) -> str:
+    """Return the file formats of a family, with its architecture names in GGUF files."""
+    # GGUF names the variants of a family with and without experts differently.
     variants = [variant for variant in (family.without_experts, family) if variant is not None]
     names = [
         variant.gguf_alias if variant.gguf is None else variant.gguf.architecture for variant in variants
     ]
-    return tuple(dict.fromkeys(name for name in names if name is not None))
+    known = dict.fromkeys(name for name in names if name is not None)
+    return f"safetensors, GGUF ({', '.join(known)})" if known else "safetensors"
 
 
-def _verdict(family: Architecture, backend: str) -> str:
+def _support(family: Architecture, backend: str) -> str:
     """Return "yes", or "no: " and the features of a family that a backend does not support."""
     unsupported = _features_of_family(family) - SUPPORTED[backend]
     if len(unsupported) > 1:

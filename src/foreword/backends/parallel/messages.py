@@ -80,7 +80,7 @@ class Forward:
     store: int
     sizes: list[int]  # `BatchSizes`
     adapters: list[int]  # `ForwardBatch.adapters`
-    drawn: int  # number of tokens drawn by the previous pass, which are broadcast in the group; 0: none
+    drawn: int  # number of tokens drawn by the previous pass, which the driver broadcasts next; 0: none
 
 
 Order = JoinRanks | LoadShard | TakeLayers | MakeStore | MoveRows | SetRankAdapter | Forward
@@ -174,4 +174,5 @@ def parsed_adapter(payload: bytes) -> Lora | None:
 
 
 def _ints(payload: bytes) -> NDArray[np.int32]:
+    # A copy, because torch warns about arrays that cannot be written.
     return np.frombuffer(bytearray(payload), dtype=np.int32)
