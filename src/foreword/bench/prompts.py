@@ -58,9 +58,8 @@ _ENDINGS = {
     "question": "\n\nQuestion: what does the text above explain? Answer in detail, with names and values from it.",
     "continuation": "\n\nContinue the text above from where it ends.",
 }
-_CHARACTERS_PER_TOKEN = (
-    8  # more than the average of any tokenizer on text: limits what is tokenized to find the cut
-)
+# More than the average of any tokenizer on text: limits what is tokenized to find the cut
+_CHARACTERS_PER_TOKEN = 8
 
 
 def long_documents() -> dict[str, str]:

@@ -138,10 +138,8 @@ class TokenRate:
             self._at = now
         elif tokens and now > self._at:
             decay = 1 - _MEMORY
-            self._tokens, self._seconds = (
-                decay * self._tokens + tokens,
-                decay * self._seconds + now - self._at,
-            )
+            self._tokens = decay * self._tokens + tokens
+            self._seconds = decay * self._seconds + now - self._at
             self._at = now
 
 

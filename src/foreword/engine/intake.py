@@ -52,9 +52,8 @@ class Intake:
         seed = secrets.randbits(53) if params.seed is None else params.seed
         end_ids = self.vocabulary.end_ids
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else end_ids)
-        eos_ids = end_ids - frozenset(
-            params.stop_token_ids
-        )  # a requested stop token is reported as stop reason
+        # A requested stop token is reported as stop reason
+        eos_ids = end_ids - frozenset(params.stop_token_ids)
         limits = RequestLimits(self.context_length, stop_ids, eos_ids)
         token_limits = TokenLimits(
             self.vocabulary.size, tuple(end_ids), self.vocabulary.bad_word_ids(params.bad_words)

@@ -52,9 +52,8 @@ class LoadedModel:
     tokenizer: Tokenizer
     checkpoint: Checkpoint
     loader: DecoderLoader
-    sampling: SamplingDefaults = field(
-        default_factory=SamplingDefaults
-    )  # parameters of requests that give none
+    # Parameters of requests that give none
+    sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
 
     @property
     def vocab_size(self) -> int:

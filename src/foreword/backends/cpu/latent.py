@@ -16,9 +16,8 @@ if TYPE_CHECKING:
 class AttentionNames(NamedTuple):
     """Module names of a layer's attention."""
 
-    inputs: Sequence[
-        str
-    ]  # projections of query, key and value; with latent attention, of the query and the row
+    # Projections of query, key and value; with latent attention, of the query and the row
+    inputs: Sequence[str]
     query_norm: str | None  # None: there is no norm
     key_norm: str | None
 

@@ -141,10 +141,8 @@ class CudaHead(KernelHead):
             int(plan.lengths.max()) + depth + (0 if unsettled is None else unsettled.draft_indices.shape[1])
         )
         pages = max(-(-longest // store.page_size), batch.arrays.sizes.pages)
-        capacity, max_levels = (
-            layout.shape.logit_rows,
-            _USUAL_LEVELS if depth <= _USUAL_LEVELS else MAX_DRAFT_NODES,
-        )
+        capacity = layout.shape.logit_rows
+        max_levels = _USUAL_LEVELS if depth <= _USUAL_LEVELS else MAX_DRAFT_NODES
         first = FirstShape(layout.shape, max_levels, vocabulary_key(plan))
         num_parts = rounded_parts(-(-pages * store.page_size // PART), len(plan.steps))
         level = LevelShape(capacity, max_levels, num_parts, layout.shape.splits, first.vocabulary)
@@ -153,10 +151,8 @@ class CudaHead(KernelHead):
         inputs = self._inputs(head_input, plan, level, uploaded, store.page_size)
         if unsettled is not None:
             fill_in(uploaded.batch.token_ids, unsettled.drawn)
-        features, state = (
-            self._copy_features(as_tensor(head_input.features), layout.shape.rows),
-            self._state(max_levels, capacity),
-        )
+        features = self._copy_features(as_tensor(head_input.features), layout.shape.rows)
+        state = self._state(max_levels, capacity)
 
         def run_first() -> None:
             self._run_first(uploaded, inputs, state, features, target_ids, store)

@@ -108,9 +108,8 @@ def paged_attention(
     num_rows = len(queries)
     attended = queries.new_zeros((num_rows + 1, *queries.shape[1:]))  # the last row takes padding
     for view in views:
-        heads = queries[view.rows.clamp(max=num_rows - 1)].transpose(
-            1, 2
-        )  # [requests, heads, query rows, dim]
+        # [requests, heads, query rows, dim]
+        heads = queries[view.rows.clamp(max=num_rows - 1)].transpose(1, 2)
         rows = keys[view.slots].transpose(1, 2), values[view.slots].transpose(1, 2)  # [..., kv rows, dim]
         if softcap is not None or sinks is not None:
             explicit = _explicit_attention(heads, *rows, view.visible, scale, softcap, sinks)

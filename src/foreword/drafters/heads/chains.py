@@ -60,9 +60,8 @@ def _stop_of(stops: tuple[Stop | None, ...], most: int) -> ChainStop:
 def plan_after_pass(plan: ChainPlan, unjudged: Sequence[InFlight], drawn: Tensor) -> ChainPlan:
     """Return the plan for texts that a pass in flight is extending; the drafts of that pass are on one device."""
     longest = max([len(entry.draft) for entry in unjudged])
-    indices = [
-        (*entry.tokens.places, *[-1] * (longest - len(entry.draft))) for entry in unjudged
-    ]  # -1: padding
+    # -1: padding
+    indices = [(*entry.tokens.places, *[-1] * (longest - len(entry.draft))) for entry in unjudged]
     ends = [0 if entry.task.pages is None else entry.task.pages.kv.reserved for entry in unjudged]
     unsettled = Unsettled(
         drawn,

@@ -75,18 +75,16 @@ class AnswerState:
     ) -> None:
         self.tokens = list(prompt)  # committed: the prompt, then the generated tokens
         self.prompt_len = len(prompt)
-        self.final_len = min(
-            self.prompt_len + params.max_tokens, limits.context_length
-        )  # maximum of `tokens`
+        # Maximum of `tokens`
+        self.final_len = min(self.prompt_len + params.max_tokens, limits.context_length)
         self.logprobs: list[TokenLogprobs] = []
         self.prompt_logprobs: list[TokenLogprobs] = []
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
         self.error: str | None = None
         self.is_request_error = False  # the request's own parameters cause the error
-        self.error_param: str | None = (
-            None  # first parameter that forbids tokens, if the parameters cause the error
-        )
+        # First parameter that forbids tokens, if the parameters cause the error
+        self.error_param: str | None = None
         self._limits = limits
         self._sampler = sampler
         self._shows_stop_token = params.include_stop_str_in_output

@@ -55,18 +55,16 @@ class Deadline:
 
     at: float  # time of the engine's clock in seconds
     milliseconds: float  # the same, from the arrival of the request
-    must_be_whole: bool = (
-        False  # True: fail once the answer cannot finish in time; False: cut it at the deadline
-    )
+    # True: fail once the answer cannot finish in time; False: cut it at the deadline
+    must_be_whole: bool = False
 
 
 @dataclass
 class SchedulingState:
     """Scheduling state of a request."""
 
-    leader: "Request | None" = (
-        None  # the first of n answers, whose prompt KV this answer can share; None: itself
-    )
+    # The first of n answers, whose prompt KV this answer can share; None: itself
+    leader: "Request | None" = None
     deadline: Deadline | None = None
     last_pass: int = 0  # sequence number of the last pass that included the request
     is_aged: bool = False  # the request was selected because it exceeded its ageing time

@@ -51,9 +51,8 @@ class EvenCadence:
         self._seconds = self._bursts * memory.seconds_per_burst
         self._units = self._bursts * memory.units_per_burst
         self._ticks_per_burst = 1
-        self._units_per_last_tick: int | None = (
-            None  # units per tick after the end of the stream; None: not ended
-        )
+        # Units per tick after the end of the stream; None: not ended
+        self._units_per_last_tick: int | None = None
 
     def arrived(self, now: float, units: int) -> None:
         """Add a burst of units. The first burst of a stream is not delayed."""

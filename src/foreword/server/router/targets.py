@@ -49,10 +49,8 @@ class RoutedTarget:
     def mark_ready(self, load: int | None) -> None:
         """Record that the target accepts requests, and its load; None: unknown."""
         self.state, self.reason = "ready", ""
-        self.reported_load, self.in_flight_at_report = (
-            (self.in_flight if load is None else load),
-            self.in_flight,
-        )
+        self.reported_load = self.in_flight if load is None else load
+        self.in_flight_at_report = self.in_flight
 
     def mark_unavailable(self, state: str, reason: str = "") -> None:
         self.state, self.reason = state, reason

@@ -252,11 +252,9 @@ def fp8_linear(
     )
     step = BLOCK if weight.in_blocks else tile.depth
     is_even = depth % part_depth == 0 and part_depth % step == 0
-    inputs, weights, uses_tma = (
-        x.values,
-        weight.values,
-        isinstance(tile, TmaTile) and is_even and _can_use_tma(x, weight),
-    )
+    inputs = x.values
+    weights = weight.values
+    uses_tma = isinstance(tile, TmaTile) and is_even and _can_use_tma(x, weight)
     if uses_tma:
         inputs = TensorDescriptor.from_tensor(inputs, [tile.rows, step])
         weights = TensorDescriptor.from_tensor(weights, [tile.columns, step])

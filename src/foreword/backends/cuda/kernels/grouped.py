@@ -36,9 +36,8 @@ class GroupedWeight:
     codes: Tensor
     scales: Tensor  # float32 or float16 [K / group, N]
     zeros: Tensor | None  # uint8 [K / group, N], zero points; None: all are 8
-    order: (
-        Tensor | None
-    )  # int32 [K], the entry of the input that each column reads; None: column k reads entry k
+    # int32 [K], the entry of the input that each column reads; None: column k reads entry k
+    order: Tensor | None
     kind: int = INT4  # or E2M1, INT8
     # Shaped as `scales`, subtracted from all numbers of a group; the codes' zero point is then 0.
     mins: Tensor | None = None

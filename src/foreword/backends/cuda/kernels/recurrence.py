@@ -120,10 +120,8 @@ def _forward_substitution(updates, system, dtype: tl.constexpr, count, LANES: tl
 def without_row(updates, is_row, factor, dtype: tl.constexpr) -> tl.tensor:
     """Subtract from every row its factor times the row that `is_row` marks, which is rounded first."""
     row = tl.sum(tl.where(is_row[:, None], updates, 0.0), axis=0).to(dtype).to(tl.float32)
-    factor, row = (
-        tl.broadcast_to(factor[:, None], updates.shape),
-        tl.broadcast_to(row[None, :], updates.shape),
-    )
+    factor = tl.broadcast_to(factor[:, None], updates.shape)
+    row = tl.broadcast_to(row[None, :], updates.shape)
     return tl.fma(-factor, row, updates)
 
 

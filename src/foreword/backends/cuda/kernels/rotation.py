@@ -70,10 +70,8 @@ def _rotate_and_store(
         b = (tl.load(gain + offset, mask=mask, other=0.0) * (b * scale).to(dtype)).to(tl.float32)
     cos = tl.load(cosines + row * rotated_half + pair, mask=pair < rotated_half, other=1.0)[None, :]
     sin = tl.load(sines + row * rotated_half + pair, mask=pair < rotated_half, other=0.0)[None, :]
-    first_half, second_half = (
-        (a * cos - b * sin).to(queries.dtype.element_ty),
-        (b * cos + a * sin).to(queries.dtype.element_ty),
-    )
+    first_half = (a * cos - b * sin).to(queries.dtype.element_ty)
+    second_half = (b * cos + a * sin).to(queries.dtype.element_ty)
     query_at = queries + (row * HEADS + head)[:, None] * DIM + i
     tl.store(query_at, first_half, mask=is_query)
     tl.store(query_at + offset, second_half, mask=is_query)

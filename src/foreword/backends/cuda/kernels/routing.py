@@ -80,10 +80,8 @@ def _route(
         # With NaN logits there is no maximum: the last expert is taken, and its weight is NaN too.
         best = tl.min(tl.min(tl.where(choice == highest, expert, EXPERTS - 1), axis=1), axis=0)
         score = tl.sum(tl.sum(tl.where(mask & (expert == best), scores, 0.0), axis=1), axis=0)
-        chosen_expert, share = (
-            tl.where(ranks == rank, best, chosen_expert),
-            tl.where(ranks == rank, score, share),
-        )
+        chosen_expert = tl.where(ranks == rank, best, chosen_expert)
+        share = tl.where(ranks == rank, score, share)
         choice = tl.where(expert == best, -float("inf"), choice)
     if NORMALIZE:
         share = share / (tl.sum(share, axis=0) + 1e-20)
