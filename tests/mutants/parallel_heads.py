@@ -194,8 +194,10 @@ PARALLEL_HEAD_MUTANTS = (
         "the norms of an MTP module's inputs are exchanged",
         "backends/torch/heads.py",
         "HeadTensors.layer_inputs",
-        "(self.norm(embedded, 'enorm.weight'), self.norm(features, 'hnorm.weight'))",
-        "(self.norm(embedded, 'hnorm.weight'), self.norm(features, 'enorm.weight'))",
+        "normed_embedding = self.norm(embedded, 'enorm.weight')\n"
+        "normed = self.norm(features, 'hnorm.weight')",
+        "normed_embedding = self.norm(embedded, 'hnorm.weight')\n"
+        "normed = self.norm(features, 'enorm.weight')",
         (f"{MTP}[DeepSeek-False-torch]",),
     ),
     Mutant(

@@ -150,7 +150,7 @@ def most_candidates(candidate: Tensor) -> int:
 def mass_above(values: Tensor, weights: Tensor) -> Tensor:
     """Return, for each entry of rows sorted by falling value, the total weight of strictly larger values."""
     weight_before = weights.cumsum(dim=-1) - weights
-    # whether the entry is the first of several equal values
+    # Whether the entry is the first of several equal values
     is_first = torch.ones_like(values, dtype=torch.bool)
     is_first[:, 1:] = values[:, 1:] != values[:, :-1]
     index = torch.arange(values.shape[1], device=values.device)

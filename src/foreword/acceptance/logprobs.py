@@ -72,11 +72,11 @@ def _score_group(logits: Tensor, tokens: Sequence[int], wanted: int) -> list[Tok
 def log_normalisers(logits: Tensor) -> Tensor:
     """Return the log-sum-exp of each row, float64 [rows].
 
-    The sum is in 80-bit fixed point, so it depends neither on the order nor on the batch.
+    The sum is in 80-bit fixed point (two integers), so it depends neither on the order nor on the batch.
     """
     peak = logits.amax(dim=-1).double()
     scaled = (logits.double() - peak[:, None]).exp_().mul_(FIXED_POINT_ONE)
     high = scaled.floor()
     low = scaled.sub_(high).mul_(FIXED_POINT_ONE).round_()
-    sums = [part.long().sum(dim=-1).double() for part in (high, low)]
-    return peak + ((sums[0] + sums[1] / FIXED_POINT_ONE) / FIXED_POINT_ONE).log()
+    high_sum, low_sum = (part.long().sum(dim=-1).double() for part in (high, low))
+    return peak + ((high_sum + low_sum / FIXED_POINT_ONE) / FIXED_POINT_ONE).log()

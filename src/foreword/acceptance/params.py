@@ -28,7 +28,7 @@ class SamplingParams:
     top_k: int = 0  # keep the k most likely tokens; 0 or -1: all
     min_p: float = 0.0  # minimum probability relative to the most likely token; 0: no limit
     presence_penalty: float = 0.0  # subtracted from the logits of tokens in the generated text
-    # subtracted from a token's logit once per occurrence in the generated text
+    # Subtracted from a token's logit once per occurrence in the generated text
     frequency_penalty: float = 0.0
     # Divides positive logits, and multiplies negative ones, of tokens in the prompt or in the generated text.
     repetition_penalty: float = 1.0

@@ -139,6 +139,11 @@ class RequestChunks(NamedTuple):
     # Later chunks that the pass enters, whose states it writes. The ring of the newest chunk receives its new rows.
     entered: tuple[Chunk, ...]
 
+    @property
+    def newest(self) -> Chunk:
+        """The chunk of the last committed row."""
+        return self.entered[-1] if self.entered else self.read
+
 
 @dataclass(frozen=True)
 class ForwardBatch:

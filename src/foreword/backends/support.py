@@ -114,14 +114,14 @@ def _attention_features(attention: AttentionSpec, config: ModelConfig) -> Iterat
 
 
 BACKENDS = ("cpu", "cuda", "torch")
-"""Columns of the table of families."""
+"""Columns of the table of model families and backends in docs/models.md."""
 
 
 @dataclass(frozen=True)
 class SupportedFamily:
-    """One row of the table."""
+    """One row of the table of model families and backends."""
 
-    models: str
+    models: str  # names of the models, for users
     hf_class: str  # in config.json
     formats: str  # of files
     backends: dict[str, str]  # "yes" for each: a family is added to all backends
@@ -133,17 +133,19 @@ def supported_families() -> list[SupportedFamily]:
         SupportedFamily(
             family.models,
             family.hf_class,
-            f"safetensors, GGUF ({', '.join(names)})" if (names := _gguf_names(family)) else "safetensors",
+            _formats(family),
             dict.fromkeys(BACKENDS, "yes"),
         )
         for family in ARCHITECTURES
     ]
 
 
-def _gguf_names(family: Architecture) -> tuple[str, ...]:
-    """Return the architecture names of the family in GGUF files; empty: GGUF is not supported."""
+def _formats(family: Architecture) -> str:
+    """Return the file formats of a family, with its architecture names in GGUF files."""
+    # GGUF names the variants of a family with and without experts differently.
     variants = [variant for variant in (family.without_experts, family) if variant is not None]
     names = [
         variant.gguf_alias if variant.gguf is None else variant.gguf.architecture for variant in variants
     ]
-    return tuple(dict.fromkeys(name for name in names if name is not None))
+    known = dict.fromkeys(name for name in names if name is not None)
+    return f"safetensors, GGUF ({', '.join(known)})" if known else "safetensors"

@@ -106,13 +106,13 @@ class Race:
         Engines are warmed up with the first prompt. `known` answers are not measured again; `keep` receives new ones.
         """
         answers, have = list(known), {answer.key for answer in known}
-        turns = [(turn, place) for turn in range(self.rounds) for place in range(len(self.prompts))]
-        failed: dict[str, str] = {}
+        turns = [(prompt, number) for number in range(self.rounds) for prompt in range(len(self.prompts))]
+        failed: dict[str, str] = {}  # error by contestant
         with ExitStack() as stack:
             runners: list[Runner] = []
             for number, contestant in enumerate(contestants):
                 progress(f"loading {contestant.label}", number, len(contestants))
-                if all((contestant.label, place, turn) in have for turn, place in turns):
+                if all((contestant.label, *turn) in have for turn in turns):
                     continue
                 try:
                     runner = Runner(contestant, self.model, self.threads, self.device)
@@ -122,27 +122,27 @@ class Race:
                     failed[contestant.label] = str(error)
                     continue
                 runners.append(runner)
-            whole = len(turns) * len(contestants)
 
-            def measure(runner: Runner, number: int) -> None:
-                label, (turn, place) = runner.contestant.label, turns[number]
-                if (label, place, turn) in have or label in failed:
+            def measure(runner: Runner, turn: int) -> None:
+                label, (prompt, number) = runner.contestant.label, turns[turn]
+                if (label, prompt, number) in have or label in failed:
                     return
-                progress(label, len(answers), whole)
+                progress(label, len(answers), len(turns) * len(contestants))
                 sleep(ENGINE_PAUSE)
                 try:
-                    reply = runner.answer(self.prompts[place], self.count)
+                    reply = runner.answer(self.prompts[prompt], self.count)
                 except RequestError as error:
                     failed[label] = str(error)
                     return
                 ids = tuple(reply.pop("tokens"))
-                answers.append(PeerAnswer(label, place, turn, len(ids), token_ids=ids, **reply))
+                answers.append(PeerAnswer(label, prompt, number, len(ids), token_ids=ids, **reply))
                 keep(answers[-1])
 
-            arms = {str(place): partial(measure, runner) for place, runner in enumerate(runners)}
+            # Every turn runs all engines on the same prompt, so that slow periods of the machine affect them alike.
+            arms = {str(index): partial(measure, runner) for index, runner in enumerate(runners)}
             take_turns(arms, len(turns), warm_up=0)
-        found = [answer for answer in answers if answer.contestant not in failed]
-        return found, list(failed.values())
+        complete = [answer for answer in answers if answer.contestant not in failed]
+        return complete, list(failed.values())
 
 
 CONFIDENCE = 0.95
@@ -171,16 +171,21 @@ def summarise(
     answers: Sequence[PeerAnswer], contestants: Sequence[Contestant]
 ) -> tuple[str, list[ComparisonRow]]:
     """Return the baseline's label and one row per contestant."""
-    beside, measured = baseline(answers, contestants), {answer.contestant for answer in answers}
-    return beside, [_row(one, answers, beside) for one in contestants if one.label in measured]
+    reference, measured = baseline(answers, contestants), {answer.contestant for answer in answers}
+    return reference, [_row(one, answers, reference) for one in contestants if one.label in measured]
 
 
-def _row(contestant: Contestant, answers: Sequence[PeerAnswer], beside: str) -> ComparisonRow:
+def _row(contestant: Contestant, answers: Sequence[PeerAnswer], reference: str) -> ComparisonRow:
+    """Return the results of a contestant; `reference` is the baseline's label."""
     own = [answer for answer in answers if answer.contestant == contestant.label]
-    other = {(a.prompt, a.round): a.tokens_per_second for a in answers if a.contestant == beside}
-    ratios = [answer.tokens_per_second / other[answer.prompt, answer.round] for answer in own]
-    texts = {a.prompt: a.token_ids for a in answers if a.contestant == contestant.plain_label}
-    same = sum(answer.token_ids == texts.get(answer.prompt) for answer in own) / len(own)
+    reference_speeds = {
+        (answer.prompt, answer.round): answer.tokens_per_second
+        for answer in answers
+        if answer.contestant == reference
+    }
+    ratios = [answer.tokens_per_second / reference_speeds[answer.prompt, answer.round] for answer in own]
+    plain_texts = {a.prompt: a.token_ids for a in answers if a.contestant == contestant.plain_label}
+    same = sum(answer.token_ids == plain_texts.get(answer.prompt) for answer in own) / len(own)
     return ComparisonRow(
         contestant.label,
         _speed(answers, contestant.label),

@@ -39,7 +39,7 @@ WAYS: Mapping[str, SpeculationSetting] = {
 
 _WORDS, _FIRST = 64, 300  # number of distinct tokens of the text, and the smallest id
 _DEVIATES = np.random.default_rng(0).random(997) < 0.15
-"""Per position, whether the text deviates from its usual continuation."""
+"""Per position (modulo its length), whether the text deviates from its usual continuation."""
 
 VOCABULARY = _FIRST + _WORDS  # upper bound of token ids
 
@@ -113,9 +113,9 @@ def _next(token: Any, position: Any) -> Any:  # noqa: ANN401 - numbers or arrays
     return usual_next(token, _DEVIATES[position % len(_DEVIATES)])
 
 
-def usual_next(token: Any, turn: Any = 0) -> Any:  # noqa: ANN401 - the same
-    """Return the usual next token, or with `turn` 1 a deviation."""
-    return _FIRST + (5 * (token - _FIRST) + 1 + turn) % _WORDS
+def usual_next(token: Any, deviation: Any = 0) -> Any:  # noqa: ANN401 - the same
+    """Return the usual next token; with a `deviation` of 1 or True, another one."""
+    return _FIRST + (5 * (token - _FIRST) + 1 + deviation) % _WORDS
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,13 @@ CONTEXT = 4096
 
 
 class LlamaCpp:
-    """The file as stored (`stored`) or requantised by llama.cpp (`Q8_0`, `Q4_0`); `lookup` is its prompt lookup."""
+    """A model in llama.cpp. Its mode is "stored" (the file as it is) or a format that llama.cpp quantises it to.
+
+    A mode such as "stored lookup" also uses the prompt lookup of llama-cpp-python.
+    """
 
     def __init__(self, model: str, mode: str, threads: int, device: str) -> None:
-        kind, _, lookup = mode.partition(" ")
+        kind, _, lookup = mode.partition(" ")  # `kind`: "stored" or a key of `FILE_TYPES`
         library = load_llama_cpp()
         if device != CPU and not library.llama_supports_gpu_offload():
             raise RequestError(
@@ -51,7 +54,7 @@ class LlamaCpp:
 
 
 class LlamaCppTimer:
-    """Times llama.cpp over the same tokens."""
+    """Times llama.cpp's passes over the tokens with which `foreword bench step` times Foreword's."""
 
     def __init__(self, path: Path, context: int, most_tokens: int, threads: int) -> None:
         from foreword.bench.step_cost import random_tokens  # torch may be missing where `LlamaCpp` runs
@@ -63,7 +66,7 @@ class LlamaCppTimer:
         if not self._model:
             raise LlamaCppError(f"llama.cpp cannot load {path}; delete it and try again")
         settings = library.llama_context_default_params()
-        settings.n_ctx = context + most_tokens + 64
+        settings.n_ctx = context + most_tokens + 64  # some spare positions
         settings.n_batch = settings.n_ubatch = max(context, most_tokens, 512)
         settings.n_threads = settings.n_threads_batch = threads
         self._context = library.llama_init_from_model(self._model, settings)
@@ -75,16 +78,19 @@ class LlamaCppTimer:
             self._decode(self._tokens[: self._length], 0, all_logits=False)
 
     def step(self, n: int) -> float:
+        """Return the seconds of a pass that verifies: the newest token and `n` - 1 draft tokens."""
         newest = self._tokens[self._length : self._length + 1]
         return self._timed(newest + self._tokens[: n - 1], self._length, all_logits=True)
 
     def prefill(self, count: int) -> float:
+        """Return the seconds of a prompt of `count` tokens, and restore the context afterwards."""
         self._cut(0)
         seconds = self._timed(self._tokens[:count], 0, all_logits=False)
         self._decode(self._tokens[: self._length], 0, all_logits=False)
         return seconds
 
     def _timed(self, tokens: list[int], start: int, all_logits: bool) -> float:
+        """Return the seconds of a pass, whose KV rows are then removed."""
         began = perf_counter()
         self._decode(tokens, start, all_logits)
         seconds = perf_counter() - began
@@ -92,6 +98,7 @@ class LlamaCppTimer:
         return seconds
 
     def _cut(self, length: int) -> None:
+        """Remove all KV rows after the first `length`."""
         self._library.llama_memory_seq_rm(self._library.llama_get_memory(self._context), 0, length, -1)
 
     def _decode(self, tokens: list[int], start: int, all_logits: bool) -> None:

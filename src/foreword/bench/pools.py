@@ -79,13 +79,16 @@ def measure_pools(
 ) -> list[PoolSpeed]:
     """Measure every way of drafting at every batch size, interleaved; the first round is warm-up."""
     found: list[PoolSpeed] = []
-    for place, batch in enumerate(batches):
+    for number, batch in enumerate(batches):
         chosen = [prompts[index % len(prompts)] for index in range(batch)]
-        arms = {way: partial(run_batch, engine, chosen, tokens, one, warm=WARM) for way, one in ways.items()}
-        shown = stage_of(progress, f"batch {batch}", place, len(batches))
-        turns = take_turns(arms, repeats, shown)
-        for way, runs in turns.items():
+        arms = {
+            way: partial(run_batch, engine, chosen, tokens, setting, warm=WARM)
+            for way, setting in ways.items()
+        }
+        batch_progress = stage_of(progress, f"batch {batch}", number, len(batches))
+        runs_of = take_turns(arms, repeats, batch_progress)
+        for way, runs in runs_of.items():
             rate, per_pass, step_ms = medians(runs, "tokens_per_second", "tokens_per_pass", "step_ms")
-            ratio = median(speedup(runs, turns[PLAIN]))
+            ratio = median(speedup(runs, runs_of[PLAIN]))
             found.append(PoolSpeed(way, batch, rate, ratio, per_pass, step_ms))
     return found

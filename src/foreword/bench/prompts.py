@@ -3,13 +3,11 @@
 import hashlib
 import json
 from bisect import bisect_right
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
-from itertools import count
 from pathlib import Path
-from typing import Any
 
 from foreword.bench.skeleton import check_least
 from foreword.errors import RequestError
@@ -43,12 +41,15 @@ def bench_prompts(paths: Sequence[Path] | None, limit: int | None) -> list[Bench
     if not paths:
         return take_per_category(own_prompts(), limit)
     read = [(path, take_per_category(read_prompts(path), limit)) for path in paths]
-    seen = Counter(category for _, prompts in read for category in {prompt.category for prompt in prompts})
-    found = [
-        replace(prompt, category=f"{prompt.category} ({path.stem})") if seen[prompt.category] > 1 else prompt
-        for path, prompts in read
-        for prompt in prompts
-    ]
+    files_with: Counter[str] = Counter()  # category -> number of files
+    for _, prompts in read:
+        files_with.update({prompt.category for prompt in prompts})
+    found: list[BenchPrompt] = []
+    for path, prompts in read:
+        for prompt in prompts:
+            is_shared = files_with[prompt.category] > 1
+            category = f"{prompt.category} ({path.stem})" if is_shared else prompt.category
+            found.append(replace(prompt, category=category))
     _refuse_duplicates(found, "the datasets")
     return found
 
@@ -57,7 +58,8 @@ _ENDINGS = {
     "question": "\n\nQuestion: what does the text above explain? Answer in detail, with names and values from it.",
     "continuation": "\n\nContinue the text above from where it ends.",
 }
-_CHARACTERS_PER_TOKEN = 8  # more than the average of any tokenizer on text: bounds the search for the cut
+# More than the average of any tokenizer on text: limits what is tokenized to find the cut
+_CHARACTERS_PER_TOKEN = 8
 
 
 def long_documents() -> dict[str, str]:
@@ -74,9 +76,9 @@ def long_documents() -> dict[str, str]:
 def document_prompts(
     lengths: Sequence[int], documents: Mapping[str, str], encode: Callable[[str], Sequence[int]]
 ) -> list[BenchPrompt]:
-    """Return prompts of these lengths in tokens, the category: documents with a question or to be continued.
+    """Return prompts of these lengths in tokens: beginnings of documents, with a question or to be continued.
 
-    A document that is shorter than a length has no prompt of it.
+    The category is the length. A document that is shorter than a length has no prompt of it.
     """
     prompts = []
     for length in dict.fromkeys(lengths):
@@ -93,9 +95,13 @@ def document_prompts(
 
 
 def _cut(document: str, task: str, length: int, encode: Callable[[str], Sequence[int]]) -> str | None:
-    """Return the longest beginning with the question that has at most `length` tokens; None: all of it has."""
+    """Return the document, cut so that it has `length` tokens with the task; None if the document is too short."""
     text = document[: length * _CHARACTERS_PER_TOKEN]
-    end = bisect_right(range(len(text) + 1), length, key=lambda end: len(encode(text[:end] + task))) - 1
+
+    def tokens_until(end: int) -> int:
+        return len(encode(text[:end] + task))
+
+    end = bisect_right(range(len(text) + 1), length, key=tokens_until) - 1
     if end < 1:
         raise RequestError(f"--context {length} has no room for a document before its question")
     return None if end == len(text) else text[:end] + task
@@ -107,8 +113,9 @@ MT_BENCH = {"writing", "roleplay", "reasoning", "math", "coding", "extraction", 
 
 def spec_bench_kinds(prompts: Sequence[BenchPrompt]) -> list[BenchPrompt]:
     """Return the prompts with Spec-Bench's kinds as categories; other prompts are unchanged."""
-    if not {prompt.category for prompt in prompts} >= MT_BENCH:
-        return list(prompts)
+    categories = {prompt.category for prompt in prompts}
+    if not categories.issuperset(MT_BENCH):
+        return list(prompts)  # from another benchmark
     return [replace(one, category="conversation") if one.category in MT_BENCH else one for one in prompts]
 
 
@@ -156,8 +163,13 @@ def take_per_category(prompts: Sequence[BenchPrompt], limit: int | None) -> list
     if limit is None:
         return list(prompts)
     check_least(1, limit_per_category=limit)
-    numbers: dict[str, count[int]] = defaultdict(count)
-    return [prompt for prompt in prompts if next(numbers[prompt.category]) < limit]
+    taken: Counter[str] = Counter()
+    found = []
+    for prompt in prompts:
+        if taken[prompt.category] < limit:
+            taken[prompt.category] += 1
+            found.append(prompt)
+    return found
 
 
 def _parse_line(line: str, number: int) -> BenchPrompt:
@@ -172,16 +184,16 @@ def _parse_line(line: str, number: int) -> BenchPrompt:
         if not isinstance(turns, list) or not turns:
             raise ValueError("turns must be a list of at least one text")
         name = str(value.get("question_id", number))
-        return BenchPrompt(name, _text(value, "category"), _text({"turns": turns[0]}, "turns"))
+        return BenchPrompt(name, _text("category", value.get("category")), _text("turns", turns[0]))
     if "prompt" in value:  # HumanEval
-        return BenchPrompt(str(value.get("task_id", number)), "code", _text(value, "prompt"))
+        return BenchPrompt(str(value.get("task_id", number)), "code", _text("prompt", value["prompt"]))
     if "question" in value:  # GSM8K
-        return BenchPrompt(str(number), "math", _text(value, "question"))
+        return BenchPrompt(str(number), "math", _text("question", value["question"]))
     raise ValueError("no prompt: a line has turns (and category), or prompt, or question")
 
 
-def _text(value: Mapping[str, Any], key: str) -> str:
-    text = value.get(key)
-    if not isinstance(text, str) or not text.strip():
+def _text(key: str, value: object) -> str:
+    """Return the value of a field; raise `ValueError` if it is not a text, or blank."""
+    if not isinstance(value, str) or not value.strip():
         raise ValueError(f"{key} must be a text that is not empty")
-    return text
+    return value

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from foreword.bench.contestants import OURS
 from foreword.errors import RequestError
@@ -13,12 +13,26 @@ from foreword.errors import RequestError
 HEAD = (files("foreword.bench") / "data" / "scoreboard.md").read_text(encoding="utf-8")
 """The beginning of the page."""
 
-Measure = tuple[str, str, int, str, float]
-_MEASURES: Sequence[Measure] = (  # heading, field, 1 if more is better and -1 if less, format, unit
-    ("tokens/s", "tokens_per_second", 1, "{:,.0f}", 1),
-    ("same text", "same_as_plain", 1, "{:.0%}", 1),
-    ("first token", "first_ms", -1, "{:,.0f} ms", 1),
-    ("memory", "peak_bytes", -1, "{:,.0f} MiB", 2**20),
+
+class _Measure(NamedTuple):
+    """A column of the table of speeds."""
+
+    heading: str
+    field: str  # of a row in the file
+    sign: int  # 1: more is better; -1: less is better
+    form: str  # format of a value in `unit`
+    unit: int = 1
+    is_bold: bool = True  # whether the best value is bold
+
+    def shown(self, value: float) -> str:
+        return self.form.format(value / self.unit)
+
+
+_MEASURES = (
+    _Measure("tokens/s", "tokens_per_second", 1, "{:,.0f}"),
+    _Measure("same text", "same_as_plain", 1, "{:.0%}", is_bold=False),
+    _Measure("first token", "first_ms", -1, "{:,.0f} ms"),
+    _Measure("memory", "peak_bytes", -1, "{:,.0f} MiB", unit=2**20),
 )
 
 
@@ -41,9 +55,11 @@ def scoreboard_page(folder: Path) -> str:
 def _read(path: Path) -> dict[str, Any]:
     try:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        missing = [name for name in ("command", "date", "machine") if name not in found["made"]]
-        if missing or not found.keys() & {"rows", "verdicts"}:
-            raise KeyError(*missing or ["rows or verdicts"])
+        for name in ("command", "date", "machine"):
+            if name not in found["made"]:
+                raise KeyError(name)
+        if "rows" not in found and "verdicts" not in found:
+            raise KeyError("rows or verdicts")
     except KeyError as error:
         raise RequestError(f"{path} has no {error}; it must be what a benchmark wrote, with `made`") from None
     except (ValueError, TypeError) as error:
@@ -63,10 +79,10 @@ def _origin(path: Path, made: Mapping[str, str]) -> str:
 def _speeds(path: Path, result: Mapping[str, Any]) -> Iterator[str]:
     rows: list[Mapping[str, Any]] = result["rows"]
     yield from (f"## {_title(result)}", "", _origin(path, result["made"]), "")
-    best = {field: _best(rows, field, sign) for _, field, sign, _, _ in _MEASURES}
-    measured = [measure for measure in _MEASURES if best[measure[1]] is not None]
+    best = {measure.field: _best(rows, measure) for measure in _MEASURES}
+    measured = [measure for measure in _MEASURES if best[measure.field] is not None]
     cells = [(row["label"], [_cell(row, measure, best) for measure in measured]) for row in rows]
-    yield from _table([heading for heading, *_ in measured], cells)
+    yield from _table([measure.heading for measure in measured], cells)
     yield from ("", _where_others_lead(rows))
     yield from (f"- not measured: {reason}" for reason in result.get("absent", ()))
     yield ""
@@ -74,30 +90,29 @@ def _speeds(path: Path, result: Mapping[str, Any]) -> Iterator[str]:
         yield from _by_category(categories)
 
 
-def _best(rows: Sequence[Mapping[str, Any]], field: str, sign: int) -> float | None:
-    values = [row[field] for row in rows if row.get(field) is not None]
-    return max(values, key=lambda value: sign * value, default=None)
+def _best(rows: Sequence[Mapping[str, Any]], measure: _Measure) -> float | None:
+    values = [row[measure.field] for row in rows if row.get(measure.field) is not None]
+    return max(values, key=lambda value: measure.sign * value, default=None)
 
 
-def _cell(row: Mapping[str, Any], measure: Measure, best: Mapping[str, float | None]) -> str:
-    _, field, _, form, unit = measure
-    if (value := row.get(field)) is None:
+def _cell(row: Mapping[str, Any], measure: _Measure, best: Mapping[str, float | None]) -> str:
+    value = row.get(measure.field)
+    if value is None:
         return ""
-    shown = form.format(value / unit)
-    return f"**{shown}**" if value == best[field] and field != "same_as_plain" else shown
+    is_best = value == best[measure.field] and measure.is_bold
+    return f"**{measure.shown(value)}**" if is_best else measure.shown(value)
 
 
 def _where_others_lead(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return a line that names every column in which an engine is better than each of our rows."""
     ours = [row for row in rows if row["label"].split()[0] == OURS]
     found = []
-    for heading, field, sign, form, unit in _MEASURES:
-        best, own = _best(rows, field, sign), _best(ours, field, sign)
-        if best is not None and own is not None and sign * best > sign * own:
-            leader = next(row["label"] for row in rows if row.get(field) == best)
-            found.append(
-                f"{heading} ({leader} {form.format(best / unit)}, foreword {form.format(own / unit)})"
-            )
+    for measure in _MEASURES:
+        best, own = _best(rows, measure), _best(ours, measure)
+        if best is not None and own is not None and measure.sign * best > measure.sign * own:
+            leader = next(row["label"] for row in rows if row.get(measure.field) == best)
+            figures = f"{leader} {measure.shown(best)}, foreword {measure.shown(own)}"
+            found.append(f"{measure.heading} ({figures})")
     return f"Others are better in: {', '.join(found) or 'no column of this table'}."
 
 

@@ -117,7 +117,7 @@ class EngineOptions:
         """Return the fields of `EngineConfig` given by these options."""
         from foreword.acceptance.rules.rule import Rule
 
-        Rule.parse(self.acceptance_rule)
+        Rule.parse(self.acceptance_rule)  # raises `RequestError` if there is no such rule
         supervision = ("hang_seconds", "engine_factory")
         fields = {name: value for name, value in asdict(self).items() if name not in supervision}
         given = {name: value for name, value in fields.items() if value is not None}
@@ -151,11 +151,13 @@ def serve(
     if speculation_policy is not None:
         config["speculation_policy"] = str(options.checked_policy(speculation_policy))
         settings = replace(settings, policy_file=config["speculation_policy"])
-    with address.bind() as port:
+    with address.bind() as listening_socket:
         options.need_server_extra()
         start = {"config": config, "adapters": dict(settings.adapters)}
-        prepared = prepare(model, settings, choice, compute, engine, generation_config, remote, start)
-        _run(*prepared, port, engine)
+        settings, supervision, checkpoint = prepare(
+            model, settings, choice, compute, engine, generation_config, remote, start
+        )
+        _run(settings, supervision, checkpoint, listening_socket, engine)
 
 
 def prepare(
@@ -170,7 +172,8 @@ def prepare(
 ) -> "tuple[ServerSettings, SupervisorSettings, Checkpoint]":
     """Fetch the model; return the complete settings of its server and of its engine, and the opened model.
 
-    This process checks requests against the default drafter. `start` has further fields of `Start`.
+    The default drafter is chosen here, since the server's process checks requests against it. `start` has fields of the
+    engine's `Start` message that the other arguments do not give.
     """
     from foreword.backends.choice import choose_backend, parallel_backend, pick_device
     from foreword.backends.loading import is_shape_invariant
@@ -238,5 +241,6 @@ def _show_ready(url: str, settings: "ServerSettings", context: str) -> None:
 def _short_name(model: str) -> str:
     """Return the last component of a path, or another name unchanged."""
     path = Path(model).expanduser()
-    is_path = model.startswith((".", "/", "~")) or path.suffix == ".gguf"
-    return (path.stem if path.suffix == ".gguf" else path.resolve().name) if is_path else model
+    if path.suffix == ".gguf":
+        return path.stem
+    return path.resolve().name if model.startswith((".", "/", "~")) else model

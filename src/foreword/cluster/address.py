@@ -17,7 +17,7 @@ class NodeAddress:
 
     host: str = ""
     port: int = 0
-    path: str = ""  # if not empty, a UNIX socket
+    path: str = ""  # of a UNIX socket; empty: TCP
 
     @staticmethod
     def parse(text: str) -> "NodeAddress":
@@ -57,8 +57,7 @@ class NodeAddress:
 
     def listen(self) -> socket.socket:
         """Return a listening socket; raise `RequestError` on failure."""
-        family = socket.AF_UNIX if self.path else socket.AF_INET6 if ":" in self.host else socket.AF_INET
-        listening = socket.socket(family)
+        listening = socket.socket(self._family)
         try:
             if self.path:
                 _remove_left_over(Path(self.path))
@@ -72,6 +71,12 @@ class NodeAddress:
             listening.close()
             raise cannot_listen(str(self), error) from None
         return listening
+
+    @property
+    def _family(self) -> socket.AddressFamily:
+        if self.path:
+            return socket.AF_UNIX
+        return socket.AF_INET6 if ":" in self.host else socket.AF_INET
 
     def bound(self, listening: socket.socket) -> "NodeAddress":
         """Return the address with the port of the listening socket, which the system chooses if `port` is 0."""
@@ -87,8 +92,10 @@ def is_loopback(host: str) -> bool:
 
 def cannot_listen(where: str, error: Exception) -> RequestError:
     """Return the error to raise if listening on an address failed."""
-    is_taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
-    return (AddressTaken if is_taken else RequestError)(f"cannot listen on {where}: {error}")
+    message = f"cannot listen on {where}: {error}"
+    if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+        return AddressTaken(message)
+    return RequestError(message)
 
 
 def without_delay(connected: socket.socket) -> None:

@@ -18,7 +18,7 @@ RETRY_SECONDS = 1.0  # seconds after which a target may retry a full node
 FORGOTTEN_SECONDS = 300.0
 """Seconds without messages after which a session is dropped, since its end may be lost."""
 
-_MEMORY = 0.1  # weight of the newest value in moving averages
+_NEWEST_WEIGHT = 0.1  # of the newest value in moving averages
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,8 @@ class DraftService:
         except ValueError as error:
             raise ChannelError(str(error)) from None
         oldest = self._clock() - FORGOTTEN_SECONDS
-        for forgotten in [key for key, session in self._sessions.items() if session.heard_at < oldest]:
-            self._remove(forgotten)
+        for silent in [key for key, session in self._sessions.items() if session.heard_at < oldest]:
+            self._remove(silent)
         session = Session(next(self._numbers), opened, sampling, self._pace, self._limits.max_len)
         session.runs_ahead, session.heard_at = self._limits.runs_ahead, self._clock()
         self._sessions[key] = session
@@ -120,10 +120,12 @@ class DraftService:
             for (_, session, _), answer in zip(chosen, answers, strict=True):
                 session.grow(answer)
             self._measure(began, chosen)
+        called = [(target, session) for target, session, _ in chosen]
         complete = [(target, session) for target, session, task in wanted if task is None]
-        for target, session in (*((target, session) for target, session, _ in chosen), *complete):
+        for target, session in (*called, *complete):
             if not session.is_sent:
-                drafts.setdefault(target, []).append(session.to_message(session.next_call() is None))
+                is_complete = session.next_call() is None
+                drafts.setdefault(target, []).append(session.to_message(is_complete))
         for target, _, _ in chosen:
             drafts.setdefault(target, [])  # these sessions may need further calls
         return drafts
@@ -145,8 +147,8 @@ class DraftService:
         levels = max(task.max_depth for _, _, task in chosen)
         idle = max(began - self._ended_at, 0.0)
         busy = (now - began) / max(now - began + idle, 1e-9)
-        self._level_seconds += _MEMORY * ((now - began) / levels - self._level_seconds)
-        self._busy_share += _MEMORY * (busy - self._busy_share)
+        self._level_seconds += _NEWEST_WEIGHT * ((now - began) / levels - self._level_seconds)
+        self._busy_share += _NEWEST_WEIGHT * (busy - self._busy_share)
         self._ended_at = now
 
     def _check(self, *texts: Sequence[int]) -> None:

@@ -60,6 +60,7 @@ def make_core(
     )
     core = EngineCore(loaded.decoder, loaded.vocabulary(), parts)
     prepare_passes(core, config.max_num_seqs, preparing)
+    # Drafters with a fixed depth need neither estimates nor costs.
     if policy_file is not None or (chosen is not None and not chosen.fixed):
         core.saved_estimates = restore_estimates(core, policy, offered)
     elif any(not drafter.fixed for drafter in offered):

@@ -69,8 +69,7 @@ class Engine:
         self._refusal: str | None = None  # why new requests are refused; None: they are accepted
         self._on_close = on_close
         self._on_death: Callable[[Exception], None] = lambda error: None
-        # error with which the thread died; None: it runs or was closed
-        self._stopped: EngineStopped | None = None
+        self._stopped: EngineStopped | None = None  # why the thread died; None: it runs or was closed
         self._snapshot, self._snapshot_at = core.stats(), monotonic()
         self._thread = threading.Thread(target=self._run, name="foreword-engine", daemon=True)
         self._thread.start()

@@ -52,7 +52,7 @@ class Intake:
         seed = secrets.randbits(53) if params.seed is None else params.seed
         end_ids = self.vocabulary.end_ids
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else end_ids)
-        # a requested stop token is reported as stop reason
+        # A requested stop token is reported as stop reason
         eos_ids = end_ids - frozenset(params.stop_token_ids)
         limits = RequestLimits(self.context_length, stop_ids, eos_ids)
         token_limits = TokenLimits(

@@ -52,7 +52,7 @@ class LoadedModel:
     tokenizer: Tokenizer
     checkpoint: Checkpoint
     loader: DecoderLoader
-    # parameters of requests that give none
+    # Parameters of requests that give none
     sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
 
     @property

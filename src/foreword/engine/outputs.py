@@ -41,9 +41,8 @@ class Timings:
         leaders = [stats for index, stats in ends if index == 0]  # one per prompt of the request
         began = min(stats.queue_seconds for stats in leaders)  # seconds from arrival
         prompt_seconds = max(map(_first_token_at, leaders)) - began
-        seconds = max(_first_token_at(s) + s.decode_seconds for s in answers) - min(
-            map(_first_token_at, answers)
-        )
+        last_token_at = max(_first_token_at(stats) + stats.decode_seconds for stats in answers)
+        seconds = last_token_at - min(map(_first_token_at, answers))
         generated = sum(stats.output_tokens for stats in answers)
         cached = sum(stats.cached_tokens for stats in leaders)
         processed = sum(stats.prompt_tokens for stats in leaders) - cached
@@ -131,7 +130,9 @@ class RequestOutput:
         if len(self.outputs) > 1:
             flat["outputs"] = [{"index": answer.index, **_answer_json(answer)} for answer in self.outputs]
         if self.prompt_logprobs is not None:
-            flat["prompt_logprobs"] = [entry and _alternatives_json(entry) for entry in self.prompt_logprobs]
+            flat["prompt_logprobs"] = [
+                None if entry is None else _alternatives_json(entry) for entry in self.prompt_logprobs
+            ]
         return flat
 
 
@@ -171,14 +172,17 @@ def add_fields(one: "Counted", other: "Counted") -> "Counted":
 def _added(one: Any, other: Any) -> Any:  # noqa: ANN401 - numbers, tuples of them, or texts
     if isinstance(one, tuple):
         return tuple(a + b for a, b in zip_longest(one, other, fillvalue=0))
-    return one or other if isinstance(one, str) else one + other
+    if isinstance(one, str):
+        return one or other
+    return one + other
 
 
 def sum_stats(by_answer: Iterable[tuple[int, RequestStats]]) -> RequestStats:
     """Add the statistics of answers, given as (index, statistics); only index 0 adds its prompt tokens."""
     total = RequestStats()
     for index, stats in by_answer:
-        total = add_fields(total, replace(stats, prompt_tokens=0, cached_tokens=0) if index else stats)
+        added = stats if index == 0 else replace(stats, prompt_tokens=0, cached_tokens=0)
+        total = add_fields(total, added)
     return total
 
 
@@ -216,8 +220,7 @@ class Answer:
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
         self.prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-        # newest delta; the last one has finish reason and statistics
-        self.last = AnswerDelta("", index, "", ())
+        self.last = AnswerDelta("", index, "", ())  # newest delta; an answer's last one has its finish reason
 
     def take(self, delta: AnswerDelta) -> None:
         """Append a delta."""
@@ -269,10 +272,11 @@ class OutputCollector:
     def output(self) -> RequestOutput:
         """Return the answers so far."""
         answers = [self._completion(answer) for answer in self._answers]
-        scores: list[TokenAlternatives | None] | None = None
+        prompt_logprobs: list[TokenAlternatives | None] | None = None
         if self.params.prompt_logprobs is not None:
-            scores = [None, *self._alternatives(self._answers[0].prompt_logprobs)]
-        return RequestOutput(self.prompt, list(self.prompt_token_ids), answers, self.request_id, scores)
+            prompt_logprobs = [None, *self._alternatives(self._answers[0].prompt_logprobs)]
+        prompt_ids = list(self.prompt_token_ids)
+        return RequestOutput(self.prompt, prompt_ids, answers, self.request_id, prompt_logprobs)
 
     def _completion(self, answer: Answer) -> CompletionOutput:
         last = answer.last

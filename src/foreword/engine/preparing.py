@@ -55,7 +55,8 @@ class PaddedDrafter(Drafter):
         depth = min(depth, task.max_nodes - 1)
         others = task.max_nodes - depth
         tokens = (*[0] * depth, *range(1, 1 + others))
-        return Draft(tokens, (*range(ROOT, depth + ROOT), *[ROOT] * others), *text_state)
+        chain_parents = range(ROOT, ROOT + depth)
+        return Draft(tokens, (*chain_parents, *[ROOT] * others), *text_state)
 
 
 _log = logging.getLogger(__name__)
@@ -124,7 +125,7 @@ def prepare_passes(
             # Only the kernels of plain decoding are awaited beyond the time limit: every request needs them.
             if not needed.wait(cases[done], None if done == 0 else began + SECONDS):
                 break
-            _run(core, cases[done], texts, TEMPERATURES[done > 0 :])
+            _run(core, cases[done], texts, TEMPERATURES if done == 0 else TEMPERATURES[1:])
             done += 1
     except EngineStopped:
         raise
@@ -159,8 +160,9 @@ class _NeededKernels:
             for case in cases:
                 key = case.mode, case.size.kernels
                 if key not in self._by_case:
+                    temperatures = TEMPERATURES[1:] if self._by_case else TEMPERATURES
                     with recording() as missing:
-                        _run(core, case, texts, TEMPERATURES[not self._by_case :], rounds=1)
+                        _run(core, case, texts, temperatures, rounds=1)
                     self._by_case[key] = tuple(missing)
                     self._kernels.request(missing)
             with recording() as missing:
@@ -220,7 +222,7 @@ def _modes(core: EngineCore) -> Iterator[_Mode]:
     plan, config = core.drafters.default, core.drafters.default_config
     if plan is None or config is None:
         return
-    most = None if plan.max_batch is None else plan.max_batch - 1
+    most = None if plan.max_batch is None else plan.max_batch - 1  # requests with which it still drafts
     for choice in plan.drafter.choices.values() or [plan.drafter]:
         # Draft nodes are not called: they do not run on this device.
         local = None if all_nodes([choice]) else choice

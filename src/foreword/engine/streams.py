@@ -21,8 +21,7 @@ class AnswerStream:
         self.request_id = request_id
         self.loop = asyncio.get_running_loop()
         self.undelivered = OpenAnswers(answers)  # answers whose end the engine has not delivered
-        # whether the request was aborted before it was queued; it ends once it is queued
-        self.is_aborted = False
+        self.is_aborted = False  # True: aborted before the request was queued; it ends once it is queued
         self._abort = abort
         self._open = OpenAnswers(answers)  # answers whose end the consumer has not received
         self._arrived: asyncio.Queue[AnswerDelta | Exception] = asyncio.Queue()
@@ -38,7 +37,7 @@ class AnswerStream:
             self._hand_over(self._arrived.get_nowait())
 
     def deliver(self, item: AnswerDelta | Exception) -> None:
-        """Deliver a delta or an exception; call it on the stream's own loop."""
+        """Deliver a delta or an exception. Must be called on the stream's own loop."""
         if self._take is not None:
             self._hand_over(item)
         else:

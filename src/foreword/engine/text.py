@@ -85,6 +85,7 @@ def _find_stop(window: str, stops: Sequence[str], checked: int) -> tuple[int, st
     best: tuple[int, int, str] | None = None  # end, start, stop string
     for stop in stops:
         begin = window.find(stop, max(checked - len(stop) + 1, 0))
+        # The smallest end counts; of equal ends, the smallest start: the longest stop string.
         if begin >= 0 and (best is None or (begin + len(stop), begin) < best[:2]):
             best = (begin + len(stop), begin, stop)
     return None if best is None else best[1:]
@@ -134,8 +135,11 @@ class TokenTexts:
             end = min(max(self._token_chars - self._returned_chars, begin), len(delta.text))
             pieces.append(delta.text[begin:end])
             begin = end
-        if begin < len(delta.text) or not pieces:
-            pieces[-1:] = ["".join(pieces[-1:]) + delta.text[begin:]]
+        rest = delta.text[begin:]
+        if not pieces:
+            pieces = [rest]
+        else:
+            pieces[-1] += rest
         self._returned_chars += len(delta.text)
         return pieces
 
@@ -179,10 +183,9 @@ class Vocabulary:
             return ()
         if self.tokenizer is None:
             raise RequestError("bad_words need a tokenizer, and this engine has none", "bad_words")
-        encode = self.tokenizer.encode
-        encoded = (encode(t, add_special_tokens=False) for word in words for t in (word, f" {word}"))
-        # a dict drops repetitions and keeps the order
-        return tuple({tuple(ids): None for ids in encoded if ids})
+        variants = [text for word in words for text in (word, f" {word}")]
+        encoded = [tuple(self.tokenizer.encode(text, add_special_tokens=False)) for text in variants]
+        return tuple(dict.fromkeys(ids for ids in encoded if ids))  # each once, in order
 
     def grammar_tokens(self) -> GrammarTokens:
         """Return the bytes that each token adds to a text, for grammars."""

@@ -96,7 +96,7 @@ class PrefixCache:
             ancestor: PrefixNode | str = node
             while isinstance(ancestor, PrefixNode) and ancestor not in removed:
                 ancestor = ancestor.parent
-            if isinstance(ancestor, PrefixNode):
+            if isinstance(ancestor, PrefixNode):  # the climb ended at a removed node, not at the tenant
                 removed.add(node)
         for node in removed:
             self._idle.pop(node, None)

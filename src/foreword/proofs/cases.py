@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
+from itertools import count
 
 import numpy as np
 import torch
@@ -62,8 +63,8 @@ class Case:
 @cache
 def letter_grammars(limits: TokenLimits) -> Grammars:
     """Return grammars over a small vocabulary, whose tokens are the letters a, b, ... and the end tokens."""
-    letters = [bytes([ord("a") + place]) for place in range(limits.vocab_size - len(limits.end_ids))]
-    pieces = [b"<end>" if token in limits.end_ids else letters.pop(0) for token in range(limits.vocab_size)]
+    letters = (bytes([ord("a") + index]) for index in count())
+    pieces = [b"<end>" if token in limits.end_ids else next(letters) for token in range(limits.vocab_size)]
 
     def encode(text: str) -> list[int]:
         return [pieces.index(bytes([byte])) for byte in text.encode()]
@@ -88,7 +89,11 @@ def _allowed_after(
 def target_logits(cases: Sequence[Case], histories: Sequence[Sequence[Sequence[int]]]) -> Tensor:
     """Return each case's logits after each of its histories, as float32 [all histories, widest vocabulary]."""
     vocabs = torch.tensor([case.limits.vocab_size for case in cases])
-    keys = [history_key(c.target, h) for c, own in zip(cases, histories, strict=True) for h in own]
+    keys = [
+        history_key(case.target, history)
+        for case, own in zip(cases, histories, strict=True)
+        for history in own
+    ]
     row = torch.repeat_interleave(torch.tensor([len(own) for own in histories]))
     ids = torch.arange(int(vocabs.max())).expand(len(keys), -1)
     noise = gumbel(key_tensor(np.array(keys, np.uint64))[:, None].expand_as(ids), ids)
@@ -142,8 +147,9 @@ def random_case(rng: np.random.Generator, rule: Rule = Rule.COUPLED) -> Case:
     if rng.random() < 0.3:
         words.append((int(rng.integers(vocab)),))
     banned = {end, *(word[-1] for word in words)}
-    limits = TokenLimits(vocab, (end,), tuple(words) if free - banned else ())
-    if not free - banned:
+    is_consistent = bool(free - banned)  # some token is always allowed
+    limits = TokenLimits(vocab, (end,), tuple(words) if is_consistent else ())
+    if not is_consistent:
         params = SamplingParams(temperature=params.temperature)
     prompt = tuple(int(t) for t in rng.integers(0, vocab, rng.integers(1, 9)))
     seed, target = (int(word) for word in rng.integers(0, 2**63, 2))

@@ -42,14 +42,14 @@ def possible_trees(drafting: TreeDrafting, history: Tokens) -> Iterator[Possible
         if len(numbers) == len(drafting.parents):
             yield tree
             return
-        place = drafting.parents[len(numbers)]
-        parent = -1 if place < 0 else numbers[place]
-        if parent is None:
+        parent_in_shape = drafting.parents[len(numbers)]
+        parent = -1 if parent_in_shape < 0 else numbers[parent_in_shape]
+        if parent is None:  # the shape's parent could not be drafted
             yield from grow(tree, (*numbers, None))
             return
-        siblings = [t for t, p in zip(tree.tokens, tree.parents, strict=True) if p == parent]
-        without = () if drafting.replaced else tuple(siblings)
-        choices = list(drafting.model.next_tokens((*history, *tree.path(parent)), without))
+        siblings = (token for token, above in zip(tree.tokens, tree.parents, strict=True) if above == parent)
+        excluded = () if drafting.replaced else tuple(siblings)
+        choices = list(drafting.model.next_tokens((*history, *tree.path(parent)), excluded))
         for drafted, q, chance in choices:
             yield from grow(tree.grown(drafted, parent, q, chance), (*numbers, len(tree.tokens)))
         if not choices:
@@ -78,14 +78,14 @@ def step_distribution(case: Case, draft: SmallDrafter, history: Tokens, length: 
     trees, rule = rows.trees, token if case.rule is Rule.TOKEN else block
     plan = rule.plan(rows, np.flatnonzero(trees.depths > 0))
     likely = np.array([chain.probability for chain in chains])
-    law: Distribution = defaultdict(float)
+    distribution: Distribution = defaultdict(float)
     for pattern in product((True, False), repeat=length):
         weight, chance = outcome_of_pattern(trees, plan, np.array(pattern, np.bool_))
         kept = leftover_weights(rows, leftover(trees, plan, rule.stop_rows(trees, plan.accept, chance)))
         weights, chain_of = kept.log_weights.exp().numpy(), trees.request_of_row[kept.rows.numpy()]
         shares = weights / np.bincount(chain_of, weights, len(chains))[chain_of]
-        _add_outcomes(law, trees, kept, shares, likely * weight)
-    return law
+        _add_outcomes(distribution, trees, kept, shares, likely * weight)
+    return distribution
 
 
 def outcome_of_pattern(trees: DraftTrees, plan: AcceptancePlan, pattern: np.ndarray) -> tuple[Floats, Floats]:
@@ -99,14 +99,14 @@ def outcome_of_pattern(trees: DraftTrees, plan: AcceptancePlan, pattern: np.ndar
 
 
 def _add_outcomes(
-    law: Distribution, trees: DraftTrees, kept: KeptTokens, shares: Floats, likely: Floats
+    distribution: Distribution, trees: DraftTrees, kept: KeptTokens, shares: Floats, likely: Floats
 ) -> None:
     """Add the target's tokens after the accepted path of every draft."""
     for row, own, share in zip(kept.rows.tolist(), kept.ids.tolist(), shares.tolist(), strict=True):
         weight = likely[trees.request_of_row[row]]
         if weight > 0:
             accepted = [trees.token_list[node] for node in trees.path_to(row)]
-            law[(*accepted, own)] += float(weight * share)
+            distribution[(*accepted, own)] += float(weight * share)
 
 
 def text_distribution(case: Case, draft: SmallDrafter, length: int) -> Distribution:
@@ -121,34 +121,34 @@ def joint_distribution(
     step = cache(step)
 
     def after(history: Tokens, left: int) -> Distribution:
-        law: Distribution = defaultdict(float)
+        distribution: Distribution = defaultdict(float)
         for committed, chance in step(history).items():
             if len(committed) >= left:
-                law[committed[:left]] += chance
+                distribution[committed[:left]] += chance
                 continue
             for rest, share in after((*history, *committed), left - len(committed)).items():
-                law[(*committed, *rest)] += chance * share
-        return law
+                distribution[(*committed, *rest)] += chance * share
+        return distribution
 
     return after(prompt, positions)
 
 
 def target_distribution(case: Case, positions: int = POSITIONS) -> Distribution:
     """Return the target's joint distribution, from the slow reference."""
-    law: Distribution = {(): 1.0}
+    distribution: Distribution = {(): 1.0}
     for _ in range(positions):
         longer: Distribution = {}
-        for tokens, chance in law.items():
+        for tokens, chance in distribution.items():
             logits = target_logits([case], [[(*case.prompt, *tokens)]])[0].tolist()
             row = probabilities(logits, case.params, case.limits, case.prompt, tokens, case.allowed(tokens))
             longer |= {(*tokens, v): chance * p for v, p in enumerate(row) if p > 0}
-        law = longer
-    return law
+        distribution = longer
+    return distribution
 
 
-def worst_deviation(law: Mapping[Tokens, float], other: Mapping[Tokens, float]) -> float:
+def worst_deviation(distribution: Mapping[Tokens, float], other: Mapping[Tokens, float]) -> float:
     """Return the largest difference of two distributions."""
-    return max(abs(law.get(text, 0.0) - other.get(text, 0.0)) for text in {*law, *other})
+    return max(abs(distribution.get(text, 0.0) - other.get(text, 0.0)) for text in {*distribution, *other})
 
 
 def tree_step_distribution(drafting: TreeDrafting, history: Tokens) -> Distribution:
@@ -157,18 +157,20 @@ def tree_step_distribution(drafting: TreeDrafting, history: Tokens) -> Distribut
     rows, requests = judged_rows(drafting.model.case, drafts, history), np.arange(len(drafts))
     plan = traversal.plan(rows, requests)
     likely = np.array([draft.probability for draft in drafts])
-    law: Distribution = defaultdict(float)
+    distribution: Distribution = defaultdict(float)
     for turn in range(len(drafting.parents) + 1):
         weight, chance = outcome_of_turn(rows.trees, plan.accept, turn)
         stops = traversal.stop_rows(rows.trees, requests, plan.accept, chance)
         kept = traversal.leftover_weights(rows, plan, stops)
-        _add_outcomes(law, rows.trees, kept, kept.log_weights.exp().numpy(), likely * weight)
-    return law
+        _add_outcomes(distribution, rows.trees, kept, kept.log_weights.exp().numpy(), likely * weight)
+    return distribution
 
 
 def outcome_of_turn(trees: DraftTrees, accept: Floats, turn: int) -> tuple[Floats, Floats]:
-    """Return the probability that the node of this turn is the first accepted one [trees], and such random numbers
-    [rows]."""
+    """Return, for each tree, the probability that the node of this turn is the first accepted one.
+
+    Also return random numbers [rows] with which it is. A turn is an index into the order in which nodes are visited.
+    """
     weights, chance = [], accept / 2
     for request in range(len(trees.starts) - 1):
         order = traversal.visits(trees, request)

@@ -35,7 +35,7 @@ class DrawingDrafter(Drafter):
         """Create a drafter of chains of this length, or of trees whose nodes have these parents."""
         parents = range(-1, shape - 1) if isinstance(shape, int) else shape
         rng = np.random.default_rng(vocab_size)
-        self._laws = rng.dirichlet(np.ones(vocab_size) * 2, vocab_size)
+        self._distributions = rng.dirichlet(np.ones(vocab_size) * 2, vocab_size)
         self._ids = torch.arange(vocab_size)
         self._shape = Draft((0,) * len(parents), tuple(parents))
 
@@ -51,11 +51,11 @@ class DrawingDrafter(Drafter):
         for parent, of_node in zip(shape.parents, noise, strict=True):
             newest = task.request.tokens[-1] if parent == ROOT else tokens[parent]
             taken = [tokens[node] for node in range(len(tokens)) if shape.parents[node] == parent]
-            law = self._laws[newest].copy()
-            law[taken] = 0.0
-            support = np.flatnonzero(law)
-            tokens.append(int(support[np.argmax(np.log(law[support]) + of_node[support])]))
-            drawn.append(Drawn(support, law[support] / law.sum()))
+            distribution = self._distributions[newest].copy()
+            distribution[taken] = 0.0
+            support = np.flatnonzero(distribution)
+            tokens.append(int(support[np.argmax(np.log(distribution[support]) + of_node[support])]))
+            drawn.append(Drawn(support, distribution[support] / distribution.sum()))
         return Draft(tuple(tokens), shape.parents, len(task.request.tokens), task.request.epoch, tuple(drawn))
 
     def _noise(self, requests: Sequence[DraftRequest], shapes: Sequence[Draft]) -> Floats:
@@ -135,31 +135,32 @@ def sampled_counts(
     return np.array([counts[text] for text in texts()], np.float64)
 
 
-def chi_square(counts: Floats, law: Floats) -> Floats:
+def chi_square(counts: Floats, distribution: Floats) -> Floats:
     """Return the chi-square statistic of a run, or of each row of counts."""
-    expected = law * counts.sum(axis=-1, keepdims=True)
+    expected = distribution * counts.sum(axis=-1, keepdims=True)
     return np.asarray(((counts - expected) ** 2 / expected).sum(axis=-1))
 
 
-def biased_distribution(law: Floats, bias: float) -> Floats:
+def biased_distribution(distribution: Floats, bias: float) -> Floats:
     """Return a distribution biased towards one text by this total variation."""
-    text = int(np.argsort(law)[len(law) // 2])
-    share = bias / (1 - law[text])
-    biased: Floats = law * (1 - share)
+    text = int(np.argsort(distribution)[len(distribution) // 2])
+    share = bias / (1 - distribution[text])
+    biased: Floats = distribution * (1 - share)
     biased[text] += share
     return biased
 
 
-def measure_power(law: Floats, samples: int, bias: float, runs: int, seed: int) -> Power:
+def measure_power(distribution: Floats, samples: int, bias: float, runs: int, seed: int) -> Power:
     """Determine the threshold from unbiased runs, then the detected fraction of biased runs."""
     rng = np.random.default_rng(seed)
 
     def statistics(sampled: Floats, count: int) -> Floats:
-        return chi_square(rng.multinomial(samples, sampled, count).astype(np.float64), law)
+        return chi_square(rng.multinomial(samples, sampled, count).astype(np.float64), distribution)
 
-    clean = np.sort(statistics(law, 20_000))
+    clean = np.sort(statistics(distribution, 20_000))
     threshold = float(clean[int(len(clean) * (1 - FALSE_ALARMS))])
-    fresh, biased = statistics(law, 20_000), statistics(biased_distribution(law, bias), runs)
+    fresh = statistics(distribution, 20_000)
+    biased = statistics(biased_distribution(distribution, bias), runs)
     alarms = float((fresh > threshold).mean())
     return Power(threshold, runs, float((biased > threshold).mean()), alarms)
 

@@ -56,8 +56,8 @@ class Agreement:
 
 def expected_accepted(case: Case, draft: SmallDrafter, length: int) -> float:
     """Return the expected accepted draft tokens of one step, by enumeration."""
-    law = enumeration.step_distribution(case, draft, case.prompt, length)
-    return sum((len(tokens) - 1) * chance for tokens, chance in law.items())
+    distribution = enumeration.step_distribution(case, draft, case.prompt, length)
+    return sum((len(tokens) - 1) * chance for tokens, chance in distribution.items())
 
 
 def coupled_agreement(p: Floats, q: Floats, draws: int, seed: int) -> Agreement:
@@ -132,13 +132,17 @@ def small_case(rule: Rule, params: SamplingParams, target: int) -> Case:
     return Case(params, TokenLimits(3, (0,), words), (1, 2), 0, 1000 + target, rule=rule, spread=1.0)
 
 
-def _worst(size: ProofSize, rule: Rule, laws: Callable[[Case], list[Distribution]]) -> tuple[int, float]:
+def _worst(
+    size: ProofSize, rule: Rule, distributions_of: Callable[[Case], list[Distribution]]
+) -> tuple[int, float]:
     """Return (number tried, largest deviation from the target) over all parameters and targets."""
     worst, tried = 0.0, 0
     for params, target in product(PARAMETERS.values(), range(size.targets)):
         case = small_case(rule, params, target)
         expected = enumeration.target_distribution(case)
-        deviations = [enumeration.worst_deviation(law, expected) for law in laws(case)]
+        deviations = [
+            enumeration.worst_deviation(distribution, expected) for distribution in distributions_of(case)
+        ]
         worst, tried = max(worst, *deviations), tried + len(deviations)
     return tried, worst
 
@@ -146,12 +150,12 @@ def _worst(size: ProofSize, rule: Rule, laws: Callable[[Case], list[Distribution
 def enumerated(size: ProofSize, progress: StageProgress) -> Iterator[ProofRow]:
     """Compare the joint distribution of three positions with *token* and *block*, to 1e-9."""
 
-    def laws(kind: DraftKind, case: Case) -> list[Distribution]:
+    def distributions_of(kind: DraftKind, case: Case) -> list[Distribution]:
         model = SmallDrafter(case, kind)
         return [enumeration.text_distribution(case, model, length) for length in size.chains]
 
     for rule, (done, kind) in product(CHAIN_RULES, enumerate(DraftKind, 1)):
-        found = _worst(size, rule, partial(laws, kind))
+        found = _worst(size, rule, partial(distributions_of, kind))
         progress(f"enumerating {rule.name.lower()}", done, len(DraftKind))
         yield bounded(rule.name.lower(), f"joint law by enumeration, {kind.value}", *found, EXACT)
 
@@ -159,13 +163,13 @@ def enumerated(size: ProofSize, progress: StageProgress) -> Iterator[ProofRow]:
 def enumerated_trees(size: ProofSize, progress: StageProgress) -> Iterator[ProofRow]:
     """Compare the joint distribution of three positions with *traversal*, for siblings with and without replacement."""
 
-    def laws(kind: DraftKind, replaced: bool, case: Case) -> list[Distribution]:
+    def distributions_of(kind: DraftKind, replaced: bool, case: Case) -> list[Distribution]:
         model = SmallDrafter(case, kind)
         shapes = [TreeDrafting(model, TREES[shape], replaced) for shape in size.trees]
         return list(map(enumeration.tree_text_distribution, shapes))
 
     for done, (kind, replaced) in enumerate(product(DraftKind, (False, True)), 1):
-        found = _worst(size, Rule.TRAVERSAL, partial(laws, kind, replaced))
+        found = _worst(size, Rule.TRAVERSAL, partial(distributions_of, kind, replaced))
         progress("enumerating traversal", done, 2 * len(DraftKind))
         how = f"trees {'with' if replaced else 'without'} replacement"
         yield bounded("traversal", f"joint law by enumeration, {how}, {kind.value}", *found, EXACT)
@@ -179,8 +183,8 @@ def like_block(size: ProofSize, progress: StageProgress) -> Iterator[ProofRow]:
         model = SmallDrafter(case, kind)
         expected = enumeration.step_distribution(case, model, case.prompt, length)
         chains = TreeDrafting(model, tuple(range(-1, length - 1)))
-        law = enumeration.tree_step_distribution(chains, case.prompt)
-        deviations.append(enumeration.worst_deviation(law, expected))
+        distribution = enumeration.tree_step_distribution(chains, case.prompt)
+        deviations.append(enumeration.worst_deviation(distribution, expected))
     progress("traversal and block", 1, 1)
     compared = "accepts and draws as block does on a chain"
     yield bounded("traversal", compared, len(deviations), max(deviations), EXACT)
@@ -242,13 +246,13 @@ def acceptance(size: ProofSize, progress: StageProgress) -> Iterator[ProofRow]:
 def sampled(size: ProofSize, progress: StageProgress) -> Iterator[ProofRow]:
     """Sample with all rules through the engine's step on a tiny decoder, and measure the test's power."""
     decoder = statistics.default_decoder()
-    law = statistics.true_distribution(decoder)
-    power = statistics.measure_power(law, size.samples, size.bias, runs=1000, seed=1)
+    distribution = statistics.true_distribution(decoder)
+    power = statistics.measure_power(distribution, size.samples, size.bias, runs=1000, seed=1)
     for rule in Rule:
         name = rule.name.lower()
         title = f"sampling {name} through the step"
         counts = statistics.sampled_counts(decoder, rule, size.samples, 0, partial(progress, title))
-        statistic = float(statistics.chi_square(counts, law))
+        statistic = float(statistics.chi_square(counts, distribution))
         fits = statistic <= power.threshold and power.caught >= 0.95 and power.false_alarms <= 0.002
         case = f"chi-square of 3 positions through the step; catches a bias of {size.bias:.1%}"
         note = f"{power.runs} biased runs, false alarms {power.false_alarms:.2%}"

@@ -79,10 +79,11 @@ class ApiError(ForewordError):
         the fields in it; the longest matching path counts.
         """
         param = self.param or ""
-        known = max((one for one in field_names if f"{param}.".startswith(f"{one}.")), key=len, default=None)
-        if known is None:
+        matching = [path for path in field_names if f"{param}.".startswith(f"{path}.")]
+        if not matching:
             return self
-        name = field_names[known] + param.removeprefix(known)
+        longest = max(matching, key=len)
+        name = field_names[longest] + param.removeprefix(longest)
         message = re.sub(rf"(?<![\w.]){re.escape(param)}(?!\w)", lambda _: name, str(self))
         return ApiError(self.status, message, param=name, code=self.code, retry_after=self.retry_after)
 

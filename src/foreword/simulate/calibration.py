@@ -12,8 +12,9 @@ from foreword.drafters.registry import drafter_kinds
 from foreword.errors import RequestError
 from foreword.simulate import scenario
 
-_P99 = 2.326  # of the normal distribution
-_WIDEST = 1.0  # maximum standard deviation of the log of round trips
+_P99 = 2.326  # 99th percentile of the standard normal distribution
+_MOST_JITTER = 1.0  # maximum standard deviation of the logarithm of round trips
+_FULL_COVERAGE = 0.98  # if this fraction of drafts has the last position, all drafts count as complete
 
 
 @dataclass(frozen=True)
@@ -81,16 +82,16 @@ def with_drafter(
     levels = sum(drafted) / max(drafted[0], 1)  # mean levels of non-empty drafts
     draft, other_host = _ms(total["draft_ms"]), _ms(total["accept_ms"]) + _ms(total["rest_ms"])
     parts = [drafter_kinds().get(part) for part in _methods(str(total["drafter"]))]
-    is_slow = any(kind is not None and kind.traits.drafts_by_level for kind in parts)
-    local = scenario.LevelTimes(draft / levels) if is_slow else scenario.LevelTimes(0.0, first=draft)
+    drafts_by_level = any(kind is not None and kind.traits.drafts_by_level for kind in parts)
+    local = scenario.LevelTimes(draft / levels) if drafts_by_level else scenario.LevelTimes(0.0, first=draft)
     costs = replace(known.costs, local=local)
     if "steps" in known.measured:
         host = max(_ms(total["plain_step_ms"]) - costs.passes.seconds(1), 0.0)
-    else:
+    else:  # estimate the pass times from plain steps and from verification
         host, drafted_per_pass = other_host, sum(drafted) / passes
         plain = _ms(total["plain_step_ms"]) - other_host
-        slope = max((_ms(total["verify_ms"]) - plain) / max(drafted_per_pass, 1e-9), 0.0)
-        costs = replace(costs, passes=scenario.PassTimes.straight(plain, slope))
+        per_row = max((_ms(total["verify_ms"]) - plain) / max(drafted_per_pass, 1e-9), 0.0)
+        costs = replace(costs, passes=scenario.PassTimes.straight(plain, per_row))
     costs = replace(costs, host=host, drafting_host=max(other_host - host, 0.0))
     return replace(known, costs=costs, kinds=tuple(_acceptance(row) for row in rows))
 
@@ -113,13 +114,15 @@ def acceptance_of(drafted: Sequence[int], accepted: Sequence[int], passes: int) 
         lowest = min(lowest, accepted[position] / drafted[position])
         survival.append(lowest)
         coverage.append(min(drafted[position] / passes, coverage[-1] if coverage else 1.0))
-    return scenario.AcceptanceCurve(tuple(survival), tuple(coverage) if coverage[-1] < 0.98 else (1.0,))
+    is_full = coverage[-1] >= _FULL_COVERAGE
+    return scenario.AcceptanceCurve(tuple(survival), (1.0,) if is_full else tuple(coverage))
 
 
 def with_link(known: Calibration, value: Mapping[str, Any], runs_ahead: bool = True) -> Calibration:
     """Return the calibration with round trips, times per level, and host time.
 
-    With run-ahead, commits reach a node in the middle of one of its rounds, on average.
+    With run-ahead, commits reach a node in the middle of one of its rounds, on average: the first level then takes half
+    a round more.
     """
     trip, trip_p99 = _ms(value["round_trip_ms"]), _ms(value["round_trip_p99_ms"])
     by_batch = sorted(value["costs"], key=lambda cost: int(cost["batch"]))
@@ -130,15 +133,20 @@ def with_link(known: Calibration, value: Mapping[str, Any], runs_ahead: bool = T
             "--link: no level was timed; measure again with more --passes, or a longer --pass-ms"
         )
 
-    def slope(name: str) -> float:
+    def per_added_request(name: str) -> float:
         return max(_ms(high[name] or 0.0) - _ms(low[name] or 0.0), 0.0) / added_requests
 
     level = _ms(low["level_ms"] or 0.0)
     rounds = 1.5 if runs_ahead else 1.0
     first = max(_ms(low["first_ms"]) - trip - rounds * level, 0.0)
-    jitter = min(max(math.log(max(trip_p99 / trip, 1.0)) / _P99, 0.0), _WIDEST) if trip else 0.0
-    node, more_host = scenario.LevelTimes(level, slope("level_ms"), first), slope("engine_ms")
-    costs = replace(known.costs, node=node, remote=_ms(low["engine_ms"]), remote_per_request=more_host)
+    # Round trips are lognormal around the measured one.
+    jitter = min(math.log(max(trip_p99 / trip, 1.0)) / _P99, _MOST_JITTER) if trip else 0.0
+    costs = replace(
+        known.costs,
+        node=scenario.LevelTimes(level, per_added_request("level_ms"), first),
+        remote=_ms(low["engine_ms"]),
+        remote_per_request=per_added_request("engine_ms"),
+    )
     return replace(known, costs=costs, network=replace(known.network, round_trip=trip, jitter=jitter))
 
 

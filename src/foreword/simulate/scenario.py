@@ -46,7 +46,7 @@ class LevelTimes:
     """Drafting times of one device, in seconds."""
 
     level: float  # per level, for one request
-    per_request: float = 0.0  # per further request in a round
+    per_request: float = 0.0  # per further request that drafts in the same pass
     first: float = 0.0  # before the first level
 
     def seconds(self, requests: int) -> float:
@@ -103,7 +103,7 @@ Counts = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class AcceptanceCurve:
-    """Acceptance by level. Levels beyond the last one continue its ratio to the level before."""
+    """Acceptance by level. Beyond the last given level, survival decays geometrically."""
 
     survival: tuple[float, ...]  # probability that a draft with this level is accepted up to it
     coverage: tuple[float, ...] = (1.0,)  # probability that a draft has this level
@@ -115,34 +115,34 @@ class AcceptanceCurve:
 
     @cached_property
     def chances(self) -> tuple[float, ...]:
-        """`survival` of all possible levels; beyond the last one, the last level's ratio repeats."""
+        """Probability that a draft is accepted up to a level, for all MOST_LEVELS levels."""
         before = self.survival[-2] if len(self.survival) > 1 else 1.0
-        factor = min(self.survival[-1] / before, 1.0) if before else 0.0
+        ratio = min(self.survival[-1] / before, 1.0) if before else 0.0
         more = range(1, MOST_LEVELS - len(self.survival) + 1)
-        return (*self.survival, *(self.survival[-1] * factor**level for level in more))
+        return (*self.survival, *(self.survival[-1] * ratio**level for level in more))
 
     @property
-    def is_everywhere(self) -> bool:
+    def has_all_levels(self) -> bool:
         """Whether drafts always have every level."""
         return min(self.coverage) >= 1.0
 
 
 class Dice:
-    """Samples drafts and acceptance of a batch with several kinds of work."""
+    """Samples drafts and acceptance of a batch with several kinds of work, each with its acceptance curve."""
 
     def __init__(self, kinds: Sequence[AcceptanceCurve], requests: int) -> None:
         self._kinds = kinds
         self._kind_of = np.arange(requests) % len(kinds)  # [request slot]
         self._next_kind = requests % len(kinds)
-        self._is_everywhere = all(kind.is_everywhere for kind in kinds)
+        self._have_all_levels = all(kind.has_all_levels for kind in kinds)
         self._survival = np.array([kind.chances for kind in kinds])  # [kind, level]
-        width = max(len(kind.coverage) for kind in kinds)
-        self._coverage = np.array(
-            [
-                np.pad(kind.coverage, (0, width - len(kind.coverage)), constant_values=kind.is_everywhere)
-                for kind in kinds
-            ]
-        )
+        self._num_covered = max(len(kind.coverage) for kind in kinds)
+        self._coverage = np.array([self._padded_coverage(kind) for kind in kinds])  # [kind, level]
+
+    def _padded_coverage(self, kind: AcceptanceCurve) -> npt.NDArray[np.float64]:
+        """Return the coverage of `_num_covered` levels: drafts of a kind end with its last level, or never."""
+        missing = self._num_covered - len(kind.coverage)
+        return np.pad(kind.coverage, (0, missing), constant_values=1.0 if kind.has_all_levels else 0.0)
 
     @cached_property
     def chances(self) -> tuple[float, ...]:
@@ -154,22 +154,23 @@ class Dice:
         self._kind_of[slot] = self._next_kind
         self._next_kind = (self._next_kind + 1) % len(self._kinds)
 
-    def right(self, rng: np.random.Generator) -> Counts:
-        """Sample the number of correct levels of each request."""
-        return _below(self._survival, self._kind_of, rng)
+    def correct_levels(self, rng: np.random.Generator) -> Counts:
+        """Sample the number of levels of each request that the target accepts, if the draft has them."""
+        return _sampled_levels(self._survival, self._kind_of, rng)
 
     def lengths(self, rng: np.random.Generator, most: int) -> Counts:
         """Sample the number of levels, at most `most`, that the draft of each request has."""
-        if self._is_everywhere:
+        if self._have_all_levels:
             return np.full(len(self._kind_of), most)
-        found = _below(self._coverage, self._kind_of, rng)
-        return np.minimum(np.where(found == self._coverage.shape[1], most, found), most)
+        found = _sampled_levels(self._coverage, self._kind_of, rng)
+        # A draft that has the last covered level has all further ones, too.
+        return np.minimum(np.where(found == self._num_covered, most, found), most)
 
 
-def _below(chances: npt.NDArray[np.float64], kinds: Counts, rng: np.random.Generator) -> Counts:
-    """Sample a level for each request; `chances[kind, level]` is the probability to reach at least that level."""
+def _sampled_levels(chances: npt.NDArray[np.float64], kinds: Counts, rng: np.random.Generator) -> Counts:
+    """Sample a number of levels per request; `chances[kind, level]` is the probability of having that level."""
     drawn = rng.random(len(kinds))
-    if len(chances) == 1:
+    if len(chances) == 1:  # the same by bisection, which is faster: the negated chances ascend
         return np.searchsorted(-chances[0], -drawn)
     levels: Counts = (chances[kinds] > drawn[:, None]).sum(1)
     return levels
@@ -236,7 +237,7 @@ class FleetSize:
     zones: int = 1  # targets and nodes are assigned to zones in turn
     batch: int = 16  # concurrent requests per target
     capacity: int = 256  # requests per node, of all targets
-    round_batch: int = 64  # requests per round
+    round_batch: int = 64  # requests per drafting pass of a node
 
 
 @dataclass(frozen=True)
@@ -245,7 +246,7 @@ class Network:
 
     round_trip: float = 0.3e-3  # within a zone
     zone_round_trip: float = 2e-3  # between zones
-    jitter: float = 0.1  # standard deviation of the log
+    jitter: float = 0.1  # standard deviation of the round trip's logarithm
     tail_chance: float = 0.002  # probability of an additional `tail_seconds`
     tail_seconds: float = 0.02
 
@@ -254,7 +255,8 @@ class Network:
 class Traffic:
     """Requests: always full batches, or at given rates."""
 
-    # Requests per second of the fleet, in equal parts of the time; empty: batches are always full.
+    # Requests per second of the fleet, each rate for an equal part of the simulated time.
+    # Empty: batches are always full.
     rates: tuple[float, ...] = ()
     prompt: int = 512  # tokens
     answer: float = 256.0  # mean tokens, geometrically distributed

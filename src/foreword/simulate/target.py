@@ -104,7 +104,7 @@ class SimTarget:
         if scenario.drafting is DraftPlacement.PLAIN:
             accepted = used
         else:
-            right = self._dice.right(self._draft_rng)
+            right = self._dice.correct_levels(self._draft_rng)
             accepted = np.minimum(used, right)
             if self._is_remote:
                 self.chains.record_verdict(used, right)

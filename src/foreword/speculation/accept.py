@@ -27,7 +27,7 @@ class Acceptance(NamedTuple):
     drafts: Sequence[Draft]  # [entries]
     logits: Tensor  # [rows, vocabulary]
     drawing: Sequence[int]  # indices of the entries whose next token is sampled
-    judging: Judging | None  # None: there are none of these
+    judging: Judging | None  # None: no entry's next token is sampled
 
     @staticmethod
     def begin(
@@ -54,12 +54,12 @@ class Acceptance(NamedTuple):
         return Acceptance(entries, drafts, logits, drawing, judging)
 
     @property
-    def newest(self) -> Tensor | None:
+    def drawn_tokens(self) -> Tensor | None:
         """The token sampled after each judged row, int64 [judged rows], on the logits' device; None: no such row."""
         return None if self.judging is None else self.judging.drawn_tokens
 
     def drawn_at(self) -> dict[KvSequence, int]:
-        """Return, by KV sequence, the index in `newest` of the next token of every entry without a draft."""
+        """Return, by KV sequence, the index in `drawn_tokens` of the next token of every entry without a draft."""
         rows = self.first_rows().items()
         return {self.entries[index].kv: row for index, row in rows if not len(self.drafts[index])}
 
@@ -67,13 +67,15 @@ class Acceptance(NamedTuple):
         """Return, by entry index, the row of the newest token among the judged rows."""
         if self.judging is None:
             return {}
-        return dict(zip(self.drawing, self.judging.judged.trees.starts, strict=False))
+        *starts, _ = self.judging.judged.trees.starts  # the last one is the end of the last draft
+        return dict(zip(self.drawing, starts, strict=True))
 
     def verdicts(self) -> list[Verdict]:
         """Wait for the pass and return one verdict per entry."""
         verdicts = [NOTHING_DRAWN] * len(self.entries)
         if self.judging is not None:
             if any(draft.device is not None for draft in self.drafts):
+                # These drafts were still on the device at launch; the host knows their tokens only now.
                 self.judging.set_draft_tokens([self.drafts[index].tokens for index in self.drawing])
             found, judged = self.judging.verdicts(), self.judging.judged
             entries, drafts = self.entries, self.drafts
@@ -86,24 +88,21 @@ class Acceptance(NamedTuple):
 
 def _verdict(place: int, request: StepRequest, draft: Draft, judged: Judgement, found: Verdicts) -> Verdict:
     """Return the verdict of the request with the index `place` in the judgement, cut where the answer ends."""
-    block, path = found.tokens(judged.trees, place), found.paths[place]
+    tokens, path = found.tokens(judged.trees, place), found.paths[place]
     logprobs: tuple[TokenLogprobs, ...] = ()
-    kept = request.count_kept(block)
-    if kept < len(block):
-        block, path = block[:kept], path[:kept]
-    if judged.logprobs[place] >= 0:
+    kept = request.count_kept(tokens)
+    if judged.logprobs[place] >= 0:  # requested, with this number of alternatives
         logprobs = tuple(request_logprobs(judged, found, place)[:kept])
-    state = found.states[place]
+    status = found.states[place]
     return Verdict(
-        tuple(path),
-        tuple(block),
-        logprobs,
-        (),
-        None if state == OK else _error(request, found, place),
-        state == ALL_MASKED,
-        state == NOT_FINITE,
-        draft,
-        found.draws_of(judged.trees, place) if judged.wants_draws else (),
+        path=tuple(path[:kept]),
+        tokens=tuple(tokens[:kept]),
+        logprobs=logprobs,
+        error=None if status == OK else _error(request, found, place),
+        is_request_error=status == ALL_MASKED,
+        poisoned=status == NOT_FINITE,
+        draft=draft,
+        draws=found.draws_of(judged.trees, place) if judged.wants_draws else (),
     )
 
 
@@ -149,8 +148,12 @@ def _prompt_scores(
 
 
 def _scores(rows: Tensor, entry: PassEntry) -> list[TokenLogprobs]:
-    """Return the log-probabilities of the prompt tokens after an entry's prompt-scoring rows, [rows, vocabulary]."""
+    """Return the log-probabilities of the prompt tokens that follow an entry's prompt-scoring rows.
+
+    `rows` are the logits of the prompt-scoring rows, [rows, vocabulary].
+    """
     request = entry.request
     assert request.prompt_logprobs is not None
+    # Earlier passes scored `request.scored` rows, and this one the next `entry.scored`.
     following = request.tokens[request.scored + 1 : request.scored + 1 + entry.scored]
     return score(rows, following, request.prompt_logprobs)

@@ -102,7 +102,7 @@ class DrafterNeeds:
 
     taps: tuple[Tap, ...] = ()  # layers whose hidden states every `Commit` must contain
     rows: tuple[RowSpec, ...] = ()  # the drafter's KV rows in the target's pages
-    # whether every `Commit` must have the token that the target samples after each verified node
+    # Whether every `Commit` must have the token that the target samples after each verified node
     draws: bool = False
     # Number of rows after the text that the drafter overwrites while drafting; 0: as many as the draft has nodes.
     scratch: int = 0
@@ -132,7 +132,7 @@ class Commit(NamedTuple):
     draft: Draft = NO_DRAFT  # the verified draft
     draws: tuple[int, ...] = ()  # if needed: the target's sampled token after the text, then after every node
     pages: RequestRows | None = None  # set for a drafter that has rows in the pages
-    # rows before this index are in their final slots, so the drafter may write its own there
+    # Rows before this index are in their final slots, so the drafter may write its own there
     settled: int = 0
     is_on: bool = True  # whether the plan of this step requested a draft from this drafter
 
@@ -168,7 +168,7 @@ class Traits:
     kind: DraftSource = DraftSource.LOOKUP
     needs: DrafterNeeds = NO_NEEDS
     starts_early: bool = False  # `draft_early` may start the next draft while a pass is in flight
-    # ends a chain as `DraftTask.stop` says; the call time depends on the depth reached
+    # Ends a chain as `DraftTask.stop` says; the call time depends on the depth reached
     stops_itself: bool = False
     expects_requests: bool = False  # wants `expect` to announce requests that wait for their first pass
     may_be_absent: bool = False  # may be temporarily unable to draft; see `Drafter.absent`

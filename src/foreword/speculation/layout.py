@@ -37,7 +37,7 @@ class SequenceRows(NamedTuple):
     tokens: Sequence[int]  # the text: committed tokens
     run: int  # number of tokens of the text whose KV rows this pass computes
     draft: Draft  # nodes after the run; each node in this pass gets logits
-    # first node in this pass; a previous pass over the draft has computed the earlier ones
+    # First node in this pass; a previous pass over the draft has computed the earlier ones
     first_node: int = 0
     run_logits: int = 1  # number of trailing run tokens that get logits, at most the run
     wants_hidden: bool = False  # whether the hidden states of all these rows are kept

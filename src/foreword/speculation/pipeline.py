@@ -61,7 +61,7 @@ class PassPipeline:
             observation.keeps_states,
             None if previous is None else previous.drawn_at(),
         )
-        drawn = proposal.pending if previous is None else previous.newest
+        drawn = proposal.pending if previous is None else previous.drawn_tokens
         return batch if drawn is None else batch.after(drawn)
 
     def enter(self, launched: Launched) -> None:
@@ -84,7 +84,7 @@ def draft_early(launched: Launched, memory: KvMemory) -> bool:
     Drafts start early only after chains whose tokens are still on the device: the host knows other tokens in time.
     """
     transaction, plans, proposal, observation, output, acceptance, _ = launched
-    entries, drawn = transaction.entries, acceptance.newest
+    entries, drawn = transaction.entries, acceptance.drawn_tokens
     if drawn is None:
         return False
     states_at, drawn_at = observation.first_rows(proposal.drafts), acceptance.first_rows()

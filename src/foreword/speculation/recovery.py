@@ -37,13 +37,14 @@ class Recovery:
 
         Return None if entries depend on a pass in flight and the launch failed: launch them again after that pass.
         """
-        began, follows = self.stepper.clock(), any(entry.kv.passes for entry in entries)
+        began = self.stepper.clock()
+        follows_a_pass = any(entry.kv.passes for entry in entries)
         try:
             launched: Launched | Exception = self.stepper.launch(entries)
         except EngineStopped:
             raise
         except Exception as error:
-            if follows:
+            if follows_a_pass:
                 self.stepper.faults.note("ahead", error)
                 return None
             # Keep other steps from using these sequences before this one is resolved.

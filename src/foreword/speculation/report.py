@@ -86,7 +86,7 @@ class StepReport:
     seconds: StageSeconds = StageSeconds()
     passes: int = 1  # more than one if the step was retried
     is_cold: bool = False  # whether the step compiled or captured a graph, so that its time is not typical
-    # those with a drafter call or verified draft tokens
+    # Those with a drafter call or verified draft tokens
     with_drafts: Sequence[RequestReport] = field(init=False)
     rows: int = field(init=False)  # tokens in the pass, including draft tokens
     tokens: int = field(init=False)  # committed tokens

@@ -109,7 +109,9 @@ class CompiledGrammar:
         if len(words) != 1:
             return False
         word = int(mask[words[0]]) & 0xFFFFFFFF
-        return word & (word - 1) == 0 and int(words[0]) * 32 + word.bit_length() - 1 not in self.ends
+        if word.bit_count() != 1:
+            return False
+        return int(words[0]) * 32 + word.bit_length() - 1 not in self.ends
 
     def only(self, token: int) -> Bits:
         """Return the mask that allows only this token."""

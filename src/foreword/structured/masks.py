@@ -31,6 +31,7 @@ class TenantBudgets:
         with self._lock:
             now = self._now()
             used = self._use_of(tenant, now) + seconds
+            # Tenants whose use has decayed are removed, so that the table does not grow.
             self._used = {name: entry for name, entry in self._used.items() if self._use_of(name, now) > 0}
             self._used[tenant] = used, now
             return used <= self.limits.tenant_excess
@@ -149,7 +150,10 @@ def yield_to_passes() -> None:
 
 
 def in_yielding_thread(work: Callable[[], T]) -> T:
-    """Run `work` in a low-priority thread and return its result; a priority cannot be raised again."""
+    """Run `work` in a low-priority thread and return its result.
+
+    It has a thread of its own, because the caller's priority, once lowered, could not be raised again.
+    """
     result: Future[T] = Future()
 
     def run() -> None:

@@ -39,16 +39,15 @@ def make_node(loaded: LoadedModel, config: SpeculationConfig, settings: NodeSett
     if drafter.traits.needs:
         drafter.close()
         raise RequestError(f"{'+'.join(config.method)} cannot draft on a node: it needs the target's pass")
-    tokenizer, size = loaded.tokenizer, loaded.vocab_size
+    tokenizer, vocab_size = loaded.tokenizer, loaded.vocab_size
 
     def bytes_of(token: int) -> bytes:
         return tokenizer.token_bytes(token, skip_special_tokens=False)
 
-    limits = NodeLimits(
-        size, loaded.decoder.config.context_length, settings.capacity, runs_ahead=settings.runs_ahead
-    )
+    context_length = loaded.decoder.config.context_length
+    limits = NodeLimits(vocab_size, context_length, settings.capacity, runs_ahead=settings.runs_ahead)
     service = DraftService(drafter, _pace(config), limits)
-    identity = PeerIdentity(settings.security, TokenIds(size, bytes_of))
+    identity = PeerIdentity(settings.security, TokenIds(vocab_size, bytes_of))
     facts = NodeFacts("+".join(config.method), settings.capacity, settings.labels)
     return DraftNode(service, identity, facts, settings.address)
 
@@ -71,7 +70,7 @@ def _drafter(loaded: LoadedModel, config: SpeculationConfig, kv_tokens: int) -> 
 
 
 def _pace(config: SpeculationConfig) -> Pace:
-    """Return the size of the draft that one call of the drafter requests."""
+    """Return how much the node drafts in one call: the whole draft, one level, or a tree."""
     kinds = [drafter_kinds()[name] for name in config.method]
     if all(kind.selection is TokenSelection.CHOSEN for kind in kinds):
         return Pace.AT_ONCE

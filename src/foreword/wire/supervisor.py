@@ -164,10 +164,12 @@ class Supervisor:
                 # Set the state before `break_off` notifies readers, so that none of them still sees READY.
                 self.state = EngineState.RESTARTING
             link.break_off("the engine has died; try again")
-            code = await self._reap(
-                self._settings.close_timeout if self.state is EngineState.STOPPED else 1.0
-            )
-        return link.fatal or (reason if code is None else f"{reason}, exit code {code}")
+            # Unless it was asked to stop, a process without a channel has crashed already, or is useless.
+            timeout = self._settings.close_timeout if self.state is EngineState.STOPPED else 1.0
+            code = await self._reap(timeout)
+        if link.fatal:
+            return link.fatal
+        return reason if code is None else f"{reason}, exit code {code}"
 
     async def _kill_if_hung(self, link: EngineLink) -> None:
         """Kill a process that stopped responding; its requests then fail as after a crash."""

@@ -46,7 +46,7 @@ class CpuMedusa:
             for block in blocks:
                 inner = np.empty_like(stream)
                 block.multiply(stream, inner, self._isa)
-                stream = stream + inner / (1 + np.exp(-inner))
+                stream = stream + inner / (1 + np.exp(-inner))  # SiLU
             output.multiply(stream, logits[index], self._isa)
         return HeadOutput(torch.from_numpy(logits).transpose(0, 1), call.states)
 
@@ -62,14 +62,14 @@ class CpuExit:
     is_ready: bool = True
 
     def draft(self, call: HeadCall) -> HeadOutput:
-        """Run rows from their tokens (`are_own`), or only store the KV rows of the features."""
+        """Draft from the rows' tokens (`are_own`), or only store the KV rows of the target's features."""
         rows, store = call.rows, call.store
         if not isinstance(store, CpuKvStore):
             raise ValueError("the KV store was made for another backend")
         states = None if rows.are_own else as_array(rows.features)
         logits = torch.empty((len(rows.arrays.logit_rows), self.vocab_size), dtype=torch.float32)
-        kind = store.spec.index(self.rows)
-        self.decoder.exit(store.native, kind, rows.arrays, rows.starts, states, logits.numpy())
+        own_rows = store.spec.index(self.rows)
+        self.decoder.exit(store.native, own_rows, rows.arrays, rows.starts, states, logits.numpy())
         return HeadOutput(logits, logits.new_empty(len(logits), 0))
 
 
@@ -86,8 +86,8 @@ class CpuHeads:
 
     def head(self, head: Head, rows: str) -> CpuHead:
         """Load a head whose KV rows have the name `rows`."""
-        ends = self._weights.embedding, self._weights.head
-        packed = CpuHead(head, rows, self._packer(head), self._native, ends)
+        target_matrices = self._weights.embedding, self._weights.head
+        packed = CpuHead(head, rows, self._packer(head), self._native, target_matrices)
         release_unused()
         return packed
 
@@ -96,7 +96,10 @@ class CpuHeads:
         return CpuMedusa(head, self._packer(head), self._weights.head)
 
     def exit(self, more: Checkpoint, layer: int, rows: str) -> CpuExit | None:
-        """Load an exit after the first `layer` layers; None for a target with latent attention or recurrent layers."""
+        """Load an exit after the first `layer` layers, with the layer in `more`.
+
+        None for a target with latent attention or recurrent layers.
+        """
         if self._config.layers[0].attention.latent is not None or self._config.recurrent is not None:
             return None
         isa, threads = self._native.isa, self._native.threads

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class AttentionNames(NamedTuple):
     """Module names of a layer's attention."""
 
-    # projections of query, key and value; with latent attention, of the query and the row
+    # Projections of query, key and value; with latent attention, of the query and the row
     inputs: Sequence[str]
     query_norm: str | None  # None: there is no norm
     key_norm: str | None

@@ -13,7 +13,6 @@ from foreword.backends.support import require_supported
 from foreword.errors import CheckpointError
 from foreword.kernels.native import choose_isa, native_status
 from foreword.kv.chunks import StateSizes
-from foreword.models.adapters import MODULES
 from foreword.models.config import (
     CLAMPED_SLOPE,
     GroupScore,
@@ -91,10 +90,12 @@ class CpuWeights:
     def followed_by(
         self, more: Checkpoint, number_format: WeightFormat, isa: str, threads: int
     ) -> "CpuWeights":
-        """Return these layers, then another checkpoint's layers and final norm."""
-        packer = MatrixPacker(
-            more, number_format if number_format.is_float32 else FORMATS["int8"], isa, threads, None
-        )
+        """Return these layers, then another checkpoint's layers and final norm.
+
+        The few added layers are stored in 8 bits at least, which costs little memory.
+        """
+        added_format = number_format if number_format.is_float32 else FORMATS["int8"]
+        packer = MatrixPacker(more, added_format, isa, threads, None)
         layers = (*self.layers, *load_layers(packer, more.config))
         return replace(self, layers=layers, final_norm=packer.vector(FINAL_NORM))
 
@@ -121,27 +122,23 @@ def _load_layer(packer: MatrixPacker, layer: LayerSpec, prefix: str) -> CpuLayer
     def norm(name: str | None) -> Tensor | None:
         return None if name is None else packer.vector(f"{prefix}{name}.weight")
 
-    experts, norms, attention, names = (
-        None,
-        norm_names(layer),
-        layer.attention,
-        AttentionNames.of(layer.attention),
-    )
+    norms, attention, names = norm_names(layer), layer.attention, AttentionNames.of(layer.attention)
+    experts: _native.Experts | None = None
     mlp: dict[str, _native.PackedMatrix] = {}
     if layer.mlp.experts is not None:
         experts, shared = load_experts(packer, layer.mlp, prefix)
         mlp = {f"mlp.shared_experts.{index}": matrix for index, matrix in enumerate(shared)}
     elif layer.has_mlp:
-        gate_and_up, down = MODULES[4 if layer.mlp.gated else 5 : 6], MODULES[6:]
-        mlp = matrices(gate_and_up, layer.mlp.bias) | matrices(down, layer.mlp.bias)
+        inputs = ("mlp.gate_proj", "mlp.up_proj") if layer.mlp.gated else ("mlp.up_proj",)
+        mlp = matrices(inputs, layer.mlp.bias) | matrices(["mlp.down_proj"], layer.mlp.bias)
     mixing: dict[str, _native.PackedMatrix] = {}
     if layer.recurrent is not None:
-        inputs = [f"linear_attn.{name}" for name in recurrent_inputs(layer.recurrent)]
-        mixing = matrices(inputs, layer.recurrent.bias) | matrices(
-            ["linear_attn.out_proj"], layer.recurrent.bias
-        )
+        bias = layer.recurrent.bias
+        projections = [f"linear_attn.{name}" for name in recurrent_inputs(layer.recurrent)]
+        mixing = matrices(projections, bias) | matrices(["linear_attn.out_proj"], bias)
     elif layer.mixes:
-        mixing = matrices(names.inputs, attention.bias) | matrices(MODULES[3:4], attention.output_bias)
+        output = matrices(["self_attn.o_proj"], attention.output_bias)
+        mixing = matrices(names.inputs, attention.bias) | output
     return CpuLayer(
         attention_norm=norm(norms.before_attention),
         mlp_norm=norm(norms.before_mlp),
@@ -205,7 +202,8 @@ def load_experts(
     prefixes = [f"{prefix}mlp.experts.{index}." for index in range(spec.count)]
     if has_shared:
         prefixes.append(f"{prefix}mlp.shared_experts.")
-    names = ("gate_proj", "up_proj") if mlp.gated else ("up_proj",)  # the activation is applied to the first
+    # The activation is applied to the first. Without a gate, it is `up_proj`, and `ups` is empty.
+    names = ("gate_proj", "up_proj") if mlp.gated else ("up_proj",)
     gates_and_ups = packer.matrices(
         [f"{expert}{name}.weight" for name in names for expert in prefixes], mlp.bias or spec.bias
     )
@@ -231,7 +229,8 @@ def load_experts(
     )
     if spec.clamp is not None:
         experts.set_clamp(spec.clamp, CLAMPED_SLOPE)
-    return experts, [gates[-1], *ups[-1:], downs[-1]] if has_shared else []
+    shared = [gates[-1], *ups[-1:], downs[-1]] if has_shared else []
+    return experts, shared
 
 
 def native_decoder(config: ModelConfig, weights: CpuWeights, threads: int) -> "_native.Decoder":

@@ -1,7 +1,7 @@
 """Base class of draft heads on a GPU: their layers on Triton kernels."""
 
 from collections.abc import Callable, Hashable, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -94,9 +94,8 @@ class KernelHead:
         self._compiled: set[Hashable] = set()  # kinds of passes whose kernels are loaded
         self._requested: dict[Hashable, Sequence[Variant]] = {}  # by kind of pass, kernels being compiled
         self._ids = DraftIds(head.spec.draft_vocab_size, target.device)
-        self._uses_kernels = (
-            head.spec.join is not Join.NONE and 2 * len(self._tensors.frequencies) == attention.head_dim
-        )
+        is_fully_rotated = 2 * len(self._tensors.frequencies) == attention.head_dim  # as the kernels require
+        self._uses_kernels = head.spec.join is not Join.NONE and is_fully_rotated
         if self._uses_kernels:
             for index in range(len(head.spec.layers)):
                 self._join(index, "self_attn.", ("q_proj", "k_proj", "v_proj"))
@@ -111,8 +110,10 @@ class KernelHead:
         for suffix in ("weight", "bias"):
             parts = [tensors.get(f"{prefix}{name}.{suffix}") for name in names]
             present = [part for part in parts if part is not None]
+            if not present:
+                continue
             if len(present) < len(parts):
-                self._uses_kernels &= not present
+                self._uses_kernels = False
                 continue
             whole = torch.cat(present) if isinstance(present[0], Tensor) else concatenated(present)
             if whole is None:
@@ -120,7 +121,7 @@ class KernelHead:
                 continue
             tensors[f"{prefix}joined.{suffix}"] = whole
             bounds = [*accumulate(map(len, present), initial=0)]
-            for name, first, end in zip(names, bounds, bounds[1:], strict=False):
+            for name, (first, end) in zip(names, pairwise(bounds), strict=True):
                 tensors[f"{prefix}{name}.{suffix}"] = whole[first:end]
 
     @property

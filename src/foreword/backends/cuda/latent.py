@@ -19,7 +19,7 @@ from foreword.models.rope import CosSin
 
 
 class LatentAttention:
-    """Latent attention of one layer, between its first and its last product."""
+    """Latent attention of one layer, between the projection of its input and the output projection."""
 
     def __init__(self, spec: AttentionSpec, layer: LayerWeights[Matrix], products: Products) -> None:
         assert spec.latent is not None
@@ -43,18 +43,21 @@ class LatentAttention:
         """Store the pass's latent rows, and return attention over all visible rows, [rows, heads * value dim]."""
         spec, latent, rows = self._spec, self._latent, len(qkv)
         width = latent.query_rank or spec.query_width
-        query, row = qkv[:, :width], qkv[:, width:]
-        if self._query is not None and self._query_norm is not None:
+        query, latent_row = qkv[:, :width], qkv[:, width:]
+        if self._query is not None and self._query_norm is not None:  # the query is compressed, too
             compressed = query.contiguous()
             normed = torch.empty_like(compressed)
             query = self._products(
                 add_norm(compressed, None, self._query_norm, latent.eps, normed), self._query, None
             )
         queries = qkv.new_empty((rows, spec.num_heads, latent.row_dim))
-        store_latent(query, row, self._key_norm, cos_sin, uploaded.batch.slots, latent.eps, keys, queries)
-        heads = query.view(rows, spec.num_heads, spec.head_dim)
+        store_latent(
+            query, latent_row, self._key_norm, cos_sin, uploaded.batch.slots, latent.eps, keys, queries
+        )
+        query_heads = query.view(rows, spec.num_heads, spec.head_dim)
+        # Small tiles for decoding, large ones for prompts; both sum in the same order.
         tile = Tile(16, 64, 128, swapped=True) if rows <= 16 else Tile(64, 64, 64, swapped=True)
-        per_head(heads[..., : latent.nope_dim], self._keys, queries, tile)
+        per_head(query_heads[..., : latent.nope_dim], self._keys, queries, tile)
         attended = qkv.new_empty((rows, spec.num_heads, latent.kv_rank))
         tiled_attention(queries, keys, values, metadata, uploaded.tiles, self._rule, attended)
         out = qkv.new_empty((rows, spec.num_heads, latent.value_dim))

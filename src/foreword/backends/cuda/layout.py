@@ -201,12 +201,14 @@ def _cut_into_tiles(row_starts: bytes, ancestor_masks: bytes, group: int, head_d
     starts, counts = bounds[:-1], np.diff(bounds)
     requests = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
     narrow_lines = NARROW_LINES * NARROW_DIM // max(NARROW_DIM, head_dim)
-    most_narrow = 1 << (max(1, narrow_lines // group).bit_length() - 1)
+    most_narrow = 1 << (max(1, narrow_lines // group).bit_length() - 1)  # rounded down to a power of two
     # Draft tokens are always in narrow tiles, since they may branch.
     drafted = np.bincount(requests, weights=masks.any(axis=1), minlength=len(counts))
     is_wide = (counts > most_narrow) & (drafted == 0)
     narrow_rows = min(power_of_two(int(counts[~is_wide].max(initial=1))), most_narrow)
     wide_rows = max(1, WIDE_LINES * WIDE_DIM // max(WIDE_DIM, head_dim) // group)
+    # The masks of chains have the form 0..01..1.
+    has_trees = bool((masks & (masks + np.uint64(1))).any())
     return _Tiling(
         requests,
         ~is_wide,
@@ -214,7 +216,7 @@ def _cut_into_tiles(row_starts: bytes, ancestor_masks: bytes, group: int, head_d
         _tiles(np.flatnonzero(~is_wide), starts, counts, narrow_rows),
         wide_rows,
         _tiles(np.flatnonzero(is_wide), starts, counts, wide_rows),
-        bool((masks & (masks + np.uint64(1))).any()),
+        has_trees,
     )
 
 
@@ -244,8 +246,9 @@ def decode_sizes(requests: int, length: int, rows: int, kv_heads: int = 1) -> li
     shapes: dict[tuple[int, int], DecodeSize] = {}
     for text_length in [prepared for prepared in PREPARED_LENGTHS if prepared < length]:
         for count in largest.values():
-            # Kernels differ by the rows of products, and by whether parts have their own programs.
-            kernels = 2 * padded_rows(count * rows, PRODUCT_ROWS) + (count * kv_heads >= ENOUGH_PROGRAMS)
+            # Kernels differ by the rows of products, and by whether parts have their own programs: one number for both.
+            has_enough = count * kv_heads >= ENOUGH_PROGRAMS
+            kernels = 2 * padded_rows(count * rows, PRODUCT_ROWS) + int(has_enough)
             parts = rounded_parts(-(-text_length // PART), count)
             shapes.setdefault((count, parts), DecodeSize(count, text_length, kernels))
     return list(shapes.values())

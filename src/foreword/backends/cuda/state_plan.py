@@ -20,7 +20,8 @@ NOWHERE = -1
 class UploadedStates:
     """The arrays of a pass, on the device."""
 
-    windows: Tensor  # the first three as in `ConvolutionInputs`
+    # As in `ConvolutionInputs`:
+    windows: Tensor
     ring_to: Tensor
     state_to: Tensor
     segments: Segments
@@ -31,7 +32,7 @@ class UploadedStates:
     def of(arrays: list[Tensor], plan: Sequence[Piece], ring_copies: Tensor) -> "UploadedStates":
         """Name the uploaded arrays of a `plan` by `plan_pieces`."""
         windows, ring_to, state_to, *segments = arrays
-        num_segments = len(plan[3].source)
+        num_segments = len(plan[3].source)  # of the first array of segments
         return UploadedStates(windows, ring_to, state_to, Segments(*segments), num_segments, ring_copies)
 
 
@@ -40,16 +41,18 @@ def plan_pieces(batch: ForwardBatch, layout: Layout, kernel: int, ring_rows: int
 
     `kernel` is the width of the convolution, `ring_rows` the number of ring rows in memory.
     """
-    shape = layout.shape
+    shape, request_of_row = layout.shape, layout.requests
     first = batch.arrays.row_starts[:-1]
     numbers = np.array([_numbers(chunks) for chunks in batch.chunks], dtype=np.int32).T
-    windows = _windows(batch, layout.requests, numbers, kernel, ring_rows)
+    windows = _windows(batch, request_of_row, numbers, kernel, ring_rows)
     ring_to, state_to = np.full((2, len(windows)), NOWHERE, dtype=np.int32)
     begin, run, read_start, newest_start, state, _, write_ring = numbers
-    start = first + np.maximum(newest_start - begin, 0)  # first row of the newest chunk
-    rows, of_row = np.arange(len(windows), dtype=np.int32), layout.requests
-    is_last = rows >= start[of_row]
-    ring_to[is_last] = ((write_ring + np.maximum(begin - newest_start, 0) - start)[of_row] + rows)[is_last]
+    # Rows of the newest chunk are written to its ring, after those that the ring has already.
+    newest_row = first + np.maximum(newest_start - begin, 0)
+    newest_ring_row = write_ring + np.maximum(begin - newest_start, 0)
+    rows = np.arange(len(windows), dtype=np.int32)
+    in_newest = rows >= newest_row[request_of_row]
+    ring_to[in_newest] = ((newest_ring_row - newest_row)[request_of_row] + rows)[in_newest]
     segments = _segments(batch, numbers, state_to)
     counts = (newest_start - read_start) // CHUNK + 1
     segment_ends = np.cumsum(counts)
@@ -65,14 +68,19 @@ def plan_pieces(batch: ForwardBatch, layout: Layout, kernel: int, ring_rows: int
 
 
 def segment_room(shape: PassShape) -> tuple[int, int]:
-    """Return the maximum segments and requests of passes of a shape. Every request has at least one tile."""
-    requests = shape.narrow_tiles + shape.wide_tiles
+    """Return the maximum segments and requests of passes of a shape."""
+    requests = shape.narrow_tiles + shape.wide_tiles  # every request has at least one tile
+    # A request's rows fill whole chunks, and parts of one before and one after these.
     return 2 * requests + shape.rows // CHUNK, requests
 
 
 def _numbers(chunks: RequestChunks) -> tuple[int, ...]:
-    """Return begin, run, first positions of the read and the newest chunk, the read state, and both first ring rows."""
-    newest = (chunks.read, *chunks.entered)[-1]
+    """Return the numbers of one request.
+
+    They are begin, run, the first positions of the read and the newest chunk, the read state, and the first ring rows
+    of these two chunks.
+    """
+    newest = chunks.newest
     assert chunks.read.ring is not None
     assert newest.ring is not None
     return (
@@ -81,25 +89,26 @@ def _numbers(chunks: RequestChunks) -> tuple[int, ...]:
     )  # fmt: skip
 
 
-def _windows(batch: ForwardBatch, of_row: Ints, numbers: Ints, kernel: int, ring_rows: int) -> Ints:
+def _windows(batch: ForwardBatch, request_of_row: Ints, numbers: Ints, kernel: int, ring_rows: int) -> Ints:
     """Return the indices of each row's convolution inputs: `ConvolutionInputs.windows`."""
-    arrays, taps = batch.arrays, kernel - 1
-    begin, run, read_start, _, state, ring, _ = numbers[:, of_row]
-    first = arrays.row_starts[:-1][of_row]
-    source = arrays.positions[:, None] + np.arange(-taps, 0, dtype=np.int32)  # positions
+    arrays, width = batch.arrays, kernel - 1
+    begin, run, read_start, _, state, ring, _ = numbers[:, request_of_row]
+    first = arrays.row_starts[:-1][request_of_row]
+    source = arrays.positions[:, None] + np.arange(-width, 0, dtype=np.int32)  # positions of the inputs
+    in_pass = (first - begin)[:, None] + source
     in_ring = -1 - (ring - read_start)[:, None] - source
-    in_state = -1 - ring_rows - (state * taps + taps - read_start)[:, None] - source
+    in_state = -1 - ring_rows - (state * width + width - read_start)[:, None] - source
     windows: Ints = np.where(
-        source >= begin[:, None],
-        (first - begin)[:, None] + source,
-        np.where(source >= read_start[:, None], in_ring, in_state),
+        source >= begin[:, None], in_pass, np.where(source >= read_start[:, None], in_ring, in_state)
     ).astype(np.int32)
     masks = arrays.ancestor_masks[:, 0]
-    for row in np.flatnonzero(masks & (masks + 1)):  # nodes whose ancestors are not consecutive
-        nodes = int(first[row] + run[row])
-        path = [nodes + bit for bit in range(64) if int(masks[row]) >> bit & 1][:-1][-taps:]
-        if path:
-            windows[row, taps - len(path) :] = path
+    # Nodes whose ancestors are not consecutive have masks that are not of the form 0..01..1.
+    for row in np.flatnonzero(masks & (masks + 1)):
+        first_node_row = int(first[row] + run[row])
+        path = [first_node_row + bit for bit in range(64) if int(masks[row]) >> bit & 1]
+        ancestors = path[:-1][-width:]
+        if ancestors:
+            windows[row, width - len(ancestors) :] = ancestors
     return windows
 
 
@@ -107,15 +116,16 @@ def _segments(batch: ForwardBatch, numbers: Ints, state_to: Ints) -> Ints:
     """Return first row, count, number of ring rows, next state and ring of every segment; fill in `state_to`."""
     segments = []
     starts = batch.arrays.row_starts.tolist()
-    for index, (chunks, row_numbers) in enumerate(zip(batch.chunks, numbers.T.tolist(), strict=True)):
-        (begin, _, read_start, newest_start, _, ring, _), row = row_numbers, starts[index]
-        slots = {chunk.start: chunk.state for chunk in chunks.entered}
-        for start, slot in slots.items():
+    for index, (chunks, of_request) in enumerate(zip(batch.chunks, numbers.T.tolist(), strict=True)):
+        begin, _, read_start, newest_start, _, ring, _ = of_request
+        row, end_row = starts[index], starts[index + 1]
+        state_slots = {chunk.start: chunk.state for chunk in chunks.entered}
+        for start, slot in state_slots.items():
             state_to[row + start - begin] = slot
         for start in range(read_start, newest_start + 1, CHUNK):
             first = row + max(start - begin, 0)
-            end = starts[index + 1] if start == newest_start else row + start + CHUNK - begin
-            segments.append(
-                (first, end - first, max(begin - start, 0), slots.get(start + CHUNK, NOWHERE), ring)
-            )
+            # The rows of draft tokens belong to the newest chunk.
+            end = end_row if start == newest_start else row + start + CHUNK - begin
+            num_ring_rows, next_state = max(begin - start, 0), state_slots.get(start + CHUNK, NOWHERE)
+            segments.append((first, end - first, num_ring_rows, next_state, ring))
     return np.array(segments, dtype=np.int32).T

@@ -83,7 +83,7 @@ class Forward:
     store: int
     sizes: list[int]  # `BatchSizes`
     adapters: list[int]  # `ForwardBatch.adapters`
-    drawn: int  # number of tokens drawn by the previous pass, which are broadcast in the group; 0: none
+    drawn: int  # number of tokens drawn by the previous pass, which the driver broadcasts next; 0: none
     chunks: list[list[Any]]  # `ForwardBatch.chunks`, as nested lists
     ring_copies: list[list[int]]  # `ForwardBatch.ring_copies`
 
@@ -185,4 +185,5 @@ def parsed_adapter(payload: bytes) -> Lora | None:
 
 
 def _ints(payload: bytes) -> NDArray[np.int32]:
+    # A copy, because torch warns about arrays that cannot be written.
     return np.frombuffer(bytearray(payload), dtype=np.int32)

@@ -24,11 +24,12 @@ class MedusaTensors:
 
     def __init__(self, head: Head, target: TargetMatrices) -> None:
         self.spec = spec = head.spec
-        self._ends = target
+        self._target = target
 
-        def stacked(name: str) -> Tensor:
-            loaded = [head.load(name.format(number), target.dtype) for number in range(spec.num_heads)]
-            return torch.stack(loaded).to(target.device)
+        def stacked(group: str, name: str) -> Tensor:
+            """Return the tensors `group.NUMBER.name` of all heads, [heads, ...]."""
+            names = [f"{group}.{number}.{name}" for number in range(spec.num_heads)]
+            return torch.stack([head.load(name, target.dtype) for name in names]).to(target.device)
 
         def biases(block: int) -> Tensor:
             names = [f"blocks.{number}.layers.{block}.bias" for number in range(spec.num_heads)]
@@ -36,13 +37,13 @@ class MedusaTensors:
             loaded = [head.load(name, target.dtype) if spec.has(name) else none for name in names]
             return torch.stack(loaded).to(target.device)
 
-        blocks = range(spec.blocks_per_head)
         # Weight [heads, in, out] and bias [heads, out] of every residual block
         self._blocks = [
-            (stacked(f"blocks.{{}}.layers.{block}.weight").transpose(1, 2), biases(block)) for block in blocks
+            (stacked("blocks", f"layers.{block}.weight").transpose(1, 2), biases(block))
+            for block in range(spec.blocks_per_head)
         ]
         has_outputs = spec.has("lm_heads.0.weight")
-        self._outputs = stacked("lm_heads.{}.weight").transpose(1, 2) if has_outputs else None
+        self._outputs = stacked("lm_heads", "weight").transpose(1, 2) if has_outputs else None
 
     @property
     def nbytes(self) -> int:
@@ -51,11 +52,12 @@ class MedusaTensors:
 
     def logits(self, states: Tensor, heads: int) -> Tensor:
         """Return logits of the first `heads` heads: float32 [heads, rows, draft vocabulary]."""
-        stream = states.to(self._ends.dtype).expand(heads, -1, -1)
+        stream = states.to(self._target.dtype).expand(heads, -1, -1)
         for weight, bias in self._blocks:
             stream = stream + silu(torch.baddbmm(bias[:heads].unsqueeze(1), stream, weight[:heads]))
-        outputs = self._outputs
-        return (self._ends.project(stream) if outputs is None else torch.bmm(stream, outputs[:heads])).float()
+        if self._outputs is None:
+            return self._target.project(stream).float()
+        return torch.bmm(stream, self._outputs[:heads]).float()
 
 
 class TorchMedusa:
@@ -135,7 +137,10 @@ class TorchHeads:
         return TorchMedusa(MedusaTensors(head, TargetMatrices.of(self._weights)))
 
     def exit(self, more: Checkpoint, layer: int, row_name: str) -> TorchExit | None:
-        """Load an early exit; None for a target with latent attention or recurrent layers."""
+        """Load an exit after the first `layer` layers, with the layer in `more`.
+
+        None for a target with latent attention or recurrent layers.
+        """
         if self._config.layers[0].attention.latent is not None or self._config.recurrent is not None:
             return None
         lower = self._weights.with_layers(range(layer))

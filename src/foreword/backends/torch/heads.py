@@ -102,10 +102,8 @@ class HeadTensors:
             stream = normed if self.spec.norm_before_residual else features
             return stream, torch.cat((normed_embedding, normed), dim=-1)
         if self.spec.join is Join.FUSED:
-            normed_embedding, normed = (
-                self.norm(embedded, "enorm.weight"),
-                self.norm(features, "hnorm.weight"),
-            )
+            normed_embedding = self.norm(embedded, "enorm.weight")
+            normed = self.norm(features, "hnorm.weight")
             stream = self.linear(torch.cat((normed_embedding, normed), dim=-1), "fc")
         else:
             stream = embedded

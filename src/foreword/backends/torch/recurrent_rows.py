@@ -126,15 +126,16 @@ def request_passes(batch: ForwardBatch, kernel: int, device: torch.device) -> li
 def _request_pass(
     chunks: RequestChunks, arrays: BatchArrays, first: int, end: int, kernel: int, device: torch.device
 ) -> RequestPass:
-    read, newest = chunks.read, (chunks.read, *chunks.entered)[-1]
+    """Return the pass of the request with the batch's rows `first` .. `end` - 1: one segment per chunk."""
+    read, newest = chunks.read, chunks.newest
     state_slots = {chunk.start: chunk.state for chunk in chunks.entered}
     segments = []
     for start in range(read.start, newest.start + 1, CHUNK):
         first_row = first + max(start - chunks.begin, 0)
+        # The rows of draft tokens belong to the newest chunk.
         end_row = end if start == newest.start else first + start + CHUNK - chunks.begin
-        segments.append(
-            _segment(arrays, slice(first_row, end_row), max(chunks.begin - start, 0), kernel, device)
-        )
+        num_ring_rows = max(chunks.begin - start, 0)
+        segments.append(_segment(arrays, slice(first_row, end_row), num_ring_rows, kernel, device))
     assert read.ring is not None
     assert newest.ring is not None
     return RequestPass(
@@ -160,6 +161,7 @@ def _segment(
         path = [committed + node for node in range(nodes) if mask >> node & 1]  # ends with the row itself
         visible[row, committed:] = False
         visible[row, path] = True
+        # The newest `kernel` rows of the node's path; new rows are indexed after the inputs of state and ring.
         window_rows = [*range(committed - kernel, committed), *path][-kernel:]
         window[row] = num_ring_rows + kernel - 1 + np.array(window_rows)
     return Segment(

@@ -22,7 +22,7 @@ HEADER_BYTES = 1 << 16  # size of the header section in bytes; the ids follow
 DEPTH = 16  # tokens by which suffixes are sorted: the longest text that can be looked up
 
 PADDING = DEPTH * 4
-"""Separator bytes after the ids, so that the last suffixes can be compared like the others."""
+"""Separator bytes after the ids, DEPTH ids of up to 4 bytes: the last suffixes can be compared like the others."""
 
 LISTED_SOURCES = 16  # maximum source files named in the header
 _CHUNK = 1 << 22  # bytes read at once

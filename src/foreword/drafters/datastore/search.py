@@ -86,43 +86,50 @@ class Datastore:
         return Matches(found.length, self._order[slots].astype(np.int64) + found.length)
 
     def _around(self, shards: Ints, stride: int) -> Ints:
-        """Return the shards that may hold matches up to `stride` - 1 tokens longer than those in `shards`."""
+        """Return the shards that may hold matches up to `stride` - 1 tokens longer than those in `shards`.
+
+        Such a match ends at the same token, so it begins up to `stride` - 1 tokens earlier.
+        """
         earlier = -(-(stride - 1) // self.header.shard_tokens)
         return np.unique(np.maximum(shards[:, None] - np.arange(earlier + 1), 0))
 
     def _longest(self, text: npt.NDArray[np.int64], lengths: Ints, shards: Ints) -> "_Found | None":
         """Return the longest end of the text, of these lengths, that occurs in these shards."""
-        first, last = self._ranges(text, lengths, shards)
-        occurs = first < last
-        best = np.flatnonzero(occurs.any(axis=1))
-        if not len(best):
+        first, end = self._ranges(text, lengths, shards)
+        occurs = first < end  # [lengths, shards]
+        found_lengths = np.flatnonzero(occurs.any(axis=1))
+        if not len(found_lengths):
             return None
-        row = best[-1]
+        row = found_lengths[-1]
         here = occurs[row]
-        return _Found(int(lengths[row]), shards[here], first[row][here], last[row][here])
+        return _Found(int(lengths[row]), shards[here], first[row][here], end[row][here])
 
     def continuations(self, starts: Ints, length: int) -> Ints:
         """Return the tokens that follow each start, [starts, length]; -1 after the end of a text."""
-        places = np.minimum(starts[:, None] + np.arange(length), self.header.tokens - 1)
-        ids = self._ids[places].astype(np.int64)
+        positions = np.minimum(starts[:, None] + np.arange(length), self.header.tokens - 1)
+        ids = self._ids[positions].astype(np.int64)
         ended = np.logical_or.accumulate(ids == self.header.separator, axis=1)
         return np.where(ended, -1, ids)
 
     def _ranges(self, text: npt.NDArray[np.int64], lengths: Ints, shards: Ints) -> tuple[Ints, Ints]:
-        """Return start and end of the suffixes that begin with the last tokens of the text, [lengths, shards] each."""
+        """Return start and end (exclusive) of the suffixes that begin with the last tokens of the text.
+
+        Both are indices into the order of suffixes, [lengths, shards]. Each lane of the arrays below is a bisection for
+        the start or the end, of one length in one shard.
+        """
         bounds = self._bounds(text, lengths)  # [2 * lengths]
         wanted = np.repeat(bounds, len(shards))
-        is_last = np.repeat(np.arange(len(bounds)) >= len(lengths), len(shards))
+        finds_end = np.repeat(np.arange(len(bounds)) >= len(lengths), len(shards))
         low = np.tile(self._shard_starts[shards], len(bounds))
         high = np.tile(self._shard_ends[shards], len(bounds))
         while (open_lanes := low < high).any():
-            middle = np.minimum((low + high) // 2, self.header.tokens - 1)
+            middle = np.minimum((low + high) // 2, self.header.tokens - 1)  # finished lanes may be at the end
             suffixes = self._suffixes[self._order[middle]]
-            comes_before = np.where(is_last, suffixes <= wanted, suffixes < wanted)
+            comes_before = np.where(finds_end, suffixes <= wanted, suffixes < wanted)
             low = np.where(open_lanes & comes_before, middle + 1, low)
             high = np.where(open_lanes & ~comes_before, middle, high)
-        first, last = low.reshape(2, len(lengths), len(shards))
-        return first, last
+        first, end = low.reshape(2, len(lengths), len(shards))
+        return first, end
 
     def _bounds(self, text: npt.NDArray[np.int64], lengths: Ints) -> Strings:
         """Return the smallest and the largest byte string that begin with the text's last tokens, [2 * lengths]."""
@@ -137,8 +144,10 @@ def _spread(first: Ints, end: Ints, most: int) -> Ints:
     """Return up to `most` numbers of the ranges `first` .. `end` (exclusive), evenly spaced."""
     counts = end - first
     total = int(counts.sum())
+    # Indices into all ranges, one after another, and then the numbers at these indices.
     taken = np.arange(min(total, most)) * total // min(total, most)
     ends = np.cumsum(counts)
     range_index = np.searchsorted(ends, taken, side="right")
-    numbers: Ints = first[range_index] + taken - (ends[range_index] - counts[range_index])
+    range_start = ends[range_index] - counts[range_index]
+    numbers: Ints = first[range_index] + taken - range_start
     return numbers

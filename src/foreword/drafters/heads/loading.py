@@ -35,7 +35,7 @@ class DraftVocabulary:
     def __init__(self, token_ids: Tensor | None, vocab_size: int, device: torch.device) -> None:
         """`token_ids` maps the head's tokens to the target's (None: identical); `vocab_size` ids can be sampled."""
         self.vocab_size = self._width = vocab_size
-        self._memory = torch.empty(0, device=device)
+        self._buffer = torch.empty(0, device=device)  # of `spread`
         self._ids: Tensor | None = None
         self._masked: Tensor | None = None  # columns whose ids cannot be sampled
         self._tokens: list[int] | None = None  # ids as a list
@@ -67,9 +67,9 @@ class DraftVocabulary:
         if self._ids is None:
             return drawable
         # The same columns are written every time, so the rest is filled once.
-        if len(self._memory) < len(drawable):
-            self._memory = drawable.new_full((len(drawable), self._width), -torch.inf)
-        buffer, ids = self._memory[: len(drawable)], self._ids.expand(len(drawable), -1)
+        if len(self._buffer) < len(drawable):
+            self._buffer = drawable.new_full((len(drawable), self._width), -torch.inf)
+        buffer, ids = self._buffer[: len(drawable)], self._ids.expand(len(drawable), -1)
         return buffer.scatter_(1, ids, drawable)[:, : self.vocab_size]
 
     def _drawable(self, logits: Tensor) -> Tensor:
@@ -120,7 +120,7 @@ class LoadedHead(LoadedRows):
     """A loaded head, from which a drafter is created."""
 
     runner: HeadRunner
-    # those that the drafter itself reads, float32
+    # Tensors that the drafter itself reads, float32
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     acceptance_by_level: tuple[float, ...] = ()  # published with the head; empty: unknown
 
@@ -135,7 +135,8 @@ def load_head(config: WindowedHeadConfig, kind: str, resources: DrafterResources
     head = open_fitting(path, kind, resources, is_inside=kind == "mtp" and not config.model)
     spec = head.spec
     # A stable name that distinguishes heads of one engine.
-    rows = RowSpec(f"{kind}:{path.resolve()}", len(spec.layers), *spec.layers[0].attention.kept)
+    heads, key_size, value_size = spec.layers[0].attention.kept
+    rows = RowSpec(f"{kind}:{path.resolve()}", len(spec.layers), heads, key_size, value_size)
     names = [name for name in spec.shapes if name in DRAFTERS_OWN or name.startswith(CONFIDENCE)]
     tensors = {name: head.load(name).to(resources.target.device) for name in names}
     return LoadedHead(
@@ -192,15 +193,15 @@ def head_path(model: str, kind: str, resources: DrafterResources) -> Path:
     shipped = find_head(resources.checkpoint, resources.checkpoint.tokenizer())
     if shipped is not None and shipped.method == kind:
         return shipped.path
-    there = "no head" if shipped is None else f"the {shipped.method} head {shipped.name}"
+    what_ships = "no head" if shipped is None else f"the {shipped.method} head {shipped.name}"
     raise RequestError(
-        f"speculation: {kind} needs a head, and {there} ships with foreword for this model: "
+        f"speculation: {kind} needs a head, and {what_ships} ships with foreword for this model: "
         'give a path or hub id as "model", or train a head (foreword train --help)'
     )
 
 
 def open_fitting(path: Path, kind: str, resources: DrafterResources, is_inside: bool = False) -> Head:
-    """Open a head of this kind and check that it fits the target; it may be inside the target's files."""
+    """Open a head of this kind and check that it fits the target; with `is_inside`, it is in the target's files."""
     head = open_head(path, kind if is_inside else None)
     if head.spec.kind != kind:
         raise RequestError(f"{path} is a head for method {head.spec.kind!r}; name that one, or none")

@@ -14,8 +14,8 @@ from foreword.speculation.draft import ROOT, Draft
 from foreword.speculation.drafting import DraftTask
 from foreword.speculation.settings import REQUIRED, DrafterSettings, Limit, at_least, setting
 
-_TOKEN_BITS = 32  # a key has the number of a prefix above the bits of the token that follows it
-_DROPPED = -2  # number of a prefix that is too rare
+_TOKEN_BITS = 32  # a key is (number of a prefix << 32) + the token that follows the prefix
+_DROPPED = -2  # in place of the number of a prefix that is too rare; -1 (ROOT) is the empty prefix
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def most_frequent(
     """Return tokens and parents of the tree of the most frequent prefixes.
 
     `continuations` is [matches, depth]; -1 ends one. A prefix is at least as frequent as its extensions, so that the
-    most frequent prefixes form a tree.
+    most frequent prefixes form a tree. Every iteration extends the prefixes by one token.
     """
     min_count = max(1.0, min_share * len(continuations))
     prefixes: list[tuple[int, int, int, int]] = []  # (-count, number, token, parent's number)
@@ -101,7 +101,9 @@ def most_frequent(
             parent, token = divmod(int(keys[index]), 1 << _TOKEN_BITS)
             prefixes.append((-int(counts[index]), len(prefixes), token, parent))
         prefix_of = numbers[key_of]
-        continuations, prefix_of = continuations[prefix_of != _DROPPED], prefix_of[prefix_of != _DROPPED]
+        is_kept = prefix_of != _DROPPED
+        continuations, prefix_of = continuations[is_kept], prefix_of[is_kept]
+    # Parents sort before their extensions: they are at least as frequent, and their numbers are smaller.
     nodes = sorted(prefixes)[:max_nodes]
     node_of = {ROOT: ROOT} | {number: node for node, (_, number, _, _) in enumerate(nodes)}
     return tuple(token for _, _, token, _ in nodes), tuple(node_of[parent] for *_, parent in nodes)

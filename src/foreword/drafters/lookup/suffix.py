@@ -9,7 +9,7 @@ from foreword.drafters.lookup.base import LookupDrafter
 from foreword.drafters.lookup.suffix_automaton import ROOT, SuffixAutomaton
 from foreword.drafters.registry import DrafterResources, chosen_kind
 from foreword.errors import RequestError
-from foreword.speculation import draft as drafts
+from foreword.speculation.draft import ROOT as DRAFT_ROOT
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import DraftRequest, DraftTask, Traits
 from foreword.speculation.settings import DrafterSettings, Limit, at_least, setting
@@ -194,7 +194,7 @@ class LikelyTree:
 
 
 def expand(match: SuffixMatch, config: SuffixConfig, task: DraftTask) -> LikelyTree:
-    """Return the most likely nodes after a match, by frequency."""
+    """Return the tree of the most likely nodes after a match, by frequency: best first, so parents before children."""
     max_depth = min(task.max_depth, max(1, int(match.length * config.depth_per_match)))
     tree = LikelyTree()
     order = 0  # tie-breaker: first found wins
@@ -207,13 +207,13 @@ def expand(match: SuffixMatch, config: SuffixConfig, task: DraftTask) -> LikelyT
                 heapq.heappush(frontier, (-probability * share, order, token, following, parent, depth))
                 order += 1
 
-    push_followers(match.state, drafts.ROOT, 1.0, 1)
+    push_followers(match.state, DRAFT_ROOT, 1.0, 1)
     while frontier and len(tree.tokens) < task.max_nodes:
-        negative, _, token, state, parent, depth = heapq.heappop(frontier)
+        negative_probability, _, token, state, parent, depth = heapq.heappop(frontier)
         if depth > max_depth:
             continue
-        node = tree.add(token, parent, -negative)
-        push_followers(state, node, -negative, depth + 1)
+        node = tree.add(token, parent, -negative_probability)
+        push_followers(state, node, -negative_probability, depth + 1)
     return tree
 
 

@@ -40,7 +40,7 @@ class SuffixAutomaton:
 
     def earlier_suffix(self) -> int:
         """Return the state of the longest suffix of the current text that occurred before."""
-        return max(self.links[self._last], ROOT)
+        return ROOT if self._last == ROOT else self.links[self._last]
 
     def follow(self, state: int, length: int, token: int) -> tuple[int, int]:
         """Return the state and length of the match after one more token, from a match of `length` in `state`."""
@@ -52,6 +52,7 @@ class SuffixAutomaton:
         return self.edges[state][token], length + 1
 
     def _append(self, token: int) -> None:
+        """Append a token to the current text, by the usual construction of suffix automata (Blumer et al. 1985)."""
         existing = self.edges[self._last].get(token)
         if existing is not None:  # a new text repeats an old one from its start
             self._last = self._split(self._last, token, existing)

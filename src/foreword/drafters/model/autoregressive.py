@@ -147,12 +147,16 @@ class AutoregressiveDrafter(Drafter):
     def _write_unread(
         self, trees: Sequence[GrowingTree], logits: Tensor, began: "torch.cuda.Event | None"
     ) -> None:
-        """Draft chains on the device; the host reads the tokens only after the last level."""
-        growing, levels, count = list(trees), [draw_on_device(trees, logits)], 0
+        """Draft chains on the device; the host reads the tokens only after the last level.
+
+        Each level has one drawn token per growing chain. A chain knows its tokens by their indices in all levels
+        together, until it reads them.
+        """
+        growing, levels, num_drawn = list(trees), [draw_on_device(trees, logits)], 0
         while growing:
             for row, tree in enumerate(growing):
-                tree.grow_unread(count + row)
-            count += len(growing)
+                tree.grow_unread(num_drawn + row)
+            num_drawn += len(growing)
             unfinished = [
                 (row, tree)
                 for row, tree in enumerate(growing)
@@ -175,7 +179,7 @@ class AutoregressiveDrafter(Drafter):
         rows, ready = [], []
         for tree, missing, share in zip(trees, missing_rows, shares, strict=True):
             kv, tokens = self._kv(tree.request), tree.request.tokens
-            if share == missing:
+            if share == missing:  # the newest token follows in the same pass
                 ready.append(tree)
                 rows.append(SequenceRows(kv, tokens, share + 1, Draft()))
             elif share > 0:
@@ -191,7 +195,9 @@ class AutoregressiveDrafter(Drafter):
         return ready, logits
 
     def _newest_level(self, tree: GrowingTree) -> SequenceRows:
-        return SequenceRows(self._kv(tree.request), tree.request.tokens, 0, tree.draft(), tree.frontier[0])
+        """Return a pass over the nodes of a tree's newest level."""
+        kv, tokens = self._kv(tree.request), tree.request.tokens
+        return SequenceRows(kv, tokens, run=0, draft=tree.draft(), first_node=tree.frontier[0])
 
     def _newest_drawn(self, tree: GrowingTree, row: int) -> SequenceRows:
         """Return a pass over the newest token of a chain, which the row `row` of the previous pass has drawn."""

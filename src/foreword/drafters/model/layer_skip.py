@@ -25,7 +25,7 @@ from foreword.speculation.drafting import Drafter, DraftTask, RequestRows
 from foreword.speculation.layout import SequenceRows
 from foreword.speculation.settings import DrafterSettings, at_least, setting
 
-# matrices that an adapter takes from the target
+# Matrices that an adapter takes from the target
 _SHARED = frozenset({"model.embed_tokens.weight", "lm_head.weight"})
 
 

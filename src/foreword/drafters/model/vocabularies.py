@@ -89,7 +89,8 @@ def _ids_by_content(tokenizer: Tokenizer) -> Mapping[bytes | str, int]:
     control_names = {token: name for name, token in tokenizer.control_tokens.items()}
     ids: dict[bytes | str, int] = {}
     for token in range(tokenizer.vocab_size):
-        if content := control_names.get(token) or tokenizer.token_bytes(token):
+        content = control_names.get(token) or tokenizer.token_bytes(token)
+        if content:
             ids.setdefault(content, token)
     return ids
 
@@ -100,7 +101,8 @@ def _unpaired_eos(
     """Pair end-of-sequence tokens whose names differ, so that the draft model can propose the end of an answer."""
     target_paired, draft_paired = map(set, zip(*pairs, strict=True))
     target_eos = sorted(token for token in target.eos_ids - target_paired if token < vocab_size)
-    return list(zip(target_eos, sorted(draft.eos_ids - draft_paired), strict=False))
+    draft_eos = sorted(draft.eos_ids - draft_paired)
+    return list(zip(target_eos, draft_eos, strict=False))  # one side may have more
 
 
 def _draft_ids(target: Tokenizer, draft: Tokenizer, paired: Mapping[int, int], vocab_size: int) -> Tensor:

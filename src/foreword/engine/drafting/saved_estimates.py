@@ -13,7 +13,7 @@ _log = logging.getLogger(__name__)
 
 FORMAT = 2  # format number, part of the file name, so that other formats are ignored
 FIRST_SECONDS, MOST_SECONDS = 2.0, 30.0
-"""Step time in seconds before the first save, which doubles with every save, and its maximum."""
+"""Seconds of steps before the first save, and the maximum between two saves; the time doubles with every save."""
 
 MOST_BYTES = 4_000_000  # maximum file size in bytes
 MOST_FILES = 32  # maximum files per folder; the oldest are removed
@@ -26,7 +26,7 @@ class SavedEstimates:
         self._path = path
         self._policy = policy
         self._costs = costs
-        self._pause = FIRST_SECONDS  # step time before the next save
+        self._pause = FIRST_SECONDS  # seconds of steps before the next save
         self._saved_at = 0.0  # total step time at the last periodic save
         self._saved_steps = 0  # the policy's steps at the last save
 

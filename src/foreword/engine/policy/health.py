@@ -43,7 +43,7 @@ class _Baseline:
     """Counters of a pair at the start of a stage."""
 
     since: float  # time of the start
-    asks: int  # draft requests
+    draft_requests: int
     faults: int
     trips: int  # times that the policy's guard switched the drafter off
 
@@ -67,14 +67,14 @@ class Baselines:
         """
         drafter, cohort = pair.rule.drafter, pair.rule.cohort
         options = options_of(drafter, cohort, policy)
-        asks = sum(total.asks for (name, _), total in totals.pairs.items() if name == drafter)
+        draft_requests = sum(total.asks for (name, _), total in totals.pairs.items() if name == drafter)
         faults = all_faults(drafters).total()
         trips = sum(option.guard.trips for option in options)
         start = self._baselines.get((drafter, cohort))
         if start is None or start.since != pair.since:
-            start = self._baselines[drafter, cohort] = _Baseline(pair.since, asks, faults, trips)
+            start = self._baselines[drafter, cohort] = _Baseline(pair.since, draft_requests, faults, trips)
         return DrafterHealth(
-            draft_requests=asks - start.asks,
+            draft_requests=draft_requests - start.draft_requests,
             faults=faults - start.faults,
             memory_bytes=added_memory(drafters),
             gain=measured_gain(options),

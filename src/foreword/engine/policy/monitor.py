@@ -194,7 +194,7 @@ class SpeculationMonitor:
 def _with_rollout(report: PairReport, rollout: PairRollout, now: float) -> PairReport:
     """Add the state of a roll-out to the report of its pair."""
     moves = [DecisionReport(now - move.at, move.stage.value, move.reason) for move in rollout.moves]
-    # the policy does not decide about an unused drafter
+    # The policy does not decide about an unused drafter
     decisions = report.decisions if rollout.percent else ()
     newest_first = sorted([*decisions, *moves], key=lambda decision: decision.ago_seconds)
     return replace(

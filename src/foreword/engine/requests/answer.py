@@ -75,7 +75,7 @@ class AnswerState:
     ) -> None:
         self.tokens = list(prompt)  # committed: the prompt, then the generated tokens
         self.prompt_len = len(prompt)
-        # maximum of `tokens`
+        # Maximum of `tokens`
         self.final_len = min(self.prompt_len + params.max_tokens, limits.context_length)
         self.logprobs: list[TokenLogprobs] = []
         self.prompt_logprobs: list[TokenLogprobs] = []
@@ -83,7 +83,7 @@ class AnswerState:
         self.stop_reason: int | str | None = None
         self.error: str | None = None
         self.is_request_error = False  # the request's own parameters cause the error
-        # first parameter that forbids tokens, if the parameters cause the error
+        # First parameter that forbids tokens, if the parameters cause the error
         self.error_param: str | None = None
         self._limits = limits
         self._sampler = sampler

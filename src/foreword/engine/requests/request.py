@@ -63,7 +63,7 @@ class Deadline:
 class SchedulingState:
     """Scheduling state of a request."""
 
-    # the first of n answers, whose prompt KV this answer can share; None: itself
+    # The first of n answers, whose prompt KV this answer can share; None: itself
     leader: "Request | None" = None
     deadline: Deadline | None = None
     last_pass: int = 0  # sequence number of the last pass that included the request

@@ -88,9 +88,9 @@ OTHERS_DIVISOR = 8
 
 
 def tightest_limit(requests: Sequence[Request]) -> float | None:
-    """Return the shortest step limit of these requests while they decode, in seconds; None: no limit."""
-    limited = [request for request in requests if request.service.step_seconds is not None]
-    limits = [request.service.step_seconds for request in limited if request.lag == 1]
+    """Return the shortest step limit of those of the requests that decode, in seconds; None: no limit."""
+    decoding = [request for request in requests if request.lag == 1]
+    limits = [request.service.step_seconds for request in decoding]
     return min([limit for limit in limits if limit is not None], default=None)
 
 
@@ -121,7 +121,7 @@ def rows_in_order(requests: Sequence[Request], spare: int) -> dict[int, int]:
     """Return rows per request id: one each, and the `spare` rows for prompts, in the order of the requests."""
     rows = {}
     for request in requests:
-        more = min(request.lag - 1, spare)
+        more = min(request.lag - 1, spare)  # 0 while decoding
         rows[request.request_id] = 1 + more
         spare -= more
     return rows
@@ -170,7 +170,8 @@ def least_seconds(request: Request, costs: StepCosts, running: int, cached_rows:
     never_stops = params.ignore_eos and not params.stop_texts and not params.stop_token_ids
     wanted = params.max_tokens if never_stops else max(params.min_tokens, 1)
     tokens = min(wanted - len(request.output_ids), request.room)
-    passes = -(-max(tokens, 1) // (1 if plan is None else 1 + plan.max_depth))
+    tokens_per_pass = 1 if plan is None else 1 + plan.max_depth
+    passes = -(-max(tokens, 1) // tokens_per_pass)
     step = costs.step_seconds(max(running, 1)) or 0.0
     uncomputed = max(len(request.tokens) - max(request.kv.computed, cached_rows) - 1, 0)
     first = max(step, costs.least_prompt_seconds(uncomputed))  # the last prefill step yields the first tokens

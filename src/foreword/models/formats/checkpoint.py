@@ -53,7 +53,9 @@ class GroupedTensor:
     scales: Tensor  # [out, groups]
     zeros: Tensor | None  # uint8 [out, groups], the code that stands for 0; None: code 8, or `floats`
     order: Tensor | None = None  # int32 [in], column of the matrix for each column of codes; None: the same
-    floats: bool = False  # codes are 4-bit floats (E2M1), and the scales half of those in the file
+    # Codes are 4-bit floats (E2M1). Scales are half of those in the file, since kernels use twice the codes' values,
+    # which are integers.
+    floats: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -217,7 +219,7 @@ class RotatedRows:
 
     def order(self) -> NDArray[np.intp]:
         """Return the index of the stored row for each row of the canonical order."""
-        one_head = np.arange(self.head)
+        one_head = np.arange(self.head)  # pairs (0, 1), (2, 3), ... become 0, 2, ... and then 1, 3, ...
         one_head[-self.rotated :] = one_head[-self.rotated :].reshape(-1, 2).T.reshape(-1)
         first = np.arange(0, self.rows, self.head)
         return (first[:, None] + one_head).reshape(-1)

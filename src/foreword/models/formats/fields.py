@@ -139,11 +139,11 @@ def check_experts(names: Iterable[str], layers: Sequence[LayerSpec], origin: str
     for match in filter(None, map(_EXPERT.match, names)):
         experts_of.setdefault(int(match[1]), set()).add(int(match[2]))
     for index, layer in enumerate(layers):
-        stored, experts = len(experts_of.get(index, ())), layer.mlp.experts
-        if stored != (experts.count if experts else 0):
+        stored = len(experts_of.get(index, ()))
+        expected = 0 if layer.mlp.experts is None else layer.mlp.experts.count
+        if stored != expected:
             raise CheckpointError(
-                f"{origin}: layer {index} has {stored} experts and not {experts.count if experts else 0}; "
-                "get the files again"
+                f"{origin}: layer {index} has {stored} experts and not {expected}; get the files again"
             )
 
 

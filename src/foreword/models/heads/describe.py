@@ -39,10 +39,9 @@ def _drafted(spec: HeadSpec) -> dict[str, Any]:
     if spec.join is Join.NONE:
         return {"guesses_at_once": spec.num_heads, "blocks_of_each": spec.blocks_per_head}
     if spec.join is Join.CONTEXT:
-        return {
-            "guesses_at_once": spec.block_size - (not spec.anchor_drafts),
-            "mask_token": spec.mask_token_id,
-        }
+        # A block begins with the newest token of the text, whose row predicts a token only with `anchor_drafts`.
+        draft_tokens = spec.block_size if spec.anchor_drafts else spec.block_size - 1
+        return {"guesses_at_once": draft_tokens, "mask_token": spec.mask_token_id}
     return {} if spec.mask_token_id is None else {"guesses_at_once": "any", "mask_token": spec.mask_token_id}
 
 

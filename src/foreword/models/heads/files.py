@@ -82,6 +82,7 @@ class HeadFiles:
         return stored.to(dtype)
 
     def _check_finite(self, name: str, stored: Tensor) -> None:
+        # A sum is NaN or infinite if an element is, and needs no mask as large as the tensor.
         if not bool(stored.sum(dtype=torch.float32).isfinite()):
             raise CheckpointError(
                 f"{self.path}: tensor {name} holds NaN or infinity; the file is damaged, get it again"
@@ -93,7 +94,8 @@ class HeadFiles:
         parts = [name + end for end in PARTS if name + end in self._places]
         if parts:
             return self._unpacked(name, stored, parts)
-        if not stored.dtype.is_floating_point or stored.element_size() == 1:
+        is_float8 = stored.element_size() == 1  # meaningless without the scales, which this file lacks
+        if not stored.dtype.is_floating_point or is_float8:
             kind = str(stored.dtype).removeprefix("torch.")
             raise CheckpointError(f"{self.path}: tensor {name} has type {kind}, not floats; use another head")
         return stored
@@ -101,7 +103,7 @@ class HeadFiles:
     def _unpacked(self, name: str, stored: Tensor, names: list[str]) -> Tensor:
         """Dequantise the matrix `stored`; `names` are the tensors with its scales and other parts."""
         section = self.config.get("quantization_config") or {}
-        if _is_ours(section):
+        if _is_ours(section):  # its matrices have one other part: the scales
             group = ConfigFields(section, str(self.path)).count("group_size")
             return expanded(stored, self.stored(names[0]), group)
         parts = {part.rpartition(".")[2]: self.stored(part) for part in names} | {"weight": stored}
@@ -138,7 +140,9 @@ class HeadFiles:
         if (scheme := scheme_of(self.fields)) is None:
             return None
         parts = {part.rpartition(".")[2]: self.stored(part) for part in names}
-        matrix = scheme.keep(parts) if set(scheme.needed) <= parts.keys() else None
+        if not set(scheme.needed) <= parts.keys():
+            return None
+        matrix = scheme.keep(parts)
         return matrix if matrix is not None and matrix.shape == self._places[name].shape else None
 
     def packed(self, name: str) -> PackedMatrix | None:
@@ -183,9 +187,11 @@ class HeadFiles:
 
     def stored_names(self) -> list[str]:
         """Return the names of all tensors in the files, sorted."""
+        # Names with a packed form were added by `_with_packed`.
         return sorted(name for name in self._places if name + PACKED not in self._places)
 
     def _is_part(self, name: str) -> bool:
+        """Return whether a tensor is the scales or another part of a quantised matrix."""
         return any(name.endswith(end) and name.removesuffix(end) in self._places for end in PARTS)
 
 
@@ -267,10 +273,12 @@ def checked_shapes(files: HeadFiles, required: Shapes, optional: Shapes) -> dict
 
 
 def vocabulary_shapes(vocab: int, draft_vocab: int, hidden: int) -> tuple[Shapes, Shapes]:
-    """Return the shapes of (required, optional) embedding and output tensors; a smaller draft vocabulary needs d2t."""
-    table: Shapes = {"d2t": (draft_vocab,)}
-    others = {OUTPUT: (draft_vocab, hidden), "embed_tokens.weight": (vocab, hidden), "t2d": (vocab,)}
-    return (table, others) if draft_vocab < vocab else ({}, {**table, **others})
+    """Return the shapes of the required and of the optional embedding, output and vocabulary tensors."""
+    d2t: Shapes = {"d2t": (draft_vocab,)}
+    optional = {OUTPUT: (draft_vocab, hidden), "embed_tokens.weight": (vocab, hidden), "t2d": (vocab,)}
+    if draft_vocab < vocab:  # d2t names the tokens that the head drafts
+        return d2t, optional
+    return {}, {**d2t, **optional}
 
 
 def fitted(spec: HeadSpec, target: ModelConfig, origin: str) -> HeadSpec:
@@ -284,7 +292,7 @@ def fitted(spec: HeadSpec, target: ModelConfig, origin: str) -> HeadSpec:
             f"the target {target.hidden_size}; get the head again"
         )
     boundaries = spec.boundaries
-    if spec.reads_normed:
+    if spec.reads_normed:  # the states after the final norm, which follows the last layer
         boundaries = (target.num_layers,)
     elif boundaries is None and spec.join is Join.CONTEXT:
         boundaries = spread_boundaries(target.num_layers, spec.num_taps)

@@ -57,7 +57,7 @@ class HeadSpec:
     interleaved: bool = False  # rotated pairs are adjacent in the stored weights
     norms_minus_one: bool = False  # weights of norms are stored minus one
     hidden_first: bool = False  # the stored `fc.weight` reads features before the embedding
-    # stands for unknown tokens in heads that draft several positions at once
+    # Stands for unknown tokens in heads that draft several positions at once
     mask_token_id: int | None = None
     block_size: int = 0  # DFlash: rows per block: one of the newest token, then mask tokens
     is_causal: bool = False  # DFlash: a row of a block attends only to earlier rows of the block

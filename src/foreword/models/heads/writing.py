@@ -47,8 +47,10 @@ def layer_config(
 ) -> dict[str, Any]:
     """Return a Hugging Face config.json of a Llama model with the target's sizes; `window`: of all layers."""
     attention = target.layer.attention
-    windows = {"layer_types": ["sliding_attention"] * num_layers, "sliding_window": window}
-    return ({} if window is None else windows) | {
+    window_keys: dict[str, Any] = {}
+    if window is not None:
+        window_keys = {"layer_types": ["sliding_attention"] * num_layers, "sliding_window": window}
+    return window_keys | {
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],
         "hidden_size": target.hidden_size,
@@ -127,7 +129,8 @@ def rounded_parts(name: str, matrix: Tensor, bits: int) -> dict[str, Tensor]:
     if bits == 8:
         return {name: levels.contiguous(), name + SCALE: scales}
     rows, columns = levels.shape
-    words = pad(levels.int() + 8, (0, -columns % 8)).view(rows, -1, 8)  # 8 levels per word
+    codes = levels.int() + 8  # 0 .. 15: compressed-tensors stores unsigned numbers
+    words = pad(codes, (0, -columns % 8)).view(rows, -1, 8)  # 8 codes per word
     packed = (words << torch.arange(0, 32, 4, dtype=torch.int32)).sum(-1, dtype=torch.int32)
     return {name + PACKED: packed, name + SCALE: scales, name + SHAPE: torch.tensor([rows, columns])}
 

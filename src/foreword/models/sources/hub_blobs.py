@@ -41,7 +41,7 @@ def store_blob(repository: str, name: str, progress: StageProgress) -> None:
         return
     folder.mkdir(parents=True, exist_ok=True)
     partial = folder / f"{checksum}.incomplete"  # the name that version 1 of the library continues, too
-    with partial.open("ab") as lock:
+    with partial.open("ab") as lock:  # the partial file is also the lock between processes
         fcntl.flock(lock, fcntl.LOCK_EX)
         if blob.exists():  # another process has completed it
             partial.unlink(missing_ok=True)
@@ -74,6 +74,7 @@ def _complete(address: str, name: str, size: int, partial: Path, progress: Stage
 
 
 def _append(address: str, name: str, size: int, partial: Path, progress: StageProgress) -> None:
+    """Download the rest of a partial file; after attempts without new bytes, wait ever longer, and then fail."""
     import httpx2
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 

@@ -18,7 +18,10 @@ _WORD_START = "\u2581"  # stands for a space in sentencepiece's vocabularies
 
 
 def byte_alphabet() -> dict[str, int]:
-    """Return character -> byte of byte-level vocabularies: printable Latin-1 characters stand for themselves."""
+    """Return character -> byte of byte-level vocabularies.
+
+    As in GPT-2, printable Latin-1 characters stand for themselves, and other bytes for characters from 256 on.
+    """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
@@ -53,8 +56,10 @@ def piece_decoder_of(backend: tokenizers.Tokenizer) -> tuple[PieceDecoder, bool]
         return byte_level_decoder(), False
     if kinds == ["Metaspace"]:
         return sentencepiece_decoder, steps[0].get("prepend_scheme", "always") != "never"
-    if kinds[:3] == ["Replace", "ByteFallback", "Fuse"] and kinds[3:] in ([], ["Strip"]):
-        return sentencepiece_decoder, bool(kinds[3:]) and steps[3].get("start") == 1
+    if kinds == ["Replace", "ByteFallback", "Fuse"]:
+        return sentencepiece_decoder, False
+    if kinds == ["Replace", "ByteFallback", "Fuse", "Strip"]:
+        return sentencepiece_decoder, steps[3].get("start") == 1  # number of stripped characters
     raise TokenizerError(
         f"tokenizer.json has a decoder ({', '.join(map(str, kinds)) or 'none'}) that is not supported; "
         "use a model with a byte-level or sentencepiece tokenizer"
@@ -70,14 +75,14 @@ def _decoder_steps(backend: tokenizers.Tokenizer) -> list[dict[str, Any]]:
     return [decoder]
 
 
-_NAMES = (
+_FILL_NAMES = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen2.5-Coder, CodeGemma
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, StarCoder2, Granite Code
     ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
     ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek-Coder
     ("▁<PRE>", "▁<SUF>", "▁<MID>"),  # CodeLlama
 )
-"""Names of fill-in-the-middle tokens: those before prefix, suffix and middle."""
+"""Names of fill-in-the-middle tokens: the one before the prefix, before the suffix and before the middle."""
 
 _END_NAMES = (
     "<|endoftext|>",
@@ -94,7 +99,7 @@ _END_NAMES = (
     "<|EOT|>",
     "▁<EOT>",
 )
-"""Names of further tokens that end the text in the middle: a new file begins, or the text ends."""
+"""Names of further tokens that end the generated middle: a new file begins, or the text ends."""
 
 
 @dataclass(frozen=True)
@@ -104,21 +109,22 @@ class FillTokens:
     prefix: int
     suffix: int
     middle: int
-    ends: frozenset[int]  # tokens that end the middle
+    ends: frozenset[int]  # tokens that end the generated middle
 
 
 def fill_tokens(
-    backend: tokenizers.Tokenizer, stated: tuple[int, int, int] | None, stated_ends: Iterable[int]
+    backend: tokenizers.Tokenizer, declared: tuple[int, int, int] | None, declared_ends: Iterable[int]
 ) -> FillTokens | None:
     """Return the declared fill-in-the-middle tokens, or else those with known names; None if the model has none.
 
     Also register them with the backend as control tokens, so that their names in a text stay text.
     """
-    ids = stated or next((ids for names in _NAMES if (ids := _ids_of(backend, names))), None)
+    known = (_ids_of(backend, names) for names in _FILL_NAMES)
+    ids = declared or next(filter(None, known), None)
     if ids is None:
         return None
     ends = {token for name in _END_NAMES if (token := backend.token_to_id(name)) is not None}
-    fill = FillTokens(*ids, frozenset({*ids, *ends, *stated_ends}))
+    fill = FillTokens(*ids, frozenset({*ids, *ends, *declared_ends}))
     added = backend.get_added_tokens_decoder()
     plain = [added[number].content for number in fill.ends if number in added and not added[number].special]
     backend.add_special_tokens(

@@ -29,8 +29,9 @@ Servers enable some by default. They ignore or refuse unknown names.
 _LISTED = (20, 5)  # numbers of alternatives per token to try
 _ANSWERS = (16, 4, 2)  # numbers of answers per request to try
 
-MOST_REQUESTS = 2 + len(FILTERS_OFF) + len(_LISTED) + 2 + len(_ANSWERS)
-"""Maximum number of requests of `probe`."""
+_PLAIN_REQUESTS, _ID_REQUESTS = 1, 2
+MOST_REQUESTS = _PLAIN_REQUESTS + 1 + len(FILTERS_OFF) + len(_LISTED) + _ID_REQUESTS + len(_ANSWERS)
+"""Maximum number of requests of `probe`; the filters are tried together, and then possibly one by one."""
 
 _PROBE: Body = {"prompt": "a b c", "max_tokens": 2, "temperature": 0.0}
 
@@ -55,9 +56,9 @@ async def probe(server: Server) -> Abilities:
         if answer and answer.first.tokens and answer.first.tokens[0].top:
             logprobs = count
             break
+    has_ids = False
     answer = await _answer(server, return_token_ids=True)
-    has_ids = bool(answer and answer.first.token_ids and answer.prompt_ids and server.route == "completions")
-    if has_ids and answer is not None:
+    if answer and answer.first.token_ids and answer.prompt_ids and server.route == "completions":
         has_ids = await _answer(server, prompt=answer.prompt_ids) is not None
     n = 1
     for count in _ANSWERS:
@@ -207,6 +208,7 @@ def held(tried: int, detail: str = "") -> ClaimVerdict:
     """Return the verdict of a claim that held in every case; without cases, it was not tried."""
     if not tried:
         return not_tried(detail or "no request showed it")
+    # A fault in this share of requests would be missed by `tried` requests with the probability 1 - CONFIDENCE.
     share = 1 - (1 - CONFIDENCE) ** (1 / tried)
     visible = f"a fault in {share:.1%} of requests like these ({CONFIDENCE:.0%})"
     return ClaimVerdict(ClaimStatus.HELD, tried, detail, visible)
@@ -276,7 +278,8 @@ class Check:
 
     name: str
     claim: str  # a sentence
-    requests: Callable[[ProofContext], int]  # maximum number; a refutation takes some more, to make it small
+    # Maximum number of requests. A refuted claim takes some more, which shorten the reproduction.
+    requests: Callable[[ProofContext], int]
     verdict: Examine  # raises `NotTried` or `RefusedByServer` for a missing ability
     rests_on: tuple[str, ...] = ()  # claims that must hold for a meaningful result
     skipped: Callable[[ProofContext], str] = lambda _: ""  # why; empty: it is not

@@ -72,10 +72,10 @@ def visible_bias(chances: Floats, gamblers: int, alarm: float) -> float:
     return float(high * (1 - chances).mean())
 
 
-def most_distance(counts: Floats, law: Floats) -> float:
+def most_distance(counts: Floats, distribution: Floats) -> float:
     """Return an upper bound of the total variation between the sampled distribution and a known one (McDiarmid)."""
     draws = counts.sum()
-    seen = float(np.abs(counts / draws - law).sum() / 2)
+    seen = float(np.abs(counts / draws - distribution).sum() / 2)
     spread = float(np.sqrt(np.log(1 / (1 - CONFIDENCE)) / (2 * draws)))
     return min(seen + spread, 1.0)
 

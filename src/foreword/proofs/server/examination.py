@@ -37,10 +37,10 @@ def chosen(names: Sequence[str]) -> Sequence[Check]:
     known = {check.name: check for check in CHECKS}
     if unknown := [name for name in names if name not in known]:
         raise RequestError(f"--only: there is no claim {unknown[0]!r}; there are {', '.join(known)}")
-    wanted, more = set(names), set(names)
-    while more:
-        more = {below for name in more for below in known[name].rests_on} - wanted
-        wanted |= more
+    wanted, added = set(names), set(names)
+    while added:
+        added = {dependency for name in added for dependency in known[name].rests_on} - wanted
+        wanted |= added
     return [check for check in CHECKS if check.name in wanted]
 
 
@@ -86,6 +86,7 @@ def _requests_sent(context: ProofContext) -> int:
 
 
 async def _verdict(check: Check, context: ProofContext, refuted_names: set[str]) -> ClaimVerdict:
+    """Return the check's verdict; it is not tried if a claim that it depends on was refuted."""
     # Without several answers per request, other checks do not depend on `n`.
     unused = {"n"} if context.abilities.n == 1 else set()
     if lost := [name for name in check.rests_on if name in refuted_names - unused]:

@@ -69,8 +69,9 @@ class ChatDialect(OpenAIDialect):
         is_last = self._costs.note(delta)
         usage = self._count_chunk_usage(choice, len(delta.token_ids))
         chat_delta = self._chat_delta(choice, delta)
-        is_reported = chat_delta != ChatDelta() or delta.finish_reason or delta.prompt_logprobs
-        if not is_reported and not ((self._wants_logprobs or self._wants_token_ids) and delta.token_ids):
+        has_content = chat_delta != ChatDelta() or delta.finish_reason or delta.prompt_logprobs
+        has_token_fields = (self._wants_logprobs or self._wants_token_ids) and delta.token_ids
+        if not has_content and not has_token_fields:
             return None
         return self._completion(
             [self._choice(choice, delta, delta=chat_delta)],

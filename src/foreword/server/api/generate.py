@@ -135,6 +135,7 @@ class GenerateDialect:
             last.finish_reason,
             last.stop_reason,
             UNSET if last.finish_reason is None else last.seed,
+            # Without the entry of a prompt's first token, which has no log-probability.
             self._logprobs.prompt(answer.logprobs)[1:] if self._wants_logprobs else UNSET,
             self._logprobs.prompt(answer.prompt_logprobs) if answer.prompt_logprobs else UNSET,
         )

@@ -113,10 +113,10 @@ def _details(files: ModelFiles) -> Json:
 
 def _rounded(parameters: int) -> str:
     """Return a number of weights as Ollama writes it, such as 134.5M."""
-    unit, letter = next(
-        (pair for pair in ((10**9, "B"), (10**6, "M"), (10**3, "K")) if parameters >= pair[0]), (1, "")
-    )
-    return f"{parameters / unit:.1f}{letter}" if letter else str(parameters)
+    for unit, letter in ((10**9, "B"), (10**6, "M"), (10**3, "K")):
+        if parameters >= unit:
+            return f"{parameters / unit:.1f}{letter}"
+    return str(parameters)
 
 
 def _modified_at(files: ModelFiles) -> str:
@@ -226,7 +226,8 @@ def _add_options(options: Json, body: Json, field_names: dict[str, str]) -> None
     """Add the options to the body under this server's names; unknown ones are then reported as ignored."""
     for given, entry in options.items():
         name = _OPTIONS.get(given, given)
-        is_default = entry in (-1, -2) and given in ("num_predict", "seed")  # no limit; a random seed
+        # Ollama's values for no limit (-1), a limit at the context length (-2), and a random seed (-1).
+        is_default = entry in (-1, -2) and given in ("num_predict", "seed")
         if name not in _OPTION_FIELDS:
             body[f"options.{given}"] = entry
         elif not is_default:
@@ -277,7 +278,7 @@ def _messages(value: object, field_names: dict[str, str]) -> object:
 
 
 class _Call(dict[str, Any]):
-    """A tool call in OpenAI's format; invalid calls stay other objects."""
+    """A tool call in OpenAI's format. The type tells it from invalid calls, which are passed on unchanged."""
 
 
 def _call(call_id: str, value: object) -> object:

@@ -1,6 +1,6 @@
 """Ollama's response format, made from the responses of OpenAI's routes."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from time import monotonic_ns
 from typing import Any
@@ -43,11 +43,14 @@ def _logprobs(choice: Choice) -> Json:
     if not isinstance(logprobs, CompletionLogprobs) or not logprobs.tokens:
         return {}
     columns = zip(logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs, strict=True)
-    entries = []
-    for token, value, likeliest in columns:
-        top = {"top_logprobs": [_token_entry(*one) for one in likeliest.items()]} if likeliest else {}
-        entries.append(_token_entry(token, value) | top)
-    return {"logprobs": entries}
+    return {"logprobs": [_token_entry(token, value) | _top_logprobs(top) for token, value, top in columns]}
+
+
+def _top_logprobs(likeliest: Mapping[str, float] | None) -> Json:
+    """Return the field with a token's likeliest alternatives, if there are any."""
+    if not likeliest:
+        return {}
+    return {"top_logprobs": [_token_entry(token, logprob) for token, logprob in likeliest.items()]}
 
 
 def _token_entry(token: str, logprob: float | None) -> Json:
@@ -55,7 +58,7 @@ def _token_entry(token: str, logprob: float | None) -> Json:
 
 
 class OllamaDialect:
-    """Formats answers for Ollama, from what the dialect of the chat route or of `/v1/completions` returns."""
+    """Formats answers for Ollama: converts what the dialect of OpenAI's chat or completions route returns."""
 
     def __init__(self, job: AnswerJob, *, is_chat: bool) -> None:
         assert isinstance(job.dialect, ChatDialect | CompletionDialect)
@@ -79,9 +82,10 @@ class OllamaDialect:
             if call.id:
                 self._calls.append(CalledTool(call.function.name, ""))
             self._calls[-1].arguments = (self._calls[-1].arguments or "") + (call.function.arguments or "")
-        # The last call may continue, unless text follows it or the answer ends.
-        complete = len(self._calls) if is_end or message.content else max(len(self._calls) - 1, 0)
-        calls, self._calls = self._calls[:complete], self._calls[complete:]
+        if is_end or message.content:
+            calls, self._calls = self._calls, []
+        else:  # the last call may continue
+            calls, self._calls = self._calls[:-1], self._calls[-1:]
         if is_end:
             self._end_fields = self._fields_at_end(completion, part)
         logprobs = _logprobs(part)
@@ -111,7 +115,7 @@ class OllamaDialect:
         thought = {"thinking": thinking} if thinking else {}
         if not self._is_chat:
             return {**common, "response": text, **thought, "done": False}
-        # A call that was cut is left out, since its arguments are not JSON.
+        # A call that the token limit cut off is left out, since its arguments are not JSON.
         complete = [call for call in calls if is_object(call.arguments or "{}")]
         functions = [{"function": {"name": call.name, "arguments": call.parsed()}} for call in complete]
         tool_calls = {"tool_calls": functions} if functions else {}

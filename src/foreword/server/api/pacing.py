@@ -51,7 +51,7 @@ class EvenCadence:
         self._seconds = self._bursts * memory.seconds_per_burst
         self._units = self._bursts * memory.units_per_burst
         self._ticks_per_burst = 1
-        # units per tick after the end of the stream; None: not ended
+        # Units per tick after the end of the stream; None: not ended
         self._units_per_last_tick: int | None = None
 
     def arrived(self, now: float, units: int) -> None:

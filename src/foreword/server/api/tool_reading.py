@@ -296,7 +296,7 @@ class ToolReader:
             self._held, self._is_inside = "", False
         elif not self._format.end and character not in _SEPARATORS:
             self._is_inside = False
-            # without calls, all of it is text
+            # Without calls, all of it is text
             self._add_text(character if self.count else self._held, events)
             self._held = ""
 

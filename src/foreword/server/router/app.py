@@ -144,7 +144,7 @@ class RouterRun:
             loop.add_signal_handler(signal_number, self._stop_requested.set)
         admission, metrics = Admission(self.settings.limits), RouterMetrics()
         async with open_targets_client() as client:
-            key = next(iter(self.settings.api_keys), "")
+            key = next(iter(self.settings.api_keys), "")  # targets have the same keys
             watch = TargetWatch(self.targets, client, key)
             relay = Relay(self.targets, client, admission, metrics)
             app = create_router_app(self.settings, self.targets, relay, metrics)
@@ -159,10 +159,10 @@ class RouterRun:
             try:
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
-                    task.result()
+                    task.result()  # raises the error of a task that failed
                 await self._drain(admission)
             finally:
-                web.should_exit = True
+                web.should_exit = True  # ends the first task
                 for task in tasks[1:]:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,12 +1,12 @@
 """Trains draft models and early exits, which are decoder layers.
 
 Both draft token by token. A draft token counts in training only if all earlier draft tokens equal the text. So one
-causal pass over the text yields the states of all draft tokens: row i + s + 1 has that of draft token s of tail row i.
+causal pass over the text yields the states of all draft tokens. A *tail row* is a row of the text after which the loss
+is computed for a draft: row i + s + 1 has the state of draft token s (from 0 on) of tail row i.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import filterfalse
 from typing import ClassVar
 
 import torch
@@ -35,6 +35,7 @@ from foreword.train.passes.target import Features, FrozenTarget
 from foreword.train.texts.documents import Document
 
 EMBEDDING, NORM = "model.embed_tokens.weight", "model.norm.weight"
+# Matrices whose products are added to the residual stream.
 _RESIDUAL_WRITERS = ("self_attn.o_proj.weight", "mlp.down_proj.weight")
 
 
@@ -52,13 +53,13 @@ class LayerStack(Learner):
     ) -> None:
         super().__init__(target, vocabulary, taps)
         self.config = config
-        shapes = {name: shape for name, shape in expected_shapes(config).items() if self._learns(name)}
-
-        def is_matrix(name: str) -> bool:
-            return len(shapes[name]) == 2 and name != EMBEDDING
-
-        self.matrices = parameters_by_name({n: torch.zeros(shapes[n]) for n in filter(is_matrix, shapes)})
-        self.vectors = parameters_by_name({n: torch.zeros(shapes[n]) for n in filterfalse(is_matrix, shapes)})
+        matrices: dict[str, Tensor] = {}
+        others: dict[str, Tensor] = {}  # the optimizer treats the embedding as it does vectors
+        for name, shape in expected_shapes(config).items():
+            if self._learns(name):
+                is_matrix = len(shape) == 2 and name != EMBEDDING
+                (matrices if is_matrix else others)[name] = torch.zeros(shape)
+        self.matrices, self.vectors = parameters_by_name(matrices), parameters_by_name(others)
         self._frequencies = frequencies(config.rope, config.layer.attention.head_dim).to(target.device)
         self._halves = LayerHalves(compiled=compiled)
 
@@ -81,15 +82,17 @@ class LayerStack(Learner):
     def begin_random(self, seed: int) -> None:
         """Set norms to 1 and draw small random matrices, so that each layer starts near identity."""
         generator = torch.Generator().manual_seed(seed)
-        depth = self.config.num_layers
+        residual_writes = 2 * self.config.num_layers  # by attention and MLP of each layer
         for name, tensor in self.weights().items():
             if tensor.ndim == 1:
                 tensor.fill_(1.0 if name.endswith("norm.weight") else 0.0)
                 continue
-            scale = 1 / (2 * depth) ** 0.5 if name.endswith(_RESIDUAL_WRITERS) else 1.0
-            width = 1 if name == EMBEDDING else tensor.shape[1]
-            size = 0.02 if name == EMBEDDING else 0.5 * scale / width**0.5
-            tensor.copy_(torch.randn(tensor.shape, generator=generator) * size)
+            if name == EMBEDDING:
+                deviation = 0.02
+            else:
+                scale = 1 / residual_writes**0.5 if name.endswith(_RESIDUAL_WRITERS) else 1.0
+                deviation = 0.5 * scale / tensor.shape[1] ** 0.5
+            tensor.copy_(torch.randn(tensor.shape, generator=generator) * deviation)
 
     @torch.no_grad()
     def copy_layer(self, source: int, index: int) -> None:
@@ -112,7 +115,7 @@ class LayerStack(Learner):
             ("bias", layer.qkv_bias, layer.gate_up_bias),
         ):
             if qkv is not None:
-                names = [f"self_attn.{name}_proj.{kind}" for name in "qkv"]
+                names = [f"self_attn.{name}_proj.{kind}" for name in ("q", "k", "v")]
                 tensors |= dict(zip(names, torch.split(qkv, widths), strict=True))
             if gate_up is not None:
                 names = [f"mlp.{name}_proj.{kind}" for name in ("gate", "up")]
@@ -142,6 +145,7 @@ class LayerStack(Learner):
 def states_by_level(states: Tensor, batch: PackedBatch, count: int) -> Iterator[Tensor]:
     """Yield the states [tails, hidden] of each of `count` draft tokens, from one pass over the text."""
     for step in range(count):
+        # Rows after the end of a text are not counted in the loss (`PackedBatch.predicted`).
         yield states[(batch.tail_rows + step + 1).clamp(max=len(states) - 1)]
 
 
@@ -176,11 +180,13 @@ class DraftRecipe:
         return DraftModel(target, vocabulary, config, copied, compiled=compiled).to(target.device)
 
     def _config(self, target: ModelConfig) -> ModelConfig:
+        """Return the draft model's config; raise `RequestError` if its sizes do not fit together."""
         given, mlp = target.layer.attention, target.layer.mlp
         heads = self.heads or given.num_heads
+        # The target's number of KV heads need not divide another number of query heads.
         kv_heads = self.kv_heads or (heads if self.heads else given.num_kv_heads)
         hidden = self.hidden or target.hidden_size
-        head_dim = given.head_dim if not self.hidden and not self.heads else hidden // heads
+        head_dim = hidden // heads if self.hidden or self.heads else given.head_dim
         if heads % kv_heads or hidden < heads or head_dim % 2:
             raise RequestError(
                 f"{heads} query heads, {kv_heads} key/value heads and a width of {hidden} do not fit together"
@@ -189,6 +195,7 @@ class DraftRecipe:
         mlp = replace(mlp, intermediate_size=self.intermediate or mlp.intermediate_size)
         layer = LayerSpec(attention, mlp)
         count = self.layers if self.copied is None else len(self.copied)
+        # A model of another width has its own embedding, which is also its output matrix.
         is_tied = target.tied_embeddings or hidden != target.hidden_size
         layers = (layer,) * count
         return without_factors(replace(target, hidden_size=hidden, layers=layers, tied_embeddings=is_tied))
@@ -264,7 +271,7 @@ class DraftModel(LayerStack):
 
 @dataclass(frozen=True)
 class ExitRecipe:
-    """Target layer after which the draft pass exits."""
+    """Settings of an early exit: the target's first layers, and one trained layer after them."""
 
     layer: int | None = None  # target layers before the exit; None: a quarter of them
 

@@ -89,13 +89,21 @@ def train(
     watcher.say(f"{trainer.step:,} steps of {trainer.size.rows:,} tokens")
     reports = session.measure()
     files = trainer.learner.files(checkpoint, min(3, run.settings.depth))
-    for report in list(reports.values())[:1]:  # engines use the published acceptance as a prior
-        rates = [round(rate, 3) for rate in report.by_level]
+    if reports:  # the first set of texts gives the published acceptance, which engines use as a prior
+        rates = [round(rate, 3) for rate in next(iter(reports.values())).by_level]
         files = replace(files, config={**files.config, "acceptance_by_level": rates})
     digest = write_output(run.out, files)
-    size = trainer.step, trainer.size.rows
-    target_name, data = checkpoint.path.name, tuple(texts.summary())
-    write_card(run.out, Card(run.recipe.method, target_name, run.command, *size, digest, data, reports))
+    card = Card(
+        run.recipe.method,
+        checkpoint.path.name,
+        run.command,
+        trainer.step,
+        trainer.size.rows,
+        digest,
+        tuple(texts.summary()),
+        reports,
+    )
+    write_card(run.out, card)
     return reports
 
 
@@ -130,7 +138,7 @@ class _Session:
         return is_early or now - self._measured_at > self._run.evaluate_every
 
     def measure(self) -> dict[str, TauReport]:
-        """Evaluate all sets of texts and log the results; reserve as much time for the last evaluation."""
+        """Evaluate all sets of texts, log and return the results, and reserve as much time for the last evaluation."""
         began, reports = self._run.clock(), {}
         for name, documents in self._texts.measured.items():
             report = reports[name] = self._trainer.evaluate(documents)
@@ -149,7 +157,7 @@ class _Session:
 
     def _on_report(self, progress: TrainProgress) -> None:
         self._loss_text = f", loss {progress.loss:.3f}"
-        self._watcher.say(_line(progress, self._trainer.target.device))
+        self._watcher.say(_progress_line(progress, self._trainer.target.device))
         self._log(asdict(progress))
 
     def _on_step(self, step: int) -> None:
@@ -229,7 +237,7 @@ def _disk_bytes(learner: Learner) -> int:
     return 3 * 3 * weights + weights  # a state has the weights and up to two moments of each
 
 
-def _line(progress: TrainProgress, device: torch.device) -> str:
+def _progress_line(progress: TrainProgress, device: torch.device) -> str:
     hits = " ".join(f"{hit:.3f}" for hit in progress.hits)
     memory = f", {torch.cuda.max_memory_allocated() / 2**30:.0f} GiB" if device.type == "cuda" else ""
     return (

@@ -47,8 +47,8 @@ def causal_attention(
     if q.is_cuda:
         return _flash(q, k, v, queries, keys, window)[0]
     parts = [
-        _weighted(_dense_scores(q[rows], k[seen], *spans, window).softmax(-1), v[seen])
-        for rows, seen, spans in _text_runs(queries, keys)
+        _weighted(_dense_scores(q[rows], k[key_rows], *spans, window).softmax(-1), v[key_rows])
+        for rows, key_rows, spans in _text_runs(queries, keys)
     ]
     return torch.cat(parts).to(q.dtype)
 
@@ -76,22 +76,25 @@ def chain_attention(
     if q.is_cuda:
         return _FlashChain.apply(q, k, v, own_keys, own_values, (queries, keys), window)  # type: ignore[no-untyped-call, no-any-return]
     parts = []
-    for rows, seen, spans in _text_runs(queries, keys):
-        scores = _dense_scores(q[rows], k[seen], *spans, window)  # [heads, rows, keys]
+    for rows, key_rows, spans in _text_runs(queries, keys):
+        scores = _dense_scores(q[rows], k[key_rows], *spans, window)  # [heads, rows, keys]
         own_scores = _own_scores(q[rows], own_keys[rows]).permute(1, 0, 2)  # [heads, rows, steps]
         weights = torch.cat((scores, own_scores), dim=-1).softmax(-1)
-        past, draft_tokens = weights[..., : -len(own)], weights[..., -len(own) :]
-        own_part = _own_weighted(draft_tokens.permute(1, 0, 2), own_values[rows])
-        parts.append(_weighted(past, v[seen]) + own_part)
+        text_weights, own_weights = weights[..., : -len(own)], weights[..., -len(own) :]
+        own_part = _own_weighted(own_weights.permute(1, 0, 2), own_values[rows])
+        parts.append(_weighted(text_weights, v[key_rows]) + own_part)
     return torch.cat(parts).to(q.dtype)
 
 
 @dataclass(frozen=True)
 class CacheRows:
-    """Numbers and lengths of the rows of a static cache [rows, context, ...] with one text per row."""
+    """Numbers and lengths of the rows of a static cache [rows, context, ...] with one text per row.
+
+    The constant arrays are made once, since a kernel reads them at every token.
+    """
 
     numbers: Tensor  # int32 [rows]: 0, 1, 2, ...
-    ones: Tensor  # int32 [rows]
+    ones: Tensor  # int32 [rows]: 1, 1, 1, ...
     lengths: Tensor  # int32 [rows], number of visible tokens
 
     @staticmethod
@@ -128,11 +131,11 @@ def _paged(q: Tensor, k: Tensor, v: Tensor, rows: CacheRows) -> Tensor:
         positions=rows.lengths - 1,
         prefix_lens=rows.lengths,
         block_tables=rows.numbers[:, None],
-        ancestors=rows.numbers,  # rows have no ancestors
+        ancestors=rows.numbers,  # any array: it is not read without trees
         page_size=context,
         has_trees=False,
     )
-    tiles = RowTiles(rows.numbers, rows.ones, rows.numbers, rows=1)
+    tiles = RowTiles(first_rows=rows.numbers, counts=rows.ones, requests=rows.numbers, rows=1)
     return attend(q, k.flatten(0, 1), v.flatten(0, 1), metadata, tiles, torch.empty_like(q), None)
 
 
@@ -181,15 +184,17 @@ class _FlashChain(torch.autograd.Function):
         q, k, v, own_keys, own_values, out, logsumexp = ctx.saved_tensors
         queries, keys = ctx.spans
         grad = grad.contiguous()
-        unused = torch.empty(2, dtype=torch.uint64, device=q.device)
+        dropout_seed = torch.empty(2, dtype=torch.uint64, device=q.device)  # not read: there is no dropout
         grad_q, grad_k, grad_v = torch.ops.aten._flash_attention_backward(
             grad, q, k, v, out, logsumexp, queries.bounds, keys.bounds, queries.longest, keys.longest,
-            0.0, True, unused, unused, **_window_limits(ctx.window),
+            0.0, True, dropout_seed, dropout_seed, **_window_limits(ctx.window),
         )  # fmt: skip
         if own_keys is None:
             return grad_q, grad_k, grad_v, None, None, None, None
-        more_q, grad_own_keys, grad_own_values = _own_backward(q, own_keys, own_values, out, logsumexp, grad)
-        return grad_q + more_q, grad_k, grad_v, grad_own_keys, grad_own_values, None, None
+        own_grad_q, grad_own_keys, grad_own_values = _own_backward(
+            q, own_keys, own_values, out, logsumexp, grad
+        )
+        return grad_q + own_grad_q, grad_k, grad_v, grad_own_keys, grad_own_values, None, None
 
 
 def _join(
@@ -206,7 +211,7 @@ def _join(
 def _own_backward(
     q: Tensor, own_keys: Tensor, own_values: Tensor, out: Tensor, logsumexp: Tensor, grad: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of the queries (the part of the chain's own keys), own keys and own values."""
+    """Return the gradients of queries, own keys and own values through the attention to the chain's own keys."""
     # Sums of products are faster than 100,000 tiny matrix products.
     kv_heads = own_keys.shape[1]
     queries, grads = _grouped(q, kv_heads), _grouped(grad, kv_heads)  # [rows, kv heads, group, 1, dim]
@@ -246,14 +251,15 @@ def _text_runs(queries: Spans, keys: Spans) -> Iterator[tuple[slice, slice, tupl
 
     Dense scores are also computed between different texts and then masked, so only a few texts are processed together.
     """
-    rows, seen = queries.bounds.tolist(), keys.bounds.tolist()
+    query_bounds, key_bounds = queries.bounds.tolist(), keys.bounds.tolist()
     first = 0
-    for end in range(1, len(seen)):
-        if seen[end] - seen[first] < _GROUP_KEYS and end < len(seen) - 1:
+    for end in range(1, len(key_bounds)):
+        is_last = end == len(key_bounds) - 1
+        if key_bounds[end] - key_bounds[first] < _GROUP_KEYS and not is_last:
             continue
         yield (
-            slice(rows[first], rows[end]),
-            slice(seen[first], seen[end]),
+            slice(query_bounds[first], query_bounds[end]),
+            slice(key_bounds[first], key_bounds[end]),
             (queries.of_texts(first, end), keys.of_texts(first, end)),
         )
         first = end
@@ -267,18 +273,20 @@ def _dense_scores(q: Tensor, k: Tensor, queries: Spans, keys: Spans, window: int
     query_text, query_position = _positions(queries, keys)
     key_text, key_position = _positions(keys, keys)
     distance = query_position[:, None] - key_position[None]
-    seen = (query_text[:, None] == key_text[None]) & (distance >= 0)
+    is_visible = (query_text[:, None] == key_text[None]) & (distance >= 0)
     if window is not None:
-        seen &= distance < window
-    return scores.reshape(heads, rows, -1).masked_fill(~seen, -math.inf)
+        is_visible &= distance < window
+    return scores.reshape(heads, rows, -1).masked_fill(~is_visible, -math.inf)
 
 
 def _positions(spans: Spans, keys: Spans) -> tuple[Tensor, Tensor]:
-    """Return each row's text index, and its position in the text; `spans` has the last rows of the texts of `keys`."""
+    """Return, for each row in `spans`, the index of its text and its position in that text.
+
+    `keys` has all rows of each text, `spans` the same or only the last rows of each.
+    """
     lengths = spans.bounds.diff().long()
     text = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
-    # of each text, before its rows in `spans`
-    rows_before = keys.bounds.diff() - spans.bounds.diff().long()
+    rows_before = keys.bounds.diff().long() - lengths  # rows of each text before its rows in `spans`
     position = torch.arange(len(text)) - spans.bounds[:-1].long()[text] + rows_before[text]
     return text, position
 

@@ -20,7 +20,10 @@ def _sigmoid(x):
 
 @triton.jit
 def _softplus(x):
-    """Return log(1 + exp(x)); small results are exact to rounding, too."""
+    """Return log(1 + exp(x)); small results are exact to rounding, too.
+
+    The quotient corrects the rounding of 1 + exp(x), as in common implementations of log1p.
+    """
     e = tl.exp(tl.minimum(x, 20.0))
     more = 1.0 + e
     small = tl.where(more == 1.0, e, tl.log(more) * (e / tl.where(more == 1.0, 1.0, more - 1.0)))
@@ -153,6 +156,7 @@ def norm_and_gate(
 def _gate_heads(
     attended, qkv, out, stride, HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):
+    """Multiply one row's values with their gates. In qkv, each head has its query, and then its gate."""
     launch_dependents(PDL)
     wait_for_previous_kernel(PDL)
     row = tl.program_id(0).to(tl.int64)

@@ -3,6 +3,9 @@
 Only the updates of the rows and the states depend on the chunk before. So there are three kernels: the factors between
 the rows of a chunk; updates and states, chunk by chunk; the outputs. They sum in the order of `recurrence`, so that
 a row has the bits that it has in decoding.
+
+A *segment* is a request's part of one chunk. Its rows have *lanes* 0 .. 63, in BLOCKS blocks of LANES: first the rows
+that the ring has already (`ring_count`), then the pass's own (`count`).
 """
 
 import triton
@@ -27,7 +30,7 @@ from foreword.backends.cuda.kernels.recurrence_factors import BLOCKS, block_rows
 from foreword.kernels.launching import kernel
 
 VALUES_OF_UPDATES, VALUES_OF_OUTPUTS = 32, 64
-"""Values of a head that one program computes."""
+"""Columns of a head's values that one program of each kernel computes."""
 
 
 @triton.jit
@@ -36,7 +39,7 @@ def _inputs(
     strengths, ring_keys, ring_updates, ring_decays, ring_to,
     HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """Load a block: keys, decays, strengths, values, updates that the ring has, ring rows to write."""
+    """Return a block's keys, decays, strengths, values, updates that the ring has, and ring rows to write."""
     k, g, strength = block_rows(
         block, first_row, count, ring_count, ring, head, key_head, d, key_mask, keys, decays, strengths, ring_keys,
         ring_decays, HEADS, KEY_HEADS, KEYS, LANES,
@@ -56,7 +59,11 @@ def _updated(
     block: tl.constexpr, predicted, strength, value, known, count, ring_count, system,
     DELTA: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """Return the updates of a block, with those that the ring has."""
+    """Return the updates of a block, with those that the ring has.
+
+    With the delta rule, each row is reduced by the updates of the earlier rows of the block times their factors in
+    `system` [earlier row, row] (forward substitution, unrolled; the last row has no later ones).
+    """
     i = tl.arange(0, LANES)
     lane = block * LANES + i
     is_own = (lane >= ring_count) & (lane < ring_count + count)
@@ -95,7 +102,7 @@ def _store_block(
     block: tl.constexpr, stored, ring_row, first_row, count, ring_count, head, v, mask, updates, ring_updates,
     HEADS: tl.constexpr, VALUES: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """Store the updates of a block."""
+    """Store the updates of the pass's own rows of a block, also in the ring."""
     lane = block * LANES + tl.arange(0, LANES)
     is_own = (lane >= ring_count) & (lane < ring_count + count)
     at = (first_row + lane - ring_count).to(tl.int64)
@@ -104,19 +111,21 @@ def _store_block(
 
 
 @triton.jit
-def _less_block(predicted, scores, block: tl.constexpr, earlier: tl.constexpr, u2, BLOCKS: tl.constexpr,
+def _with_predictions(predicted, scores, block: tl.constexpr, earlier: tl.constexpr, updates, BLOCKS: tl.constexpr,
     LANES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Add what the rows of an earlier block predict for the rows of a block."""
+    """Return `predicted` plus what the `updates` of an earlier block predict for the rows of a block."""
     i = tl.arange(0, LANES)
     at = scores + (block * BLOCKS + earlier) * LANES * LANES
-    return tl.dot(tl.load(at + i[:, None] * LANES + i[None, :]), u2, predicted, input_precision=PRECISION)
+    return tl.dot(
+        tl.load(at + i[:, None] * LANES + i[None, :]), updates, predicted, input_precision=PRECISION
+    )
 
 
 @triton.jit
 def _with_block(state, k, g, u, total, PRECISION: tl.constexpr):
-    """Add the rows of one block to the state."""
-    decay = (u.to(tl.float32) * tl.exp(total - g)[:, None]).to(k.dtype)
-    return tl.dot(tl.trans(k), decay, state, input_precision=PRECISION)
+    """Return the state plus the updates `u` of one block, decayed to the end of the chunk (`total`)."""
+    decayed_u = (u.to(tl.float32) * tl.exp(total - g)[:, None]).to(k.dtype)
+    return tl.dot(tl.trans(k), decayed_u, state, input_precision=PRECISION)
 
 
 @kernel()
@@ -128,7 +137,10 @@ def _update(  # noqa: PLR0915 - the blocks of a chunk are in registers, and so o
     BLOCK: tl.constexpr, DELTA: tl.constexpr, BLOCKS: tl.constexpr, LANES: tl.constexpr, PRECISION: tl.constexpr,
     FETCHES: tl.constexpr,
 ):  # fmt: skip
-    """Compute updates and states of one request, one head and some of its values, chunk by chunk."""
+    """Compute updates and states of one request, one head and some of its values, chunk by chunk.
+
+    Of block i: keys k, decays g, strengths b, values x, known updates y, ring rows r, predictions p and updates u.
+    """
     request, head = tl.program_id(0), tl.program_id(1)
     begin, end = tl.load(request_begin + request), tl.load(request_end + request)
     if begin >= end:
@@ -142,7 +154,7 @@ def _update(  # noqa: PLR0915 - the blocks of a chunk are in registers, and so o
     state_mask = key_mask[:, None] & mask[None, :]
     slot = tl.load(request_state + request).to(tl.int64)
     state = tl.load(states + slot * size + state_offset, mask=state_mask, other=0.0)
-    zero = begin.to(tl.int64) * 0
+    zero = begin.to(tl.int64) * 0  # makes offsets of segments 64-bit
     for segment in range(begin, end):
         first_row, count = tl.load(segment_first + segment), tl.load(segment_count + segment)
         ring_count, ring = tl.load(segment_ring_count + segment), tl.load(segment_ring + segment).to(tl.int64)
@@ -186,16 +198,16 @@ def _update(  # noqa: PLR0915 - the blocks of a chunk are in registers, and so o
             p3 = decayed(times_state(k3, state, PRECISION), g3)
         u0 = _updated(0, p0, b0, x0, y0, count, ring_count, system, DELTA, LANES)
         if DELTA:
-            p1 = _less_block(p1, score, 1, 0, u0, BLOCKS, LANES, PRECISION)
-            p2 = _less_block(p2, score, 2, 0, u0, BLOCKS, LANES, PRECISION)
-            p3 = _less_block(p3, score, 3, 0, u0, BLOCKS, LANES, PRECISION)
+            p1 = _with_predictions(p1, score, 1, 0, u0, BLOCKS, LANES, PRECISION)
+            p2 = _with_predictions(p2, score, 2, 0, u0, BLOCKS, LANES, PRECISION)
+            p3 = _with_predictions(p3, score, 3, 0, u0, BLOCKS, LANES, PRECISION)
         u1 = _updated(1, p1, b1, x1, y1, count, ring_count, system, DELTA, LANES)
         if DELTA:
-            p2 = _less_block(p2, score, 2, 1, u1, BLOCKS, LANES, PRECISION)
-            p3 = _less_block(p3, score, 3, 1, u1, BLOCKS, LANES, PRECISION)
+            p2 = _with_predictions(p2, score, 2, 1, u1, BLOCKS, LANES, PRECISION)
+            p3 = _with_predictions(p3, score, 3, 1, u1, BLOCKS, LANES, PRECISION)
         u2 = _updated(2, p2, b2, x2, y2, count, ring_count, system, DELTA, LANES)
         if DELTA:
-            p3 = _less_block(p3, score, 3, 2, u2, BLOCKS, LANES, PRECISION)
+            p3 = _with_predictions(p3, score, 3, 2, u2, BLOCKS, LANES, PRECISION)
         u3 = _updated(3, p3, b3, x3, y3, count, ring_count, system, DELTA, LANES)
         _store_block(
             0, u0, r0, first_row, count, ring_count, head, v, mask, updates, ring_updates, HEADS, VALUES, LANES
@@ -209,7 +221,7 @@ def _update(  # noqa: PLR0915 - the blocks of a chunk are in registers, and so o
         _store_block(
             3, u3, r3, first_row, count, ring_count, head, v, mask, updates, ring_updates, HEADS, VALUES, LANES
         )  # fmt: skip
-        if segment + 1 < end:
+        if segment + 1 < end:  # the chunk is complete: compute the state at the start of the next one
             last = tl.arange(0, LANES) == LANES - 1
             total = tl.sum(tl.where(last, g3, 0.0), axis=0)
             state = state * tl.exp(total)
@@ -279,7 +291,7 @@ def recur_chunks(
         "num_warps": WARPS,
     }
     block = max(16, triton.next_power_of_2(value_dim))
-    is_delta = skip is None
+    is_delta = skip is None  # only Mamba-2 has skip factors
     of_segments = segments.firsts, segments.counts, segments.ring_count
     systems, scores = factors(keys, strengths, rows.decays, ring, segments, num_segments, is_delta)
     chunk_states = out.new_empty((num_segments, heads, key_dim, value_dim))

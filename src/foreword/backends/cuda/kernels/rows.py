@@ -136,6 +136,7 @@ def add_norm(
     parts = len(delta) if delta is not None and delta.ndim == 3 else 0
     is_normed = len(weight) > 0
     if delta is not None or is_normed or rounded is not None:
+        # Absent tensors are replaced by `stream`, which the kernel then does not read in their place.
         _add_norm[(rows,)](
             stream, stream if delta is None else delta, stream if bias is None else bias,
             stream if delta_norm is None else delta_norm, weight, out, *arrays_of(rounded, out), rows, eps, scale,

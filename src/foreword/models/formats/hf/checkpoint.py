@@ -47,13 +47,13 @@ def without_draft_modules(files: Mapping[str, Path], settings: Mapping[str, Any]
     DeepSeek and GLM number MTP modules like layers, after the decoder's last layer.
     """
     layers, modules = settings.get("num_hidden_layers"), settings.get("num_nextn_predict_layers")
-    after_last = (
-        range(layers, layers + modules) if isinstance(layers, int) and isinstance(modules, int) else range(0)
-    )
+    module_layers = range(0)
+    if isinstance(layers, int) and isinstance(modules, int):
+        module_layers = range(layers, layers + modules)
 
     def is_module(name: str) -> bool:
         numbered = _LAYER.match(name)
-        return name.startswith(_PREFIXES) or (numbered is not None and int(numbered[1]) in after_last)
+        return name.startswith(_PREFIXES) or (numbered is not None and int(numbered[1]) in module_layers)
 
     return {name: file for name, file in files.items() if not is_module(name)}
 
@@ -83,7 +83,7 @@ class HfCheckpoint(LocatedTensors[Place]):
         experts: dict[str, Place] = {}
         if (layout := family.stored.stacked_experts) is not ExpertStacks.NONE:
             self._parts = packed_stacks(self._parts)
-            experts = expert_places(self._parts, layout, self._stacked)
+            experts = expert_places(self._parts, layout, self._stack_shape)
         stacks = {place.stored for place in experts.values()}
         names = frozenset(self._parts) - stacks
         self.config = hf_config(self._settings, names | experts.keys(), path / "config.json")
@@ -105,11 +105,7 @@ class HfCheckpoint(LocatedTensors[Place]):
     def load_part(self, name: str, dtype: torch.dtype, part: TensorPart) -> Tensor:
         """Load a part in `dtype`. A tensor that is packed, reordered or in a stack of experts is read whole."""
         place = self._place(name)
-        if (
-            place.expert is not None
-            or place.grouped is not None
-            or self._parts[place.stored] != {"": place.stored}
-        ):
+        if place.expert is not None or place.grouped is not None or not self._is_one_tensor(place.stored):
             return part.of(self.load(name, dtype)).clone()
         if part.rows is not None:
             place = place.narrowed(part.rows)
@@ -119,7 +115,7 @@ class HfCheckpoint(LocatedTensors[Place]):
     def pieces(self, name: str, dtype: torch.dtype, rows: int) -> Iterator[Tensor]:
         """Yield pieces of a tensor, read on demand; a transformed tensor is read whole."""
         place = self._place(name)
-        if not place.is_plain or self._parts[place.stored] != {"": place.stored}:
+        if not place.is_plain or not self._is_one_tensor(place.stored):
             yield from row_pieces(self.load(name, dtype), rows)
             return
         with opened_safetensors(self._files[place.stored]) as file:
@@ -133,13 +129,17 @@ class HfCheckpoint(LocatedTensors[Place]):
 
     def stored(self, name: str) -> Tensor:
         """Return a copy of the tensor in its stored dtype; raise if it is transformed when it is loaded."""
-        if not self._place(name).is_plain or self._parts[name] != {"": name}:
+        if not self._place(name).is_plain or not self._is_one_tensor(name):
             raise CheckpointError(
                 f"{self.path}: tensor {name} is not stored as it is used, and cannot be copied; use another model"
             )
         return self._read(name).clone()
 
-    def _stacked(self, stack: str) -> list[int]:
+    def _is_one_tensor(self, stored: str) -> bool:
+        """Return whether a tensor is stored under its own name, instead of in parts of a packed format."""
+        return self._parts[stored] == {"": stored}
+
+    def _stack_shape(self, stack: str) -> list[int]:
         """Return the stored shape of a stack of experts."""
         stored = next(iter(self._parts[stack].values()))
         with opened_safetensors(self._files[stored]) as file:
@@ -184,8 +184,10 @@ class HfCheckpoint(LocatedTensors[Place]):
             return kept.rows(place.read)
         if not kept.in_blocks:
             return Fp8Tensor(place.read(kept.values), place.read(kept.scales), False)
+        # A block has one scale for all its rows: only ranges of whole blocks can be cut out, in their order.
         first, end = place.rows or (0, 0)
-        if place.rotated is not None or place.grouped is not None or first % FP8_BLOCK or end % FP8_BLOCK:
+        is_reordered = place.rotated is not None or place.grouped is not None
+        if is_reordered or first % FP8_BLOCK or end % FP8_BLOCK:
             return None
         blocks = slice(first // FP8_BLOCK, end // FP8_BLOCK)
         return Fp8Tensor(place.read(kept.values), kept.scales[blocks], True)

@@ -79,6 +79,7 @@ def fp8_scheme(own: ConfigFields) -> Scheme:
 
 
 def _keep_rows(parts: Parts) -> Fp8Tensor | None:
+    """Return 8-bit floats with scales per row; None for other 8-bit numbers, and for scales of another shape."""
     weight, scales = parts["weight"], _column(parts["weight_scale"].float())
     fits = scales.shape in ((1, 1), (len(weight), 1)) and parts.get("weight_zero_point") is None
     if not fits or weight.dtype != torch.float8_e4m3fn:
@@ -105,14 +106,14 @@ def gptq_scheme(own: ConfigFields) -> Scheme:
     if bits not in (2, 4, 8):
         raise own.unsupported(f"GPTQ in {bits} bits")
     # The original format stores zero points minus one.
-    stores_less_one = own.text("checkpoint_format", "gptq") != "gptq_v2"
+    zero_offset = 0 if own.text("checkpoint_format", "gptq") == "gptq_v2" else 1
     return Scheme(
         f"GPTQ, {bits} bits",
         "qweight",
         ("qweight", "qzeros", "scales"),
         ("g_idx",),
-        lambda parts: _unpack_gptq(parts, bits, int(stores_less_one)),
-        lambda parts: _keep_gptq(parts, int(stores_less_one)) if bits == 4 else None,
+        lambda parts: _unpack_gptq(parts, bits, zero_offset),
+        lambda parts: _keep_gptq(parts, zero_offset) if bits == 4 else None,
     )
 
 
@@ -124,9 +125,8 @@ def _unpack_gptq(parts: Parts, bits: int, zero_offset: int) -> Tensor:
 
 def _scaled(levels: Tensor, zeros: Tensor, parts: Parts) -> Tensor:
     """Dequantise levels [in, out] with zero points [groups, out] and the scales in `parts`: float32 [out, in]."""
-    # [groups, out]; [in], the group of each input
-    scales = parts["scales"].float()
-    group = parts.get("g_idx")
+    scales = parts["scales"].float()  # [groups, out]
+    group = parts.get("g_idx")  # [in], the group of each input; None: groups are consecutive
     if group is None:
         group = torch.arange(len(levels)) // -(-len(levels) // len(scales))
     group = group.long()
@@ -138,15 +138,12 @@ def _keep_gptq(parts: Parts, zero_offset: int) -> GroupedTensor | None:
     zeros = unpacked_bits(parts["qzeros"], 4, dim=1) + zero_offset
     group_size, order = len(codes) // len(scales), None
     if (group := parts.get("g_idx")) is not None:
-        order = group.long().argsort(stable=True)
-        if not torch.equal(group.long()[order], torch.arange(len(group)) // group_size):
+        by_group = group.long().argsort(stable=True)
+        if not torch.equal(group.long()[by_group], torch.arange(len(group)) // group_size):
             return None  # groups of different sizes
-        if torch.equal(order, torch.arange(len(group))):
-            order = None
-        else:
-            codes = codes[order]
-    kept = GroupedTensor(_bytes(codes), scales.T.contiguous(), _bytes(zeros))
-    return kept if order is None else replace(kept, order=order.int())
+        if not torch.equal(by_group, torch.arange(len(group))):
+            codes, order = codes[by_group], by_group.int()
+    return GroupedTensor(_bytes(codes), scales.T.contiguous(), _bytes(zeros), order)
 
 
 def _bytes(numbers: Tensor) -> Tensor:

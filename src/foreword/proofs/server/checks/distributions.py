@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from math import exp, log
+from typing import NamedTuple
 
 import numpy as np
 
@@ -45,7 +46,8 @@ async def logprobs(context: ProofContext) -> ClaimVerdict:
 async def _rescored(context: ProofContext, answer: ServerAnswer) -> tuple[Reproduction | None, int]:
     """Compare single tokens of an answer with those after prompts that include the answer up to there."""
     tokens, scored = answer.first.tokens, 0
-    for place in sorted({len(tokens) * k // (PLACES + 1) for k in range(1, PLACES + 1)}):
+    evenly_spaced = {len(tokens) * k // (PLACES + 1) for k in range(1, PLACES + 1)}
+    for place in sorted(evenly_spaced):
         prompt = _prefix(context, answer, place)
         again = await context.server.ask({**answer.body, "prompt": prompt, "max_tokens": 1})
         if not again.first.tokens or not _is_same_prefix(answer, again, place):
@@ -138,11 +140,11 @@ def _refuted_distribution(drawn: "_Drawn", seen: float) -> ClaimVerdict:
     """Return a refutation with the prompt that shows the fault best, and with the fewest tokens."""
     by_prompt = defaultdict(list)
     for row in drawn.rows:
-        by_prompt[row[0]].append(row)
+        by_prompt[row.prompt].append(row)
     prompt = max(by_prompt, key=lambda text: evidence.log_evidence(*drawn.arrays(by_prompt[text])))
     rows = by_prompt[prompt]
-    for depth in range(1, max(row[1] for row in rows) + 2):
-        rows = [row for row in by_prompt[prompt] if row[1] < depth]
+    for depth in range(1, max(row.place for row in rows) + 2):
+        rows = [row for row in by_prompt[prompt] if row.place < depth]
         if evidence.log_evidence(*drawn.arrays(rows)) >= log(1 / evidence.OWN_LOGPROBS):
             break
     chances, happened = drawn.arrays(rows)
@@ -157,33 +159,41 @@ def _refuted_distribution(drawn: "_Drawn", seen: float) -> ClaimVerdict:
     return refuted(len(drawn.rows), detail, shown)
 
 
-Row = tuple[str, int, tuple[float, ...], tuple[bool, ...]]
-"""Prompt, position, probability of each event, and whether it happened."""
+class _DrawnToken(NamedTuple):
+    """A sampled token, and the server's probability of each of EVENTS."""
+
+    prompt: str
+    place: int  # index in the answer
+    chances: tuple[float, ...]  # probability of each event
+    happened: tuple[bool, ...]  # whether the event happened
 
 
 class _Drawn:
     """Sampled tokens of all answers, and the first tokens by prompt."""
 
     def __init__(self) -> None:
-        self.rows: list[Row] = []
+        self.rows: list[_DrawnToken] = []
         self.bodies: dict[str, dict[str, object]] = {}
         self._firsts: dict[str, list[Token]] = defaultdict(list)
         self.hidden_ends = 0  # number of answers whose end token is not listed
 
     def add(self, prompt: str, choice: ReceivedChoice) -> None:
         listed = "".join(token.text for token in choice.tokens)
-        self.hidden_ends += choice.finish_reason == "stop" and listed == choice.text
+        if choice.finish_reason == "stop" and listed == choice.text:
+            self.hidden_ends += 1
         for place, token in enumerate(choice.tokens):
             if token.top:
-                self.rows.append((prompt, place, *_events(token)))
+                self.rows.append(_DrawnToken(prompt, place, *_events(token)))
         if choice.tokens and choice.tokens[0].top:
             self._firsts[prompt].append(choice.tokens[0])
 
     def arrays(
-        self, rows: list[Row]
+        self, rows: list[_DrawnToken]
     ) -> tuple[evidence.Floats, "np.ndarray[tuple[int, int], np.dtype[np.bool_]]"]:
-        chances = np.array([row[2] for row in rows]).reshape(-1, len(EVENTS))
-        return np.clip(chances, 0.0, 1.0), np.array([row[3] for row in rows]).reshape(-1, len(EVENTS))
+        """Return the probabilities of the events, and whether they happened, [rows, events] each."""
+        chances = np.array([row.chances for row in rows]).reshape(-1, len(EVENTS))
+        happened = np.array([row.happened for row in rows]).reshape(-1, len(EVENTS))
+        return np.clip(chances, 0.0, 1.0), happened
 
     def first_distance(self) -> float:
         """Return the largest bound on the total variation of a prompt's first token."""
@@ -191,6 +201,7 @@ class _Drawn:
 
 
 def _events(token: Token) -> tuple[tuple[float, ...], tuple[bool, ...]]:
+    """Return the probability of each of EVENTS, and whether the token makes it happen."""
     rank = _rank(token)
     chances = [sum(exp(p) for _, p in token.top[a:b]) for a, b in _RANKS]
     happened = [rank is not None and a <= rank < b for a, b in _RANKS]
@@ -207,13 +218,14 @@ def _rank(token: Token) -> int | None:
 
 
 def _first_distance(tokens: list[Token]) -> float:
+    """Return the bound on the total variation of one prompt's first tokens, by rank; all others are one cell."""
     cells = len(tokens[0].top)
     counts = np.zeros(cells + 1)
     for token in tokens:
         rank = _rank(token)
         counts[cells if rank is None else min(rank, cells)] += 1
-    law = np.array([exp(p) for _, p in tokens[0].top])
-    return evidence.most_distance(counts, np.append(law, max(0.0, 1 - law.sum())))
+    probabilities = np.array([exp(p) for _, p in tokens[0].top])
+    return evidence.most_distance(counts, np.append(probabilities, max(0.0, 1 - probabilities.sum())))
 
 
 DEPTH = 3  # tokens per compared text, which are few because each longer text is too rare to compare

@@ -21,7 +21,10 @@ async def usage(context: ProofContext) -> AsyncIterator[Fault | None]:
             if not any(faults) and other is not None and whole.usage.prompt != other.prompt:
                 faults = "", f"a prompt of {whole.usage.prompt} tokens has {other.prompt} in a stream"
             for fault in faults:
-                yield await smallest_fault(context, body, fault, _usage_fault, _usage_text) if fault else None
+                if fault:
+                    yield await smallest_fault(context, body, fault, _usage_fault, _usage_text)
+                else:
+                    yield None
 
 
 def _usage_text(answer: ServerAnswer) -> str:
@@ -57,10 +60,14 @@ async def offsets(context: ProofContext) -> AsyncIterator[Fault | None]:
             answer = await context.server.ask(body)
             context.judged(text, answer)
             fault = _offset_fault(answer)
-            yield await smallest_fault(context, body, fault, _offset_fault, got) if fault else None
+            if fault:
+                yield await smallest_fault(context, body, fault, _offset_fault, got)
+            else:
+                yield None
 
 
 def _offset_fault(answer: ServerAnswer) -> str:
+    """Return the fault of an answer's offsets or listed tokens; empty if there is none."""
     choice = answer.first
     texts = [token.text for token in choice.tokens]
     listed = len(choice.offsets)
@@ -109,12 +116,13 @@ async def _smaller(context: ProofContext, body: Body, stop: str, place: int) -> 
 
 
 def _stops(text: str) -> list[tuple[str, int]]:
-    """Return pieces of one and three characters of the text, with the position of their first occurrence."""
+    """Return evenly spaced pieces of the text, with the index of their first occurrence."""
     found: dict[int, str] = {}
-    for k in range(1, STOPS + 1):
-        begin = len(text) * k // (STOPS + 1)
-        piece = text[begin : begin + (1 if k == 2 else 3)]
-        if piece and piece.strip() and HALF not in piece:
+    for number in range(1, STOPS + 1):
+        begin = len(text) * number // (STOPS + 1)
+        length = 1 if number == 2 else 3
+        piece = text[begin : begin + length]
+        if piece.strip() and HALF not in piece:
             found[text.index(piece)] = piece
     return [(piece, place) for place, piece in found.items() if place > 0]
 
@@ -140,6 +148,7 @@ async def ends(context: ProofContext) -> ClaimVerdict:
 
 
 def _end_fault(answer: ServerAnswer, longer: ServerAnswer) -> str:
+    """Return how the answer contradicts the one with the larger limit; empty: it does not."""
     reason, text, more = answer.first.finish_reason, answer.text, longer.text
     if reason not in ("stop", "length"):
         return f"finish_reason must be stop or length, not {reason!r}"
