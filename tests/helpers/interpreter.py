@@ -17,6 +17,8 @@ def prepare_interpreter() -> None:
     _patch_the_language_once()
     _look_types_up_once()
     _describe_shapes_once()
+    _compare_types_at_once()
+    _make_constants_once()
     _broadcast_only_what_differs()
     _promote_types_once()
     _let_padding_be_nan()
@@ -91,6 +93,7 @@ def _describe_shapes_once() -> None:
     describe = core.block_type.__init__
     names: dict[tuple[str, tuple[int, ...]], str] = {}
     shapes: dict[tuple[int, ...], tuple[Any, ...]] = {}
+    blocks: dict[tuple[Any, str], Any] = {}
     of_scalars = core.tuple([]), core.constexpr(1)
 
     def block_type(self: Any, element_ty: Any, shape: Any) -> None:
@@ -107,8 +110,42 @@ def _describe_shapes_once() -> None:
         self.handle, self.type, self.dtype = handle, type, type.scalar
         self.shape, self.numel = type.of_tensors if type.is_block() else of_scalars
 
+    def block_of(self: Any, scalar_type: Any) -> Any:
+        key = self.shape, scalar_type.name
+        if key not in blocks:
+            blocks[key] = core.block_type(scalar_type, self.shape)
+        return blocks[key]
+
     core.block_type.__init__ = block_type
+    core.block_type.with_element_ty = block_of
+    core.block_type.to_ir = lambda self, builder: self  # the interpreter's builder would make its equal
     core.tensor.__init__ = tensor
+
+
+def _compare_types_at_once() -> None:
+    """Compare a type with itself, and take tensors and types as they are, before all else that they could be."""
+    equals, unwrap = core.dtype.__eq__, core._unwrap_if_constexpr
+    as_it_is = {core.tensor, core.dtype, core.pointer_type, core.block_type, int, float, bool}
+
+    core.dtype.__eq__ = lambda self, other: self is other or equals(self, other)
+    core._unwrap_if_constexpr = lambda value: value if type(value) in as_it_is else unwrap(value)
+    interpreter.TensorHandle.__post_init__ = lambda self: None  # it checks what the interpreter has just made
+
+
+def _make_constants_once() -> None:
+    """Keep integers as tensors: nothing changes a tensor. (Zeros of floats are equal and differ in their sign.)"""
+    make = TritonSemantic.scalar_constant
+    known: dict[tuple[int, str], Any] = {}
+
+    def constant(self: Any, value: Any, dtype: Any) -> Any:
+        if type(value) is not int:
+            return make(self, value, dtype)
+        key = value, dtype.name
+        if key not in known:
+            known[key] = make(self, value, dtype)
+        return known[key]
+
+    TritonSemantic.scalar_constant = constant
 
 
 def _broadcast_only_what_differs() -> None:

@@ -424,17 +424,15 @@ class Oracle:
         best, best_rate, self._asked, self._spent = [], len(entries) / here.plain, {}, 0.0
         for drafter in self._traffic.drafters:
             ranked = sorted(entries, key=lambda entry: -self._value(entry.request, drafter))  # type: ignore[arg-type]
+            requests: list[Any] = [entry.request for entry in ranked]
+            by_depth = [self._rates(here, requests, drafter, depth + 1) for depth in range(drafter.depth)]
             for count in sorted(
                 {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64} & set(range(len(entries) + 1)) | {len(entries)}
             ):
-                for depth in range(1, drafter.depth + 1):
-                    rate = self._rate(here, [entry.request for entry in ranked[:count]], drafter, depth)  # type: ignore[misc]
-                    if rate > best_rate:
-                        best, best_rate = (
-                            [(entry.request.request_id, drafter, depth) for entry in ranked[:count]],
-                            rate,
-                        )
-                        self._spent = drafter.seconds(depth, count)
+                for depth, rates in enumerate(by_depth, start=1):
+                    if rates[count - 1] > best_rate:
+                        best = [(request.request_id, drafter, depth) for request in requests[:count]]
+                        best_rate, self._spent = rates[count - 1], drafter.seconds(depth, count)
         self._asked = {number: drafter for number, drafter, _ in best}
         depths = {number: depth for number, _, depth in best}
         return [
@@ -448,23 +446,29 @@ class Oracle:
         rate = request.rate(drafter)
         return drafter.kinds[request.cohort].coverage * rate / (1 - rate)
 
-    def _rate(
+    def _rates(
         self, here: Pass, asked: Sequence[PretendRequest], drafter: PretendDrafter, depth: int
-    ) -> float:
-        """Of tokens, if every draft is verified as far as that is worth it on its own."""
-        tokens, rows, waits = float(here.drawn), 0.0, here.plain
-        for request in asked:
+    ) -> list[float]:
+        """Of tokens, for the first request alone, the first two, and so on.
+
+        Every draft is verified as far as that is worth it on its own.
+        """
+        tokens, rows, waits, per_token = float(here.drawn), 0.0, here.plain, here.per_token
+        found = []
+        for count, request in enumerate(asked, start=1):
             rate, coverage = request.rate(drafter), drafter.kinds[request.cohort].coverage
-            survival = 1.0
+            survival, before = 1.0, here.after(rows)
             for level in range(depth):
                 survival *= rate
-                longer = here.after(rows + level + 1) - here.after(rows + level)
-                if survival * here.per_token < longer:
+                after = here.after(rows + level + 1)
+                if survival * per_token < after - before:
                     break
                 tokens += coverage * survival
-                waits += coverage * longer
+                waits += coverage * (after - before)
+                before = after
             rows += coverage * depth
-        return tokens / (waits + drafter.seconds(depth, len(asked)))
+            found.append(tokens / (waits + drafter.seconds(depth, count)))
+        return found
 
     def trim(
         self, entries: Sequence[PassEntry], drafts: Sequence[Draft], situation: Situation
