@@ -7,13 +7,13 @@ import re
 import pytest
 
 from foreword.errors import RequestError
+from foreword.server.api.call_format import ArgumentsDelta, CallStart, TextDelta
 from foreword.server.api.conversation import AnswerReader, Conversation, ToolUse, ToolWriter
 from foreword.server.api.message_types import ToolFunction
 from foreword.server.api.named_calls import NAMED_FORMATS
 from foreword.server.api.reasoning import FORMATS as REASONING
 from foreword.server.api.reasoning import Reasoning
 from foreword.server.api.tool_blocks import format_of
-from foreword.server.api.tool_reading import ArgumentsDelta, CallStart, TextDelta
 from foreword.structured.compiled import GrammarTokens
 from foreword.structured.compiler import Grammars
 from foreword.structured.state import GrammarError, GrammarState

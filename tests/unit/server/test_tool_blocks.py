@@ -5,10 +5,10 @@ import random
 
 import pytest
 
+from foreword.server.api.call_format import ArgumentsDelta, CallStart, TextDelta
 from foreword.server.api.conversation import ToolUse, ToolWriter
 from foreword.server.api.message_types import ToolFunction
 from foreword.server.api.tool_blocks import BLOCK_FORMATS, FORMATS, format_of
-from foreword.server.api.tool_reading import ArgumentsDelta, CallStart, TextDelta
 
 SCHEMA = {
     "type": "object",

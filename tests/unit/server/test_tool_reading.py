@@ -4,18 +4,11 @@ import random
 
 import pytest
 
+from foreword.server.api.call_format import ArgumentsDelta, CallStart, Event, TextDelta
 from foreword.server.api.conversation import ToolUse, ToolWriter
 from foreword.server.api.message_types import ToolFunction
 from foreword.server.api.tool_blocks import format_of
-from foreword.server.api.tool_reading import (
-    FORMATS,
-    ArgumentsDelta,
-    CallStart,
-    Event,
-    TextDelta,
-    ToolFormat,
-    ToolReader,
-)
+from foreword.server.api.tool_reading import FORMATS, ToolFormat, ToolReader
 
 TOOLS: dict[str, dict] = {"weather": {}, "add": {}}
 WEATHER = ("weather", {"city": 'Pa"ris {', "days": [1, 2]})

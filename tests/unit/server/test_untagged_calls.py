@@ -4,9 +4,10 @@ import json
 
 import pytest
 
+from foreword.server.api.call_format import ArgumentsDelta, CallStart, TextDelta
 from foreword.server.api.conversation import ToolUse, ToolWriter
 from foreword.server.api.message_types import ToolFunction
-from foreword.server.api.tool_reading import FORMATS, ArgumentsDelta, CallStart, TextDelta, ToolReader
+from foreword.server.api.tool_reading import FORMATS, ToolReader
 from foreword.server.api.untagged_calls import fits_schema
 
 ADD = {"type": "object", "properties": {"a": {}, "b": {}}, "required": ["a"]}

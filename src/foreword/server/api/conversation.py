@@ -11,12 +11,7 @@ from foreword.acceptance.params import SamplingParams
 from foreword.engine.messages import NewRequest
 from foreword.errors import RequestError
 from foreword.server.api.answer_types import CalledTool, ToolCall, new_id
-from foreword.server.api.entry import new_request
-from foreword.server.api.message_types import NAMED_TOOL, Message, Tool, ToolFunction
-from foreword.server.api.reasoning import Reasoning, ReasoningReader, check_budget, reasoning_format
-from foreword.server.api.request_types import ChatRequest, ResponsesRequest, ToolFields
-from foreword.server.api.tool_blocks import FORMATS, format_of
-from foreword.server.api.tool_reading import (
+from foreword.server.api.call_format import (
     AUTO,
     ArgumentsDelta,
     CallFormat,
@@ -25,6 +20,11 @@ from foreword.server.api.tool_reading import (
     Event,
     TextDelta,
 )
+from foreword.server.api.entry import new_request
+from foreword.server.api.message_types import NAMED_TOOL, Message, Tool, ToolFunction
+from foreword.server.api.reasoning import Reasoning, ReasoningReader, check_budget, reasoning_format
+from foreword.server.api.request_types import ChatRequest, ResponsesRequest, ToolFields
+from foreword.server.api.tool_blocks import FORMATS, format_of
 from foreword.server.context import ServerContext
 from foreword.server.middleware import ApiCaller
 from foreword.structured.params import StructuredOutputs

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from foreword.server.api.tool_reading import (
+from foreword.server.api.call_format import (
     ArgumentsDelta,
     CallFormat,
     CallStart,

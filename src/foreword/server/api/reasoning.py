@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from foreword.errors import RequestError
 from foreword.models.tokenization.tokenizer import Tokenizer
-from foreword.server.api.tool_reading import AUTO, overlap
+from foreword.server.api.call_format import AUTO, overlap
 from foreword.structured.params import StructuredOutputs, Thinking
 
 _CONTROL = re.compile(r"<\|\w+\|>")

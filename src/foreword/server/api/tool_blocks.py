@@ -6,18 +6,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from foreword.server.api import tool_reading
-from foreword.server.api.named_calls import NAMED_FORMATS
-from foreword.server.api.tool_reading import (
+from foreword.server.api.call_format import (
     ArgumentsDelta,
     CallFormat,
     CallReader,
     CallStart,
     Event,
     TextDelta,
-    ToolFormat,
     merge_events,
     overlap,
 )
+from foreword.server.api.named_calls import NAMED_FORMATS
+from foreword.server.api.tool_reading import ToolFormat
 from foreword.server.api.tool_syntax import (
     Calls,
     Schemas,

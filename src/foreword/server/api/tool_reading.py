@@ -1,45 +1,23 @@
 """JSON tool-call formats of model families, and an incremental parser of text and calls."""
 
 import json
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
+from foreword.server.api.call_format import (
+    ArgumentsDelta,
+    CallFormat,
+    CallReader,
+    CallStart,
+    Event,
+    TextDelta,
+    merge_events,
+    overlap,
+    with_layout,
+)
 from foreword.server.api.untagged_calls import CallObject, TextOrCall, UntaggedReader
 from foreword.structured.params import StructuredOutputs
-
-AUTO = "auto"
-
-
-@dataclass(frozen=True)
-class CallFormat(ABC):
-    """A format of tool calls."""
-
-    name: str
-    reasoning_end: str = field(default="", kw_only=True)  # tag before calls; empty: the reasoning format's
-
-    @abstractmethod
-    def format_calls(self, calls: Sequence[tuple[str, Any]]) -> str:
-        """Return calls (name, arguments) as the model would write them."""
-
-    @abstractmethod
-    def required_grammar(self, tools: Sequence[tuple[str, Any]], max_calls: int | None) -> StructuredOutputs:
-        """Return a grammar for at least one call of these tools (name, argument schema), and at most `max_calls`."""
-
-    def optional_grammar(self, tools: Sequence[tuple[str, Any]]) -> StructuredOutputs | None:
-        """Return a grammar for text in which calls are valid calls of these tools; None: they are not constrained."""
-        return None
-
-    @abstractmethod
-    def reader(
-        self, tools: Mapping[str, Mapping[str, Any]], only_calls: bool = False, max_calls: int | None = None
-    ) -> "CallReader":
-        """Return a parser of an answer with these tools (argument schemas by name).
-
-        `max_calls`: the maximum number of returned calls; None: all. `only_calls`: a grammar allows only calls, so that
-        the rest of a cut call is not text.
-        """
 
 
 @dataclass(frozen=True)
@@ -101,12 +79,6 @@ def _grammar_literal(tag: str) -> str:
     return json.dumps(tag, ensure_ascii=False) if tag else ""
 
 
-def with_layout(schema: dict[str, Any]) -> dict[str, Any]:
-    """Add the JSON layout that the models were trained on."""
-    options = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-    return {**schema, "x-guidance": options}
-
-
 FORMATS = {
     one.name: one
     for one in (
@@ -126,66 +98,6 @@ FORMATS = {
     )
 }
 """JSON formats by vLLM's parser names; `tool_blocks.FORMATS` has all formats."""
-
-
-@dataclass(frozen=True)
-class TextDelta:
-    """New text outside of calls."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class CallStart:
-    """Start of a call: its name is known."""
-
-    index: int  # index of the call
-    name: str
-
-
-@dataclass(frozen=True)
-class ArgumentsDelta:
-    """More of a call's arguments, as JSON text."""
-
-    index: int
-    text: str
-
-
-Event = TextDelta | CallStart | ArgumentsDelta
-
-
-def merge_events(events: list[Event]) -> list[Event]:
-    """Return the events with neighbouring texts merged, and neighbouring arguments of one call."""
-    merged: list[Event] = []
-    for event in events:
-        last = merged[-1] if merged else None
-        if isinstance(event, TextDelta) and isinstance(last, TextDelta):
-            merged[-1] = TextDelta(last.text + event.text)
-        elif (
-            isinstance(event, ArgumentsDelta)
-            and isinstance(last, ArgumentsDelta)
-            and last.index == event.index
-        ):
-            merged[-1] = ArgumentsDelta(event.index, last.text + event.text)
-        else:
-            merged.append(event)
-    return merged
-
-
-class CallReader(Protocol):
-    """Interface of the incremental parsers of text and calls in one answer."""
-
-    count: int  # number of calls so far
-
-    @property
-    def is_cut(self) -> bool:
-        """Whether the text ends inside a call."""
-
-    def feed(self, text: str) -> list[Event]:
-        """Return the events for new text."""
-
-    def finish(self) -> list[Event]:
-        """Return the events for held-back text, at the end of the answer."""
 
 
 _SEPARATORS = " \n\t\r,;[]"
@@ -353,9 +265,3 @@ class ToolReader:
                 self._has_text_since_call = False
                 events += [CallStart(self.count, result.name), ArgumentsDelta(self.count, result.arguments)]
                 self.count += 1
-
-
-def overlap(text: str, tag: str) -> int:
-    """Return how many characters at the end of the text may be the start of the tag."""
-    sizes = range(min(len(tag) - 1, len(text)), 0, -1)
-    return next((size for size in sizes if tag.startswith(text[-size:])), 0)
