@@ -328,3 +328,14 @@ def test_answers_of_gpt_oss_go_on_after_a_message():
     names, fields = ["<|end|>", "<|return|>", "<|call|>", "a"], ConfigFields({}, "a file")
     assert _eos_ids(fields, names, names[:3], " ".join(names)) == {1, 2}
     assert _eos_ids(fields, names[:1], names[:1], "<|end|>") == {0}
+
+
+def test_the_end_of_a_text_ends_answers_too():
+    """Files of Qwen2.5 name the end of a turn alone."""
+    from foreword.models.formats.fields import ConfigFields
+    from foreword.models.formats.gguf.tokenizer import TOKENIZER_PREFIX, _eos_ids
+
+    names = ["a", "<|endoftext|>", "<|im_end|>"]
+    fields = ConfigFields({f"{TOKENIZER_PREFIX}eos_token_id": 2}, "a file", prefix=TOKENIZER_PREFIX)
+    assert _eos_ids(fields, names, names[1:], "") == {1, 2}
+    assert _eos_ids(fields, names, names[2:], "") == {2}, "a word that is written like a control token"

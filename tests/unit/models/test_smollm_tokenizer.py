@@ -49,7 +49,7 @@ def reference(stored):
 
 def test_what_the_file_says(tokenizer):
     assert tokenizer.vocab_size == 49152
-    assert tokenizer.eos_ids == {2}
+    assert tokenizer.eos_ids == {0, 2}, "the end of a text and of a turn"
     assert tokenizer.bos_id == 1
 
 

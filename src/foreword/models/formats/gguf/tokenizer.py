@@ -36,6 +36,10 @@ _HARMONY_ENDS = ("<|return|>", "<|call|>")
 """The same for gpt-oss. Its `<|end|>` only ends a message, and an answer may have several messages."""
 
 
+_TEXT_ENDS = ("<|endoftext|>", "<|end_of_text|>")
+"""Control tokens that end every answer, as in llama.cpp: files of chat models often name only the end of a turn."""
+
+
 def gguf_tokenizer(file: GgufFile) -> Tokenizer:
     """Return the tokenizer of a GGUF file."""
     fields = ConfigFields(file.metadata, str(file.path), prefix=TOKENIZER_PREFIX)
@@ -110,11 +114,12 @@ def _chat_template(fields: ConfigFields, source: str, tokens: list[str]) -> Chat
 
 
 def _eos_ids(fields: ConfigFields, tokens: list[str], special: list[str], template: str) -> frozenset[int]:
-    """Return the ids of the tokens that end an answer, from the metadata and the chat template."""
+    """Return the ids of the tokens that end an answer, from the metadata, the chat template and well-known names."""
     stated = {_token_id(fields, key, tokens) for key in _END_KEYS}
     names = _HARMONY_ENDS if set(_HARMONY_ENDS) <= set(special) else _TURN_ENDS
-    turn_ends = {tokens.index(name) for name in names if name in special and name in template}
-    return frozenset(i for i in stated | turn_ends if i is not None)
+    ends = [name for name in names if name in template] + list(_TEXT_ENDS)
+    named = {tokens.index(name) for name in ends if name in special}
+    return frozenset(i for i in stated | named if i is not None)
 
 
 def _fill(fields: ConfigFields, tokens: list[str]) -> tuple[int, int, int] | None:

@@ -1,10 +1,13 @@
 """Checks of token counts, offsets, stop texts and finish reasons."""
 
+import re
 from collections.abc import AsyncIterator
 
 from foreword.proofs.server.client import HALF, Body, ServerAnswer
 from foreword.proofs.server.comparing import Fault, brief, smallest_fault
 from foreword.proofs.server.context import ClaimVerdict, NotTried, ProofContext, Reproduction, held, refuted
+
+_CONTROL_TOKEN = re.compile(r"<\|[^|]*\|>")
 
 
 async def usage(context: ProofContext) -> AsyncIterator[Fault | None]:
@@ -70,6 +73,8 @@ def _offset_fault(answer: ServerAnswer) -> str:
     """Return the fault of an answer's offsets or listed tokens; empty if there is none."""
     choice = answer.first
     texts = [token.text for token in choice.tokens]
+    if not texts:  # a request without log-probabilities
+        return ""
     listed = len(choice.offsets)
     for place in range(min(listed, len(texts)) - 1):
         step = choice.offsets[place + 1] - choice.offsets[place]
@@ -78,10 +83,13 @@ def _offset_fault(answer: ServerAnswer) -> str:
     whole = "".join(texts)
     if HALF in whole + choice.text:
         return ""
-    # A text may lack its leading space, and the tokens of its end.
+    # A text may lack its leading space, control tokens, and the tokens of its end.
+    plain = "".join(text for text in texts if not _CONTROL_TOKEN.fullmatch(text))
     text, is_stopped = choice.text.strip(), choice.finish_reason == "stop"
-    fits = whole.lstrip().startswith(text) if is_stopped else whole.strip() == text
-    return "" if fits else "the listed tokens do not spell the text"
+    for spelled in (whole, plain):
+        if spelled.lstrip().startswith(text) if is_stopped else spelled.strip() == text:
+            return ""
+    return "the listed tokens do not spell the text"
 
 
 STOPS = 3  # number of pieces of an answer that are used as stop texts
