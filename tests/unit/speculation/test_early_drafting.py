@@ -49,7 +49,7 @@ def noted(first_is_on: bool) -> list[InFlight]:
     plan: Any = DraftPlan("early", drafter, 2, 2)  # type: ignore[arg-type]
     observers = [(Observer(drafter, NEEDS, is_on),) for is_on in (first_is_on, True)]  # type: ignore[arg-type]
     transaction = SimpleNamespace(entries=entries, reserve_early=lambda rows: None)
-    acceptance = SimpleNamespace(newest=torch.zeros(10), first_rows=lambda: dict(enumerate(FIRST_ROWS)))
+    acceptance = SimpleNamespace(drawn_tokens=torch.zeros(10), first_rows=lambda: dict(enumerate(FIRST_ROWS)))
     launched = Launched(
         transaction,  # type: ignore[arg-type]
         [plan, plan],
