@@ -1,9 +1,13 @@
 """`foreword batch` as a user runs it."""
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
-from helpers.command_line import assert_one_line_error, foreword
+from helpers.command_line import TIMEOUT, assert_one_line_error, foreword
 
 
 def test_a_file_is_answered_and_continued(tiny_model: Path, tmp_path: Path):
@@ -25,3 +29,27 @@ def test_a_file_is_answered_and_continued(tiny_model: Path, tmp_path: Path):
     assert f"1 answered, 0 failed, 1 kept from before: {answers}" in again.stderr
     assert len(answers.read_text("utf-8").splitlines()) == 2
     assert_one_line_error(foreword("batch", str(tmp_path / "missing"), str(answers)), "cannot be read")
+
+
+def test_a_run_that_was_terminated_continues(tiny_model: Path, tmp_path: Path):
+    requests, answers = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    body = {"prompt": "hello", "max_tokens": 200, "ignore_eos": True}
+    lines = [
+        {"custom_id": str(number), "method": "POST", "url": "/v1/completions", "body": body}
+        for number in range(200)
+    ]
+    requests.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    options = ["batch", str(requests), str(answers), "--model", str(tiny_model), "--max-num-seqs", "1"]
+    command = [sys.executable, "-m", "foreword", *options]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as run:
+        while run.poll() is None and not (answers.exists() and answers.stat().st_size):
+            time.sleep(0.02)
+        run.send_signal(signal.SIGTERM)
+        _, errors = run.communicate(timeout=TIMEOUT)
+    assert run.returncode == 128 + signal.SIGTERM, errors
+    assert errors.strip().endswith("of 200 answered; the same command continues")
+    assert "Traceback" not in errors
+    kept = len(answers.read_text("utf-8").splitlines())
+    assert 0 < kept < 200
+    again = foreword(*options)
+    assert f"{200 - kept} answered, 0 failed, {kept} kept from before: {answers}" in again.stderr

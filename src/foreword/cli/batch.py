@@ -78,7 +78,10 @@ def batch(
 
                 asyncio.run(run_batch(settings, supervision, tokenizer, found, out, on_stage, on_ready))
     counts = found.counts
-    done = f"{counts.answered} answered, {counts.failed} failed, {counts.kept} kept from before: {answers}"
+    before = f"{counts.kept} kept from before"
+    if counts.failed_before:
+        before += f" ({counts.failed_before} failed then)"
+    done = f"{counts.answered} answered, {counts.failed} failed, {before}: {answers}"
     note(done)
     if failed := counts.failed + counts.failed_before:
         note(f"{failed} of {found.total} requests failed; their lines have the errors")
@@ -86,9 +89,19 @@ def batch(
 
 @contextmanager
 def _stopping(found: "Batch") -> Iterator[None]:
-    """End the command on Ctrl-C; written answers remain in the file."""
+    """End the command on Ctrl-C or SIGTERM; written answers remain in the file."""
+    received = signal.SIGINT
+
+    def interrupt(*_: object) -> None:
+        nonlocal received
+        received = signal.SIGTERM
+        signal.raise_signal(signal.SIGINT)  # ends the event loop in order
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
     try:
         yield
     except KeyboardInterrupt:
         note(f"{found.counts.done} of {found.total} answered; the same command continues")
-        raise typer.Exit(128 + signal.SIGINT) from None
+        raise typer.Exit(128 + received) from None
+    finally:
+        signal.signal(signal.SIGTERM, previous)

@@ -91,7 +91,7 @@ def _stage_lines() -> StageProgress:
 
 @contextmanager
 def loading_bar() -> Iterator[StageProgress]:
-    """Show the progress of a server's start: a bar on a terminal, percentages in a log."""
+    """Show progress that takes long: a bar on a terminal, percentages in a log."""
     if not stderr.is_terminal:
         yield percent_lines(note)
         return
@@ -130,7 +130,7 @@ def fetched(model: str) -> Path:
     """Return a model's path; fetch it if needed, with a progress bar."""
     from foreword.models.sources.resolve import resolve_model
 
-    with stage_bar() as on_stage:
+    with loading_bar() as on_stage:
         return resolve_model(model, on_progress=on_stage)
 
 

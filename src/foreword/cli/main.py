@@ -123,7 +123,7 @@ def main() -> None:
             print(error.ctx.get_help(), file=sys.stderr)
             sys.exit(2)
         where = "" if error.ctx is None else f" (see {error.ctx.command_path} --help)"
-        _exit_with(f"{_reworded(error.format_message())}{where}", 2)
+        _exit_with(f"{_reworded(error.format_message())}{_model_hint(error)}{where}", 2)
     except ForewordError as error:
         _exit_with(str(error), error.exit_code)
     except typer.Abort:
@@ -134,6 +134,18 @@ def _reworded(message: str) -> str:
     """Return click's usage error in the format of all errors: the option's name, then the requirement."""
     parts = re.fullmatch(r"Invalid value for '?(.*?)'?: (.*)", message, re.DOTALL)
     return (f"{parts[1]} {in_plain_words(parts[2])}" if parts else message).rstrip(".")
+
+
+def _model_hint(error: Any) -> str:  # noqa: ANN401 - see `_UsageError`
+    """Return how this command takes its model, if the user has given it in the other way; empty: nothing to say."""
+    if error.ctx is None:
+        return ""
+    message, names = error.format_message(), {name for one in error.ctx.command.params for name in one.opts}
+    if message.startswith("Got unexpected extra argument") and "--model" in names:
+        return "; give a model with --model"
+    if message.startswith(("No such option: --model", "No such option: -m")) and names & {"model", "name"}:
+        return f"; give the model as an argument: {error.ctx.command_path} MODEL"
+    return ""
 
 
 def _exit_with(message: str, code: int) -> NoReturn:

@@ -12,6 +12,7 @@ from foreword.cli.console import (
     fetched,
     fields_of,
     load_llm,
+    loading_bar,
     print_json,
     progress_bar,
     say,
@@ -31,7 +32,7 @@ def pull(
     """Fetch a model into the cache and verify its checksums; a fetch that was cut off is resumed."""
     from foreword.models.sources.resolve import pull_model
 
-    with stage_bar() as on_stage:
+    with loading_bar() as on_stage:
         path = pull_model(name, on_stage)
     say(f"{name} is ready: {path}")
 

@@ -92,10 +92,9 @@ def is_loopback(host: str) -> bool:
 
 def cannot_listen(where: str, error: Exception) -> RequestError:
     """Return the error to raise if listening on an address failed."""
-    message = f"cannot listen on {where}: {error}"
     if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
-        return AddressTaken(message)
-    return RequestError(message)
+        return AddressTaken(f"cannot listen on {where}: the address is in use; give another port")
+    return RequestError(f"cannot listen on {where}: {error}")
 
 
 def without_delay(connected: socket.socket) -> None:

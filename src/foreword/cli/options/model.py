@@ -28,7 +28,7 @@ DEFAULT_MODEL = "smollm2-135m"
 DTYPES = ("auto", "float32", "bfloat16", "float16", "int8", "stored", "q4", "q8_0")
 BACKENDS = ("auto", "cpu", "cuda", "torch")
 QUANTIZATIONS = ("auto", "none", "fp8", "int4")
-KV_DTYPES = ("auto", "float32", "bfloat16", "fp8")
+KV_DTYPES = ("auto", "float32", "bfloat16", "int8", "fp8")
 
 
 def check_device(device: str) -> str:

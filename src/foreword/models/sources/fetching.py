@@ -8,6 +8,7 @@ import errno
 import fcntl
 import hashlib
 import importlib.util
+import logging
 import os
 import re
 import shutil
@@ -22,6 +23,8 @@ from pathlib import Path
 
 from foreword.errors import ModelSourceError
 from foreword.progress import StageProgress
+
+_log = logging.getLogger("foreword")
 
 _READ_BYTES = 2**20  # read at once
 _WORK_PREFIX = ".pull-"  # of temporary directories
@@ -58,7 +61,10 @@ def fetch(file: FetchedFile, path: Path, progress: StageProgress) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with _locked(path.parent):
-            if not (path.exists() and _is_intact(file, path, progress)):
+            is_here = path.exists()
+            if not (is_here and _is_intact(file, path, progress)):
+                if is_here:
+                    _log.warning("%s is damaged; it is fetched again", path)
                 _replace(file, path, progress)
     except OSError as error:
         raise ModelSourceError(
@@ -81,10 +87,12 @@ def _locked(directory: Path) -> Iterator[None]:
 def _replace(file: FetchedFile, path: Path, progress: StageProgress) -> None:
     """Complete the partial file, verify it, and rename it to `path`."""
     partial = path.with_name(f".partial-{file.sha256[:16]}")
+    is_resumed = partial.exists()
     from_hub = file.hub_repository is not None and _append_from_hub(file, partial, progress)
     if not (from_hub and _is_intact(file, partial, progress)):
         if from_hub:  # the hub's file may have changed
             partial.unlink()
+            is_resumed = False
         begin = 0
         for part in file.parts:
             if _size(partial) < begin + part.bytes:
@@ -93,7 +101,11 @@ def _replace(file: FetchedFile, path: Path, progress: StageProgress) -> None:
             progress("downloading", begin, file.bytes)
         if not _is_intact(file, partial, progress):
             partial.unlink()
-            raise _wrong_checksum(file.name)
+            if not is_resumed:
+                raise _wrong_checksum(file.name)
+            _log.warning("the partial file of %s was damaged; it is fetched from the beginning", file.name)
+            _replace(file, path, progress)
+            return
     partial.replace(path)
     _sync_directory(path.parent)
 

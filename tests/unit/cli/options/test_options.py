@@ -20,6 +20,8 @@ def test_the_names_are_those_that_the_engine_knows():
     assert method_names() == list(drafter_kinds())
     assert set(model.DTYPES) == {"auto", *choice.DTYPES, *choice.CPU_DTYPES}
     assert model.BACKENDS == choice.BACKENDS
+    assert set(model.QUANTIZATIONS) == set(choice.QUANTIZATIONS)
+    assert set(model.KV_DTYPES) == set(choice.KV_DTYPES)
     assert settings.ServerSettings("m").stream_pacing in settings.STREAM_PACINGS
 
 
