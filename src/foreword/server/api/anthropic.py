@@ -18,6 +18,7 @@ from foreword.server.api.bodies import object_at, text_in
 from foreword.server.api.chat import CHAT, ChatDialect, chat_conversation
 from foreword.server.api.entry import Conversion, answer_converted, converted_body, json_answer
 from foreword.server.api.message_types import unsupported_part_text
+from foreword.server.api.untagged_calls import is_object
 from foreword.server.context import ServerContext
 from foreword.server.errors import ApiError
 
@@ -37,7 +38,7 @@ class MessagesDialect:
         self._id = new_id("msg")
         self._index = -1  # index of the newest block
         self._open: tuple[str, int] | None = None  # the open block: its type, and the index of its call or 0
-        self._has_calls = False
+        self._arguments: str | None = None  # of the newest call, as far as they are known; None: no call
         self._end_fields: Json = {}  # see `_stop_fields`
 
     def opening(self) -> Iterable[Json]:
@@ -87,7 +88,7 @@ class MessagesDialect:
         if message.content:
             content.append({"type": "text", "text": message.content})
         for call in message.tool_calls or []:
-            self._has_calls = True
+            self._arguments = call.function.arguments or ""
             content.append(_block("tool_use", call) | {"input": call.function.parsed()})
         assert isinstance(completion.usage, AnswerUsage)
         answer = self._message(completion, content, completion.usage)
@@ -110,14 +111,17 @@ class MessagesDialect:
         sequence = stop if isinstance(stop, str) else None
         name = _STOP_REASONS.get(reason or "", "max_tokens")
         if name == "end_turn":
-            name = "stop_sequence" if sequence is not None else "tool_use" if self._has_calls else name
+            # An answer that ends inside a call has no call that a client could run.
+            has_calls = self._arguments is not None and is_object(self._arguments)
+            name = "stop_sequence" if sequence is not None else "tool_use" if has_calls else name
         extras = {"timings": completion.timings, "speculation": completion.speculation}
         given = {key: value for key, value in extras.items() if value is not UNSET}
         return {"stop_reason": name, "stop_sequence": sequence, **given}
 
     def _call_events(self, call: ToolCall) -> list[Json]:
-        self._has_calls = True
-        delta = {"type": "input_json_delta", "partial_json": call.function.arguments or ""}
+        new = call.function.arguments or ""
+        self._arguments = new if call.id is not UNSET else (self._arguments or "") + new
+        delta = {"type": "input_json_delta", "partial_json": new}
         return self._delta_events("tool_use", delta, call)
 
     def _delta_events(self, kind: str, delta: Json, call: ToolCall | None = None) -> list[Json]:

@@ -57,6 +57,11 @@ def _token_entry(token: str, logprob: float | None) -> Json:
     return {"token": token, "logprob": logprob, "bytes": list(token.encode())}
 
 
+def _is_complete(call: CalledTool) -> bool:
+    arguments = call.arguments or ""
+    return arguments.endswith("}") and is_object(arguments)  # parses long arguments only at a closing brace
+
+
 class OllamaDialect:
     """Formats answers for Ollama: converts what the dialect of OpenAI's chat or completions route returns."""
 
@@ -82,10 +87,9 @@ class OllamaDialect:
             if call.id:
                 self._calls.append(CalledTool(call.function.name, ""))
             self._calls[-1].arguments = (self._calls[-1].arguments or "") + (call.function.arguments or "")
-        if is_end or message.content:
-            calls, self._calls = self._calls, []
-        else:  # the last call may continue
-            calls, self._calls = self._calls[:-1], self._calls[-1:]
+        calls, self._calls = self._calls, []
+        if calls and not is_end and not _is_complete(calls[-1]):
+            self._calls = [calls.pop()]
         if is_end:
             self._end_fields = self._fields_at_end(completion, part)
         logprobs = _logprobs(part)
