@@ -139,6 +139,22 @@ def test_blocks_become_the_chat_routes_messages(server, client):
     assert said.content[0].text == chat.choices[0].message.content
 
 
+def test_an_empty_list_of_tools_and_an_empty_beginning_of_the_answer_change_nothing(client):
+    expected = client.messages.create(**ASKED).content[0].text
+    assert client.messages.create(**ASKED, tools=[]).content[0].text == expected
+    empty = {"role": "assistant", "content": [{"type": "text", "text": ""}]}
+    assert client.messages.create(**ASKED | {"messages": [*MESSAGES, empty]}).content
+
+
+def test_errors_of_counted_conversations_name_the_field(server):
+    thinking = {"type": "enabled", "budget_tokens": 1024}
+    body = {"model": "tiny", "messages": MESSAGES, "thinking": thinking}
+    with server.http() as http:
+        said = http.post("/v1/messages/count_tokens", json=body)
+    assert said.status_code == 400
+    assert said.json()["error"]["message"].startswith("thinking.budget_tokens: ")
+
+
 def test_an_answer_goes_on_where_the_last_message_ends(server, client):
     begun = [*MESSAGES, {"role": "assistant", "content": "The answer is"}]
     chat = server.openai().chat.completions.create(

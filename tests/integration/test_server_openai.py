@@ -257,3 +257,9 @@ def test_usage_counts_predicted_tokens_where_there_were_any():
     told = json.loads(msgspec.json.encode(counted))["completion_tokens_details"]
     assert told == {"accepted_prediction_tokens": 5, "rejected_prediction_tokens": 2}
     assert b"completion_tokens_details" not in msgspec.json.encode(usage_of(RequestStats()))
+
+
+def test_a_response_with_several_answers_is_refused_by_name(server):
+    with server.http() as http:
+        said = http.post("/v1/responses", json={"input": "hello", "n": 2})
+    assert (said.status_code, said.json()["error"]["param"]) == (400, "n")

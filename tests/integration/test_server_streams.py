@@ -152,3 +152,15 @@ def test_continuous_usage_alone_asks_for_nothing(client):
 def test_refused_while_streaming_is_a_status_and_not_an_event(server, client):
     with pytest.raises(openai.BadRequestError, match="vocabulary"):
         client.completions.create(model="tiny", prompt=[359, 360], max_tokens=2, stream=True)
+
+
+def test_token_ids_of_a_prompt_are_sent_once_for_each_choice(client):
+    asked = {"model": "tiny", "prompt": ["hello", "no"], "n": 2, "max_tokens": 6}
+    extra = {"return_token_ids": True}
+    whole = client.completions.create(**asked, extra_body=extra)
+    expected = {choice.index: [choice.prompt_token_ids] for choice in whole.choices}
+    found = {index: [] for index in expected}
+    for chunk in client.completions.create(**asked, extra_body=extra, stream=True):
+        for choice in chunk.choices:
+            found[choice.index] += [ids for ids in [choice.model_extra.get("prompt_token_ids")] if ids]
+    assert found == expected

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter
@@ -16,7 +17,7 @@ from foreword.server.api.answer_types import AnswerUsage, ChatDelta, ChatMessage
 from foreword.server.api.answering import AnswerJob
 from foreword.server.api.bodies import object_at, text_in
 from foreword.server.api.chat import CHAT, ChatDialect, chat_conversation
-from foreword.server.api.entry import Conversion, answer_converted, converted_body, json_answer
+from foreword.server.api.entry import Conversion, answer_converted, json_answer, use_converted
 from foreword.server.api.message_types import unsupported_part_text
 from foreword.server.api.untagged_calls import is_object
 from foreword.server.context import ServerContext
@@ -38,8 +39,8 @@ class MessagesDialect:
         self._id = new_id("msg")
         self._index = -1  # index of the newest block
         self._open: tuple[str, int] | None = None  # the open block: its type, and the index of its call or 0
-        self._arguments: str | None = None  # of the newest call, as far as they are known; None: no call
-        self._end_fields: Json = {}  # see `_stop_fields`
+        self._arguments = ""  # of the newest call, as far as they are known
+        self._end_fields: Json = {}
 
     def opening(self) -> Iterable[Json]:
         *_, first = self._inner.opening()
@@ -111,16 +112,15 @@ class MessagesDialect:
         sequence = stop if isinstance(stop, str) else None
         name = _STOP_REASONS.get(reason or "", "max_tokens")
         if name == "end_turn":
-            # An answer that ends inside a call has no call that a client could run.
-            has_calls = self._arguments is not None and is_object(self._arguments)
-            name = "stop_sequence" if sequence is not None else "tool_use" if has_calls else name
+            has_call = is_object(self._arguments)  # not if the answer ends inside it: no client could run it
+            name = "stop_sequence" if sequence is not None else "tool_use" if has_call else name
         extras = {"timings": completion.timings, "speculation": completion.speculation}
         given = {key: value for key, value in extras.items() if value is not UNSET}
         return {"stop_reason": name, "stop_sequence": sequence, **given}
 
     def _call_events(self, call: ToolCall) -> list[Json]:
         new = call.function.arguments or ""
-        self._arguments = new if call.id is not UNSET else (self._arguments or "") + new
+        self._arguments = new if call.id is not UNSET else self._arguments + new
         delta = {"type": "input_json_delta", "partial_json": new}
         return self._delta_events("tool_use", delta, call)
 
@@ -176,8 +176,7 @@ def anthropic_routes(context: ServerContext) -> APIRouter:
     @router.post("/count_tokens")
     async def count_tokens(request: Request) -> Response:
         """Count the tokens of a conversation in Anthropic's format."""
-        body = await converted_body(context, request, convert)
-        conversation = await chat_conversation(context, body)
+        conversation = await use_converted(context, request, convert, partial(chat_conversation, context))
         return json_answer({"input_tokens": len(conversation.ids)})
 
     return router
@@ -203,10 +202,11 @@ def convert(value: Json) -> Conversion:
         body["metadata"] = {name: entry for name, entry in body["metadata"].items() if entry is not None}
     converter.add_messages()
     body["messages"] = converter.messages
-    last = converter.messages[-1]
-    if last.get("role") == "assistant" and last.get("content") and "tool_calls" not in last:
+    last, content = converter.messages[-1], converter.messages[-1].get("content")
+    has_text = any(part["text"] for part in content) if isinstance(content, list) else content
+    if last.get("role") == "assistant" and has_text and "tool_calls" not in last:
         body["continue_final_message"] = True
-    if value.get("tools") is not None:
+    if value.get("tools") not in (None, []):
         body["tools"] = converter.tools()
     body |= _tool_choice(value.get("tool_choice")) | _thinking(value.get("thinking"))
     body |= _output_config(value.get("output_config"))

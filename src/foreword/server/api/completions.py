@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from msgspec.structs import astuple
 from msgspec.structs import replace as with_fields
 
@@ -88,6 +88,7 @@ class CompletionDialect(OpenAIDialect):
         self._wants_logprobs = body.logprobs is not None
         self._wants_prompt_logprobs = body.prompt_logprobs is not None
         self._echo = Echo(context.prompts.tokenizer, body)
+        self._sent_prompts: set[int] = set()  # choices that have had their prompt's token ids
         self._offsets: dict[int, int] = {}  # choice -> position of its next token in the text
         # prompt -> its log-probabilities, which only the first of its n answers has
         self._prompt_logprobs: dict[int, Sequence[TokenLogprobs]] = {}
@@ -128,9 +129,16 @@ class CompletionDialect(OpenAIDialect):
             prompt_logprobs=self._logprobs.prompt(prompt_logprobs)
             if prompt_logprobs and self._wants_prompt_logprobs
             else UNSET,
-            prompt_token_ids=self._prompt_ids(number) if self._wants_token_ids else UNSET,
+            prompt_token_ids=self._new_prompt_ids(number),
             **self._end_fields(delta),
         )
+
+    def _new_prompt_ids(self, choice: int) -> list[int] | UnsetType:
+        """Return the prompt's token ids for a choice's first chunk, if requested; later chunks would repeat them."""
+        if not self._wants_token_ids or choice in self._sent_prompts:
+            return UNSET
+        self._sent_prompts.add(choice)
+        return self._prompt_ids(choice)
 
     def _format_logprobs(self, choice: int, entries: Sequence[TokenLogprobs]) -> CompletionLogprobs | None:
         """Format a choice's new log-probabilities, at its start after those of an echoed prompt."""

@@ -69,6 +69,7 @@ def field_error(error: RequestError, body: SamplingFields) -> ApiError:
 
 Body = TypeVar("Body", bound=StrictBody)
 AnyBody = TypeVar("AnyBody", bound=SamplingFields)
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -120,14 +121,21 @@ async def answer_converted(
         raise error.renamed(converted.field_names) from None
 
 
-async def converted_body(
-    context: ServerContext, request: Request, convert: Callable[[dict[str, Any]], Conversion]
-) -> Any:  # noqa: ANN401 - of the route that the request is converted to
-    """Return the converted body of a request that does not need the engine."""
+async def use_converted(
+    context: ServerContext,
+    request: Request,
+    convert: Callable[[dict[str, Any]], Conversion],
+    use: Callable[[Any], Awaitable[Result]],
+) -> Result:
+    """Return what `use` makes of the converted body of a request that does not need the engine."""
     limits = context.settings.limits
     converted = await parse_body(await read_body(request, limits), limits, convert)
     try:
-        return _checked(context, request, converted.body, converted.route.model)
+        body = _checked(context, request, converted.body, converted.route.model)
+        try:
+            return await use(body)
+        except RequestError as error:
+            raise field_error(error, body) from None
     except ApiError as error:
         raise error.renamed(converted.field_names) from None
 

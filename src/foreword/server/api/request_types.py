@@ -330,7 +330,7 @@ class ResponsesRequest(SamplingFields, ToolFields):
     def check(self, limits: Limits) -> int:
         """Return 1, since a response has one answer; raise 400 for a request that the server refuses."""
         if super().check(limits) != 1:
-            raise RequestError("n: a response has one answer; leave n out", "n")
+            raise ApiError(400, "n: a response has one answer; leave n out", param="n")
         return 1
 
     def messages(self) -> list[Message]:
