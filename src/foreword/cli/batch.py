@@ -95,6 +95,8 @@ def _stopping(found: "Batch") -> Iterator[None]:
     def interrupt(*_: object) -> None:
         nonlocal received
         received = signal.SIGTERM
+        if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in the background of a script
+            raise KeyboardInterrupt
         signal.raise_signal(signal.SIGINT)  # ends the event loop in order
 
     previous = signal.signal(signal.SIGTERM, interrupt)
