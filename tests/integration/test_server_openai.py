@@ -263,3 +263,13 @@ def test_a_response_with_several_answers_is_refused_by_name(server):
     with server.http() as http:
         said = http.post("/v1/responses", json={"input": "hello", "n": 2})
     assert (said.status_code, said.json()["error"]["param"]) == (400, "n")
+
+
+def test_items_of_a_response_have_its_status(server):
+    said = server.openai().responses.create(model="tiny", input="hello", max_output_tokens=3)
+    assert [item.status for item in said.output] == [said.status] == ["incomplete"]
+
+
+def test_an_echo_alone_counts_no_token_of_the_answer(server):
+    usage = server.openai().completions.create(model="tiny", prompt="hello", max_tokens=0, echo=True).usage
+    assert (usage.completion_tokens, usage.total_tokens) == (0, usage.prompt_tokens)

@@ -1,6 +1,7 @@
 from typing import Any
 
-from foreword.server.api.anthropic import convert
+from foreword.server.api.answer_types import AnswerUsage
+from foreword.server.api.anthropic import _usage, convert
 
 THINKING = {"type": "thinking", "thinking": "hm", "signature": ""}
 CALL = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
@@ -27,3 +28,14 @@ def test_a_call_before_a_result_in_one_message_comes_before_it():
     messages = converted(("assistant", [CALL, RESULT]), ("user", [{"type": "text", "text": "so?"}]))
     assert [message["role"] for message in messages] == ["assistant", "tool", "user"]
     assert messages[0]["tool_calls"][0]["id"] == "a"
+
+
+def test_two_pieces_of_reasoning_are_one():
+    (message,) = converted(("assistant", [THINKING, {"type": "redacted_thinking"}, THINKING]))
+    assert message["reasoning_content"] == "hmhm"
+
+
+def test_cached_tokens_are_not_input_tokens_as_in_anthropics_usage():
+    usage = _usage(AnswerUsage(20, 3, 23, {"cached_tokens": 16}))
+    assert (usage["input_tokens"], usage["cache_read_input_tokens"], usage["output_tokens"]) == (4, 16, 3)
+    assert _usage(AnswerUsage(20, 3, 23))["input_tokens"] == 20

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
 
 from foreword.cli import batch as command
 from foreword.errors import RequestError
@@ -85,6 +85,34 @@ def test_a_byte_order_mark_is_skipped_and_blank_lines_are_counted(tmp_path, answ
     batch = read(write(tmp_path / "in.jsonl", "\ufeff" + json.dumps(asked("a")), "", " ", "{"), answers)
     assert ids(batch) == ["a"]
     assert batch.refusals[0]["error"]["message"] == "line 4: is not JSON"
+
+
+@pytest.mark.parametrize(("status", "attempts"), [(429, 3), (503, 3), (500, 1)])
+def test_only_a_full_or_starting_server_is_asked_again(requests, answers, status: int, attempts: int):
+    app, asked_at = FastAPI(), []
+
+    @app.post(URL)
+    async def answer() -> Response:
+        asked_at.append(1)
+        return Response("{}", status, {"Retry-After": "0"}, "application/json")
+
+    with open_batch(requests, answers) as (batch, out):
+        asyncio.run(answer_all(app, batch, out, 1, lambda *_: None))
+    assert len(asked_at) == 2 * attempts
+    assert batch.counts.failed == 2
+
+
+def test_every_answer_is_in_the_file_before_the_next_request(requests, answers):
+    app, written = FastAPI(), []
+
+    @app.post(URL)
+    async def answer() -> object:
+        written.append(len(answers.read_text("utf-8").splitlines()))
+        return {}
+
+    with open_batch(requests, answers) as (batch, out):
+        asyncio.run(answer_all(app, batch, out, 1, lambda *_: None))
+    assert written == [0, 1]
 
 
 def test_odd_lines_and_a_route_that_raises_do_not_end_the_rest(tmp_path, answers):
@@ -214,7 +242,7 @@ def test_failed_lines_are_counted_with_those_of_earlier_runs(requests, answers):
     run = refusal("batch", str(requests), str(answers))
     assert run.returncode == 0
     assert run.stderr.splitlines() == [
-        f"0 answered, 0 failed, 2 kept from before: {answers}",
+        f"0 answered, 0 failed, 2 kept from before (1 failed then): {answers}",
         "1 of 2 requests failed; their lines have the errors",
     ]
 
