@@ -10,11 +10,12 @@ import typer
 
 from foreword.cli.main import app
 from foreword.cli.train import session
-from foreword.errors import ForewordError, RequestError
+from foreword.errors import CheckpointError, ForewordError, RequestError
 from foreword.train.files import require_own
 from foreword.train.texts.batches import EngineBatch
 from foreword.train.texts.documents import count_shards, read_shards, write_shard
 from helpers.command_line import assert_one_line_error, foreword
+from helpers.tiny_families import make_family
 from helpers.tiny_models import make_hf_model, write_tiny_tokenizer
 
 _TINY = ("--batch-tokens", "1024", "--device", "cpu")
@@ -69,6 +70,20 @@ def test_every_method_leaves_a_card_and_pieces(method: str, model: str, texts: s
         _here(*common)
     _here("train", "join", pieces, joined, "-m", model)
     assert json.loads((joined / "config.json").read_text()) == json.loads((out / "config.json").read_text())
+
+
+def test_heads_are_trained_for_recurrent_models_but_no_draft_models(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    path, _ = make_family(tmp_path / "lfm2", "lfm2")
+    out = tmp_path / "out"
+    common = ("-m", path, "--out", out, "--steps", "2", *_TINY)
+    for method in ("draft", "exit"):
+        with pytest.raises(CheckpointError, match="lfm2 model's recurrent layers; train eagle3, dflash or"):
+            _here("train", method, *common)
+    _here("train", "eagle3", *common)
+    assert "eagle3, with a card" in capsys.readouterr().out
+    assert json.loads((out / "config.json").read_text())["speculators_model_type"] == "eagle3"
 
 
 def test_a_draft_is_trained_without_data_and_used(model: str, tmp_path: Path):

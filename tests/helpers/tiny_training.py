@@ -7,14 +7,14 @@ from foreword.train.heads.learner import Learner, Recipe, choose_vocabulary, who
 from foreword.train.loop.trainer import LearningRates, Trainer, TrainPhase, TrainSettings
 from foreword.train.passes.packing import fitting_size
 from foreword.train.passes.target import FrozenTarget
-from foreword.train.texts.batches import EndlessBatch, Job
+from foreword.train.texts.batches import Job, TextBatch
 from foreword.train.texts.documents import Document, make_document
 
 SETTINGS = TrainSettings(rates=LearningRates(adam=4e-3), warm_up=5)
 
 
-def greedy_documents(target: FrozenTarget, count: int = 240) -> list[Document]:
-    """Greedy answers to prompts of two tokens each."""
+def greedy_documents(batch: TextBatch, count: int = 240) -> list[Document]:
+    """Greedy answers of 16 tokens to prompts of two tokens each, or shorter ones."""
     dice = random.Random(0)
     found: list[Document] = []
 
@@ -25,7 +25,7 @@ def greedy_documents(target: FrozenTarget, count: int = 240) -> list[Document]:
         return Job(prompt, 16, 0.0, done)
 
     jobs = (job([dice.randrange(40), dice.randrange(10)]) for _ in range(count))
-    for _ in EndlessBatch(target, rows=60, context=24, stop_ids=frozenset()).run(jobs):
+    for _ in batch.run(jobs):
         pass
     return found
 

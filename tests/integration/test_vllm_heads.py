@@ -13,7 +13,8 @@ from foreword.train.heads.eagle3 import Eagle3Recipe
 from foreword.train.heads.learner import Recipe
 from foreword.train.heads.medusa import MedusaRecipe
 from foreword.train.loop.output import write_output
-from foreword.train.passes.target import FrozenTarget
+from foreword.train.passes.plain_target import PlainTarget
+from foreword.train.texts.batches import EndlessBatch
 from helpers.tiny_models import make_hf_model
 from helpers.tiny_training import greedy_documents, trained
 
@@ -66,8 +67,8 @@ def answers(
 @pytest.mark.parametrize("method", RECIPES)
 def test_a_head_trained_here_is_right_now_and_then(model, one_process, tmp_path, method):
     checkpoint = open_checkpoint(model)
-    target = FrozenTarget.load(checkpoint, torch.device("cpu"), torch.float32, compiled=False)
-    documents = greedy_documents(target)
+    target = PlainTarget.load(checkpoint, torch.device("cpu"), torch.float32, compiled=False)
+    documents = greedy_documents(EndlessBatch(target, rows=60, context=24, stop_ids=frozenset()))
     trainer, _, _ = trained(RECIPES[method](), target, documents, STEPS)
     write_output(tmp_path / "head", trainer.learner.files(checkpoint, GUESSES))
     prompts = [[int(token) for token in document.tokens[:2]] for document in documents[:8]]

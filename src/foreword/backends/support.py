@@ -1,4 +1,4 @@
-"""Checks before weights are read: what no backend runs, what cannot be trained; and a table of model families."""
+"""Checks before weights are read: what no backend runs, what has not Llama's layers; and a table of families."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -51,15 +51,21 @@ def require_supported(config: ModelConfig) -> LayerSpec:
     return config.layers[0]
 
 
-def require_trainable(config: ModelConfig) -> LayerSpec:
-    """Return the model's first layer; raise `CheckpointError` for a model that the trainer's passes do not compute."""
+def is_plain(config: ModelConfig) -> bool:
+    """Return whether all layers are Llama's."""
+    return not features_of(config)
+
+
+def require_plain(config: ModelConfig) -> LayerSpec:
+    """Return the layer that all layers are like; raise `CheckpointError` for a model that has not Llama's layers."""
     first, features = require_supported(config), features_of(config)
     if len(features) > 1:
         features.discard(Feature.MIXED)  # the others already say what differs
     if features:
         names = ", ".join(feature.value for feature in Feature if feature in features)
         raise CheckpointError(
-            f"training does not support this {config.architecture} model's {names}; use another model"
+            f"training drafters from a model's own layers does not support this {config.architecture} model's {names}; "
+            "train eagle3, dflash or medusa heads"
         )
     return first
 

@@ -25,7 +25,7 @@ from foreword.models.heads.names import all_layer_shapes
 from foreword.models.heads.opening import Head, open_head
 from foreword.models.heads.published import MASK_HIDDEN
 from foreword.models.heads.spec import DRAFTERS_OWN, MARKOV
-from foreword.models.heads.writing import layer_config
+from foreword.models.heads.writing import head_sizes, layer_config
 from foreword.speculation.drafting import Drafter
 
 MEDUSA_HEADS, DFLASH_LAYERS, DFLASH_BLOCK, DRAFT_VOCAB, TAPS = 5, 5, 16, 32_000, 3
@@ -56,10 +56,8 @@ def write_random_head(method: str, target: ModelConfig, path: Path) -> Path:
 
 def _plain(target: ModelConfig) -> ModelConfig:
     """Return the target with llama's layers, which heads have; an MLP replaces the experts that one token uses."""
-    given, mlp = target.layers[0].attention, target.layers[0].mlp
-    attention = AttentionSpec(given.num_heads, given.num_kv_heads, given.head_dim)
-    experts = 0 if mlp.experts is None else mlp.experts.size * mlp.experts.per_token
-    layer = LayerSpec(attention, MlpSpec(mlp.intermediate_size or experts))
+    heads, kv_heads, head_dim, intermediate = head_sizes(target)
+    layer = LayerSpec(AttentionSpec(heads, kv_heads, head_dim), MlpSpec(intermediate))
     return replace(target, layers=(layer,) * target.num_layers)
 
 

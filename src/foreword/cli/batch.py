@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import signal
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -76,7 +76,8 @@ def batch(
                 def on_ready() -> Progress:
                     return bars.enter_context(progress_bar("answers"))
 
-                asyncio.run(run_batch(settings, supervision, tokenizer, found, out, on_stage, on_ready))
+                work = run_batch(settings, supervision, tokenizer, found, out, on_stage, on_ready)
+                asyncio.run(_until_sigterm(work))
     counts = found.counts
     before = f"{counts.kept} kept from before"
     if counts.failed_before:
@@ -87,23 +88,20 @@ def batch(
         note(f"{failed} of {found.total} requests failed; their lines have the errors")
 
 
+async def _until_sigterm(work: Coroutine[None, None, None]) -> None:
+    """Await the work; SIGTERM cancels it, also where Ctrl-C is ignored, as in the background of a script."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    await work
+
+
 @contextmanager
 def _stopping(found: "Batch") -> Iterator[None]:
     """End the command on Ctrl-C or SIGTERM; written answers remain in the file."""
-    received = signal.SIGINT
-
-    def interrupt(*_: object) -> None:
-        nonlocal received
-        received = signal.SIGTERM
-        if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in the background of a script
-            raise KeyboardInterrupt
-        signal.raise_signal(signal.SIGINT)  # ends the event loop in order
-
-    previous = signal.signal(signal.SIGTERM, interrupt)
     try:
         yield
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, asyncio.CancelledError) as stop:
         note(f"{found.counts.done} of {found.total} answered; the same command continues")
+        received = signal.SIGINT if isinstance(stop, KeyboardInterrupt) else signal.SIGTERM
         raise typer.Exit(128 + received) from None
-    finally:
-        signal.signal(signal.SIGTERM, previous)

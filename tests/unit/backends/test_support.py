@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from foreword.backends.support import require_supported, require_trainable
+from foreword.backends.support import require_plain, require_supported
 from foreword.engine.loader import load_model
 from foreword.errors import CheckpointError
 from foreword.models.config import (
@@ -42,9 +42,9 @@ def with_layer(layer: LayerSpec) -> ModelConfig:
 
 
 def test_plain_layers_are_fine():
-    assert require_trainable(SOUND) == require_supported(SOUND) == LAYER
+    assert require_plain(SOUND) == require_supported(SOUND) == LAYER
     windowed = LayerSpec(replace(ATTENTION, window=128), MLP)  # as long as the context: it hides nothing
-    assert require_trainable(replace(SOUND, layers=(windowed,) * 3)) == windowed
+    assert require_plain(replace(SOUND, layers=(windowed,) * 3)) == windowed
 
 
 LATENT = LatentSpec(kv_rank=8, query_rank=None, nope_dim=8, rope_dim=4, value_dim=8)
@@ -59,7 +59,7 @@ WINDOW = with_layer(LayerSpec(replace(ATTENTION, window=127), MLP))
     [
         (with_layer(LayerSpec(ATTENTION, replace(MLP, activation="gelu_pytorch_tanh"))), "GeGLU"),
         (SQUARED, "MLPs of squared ReLU without a gate"),
-        (WINDOW, "sliding-window attention; use another model"),
+        (WINDOW, "sliding-window attention; train eagle3"),
         (with_layer(LayerSpec(ATTENTION, MlpSpec(32))), "layers of different kinds"),
         (COMPRESSED, "latent attention"),
         (with_layer(LayerSpec(replace(ATTENTION, softcap=5.0), MLP)), "soft caps"),
@@ -73,7 +73,7 @@ WINDOW = with_layer(LayerSpec(replace(ATTENTION, window=127), MLP))
 )
 def test_what_cannot_be_trained_is_named(config: ModelConfig, words: str):
     with pytest.raises(CheckpointError, match=words):
-        require_trainable(config)
+        require_plain(config)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ import torch
 import typer
 
 from foreword.backends.choice import pick_device
+from foreword.backends.support import is_plain
 from foreword.bench.pictures import Chart, save_charts
 from foreword.cli.console import fetched, note, say, stage_bar, stderr, stdout
 from foreword.cli.options.grouped import pick
@@ -30,7 +31,8 @@ from foreword.train.heads.learner import Recipe
 from foreword.train.loop.output import write_pieces
 from foreword.train.loop.run import TrainRun, train
 from foreword.train.loop.trainer import LearningRates, TrainSettings
-from foreword.train.passes.target import FrozenTarget
+from foreword.train.passes.decoder_target import DecoderTarget
+from foreword.train.passes.plain_target import PlainTarget
 from foreword.train.texts import documents
 from foreword.train.texts.batches import EndlessBatch, EngineBatch, TextBatch
 from foreword.train.texts.data import WritingReport, WritingSettings, write_answers, write_training_set
@@ -60,7 +62,8 @@ STOPPED = 130  # exit code after Ctrl-C, by shell convention
 _EVAL_TOKENS = 128  # per answer
 _EVAL_CONTEXT = 2048
 _HELD_OUT_TEXTS = 256
-_GPU_ROWS, _CPU_ROWS = 2048, 8  # texts written concurrently
+_GPU_ROWS, _ENGINE_ROWS, _CPU_ROWS = 2048, 256, 8  # texts written concurrently
+_WRITING_MEMORY = 0.7  # `gpu_memory_utilization` of an engine that writes texts
 _GPU_BATCH, _CPU_BATCH = 61440, 2048  # tokens per step
 
 
@@ -75,22 +78,30 @@ class TrainingTarget:
         self.checkpoint = open_checkpoint(self._path)
 
     @cached_property
-    def target(self) -> FrozenTarget:
+    def target(self) -> PlainTarget | DecoderTarget:
+        if not is_plain(self.checkpoint.config):
+            return DecoderTarget.load(self.checkpoint, self._device)
         dtype = torch.bfloat16 if self.on_gpu else torch.float32
-        return FrozenTarget.load(self.checkpoint, self._device, dtype, compiled=self.compiled)
+        return PlainTarget.load(self.checkpoint, self._device, dtype, compiled=self.compiled)
 
     def batch(self, rows: int | None, context: int, seed: int) -> TextBatch:
-        """Return a writer of texts: a captured batch on a GPU, our engine on a CPU."""
-        if self.on_gpu:
+        """Return a writer of texts: on a GPU, a captured batch of a target with Llama's layers; else our engine."""
+        if self.on_gpu and isinstance(self.target, PlainTarget):
             rows, stops = rows or _GPU_ROWS, self.checkpoint.tokenizer().eos_ids
             return EndlessBatch(self.target, rows=rows, context=context, stop_ids=stops, seed=seed)
         from foreword.engine.assembly import make_core
         from foreword.engine.config import EngineConfig
         from foreword.engine.loader import load_model
 
-        loaded = load_model(str(self._path), device="cpu", generation_config="none")
-        rows = rows or _CPU_ROWS
-        core = make_core(loaded, EngineConfig(max_num_seqs=rows), "auto")
+        if self.on_gpu and isinstance(self.target, DecoderTarget):
+            loaded, rows = self.target.loaded, rows or _ENGINE_ROWS
+            # The trainer needs the rest of the memory, before the engine's is free again.
+            config = EngineConfig(max_num_seqs=rows, gpu_memory_utilization=_WRITING_MEMORY)
+        else:
+            loaded = load_model(str(self._path), device="cpu", generation_config="none")
+            rows = rows or _CPU_ROWS
+            config = EngineConfig(max_num_seqs=rows)
+        core = make_core(loaded, config, "auto")
         # These texts are not a user's: their acceptance would mislead the next engine's prior.
         core.saved_estimates = None
         return EngineBatch(core, rows=rows, seed=seed)

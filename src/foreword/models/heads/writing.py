@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import save_file
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from foreword.errors import CheckpointError, RequestError
-from foreword.models.config import ModelConfig
+from foreword.models.config import AttentionSpec, MlpSpec, ModelConfig
 from foreword.models.heads.files import PICKLES
 from foreword.models.heads.names import IDS, OURS, PACKED, PARTS, SCALE, SHAPE
 from foreword.models.heads.opening import Head, open_head
@@ -42,11 +42,41 @@ def write_head(
     return sum(file.stat().st_size for file in out.iterdir())
 
 
+class HeadSizes(NamedTuple):
+    """Sizes of a head's Llama layers."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate: int
+
+
+def head_sizes(target: ModelConfig) -> HeadSizes:
+    """Return the sizes of a head for this target: of its first grouped-query attention, and its widest MLP."""
+    grouped = (layer.attention for layer in target.layers if layer.has_attention)
+    attention = next((attention for attention in grouped if attention.latent is None), None)
+    if attention is None:
+        dim = min(_HEAD_DIM, target.hidden_size)
+        heads = target.hidden_size // dim
+        attention = AttentionSpec(heads, heads, dim)
+    widths = [_mlp_width(layer.mlp) for layer in target.layers]
+    return HeadSizes(attention.num_heads, attention.num_kv_heads, attention.head_dim, max(widths))
+
+
+_HEAD_DIM = 128  # of heads for targets with latent attention only
+
+
+def _mlp_width(mlp: MlpSpec) -> int:
+    """Return how many of an MLP's neurons compute a token."""
+    routed = 0 if mlp.experts is None else mlp.experts.per_token * mlp.experts.size
+    return mlp.intermediate_size + routed
+
+
 def layer_config(
     target: ModelConfig, intermediate: int | None = None, num_layers: int = 1, window: int | None = None
 ) -> dict[str, Any]:
     """Return a Hugging Face config.json of a Llama model with the target's sizes; `window`: of all layers."""
-    attention = target.layer.attention
+    sizes = head_sizes(target)
     window_keys: dict[str, Any] = {}
     if window is not None:
         window_keys = {"layer_types": ["sliding_attention"] * num_layers, "sliding_window": window}
@@ -54,11 +84,11 @@ def layer_config(
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],
         "hidden_size": target.hidden_size,
-        "intermediate_size": intermediate or target.layer.mlp.intermediate_size,
+        "intermediate_size": intermediate or sizes.intermediate,
         "num_hidden_layers": num_layers,
-        "num_attention_heads": attention.num_heads,
-        "num_key_value_heads": attention.num_kv_heads,
-        "head_dim": attention.head_dim,
+        "num_attention_heads": sizes.num_heads,
+        "num_key_value_heads": sizes.num_kv_heads,
+        "head_dim": sizes.head_dim,
         "hidden_act": "silu",
         "attention_bias": False,
         "mlp_bias": False,

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
+from foreword.backends.support import require_plain
 from foreword.backends.torch.norms import rms_norm
 from foreword.errors import RequestError
 from foreword.models.config import FrequencyFactors, LayerSpec, ModelConfig
@@ -31,6 +32,7 @@ from foreword.train.heads.learner import (
 from foreword.train.passes.attention import chain_attention
 from foreword.train.passes.layers import LayerHalves, layer_tensors, rotation_of, tracked
 from foreword.train.passes.packing import PackedBatch
+from foreword.train.passes.plain_target import PlainTarget
 from foreword.train.passes.target import Features, FrozenTarget
 from foreword.train.texts.documents import Document
 
@@ -42,9 +44,11 @@ _RESIDUAL_WRITERS = ("self_attn.o_proj.weight", "mlp.down_proj.weight")
 class LayerStack(Learner):
     """Decoder layers with a final norm; embedding and output matrix may be the target's."""
 
+    target: PlainTarget
+
     def __init__(
         self,
-        target: FrozenTarget,
+        target: PlainTarget,
         vocabulary: HeadVocabulary,
         config: ModelConfig,
         *,
@@ -172,11 +176,13 @@ class DraftRecipe:
     draft_vocab: ClassVar[None] = None  # all tokens
 
     def check(self, target: ModelConfig) -> None:
+        require_plain(target)
         self._copied(target, self._config(target))
 
     def build(self, target: FrozenTarget, vocabulary: HeadVocabulary, compiled: bool = False) -> Learner:
         config = self._config(target.config)
         copied = self._copied(target.config, config)
+        assert isinstance(target, PlainTarget)  # see `check`
         return DraftModel(target, vocabulary, config, copied, compiled=compiled).to(target.device)
 
     def _config(self, target: ModelConfig) -> ModelConfig:
@@ -223,7 +229,7 @@ class DraftModel(LayerStack):
 
     def __init__(
         self,
-        target: FrozenTarget,
+        target: PlainTarget,
         vocabulary: HeadVocabulary,
         config: ModelConfig,
         copied: tuple[int, ...],
@@ -279,10 +285,12 @@ class ExitRecipe:
     draft_vocab: ClassVar[None] = None  # all tokens
 
     def check(self, target: ModelConfig) -> None:
+        require_plain(target)
         self._layer(target)
 
     def build(self, target: FrozenTarget, vocabulary: HeadVocabulary, compiled: bool = False) -> Learner:
         layer = self._layer(target.config)
+        assert isinstance(target, PlainTarget)  # see `check`
         return ExitAdapter(target, vocabulary, layer, compiled=compiled).to(target.device)
 
     def _layer(self, target: ModelConfig) -> int:
@@ -297,7 +305,7 @@ class ExitAdapter(LayerStack):
     """One layer on the residual stream after the target's first layers, with the target's output matrix."""
 
     def __init__(
-        self, target: FrozenTarget, vocabulary: HeadVocabulary, layer: int, *, compiled: bool = False
+        self, target: PlainTarget, vocabulary: HeadVocabulary, layer: int, *, compiled: bool = False
     ) -> None:
         config = target.config.with_layers([layer])
         super().__init__(target, vocabulary, config, taps=(layer,), compiled=compiled)

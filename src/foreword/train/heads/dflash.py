@@ -15,7 +15,7 @@ from torch.nn.functional import embedding, linear
 
 from foreword.backends.torch.norms import rms_norm
 from foreword.models.formats.checkpoint import Checkpoint
-from foreword.models.heads.writing import layer_config
+from foreword.models.heads.writing import head_sizes, layer_config
 from foreword.models.rope import rotate
 from foreword.train.heads.config_files import speculators_config
 from foreword.train.heads.learner import (
@@ -71,7 +71,7 @@ class DFlashLearner(TapsHead):
     ) -> None:
         taps = recipe.taps or spread_taps(target.config.num_layers)
         hidden, (heads, kv_heads, dim) = target.config.hidden_size, target.sizes
-        intermediate = recipe.intermediate or target.config.layer.mlp.intermediate_size
+        intermediate = recipe.intermediate or head_sizes(target.config).intermediate
         sizes = {
             "q": (heads * dim, hidden), "kv": (kv_heads * dim, hidden), "o": (hidden, heads * dim),
             "up": (intermediate, hidden), "down": (hidden, intermediate),

@@ -11,7 +11,7 @@ from torch.nn.functional import embedding, linear, silu
 from foreword.backends.torch.norms import rms_norm
 from foreword.models.formats.checkpoint import Checkpoint
 from foreword.models.heads.names import OUTPUT
-from foreword.models.heads.writing import layer_config
+from foreword.models.heads.writing import head_sizes, layer_config
 from foreword.models.rope import rotate
 from foreword.train.heads.config_files import speculators_config
 from foreword.train.heads.learner import (
@@ -65,7 +65,7 @@ class Eagle3Head(TapsHead):
         self, target: FrozenTarget, vocabulary: HeadVocabulary, recipe: Eagle3Recipe, compiled: bool = False
     ) -> None:
         taps = recipe.taps or default_taps(target.config.num_layers)
-        intermediate = recipe.intermediate or target.config.layer.mlp.intermediate_size
+        intermediate = recipe.intermediate or head_sizes(target.config).intermediate
         hidden, (heads, kv_heads, dim) = target.config.hidden_size, target.sizes
         shapes = {
             "fc": (hidden, len(taps) * hidden),

@@ -253,7 +253,9 @@ class Trainer:
         """Return for each level the loss, and the numbers of rows whose chain is right before and after it."""
         settings, draft_ids = self.settings, self.learner.vocabulary.draft_ids
         next_rows = (batch.tail_rows + 1).clamp(max=self.size.rows - 1)
-        wanted = target_probabilities(features.last[next_rows], self._output_matrix, settings.sharpness)
+        wanted = target_probabilities(
+            self.target, features.last[next_rows], self._output_matrix, settings.sharpness
+        )
         living = torch.ones(self.size.tails, dtype=torch.bool, device=self.target.device)
         losses, alive, all_hits = [], [], []
         for step, states in enumerate(self.learner.steps(batch, features, self._depth)):

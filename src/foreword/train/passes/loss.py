@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from foreword.train.passes.target import wide_logits
+from foreword.train.passes.target import FrozenTarget
 
 CHUNK = 4096  # number of rows whose logits exist at the same time
 
@@ -73,10 +73,12 @@ class OutputLoss(torch.autograd.Function):
 
 
 @torch.no_grad()
-def target_probabilities(last: Tensor, matrix: Tensor, sharpness: float = 1.0) -> Tensor:
+def target_probabilities(
+    target: FrozenTarget, last: Tensor, matrix: Tensor, sharpness: float = 1.0
+) -> Tensor:
     """Return the target's probabilities over the draft vocabulary; sharpness above 1 favours likely tokens."""
     out = torch.empty(len(last), len(matrix), dtype=last.dtype, device=last.device)
     for begin in range(0, len(last), CHUNK):
         part = slice(begin, begin + CHUNK)
-        out[part] = (wide_logits(last[part], matrix) * sharpness).softmax(-1)
+        out[part] = (target.logits(last[part], matrix) * sharpness).softmax(-1)
     return out

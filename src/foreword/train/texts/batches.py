@@ -17,7 +17,8 @@ from foreword.engine.core import EngineCore
 from foreword.engine.messages import NewRequest
 from foreword.errors import RequestError
 from foreword.train.passes.attention import CacheRows, Spans, decode_attention, to_device
-from foreword.train.passes.target import FrozenTarget, wide_logits
+from foreword.train.passes.plain_target import PlainTarget
+from foreword.train.passes.target import wide_logits
 
 
 @dataclass
@@ -140,7 +141,7 @@ class EndlessBatch:
 
     def __init__(
         self,
-        target: FrozenTarget,
+        target: PlainTarget,
         *,
         rows: int,
         context: int,

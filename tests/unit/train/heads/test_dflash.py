@@ -8,14 +8,14 @@ from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.models.rope import rotate
 from foreword.train.heads.dflash import DFlashRecipe
 from foreword.train.passes.packing import exact_size, pack, tail_begin
-from foreword.train.passes.target import FrozenTarget
+from foreword.train.passes.plain_target import PlainTarget
 from foreword.train.texts.documents import Document
 from helpers.tiny_training import new_learner, trained
 
 RECIPE = DFlashRecipe(layers=2, draft_tokens=3, draft_vocab=256)
 
 
-def test_tokens_per_pass_rise(target: FrozenTarget, documents: list[Document]):
+def test_tokens_per_pass_rise(target: PlainTarget, documents: list[Document]):
     recipe = DFlashRecipe(layers=1, draft_tokens=2, draft_vocab=256)
     _, before, after = trained(recipe, target, documents, steps=50)
     assert after > before + 0.35, (before, after)
@@ -25,7 +25,7 @@ def _norm(x, weight, eps):
     return weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
 
 
-def _block(target: FrozenTarget, weights, config, tokens, taps, place: int) -> torch.Tensor:
+def _block(target: PlainTarget, weights, config, tokens, taps, place: int) -> torch.Tensor:
     """States of the masks after the newest token at `place`, from the file alone; the past ends before it."""
     eps, (heads, kv_heads, dim) = target.config.norm.eps, target.sizes
     past = _norm(
@@ -65,7 +65,7 @@ def _block(target: FrozenTarget, weights, config, tokens, taps, place: int) -> t
 
 
 def test_blocks_of_a_batch_are_blocks_of_their_own(
-    target: FrozenTarget, documents: list[Document], tiny_model
+    target: PlainTarget, documents: list[Document], tiny_model
 ):
     learner = new_learner(RECIPE, target, documents)
     with torch.no_grad():
@@ -93,7 +93,7 @@ def test_blocks_of_a_batch_are_blocks_of_their_own(
     assert np.isclose(row, sum(len(d.tokens) - tail_begin(d) for d in texts))
 
 
-def test_weights_of_files_are_taken_up_again(target: FrozenTarget, documents: list[Document], tiny_model):
+def test_weights_of_files_are_taken_up_again(target: PlainTarget, documents: list[Document], tiny_model):
     first, second = new_learner(RECIPE, target, documents), new_learner(RECIPE, target, documents)
     with torch.no_grad():
         for parameter in first.parameters():

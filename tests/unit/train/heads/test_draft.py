@@ -11,7 +11,8 @@ from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.train.heads.decoders import DraftRecipe
 from foreword.train.loop.output import write_output
 from foreword.train.passes.packing import exact_size, pack
-from foreword.train.passes.target import FrozenTarget, wide_logits
+from foreword.train.passes.plain_target import PlainTarget
+from foreword.train.passes.target import wide_logits
 from foreword.train.texts.documents import Document
 from helpers.tiny_models import make_hf_model, write_gguf
 from helpers.tiny_training import new_learner, trained
@@ -22,12 +23,12 @@ from helpers.tiny_training import new_learner, trained
     [DraftRecipe(layers=1), DraftRecipe(layers=1, hidden=32, heads=2, kv_heads=1, intermediate=48)],
     ids=["copied", "own shape"],
 )
-def test_tokens_per_pass_rise(recipe: DraftRecipe, target: FrozenTarget, documents: list[Document]):
+def test_tokens_per_pass_rise(recipe: DraftRecipe, target: PlainTarget, documents: list[Document]):
     _, before, after = trained(recipe, target, documents, steps=60)
     assert after > before + 0.35, (before, after)
 
 
-def test_all_layers_copied_are_the_target(target: FrozenTarget, documents: list[Document]):
+def test_all_layers_copied_are_the_target(target: PlainTarget, documents: list[Document]):
     learner = new_learner(DraftRecipe(layers=target.config.num_layers), target, documents)
     text = documents[:3]
     batch = pack(text, exact_size(text), target.device)
@@ -42,7 +43,7 @@ def test_it_loads_as_a_model_and_drafts(as_gguf: bool, tmp_path):
     source = make_hf_model(tmp_path / "target", "llama")
     model = write_gguf(source, tmp_path / "target.gguf") if as_gguf else source
     checkpoint = open_checkpoint(model)
-    target = FrozenTarget.load(checkpoint, torch.device("cpu"), torch.float32, compiled=False)
+    target = PlainTarget.load(checkpoint, torch.device("cpu"), torch.float32, compiled=False)
     recipe = DraftRecipe(layers=target.config.num_layers)
     learner = recipe.build(target, _whole(target))
     learner.begin([], seed=0)
@@ -61,14 +62,14 @@ def test_it_loads_as_a_model_and_drafts(as_gguf: bool, tmp_path):
     llm.close()
 
 
-def _whole(target: FrozenTarget):
+def _whole(target: PlainTarget):
     from foreword.train.heads.learner import whole_vocabulary
 
     return whole_vocabulary(target.config.vocab_size)
 
 
 def test_the_files_logits_are_the_learners(
-    target: FrozenTarget, documents: list[Document], tiny_model, tmp_path
+    target: PlainTarget, documents: list[Document], tiny_model, tmp_path
 ):
     recipe = DraftRecipe(layers=2, hidden=32, heads=2, kv_heads=1, intermediate=48)
     learner = new_learner(recipe, target, documents)
@@ -77,7 +78,7 @@ def test_the_files_logits_are_the_learners(
             parameter.copy_(parameter.bfloat16())
     write_output(tmp_path / "draft", learner.files(open_checkpoint(tiny_model), 3))
     checkpoint = open_checkpoint(tmp_path / "draft")
-    loaded = FrozenTarget.load(checkpoint, torch.device("cpu"), torch.float32, compiled=False)
+    loaded = PlainTarget.load(checkpoint, torch.device("cpu"), torch.float32, compiled=False)
     text = documents[:2]
     batch = pack(text, exact_size(text), target.device)
     states = next(learner.steps(batch, target.features(batch, ()), 1))
@@ -90,6 +91,6 @@ def test_the_files_logits_are_the_learners(
     "recipe",
     [DraftRecipe(copied=(0, 7)), DraftRecipe(copied=(0,), hidden=32), DraftRecipe(heads=3, kv_heads=2)],
 )
-def test_shapes_that_do_not_fit_are_refused_in_a_line(recipe: DraftRecipe, target: FrozenTarget):
+def test_shapes_that_do_not_fit_are_refused_in_a_line(recipe: DraftRecipe, target: PlainTarget):
     with pytest.raises(RequestError, match=r"layers|fit together"):
         recipe.build(target, _whole(target))

@@ -9,7 +9,7 @@ from foreword.models.rope import rotate
 from foreword.train.heads.eagle3 import Eagle3Recipe, default_taps
 from foreword.train.heads.learner import HeadVocabulary, vocabulary_tensors
 from foreword.train.passes.packing import BatchSize, pack, tail_begin
-from foreword.train.passes.target import FrozenTarget
+from foreword.train.passes.plain_target import PlainTarget
 from foreword.train.texts.documents import make_document
 
 DEPTH = 3
@@ -19,7 +19,7 @@ def _norm(x, weight, eps):
     return weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
 
 
-def _draft(target: FrozenTarget, tensors, tokens, taps, begin: int) -> list[torch.Tensor]:
+def _draft(target: PlainTarget, tensors, tokens, taps, begin: int) -> list[torch.Tensor]:
     """Logits of a chain that starts from the true slots 0 .. begin and is fed the text's own tokens."""
     eps, (num_heads, kv_heads, head_dim) = target.config.norm.eps, target.sizes
     weights = {name: tensor.float() for name, tensor in tensors.items()}
@@ -56,7 +56,7 @@ def _draft(target: FrozenTarget, tensors, tokens, taps, begin: int) -> list[torc
     return logits
 
 
-def test_unrolled_chains_are_the_chains_that_a_drafter_makes(target: FrozenTarget):
+def test_unrolled_chains_are_the_chains_that_a_drafter_makes(target: PlainTarget):
     torch.manual_seed(0)
     vocab = target.config.vocab_size
     vocabulary = HeadVocabulary.of(torch.arange(0, 128, 2), vocab, 1.0)

@@ -15,7 +15,8 @@ from foreword.train.heads.decoders import ExitRecipe
 from foreword.train.heads.learner import whole_vocabulary
 from foreword.train.loop.output import write_output
 from foreword.train.passes.packing import exact_size, pack
-from foreword.train.passes.target import FrozenTarget, wide_logits
+from foreword.train.passes.plain_target import PlainTarget
+from foreword.train.passes.target import wide_logits
 from foreword.train.texts.documents import Document
 from helpers.cpu import cpu_decoder
 from helpers.passes import all_logits, torch_decoder
@@ -23,7 +24,7 @@ from helpers.tiny_models import make_hf_model
 from helpers.tiny_training import new_learner, trained
 
 
-def test_tokens_per_pass_rise(target: FrozenTarget, documents: list[Document]):
+def test_tokens_per_pass_rise(target: PlainTarget, documents: list[Document]):
     # Of two layers the exit begins as the second, which leaves nothing to learn.
     _, before, after = trained(
         ExitRecipe(layer=1), target, documents, steps=50, prepare=lambda learner: learner.begin_random(0)
@@ -32,13 +33,13 @@ def test_tokens_per_pass_rise(target: FrozenTarget, documents: list[Document]):
 
 
 @pytest.mark.parametrize("layer", [0, 2, 9])
-def test_an_exit_must_leave_some_layers(layer: int, target: FrozenTarget):
+def test_an_exit_must_leave_some_layers(layer: int, target: PlainTarget):
     with pytest.raises(RequestError, match="the exit must be after layer"):
         ExitRecipe(layer).build(target, whole_vocabulary(target.config.vocab_size))
 
 
 def test_an_exit_after_all_but_one_layer_can_be_the_target(
-    target: FrozenTarget, documents: list[Document], tiny_model: Path, tmp_path: Path
+    target: PlainTarget, documents: list[Document], tiny_model: Path, tmp_path: Path
 ):
     """Begun as the target's last layer it says what the target says, so that every guess is accepted."""
     learner = new_learner(ExitRecipe(target.config.num_layers - 1), target, documents)
@@ -58,7 +59,7 @@ def test_an_exit_after_all_but_one_layer_can_be_the_target(
 
 
 def test_an_exit_of_another_model_is_refused(
-    target: FrozenTarget, documents: list[Document], tiny_model: Path, tmp_path: Path
+    target: PlainTarget, documents: list[Document], tiny_model: Path, tmp_path: Path
 ):
     learner = new_learner(ExitRecipe(1), target, documents)
     write_output(tmp_path / "exit", learner.files(open_checkpoint(tiny_model), 3))
@@ -77,7 +78,7 @@ def test_an_adapter_is_a_directory_and_knows_its_layer(keys: dict[str, object]):
 
 @pytest.mark.parametrize("backend", ["torch", "cpu"])
 def test_decoders_run_an_exit_as_it_was_trained(
-    backend: str, target: FrozenTarget, documents: list[Document], tiny_model: Path, tmp_path: Path
+    backend: str, target: PlainTarget, documents: list[Document], tiny_model: Path, tmp_path: Path
 ):
     learner = new_learner(ExitRecipe(1), target, documents)
     generator = torch.Generator().manual_seed(0)

@@ -10,14 +10,14 @@ from foreword.train.heads.learner import Learner
 from foreword.train.heads.medusa import MedusaRecipe
 from foreword.train.loop.output import write_output
 from foreword.train.passes.packing import exact_size, pack
-from foreword.train.passes.target import FrozenTarget
+from foreword.train.passes.plain_target import PlainTarget
 from foreword.train.texts.documents import Document
 from helpers.tiny_training import new_learner, trained
 
 RECIPE = MedusaRecipe(heads=3, blocks=2, draft_vocab=256)
 
 
-def test_tokens_per_pass_rise(target: FrozenTarget, documents: list[Document]):
+def test_tokens_per_pass_rise(target: PlainTarget, documents: list[Document]):
     # A tiny random target mostly says a token again, which the heads begin with: they begin knowing nothing here.
     _, before, after = trained(RECIPE, target, documents, steps=60, prepare=_forget)
     assert after > before + 0.35, (before, after)
@@ -31,7 +31,7 @@ def _forget(learner: Learner) -> None:
 
 
 def test_the_file_says_what_the_heads_do(
-    target: FrozenTarget, documents: list[Document], tiny_model, tmp_path
+    target: PlainTarget, documents: list[Document], tiny_model, tmp_path
 ):
     learner = new_learner(RECIPE, target, documents)
     with torch.no_grad():
@@ -56,7 +56,7 @@ def test_the_file_says_what_the_heads_do(
         assert torch.equal(ids, learner.vocabulary.token_ids)
 
 
-def test_weights_of_files_are_taken_up_again(target: FrozenTarget, documents: list[Document], tiny_model):
+def test_weights_of_files_are_taken_up_again(target: PlainTarget, documents: list[Document], tiny_model):
     first, second = new_learner(RECIPE, target, documents), new_learner(RECIPE, target, documents)
     with torch.no_grad():
         for parameter in first.parameters():

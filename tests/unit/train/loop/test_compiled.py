@@ -13,7 +13,7 @@ from foreword.train.heads.learner import Recipe, choose_vocabulary, whole_vocabu
 from foreword.train.heads.medusa import MedusaRecipe
 from foreword.train.loop.trainer import Trainer, TrainPhase
 from foreword.train.passes.packing import fitting_size
-from foreword.train.passes.target import FrozenTarget
+from foreword.train.passes.plain_target import PlainTarget
 from foreword.train.texts.documents import Document
 from helpers.tiny_training import SETTINGS
 
@@ -28,7 +28,7 @@ RECIPES = (
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.method)
 def test_compiled_steps_are_the_plain_ones(
-    recipe: Recipe, target: FrozenTarget, documents: list[Document], monkeypatch: pytest.MonkeyPatch
+    recipe: Recipe, target: PlainTarget, documents: list[Document], monkeypatch: pytest.MonkeyPatch
 ):
     # Traced, but not translated: that takes a GPU's compilers.
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
@@ -36,7 +36,7 @@ def test_compiled_steps_are_the_plain_ones(
     found = []
     for compiled in (True, False):
         weights = target.weights
-        own = FrozenTarget(target.config, weights, compiled=compiled)
+        own = PlainTarget(target.config, weights, compiled=compiled)
         vocab_size, wanted = target.config.vocab_size, recipe.draft_vocab
         vocabulary = (
             whole_vocabulary(vocab_size)

@@ -16,7 +16,7 @@ from foreword.train.heads.learner import LearnedFiles
 from foreword.train.heads.medusa import MedusaRecipe
 from foreword.train.loop import output
 from foreword.train.loop.output import digest_of, join_pieces, read_weights, write_output, write_pieces
-from foreword.train.passes.target import FrozenTarget
+from foreword.train.passes.plain_target import PlainTarget
 from foreword.train.texts.documents import Document
 from helpers.tiny_training import new_learner
 
@@ -39,7 +39,7 @@ def test_pieces_become_the_directory_again(
     recipe,
     bits: int,
     error: float,
-    target: FrozenTarget,
+    target: PlainTarget,
     documents: list[Document],
     tiny_model: Path,
     tmp_path: Path,
@@ -65,7 +65,7 @@ def test_pieces_become_the_directory_again(
 
 
 def test_pieces_that_are_missing_or_changed_are_refused(
-    target: FrozenTarget, documents: list[Document], tiny_model: Path, tmp_path: Path
+    target: PlainTarget, documents: list[Document], tiny_model: Path, tmp_path: Path
 ):
     checkpoint = open_checkpoint(tiny_model)
     learner = new_learner(MedusaRecipe(heads=1, draft_vocab=64), target, documents)
@@ -84,7 +84,7 @@ def test_pieces_that_are_missing_or_changed_are_refused(
 
 
 def test_pieces_are_not_joined_with_another_model(
-    target: FrozenTarget, documents: list[Document], tiny_model: Path, tmp_path: Path
+    target: PlainTarget, documents: list[Document], tiny_model: Path, tmp_path: Path
 ):
     checkpoint = open_checkpoint(tiny_model)
     learner = new_learner(MedusaRecipe(heads=1, draft_vocab=64), target, documents)

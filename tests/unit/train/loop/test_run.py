@@ -21,7 +21,7 @@ from foreword.train.heads.medusa import MedusaRecipe
 from foreword.train.loop.output import _rounded, digest_of, read_weights
 from foreword.train.loop.run import SavedTraining, TrainRun, train
 from foreword.train.loop.trainer import Trainer, TrainPhase
-from foreword.train.passes.target import FrozenTarget
+from foreword.train.passes.plain_target import PlainTarget
 from foreword.train.texts.documents import FILES, HELD_OUT, Document, gather_texts, make_document, write_shard
 from foreword.train.texts.prompts import FilePrompt
 from helpers.tiny_heads import TinyHead
@@ -64,7 +64,7 @@ def texts(documents: list[Document], tmp_path: Path):
     return gather_texts(tmp_path / "texts", [], lambda _: [], 256, "tiny")
 
 
-def test_a_run_leaves_weights_card_and_log(target: FrozenTarget, texts, tiny_model: Path, tmp_path: Path):
+def test_a_run_leaves_weights_card_and_log(target: PlainTarget, texts, tiny_model: Path, tmp_path: Path):
     watcher = _Silent()
     reports = train(open_checkpoint(tiny_model), target, _run(tmp_path / "out"), texts, watcher)
     assert reports is not None and set(reports) == {HELD_OUT}
@@ -86,7 +86,7 @@ def test_a_run_leaves_weights_card_and_log(target: FrozenTarget, texts, tiny_mod
     assert watcher.shares == sorted(watcher.shares) and watcher.shares[-1] == 1.0
 
 
-def test_a_run_that_is_stopped_goes_on_exactly(target: FrozenTarget, texts, tiny_model: Path, tmp_path: Path):
+def test_a_run_that_is_stopped_goes_on_exactly(target: PlainTarget, texts, tiny_model: Path, tmp_path: Path):
     checkpoint = open_checkpoint(tiny_model)
     whole = train(checkpoint, target, _run(tmp_path / "whole"), texts, _Silent())
     looks = itertools.count()
@@ -100,7 +100,7 @@ def test_a_run_that_is_stopped_goes_on_exactly(target: FrozenTarget, texts, tiny
         assert torch.equal(second[name], tensor), name
 
 
-def test_states_are_saved_within_a_minute(target: FrozenTarget, texts, tiny_model: Path, tmp_path: Path):
+def test_states_are_saved_within_a_minute(target: PlainTarget, texts, tiny_model: Path, tmp_path: Path):
     now = itertools.count(0, 8)
     saved: list[bool] = []
 
@@ -114,7 +114,7 @@ def test_states_are_saved_within_a_minute(target: FrozenTarget, texts, tiny_mode
 
 
 def test_another_shape_or_a_directory_in_use_is_refused(
-    target: FrozenTarget, texts, tiny_model: Path, tmp_path: Path
+    target: PlainTarget, texts, tiny_model: Path, tmp_path: Path
 ):
     checkpoint = open_checkpoint(tiny_model)
     train(checkpoint, target, _run(tmp_path / "out", steps=1), texts, _Silent())
@@ -138,14 +138,14 @@ def test_no_file_of_others_is_replaced(tmp_path: Path):
         require_own(tmp_path / "own", resume=False)
 
 
-def test_no_training_to_go_on_with_is_told(target: FrozenTarget, texts, tiny_model: Path, tmp_path: Path):
+def test_no_training_to_go_on_with_is_told(target: PlainTarget, texts, tiny_model: Path, tmp_path: Path):
     with pytest.raises(RequestError, match="has no training state to resume; leave out --resume"):
         train(open_checkpoint(tiny_model), target, _run(tmp_path / "out", resume=True), texts, _Silent())
     assert not (tmp_path / "out").exists()
 
 
 def test_it_begins_with_weights_that_were_trained_before(
-    target: FrozenTarget, texts, tiny_model: Path, tmp_path: Path
+    target: PlainTarget, texts, tiny_model: Path, tmp_path: Path
 ):
     checkpoint = open_checkpoint(tiny_model)
     train(checkpoint, target, _run(tmp_path / "first"), texts, _Silent())
@@ -158,7 +158,7 @@ def test_it_begins_with_weights_that_were_trained_before(
 
 @pytest.mark.parametrize("bits", [8, 4])
 def test_it_begins_with_a_rounded_head(
-    bits: int, target: FrozenTarget, texts, tiny_model: Path, tmp_path: Path
+    bits: int, target: PlainTarget, texts, tiny_model: Path, tmp_path: Path
 ):
     checkpoint = open_checkpoint(tiny_model)
     train(checkpoint, target, _run(tmp_path / "first"), texts, _Silent())
@@ -174,14 +174,14 @@ def test_it_begins_with_a_rounded_head(
 
 
 def test_too_little_disk_is_told_before_training(
-    target: FrozenTarget, texts, tiny_model, tmp_path: Path, monkeypatch
+    target: PlainTarget, texts, tiny_model, tmp_path: Path, monkeypatch
 ):
     monkeypatch.setattr(files.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
     with pytest.raises(RequestError, match="MB free; make room"):
         train(open_checkpoint(tiny_model), target, _run(tmp_path / "out"), texts, _Silent())
 
 
-def test_texts_of_a_larger_vocabulary_are_told(target: FrozenTarget, texts, tiny_model: Path, tmp_path: Path):
+def test_texts_of_a_larger_vocabulary_are_told(target: PlainTarget, texts, tiny_model: Path, tmp_path: Path):
     strange = make_document([5, 6, target.config.vocab_size, 9], [(2, 4)], "x", 0.0)
     more = replace(texts, trained=[*texts.trained, strange])
     with pytest.raises(RequestError, match="the texts have token id 360, but the model's largest is 359"):
@@ -221,7 +221,7 @@ class _Slow:
 
 
 def test_the_seconds_of_a_run_include_loading_and_the_last_measurement(
-    target: FrozenTarget, texts, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    target: PlainTarget, texts, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     clock, evaluate, step = _Slow(), Trainer.evaluate, TrainPhase.rate
     clock.now = 10.0  # to load and to write texts

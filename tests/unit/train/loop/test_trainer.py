@@ -18,12 +18,13 @@ from foreword.train.heads.medusa import MedusaRecipe
 from foreword.train.loop.output import read_weights, write_output
 from foreword.train.loop.trainer import TrainPhase
 from foreword.train.passes.packing import PackedBatch, fitting_size, grouped
-from foreword.train.passes.target import Features, FrozenTarget
+from foreword.train.passes.plain_target import PlainTarget
+from foreword.train.passes.target import Features
 from foreword.train.texts.documents import Document
 from helpers.tiny_training import SETTINGS, new_trainer, trained
 
 
-def test_tokens_per_pass_rise(target: FrozenTarget, documents: list[Document]):
+def test_tokens_per_pass_rise(target: PlainTarget, documents: list[Document]):
     trainer, before, after = trained(Eagle3Recipe(draft_vocab=256), target, documents, steps=40)
     assert after > before + 0.35, (before, after)
     assert trainer.evaluate(documents[:30]).first_hit > 0.3
@@ -33,7 +34,7 @@ def test_tokens_per_pass_rise(target: FrozenTarget, documents: list[Document]):
     "recipe", [Eagle3Recipe(draft_vocab=256), MedusaRecipe(heads=2, draft_vocab=64), DraftRecipe(layers=1)]
 )
 def test_a_resumed_run_ends_where_an_unbroken_one_does(
-    recipe: Recipe, target: FrozenTarget, documents: list[Document]
+    recipe: Recipe, target: PlainTarget, documents: list[Document]
 ):
     unbroken = new_trainer(recipe, target, documents)
     unbroken.train(TrainPhase(last_step=6))
@@ -46,14 +47,14 @@ def test_a_resumed_run_ends_where_an_unbroken_one_does(
         assert torch.equal(resumed.learner.state_dict()[name], tensor), name
 
 
-def test_a_stretch_ends_where_it_is_stopped(target: FrozenTarget, documents: list[Document]):
+def test_a_stretch_ends_where_it_is_stopped(target: PlainTarget, documents: list[Document]):
     trainer = new_trainer(MedusaRecipe(heads=1, draft_vocab=64), target, documents)
     trainer.train(TrainPhase(last_step=50, stop=lambda: trainer.step >= 3))
     assert trainer.step == 3
 
 
 def test_kept_states_change_nothing_but_the_targets_work(
-    target: FrozenTarget, documents: list[Document], monkeypatch: pytest.MonkeyPatch
+    target: PlainTarget, documents: list[Document], monkeypatch: pytest.MonkeyPatch
 ):
     """Over three epochs, with room for all batches, for one, and for none."""
     passes: list[int] = []
@@ -80,7 +81,7 @@ def test_kept_states_change_nothing_but_the_targets_work(
 
 
 def test_a_head_trains_with_the_weights_that_its_file_will_have(
-    target: FrozenTarget, documents: list[Document], tiny_model: Path, tmp_path: Path
+    target: PlainTarget, documents: list[Document], tiny_model: Path, tmp_path: Path
 ):
     recipe = Eagle3Recipe(draft_vocab=64, intermediate=64, own_output=False)
     trainer = new_trainer(recipe, target, documents, replace(SETTINGS, round_bits=4))
@@ -101,7 +102,7 @@ def test_a_head_trains_with_the_weights_that_its_file_will_have(
 
 
 def test_what_cannot_be_rounded_is_refused_before_the_first_step(
-    target: FrozenTarget, documents: list[Document]
+    target: PlainTarget, documents: list[Document]
 ):
     with pytest.raises(RequestError, match="96 columns cannot be rounded"):
         new_trainer(Eagle3Recipe(draft_vocab=64), target, documents, replace(SETTINGS, round_bits=4))

@@ -12,7 +12,7 @@ from foreword.engine.loader import load_model
 from foreword.errors import RequestError
 from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.train import files
-from foreword.train.passes.target import FrozenTarget
+from foreword.train.passes.plain_target import PlainTarget
 from foreword.train.texts.batches import EndlessBatch, EngineBatch, Job
 from foreword.train.texts.data import WritingSettings, write_answers, write_training_set
 from foreword.train.texts.documents import count_shards, read_shards
@@ -80,7 +80,7 @@ def test_too_little_disk_is_told_before_anything_is_written(tokenizer, tmp_path:
         write_training_set(_Scripted(2), tokenizer, tmp_path, WritingSettings(answer_tokens=1))
 
 
-def test_the_engine_writes_what_the_captured_batch_writes(tiny_model: Path, target: FrozenTarget, tokenizer):
+def test_the_engine_writes_what_the_captured_batch_writes(tiny_model: Path, target: PlainTarget, tokenizer):
     loaded = load_model(str(tiny_model), device="cpu", dtype="float32", backend="torch")
     core = make_core(loaded, None)
     prompts = [FilePrompt("x", (f"the sky is {word}",)) for word in ("blue", "red", "wide", "low", "dark")]
@@ -108,7 +108,7 @@ def test_the_engine_draws_other_texts_with_another_seed(tiny_model: Path):
     core.close()
 
 
-def test_prompts_that_are_too_long_to_measure_on_are_told(tokenizer, target: FrozenTarget):
+def test_prompts_that_are_too_long_to_measure_on_are_told(tokenizer, target: PlainTarget):
     batch = EndlessBatch(target, rows=1, context=16, stop_ids=frozenset())
     with pytest.raises(RequestError, match="no evaluation prompt fits"):
         write_answers(batch, tokenizer, [FilePrompt("x", ("word " * 50,))], max_new=8, context=16)

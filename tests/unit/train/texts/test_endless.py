@@ -3,13 +3,14 @@
 import torch
 
 from foreword.train.passes.attention import Spans
-from foreword.train.passes.target import FrozenTarget, wide_logits
+from foreword.train.passes.plain_target import PlainTarget
+from foreword.train.passes.target import wide_logits
 from foreword.train.texts.batches import EndlessBatch, Job
 
 CPU = torch.device("cpu")
 
 
-def _greedy(target: FrozenTarget, prompt: list[int], max_new: int, stops: frozenset[int]) -> list[int]:
+def _greedy(target: PlainTarget, prompt: list[int], max_new: int, stops: frozenset[int]) -> list[int]:
     tokens = list(prompt)
     while len(tokens) < len(prompt) + max_new:
         ids = torch.tensor(tokens)
@@ -20,7 +21,7 @@ def _greedy(target: FrozenTarget, prompt: list[int], max_new: int, stops: frozen
     return tokens[len(prompt) :]
 
 
-def test_rows_that_come_and_go_write_their_own_greedy_texts(target: FrozenTarget):
+def test_rows_that_come_and_go_write_their_own_greedy_texts(target: PlainTarget):
     generator = torch.Generator().manual_seed(0)
     sizes = [(1, 5), (9, 12), (4, 1), (7, 3), (12, 9), (3, 7), (5, 4)]
     prompts = [torch.randint(3, 300, (size,), generator=generator).tolist() for size, _ in sizes]
@@ -40,7 +41,7 @@ def test_rows_that_come_and_go_write_their_own_greedy_texts(target: FrozenTarget
     assert batch.tokens_written == sum(map(len, written.values()))
 
 
-def test_a_temperature_draws_from_the_targets_distribution(target: FrozenTarget):
+def test_a_temperature_draws_from_the_targets_distribution(target: PlainTarget):
     first: list[int] = []
     jobs = (Job([5, 6, 7], 1, 1.0, lambda tokens: first.append(tokens[0])) for _ in range(4000))
     for _ in EndlessBatch(target, rows=200, context=8, stop_ids=frozenset(), steps=1).run(jobs):
