@@ -265,6 +265,16 @@ def test_a_response_with_several_answers_is_refused_by_name(server):
     assert (said.status_code, said.json()["error"]["param"]) == (400, "n")
 
 
+def test_events_of_a_response_have_their_type_as_name(server):
+    with server.http() as http:
+        text = http.post(
+            "/v1/responses", json={"input": "hello", "max_output_tokens": 3, "stream": True}
+        ).text
+    events = [block.split("\n") for block in text.strip().split("\n\n")]
+    assert [name for name, _ in events] == [f"event: {json.loads(data[6:])['type']}" for _, data in events]
+    assert events[-1][0] == "event: response.incomplete"
+
+
 def test_items_of_a_response_have_its_status(server):
     said = server.openai().responses.create(model="tiny", input="hello", max_output_tokens=3)
     assert [item.status for item in said.output] == [said.status] == ["incomplete"]

@@ -91,7 +91,7 @@ def by_responses(http, stream: bool, speculation: bool) -> tuple[str, str]:
         "stream": stream,
     }
     answer = http.post("/v1/responses", json=asked | {"speculation": speculation})
-    last = json.loads(answer.text.split("data: ")[-2])["response"] if stream else answer.json()
+    last = json.loads(answer.text.split("data: ")[-1])["response"] if stream else answer.json()
     thought, said = last["output"]
     assert (thought["type"], said["type"]) == ("reasoning", "message")
     return thought["content"][0]["text"], said["content"][0]["text"]
@@ -140,6 +140,16 @@ def test_reasoning_that_is_cut_is_the_only_item_of_a_response(server):
     last = json.loads(next(line for line in reversed(streamed) if line.startswith("data: {"))[6:])["response"]
     assert [item["type"] for item in whole["output"]] == ["reasoning"]
     assert [item["type"] for item in last["output"]] == ["reasoning"]
+
+
+def test_only_the_last_item_of_a_response_is_incomplete(server):
+    with server.http() as http:
+        body = {"input": "hello", "max_output_tokens": 40, "thinking_token_budget": 6, "seed": 4}
+        whole = http.post("/v1/responses", json=body).json()
+        streamed = http.post("/v1/responses", json=body | {"stream": True}).text.split("data: ")
+    for answer in (whole, json.loads(streamed[-1])["response"]):
+        assert [item["status"] for item in answer["output"]] == ["completed", "incomplete"]
+        assert answer["incomplete_details"] == {"reason": "max_output_tokens"}
 
 
 def test_a_forced_call_comes_after_the_reasoning(server):

@@ -33,7 +33,7 @@ _ANTHROPIC_TYPES = {
 }
 
 
-ANTHROPIC = "/v1/messages"
+ANTHROPIC, RESPONSES = "/v1/messages", "/v1/responses"
 OLLAMA = "/api/"
 """Path prefixes of these APIs."""
 

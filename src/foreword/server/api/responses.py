@@ -61,8 +61,10 @@ class ResponsesDialect:
         return events
 
     def closing(self) -> Iterable[Item]:
-        for key in self._items:
-            yield from self._done_events(key)
+        if not self._items:
+            yield from self._new_text_events(TEXT)
+        for key, status in zip(self._items, self._item_statuses(), strict=True):
+            yield from self._done_events(key, status)
         ended = self._response(self._status, self._costs.total())
         kind = "response.completed" if self._status == "completed" else "response.incomplete"
         yield self._event(kind, response=ended)
@@ -77,13 +79,17 @@ class ResponsesDialect:
             self._add_text_item(TEXT)["content"][0]["text"] = part.text or ""
         for index, call in enumerate(part.calls):
             self._add_call_item(index, call)["arguments"] = call.function.arguments
-        for item in self._items.values():
-            item["status"] = self._status
+        for item, status in zip(self._items.values(), self._item_statuses(), strict=True):
+            item["status"] = status
         return self._response(self._status, costs.total())
 
     @property
     def _status(self) -> str:
         return "completed" if self._finish_reason == "stop" else "incomplete"
+
+    def _item_statuses(self) -> list[str]:
+        """Return the status of each item: only the last one can be incomplete."""
+        return ["completed"] * (len(self._items) - 1) + [self._status]
 
     def _event(self, kind: str, **fields: object) -> Item:
         self._event_count += 1
@@ -93,17 +99,18 @@ class ResponsesDialect:
         """Append text to the item with parts of this type; return the events, with those of a new item."""
         if not text:
             return []
-        events: list[Item] = []
-        if kind not in self._items:
-            item = self._add_text_item(kind)
-            events.append(self._added_event(kind, {**item, "content": []}))
-            part = dict(item["content"][0])
-            events.append(self._event("response.content_part.added", **self._place(kind), part=part))
+        events = [] if kind in self._items else self._new_text_events(kind)
         self._items[kind]["content"][0]["text"] += text
         events.append(
             self._event(f"response.{kind}.delta", **self._place(kind), delta=text, **_logprob_fields(kind))
         )
         return events
+
+    def _new_text_events(self, kind: str) -> list[Item]:
+        item = self._add_text_item(kind)
+        added = self._added_event(kind, {**item, "content": []})
+        part = dict(item["content"][0])
+        return [added, self._event("response.content_part.added", **self._place(kind), part=part)]
 
     def _call_events(self, call: ToolCall) -> list[Item]:
         """Append the new part of a call to its item; return the events, with those of a new item."""
@@ -121,10 +128,10 @@ class ResponsesDialect:
         index = self._place(key)["output_index"]
         return self._event("response.output_item.added", output_index=index, item=item)
 
-    def _done_events(self, key: str | int) -> Iterable[Item]:
+    def _done_events(self, key: str | int, status: str) -> Iterable[Item]:
         """Set an item's status, and yield the events of its end."""
         item, place = self._items[key], self._place(key)
-        item["status"] = self._status
+        item["status"] = status
         if isinstance(key, str):
             part = item["content"][0]
             yield self._event(f"response.{key}.done", **place, text=part["text"], **_logprob_fields(key))
@@ -157,7 +164,8 @@ class ResponsesDialect:
 
     def _response(self, status: str, stats: RequestStats | None = None) -> Item:
         body = self._body
-        incomplete = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        reason = "max_output_tokens" if self._finish_reason == "length" else self._finish_reason
+        incomplete = {"reason": reason} if status == "incomplete" else None
         return {
             "id": self._id,
             "object": "response",

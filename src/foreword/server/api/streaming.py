@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from foreword.server.api.pacing import COMMENT, EvenCadence, PaceMemory, Padder
-from foreword.server.errors import ANTHROPIC, OLLAMA, ApiError
+from foreword.server.errors import ANTHROPIC, OLLAMA, RESPONSES, ApiError
 
 log = logging.getLogger("foreword.server")
 
@@ -26,8 +26,9 @@ def event(value: object) -> bytes:
 
 
 def _named_event(value: object) -> bytes:
+    """Return a server-sent event with its type as name; an error of `/v1/responses` has none."""
     assert isinstance(value, dict)
-    return f"event: {value['type']}\n".encode() + event(value)
+    return f"event: {value.get('type', 'error')}\n".encode() + event(value)
 
 
 def _line(value: object) -> bytes:
@@ -47,7 +48,7 @@ def framing_of(path: str) -> Framing:
     """Return the encoding of the API to which a path belongs."""
     if path.startswith(OLLAMA):
         return Framing(_line, media_type="application/x-ndjson", blank=(b"", b""))
-    if path.startswith(ANTHROPIC):
+    if path.startswith((ANTHROPIC, RESPONSES)):
         return Framing(_named_event)
     return Framing(event, b"data: [DONE]\n\n")
 
