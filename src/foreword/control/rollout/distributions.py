@@ -18,7 +18,7 @@ NAMES = (
 )
 """Names of an answer's figures, for messages."""
 
-LEAST_PAIRS = 20
+LEAST_ANSWER_PAIRS = 20
 """Minimum pairs of answers before a conclusion."""
 
 SIGNIFICANT_ERRORS, SIGNIFICANT_ERRORS_AT_END = 5.0, 3.5
@@ -55,13 +55,13 @@ class DistributionComparison:
     Tokens of one answer depend on each other, but answers are independent: the test compares figures of whole answers.
     """
 
-    pairs: int = 0
+    answer_pairs: int = 0  # answers without and with the drafter to one request
     _sums: list[float] = field(default_factory=lambda: [0.0] * len(NAMES))  # of differences, by figure
     _squares: list[float] = field(default_factory=lambda: [0.0] * len(NAMES))  # sums of their squares
 
     def add(self, plain: Figures, drafted: Figures) -> None:
         """Add the figures of the answer without the drafter and of the answer with it."""
-        self.pairs += 1
+        self.answer_pairs += 1
         for index, (without, having) in enumerate(zip(plain, drafted, strict=True)):
             difference = having - without
             self._sums[index] += difference
@@ -69,30 +69,30 @@ class DistributionComparison:
 
     def difference(self, is_last: bool) -> str | None:
         """Describe the most significant difference, or return None; `is_last`: no further pair follows."""
-        if self.pairs < LEAST_PAIRS:
+        if self.answer_pairs < LEAST_ANSWER_PAIRS:
             return None
         errors = [self._errors(index) for index in range(len(NAMES))]
         index = max(range(len(NAMES)), key=lambda index: abs(errors[index]))
         limit = SIGNIFICANT_ERRORS_AT_END if is_last else SIGNIFICANT_ERRORS
         if abs(errors[index]) <= limit * (
-            1 + (limit * limit + 1) / (4 * self.pairs)
+            1 + (limit * limit + 1) / (4 * self.answer_pairs)
         ):  # wider, as for a t distribution
             return None
-        mean = self._sums[index] / self.pairs
+        mean = self._sums[index] / self.answer_pairs
         return (
             f"distribution: {NAMES[index]} differs by {mean:+.3g}, {abs(errors[index]):.1f} standard errors"
         )
 
     def _errors(self, index: int) -> float:
         """Return the mean difference in standard errors."""
-        mean = self._sums[index] / self.pairs
-        variance = self._squares[index] / self.pairs - mean * mean
+        mean = self._sums[index] / self.answer_pairs
+        variance = self._squares[index] / self.answer_pairs - mean * mean
         if variance <= 1e-12 * max(mean * mean, 1e-12):  # a constant difference
             return 0.0 if abs(mean) < 1e-9 else math.copysign(math.inf, mean)
-        return mean / math.sqrt(variance / (self.pairs - 1))
+        return mean / math.sqrt(variance / (self.answer_pairs - 1))
 
     def as_json(self) -> dict[str, Any]:
-        return {"pairs": self.pairs, "sums": self._sums, "squares": self._squares}
+        return {"pairs": self.answer_pairs, "sums": self._sums, "squares": self._squares}
 
     @staticmethod
     def from_json(saved: Mapping[str, Any]) -> "DistributionComparison":
@@ -102,7 +102,7 @@ class DistributionComparison:
         )
         is_complete = len(restored._sums) == len(restored._squares) == len(NAMES)
         if (
-            restored.pairs < 0
+            restored.answer_pairs < 0
             or not is_complete
             or not all(map(math.isfinite, (*restored._sums, *restored._squares)))
         ):

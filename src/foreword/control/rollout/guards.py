@@ -31,8 +31,8 @@ class Arms:
     control: TrialArm = field(default_factory=TrialArm)
 
 
-def broken_health(health: DrafterHealth, guards: Guards) -> str | None:
-    """Return why a drafter must be turned off for all requests; None: it may stay on."""
+def reason_to_stop(health: DrafterHealth, guards: Guards) -> str | None:
+    """Return why a drafter must be turned off, beginning with the guard's name; None: it may stay on."""
     faults, allowed_faults = health.faults, guards.fault_share * health.draft_requests
     if faults >= LEAST_FAULTS and faults > allowed_faults and is_improbable(faults, allowed_faults):
         return (
@@ -47,7 +47,7 @@ def broken_health(health: DrafterHealth, guards: Guards) -> str | None:
     return f"gain: the guard tripped {health.trips} times" if health.trips else None
 
 
-def broken_guard(arms: Arms, guards: Guards) -> str | None:
+def reason_to_roll_back(arms: Arms, guards: Guards) -> str | None:
     """Return why the requests of both arms require a rollback; None: no guard is significantly broken."""
     canary, control = arms.canary, arms.control
     return (

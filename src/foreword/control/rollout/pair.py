@@ -1,4 +1,4 @@
-"""Roll-out of one drafter to one cohort."""
+"""Roll-out of one (drafter, cohort) pair: a drafter in one cohort of the policy file."""
 
 import hashlib
 import math
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from foreword.control.policy_file.document import RolloutRule, Stage
 from foreword.control.rollout.distributions import DistributionComparison, Figures
 from foreword.control.rollout.evidence import Outcome, is_improbable
-from foreword.control.rollout.guards import Arms, DrafterHealth, broken_guard, broken_health
+from foreword.control.rollout.guards import Arms, DrafterHealth, reason_to_roll_back, reason_to_stop
 
 MOST_MOVES = 20
 """Number of stage changes kept for reports."""
@@ -23,40 +23,40 @@ DROP_RATIO, DROP_CHANCE = 1.0, 0.05
 probability."""
 
 LEAST_LEVELS = 20
-"""Minimum draft levels compared with the text before a drafter is dropped."""
+"""Shadow stage: minimum draft tokens compared with the decoded ones before a drafter is dropped."""
 
 
 @dataclass
 class Switch:
     """Stops a drafter for all requests of a cohort at the next step."""
 
-    is_closed: bool = False  # permanently: the roll-out is off or held
-    is_resting: bool = False  # temporarily: overload
+    is_off: bool = False  # permanently: the roll-out is off or held
+    is_paused: bool = False  # temporarily: overload
 
 
 @dataclass(frozen=True)
 class Gate:
-    """Whether a drafter in a roll-out may draft for one request, and whether its drafts may be verified."""
+    """Whether a drafter in a roll-out may draft for one request, and whether the target's pass may use its drafts."""
 
     switch: Switch
-    is_live: bool = True  # drafts may be verified; False: only compared with the text
+    is_live: bool = True  # the target's pass may use drafts; False: they are only compared with the text
 
     @property
     def is_open(self) -> bool:
-        """Whether drafts may be verified."""
-        return self.is_live and not self.switch.is_closed and not self.switch.is_resting
+        """Whether the target's pass may use drafts."""
+        return self.is_live and not self.switch.is_off and not self.switch.is_paused
 
     @property
     def may_observe(self) -> bool:
         """Whether drafts may be compared with the text."""
-        return not self.switch.is_closed and not self.switch.is_resting
+        return not self.switch.is_off and not self.switch.is_paused
 
 
 @dataclass(frozen=True)
 class Forecast:
     """Expected speed of a drafter in the shadow stage."""
 
-    levels: float = 0.0  # draft levels compared with the text
+    levels: float = 0.0  # draft positions whose token was compared with the decoded token
     gain: float = 0.0  # speed as ratio to plain decoding
     error: float = math.inf  # standard error of the gain; infinite: no estimate
 
@@ -79,7 +79,7 @@ class Move:
 
 @dataclass
 class PairRollout:
-    """A roll-out's stage, and the evidence since that stage began."""
+    """The roll-out of one (drafter, cohort) pair: its stage, and the evidence since that stage began."""
 
     rule: RolloutRule
     clock: Callable[[], float]  # seconds since 1970
@@ -89,11 +89,11 @@ class PairRollout:
     since: float = 0.0
     reason: str = ""
     is_ready: bool = False  # would be promoted, waits for the operator
-    verified: int = 0  # requests decoded again in the verify stage
-    mismatches: int = 0  # verified requests whose answer differs with the drafter
-    plain_mismatches: int = (
-        0  # verified requests whose answer differs even without the drafter, in another batch
-    )
+    # Requests decoded again in the verify stage: all; those whose answer differs with the drafter; and those whose
+    # answer differs without the drafter, because texts depend on the other requests of a pass.
+    decoded_again: int = 0
+    mismatches: int = 0
+    plain_mismatches: int = 0
     # Compares answers sampled with and without the drafter.
     distributions: DistributionComparison = field(default_factory=DistributionComparison)
     arms: Arms = field(default_factory=Arms)
@@ -129,13 +129,13 @@ class PairRollout:
     def move(self, stage: Stage, reason: str, step: int = 0) -> None:
         """Change the stage and discard earlier evidence."""
         if stage in (Stage.OFF, Stage.HELD):
-            self.switch.is_closed = True  # for all requests, from the next step
-        elif self.switch.is_closed:
+            self.switch.is_off = True  # for all requests, from the next step
+        elif self.switch.is_off:
             self.switch = Switch()
         control = self.arms.control
         self.stage, self.step, self.reason, self.is_ready = stage, step, reason, False
         self.since, self.arms, self.distributions = self.clock(), Arms(), DistributionComparison()
-        self.verified = self.mismatches = self.plain_mismatches = 0
+        self.decoded_again = self.mismatches = self.plain_mismatches = 0
         if stage is Stage.CANARY and self.percent >= 100:
             self.arms.control = (
                 control  # all requests are in the canary: compare with the earlier control arm
@@ -147,9 +147,10 @@ class PairRollout:
         old_stage = (self.stage, self.step)
         if self.stage in (Stage.OFF, Stage.HELD):
             return False
-        broken = broken_health(health, self.rule.guards)
-        if broken is not None and (self.stage in (Stage.CANARY, Stage.ON) or not broken.startswith("gain")):
-            self.move(Stage.HELD, broken)
+        reason = reason_to_stop(health, self.rule.guards)
+        # A reason begins with its guard's name. Before the canary, only `_evaluate_shadow` judges the gain.
+        if reason is not None and (self.stage in (Stage.CANARY, Stage.ON) or not reason.startswith("gain")):
+            self.move(Stage.HELD, reason)
         elif self.stage is Stage.SHADOW:
             self._evaluate_shadow(forecast)
         elif self.stage is Stage.CANARY:
@@ -157,7 +158,7 @@ class PairRollout:
         return (self.stage, self.step) != old_stage
 
     def _evaluate_shadow(self, forecast: Forecast) -> None:
-        result = f"{forecast.gain:.3f} of plain decoding expected after {forecast.levels:.0f} judged levels"
+        result = f"expected speed {forecast.gain:.3f} of plain decoding, {forecast.levels:.0f} draft tokens compared"
         enough = self.rule.min_levels
         # An expensive drafter is called rarely. Without the early drop, a slow one would stay for long.
         if (
@@ -169,9 +170,9 @@ class PairRollout:
             self._promote(Stage.VERIFY, result)
 
     def _evaluate_canary(self) -> None:
-        broken = broken_guard(self.arms, self.rule.guards)
-        if broken is not None:
-            self.move(Stage.HELD, broken)
+        reason = reason_to_roll_back(self.arms, self.rule.guards)
+        if reason is not None:
+            self.move(Stage.HELD, reason)
             return
         arms = [self.arms.canary, self.arms.control]
         if all(a.requests >= self.rule.min_requests and a.passes >= self.rule.min_passes for a in arms):
@@ -187,30 +188,31 @@ class PairRollout:
     def add_comparison(self, difference: str | None, is_plain_different: bool = False) -> None:
         """Count a request that was decoded again with the drafter; `difference` describes how the answer differs.
 
-        If texts depend on the batch, the request was also decoded again without the drafter; `is_plain_different` is
-        whether that answer differs.
+        If texts depend on the batch, the request was also decoded again without the drafter. `is_plain_different` is
+        whether the answer without the drafter differs.
         """
         if self.stage is not Stage.VERIFY:
             return
-        self.verified += 1
+        self.decoded_again += 1
         self.mismatches += difference is not None
         self.plain_mismatches += is_plain_different
         if difference is not None and is_improbable(self.mismatches, self.plain_mismatches):
             also = f"; {self.plain_mismatches} without the drafter" if self.plain_mismatches else ""
-            reported = f"{self.mismatches} of {self.verified} requests decoded again{also}"
+            reported = f"{self.mismatches} of {self.decoded_again} requests decoded again{also}"
             self.move(Stage.HELD, f"mismatch: {difference} ({reported})")
-        elif self.verified >= self.rule.verify_samples:
+        elif self.decoded_again >= self.rule.verify_samples:
             self._promote(
-                Stage.CANARY, f"{self.verified} requests decoded again, {self.mismatches} differently"
+                Stage.CANARY, f"{self.decoded_again} requests decoded again, {self.mismatches} differently"
             )
 
     def add_samples(self, plain: Figures, drafted: Figures, fault: str | None = None) -> None:
-        """Compare the figures of a request that was sampled again without and with the drafter, with other seeds.
+        """Compare two new answers to one request: sampled without and with the drafter, each with a seed of its own.
 
-        This is for acceptance rules that preserve only the distribution. `fault` describes an invalid second answer.
+        This is for acceptance rules that preserve only the distribution. `fault` is what
+        makes the answer with the drafter invalid.
         """
         self.distributions.add(plain, drafted)
-        is_last = self.verified + 1 >= self.rule.verify_samples
+        is_last = self.decoded_again + 1 >= self.rule.verify_samples
         self.add_comparison(fault or self.distributions.difference(is_last))
 
     def promote(self) -> None:

@@ -39,7 +39,7 @@ class Rollouts:
                 pairs[key] = pair
             else:
                 if pair is not None:
-                    pair.switch.is_closed = True
+                    pair.switch.is_off = True
                 pairs[key] = self._fresh(rule, saved_states.pop(key, None))
         for key, pair in old_pairs.items():
             if pair.by_hand:

@@ -29,7 +29,7 @@ def save(path: Path, environment: Mapping[str, str], pairs: Iterable[PairRollout
 
 
 def read(path: Path, environment: Mapping[str, str]) -> dict[tuple[str, str], dict[str, Any]]:
-    """Return the saved state of every pair; empty, with a log line, if it cannot be used."""
+    """Return the saved state of every (drafter, cohort) pair; empty, with a log line, if the file cannot be used."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
         if value["version"] != VERSION or value["made_for"] != dict(environment):
@@ -69,7 +69,7 @@ def _as_json(pair: PairRollout) -> dict[str, Any]:
         "step": pair.step,
         "since": pair.since,
         "reason": pair.reason,
-        "verified": pair.verified,
+        "verified": pair.decoded_again,
         "mismatches": pair.mismatches,
         "plain_mismatches": pair.plain_mismatches,
         "laws": pair.distributions.as_json(),
@@ -104,8 +104,8 @@ def restore(pair: PairRollout, state: Mapping[str, Any]) -> None:
     """Set a pair to its saved state. The results of a canary step are not saved, so the step starts again."""
     pair.stage, pair.since, pair.reason = state["stage"], state["since"], state["reason"]
     pair.step = min(state["step"], len(pair.rule.steps) - 1)
-    pair.verified, pair.mismatches = state["verified"], state["mismatches"]
+    pair.decoded_again, pair.mismatches = state["verified"], state["mismatches"]
     pair.plain_mismatches, pair.distributions = state["plain_mismatches"], state["distributions"]
     pair.moves.clear()
     pair.moves.extend(state["moves"])
-    pair.switch.is_closed = pair.stage in (Stage.OFF, Stage.HELD)
+    pair.switch.is_off = pair.stage in (Stage.OFF, Stage.HELD)

@@ -139,7 +139,7 @@ class PolicyFileController:
             rolled = [name for name, cohort in pairs if cohort == rule.name and name in configs]
             for name in dict.fromkeys((*(rule.drafters or ()), *rolled)):
                 pair = pairs.get((name, rule.name))
-                if pair is None:  # A drafter without roll-out is closed only under overload.
+                if pair is None:  # A drafter without roll-out is paused only under overload.
                     gate: Gate | None = Gate(self._overload_switches.setdefault(name, Switch()))
                 else:
                     gate = pair.gate(new.tenant, new.request_id)
@@ -205,17 +205,17 @@ class PolicyFileController:
         return [] if config is None else self._pool.created_by(config)
 
     def _apply_overload(self, load: EngineLoad) -> None:
-        """Close the switches of the drafters that the file stops under overload, or open them."""
+        """Pause the drafters that the file stops under overload, or resume them."""
         rule = self.document.overload
         if rule is None:
             return
         is_full = load.waiting >= rule.queue and load.kv_usage >= rule.kv_usage
         for name in self.configs:
             if name in rule.stop or set(self.methods(name)) & set(rule.stop):
-                self._overload_switches.setdefault(name, Switch()).is_resting = is_full
+                self._overload_switches.setdefault(name, Switch()).is_paused = is_full
         for (name, _), pair in list(self.rollouts.pairs.items()):
-            pair.switch.is_resting = (
-                name in self._overload_switches and self._overload_switches[name].is_resting
+            pair.switch.is_paused = (
+                name in self._overload_switches and self._overload_switches[name].is_paused
             )
 
     def set_stage(self, drafter: str, cohort: str, stage: str) -> None:

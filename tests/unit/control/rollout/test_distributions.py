@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from foreword.control.rollout.distributions import (
-    LEAST_PAIRS,
+    LEAST_ANSWER_PAIRS,
     NAMES,
     DistributionComparison,
     Figures,
@@ -53,7 +53,7 @@ def test_a_change_that_shows_in_no_probability_shows_in_the_tokens():
     """Every token for its neighbour: as likely, as long, and not the same."""
     same = [figures_of([token] * 9, [-1.0] * 9, [1] * 9) for token in (1, 2)]
     rng, laws = Random(0), DistributionComparison()
-    for _ in range(LEAST_PAIRS):
+    for _ in range(LEAST_ANSWER_PAIRS):
         laws.add(same[rng.random() < 0.1], same[rng.random() < 0.9])
     found = laws.difference(is_last=True)
     assert found is not None
@@ -62,7 +62,7 @@ def test_a_change_that_shows_in_no_probability_shows_in_the_tokens():
 
 def test_a_few_answers_say_nothing():
     laws = DistributionComparison()
-    for _ in range(LEAST_PAIRS - 1):
+    for _ in range(LEAST_ANSWER_PAIRS - 1):
         laws.add((0.0,) * len(NAMES), (1.0,) * len(NAMES))
     assert laws.difference(is_last=True) is None
     laws.add((0.0,) * len(NAMES), (1.0,) * len(NAMES))

@@ -35,7 +35,7 @@ def test_a_restart_goes_on_where_it_was(tmp_path: Path, stage: Stage):
         "some reason",
         pair.since,
     )
-    assert after.verified == (1 if stage is Stage.VERIFY else 0)
+    assert after.decoded_again == (1 if stage is Stage.VERIFY else 0)
     assert list(after.moves) == list(pair.moves)
     names = map(str, range(1000))
     gate = after.gate(
