@@ -208,8 +208,8 @@ class PairRollout:
     def add_samples(self, plain: Figures, drafted: Figures, fault: str | None = None) -> None:
         """Compare two new answers to one request: sampled without and with the drafter, each with a seed of its own.
 
-        This is for acceptance rules that preserve only the distribution. `fault` is what
-        makes the answer with the drafter invalid.
+        This is for acceptance rules that preserve only the distribution. `fault` says why the
+        answer with the drafter is invalid.
         """
         self.distributions.add(plain, drafted)
         is_last = self.decoded_again + 1 >= self.rule.verify_samples
