@@ -1,4 +1,7 @@
-"""Parses regular expressions, JSON schemas, and Lark or GBNF grammars as text."""
+"""Translates, measures and splits regular expressions, JSON schemas and grammars (Lark, GBNF), without compiling them.
+
+"The parser" is llguidance's, which compiles what this module returns.
+"""
 
 import json
 import re
@@ -14,10 +17,13 @@ _SPACES = r"\t\n\x0B\f\r \u{A0}\u{1680}\u{2000}-\u{200A}\u{2028}\u{2029}\u{202F}
 
 _OUTSIDE_CLASS = {"s": f"[{_SPACES}]", "S": f"[^{_SPACES}]", "0": r"\x00", "<": "<", ">": ">"}
 _IN_CLASS = {**_OUTSIDE_CLASS, "s": _SPACES, "b": r"\x08"}
-"""Replacements of ECMA-262 escapes (without backslash) that the parser does not read alike."""
+"""Replacements of ECMA-262 escapes (without backslash) that mean something else to the parser, or nothing."""
 
 _VALID_ESCAPES = frozenset(string.punctuation + "sS0123456789bBk")
-"""Characters that ECMA-262 allows after a backslash. The parser refuses back references and word boundaries."""
+"""Characters that may follow a backslash, besides those that `_ESCAPE` names.
+
+Of these, the parser refuses back references (1 to 9, k) and, outside a class, word boundaries (b, B).
+"""
 
 _ESCAPE = re.compile(
     r"\\(?:(?P<pair>u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})"
@@ -30,7 +36,7 @@ _ANY = r"\x00-\u{10FFFF}"  # every character, written for use inside a class
 _GROUPS = ("(?:", "(?=", "(?!", "(?<")
 _CLASS_ESCAPES = tuple(f"\\{name}" for name in "dDwWsSpP")  # each stands for several characters
 _SET_OPERATORS = frozenset("[&~^-")
-"""Characters that are literal inside an ECMA-262 class, but not for the parser."""
+"""Characters that are literal inside an ECMA-262 class, but operators for the parser."""
 
 
 class EcmaPattern:
@@ -155,7 +161,7 @@ def copies(low: str, high: str | None) -> int:
     return int(digits) if len(digits) < 12 else 10**12
 
 
-def expanded(symbols: Iterable[str | int]) -> int:
+def count_expanded(symbols: Iterable[str | int]) -> int:
     """Return the number of symbols after expanding counted repetitions.
 
     "(" and ")" begin and end a group, a number repeats the symbol or group before it, and any other text is a symbol.
@@ -177,13 +183,13 @@ def expanded(symbols: Iterable[str | int]) -> int:
     return sum(sums)
 
 
-def expanded_size(regex: str) -> int:
-    """Return the number of characters and classes after expanding counted repetitions."""
-    return expanded(_symbols(regex))
+def regex_size(regex: str) -> int:
+    """Return the number of characters and classes of an expression after expanding counted repetitions."""
+    return count_expanded(_symbols(regex))
 
 
 def _symbols(regex: str) -> Iterator[str | int]:
-    """Yield the symbols of a regular expression as `expanded` counts them."""
+    """Yield the symbols of a regular expression as `count_expanded` expects them."""
     position = 0
     while position < len(regex):
         character = regex[position]

@@ -9,7 +9,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from foreword.errors import RequestError
-from foreword.structured.dialects import Kind, copies, expanded, expanded_size, keywords, parts
+from foreword.structured.dialects import Kind, copies, count_expanded, keywords, parts, regex_size
 from foreword.structured.params import StructuredOutputs
 
 if TYPE_CHECKING:
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 class CountLimits:
     """Limits on the numbers in a schema, regular expression or grammar, checked before compilation."""
 
-    items: int = 10_000  # value of minItems and maxItems; the parser creates a symbol per item
+    items: int = 10_000  # value of minItems and maxItems; llguidance creates a symbol per item
     items_in_all: int = 20_000  # sum of minItems and maxItems over all arrays of a schema
     length: int = 1_000_000  # value of minLength and maxLength
     property_count: int = 10_000  # value of minProperties and maxProperties
     properties: int = 2_000  # total keys of a schema; compile time grows quadratically
     enum_values: int = 10_000  # total enum values of a schema
     branches: int = 2_000  # total alternatives in anyOf, oneOf and allOf
-    multiple: int = 10_000  # multipleOf without its decimal point; the parser has a state per remainder
+    multiple: int = 10_000  # multipleOf without its decimal point; llguidance has a state per remainder
     expanded: int = 300_000  # symbols of an expression or of a grammar's rules after expanding repetitions
 
 
@@ -56,7 +56,7 @@ class MaskLimits:
 
 
 def parser_limits() -> "LLParserLimits":
-    """Return the parser's own limits. A mask of 8,000 items takes about 0.1 s for the most ambiguous grammars."""
+    """Return llguidance's own limits. A mask of 8,000 items takes about 0.1 s for the most ambiguous grammars."""
     from llguidance import LLParserLimits
 
     return LLParserLimits(
@@ -110,7 +110,7 @@ class SchemaCounts:
                 self._check_regex(name, getattr(wanted, name))
 
     def _check_regex(self, name: str, regex: str) -> None:
-        self._check_size("" if name == self._form else f"{name}: ", expanded_size(regex))
+        self._check_size("" if name == self._form else f"{name}: ", regex_size(regex))
 
     def _check_grammar(self, grammar: str) -> None:
         rules: list[str] = []
@@ -120,7 +120,7 @@ class SchemaCounts:
             elif part.kind is Kind.REGEX:
                 self._check_regex("grammar", part.text)
             rules.append(part.text if part.kind is Kind.RULES else " x ")
-        self._check_size("", expanded(_symbols("".join(rules))))
+        self._check_size("", count_expanded(_symbols("".join(rules))))
 
     def _check_size(self, where: str, size: int) -> None:
         self._check("expanded", f"{where}symbols with all repetitions written out", size)
@@ -169,7 +169,7 @@ class SchemaCounts:
 
 
 def _symbols(rules: str) -> Iterator[str | int]:
-    """Yield the symbols of a grammar's rules as `expanded` counts them."""
+    """Yield the symbols of a grammar's rules as `count_expanded` expects them."""
     for found in _SYMBOLS.finditer(rules):
         if found[1] or found[3]:
             yield copies(found[1] or found[3], found[2] or found[4])

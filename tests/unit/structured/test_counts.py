@@ -3,7 +3,7 @@
 import pytest
 
 from foreword.errors import RequestError
-from foreword.structured.dialects import expanded_size
+from foreword.structured.dialects import regex_size
 from foreword.structured.limits import check_counts
 from foreword.structured.params import StructuredOutputs
 from helpers.tiny_grammars import grammars
@@ -82,9 +82,9 @@ def test_what_is_within_limits_or_is_no_count_is_taken(wanted):
     ],
 )  # fmt: skip
 def test_the_size_of_an_expression(regex: str, size: int):
-    assert expanded_size(regex) == size
+    assert regex_size(regex) == size
 
 
 def test_a_text_of_brackets_is_read_in_one_go():
     for text in ("(" * 200_000, "[" * 200_000, "(a" * 60_000 + ")" * 60_000):
-        expanded_size(text)
+        regex_size(text)
