@@ -33,7 +33,7 @@ class Stepper:
     max_rows: int | None = None  # row budget of a pass, including draft tokens; None: unlimited
     divide: Divide = divide_evenly  # divides the row budget between drafts
     clock: Callable[[], float] = perf_counter  # seconds
-    situation: Situation = field(default_factory=Situation)
+    situation: Situation = field(default_factory=Situation)  # measurements, and the switch for speculation
     faults: FaultLog = field(default_factory=FaultLog)
     store: KvStore | None = None  # storage of the target's pages; None: no drafter writes KV rows into them
 
@@ -57,7 +57,7 @@ class Stepper:
             plans = plans or self._plan(entries)
             proposal = propose(transaction, plans, self.max_rows, self.divide, self.clock, self._memory)
             proposal = self._trim(entries, proposal)
-            observation = self._observers.of_pass(entries, plans)
+            observation = self._observers.of_pass(entries, plans)  # which drafters observe which entries
             batch = self.pipeline.lay_out(transaction, proposal, observation)
             output = probe.forward(self.target, batch)
             acceptance = Acceptance.begin(output.logits, entries, proposal.drafts, observation.wants_draws)
@@ -80,13 +80,13 @@ class Stepper:
         return launched.probe.finish(report)
 
     def learn(self) -> None:
-        """Pass the new reports to cost estimates, policy and statistics. The next pass may be launched before this."""
+        """Update cost estimates, policy and statistics with all new reports. The next pass may already be in flight."""
         self._observers.catch_up()
 
     def _plan(self, entries: Sequence[PassEntry]) -> Plans:
-        """Return the policy's plans, after it has seen all reports; no drafts after a pass in flight."""
+        """Return the policy's plans, or no drafts if a request of the entries is also in the pass in flight."""
         if not self.pipeline.follows(entries):
-            self._observers.before_plan()
+            self._observers.before_plan()  # the policy and the costs see all reports first
             if self.situation.speculating:
                 with self.faults.suppressed("plan"):  # a failing policy costs drafts, never a request
                     return self.policy.plan(entries, self.situation)
