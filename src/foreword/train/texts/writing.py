@@ -25,11 +25,12 @@ SEEDS: dict[str, Any] = json.loads(
 KIND_WEIGHTS = {
     "chat": 25, "code": 12, "math": 11, "qa": 13, "translation": 7, "passage": 5, "summary": 15, "rag": 12, "prompts": 9
 }  # fmt: skip
-"""Relative frequency of each kind of conversation."""
+"""Relative frequency of each kind of conversation; "prompts" are those of the user's prompt files."""
 _ANSWER_LENGTHS = (96, 128, 128, 192, 256, 320)  # maximum tokens, drawn per answer
 _MAX_PASSAGES = 4096  # stored for summaries and questions; the oldest are dropped
 _SHORTEST_PASSAGE = 60  # tokens
-# Fraction of passages without a chat template: like texts of users, they are harder to predict than an assistant's.
+# Fraction of passages that are written without a chat template. They are as hard to predict as texts by users, and
+# harder than an assistant's answers.
 _PLAIN_PASSAGES = 0.6
 _LEAST_ROOM = 8  # minimum tokens of an answer
 _WORD = re.compile(rb" [a-z]{4,12}")
@@ -40,8 +41,8 @@ class WritingLimits:
     """Length limits of texts."""
 
     context: int  # maximum tokens of a conversation
-    passage: int = 420  # tokens of a passage
-    user_turn: int = 160  # tokens of a generated user message
+    passage: int = 420  # maximum tokens of a passage; without a chat template, up to twice as many
+    user_turn: int = 160  # maximum generated tokens of a user message
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class _Conversation:
     tokens: tuple[int, ...]
     answers: tuple[tuple[int, int], ...]  # token ranges (begin, end)
     kind: str
-    user_messages: tuple[str, ...] = ()  # the next ones, of a prompt from a file
+    user_messages: tuple[str, ...] = ()  # not sent yet; only prompts from a file have these
 
 
 class Writer:
@@ -103,13 +104,13 @@ class Writer:
             case "prompts":
                 self._begin_from_file(choose(self._prompts))
             case "summary":
-                self._ask(self._about_passages(choose(SEEDS["summary_orders"])), kind)
+                self._ask(self._about_passages(choose(SEEDS["summary_instructions"])), kind)
             case "rag":
-                self._write_user(self._about_passages(choose(SEEDS["question_orders"])), kind, 32)
+                self._write_user(self._about_passages(choose(SEEDS["question_instructions"])), kind, 32)
             case "translation":
                 language = choose([*["German"] * 5, *SEEDS["sentences"]])
-                order = choose(SEEDS["translation_orders"]).replace("German", language)
-                text = order.replace("{language}", language) + choose(SEEDS["sentences"][language])
+                instruction = choose(SEEDS["translation_instructions"]).replace("German", language)
+                text = instruction.replace("{language}", language) + choose(SEEDS["sentences"][language])
                 self._write_user(self._encode(text), kind, 64)
             case _:
                 longest = {"qa": 24, "math": 96}.get(kind, self._limits.user_turn)
@@ -127,18 +128,18 @@ class Writer:
                 seed = seed.replace(slot, self._random.choice(options), 1)
         return self._tokenizer.encode(seed.rstrip(" "), add_special_tokens=False)
 
-    def _about_passages(self, order: str) -> list[int]:
+    def _about_passages(self, instruction: str) -> list[int]:
         """Return the tokens of an instruction with one or more stored passages inserted at {text}."""
         room = max(self._limits.context - 300, 16)
         wanted = self._random.randint(min(150, room), room)
         text: list[int] = []
         while not text or (len(text) < wanted and self._random.random() < 0.8):
             text += self._random.choice(self._passages)
-        prefix, _, suffix = order.partition("{text}")
+        prefix, _, suffix = instruction.partition("{text}")
         return self._encode(prefix) + text[:wanted] + self._encode(suffix)
 
     def _opening(self) -> tuple[int, ...]:
-        """Return the template's default opening in most cases, otherwise a random one."""
+        """Return the token ids before the first user message: usually the template's default."""
         openings = self._pieces.openings
         return openings[0] if self._random.random() < 0.7 else self._random.choice(openings)
 
@@ -151,9 +152,9 @@ class Writer:
         prompt = [*conversation.tokens, *beginning]
 
         def done(written: list[int]) -> None:
-            words = beginning + [token for token in written if token not in self._tokenizer.eos_ids]
-            if words:
-                tokens = (*conversation.tokens, *words, *self._pieces.to_answer)
+            message = beginning + [token for token in written if token not in self._tokenizer.eos_ids]
+            if message:
+                tokens = (*conversation.tokens, *message, *self._pieces.to_answer)
                 self._answer(replace(conversation, tokens=tokens))
 
         self._queue(prompt, longest, self._random.uniform(0.6, 1.0), done)
@@ -171,12 +172,12 @@ class Writer:
         longest = self._random.randint(_SHORTEST_PASSAGE, 2 * self._limits.passage)
         self._queue(beginning, longest, temperature, done)
 
-    def _ask(self, words: list[int], kind: str) -> None:
-        """Start a conversation with a complete user message, and queue the answer."""
-        self._answer(_Conversation((*self._opening(), *words, *self._pieces.to_answer), (), kind))
+    def _ask(self, message: list[int], kind: str) -> None:
+        """Start a conversation with a complete user message (token ids), and queue the answer."""
+        self._answer(_Conversation((*self._opening(), *message, *self._pieces.to_answer), (), kind))
 
     def _answer(self, conversation: _Conversation) -> None:
-        """Queue an answer. Half of them are greedy, as most requests are; passages never are."""
+        """Queue an answer: greedy in half of the cases, since many requests are; passages are always sampled."""
         is_passage = conversation.kind == "passage"
         is_greedy = self._random.random() < 0.5 and not is_passage
         temperature = 0.0 if is_greedy else self._random.uniform(0.3, 1.0)
@@ -214,8 +215,13 @@ class Writer:
 
     def _ask_next(self, conversation: _Conversation, written: list[int]) -> bool:
         """Queue the answer to the next user message of a prompt from a file; return whether there is room for it."""
-        words = self._tokenizer.encode(conversation.user_messages[0], add_special_tokens=False)
-        tokens = (*conversation.tokens, *self._pieces.after_answer(written), *words, *self._pieces.to_answer)
+        message = self._tokenizer.encode(conversation.user_messages[0], add_special_tokens=False)
+        tokens = (
+            *conversation.tokens,
+            *self._pieces.after_answer(written),
+            *message,
+            *self._pieces.to_answer,
+        )
         if len(tokens) + _LEAST_ROOM > self._limits.context:
             return False
         self._answer(replace(conversation, tokens=tokens, user_messages=conversation.user_messages[1:]))
