@@ -58,7 +58,7 @@ def test_nothing_is_captured_in_a_request(
     )  # kernels may have to be compiled first, beside other tests
     core = engine(folder / "target", None)
     prepared = prepare_passes(core, 4)
-    assert prepared.sizes == prepared.wanted > 0 and not caplog.messages
+    assert prepared.cases == prepared.wanted_cases > 0 and not caplog.messages
     forward, were_cold = core.runner.decoder.forward, []
 
     def noted(batch: ForwardBatch, store: KvStore) -> ForwardOutput:
@@ -83,7 +83,7 @@ def test_heads_are_prepared_and_say_the_same(
     config = {"method": method, "model": str(folder / method), "num_speculative_tokens": 4, "fixed": True}
     core = engine(folder / "target", config)
     prepared = prepare_passes(core, 2)
-    assert prepared.sizes > 0 and not caplog.messages
+    assert prepared.cases > 0 and not caplog.messages
     assert not core.drafters.fault_counts()
     assert texts(core, 2) == texts(engine(folder / "target", config), 2)
 

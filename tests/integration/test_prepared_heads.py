@@ -45,7 +45,7 @@ def test_a_head_drafts_for_every_size_and_keeps_nothing_of_it(tmp_path: Path):
     head = guard.drafter._drafter
     listener = Listener(head, in_one_call=True)
     found = prepare_passes(core, 2)
-    assert found.sizes == found.wanted == 3, "plain, with three guesses, alone with one"
+    assert found.cases == found.wanted_cases == 3, "plain, with three guesses, alone with one"
     drafted = {tuple(map(len, drafts)) for drafts in listener.drafts}
     assert {(3, 3), (1,)} <= drafted
     assert not guard.drafter.faults and core.cache.num_open == 0

@@ -323,7 +323,7 @@ CONTROL_MUTANTS = (
         "what a profile has drafted stays with the drafter",
         "engine/profiles.py",
         "_measure_one",
-        "plan.drafter.forget(as_unanswered(request))",
+        "plan.drafter.forget(as_prompt_only(request))",
         "pass",
         (f"{UNIT}/engine/test_draft_profile.py::test_an_engine_is_none_the_wiser",),
     ),

@@ -18,7 +18,7 @@ from foreword.speculation.drafting import (
     Traits,
     added_memory,
     all_faults,
-    all_nodes,
+    all_node_reports,
     close_all,
 )
 
@@ -67,7 +67,7 @@ class _CombinedDrafter(Drafter):
         return all_faults(self._drafters)
 
     def nodes(self) -> list[NodeReport]:
-        return all_nodes(self._drafters)
+        return all_node_reports(self._drafters)
 
 
 class FallbackDrafter(_CombinedDrafter):

@@ -13,13 +13,13 @@ from foreword.backends.interface import DecodeSize
 from foreword.backends.memory import free_memory, release_cached_memory
 from foreword.control.fixed import FixedPolicy
 from foreword.engine.core import EngineCore
-from foreword.engine.profiles import as_unanswered, placeholder_request
+from foreword.engine.profiles import as_prompt_only, placeholder_request
 from foreword.engine.requests.request import Request
 from foreword.errors import EngineStopped
 from foreword.kernels.recording import Variant, recording
 from foreword.progress import Progress
 from foreword.speculation.draft import ROOT, Draft
-from foreword.speculation.drafting import Drafter, DraftRequest, DraftTask, all_nodes
+from foreword.speculation.drafting import Drafter, DraftRequest, DraftTask, all_node_reports
 from foreword.speculation.requests import PassEntry
 from foreword.speculation.step import Stepper
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:  # Triton is installed only on GPU machines
     from foreword.backends.cuda.compiling import Kernels
 
 
-class PaddedDrafter(Drafter):
-    """Wraps a drafter without needs, and replaces its drafts that are too small by arbitrary tokens of full size."""
+class FullSizeDrafter(Drafter):
+    """Wraps a drafter without needs. A draft that is smaller than requested is replaced by arbitrary tokens."""
 
     def __init__(self, drafter: Drafter | None, *, branches: bool = False) -> None:
         """With `branches` the replacements are trees; without a drafter all drafts are arbitrary tokens."""
@@ -61,25 +61,25 @@ class PaddedDrafter(Drafter):
 
 _log = logging.getLogger(__name__)
 
-SECONDS = 5.0  # time limit in seconds; remaining passes are captured on first use
+SECONDS = 5.0  # time limit in seconds; the other passes are compiled and captured on first use
 MEMORY_SHARE = 0.5  # fraction of the device's free memory that captured passes may use
 
 MOST_STEPS = 8
-"""Maximum steps per size. The first step compiles, the second captures; a drafter with needs first observes one."""
+"""Maximum steps of a case. The first compiles, the second captures; a drafter with needs must first observe a step."""
 
 PROMPTS = (16, 32, 64, 96, 128, 192, 256, 512)  # prompt lengths that use different kernels
 
 TEMPERATURES = (0.0, 1.0)
-"""Greedy and sampled. Sampling needs only one more kernel, so only the first size is prepared for both."""
+"""Greedy and sampled. Sampling needs only one more kernel, so only the first case is prepared for both."""
 
 
 @dataclass(frozen=True)
 class Prepared:
     """Result of `prepare_passes`."""
 
-    sizes: int = 0  # number of sizes of passes that were prepared
-    wanted: int = 0  # number of sizes that should have been prepared
-    seconds: float = 0.0  # time that this took
+    cases: int = 0  # number of cases that were prepared
+    wanted_cases: int = 0  # number of cases that should have been prepared
+    seconds: float = 0.0  # time of the preparation
 
 
 @dataclass(frozen=True)
@@ -94,9 +94,9 @@ class _Mode:
 
 @dataclass(frozen=True)
 class _Case:
-    """A batch size in one decoding mode."""
+    """A kind of pass to prepare: a number of requests, the length of their texts, and a decoding mode."""
 
-    size: DecodeSize
+    size: DecodeSize  # requests and length
     mode: _Mode
 
 
@@ -137,7 +137,7 @@ def prepare_passes(
     finally:
         texts.close()
     prepared = Prepared(done, len(cases), clock() - began)
-    _log.info("%d of %d sizes of passes were prepared in %.1f s", done, len(cases), prepared.seconds)
+    _log.info("%d of %d kinds of passes were prepared in %.1f s", done, len(cases), prepared.seconds)
     if progress is not None:
         progress(len(cases), len(cases))
     return prepared
@@ -152,7 +152,7 @@ class _NeededKernels:
         self._prompts: Sequence[Variant] = ()
 
     def record(self, core: EngineCore, cases: Sequence[_Case]) -> Self:
-        """List the kernels that the cases need, request their compilation, and return this object."""
+        """Run the cases without launching kernels, request the kernels that are missing, and return this object."""
         if self._kernels is None:
             return self
         texts = _PlaceholderTexts(core)
@@ -161,7 +161,7 @@ class _NeededKernels:
                 key = case.mode, case.size.kernels
                 if key not in self._by_case:
                     temperatures = TEMPERATURES[1:] if self._by_case else TEMPERATURES
-                    with recording() as missing:
+                    with recording() as missing:  # kernels are noted, not launched
                         _run(core, case, texts, temperatures, rounds=1)
                     self._by_case[key] = tuple(missing)
                     self._kernels.request(missing)
@@ -181,14 +181,14 @@ class _NeededKernels:
         return list(dict.fromkeys(variant for group in groups for variant in group))
 
     def wait(self, case: _Case, until: float | None) -> bool:
-        """Wait for the kernels of a case, at most until a time of the clock; return whether they are compiled."""
+        """Wait for the kernels of a case until this time (None: no limit); return whether they are compiled."""
         if self._kernels is None:
             return True
         return self._kernels.wait(self._by_case[case.mode, case.size.kernels], until)
 
 
 def compile_passes(core: EngineCore, requests: int, progress: Progress) -> int:
-    """Compile the kernels of all passes of up to `requests` requests; return how many are loaded.
+    """Compile the kernels of all passes of up to `requests` requests; return how many the process has loaded by then.
 
     The engine must be idle. Kernels stay in Triton's cache on disk, where later processes find them.
     """
@@ -202,7 +202,7 @@ def compile_passes(core: EngineCore, requests: int, progress: Progress) -> int:
 
 
 def _cases(core: EngineCore, requests: int) -> list[_Case]:
-    """Return the cases to prepare that fit into the KV pages, small batches with short texts first."""
+    """Return the cases to prepare that fit into the KV pages, few requests with short texts first."""
     cases = []
     for mode in _modes(core):
         most = requests if mode.max_requests is None else min(requests, mode.max_requests)
@@ -222,26 +222,26 @@ def _modes(core: EngineCore) -> Iterator[_Mode]:
     plan, config = core.drafters.default, core.drafters.default_config
     if plan is None or config is None:
         return
-    most = None if plan.max_batch is None else plan.max_batch - 1  # requests with which it still drafts
+    most = None if plan.max_batch is None else plan.max_batch - 1  # drafts while fewer than max_batch run
     for choice in plan.drafter.choices.values() or [plan.drafter]:
-        # Draft nodes are not called: they do not run on this device.
-        local = None if all_nodes([choice]) else choice
+        # Drafters on draft nodes are not called: they do not run on this device.
+        local = None if all_node_reports([choice]) else choice
         # A drafter with needs must itself observe the passes, and its drafts have full size anyway.
-        drafter = choice if choice.traits.needs else PaddedDrafter(local)
+        drafter = choice if choice.traits.needs else FullSizeDrafter(local)
         yield _Mode(drafter, plan.max_nodes, plan.max_depth, most)
         for fewer in takewhile(lambda size: size < plan.max_nodes, (1, 3, 7)):
             yield _Mode(drafter, fewer, min(fewer, plan.max_depth), 1)
         if drafter is not choice and config.makes_trees:
-            yield _Mode(PaddedDrafter(local, branches=True), plan.max_nodes, plan.max_depth, most)
+            yield _Mode(FullSizeDrafter(local, branches=True), plan.max_nodes, plan.max_depth, most)
 
 
 def _added_tokens(mode: _Mode) -> int:
-    """Return the maximum number of tokens that the steps of a case add to a text."""
+    """Return the maximum number of tokens that the steps in this mode add to a text."""
     return MOST_STEPS * (1 + mode.depth)
 
 
 def _pages_of(core: EngineCore, case: _Case) -> int:
-    """Return the maximum number of pages that the requests of a case need besides the shared text."""
+    """Return the maximum number of KV pages that the requests of a case need besides the shared text."""
     per_request = core.cache.pages_for(_added_tokens(case.mode) + 2 * case.mode.draft_tokens) + 1
     return case.size.requests * per_request
 
@@ -257,16 +257,16 @@ class _PlaceholderTexts:
 
     def request(self, case: _Case, temperature: float) -> Request:
         """Return a request that continues a placeholder text; the caller ends it."""
-        drafts = case.mode.drafter is not None
-        source = self._source(case.size.length, drafts)
-        return self._new(source.tokens, drafts, temperature, source)
+        with_drafter = case.mode.drafter is not None
+        source = self._source(case.size.length, with_drafter)
+        return self._new(source.tokens, with_drafter, temperature, source)
 
     def end(self, requests: Sequence[Request]) -> None:
         """Close the KV of these requests and let their drafters forget them."""
         for request in requests:
             self._core.cache.close(request.kv)
             for drafter in request.drafter_view.notified.values():
-                drafter.forget(as_unanswered(request))
+                drafter.forget(as_prompt_only(request))
 
     def close(self) -> None:
         self.end(list(self._sources.values()))
@@ -276,21 +276,21 @@ class _PlaceholderTexts:
         core = self._core
         free_rows = core.cache.free_pages * core.cache.page_size
         if length < min(core.max_model_len - 1, core.max_rows + 1, free_rows):
-            self._source(length, drafts=True)
+            self._source(length, with_drafter=True)
             self.end([self._sources.pop((length, True))])
 
-    def _source(self, length: int, drafts: bool) -> Request:
+    def _source(self, length: int, with_drafter: bool) -> Request:
         """Return the request that owns the text of this length, whose KV is computed on first use."""
-        if (length, drafts) not in self._sources:
-            core, source = self._core, self._new([0] * (length + 1), drafts)
-            self._sources[length, drafts] = source
+        if (length, with_drafter) not in self._sources:
+            core, source = self._core, self._new([0] * (length + 1), with_drafter)
+            self._sources[length, with_drafter] = source
             stepper = Stepper(core.runner, core.cache, FixedPolicy(), store=core.runner.store)
             while (left := length - source.kv.computed) > 0:
                 stepper.step([PassEntry.of(source, min(left, core.max_rows))])
-        return self._sources[length, drafts]
+        return self._sources[length, with_drafter]
 
     def _new(
-        self, tokens: Sequence[int], drafts: bool, temperature: float = 0.0, source: Request | None = None
+        self, tokens: list[int], with_drafter: bool, temperature: float = 0.0, source: Request | None = None
     ) -> Request:
         """Return a request on a fork of `source`; its KV stays out of the prefix cache."""
         core = self._core
@@ -299,7 +299,7 @@ class _PlaceholderTexts:
             core, tokens, number=next(self._numbers), temperature=temperature, kv=kv
         )
         request.kv.publishes = False
-        request.speculation = core.drafters.default if drafts else None
+        request.speculation = core.drafters.default if with_drafter else None
         return request
 
 
@@ -316,7 +316,7 @@ def _run(
         FixedPolicy() if mode.drafter is None else FixedPolicy(mode.drafter, mode.draft_tokens, mode.depth)
     )
     stepper = Stepper(core.runner, core.cache, policy, core.max_rows, store=core.runner.store)
-    # A head's first chain is computed differently from later ones, which start early, so run two rounds.
+    # A head drafts only the first chain of a round in `propose`: one round compiles this, the next captures it.
     rounds = rounds or (2 if _observes(mode) else 1)
     for temperature in (temperature for temperature in temperatures for _ in range(rounds)):
         requests: list[Request] = []
@@ -329,7 +329,7 @@ def _run(
 
 
 def _step_until_ready(stepper: Stepper, requests: Sequence[Request], mode: _Mode, max_in_flight: int) -> None:
-    """Run steps until one compiles and captures nothing, at most `MOST_STEPS`; the engine runs `max_in_flight`."""
+    """Run steps until one compiles and captures nothing. `max_in_flight`: passes that the engine has in flight."""
     least = 3 if _observes(mode) else 1
     for number in range(MOST_STEPS):
         missing = [len(request.tokens) - request.kv.computed for request in requests]
@@ -346,5 +346,5 @@ def _step_until_ready(stepper: Stepper, requests: Sequence[Request], mode: _Mode
 
 
 def _observes(mode: _Mode) -> bool:
-    """Return whether the mode's drafter must observe a step before it drafts."""
+    """Return whether the mode's drafter must observe a step before it can draft."""
     return mode.drafter is not None and bool(mode.drafter.traits.needs)

@@ -117,13 +117,13 @@ def _measure_one(core: EngineCore, plan: DraftPlan, clock: Callable[[], float]) 
                 break
     finally:
         core.cache.close(request.kv)
-        plan.drafter.forget(as_unanswered(request))
+        plan.drafter.forget(as_prompt_only(request))
     calls: Calls = stepper.situation.costs.as_json()["calls"]
     return calls
 
 
-def as_unanswered(request: Request) -> DraftRequest:
-    """Return the request as drafters see it, but with its whole text as prompt, so that they store no answer."""
+def as_prompt_only(request: Request) -> DraftRequest:
+    """Return the request as drafters see it, with its whole text as prompt, so that no drafter stores an answer."""
     return draft_request_of(request)._replace(prompt_len=len(request.tokens))
 
 

@@ -293,6 +293,6 @@ def all_faults(drafters: Iterable[Drafter]) -> Counter[str]:
     return sum((drafter.fault_counts() for drafter in drafters), Counter())
 
 
-def all_nodes(drafters: Iterable[Drafter]) -> list[NodeReport]:
+def all_node_reports(drafters: Iterable[Drafter]) -> list[NodeReport]:
     """Return the states of the draft nodes of all drafters."""
     return [node for drafter in drafters for node in drafter.nodes()]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from foreword.acceptance.transfer import HostCopy
-from foreword.engine.preparing import PaddedDrafter
+from foreword.engine.preparing import FullSizeDrafter
 from foreword.speculation.draft import DeviceTokens, Draft
 from foreword.speculation.drafting import Drafter, DraftTask
 from foreword.speculation.requests import draft_request_of
@@ -23,7 +23,7 @@ class Says(Drafter):
 
 def asked(draft: Draft | None, nodes: int, depth: int, branches: bool = False) -> Draft:
     ask = DraftTask(draft_request_of(lone_request([1, 2])), nodes, depth)
-    return PaddedDrafter(None if draft is None else Says(draft), branches=branches).propose([ask])[0]
+    return FullSizeDrafter(None if draft is None else Says(draft), branches=branches).propose([ask])[0]
 
 
 @pytest.mark.parametrize("said", [None, Draft(), Draft.chain([4], 2)])

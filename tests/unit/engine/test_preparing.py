@@ -81,7 +81,7 @@ def test_every_size_is_run_until_it_is_ready_and_nothing_else_changes(guesses: i
     wanted = {(1, 1), (3, 3), (2, 2)} | ({(1, 3), (3, 9), (2, 6), (1, 2)} if guesses else set())
     assert wanted <= set(device.seen)
     assert all(device.seen[size] >= 3 for size in wanted)
-    assert found.sizes == found.wanted == len(wanted)
+    assert found.cases == found.wanted_cases == len(wanted)
     assert told == [(done, len(wanted)) for done in range(len(wanted) + 1)]
     assert core.cache.num_open == 0
     assert core.cache.free_pages == core.cache.pool.num_pages, "nobody finds these texts later"
@@ -99,7 +99,7 @@ def test_drafters_remember_nothing_of_it():
 
 def test_a_backend_that_has_nothing_to_prepare_runs_nothing():
     device, told = Device([]), []
-    assert prepare_passes(engine(device), 3, lambda *at: told.append(at)).wanted == 0
+    assert prepare_passes(engine(device), 3, lambda *at: told.append(at)).wanted_cases == 0
     assert not device.seen and not told
 
 
@@ -107,22 +107,22 @@ def test_requests_rows_and_pages_bound_what_is_asked_for():
     device = Device()
     found = prepare_passes(engine(device, 2), 2)
     assert device.asked == [(2, 1), (2, 3), (1, 2)], "with fewer guesses a single one"
-    assert found.wanted == 5
-    assert prepare_passes(engine(Device(), pages=7), 3).wanted == 2, "three do not fit beside the texts"
+    assert found.wanted_cases == 5
+    assert prepare_passes(engine(Device(), pages=7), 3).wanted_cases == 2, "three do not fit beside the texts"
 
 
 def test_the_rest_is_left_to_its_first_request_when_the_time_is_up():
     clock = ScriptedClock(tick=SECONDS / 4)
     device = Device([DecodeSize(count, 16) for count in (1, 2, 3, 4, 5, 6)])
     found = prepare_passes(engine(device), 6, clock=clock)
-    assert 0 < found.sizes < found.wanted == 6
-    assert max(device.seen) == (found.sizes, found.sizes)
+    assert 0 < found.cases < found.wanted_cases == 6
+    assert max(device.seen) == (found.cases, found.cases)
 
 
 def test_the_rest_is_left_out_when_half_of_the_free_memory_is_gone(monkeypatch: pytest.MonkeyPatch):
     left = iter([100, 100, 70, 100 * (1 - MEMORY_SHARE) - 1])
     monkeypatch.setattr(preparing, "free_memory", lambda _: next(left))
-    assert prepare_passes(engine(Device()), 3).sizes == 2
+    assert prepare_passes(engine(Device()), 3).cases == 2
 
 
 def test_out_of_memory_costs_a_line_and_no_engine(caplog: pytest.LogCaptureFixture):
@@ -130,7 +130,7 @@ def test_out_of_memory_costs_a_line_and_no_engine(caplog: pytest.LogCaptureFixtu
     core = engine(device)
     with caplog.at_level(logging.WARNING, "foreword"):
         found = prepare_passes(core, 3)
-    assert (found.sizes, found.wanted) == (1, 3)
+    assert (found.cases, found.wanted_cases) == (1, 3)
     (line,) = caplog.messages
     assert line.startswith("no memory is left to prepare more passes")
     assert core.cache.num_open == 0
@@ -158,7 +158,9 @@ def test_plain_decoding_waits_for_its_kernels_and_the_rest_only_until_the_time_i
     core.kernels = kernels  # type: ignore[assignment]
     prepared = prepare_passes(core, 4)
     assert kernels.waited == [True, False]
-    assert (prepared.sizes, prepared.wanted) == (1, 3), "the others are compiled while requests are answered"
+    assert (prepared.cases, prepared.wanted_cases) == (1, 3), (
+        "the others are compiled while requests are answered"
+    )
     assert kernels.requested == 2, "sizes with the same kernels are recorded once, then prompts"
 
 

@@ -202,7 +202,7 @@ def measure_start(
     if decoder.device.type == "cuda":
         torch.cuda.empty_cache()
     made, memory, preparing, profile, first, second = (end - begin for begin, end in pairwise(marks))
-    whole, counts = marks[5] - marks[0], (prepared.sizes, prepared.wanted)
+    whole, counts = marks[5] - marks[0], (prepared.cases, prepared.wanted_cases)
     return decoder, StartTime(whole, made, memory, preparing, *counts, profile, first, second)
 
 

@@ -139,7 +139,7 @@ _CONTROL: dict[str, Column] = {
 def _print_start(start: "StartTime") -> None:
     stdout.print(
         f"start to first token: {start.seconds:.1f} s from weights on the device, of which captures "
-        f"{start.prepare_seconds:.1f} s ({start.prepared} of {start.wanted} sizes of passes)"
+        f"{start.prepare_seconds:.1f} s ({start.prepared} of {start.wanted} kinds of passes)"
     )
     columns: dict[str, Column] = {
         "products": "{.decoder_seconds:.2f} s",

@@ -27,7 +27,7 @@ from foreword.speculation.drafting import (
     NodeReport,
     added_memory,
     all_faults,
-    all_nodes,
+    all_node_reports,
     close_all,
 )
 from foreword.speculation.requests import DraftPlan, StepRequest, draft_request_of
@@ -224,7 +224,7 @@ class DrafterPool:
         return all_faults(self._all())
 
     def nodes(self) -> list[NodeReport]:
-        return all_nodes(self._all())
+        return all_node_reports(self._all())
 
     def close(self) -> None:
         """Close all drafters and refuse new ones."""
