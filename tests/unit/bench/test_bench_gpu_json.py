@@ -79,4 +79,4 @@ def test_every_measurement_is_one_object(on_gpu: None):
 def test_the_table_names_the_start(on_gpu: None, capfd: pytest.CaptureFixture[str]):
     run = CliRunner().invoke(app, ["bench", "gpu", "--start"])
     assert "start to first token: 5.0 s" in run.stdout
-    assert "captures 3.0 s (40 of 45 sizes" in " ".join(run.stdout.split())
+    assert "captures 3.0 s (40 of 45 kinds" in " ".join(run.stdout.split())
