@@ -89,6 +89,7 @@ class Eagle3(_Training):
     taps: str | None = option(None, LAYERS_READ, last=3)
     intermediate: int | None = option(None, MODELS_WIDTH, min=1, last=3)
     own_output: bool = option(True, "Train an output matrix instead of using the model's.", last=3)
+    drift_norms: bool = flag("EAGLE-3.1: norms of all inputs, which keep long drafts stable.", last=3)
     head_window: int | None = option(None, WINDOW, min=1, last=3)
     round_bits: int | None = option(None, "Round weights to 8 or 4 bits while the rate decays.", last=3)
 
@@ -169,6 +170,7 @@ class DFlash(_Training):
 
     layers: int = option(2, "Number of layers.", min=1, last=3)
     guesses: int = option(4, "Draft tokens per pass.", min=1, max=31, last=3)
+    causal: bool = flag("JetSpec: a draft token does not see those after it.", last=3)
     draft_vocab: int = option(16384, VOCABULARY, min=1, last=3)
     taps: str | None = option(None, LAYERS_READ, last=3)
     intermediate: int | None = option(None, MODELS_WIDTH, min=1, last=3)

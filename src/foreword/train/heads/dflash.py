@@ -48,6 +48,7 @@ class DFlashRecipe(TapsRecipe):
 
     layers: int = 2
     draft_tokens: int = 4  # mask tokens per block
+    causal: bool = False  # JetSpec: a row of a block attends only to earlier rows of the block
 
     method: ClassVar[str] = "dflash"
 
@@ -134,11 +135,12 @@ class DFlashLearner(TapsHead):
             for part in halves.before(stream, *rotation, tensors, self.target.sizes, eps)
         )
         own = list(zip(k.unbind(), v.unbind(), strict=True))
+        ends = range(1, slots + 1) if self._recipe.causal else [slots] * slots
         # The window includes the newest token, whose row is in the block.
         text_window = None if self._recipe.window is None else self._recipe.window - 1
         attended = [
-            chain_attention(queries, *text_kv, own, batch.tails, batch.texts, text_window)
-            for queries in q.unbind()
+            chain_attention(queries, *text_kv, own[:end], batch.tails, batch.texts, text_window)
+            for queries, end in zip(q.unbind(), ends, strict=True)
         ]
         return halves.after(stream, torch.cat(attended), tensors, eps)
 
@@ -166,6 +168,7 @@ class DFlashLearner(TapsHead):
             "aux_hidden_state_layer_ids": list(self.taps),
             "draft_vocab_size": len(self.vocabulary.token_ids),
             "sample_from_anchor": False,
+            "is_causal": self._recipe.causal,
             "transformer_layer_config": layer
             | {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]},
         }

@@ -20,6 +20,7 @@ from foreword.train.heads.learner import (
     Learner,
     TapsHead,
     TapsRecipe,
+    by_file_name,
     rounded_through,
     stored,
     vocabulary_tensors,
@@ -39,6 +40,7 @@ class Eagle3Recipe(TapsRecipe):
     """Shape of a head; the default taps are `default_taps`."""
 
     own_output: bool = True  # False: the head uses rows of the target's output matrix
+    drift_norms: bool = False  # EAGLE-3.1: norms of every tap, and of the state from which a chain continues
 
     method: ClassVar[str] = "eagle3"
 
@@ -77,7 +79,8 @@ class Eagle3Head(TapsHead):
             "up_proj": (intermediate, hidden),
             "down_proj": (hidden, intermediate),
         }
-        widths = dict.fromkeys(_NORMS, hidden)
+        self._tap_norms = [f"fc_norm.{index}" for index in range(len(taps) if recipe.drift_norms else 0)]
+        widths = dict.fromkeys((*_NORMS, *self._tap_norms), hidden)
         super().__init__(target, vocabulary, taps, shapes, widths, own_output=recipe.own_output)
         self.intermediate, self.window = intermediate, recipe.window
         self._functions = (
@@ -91,15 +94,17 @@ class Eagle3Head(TapsHead):
     def begin(self, documents: Sequence[Document], seed: int) -> None:
         """Initialise the weights, and `fc` such that the first state is the last tap."""
         super().begin(documents, seed)
+        if self._tap_norms:  # these give all taps a similar size
+            self.tap_scales.fill_(1)
         fc, hidden = self.matrices["fc"], self.target.config.hidden_size
         fc.zero_()
         fc[:, -hidden:] = torch.eye(hidden)
 
     def weights(self) -> dict[str, nn.Parameter]:
         named = {OUTPUT: self.lm_head} if self.lm_head.requires_grad else {}
-        for name, tensor in (*self.matrices.items(), *self.norms.items()):
+        for name, tensor in by_file_name(self.matrices, self.norms).items():
             module = "self_attn." if name in _ATTENTION else "mlp." if name in _MLP else ""
-            prefix = "" if name in ("fc", "norm") else f"layers.0.{module}"
+            prefix = "" if name in ("fc", "norm", *self._tap_norms) else f"layers.0.{module}"
             named[f"{prefix}{name}.weight"] = tensor
         return named
 
@@ -112,7 +117,8 @@ class Eagle3Head(TapsHead):
         def token_states(token_ids: Tensor) -> Tensor:
             return rms_norm(embedding(token_ids, target.weights.embedding), weights["input_layernorm"], eps)
 
-        state = first_state(self.scaled_taps(features), weights["fc"], weights["hidden_norm"], eps)
+        taps = self._normed_taps(features, weights) if self._tap_norms else self.scaled_taps(features)
+        state = first_state(taps, weights["fc"], weights["hidden_norm"], eps)
         token = token_states(batch.token_ids.roll(-1))
         past = keys_values(token, state, *projections, *target.head_rotation(batch.positions), sizes)
         state, token = state[rows], token[rows]
@@ -124,15 +130,20 @@ class Eagle3Head(TapsHead):
                 own.append(keys_values(token, state, *projections, *rotation, sizes))
             queries = queries_of(token, state, weights["q_proj"], *rotation, sizes)
             attended = chain_attention(queries, *past, own, batch.tails, batch.texts, self.window)
-            state, output = next_state(state, attended, weights, eps)
+            state, output = next_state(state, attended, weights, eps, bool(self._tap_norms))
             yield output
+
+    def _normed_taps(self, features: Features, weights: Mapping[str, Tensor]) -> Tensor:
+        """Return the taps [rows, taps * hidden], each after its own norm."""
+        eps, taps = self.target.config.norm.eps, zip(features.taps, self._tap_norms, strict=True)
+        return torch.cat([rms_norm(tap, weights[name], eps) for tap, name in taps], dim=-1)
 
     def _cast(self, dtype: torch.dtype) -> dict[str, Tensor]:
         """Return all weights except the output matrix in `dtype`; gradients flow through."""
         matrices: dict[str, Tensor] = {**self.matrices}
         if self.round_bits is not None:
             matrices = {name: rounded_through(matrix, self.round_bits) for name, matrix in matrices.items()}
-        return {name: tensor.to(dtype) for name, tensor in {**matrices, **self.norms}.items()}
+        return {name: tensor.to(dtype) for name, tensor in (matrices | by_file_name(self.norms)).items()}
 
     def files(self, checkpoint: Checkpoint, draft_tokens: int) -> LearnedFiles:
         tensors = self.file_tensors() | vocabulary_tensors(self.vocabulary)
@@ -144,8 +155,8 @@ class Eagle3Head(TapsHead):
             "target_hidden_size": None,
             "norm_before_residual": True,
             "norm_before_fc": False,
-            "fc_norm": False,
-            "norm_output": False,
+            "fc_norm": bool(self._tap_norms),
+            "norm_output": bool(self._tap_norms),
             "embed_requires_grad": False,
             "eagle_aux_hidden_state_layer_ids": list(self.taps),
             "tie_word_embeddings": False,
@@ -182,11 +193,15 @@ def _queries(token: Tensor, state: Tensor, matrix: Tensor, cos: Tensor, sin: Ten
 
 
 def _next_state(
-    state: Tensor, attended: Tensor, weights: Mapping[str, Tensor], eps: float
+    state: Tensor, attended: Tensor, weights: Mapping[str, Tensor], eps: float, continues_normed: bool
 ) -> tuple[Tensor, Tensor]:
-    """Run the rest of the layer after attention; return the next step's state, and the state for the output matrix."""
+    """Run the rest of the layer after attention; return the next step's state, and the state for the output matrix.
+
+    `continues_normed`: the next step's state is computed from the state for the output matrix.
+    """
     stream = state + linear(attended.flatten(1), weights["o_proj"])
     normed = rms_norm(stream, weights["post_attention_layernorm"], eps)
     gated = silu(linear(normed, weights["gate_proj"])) * linear(normed, weights["up_proj"])
     stream = stream + linear(gated, weights["down_proj"])
-    return rms_norm(stream, weights["hidden_norm"], eps), rms_norm(stream, weights["norm"], eps)
+    output = rms_norm(stream, weights["norm"], eps)
+    return rms_norm(output if continues_normed else stream, weights["hidden_norm"], eps), output

@@ -1,6 +1,9 @@
 """A DFlash head: it learns, and a block is what one decoded by itself would be."""
 
+from dataclasses import replace
+
 import numpy as np
+import pytest
 import torch
 from torch.nn.functional import silu
 
@@ -55,7 +58,11 @@ def _block(target: PlainTarget, weights, config, tokens, taps, place: int) -> to
             )
         ).repeat_interleave(heads // kv_heads, 1)
         values = torch.cat((split(past, "v"), split(normed, "v"))).repeat_interleave(heads // kv_heads, 1)
-        shares = (torch.einsum("qhd,khd->hqk", q, keys) / dim**0.5).softmax(-1)
+        scores = torch.einsum("qhd,khd->hqk", q, keys) / dim**0.5
+        if config["is_causal"]:
+            hidden = torch.ones(size, place + size, dtype=torch.bool).triu(place + 1)
+            scores = scores.masked_fill(hidden, -torch.inf)
+        shares = scores.softmax(-1)
         seen = torch.einsum("hqk,khd->qhd", shares, values).flatten(1)
         stream = stream + seen @ part("self_attn.o_proj").T
         inner = _norm(stream, part("post_attention_layernorm"), eps)
@@ -64,10 +71,11 @@ def _block(target: PlainTarget, weights, config, tokens, taps, place: int) -> to
     return _norm(stream, weights["norm.weight"], eps)[1:]
 
 
+@pytest.mark.parametrize("causal", [False, True])
 def test_blocks_of_a_batch_are_blocks_of_their_own(
-    target: PlainTarget, documents: list[Document], tiny_model
+    causal: bool, target: PlainTarget, documents: list[Document], tiny_model
 ):
-    learner = new_learner(RECIPE, target, documents)
+    learner = new_learner(replace(RECIPE, causal=causal), target, documents)
     with torch.no_grad():
         learner.tap_scales.copy_(torch.tensor([0.5, 2.0, 1.5])[: len(learner.tap_scales)])
         generator = torch.Generator().manual_seed(0)

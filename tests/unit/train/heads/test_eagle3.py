@@ -19,7 +19,7 @@ def _norm(x, weight, eps):
     return weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
 
 
-def _draft(target: PlainTarget, tensors, tokens, taps, begin: int) -> list[torch.Tensor]:
+def _draft(target: PlainTarget, tensors, tokens, taps, begin: int, is_31: bool) -> list[torch.Tensor]:
     """Logits of a chain that starts from the true slots 0 .. begin and is fed the text's own tokens."""
     eps, (num_heads, kv_heads, head_dim) = target.config.norm.eps, target.sizes
     weights = {name: tensor.float() for name, tensor in tensors.items()}
@@ -30,7 +30,10 @@ def _draft(target: PlainTarget, tensors, tokens, taps, begin: int) -> list[torch
     keys, values, logits = [], [], []
     feature = None
     for slot in range(begin + DEPTH):
-        state = weights["fc.weight"] @ torch.cat([tap[slot] for tap in taps]) if slot <= begin else feature
+        inputs = [tap[slot] for tap in taps]
+        if is_31:
+            inputs = [_norm(x, weights[f"fc_norm.{index}.weight"], eps) for index, x in enumerate(inputs)]
+        state = weights["fc.weight"] @ torch.cat(inputs) if slot <= begin else feature
         normed = _norm(state, layer("hidden_norm"), eps)
         token = _norm(target.weights.embedding[tokens[slot + 1]], layer("input_layernorm"), eps)
         joined = torch.cat((token, normed))
@@ -52,11 +55,14 @@ def _draft(target: PlainTarget, tensors, tokens, taps, begin: int) -> list[torch
         inner = _norm(stream, layer("post_attention_layernorm"), eps)
         gated = silu(layer("mlp.gate_proj") @ inner) * (layer("mlp.up_proj") @ inner)
         feature = stream + layer("mlp.down_proj") @ gated
-        logits.append(weights["lm_head.weight"] @ _norm(feature, weights["norm.weight"], eps))
+        output = _norm(feature, weights["norm.weight"], eps)
+        logits.append(weights["lm_head.weight"] @ output)
+        feature = output if is_31 else feature
     return logits
 
 
-def test_unrolled_chains_are_the_chains_that_a_drafter_makes(target: PlainTarget):
+@pytest.mark.parametrize("is_31", [False, True])
+def test_unrolled_chains_are_the_chains_that_a_drafter_makes(is_31: bool, target: PlainTarget):
     torch.manual_seed(0)
     vocab = target.config.vocab_size
     vocabulary = HeadVocabulary.of(torch.arange(0, 128, 2), vocab, 1.0)
@@ -65,10 +71,11 @@ def test_unrolled_chains_are_the_chains_that_a_drafter_makes(target: PlainTarget
         make_document(random.integers(0, vocab, length).tolist(), [(begin, length)], "x", 0.0)
         for length, begin in ((14, 5), (9, 3))
     ]
-    head = Eagle3Recipe().build(target, vocabulary)
+    head = Eagle3Recipe(drift_norms=is_31).build(target, vocabulary)
     head.begin(documents, seed=1)
     with torch.no_grad():
-        head.tap_scales.copy_(torch.tensor([0.5, 2.0, 1.5]))
+        if not is_31:
+            head.tap_scales.copy_(torch.tensor([0.5, 2.0, 1.5]))
         for parameter in head.parameters():  # a head that is used to nothing
             parameter.add_(torch.randn(parameter.shape) * 0.1)
             parameter.copy_(parameter.bfloat16())  # as the file keeps them
@@ -87,7 +94,7 @@ def test_unrolled_chains_are_the_chains_that_a_drafter_makes(target: PlainTarget
         taps = [tap[begin : begin + len(tokens)] for tap in features.taps]
         for slot in range(tail_begin(document), len(tokens)):
             if slot + DEPTH < len(tokens):
-                wanted = _draft(target, tensors, tokens, taps, slot)
+                wanted = _draft(target, tensors, tokens, taps, slot, is_31)
                 for step in range(DEPTH):
                     got = head.lm_head @ states[step][row]
                     torch.testing.assert_close(got, wanted[step], rtol=2e-2, atol=2e-2)
