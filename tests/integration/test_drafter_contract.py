@@ -150,7 +150,7 @@ def check_texts(asked: Sequence[Asked], texts: Sequence[Sequence[int]]) -> None:
 def offered(llm: LLM, family: Family) -> list[Drafter]:
     """The drafters of the family, ready for requests."""
     llm.offer(family.configs)
-    drafters = [llm.engine.drafters.offer(config) for config in family.configs]
+    drafters = [llm.engine.drafters.create_early(config) for config in family.configs]
     for drafter in drafters:
         connect(drafter)
     return drafters
@@ -222,7 +222,7 @@ def engine_with(
         offered=family.configs,
     )
     engine = EngineCore(llm.engine.target, llm.loaded.vocabulary(), parts)
-    drafters = [engine.drafters.offer(config) for config in family.configs]
+    drafters = [engine.drafters.create_early(config) for config in family.configs]
     for drafter in drafters:
         connect(drafter)
     return engine, drafters

@@ -181,10 +181,10 @@ PARALLEL_HEAD_MUTANTS = (
         "an MTP module reads its own state before its norm",
         "models/heads/mtp.py",
         "read_mtp",
-        "described('mtp', Join.FUSED, fields, (layer,), checked_shapes(files, required, optional), rope=rope, "
+        "build_head_spec('mtp', Join.FUSED, fields, (layer,), checked_shapes(files, required, optional), rope=rope, "
         "norm_output=True, interleaved=interleaved, norms_minus_one=layer.attention.gated, "
         "hidden_first=files.stored_as('fc.weight').endswith('input_proj.weight'))",
-        "described('mtp', Join.FUSED, fields, (layer,), checked_shapes(files, required, optional), rope=rope, "
+        "build_head_spec('mtp', Join.FUSED, fields, (layer,), checked_shapes(files, required, optional), rope=rope, "
         "norm_output=False, interleaved=interleaved, norms_minus_one=layer.attention.gated, "
         "hidden_first=files.stored_as('fc.weight').endswith('input_proj.weight'))",
         (f"{MTP}[DeepSeek-False-torch]",),

@@ -105,7 +105,7 @@ ROLLOUT_MUTANTS = (
         "what is checked in idle time is told to somebody",
         "engine/core.py",
         "EngineCore._deltas",
-        "(result.verdict.tokens or has_ended) and (not request.identity.assigned.is_check)",
+        "(result.verdict.tokens or has_ended) and (not request.identity.assigned.is_replay)",
         "result.verdict.tokens or has_ended",
         ("tests/integration/test_policy_texts.py::test_texts_are_those_of_plain_decoding",),
     ),

@@ -24,7 +24,7 @@ from foreword.models.config import AttentionSpec, LayerSpec, MlpSpec, ModelConfi
 from foreword.models.heads.names import all_layer_shapes
 from foreword.models.heads.opening import Head, open_head
 from foreword.models.heads.published import MASK_HIDDEN
-from foreword.models.heads.spec import DRAFTERS_OWN, MARKOV
+from foreword.models.heads.spec import DRAFTER_TENSORS, MARKOV
 from foreword.models.heads.writing import head_sizes, layer_config
 from foreword.speculation.drafting import Drafter
 
@@ -165,7 +165,7 @@ def head_drafter(decoder: Decoder, head: Head, is_reference: bool = False) -> Dr
         RowSpec(method, len(spec.layers), *spec.layers[0].attention.kept),
         taps_of(spec),
         vocabulary,
-        tensors={name: head.load(name).to(decoder.device) for name in DRAFTERS_OWN if spec.has(name)},
+        tensors={name: head.load(name).to(decoder.device) for name in DRAFTER_TENSORS if spec.has(name)},
     )
     if method == "dspark":
         return DSparkHead(loaded, 1, confidence=0.0)

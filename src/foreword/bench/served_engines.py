@@ -1,4 +1,4 @@
-"""Servers of other engines, and what `foreword prove --url` finds of them, for the scoreboard."""
+"""Starts the servers of all engines of the scoreboard, and runs `foreword prove --url` on them."""
 
 import json
 import socket
@@ -100,16 +100,16 @@ def _answers(url: str, name: str) -> bool:
         return False
 
 
-def verdicts_of(
-    served: ServedEngine, python: str | None, model: Path, threads: int, options: Sequence[str]
+def prove_server(
+    engine: ServedEngine, python: str | None, model: Path, threads: int, options: Sequence[str]
 ) -> dict[str, Any]:
-    """Return the result of `foreword prove --url --json` for an engine's server, or `absent` with a reason."""
-    interpreter, name = python or sys.executable, served.name(model)
-    plain = [part.format(model=model, name=name, threads=threads) for part in served.arguments]
+    """Run `foreword prove --url --json` on an engine's server; return the result, or the reason as `absent`."""
+    interpreter, name = python or sys.executable, engine.name(model)
+    plain = [part.format(model=model, name=name, threads=threads) for part in engine.arguments]
     try:
-        with started(interpreter, [*plain, *served.speculation], name, threads) as url:
+        with started(interpreter, [*plain, *engine.speculation], name, threads) as url:
             given = ["--url", url, "--model", name, *options]
-            if not served.speculation:
+            if not engine.speculation:
                 return command_json("prove", given, _EXAMINED)
             with started(interpreter, plain, name, threads) as plain_url:
                 return command_json("prove", [*given, "--plain-url", plain_url], _EXAMINED)

@@ -18,9 +18,10 @@ from foreword.errors import RequestError
 from foreword.progress import Progress
 from foreword.structured.params import StructuredOutputs
 
-LONG_KEYS: dict[str, Any] = json.loads(
+CUSTOMER_SCHEMA: dict[str, Any] = json.loads(
     (files("foreword.bench") / "data" / "customer_record.schema.json").read_text(encoding="utf-8")
 )
+"""The default schema: a customer record with long keys, which a drafter for grammars can draft."""
 
 PROMPT = "Write the record of customer {number} of a furniture shop as JSON."
 
@@ -30,7 +31,7 @@ _FIXED = {"num_speculative_tokens": 16, "fixed": True}
 
 @dataclass(frozen=True)
 class StructuredArm:
-    """A combination of schema and speculation."""
+    """One way of decoding that is measured: with or without the schema, and with a setting of speculation."""
 
     name: str
     has_schema: bool
@@ -39,19 +40,19 @@ class StructuredArm:
 
 @dataclass(frozen=True)
 class StructuredRow:
-    """Medians over the rounds."""
+    """Medians of one arm over the rounds."""
 
-    way: str
+    way: str  # name of the arm
     tokens_per_second: float
     tokens_per_pass: float  # per request
     step_ms: float
-    beside_ms: float  # part of a step outside drafting and pass: masks, acceptance, bookkeeping
-    ratio: float  # to plain decoding with the same format, median over rounds
+    beside_ms: float  # part of a step outside drafting and the pass: masks, acceptance, bookkeeping
+    ratio: float  # of tokens per second to the plain arm, both with the schema or both without it
 
 
 @dataclass(frozen=True)
 class StructuredCosts:
-    """All settings at one batch size."""
+    """All arms at one batch size."""
 
     batch: int
     rows: list[StructuredRow]
@@ -59,13 +60,13 @@ class StructuredCosts:
 
 
 def structured_arms(engine: EngineCore) -> list[StructuredArm]:
-    """Return the settings to compare, including the engine's own drafter if any."""
-    own = engine.drafters.default_config
+    """Return the arms to compare; those with the engine's default drafter only if it has one."""
+    default = engine.drafters.default_config
     grammar = StructuredArm("schema, grammar", True, {"method": "grammar", **_FIXED})
     plain = [StructuredArm("no schema, plain", False, False), StructuredArm("schema, plain", True, False)]
-    if own is None:
+    if default is None:
         return [*plain, grammar]
-    drafter = "+".join(own.method)
+    drafter = "+".join(default.method)
     speculative = StructuredArm(f"no schema, {drafter}", False, None)
     return [plain[0], speculative, plain[1], grammar, StructuredArm(f"schema, grammar+{drafter}", True, None)]
 
@@ -79,19 +80,19 @@ def measure_structured(
     progress: Progress,
     schema: dict[str, Any] | None = None,
 ) -> StructuredCosts:
-    """Measure every setting once per round; the first round is warm-up."""
+    """Measure every arm once per round; the first round is warm-up."""
     if batch < 1 or tokens < 8 or repeats < 1:
         raise RequestError("--batch and --repeats must be at least 1, --tokens at least 8")
-    structured = StructuredOutputs(json=LONG_KEYS if schema is None else schema)
+    structured = StructuredOutputs(json=CUSTOMER_SCHEMA if schema is None else schema)
     prompts = [tuple(encode(PROMPT.format(number=number + 1))) for number in range(batch)]
-    run, settings = partial(_run, engine, prompts, tokens, structured), structured_arms(engine)
-    runs = take_turns({arm.name: partial(run, arm) for arm in settings}, repeats, progress)
-    plain = {arm.has_schema: runs[arm.name] for arm in settings if arm.speculation is False}
+    run, arms = partial(_run, engine, prompts, tokens, structured), structured_arms(engine)
+    runs = take_turns({arm.name: partial(run, arm) for arm in arms}, repeats, progress)
+    plain = {arm.has_schema: runs[arm.name] for arm in arms if arm.speculation is False}
     added = [
-        (_beside_ms(with_it) - _beside_ms(without)) / _step_ms(without)
-        for with_it, without in zip(plain[True], plain[False], strict=True)
+        (_other_ms(with_schema) - _other_ms(without)) / _step_ms(without)
+        for with_schema, without in zip(plain[True], plain[False], strict=True)
     ]
-    rows = [_row(arm.name, runs[arm.name], plain[arm.has_schema]) for arm in settings]
+    rows = [_row(arm.name, runs[arm.name], plain[arm.has_schema]) for arm in arms]
     return StructuredCosts(batch, rows, median(added))
 
 
@@ -103,9 +104,13 @@ def _run(
     arm: StructuredArm,
     _: int,
 ) -> BatchRun:
-    """Decode until the first answer ends; steps with prompts do not count."""
-    form = structured if arm.has_schema else None
-    params = SamplingParams(temperature=0, max_tokens=tokens, structured=form, ignore_eos=form is None)
+    """Decode until the first answer ends; steps that read prompts are not measured."""
+    params = SamplingParams(
+        temperature=0,
+        max_tokens=tokens,
+        structured=structured if arm.has_schema else None,
+        ignore_eos=not arm.has_schema,
+    )
     wanted = [
         NewRequest(f"structured-{place}", prompt, params, speculation=arm.speculation)
         for place, prompt in enumerate(prompts)
@@ -129,7 +134,7 @@ def _step_ms(run: BatchRun) -> float:
     return 1e3 * run.spent.total / run.steps
 
 
-def _beside_ms(run: BatchRun) -> float:
+def _other_ms(run: BatchRun) -> float:
     return 1e3 * (run.spent.total - run.spent.draft - run.spent.verify) / run.steps
 
 
@@ -140,6 +145,6 @@ def _row(name: str, runs: Sequence[BatchRun], plain: Sequence[BatchRun]) -> Stru
         tokens_per_second=median(speeds),
         tokens_per_pass=median(run.tokens_per_pass for run in runs),
         step_ms=median(map(_step_ms, runs)),
-        beside_ms=median(map(_beside_ms, runs)),
+        beside_ms=median(map(_other_ms, runs)),
         ratio=median_ratio(speeds, plain_speeds),
     )

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from foreword.control.service import divide_by_service
+from foreword.control.service import divide_by_service_class
 from foreword.control.settings import DEFAULTS
 from foreword.control.trim import tightest_limit
 from foreword.speculation.measured.situation import Situation
@@ -66,7 +66,7 @@ class FairShare:
         nodes = self._affordable(total, adds, plain, room) if is_mixed else _most(total, adds, room)
         if nodes == total:
             return plans
-        shares = divide_by_service(entries, wanted, nodes)
+        shares = divide_by_service_class(entries, wanted, nodes)
         return [
             plan if plan is None or not wish else replace(plan, max_nodes=share) if share else None
             for plan, wish, share in zip(plans, wanted, shares, strict=True)

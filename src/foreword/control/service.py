@@ -53,8 +53,8 @@ class Wish:
     service: Service
 
 
-def divide_by_service(entries: Sequence[PassEntry], wanted: Sequence[int], total: int) -> list[int]:
-    """Return the draft tokens that each entry gets."""
+def divide_by_service_class(entries: Sequence[PassEntry], wanted: Sequence[int], total: int) -> list[int]:
+    """Return each entry's share of `total` draft tokens, by service class and tenant; see `draft_shares`."""
     pairs = zip(entries, wanted, strict=True)
     wishes = [
         Wish(nodes, entry.request.drafter_view.tenant, served(entry.request).service)

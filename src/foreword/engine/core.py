@@ -11,7 +11,7 @@ from foreword.backends.memory import passes_in_flight
 from foreword.backends.runner import ModelRunner
 from foreword.control.fair_share import FairShare
 from foreword.control.reporting.figures import ControlReport
-from foreword.control.service import divide_by_service
+from foreword.control.service import divide_by_service_class
 from foreword.engine.adapters import Adapters
 from foreword.engine.background import BackgroundWork
 from foreword.engine.config import EngineParts
@@ -36,7 +36,7 @@ from foreword.structured.compiler import Grammars
 if TYPE_CHECKING:  # Triton is installed only on GPU machines
     from foreword.backends.cuda.compiling import Kernels
 
-MASK_WAIT = 0.005  # polling interval in seconds while every running request waits for a grammar mask
+MASK_WAIT = 0.005  # maximum wait in seconds for grammar masks, when no pass can be launched without one
 
 LOADING_SECONDS = 0.005
 """Time budget in seconds, between two steps, for loading kernels that were compiled meanwhile."""
@@ -57,8 +57,8 @@ class EngineCore:
         self.drafters = DrafterPool(
             parts.build_drafter, rule, parts.speculation, policy_drafters, target.config.num_layers
         )
-        other_drafters = [*policy_drafters, *map(self.drafters.offer, parts.offered)]
-        self.drafters.provided = needs = needs_of_all(self.drafters.default, other_drafters)
+        early_drafters = [*policy_drafters, *map(self.drafters.create_early, parts.offered)]
+        self.drafters.supplied_needs = needs = needs_of_all(self.drafters.default, early_drafters)
         num_pages = config.num_pages(target, needs.rows)
         self.max_model_len = config.context_length(target, needs.rows)
         self.target = target
@@ -77,11 +77,11 @@ class EngineCore:
             self.cache,
             self._policy,
             self.max_rows,
-            divide_by_service,
+            divide_by_service_class,
             clock=parts.clock,
             store=self.runner.store,
         )
-        self.situation = self._stepper.situation  # acceptance by cohort and step costs
+        self.situation = self._stepper.situation  # measured acceptance and costs; the switch of speculation
         self.faults = self._stepper.faults.counts  # recovered faults by stage
         self._recovery = Recovery(self._stepper)
         self.steps_ahead = config.steps_ahead or passes_in_flight(target.device)
@@ -106,7 +106,7 @@ class EngineCore:
         self.speculation_monitor = SpeculationMonitor(
             self.cache, parts.policy, parts.policy_file, self.drafters, rule
         )
-        # Unfinished answers by the user's request id. Key None: the ended request that a roll-out decodes again.
+        # Unfinished answers by the user's request id; by None those of the replay (an ended request decoded again).
         self._active: dict[str | None, list[Request]] = {}
         self.steps = 0  # number of committed steps
         self.seconds = StageSeconds()  # total over all steps, by stage
@@ -128,7 +128,7 @@ class EngineCore:
         self.situation.speculating = on
 
     def prepare(self, new: NewRequest, assigned: Assignment | None = None) -> list[Request]:
-        """Check a request and create its drafter and grammar; return one `Request` per answer, not queued yet."""
+        """Check a request; return one unqueued `Request` per answer. `assigned` overrides the policy file."""
         with self.drafters.keep_all_open():
             requests = self._intake.admit(new, assigned)
             for request in requests:
@@ -145,7 +145,7 @@ class EngineCore:
         if key in self._active:
             self.discard(requests)
             raise RequestError(f"a request with the id {key!r} is being answered; choose another id")
-        if key is not None and self._abort(None):  # user requests come before the roll-out's check
+        if key is not None and self._abort(None):  # user requests interrupt a replay
             self.speculation_monitor.interrupted()
         self._active[key] = list(requests)
         for request in requests:
@@ -171,12 +171,12 @@ class EngineCore:
         return self.speculation_monitor.idle_seconds
 
     def use_idle_time(self) -> None:
-        """Load compiled kernels, and queue an ended request again if a roll-out requires it; only while idle."""
+        """While idle, load compiled kernels and queue the replay that a roll-out (gradual deployment) may need."""
         if self.kernels is not None and self.kernels.pending and not self.has_requests:
             self.kernels.advance(LOADING_SECONDS)
         with self._stepper.faults.suppressed("check"), self.drafters.keep_all_open():
-            if not self.has_requests and (check := self.speculation_monitor.next_check()) is not None:
-                self.enqueue(self.prepare(*check))
+            if not self.has_requests and (replay := self.speculation_monitor.next_replay()) is not None:
+                self.enqueue(self.prepare(*replay))
 
     def abort(self, request_id: str) -> list[AnswerDelta]:
         """Abort a request, also while a step is in flight; return the final deltas of its answers."""
@@ -199,7 +199,7 @@ class EngineCore:
         return [*ended, *self.resolve(in_flight)]
 
     def wait_for_masks(self) -> None:
-        """Wait at most `MASK_WAIT` for grammar masks if a running request needs one; called if no pass can start."""
+        """Wait at most `MASK_WAIT` for the grammar mask of any running request; called if no pass can be launched."""
         if any(not request.sampler.is_ready for request in self.scheduler.running):
             self._grammars.wait_for_masks(MASK_WAIT)
 
@@ -214,8 +214,8 @@ class EngineCore:
     def launch(self) -> StepInFlight | None:
         """Launch the next pass on the device; return None if nothing can be launched now.
 
-        Another step may be launched before this one is resolved; no request with a draft in this one is in it. Steps
-        must be resolved in launch order.
+        The next step may be launched before this one is resolved; it leaves out the requests that have a draft in this
+        one. Steps must be resolved in launch order.
         """
         if self.kernels is not None and self.kernels.pending:
             self.kernels.advance(LOADING_SECONDS)
@@ -249,7 +249,7 @@ class EngineCore:
         self._stepper.learn()
         self.steps += 1
         self.seconds += report.seconds
-        with self._stepper.faults.suppressed("books"):
+        with self._stepper.faults.suppressed("books"):  # label of the metric: statistics
             self.speculation_monitor.observe(report, self.scheduler.preemptions)
         if self.saved_estimates is not None:
             self.saved_estimates.save_if_due(self.seconds.total)
@@ -275,9 +275,9 @@ class EngineCore:
             drafter_memory_bytes=self.drafters.memory_bytes(),
             drafter_faults=dict(self.drafters.fault_counts()),
             step_faults=dict(self.faults),
-            acceptance={name: (s.drafts, s.drafted, s.accepted) for name, s in cohorts.items() if s.asks},
+            acceptance={name: s.counts for name, s in cohorts.items() if s.draft_requests},
             cohorts=self._cohorts.snapshot(),
-            services=self.scheduler.by_service(),
+            services=self.scheduler.counts_by_service_class(),
             control=self._report(),
             **self._device_counts(),
         )
@@ -320,7 +320,7 @@ class EngineCore:
                 continue
             request.accounting.observe(result, report, now)
             has_ended = request.answer.finish_reason is not None
-            if (result.verdict.tokens or has_ended) and not request.identity.assigned.is_check:
+            if (result.verdict.tokens or has_ended) and not request.identity.assigned.is_replay:
                 deltas.append(request.take_delta())
             if has_ended:
                 with self._stepper.faults.suppressed("books"):
@@ -335,7 +335,7 @@ class EngineCore:
         if not answers:
             del self._active[_key(request)]
         self.adapters.release(request.identity.adapter)
-        with self._stepper.faults.suppressed("forget"):  # otherwise a drafter keeps state too long
+        with self._stepper.faults.suppressed("forget"):  # if this fails, a drafter keeps the request's state
             self.drafters.end(request)
 
     def check_integrity(self) -> None:
@@ -345,5 +345,5 @@ class EngineCore:
 
 
 def _key(request: Request) -> str | None:
-    """Return the user's request id; None for the request that a roll-out decodes again."""
-    return None if request.identity.assigned.is_check else request.identity.name
+    """Return the user's request id; None for a replay."""
+    return None if request.identity.assigned.is_replay else request.identity.name

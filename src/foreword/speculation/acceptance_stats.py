@@ -19,7 +19,7 @@ class DraftOutcome(NamedTuple):
 class AcceptanceStats:
     """Draft counts of one request or one cohort."""
 
-    asks: int = 0  # draft requests
+    draft_requests: int = 0
     drafts: int = 0  # draft requests that returned a draft which was judged
     drafted: int = 0  # judged nodes
     accepted: int = 0  # committed nodes
@@ -29,14 +29,19 @@ class AcceptanceStats:
     _outcomes: dict[tuple[int, int], int] = field(default_factory=dict)
 
     @property
+    def counts(self) -> tuple[int, int, int]:
+        """Return the numbers of drafts, of verified draft tokens and of committed draft tokens."""
+        return self.drafts, self.drafted, self.accepted
+
+    @property
     def coverage(self) -> float | None:
         """Fraction of draft requests that returned a draft; None before the first request."""
-        return self.drafts / self.asks if self.asks else None
+        return self.drafts / self.draft_requests if self.draft_requests else None
 
     def observe(self, outcome: DraftOutcome) -> None:
         """Count one step."""
         requested, nodes, depth, accepted, unjudged = outcome
-        self.asks += requested
+        self.draft_requests += requested
         self.unjudged += unjudged
         if not nodes:
             return

@@ -122,10 +122,10 @@ def test_tables_say_what_the_figures_are_of():
     for words in (
         "model [x] at y",
         "14 sent, 4 completed",
-        "9 failed, 1 dropped on purpose",
-        "2 requests, 15.4% of those not dropped, 0.50 requests/s (ttft ≤ 300 ms, e2el ≤ 9000 ms)",
+        "9 failed, 1 disconnected on purpose",
+        "2 requests, 15.4% of those not disconnected, 0.50 requests/s (ttft ≤ 300 ms, e2el ≤ 9000 ms)",
         "3 responses, 2 of them with Retry-After (2)",
-        "2 answers without usage; tokens are counted from token ids in 1 of them, and as one per chunk with text in 1",
+        "2 answers without usage: tokens of 1 are counted by their token ids, tokens of 1 as one per chunk with text",
         "ITL per token covers 1 of 4 answers",
     ):
         assert words in text

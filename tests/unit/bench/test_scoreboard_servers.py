@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from foreword.bench.served_engines import ServedEngine, started, verdicts_of
+from foreword.bench.served_engines import ServedEngine, prove_server, started
 from foreword.cli.bench.scoreboard import Scoreboard
 from foreword.errors import RequestError
 
@@ -43,14 +43,14 @@ def test_a_server_is_used_once_it_completes_a_text():
 
 def test_a_server_that_does_not_start_is_part_of_the_result():
     broken = ServedEngine("vllm", "vLLM", ["-c", "raise ValueError('no GPU')"])
-    found = verdicts_of(broken, sys.executable, Path("model"), 1, [])
+    found = prove_server(broken, sys.executable, Path("model"), 1, [])
     assert found == {"verdicts": [], "absent": ["the server did not start: ValueError: no GPU"]}
 
 
 def test_a_result_that_is_there_is_not_measured_again(tmp_path: Path):
     board = Scoreboard(results=tmp_path, label="cpu")
-    board._keep("a", {"title": "t"}, lambda: {"rows": [1]})
-    board._keep("a", {"title": "t"}, lambda: {"rows": [2]})
+    board._measure_once("a", {"title": "t"}, lambda: {"rows": [1]})
+    board._measure_once("a", {"title": "t"}, lambda: {"rows": [2]})
     found = json.loads((tmp_path / "cpu-a.json").read_text(encoding="utf-8"))
     assert found["rows"] == [1]
     assert found["title"] == "t"
@@ -62,5 +62,5 @@ def test_a_failed_measurement_leaves_no_file(tmp_path: Path):
         raise RequestError("out of memory")
 
     with pytest.raises(RequestError, match="out of memory"):
-        Scoreboard(results=tmp_path, label="cpu")._keep("a", {}, fail)
+        Scoreboard(results=tmp_path, label="cpu")._measure_once("a", {}, fail)
     assert not list(tmp_path.iterdir())

@@ -25,7 +25,7 @@ def test_acceptance_is_counted_by_position():
     stats.observe(DraftOutcome(True, nodes=7, depth=3, accepted=3))  # a tree of three levels
     stats.observe(DraftOutcome(True, nodes=0, depth=0, accepted=0))  # it had nothing to say
     stats.observe(DraftOutcome(False, nodes=0, depth=0, accepted=0))  # nobody was asked
-    assert (stats.asks, stats.drafts, stats.drafted, stats.accepted) == (3, 2, 12, 5)
+    assert (stats.draft_requests, stats.drafts, stats.drafted, stats.accepted) == (3, 2, 12, 5)
     assert stats.coverage == pytest.approx(2 / 3)
     assert stats.drafted_per_position == [2, 2, 2, 1, 1]
     assert stats.accepted_per_position == [2, 2, 1, 0, 0]
@@ -448,7 +448,7 @@ def test_users_cannot_name_any_number_of_cohorts():
         part = RequestReport(lone_request([1]), Verdict(), called=f"method-{number}")
         situation.count(StepReport([part]))
     assert len(situation.cohorts) == MAX_COHORTS + 1
-    assert situation.cohorts[OTHER].asks == 2 * MAX_COHORTS
+    assert situation.cohorts[OTHER].draft_requests == 2 * MAX_COHORTS
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from foreword.backends.torch.weights import DecoderWeights, load_layer
 from foreword.backends.weight_loader import stacked
 from foreword.kv.states import as_tensor
 from foreword.models.heads.opening import Head
-from foreword.models.heads.spec import CONFIDENCE, DRAFTERS_OWN, MARKOV, TABLES, Join
+from foreword.models.heads.spec import CONFIDENCE, DRAFTER_TENSORS, MARKOV, TABLES, Join
 from foreword.models.rope import CosSin, Rotations, frequencies, rotate
 
 _LAYERS = "layers."
@@ -71,7 +71,7 @@ class HeadTensors:
 
     def _is_read(self, name: str) -> bool:
         """Return whether runners read this tensor from `by_name`; `ModuleLayers` or the drafter load the others."""
-        is_drafter_tensor = name.startswith(CONFIDENCE) or name in (*TABLES, *DRAFTERS_OWN)
+        is_drafter_tensor = name.startswith(CONFIDENCE) or name in (*TABLES, *DRAFTER_TENSORS)
         return not is_drafter_tensor and (self.spec.is_plain or not name.startswith(_LAYERS))
 
     @property

@@ -155,7 +155,7 @@ class Goodput:
     """Requests that were completed within all limits."""
 
     good: int
-    share: float | None  # of all that were not dropped on purpose; None: there are none
+    share: float | None  # of all requests that were not disconnected on purpose; None: there are none
     requests_per_second: float
 
 
@@ -163,7 +163,7 @@ class Goodput:
 class Report:
     """Summary of one run, as --json has it; latencies and rates are of completed requests.
 
-    Requests dropped on purpose are no failures.
+    Requests disconnected on purpose are no failures.
     """
 
     seconds: float  # duration of the run

@@ -19,15 +19,16 @@ ROWS = {  # name of the latency -> label of its row
     "itl": "ITL",
     "itl_per_token": "ITL per token",
     "e2el": "E2E",
-    "sent_late": "send delay",
-    "read_late": "read delay",
+    "sent_late": "send lag",
+    "read_late": "read lag",
 }
+LAG_NOTE = "send lag and read lag: delays of the load generator itself"
 
 
 def latency_table(report: Report, title: str) -> Table:
     """Return a table of latencies in milliseconds, with the number of values."""
     headings = ["ms", "n", "mean", *(f"p{percent}" for percent in PERCENTILES), "max"]
-    table = Table(*headings, title=escape(title))
+    table = Table(*headings, title=escape(title), caption=LAG_NOTE)
     table.columns[0].no_wrap = True
     for column in table.columns[1:]:
         column.justify, column.no_wrap = "right", True
@@ -54,7 +55,7 @@ def _lines(report: Report, limits: GoodputLimits | None) -> Iterator[tuple[str, 
     yield (
         "requests",
         f"{report.sent} sent, {report.completed} completed (latencies and rates are of these), "
-        f"{report.failed} failed, {report.dropped} dropped on purpose",
+        f"{report.failed} failed, {report.dropped} disconnected on purpose",
     )
     yield "time", f"{report.seconds:.2f} s"
     rates = report.requests_per_second, report.output_tokens_per_second
@@ -72,7 +73,8 @@ def _goodput(found: Goodput, limits: GoodputLimits) -> str:
     bounds = asdict(limits).items()
     named = ", ".join(f"{name} ≤ {limit:g} ms" for name, limit in bounds if limit is not None)
     share = optional(found.share, ".1%")
-    return f"{found.good} requests, {share} of those not dropped, {found.requests_per_second:.2f} requests/s ({named})"
+    rate = f"{found.requests_per_second:.2f} requests/s"
+    return f"{found.good} requests, {share} of those not disconnected, {rate} ({named})"
 
 
 def _notes(report: Report) -> Iterator[tuple[str, str]]:
@@ -86,15 +88,21 @@ def _notes(report: Report) -> Iterator[tuple[str, str]]:
         by_tokens = report.without_usage - report.counted_by_chunks
         yield (
             "note",
-            f"{report.without_usage} answers without usage; tokens are counted from token ids in {by_tokens} of them, "
-            f"and as one per chunk with text in {report.counted_by_chunks}",
+            f"{report.without_usage} answers without usage: tokens of {by_tokens} are counted by their token ids, "
+            f"tokens of {report.counted_by_chunks} as one per chunk with text",
         )
     known, with_text = report.tokens_per_chunk_known, report.latencies["ttft"].n
     if known < with_text:
-        scope = f"covers {known} of {with_text} answers: the others'" if known else "is unknown: the"
-        yield "note", f"ITL per token {scope} chunks do not state their number of tokens"
+        if known:
+            text = (
+                f"ITL per token covers {known} of {with_text} answers: "
+                "the chunks of the other answers do not state their number of tokens"
+            )
+        else:
+            text = "ITL per token is unknown: the chunks do not state their number of tokens"
+        yield "note", text
     if report.drops_too_late:
-        yield "note", f"{report.drops_too_late} answers were complete before they could be dropped"
+        yield "note", f"{report.drops_too_late} answers were complete before they could be disconnected"
 
 
 def plot_latencies(outcomes: Sequence[RequestOutcome], path: Path, title: str) -> None:

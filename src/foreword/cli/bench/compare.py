@@ -35,7 +35,7 @@ class Compare(JsonCommand):
     peers: str | None = option(None, "Engines: llama.cpp,transformers,vllm. Default: the installed ones.")
     modes: str | None = option(None, "Modes of the engines, such as plain,auto,stored lookup. Default: all.")
     python: list[str] | None = option(
-        None, "Python of an engine, such as vllm=/bin/python.", metavar="PEER=PATH"
+        None, "Python that has an engine, such as vllm=/bin/python; repeatable.", metavar="PEER=PATH"
     )
     draft: str | None = option(None, "Draft model for the engines that support one.", metavar="MODEL")
     dataset: Path | None = option(None, "JSON lines as for `bench drafters`. Default: our own.")

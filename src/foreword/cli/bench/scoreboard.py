@@ -34,19 +34,25 @@ class Scoreboard(Command):
     out: Path = option(Path("docs/scoreboard.md"), "Page to write.")
     measure: bool = flag("Measure what has no result file yet.")
     model: list[str] | None = option(None, "With --measure: models; repeatable. Default: smollm2-135m.")
-    label: str = option(f"cpu-{platform.machine()}", "With --measure: this machine's name in files.")
+    label: str = option(
+        f"cpu-{platform.machine()}", "With --measure: this machine's name, for result files and titles."
+    )
     compare: str = option("", "With --measure: options of `bench compare`.", metavar="OPTIONS")
     prove: str = option(
         "--brief --minutes 4", "With --measure: options of `prove`, or off.", metavar="OPTIONS"
     )
     peers: str | None = option(None, "With --measure: engines, as for `bench compare`.")
-    python: list[str] | None = option(None, "With --measure: Python of an engine.", metavar="PEER=PATH")
+    python: list[str] | None = option(
+        None,
+        "With --measure: Python that has an engine, such as vllm=/bin/python; repeatable.",
+        metavar="PEER=PATH",
+    )
     threads: int | None = option(None, "With --measure: threads of every engine. Default: all cores.", min=1)
 
     def run(self) -> None:
         from foreword.bench.scoreboard import scoreboard_page
 
-        # SIGTERM also ends the started servers.
+        # SIGTERM raises SystemExit, so that the servers started by `prove_server` are stopped.
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
         if self.measure:
             self._measure()
@@ -55,37 +61,37 @@ class Scoreboard(Command):
 
     def _measure(self) -> None:
         from foreword.bench.contestants import contestants
-        from foreword.bench.served_engines import SERVED, verdicts_of
+        from foreword.bench.served_engines import SERVED, prove_server
         from foreword.kernels.native import choose_threads
         from foreword.models.sources.resolve import resolve_model
 
         pythons = named_interpreters(self.python)
-        engines = {one.peer for one in contestants(split_list(self.peers), pythons)}
+        engines = {contestant.peer for contestant in contestants(split_list(self.peers), pythons)}
         threads = self.threads or choose_threads()
         options = shlex.split(self.prove)
-        served = [one for one in SERVED if self.prove != "off" and one.engine in engines]
+        servers = [server for server in SERVED if self.prove != "off" and server.engine in engines]
         self.results.mkdir(parents=True, exist_ok=True)
         for model in self.model or [DEFAULT_MODEL]:
             path, short = resolve_model(model), Path(model).name.removesuffix(".gguf")
             title = {"title": f"{short}, {self.label}, {threads} thread{'s' * (threads > 1)}"}
-            self._keep(f"{short}-speed", title, partial(self._speed, model, short, threads))
-            for one in served:
-                python = pythons.get(one.engine)
-                examine = partial(verdicts_of, one, python, path, threads, options)
-                name = f"{short}-proof-{one.label.replace(' ', '-')}"
-                self._keep(name, {**title, "engine": one.label}, examine)
+            self._measure_once(f"{short}-speed", title, partial(self._speed, model, short, threads))
+            for server in servers:
+                prove = partial(prove_server, server, pythons.get(server.engine), path, threads, options)
+                name = f"{short}-proof-{server.label.replace(' ', '-')}"
+                self._measure_once(name, {**title, "engine": server.label}, prove)
 
-    def _keep(self, name: str, about: dict[str, Any], measure: Callable[[], dict[str, Any]]) -> None:
+    def _measure_once(self, name: str, about: dict[str, Any], measure: Callable[[], dict[str, Any]]) -> None:
+        """Measure and write the result file, with the fields of `about`; do nothing if the file exists."""
         path = self.results / f"{self.label}-{name}.json"
         if path.exists():
-            note(f"{path} is there already")
+            note(f"{path} exists and is not measured again")
             return
         note(f"measuring {path.stem}")
         found = {"made": provenance()} | measure() | about
         path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
     def _speed(self, model: str, short: str, threads: int) -> dict[str, Any]:
-        """Run `bench compare`, keeping its answers until it finishes."""
+        """Run `bench compare` and return its result. Its answers are kept in a file until then, to continue from."""
         kept = self.results / f"{self.label}-{short}-answers.jsonl"
         options = ["--model", model, "--threads", str(threads), "--resume", str(kept)]
         options += [] if self.peers is None else ["--peers", self.peers]

@@ -40,7 +40,7 @@ class Serve(JsonCommand):
 
     ITL = time between two chunks with text. ITL per token = that / tokens of the second chunk, where it says.
 
-    Percentiles are interpolated linearly. Goodput = requests that keep all limits, of all not dropped on purpose.
+    Percentiles are interpolated linearly. Goodput = requests that keep all limits, of all not disconnected on purpose.
     """
 
     url: str = option(REQUIRED, "Address of the server, such as http://127.0.0.1:8000.")
@@ -50,7 +50,9 @@ class Serve(JsonCommand):
     duration: float | None = option(None, "Seconds during which requests are sent; those in flight finish.")
     max_tokens: int = option(64, MOST_TOKENS)
     temperature: float = option(0.0, TEMPERATURE)
-    seed: int = option(0, "Seed of arrivals, prompt order and drops; request i is sent with seed + i.")
+    seed: int = option(
+        0, "Seed of arrivals, prompt order and disconnections; request i is sent with seed + i."
+    )
     model: str | None = option(None, "Name of the model. Default: the first of /v1/models.", "--model", "-m")
     endpoint: str = option("completions", "API route: completions or chat.")
     dataset: Path | None = option(None, DATASET)
@@ -60,7 +62,7 @@ class Serve(JsonCommand):
     )
     extra_body: str | None = option(None, 'Further fields of every request, such as {"ignore_eos": true}.')
     goodput: str | None = option(None, "Limits of a good request in ms: ttft:500,tpot:50,e2el:5000.")
-    disconnect: float = option(0.0, "Fraction of streams to drop midway, at random.")
+    disconnect: float = option(0.0, "Fraction of streams to disconnect midway, at random.")
     timeout: float = option(600.0, "Timeout of a request in seconds.")
     plot: Path | None = plot_option("Draw TTFT and ITL into this PNG file.")
 

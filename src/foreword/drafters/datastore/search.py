@@ -1,7 +1,8 @@
 """Finds where the end of a text occurs in a datastore, and what followed there.
 
-All lengths and shards are searched together by bisection, so that interpreter overhead does not grow with them. Texts
-are compared as byte strings, which sort like the ids.
+Each shard of a datastore has a suffix array: the positions of its tokens, sorted by the ids that begin there. One
+vectorised bisection searches all shards for all lengths of the text's end at once, so that interpreter overhead does
+not grow with shards and lengths. Suffixes are compared as byte strings, which sort like the ids.
 """
 
 from dataclasses import dataclass
@@ -16,24 +17,25 @@ Ints = npt.NDArray[np.int64]
 Strings = npt.NDArray[np.bytes_]
 
 FEW_SHARDS, COARSE_STRIDE = 8, 4
-"""Above this many shards, every fourth length is searched first, then the lengths in between."""
+"""With more than FEW_SHARDS shards, every fourth length is searched first, then the lengths between the longest of
+these that matches and the next one."""
 
 
 @dataclass(frozen=True)
 class Matches:
-    """Positions where the end of a text occurs."""
+    """The longest matches of the end of a text, and where their continuations begin."""
 
     length: int  # number of matching tokens; 0: none
-    starts: Ints  # [matches], positions of the continuations
+    starts: Ints  # [matches], positions of the tokens after each match
 
 
 @dataclass(frozen=True)
 class _Found:
-    """Range of matching suffixes in each shard's order."""
+    """Range of matching suffixes in the suffix array of each shard with matches."""
 
-    length: int
-    shards: Ints
-    first: Ints  # [shards]
+    length: int  # number of matching tokens
+    shards: Ints  # indices of the shards with matches
+    first: Ints  # [shards], indices into `Datastore._order`
     end: Ints  # [shards], exclusive
 
 
@@ -50,7 +52,7 @@ class Datastore:
         self._ids: npt.NDArray[np.unsignedinteger] = np.ndarray(
             (header.tokens,), f">u{header.id_bytes}", self._file.data, HEADER_BYTES
         )
-        # View of DEPTH ids from every position on, as byte strings.
+        # View, as byte strings: element i has the `header.depth` ids that begin at position i.
         self._suffixes: Strings = np.ndarray(
             (header.tokens,),
             f"S{header.depth * header.id_bytes}",
@@ -58,6 +60,7 @@ class Datastore:
             HEADER_BYTES,
             (header.id_bytes,),
         )
+        # The suffix arrays of all shards, one after another.
         self._order: npt.NDArray[np.uint32] = np.ndarray(
             (header.tokens,), "<u4", self._file.data, header.order_start
         )
@@ -69,7 +72,10 @@ class Datastore:
         self._ids, self._suffixes, self._order, self._file = empty, empty, empty, empty  # type: ignore[assignment]
 
     def longest_matches(self, text: npt.NDArray[np.int64], shortest: int, most: int) -> Matches:
-        """Return up to `most` evenly chosen matches of the longest end of `text`, `shortest` to DEPTH tokens long."""
+        """Return up to `most` matches, evenly chosen, of the longest end of `text` that occurs in the datastore.
+
+        Only ends of `shortest` to `header.depth` tokens are searched.
+        """
         longest = min(len(text), self.header.depth)
         lengths = np.arange(shortest, longest + 1)
         if not len(lengths) or text[-longest:].max() >= self.header.separator:
@@ -94,28 +100,28 @@ class Datastore:
         return np.unique(np.maximum(shards[:, None] - np.arange(earlier + 1), 0))
 
     def _longest(self, text: npt.NDArray[np.int64], lengths: Ints, shards: Ints) -> "_Found | None":
-        """Return the longest end of the text, of these lengths, that occurs in these shards."""
+        """Return the matches, in these shards, of the longest of these ends of the text; None: no end occurs."""
         first, end = self._ranges(text, lengths, shards)
         occurs = first < end  # [lengths, shards]
         found_lengths = np.flatnonzero(occurs.any(axis=1))
         if not len(found_lengths):
             return None
         row = found_lengths[-1]
-        here = occurs[row]
-        return _Found(int(lengths[row]), shards[here], first[row][here], end[row][here])
+        matching = occurs[row]
+        return _Found(int(lengths[row]), shards[matching], first[row][matching], end[row][matching])
 
     def continuations(self, starts: Ints, length: int) -> Ints:
-        """Return the tokens that follow each start, [starts, length]; -1 after the end of a text."""
+        """Return the `length` tokens from each start on, [starts, length]; -1 from the end of the stored text on."""
         positions = np.minimum(starts[:, None] + np.arange(length), self.header.tokens - 1)
         ids = self._ids[positions].astype(np.int64)
         ended = np.logical_or.accumulate(ids == self.header.separator, axis=1)
         return np.where(ended, -1, ids)
 
     def _ranges(self, text: npt.NDArray[np.int64], lengths: Ints, shards: Ints) -> tuple[Ints, Ints]:
-        """Return start and end (exclusive) of the suffixes that begin with the last tokens of the text.
+        """Return start and end (exclusive) of the suffixes that begin with the text's last tokens, for each length.
 
-        Both are indices into the order of suffixes, [lengths, shards]. Each lane of the arrays below is a bisection for
-        the start or the end, of one length in one shard.
+        Both are indices into `_order`, [lengths, shards]. Each lane of the arrays below is a bisection for the start or
+        the end of one length's range in one shard.
         """
         bounds = self._bounds(text, lengths)  # [2 * lengths]
         wanted = np.repeat(bounds, len(shards))
@@ -132,7 +138,10 @@ class Datastore:
         return first, end
 
     def _bounds(self, text: npt.NDArray[np.int64], lengths: Ints) -> Strings:
-        """Return the smallest and the largest byte string that begin with the text's last tokens, [2 * lengths]."""
+        """Return the smallest and the largest byte string that begin with the text's last tokens, for each length.
+
+        The result is [2 * lengths]: first all smallest, then all largest.
+        """
         size = self._suffixes.dtype.itemsize
         data = text.astype(f">u{self.header.id_bytes}").tobytes()
         ends = [data[len(data) - length * self.header.id_bytes :] for length in lengths.tolist()]
@@ -144,7 +153,7 @@ def _spread(first: Ints, end: Ints, most: int) -> Ints:
     """Return up to `most` numbers of the ranges `first` .. `end` (exclusive), evenly spaced."""
     counts = end - first
     total = int(counts.sum())
-    # Indices into all ranges, one after another, and then the numbers at these indices.
+    # `taken` are indices into the concatenated ranges; `numbers` are the numbers at these indices.
     taken = np.arange(min(total, most)) * total // min(total, most)
     ends = np.cumsum(counts)
     range_index = np.searchsorted(ends, taken, side="right")

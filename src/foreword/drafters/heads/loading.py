@@ -20,7 +20,7 @@ from foreword.models.heads.files import HeadFiles
 from foreword.models.heads.names import head_kind
 from foreword.models.heads.opening import Head, open_head, with_output, without_copies
 from foreword.models.heads.shipped import find_head
-from foreword.models.heads.spec import CONFIDENCE, DRAFTERS_OWN, HeadSpec
+from foreword.models.heads.spec import CONFIDENCE, DRAFTER_TENSORS, HeadSpec
 from foreword.models.sources.resolve import resolve_model
 from foreword.speculation.draft import NO_DRAFT, Draft
 from foreword.speculation.drafting import Drafter, DraftSource, DraftTask, Traits
@@ -137,7 +137,7 @@ def load_head(config: WindowedHeadConfig, kind: str, resources: DrafterResources
     # A stable name that distinguishes heads of one engine.
     heads, key_size, value_size = spec.layers[0].attention.kept
     rows = RowSpec(f"{kind}:{path.resolve()}", len(spec.layers), heads, key_size, value_size)
-    names = [name for name in spec.shapes if name in DRAFTERS_OWN or name.startswith(CONFIDENCE)]
+    names = [name for name in spec.shapes if name in DRAFTER_TENSORS or name.startswith(CONFIDENCE)]
     tensors = {name: head.load(name).to(resources.target.device) for name in names}
     return LoadedHead(
         resources.target.heads.head(head, rows.name),

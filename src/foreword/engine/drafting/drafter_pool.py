@@ -75,7 +75,9 @@ class DrafterPool:
         self._leaving: dict[int, Drafter] = {}  # released drafters by id(), closed when unused
         self._lock = Lock()  # protects all of the above, since requests come from any thread
         self._building = Lock()  # held while a drafter is created
-        self.provided: DrafterNeeds | None = None  # needs that the engine supplies; None: not determined yet
+        self.supplied_needs: DrafterNeeds | None = (
+            None  # needs that the engine supplies; None: not determined yet
+        )
         self._kept: set[str] = set()  # configurations that are never released
         self._is_closed = False
         self.default: DraftPlan | None = None  # plan of requests without a setting; None: no drafter
@@ -96,8 +98,8 @@ class DrafterPool:
         with self._lock:
             self._kept = {_key(config) for config in configs}
 
-    def offer(self, config: SpeculationConfig) -> Drafter:
-        """Create a drafter in advance for later requests."""
+    def create_early(self, config: SpeculationConfig) -> Drafter:
+        """Return the drafter of this configuration, created now for later requests."""
         return self._plan_of(config).drafter
 
     def resolve(self, setting: SpeculationSetting, hints: AnswerHints = NO_HINTS) -> DraftPlan | None:
@@ -294,7 +296,7 @@ class DrafterPool:
                 check_taps(needs.taps, self.num_layers)
             except ValueError as error:
                 raise RequestError(f"speculation: {name} does not fit this model: {error}") from None
-        if self.provided is not None and not set(needs.rows) <= set(self.provided.rows):
+        if self.supplied_needs is not None and not set(needs.rows) <= set(self.supplied_needs.rows):
             raise PagesLackRows(
                 f"speculation: {name} keeps rows of its own in the KV pages, which were laid out without them; "
                 "name it when the engine is started"

@@ -249,7 +249,7 @@ class PolicyFileController:
         """Create the drafters of a changed file, then use it; runs in a thread, since a model may be loaded."""
         try:
             for config in configs.values():
-                self._pool.offer(config)
+                self._pool.create_early(config)
         except EngineStopped:  # The engine was closed meanwhile.
             return
         except ForewordError as error:

@@ -17,7 +17,7 @@ from foreword.engine.messages import NewRequest
 from foreword.engine.policy.controller import EngineLoad, PolicyFileController
 from foreword.engine.policy.file import WATCH_SECONDS
 from foreword.engine.policy.health import is_of
-from foreword.engine.policy.verification import CheckTotals, IdleChecks
+from foreword.engine.policy.verification import IdleChecks, ReplayTotals
 from foreword.engine.requests.request import Assignment, Request
 from foreword.errors import RequestError
 from foreword.kv.paged_cache import PagedCache
@@ -55,9 +55,9 @@ class SpeculationMonitor:
         self._report: ControlReport | None = None  # newest report
         self._reported_at, self._reported_steps = 0.0, 0  # time and number of steps of the newest report
         self._checks: IdleChecks | None = None
-        self._check_pages = 0  # free pages when the check began
-        self._check_seconds = 0.0  # time of steps since the check began
-        self._is_checking = False  # whether an ended request is decoded again
+        self._replay_pages = 0  # free pages when the replay began
+        self._replay_seconds = 0.0  # time of steps since the replay began
+        self._is_replaying = False  # whether an ended request is decoded again
         if policy_file is not None:
             policy_file.attach(drafters)
             self._checks = IdleChecks(policy_file, rule is Rule.COUPLED, not policy_file.is_shape_invariant)
@@ -76,18 +76,18 @@ class SpeculationMonitor:
     def observe(self, report: StepReport, preemptions: int) -> None:
         """Add a step to the statistics."""
         self._steps += 1
-        self._check_seconds += report.seconds.total
-        if not self._is_checking:  # a check runs alone and serves no user
+        self._replay_seconds += report.seconds.total
+        if not self._is_replaying:  # a replay runs alone and serves no user
             self.totals.observe(report, preemptions)
 
     def ended(self, request: Request) -> None:
-        """Pass an ended request to the checks and to its roll-out arms, or compare the answer if it was a check."""
+        """Pass an ended request to the checks and to its roll-out arms, or compare the answer if it was a replay."""
         if self._checks is None or self._policy_file is None:
             return
-        if request.identity.assigned.is_check:
-            self._is_checking = False
+        if request.identity.assigned.is_replay:
+            self._is_replaying = False
             pages = self._cache.available_pages
-            self._checks.finished(request, CheckTotals(self._check_pages, pages, self._check_seconds))
+            self._checks.finished(request, ReplayTotals(self._replay_pages, pages, self._replay_seconds))
             return
         self._checks.ended(request)
         if arms := request.identity.assigned.arms:
@@ -95,17 +95,17 @@ class SpeculationMonitor:
             for arm in arms:
                 self._policy_file.ended(arm, outcome)
 
-    def next_check(self) -> tuple[NewRequest, Assignment] | None:
-        """Begin a check: return a request to decode again while the engine is idle; None: no roll-out needs one."""
-        check = None if self._checks is None else self._checks.next()
-        if check is not None:
-            self._check_pages, self._check_seconds = self._cache.available_pages, 0.0
-            self._is_checking = True
-        return check
+    def next_replay(self) -> tuple[NewRequest, Assignment] | None:
+        """Begin a replay: return an ended request to decode again in idle time; None: no roll-out needs one."""
+        replay = None if self._checks is None else self._checks.next()
+        if replay is not None:
+            self._replay_pages, self._replay_seconds = self._cache.available_pages, 0.0
+            self._is_replaying = True
+        return replay
 
     def interrupted(self) -> None:
-        """Record that a request has interrupted the check, which is repeated later."""
-        self._is_checking = False
+        """Record that a request has interrupted the replay, which is repeated later."""
+        self._is_replaying = False
 
     def report(self, situation: Situation, seconds: StageSeconds, is_busy: bool) -> ControlReport:
         """Return the state of speculation, at most `REPORT_SECONDS` old; `seconds` are totals over all steps."""

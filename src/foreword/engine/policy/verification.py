@@ -36,12 +36,12 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class CheckTotals:
-    """Free pages before and after a check, and the seconds of its steps."""
+class ReplayTotals:
+    """Free pages before and after a replay, and the seconds of its steps."""
 
     pages_before: int
     pages_after: int
-    step_seconds: float  # total time of the steps of the check
+    step_seconds: float  # total time of the steps of the replay
 
 
 @dataclass
@@ -83,7 +83,7 @@ class IdleChecks:
                 )
 
     def next(self) -> tuple[NewRequest, Assignment] | None:
-        """Return the request to decode now; None if there is none."""
+        """Return the replay to decode now and the decisions for it; None if no sample is waiting."""
         while self._current is None or self._pair(self._current) is None:
             if not self._waiting:
                 self._current = None
@@ -94,9 +94,9 @@ class IdleChecks:
         sample = self._current
         request = NewRequest("check", sample.prompt, self._params(sample), sample.tenant)
         plan = None if self._is_plain_run else self.policy_file.fixed_plan(sample.drafter, sample.cohort)
-        return request, Assignment(f"{sample.cohort}/check", plan, is_check=True)
+        return request, Assignment(f"{sample.cohort}/check", plan, is_replay=True)
 
-    def finished(self, request: Request, totals: CheckTotals) -> None:
+    def finished(self, request: Request, totals: ReplayTotals) -> None:
         """Compare the second answer with the served one, and report the result to the roll-out."""
         sample = self._current
         if sample is None:
@@ -114,7 +114,7 @@ class IdleChecks:
             pair.add_comparison(difference, self._is_plain_different)
             self.policy_file.rollouts.save(is_due=pair.stage is not Stage.VERIFY)
 
-    def _compare_distribution(self, sample: Sample, request: Request, totals: CheckTotals) -> None:
+    def _compare_distribution(self, sample: Sample, request: Request, totals: ReplayTotals) -> None:
         """Compare the distributions of answers without and with the drafter, sampled with new seeds."""
         fault = reason_unfinished(request) or find_imbalance(request, totals)
         if self._is_plain_run and fault is None:
@@ -175,7 +175,7 @@ def find_difference(sample: Sample, request: Request) -> str | None:
     return None
 
 
-def find_imbalance(request: Request, totals: CheckTotals) -> str | None:
+def find_imbalance(request: Request, totals: ReplayTotals) -> str | None:
     """Return the inconsistency in the accounting of a request that ran alone; None: there is none."""
     tokens, accepted = len(request.output_ids), request.acceptance.accepted
     if not accepted <= tokens <= accepted + request.accounting.passes:

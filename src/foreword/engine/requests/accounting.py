@@ -119,7 +119,7 @@ class Accounting:
     ) -> RequestStats:
         """Return the statistics so far; `method` is reported only if the drafter was called."""
         acceptance, spent = self.acceptance, self.seconds
-        method = method if acceptance.asks else ""
+        method = method if acceptance.draft_requests else ""
         has_ended = answer.finish_reason is not None
         predicted = count_followed(prediction, answer.output_ids) if prediction and has_ended else 0
         discarded = acceptance.drafted + acceptance.unjudged - acceptance.accepted
@@ -136,7 +136,7 @@ class Accounting:
             verify_seconds=spent.verify,
             accept_seconds=spent.accept,
             passes=self.passes,
-            asks=acceptance.asks,
+            asks=acceptance.draft_requests,
             drafts=acceptance.drafts,
             drafted=acceptance.drafted,
             accepted=acceptance.accepted,

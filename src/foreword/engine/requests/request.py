@@ -33,7 +33,7 @@ class Assignment:
     step_limit: float | None = None  # maximum seconds of a step that drafts and includes this request
     arms: Sequence[RolloutArm] = ()  # one per roll-out that the request takes part in
     service: Service = DEFAULT_SERVICE
-    is_check: bool = False  # an ended request decoded again for a roll-out; no user receives its answer
+    is_replay: bool = False  # an ended request decoded again for a roll-out; no user receives its answer
 
 
 @dataclass(frozen=True)

@@ -133,7 +133,7 @@ class Scheduler:
         pages = self._cache.matching_pages(request.owner_of_pages, request.tokens)
         return pages * self._cache.page_size
 
-    def by_service(self) -> dict[str, tuple[int, int]]:
+    def counts_by_service_class(self) -> dict[str, tuple[int, int]]:
         """Return the number of running and of waiting requests by service class."""
         running = Counter(request.service.name for request in self.running)
         waiting = Counter(request.service.name for request in self.waiting)

@@ -14,7 +14,7 @@ from foreword.models.formats.hf.config import hf_family, layer_after_last
 from foreword.models.formats.hf.rope import rope_spec
 from foreword.models.heads.files import HeadFiles, checked_shapes, vocabulary_shapes
 from foreword.models.heads.names import read_layers
-from foreword.models.heads.published import described
+from foreword.models.heads.published import build_head_spec
 from foreword.models.heads.spec import HeadSpec, Join
 from foreword.models.layer_shapes import layer_shapes
 
@@ -24,10 +24,9 @@ class MtpLayout:
     """How a model family stores its MTP modules."""
 
     family: str
-    # Name of the matrix that joins embedding and hidden state; group 1 is the module's prefix.
+    # Name of the matrix that projects embedding and hidden state to one row; group 1 is the module's prefix.
     join: re.Pattern[str]
-    names: Mapping[str, str]  # name after the prefix -> canonical name; other tensors belong to the layer
-    hidden_first: bool = False  # the matrix reads the hidden state before the embedding
+    names: Mapping[str, str]  # name after the prefix -> canonical name; all others belong to the layer
     layer: str = ""  # prefix of the layer's tensors in the module
 
 
@@ -50,7 +49,6 @@ LAYOUTS = (
             "input_proj": "fc",
             "final_layernorm": "norm",
         },
-        hidden_first=True,
     ),
     MtpLayout(
         "MiMo-V2",
@@ -65,9 +63,9 @@ LAYOUTS = (
     ),
     MtpLayout("DeepSeek", re.compile(r"^(layers\.\d+\.)eh_proj\.weight$"), _DEEPSEEK),
 )
-"""Known layouts. Of several modules, only the first one is used, for all draft tokens, as in other engines."""
+"""Known layouts. Of several MTP modules in a checkpoint, only the first one drafts, as in other engines."""
 
-GATED_LAYERS = replace(
+GATED_FAMILY = replace(
     QWEN2_MOE,
     name="qwen3_next",
     models="Qwen3-Next, Qwen3.5",
@@ -78,10 +76,13 @@ GATED_LAYERS = replace(
     window=None,
     experts=replace(GATED_EXPERTS, normalize=ConfigSwitch(key="norm_topk_prob", default=True)),
 )
-"""The family of the layers in MTP modules with gated attention."""
+"""Architecture family by which layers with gated attention are read, in the MTP modules of Qwen3-Next and Qwen3.5."""
 
 _FAMILY_TENSORS = re.compile(r"self_attn\.kv_a_proj_with_mqa\.|mlp\.(experts|gate)\.")
-"""Tensors that a layer of Llama's kind does not have: the module's layer is one of the model's own family."""
+"""Tensors of latent attention and of experts, which Llama layers do not have.
+
+The layer of a module with such tensors, if its attention is not gated, is read as a layer of the model's own family.
+"""
 
 
 def mtp_files(files: HeadFiles) -> HeadFiles:
@@ -117,32 +118,32 @@ def read_mtp(files: HeadFiles) -> HeadSpec:
         "fc.weight": (hidden, 2 * hidden),
         **{f"{name}.weight": (hidden,) for name in ("enorm", "hnorm", "norm")},
     }
-    return described(
+    return build_head_spec(
         "mtp",
         Join.FUSED,
         fields,
         (layer,),
         checked_shapes(files, required, optional),
         rope=rope,
-        norm_output=True,  # for its next draft token the module reads its own normalised states
+        norm_output=True,  # the module reads its own normalised states to draft the next token
         interleaved=interleaved,
         norms_minus_one=layer.attention.gated,  # gated modules store norms minus one
-        # `fc.weight` reads the hidden state before the embedding if it is named input_proj.
+        # The first columns of MiMo's input_proj are for the hidden state, those of other layouts for the embedding.
         hidden_first=files.stored_as("fc.weight").endswith("input_proj.weight"),
     )
 
 
 def _layer(fields: ConfigFields, files: HeadFiles) -> tuple[LayerSpec, RopeSpec, bool]:
-    """Read the module's layer and rotary embedding, and whether rotated pairs are adjacent in the stored weights.
+    """Return the module's layer, its rotary embedding, and whether rotated pairs are adjacent in the stored weights.
 
-    The layer is of Llama's kind, of the kind of the model's own layers, or one with gated attention (Qwen3-Next,
-    Qwen3.5), whose query projection is twice as wide as the output projection.
+    The layer is a Llama layer, a layer of the model's own family, or one with gated attention (Qwen3-Next, Qwen3.5).
+    The query projection of gated attention has twice as many rows as the output projection has columns.
     """
     query, output = (files.shapes.get(f"layers.0.self_attn.{name}_proj.weight", (0, 0)) for name in "qo")
     is_gated = query[0] == 2 * output[1] > 0
     if is_gated:
         has_experts = "layers.0.mlp.gate.weight" in files.shapes
-        family = GATED_LAYERS if has_experts else replace(GATED_LAYERS, experts=None)
+        family = GATED_FAMILY if has_experts else replace(GATED_FAMILY, experts=None)
     elif any(map(_FAMILY_TENSORS.search, files.shapes)):
         family = hf_family(fields.values, Path(fields.origin))
     else:

@@ -79,7 +79,7 @@ def read_eagle3(files: HeadFiles) -> HeadSpec:
         "layers.0.input_layernorm.weight": (hidden,),
         MASK_HIDDEN: (1, 1, taps * width),
     }
-    return described(
+    return build_head_spec(
         "p_eagle" if is_parallel else "eagle3",
         Join.CONCAT,
         body.fields,
@@ -99,7 +99,7 @@ def read_eagle3(files: HeadFiles) -> HeadSpec:
     )
 
 
-def described(
+def build_head_spec(
     kind: str,
     join: Join,
     inner: ConfigFields,
@@ -107,7 +107,7 @@ def described(
     shapes: Shapes,
     **more: Any,  # noqa: ANN401 - other fields of HeadSpec
 ) -> HeadSpec:
-    """Return the description of a head, by default of one that reads the target's last states after the final norm."""
+    """Build the description of a head. By default the head reads the target's states after the final norm."""
     hidden, vocab = inner.count("hidden_size"), inner.count("vocab_size")
     defaults: dict[str, Any] = {
         "norm": NormSpec(inner.number("rms_norm_eps", 1e-6)),
@@ -172,7 +172,7 @@ def read_eagle(files: HeadFiles) -> HeadSpec:
     required |= all_layer_shapes(layers, hidden, first_inputs=hidden, first_norm=False)
     shapes = checked_shapes(files, required, {**optional, "fc.bias": (hidden,)})
     window = sliding_window(inner, len(layers))
-    return described("eagle", Join.FUSED, inner, layers, shapes, window=window)
+    return build_head_spec("eagle", Join.FUSED, inner, layers, shapes, window=window)
 
 
 def read_dflash(files: HeadFiles) -> HeadSpec:
@@ -197,7 +197,7 @@ def read_dflash(files: HeadFiles) -> HeadSpec:
     classes = fields.get("architectures")
     # DeepSpec's DFlash heads have a DSpark class, too, and draft from the newest token's row.
     is_deepspec = isinstance(classes, list) and any("DSpark" in str(name) for name in classes)
-    return described(
+    return build_head_spec(
         "dspark" if is_dspark else "dflash",
         Join.CONTEXT,
         body.fields,
@@ -211,7 +211,7 @@ def read_dflash(files: HeadFiles) -> HeadSpec:
         block_size=block_size,
         is_causal=_is_causal(fields, body.fields, nested, window is not None),
         anchor_drafts=fields.flag("sample_from_anchor", is_dspark or is_deepspec),
-        norm_output=is_dspark,  # its confidence head reads normalised states
+        norm_output=is_dspark,  # DSpark's confidence head reads normalised states
         window=window,
     )
 

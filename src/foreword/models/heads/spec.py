@@ -1,6 +1,6 @@
 """Description of a draft head, independent of file formats.
 
-*Features* are the target's hidden states that a head reads: those of all taps of a position, concatenated.
+*Features* are the target's hidden states that a head reads: for each position, the states of all taps, concatenated.
 """
 
 from collections.abc import Mapping
@@ -14,12 +14,13 @@ Shapes = Mapping[str, tuple[int, ...]]
 TABLES = ("d2t", "t2d", "token_map")
 """Integer tensors with the mapping between the draft vocabulary and the target's."""
 
-DRAFTERS_OWN = ("mask_hidden",)  # tensors that the drafter reads, and no backend
+DRAFTER_TENSORS = ("mask_hidden",)
+"""Tensors that the drafter loads itself; backends do not load them."""
 
 MARKOV = ("markov_head.markov_w1", "markov_head.markov_w2")
 """DSpark's Markov matrices: the embedding of the previous token, and the projection to logits."""
 
-CONFIDENCE = "confidence_head.proj"  # DSpark's projection that estimates the acceptance of a draft token
+CONFIDENCE = "confidence_head.proj"  # DSpark's projection to the estimated acceptance of a draft token
 
 
 class Join(Enum):
@@ -35,7 +36,8 @@ class Join(Enum):
 class HeadSpec:
     """A head on the target's hidden states; most heads are small decoders.
 
-    A row is computed from token t and the features of position t - 1 (DFlash: t), and predicts the token after t.
+    A row is computed from the token at position t and the features of position t - 1, and predicts the token at t + 1.
+    In DFlash heads the features are those of position t, and a row may predict the token at t: see `anchor_drafts`.
     """
 
     kind: str  # drafting method
@@ -51,20 +53,24 @@ class HeadSpec:
     boundaries: tuple[int, ...] | None
     reads_normed: bool  # the head reads one tap, after the target's final norm
     join: Join
-    shapes: Shapes  # of the head's tensors, by speculators' names; other tensors are the target's, or unused
+    # Shapes of the head's tensors, by canonical name: that of the speculators library, or Foreword's for Medusa. A head
+    # without embedding or output matrix uses the target's.
+    shapes: Shapes
     norm_before_residual: bool = False  # the residual stream starts with the normalised features
-    norm_output: bool = False  # as features of the next draft token it reads its own normalised states
+    norm_output: bool = False  # the head's output states, features of the next draft token, are normalised
     interleaved: bool = False  # rotated pairs are adjacent in the stored weights
     norms_minus_one: bool = False  # weights of norms are stored minus one
-    hidden_first: bool = False  # the stored `fc.weight` reads features before the embedding
-    # Stands for unknown tokens in heads that draft several positions at once
+    hidden_first: bool = (
+        False  # the first columns of the stored `fc.weight` are for features, the last for the embedding
+    )
+    # Token that stands for unknown tokens, in heads that draft several positions at once
     mask_token_id: int | None = None
-    block_size: int = 0  # DFlash: rows per block: one of the newest token, then mask tokens
+    block_size: int = 0  # DFlash: rows per block, the first for the newest token, all others for mask tokens
     is_causal: bool = False  # DFlash: a row of a block attends only to earlier rows of the block
-    # DFlash: every row predicts the token after it, the newest token's too. False: a mask's row predicts the token
-    # that replaces the mask.
+    # DFlash: whether the row of the newest token (the anchor) drafts. True: every row predicts the token of the next
+    # position. False: only the rows of masks predict, each the token of its own position.
     anchor_drafts: bool = False
-    window: int | None = None  # newest positions that a row attends to, itself included; None: all
+    window: int | None = None  # number of newest positions that a row attends to, its own included; None: all
     num_heads: int = 0  # Medusa: number of heads
     blocks_per_head: int = 0  # Medusa: residual blocks per head
 
@@ -74,7 +80,7 @@ class HeadSpec:
 
     @property
     def is_plain(self) -> bool:
-        """Return whether its layers are of Llama's kind."""
+        """Return whether all layers are Llama layers: no experts, latent or gated attention, partial or scaled RoPE."""
         is_usual_rope = self.rope.rotary_dim is None and self.rope.magnitude == 1
         return is_usual_rope and all(
             layer.mlp.experts is None and layer.attention.latent is None and not layer.attention.gated

@@ -33,7 +33,7 @@ class ChatTemplate:
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         self.source = source
-        self._special_tokens = dict(special_tokens)  # bos_token, eos_token, ... as the template names them
+        self._special_tokens = dict(special_tokens)  # keys: bos_token, eos_token, ...
 
     @property
     def takes_tools(self) -> bool:
@@ -83,7 +83,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Return a value as JSON, like transformers; jinja2's own filter would escape HTML, unlike training data."""
+    """Return a value as JSON, as transformers does; training data has no escaped HTML, which jinja2's filter makes."""
     if isinstance(indent, int) and indent > MOST_INDENT:
         raise TemplateTooLarge(f"it indents JSON by more than {MOST_INDENT}")
     return json.dumps(
@@ -103,7 +103,7 @@ MAX_LINES = 2_000_000
 """Maximum number of executed lines per rendering, about a second. A conversation of 1,000 messages takes 20,000."""
 
 MAX_CHARACTERS = 1 << 26  # maximum length of any text that a template builds
-_GROWING_METHODS = ("center", "expandtabs", "ljust", "replace", "rjust", "zfill")  # of texts
+_GROWING_METHODS = ("center", "expandtabs", "ljust", "replace", "rjust", "zfill")  # methods of texts
 _SIZED = (str, list, tuple)
 _NUMBER = re.compile(r"\d+")
 # The groups are width and precision.
@@ -134,7 +134,7 @@ def render_bounded(template: jinja2.Template, values: Mapping[str, Any]) -> str:
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """A sandbox that cannot reach or change Python objects, with limits on text lengths."""
+    """A sandbox with limits on text lengths. Templates cannot reach Python's internals or change objects."""
 
     intercepted_binops = frozenset(["+", "*", "**", "%"])
 
@@ -166,13 +166,16 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         if isinstance(owner, str) and name == "join":
             return _joined(owner, *args)
         if isinstance(owner, str) and name == "translate":
-            _check(len(owner) * max([1, *_text_lengths(args)]))
+            _check(len(owner) * max([1, *_lengths(args)]))
         if isinstance(owner, str) and name in _GROWING_METHODS:
             _check_growth(owner, (*args, *kwargs.values()))
         return super().call(context, obj, *args, **kwargs)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:  # noqa: ANN401
-        """Return a checked version of a text's format method, which `call` would not see; None for other values."""
+        """Return a checked version of a text's `format` or `format_map` method; None for other values.
+
+        jinja2 replaces these methods by a function of its own, so that `call` cannot recognise them.
+        """
         plain = super().wrap_str_format(value)
         return None if plain is None else _bounded_format(plain, self, value)
 
@@ -190,7 +193,7 @@ class _BoundedGenerator(CodeGenerator):
 
 
 class _GenerationBlock(Extension):
-    """The block `{% generation %}`, which marks an assistant's message. Only its content is rendered."""
+    """The block `{% generation %}` marks the assistant's text for training. It is rendered as its content alone."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
 
@@ -211,19 +214,22 @@ def bounded_concat(parts: Iterable[str]) -> str:
 
 
 def _size(value: object) -> int:
-    """Return the length of a value; of an integer, its magnitude, since it may be a width or a number of copies."""
+    """Return the length of a value; for an integer, its magnitude, since it may be a width or a number of copies."""
     if isinstance(value, int):
         return abs(value)
     return len(value) if isinstance(value, _SIZED) else 1
 
 
 def _check_growth(value: object, arguments: Iterable[object]) -> None:
-    """Raise `TemplateTooLarge` if some method or filter could return too long a text for these arguments."""
+    """Raise `TemplateTooLarge` if a method or filter may return too long a text for these arguments.
+
+    The bound holds for all methods and filters that are checked: (length + 1) x the largest argument.
+    """
     _check((_size(value) + 1) * max([1, *map(_size, arguments)]))
 
 
 def _check_percent(value: object, right: object) -> None:
-    """Raise `TemplateTooLarge` if `value % right` could be too long, by its field widths and longest argument."""
+    """Raise `TemplateTooLarge` if `value % right` may be too long: all widths, and the longest argument per field."""
     if not isinstance(value, str):
         return
     fields = right.values() if isinstance(right, Mapping) else right if isinstance(right, tuple) else (right,)
@@ -234,20 +240,20 @@ def _check_percent(value: object, right: object) -> None:
         for number in numbers
         if number
     ]
-    _check(len(value) + sum(widths) + max([1, *_text_lengths(fields)]) * value.count("%"))
+    _check(len(value) + sum(widths) + max([1, *_lengths(fields)]) * value.count("%"))
 
 
-def _text_lengths(values: Iterable[object]) -> Iterable[int]:
-    """Yield the lengths of texts among the values and in mappings among them."""
+def _lengths(values: Iterable[object]) -> Iterable[int]:
+    """Yield the lengths of texts, lists and tuples among the values, and of those within mappings among the values."""
     for value in values:
         if isinstance(value, Mapping):
-            yield from _text_lengths(value.values())
+            yield from _lengths(value.values())
         elif isinstance(value, _SIZED):
             yield len(value)
 
 
 class _FieldSizes(SandboxedFormatter):
-    """Measures the result of `str.format` without building it; a width may itself be an argument."""
+    """Measures the result of `str.format` without building it. A field's width may itself be an argument."""
 
     total = 0  # characters so far
 
@@ -255,7 +261,8 @@ class _FieldSizes(SandboxedFormatter):
         widths = [int(number) for number in _NUMBER.findall(format_spec)]
         self.total += sum(widths) + (len(value) if isinstance(value, _SIZED) else 1)
         _check(self.total)
-        # The value may belong to another field's format specification.
+        # In `{:{width}}`, the inner value becomes part of the outer format specification. Its first 32 characters are
+        # used; in all other places the returned text is not.
         return str(value)[:32] if isinstance(value, int | str) else ""
 
 

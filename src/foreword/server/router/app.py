@@ -1,4 +1,7 @@
-"""HTTP side of the router: listen, watch targets, forward, drain, exit."""
+"""HTTP side of the router: listen, watch targets, forward, drain, exit.
+
+A router's targets are the Foreword servers that it forwards requests to.
+"""
 
 import asyncio
 import logging
@@ -40,13 +43,13 @@ READ_ROUTES = (*sorted(PAGE_PATHS), "/page/settings", "/openapi.json", *_LISTS)
 """Routes without a body that any target can answer."""
 
 TARGET_ROUTES = ("/speculation", "/advise", "/v1/load_lora_adapter", "/v1/unload_lora_adapter")
-"""Routes that concern a single target. The router refuses them, since it would select the target."""
+"""Routes that concern a single target. The router refuses these, since it would choose the target itself."""
 
 
 def create_router_app(
     settings: ServerSettings, targets: Targets, relay: Relay, metrics: RouterMetrics
 ) -> FastAPI:
-    """Create the app with forwarded routes and the router's own."""
+    """Create the app with the routes that are forwarded and those that the router answers itself."""
     app = FastAPI(
         title="Foreword router", version=__version__, docs_url=None, redoc_url=None, openapi_url=None
     )
@@ -58,7 +61,10 @@ def create_router_app(
         return RelayedResponse(relay, request)
 
     async def refuse(request: Request) -> Response:
-        raise ApiError(404, f"{request.url.path} belongs to each target: send it there, not to the router")
+        raise ApiError(
+            404,
+            f"{request.url.path} concerns a single target: send the request to that target, not to the router",
+        )
 
     async def health(request: Request) -> Response:
         return JSONResponse(_health(targets, caller_of(request).trusted))
@@ -117,7 +123,7 @@ def keep_alive_options() -> list[tuple[int, int, int]]:
 
 
 def open_targets_client() -> httpx2.AsyncClient:
-    """Create a client that limits neither connections nor answer times, and uses no proxies or redirects."""
+    """Create a client for requests to targets: no limit of connections or answer times, no proxies, no redirects."""
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=256)
     return httpx2.AsyncClient(
         timeout=httpx2.Timeout(None, connect=CONNECT_SECONDS),
@@ -144,7 +150,7 @@ class RouterRun:
             loop.add_signal_handler(signal_number, self._stop_requested.set)
         admission, metrics = Admission(self.settings.limits), RouterMetrics()
         async with open_targets_client() as client:
-            key = next(iter(self.settings.api_keys), "")  # targets have the same keys
+            key = next(iter(self.settings.api_keys), "")  # the targets accept the router's keys
             watch = TargetWatch(self.targets, client, key)
             relay = Relay(self.targets, client, admission, metrics)
             app = create_router_app(self.settings, self.targets, relay, metrics)

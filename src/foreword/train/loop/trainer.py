@@ -11,7 +11,7 @@ from torch import Tensor
 from foreword.models.heads.writing import rounded_levels
 from foreword.train.heads.learner import Learner
 from foreword.train.loop.evaluate import TauReport, measure_tau
-from foreword.train.passes.loss import CHUNK, OutputLoss, judge_rows, target_probabilities
+from foreword.train.passes.loss import CHUNK, OutputLoss, row_losses, target_probabilities
 from foreword.train.passes.packing import BatchSize, PackedBatch, batches
 from foreword.train.passes.target import Features, KeptFeatures
 from foreword.train.texts.documents import Document
@@ -168,7 +168,7 @@ class Trainer:
             for matrix in learner.matrices.values():
                 rounded_levels(matrix[:1].detach(), settings.round_bits)
         self._documents = documents
-        self._judge = torch.compile(judge_rows, dynamic=False) if settings.compiled else judge_rows
+        self._row_losses = torch.compile(row_losses, dynamic=False) if settings.compiled else row_losses
         self._output_matrix = self.target.weights.head[learner.vocabulary.token_ids]
         self._optimizer = HeadOptimizer(list(learner.matrices.values()), learner.others(), settings.rates)
         # Order of the batches: its seed, the step at which it begins, and the number of texts.
@@ -272,7 +272,7 @@ class Trainer:
                 (rows + step).clamp(max=self.size.tails - 1),
                 labels[rows],
                 (counts & (labels >= 0))[rows] * scale,
-                self._judge,
+                self._row_losses,
             )
             right = torch.zeros_like(living).index_copy_(0, rows, hits)
             living = living & right

@@ -11,14 +11,14 @@ from foreword.train.passes.target import FrozenTarget
 
 CHUNK = 4096  # number of rows whose logits exist at the same time
 
-Judge = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
-"""The type of `judge_rows`, which may be compiled."""
+RowLosses = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+"""The type of `row_losses`, which may be compiled."""
 
 
-def judge_rows(
+def row_losses(
     logits: Tensor, wanted: Tensor, labels: Tensor, weights: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return each row's weighted loss, the gradient of its logits, and whether its most likely token is the label.
+    """Return each row's weighted loss, the gradient of its logits, and whether its most likely token is its label.
 
     `wanted` are the target's probabilities [rows, vocabulary].
     """
@@ -31,7 +31,7 @@ def judge_rows(
 
 
 class OutputLoss(torch.autograd.Function):
-    """Computes the total loss of states [rows, hidden], and whether each draft token is right.
+    """Computes the total loss of states [rows, hidden], and whether each state's most likely token is its label.
 
     The forward pass computes the gradients too, while the logits exist; the backward pass only scales them.
     """
@@ -42,22 +42,27 @@ class OutputLoss(torch.autograd.Function):
         states: Tensor,
         matrix: Tensor,
         wanted: Tensor,
-        wanted_rows: Tensor,
+        wanted_indices: Tensor,
         labels: Tensor,
         weights: Tensor,
-        judge: Judge,
+        compute: RowLosses,
     ) -> tuple[Tensor, Tensor]:
-        """Return the loss, and whether each draft token is right; `wanted_rows` has each state's row in `wanted`."""
+        """Return the total loss, and whether each state's most likely token is its label.
+
+        `wanted` are the target's probabilities [rows, vocabulary]; `wanted_indices` has each state's row of `wanted`.
+        """
         cast = matrix.to(states.dtype)
         grad_states = torch.empty_like(states)
-        learns = ctx.needs_input_grad[1]  # the target's own output matrix is frozen
+        learns = ctx.needs_input_grad[1]  # False: the head uses the target's output matrix, which is frozen
         grad_matrix = torch.zeros_like(matrix) if learns else None
         hits = torch.empty(len(states), dtype=torch.bool, device=states.device)
         total = torch.zeros((), device=states.device)
         for begin in range(0, len(states), CHUNK):
             part = slice(begin, begin + CHUNK)
             logits = linear(states[part], cast)
-            loss, gradient, hits[part] = judge(logits, wanted[wanted_rows[part]], labels[part], weights[part])
+            loss, gradient, hits[part] = compute(
+                logits, wanted[wanted_indices[part]], labels[part], weights[part]
+            )
             total += loss.sum()
             grad_states[part] = gradient @ cast
             if grad_matrix is not None:
@@ -74,11 +79,14 @@ class OutputLoss(torch.autograd.Function):
 
 @torch.no_grad()
 def target_probabilities(
-    target: FrozenTarget, last: Tensor, matrix: Tensor, sharpness: float = 1.0
+    target: FrozenTarget, final_states: Tensor, matrix: Tensor, sharpness: float = 1.0
 ) -> Tensor:
-    """Return the target's probabilities over the draft vocabulary; sharpness above 1 favours likely tokens."""
-    out = torch.empty(len(last), len(matrix), dtype=last.dtype, device=last.device)
-    for begin in range(0, len(last), CHUNK):
+    """Return the target's probabilities over the draft vocabulary; sharpness above 1 favours likely tokens.
+
+    `final_states` are the target's states after its final norm, `matrix` its output rows for the draft vocabulary.
+    """
+    out = torch.empty(len(final_states), len(matrix), dtype=final_states.dtype, device=final_states.device)
+    for begin in range(0, len(final_states), CHUNK):
         part = slice(begin, begin + CHUNK)
-        out[part] = (target.logits(last[part], matrix) * sharpness).softmax(-1)
+        out[part] = (target.logits(final_states[part], matrix) * sharpness).softmax(-1)
     return out

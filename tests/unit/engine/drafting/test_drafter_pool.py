@@ -88,7 +88,7 @@ def test_kept_drafters_stay_whatever_else_is_requested(count: int):
     drafters = pool()
     for config in kept:
         drafters.keep(kept)
-        drafters.offer(config)
+        drafters.create_early(config)
     for most in range(1, 3 * MAX_DRAFTERS):
         setting = {"method": "ngram", "prompt_lookup_max": 2 + most}
         assert drafters.resolve(setting) is not None
@@ -234,10 +234,10 @@ def test_a_drafter_whose_rows_the_pages_do_not_have_is_refused_by_name():
             pass
 
     drafters = DrafterPool(WithRows, Rule.COUPLED)
-    drafters.provided = DrafterNeeds()
+    drafters.supplied_needs = DrafterNeeds()
     with pytest.raises(RequestError, match="ngram keeps rows of its own"):
         drafters.resolve({"method": "ngram"})
-    drafters.provided = WithRows.traits.needs
+    drafters.supplied_needs = WithRows.traits.needs
     assert drafters.resolve({"method": "ngram"}) is not None
 
 

@@ -94,7 +94,7 @@ def test_answers_whose_law_is_compared_have_seeds_of_their_own(tmp_path: Path):
     seeds = []
     for _ in range(3):
         world.answer(idle=False)
-        while (check := world.core.speculation_monitor.next_check()) is not None:
+        while (check := world.core.speculation_monitor.next_replay()) is not None:
             seeds.append(check[0].params.seed)
             world.core.enqueue(world.core.prepare(*check))
             world._run()
@@ -185,7 +185,7 @@ def test_no_request_fails_for_what_is_done_beside_its_steps(tmp_path: Path, monk
         raise RuntimeError("planted")
 
     world = RolloutWorld(tmp_path, Guesser)
-    for name in ("between_steps", "observe", "ended", "next_check", "report"):
+    for name in ("between_steps", "observe", "ended", "next_replay", "report"):
         monkeypatch.setattr(world.core.speculation_monitor, name, fail)
     world.answer()
     assert world.core.stats().control is None
