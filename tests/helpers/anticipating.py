@@ -82,7 +82,7 @@ def _kept(wanted: HeadInput, behind: list[int]) -> HeadInput:
         kv_copies=arrays.kv_copies,
         hidden_rows=arrays.hidden_rows,
     )
-    return HeadInput(own, wanted.starts, wanted.features[rows], wanted.are_own)
+    return HeadInput(own, wanted.starts, wanted.features[rows], wanted.are_head_states)
 
 
 _BY_ROW = ("ancestor_masks", "token_ids", "positions", "slots", "prefix_lens")

@@ -31,7 +31,7 @@ class OverheardLevels:
     def draft(self, call: HeadCall) -> HeadOutput:
         output = self._draft(replace(call, plan=None))  # level by level, so that every level is seen
         wanted, arrays = call.rows, call.rows.arrays
-        if wanted.are_own:
+        if wanted.are_head_states:
             self._rows += arrays.token_ids.tolist()
         for place, row in enumerate(arrays.logit_rows):
             mask = int(arrays.ancestor_masks[row, 0])

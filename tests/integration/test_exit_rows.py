@@ -143,7 +143,7 @@ def test_an_exit_that_joined_late_does_not_read_the_rows_before(folder: Path, ba
             BatchBuffers().lay_out(cache, [part], ()).arrays,
             np.array([views_from_start], np.int32),
         )
-        rows = HeadInput(arrays, starts, features, are_own=states is None)
+        rows = HeadInput(arrays, starts, features, are_head_states=states is None)
         found = first_exit.draft(HeadCall(rows, runner.store))
         return torch.as_tensor(found.logits).clone()
 
@@ -199,7 +199,7 @@ def test_what_an_exit_cannot_do_is_refused(folder: Path):
         part = SequenceRows(kv, [5, 6, 7], 3, Draft(), run_logits=wanted, first=0)
         arrays = BatchBuffers().lay_out(cache, [part], ()).arrays
         features = torch.empty(3, 0) if states is None else states
-        given = HeadInput(arrays, np.array(starts, np.int32), features, are_own=states is None)
+        given = HeadInput(arrays, np.array(starts, np.int32), features, are_head_states=states is None)
         return decoder.heads.exit(adapter, EXIT, name).draft(HeadCall(given, runner.store))
 
     with pytest.raises(ValueError, match="there are no such KV rows"):

@@ -66,22 +66,22 @@ class Together:
                     parts.append(SequenceRows(kv, tokens, end - begin, Draft(), run_logits=0, first=begin))
                     rows.append(features[begin - lag : end - lag])
             if parts:
-                self._pass(parts, torch.cat(rows), are_own=False)
+                self._pass(parts, torch.cat(rows), are_head_states=False)
         draft = Draft((5, 6, 7), (-1, -1, 0))
         ends = [SequenceRows(kv, tokens, 1, draft, first=len(tokens) - 1) for kv, tokens, _ in made.values()]
         width = 0 if self._is_block else HIDDEN
         own = torch.cat([features[-4:, :width] for _, _, features in made.values()])
-        output = self._pass(ends, own.contiguous(), are_own=True)
+        output = self._pass(ends, own.contiguous(), are_head_states=True)
         for kv, _, _ in made.values():
             self._cache.close(kv)
         return [*output.logits.split(4), *output.states.split(4)]
 
-    def _pass(self, parts: list[SequenceRows], features: torch.Tensor, are_own: bool) -> HeadOutput:
+    def _pass(self, parts: list[SequenceRows], features: torch.Tensor, are_head_states: bool) -> HeadOutput:
         arrays = self._buffers.lay_out(self._cache, parts, ()).arrays
-        if self._is_block and are_own:
+        if self._is_block and are_head_states:
             arrays.ancestor_masks[:] = 7  # all rows see all of their block
         starts = np.full(len(parts), 0 if self._is_block else 1, np.int32)
-        rows = HeadInput(arrays, starts, features, are_own)
+        rows = HeadInput(arrays, starts, features, are_head_states)
         return head_output(self._head, rows, self._runner.store)
 
 

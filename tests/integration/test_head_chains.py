@@ -230,7 +230,7 @@ def planned(folder: Path) -> Callable[..., KnownChains]:
     part = SequenceRows(kv, [5, 6, 7], 2, NO_DRAFT, run_logits=1, first=1)
     arrays = BatchBuffers().lay_out(cache, [part], ()).arrays
     features = torch.randn(2, 3 * HIDDEN, generator=torch.Generator().manual_seed(0))
-    given = HeadInput(arrays, np.ones(1, np.int32), features, are_own=False)
+    given = HeadInput(arrays, np.ones(1, np.int32), features, are_head_states=False)
     record = np.zeros(1, RECORD)
     record["top_k"], record["top_p"] = 360, 1.0  # all tokens
 

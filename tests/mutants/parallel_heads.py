@@ -108,7 +108,7 @@ PARALLEL_HEAD_MUTANTS = (
         74,
         "a Medusa block forgets what it was given",
         "backends/torch/head_factory.py",
-        "MedusaTensors.logits",
+        "TorchMedusa.logits",
         "stream + silu(torch.baddbmm(bias[:heads].unsqueeze(1), stream, weight[:heads]))",
         "silu(torch.baddbmm(bias[:heads].unsqueeze(1), stream, weight[:heads]))",
         (f"{LOGITS}[Medusa-torch]",),
@@ -269,9 +269,9 @@ PARALLEL_HEAD_MUTANTS = (
         "backends/torch/head_factory.py",
         "TorchExit._logits",
         "stack.layers.store_kv(last_layer, states, cos_sin[last_layer], "
-        "PagedKv(own_keys[0], own_values[0], slots, []))",
+        "PagedKv(exit_keys[0], exit_values[0], slots, []))",
         "stack.layers.store_kv(last_layer, 0 * states, cos_sin[last_layer], "
-        "PagedKv(own_keys[0], own_values[0], slots, []))",
+        "PagedKv(exit_keys[0], exit_values[0], slots, []))",
         ("tests/integration/test_exit_rows.py",),
     ),
 )

@@ -1,8 +1,8 @@
 """Input and output of a forward pass.
 
-The arrays of a batch are declared here: `ForwardBatch` documents them, `BATCH_ARRAYS` defines their sizes and padding,
-from which batch memory, staging and the checks of the CPU kernels' bindings follow. A new array is declared here and in
-native/batch.h, and filled in speculation/layout.py.
+`ForwardBatch` documents the arrays of a batch. `BATCH_ARRAYS` defines their sizes and padding, from which batch memory,
+staging and the checks of the CPU kernels' bindings follow. A new array is declared here and in native/batch.h; code in
+speculation/layout.py fills it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -162,10 +162,11 @@ class ForwardBatch:
     row_starts: Tensor  # int32 [requests + 1], rows of request r are row_starts[r] : row_starts[r + 1]
     block_tables: Tensor  # int32 [requests, pages], in logical order; unused entries 0
     kv_lens: Tensor  # int32 [requests], number of logical KV rows visible to any row of the request
-    logit_rows: Tensor  # int32 [wanted], rows whose logits are returned, in this order
+    logit_rows: Tensor  # int32 [logit rows], rows whose logits are returned, in this order
     kv_copies: Tensor  # int32 [copies, 2], (from, to) physical KV rows; executed first
-    hidden_rows: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int32))  # int32 [wanted]
-    taps: tuple[Tap, ...] = ()  # where the hidden states of `hidden_rows` are taken
+    # int32 [hidden rows], rows whose hidden states are returned, in this order
+    hidden_rows: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int32))
+    taps: tuple[Tap, ...] = ()  # points at which these hidden states are read
     # int64, on the decoder's device: tokens drawn by the previous pass. The token id -1 - i refers to entry i.
     drawn_before: Tensor | None = None
     # [requests], adapter slots, on the host; 0, or an empty tuple: the base model
@@ -176,6 +177,7 @@ class ForwardBatch:
 
     @staticmethod
     def of(arrays: BatchArrays, taps: tuple[Tap, ...] = ()) -> "ForwardBatch":
+        """Return a batch on the CPU whose tensors share the memory of these arrays."""
         tensors: dict[str, Any] = {name: torch.from_numpy(array) for name, array in arrays._asdict().items()}
         batch = ForwardBatch(**tensors, taps=taps)
         batch.__dict__["arrays"] = arrays  # fills the cached property, so that tensors are not converted back
@@ -183,7 +185,7 @@ class ForwardBatch:
 
     def after(self, drawn: Tensor) -> "ForwardBatch":
         """Return the batch of a pass that reads `drawn`, the tokens drawn by the previous pass."""
-        batch = object.__new__(ForwardBatch)
+        batch = object.__new__(ForwardBatch)  # `replace` would lose the cached `arrays`
         batch.__dict__.update(self.__dict__, drawn_before=drawn)
         return batch
 
@@ -194,7 +196,7 @@ class ForwardBatch:
 
 
 class ConcatenatedStates(Mapping[Tap, Tensor]):
-    """Hidden states of all taps, concatenated in one array, so that concatenating them needs no copy."""
+    """Hidden states by tap, stored in one array in the order of the taps: `concatenated_states` needs no copy."""
 
     __slots__ = ("states", "taps")
 
@@ -205,7 +207,8 @@ class ConcatenatedStates(Mapping[Tap, Tensor]):
     def __getitem__(self, tap: Tap) -> Tensor:
         if tap not in self.taps:
             raise KeyError(tap)
-        size, index = self.states.shape[1] // len(self.taps), self.taps.index(tap)
+        size = self.states.shape[1] // len(self.taps)
+        index = self.taps.index(tap)
         return torch.from_numpy(self.states[:, index * size : (index + 1) * size])
 
     def __iter__(self) -> Iterator[Tap]:

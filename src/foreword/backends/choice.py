@@ -19,15 +19,15 @@ CPU_DTYPES = ("int8", "stored", "q4", "q8_0", "float32")
 BACKENDS = ("auto", "cpu", "cuda", "torch")
 
 QUANTIZATIONS = {"auto": "", "none": "", "fp8": "cuda", "int4": "cuda"}
-"""Weight formats, and the backend that a format needs (empty: any).
+"""Weight formats, and the backend that each of them needs (empty: any).
 
 `auto` keeps weights as they are stored, `none` unpacks them, `fp8` and `int4` round them to 8 or 4 bits.
 """
 
 KV_DTYPES = {"auto": "", "float32": "cpu", "bfloat16": "cpu", "int8": "cpu", "fp8": "cuda"}
-"""Number formats of keys and values, and the backend that a format needs (empty: any).
+"""Number formats of keys and values, and the backend that each of them needs (empty: any).
 
-`auto` is the backend's default; `int8` and `fp8` are 8-bit integers and floats with a scale for every token and head.
+`auto` is the backend's default. `int8` are 8-bit integers, `fp8` 8-bit floats; both have a scale per token and head.
 """
 
 
@@ -80,7 +80,8 @@ def _choose(backend: str, dtype: str, device: torch.device) -> BackendChoice:
     if backend == "cuda" or (backend == "auto" and device.type == "cuda"):
         return _on_gpu(backend, dtype, device)
     refusal = _reason_against_cpu(dtype, device)
-    if backend == "cpu" or (dtype in CPU_DTYPES and dtype not in DTYPES):
+    needs_cpu_kernels = dtype in CPU_DTYPES and dtype not in DTYPES
+    if backend == "cpu" or needs_cpu_kernels:
         if backend == "torch":
             raise RequestError(f"dtype {dtype} needs the CPU kernels; leave out --backend torch")
         if refusal:

@@ -50,14 +50,18 @@ class HeadInput:
     """Input of a draft head's pass.
 
     Rows are laid out like those of a target pass. The row of token t writes the KV slot of t, and reads the token and
-    the features of position t - 1. DFlash has two kinds of passes: over committed tokens, whose rows store the features
-    of t, and over a block of draft tokens, whose rows read only their tokens (`are_own`, empty features).
+    the features of position t - 1. DFlash has two other kinds of passes:
+
+    - over committed tokens: the row of token t stores the features of t;
+    - over a block of draft tokens: rows read only their tokens, `features` is empty, `are_head_states` is true.
     """
 
-    arrays: BatchArrays  # as of a forward batch; `logit_rows` are the rows with output; `kv_copies` is empty
+    arrays: BatchArrays  # as in a forward batch; `logit_rows` are the rows with output; `kv_copies` is empty
     starts: Ints  # int32 [requests], first KV row visible to the request's rows
-    features: States  # [rows, feature width]; with `are_own`, [rows, hidden size]
-    are_own: bool  # whether the features are states of the head itself, not of the target
+    features: States  # [rows, feature width]; with `are_head_states`, [rows, hidden size]
+    are_head_states: (
+        bool  # whether the features are states that the head returned; else the target's hidden states
+    )
 
 
 @dataclass(frozen=True)
@@ -71,10 +75,10 @@ class HeadOutput:
 
 @dataclass(frozen=True)
 class Unsettled:
-    """Texts whose last tokens a pass in flight decides: their draft chains, and the tokens that the pass draws.
+    """Texts that a pass in flight extends: their draft chains, and the tokens that the pass draws.
 
-    A draft token is committed if it and all draft tokens before it equal the pass's draws. One more drawn token
-    follows.
+    A draft token is committed if it and all draft tokens before it equal the tokens that the pass draws. The token that
+    is drawn after the last committed draft token is committed, too.
     """
 
     drawn: Tensor  # int64, on the device: the token drawn after every row of the pass
@@ -157,11 +161,11 @@ class RowsRunner(Protocol):
     def draft(self, call: HeadCall) -> "HeadOutput | Chains":
         """Run the rows, and return the planned chains.
 
-        Without a plan, or if the runner draws no chains, return logits and states.
+        Without a plan, or if the runner draws no chains, return logits and states. A chain ends where logits are not
+        finite. The host does not wait for a device.
 
-        A chain ends where logits are not finite. The host does not wait for a device. An exit (`HeadFactory.exit`)
-        stores the features of committed tokens, as DFlash does. Its other rows read only their tokens, pass through the
-        decoder's layers, which read the decoder's KV rows, and return no states.
+        An exit (`HeadFactory.exit`) has two kinds of passes, as DFlash has. The rows of committed tokens only store
+        features. Other rows read only their tokens, run through the decoder's layers, and return no states.
         """
 
 
@@ -210,18 +214,18 @@ class MedusaRunner(Protocol):
 
 
 class HeadFactory(Protocol):
-    """Loads heads for a decoder, in its number format. Heads without embedding or output matrix use the decoder's."""
+    """Loads heads for a decoder, in its number format. A head without embedding or output matrix uses the decoder's."""
 
     def head(self, head: Head, row_name: str) -> HeadRunner:
         """Load a head that fits the decoder; `row_name` is the name of its KV rows in the store."""
 
     def medusa(self, head: Head) -> MedusaRunner: ...
 
-    def exit(self, more: Checkpoint, layer: int, row_name: str) -> RowsRunner | None:
-        """Load an exit: the decoder's first `layer` layers, then another checkpoint's layer and final norm.
+    def exit(self, checkpoint: Checkpoint, layer: int, row_name: str) -> RowsRunner | None:
+        """Load an exit: the decoder's first `layer` layers, then the layer and final norm of `checkpoint`.
 
-        The first layers use the decoder's KV rows; `row_name` is the name of the exit's own. None: the backend cannot
-        share KV rows.
+        The first layers use the decoder's KV rows. `row_name` is the name of the KV rows of the last layer. None: the
+        backend cannot share KV rows.
         """
 
 
@@ -231,7 +235,7 @@ class DecodeSize:
 
     requests: int
     length: int  # computed tokens of each request
-    kernels: int = 0  # identifies the kernels that are launched: equal for sizes that launch the same
+    kernels: int = 0  # number of the set of kernels that the pass launches
 
 
 class Decoder(Protocol):
@@ -262,7 +266,7 @@ class Decoder(Protocol):
         4-bit blocks stay packed if the backend has kernels for them.
         """
 
-    def followed_by(self, more: Checkpoint) -> "Decoder":
+    def followed_by(self, checkpoint: Checkpoint) -> "Decoder":
         """Return a decoder with this one's layers, then another checkpoint's layers and final norm."""
 
     @property

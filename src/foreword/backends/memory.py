@@ -44,7 +44,7 @@ def passes_in_flight(device: torch.device) -> int:
 
 
 def state_spec(config: ModelConfig, item_bytes: int) -> StateSpec | None:
-    """Return the sizes of what recurrent layers store; None: there are none. `item_bytes` is per activation."""
+    """Return the sizes of what recurrent layers store; None: there are none. `item_bytes`: bytes of an activation."""
     if config.recurrent is None:
         return None
     return spec_of_states(

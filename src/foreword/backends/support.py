@@ -1,4 +1,4 @@
-"""Checks before weights are read: what no backend runs, what has not Llama's layers; and a table of families."""
+"""Checks a model's config before its weights are read, and lists the supported model families."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -52,12 +52,12 @@ def require_supported(config: ModelConfig) -> LayerSpec:
 
 
 def is_plain(config: ModelConfig) -> bool:
-    """Return whether all layers are Llama's."""
+    """Return whether all layers are plain Llama layers."""
     return not features_of(config)
 
 
 def require_plain(config: ModelConfig) -> LayerSpec:
-    """Return the layer that all layers are like; raise `CheckpointError` for a model that has not Llama's layers."""
+    """Return the spec of all layers; raise `CheckpointError` unless they are equal plain Llama layers."""
     first, features = require_supported(config), features_of(config)
     if len(features) > 1:
         features.discard(Feature.MIXED)  # the others already say what differs
@@ -153,5 +153,5 @@ def _formats(family: Architecture) -> str:
     names = [
         variant.gguf_alias if variant.gguf is None else variant.gguf.architecture for variant in variants
     ]
-    known = dict.fromkeys(name for name in names if name is not None)
-    return f"safetensors, GGUF ({', '.join(known)})" if known else "safetensors"
+    gguf_names = dict.fromkeys(name for name in names if name is not None)
+    return f"safetensors, GGUF ({', '.join(gguf_names)})" if gguf_names else "safetensors"

@@ -1,7 +1,7 @@
 """Sources of a layer's tensors: the interface, and a loader that reads and checks a checkpoint for all backends."""
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -9,16 +9,18 @@ from typing_extensions import TypeVar
 
 from foreword.cancellation import check_cancelled
 from foreword.errors import CheckpointError
+from foreword.models.adapters import MODULES
+from foreword.models.config import LayerSpec
 from foreword.models.formats.checkpoint import Checkpoint, Fp8Tensor, PackedTensor, QuantizedTensor
 from foreword.models.formats.hf.checkpoint import HfCheckpoint
-from foreword.models.layer_shapes import expected_shapes
+from foreword.models.layer_shapes import expected_shapes, recurrent_inputs
 from foreword.progress import Progress
 
 _PIECE_ELEMENTS = 2**20
-"""Numbers held in float32 at a time while packing: 4 MB."""
+"""Maximum numbers that are in float32 at a time while a matrix is packed: 4 MiB."""
 
 PANEL_ROWS = 8
-"""Rows that the CPU kernels interleave; pieces begin at a multiple of it."""
+"""Matrix rows that the CPU kernels interleave (a panel). Pieces of a matrix begin at multiples of this."""
 
 M_co = TypeVar("M_co", covariant=True, default=Tensor)
 """Type of a matrix: a tensor, or a backend's own format."""
@@ -60,8 +62,36 @@ def piece_rows(columns: int) -> int:
 
 
 def stacked(parts: Sequence[Tensor]) -> Tensor:
-    """Concatenate the rows of tensors; return a single one without a copy."""
+    """Return the rows of all tensors, concatenated; a single tensor is returned without a copy."""
     return parts[0] if len(parts) == 1 else torch.cat(tuple(parts))
+
+
+class MixingNames(NamedTuple):
+    """Names of the modules of a layer's attention or recurrence, and which of them have biases."""
+
+    inputs: tuple[str, ...]  # projections of the layer's input
+    output: tuple[str]  # the output projection
+    has_bias: bool  # whether the input projections have biases
+    has_output_bias: bool
+    query_norm: str | None = None  # of queries, or of their compressed form; None: no norm
+    key_norm: str | None = None
+
+
+def mixing_names(layer: LayerSpec) -> MixingNames:
+    """Return the names for a layer with attention or a recurrence."""
+    attention, recurrent, latent = layer.attention, layer.recurrent, layer.attention.latent
+    if recurrent is not None:
+        inputs = tuple(f"linear_attn.{name}" for name in recurrent_inputs(recurrent))
+        return MixingNames(inputs, ("linear_attn.out_proj",), recurrent.bias, recurrent.bias)
+    prefix = "self_attn."
+    output, biases = (f"{prefix}o_proj",), (attention.bias, attention.output_bias)
+    if latent is None:
+        norms = (f"{prefix}q_norm", f"{prefix}k_norm") if attention.qk_norm else (None, None)
+        return MixingNames(MODULES[:3], output, *biases, *norms)
+    row = f"{prefix}kv_a_proj_with_mqa"  # of the latent row that is stored
+    is_compressed = latent.query_rank is not None
+    query, norm = ("q_a_proj", f"{prefix}q_a_layernorm") if is_compressed else ("q_proj", None)
+    return MixingNames((prefix + query, row), output, *biases, norm, f"{prefix}kv_a_layernorm")
 
 
 def check_names(checkpoint: Checkpoint) -> None:
@@ -134,6 +164,7 @@ class WeightLoader:
         for piece in pieces:
             rows_read += len(piece)
             if rows_read > expected[0] or piece.shape[1:] != expected[1:]:
+                # Reads the remaining pieces, so that the error has the tensor's shape.
                 self.check_shape(name, (rows_read + sum(map(len, pieces)), *piece.shape[1:]))
             self.check_finite(name, bool(piece.sum(dtype=torch.float32).isfinite()))
             yield piece

@@ -12,17 +12,21 @@ if TYPE_CHECKING:
 SITES = 8
 """Matrices of a layer that can be adapted: up to four input projections, the output projection, gate, up and down."""
 
+_OUTPUT, _GATE, _DOWN = 4, 5, 7  # sites, as in native/adapter.h
+
 
 def _sites(layer: CpuLayer) -> "Iterator[tuple[int, tuple[str, _native.PackedMatrix]]]":
     """Yield (site, (module, matrix)) of every matrix of a layer. An MLP without a gate has `up` at the gate's site."""
     mixing, mlp = list(layer.mixing.items()), list(layer.mlp.items())
     yield from enumerate(mixing[:-1])
-    yield from zip((4,), mixing[-1:], strict=False)
-    yield from zip((5, 6), mlp[:-1], strict=False)
-    yield from zip((7,), mlp[-1:], strict=False)
+    if mixing:
+        yield _OUTPUT, mixing[-1]
+    yield from enumerate(mlp[:-1], start=_GATE)
+    if mlp:
+        yield _DOWN, mlp[-1]
 
 
-Pair: TypeAlias = "tuple[_native.PackedMatrix, _native.PackedMatrix] | None"
+PackedFactors: TypeAlias = "tuple[_native.PackedMatrix, _native.PackedMatrix] | None"
 """The factors A and B of one matrix; None: it is not adapted."""
 
 
@@ -41,18 +45,18 @@ class AdapterPacker:
         self._threads = threads
         self._is_float32 = is_float32
 
-    def layers(self, adapter: Lora, layers: tuple[CpuLayer, ...]) -> list[list[Pair]]:
+    def layers(self, adapter: Lora, layers: tuple[CpuLayer, ...]) -> list[list[PackedFactors]]:
         """Return the packed factors, [layers][SITES]."""
-        packed: list[list[Pair]] = []
+        packed: list[list[PackedFactors]] = []
         for index, layer in enumerate(layers):
-            pairs: list[Pair] = [None] * SITES
+            by_site: list[PackedFactors] = [None] * SITES
             for site, (module, matrix) in _sites(layer):
                 if (factors := adapter.factors.get((index, module))) is not None:
-                    pairs[site] = self._pair(factors, matrix)
-            packed.append(pairs)
+                    by_site[site] = self._pack(factors, matrix)
+            packed.append(by_site)
         return packed
 
-    def _pair(self, factors: Factors, matrix: "_native.PackedMatrix") -> Pair:
+    def _pack(self, factors: Factors, matrix: "_native.PackedMatrix") -> PackedFactors:
         from foreword.kernels._native import PackedMatrix
 
         if self._is_float32:
@@ -62,8 +66,8 @@ class AdapterPacker:
             self._arena,
             factors.down,
             matrix.group_size,
-            matrix.format == "int8-rotated",
-            self._isa,
-            self._threads,
+            is_rotated=matrix.format == "int8-rotated",
+            isa=self._isa,
+            threads=self._threads,
         )
         return down, PackedMatrix.round_factor(self._arena, factors.up)

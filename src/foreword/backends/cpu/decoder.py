@@ -59,17 +59,18 @@ class CpuDecoder:
         return CpuDecoder(self.config.with_layers(layers), weights, self.number_format, self.threads)
 
     def with_threads(self, threads: int) -> "CpuDecoder":
-        """Return a decoder with this many threads of its own, and shared weights."""
+        """Return a decoder with a pool of this many threads, and shared weights."""
         return CpuDecoder(self.config, self._weights, self.number_format, threads)
 
     def beside(self, checkpoint: Checkpoint) -> "CpuDecoder":
         """Return a decoder with the layers of `checkpoint`, and this one's embedding, output matrix and final norm."""
-        return load_cpu_decoder(checkpoint, FORMATS["stored"], threads=self.threads, ends=self._weights)
+        return load_cpu_decoder(checkpoint, FORMATS["stored"], threads=self.threads, outer=self._weights)
 
-    def followed_by(self, more: Checkpoint) -> "CpuDecoder":
-        """Return a decoder with this one's layers, then the layers and final norm of `more`."""
-        weights = self._weights.followed_by(more, self.number_format, self.isa, self.threads)
-        return CpuDecoder(self.config.followed_by(more.config), weights, self.number_format, self.threads)
+    def followed_by(self, checkpoint: Checkpoint) -> "CpuDecoder":
+        """Return a decoder with this one's layers, then the layers and final norm of `checkpoint`."""
+        weights = self._weights.followed_by(checkpoint, self.number_format, self.isa, self.threads)
+        config = self.config.followed_by(checkpoint.config)
+        return CpuDecoder(config, weights, self.number_format, self.threads)
 
     @property
     def heads(self) -> CpuHeads:
@@ -139,22 +140,24 @@ def load_cpu_decoder(
     number_format: WeightFormat,
     *,
     threads: int | None = None,
-    ends: CpuWeights | None = None,
+    outer: CpuWeights | None = None,
     progress: Progress | None = None,
 ) -> CpuDecoder:
     """Pack a checkpoint's weights and return its decoder.
 
-    `ends`, if given, provides embedding, output matrix and final norm.
+    Embedding, output matrix and final norm are those of `outer`, if given.
     """
     config = checkpoint.config
     if number_format.kv_dtype == "int8" and config.layers and config.layers[0].attention.latent is not None:
         raise RequestError(
             f"the KV rows of this {config.architecture} model cannot be kept in 8 bits; leave out --kv-cache-dtype"
         )
-    isa, workers = choose_isa(native_status().instruction_sets), choose_threads(threads)
+    isa, num_threads = choose_isa(native_status().instruction_sets), choose_threads(threads)
     number_format = resolve_format(number_format, checkpoint, isa)
-    release_unused()  # memory that importing torch needed would add to the peak of loading
-    packer = MatrixPacker(checkpoint, number_format, isa, workers, progress)
+    release_unused()  # else the memory that importing torch needed would add to the peak of loading
+    packer = MatrixPacker(checkpoint, number_format, isa, num_threads, progress)
     # The embedding is the largest matrix: while the pages of its file are in memory, little else should be.
-    weights = load_outer_matrices(packer, config) if ends is None else ends
-    return CpuDecoder(config, replace(weights, layers=load_layers(packer, config)), number_format, workers)
+    weights = load_outer_matrices(packer, config) if outer is None else outer
+    return CpuDecoder(
+        config, replace(weights, layers=load_layers(packer, config)), number_format, num_threads
+    )

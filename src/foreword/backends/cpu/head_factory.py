@@ -53,23 +53,23 @@ class CpuMedusa:
 
 @dataclass
 class CpuExit:
-    """An early exit: the target's first layers and one layer of its own."""
+    """An early exit: the target's first layers, then the trained layer of an exit adapter."""
 
     decoder: "_native.Decoder"  # of these layers
     vocab_size: int
-    rows: str  # name of the KV rows of its own layer
-    weight_bytes: int  # of its own layer
+    row_name: str  # name of the KV rows of the trained layer
+    weight_bytes: int  # of the trained layer
     is_ready: bool = True
 
     def draft(self, call: HeadCall) -> HeadOutput:
-        """Draft from the rows' tokens (`are_own`), or only store the KV rows of the target's features."""
+        """Draft from the rows' tokens (`are_head_states`), or only store the KV rows of the target's features."""
         rows, store = call.rows, call.store
         if not isinstance(store, CpuKvStore):
             raise ValueError("the KV store was made for another backend")
-        states = None if rows.are_own else as_array(rows.features)
+        states = None if rows.are_head_states else as_array(rows.features)
         logits = torch.empty((len(rows.arrays.logit_rows), self.vocab_size), dtype=torch.float32)
-        own_rows = store.spec.index(self.rows)
-        self.decoder.exit(store.native, own_rows, rows.arrays, rows.starts, states, logits.numpy())
+        row_kind = store.spec.index(self.row_name)
+        self.decoder.exit(store.native, row_kind, rows.arrays, rows.starts, states, logits.numpy())
         return HeadOutput(logits, logits.new_empty(len(logits), 0))
 
 
@@ -84,10 +84,10 @@ class CpuHeads:
         self._number_format = number_format
         self._native = native
 
-    def head(self, head: Head, rows: str) -> CpuHead:
-        """Load a head whose KV rows have the name `rows`."""
+    def head(self, head: Head, row_name: str) -> CpuHead:
+        """Load a head whose KV rows have the name `row_name`."""
         target_matrices = self._weights.embedding, self._weights.head
-        packed = CpuHead(head, rows, self._packer(head), self._native, target_matrices)
+        packed = CpuHead(head, row_name, self._packer(head), self._native, target_matrices)
         release_unused()
         return packed
 
@@ -95,8 +95,8 @@ class CpuHeads:
         """Load Medusa's heads."""
         return CpuMedusa(head, self._packer(head), self._weights.head)
 
-    def exit(self, more: Checkpoint, layer: int, rows: str) -> CpuExit | None:
-        """Load an exit after the first `layer` layers, with the layer in `more`.
+    def exit(self, checkpoint: Checkpoint, layer: int, row_name: str) -> CpuExit | None:
+        """Load an exit: the target's first `layer` layers, then the layer of `checkpoint`.
 
         None for a target with latent attention or recurrent layers.
         """
@@ -104,10 +104,10 @@ class CpuHeads:
             return None
         isa, threads = self._native.isa, self._native.threads
         target_layers = self._weights.with_layers(range(layer))
-        weights = target_layers.followed_by(more, self._number_format, isa, threads)
-        config = self._config.with_layers(range(layer)).followed_by(more.config)
-        own_bytes = weights.layer_bytes - target_layers.layer_bytes
-        return CpuExit(native_decoder(config, weights, threads), config.vocab_size, rows, own_bytes)
+        weights = target_layers.followed_by(checkpoint, self._number_format, isa, threads)
+        config = self._config.with_layers(range(layer)).followed_by(checkpoint.config)
+        added_bytes = weights.layer_bytes - target_layers.layer_bytes
+        return CpuExit(native_decoder(config, weights, threads), config.vocab_size, row_name, added_bytes)
 
     def _packer(self, head: Head) -> HeadPacker:
         return HeadPacker(head, self._number_format, self._native.isa, self._native.threads)

@@ -11,11 +11,11 @@ from torch import Tensor
 from foreword.backends.batch import Ints
 from foreword.backends.cpu.grouped import readable_blocks
 from foreword.backends.cpu.kv_store import CpuKvStore
-from foreword.backends.cpu.latent import AttentionNames, load_latent
+from foreword.backends.cpu.latent import load_latent
 from foreword.backends.cpu.packing import BLOCK_KINDS, WeightFormat, rotated_group_size
 from foreword.backends.cpu.weights import load_experts
 from foreword.backends.interface import ChainPlan, HeadCall, HeadInput, HeadOutput, KnownChains, KvStore
-from foreword.backends.weight_loader import piece_rows
+from foreword.backends.weight_loader import mixing_names, piece_rows
 from foreword.kv.states import as_array
 from foreword.models.formats.checkpoint import QuantizedTensor
 from foreword.models.heads.opening import Head
@@ -32,13 +32,13 @@ _INPUT_NORMS = {
 }
 """Names of the norms of the token embedding and of the features, by join; empty: none."""
 
-_OUTPUT, _MLP = "self_attn.o_proj", ("gate_proj", "up_proj", "down_proj")
+_MLP = ("gate_proj", "up_proj", "down_proj")
 
 
 def _layer_blocks(head: Head) -> dict[str, QuantizedTensor]:
-    """Return the layers' matrices as blocks by name; none if one matrix has no blocks.
+    """Return the matrices of all layers as blocks, by name; empty unless every one of them is stored in blocks.
 
-    Matrices with the same input need formats that share it.
+    Matrices that read the same input need formats that read it in the same form, so blocks are used for all or none.
     """
     matrices: dict[str, QuantizedTensor] = {}
     for name, shape in head.spec.shapes.items():
@@ -92,7 +92,9 @@ class HeadPacker:
         from foreword.kernels._native import PackedMatrix
 
         rows, columns = self._head.spec.shapes[name]
-        packed = PackedMatrix.zeros_int8(self._arena, rows, columns, rotated_group_size(columns), True)
+        packed = PackedMatrix.zeros_int8(
+            self._arena, rows, columns, rotated_group_size(columns), is_rotated=True
+        )
         first_row = 0
         for piece in self._head.pieces(name, piece_rows(columns)):
             packed.round_rows(first_row, piece, self.isa, self._threads)
@@ -111,7 +113,9 @@ class HeadPacker:
             packed = PackedMatrix.keep_floats(self._arena, values)
         else:
             group_size = rotated_group_size(values.shape[1])
-            packed = PackedMatrix.round_floats(self._arena, values, group_size, True, self.isa, self._threads)
+            packed = PackedMatrix.round_floats(
+                self._arena, values, group_size, is_rotated=True, isa=self.isa, threads=self._threads
+            )
         self.nbytes += packed.nbytes
         return packed
 
@@ -144,19 +148,19 @@ class CpuHead:
     def __init__(
         self,
         head: Head,
-        rows: str,
+        row_name: str,
         packer: HeadPacker,
         decoder: "_native.Decoder",
-        ends: "tuple[_native.PackedMatrix, _native.PackedMatrix]",
+        target_matrices: "tuple[_native.PackedMatrix, _native.PackedMatrix]",
     ) -> None:
-        """Pack a head that has KV rows of the name `rows`.
+        """Pack a head whose KV rows have the name `row_name`.
 
-        `ends` are the decoder's embedding and output matrix, for a head without its own.
+        `target_matrices` are the decoder's embedding and output matrix, for a head that has none.
         """
         from foreword.kernels import _native
 
         spec = self.spec = head.spec
-        self._rows, self._isa = rows, packer.isa
+        self._row_name, self._isa = row_name, packer.isa
         layer = spec.layers[0]
         self._native = _native.Head(
             decoder,
@@ -179,7 +183,7 @@ class CpuHead:
             self._add_layer(packer, index)
         embedding, output = packer.optional("embed_tokens"), packer.optional("lm_head")
         self._native.set_embedding_and_output(
-            embedding or ends[0], output or ends[1], packer.vector("norm.weight")
+            embedding or target_matrices[0], output or target_matrices[1], packer.vector("norm.weight")
         )
         self._markov = [packer.matrix(name) for name in MARKOV if spec.has(name + ".weight")]
         if self._markov:
@@ -205,8 +209,8 @@ class CpuHead:
     def _add_layer(self, packer: HeadPacker, index: int) -> None:
         prefix = f"layers.{index}."
         layer, experts = self.spec.layers[index], None
-        names = AttentionNames.of(layer.attention)
-        attention = [packer.matrix(f"{prefix}{name}") for name in (*names.inputs, _OUTPUT)]
+        names = mixing_names(layer)
+        attention = [packer.matrix(f"{prefix}{name}") for name in (*names.inputs, *names.output)]
         if layer.mlp.experts is None:
             mlp = [packer.matrix(f"{prefix}mlp.{name}") for name in _MLP]
         else:
@@ -232,7 +236,7 @@ class CpuHead:
         P-EAGLE returns logits: it drafts with mask tokens, and its rows read features.
         """
         has_mask_token = self.spec.mask_token_id is not None
-        if call.plan is not None and (call.rows.are_own or not has_mask_token):
+        if call.plan is not None and (call.rows.are_head_states or not has_mask_token):
             return self._chains(call, call.plan)
         if call.context is not None:
             self._forward(call.context, call.store)
@@ -242,14 +246,12 @@ class CpuHead:
         count = len(head_input.arrays.logit_rows)
         logits = np.empty((count, self.spec.draft_vocab_size), dtype=np.float32)
         states = np.empty((count, self.spec.hidden_size), dtype=np.float32)
-        native_store, kind = self._native_store(store)
         self._native.forward(
-            native_store,
-            kind,
+            *self._native_store(store),
             head_input.arrays,
             head_input.starts,
             as_array(head_input.features),
-            head_input.are_own,
+            head_input.are_head_states,
             logits,
             states,
         )
@@ -265,7 +267,7 @@ class CpuHead:
             *_sampling_arguments(plan),
             *buffers.outputs(plan),
         )
-        if rows.are_own:
+        if rows.are_head_states:
             context_arguments = (
                 None if context is None else (context.arrays, context.starts, as_array(context.features))
             )
@@ -290,10 +292,10 @@ class CpuHead:
         return torch.from_numpy(logits)
 
     def _native_store(self, store: KvStore) -> "tuple[_native.KvStore, int]":
-        """Return the compiled store, and the index of this head's kind of KV rows in it."""
+        """Return the compiled store, and the index of this head's KV rows among its kinds of rows."""
         if not isinstance(store, CpuKvStore):
             raise ValueError("the KV store was made for another backend")
-        return store.native, store.spec.index(self._rows)
+        return store.native, store.spec.index(self._row_name)
 
 
 def _sampling_arguments(plan: ChainPlan) -> tuple[Any, ...]:

@@ -19,7 +19,7 @@ class CpuKvStore:
     """Keys and values in the layout of the attention kernel.
 
     Keys are [layers, pages, kv heads, padded head dim, rows of a page]; values have the last two dimensions exchanged.
-    Latent rows are keys without values. In int8 each page has its rows' scales after the numbers of a head.
+    Latent rows are keys without values. In int8, a head's numbers in a page are followed by the scales of its rows.
     """
 
     def __init__(

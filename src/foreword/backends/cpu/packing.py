@@ -64,10 +64,11 @@ FORMATS = {
 }
 FORMATS["q4"] = FORMATS["stored"]  # the earlier name of `stored`
 
-BLOCK_SETS = ("avx512-vnni", "avx2")
+FAST_BLOCK_ISAS = ("avx512-vnni", "avx2")
 """Instruction sets on which `stored` is faster than `int8`: docs/kernels.md, "Which format"."""
 
-_REORDERED = ("q_proj.weight", "k_proj.weight")  # loading reorders their rows, which copies the blocks
+_REORDERED = ("q_proj.weight", "k_proj.weight")
+"""Matrices that `default_format` does not count. GGUF files reorder their rows, so reading must copy them."""
 
 
 def default_format(checkpoint: Checkpoint, isa: str) -> tuple[WeightFormat, str]:
@@ -75,7 +76,7 @@ def default_format(checkpoint: Checkpoint, isa: str) -> tuple[WeightFormat, str]
 
     The rule is fixed. A choice by measurement could differ between two starts, and then a seed's text would, too.
     """
-    if isa not in BLOCK_SETS:
+    if isa not in FAST_BLOCK_ISAS:
         return FORMATS["int8"], f"passes over blocks were not measured to be faster on {isa}"
     names = checkpoint.tensor_names()
     counts: Counter[bool] = Counter()  # weights, by whether their blocks are narrow
@@ -127,7 +128,7 @@ class TensorPacker(Protocol):
     """Packs tensors of a decoder (`MatrixPacker`) or of a draft head (`HeadPacker`)."""
 
     def matrices(self, names: list[str], biased: bool) -> "list[PackedMatrix]":
-        """Pack matrices with the same input, with the biases that they have if `biased`."""
+        """Pack matrices that read the same input; `biased`: with the biases that the file has."""
 
     def pack(self, values: torch.Tensor) -> "PackedMatrix":
         """Pack a float32 matrix."""
@@ -182,7 +183,7 @@ class MatrixPacker:
         return packed
 
     def matrices(self, names: list[str], biased: bool) -> list["PackedMatrix"]:
-        """Pack matrices with the same input. Their formats share the input, so that it is quantised once."""
+        """Pack matrices that read the same input, in formats for which that input is quantised only once."""
         stored = {name: self._blocks(name) for name in names}
         keeps_blocks = self._number_format.keeps_blocks and any(
             blocks is not None for blocks in stored.values()

@@ -1,4 +1,4 @@
-"""Returns memory to the system that was needed to load a model, but is not needed to run it."""
+"""Returns memory to the system that loading a model needs and running it does not."""
 
 import ctypes
 import mmap
@@ -10,13 +10,13 @@ from pathlib import Path
 _MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S+) \S+ \S+ \S+\s*(.*)")
 _SMAPS = Path("/proc/self/smaps")
 _PRIVATE_PAGES = ("Anonymous:", "Swap:")  # lines of smaps with the size of changed pages
-_LIBRARY = "libtorch"  # the largest libraries; most of the pages that importing them reads are not read again
+_LIBRARY = "libtorch"  # the largest libraries; most of their pages are needed only by the import
 
 
 def release_unused() -> None:
-    """Return free heap memory and the pages of torch's libraries to the system; pages that are read again are reloaded.
+    """Return free heap memory and the pages of torch's libraries to the system, on Linux with glibc.
 
-    It does nothing unless the system is Linux with glibc.
+    The system reads a page from the library's file again when it is needed.
     """
     if not sys.platform.startswith("linux"):
         return

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from foreword.backends.cpu.kv_store import HEAD_ALIGNMENT
-from foreword.backends.cpu.latent import AttentionNames, load_latent
+from foreword.backends.cpu.latent import load_latent
 from foreword.backends.cpu.packing import FORMATS, MatrixPacker, TensorPacker, WeightFormat
 from foreword.backends.support import require_supported
+from foreword.backends.weight_loader import mixing_names
 from foreword.errors import CheckpointError
 from foreword.kernels.native import choose_isa, native_status
 from foreword.kv.chunks import StateSizes
@@ -25,13 +26,13 @@ from foreword.models.config import (
     Scores,
 )
 from foreword.models.formats.checkpoint import Checkpoint
-from foreword.models.layer_shapes import FINAL_NORM, norm_names, recurrent_inputs
+from foreword.models.layer_shapes import FINAL_NORM, norm_names
 from foreword.models.rope import frequencies
 
 if TYPE_CHECKING:
     from foreword.kernels import _native
 
-_KINDS = {Recurrence.DELTA: "delta", Recurrence.SSM: "ssm", Recurrence.NONE: "convolution"}
+_RECURRENCE_NAMES = {Recurrence.DELTA: "delta", Recurrence.SSM: "ssm", Recurrence.NONE: "convolution"}
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,8 @@ class CpuLayer:
     @property
     def nbytes(self) -> int:
         """Bytes of the matrices."""
-        inner = sum(part.nbytes for part in (self.experts, self.latent) if part is not None)
-        return sum(matrix.nbytes for matrix in (*self.mixing.values(), *self.mlp.values())) + inner
+        matrices = sum(matrix.nbytes for matrix in (*self.mixing.values(), *self.mlp.values()))
+        return matrices + sum(part.nbytes for part in (self.experts, self.latent) if part is not None)
 
 
 @dataclass(frozen=True)
@@ -88,15 +89,15 @@ class CpuWeights:
         return replace(self, layers=tuple(self.layers[layer] for layer in layers))
 
     def followed_by(
-        self, more: Checkpoint, number_format: WeightFormat, isa: str, threads: int
+        self, checkpoint: Checkpoint, number_format: WeightFormat, isa: str, threads: int
     ) -> "CpuWeights":
         """Return these layers, then another checkpoint's layers and final norm.
 
         The few added layers are stored in 8 bits at least, which costs little memory.
         """
         added_format = number_format if number_format.is_float32 else FORMATS["int8"]
-        packer = MatrixPacker(more, added_format, isa, threads, None)
-        layers = (*self.layers, *load_layers(packer, more.config))
+        packer = MatrixPacker(checkpoint, added_format, isa, threads, progress=None)
+        layers = (*self.layers, *load_layers(packer, checkpoint.config))
         return replace(self, layers=layers, final_norm=packer.vector(FINAL_NORM))
 
 
@@ -122,7 +123,7 @@ def _load_layer(packer: MatrixPacker, layer: LayerSpec, prefix: str) -> CpuLayer
     def norm(name: str | None) -> Tensor | None:
         return None if name is None else packer.vector(f"{prefix}{name}.weight")
 
-    norms, attention, names = norm_names(layer), layer.attention, AttentionNames.of(layer.attention)
+    norms, attention, names = norm_names(layer), layer.attention, mixing_names(layer)
     experts: _native.Experts | None = None
     mlp: dict[str, _native.PackedMatrix] = {}
     if layer.mlp.experts is not None:
@@ -132,13 +133,8 @@ def _load_layer(packer: MatrixPacker, layer: LayerSpec, prefix: str) -> CpuLayer
         inputs = ("mlp.gate_proj", "mlp.up_proj") if layer.mlp.gated else ("mlp.up_proj",)
         mlp = matrices(inputs, layer.mlp.bias) | matrices(["mlp.down_proj"], layer.mlp.bias)
     mixing: dict[str, _native.PackedMatrix] = {}
-    if layer.recurrent is not None:
-        bias = layer.recurrent.bias
-        projections = [f"linear_attn.{name}" for name in recurrent_inputs(layer.recurrent)]
-        mixing = matrices(projections, bias) | matrices(["linear_attn.out_proj"], bias)
-    elif layer.mixes:
-        output = matrices(["self_attn.o_proj"], attention.output_bias)
-        mixing = matrices(names.inputs, attention.bias) | output
+    if layer.mixes:
+        mixing = matrices(names.inputs, names.has_bias) | matrices(names.output, names.has_output_bias)
     return CpuLayer(
         attention_norm=norm(norms.before_attention),
         mlp_norm=norm(norms.before_mlp),
@@ -171,7 +167,7 @@ def _load_recurrent(packer: MatrixPacker, spec: RecurrentSpec, prefix: str) -> "
     log_rate = vector("A_log", has_state)
     conv = packer.vector(f"{prefix}linear_attn.conv1d.weight")  # [channels, 1, kernel]
     return _native.Recurrent(
-        kind=_KINDS[spec.kind],
+        kind=_RECURRENCE_NAMES[spec.kind],
         kernel_size=spec.kernel,
         heads=spec.heads,
         value_dim=spec.value_dim,

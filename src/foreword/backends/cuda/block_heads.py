@@ -96,7 +96,7 @@ class CudaBlockHead(KernelHead):
 
     def _output(self, head_input: HeadInput, store: KvStore) -> HeadOutput:
         """Return logits and states of the wanted rows, which are valid until the next pass."""
-        is_draft = len(head_input.arrays.logit_rows) > 0 and head_input.are_own == self._reads_context
+        is_draft = len(head_input.arrays.logit_rows) > 0 and head_input.are_head_states == self._reads_context
         result = self._run(None, head_input, store) if is_draft else None
         if result is None:
             return self._reference.forward(head_input, store)
@@ -211,7 +211,7 @@ class CudaBlockHead(KernelHead):
             inputs.starts,
         )
         stream, attention_input = self._tensors.layer_inputs(
-            batch.token_ids, features, are_own=self._reads_context
+            batch.token_ids, features, are_head_states=self._reads_context
         )
         cos_sin = self._angles(batch.positions)
         stream = self._layers(stream, attention_input, cos_sin, metadata, batch.slots, uploaded.tiles, store)

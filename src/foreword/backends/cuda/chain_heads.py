@@ -278,7 +278,7 @@ class CudaHead(KernelHead):
             False,
             inputs.starts,
         )
-        stream, attention_input = self._tensors.layer_inputs(batch.token_ids, features, are_own=False)
+        stream, attention_input = self._tensors.layer_inputs(batch.token_ids, features, are_head_states=False)
         cos_sin = self._angles(batch.positions)
         stream = self._layers(stream, attention_input, cos_sin, metadata, batch.slots, uploaded.tiles, store)
         compute_chain_levels(inputs.chain_starts, tables, store.page_size, store.spare_slot, chain_levels)
@@ -306,7 +306,7 @@ class CudaHead(KernelHead):
             level.position, level.prefix_len, inputs.tables, requests, store.page_size, False, inputs.starts
         )
         tiles = TiledRows(inputs.tiles, shape.num_parts, shape.splits, None)
-        stream, attention_input = self._tensors.layer_inputs(level.tokens, state.states, are_own=True)
+        stream, attention_input = self._tensors.layer_inputs(level.tokens, state.states, are_head_states=True)
         cos_sin = level.cosine, level.sine
         final_rows = self._layers(stream, attention_input, cos_sin, metadata, level.slot, tiles, store)
         self._draw(final_rows, level.key, inputs, state, target_ids)

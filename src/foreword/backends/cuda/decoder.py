@@ -8,7 +8,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from foreword.backends.batch import ForwardBatch, ForwardOutput, Tap, check_taps
+from foreword.backends.batch import ForwardBatch, ForwardOutput, Tap
 from foreword.backends.cuda.adapters import AdapterTable, RowAdapters
 from foreword.backends.cuda.block_heads import CudaBlockHead
 from foreword.backends.cuda.chain_heads import CudaHead
@@ -33,12 +33,10 @@ from foreword.backends.torch.decoder import DescribedDecoder
 from foreword.backends.torch.head_factory import TorchHeads
 from foreword.backends.torch.heads import TargetMatrices
 from foreword.backends.torch.kv_store import TorchKvStore
-from foreword.backends.torch.recurrent_rows import RecurrentStore
 from foreword.backends.torch.upload import Piece
 from foreword.backends.torch.weights import DecoderWeights
 from foreword.errors import RequestError
-from foreword.kv.chunks import NO_STATES, StateSizes
-from foreword.kv.spec import DECODER_ROWS, SCALE_BYTES, PageSpec, RowSpec
+from foreword.kv.spec import DECODER_ROWS, SCALE_BYTES
 from foreword.models.adapters import Lora
 from foreword.models.config import AttentionSpec, ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint
@@ -72,14 +70,16 @@ class CudaHeads:
         """Load Medusa's heads."""
         return CudaMedusa(head, self._target, captures=self._captures)
 
-    def exit(self, more: Checkpoint, layer: int, row_name: str) -> None:
-        """Return None: here the drafter stores its own KV rows for all layers, so that its passes can be captured."""
+    def exit(self, checkpoint: Checkpoint, layer: int, row_name: str) -> None:
+        """Return None: the drafter then stores KV rows of all its layers, so that its passes can be captured."""
 
 
 class CudaDecoder(DescribedDecoder[Matrix]):
     """A decoder on Triton kernels, whose rows have the same bits in any batch."""
 
     is_shape_invariant = True  # tests/integration/test_shape_invariance.py
+    _ring_dtype = None
+    _move_rows = staticmethod(move_rows)
 
     def __init__(
         self,
@@ -91,10 +91,11 @@ class CudaDecoder(DescribedDecoder[Matrix]):
         packs_kv: bool = False,
         quantization: str = "auto",
     ) -> None:
-        """`enforce_eager`: capture no passes, neither of the decoder nor of its heads.
+        """Options of the decoder and of its heads:
 
-        `quantization`: format of the heads' matrices; the decoder's own weights are already in theirs.
-        `packs_kv`: store the decoder's keys and values in 8 bits; rows of heads stay in the dtype of the weights.
+        - `enforce_eager`: capture no passes, neither of the decoder nor of its heads.
+        - `packs_kv`: store the decoder's keys and values in 8 bits; heads' KV rows stay in the dtype of the weights.
+        - `quantization`: format of the heads' matrices; the decoder's `weights` are already packed.
         """
         super().__init__(config, weights)
         self._kv_rows = replace(self._kv_rows, packed=packs_kv)
@@ -145,16 +146,6 @@ class CudaDecoder(DescribedDecoder[Matrix]):
             quantization=self._quantization,
         )
 
-    def new_kv_store(
-        self, num_pages: int, page_size: int, extra: Sequence[RowSpec] = (), states: StateSizes = NO_STATES
-    ) -> TorchKvStore:
-        """Allocate KV memory for this decoder's rows and states and the `extra` rows."""
-        dtype, recurrent = self.weights.dtype, None
-        if (spec := self.state_spec()) is not None:
-            recurrent = RecurrentStore(spec, states, dtype, self.device, row_dtype=dtype)
-        rows = PageSpec.of(self.kv_rows(), extra)
-        return TorchKvStore(rows, num_pages, page_size, self.device, move_rows, recurrent)
-
     @contextmanager
     def observing_experts(self, observe: Callable[[Tensor], None]) -> Iterator[None]:
         """Call `observe` with the experts that every mixture chooses, int32 [rows, per token]; do not capture."""
@@ -175,9 +166,7 @@ class CudaDecoder(DescribedDecoder[Matrix]):
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, store: KvStore) -> ForwardOutput:
         """Run one pass over all rows of `batch` (on the CPU) without waiting for the device."""
-        if not isinstance(store, TorchKvStore) or store.spec.decoder != self._kv_rows:
-            raise ValueError("the KV store was made for another decoder")
-        check_taps(batch.taps, self.config.num_layers)
+        store = self._checked_store(batch, store)
         if not all(slot in self._adapters for slot in batch.adapters if slot):
             raise ValueError("the batch names an adapter slot that has no adapter")
         layout = Layout.of(batch, store.page_size, *self._geometry)
@@ -231,9 +220,9 @@ class CudaDecoder(DescribedDecoder[Matrix]):
             self._recurrent(shape, uploaded, store),
         )
         normed, delta = Rows.allocate(stream, self.config.hidden_size, weights.layers[0].qkv), None
-        # Norm weights and scale of `delta` before it is added
-        delta_norm: tuple[Tensor | None, float] = None, 1.0
-        bias: Tensor | None = None  # to add to `delta`, if it is in parts
+        # `delta` is the output of the previous sublayer. Until it is added to the stream it lacks these three:
+        delta_norm: tuple[Tensor | None, float] = None, 1.0  # norm weights, scale
+        bias: Tensor | None = None  # only if `delta` is in parts
         hidden: dict[Tap, Tensor] = {}
         for index, (layer, spec) in enumerate(zip(weights.layers, self.config.layers, strict=True)):
             first_norm = layer.input_norm if spec.mixes else layer.mlp_norm
@@ -258,10 +247,8 @@ class CudaDecoder(DescribedDecoder[Matrix]):
     def _plan(self, batch: ForwardBatch, layout: Layout, store: TorchKvStore) -> list[Piece]:
         """Return the arrays that name the states and ring rows of recurrent layers; empty: there are none."""
         spec = self.config.recurrent
-        if spec is None:
+        if spec is None or store.recurrent is None:
             return []
-        if store.recurrent is None or len(batch.chunks) != len(batch.kv_lens):
-            raise ValueError("the batch or the KV store has no states, which recurrent layers need")
         return plan_pieces(batch, layout, spec.kernel, store.recurrent.ring.inputs.shape[1])
 
     def _recurrent(

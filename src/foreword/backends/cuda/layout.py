@@ -94,8 +94,7 @@ class PassShape:
         )
 
 
-@dataclass(frozen=True)
-class Tiles:
+class Tiles(NamedTuple):
     """Tiles of rows, each of one request; arrays are int32 [tiles]."""
 
     first_rows: Ints

@@ -13,7 +13,7 @@ from foreword.backends.cuda.draws import DraftIds, as_chains, draw_ids, vocabula
 from foreword.backends.cuda.graphs import GraphCache
 from foreword.backends.cuda.layout import padded_rows
 from foreword.backends.interface import ChainPlan, Chains, HeadOutput, MedusaCall, PendingChains
-from foreword.backends.torch.head_factory import MedusaTensors, TorchMedusa
+from foreword.backends.torch.head_factory import TorchMedusa
 from foreword.backends.torch.heads import TargetMatrices
 from foreword.backends.torch.upload import Piece, Upload
 from foreword.models.heads.opening import Head
@@ -39,9 +39,8 @@ class CudaMedusa:
     """The torch reference's computation as one captured graph."""
 
     def __init__(self, head: Head, target: TargetMatrices, *, captures: bool) -> None:
-        self._tensors = MedusaTensors(head, target)
-        self._reference = TorchMedusa(self._tensors)
-        self.spec, self.weight_bytes = head.spec, self._tensors.nbytes
+        self._reference = TorchMedusa(head, target)
+        self.spec, self.weight_bytes = head.spec, self._reference.weight_bytes
         self._captures = captures
         self._states = torch.zeros(
             (_MOST_ROWS, head.spec.hidden_size), dtype=target.dtype, device=target.device
@@ -62,7 +61,7 @@ class CudaMedusa:
         shape = MedusaShape(len(fixed_states), self.spec.num_heads, draws=False)
 
         def body() -> Tensor:
-            return self._tensors.logits(fixed_states, shape.heads)
+            return self._reference.logits(fixed_states, shape.heads)
 
         logits, is_cold = self._run(shape, body)
         return HeadOutput(logits[:, : len(states)].transpose(0, 1), states, is_cold)
@@ -71,7 +70,7 @@ class CudaMedusa:
         heads = int(plan.steps.max())
         start_event = started(states.device)
         fixed_states = self._copy_states(states)
-        shape = MedusaShape(len(fixed_states), heads, True, vocabulary_key(plan))
+        shape = MedusaShape(len(fixed_states), heads, draws=True, vocabulary=vocabulary_key(plan))
         keys = extend_keys(plan.records["stem"], plan.lengths + np.arange(heads)[:, None])
         pieces = [
             Piece(words(keys), (heads, 2 * shape.rows), 0),
@@ -81,8 +80,9 @@ class CudaMedusa:
         noise, temperature = uploaded[0].view(torch.int64), uploaded[1].view(torch.float64)
 
         def body() -> Tensor:
-            logits, each = self._tensors.logits(fixed_states, heads).flatten(0, 1), temperature.repeat(heads)
-            return draw_ids(logits, each, noise.flatten(), target_ids).view(heads, shape.rows)
+            logits = self._reference.logits(fixed_states, heads).flatten(0, 1)
+            temperatures = temperature.repeat(heads)
+            return draw_ids(logits, temperatures, noise.flatten(), target_ids).view(heads, shape.rows)
 
         drawn, is_cold = self._run(shape, body)
         return as_chains(drawn, plan.steps, start_event, is_cold)

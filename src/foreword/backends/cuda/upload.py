@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foreword.backends.batch import BATCH_ARRAYS, ForwardBatch, Ints
+from foreword.backends.batch import BATCH_ARRAYS, ForwardBatch
 from foreword.backends.cuda.kernels.attention import (
     PLAIN,
     AttentionMetadata,
@@ -16,7 +16,7 @@ from foreword.backends.cuda.kernels.attention import (
     Workspace,
     attend,
 )
-from foreword.backends.cuda.layout import Layout, PassShape, Tiles
+from foreword.backends.cuda.layout import Layout, PassShape
 from foreword.backends.cuda.state_plan import UploadedStates
 from foreword.backends.torch.staging import as_batch, padded_pieces
 from foreword.backends.torch.upload import Piece, Upload, array_offsets
@@ -79,7 +79,7 @@ class PassUpload:
     def __init__(self, device: torch.device) -> None:
         self._fixed = Upload(device, FIXED_ENTRIES)
         self._variable = Upload(device, 1 << 14)
-        # By shape and numbers of copied rows. Such passes have their arrays at the same addresses.
+        # By shape, number of copied KV rows and of copied ring rows, which determine the addresses of all arrays
         self._cached: dict[tuple[PassShape, int, int], UploadedPass] = {}
 
     def send(
@@ -97,8 +97,8 @@ class PassUpload:
         layout_arrays = [
             (layout.requests, shape.rows),
             (layout.adapters, shape.rows if shape.has_adapters else 0),
-            *((array, shape.narrow_tiles) for array in _arrays(layout.narrow)),
-            *((array, shape.wide_tiles) for array in _arrays(layout.wide)),
+            *((array, shape.narrow_tiles) for array in layout.narrow),
+            *((array, shape.wide_tiles) for array in layout.wide),
         ]
         pieces += [*(Piece(array, (length,), 0) for array, length in layout_arrays), *plan]
         cached = self._cached.get(key := (shape, len(moves[0].source), len(copies)))
@@ -109,18 +109,20 @@ class PassUpload:
         *arrays, kv_copies, ring_copies = (self._fixed if is_fixed else self._variable).copy(
             [*pieces, *moves]
         )
-        num_batch_pieces, plan_start = len(pieces) - len(layout_arrays) - len(plan), len(pieces) - len(plan)
-        uploaded = [*arrays[:_KV_COPIES], kv_copies, *arrays[_KV_COPIES:num_batch_pieces]]
-        requests, adapters, *tiles = arrays[num_batch_pieces:plan_start]
+        # In the order of `pieces`: arrays of the batch, of the layout, of recurrent layers
+        plan_start = len(pieces) - len(plan)
+        layout_start = plan_start - len(layout_arrays)
+        uploaded = [*arrays[:_KV_COPIES], kv_copies, *arrays[_KV_COPIES:layout_start]]
+        requests, adapters, *tiles = arrays[layout_start:plan_start]
         result = UploadedPass(
             as_batch(batch, uploaded),
             requests,
             adapters,
             TiledRows(
-                _row_tiles(tiles[:3], shape.narrow_rows) if shape.narrow_tiles else None,
+                RowTiles(*tiles[:3], rows=shape.narrow_rows) if shape.narrow_tiles else None,
                 shape.parts,
                 shape.splits,
-                _row_tiles(tiles[3:], shape.wide_rows) if shape.wide_tiles else None,
+                RowTiles(*tiles[3:], rows=shape.wide_rows) if shape.wide_tiles else None,
             ),
             is_fixed,
             UploadedStates.of(arrays[plan_start:], plan, ring_copies) if plan else None,
@@ -128,12 +130,3 @@ class PassUpload:
         if is_fixed and shape.is_decode and len(self._cached) < MAX_CACHED:
             self._cached[key] = result
         return result
-
-
-def _arrays(tiles: Tiles) -> tuple[Ints, Ints, Ints]:
-    return tiles.first_rows, tiles.counts, tiles.requests
-
-
-def _row_tiles(arrays: list[Tensor], rows: int) -> RowTiles:
-    first_rows, counts, requests = arrays
-    return RowTiles(first_rows, counts, requests, rows)

@@ -21,9 +21,8 @@ from foreword.backends.parallel.messages import (
     packed_moves,
 )
 from foreword.backends.parallel.rank import RankDecoder, load_rank
-from foreword.backends.parallel.shards import Shard, adapter_share, check_size
+from foreword.backends.parallel.shards import Shard, adapter_share
 from foreword.backends.parallel.workers import RankFault, Workers
-from foreword.backends.support import require_supported
 from foreword.backends.torch.head_factory import TorchHeads
 from foreword.backends.torch.kv_store import TorchKvStore
 from foreword.backends.torch.weights import load_outer_matrices
@@ -41,8 +40,9 @@ class ParallelKvStore(TorchKvStore):
     """KV memory with the same pages on all ranks. Drafter rows are only on the first rank."""
 
     def __init__(self, first_store: TorchKvStore, number: int, workers: Workers) -> None:
+        """`first_store` is the first rank's store, whose memory this one shares; all ranks know it by `number`."""
         vars(self).update(vars(first_store))
-        self.first_store = first_store  # the same memory; its `move` copies rows only on the first rank
+        self.first_store = first_store  # its `move` copies rows only on the first rank
         self.number = number
         self._workers = workers
         weakref.finalize(self, workers.forget, number)
@@ -67,7 +67,7 @@ class TensorParallelDecoder:
         number: int,
         workers: Workers,
     ) -> None:
-        """`first_rank` is the first rank's share of decoder `number`; `config` describes the whole model."""
+        """`first_rank` is the first rank's share of decoder `number`; `config` is that of the undivided model."""
         self.config = config
         self.workers = workers
         self._checkpoint = checkpoint
@@ -98,12 +98,12 @@ class TensorParallelDecoder:
     def beside(self, checkpoint: Checkpoint) -> "TensorParallelDecoder":
         raise _unsupported("a drafter that computes in fewer bits")
 
-    def followed_by(self, more: Checkpoint) -> "TensorParallelDecoder":
+    def followed_by(self, checkpoint: Checkpoint) -> "TensorParallelDecoder":
         raise _unsupported("a drafter with layers of its own after the target's")
 
     @cached_property
     def heads(self) -> "ParallelHeads":
-        """Return the factory of heads, which run on the first rank with the whole embedding and output matrix."""
+        """Return the factory of heads, which run on the first rank with the undivided embedding and output matrix."""
         loader = WeightLoader(self._checkpoint, self._first_rank.weights.dtype, self.device)
         outer = load_outer_matrices(loader, self._checkpoint.config)
         return ParallelHeads(self.config, outer, bucketed=self.device.type == "cuda")
@@ -142,15 +142,14 @@ class TensorParallelDecoder:
             raise ValueError("the KV store was made for another decoder")
         check_taps(batch.taps, self.config.num_layers)
         drawn = batch.drawn_before
-        count = 0 if drawn is None else len(drawn)
         order = Forward(
-            self._number,
-            store.number,
-            list(batch.arrays.sizes),
-            list(batch.adapters),
-            count,
-            list(map(list, batch.chunks)),
-            list(map(list, batch.ring_copies)),
+            decoder=self._number,
+            store=store.number,
+            sizes=list(batch.arrays.sizes),
+            adapters=list(batch.adapters),
+            drawn=0 if drawn is None else len(drawn),
+            chunks=list(map(list, batch.chunks)),
+            ring_copies=list(map(list, batch.ring_copies)),
         )
 
         def run_here() -> ForwardOutput:
@@ -170,7 +169,7 @@ class TensorParallelDecoder:
 class ParallelHeads(TorchHeads):
     """Loads heads for a decoder on several ranks."""
 
-    def exit(self, more: Checkpoint, layer: int, row_name: str) -> None:
+    def exit(self, checkpoint: Checkpoint, layer: int, row_name: str) -> None:
         raise _unsupported("a drafter with layers of its own after the target's")
 
 
@@ -183,8 +182,7 @@ def _unsupported(feature: str) -> RequestError:
 def load_parallel(
     checkpoint: ModelFile, workers: Workers, dtype: torch.dtype, progress: Progress | None = None
 ) -> TensorParallelDecoder:
-    require_supported(checkpoint.config)
-    check_size(checkpoint.config, workers.size)
+    """Load each rank's share of a model that has been checked (`loading.load_on_ranks`)."""
     number = workers.new_number()
     order = LoadShard(number, str(checkpoint.path.resolve()), str(dtype).removeprefix("torch."))
     try:

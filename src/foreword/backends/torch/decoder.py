@@ -2,7 +2,7 @@
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Generic, Self
 
 import torch
@@ -15,7 +15,7 @@ from foreword.backends.support import require_supported
 from foreword.backends.torch.adapters import on_device, pass_adapters
 from foreword.backends.torch.attention import PagedKv
 from foreword.backends.torch.head_factory import TorchHeads
-from foreword.backends.torch.kv_store import TorchKvStore
+from foreword.backends.torch.kv_store import TorchKvStore, move_rows
 from foreword.backends.torch.recurrent import LayerStates
 from foreword.backends.torch.recurrent_rows import RecurrentStore, RequestPass, request_passes
 from foreword.backends.torch.stack import TorchStack
@@ -35,7 +35,10 @@ def silence_bfloat16_warning() -> None:
 
 
 class DescribedDecoder(ABC, Generic[M_co]):
-    """Base class of decoders with torch tensors: config, weights and KV rows, but no passes."""
+    """Base class of decoders with torch tensors: config, weights and KV memory, but no passes."""
+
+    _ring_dtype: torch.dtype | None = torch.float32  # of keys and updates in rings; None: that of the weights
+    _move_rows: Callable[[Tensor, Tensor], None] = staticmethod(move_rows)
 
     def __init__(self, config: ModelConfig, weights: DecoderWeights[M_co]) -> None:
         self.config = config
@@ -53,8 +56,9 @@ class DescribedDecoder(ABC, Generic[M_co]):
     def beside(self, checkpoint: Checkpoint) -> Self:
         return self.with_weights(checkpoint.config, self.weights.beside(checkpoint))
 
-    def followed_by(self, more: Checkpoint) -> Self:
-        return self.with_weights(self.config.followed_by(more.config), self.weights.followed_by(more))
+    def followed_by(self, checkpoint: Checkpoint) -> Self:
+        config = self.config.followed_by(checkpoint.config)
+        return self.with_weights(config, self.weights.followed_by(checkpoint))
 
     @abstractmethod
     def with_weights(self, config: ModelConfig, weights: DecoderWeights[M_co | Tensor]) -> Self:
@@ -65,6 +69,26 @@ class DescribedDecoder(ABC, Generic[M_co]):
 
     def state_spec(self) -> StateSpec | None:
         return state_spec(self.config, self.weights.dtype.itemsize)
+
+    def new_kv_store(
+        self, num_pages: int, page_size: int, extra: Sequence[RowSpec] = (), states: StateSizes = NO_STATES
+    ) -> TorchKvStore:
+        """Allocate memory for this decoder's KV rows and states, and for the KV rows `extra`."""
+        recurrent, dtype = None, self.weights.dtype
+        if (spec := self.state_spec()) is not None:
+            recurrent = RecurrentStore(spec, states, dtype, self.device, self._ring_dtype or dtype)
+        rows = PageSpec.of(self.kv_rows(), extra)
+        return TorchKvStore(rows, num_pages, page_size, self.device, self._move_rows, recurrent)
+
+    def _checked_store(self, batch: ForwardBatch, store: KvStore) -> TorchKvStore:
+        """Return the store; raise `ValueError` if it or the batch does not fit this decoder."""
+        if not isinstance(store, TorchKvStore) or store.spec.decoder != self._kv_rows:
+            raise ValueError("the KV store was made for another decoder")
+        check_taps(batch.taps, self.config.num_layers)
+        has_states = store.recurrent is not None and len(batch.chunks) == len(batch.kv_lens)
+        if self.config.recurrent is not None and not has_states:
+            raise ValueError("the batch or the KV store has no states, which recurrent layers need")
+        return store
 
 
 class TorchDecoder(DescribedDecoder):
@@ -107,26 +131,10 @@ class TorchDecoder(DescribedDecoder):
     def sizes_to_prepare(self, requests: int, length: int, rows: int) -> Sequence[DecodeSize]:
         return ()
 
-    def new_kv_store(
-        self,
-        num_pages: int,
-        page_size: int,
-        extra: Sequence[RowSpec] = (),
-        states: StateSizes = NO_STATES,
-    ) -> TorchKvStore:
-        spec, recurrent = self.state_spec(), None
-        if spec is not None:
-            recurrent = RecurrentStore(spec, states, self.weights.dtype, self.device)
-        rows = PageSpec.of(self.kv_rows(), extra)
-        return TorchKvStore(rows, num_pages, page_size, self.device, recurrent=recurrent)
-
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, store: KvStore) -> ForwardOutput:
         """Run one pass over a batch on the CPU; move and write KV rows as it says. Do not wait for the device."""
-        if not isinstance(store, TorchKvStore) or store.spec.decoder != self._kv_rows:
-            raise ValueError("the KV store was made for another decoder")
-        stack = self._stack
-        check_taps(batch.taps, self.config.num_layers)
+        store, stack = self._checked_store(batch, store), self._stack
         adapters = pass_adapters(batch, self._adapters, self.device)
         states = self._states(batch, store)
         staged = stack.staging.stage(batch, store.page_size, store.spare_slot)
@@ -134,12 +142,10 @@ class TorchDecoder(DescribedDecoder):
         batch = staged.batch
         store.move(batch.kv_copies)
         keys, values = store.arrays(DECODER_ROWS)
-        ids = (
-            batch.token_ids
-            if batch.drawn_before is None
-            else resolve_ids(batch.token_ids, batch.drawn_before)
-        )
-        stream, cos_sin, slots = stack.embed(ids), stack.cos_sin(batch.positions), batch.slots.long()
+        token_ids, drawn = batch.token_ids, batch.drawn_before
+        if drawn is not None:
+            token_ids = resolve_ids(token_ids, drawn)
+        stream, cos_sin, slots = stack.embed(token_ids), stack.cos_sin(batch.positions), batch.slots.long()
         hidden: dict[Tap, Tensor] = {}
         for index, spec in enumerate(self.config.layers):
             self._store_hidden(hidden, staged, index, stream)
@@ -147,7 +153,8 @@ class TorchDecoder(DescribedDecoder):
             kv: PagedKv | LayerStates
             if spec.recurrent is not None and store.recurrent is not None:
                 kv = LayerStates(store.recurrent, kind_index, states)
-            else:  # a layer without attention reads no KV rows, so any index will do
+            else:
+                # A layer that is only an MLP reads no KV rows, but `PagedKv` needs an index that exists.
                 kv_index = kind_index if spec.has_attention else 0
                 kv = PagedKv(keys[kv_index], values[kv_index], slots, views[spec.attention.window])
             stream = stack.layers.run(index, stream, cos_sin[index], kv, adapters.at(index))
@@ -158,10 +165,8 @@ class TorchDecoder(DescribedDecoder):
     def _states(self, batch: ForwardBatch, store: TorchKvStore) -> list[RequestPass]:
         """Copy ring rows as the batch says; return what recurrent layers read and write."""
         spec = self.config.recurrent
-        if spec is None:
+        if spec is None or store.recurrent is None:
             return []
-        if store.recurrent is None or len(batch.chunks) != len(batch.kv_lens):
-            raise ValueError("the batch or the KV store has no states, which recurrent layers need")
         store.recurrent.move(batch.ring_copies)
         return request_passes(batch, spec.kernel, self.device)
 

@@ -19,8 +19,8 @@ from foreword.models.formats.checkpoint import Checkpoint
 from foreword.models.heads.opening import Head
 
 
-class MedusaTensors:
-    """Stacked tensors of all Medusa heads, and the computation of their logits, which all runners share."""
+class TorchMedusa:
+    """Medusa heads, which read only hidden states. The tensors of all heads are stacked."""
 
     def __init__(self, head: Head, target: TargetMatrices) -> None:
         self.spec = spec = head.spec
@@ -33,8 +33,8 @@ class MedusaTensors:
 
         def biases(block: int) -> Tensor:
             names = [f"blocks.{number}.layers.{block}.bias" for number in range(spec.num_heads)]
-            none = torch.zeros(spec.hidden_size, dtype=target.dtype)
-            loaded = [head.load(name, target.dtype) if spec.has(name) else none for name in names]
+            no_bias = torch.zeros(spec.hidden_size, dtype=target.dtype)
+            loaded = [head.load(name, target.dtype) if spec.has(name) else no_bias for name in names]
             return torch.stack(loaded).to(target.device)
 
         # Weight [heads, in, out] and bias [heads, out] of every residual block
@@ -46,7 +46,7 @@ class MedusaTensors:
         self._outputs = stacked("lm_heads", "weight").transpose(1, 2) if has_outputs else None
 
     @property
-    def nbytes(self) -> int:
+    def weight_bytes(self) -> int:
         outputs = 0 if self._outputs is None else self._outputs.nbytes
         return outputs + sum(weight.nbytes + bias.nbytes for weight, bias in self._blocks)
 
@@ -59,18 +59,10 @@ class MedusaTensors:
             return self._target.project(stream).float()
         return torch.bmm(stream, self._outputs[:heads]).float()
 
-
-class TorchMedusa:
-    """Medusa heads, which read only hidden states."""
-
-    def __init__(self, tensors: MedusaTensors) -> None:
-        self.spec, self.weight_bytes = tensors.spec, tensors.nbytes
-        self._tensors = tensors
-
     @torch.inference_mode()
     def draft(self, call: MedusaCall) -> HeadOutput | Chains:
         """Return logits and states; the caller draws the chains."""
-        logits = self._tensors.logits(call.states, self.spec.num_heads)
+        logits = self.logits(call.states, self.spec.num_heads)
         return HeadOutput(logits.transpose(0, 1), call.states)
 
 
@@ -98,13 +90,14 @@ class TorchExit:
         staged = stack.staging.stage(ForwardBatch.of(head_input.arrays), store.page_size, store.spare_slot)
         batch, last_layer = staged.batch, stack.config.num_layers - 1
         slots, cos_sin = batch.slots.long(), stack.cos_sin(batch.positions)
-        (own_keys, own_values), (keys, values) = store.arrays(self._row_name), store.arrays(DECODER_ROWS)
-        if not head_input.are_own:
+        exit_keys, exit_values = store.arrays(self._row_name)
+        keys, values = store.arrays(DECODER_ROWS)
+        if not head_input.are_head_states:
             padding = len(batch.token_ids) - len(head_input.features)
             states = as_tensor(head_input.features).to(stack.weights.dtype)
             states = torch.nn.functional.pad(states, (0, 0, 0, padding))
             stack.layers.store_kv(
-                last_layer, states, cos_sin[last_layer], PagedKv(own_keys[0], own_values[0], slots, [])
+                last_layer, states, cos_sin[last_layer], PagedKv(exit_keys[0], exit_values[0], slots, [])
             )
             return torch.empty((0, stack.config.vocab_size), device=stack.weights.device)
         stream, views = stack.embed(batch.token_ids), stack.views(staged, store)
@@ -113,8 +106,8 @@ class TorchExit:
             kv = PagedKv(keys[index], values[index], slots, visible_views)
             if index == last_layer:
                 kv = PagedKv(
-                    own_keys[0],
-                    own_values[0],
+                    exit_keys[0],
+                    exit_values[0],
                     slots,
                     views_from_start(head_input, staged, visible_views, store.empty_slot),
                 )
@@ -134,17 +127,17 @@ class TorchHeads:
         return TorchHead(HeadTensors(head, TargetMatrices.of(self._weights)), row_name, self._bucketed)
 
     def medusa(self, head: Head) -> TorchMedusa:
-        return TorchMedusa(MedusaTensors(head, TargetMatrices.of(self._weights)))
+        return TorchMedusa(head, TargetMatrices.of(self._weights))
 
-    def exit(self, more: Checkpoint, layer: int, row_name: str) -> TorchExit | None:
-        """Load an exit after the first `layer` layers, with the layer in `more`.
+    def exit(self, checkpoint: Checkpoint, layer: int, row_name: str) -> TorchExit | None:
+        """Load an exit: the target's first `layer` layers, then the layer of `checkpoint`.
 
         None for a target with latent attention or recurrent layers.
         """
         if self._config.layers[0].attention.latent is not None or self._config.recurrent is not None:
             return None
-        lower = self._weights.with_layers(range(layer))
-        whole = lower.followed_by(more)
-        config = self._config.with_layers(range(layer)).followed_by(more.config)
-        stack = TorchStack(config, whole, self._bucketed)
-        return TorchExit(stack, row_name, whole.layer_bytes - lower.layer_bytes)
+        target_layers = self._weights.with_layers(range(layer))
+        weights = target_layers.followed_by(checkpoint)
+        config = self._config.with_layers(range(layer)).followed_by(checkpoint.config)
+        stack = TorchStack(config, weights, self._bucketed)
+        return TorchExit(stack, row_name, weights.layer_bytes - target_layers.layer_bytes)

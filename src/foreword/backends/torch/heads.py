@@ -87,15 +87,17 @@ class HeadTensors:
     def linear(self, x: Any, name: str) -> Tensor:  # noqa: ANN401 - rows as the backend's products read them
         return self._ops.linear(x, self.by_name[name + ".weight"], self.by_name.get(name + ".bias"))
 
-    def layer_inputs(self, token_ids: Tensor, features: Tensor, are_own: bool) -> tuple[Tensor, Tensor]:
+    def layer_inputs(
+        self, token_ids: Tensor, features: Tensor, are_head_states: bool
+    ) -> tuple[Tensor, Tensor]:
         """Return the residual stream, and the input of the first layer's attention.
 
-        `are_own`: the features are the head's own states, not the target's.
+        `are_head_states`: the features are the head's own states, not the target's.
         """
         table = self.by_name.get("embed_tokens.weight")
         embedded = self.target.embed(token_ids) if table is None else embedding(token_ids, table)
         if self.spec.join is Join.CONCAT:
-            if not are_own and self.spec.has("fc.weight"):
+            if not are_head_states and self.spec.has("fc.weight"):
                 features = self.linear(self._normed_features(features), "fc")
             normed = self.norm(features, "layers.0.hidden_norm.weight")
             normed_embedding = self.norm(embedded, "layers.0.input_layernorm.weight")
@@ -275,13 +277,13 @@ class TorchHead:
         features = pad(as_tensor(head_input.features).to(self._tensors.target.dtype), (0, 0, 0, padding))
         cos_sin, slots = self._layers.rotations(batch.positions), batch.slots.long()
         layer_arrays = list(zip(*store.arrays(self._row_name), strict=True))
-        if self.spec.join is Join.CONTEXT and not head_input.are_own:
+        if self.spec.join is Join.CONTEXT and not head_input.are_head_states:
             context = self._tensors.context(features)
             self._layers.write_rows(context, cos_sin, [PagedKv(*layer, slots, []) for layer in layer_arrays])
             return HeadOutput(features.new_empty(0, self.spec.draft_vocab_size).float(), context[:0])
         all_views = group_views(staged, store.page_size, store.empty_slot)
         views = views_from_start(head_input, staged, all_views, store.empty_slot)
-        inputs = self._tensors.layer_inputs(batch.token_ids, features, head_input.are_own)
+        inputs = self._tensors.layer_inputs(batch.token_ids, features, head_input.are_head_states)
         stream = self._layers.run(*inputs, cos_sin, [PagedKv(*layer, slots, views) for layer in layer_arrays])
         logits, states = self._tensors.logits_and_states(stream[batch.logit_rows][: staged.num_logits])
         return HeadOutput(logits.float(), states)

@@ -2,13 +2,21 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, NamedTuple
+from typing import Any, Generic
 
 import torch
 from torch import Tensor
 
 from foreword.backends.support import require_supported
-from foreword.backends.weight_loader import ExpertSource, LayerSource, M_co, WeightLoader, stacked
+from foreword.backends.weight_loader import (
+    ExpertSource,
+    LayerSource,
+    M_co,
+    MixingNames,
+    WeightLoader,
+    mixing_names,
+    stacked,
+)
 from foreword.models.config import (
     AttentionSpec,
     LayerSpec,
@@ -18,7 +26,7 @@ from foreword.models.config import (
     RecurrentSpec,
 )
 from foreword.models.formats.checkpoint import Checkpoint
-from foreword.models.layer_shapes import FINAL_NORM, norm_names, recurrent_inputs
+from foreword.models.layer_shapes import FINAL_NORM, norm_names
 from foreword.progress import Progress
 
 
@@ -118,14 +126,16 @@ class DecoderWeights(Generic[M_co]):
         return self.layer_bytes + self.embedding.nbytes + head + self.final_norm.nbytes
 
     def with_layers(self, layers: Sequence[int]) -> "DecoderWeights[M_co]":
+        """Return the weights with only these layers."""
         return replace(self, layers=tuple(self.layers[layer] for layer in layers))
 
     def beside(self, checkpoint: Checkpoint) -> "DecoderWeights[M_co | Tensor]":
+        """Return the layers of `checkpoint` with this embedding, head and final norm."""
         return load_weights(checkpoint, self.dtype, self.device, outer=self)
 
-    def followed_by(self, more: Checkpoint) -> "DecoderWeights[M_co | Tensor]":
-        final_norm = more.load(FINAL_NORM, self.dtype).to(self.device)
-        layers = (*self.layers, *self.beside(more).layers)
+    def followed_by(self, checkpoint: Checkpoint) -> "DecoderWeights[M_co | Tensor]":
+        final_norm = checkpoint.load(FINAL_NORM, self.dtype).to(self.device)
+        layers = (*self.layers, *self.beside(checkpoint).layers)
         return DecoderWeights(self.embedding, layers, final_norm, self.head)
 
 
@@ -162,7 +172,7 @@ def load_outer_matrices(loader: LayerSource[object], config: ModelConfig) -> Dec
 def load_layer(loader: LayerSource[M_co], layer: LayerSpec, prefix: str) -> LayerWeights[M_co]:
     """Load one layer, whose tensors' names begin with `prefix`."""
     attention, norms = layer.attention, norm_names(layer)
-    mixing = _mixing_names(layer)
+    mixing = mixing_names(layer)
     shared = "mlp." if layer.mlp.experts is None else "mlp.shared_experts."
     gate_up: tuple[str, ...] = (f"{shared}gate_proj", f"{shared}up_proj")
     down = (f"{shared}down_proj",)
@@ -209,35 +219,7 @@ def _stacked(loader: LayerSource[object], prefix: str, names: tuple[str, ...], s
     return stacked([loader.tensor(f"{prefix}{name}.{suffix}") for name in names])
 
 
-class _MixingNames(NamedTuple):
-    """Names of the tensors of a layer's attention or recurrence, and which of them have biases."""
-
-    inputs: tuple[str, ...]  # projections of the layer's input
-    output: tuple[str]
-    has_bias: bool
-    has_output_bias: bool
-    query_norm: str | None = None  # of queries, or of their compressed form
-    key_norm: str | None = None
-
-
-def _mixing_names(layer: LayerSpec) -> _MixingNames:
-    attention, recurrent, latent = layer.attention, layer.recurrent, layer.attention.latent
-    if recurrent is not None:
-        inputs = tuple(f"linear_attn.{name}" for name in recurrent_inputs(recurrent))
-        return _MixingNames(inputs, ("linear_attn.out_proj",), recurrent.bias, recurrent.bias)
-    prefix = "self_attn."
-    output, biases = (f"{prefix}o_proj",), (attention.bias, attention.output_bias)
-    if latent is None:
-        norms = (f"{prefix}q_norm", f"{prefix}k_norm") if attention.qk_norm else (None, None)
-        return _MixingNames(
-            (f"{prefix}q_proj", f"{prefix}k_proj", f"{prefix}v_proj"), output, *biases, *norms
-        )
-    rows, is_compressed = f"{prefix}kv_a_proj_with_mqa", latent.query_rank is not None
-    query, norm = ("q_a_proj", f"{prefix}q_a_layernorm") if is_compressed else ("q_proj", None)
-    return _MixingNames((prefix + query, rows), output, *biases, norm, f"{prefix}kv_a_layernorm")
-
-
-def _input_bias(loader: LayerSource[object], layer: LayerSpec, names: _MixingNames, prefix: str) -> Tensor:
+def _input_bias(loader: LayerSource[object], layer: LayerSpec, names: MixingNames, prefix: str) -> Tensor:
     latent = layer.attention.latent
     if layer.recurrent is not None or latent is None or latent.query_rank is not None:
         return _stacked(loader, prefix, names.inputs, "bias")

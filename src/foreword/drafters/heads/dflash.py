@@ -81,7 +81,7 @@ class DFlashHead(HeadInPages):
             np.arange(first, first + count) for first, count in zip(firsts, position_counts, strict=True)
         ]
         arrays = arrays._replace(logit_rows=np.concatenate(wanted).astype(np.int32))
-        return HeadInput(arrays, starts, torch.empty(len(arrays.token_ids), 0), are_own=True)
+        return HeadInput(arrays, starts, torch.empty(len(arrays.token_ids), 0), are_head_states=True)
 
     def _draft(
         self, tasks: Sequence[DraftTask], position_counts: Sequence[int], output: HeadOutput

@@ -107,7 +107,9 @@ class StepwiseHead(HeadInPages):
         arrays = self._buffers.lay_out(_pages(entries[0].task).cache, sequences, ()).arrays
         arrays.logit_rows[:] = arrays.row_starts[:-1]
         states = concatenated_states(hidden, self._taps)
-        return HeadInput(arrays, np.array(starts, np.int32), _contiguous(states, bounds), are_own=False)
+        return HeadInput(
+            arrays, np.array(starts, np.int32), _contiguous(states, bounds), are_head_states=False
+        )
 
     def _run_of(self, task: DraftTask) -> RowRange | None:
         """Return the missing rows and the newest token's; None if no draft is requested or states are missing."""

@@ -90,7 +90,7 @@ def grow_by_passes(
         arrays = level_arrays(trees, tables, store.page_size)
         is_all = sources == list(range(len(output.states)))  # then no copy is needed
         states = output.states if is_all else output.states[torch.tensor(sources)]
-        output = head_output(runner, HeadInput(arrays, starts, states, are_own=True), store)
+        output = head_output(runner, HeadInput(arrays, starts, states, are_head_states=True), store)
 
 
 def _sources(trees: Sequence[HeadTree], sizes: Sequence[int]) -> list[int]:

@@ -171,7 +171,7 @@ class HeadInPages(Drafter):
                 states.append(tail_features.expand(len(tail), -1))
         arrays = self._buffers.lay_out(runs[0].pages.cache, sequences, ()).arrays
         starts = np.array([run.start for run in runs], np.int32)
-        return HeadInput(arrays, starts, stacked(states), are_own=False)
+        return HeadInput(arrays, starts, stacked(states), are_head_states=False)
 
 
 def fill(runs: Sequence[RowRange]) -> None:

@@ -110,7 +110,7 @@ class ExitHead(HeadInPages):
             newest_tokens.append(SequenceRows(kv, tokens, 1, Draft(), first=len(tokens) - 1))
             trees.append(HeadTree(task, self._width, kv.reserved - len(tokens)))
         arrays = self._buffers.lay_out(pages[0].cache, newest_tokens, ()).arrays
-        head_input = HeadInput(arrays, starts, torch.empty(len(tasks), 0), are_own=True)
+        head_input = HeadInput(arrays, starts, torch.empty(len(tasks), 0), are_head_states=True)
         start = GrowthStart(head_output(self._filler, head_input, store), arrays.block_tables, starts)
         grow_by_passes(trees, start, self._filler, store, self._vocabulary)
         return [tree.draft() for tree in trees]

@@ -78,7 +78,7 @@ def passes(method: str, seed: int, token_ids: Any, lengths: Sequence[int], steps
             parts.append(SequenceRows(kv, text, stop - begin, draft, run_logits=wanted, first=begin))
             features += [known[begin - lag : stop - lag], torch.zeros(len(draft), 3 * HIDDEN)]
         arrays = BatchBuffers().lay_out(cache, parts, ()).arrays
-        return HeadInput(arrays, starts, torch.cat(features).to(KERNEL_DEVICE), are_own=False)
+        return HeadInput(arrays, starts, torch.cat(features).to(KERNEL_DEVICE), are_head_states=False)
 
     if method == "p_eagle":
         before, context = rows(None, 3), None
@@ -95,7 +95,7 @@ def passes(method: str, seed: int, token_ids: Any, lengths: Sequence[int], steps
         firsts = arrays.row_starts[:-1] + 1
         wanted = [np.arange(first, first + count) for first, count in zip(firsts, steps, strict=True)]
         arrays = arrays._replace(logit_rows=np.concatenate(wanted).astype(np.int32))
-        blocks = HeadInput(arrays, starts, torch.empty(len(arrays.token_ids), 0), are_own=True)
+        blocks = HeadInput(arrays, starts, torch.empty(len(arrays.token_ids), 0), are_head_states=True)
     made = [given.arrays.slots for given in (before, context, blocks) if given is not None]
     slots = torch.from_numpy(np.concatenate(made)).long().to(KERNEL_DEVICE)
     return Passes(before, context, blocks, plan_of(lengths, steps, token_ids), slots)
