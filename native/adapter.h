@@ -16,7 +16,7 @@ using Matrix = std::shared_ptr<PackedMatrix>;
 enum class Site : int { Input, Key, Value, LastInput, Output, Gate, Up, Down };
 constexpr int kSites = 8;
 constexpr int64_t kMaxRank = 128;
-constexpr int kSitesOfOneInput = 4;   // most sites that read the same input
+constexpr int kSitesOfOneInput = 4;   // maximum sites that read the same input
 
 struct Factor {
     Matrix down;   // A [rank, inputs], in a format that reads the same input as the changed matrix; null: no change

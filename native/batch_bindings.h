@@ -24,9 +24,11 @@ std::vector<std::string> batch_arrays();
 // Returns a batch that points into the arrays; throws std::invalid_argument unless their shapes fit together. A tap is a
 // layer and whether the final norm is applied.
 Batch read_batch(const nb::tuple& arrays, const std::vector<std::pair<int64_t, bool>>& taps);
-// Makes a layer. `mixing` has the input projections and then the output projection of attention or a recurrence; it is empty
-// in a layer that is only an MLP. `mlp` has gate, up and down projections, gate and down with a squared ReLU, or nothing in a
-// layer without an MLP or with a mixture that has no shared experts.
+// Returns a layer.
+// - `mixing`: the input projections and then the output projection of attention or a recurrence; empty in a layer that is only an
+//   MLP.
+// - `mlp`: gate, up and down projection; with a squared ReLU gate and down; empty without an MLP, and in a mixture without shared
+//   experts.
 Layer read_layer(const std::optional<Floats>& attention_norm, const std::optional<Floats>& mlp_norm,
                  std::vector<Matrix> mixing, const std::vector<Matrix>& mlp, const std::optional<Floats>& query_norm,
                  const std::optional<Floats>& key_norm, std::shared_ptr<Experts> experts, std::shared_ptr<Latent> latent);

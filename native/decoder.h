@@ -5,13 +5,13 @@
 
 namespace foreword {
 
-// Factors of the embeddings and the logits, and the softcap of the logits; 0: none.
 struct EndScales {
-    float embedding = 1.0f, logits = 1.0f, softcap = 0.0f;
+    float embedding = 1.0f, logits = 1.0f;   // factors of the embeddings and of the logits
+    float softcap = 0.0f;                    // of the logits; 0: none
 };
 
-// Rows of an early exit: a decoder whose layers but the last are the target's first ones and use the target's KV rows. The
-// last layer has its own kind of KV rows.
+// Rows of an early exit, which is a decoder of the target's first layers and one more layer. The target's layers use the target's
+// KV rows; the last layer has its own kind of KV rows.
 struct ExitRows {
     Batch batch;
     const int32_t* starts;   // [requests], first KV row that is visible to the last layer

@@ -27,7 +27,7 @@ struct Experts {
     Matrix router;                       // [experts, hidden], float32
     std::vector<float> correction;       // [experts], added to the scores for the choice, not for the weights; empty: none
     std::vector<float> shared_gate;      // [hidden], gate of the shared experts' output; empty: their factor is 1
-    std::vector<Matrix> gate, up, down;  // of each expert; `up` is empty with a squared ReLU
+    std::vector<Matrix> gate, up, down;  // [experts]; `up` is empty if the activation is a squared ReLU
     float limit = 0.0f;                  // gate and up are clamped to it (KernelTable::clamped_mul); 0: the layer's activation
     float slope = 0.0f;                  // of the sigmoid of a clamped gate
 

@@ -1,5 +1,5 @@
-// Latent attention in a pass, in the absorbed form: every head's query is multiplied with a matrix of its own before the
-// attention over latent rows, and its result with another one after it.
+// Latent attention in a pass, in the absorbed form. Every head has two matrices: its query is multiplied with the first one before
+// the attention over latent rows, and its result with the second one afterwards.
 #include <algorithm>
 
 #include "stack_pass.h"

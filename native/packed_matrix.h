@@ -29,8 +29,8 @@ private:
     size_t size_ = 0;
 };
 
-// Allocates matrices in shared blocks of memory, because a single matrix may be too small for large pages, and misses of
-// the TLB in small pages cost as much time as reading the weights. A block is freed with the last matrix in it.
+// Allocates matrices in shared blocks of memory with large pages, for which a single matrix may be too small. In small pages, misses
+// of the TLB take as much time as reading the weights. A block is freed with the last matrix in it.
 class Arena {
 public:
     struct Allocation {

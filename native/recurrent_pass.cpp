@@ -1,5 +1,5 @@
 // Recurrent layers in a pass. The output of a token is computed from the state before its chunk and the rows of its
-// ancestors in the chunk. When a request enters the next chunk, the rows of a chunk are folded into a new state.
+// ancestors in the chunk. When a request enters the next chunk, a new state is computed from the old one and the chunk's rows.
 #include <algorithm>
 #include <cmath>
 
@@ -124,8 +124,8 @@ void StackPass::compute_decays_and_updates(const Layer& layer, const ChunkSegmen
     for (int64_t i = 0; i < segment.rows; ++i) {
         const int64_t row = segment.row + i, node = i - segment.committed_rows;
         const float* projected = projected_ + row * projected_width_ + per_head_offset;
-        int64_t parent = std::min(i, segment.committed_rows) - 1;   // of a committed row the one before it, else the last one
-        if (node >= 0) {   // of a draft node its nearest ancestor among the nodes, if it has one
+        int64_t parent = std::min(i, segment.committed_rows) - 1;   // the row before; of a draft node, the last committed row
+        if (node >= 0) {   // a draft node: its nearest ancestor among the nodes, if it has one
             const uint64_t mask = static_cast<uint64_t>(batch_.ancestor_masks[row]) & ~(uint64_t{1} << node);
             if (mask != 0) parent = segment.committed_rows + 63 - __builtin_clzll(mask);
         }

@@ -26,13 +26,14 @@ double gumbel(uint64_t bits) {
     return -std::log(-std::log1p(-static_cast<double>((1ull << 54) - units) * kUnit));
 }
 
-// Returns a bound that the noise of these bits does not exceed: Gumbel noise is at most -log(1 - u), and 1 - u has as many
-// leading zero bits as u has leading ones.
+// Returns an upper bound of the noise of these bits. Gumbel noise is at most -log(1 - u), and 1 - u has as many leading zero bits as
+// u has leading ones.
 inline float gumbel_bound(uint64_t bits) {
     return 0.6931472f * static_cast<float>((~bits ? __builtin_clzll(~bits) : 64) + 1);
 }
 
-// Returns leading ones such that the `gumbel_bound` of smaller bits is below `noise`; 0 if every number of bits may reach it.
+// Returns the least noise bits that may reach `noise`, as a number of leading ones: the `gumbel_bound` of smaller bits is below
+// `noise`. Returns 0 if all bits may reach it.
 inline uint64_t leading_ones_for(float noise) {
     const float ones = noise * 1.442695f - 1.001f;  // rounding must not add a bit
     return ones >= 1 ? ~0ull << (64 - static_cast<int>(std::min(ones, 64.0f))) : 0;
@@ -74,8 +75,8 @@ public:
 
     uint64_t bits(int64_t index) const { return mix(unmixed(index)); }
 
-    // Returns whether an index of the chunk that begins at `start` may have bits >= `leading`. The chunk must be whole. Most
-    // tokens of a row are excluded in this way, without computing anything else for them.
+    // Returns whether an index of the chunk that begins at `start` may have bits >= `leading`. The row must not end in the chunk.
+    // Most tokens of a row are excluded in this way, without computing anything else for them.
     __attribute__((always_inline)) bool may_reach(uint64_t leading, int64_t start) const {
         leading &= kUnchangedBits;
         uint64_t largest = 0;

@@ -31,8 +31,9 @@ inline bool any_lane(IntVector v) {
     return any != 0;
 }
 
-// A sum of weights, rounded, as a number of 2^-20 and the rest of it, which fit a 32-bit lane each. Adding kShift to a float leaves
-// its integer part in the low bits; `total` subtracts the bits of kShift.
+// A sum of rounded weights in two parts, each of which fits a 32-bit lane: `high` counts units of 2^-20, and `low` counts units of
+// 2^-40 for what remains of each weight. Adding kShift to a float leaves its integer part in the low bits; `total` subtracts the
+// bits of kShift.
 struct WeightSum {
     static constexpr float kShift = 12582912.0f;  // 1.5 * 2^23
     BitVector high{};
@@ -196,13 +197,14 @@ struct Nucleus {
     static bool is_less(const Candidate& a, const Candidate& b) { return a.logit < b.logit; }
 };
 
-// Computes the floor for the lower and for the upper bound of the mass. They differ only if skipped chunks could change it.
+// Writes two floors to `bounds`: that of the nucleus if the mass is at its lower bound, and if it is at its upper bound. They differ
+// only if skipped chunks could change the floor.
 void nucleus_bounds(
     const float* logits, int64_t vocab, float peak, const RowParams& params, const Mass& mass, SamplerScratch& scratch,
     float (&bounds)[2]
 ) {
-    // The tokens outside the nucleus and its least likely token have at least 1 - top_p of the mass, and of these it is the
-    // heaviest one.
+    // The least likely token of the nucleus and all tokens outside it have together at least 1 - top_p of the mass. It is the
+    // heaviest of them, so its weight is at least their mean.
     const double bound = (1.0 - params.top_p) * static_cast<double>(mass.lower) * (kSlack / static_cast<double>(vocab));
     const int64_t least_weight = std::max<int64_t>(1, static_cast<int64_t>(std::floor(bound)));
     // A weight that rounds up to `least_weight` can be half a unit smaller, and the logit's distance is rounded, too.
@@ -216,8 +218,8 @@ void nucleus_bounds(
     bounds[1] = nucleus.floor;
 }
 
-// Returns the floor of the nucleus. Most of a vocabulary is too unlikely to change it, so chunks without candidates are skipped
-// first; only if the floor is then uncertain, all chunks are summed.
+// Returns the floor of the nucleus. Most of a vocabulary is too unlikely to change it, so chunks without candidates are skipped at
+// first. All chunks are summed only if the floor is uncertain after that.
 float nucleus_floor(
     const float* logits, int64_t vocab, float peak, float floor, const RowParams& params, SamplerScratch& scratch
 ) {

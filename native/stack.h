@@ -128,7 +128,7 @@ protected:
     std::vector<Rope> ropes_;
     std::vector<Layer> layers_;
     MixtureSizes mixtures_;
-    bool adds_directly_ = true;      // true if it is for every layer
+    bool adds_directly_ = true;      // whether Layer::adds_directly holds for every layer
     std::vector<float> workspace_;   // kept between passes; grows to the largest batch
 };
 

@@ -36,10 +36,10 @@ struct BlockLayout {
     int bias;         // subtracted from a stored level
     int scales;       // per row and 32 columns: Q6_K has one for each 16 columns
     bool has_min;
-    bool is_super;    // blocks of 256 columns: a group's scale is the block's times a factor of 8 bits, and so is its minimum
+    bool is_super;    // blocks of 256 columns: scale and minimum of a group are those of its block, times factors of 8 bits
     int64_t header;   // bytes before the levels of a group, 0 if is_super: 8 half scales, then 8 half minima or 8 zero points
     int64_t bytes;    // of the levels of 8 rows x 32 columns
-    bool has_zeros = false;   // the header has a signed byte per row instead of a minimum, which is the scale times it
+    bool has_zeros = false;   // instead of minima, the header has a signed byte per row; the minimum is scale * byte
     constexpr bool is_unsigned() const { return bits < 8 && bias == 0; }
 };
 

@@ -18,13 +18,13 @@ FOREWORD_INLINE T* page_values(const KvView& kv, int64_t page, int64_t head) {
     return reinterpret_cast<T*>(kv.values + (page * kv.kv_heads + head) * kv_block_bytes(kDtypeOf<T>, kv.padded_value_dim()));
 }
 
-// Stores the numbers of a key or a value `stride` apart.
+// Stores the numbers of a key or a value in `out`, at multiples of `stride`.
 template <typename T>
 void store_numbers(const float* x, int64_t dim, int64_t stride, T* out, float*) {
     for (int64_t d = 0; d < dim; ++d) out[d * stride] = rounded<T>(x[d]);
 }
 
-// Rounds them to 8 bits with one scale, which is NaN if a number is NaN or infinite.
+// Stores the numbers rounded to 8 bits with one scale, which is NaN if a number is NaN or infinite.
 void store_numbers(const float* x, int64_t dim, int64_t stride, int8_t* out, float* scale) {
     F32x8 largest = set1(0.0f), nan_check = set1(0.0f);
     for (int64_t d = 0; d < dim; d += 8) {
@@ -221,8 +221,8 @@ void absorb_stored(const KvView& kv, const AttentionTask& task, const Tile<T>& t
     }
 }
 
-// Runs a task tile by tile, so that a tile stays in the cache. Rows to which a whole tile in the pages is visible use it
-// together, the others one by one.
+// Runs a task tile by tile, so that a tile stays in the cache. Rows to which all positions of a tile are visible as they are stored
+// use the tile together, the other rows one by one.
 template <bool IsLatent, typename T>
 void attend(const KvView& kv, const AttentionTask& task) {
     float* scores = task.scratch + attention_tile_floats(kv.padded_key_dim(), IsLatent);

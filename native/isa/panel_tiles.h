@@ -122,8 +122,8 @@ void unpack_panel(const uint8_t* data, int64_t groups, uint8_t* out) {
     }
 }
 
-// Prefetches `Lines` cache lines for every 32 columns of a tile: the memory at `next`, or if it is null, weights of the same panel
-// kPrefetch bytes ahead. `Lines` is a template parameter, because a loop would cost more than the prefetch saves.
+// Prefetches `Lines` cache lines for every 32 columns of a tile: the memory at `next`, or if `next` is null, weights of the same
+// panel kPrefetch bytes ahead. `Lines` is a template parameter, because a loop would cost more than the prefetch saves.
 template <int Lines>
 struct Prefetcher {
     const uint8_t* next;

@@ -21,7 +21,7 @@ void convolve(const float* const* inputs, const float* weights, const float* bia
     }
 }
 
-// Multiplies Q queries (or keys) with 8 * V columns of a state; each product is a sum over the key dimensions in order.
+// Multiplies Q queries (or keys) with 8 * V columns of a state. Each product is a sum over the key dimensions, in order.
 template <int Q, int V>
 FOREWORD_INLINE void read_columns(const float* state, int64_t key_dim, int64_t value_dim, const float* queries, int64_t stride,
                                   float* out, int64_t out_stride) {

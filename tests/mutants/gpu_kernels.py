@@ -182,7 +182,7 @@ GPU_KERNEL_MUTANTS = (
         "a draft token is drawn with the noise of its place in the head's own vocabulary",
         "kernels/triton_draw.py",
         "_best_of_chunk",
-        "_gumbel(key + tl.zeros_like(token), name)",
+        "_gumbel(key + tl.zeros_like(token), token_id)",
         "_gumbel(key + tl.zeros_like(token), token)",
         (f"{DRAW}::test_names_decide_the_noise_and_the_tokens",),
     ),
@@ -192,7 +192,7 @@ GPU_KERNEL_MUTANTS = (
         "backends/cuda/chain_heads.py",
         "CudaHead._run_level",
         "AttentionMetadata(level.position, level.prefix_len, inputs.tables, requests, "
-        "store.page_size, False, inputs.starts)",
+        "store.page_size, has_trees=False, starts=inputs.starts)",
         "AttentionMetadata(level.position, level.prefix_len, inputs.tables, requests, "
         "store.page_size, False, None)",
         (f"{CHAINS}::test_a_chain_has_the_guesses_of_one_call_per_level",),

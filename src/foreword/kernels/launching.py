@@ -51,11 +51,11 @@ class Kernel:
             knobs.runtime.jit_cache_hook = previous_hook
 
     def find(self, data: str) -> Any:  # noqa: ANN401 - Triton's
-        """Return the variant with this description from Triton's cache. Raises `NotCompiledError`."""
+        """Return the compiled variant from Triton's cache; raise `NotCompiledError` if it is not there."""
         return self._preload(data, _OnDisk)
 
     def load(self, data: str) -> None:
-        """Load a variant from Triton's cache onto the device. Raises `NotCompiledError`."""
+        """Load a variant from Triton's cache onto the device; raise `NotCompiledError` if it is not there."""
         # Otherwise the first launch would load it, and a launch that is captured into a CUDA graph cannot.
         self.find(data)._init_handles()
 

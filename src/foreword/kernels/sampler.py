@@ -1,4 +1,4 @@
-"""The compiled sampler: floors of rows, and draws. Its reference is the torch code in `acceptance`."""
+"""The compiled sampler: the smallest logit that a row keeps (its floor), and draws; `acceptance` has the reference."""
 
 import os
 from functools import cache

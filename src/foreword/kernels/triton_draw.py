@@ -24,8 +24,8 @@ _ALL_MASKED: tl.constexpr = tl.constexpr(2)
 @triton.jit
 def _log1p(x):
     """Return log(1 + x) for doubles with -1/2 <= x <= 0, correcting the rounding of 1 + x."""
-    whole = 1.0 + x
-    return tl.where(whole == 1.0, x, tl.log(whole) * (x / (whole - 1.0)))
+    rounded = 1.0 + x
+    return tl.where(rounded == 1.0, x, tl.log(rounded) * (x / (rounded - 1.0)))
 
 
 @triton.jit
@@ -62,14 +62,14 @@ def _peak_of_chunk(logits, peaks, firsts, vocab, stride, chunks, CHUNK: tl.const
 
 @kernel()
 def _best_of_chunk(
-    logits, peaks, floors, temperatures, keys, names, scores, ids, vocab, stride, chunks,
+    logits, peaks, floors, temperatures, keys, token_ids, scores, winners, vocab, stride, chunks,
     CHUNK: tl.constexpr, BLOCK: tl.constexpr, CHUNKS: tl.constexpr,
-    HAS_FLOORS: tl.constexpr, HAS_NAMES: tl.constexpr,
+    HAS_FLOORS: tl.constexpr, HAS_TOKEN_IDS: tl.constexpr,
 ):  # fmt: skip
     """Find the kept token with the largest score in a chunk, unless the row is greedy."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    place = tl.arange(0, CHUNKS)
-    peak = tl.max(tl.load(peaks + row * chunks + place, mask=place < chunks, other=-float("inf")), axis=0)
+    index = tl.arange(0, CHUNKS)
+    peak = tl.max(tl.load(peaks + row * chunks + index, mask=index < chunks, other=-float("inf")), axis=0)
     temperature, key = tl.load(temperatures + row), tl.load(keys + row)
     best = tl.full((BLOCK,), -float("inf"), dtype=tl.float64)
     winner = tl.full((BLOCK,), vocab, dtype=tl.int64)
@@ -81,38 +81,38 @@ def _best_of_chunk(
                 tl.float32
             )
             distance = logit.to(tl.float64) - peak.to(tl.float64)
-            name = tl.load(names + token, mask=token < vocab, other=0) if HAS_NAMES else token
-            score = distance / temperature + _gumbel(key + tl.zeros_like(token), name)
+            token_id = tl.load(token_ids + token, mask=token < vocab, other=0) if HAS_TOKEN_IDS else token
+            score = distance / temperature + _gumbel(key + tl.zeros_like(token), token_id)
             score = tl.where(logit >= floor, score, -float("inf"))
             winner = tl.where(score > best, token, winner)  # ties keep the first
             best = tl.maximum(best, score)
     highest = tl.max(best, axis=0)
     tl.store(scores + row * chunks + chunk, highest)
-    tl.store(ids + row * chunks + chunk, tl.min(tl.where(best == highest, winner, vocab), axis=0))
+    tl.store(winners + row * chunks + chunk, tl.min(tl.where(best == highest, winner, vocab), axis=0))
 
 
 @kernel(do_not_specialize=("rows",))
 def _choose(
-    peaks, firsts, temperatures, scores, ids, names, drawn, rows, chunks, vocab,
-    CHUNKS: tl.constexpr, SAMPLES: tl.constexpr, HAS_NAMES: tl.constexpr,
+    peaks, firsts, temperatures, scores, winners, token_ids, drawn, rows, chunks, vocab,
+    CHUNKS: tl.constexpr, SAMPLES: tl.constexpr, HAS_TOKEN_IDS: tl.constexpr,
 ):  # fmt: skip
     """Combine a row's chunks into its token and status."""
     row = tl.program_id(0).to(tl.int64)
-    place = row * chunks + tl.arange(0, CHUNKS)
+    index = row * chunks + tl.arange(0, CHUNKS)
     is_chunk = tl.arange(0, CHUNKS) < chunks
-    chunk_peaks = tl.load(peaks + place, mask=is_chunk, other=-float("inf"))
+    chunk_peaks = tl.load(peaks + index, mask=is_chunk, other=-float("inf"))
     peak = tl.max(chunk_peaks, axis=0)
-    first = tl.load(firsts + place, mask=is_chunk, other=vocab)
+    first = tl.load(firsts + index, mask=is_chunk, other=vocab)
     token = tl.min(tl.where(chunk_peaks == peak, first, vocab), axis=0).to(tl.int64)
     if SAMPLES:
-        score = tl.load(scores + place, mask=is_chunk, other=-float("inf"))
-        winner = tl.load(ids + place, mask=is_chunk, other=vocab)
+        score = tl.load(scores + index, mask=is_chunk, other=-float("inf"))
+        winner = tl.load(winners + index, mask=is_chunk, other=vocab)
         sampled = tl.min(tl.where(score == tl.max(score, axis=0), winner, vocab), axis=0)
         token = tl.where(tl.load(temperatures + row) > 0, sampled, token)
     status = tl.where(peak == float("inf"), _NOT_FINITE, tl.where(peak == -float("inf"), _ALL_MASKED, _OK))
     is_drawn = (status == _OK) & (token < vocab)
-    if HAS_NAMES:
-        token = tl.load(names + token, mask=is_drawn, other=-1)
+    if HAS_TOKEN_IDS:
+        token = tl.load(token_ids + token, mask=is_drawn, other=-1)
     tl.store(drawn + row, tl.where(is_drawn, token, -1))
     tl.store(drawn + rows + row, status.to(tl.int64))
 
@@ -124,15 +124,15 @@ def draw_rows(
     floor: Tensor | None,
     *,
     samples: bool = True,
-    names: Tensor | None = None,
+    token_ids: Tensor | None = None,
 ) -> Tensor:
     """Return each row's sampled token (-1: none was sampled) and its `RowStatus`, int64 [2, rows].
 
     The sampled token is the kept token with the largest (logit - peak) / temperature + noise; at temperature 0, the
     first argmax. Without a floor all tokens are kept; without `samples` every temperature is 0.
 
-    logits [rows, vocab]; floor float32, temperature float64 and keys int64 [rows]. `names` int64 [vocab] maps tokens
-    to the ids used for noise and results.
+    logits [rows, vocab]; floor float32, temperature float64 and keys int64 [rows]. `token_ids` int64 [vocab] are ids of
+    the columns, which determine the noise and are returned; None: 0, 1, and so on.
     """
     rows, vocab = logits.shape
     chunks = triton.cdiv(vocab, _CHUNK)
@@ -142,20 +142,21 @@ def draw_rows(
     drawn = torch.empty((2, rows), dtype=torch.int64, device=logits.device)
     if is_recording():
         drawn.zero_()  # kernels do not run, and callers may use the tokens as indices
-    scores = ids = drawn  # unused unless `samples`
+    scores = winners = drawn  # unused unless `samples`
     _peak_of_chunk[(rows, chunks)](
         logits, peaks, firsts, vocab, logits.stride(0), chunks, CHUNK=_CHUNK, BLOCK=1024
     )
     if samples:
         scores = torch.empty((rows, chunks), dtype=torch.float64, device=logits.device)
-        ids = torch.empty((rows, chunks), dtype=torch.int64, device=logits.device)
+        winners = torch.empty((rows, chunks), dtype=torch.int64, device=logits.device)
         _best_of_chunk[(rows, chunks)](
-            logits, peaks, peaks if floor is None else floor, temperature, keys, keys if names is None else names,
-            scores, ids, vocab, logits.stride(0), chunks, CHUNK=_CHUNK, BLOCK=1024, CHUNKS=block,
-            HAS_FLOORS=floor is not None, HAS_NAMES=names is not None,
+            logits, peaks, peaks if floor is None else floor, temperature, keys,
+            keys if token_ids is None else token_ids, scores, winners, vocab, logits.stride(0), chunks,
+            CHUNK=_CHUNK, BLOCK=1024, CHUNKS=block,
+            HAS_FLOORS=floor is not None, HAS_TOKEN_IDS=token_ids is not None,
         )  # fmt: skip
     _choose[(rows,)](
-        peaks, firsts, temperature, scores, ids, drawn if names is None else names, drawn, rows, chunks, vocab,
-        CHUNKS=block, SAMPLES=samples, HAS_NAMES=names is not None,
+        peaks, firsts, temperature, scores, winners, drawn if token_ids is None else token_ids, drawn, rows, chunks,
+        vocab, CHUNKS=block, SAMPLES=samples, HAS_TOKEN_IDS=token_ids is not None,
     )  # fmt: skip
     return drawn

@@ -76,7 +76,7 @@ def test_names_decide_the_noise_and_the_tokens(samples: bool):
     wide = torch.full((ROWS, many), -torch.inf)
     wide[:, names] = logits
     narrow, among, there, noise, ids = on_device(logits, wide, temperature, keys, names)
-    found = draw_rows(narrow, there, noise, None, samples=samples, names=ids)
+    found = draw_rows(narrow, there, noise, None, samples=samples, token_ids=ids)
     assert found.tolist() == draw_rows(among, there, noise, None, samples=samples).tolist()
 
 

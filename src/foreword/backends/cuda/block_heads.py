@@ -78,17 +78,17 @@ class CudaBlockHead(KernelHead):
         if self._uses_kernels and self._reads_context:
             for index, layer in enumerate(head.spec.layers):
                 for suffix in ("weight", "bias"):
-                    whole = self._tensors.by_name.get(f"layers.{index}.self_attn.joined.{suffix}")
-                    if whole is not None:
-                        queries = layer.attention.num_heads * layer.attention.head_dim
-                        self._tensors.by_name[f"layers.{index}.{_KV}.{suffix}"] = whole[queries:]
+                    joined = self._tensors.by_name.get(f"layers.{index}.self_attn.joined.{suffix}")
+                    if joined is not None:
+                        query_rows = layer.attention.num_heads * layer.attention.head_dim
+                        self._tensors.by_name[f"layers.{index}.{_KV}.{suffix}"] = joined[query_rows:]
 
     def _chains(self, call: HeadCall, plan: ChainPlan) -> Chains | None:
         target_ids = self._ids.of(plan)
         start_event = started(self._features.device)
-        result = (
-            None if target_ids is None else self._run(call.context, call.rows, call.store, plan, target_ids)
-        )
+        result = None
+        if target_ids is not None:
+            result = self._run(call.context, call.rows, call.store, plan, target_ids)
         if result is None:
             return None if self.is_ready else KnownChains([[]] * len(plan.steps), is_cold=True)
         (drawn, _), is_cold = result
@@ -96,13 +96,14 @@ class CudaBlockHead(KernelHead):
 
     def _output(self, head_input: HeadInput, store: KvStore) -> HeadOutput:
         """Return logits and states of the wanted rows, which are valid until the next pass."""
-        is_draft = len(head_input.arrays.logit_rows) > 0 and head_input.are_head_states == self._reads_context
+        num_logits = len(head_input.arrays.logit_rows)
+        # The kernels run passes over draft blocks. With a context (DFlash), the rows of a block have no features.
+        is_draft = num_logits > 0 and head_input.are_head_states == self._reads_context
         result = self._run(None, head_input, store) if is_draft else None
         if result is None:
             return self._reference.forward(head_input, store)
-        outcome, is_cold = result
-        logits, states = (rows[: len(head_input.arrays.logit_rows)] for rows in outcome)
-        return HeadOutput(logits, states, is_cold)
+        (logits, states), is_cold = result
+        return HeadOutput(logits[:num_logits], states[:num_logits], is_cold)
 
     def _run(
         self,
@@ -123,11 +124,11 @@ class CudaBlockHead(KernelHead):
         if layout.shape.has_trees or layout.shape.wide_tiles:
             return None
         shape = BlockShape(
-            layout.shape,
-            0 if context is None else padded_rows(len(context.features)),
-            padded_rows(len(blocks.starts)),
-            0 if plan is None else int(plan.steps.max()),
-            None if plan is None else vocabulary_key(plan),
+            pass_shape=layout.shape,
+            context=0 if context is None else padded_rows(len(context.features)),
+            requests=padded_rows(len(blocks.starts)),
+            levels=0 if plan is None else int(plan.steps.max()),
+            vocabulary=None if plan is None else vocabulary_key(plan),
         )
         uploaded = self._upload.send(batch, layout, store.spare_slot)
         inputs = self._inputs(context, blocks, plan, shape, store)
@@ -207,8 +208,8 @@ class CudaBlockHead(KernelHead):
             batch.block_tables,
             uploaded.requests,
             store.page_size,
-            False,
-            inputs.starts,
+            has_trees=False,
+            starts=inputs.starts,
         )
         stream, attention_input = self._tensors.layer_inputs(
             batch.token_ids, features, are_head_states=self._reads_context
@@ -250,11 +251,13 @@ class _Draws(NamedTuple):
     def of(plan: ChainPlan | None, levels: int) -> "_Draws":
         if plan is None:
             return _Draws(np.empty(0, np.uint64), np.empty(0, np.float64), np.empty((0, 0), np.int32))
-        ends = np.cumsum(plan.steps)
+        # The wanted rows are those of the first request's draft tokens, then the second's, and so on.
+        num_tokens = int(plan.steps.sum())
+        firsts = np.cumsum(plan.steps) - plan.steps  # [requests], index of each request's first wanted row
         request_of_token = np.repeat(np.arange(len(plan.steps)), plan.steps)
-        level = np.arange(ends[-1]) - np.repeat(ends - plan.steps, plan.steps)
+        level = np.arange(num_tokens) - firsts[request_of_token]
         # A request with fewer draft tokens draws its last one again; the result is not read.
-        row_indices = ends - plan.steps + np.minimum(np.arange(levels)[:, None], plan.steps - 1)
+        row_indices = firsts + np.minimum(np.arange(levels)[:, None], plan.steps - 1)
         return _Draws(
             extend_keys(plan.records["stem"][request_of_token], plan.lengths[request_of_token] + level),
             plan.records["temperature"][request_of_token].astype(np.float64),

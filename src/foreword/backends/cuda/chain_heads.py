@@ -49,7 +49,7 @@ from foreword.models.heads.opening import Head
 _MOST_CHAINS = 1 << 12
 """Maximum requests of one call."""
 
-OFTEN = 64
+RUNS_BEFORE_CAPTURE = 64
 """Number of runs after which a chain of one shape is captured as a single graph."""
 
 _USUAL_LEVELS = 16
@@ -137,9 +137,9 @@ class CudaHead(KernelHead):
         batch = ForwardBatch.of(head_input.arrays)
         layout = Layout.of(batch, store.page_size, self._group, self._kv_heads)
         depth, unsettled = int(plan.steps.max()), plan.unsettled
-        longest = (
-            int(plan.lengths.max()) + depth + (0 if unsettled is None else unsettled.draft_indices.shape[1])
-        )
+        longest = int(plan.lengths.max()) + depth  # tokens of the longest text with its draft
+        if unsettled is not None:
+            longest += unsettled.draft_indices.shape[1]
         pages = max(-(-longest // store.page_size), batch.arrays.sizes.pages)
         capacity = layout.shape.logit_rows
         max_levels = _USUAL_LEVELS if depth <= _USUAL_LEVELS else MAX_DRAFT_NODES
@@ -189,7 +189,7 @@ class CudaHead(KernelHead):
         if store is None:
             run_all()
             return False
-        if runs >= OFTEN:
+        if runs >= RUNS_BEFORE_CAPTURE:
             return self._chain_graphs.of(store).run(shape_key, run_all, self._is_loaded)[1]
         is_cold = self._first_graphs.of(store).run(shape_key.first, run_first, self._is_loaded)[1]
         levels = self._level_graphs.of(store)
@@ -251,7 +251,8 @@ class CudaHead(KernelHead):
         if unsettled is None:
             accepted.zero_()
         else:
-            count_accepted(unsettled.drawn, pending[0], unsettled.drafted, pending[1], accepted)
+            first_rows, draft_indices = pending
+            count_accepted(unsettled.drawn, first_rows, unsettled.drafted, draft_indices, accepted)
         chain_starts = ChainStarts(
             uploaded.batch.logit_rows, accepted, lengths, steps, ends, stems.view(torch.int64)
         )
@@ -275,8 +276,8 @@ class CudaHead(KernelHead):
             tables,
             uploaded.requests,
             store.page_size,
-            False,
-            inputs.starts,
+            has_trees=False,
+            starts=inputs.starts,
         )
         stream, attention_input = self._tensors.layer_inputs(batch.token_ids, features, are_head_states=False)
         cos_sin = self._angles(batch.positions)
@@ -303,7 +304,13 @@ class CudaHead(KernelHead):
         level = state.level
         requests = inputs.tiles.requests
         metadata = AttentionMetadata(
-            level.position, level.prefix_len, inputs.tables, requests, store.page_size, False, inputs.starts
+            level.position,
+            level.prefix_len,
+            inputs.tables,
+            requests,
+            store.page_size,
+            has_trees=False,
+            starts=inputs.starts,
         )
         tiles = TiledRows(inputs.tiles, shape.num_parts, shape.splits, None)
         stream, attention_input = self._tensors.layer_inputs(level.tokens, state.states, are_head_states=True)

@@ -101,15 +101,16 @@ def main(arch: int, workers: int) -> None:
     """Compile incoming variants for GPUs of this architecture."""
     driver.set_active(TargetOnly(GPUTarget("cuda", arch, 32)))
     os.nice(5)  # the engine has priority
-    server, lines, number = CompileServer(workers), b"", 0
+    server = CompileServer(workers)
+    unfinished_line, number = b"", 0  # input after the last newline; number of the next variant
     while True:
         ready, _, _ = select.select([sys.stdin], [], [], POLL_SECONDS if server.is_busy else None)
         if ready:
             more = os.read(sys.stdin.fileno(), 1 << 20)
             if not more:
                 return
-            *complete, lines = (lines + more).split(b"\n")
-            for line in complete:
+            *lines, unfinished_line = (unfinished_line + more).split(b"\n")
+            for line in lines:
                 server.add(number, Variant(*json.loads(line)))
                 number += 1
         server.advance()

@@ -38,16 +38,9 @@ class CompileProcess:
         if self._process is not None:
             return
         workers = max(1, len(os.sched_getaffinity(0)) - SPARE_CORES)
-        command = [
-            "-W",
-            "ignore",
-            "-m",
-            "foreword.backends.cuda.compile_server",
-            str(self._arch),
-            str(workers),
-        ]
+        module = ("-W", "ignore", "-m", "foreword.backends.cuda.compile_server")
         self._process = subprocess.Popen(
-            [sys.executable, *command],
+            [sys.executable, *module, str(self._arch), str(workers)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
@@ -55,7 +48,7 @@ class CompileProcess:
         threading.Thread(target=self._read, args=(self._process,), name="compiled", daemon=True).start()
 
     def compile(self, variant: Variant) -> None:
-        """Send a variant to the process, which is started if needed; `done` reports the variant's end."""
+        """Send a variant to the process, which is started if needed; `done` later returns the variant."""
         self.start()
         assert self._process is not None and self._process.stdin is not None
         self._sent.append(variant)
@@ -100,7 +93,7 @@ class Kernels:
         self._loaded: set[Variant] = set()
         self._pending: dict[Variant, None] = {}  # being compiled
         self._compiled: list[Variant] = []  # compiled, not loaded yet
-        self._compiled_at_launch: set[Variant] = set()  # the process failed to compile these
+        self._compiled_at_launch: set[Variant] = set()  # not compiled early, because the process failed
 
     @property
     def loaded(self) -> int:
@@ -187,9 +180,9 @@ class Kernels:
         failed = list(self._pending) if variant is None else [variant]
         if failed:
             _log.warning("%d kernels are compiled when they are used: %s", len(failed), error)
-        for each in failed:
-            del self._pending[each]
-            self._compiled_at_launch.add(each)
+        for failed_variant in failed:
+            del self._pending[failed_variant]
+            self._compiled_at_launch.add(failed_variant)
 
     def _load(self, variant: Variant) -> bool:
         try:

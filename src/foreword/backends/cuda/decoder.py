@@ -209,15 +209,17 @@ class CudaDecoder(DescribedDecoder[Matrix]):
             weights.embedding.new_empty((shape.rows, self.config.hidden_size)),
             self._embedding_scale,
         )
+        keys, values = store.arrays(DECODER_ROWS)
         inputs = LayerPass(
-            uploaded,
-            self._metadata(shape, uploaded, store.page_size),
-            self._cos_sin(batch.positions),
-            *store.arrays(DECODER_ROWS),
-            store.spare_slot,
-            RowAdapters(self._table, uploaded.adapters) if shape.has_adapters else None,
-            self._kind_indices,
-            self._recurrent(shape, uploaded, store),
+            uploaded=uploaded,
+            metadata=self._metadata(shape, uploaded, store.page_size),
+            cos_sin=self._cos_sin(batch.positions),
+            keys=keys,
+            values=values,
+            spare_slot=store.spare_slot,
+            adapters=RowAdapters(self._table, uploaded.adapters) if shape.has_adapters else None,
+            kind_indices=self._kind_indices,
+            recurrent=self._recurrent(shape, uploaded, store),
         )
         normed, delta = Rows.allocate(stream, self.config.hidden_size, weights.layers[0].qkv), None
         # `delta` is the output of the previous sublayer. Until it is added to the stream it lacks these three:

@@ -44,7 +44,7 @@ def draw_ids(logits: Tensor, temperature: Tensor, keys: Tensor, target_ids: Tens
 
     A row of temperature 0 skips the noise in the kernel, so one capture serves greedy and sampled requests.
     """
-    return draw_rows(logits[:, : len(target_ids)], temperature, keys, None, names=target_ids)[0]
+    return draw_rows(logits[:, : len(target_ids)], temperature, keys, None, token_ids=target_ids)[0]
 
 
 def words(array: np.ndarray) -> Ints:

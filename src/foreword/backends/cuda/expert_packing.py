@@ -29,16 +29,21 @@ def packed_experts(
 
     The matrices of an expert that read the same input (gate and up) are interleaved row by row.
     """
-    experts = []
-    for parts in stored:
-        pieces = [piece for part in parts if part is not None and (piece := _mxfp4(part)) is not None]
-        if len(pieces) < len(parts):
-            return None
-        experts.append([torch.stack(both, dim=2).flatten(1, 2) for both in zip(*pieces, strict=True)])
-    codes, exponents = (torch.stack([expert[at] for expert in experts]) for at in (0, 1))
-    if int(exponents.max()) > LARGEST_EXPONENT:
+    codes_of_experts, exponents_of_experts = [], []
+    for matrices in stored:
+        codes, exponents = [], []
+        for matrix in matrices:
+            mxfp4 = None if matrix is None else _mxfp4(matrix)
+            if mxfp4 is None:
+                return None
+            codes.append(mxfp4[0])
+            exponents.append(mxfp4[1])
+        codes_of_experts.append(torch.stack(codes, dim=2).flatten(1, 2))
+        exponents_of_experts.append(torch.stack(exponents, dim=2).flatten(1, 2))
+    all_exponents = torch.stack(exponents_of_experts)
+    if int(all_exponents.max()) > LARGEST_EXPONENT:
         return None
-    return pack(codes.to(device), exponents.to(device), dtype)
+    return pack(torch.stack(codes_of_experts).to(device), all_exponents.to(device), dtype)
 
 
 def pack(codes: Tensor, exponents: Tensor, dtype: torch.dtype) -> PackedExperts:
@@ -47,8 +52,9 @@ def pack(codes: Tensor, exponents: Tensor, dtype: torch.dtype) -> PackedExperts:
     A byte has the codes of entries j and j + 16 of a group.
     """
     packed = [_pack(*matrix) for matrix in zip(codes, exponents, strict=True)]
-    stored, scales = (torch.stack([matrix[at] for matrix in packed]) for at in (0, 1))
-    return PackedExperts(stored, scales, dtype)
+    packed_codes = torch.stack([expert_codes for expert_codes, _ in packed])
+    packed_exponents = torch.stack([expert_exponents for _, expert_exponents in packed])
+    return PackedExperts(packed_codes, packed_exponents, dtype)
 
 
 def _pack(codes: Tensor, exponents: Tensor) -> tuple[Tensor, Tensor]:

@@ -49,8 +49,8 @@ class GraphCache(Generic[Shape, T]):
     """Runs a pass, captures it when its shape occurs again or its kernels are loaded, and replays it from then on.
 
     A full cache replaces the least recently used capture once it is stale; until then new shapes run without a graph.
-    All captures share one memory pool, results
-    included: a result must be copied, in stream order, before the next pass begins.
+    All captures and their results share one memory pool. So a result must be copied, in stream order, before the next
+    pass begins.
     """
 
     limit: int = 256  # maximum captures
@@ -64,9 +64,9 @@ class GraphCache(Generic[Shape, T]):
     ) -> tuple[T, bool]:
         """Run the pass; return its result, and whether it was cold: the first of its shape, or one that was captured.
 
-        `body` launches the pass and reads its input from memory at fixed addresses. `load` is called
-        before each pass without a capture, and returns whether all its kernels are loaded. If so, it is captured at
-        once, except for the first shape of all.
+        `body` launches the pass and reads its input from memory at fixed addresses. `load` is called before each pass
+        that has no capture, and returns whether all its kernels are loaded. If they are, the pass is captured at once,
+        unless it is the first pass of this cache.
         """
         if is_recording():
             return body(), False
@@ -141,8 +141,8 @@ def _without_ownership(result: Tensor) -> Tensor:
     storage = result.untyped_storage()
     if not result.is_cuda or storage.nbytes() == 0:
         return result
-    whole = torch.as_tensor(_CudaBytes(storage.data_ptr(), storage.nbytes()), device=result.device)
-    return whole.view(result.dtype).as_strided(result.shape, result.stride(), result.storage_offset())
+    memory = torch.as_tensor(_CudaBytes(storage.data_ptr(), storage.nbytes()), device=result.device)
+    return memory.view(result.dtype).as_strided(result.shape, result.stride(), result.storage_offset())
 
 
 class GraphsByMemory(Generic[Shape, T]):

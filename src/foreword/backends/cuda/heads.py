@@ -1,7 +1,6 @@
 """Base class of draft heads on a GPU: their layers on Triton kernels."""
 
 from collections.abc import Callable, Hashable, Sequence
-from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -38,7 +37,7 @@ from foreword.models.heads.spec import Join
 LIBRARY_FROM = 65
 """Rows from which on cuBLAS is used, that is for prompts. Drafts need not have the same bits in every batch."""
 
-_MORE_ENTRIES = 1 << 17
+_CHAIN_ENTRIES = 1 << 17
 """Upper bound of the 32-bit numbers that are uploaded for chains, besides the arrays of a pass."""
 
 
@@ -87,7 +86,7 @@ class KernelHead:
         self._group, self._kv_heads = attention.num_heads // attention.num_kv_heads, attention.num_kv_heads
         self._row_name, self._captures = row_name, captures
         self._upload = PassUpload(target.device)
-        self._chain_upload = Upload(target.device, _MORE_ENTRIES)
+        self._chain_upload = Upload(target.device, _CHAIN_ENTRIES)
         width = head.spec.feature_width
         self._features = torch.zeros((DECODE_ROWS[-1], width), dtype=target.dtype, device=target.device)
         self._kernels = kernels_of(target.device) if target.device.type == "cuda" else None
@@ -115,14 +114,16 @@ class KernelHead:
             if len(present) < len(parts):
                 self._uses_kernels = False
                 continue
-            whole = torch.cat(present) if isinstance(present[0], Tensor) else concatenated(present)
-            if whole is None:
+            joined = torch.cat(present) if isinstance(present[0], Tensor) else concatenated(present)
+            if joined is None:
                 self._uses_kernels = False
                 continue
-            tensors[f"{prefix}joined.{suffix}"] = whole
-            bounds = [*accumulate(map(len, present), initial=0)]
-            for name, (first, end) in zip(names, pairwise(bounds), strict=True):
-                tensors[f"{prefix}{name}.{suffix}"] = whole[first:end]
+            tensors[f"{prefix}joined.{suffix}"] = joined
+            first_row = 0
+            for name, part in zip(names, present, strict=True):
+                end_row = first_row + len(part)
+                tensors[f"{prefix}{name}.{suffix}"] = joined[first_row:end_row]
+                first_row = end_row
 
     @property
     def weight_bytes(self) -> int:

@@ -64,7 +64,7 @@ class CudaLayers:
         self._weights = weights
         self._eps = eps
         self._products = products
-        self._beside = SideStream(weights[0].input_norm.device)
+        self._side_stream = SideStream(weights[0].input_norm.device)
         self.mixtures = {
             index: Mixture(spec.mlp, layer.experts)
             for index, (spec, layer) in enumerate(zip(specs, weights, strict=True))
@@ -148,13 +148,13 @@ class CudaLayers:
         gate, has_shared = mixture.shared_gate, self._specs[index].mlp.intermediate_size > 0
         shape = (mixture.per_token + has_shared, *normed.numbers.shape)
         parts = torch.empty(shape, dtype=torch.float32, device=normed.numbers.device)
-        with self._beside.fork(has_shared and len(parts[0]) <= PDL_ROWS):
+        with self._side_stream.fork(is_parallel=has_shared and len(parts[0]) <= PDL_ROWS):
             if has_shared:
                 gate_shared_expert(self._dense(index, normed, inputs), normed.numbers, gate, parts[-1])
         mixture.forward(
             normed.numbers, inputs.uploaded.batch.slots, inputs.spare_slot, parts[: mixture.per_token]
         )
-        self._beside.join()
+        self._side_stream.join()
         return parts
 
     def _dense(self, index: int, normed: Rows, inputs: LayerPass) -> Tensor:

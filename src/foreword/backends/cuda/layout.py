@@ -121,16 +121,11 @@ class Layout:
         cut = arrays.row_starts.tobytes(), arrays.ancestor_masks.tobytes(), group, head_dim
         narrow_parts = -(-arrays.kv_lens // PART)[_cut_into_tiles(*cut).is_narrow]
         max_parts = int(narrow_parts.max(initial=0))
-        return _layout(
-            cut,
-            max_parts,
-            # Texts of similar length keep the GPU busy without splitting, because no long text runs alone at the end.
-            2 * int(narrow_parts.sum()) >= max_parts * len(narrow_parts),
-            (arrays.block_tables.shape[1], len(arrays.logit_rows), len(arrays.hidden_rows)),
-            batch.adapters,
-            batch.taps,
-            (page_size, kv_heads),
-        )
+        # The mean length is at least half of the longest. Then the GPU is busy without splitting texts into parts: no
+        # long text runs alone at the end.
+        is_even = 2 * int(narrow_parts.sum()) >= max_parts * len(narrow_parts)
+        sizes = arrays.block_tables.shape[1], len(arrays.logit_rows), len(arrays.hidden_rows)
+        return _layout(cut, max_parts, is_even, sizes, batch.adapters, batch.taps, (page_size, kv_heads))
 
 
 # Consecutive passes often differ only in the lengths of texts; they get the same object.
@@ -146,9 +141,10 @@ def _layout(
 ) -> Layout:
     """Lay out a pass, given only the values on which its layout depends, so that the result can be cached.
 
-    `cut` are the arguments of `_cut_into_tiles`. Texts in narrow tiles have at most `max_parts` parts, and similar
-    lengths if `is_even`. `sizes` are pages of the block table, logit rows and hidden rows; `model` is page size and
-    KV heads.
+    - `cut`: the arguments of `_cut_into_tiles`.
+    - `max_parts`, `is_even`: of texts in narrow tiles, the maximum number of parts, and whether lengths are similar.
+    - `sizes`: pages of the block table, logit rows, hidden rows.
+    - `model`: page size, KV heads.
     """
     (table_pages, logit_rows, hidden_rows), (page_size, kv_heads) = sizes, model
     tiling = _cut_into_tiles(*cut)
@@ -199,7 +195,7 @@ def _cut_into_tiles(row_starts: bytes, ancestor_masks: bytes, group: int, head_d
     masks = np.frombuffer(ancestor_masks, np.uint64).reshape(-1, MASK_WORDS)
     starts, counts = bounds[:-1], np.diff(bounds)
     requests = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
-    narrow_lines = NARROW_LINES * NARROW_DIM // max(NARROW_DIM, head_dim)
+    narrow_lines = NARROW_LINES * NARROW_DIM // max(NARROW_DIM, head_dim)  # fewer for larger heads
     most_narrow = 1 << (max(1, narrow_lines // group).bit_length() - 1)  # rounded down to a power of two
     # Draft tokens are always in narrow tiles, since they may branch.
     drafted = np.bincount(requests, weights=masks.any(axis=1), minlength=len(counts))

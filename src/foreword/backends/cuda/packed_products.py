@@ -121,13 +121,17 @@ class PackedProducts:
 
 def _all_ways(weight: PackedWeight, depth: int) -> list[tuple[Tile, Tensor]]:
     """Return products of one random input by tile: first by the reference tile with most rows, then by the others."""
-    device, (columns, whole), sizes = weight.scales.device, weight.shape, (*DECODE_ROWS, DECODE_ROWS[-1] + 1)
-    x = torch.randn((sizes[-1], whole), generator=torch.Generator(device).manual_seed(0), device=device)
+    device, (columns, k_size) = weight.scales.device, weight.shape
+    sizes = (
+        *DECODE_ROWS,
+        DECODE_ROWS[-1] + 1,
+    )  # numbers of rows: those of captured passes, and one of prompts
+    x = torch.randn((sizes[-1], k_size), generator=torch.Generator(device).manual_seed(0), device=device)
     numbers = x.bfloat16() if x.is_cuda else x
     tiles = {REFERENCE_TILE: sizes[-1]} | {tile_for(size, weight): size for size in sizes}
 
     def product(tile: Tile, rows: int) -> Tensor:
-        out = torch.empty((whole // depth, rows, columns), device=device)
+        out = torch.empty((k_size // depth, rows, columns), device=device)
         return _product(_input(numbers[:rows], weight), weight, None, out, tile, depth)
 
     return [(tile, product(tile, rows)) for tile, rows in tiles.items()]
@@ -135,12 +139,9 @@ def _all_ways(weight: PackedWeight, depth: int) -> list[tuple[Tile, Tensor]]:
 
 def kind_of(weight: PackedWeight, depth: int) -> tuple[int, ...]:
     """Return everything on which the bits of a product may depend: shape, depth of a part, and format."""
-    packing = (
-        (weight.in_blocks, 0)
-        if isinstance(weight, Fp8Weight)
-        else (weight.group, 1 + weight.kind, weight.mins is not None)
-    )
-    return (*weight.shape, depth, *packing)
+    if isinstance(weight, Fp8Weight):
+        return (*weight.shape, depth, weight.in_blocks, 0)
+    return (*weight.shape, depth, weight.group, 1 + weight.kind, weight.mins is not None)
 
 
 def part_alignment(weight: PackedWeight) -> int:
@@ -180,5 +181,7 @@ def tile_for(rows: int, weight: PackedWeight) -> Tile:
         if rows <= _WIDE_GROUPED_TILE.rows and len(weight) >= WIDE:
             return _WIDE_GROUPED_TILE
         return next((tile for tile in _GROUPED_TILES if rows <= tile.rows), _GROUPED_TILES[-1])
-    narrow, wide = next((tiles for most, tiles in _FP8_TILES.items() if rows <= most), (_PROMPT_TILE,) * 2)
-    return wide if len(weight) >= WIDE else narrow
+    for max_rows, (narrow, wide) in _FP8_TILES.items():
+        if rows <= max_rows:
+            return wide if len(weight) >= WIDE else narrow
+    return _PROMPT_TILE

@@ -43,8 +43,8 @@ class RoundedMatrices:
     def matrix(self, names: Sequence[str]) -> Matrix:
         round_one = rounded_weight if self._quantization == "fp8" else rounded_to_4_bits
         parts = [part for name in names if (part := round_one(self._source.tensor(name))) is not None]
-        whole = concatenated(parts) if len(parts) == len(names) else None
-        return self._source.matrix(names) if whole is None else whole
+        packed = concatenated(parts) if len(parts) == len(names) else None
+        return self._source.matrix(names) if packed is None else packed
 
 
 class StoredMatrices(RoundedMatrices):
@@ -57,12 +57,12 @@ class StoredMatrices(RoundedMatrices):
 
     def matrix(self, names: Sequence[str]) -> Matrix:
         parts = [part for name in names if (part := self._load_stored(name)) is not None]
-        whole = concatenated(parts) if len(parts) == len(names) else None
-        if whole is None:
+        packed = concatenated(parts) if len(parts) == len(names) else None
+        if packed is None:
             return super().matrix(names) if self._quantization != "auto" else self._source.matrix(names)
         for _ in names:
             self._loader.count()
-        return whole
+        return packed
 
     def experts(self, names: Sequence[Sequence[str]]) -> PackedExperts | None:
         """Return packed experts if they are stored in MXFP4; None: they are not."""
@@ -70,8 +70,9 @@ class StoredMatrices(RoundedMatrices):
             return None
         stored = ([self._loader.stored(name) for name in expert] for expert in names)
         packed = packed_experts(stored, self._loader.dtype, self._device)
-        for _ in (name for expert in names for name in expert if packed is not None):
-            self._loader.count()
+        if packed is not None:
+            for _ in range(sum(map(len, names))):
+                self._loader.count()
         return packed
 
     def _load_stored(self, name: str) -> PackedWeight | None:
@@ -148,7 +149,8 @@ def _pack_stored(stored: PackedTensor | QuantizedTensor, device: torch.device) -
 
 def _grouped(stored: GroupedTensor, device: torch.device) -> GroupedWeight | None:
     columns, groups = stored.codes.shape[1], stored.scales.shape[1]
-    size, times = columns // groups, max(1, columns // groups // GROUP)
+    size = columns // groups
+    times = max(1, size // GROUP)  # a larger group becomes several groups with equal scales
     if columns % groups or (size not in (32, 64) and size % GROUP):
         return None
 
@@ -165,18 +167,23 @@ def _grouped(stored: GroupedTensor, device: torch.device) -> GroupedWeight | Non
 
 
 def _q4_k(blocks: Tensor) -> GroupedWeight:
-    """Convert blocks of 256 entries: two float16, eight scales and minima of 6 bits, 4-bit codes in pairs of 32."""
+    """Convert blocks of 256 entries: two float16, eight scales and minima of 6 bits, 4-bit codes in pairs of 32.
+
+    The float16 are factors of the block's scales and of its minima, which are in three groups of four bytes. The low 6
+    bits of the first two groups are the first four scales and the first four minima. The third group has the low 4 bits
+    of the last four of both; their high 2 bits are the high bits of the first two groups.
+    """
     rows = len(blocks)
     parts = blocks.view(rows, -1, 144)
-    whole, bits = parts[..., :4].contiguous().view(torch.float16).float(), parts[..., 4:16]
-    low, high, more = bits[..., :4], bits[..., 4:8], bits[..., 8:]
-    scales = torch.cat((low & 63, (more & 15) | (low >> 6) << 4), dim=-1)
-    mins = torch.cat((high & 63, (more >> 4) | (high >> 6) << 4), dim=-1)
+    factors, bits = parts[..., :4].contiguous().view(torch.float16).float(), parts[..., 4:16]
+    first_scales, first_mins, low_bits = bits[..., :4], bits[..., 4:8], bits[..., 8:]
+    scales = torch.cat((first_scales & 63, (low_bits & 15) | (first_scales >> 6) << 4), dim=-1)
+    mins = torch.cat((first_mins & 63, (low_bits >> 4) | (first_mins >> 6) << 4), dim=-1)
     halves = parts[..., 16:].reshape(rows, -1, 4, 32)
     codes = torch.stack((halves & 15, halves >> 4), dim=3).view(rows, -1)
 
     def by_group(numbers: Tensor, index: int) -> Tensor:
-        products: Tensor = numbers * whole[..., index : index + 1]
+        products: Tensor = numbers * factors[..., index : index + 1]
         return products.half().view(rows, -1).T.contiguous()
 
     return GroupedWeight(_pairs(codes, 32), by_group(scales, 0), None, None, mins=by_group(mins, 1))
@@ -187,12 +194,12 @@ def _q6_k(blocks: Tensor) -> GroupedWeight:
     rows = len(blocks)
     parts = blocks.view(rows, -1, 210)
     low, high = parts[..., :128].reshape(rows, -1, 2, 64), parts[..., 128:192].reshape(rows, -1, 2, 32)
-    scales, whole = parts[..., 192:208], parts[..., 208:]
-    grouped_parts = torch.cat((low & 15, low >> 4), dim=-1)  # entries 0 to 127 of each half
-    twos = torch.cat([high >> shift & 3 for shift in (0, 2, 4, 6)], dim=-1)
-    codes = ((grouped_parts | twos << 4).to(torch.int8) - 32).view(rows, -1, 16)
-    steps = scales.contiguous().view(torch.int8) * whole.contiguous().view(torch.float16).float()
-    by_group = steps.half().view(rows, -1).T.contiguous()
+    scales, factor = parts[..., 192:208], parts[..., 208:]
+    low_bits = torch.cat((low & 15, low >> 4), dim=-1)  # of entries 0 to 127 of each half of the block
+    high_bits = torch.cat([high >> shift & 3 for shift in (0, 2, 4, 6)], dim=-1)
+    codes = ((low_bits | high_bits << 4).to(torch.int8) - 32).view(rows, -1, 16)
+    group_scales = scales.contiguous().view(torch.int8) * factor.contiguous().view(torch.float16).float()
+    by_group = group_scales.half().view(rows, -1).T.contiguous()
     return GroupedWeight(codes.transpose(0, 1).contiguous(), by_group, None, None, INT8)
 
 

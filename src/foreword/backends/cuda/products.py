@@ -151,11 +151,10 @@ class Products:
         for weight, bias, is_split in products:
             depth = self.part_depth(weight) if is_split else weight.shape[1]
             part_bias = bias if depth == weight.shape[1] else None
-            kind = (
-                (*weight.shape, depth, part_bias is not None)
-                if isinstance(weight, Tensor)
-                else kind_of(weight, depth)
-            )
+            if isinstance(weight, Tensor):
+                kind: tuple[int, ...] = (*weight.shape, depth, part_bias is not None)
+            else:
+                kind = kind_of(weight, depth)
             if kind not in kinds:
                 kinds.add(kind)
                 yield weight, part_bias, depth
@@ -210,17 +209,17 @@ def library_sum(x: Tensor, weight: Tensor, depth: int) -> Tensor:
 def _equal_sizes(weight: Tensor, bias: Tensor | None, depth: int) -> frozenset[int]:
     """Return the row counts for which cuBLAS equals the reference tile in every bit."""
     generator = torch.Generator(weight.device).manual_seed(0)
-    columns, whole = weight.shape
+    columns, k_size = weight.shape
     least = LIBRARY_FROM_WIDE if columns >= WIDE else LIBRARY_FROM
-    if depth < whole:  # for few rows the kernels are faster in parts
+    if depth < k_size:  # for few rows the kernels are faster in parts
         least = TALL_ROWS + 1
     sizes = set(range(2 * PROMPT_STEP, LARGEST_CHECKED + 1, PROMPT_STEP))
     sizes |= {rows for rows in DECODE_ROWS if rows >= least and not _beats_library(rows, columns)}
-    x = torch.randn((max(sizes), whole), generator=generator, device=weight.device).to(weight.dtype)
+    x = torch.randn((max(sizes), k_size), generator=generator, device=weight.device).to(weight.dtype)
     expected = _reference(x, weight, bias, depth)
 
     def by_library(rows: Tensor) -> Tensor:
-        return functional.linear(rows, weight, bias) if depth == whole else library_sum(rows, weight, depth)
+        return functional.linear(rows, weight, bias) if depth == k_size else library_sum(rows, weight, depth)
 
     return frozenset(rows for rows in sizes if torch.equal(by_library(x[:rows]), expected[:rows]))
 

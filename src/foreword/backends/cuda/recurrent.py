@@ -19,7 +19,7 @@ from foreword.kv.chunks import CHUNK
 from foreword.models.config import Recurrence, RecurrentSpec
 
 MOST_EMPTY = 2
-"""Positions of a pass's chunks, relative to its rows, up to which chunks are computed at once: each takes memory."""
+"""Maximum positions of a pass's chunks, per row, for computing all chunks at once: empty positions take memory, too."""
 
 
 @dataclass(frozen=True)

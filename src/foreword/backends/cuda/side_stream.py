@@ -1,4 +1,4 @@
-"""Runs kernels beside others: a second stream, which becomes a parallel branch of a captured pass."""
+"""A second stream, whose kernels run at the same time as others; in a captured pass, it is a parallel branch."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,16 +7,18 @@ import torch
 
 
 class SideStream:
-    """A stream that starts after what the current stream has launched, and that the current stream waits for."""
+    """A stream that waits for the earlier kernels of the current stream (`fork`), which then waits for it (`join`)."""
 
     def __init__(self, device: torch.device) -> None:
-        self._stream = _new_stream(device) if device.type == "cuda" else None
+        self._stream: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._is_forked = False
 
     @contextmanager
-    def fork(self, beside: bool) -> Iterator[None]:
-        """Launch the block's kernels on the second stream if `beside`, else on the current one."""
-        if self._stream is None or not beside:
+    def fork(self, *, is_parallel: bool) -> Iterator[None]:
+        """Launch the kernels of a `with` block on the second stream if `is_parallel`, else on the current one."""
+        if self._stream is None or not is_parallel:
             yield
             return
         self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
@@ -30,7 +32,3 @@ class SideStream:
             assert self._stream is not None
             torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
             self._is_forked = False
-
-
-def _new_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

@@ -32,7 +32,8 @@ class UploadedStates:
     def of(arrays: list[Tensor], plan: Sequence[Piece], ring_copies: Tensor) -> "UploadedStates":
         """Name the uploaded arrays of a `plan` by `plan_pieces`."""
         windows, ring_to, state_to, *segments = arrays
-        num_segments = len(plan[3].source)  # of the first array of segments
+        first_rows = plan[3]  # of the segments: the first array after windows, ring_to and state_to
+        num_segments = len(first_rows.source)
         return UploadedStates(windows, ring_to, state_to, Segments(*segments), num_segments, ring_copies)
 
 
@@ -43,7 +44,7 @@ def plan_pieces(batch: ForwardBatch, layout: Layout, kernel: int, ring_rows: int
     """
     shape, request_of_row = layout.shape, layout.requests
     first = batch.arrays.row_starts[:-1]
-    numbers = np.array([_numbers(chunks) for chunks in batch.chunks], dtype=np.int32).T
+    numbers = np.array([_chunk_numbers(chunks) for chunks in batch.chunks], dtype=np.int32).T
     windows = _windows(batch, request_of_row, numbers, kernel, ring_rows)
     ring_to, state_to = np.full((2, len(windows)), NOWHERE, dtype=np.int32)
     begin, run, read_start, newest_start, state, _, write_ring = numbers
@@ -74,11 +75,11 @@ def segment_room(shape: PassShape) -> tuple[int, int]:
     return 2 * requests + shape.rows // CHUNK, requests
 
 
-def _numbers(chunks: RequestChunks) -> tuple[int, ...]:
-    """Return the numbers of one request.
+def _chunk_numbers(chunks: RequestChunks) -> tuple[int, ...]:
+    """Return a request's `begin` and `run`, and the numbers of the chunk it reads and of the newest chunk.
 
-    They are begin, run, the first positions of the read and the newest chunk, the read state, and the first ring rows
-    of these two chunks.
+    These are: start of the read chunk, start of the newest chunk, slot of the read state, first ring row of the read
+    chunk, first ring row of the newest chunk.
     """
     newest = chunks.newest
     assert chunks.read.ring is not None

@@ -119,10 +119,10 @@ class PassUpload:
             requests,
             adapters,
             TiledRows(
-                RowTiles(*tiles[:3], rows=shape.narrow_rows) if shape.narrow_tiles else None,
+                RowTiles(tiles[0], tiles[1], tiles[2], shape.narrow_rows) if shape.narrow_tiles else None,
                 shape.parts,
                 shape.splits,
-                RowTiles(*tiles[3:], rows=shape.wide_rows) if shape.wide_tiles else None,
+                RowTiles(tiles[3], tiles[4], tiles[5], shape.wide_rows) if shape.wide_tiles else None,
             ),
             is_fixed,
             UploadedStates.of(arrays[plan_start:], plan, ring_copies) if plan else None,

@@ -16,7 +16,7 @@ from torch._C._distributed_c10d import FileStore
 from foreword.errors import EngineStopped
 
 PASS_TIMEOUT = timedelta(minutes=5)
-"""Time limit of an exchange. A rank for which the others wait longer counts as dead."""
+"""Time limit of an exchange. If the other ranks wait longer for a rank, they consider it dead."""
 
 
 class PlannedExchange(NamedTuple):
@@ -36,7 +36,7 @@ def in_rank_order(parts: Sequence[Tensor]) -> Tensor:
 
 
 class RankExchange:
-    """One rank's side of the process group; also counts the exchanges of the current pass."""
+    """One rank's exchanges with the other ranks; counts those of the current pass."""
 
     def __init__(self, group: Any, rank: int, size: int) -> None:  # noqa: ANN401 - torch's process groups
         self.rank = rank
@@ -78,8 +78,11 @@ class RankExchange:
         """
         try:
             for exchange in planned[self._done :]:
-                nothing = torch.full(exchange.shape, torch.nan, dtype=exchange.dtype, device=device)
-                _ = self.gather_columns(nothing) if exchange.is_gathered_once else self._gather(nothing)
+                not_computed = torch.full(exchange.shape, torch.nan, dtype=exchange.dtype, device=device)
+                if exchange.is_gathered_once:
+                    self.gather_columns(not_computed)
+                else:
+                    self._gather(not_computed)
         except BaseException as error:
             raise EngineStopped(
                 f"the ranks of the model are out of step: {error}; start the engine again"

@@ -29,7 +29,7 @@ class RankStack(TorchStack):
         vocab_size: int,
         bucketed: bool,
     ) -> None:
-        """`config` describes the rank's share, `vocab_size` is that of the whole model."""
+        """`config` describes the rank's share, `vocab_size` is that of the undivided model."""
         super().__init__(config, weights, bucketed, exchange)
         self.exchange = exchange
         self.vocab_size = vocab_size
@@ -47,7 +47,7 @@ class RankStack(TorchStack):
 
 
 class RankDecoder(TorchDecoder):
-    """A torch decoder with a share of a model's heads and widths; sums over ranks give the whole model's results.
+    """A torch decoder with a share of a model's heads and widths; sums over ranks give the undivided model's results.
 
     All ranks run the same passes in the same order. Only the first rank gets the logits; all get the hidden states.
     """
@@ -88,7 +88,7 @@ class RankDecoder(TorchDecoder):
                 planned += [PlannedExchange((rows, 1), torch.float32)] * 2  # queries and keys
             if layer.recurrent is not None and layer.recurrent.shared_norm:
                 planned.append(PlannedExchange((rows, 1), torch.float32))
-            planned += [stream] * (layer.mixes + layer.has_mlp)
+            planned += [stream] * (layer.mixes + layer.has_mlp)  # the outputs of the sublayers
         if num_logits := rounded(sizes.logit_rows):
             planned.append(
                 PlannedExchange((num_logits, self.config.vocab_size), torch.float32, is_gathered_once=True)

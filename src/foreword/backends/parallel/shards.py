@@ -27,7 +27,7 @@ _BY_TOKEN = ("model.embed_tokens.weight", "lm_head.weight")
 """Matrices divided by vocabulary. The last ranks' shares are padded to the same size."""
 
 _ADDED_ONCE = (".o_proj.bias", ".down_proj.bias", ".out_proj.bias")
-"""Biases of outputs that are summed over ranks; only the first rank adds them."""
+"""Biases of products whose outputs are summed over ranks. Only the first rank adds such a bias."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,9 @@ class Shard:
 
     def _layer(self, layer: LayerSpec) -> LayerSpec:
         attention, mlp = layer.attention, layer.mlp
-        experts = mlp.experts and replace(mlp.experts, size=mlp.experts.size // self.size)
+        experts, recurrent = mlp.experts, layer.recurrent
+        if experts is not None:
+            experts = replace(experts, size=experts.size // self.size)
         return replace(
             layer,
             attention=replace(
@@ -57,7 +59,7 @@ class Shard:
                 num_kv_heads=max(1, attention.num_kv_heads // self.size),
             ),
             mlp=replace(mlp, intermediate_size=mlp.intermediate_size // self.size, experts=experts),
-            recurrent=layer.recurrent and self._recurrent(layer.recurrent),
+            recurrent=None if recurrent is None else self._recurrent(recurrent),
         )
 
     def _recurrent(self, spec: RecurrentSpec) -> RecurrentSpec:
@@ -72,7 +74,11 @@ class Shard:
         )
 
     def row_range(self, whole: int, share: int) -> tuple[int, int]:
-        """Return this rank's range of `share` of `whole` rows or columns; ranks may share a KV head."""
+        """Return this rank's range of `share` of `whole` rows or columns.
+
+        With more ranks than KV heads, several ranks have the same range: the begin is rounded down to a multiple of
+        `share`.
+        """
         begin = self.rank * whole // self.size // share * share
         return begin, begin + share
 
@@ -86,7 +92,8 @@ class Shard:
     ) -> list[TensorPart]:
         """Return this rank's parts of a tensor, given the shapes of the whole tensor and of the share.
 
-        `sections` are rows that are divided by themselves, as (whole, share); empty: all rows are divided together.
+        `sections` are consecutive groups of rows, as (whole, share), each of which is divided between the ranks. Empty:
+        all rows are one group.
         """
         if whole[0] != share[0]:
             parts, start = [], 0
@@ -145,14 +152,15 @@ def _indivisible_recurrence(spec: RecurrentSpec, size: int) -> Iterator[str]:
 
 def row_sections(whole: ModelConfig, share: ModelConfig) -> dict[str, list[tuple[int, int]]]:
     """Return by name the rows, as (whole, share), of tensors whose rows are several projections, one after another."""
-    found = {}
-    for index, (layer, own) in enumerate(zip(whole.layers, share.layers, strict=True)):
-        if layer.recurrent is not None and own.recurrent is not None:
-            sections = list(zip(layer.recurrent.sections, own.recurrent.sections, strict=True))
+    sections_by_name = {}
+    for index, (layer, share_layer) in enumerate(zip(whole.layers, share.layers, strict=True)):
+        if layer.recurrent is not None and share_layer.recurrent is not None:
+            sections = list(zip(layer.recurrent.sections, share_layer.recurrent.sections, strict=True))
             for name, times in (("conv1d", 1), ("in_proj_qkv", 1), ("in_proj", 3)):
                 for suffix in ("weight", "bias"):
-                    found[f"model.layers.{index}.linear_attn.{name}.{suffix}"] = sections * times
-    return found
+                    tensor_name = f"model.layers.{index}.linear_attn.{name}.{suffix}"
+                    sections_by_name[tensor_name] = sections * times
+    return sections_by_name
 
 
 class ShardCheckpoint(DerivedCheckpoint):
@@ -167,11 +175,11 @@ class ShardCheckpoint(DerivedCheckpoint):
         self._whole = whole
         self._shard = shard
         self._shapes = expected_shapes(whole.config)
-        self._own_shapes = expected_shapes(self.config)
+        self._share_shapes = expected_shapes(self.config)
         self._sections = row_sections(whole.config, self.config)
 
     def load(self, name: str, dtype: torch.dtype) -> Tensor:
-        whole, share = self._shapes[name], self._own_shapes[name]
+        whole, share = self._shapes[name], self._share_shapes[name]
         if name.endswith(_ADDED_ONCE) and self._shard.rank:
             return torch.zeros(share, dtype=dtype)
         if name in _BY_TOKEN:
@@ -193,13 +201,13 @@ class ShardCheckpoint(DerivedCheckpoint):
 
 def adapter_share(adapter: Lora, config: ModelConfig, shard: Shard) -> Lora:
     """Return a rank's share of an adapter for a model with this config."""
-    own_config = shard.config(config)
-    shapes, own_shapes = expected_shapes(config), expected_shapes(own_config)
-    sections = row_sections(config, own_config)
+    share_config = shard.config(config)
+    shapes, share_shapes = expected_shapes(config), expected_shapes(share_config)
+    sections = row_sections(config, share_config)
     factors = {}
     for (layer, module), factor in adapter.factors.items():
         name = f"model.layers.{layer}.{module}.weight"
-        parts = shard.parts(shapes[name], own_shapes[name], sections.get(name, ()))
+        parts = shard.parts(shapes[name], share_shapes[name], sections.get(name, ()))
         up = stacked([TensorPart(rows=part.rows).of(factor.up) for part in parts])
         down = TensorPart(columns=parts[0].columns).of(factor.down)
         factors[layer, module] = Factors(down.contiguous(), up.contiguous())

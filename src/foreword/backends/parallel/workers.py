@@ -43,7 +43,7 @@ class RankFault(RuntimeError):  # noqa: N818 - reads as what happened
 
 @dataclass
 class _Liveness:
-    """Whether orders can be sent to the ranks, and who is notified when they no longer can."""
+    """Whether orders can be sent to the ranks, and the listeners that are notified when they no longer can."""
 
     lost: str = ""  # why the ranks are lost; empty: they are not
     closing: bool = False  # whether the driver has ended the ranks

@@ -10,7 +10,7 @@ from torch.nn.functional import linear
 from foreword.backends.batch import ForwardBatch
 from foreword.models.adapters import Factors, Lora
 
-Rows = tuple[Tensor, Lora]
+AdaptedRows = tuple[Tensor, Lora]
 """Indices of rows in a pass, int64 [rows], and the adapter of these rows."""
 
 
@@ -18,10 +18,11 @@ Rows = tuple[Tensor, Lora]
 class LayerAdapters:
     """The adapters of a pass's rows, applied to one layer; usually there are none."""
 
-    groups: Sequence[Rows] = ()
-    layer: int = 0
+    groups: Sequence[AdaptedRows] = ()  # one for each adapter
+    layer: int = 0  # index of the layer
 
     def at(self, layer: int) -> "LayerAdapters":
+        """Return the same adapters, applied to another layer."""
         return replace(self, layer=layer) if self.groups else self
 
     def add(self, parts: Sequence[tuple[str, int]], inputs: Tensor, outputs: Tensor) -> None:
@@ -54,6 +55,7 @@ def pass_adapters(batch: ForwardBatch, adapters: Mapping[int, Lora], device: tor
 
 
 def on_device(adapter: Lora, dtype: torch.dtype, device: torch.device) -> Lora:
+    """Return the adapter with its factors on a device."""
     return Lora(
         {
             module: Factors(factors.down.to(device, dtype), factors.up.to(device, dtype))

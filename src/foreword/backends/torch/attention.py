@@ -32,7 +32,7 @@ class GroupView:
 
 @dataclass(frozen=True)
 class PagedKv:
-    """KV of one layer during a pass."""
+    """Keys and values of one layer during a pass."""
 
     keys: LayerRows
     values: LayerRows
@@ -110,14 +110,15 @@ def paged_attention(
     for view in views:
         # [requests, heads, query rows, dim]
         heads = queries[view.rows.clamp(max=num_rows - 1)].transpose(1, 2)
-        rows = keys[view.slots].transpose(1, 2), values[view.slots].transpose(1, 2)  # [..., kv rows, dim]
+        # [requests, kv heads, kv rows, dim]
+        kv = keys[view.slots].transpose(1, 2), values[view.slots].transpose(1, 2)
         if softcap is not None or sinks is not None:
-            explicit = _explicit_attention(heads, *rows, view.visible, scale, softcap, sinks)
-            attended[view.rows] = explicit.transpose(1, 2)
-            continue
-        attended[view.rows] = scaled_dot_product_attention(
-            heads, *rows, attn_mask=view.visible.unsqueeze(1), scale=scale, enable_gqa=True
-        ).transpose(1, 2)
+            result = _explicit_attention(heads, *kv, view.visible, scale, softcap, sinks)
+        else:
+            result = scaled_dot_product_attention(
+                heads, *kv, attn_mask=view.visible.unsqueeze(1), scale=scale, enable_gqa=True
+            )
+        attended[view.rows] = result.transpose(1, 2)
     return attended[:num_rows]
 
 
@@ -138,7 +139,7 @@ def _explicit_attention(
         scores = softcap * torch.tanh(scores / softcap)
     scores = scores.masked_fill(~visible.unsqueeze(1), -torch.inf)
     if sinks is not None:
-        more = sinks.to(scores.dtype).view(1, -1, 1, 1).expand(len(scores), -1, scores.shape[2], 1)
-        scores = torch.cat((scores, more), dim=-1)
+        sink_scores = sinks.to(scores.dtype).view(1, -1, 1, 1).expand(len(scores), -1, scores.shape[2], 1)
+        scores = torch.cat((scores, sink_scores), dim=-1)
     weights = scores.softmax(dim=-1, dtype=torch.float32).to(queries.dtype)
     return weights[..., : values.shape[2]] @ values

@@ -28,7 +28,7 @@ _LAYERS = "layers."
 
 @dataclass(frozen=True)
 class TargetMatrices:
-    """A target's embedding and output matrix, for heads that have none; and the device and dtype of heads."""
+    """A target's embedding and output matrix, for heads that have none. Heads have the target's device and dtype."""
 
     embed: Callable[[Tensor], Tensor]  # ids [rows] -> [rows, hidden]
     project: Callable[[Tensor], Tensor]  # [rows, hidden] -> [rows, vocab]
@@ -119,7 +119,7 @@ class HeadTensors:
         return self.norm(features, "input_norm.weight")
 
     def context(self, features: Tensor) -> Tensor:
-        """Return what DFlash's layers compute keys and values of committed tokens from, given the target's states."""
+        """Return the input of DFlash's layers for KV rows of committed tokens, computed from the target's states."""
         return self.norm(self.linear(features, "fc"), "hidden_norm.weight")
 
     def logits_and_states(self, final_rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -57,12 +57,14 @@ class TorchKvStore:
     def _allocate(self, row: RowSpec, device: torch.device) -> tuple[Tensor, Tensor]:
         dtype: torch.dtype = torch.uint8 if row.packed else getattr(torch, row.dtype)
 
-        def rows(numbers: int) -> Tensor:
-            head = numbers + SCALE_BYTES if row.packed else numbers
-            width = row.packed_bytes(numbers) if row.packed else row.num_kv_heads * head
+        def rows(dim: int) -> Tensor:
+            """Allocate keys or values of heads with `dim` numbers; a packed row is bytes, padded at its end."""
+            head_width = dim + SCALE_BYTES if row.packed else dim
+            used_width = row.num_kv_heads * head_width
             shape = (row.num_layers, self.empty_slot + 1)
+            width = row.packed_bytes(dim) if row.packed else used_width
             memory = torch.empty((*shape, width), dtype=dtype, device=device)
             memory[:, self.spare_slot :] = 0
-            return memory[..., : row.num_kv_heads * head].view(*shape, row.num_kv_heads, head)
+            return memory[..., :used_width].view(*shape, row.num_kv_heads, head_width)
 
         return rows(row.head_dim), rows(row.values)

@@ -56,9 +56,11 @@ def latent_attention(
 
 def is_absorption_cheaper(latent: LatentSpec, query_rows: int) -> bool:
     """Return whether the absorbed form is less work for this many query rows per request."""
-    expanding = latent.kv_rank * (latent.nope_dim + latent.value_dim)  # per KV row and head
-    more = 2 * latent.kv_rank - latent.nope_dim - latent.value_dim  # per KV row, head and query
-    return query_rows * more <= expanding
+    # Multiplications per KV row and head that the naive form needs to expand keys and values
+    expansion = latent.kv_rank * (latent.nope_dim + latent.value_dim)
+    # Multiplications that the absorbed form needs in addition, per KV row, head and query: its rows are wider
+    wider_rows = 2 * latent.kv_rank - latent.nope_dim - latent.value_dim
+    return query_rows * wider_rows <= expansion
 
 
 def absorbed(

@@ -30,7 +30,7 @@ class StagedBatch:
     """
 
     batch: ForwardBatch  # its arrays are padded
-    groups: tuple[RequestGroup, ...]  # each request with rows is in one
+    groups: tuple[RequestGroup, ...]  # each request with rows is in one of them
     num_logits: int  # number of real entries of `logit_rows`
     num_hidden: int  # number of real entries of `hidden_rows`
 

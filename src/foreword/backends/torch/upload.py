@@ -11,8 +11,8 @@ from foreword.backends.batch import Ints
 
 Shapes = tuple[tuple[int, ...], ...]
 
-_KEPT_VIEWS = 1024
-"""Number of shapes whose views are cached: creating views takes longer than filling them."""
+_MAX_CACHED_SHAPES = 1024
+"""Maximum number of shapes whose views are cached: creating views takes longer than filling them."""
 
 _ALIGNED = 4
 """Every array begins at a multiple of this many 32-bit numbers: kernels are compiled for 16-byte aligned addresses."""
@@ -46,7 +46,7 @@ class Upload:
         """The initial memory has room for `entries` 32-bit numbers; it grows, and moves, on demand."""
         self._on_device = torch.empty(entries, dtype=torch.int32, device=device)
         self._host, self._other_host = _HostBlock(device, entries), _HostBlock(device, entries)
-        # views of device memory: all arrays as one, and each
+        # Views of device memory by shapes: one view of all arrays together, and one of each array
         self._views: dict[Shapes, tuple[Tensor, list[Tensor]]] = {}
 
     @property
@@ -71,7 +71,7 @@ class Upload:
         on_device = self._on_device[:total]
         parts = zip(starts, shapes, strict=True)
         views = on_device, [on_device[start : start + prod(shape)].view(shape) for start, shape in parts]
-        if len(self._views) >= _KEPT_VIEWS:
+        if len(self._views) >= _MAX_CACHED_SHAPES:
             self._views.clear()
         self._views[shapes] = views
         return views
@@ -84,7 +84,7 @@ class _HostBlock:
         self._pinned = device.type == "cuda"
         self._copied = torch.cuda.Event() if self._pinned else None  # type: ignore[no-untyped-call]
         self._memory = self._allocate(entries)
-        self._views: dict[Shapes, tuple[Tensor, list[Ints]]] = {}  # all arrays as one, and each
+        self._views: dict[Shapes, tuple[Tensor, list[Ints]]] = {}  # as in `Upload`
 
     def fill(self, pieces: Sequence[Piece], shapes: Shapes) -> Tensor:
         """Write the padded pieces to the block, one after another; return the part that has them, int32."""
@@ -110,7 +110,7 @@ class _HostBlock:
             self._views.clear()
         array, parts = self._memory.numpy(), zip(starts, shapes, strict=True)
         targets: list[Ints] = [array[start : start + prod(shape)].reshape(shape) for start, shape in parts]
-        if len(self._views) >= _KEPT_VIEWS:
+        if len(self._views) >= _MAX_CACHED_SHAPES:
             self._views.clear()
         self._views[shapes] = views = self._memory[:total], targets
         return views

@@ -1,6 +1,7 @@
 """Converts ancestor masks of draft tokens into lists of KV slots, or of node indices."""
 
 import torch
+import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -8,16 +9,21 @@ from foreword.backends.batch import MAX_DRAFT_NODES
 from foreword.kernels.launching import kernel
 
 
+@triton.jit
+def _ancestors(masks, row, node):
+    """Return for each node whether it is an ancestor of the row (1 or 0), and if so its depth."""
+    is_ancestor = ((tl.load(masks + row) >> node.to(tl.int64)) & 1).to(tl.int32)
+    return is_ancestor, tl.cumsum(is_ancestor, axis=0) - is_ancestor
+
+
 @kernel(do_not_specialize=("table_width",))
 def _ancestor_slots(
     prefix_lens, masks, requests, tables, out, table_width,
     PAGE: tl.constexpr, NODES: tl.constexpr,
 ):  # fmt: skip
-    """Store the KV slots of one row's ancestors in the draft, in order of depth."""
     row = tl.program_id(0).to(tl.int64)
     node = tl.arange(0, NODES)
-    is_ancestor = ((tl.load(masks + row) >> node.to(tl.int64)) & 1).to(tl.int32)
-    depth = tl.cumsum(is_ancestor, axis=0) - is_ancestor
+    is_ancestor, depth = _ancestors(masks, row, node)
     logical = tl.load(prefix_lens + row) + node
     table = tables + tl.load(requests + row).to(tl.int64) * table_width
     page = tl.load(table + logical // PAGE, mask=is_ancestor != 0, other=0)
@@ -42,8 +48,7 @@ def ancestor_slots(
 def _ancestor_nodes(masks, out, NODES: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     node = tl.arange(0, NODES)
-    is_ancestor = ((tl.load(masks + row) >> node.to(tl.int64)) & 1).to(tl.int32)
-    depth = tl.cumsum(is_ancestor, axis=0) - is_ancestor
+    is_ancestor, depth = _ancestors(masks, row, node)
     tl.store(out + row * NODES + depth, node, mask=is_ancestor != 0)
 
 

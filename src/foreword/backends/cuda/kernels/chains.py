@@ -1,9 +1,7 @@
-"""Prepares a head's chains on the device.
+"""Prepares a head's chains on the device: accepted draft tokens of the pass in flight, positions, slots, noise keys.
 
-One kernel counts the accepted draft tokens of the pass in flight; another computes positions, slots and noise keys.
-
-The host knows the end of a text only after the verdict. These kernels compute it on the device, so that drafting starts
-earlier. `capacity` is the number of requests that an array has space for, including padding.
+The host knows the length of a text only after the verdict. These kernels compute it on the device, so that drafting
+starts earlier. `capacity` is the number of requests that an array has space for, including padding.
 """
 
 from typing import NamedTuple

@@ -26,11 +26,11 @@ from foreword.models.config import CLAMPED_SLOPE, MlpSpec
 
 
 @triton.jit
-def _place(num_blocks, num_columns, TAIL: tl.constexpr):
-    """Return the block and the tile of columns of this program.
+def _tile_of_program(num_blocks, num_columns, TAIL: tl.constexpr):
+    """Return the index of the block of rows, and of the tile of columns, that this program computes.
 
-    Neighbouring programs of a large expert read the same weights, which are then in the cache; in prompts (TAIL), also
-    the same rows.
+    In decoding, neighbouring programs have the same columns, so that blocks of one expert share the weights in the
+    cache. In prompts (TAIL), they have the same block, and share its rows.
     """
     index = tl.program_id(0)
     if TAIL > 0:
@@ -52,7 +52,7 @@ def _gate_up(
     """
     launch_dependents(PDL)
     wait_for_previous_kernel(PDL)
-    block, column = _place(num_blocks, tl.cdiv(SIZE, COLUMNS // MATRICES), TAIL)
+    block, column = _tile_of_program(num_blocks, tl.cdiv(SIZE, COLUMNS // MATRICES), TAIL)
     column *= COLUMNS // MATRICES
     count = tl.load(counts + block)
     expert, first = tl.load(experts + block).to(tl.int64), tl.load(firsts + block).to(tl.int64)
@@ -123,7 +123,7 @@ def _down(
     """Compute one block of rows and columns: parts[rank, row] = the expert's share of the row times its output."""
     launch_dependents(PDL)
     wait_for_previous_kernel(PDL)
-    block, column = _place(num_blocks, tl.cdiv(N, COLUMNS), TAIL)
+    block, column = _tile_of_program(num_blocks, tl.cdiv(N, COLUMNS), TAIL)
     column *= COLUMNS
     count = tl.load(counts + block)
     expert, first = tl.load(experts + block).to(tl.int64), tl.load(firsts + block).to(tl.int64)

@@ -18,7 +18,7 @@ from foreword.backends.cuda.kernels.dependent_launch import (
     pdl_options,
     wait_for_previous_kernel,
 )
-from foreword.backends.cuda.kernels.linear import Tile, shared_bytes_of
+from foreword.backends.cuda.kernels.linear import Tile, product_grid, shared_bytes_of
 from foreword.kernels.launching import kernel
 
 FP8 = torch.float8_e4m3fn
@@ -145,7 +145,9 @@ def padded_width(width: int, rounded: Fp8Rows | None) -> int:
 
 def scale_group(rounded: Fp8Rows | None, wide: int) -> int:
     """Return how many numbers of a row of width `wide` share a scale; 0: rows are not rounded."""
-    return 0 if rounded is None else BLOCK if rounded.in_blocks else wide
+    if rounded is None:
+        return 0
+    return BLOCK if rounded.in_blocks else wide
 
 
 def arrays_of(rounded: Fp8Rows | None, other: Tensor) -> tuple[Tensor, Tensor]:
@@ -155,7 +157,9 @@ def arrays_of(rounded: Fp8Rows | None, other: Tensor) -> tuple[Tensor, Tensor]:
 
 def row_warps(block: int) -> int:
     """Return the warps of a program that holds a row of this width."""
-    return 4 if block <= 2048 else 8 if block <= 8192 else 16
+    if block <= 2048:
+        return 4
+    return 8 if block <= 8192 else 16
 
 
 @triton.jit
@@ -246,10 +250,6 @@ def fp8_linear(
     if out.is_cuda:
         tile = tile.within(shared_bytes_of(out.device.index), 1)
     part_depth = part_depth or depth
-    grid = (
-        triton.cdiv(num_rows, tile.rows) * triton.cdiv(columns, tile.columns),
-        triton.cdiv(depth, part_depth),
-    )
     step = BLOCK if weight.in_blocks else tile.depth
     is_even = depth % part_depth == 0 and part_depth % step == 0
     inputs = x.values
@@ -258,7 +258,7 @@ def fp8_linear(
     if uses_tma:
         inputs = TensorDescriptor.from_tensor(inputs, [tile.rows, step])
         weights = TensorDescriptor.from_tensor(weights, [tile.columns, step])
-    _fp8_linear[grid](
+    _fp8_linear[product_grid(num_rows, columns, depth, tile, part_depth)](
         inputs, x.scales, weights, weight.scales, weight.scales if bias is None else bias, out,
         num_rows, columns, depth, part_depth,
         ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=step, BLOCK=BLOCK if weight.in_blocks else 0,

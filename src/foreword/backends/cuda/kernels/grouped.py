@@ -18,7 +18,7 @@ from foreword.backends.cuda.kernels.dependent_launch import (
     pdl_options,
     wait_for_previous_kernel,
 )
-from foreword.backends.cuda.kernels.linear import Tile, precision_of
+from foreword.backends.cuda.kernels.linear import Tile, precision_of, product_grid
 from foreword.kernels.launching import kernel
 
 INT4, E2M1, INT8 = range(3)
@@ -105,8 +105,7 @@ def _grouped_linear(
     m = row_tile * ROWS + tl.arange(0, ROWS)
     n = column_tile * COLUMNS + tl.arange(0, COLUMNS)
     k = tl.arange(0, width)
-    row_mask = m < num_rows
-    column_mask = n < N
+    row_mask, column_mask = m < num_rows, n < N
     x_at = x + m.to(tl.int64)[:, None] * K + begin + k[None, :]
     of_group = (begin // GROUP).to(tl.int64) * stride + n
     codes_at = codes + of_group[:, None] * width + k[None, :]
@@ -123,10 +122,8 @@ def _grouped_linear(
             group_sum = tl.dot(packed.to(dtype), tl.trans(a), input_precision=PRECISION)
         else:
             b = tl.load(x_at + width, mask=row_mask[:, None], other=0.0)
-            low, high = (
-                _decoded(packed & 15, zero[:, None], dtype, KIND),
-                _decoded(packed >> 4, zero[:, None], dtype, KIND),
-            )
+            low = _decoded(packed & 15, zero[:, None], dtype, KIND)
+            high = _decoded(packed >> 4, zero[:, None], dtype, KIND)
             group_sum = tl.dot(low, tl.trans(a), input_precision=PRECISION)
             group_sum = tl.dot(high, tl.trans(b), group_sum, input_precision=PRECISION)
         total = tl.fma(group_sum, tl.broadcast_to(scale[:, None], group_sum.shape), total)
@@ -158,11 +155,7 @@ def grouped_linear(
     """Write x [rows, K], in the weight's order, times weight [N, K] to out [rows, N]; in parts as `linear`."""
     (num_rows, depth), columns, scales = x.shape, len(weight), weight.scales
     part_depth = part_depth or depth
-    grid = (
-        triton.cdiv(num_rows, tile.rows) * triton.cdiv(columns, tile.columns),
-        triton.cdiv(depth, part_depth),
-    )
-    _grouped_linear[grid](
+    _grouped_linear[product_grid(num_rows, columns, depth, tile, part_depth)](
         x, weight.codes, scales, scales if weight.zeros is None else weight.zeros,
         *((scales, scales) if weight.mins is None else (weight.mins, group_sums(x, weight.group))),
         scales if bias is None else bias, out, num_rows, columns, depth, scales.stride(0), part_depth,

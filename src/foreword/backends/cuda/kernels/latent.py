@@ -82,8 +82,7 @@ def store_latent(
     """Write the latent rows [rows, rank + rope], normalised and rotated, to their slots of `keys`.
 
     `keys` is [physical rows, 1, rank + rope]. The rotated part of query [rows, heads * (nope + rope)] is written to the
-    end of out [rows, heads, rank + rope].
-    Cosines and sines are float32 [rows, rope / 2].
+    end of out [rows, heads, rank + rope]. Cosines and sines are float32 [rows, rope / 2].
     """
     rows, heads, width = out.shape
     rope = 2 * cos_sin[0].shape[1]

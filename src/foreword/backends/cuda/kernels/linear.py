@@ -110,6 +110,12 @@ def _linear(
     tl.store(y_at, total.to(y.dtype.element_ty), mask=row_mask[:, None] & column_mask[None, :])
 
 
+def product_grid(num_rows: int, columns: int, depth: int, tile: Tile, part_depth: int) -> tuple[int, int]:
+    """Return the programs of a product: tiles of rows and columns, and parts of K."""
+    tiles = triton.cdiv(num_rows, tile.rows) * triton.cdiv(columns, tile.columns)
+    return tiles, triton.cdiv(depth, part_depth)
+
+
 def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, tile: Tile, part_depth: int | None = None
 ) -> Tensor:
@@ -121,12 +127,8 @@ def linear(
     if x.is_cuda:
         tile = tile.within(shared_bytes_of(x.device.index), x.element_size())
     part_depth = part_depth or depth
-    grid = (
-        triton.cdiv(num_rows, tile.rows) * triton.cdiv(columns, tile.columns),
-        triton.cdiv(depth, part_depth),
-    )
     is_even = depth % part_depth == 0 and part_depth % tile.depth == 0
-    _linear[grid](
+    _linear[product_grid(num_rows, columns, depth, tile, part_depth)](
         x, weight, weight if bias is None else bias, out, num_rows, columns, depth, part_depth,
         ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=tile.depth, EVEN=is_even,
         SWAPPED=tile.swapped, HAS_BIAS=bias is not None, PRECISION=precision_of(x),

@@ -8,28 +8,21 @@ from foreword.kernels.launching import kernel
 
 
 @kernel()
-def _gather(
-    memory, copies, buffer, row_stride, layer_stride, layers, WIDTH: tl.constexpr, BLOCK: tl.constexpr
-):
+def _copy_rows(
+    memory, copies, buffer, row_stride, layer_stride, layers,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, WRITES: tl.constexpr,
+):  # fmt: skip
+    """Copy one row of one layer from memory to the buffer; WRITES: from the buffer to memory."""
     copy, layer = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     mask = columns < WIDTH
-    source = memory + layer * layer_stride + tl.load(copies + 2 * copy).to(tl.int64) * row_stride
-    tl.store(
-        buffer + (copy * layers + layer) * WIDTH + columns, tl.load(source + columns, mask=mask), mask=mask
-    )
-
-
-@kernel()
-def _scatter(
-    memory, copies, buffer, row_stride, layer_stride, layers, WIDTH: tl.constexpr, BLOCK: tl.constexpr
-):
-    copy, layer = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
-    columns = tl.arange(0, BLOCK)
-    mask = columns < WIDTH
-    target = memory + layer * layer_stride + tl.load(copies + 2 * copy + 1).to(tl.int64) * row_stride
-    numbers = tl.load(buffer + (copy * layers + layer) * WIDTH + columns, mask=mask)
-    tl.store(target + columns, numbers, mask=mask)
+    row = tl.load(copies + 2 * copy + (1 if WRITES else 0)).to(tl.int64)
+    at = memory + layer * layer_stride + row * row_stride + columns
+    buffer_at = buffer + (copy * layers + layer) * WIDTH + columns
+    if WRITES:
+        tl.store(at, tl.load(buffer_at, mask=mask), mask=mask)
+    else:
+        tl.store(buffer_at, tl.load(at, mask=mask), mask=mask)
 
 
 def move_rows(memory: Tensor, copies: Tensor) -> None:
@@ -42,8 +35,8 @@ def move_rows(memory: Tensor, copies: Tensor) -> None:
     if width == 0:  # the values of latent rows
         return
     buffer = memory.new_empty((len(copies), layers, width))
-    for copy in (_gather, _scatter):
-        copy[(len(copies), layers)](
+    for writes in (False, True):
+        _copy_rows[(len(copies), layers)](
             memory, copies, buffer, memory.stride(1), memory.stride(0), layers,
-            WIDTH=width, BLOCK=triton.next_power_of_2(width),
+            WIDTH=width, BLOCK=triton.next_power_of_2(width), WRITES=writes,
         )  # fmt: skip

@@ -12,10 +12,10 @@ import triton.language as tl
 from torch import Tensor
 
 CHUNK = tl.constexpr(64)
-"""Entries of K whose codes for one row are in four lanes of a warp."""
+"""Entries of K of a chunk. The codes of one row of a chunk are in four lanes of a warp."""
 
 BLOCK = tl.constexpr(16)
-"""Rows of the weights whose chunk is in one warp."""
+"""Rows of a block: one warp has the codes of these rows of the weights for a chunk."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class PackedExperts:
     """
 
     codes: Tensor  # int16 [experts, K / CHUNK, N / BLOCK, 256], see `expert_packing.pack`
-    exponents: (
-        Tensor  # int32 [experts, K / CHUNK, N / BLOCK, 8]; word r: rows r and r + 8, first group, then second
-    )
+    # int32 [experts, K / CHUNK, N / BLOCK, 8]. The bytes of word r, from the lowest on: the exponents of rows r and
+    # r + 8 for the first group of 32 entries, then for the second.
+    exponents: Tensor
     dtype: torch.dtype = torch.bfloat16  # of the numbers
 
     @property

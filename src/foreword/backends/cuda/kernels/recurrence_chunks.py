@@ -1,8 +1,8 @@
-"""Recurrences over prompts: what does not depend on the state is computed for all chunks at once.
+"""Recurrences over prompts: all that does not depend on the state is computed for all chunks at once.
 
-Only the updates of the rows and the states depend on the chunk before. So there are three kernels: the factors between
-the rows of a chunk; updates and states, chunk by chunk; the outputs. They sum in the order of `recurrence`, so that
-a row has the bits that it has in decoding.
+Only the updates of the rows and the states depend on the chunk before. So there are three kernels, which compute the
+factors between the rows of a chunk, then updates and states chunk by chunk, then the outputs. They sum in the order of
+`recurrence`, so that a row has the bits that it has in decoding.
 
 A *segment* is a request's part of one chunk. Its rows have *lanes* 0 .. 63, in BLOCKS blocks of LANES: first the rows
 that the ring has already (`ring_count`), then the pass's own (`count`).

@@ -76,9 +76,9 @@ def _factors(
                 earlier, first_row, count, ring_count, ring, head, key_head, d, d < KEYS, keys, decays, strengths,
                 ring_keys, ring_decays, HEADS, KEY_HEADS, KEYS, LANES,
             )  # fmt: skip
-            found = _scores(k, g, k2, g2, is_own[:, None], PRECISION).to(keys.dtype.element_ty)
+            score = _scores(k, g, k2, g2, is_own[:, None], PRECISION).to(keys.dtype.element_ty)
             scores_at = scores + (index * BLOCKS * BLOCKS + block * BLOCKS + earlier) * LANES * LANES
-            tl.store(scores_at + i[:, None] * LANES + i[None, :], found)
+            tl.store(scores_at + i[:, None] * LANES + i[None, :], score)
 
 
 def factors(

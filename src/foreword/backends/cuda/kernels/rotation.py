@@ -142,15 +142,15 @@ def rotate_and_store(
     """Split qkv [rows, heads + 2 kv heads, dim]: write rotated queries to `out`, rotated keys and values to slots.
 
     In qkv of gated attention [rows, 2 heads + 2 kv heads, dim], every query is followed by its gate. `norms` are the
-    weights of the norms of queries and keys, before the rotation; cosines and sines are float32 [rows, rotated numbers
-    / 2]; keys and values are [physical rows, kv heads, dim], or packed.
+    weights of the norms of queries and keys, which are applied before the rotation. Cosines and sines are float32
+    [rows, rotated numbers / 2]. Keys and values are [physical rows, kv heads, dim], or packed.
     """
     rows, heads, dim = out.shape
-    kv_heads, rotated_half = keys.shape[1], 2 * cos_sin[0].shape[1]
+    kv_heads, rotated_dim = keys.shape[1], 2 * cos_sin[0].shape[1]
     query_norm, key_norm = norms or (qkv, qkv)
     _rotate_and_store[(rows, triton.cdiv(heads + 2 * kv_heads, HEADS_AT_ONCE))](
         qkv, *cos_sin, slots, query_norm, key_norm, out, *numbers_and_scales(keys, values, FP8), eps,
-        HEADS=heads, KV_HEADS=kv_heads, DIM=dim, ROTATED=rotated_half, HEAD_BLOCK=HEADS_AT_ONCE,
+        HEADS=heads, KV_HEADS=kv_heads, DIM=dim, ROTATED=rotated_dim, HEAD_BLOCK=HEADS_AT_ONCE,
         HALF_BLOCK=triton.next_power_of_2(dim // 2), NORMED=norms is not None,
         GATED=qkv.shape[1] > (heads + 2 * kv_heads) * dim, PACKED=packed_bytes(keys), num_warps=8, **pdl_options(out),
     )  # fmt: skip
