@@ -6,13 +6,6 @@
 
 namespace foreword {
 
-ActivationView StackPass::head_input(const PackedMatrix& reader, int64_t head) const {
-    const MatrixView& w = reader.view();
-    const int64_t first = head * batch_.rows;
-    return {batch_.rows, w.cols, w.groups, head_q_ + first * w.groups * w.grouping.group_size, head_scale_ + first * w.groups,
-            head_sum_ + first * w.groups, head_f32_ + first * w.cols};
-}
-
 void StackPass::multiply_heads(const std::vector<Matrix>& matrices, float* out, int64_t head_stride, int thread) {
     const int64_t panels = matrices.front()->panels(), heads = static_cast<int64_t>(matrices.size());
     share_panels(heads, panels, [&](int64_t head, int64_t begin, int64_t end) {

@@ -39,7 +39,7 @@ void StackPass::route(const Layer& layer, int thread) {
     const ActivationView input = linear_input(reader, batch_.rows);
     const int64_t count = experts.count(), per_token = experts.routing.per_token, hidden = shape_.hidden_size;
     pool_.parallel_for(batch_.rows, 1, [&](int64_t row, int64_t) {
-        float* normed = input_f32_ + row * hidden;
+        float* normed = input_.f32 + row * hidden;
         kernels_.rms_norm(stream(row), layer.mlp_norm.data(), shape_.rms_norm_eps, hidden, normed);
         set_input_row(reader, normed, row, input);
     });
@@ -47,15 +47,9 @@ void StackPass::route(const Layer& layer, int thread) {
     pool_.parallel_for(batch_.rows, 1, [&](int64_t row, int64_t) {
         experts.choose(scores_ + row * count, scratch_of(thread), chosen_experts_ + row * per_token, expert_weights_ + row * per_token);
         float logit = 0.0f;   // of the shared experts' gate
-        for (size_t i = 0; i < experts.shared_gate.size(); ++i) logit += input_f32_[row * hidden + static_cast<int64_t>(i)] * experts.shared_gate[i];
+        for (size_t i = 0; i < experts.shared_gate.size(); ++i) logit += input_.f32[row * hidden + static_cast<int64_t>(i)] * experts.shared_gate[i];
         shared_weight_[row] = 1.0f / (1.0f + std::exp(-logit));
     });
-}
-
-ActivationView StackPass::expert_input(const PackedMatrix& reader, int64_t first, int64_t rows) const {
-    const MatrixView& w = reader.view();
-    return {rows, w.cols, w.groups, expert_q_ + first * w.groups * w.grouping.group_size, expert_scale_ + first * w.groups,
-            expert_sum_ + first * w.groups, expert_f32_ + first * w.cols};
 }
 
 // Divides the panels of all chosen experts among the threads. Calls `piece(expert, panel begin, panel end)`; `starts` is that of
@@ -83,7 +77,7 @@ void StackPass::run_mixture(const Layer& layer, int thread) {
     share_expert_panels(experts.gate, order.starts, [&](int64_t expert, int64_t begin, int64_t end) {
         const Matrix& gate = experts.gate[static_cast<size_t>(expert)];
         const int64_t start = order.starts[static_cast<size_t>(expert)], first = begin * kPanelRows;
-        const ActivationView input = expert_input(*gate, start, rows_of(expert));
+        const ActivationView input = expert_input_.view(*gate, start, rows_of(expert));
         float *gates = expert_gate_ + start * width + first, *ups = expert_up_ + start * width + first;
         kernels_.linear(gate->view(), input, begin, end, {gates, width, gate->bias(), false}, byte_scratch_of(thread));
         if (!experts.up.empty()) {
@@ -100,12 +94,12 @@ void StackPass::run_mixture(const Layer& layer, int thread) {
             }
         }
     });
-    const ActivationView down_input = expert_input(*experts.down.front(), 0, pairs);
+    const ActivationView down_input = expert_input_.view(*experts.down.front(), 0, pairs);
     pool_.parallel_for(pairs, 1, [&](int64_t i, int64_t) { set_input_row(*experts.down.front(), expert_gate_ + i * width, i, down_input); });
     share_expert_panels(experts.down, order.starts, [&](int64_t expert, int64_t begin, int64_t end) {
         const Matrix& down = experts.down[static_cast<size_t>(expert)];
         const int64_t start = order.starts[static_cast<size_t>(expert)];
-        kernels_.linear(down->view(), expert_input(*down, start, rows_of(expert)), begin, end,
+        kernels_.linear(down->view(), expert_input_.view(*down, start, rows_of(expert)), begin, end,
                         {expert_outputs_ + start * hidden + begin * kPanelRows, hidden, down->bias(), false}, byte_scratch_of(thread));
     });
     pool_.parallel_for(batch_.rows, 1, [&](int64_t row, int64_t) {
@@ -122,7 +116,7 @@ void StackPass::run_mixture(const Layer& layer, int thread) {
 // Copies the inputs of these rows, one after the other, to the input buffer that is sorted by expert.
 void StackPass::gather_rows(const PackedMatrix& reader, const std::vector<int64_t>& rows) {
     const MatrixView& w = reader.view();
-    const ActivationView from = linear_input(reader, batch_.rows), to = expert_input(reader, 0, static_cast<int64_t>(rows.size()));
+    const ActivationView from = linear_input(reader, batch_.rows), to = expert_input_.view(reader, 0, static_cast<int64_t>(rows.size()));
     const int64_t width = w.groups * w.grouping.group_size;
     pool_.parallel_for(static_cast<int64_t>(rows.size()), 1, [&](int64_t i, int64_t) {
         const int64_t row = rows[static_cast<size_t>(i)];

@@ -35,6 +35,15 @@ int64_t panels_at_a_time(int64_t panels, int threads, bool has_adapters) {
 
 }  // namespace
 
+template <typename Allocator>
+void InputBuffer::allocate(Allocator& workspace, int64_t rows, int64_t width) {
+    const int64_t padded_width = (width + kMaxGroup - 1) / kMaxGroup * kMaxGroup;
+    f32 = workspace.floats(rows * width);
+    scale = workspace.floats(rows * padded_width / kBlock);
+    sum = workspace.floats(rows * padded_width / kBlock);
+    q = reinterpret_cast<int8_t*>(workspace.floats(rows * padded_width / 4));
+}
+
 StackPass::StackPass(Stack& stack, const PassRows& rows, int64_t widest_input, std::vector<AdaptedRows> adapted_rows)
     : stack_(stack), batch_(rows.batch), store_(rows.store), state_store_(rows.states), shape_(stack.shape_), kernels_(stack.kernels_),
       pool_(stack.workers_->pool), kind_(rows.kind), shared_layers_(rows.shared_layers),
@@ -61,7 +70,6 @@ StackPass::StackPass(Stack& stack, const PassRows& rows, int64_t widest_input, s
 
 void StackPass::lay_out_workspace() {
     const int64_t rows = batch_.rows, input_rows = std::max(batch_.rows, batch_.logit_count);
-    const int64_t padded_width = (widest_input_ + kMaxGroup - 1) / kMaxGroup * kMaxGroup, groups = padded_width / kBlock;
     const RowKind& kv_rows = store_.kinds()[kind_];
     const int64_t heads = std::min(shape_.num_heads / kv_rows.kv_heads, kAttentionHeads);   // of a task
     scratch_per_thread_ = std::max(attention_scratch_floats(padded_dim_of(kv_rows.key_dim), kv_rows.is_latent, kAttentionRows, heads),
@@ -87,10 +95,7 @@ void StackPass::lay_out_workspace() {
         const int64_t pairs = shape_.head_dim / 2 * static_cast<int64_t>(stack_.ropes_.size());
         cos_ = workspace.floats(rows * pairs);
         sin_ = workspace.floats(rows * pairs);
-        input_f32_ = workspace.floats(input_rows * widest_input_);
-        input_scale_ = workspace.floats(input_rows * groups);
-        input_sum_ = workspace.floats(input_rows * groups);
-        input_q_ = reinterpret_cast<int8_t*>(workspace.floats(input_rows * padded_width / 4));
+        input_.allocate(workspace, input_rows, widest_input_);
         lay_out_mixtures(workspace);
         lay_out_latent(workspace);
         thread_scratch_ = workspace.floats(scratch_per_thread_ * pool_.size());
@@ -107,8 +112,6 @@ template <typename Allocator>
 void StackPass::lay_out_mixtures(Allocator& workspace) {
     const MixtureSizes& sizes = stack_.mixtures_;
     const int64_t rows = batch_.rows, expert_rows = rows * sizes.experts_per_token;
-    const int64_t width = std::max(shape_.hidden_size, sizes.expert_width);
-    const int64_t padded_width = (width + kMaxGroup - 1) / kMaxGroup * kMaxGroup;
     scores_ = workspace.floats(rows * sizes.experts);
     expert_weights_ = workspace.floats(expert_rows);
     shared_weight_ = workspace.floats(sizes.experts ? rows : 0);
@@ -116,10 +119,7 @@ void StackPass::lay_out_mixtures(Allocator& workspace) {
     expert_gate_ = workspace.floats(expert_rows * sizes.expert_width);
     expert_up_ = workspace.floats(expert_rows * sizes.expert_width);
     expert_outputs_ = workspace.floats(expert_rows * shape_.hidden_size);
-    expert_f32_ = workspace.floats(expert_rows * width);
-    expert_scale_ = workspace.floats(expert_rows * padded_width / kBlock);
-    expert_sum_ = workspace.floats(expert_rows * padded_width / kBlock);
-    expert_q_ = reinterpret_cast<int8_t*>(workspace.floats(expert_rows * padded_width / 4));
+    expert_input_.allocate(workspace, expert_rows, std::max(shape_.hidden_size, sizes.expert_width));
 }
 
 template <typename Allocator>
@@ -127,15 +127,10 @@ void StackPass::lay_out_latent(Allocator& workspace) {
     const Latent* latent = stack_.latent();
     if (!latent) return;
     const int64_t rows = batch_.rows, head_rows = rows * shape_.num_heads;
-    const int64_t width = std::max(latent->shape.nope_dim, latent->shape.kv_rank);   // of a head's inputs
-    const int64_t padded_width = (width + kMaxGroup - 1) / kMaxGroup * kMaxGroup;
     expanded_queries_ = workspace.floats(latent->query ? rows * shape_.query_width() : 0);
     latent_queries_ = workspace.floats(head_rows * latent->shape.row_dim());
     latent_outputs_ = workspace.floats(head_rows * latent->shape.kv_rank);
-    head_f32_ = workspace.floats(head_rows * width);
-    head_scale_ = workspace.floats(head_rows * padded_width / kBlock);
-    head_sum_ = workspace.floats(head_rows * padded_width / kBlock);
-    head_q_ = reinterpret_cast<int8_t*>(workspace.floats(head_rows * padded_width / 4));
+    head_input_.allocate(workspace, head_rows, std::max(latent->shape.nope_dim, latent->shape.kv_rank));
 }
 void StackPass::norm_layer_input(int64_t index, int thread) {
     const Layer& layer = stack_.layers_[static_cast<size_t>(index)];
@@ -204,11 +199,6 @@ void StackPass::add_to_stream(const Layer& layer, const PackedMatrix& matrix, co
         if (!norm.empty()) kernels_.rms_norm(addend, norm.data(), shape_.rms_norm_eps, hidden, addend);
         for (int64_t d = 0; d < hidden; ++d) out[d] += layer.residual_scale * addend[d];
     });
-}
-
-ActivationView StackPass::linear_input(const PackedMatrix& reader, int64_t rows) const {
-    const MatrixView& w = reader.view();
-    return {rows, w.cols, w.groups, input_q_, input_scale_, input_sum_, input_f32_};
 }
 
 void StackPass::set_input_row(const PackedMatrix& reader, const float* values, int64_t row, const ActivationView& input) const {

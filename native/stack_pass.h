@@ -19,6 +19,25 @@ struct PassRows {
     StateStore* states = nullptr;   // null: no layer is recurrent
 };
 
+// Memory for the input rows of matrix products, in the format that the matrix reads: float32 or quantised.
+struct InputBuffer {
+    float* f32 = nullptr;
+    float* scale = nullptr;
+    float* sum = nullptr;
+    int8_t* q = nullptr;
+
+    // Allocates memory for `rows` rows of at most `width` values.
+    template <typename Allocator>
+    void allocate(Allocator& workspace, int64_t rows, int64_t width);
+
+    // Returns `rows` rows from the row `first` on, as `reader` reads them.
+    ActivationView view(const PackedMatrix& reader, int64_t first, int64_t rows) const {
+        const MatrixView& w = reader.view();
+        return {rows, w.cols, w.groups, q + first * w.groups * w.grouping.group_size, scale + first * w.groups, sum + first * w.groups,
+                f32 + first * w.cols};
+    }
+};
+
 // The matrices of a layer that read the same input, as a range of sites. An empty range has no adapters.
 struct SiteRange {
     int64_t layer = 0;
@@ -72,7 +91,7 @@ protected:
     // Computes several matrix products of one input, with the adapters of `sites`.
     void run_linears(const std::vector<LinearJob>& jobs, const ActivationView& input, int thread, const SiteRange& sites = {});
     // Returns the first rows of the shared input buffer, as `reader` reads them.
-    ActivationView linear_input(const PackedMatrix& reader, int64_t rows) const;
+    ActivationView linear_input(const PackedMatrix& reader, int64_t rows) const { return input_.view(reader, 0, rows); }
     float* stream(int64_t row) const { return stream_ + row * shape_.hidden_size; }
     float* scratch_of(int thread) const { return thread_scratch_ + thread * scratch_per_thread_; }
 
@@ -111,7 +130,9 @@ private:
     void expand_queries(int64_t index, int thread);
     void store_latent_row(const Layer& layer, const KvView& layer_kv, int64_t row);
     // Returns the inputs of a head's matrix, as `reader` reads them.
-    ActivationView head_input(const PackedMatrix& reader, int64_t head) const;
+    ActivationView head_input(const PackedMatrix& reader, int64_t head) const {
+        return head_input_.view(reader, head * batch_.rows, batch_.rows);
+    }
     // Multiplies the inputs of every head with its matrix. Writes [rows, heads, head stride].
     void multiply_heads(const std::vector<Matrix>& matrices, float* out, int64_t head_stride, int thread);
 
@@ -135,8 +156,6 @@ private:
     void run_mixture(const Layer& layer, int thread);
     void route(const Layer& layer, int thread);
     void gather_rows(const PackedMatrix& reader, const std::vector<int64_t>& rows);
-    // Returns rows of the input buffer that is sorted by expert, as `reader` reads them.
-    ActivationView expert_input(const PackedMatrix& reader, int64_t first, int64_t rows) const;
     // Divides the panels of several matrices among the threads, as if they were one matrix. Calls `piece(matrix, panel begin,
     // panel end)`.
     template <typename Piece>
@@ -186,10 +205,7 @@ private:
     float* expanded_queries_ = nullptr; // [rows, query width], if latent attention compresses queries
     float* latent_queries_ = nullptr;   // [rows, heads, row dim], queries in the space of latent rows
     float* latent_outputs_ = nullptr;   // [rows, heads, kv rank]
-    float* head_f32_ = nullptr;         // an input buffer with rows for each head; or quantised in the next three
-    float* head_scale_ = nullptr;
-    float* head_sum_ = nullptr;
-    int8_t* head_q_ = nullptr;
+    InputBuffer head_input_;            // [heads, rows]
     float* convolved_ = nullptr;        // [rows, channels]
     float* updates_ = nullptr;          // [rows, value width]
     float* log_decay_sums_ = nullptr;   // [heads, rows]
@@ -199,10 +215,7 @@ private:
     float* sublayer_output_ = nullptr;  // [rows, hidden], where it is not added directly
     float* cos_ = nullptr;              // [ropes, rows, head dim / 2]
     float* sin_ = nullptr;
-    float* input_f32_ = nullptr;        // the shared input buffer: [rows, widest input], or quantised in the next three
-    float* input_scale_ = nullptr;
-    float* input_sum_ = nullptr;
-    int8_t* input_q_ = nullptr;
+    InputBuffer input_;                 // [rows], shared by all other products
     float* scores_ = nullptr;           // [rows, experts], logits of the router
     float* expert_weights_ = nullptr;   // [rows, experts per token], factors of the experts' outputs
     float* shared_weight_ = nullptr;    // [rows], factor of the shared experts
@@ -211,10 +224,7 @@ private:
     float* expert_gate_ = nullptr;      // [rows * experts per token, expert width]
     float* expert_up_ = nullptr;        // the same
     float* expert_outputs_ = nullptr;   // [rows * experts per token, hidden]
-    float* expert_f32_ = nullptr;       // an input buffer
-    float* expert_scale_ = nullptr;
-    float* expert_sum_ = nullptr;
-    int8_t* expert_q_ = nullptr;
+    InputBuffer expert_input_;          // [rows * experts per token]
     float* thread_scratch_ = nullptr;
     int64_t scratch_per_thread_ = 0;    // floats
     int64_t projected_width_ = 0;

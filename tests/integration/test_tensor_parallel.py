@@ -259,7 +259,7 @@ def test_a_killed_rank_ends_the_others_and_is_named(tiny_model: Path):
 def test_a_size_that_does_not_fit_is_refused_before_anything_is_started(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(Workers, "_start_one", None)
+    monkeypatch.setattr(Workers, "_start_worker", None)
     with pytest.raises(RequestError, match="does not fit this llama model: it has 4 heads; use 1 or 2 or 4"):
         LLM(str(tiny_model), device="cpu", tensor_parallel_size=3)
     with pytest.raises(RequestError, match="leave out --backend cpu"):

@@ -192,7 +192,7 @@ GPU_KERNEL_MUTANTS = (
         "backends/cuda/chain_heads.py",
         "CudaHead._run_level",
         "AttentionMetadata(level.position, level.prefix_len, inputs.tables, requests, "
-        "store.page_size, has_trees=False, starts=inputs.starts)",
+        "store.page_size, starts=inputs.starts)",
         "AttentionMetadata(level.position, level.prefix_len, inputs.tables, requests, "
         "store.page_size, False, None)",
         (f"{CHAINS}::test_a_chain_has_the_guesses_of_one_call_per_level",),

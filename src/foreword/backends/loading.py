@@ -27,7 +27,7 @@ def is_shape_invariant(choice: BackendChoice) -> bool:
 def decoder_of(
     choice: BackendChoice, config: ModelConfig, weights: DecoderWeights[Any], *, enforce_eager: bool = False
 ) -> Decoder:
-    """Return a decoder with loaded weights, on torch or on the CUDA kernels."""
+    """Return a decoder of the torch or the CUDA backend with these weights."""
     if choice.name == "torch":
         return TorchDecoder(config, weights)
     from foreword.backends.cuda.decoder import CudaDecoder  # imports Triton

@@ -1,4 +1,4 @@
-"""Properties of the devices on which rows of logits are sampled. Backends register them."""
+"""Registry of kinds of devices and of how rows of logits are sampled on them; backends fill it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -142,7 +142,7 @@ class CudaBlockHead(KernelHead):
         def body() -> tuple[Tensor, Tensor]:
             if context is not None:
                 self._store_context(features, inputs, store)
-            logits, states = self._pass(shape, uploaded, inputs, features, store)
+            logits, states = self._pass(uploaded, inputs, features, store)
             return (logits if target_ids is None else self._draw(logits, inputs, target_ids)), states
 
         if not self._has_kernels(replace(shape, pass_shape=shape.pass_shape.kind), body):
@@ -192,12 +192,7 @@ class CudaBlockHead(KernelHead):
             rotate_and_store(kv, cos_sin, inputs.slots, norms, eps, keys[index], values[index], no_queries)
 
     def _pass(
-        self,
-        shape: BlockShape,
-        uploaded: UploadedPass,
-        inputs: _BlockInputs,
-        features: Tensor,
-        store: TorchKvStore,
+        self, uploaded: UploadedPass, inputs: _BlockInputs, features: Tensor, store: TorchKvStore
     ) -> tuple[Tensor, Tensor]:
         """Return logits (float32) and states of the wanted rows."""
         batch = uploaded.batch
@@ -208,7 +203,6 @@ class CudaBlockHead(KernelHead):
             batch.block_tables,
             uploaded.requests,
             store.page_size,
-            has_trees=False,
             starts=inputs.starts,
         )
         stream, attention_input = self._tensors.layer_inputs(
@@ -216,10 +210,7 @@ class CudaBlockHead(KernelHead):
         )
         cos_sin = self._angles(batch.positions)
         stream = self._layers(stream, attention_input, cos_sin, metadata, batch.slots, uploaded.tiles, store)
-        final_rows = take_rows(
-            stream, batch.logit_rows, stream.new_empty((shape.pass_shape.logit_rows, stream.shape[1]))
-        )
-        logits, states = self._tensors.logits_and_states(final_rows)
+        logits, states = self._tensors.logits_and_states(take_rows(stream, batch.logit_rows))
         return logits.float(), states
 
     def _draw(self, logits: Tensor, inputs: _BlockInputs, target_ids: Tensor) -> Tensor:

@@ -36,9 +36,7 @@ from foreword.backends.interface import (
     Chains,
     HeadCall,
     HeadInput,
-    HeadOutput,
     KnownChains,
-    KvStore,
 )
 from foreword.backends.torch.heads import TargetMatrices
 from foreword.backends.torch.kv_store import TorchKvStore
@@ -121,9 +119,6 @@ class CudaHead(KernelHead):
         self._states: dict[tuple[int, int], _ChainState] = {}  # by levels and requests
         self.drafts_early = self._uses_kernels
 
-    def _output(self, head_input: HeadInput, store: KvStore) -> HeadOutput:
-        return self._reference.forward(head_input, store)
-
     def _chains(self, call: HeadCall, plan: ChainPlan) -> Chains | None:
         """Return the planned chains; None: the caller grows them from the reference's logits.
 
@@ -141,7 +136,7 @@ class CudaHead(KernelHead):
         if unsettled is not None:
             longest += unsettled.draft_indices.shape[1]
         pages = max(-(-longest // store.page_size), batch.arrays.sizes.pages)
-        capacity = layout.shape.logit_rows
+        capacity = layout.shape.logit_rows  # padded number of requests
         max_levels = _USUAL_LEVELS if depth <= _USUAL_LEVELS else MAX_DRAFT_NODES
         first = FirstShape(layout.shape, max_levels, vocabulary_key(plan))
         num_parts = rounded_parts(-(-pages * store.page_size // PART), len(plan.steps))
@@ -276,7 +271,6 @@ class CudaHead(KernelHead):
             tables,
             uploaded.requests,
             store.page_size,
-            has_trees=False,
             starts=inputs.starts,
         )
         stream, attention_input = self._tensors.layer_inputs(batch.token_ids, features, are_head_states=False)
@@ -287,9 +281,7 @@ class CudaHead(KernelHead):
         torch.cos(angles, out=state.cos_sin[0])
         torch.sin(angles, out=state.cos_sin[1])
         state.levels.zero_()
-        final_rows = take_rows(
-            stream, chain_levels.last, stream.new_empty((len(chain_levels.last), stream.shape[1]))
-        )
+        final_rows = take_rows(stream, chain_levels.last)
         self._draw(final_rows, chain_levels.keys[0], inputs, state, target_ids)
 
     def _run_level(
@@ -304,13 +296,7 @@ class CudaHead(KernelHead):
         level = state.level
         requests = inputs.tiles.requests
         metadata = AttentionMetadata(
-            level.position,
-            level.prefix_len,
-            inputs.tables,
-            requests,
-            store.page_size,
-            has_trees=False,
-            starts=inputs.starts,
+            level.position, level.prefix_len, inputs.tables, requests, store.page_size, starts=inputs.starts
         )
         tiles = TiledRows(inputs.tiles, shape.num_parts, shape.splits, None)
         stream, attention_input = self._tensors.layer_inputs(level.tokens, state.states, are_head_states=True)

@@ -70,7 +70,8 @@ class CompileServer:
                 self._report(number, lines.read())
         while self._waiting and len(self._running) < self._workers:
             number, variant = self._waiting.pop(0)
-            try:  # to find it in the cache; the first call hashes Triton's files for all forked processes
+            try:
+                # The first call hashes Triton's files, which forked processes then need not do.
                 variant.function.find(variant.data)
             except NotCompiledError:
                 self._fork(number, variant)

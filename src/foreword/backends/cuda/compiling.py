@@ -116,7 +116,7 @@ class Kernels:
         """
         numbers = torch.empty((1, 16), dtype=dtype, device=self._device)
         with recording() as missing:
-            take_rows(numbers, numbers.new_empty(1, dtype=torch.int32), numbers)
+            take_rows(numbers, numbers.new_empty(1, dtype=torch.int32))
         if not all(map(self._load, missing)):
             self._compiler.start()
 

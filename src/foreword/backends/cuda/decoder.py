@@ -17,7 +17,7 @@ from foreword.backends.cuda.graphs import GraphsByMemory
 from foreword.backends.cuda.kernels.ancestors import ancestor_nodes, ancestor_slots
 from foreword.backends.cuda.kernels.attention import AttentionMetadata, latent_group
 from foreword.backends.cuda.kernels.moves import move_rows
-from foreword.backends.cuda.kernels.rows import add_norm, as_logits, embed, fill_in, take_rows
+from foreword.backends.cuda.kernels.rows import add_norm, as_logits, fill_in, take_rows
 from foreword.backends.cuda.layers import CudaLayers, LayerPass
 from foreword.backends.cuda.layout import LOADED_ROWS, Layout, PassShape, decode_sizes
 from foreword.backends.cuda.medusa import CudaMedusa
@@ -28,7 +28,6 @@ from foreword.backends.cuda.state_plan import plan_pieces
 from foreword.backends.cuda.upload import PassUpload, UploadedPass
 from foreword.backends.interface import DecodeSize, HeadRunner, KvStore
 from foreword.backends.support import require_supported
-from foreword.backends.torch.adapters import on_device
 from foreword.backends.torch.decoder import DescribedDecoder
 from foreword.backends.torch.head_factory import TorchHeads
 from foreword.backends.torch.heads import TargetMatrices
@@ -112,8 +111,6 @@ class CudaDecoder(DescribedDecoder[Matrix]):
         self._captures = self.device.type == "cuda" and not enforce_eager
         self.kernels = kernels_of(self.device) if self.device.type == "cuda" else None
         self._compiled: set[Hashable] = set()  # kinds of passes whose kernels are loaded
-        self._adapters: dict[int, Lora] = {}  # by slot
-        self._kind_indices = config.places
         self._table = AdapterTable(config, self.device)
         self._quantization = quantization
         self._products = products or Products()
@@ -126,9 +123,7 @@ class CudaDecoder(DescribedDecoder[Matrix]):
     def set_adapter(self, slot: int, adapter: Lora | None) -> None:
         """Set the adapter of a slot; None removes it. The requests of a batch name slots."""
         self._table.check(slot)
-        self._adapters.pop(slot, None)
-        if adapter is not None:
-            self._adapters[slot] = on_device(adapter, self.weights.dtype, self.device)
+        super().set_adapter(slot, adapter)
         self._table.set(slot, self._adapters.get(slot))
 
     @property
@@ -203,12 +198,7 @@ class CudaDecoder(DescribedDecoder[Matrix]):
 
     def _run(self, shape: PassShape, uploaded: UploadedPass, store: TorchKvStore) -> Result:
         batch, weights, eps = uploaded.batch, self.weights, self.config.norm.eps
-        stream = embed(
-            batch.token_ids,
-            weights.embedding,
-            weights.embedding.new_empty((shape.rows, self.config.hidden_size)),
-            self._embedding_scale,
-        )
+        stream = take_rows(weights.embedding, batch.token_ids, self._embedding_scale)
         keys, values = store.arrays(DECODER_ROWS)
         inputs = LayerPass(
             uploaded=uploaded,
@@ -241,10 +231,7 @@ class CudaDecoder(DescribedDecoder[Matrix]):
         last_norm = add_norm(stream, delta, weights.final_norm, eps, normed.numbers, None, *delta_norm, bias)
         self._store_hidden(hidden, Tap(self.config.num_layers), shape, batch, stream)
         self._store_hidden(hidden, Tap(self.config.num_layers, normed=True), shape, batch, last_norm)
-        final_rows = take_rows(
-            last_norm, batch.logit_rows, stream.new_empty((shape.logit_rows, stream.shape[1]))
-        )
-        return self._products(final_rows, weights.head, None), hidden
+        return self._products(take_rows(last_norm, batch.logit_rows), weights.head, None), hidden
 
     def _plan(self, batch: ForwardBatch, layout: Layout, store: TorchKvStore) -> list[Piece]:
         """Return the arrays that name the states and ring rows of recurrent layers; empty: there are none."""
@@ -272,9 +259,7 @@ class CudaDecoder(DescribedDecoder[Matrix]):
         self, hidden: dict[Tap, Tensor], tap: Tap, shape: PassShape, batch: ForwardBatch, states: Tensor
     ) -> None:
         if tap in shape.taps:
-            hidden[tap] = take_rows(
-                states, batch.hidden_rows, states.new_empty((shape.hidden_rows, states.shape[1]))
-            )
+            hidden[tap] = take_rows(states, batch.hidden_rows)
 
     def _metadata(self, shape: PassShape, uploaded: UploadedPass, page_size: int) -> AttentionMetadata:
         batch = uploaded.batch

@@ -59,7 +59,7 @@ def as_chains(
 
     The tokens are copied, because the next call may overwrite them before they are verified.
     """
-    width = drawn.shape[1]
+    width = drawn.shape[1]  # flattened level by level: a request's tokens are this far apart
     token_indices = [
         range(request, request + width * count, width) for request, count in enumerate(steps.tolist())
     ]

@@ -106,7 +106,7 @@ class GraphCache(Generic[Shape, T]):
         return True
 
     def _capture(self, shape: Shape, body: Callable[[], T]) -> "_Capture[T] | None":
-        """Return the capture; None without memory for it: then `limit` becomes the present number of captures."""
+        """Return a capture; None if there is no memory for it, and then no more captures are made (`limit`)."""
         graph = torch.cuda.CUDAGraph()
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()

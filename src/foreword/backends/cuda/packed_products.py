@@ -120,7 +120,7 @@ class PackedProducts:
 
 
 def _all_ways(weight: PackedWeight, depth: int) -> list[tuple[Tile, Tensor]]:
-    """Return products of one random input by tile: first by the reference tile with most rows, then by the others."""
+    """Return products of one random input by tile. The reference tile comes first, and has the most rows."""
     device, (columns, k_size) = weight.scales.device, weight.shape
     sizes = (
         *DECODE_ROWS,

@@ -105,10 +105,10 @@ class PassUpload:
         if cached is not None:
             self._fixed.copy([*pieces, *moves])
             return cached
-        is_fixed = array_offsets(tuple(piece.shape for piece in (*pieces, *moves)))[1] <= FIXED_ENTRIES
-        *arrays, kv_copies, ring_copies = (self._fixed if is_fixed else self._variable).copy(
-            [*pieces, *moves]
-        )
+        _, num_entries = array_offsets(tuple(piece.shape for piece in (*pieces, *moves)))
+        is_fixed = num_entries <= FIXED_ENTRIES
+        upload = self._fixed if is_fixed else self._variable
+        *arrays, kv_copies, ring_copies = upload.copy([*pieces, *moves])
         # In the order of `pieces`: arrays of the batch, of the layout, of recurrent layers
         plan_start = len(pieces) - len(plan)
         layout_start = plan_start - len(layout_arrays)

@@ -24,7 +24,6 @@ from foreword.backends.parallel.messages import (
     LoadShard,
     MakeStore,
     MoveRows,
-    Order,
     RankReply,
     SentOrder,
     SetRankAdapter,
@@ -58,10 +57,7 @@ class Worker:
         for number in sent.released:
             self._decoders.pop(number, None)
             self._stores.pop(number, None)
-        self._execute_order(sent.order, sent.payload)
-
-    def _execute_order(self, order: Order, payload: bytes) -> None:
-        match order:
+        match sent.order:
             case JoinRanks(rank, size, device, threads, rendezvous):
                 self._device = torch.device(device)
                 torch.set_num_threads(threads)
@@ -75,11 +71,11 @@ class Worker:
                     num_pages, page_size, states=StateSizes(*states)
                 )
             case MoveRows(store):
-                self._stores[store].move(parsed_moves(payload).to(self._device))
+                self._stores[store].move(parsed_moves(sent.payload).to(self._device))
             case SetRankAdapter(decoder, slot):
-                self._decoders[decoder].set_adapter(slot, parsed_adapter(payload))
-            case Forward():
-                self._forward(order, payload)
+                self._decoders[decoder].set_adapter(slot, parsed_adapter(sent.payload))
+            case Forward() as order:
+                self._forward(order, sent.payload)
 
     def _load(self, path: Path, dtype: torch.dtype) -> RankDecoder:
         assert self._exchange is not None

@@ -75,7 +75,7 @@ class Workers:
         self._connections: list[Connection] = []
         self._processes: list[_Process] = []
         for _ in range(1, size):
-            self._start_one()
+            self._start_worker()
         self._threads = torch.get_num_threads()
         self._end = weakref.finalize(
             self, _end_all, self._liveness, self._processes, self._connections, self._folder, self._threads
@@ -86,7 +86,7 @@ class Workers:
             self.close()
             raise
 
-    def _start_one(self) -> None:
+    def _start_worker(self) -> None:
         driver_end, worker_end = Pipe()
         process = subprocess.Popen(
             [sys.executable, "-m", _WORKER, str(worker_end.fileno())],

@@ -45,6 +45,14 @@ class DescribedDecoder(ABC, Generic[M_co]):
         self.weights = weights  # public, since other decoders and heads share them
         self.weight_bytes, self.layer_bytes = weights.nbytes, weights.layer_bytes
         self._kv_rows = kv_rows(config, str(weights.dtype).removeprefix("torch."))
+        self._adapters: dict[int, Lora] = {}  # by slot
+        self._kind_indices = config.places
+
+    def set_adapter(self, slot: int, adapter: Lora | None) -> None:
+        """Set or (None) remove the adapter of a slot."""
+        self._adapters.pop(slot, None)
+        if adapter is not None:
+            self._adapters[slot] = on_device(adapter, self.weights.dtype, self.device)
 
     @property
     def device(self) -> torch.device:
@@ -112,14 +120,6 @@ class TorchDecoder(DescribedDecoder):
         super().__init__(config, weights)
         padded = weights.device.type == "cuda" if bucketed is None else bucketed
         self._stack = stack or TorchStack(config, weights, padded)
-        self._adapters: dict[int, Lora] = {}  # by slot
-        self._kind_indices = config.places
-
-    def set_adapter(self, slot: int, adapter: Lora | None) -> None:
-        if adapter is None:
-            self._adapters.pop(slot, None)
-        else:
-            self._adapters[slot] = on_device(adapter, self.weights.dtype, self.device)
 
     @property
     def heads(self) -> TorchHeads:

@@ -193,7 +193,7 @@ def test_packed_rows_are_the_others_in_8_bits(dtype: torch.dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_activation_embedding_and_rows(dtype: torch.dtype):
-    from foreword.backends.cuda.kernels.rows import activate, as_logits, embed, take_rows
+    from foreword.backends.cuda.kernels.rows import activate, as_logits, take_rows
     from foreword.backends.torch.layers import ACTIVATIONS
 
     gate_up = random(3, 2 * 1100, dtype=dtype)
@@ -204,10 +204,8 @@ def test_activation_embedding_and_rows(dtype: torch.dtype):
         found = activate(gate_up, poison(3, 2200, dtype=dtype), None, name)
         assert close(found, function(gate_up), dtype), "without a gate"
     table, ids = random(9, 36, dtype=dtype), ints([8, 0, 3, 3])
-    assert torch.equal(embed(ids, table, poison(4, 36, dtype=dtype)), table[ids.long()])
-    assert torch.equal(take_rows(table, ids, poison(4, 36, dtype=dtype)), table[ids.long()])
-    scaled = embed(ids, table, poison(4, 36, dtype=dtype), 3.0)
-    assert torch.equal(scaled, table[ids.long()] * 3)
+    assert torch.equal(take_rows(table, ids), table[ids.long()])
+    assert torch.equal(take_rows(table, ids, scale=3.0), table[ids.long()] * 3)
     assert torch.equal(as_logits(gate_up), gate_up.float())
     assert close(as_logits(gate_up, 0.5, 2.0), 2 * torch.tanh(gate_up.float() * 0.25), torch.float32)
 

@@ -29,11 +29,7 @@ from foreword.backends.cuda.kernels.attention_parts import (
     sink_peak,
     store_totals,
 )
-from foreword.backends.cuda.kernels.dependent_launch import (
-    launch_dependents,
-    pdl_options,
-    wait_for_previous_kernel,
-)
+from foreword.backends.cuda.kernels.dependent_launch import begin_kernel, pdl_options
 from foreword.backends.cuda.kernels.linear import precision_of
 from foreword.backends.cuda.kernels.rotation import numbers_and_scales, packed_bytes
 from foreword.kernels.launching import kernel
@@ -64,8 +60,7 @@ def _attend(
     PDL: tl.constexpr,
 ):  # fmt: skip
     """Compute attention of a tile of rows of one request for one KV head: with SPLIT over one part, else over all."""
-    launch_dependents(PDL)
-    wait_for_previous_kernel(PDL)
+    begin_kernel(PDL)
     group: tl.constexpr = HEADS // KV_HEADS
     # The last tiles of a prompt have most positions, so they begin first.
     tile, kv_head = tl.num_programs(1) - 1 - tl.program_id(1), tl.program_id(0)
@@ -132,8 +127,7 @@ def _merge_parts(
     WINDOWED: tl.constexpr, SINKS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Merge the parts' softmaxes of one head of one row, in order of position."""
-    launch_dependents(PDL)
-    wait_for_previous_kernel(PDL)
+    begin_kernel(PDL)
     index, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     tile, tile_row = index // tile_size, index % tile_size
     if tile_row >= tl.load(tile_counts + tile):
@@ -179,7 +173,7 @@ class AttentionMetadata:
     block_tables: Tensor
     ancestors: Tensor  # int32 [rows, MAX_DRAFT_NODES], see `ancestor_slots`
     page_size: int
-    has_trees: bool  # whether the draft of any request branches
+    has_trees: bool = False  # whether the draft of any request branches
     starts: Tensor | None = None  # int32 [requests], first visible position; None: 0
 
 

@@ -9,11 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from foreword.backends.cuda.kernels.dependent_launch import (
-    launch_dependents,
-    pdl_options,
-    wait_for_previous_kernel,
-)
+from foreword.backends.cuda.kernels.dependent_launch import begin_kernel, pdl_options
 from foreword.kernels.launching import kernel
 
 CHANNELS_AT_ONCE = 512
@@ -85,8 +81,7 @@ def _gated_convolution(
     projected, windows, ring_to, state_to, ring, states, weight, bias, out, ring_rows,
     CHANNELS: tl.constexpr, KERNEL: tl.constexpr, BIAS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    launch_dependents(PDL)
-    wait_for_previous_kernel(PDL)
+    begin_kernel(PDL)
     row = tl.program_id(0).to(tl.int64)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = channel < CHANNELS
@@ -125,8 +120,7 @@ def _convolve(
     DELTA: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr, KEY_PARTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """For one row, convolve HEADS heads of queries and keys, or HEADS * BLOCK values."""
-    launch_dependents(PDL)
-    wait_for_previous_kernel(PDL)
+    begin_kernel(PDL)
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     width: tl.constexpr = KEY_HEADS * KEY_DIM
     channels: tl.constexpr = 2 * width + VALUES

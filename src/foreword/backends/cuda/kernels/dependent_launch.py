@@ -27,9 +27,16 @@ def wait_for_previous_kernel(PDL: tl.constexpr) -> None:
 
 @triton.jit
 def launch_dependents(PDL: tl.constexpr) -> None:
-    """Allow the next kernel to become resident once every program has called this; most kernels do so first."""
+    """Allow the next kernel to become resident once every program has called this."""
     if PDL:
         gdc_launch_dependents()
+
+
+@triton.jit
+def begin_kernel(PDL: tl.constexpr) -> None:
+    """Allow the next kernel to become resident, then wait until the previous one has ended."""
+    launch_dependents(PDL)
+    wait_for_previous_kernel(PDL)
 
 
 @triton.jit

@@ -11,11 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from foreword.backends.cuda.kernels.dependent_launch import (
-    launch_dependents,
-    pdl_options,
-    wait_for_previous_kernel,
-)
+from foreword.backends.cuda.kernels.dependent_launch import begin_kernel, pdl_options
 from foreword.backends.cuda.kernels.functions import activated
 from foreword.backends.cuda.kernels.linear import Tile, precision_of, product, shared_bytes_of
 from foreword.backends.cuda.kernels.mxfp4 import BLOCK, CHUNK, PackedExperts, packed_product
@@ -50,8 +46,7 @@ def _gate_up(
     MATRICES 1: experts have no gate, and activation(up) is computed.
     Up to TAIL rows are computed as a block of TAIL rows; TAIL 0: all blocks have ROWS rows.
     """
-    launch_dependents(PDL)
-    wait_for_previous_kernel(PDL)
+    begin_kernel(PDL)
     block, column = _tile_of_program(num_blocks, tl.cdiv(SIZE, COLUMNS // MATRICES), TAIL)
     column *= COLUMNS // MATRICES
     count = tl.load(counts + block)
@@ -121,8 +116,7 @@ def _down(
     PDL: tl.constexpr,
 ):  # fmt: skip
     """Compute one block of rows and columns: parts[rank, row] = the expert's share of the row times its output."""
-    launch_dependents(PDL)
-    wait_for_previous_kernel(PDL)
+    begin_kernel(PDL)
     block, column = _tile_of_program(num_blocks, tl.cdiv(N, COLUMNS), TAIL)
     column *= COLUMNS
     count = tl.load(counts + block)

@@ -13,6 +13,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from foreword.backends.cuda.kernels.dependent_launch import (
+    begin_kernel,
     fetch_to_cache,
     launch_dependents,
     pdl_options,
@@ -117,8 +118,7 @@ def store_rounded(
 def _round_rows(
     x, values, scales, WIDTH: tl.constexpr, WIDE: tl.constexpr, GROUP: tl.constexpr, PDL: tl.constexpr
 ):
-    launch_dependents(PDL)
-    wait_for_previous_kernel(PDL)
+    begin_kernel(PDL)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, WIDE)
     mask = columns < WIDTH

@@ -4,11 +4,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from foreword.backends.cuda.kernels.dependent_launch import (
-    launch_dependents,
-    pdl_options,
-    wait_for_previous_kernel,
-)
+from foreword.backends.cuda.kernels.dependent_launch import begin_kernel, pdl_options
 from foreword.kernels.launching import kernel
 from foreword.kv.chunks import CHUNK
 
@@ -38,8 +34,7 @@ def _sum_decays(
     PDL: tl.constexpr,
 ):  # fmt: skip
     """Sum the log decays of one segment's rows along the path to each row, row by row."""
-    launch_dependents(PDL)
-    wait_for_previous_kernel(PDL)
+    begin_kernel(PDL)
     segment = tl.program_id(0)
     first, count = tl.load(segment_first + segment).to(tl.int64), tl.load(segment_count + segment)
     head = tl.arange(0, BLOCK)
@@ -106,8 +101,7 @@ def _norm_and_gate(
     GATE_FIRST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Normalise and gate some heads, or groups of heads, of one row; GATE_FIRST: gate them first."""
-    launch_dependents(PDL)
-    wait_for_previous_kernel(PDL)
+    begin_kernel(PDL)
     row = tl.program_id(0).to(tl.int64)
     head = (tl.program_id(1) * HEAD_BLOCK + tl.arange(0, HEAD_BLOCK))[:, None]
     i = tl.arange(0, BLOCK)[None, :]
@@ -157,8 +151,7 @@ def _gate_heads(
     attended, qkv, out, stride, HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):
     """Multiply one row's values with their gates. In qkv, each head has its query, and then its gate."""
-    launch_dependents(PDL)
-    wait_for_previous_kernel(PDL)
+    begin_kernel(PDL)
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = at < HEADS * DIM

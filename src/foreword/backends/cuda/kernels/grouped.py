@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from foreword.backends.cuda.kernels.dependent_launch import (
+    begin_kernel,
     launch_dependents,
     pdl_options,
     wait_for_previous_kernel,
@@ -168,8 +169,7 @@ def grouped_linear(
 
 @kernel()
 def _group_sums(x, out, WIDTH: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr, PDL: tl.constexpr):
-    launch_dependents(PDL)
-    wait_for_previous_kernel(PDL)
+    begin_kernel(PDL)
     row = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
     mask = group < WIDTH // GROUP
@@ -193,8 +193,7 @@ def group_sums(x: Tensor, group: int) -> Tensor:
 
 @kernel()
 def _take_columns(x, order, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    launch_dependents(PDL)
-    wait_for_previous_kernel(PDL)
+    begin_kernel(PDL)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = columns < WIDTH

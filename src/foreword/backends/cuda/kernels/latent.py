@@ -4,11 +4,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from foreword.backends.cuda.kernels.dependent_launch import (
-    launch_dependents,
-    pdl_options,
-    wait_for_previous_kernel,
-)
+from foreword.backends.cuda.kernels.dependent_launch import begin_kernel, pdl_options
 from foreword.backends.cuda.kernels.experts import fitting
 from foreword.backends.cuda.kernels.linear import Tile, precision_of, product
 from foreword.kernels.launching import kernel
@@ -51,8 +47,7 @@ def _store_latent(
     HEAD_BLOCK: tl.constexpr, HALF_BLOCK: tl.constexpr, RANK_BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Rotate some heads of one row; the first program also writes the stored row."""
-    launch_dependents(PDL)
-    wait_for_previous_kernel(PDL)
+    begin_kernel(PDL)
     row, half = tl.program_id(0).to(tl.int64), ROPE // 2
     i = tl.arange(0, HALF_BLOCK)
     if tl.program_id(1) == 0:
@@ -100,8 +95,7 @@ def _per_head(
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, EVEN: tl.constexpr, SWAPPED: tl.constexpr,
     PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    launch_dependents(PDL)
-    wait_for_previous_kernel(PDL)
+    begin_kernel(PDL)
     head, row_tiles = tl.program_id(1).to(tl.int64), tl.cdiv(num_rows, ROWS)
     m = tl.program_id(0) % row_tiles * ROWS + tl.arange(0, ROWS)
     n = tl.program_id(0) // row_tiles * COLUMNS + tl.arange(0, COLUMNS)

@@ -14,11 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from foreword.backends.batch import MAX_DRAFT_NODES
-from foreword.backends.cuda.kernels.dependent_launch import (
-    launch_dependents,
-    pdl_options,
-    wait_for_previous_kernel,
-)
+from foreword.backends.cuda.kernels.dependent_launch import begin_kernel, pdl_options
 from foreword.backends.cuda.kernels.linear import precision_of
 from foreword.kernels.launching import kernel
 from foreword.kv.chunks import CHUNK
@@ -254,8 +250,7 @@ def _recur(
     BLOCK: tl.constexpr, DELTA: tl.constexpr, TREES: tl.constexpr, NODES: tl.constexpr, CHUNK: tl.constexpr,
     LANES: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    launch_dependents(PDL)
-    wait_for_previous_kernel(PDL)
+    begin_kernel(PDL)
     request, head = tl.program_id(0), tl.program_id(1)
     begin, end = tl.load(request_begin + request), tl.load(request_end + request)
     if begin >= end:

@@ -10,11 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from foreword.backends.cuda.kernels.dependent_launch import (
-    launch_dependents,
-    pdl_options,
-    wait_for_previous_kernel,
-)
+from foreword.backends.cuda.kernels.dependent_launch import begin_kernel, pdl_options
 from foreword.backends.cuda.kernels.fp8 import FP8, LARGEST, LEAST
 from foreword.kernels.launching import kernel
 
@@ -34,8 +30,7 @@ def _rotate_and_store(
     A head is processed in pairs of numbers: first those of its leading ROTATED numbers, then the others, which are not
     rotated.
     """
-    launch_dependents(PDL)
-    wait_for_previous_kernel(PDL)
+    begin_kernel(PDL)
     row = tl.program_id(0).to(tl.int64)
     half: tl.constexpr = DIM // 2
     rotated_half: tl.constexpr = ROTATED // 2

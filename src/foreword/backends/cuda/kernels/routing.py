@@ -11,11 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from foreword.backends.cuda.kernels.dependent_launch import (
-    launch_dependents,
-    pdl_options,
-    wait_for_previous_kernel,
-)
+from foreword.backends.cuda.kernels.dependent_launch import begin_kernel, pdl_options
 from foreword.backends.torch.weights import ExpertWeights
 from foreword.kernels.launching import kernel
 from foreword.models.config import ExpertsSpec, GroupScore, Scores
@@ -52,8 +48,7 @@ def _route(
     BIASED: tl.constexpr, CORRECTED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Select one row's experts, best first and the lower number on ties, and compute their shares."""
-    launch_dependents(PDL)
-    wait_for_previous_kernel(PDL)
+    begin_kernel(PDL)
     row = tl.program_id(0).to(tl.int64)
     group, member = tl.arange(0, GROUP_BLOCK), tl.arange(0, MEMBER_BLOCK)
     expert = group[:, None] * MEMBERS + member[None, :]
@@ -137,8 +132,7 @@ def _sort(
     EXPERTS: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Sort the pairs of one expert and write its blocks. The program counts the pairs of lower experts itself."""
-    launch_dependents(PDL)
-    wait_for_previous_kernel(PDL)
+    begin_kernel(PDL)
     expert = tl.program_id(0)
     same, lower = tl.zeros((CHUNK,), tl.int32), tl.zeros((CHUNK,), tl.int32)
     for begin in range(0, count, CHUNK):

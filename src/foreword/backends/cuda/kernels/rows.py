@@ -5,11 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from foreword.backends.cuda.kernels.dependent_launch import (
-    launch_dependents,
-    pdl_options,
-    wait_for_previous_kernel,
-)
+from foreword.backends.cuda.kernels.dependent_launch import begin_kernel, pdl_options
 from foreword.backends.cuda.kernels.fp8 import (
     Fp8Rows,
     arrays_of,
@@ -21,27 +17,6 @@ from foreword.backends.cuda.kernels.fp8 import (
 from foreword.backends.cuda.kernels.functions import activated, tanh
 from foreword.kernels.launching import kernel
 from foreword.kernels.recording import is_recording
-
-
-@kernel()
-def _embed(token_ids, table, stream, scale, WIDTH: tl.constexpr, BLOCK: tl.constexpr, SCALED: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    token = tl.load(token_ids + row).to(tl.int64)
-    columns = tl.arange(0, BLOCK)
-    mask = columns < WIDTH
-    numbers = tl.load(table + token * WIDTH + columns, mask=mask)
-    if SCALED:
-        numbers = (numbers.to(tl.float32) * scale).to(numbers.dtype)
-    tl.store(stream + row * WIDTH + columns, numbers, mask=mask)
-
-
-def embed(token_ids: Tensor, table: Tensor, out: Tensor, scale: float = 1.0) -> Tensor:
-    """Write the embeddings of token_ids [rows], times `scale`, to `out` and return it; `table` is [vocab, hidden]."""
-    width = table.shape[1]
-    _embed[(len(token_ids),)](
-        token_ids, table, out, scale, WIDTH=width, BLOCK=triton.next_power_of_2(width), SCALED=scale != 1
-    )
-    return out
 
 
 @kernel(do_not_specialize=("rows",))
@@ -77,8 +52,7 @@ def _add_norm(
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, ADDS: tl.constexpr, PARTS: tl.constexpr, BIASED: tl.constexpr,
     DELTA_NORMED: tl.constexpr, SCALED: tl.constexpr, NORMED: tl.constexpr, GROUP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    launch_dependents(PDL)
-    wait_for_previous_kernel(PDL)
+    begin_kernel(PDL)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     mask = columns < WIDTH
@@ -152,8 +126,7 @@ def _norm_heads(
     qkv, query_norm, key_norm, stride, eps,
     QUERY: tl.constexpr, KEY: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    launch_dependents(PDL)
-    wait_for_previous_kernel(PDL)
+    begin_kernel(PDL)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     if tl.program_id(1) == 0:
@@ -207,8 +180,7 @@ def _gate_shared_expert(
     shared, normed, gate, out, num_rows,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, GATED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    launch_dependents(PDL)
-    wait_for_previous_kernel(PDL)
+    begin_kernel(PDL)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     mask = columns < WIDTH
@@ -241,8 +213,7 @@ def _activate(
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, GATED: tl.constexpr, ACTIVATION: tl.constexpr, GROUP: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    launch_dependents(PDL)
-    wait_for_previous_kernel(PDL)
+    begin_kernel(PDL)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = columns < WIDTH
@@ -275,18 +246,24 @@ def activate(
 
 
 @kernel()
-def _take_rows(source, rows, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def _take_rows(source, rows, out, scale, WIDTH: tl.constexpr, BLOCK: tl.constexpr, SCALED: tl.constexpr):
     index = tl.program_id(0).to(tl.int64)
     row = tl.load(rows + index).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     mask = columns < WIDTH
-    tl.store(out + index * WIDTH + columns, tl.load(source + row * WIDTH + columns, mask=mask), mask=mask)
+    numbers = tl.load(source + row * WIDTH + columns, mask=mask)
+    if SCALED:
+        numbers = (numbers.to(tl.float32) * scale).to(numbers.dtype)
+    tl.store(out + index * WIDTH + columns, numbers, mask=mask)
 
 
-def take_rows(source: Tensor, rows: Tensor, out: Tensor) -> Tensor:
-    """Write source[rows[i]] to out[i] for all i; return `out`."""
+def take_rows(source: Tensor, rows: Tensor, scale: float = 1.0) -> Tensor:
+    """Return a copy of the rows of source [rows, width] with these indices, times `scale`."""
     width = source.shape[1]
-    _take_rows[(len(rows),)](source, rows, out, WIDTH=width, BLOCK=triton.next_power_of_2(width))
+    out = source.new_empty((len(rows), width))
+    _take_rows[(len(rows),)](
+        source, rows, out, scale, WIDTH=width, BLOCK=triton.next_power_of_2(width), SCALED=scale != 1
+    )
     return out
 
 
