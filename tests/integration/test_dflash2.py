@@ -71,7 +71,8 @@ class Reference:
         slow = SlowDFlash(self.tensors, self.head.config, embedding_scale=scale)
         z = slow.block(text, states, BLOCK, MASK)[1:]
         predecessor, successor = (
-            self.tensors[f"candidate_selector.{name}_codebook"].double() for name in ("predecessor", "successor")
+            self.tensors[f"candidate_selector.{name}_codebook"].double()
+            for name in ("predecessor", "successor")
         )
         projection = self.tensors["candidate_selector.hidden_projection.weight"].double()
         result = torch.full((len(z), VOCAB), -torch.inf, dtype=torch.float64)

@@ -22,7 +22,9 @@ def tree(sure_behind: set[int]) -> Draft:
     head._confidence_bias = None
     head._vocabulary = DraftVocabulary(None, VOCAB, torch.device("cpu"))
     head._runner = SimpleNamespace(
-        markov_embeddings=lambda tokens: torch.tensor([[5.0 if one in sure_behind else -5.0] for one in tokens]),
+        markov_embeddings=lambda tokens: torch.tensor(
+            [[5.0 if one in sure_behind else -5.0] for one in tokens]
+        ),
         logits_after=lambda tokens, logits, states: logits,
     )
     output = HeadOutput(torch.arange(VOCAB * 1.0).repeat(PLACES, 1), torch.zeros(PLACES, 1))

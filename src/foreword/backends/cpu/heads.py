@@ -189,11 +189,17 @@ class CpuHead:
         self._markov = [packer.matrix(name) for name in MARKOV if spec.has(name + ".weight")]
         if self._markov:
             self._native.set_markov(*self._markov)
-        self._selector = [packer.unbiased(name) for name in SELECTOR if spec.selector is not None]
-        if spec.selector is not None:
-            scale, cap = spec.selector.logit_scale, spec.selector.logit_cap or 0.0
+        self._vectors: list[_native.PackedMatrix] = []  # the selector's matrices, in the order of SELECTOR
+        if (selector := spec.selector) is not None:
+            predecessor, successor, projection = self._vectors = [packer.unbiased(name) for name in SELECTOR]
             self._native.set_selector(
-                *self._selector, spec.selector.candidates, scale, cap, spec.selector.embedding_scale
+                predecessor,
+                successor,
+                projection,
+                selector.candidates,
+                selector.logit_scale,
+                selector.logit_cap or 0.0,
+                selector.embedding_scale,
             )
         self.weight_bytes = packer.nbytes
 
@@ -295,7 +301,7 @@ class CpuHead:
     def logits_after(self, tokens: Sequence[int], logits: Tensor, states: Tensor) -> Tensor:
         if self.spec.selector is None:
             return logits + self._product(self._markov[1], self.markov_embeddings(tokens))
-        predecessor, successor, projection = self._selector
+        predecessor, successor, projection = self._vectors
 
         def vectors_of(candidates: Tensor) -> Tensor:
             rows = self._rows_of(successor, candidates.flatten().tolist())

@@ -62,7 +62,9 @@ class _BlockInputs(NamedTuple):
     temperature: Tensor  # float64 [wanted rows]
     row_indices: Tensor  # int32 [levels, requests], the wanted row of every draft token
     newest: Tensor  # int32 [requests], the token before the first draft token
-    block_indices: Tensor  # int32 [rows], places of rows in their blocks; empty in a head without convolutions
+    block_indices: (
+        Tensor  # int32 [rows], places of rows in their blocks; empty in a head without convolutions
+    )
 
 
 class CudaBlockHead(KernelHead):

@@ -83,7 +83,10 @@ class KernelHead:
         self.spec = head.spec
         self._tensors = HeadTensors(head, target, kernel_ops(quantization))
         self._reference = TorchHead(self._tensors, row_name, bucketed=True)
-        self.markov_embeddings, self.logits_after = self._tensors.markov_embeddings, self._tensors.logits_after
+        self.markov_embeddings, self.logits_after = (
+            self._tensors.markov_embeddings,
+            self._tensors.logits_after,
+        )
         attention = head.spec.layers[0].attention
         self._group, self._kv_heads = attention.num_heads // attention.num_kv_heads, attention.num_kv_heads
         self._row_name, self._captures = row_name, captures
@@ -220,7 +223,9 @@ class KernelHead:
                 gate_up, gate_up.shape[1] // 2, self._tensors.by_name[prefix + "mlp.down_proj.weight"]
             )
             activate(gate_up, *active)
-            stream += convolve(self._tensors.linear(active, prefix + "mlp.down_proj"), weights, 1, block_indices)
+            stream += convolve(
+                self._tensors.linear(active, prefix + "mlp.down_proj"), weights, 1, block_indices
+            )
         return stream
 
     def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:

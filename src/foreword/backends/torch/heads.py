@@ -21,7 +21,15 @@ from foreword.backends.torch.weights import DecoderWeights, load_layer
 from foreword.backends.weight_loader import stacked
 from foreword.kv.states import as_tensor
 from foreword.models.heads.opening import Head
-from foreword.models.heads.spec import CONFIDENCE, CONVOLUTIONS, DRAFTER_TENSORS, MARKOV, SELECTOR, TABLES, Join
+from foreword.models.heads.spec import (
+    CONFIDENCE,
+    CONVOLUTIONS,
+    DRAFTER_TENSORS,
+    MARKOV,
+    SELECTOR,
+    TABLES,
+    Join,
+)
 from foreword.models.rope import CosSin, Rotations, frequencies, rotate
 
 _LAYERS = "layers."
@@ -145,7 +153,11 @@ class HeadTensors:
         predecessor, successor, projection = (self.by_name[name] for name in SELECTOR)
         projected = self._ops.linear(states, projection, None)
         return candidate_logits(
-            self.spec.selector, logits, predecessor[tokens], projected, lambda candidates: successor[candidates]
+            self.spec.selector,
+            logits,
+            predecessor[tokens],
+            projected,
+            lambda candidates: successor[candidates],
         )
 
     def convolution_weights(self, x: Tensor, module: str) -> Tensor | None:

@@ -70,7 +70,8 @@ def read_dflash(files: HeadFiles) -> HeadSpec:
         block_size=block_size,
         is_causal=_is_causal(fields, body.fields, nested, window is not None),
         anchor_drafts=fields.flag("sample_from_anchor", is_dspark or is_deepspec),
-        norm_output=is_dspark or selector is not None,  # confidence heads and selectors read normalised states
+        norm_output=is_dspark
+        or selector is not None,  # confidence heads and selectors read normalised states
         window=window,
         convolution=convolution,
         selector=selector,

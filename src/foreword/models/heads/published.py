@@ -23,6 +23,7 @@ from foreword.models.heads.spec import HeadSpec, Join, Shapes
 MASK_HIDDEN = "mask_hidden"
 """P-EAGLE's tensor that replaces the hidden states of positions that the target has not computed."""
 
+
 class HeadBody(NamedTuple):
     """Settings that the configs of EAGLE-3 and DFlash have in common."""
 
