@@ -12,6 +12,7 @@ from foreword.drafters.config import SpeculationConfig
 from foreword.engine.config import EngineConfig
 from foreword.errors import CheckpointError
 from foreword.models.heads.opening import open_head
+from foreword.models.heads.writing import quantize_head
 from helpers.cpu import needs_cpu_kernels
 from helpers.overheard import OverheardPlaces
 from helpers.slow_heads import target_states
@@ -159,3 +160,16 @@ def test_incomplete_heads_are_refused(folder: Path, tmp_path: Path, missing: str
     block = {"block_size": BLOCK, "mask_token_id": MASK, "output_multiplier": 0.5}
     with pytest.raises(CheckpointError, match=message):
         open_head(head.save(tmp_path / "head", dflash_config=block))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_quantised_head_drafts_nearly_the_same(folder: Path, tmp_path: Path, backend: str):
+    reference = Reference(folder, {})
+    quantize_head(open_head(reference.path), tmp_path / "small")
+    drafts = []
+    for path in (reference.path, tmp_path / "small"):
+        llm, overheard = reference.load(backend, model=str(path))
+        llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=14, ignore_eos=True))
+        drafts.append([token for _, draft in overheard.said for token in draft.tokens])
+    same = sum(ours == other for ours, other in zip(*drafts, strict=False))
+    assert same > 0.6 * len(drafts[0])

@@ -16,19 +16,29 @@ def block_indices(row_starts: Ints) -> Ints:
     return rows - np.repeat(row_starts[:-1], np.diff(row_starts))
 
 
-def convolve(x: Tensor, weights: Tensor | None, side: int, indices: Tensor | None) -> Tensor:
+def convolve(x: Tensor, weights: Tensor | None, side: int, indices: Tensor | None, stride: int = 1) -> Tensor:
     """Return the sum of each row and the rows before it in its block, each times its weights.
 
     `x` is [rows, channels]; `weights` [rows, 2, taps, channels] has those of a module's input (side 0) and output (1);
-    None: return x. `indices` [rows] are the places of rows in their blocks. The first tap is the row itself.
+    None: return x. `indices` [rows] are the places of rows in their blocks, whose rows are `stride` apart. The first
+    tap is the row itself.
     """
     if weights is None or indices is None:
         return x
     result = weights[:, side, 0] * x
     for tap in range(1, weights.shape[2]):
         is_in_block = (indices >= tap).unsqueeze(-1)
-        result = result + torch.where(is_in_block, weights[:, side, tap] * x.roll(tap, 0), 0.0)
+        result = result + torch.where(is_in_block, weights[:, side, tap] * x.roll(tap * stride, 0), 0.0)
     return result.to(x.dtype)
+
+
+def convolution_weights(base: Tensor, generated: Tensor) -> Tensor:
+    """Return the weights of a module's convolutions, float32 [rows, 2, taps, channels]: for its input and output.
+
+    `base` is [2, taps, channels]. `generated` [rows, 2 * taps * groups] is added, one number per group of channels.
+    """
+    by_group = generated.float().view(len(generated), *base.shape[:2], -1)
+    return base + by_group.repeat_interleave(base.shape[-1] // by_group.shape[-1], dim=-1)
 
 
 def candidate_logits(

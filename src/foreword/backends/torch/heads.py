@@ -12,7 +12,7 @@ from foreword.backends.batch import ForwardBatch
 from foreword.backends.interface import Chains, HeadCall, HeadInput, HeadOutput, KvStore
 from foreword.backends.torch.adapters import LayerAdapters
 from foreword.backends.torch.attention import GroupView, PagedKv, group_views, paged_attention
-from foreword.backends.torch.block_parts import block_indices, candidate_logits, convolve
+from foreword.backends.torch.block_parts import block_indices, candidate_logits, convolution_weights, convolve
 from foreword.backends.torch.kv_store import TorchKvStore
 from foreword.backends.torch.layers import TorchLayers
 from foreword.backends.torch.norms import rms_norm
@@ -161,15 +161,11 @@ class HeadTensors:
         )
 
     def convolution_weights(self, x: Tensor, module: str) -> Tensor | None:
-        """Return the weights of a module's convolutions, float32 [rows, 2, taps, channels]: for its input and output.
-
-        None: the head has no convolutions (DFlash2).
-        """
+        """Return the weights of a module's convolutions for its input x; None: the head has none (DFlash2)."""
         if self.spec.convolution is None:
             return None
-        base: Tensor = self.by_name[module + ".base_kernel"]
-        generated = self.linear(x, module + ".kernel_projection").view(len(x), *base.shape[:2], -1)
-        return base + generated.float().repeat_interleave(self.spec.convolution.group, dim=-1)
+        generated = self.linear(x, module + ".kernel_projection")
+        return convolution_weights(self.by_name[module + ".base_kernel"], generated)
 
 
 class PlainLayers:
