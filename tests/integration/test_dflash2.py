@@ -123,21 +123,6 @@ def test_a_draft_has_the_distribution_that_it_was_drawn_from(folder: Path, backe
     assert compared > 10
 
 
-@needs_cpu_kernels
-def test_one_call_draws_the_chains_of_a_call_per_level(folder: Path):
-    """Sampled drafts of the native call equal those that grow from logits, under the same noise."""
-    texts, drafts = [], []
-    for backend in ("torch", "cpu"):
-        llm, overheard = Reference(folder, {}).load(backend)
-        (output,) = llm.generate(
-            PROMPT, SamplingParams(temperature=1.2, max_tokens=20, ignore_eos=True, seed=3)
-        )
-        texts.append(output.outputs[0].token_ids)
-        drafts.append([list(draft.tokens) for _, draft in overheard.said])
-    assert texts[0] == texts[1]
-    assert drafts[0] == drafts[1]
-
-
 def test_the_method_is_read_from_the_file(folder: Path):
     reference = Reference(folder, {})
     assert SpeculationConfig.parse({"model": str(reference.path)}).method == ("dflash2",)

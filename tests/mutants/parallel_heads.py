@@ -129,7 +129,7 @@ PARALLEL_HEAD_MUTANTS = (
         "self._native.set_selector(predecessor, successor, projection, selector.candidates, selector.logit_scale, "
         "selector.logit_cap or 0.0, selector.embedding_scale)",
         "pass",
-        ("tests/integration/test_dflash2.py::test_one_call_draws_the_chains_of_a_call_per_level",),
+        (f"{ONE_CALL}[dflash2]",),
     ),
     Mutant(
         46,
@@ -147,7 +147,9 @@ PARALLEL_HEAD_MUTANTS = (
         "_convolved",
         "len(x) // slots",
         "1",
-        ("tests/integration/test_trained_in_engine.py::test_tokens_per_pass_are_those_of_training[dflash2]",),
+        (
+            f"{UNIT}/train/heads/test_dflash2.py::test_blocks_of_a_batch_are_those_of_the_published_mathematics",
+        ),
     ),
     Mutant(
         73,

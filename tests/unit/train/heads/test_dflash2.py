@@ -1,14 +1,17 @@
 """A DFlash2 head begins as a DFlash head, and learns to choose among candidates by the token before."""
 
+from dataclasses import replace
+
 import torch
 
 from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.models.heads.spec import SELECTOR
 from foreword.train.heads.dflash import DFlashRecipe
 from foreword.train.heads.dflash2 import DFlash2Recipe
-from foreword.train.passes.packing import exact_size, pack
+from foreword.train.passes.packing import exact_size, pack, tail_begin
 from foreword.train.passes.plain_target import PlainTarget
 from foreword.train.texts.documents import Document
+from helpers.slow_parallel_heads import SlowDFlash
 from helpers.tiny_training import new_learner, trained
 
 SHAPE = {"layers": 1, "draft_tokens": 3, "draft_vocab": 256}
@@ -31,6 +34,39 @@ def test_a_new_head_drafts_as_dflash(target: PlainTarget, documents: list[Docume
         chosen = ours.draft_logits(logits, mine, previous)
         assert torch.equal(chosen.argmax(-1), logits.argmax(-1))
         assert (chosen > -torch.inf).sum(-1).tolist() == [8] * len(mine)
+
+
+def test_blocks_of_a_batch_are_those_of_the_published_mathematics(
+    target: PlainTarget, documents: list[Document], tiny_model
+):
+    learner = new_learner(replace(RECIPE, layers=2), target, documents)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in learner.parameters():
+            noise = torch.randn(parameter.shape, generator=generator) * 0.1
+            parameter.copy_((parameter + noise).bfloat16())  # as the file has it
+        learner.tap_scales.fill_(1.0)
+    files = learner.files(open_checkpoint(tiny_model), 3)
+    tensors = {name: tensor.float() for name, tensor in files.tensors.items()}
+    slow = SlowDFlash(
+        tensors | {"embed_tokens.weight": target.weights.embedding}, files.config["transformer_layer_config"]
+    )
+    texts = documents[:2]
+    batch = pack(texts, exact_size(texts), target.device)
+    features = target.features(batch, learner.taps)
+    states = list(learner.steps(batch, features, 3))
+    row = begin = 0
+    for document in texts:
+        tokens = document.tokens.tolist()
+        taps = torch.cat([tap[begin : begin + len(tokens)] for tap in features.taps], dim=-1)
+        for place in range(tail_begin(document) + 1, len(tokens) + 1):
+            if place < len(tokens):
+                size, mask = files.config["block_size"], files.config["mask_token_id"]
+                wanted = slow.block(tokens[: place + 1], taps[:place], size, mask)[1:]
+                for step in range(3):
+                    torch.testing.assert_close(states[step][row].double(), wanted[step], rtol=1e-3, atol=1e-3)
+            row += 1
+        begin += len(tokens)
 
 
 def test_the_selector_learns(target: PlainTarget, documents: list[Document]):
