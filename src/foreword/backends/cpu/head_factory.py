@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from foreword.backends.cpu.heads import CpuHead, HeadPacker
+from foreword.backends.cpu.head_packing import HeadPacker
+from foreword.backends.cpu.heads import CpuHead
 from foreword.backends.cpu.kv_store import CpuKvStore
 from foreword.backends.cpu.packing import WeightFormat
 from foreword.backends.cpu.resident import release_unused

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from foreword.backends.batch import ForwardBatch
+from foreword.backends.interface import HeadInput
 from foreword.backends.torch.staging import RequestGroup, StagedBatch
 
 
@@ -88,6 +89,22 @@ def windowed(views: list[GroupView], window: int | None, empty_slot: int) -> lis
         slots = torch.where(visible.any(dim=1), view.slots, empty_slot)
         narrow.append(replace(view, slots=slots, visible=visible))
     return narrow
+
+
+def views_from_start(
+    head_input: HeadInput, staged: StagedBatch, views: list[GroupView], empty_slot: int
+) -> list[GroupView]:
+    """Return the views without the KV rows before each request's start, which are unwritten and may contain NaN."""
+    device = staged.batch.token_ids.device
+    starts = torch.zeros(len(staged.batch.kv_lens), dtype=torch.int64, device=device)
+    starts[: len(head_input.starts)] = torch.from_numpy(head_input.starts).to(device)
+    masked = []
+    for view, group in zip(views, staged.groups, strict=True):
+        logical = torch.arange(view.visible.shape[-1], device=device)
+        is_after_start = logical >= starts[group.members.long()][:, None]
+        slots = torch.where(is_after_start, view.slots, empty_slot)
+        masked.append(replace(view, slots=slots, visible=view.visible & is_after_start.unsqueeze(1)))
+    return masked
 
 
 def paged_attention(

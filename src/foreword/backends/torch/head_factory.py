@@ -7,8 +7,8 @@ from torch.nn.functional import silu
 from foreword.backends.batch import ForwardBatch
 from foreword.backends.interface import Chains, HeadCall, HeadInput, HeadOutput, KvStore, MedusaCall
 from foreword.backends.torch.adapters import LayerAdapters
-from foreword.backends.torch.attention import PagedKv
-from foreword.backends.torch.heads import HeadTensors, TargetMatrices, TorchHead, views_from_start
+from foreword.backends.torch.attention import PagedKv, views_from_start
+from foreword.backends.torch.heads import HeadTensors, TargetMatrices, TorchHead
 from foreword.backends.torch.kv_store import TorchKvStore
 from foreword.backends.torch.stack import TorchStack
 from foreword.backends.torch.weights import DecoderWeights

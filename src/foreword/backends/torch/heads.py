@@ -1,7 +1,7 @@
 """Draft heads in plain torch: the reference that faster backends are tested against."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,12 +11,12 @@ from torch.nn.functional import embedding, linear, pad, silu
 from foreword.backends.batch import ForwardBatch
 from foreword.backends.interface import Chains, HeadCall, HeadInput, HeadOutput, KvStore
 from foreword.backends.torch.adapters import LayerAdapters
-from foreword.backends.torch.attention import GroupView, PagedKv, group_views, paged_attention
+from foreword.backends.torch.attention import PagedKv, group_views, paged_attention, views_from_start
 from foreword.backends.torch.block_parts import block_indices, candidate_logits, convolution_weights, convolve
 from foreword.backends.torch.kv_store import TorchKvStore
 from foreword.backends.torch.layers import TorchLayers
 from foreword.backends.torch.norms import rms_norm
-from foreword.backends.torch.staging import StagedBatch, Staging
+from foreword.backends.torch.staging import Staging
 from foreword.backends.torch.weights import DecoderWeights, load_layer
 from foreword.backends.weight_loader import stacked
 from foreword.kv.states import as_tensor
@@ -345,19 +345,3 @@ class TorchHead:
         stream = self._layers.run(*inputs, cos_sin, kv, pad(indices, (0, padding)))
         logits, states = self._tensors.logits_and_states(stream[batch.logit_rows][: staged.num_logits])
         return HeadOutput(logits.float(), states)
-
-
-def views_from_start(
-    head_input: HeadInput, staged: StagedBatch, views: list[GroupView], empty_slot: int
-) -> list[GroupView]:
-    """Return the views without the KV rows before each request's start, which are unwritten and may contain NaN."""
-    device = staged.batch.token_ids.device
-    starts = torch.zeros(len(staged.batch.kv_lens), dtype=torch.int64, device=device)
-    starts[: len(head_input.starts)] = torch.from_numpy(head_input.starts).to(device)
-    masked = []
-    for view, group in zip(views, staged.groups, strict=True):
-        logical = torch.arange(view.visible.shape[-1], device=device)
-        is_after_start = logical >= starts[group.members.long()][:, None]
-        slots = torch.where(is_after_start, view.slots, empty_slot)
-        masked.append(replace(view, slots=slots, visible=view.visible & is_after_start.unsqueeze(1)))
-    return masked
