@@ -1,7 +1,7 @@
 """Translation between the target's tokens and those of a draft model with another tokenizer.
 
-The draft model samples only among the tokens that both vocabularies have. Its logits are moved to the target's ids
-first, so that noise, filters and the recorded distribution q are those of target tokens under every acceptance rule.
+The draft model samples only tokens that both vocabularies have. Before sampling, its logits are moved to the target's
+ids. Therefore noise, filters and the recorded distribution q refer to target tokens, under every acceptance rule.
 """
 
 from collections.abc import Mapping
@@ -21,12 +21,12 @@ from foreword.models.tokenization.tokenizer import Tokenizer
 class SharedTokens:
     """Tokens with the same bytes in both vocabularies, and a draft token for every token of the target."""
 
-    columns: Tensor  # int64 [shared], the draft model's ids
+    columns: Tensor  # int64 [shared tokens], the draft model's ids
     vocabulary: DraftVocabulary  # moves the shared columns to the target's ids
     to_draft: Tensor  # int32 [target ids], on the host
 
     def to_draft_ids(self, batch: ForwardBatch) -> ForwardBatch:
-        """Return the batch with draft ids instead of the target's; negative ids refer to `drawn_before` and stay."""
+        """Return the batch with draft ids instead of the target's; negative ids are references to `drawn_before`."""
         ids = batch.token_ids
         translated = torch.where(ids < 0, ids, self.to_draft[ids.clamp(min=0).long()])
         drawn = batch.drawn_before
