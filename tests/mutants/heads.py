@@ -108,9 +108,9 @@ HEAD_MUTANTS = (
         41,
         "states of another batch are kept",
         "train/passes/target.py",
-        "KeptFeatures.of",
-        "self._kept.get(number)",
-        "next(iter(self._kept.values()), None)",
+        "CachedFeatures.of",
+        "self._cached.get(number)",
+        "next(iter(self._cached.values()), None)",
         (f"{UNIT}/train/loop/test_trainer.py::test_kept_states_change_nothing_but_the_targets_work",),
     ),
     Mutant(

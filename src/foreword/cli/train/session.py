@@ -140,11 +140,11 @@ def run_training(
 ) -> None:
     """Train, evaluate and write the result; `--minutes` counts from here."""
     began = clock()
-    files.require_own(options.out, resume=options.resume)
+    files.require_run_directory(options.out, resume=options.resume)
     if options.begin is not None:
         files.require_same_kind(options.begin, recipe.method)
     if options.export is not None:
-        files.require_pieces_alone(options.export, options.out)
+        files.require_export_directory(options.export, options.out)
     evaluation = read_prompts(options.evaluate)
     model = TrainingTarget(options.model, options.device, compiled=options.compiled)
     recipe.check(model.checkpoint.config)

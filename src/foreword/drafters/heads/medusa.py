@@ -88,8 +88,8 @@ class MeasuredRanks:
 
     def __init__(self, heads: int) -> None:
         # Prior: 60% of the first head's top tokens are right, 20% fewer for each later head, 60% fewer for each rank.
-        shares = [[0.6 * 0.8**head * 0.4**rank for rank in range(RANKS)] for head in range(heads)]
-        self._hits = [[self._PRIOR_TOKENS * share for share in of_head] for of_head in shares]
+        first = self._PRIOR_TOKENS * 0.6
+        self._hits = [[first * 0.8**head * 0.4**rank for rank in range(RANKS)] for head in range(heads)]
         self._counts = [self._PRIOR_TOKENS] * heads
         self._total = 0
         self._paths: dict[tuple[int, int], Paths] = {}  # by (max_nodes, max_depth), until the next evaluation
