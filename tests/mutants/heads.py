@@ -37,8 +37,8 @@ HEAD_MUTANTS = (
         "layer numbers inside eagle_config are read as boundaries",
         "models/heads/names.py",
         "named_boundaries",
-        "layer_ids(inner, IDS, 1)",
-        "layer_ids(inner, IDS, 0)",
+        "layer_ids(inner, LAYER_IDS, 1)",
+        "layer_ids(inner, LAYER_IDS, 0)",
         (f"{LOGITS}[SpecForge 3.1-torch-float32]",),
     ),
     Mutant(

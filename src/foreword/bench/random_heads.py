@@ -162,7 +162,7 @@ def head_drafter(decoder: Decoder, head: Head, is_reference: bool = False) -> Dr
         return MedusaDrafter(heads.medusa(head), taps_of(spec)[0], vocabulary, width=1)
     loaded = LoadedHead(
         heads.head(head, method),
-        RowSpec(method, len(spec.layers), *spec.layers[0].attention.kept),
+        RowSpec(method, len(spec.layers), *spec.layers[0].attention.kv_row_sizes),
         taps_of(spec),
         vocabulary,
         tensors={name: head.load(name).to(decoder.device) for name in DRAFTER_TENSORS if spec.has(name)},

@@ -121,7 +121,7 @@ class AttentionSpec:
         return self.head_dim if self.latent is None else self.latent.rope_dim
 
     @property
-    def kept(self) -> tuple[int, int, int | None]:
+    def kv_row_sizes(self) -> tuple[int, int, int | None]:
         """(heads, key size, value size) of a token's KV row; None: values have the size of keys."""
         if self.latent is not None:
             return 1, self.latent.row_dim, 0

@@ -135,7 +135,7 @@ def load_head(config: WindowedHeadConfig, kind: str, resources: DrafterResources
     head = open_fitting(path, kind, resources, is_inside=kind == "mtp" and not config.model)
     spec = head.spec
     # The name of the rows must be stable, and differ between the heads of an engine.
-    heads, key_size, value_size = spec.layers[0].attention.kept
+    heads, key_size, value_size = spec.layers[0].attention.kv_row_sizes
     rows = RowSpec(f"{kind}:{path.resolve()}", len(spec.layers), heads, key_size, value_size)
     names = [name for name in spec.shapes if name in DRAFTER_TENSORS or name.startswith(CONFIDENCE)]
     tensors = {name: head.load(name).to(resources.target.device) for name in names}

@@ -186,7 +186,7 @@ def _exit_head(
     runner = resources.target.heads.exit(adapter, layer, name)
     if runner is None:
         return None
-    rows = RowSpec(name, 1, *adapter.config.layer.attention.kept)
+    rows = RowSpec(name, 1, *adapter.config.layer.attention.kv_row_sizes)
     vocabulary = DraftVocabulary(None, resources.vocab_size, resources.target.device)
     return ExitHead(LoadedRows(runner, rows, (Tap(layer),), vocabulary), config.tree_width)
 

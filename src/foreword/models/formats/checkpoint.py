@@ -157,10 +157,10 @@ class LocatedTensors(ABC, Generic[Location]):
 
     path: Path
     config: ModelConfig
-    _places: dict[str, Location]
+    _locations: dict[str, Location]
 
     def tensor_names(self) -> frozenset[str]:
-        return frozenset(self._places)
+        return frozenset(self._locations)
 
     def tokenizer(self) -> Tokenizer:
         return self._tokenizer
@@ -174,10 +174,10 @@ class LocatedTensors(ABC, Generic[Location]):
     @abstractmethod
     def _read_tokenizer(self) -> Tokenizer: ...
 
-    def _place(self, name: str) -> Location:
-        if name not in self._places:
+    def _location(self, name: str) -> Location:
+        if name not in self._locations:
             raise missing_tensor(name, self.path)
-        return self._places[name]
+        return self._locations[name]
 
 
 def row_pieces(tensor: Tensor, rows: int) -> Iterator[Tensor]:

@@ -63,7 +63,7 @@ LAYOUTS = (
     ),
     MtpLayout("DeepSeek", re.compile(r"^(layers\.\d+\.)eh_proj\.weight$"), _DEEPSEEK),
 )
-"""Known layouts. Of several MTP modules in a checkpoint, only the first one drafts, as in other engines."""
+"""Known layouts. If a checkpoint has several MTP modules, only the first one drafts, as in other engines."""
 
 GATED_FAMILY = replace(
     QWEN2_MOE,
@@ -139,7 +139,8 @@ def _layer(fields: ConfigFields, files: HeadFiles) -> tuple[LayerSpec, RopeSpec,
     The layer is a Llama layer, a layer of the model's own family, or one with gated attention (Qwen3-Next, Qwen3.5).
     The query projection of gated attention has twice as many rows as the output projection has columns.
     """
-    query, output = (files.shapes.get(f"layers.0.self_attn.{name}_proj.weight", (0, 0)) for name in "qo")
+    query = files.shapes.get("layers.0.self_attn.q_proj.weight", (0, 0))
+    output = files.shapes.get("layers.0.self_attn.o_proj.weight", (0, 0))
     is_gated = query[0] == 2 * output[1] > 0
     if is_gated:
         has_experts = "layers.0.mlp.gate.weight" in files.shapes

@@ -1,4 +1,4 @@
-"""Read the descriptions of published heads: EAGLE-1 to -3, P-EAGLE, DFlash, DSpark and Medusa.
+"""Reads the descriptions of published heads: EAGLE-1 to -3, P-EAGLE, DFlash, DSpark and Medusa.
 
 DFlash (z-lab, SpecForge, DeepSpec, speculators) drafts a block of tokens in one pass; DSpark adds a small Markov head
 over the tokens of a block. Medusa's heads (Medusa, axolotl, vLLM) draft one position each and read no token.
@@ -38,9 +38,9 @@ class _Body(NamedTuple):
     layers: tuple[LayerSpec, ...]
     hidden: int  # hidden size of the head
     vocab: int  # vocabulary size of the target
-    sizes: dict[str, int]  # draft_vocab_size and target_hidden_size, as fields of `HeadSpec`
-    required: Shapes  # tensors of embedding and output
-    optional: Shapes
+    sizes: dict[str, int]  # the fields draft_vocab_size and target_hidden_size of `HeadSpec`
+    required: Shapes  # required tensors of embedding, output and vocabulary
+    optional: Shapes  # optional ones
 
 
 def _body(files: HeadFiles) -> _Body:
@@ -89,7 +89,7 @@ def read_eagle3(files: HeadFiles) -> HeadSpec:
         num_taps=taps,
         boundaries=boundaries if has_fc else None,
         reads_normed=not has_fc,
-        # speculators' files default to True (as in vLLM); EAGLE's own and P-EAGLE to False.
+        # The default is True in speculators' files, as in vLLM, and False in those of EAGLE and P-EAGLE.
         norm_before_residual=fields.flag(
             "norm_before_residual", "speculators_model_type" in fields.values and not is_parallel
         ),
@@ -224,7 +224,7 @@ def _block_window(inner: ConfigFields, nested: ConfigFields, layers: int) -> int
 
 
 def _is_causal(fields: ConfigFields, inner: ConfigFields, nested: ConfigFields, has_window: bool) -> bool:
-    """Return whether the rows of a block attend only to earlier rows. If the config does not say, windowed ones do.
+    """Return whether the rows of a block attend only to earlier rows; by default, if the head has a window.
 
     JetSpec's key is `causal_head`. speculators' `sliding_window_non_causal` is the inverse, and true if absent.
     """
@@ -247,7 +247,7 @@ def _dspark_shapes(files: HeadFiles, vocab: int, draft_vocab: int, hidden: int) 
     Required are the two matrices of a plain Markov head, and optional those of a confidence head. A gated or recurrent
     Markov head has other tensors, which `checked_shapes` refuses.
     """
-    first, second = (name + ".weight" for name in MARKOV)
+    first, second = f"{MARKOV[0]}.weight", f"{MARKOV[1]}.weight"
     rank = files.shapes[first][-1]
     weight = CONFIDENCE + ".weight"
     width = files.shapes[weight][-1] if weight in files else hidden
@@ -262,18 +262,17 @@ def _boundaries(fields: ConfigFields, nested: ConfigFields, taps: int) -> tuple[
 
     Layer i of `target_layer_ids` is boundary i + 1; speculators' `aux_hidden_state_layer_ids` are boundaries.
     """
-    stated = (
+    stated = {
         layer_ids(nested, "target_layer_ids", 1),
         layer_ids(fields, "target_layer_ids", 1),
         layer_ids(fields, "aux_hidden_state_layer_ids", 0),
-    )
-    found = {ids for ids in stated if ids}
-    if len(found) > 1 or any(len(ids) != taps for ids in found):
+    } - {()}
+    if len(stated) > 1 or any(len(ids) != taps for ids in stated):
         raise CheckpointError(
             f"{fields.origin}: the layers that it names do not fit fc.weight, which reads {taps} hidden states; "
             "get the head again"
         )
-    return found.pop() if found else None
+    return stated.pop() if stated else None
 
 
 def _refuse_variants(inner: ConfigFields, nested: ConfigFields) -> None:

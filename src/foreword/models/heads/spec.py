@@ -61,7 +61,7 @@ class HeadSpec:
     interleaved: bool = False  # rotated pairs are adjacent in the stored weights
     norms_minus_one: bool = False  # weights of norms are stored minus one
     hidden_first: bool = (
-        False  # the first columns of the stored `fc.weight` are for features, the last for the embedding
+        False  # in the stored `fc.weight`, the columns for features precede those for the embedding
     )
     # Token that stands for unknown tokens, in heads that draft several positions at once
     mask_token_id: int | None = None

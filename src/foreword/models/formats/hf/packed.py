@@ -25,7 +25,7 @@ class Scheme:
     extra: tuple[str, ...]  # optional suffixes
     unpack: Callable[[Parts], Tensor]  # dequantise: float32 [out, in]
     # The matrix in a form that kernels read packed; None: it must be dequantised.
-    keep: Callable[[Parts], PackedTensor | None] = lambda _: None
+    repack: Callable[[Parts], PackedTensor | None] = lambda _: None
 
 
 def unpacked_bits(packed: Tensor, bits: int, dim: int) -> Tensor:
@@ -52,7 +52,7 @@ def fp8_scheme(own: ConfigFields) -> Scheme:
     block = own.get("weight_block_size")
     if block is None:
         needed = ("weight", "weight_scale")
-        return Scheme("8-bit floats", "weight", needed, ("input_scale",), unpack_rows, _keep_rows)
+        return Scheme("8-bit floats", "weight", needed, ("input_scale",), unpack_rows, _repack_rows)
     is_pair = isinstance(block, list) and len(block) == 2 and all(type(size) is int for size in block)
     if not is_pair or not all(0 < size <= MAX_DIMENSION for size in block):
         raise own.malformed("weight_block_size", "two sizes")
@@ -67,18 +67,18 @@ def fp8_scheme(own: ConfigFields) -> Scheme:
         all_scales = row_scales.repeat_interleave(min(columns, weight.shape[1]), dim=1)[:, : weight.shape[1]]
         return weight * all_scales
 
-    def keep(parts: Parts) -> Fp8Tensor | None:
+    def repack(parts: Parts) -> Fp8Tensor | None:
         weight, scales = parts["weight"], parts["weight_scale_inv"].float()
         expected = -(-weight.shape[0] // FP8_BLOCK), -(-weight.shape[1] // FP8_BLOCK)
         fits = rows == columns == FP8_BLOCK and tuple(scales.shape) == expected
         return Fp8Tensor(weight, scales, True) if fits and weight.dtype == torch.float8_e4m3fn else None
 
     return Scheme(
-        "8-bit floats in blocks", "weight", ("weight", "weight_scale_inv"), ("input_scale",), unpack, keep
+        "8-bit floats in blocks", "weight", ("weight", "weight_scale_inv"), ("input_scale",), unpack, repack
     )
 
 
-def _keep_rows(parts: Parts) -> Fp8Tensor | None:
+def _repack_rows(parts: Parts) -> Fp8Tensor | None:
     """Return 8-bit floats with scales per row; None for other 8-bit numbers, and for scales of another shape."""
     weight, scales = parts["weight"], _column(parts["weight_scale"].float())
     fits = scales.shape in ((1, 1), (len(weight), 1)) and parts.get("weight_zero_point") is None
@@ -113,7 +113,7 @@ def gptq_scheme(own: ConfigFields) -> Scheme:
         ("qweight", "qzeros", "scales"),
         ("g_idx",),
         lambda parts: _unpack_gptq(parts, bits, zero_offset),
-        lambda parts: _keep_gptq(parts, zero_offset) if bits == 4 else None,
+        lambda parts: _repack_gptq(parts, zero_offset) if bits == 4 else None,
     )
 
 
@@ -133,7 +133,7 @@ def _scaled(levels: Tensor, zeros: Tensor, parts: Parts) -> Tensor:
     return (scales[group] * (levels - zeros[group])).T.contiguous()
 
 
-def _keep_gptq(parts: Parts, zero_offset: int) -> GroupedTensor | None:
+def _repack_gptq(parts: Parts, zero_offset: int) -> GroupedTensor | None:
     codes, scales = unpacked_bits(parts["qweight"], 4, dim=0), parts["scales"]  # [in, out], [groups, out]
     zeros = unpacked_bits(parts["qzeros"], 4, dim=1) + zero_offset
     group_size, order = len(codes) // len(scales), None
@@ -159,14 +159,14 @@ def awq_scheme(own: ConfigFields) -> Scheme:
     version = own.text("version", "gemm").lower()
     if own.count("bits", 4) != 4 or version != "gemm":
         raise own.unsupported(f"AWQ in {own.get('bits')} bits, version {version}")
-    return Scheme("AWQ, 4 bits", "qweight", ("qweight", "qzeros", "scales"), (), _unpack_awq, _keep_awq)
+    return Scheme("AWQ, 4 bits", "qweight", ("qweight", "qzeros", "scales"), (), _unpack_awq, _repack_awq)
 
 
 def _unpack_awq(parts: Parts) -> Tensor:
     return _scaled(_in_order(parts["qweight"]), _in_order(parts["qzeros"]), parts)
 
 
-def _keep_awq(parts: Parts) -> GroupedTensor:
+def _repack_awq(parts: Parts) -> GroupedTensor:
     codes, zeros = _in_order(parts["qweight"]), _in_order(parts["qzeros"])
     return GroupedTensor(_bytes(codes), parts["scales"].T.contiguous(), _bytes(zeros))
 
@@ -194,7 +194,7 @@ def compressed_scheme(own: ConfigFields) -> Scheme:
             ("weight", "weight_scale"),
             ("weight_zero_point", *_UNUSED),
             unpack_rows,
-            _keep_rows,
+            _repack_rows,
         )
     if packing == "mxfp4-pack-quantized":
         return replace(mxfp4_scheme(own), extra=_UNUSED)
@@ -207,7 +207,7 @@ def compressed_scheme(own: ConfigFields) -> Scheme:
         ("weight_packed", "weight_scale"),
         ("weight_shape", "weight_zero_point", "weight_g_idx", *_UNUSED),
         lambda parts: unpack_words(parts, bits),
-        lambda parts: _keep_words(parts) if bits == 4 else None,
+        lambda parts: _repack_words(parts) if bits == 4 else None,
     )
 
 
@@ -244,7 +244,7 @@ def unpack_words(parts: Parts, bits: int) -> Tensor:
     return values * per_column(scales)
 
 
-def _keep_words(parts: Parts) -> GroupedTensor | None:
+def _repack_words(parts: Parts) -> GroupedTensor | None:
     codes = unpacked_bits(parts["weight_packed"], 4, dim=1)
     if (shape := parts.get("weight_shape")) is not None:
         codes = codes[: int(shape[0]), : int(shape[1])]
@@ -255,7 +255,7 @@ def _keep_words(parts: Parts) -> GroupedTensor | None:
     return GroupedTensor(codes.to(torch.uint8), parts["weight_scale"], zeros)
 
 
-def _keep_mxfp4(parts: Parts) -> GroupedTensor | None:
+def _repack_mxfp4(parts: Parts) -> GroupedTensor | None:
     """Return the codes, two per byte with the low nibble first, and halved scales: a power of two per 32 columns."""
     packed, exponents = parts["weight_packed"], parts["weight_scale"]
     if packed.dtype != torch.uint8 or exponents.dtype != torch.uint8:
@@ -266,7 +266,7 @@ def _keep_mxfp4(parts: Parts) -> GroupedTensor | None:
 
 
 def _unpack_mxfp4(parts: Parts) -> Tensor:
-    kept = _keep_mxfp4(parts)
+    kept = _repack_mxfp4(parts)
     if kept is None:
         types = parts["weight_packed"].dtype, parts["weight_scale"].dtype
         raise ValueError(f"it is stored in {types[0]} and {types[1]}, not in bytes")
@@ -277,7 +277,7 @@ def _unpack_mxfp4(parts: Parts) -> Tensor:
 
 def mxfp4_scheme(own: ConfigFields) -> Scheme:
     needed = ("weight_packed", "weight_scale")
-    return Scheme("MXFP4", "weight_packed", needed, (), _unpack_mxfp4, _keep_mxfp4)
+    return Scheme("MXFP4", "weight_packed", needed, (), _unpack_mxfp4, _repack_mxfp4)
 
 
 SCHEMES = {

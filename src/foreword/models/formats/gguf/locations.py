@@ -58,7 +58,7 @@ def tensor_parts(
     }
 
 
-def places(
+def tensor_locations(
     parts: Mapping[str, list[str]],
     tensors: Mapping[str, GgufTensor],
     names: GgufNames,
@@ -67,7 +67,7 @@ def places(
 ) -> dict[str, GgufLocation]:
     """Return the location of every tensor of the model by name; `parts` is the result of `tensor_parts`."""
     shapes = expected_shapes(config)
-    locations = _latent_places(parts)
+    locations = _latent_locations(parts)
     for stored, part_names in parts.items():
         if part_names[0].endswith((_KEYS, _VALUES)):
             continue
@@ -85,7 +85,7 @@ def places(
                 f"{path}: tensor {stored!r} has {stored_rows(tensors[stored])} rows, its config says {start}; "
                 "get the file again"
             )
-    return {name: _ordered(name, place, names, config) for name, place in locations.items()}
+    return {name: _ordered(name, location, names, config) for name, location in locations.items()}
 
 
 def stored_rows(tensor: GgufTensor) -> int:
@@ -98,7 +98,7 @@ def module_tensors(tensors: Iterable[str], layers: range) -> list[str]:
     return [name for name in tensors if (layer := _LAYER.match(name)) and int(layer[1]) in layers]
 
 
-def _latent_places(parts: Mapping[str, list[str]]) -> dict[str, GgufLocation]:
+def _latent_locations(parts: Mapping[str, list[str]]) -> dict[str, GgufLocation]:
     """Return the locations of expansions of latent rows that are stored as two tensors."""
     stored_names = {part_names[0]: stored for stored, part_names in parts.items()}
     layers = [name.removesuffix(_KEYS) for name in stored_names if name.endswith(_KEYS)]
@@ -109,20 +109,20 @@ def _latent_places(parts: Mapping[str, list[str]]) -> dict[str, GgufLocation]:
     }
 
 
-def _ordered(name: str, place: GgufLocation, names: GgufNames, config: ModelConfig) -> GgufLocation:
+def _ordered(name: str, location: GgufLocation, names: GgufNames, config: ModelConfig) -> GgufLocation:
     """Return the location with the order in which the file stores rows and columns."""
     if names.interleaved and (
         rotated := rotated_rows(config.layers[0].attention).get(name.split(".", 3)[-1])
     ):
-        return replace(place, order=rotated)
+        return replace(location, order=rotated)
     spec, part = config.recurrent, name.rpartition(_RECURRENT)[2]
     if spec is None or _RECURRENT not in name:
-        return place
-    if names.grouped_by_key and place.rows is not None:
-        return replace(place, rows=None, order=grouped_rows(spec, part.removesuffix(".weight")))
+        return location
+    if names.grouped_by_key and location.rows is not None:
+        return replace(location, rows=None, order=grouped_rows(spec, part.removesuffix(".weight")))
     if names.tiled_values and spec.heads != spec.key_heads:
-        return replace(place, order=tiled_rows(spec).get(part), columns=tiled_columns(spec).get(part))
-    return place
+        return replace(location, order=tiled_rows(spec).get(part), columns=tiled_columns(spec).get(part))
+    return location
 
 
 def _canonical(name: str) -> str:
