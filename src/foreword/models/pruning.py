@@ -91,7 +91,7 @@ def write_pruned_gguf(
 
 
 def _renumbered(names: Iterable[str], pattern: re.Pattern[str], layers: Sequence[int]) -> dict[str, str]:
-    """Return name -> new name of all tensors but those of other layers; group 1 of `pattern` is the layer index."""
+    """Return name -> new name, without the tensors of other layers; group 1 of `pattern` is the layer index."""
     new_indices = {str(layer): str(new) for new, layer in enumerate(layers)}
     new_names = {}
     for name in names:
@@ -110,7 +110,7 @@ def _copy_metadata(writer: gguf.GGUFWriter, model: Path, layers: Sequence[int]) 
     num_layers = fields[f"{prefix}block_count"].contents()
     for key, field in fields.items():
         kind, *element_kinds = field.types
-        # The writer cannot write empty arrays; to readers, missing arrays mean the same.
+        # The writer cannot write empty arrays. Readers treat a missing array like an empty one.
         if key in _WRITTEN_BY_WRITER or (kind is GGUFValueType.ARRAY and not element_kinds):
             continue
         if GGUFValueType.ARRAY in element_kinds:

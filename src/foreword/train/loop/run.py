@@ -28,7 +28,7 @@ from foreword.train.heads.learner import (
     stored_vocabulary,
 )
 from foreword.train.loop.evaluate import TauReport
-from foreword.train.loop.output import Card, read_weights, write_card, write_output
+from foreword.train.loop.output import read_weights, write_card, write_output
 from foreword.train.loop.trainer import Trainer, TrainPhase, TrainProgress, TrainSettings
 from foreword.train.passes.packing import BatchSize, fitting_size, require_fitting
 from foreword.train.passes.target import FrozenTarget
@@ -93,24 +93,24 @@ def train(
     save_training(run.state, trainer, run.recipe, run.model)
     if run.stop():
         return None
-    watcher.say(f"{trainer.step:,} steps of {trainer.size.rows:,} tokens")
+    amount = f"{trainer.step:,} steps of {trainer.size.rows:,} tokens"
+    watcher.say(amount)
     reports = session.measure()
     files = trainer.learner.files(checkpoint, min(3, run.settings.depth))
     if reports:  # the first set of texts gives the published acceptance, which engines use as a prior
         rates = [round(rate, 3) for rate in next(iter(reports.values())).by_level]
         files = replace(files, config={**files.config, "acceptance_by_level": rates})
-    digest = write_output(run.out, files)
-    card = Card(
+    sha256 = write_output(run.out, files)
+    write_card(
+        run.out,
         run.recipe.method,
-        checkpoint.path.name,
-        run.command,
-        trainer.step,
-        trainer.size.rows,
-        digest,
-        tuple(texts.summary()),
-        reports,
+        target=checkpoint.path.name,
+        sha256=sha256,
+        data=texts.summary(),
+        training=f"{amount}.",
+        command=run.command,
+        measured=reports,
     )
-    write_card(run.out, card)
     return reports
 
 

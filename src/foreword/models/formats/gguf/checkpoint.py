@@ -33,7 +33,7 @@ from foreword.models.tokenization.tokenizer import Tokenizer
 _UNQUANTIZED = ("F32", "F16", "BF16")
 _VECTORS = (".A_log", ".D", ".dt_bias", "linear_attn.norm.weight")  # vectors that may be stored as matrices
 _CONVOLUTION = "conv1d.weight"
-_ELEMENTS_AT_ONCE = 2**19  # dequantised at once by each thread, which limits the additional memory
+_ELEMENTS_AT_ONCE = 2**19  # elements that a thread dequantises at once, which limits the additional memory
 _THREADS = min(8, os.cpu_count() or 1)
 
 
@@ -111,11 +111,8 @@ class GgufCheckpoint(LocatedTensors[GgufLocation]):
         if location.columns is not None:
             return loaded[:, location.columns.order()]
         is_matrix = len(tensor.shape) == 2 or location.rows is not None
-        return (
-            loaded
-            if is_matrix or name.endswith("shared_expert_gate.weight")
-            else loaded.reshape(tensor.shape)
-        )
+        is_shaped = is_matrix or name.endswith("shared_expert_gate.weight")
+        return loaded if is_shaped else loaded.reshape(tensor.shape)
 
     def load_part(self, name: str, dtype: torch.dtype, part: TensorPart) -> Tensor:
         location = self._location(name)
@@ -153,12 +150,11 @@ class GgufCheckpoint(LocatedTensors[GgufLocation]):
 
     def _decay_logarithms(self, name: str) -> Tensor:
         """Return the logarithms of a recurrent layer's decay rates; the file has the negative rates."""
-        stored = dequantized(
-            self._file.tensors[self._location(name).stored].kind, self._rows(name), torch.float32
-        )
+        tensor = self._file.tensors[self._location(name).stored]
+        stored = dequantized(tensor.kind, self._rows(name), torch.float32)
         if not bool((stored < 0).all()):
             raise CheckpointError(
-                f"{self.path}: {self._location(name).stored} has rates that are not below 0; get the file again"
+                f"{self.path}: {tensor.name} has rates that are not below 0; get the file again"
             )
         return (-stored).log().reshape(-1)
 
@@ -183,7 +179,7 @@ class GgufCheckpoint(LocatedTensors[GgufLocation]):
     def quantized(self, name: str) -> QuantizedTensor | None:
         """Return the tensor's blocks in Hugging Face's row and column order; copied only if the file's order differs.
 
-        None if it is not quantised, or if the order of columns differs and a block has columns of several heads.
+        None: the tensor is not quantised, or columns must be reordered and a block has columns of several heads.
         """
         location = self._location(name)
         tensor = self._file.tensors[location.stored]
@@ -225,7 +221,9 @@ class GgufCheckpoint(LocatedTensors[GgufLocation]):
             raise CheckpointError(
                 f"{self.path}: {location.stored} is a quantised vector and cannot be reordered; get the file again"
             )
-        rows = stored.reshape(tensor.shape[0], -1)  # of a vector, which is one stored row: one number each
+        rows = stored.reshape(
+            tensor.shape[0], -1
+        )  # a vector is stored as one row: here, each number becomes a row
         return rows[location.order.order()].reshape(-1, stored.shape[1])
 
     def _misfit(self, name: str, count: int, dimension: str, expected: int) -> CheckpointError:

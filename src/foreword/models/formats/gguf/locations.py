@@ -30,7 +30,7 @@ _ALL_EXPERTS = {
     "ffn_down_exps": ("down_proj",),
 }
 _MOST_EXPERTS = 1 << 16
-# The expansion of latent rows, stored as two tensors or as one.
+# The matrix that expands latent rows to keys and values: stored as two tensors, or as one (kv_b).
 _KEYS, _VALUES, _BOTH = (f"self_attn.{name}_proj.weight" for name in ("k_b", "v_b", "kv_b"))
 _RECURRENT = ".linear_attn."
 
@@ -41,7 +41,7 @@ class GgufLocation:
 
     stored: str  # name in the file
     rows: tuple[int, int] | None = None  # range of stored rows, outer dimensions flattened; None: all
-    values: str | None = None  # name of the second tensor, if the expansion of latent rows is stored as two
+    values: str | None = None  # the second stored tensor, if the expansion of latent rows is stored as two
     order: RotatedRows | GroupedRows | TiledHeads | None = None  # order of rows, or of a vector's numbers
     columns: TiledHeads | None = None  # order of columns; None: that of Hugging Face
 
@@ -99,7 +99,7 @@ def module_tensors(tensors: Iterable[str], layers: range) -> list[str]:
 
 
 def _latent_locations(parts: Mapping[str, list[str]]) -> dict[str, GgufLocation]:
-    """Return the locations of expansions of latent rows that are stored as two tensors."""
+    """Return the locations of matrices that expand latent rows, if the file stores them as two tensors."""
     stored_names = {part_names[0]: stored for stored, part_names in parts.items()}
     layers = [name.removesuffix(_KEYS) for name in stored_names if name.endswith(_KEYS)]
     return {
@@ -126,7 +126,7 @@ def _ordered(name: str, location: GgufLocation, names: GgufNames, config: ModelC
 
 
 def _canonical(name: str) -> str:
-    """Return the canonical form of a mapped name: GGUF adds a suffix even to tensors without one in Hugging Face."""
+    """Return the canonical form of a mapped name, without the suffixes that only GGUF has."""
     return (
         name.replace("e_score_correction.bias", "e_score_correction_bias")
         .replace("self_attn.sinks.weight", "self_attn.sinks")

@@ -38,7 +38,7 @@ from foreword.models.tokenization.tokenizer import Tokenizer
 
 _LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
 _PREFIXES = ("model.mtp_layers.", "model.mtp.", "mtp.", "medusa_head.", "medusa_heads.", "model.visual.")
-"""Prefixes of MTP modules (MiMo, MiMo-V2, Qwen3-Next), Medusa-2 heads and image encoders."""
+"""Prefixes of tensors in MTP modules (MiMo, MiMo-V2, Qwen3-Next), Medusa-2 heads and image encoders."""
 
 
 def without_draft_modules(files: Mapping[str, Path], settings: Mapping[str, Any]) -> dict[str, Path]:
@@ -103,7 +103,7 @@ class HfCheckpoint(LocatedTensors[HfLocation]):
         return location.read(self._whole(location)).to(dtype, copy=True)
 
     def load_part(self, name: str, dtype: torch.dtype, part: TensorPart) -> Tensor:
-        """Load a part in `dtype`. A tensor that is packed, reordered or in a stack of experts is read whole."""
+        """Load a part in `dtype`. A tensor that is packed, reordered or in a stack of experts is read completely."""
         location = self._location(name)
         if (
             location.expert is not None
@@ -117,7 +117,7 @@ class HfCheckpoint(LocatedTensors[HfLocation]):
         return replace(location, rows=None).read(cut).to(dtype, copy=True)
 
     def pieces(self, name: str, dtype: torch.dtype, rows: int) -> Iterator[Tensor]:
-        """Yield pieces of a tensor, read on demand; a transformed tensor is read whole."""
+        """Yield pieces of a tensor, each read when it is needed; a transformed tensor is read completely."""
         location = self._location(name)
         if not location.is_plain or not self._is_one_tensor(location.stored):
             yield from row_pieces(self.load(name, dtype), rows)
@@ -151,7 +151,7 @@ class HfCheckpoint(LocatedTensors[HfLocation]):
         return shape
 
     def _whole(self, location: HfLocation) -> Tensor:
-        """Return the stored tensor at a location, dequantised; of a stack, only the expert: [out, in] or [out]."""
+        """Read and dequantise the stored tensor of a location; of a stack, only the expert: [out, in] or [out]."""
         parts = self._parts[location.stored]
         if "" in parts:
             if location.expert is None:
@@ -181,20 +181,20 @@ class HfCheckpoint(LocatedTensors[HfLocation]):
         parts = self._parts[location.stored]
         if self._scheme is None or "" in parts or location.plus_one:
             return None
-        kept = self._scheme.repack(self._packed(location))
-        if kept is None or location.is_plain:
-            return kept
-        if isinstance(kept, GroupedTensor):
-            return kept.rows(location.read)
-        if not kept.in_blocks:
-            return Fp8Tensor(location.read(kept.values), location.read(kept.scales), False)
+        packed = self._scheme.repack(self._packed(location))
+        if packed is None or location.is_plain:
+            return packed
+        if isinstance(packed, GroupedTensor):
+            return packed.rows(location.read)
+        if not packed.in_blocks:
+            return Fp8Tensor(location.read(packed.values), location.read(packed.scales), False)
         # A block has one scale for all its rows: only ranges of whole blocks can be cut out, in their order.
         first, end = location.rows or (0, 0)
         is_reordered = location.rotated is not None or location.grouped is not None
         if is_reordered or first % FP8_BLOCK or end % FP8_BLOCK:
             return None
         blocks = slice(first // FP8_BLOCK, end // FP8_BLOCK)
-        return Fp8Tensor(location.read(kept.values), kept.scales[blocks], True)
+        return Fp8Tensor(location.read(packed.values), packed.scales[blocks], True)
 
     def _warn_once(self, scheme: Scheme) -> None:
         if self._warned:

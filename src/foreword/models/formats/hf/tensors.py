@@ -24,7 +24,7 @@ class HfLocation:
     rotated: RotatedRows | None = None  # order of rows with adjacent rotated pairs
     plus_one: bool = False  # 1 is added to the stored numbers
     expert: int | None = None  # index of an expert, if the stored tensor has all experts of a layer
-    every: tuple[int, int] = (0, 1)  # (first row, distance) of the rows that are read
+    every: tuple[int, int] = (0, 1)  # (first, step) of the rows that are read
     grouped: GroupedRows | None = None  # order of rows that are grouped by key head
     transposed: bool = False  # the expert is stored [in, out]
 
@@ -80,10 +80,10 @@ def tensor_locations(
 _LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
 _STACK = re.compile(r"(model\.layers\.\d{1,9}\.mlp\.experts\.)(gate_up_proj|down_proj)(_bias)?")
 _STACKED = {
-    "gate_up_proj": (("gate_proj", (0, 2)), ("up_proj", (1, 2))),
-    "down_proj": (("down_proj", (0, 1)),),
+    "gate_up_proj": {"gate_proj": (0, 2), "up_proj": (1, 2)},
+    "down_proj": {"down_proj": (0, 1)},
 }
-"""Stack -> its parts, with (first row, distance) of each part's rows if gate and up rows alternate."""
+"""Stack -> its parts, each with (index of the part, number of parts)."""
 
 
 def expert_locations(
@@ -95,14 +95,14 @@ def expert_locations(
         if (stack := _STACK.fullmatch(name)) is None:
             continue
         suffix = "weight" if stack[3] is None else "bias"
-        count, rows = (*shape(name), 0, 0)[:2]
+        count, rows = (*shape(name), 0, 0)[:2]  # zeros: a damaged file may have too few dimensions
         for expert in range(count):
-            for part, every in _STACKED[stack[2]]:
-                location = HfLocation(name, expert=expert, every=every, transposed=True)
+            for part, (index, parts) in _STACKED[stack[2]].items():
                 if stacks is ExpertStacks.HALVES:
-                    half, parts = every
-                    part_rows = None if parts == 1 else (half * rows // 2, (half + 1) * rows // 2)
+                    part_rows = None if parts == 1 else (index * rows // 2, (index + 1) * rows // 2)
                     location = HfLocation(name, part_rows, expert=expert)
+                else:  # the rows of the parts alternate
+                    location = HfLocation(name, expert=expert, every=(index, parts), transposed=True)
                 locations[f"{stack[1]}{expert}.{part}.{suffix}"] = location
     return locations
 
