@@ -18,7 +18,7 @@ from foreword.drafters.heads.chains import (
     plan_after_pass,
     plan_chains,
 )
-from foreword.drafters.heads.growing import GrowthStart, draft_at_once, grow_by_passes
+from foreword.drafters.heads.growing import draft_at_once, grow_by_passes
 from foreword.drafters.heads.in_pages import HeadInPages, RowRange, mark_computed
 from foreword.drafters.heads.loading import (
     HEAD,
@@ -167,8 +167,8 @@ class StepwiseHead(HeadInPages):
             HeadTree(task, self._width, row_range.pages.kv.reserved - row_range.end)
             for task, row_range in zip(tasks, ranges, strict=True)
         ]
-        start = GrowthStart(output, rows.arrays.block_tables, rows.starts)
-        grow_by_passes(trees, start, self._runner, store, self._vocabulary)
+        tables = rows.arrays.block_tables
+        grow_by_passes(trees, output, tables, rows.starts, self._runner, store, self._vocabulary)
         return [tree.draft() for tree in trees]
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -52,23 +51,20 @@ def level_arrays(trees: Sequence[HeadTree], tables: Ints, page_size: int) -> Bat
     )
 
 
-class GrowthStart(NamedTuple):
-    """The head's output for the newest tokens, from which the first level of trees grows."""
-
-    output: HeadOutput
-    tables: Ints  # page tables, [trees, pages]
-    starts: Ints  # [trees], first KV row to which a tree's rows attend
-
-
 def grow_by_passes(
     trees: Sequence[HeadTree],
-    start: GrowthStart,
+    output: HeadOutput,
+    tables: Ints,
+    starts: Ints,
     runner: RowsRunner,
     store: KvStore,
     vocabulary: DraftVocabulary,
 ) -> None:
-    """Grow all trees to their limits; a draft token's row uses its parent's states, if the head has any."""
-    output, tables, starts = start
+    """Grow all trees to their limits; a draft token's row uses its parent's states, if the head has any.
+
+    `output` is the head's output for the newest tokens. `tables` has the page tables [trees, pages], and `starts` the
+    first KV row to which the rows of each tree attend, [trees].
+    """
     is_chain = all(tree.width == 1 for tree in trees)
     are_greedy = is_chain and are_all_argmax(trees)
     while True:

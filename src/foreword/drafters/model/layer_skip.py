@@ -8,7 +8,7 @@ from torch import Tensor
 
 from foreword.backends.batch import MAX_DRAFT_NODES, Tap
 from foreword.backends.interface import HeadInput, head_output
-from foreword.drafters.heads.growing import GrowthStart, grow_by_passes
+from foreword.drafters.heads.growing import grow_by_passes
 from foreword.drafters.heads.in_pages import HeadInPages
 from foreword.drafters.heads.loading import HEAD_BY_LEVEL, DraftVocabulary, LoadedRows, draft_where_ready
 from foreword.drafters.model.autoregressive import AutoregressiveDrafter, DraftingSize
@@ -111,8 +111,9 @@ class ExitHead(HeadInPages):
             trees.append(HeadTree(task, self._width, kv.reserved - len(tokens)))
         arrays = self._buffers.lay_out(pages[0].cache, newest_tokens, ()).arrays
         head_input = HeadInput(arrays, starts, torch.empty(len(tasks), 0), are_own=True)
-        start = GrowthStart(head_output(self._rows_runner, head_input, store), arrays.block_tables, starts)
-        grow_by_passes(trees, start, self._rows_runner, store, self._vocabulary)
+        runner, tables = self._rows_runner, arrays.block_tables
+        output = head_output(runner, head_input, store)
+        grow_by_passes(trees, output, tables, starts, runner, store, self._vocabulary)
         return [tree.draft() for tree in trees]
 
 

@@ -30,7 +30,7 @@ from foreword.models.heads.names import (
 )
 from foreword.models.heads.spec import HeadSpec, Join, Shapes
 
-PICKLES = ("*.bin", "*.pt", "*.pth")  # patterns of files with pickled weights
+_PICKLES = ("*.bin", "*.pt", "*.pth")  # patterns of files with pickled weights
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class HeadFiles:
     def _floats(self, name: str) -> Tensor:
         """Return a tensor as floats; quantised numbers are multiplied by their scales."""
         stored = self.stored(name)
-        parts = [name + suffix for suffix in PART_SUFFIXES if name + suffix in self._locations]
+        parts = self._part_names(name)
         if parts:
             return self._unpacked(name, stored, parts)
         is_float8 = stored.element_size() == 1  # meaningless without scales, which this file lacks
@@ -137,7 +137,7 @@ class HeadFiles:
 
     def packed_tensor(self, name: str) -> PackedTensor | None:
         """Return a matrix of a quantised head in a form that kernels read; None: plain floats, or another form."""
-        names = [name + suffix for suffix in PART_SUFFIXES if name + suffix in self._locations]
+        names = self._part_names(name)
         if not names or _is_foreword_format(self.config.get("quantization_config")):
             # Without scales the matrix is plain floats. The config may name a scheme, as a copy of the target's.
             return None
@@ -163,23 +163,22 @@ class HeadFiles:
         """Read a tensor as stored: all of it, or the rows in `_rows`."""
         location = self._locations[name]
         with opened_safetensors(location.file) as file:
-            is_sliced = self._rows is not None and not name.endswith(SHAPE)
-            tensor: Tensor = (
-                file.get_slice(location.name)[self._rows] if is_sliced else file.get_tensor(location.name)
-            )
-        return tensor
+            if self._rows is not None and not name.endswith(SHAPE):
+                return file.get_slice(location.name)[self._rows]  # type: ignore[no-any-return]
+            return file.get_tensor(location.name)  # type: ignore[no-any-return]
 
     def renamed(self, names: Mapping[str, str]) -> "HeadFiles":
         """Return a view with only these tensors: new name -> name here. Scales and other parts are renamed too."""
         view = copy(self)
-        parts = {
-            new + suffix: old + suffix
-            for new, old in names.items()
-            for suffix in PART_SUFFIXES
-            if old + suffix in self._locations
-        }
-        view._locations = {new: self._locations[old] for new, old in {**names, **parts}.items()}
+        view._locations = {}
+        for new, old in names.items():
+            for part in (old, *self._part_names(old)):
+                view._locations[new + part.removeprefix(old)] = self._locations[part]
         return view
+
+    def _part_names(self, name: str) -> list[str]:
+        """Return the names of the scales and other parts of a matrix; empty if it is not quantised."""
+        return [name + suffix for suffix in PART_SUFFIXES if name + suffix in self._locations]
 
     def stored_as(self, name: str) -> str:
         """Return the name of a tensor in its file."""
@@ -193,8 +192,7 @@ class HeadFiles:
         return 8 if any(map(self._is_part, self._locations)) else 16
 
     def stored_names(self) -> list[str]:
-        """Return the names of all tensors in the files, sorted."""
-        # Names with a packed form were added by `_with_packed`.
+        """Return the names of all tensors in the files, sorted, without those that `_with_packed` has added."""
         return sorted(name for name in self._locations if name + PACKED not in self._locations)
 
     def _is_part(self, name: str) -> bool:
@@ -219,24 +217,26 @@ def _safetensors(path: Path) -> list[Path]:
     """Return the safetensors files of a head; raise `CheckpointError` if there are none."""
     if path.is_file() and path.suffix == ".safetensors":
         return [path]
-    if path.is_file() and any(path.match(pattern) for pattern in PICKLES):
-        raise pickled(path)
+    if pickled_files(path):
+        raise CheckpointError(
+            f"{path} holds pickled weights, which can run code and are never loaded; "
+            f"`foreword head convert {path} OUT` writes safetensors"
+        )
     if not path.is_dir():
         raise CheckpointError(f"{path} is not a head; give a directory with config.json and safetensors")
     files = sorted(path.glob("*.safetensors"))
-    if not files and any(any(path.glob(pattern)) for pattern in PICKLES):
-        raise pickled(path)
     if not files:
         raise CheckpointError(f"{path} holds no safetensors; give a directory that holds a whole head")
     return files
 
 
-def pickled(path: Path) -> CheckpointError:
-    """Return the error for a head with pickled weights."""
-    return CheckpointError(
-        f"{path} holds pickled weights, which can run code and are never loaded; "
-        f"`foreword head convert {path} OUT` writes safetensors"
-    )
+def pickled_files(path: Path) -> list[Path]:
+    """Return the files with pickled weights; empty if there are safetensors."""
+    if path.is_file():
+        return [path] if any(path.match(pattern) for pattern in _PICKLES) else []
+    if any(path.glob("*.safetensors")):
+        return []
+    return sorted(file for pattern in _PICKLES for file in path.glob(pattern))
 
 
 def _locations(files: list[Path]) -> dict[str, _Location]:
@@ -293,8 +293,15 @@ def vocabulary_shapes(vocab: int, draft_vocab: int, hidden: int) -> tuple[Shapes
 
 def fitted(spec: HeadSpec, target: ModelConfig, origin: str) -> HeadSpec:
     """Return the head with the boundaries that it reads in this target; raise `CheckpointError` if it does not fit."""
-    _require(spec.target_hidden_size, target.hidden_size, "hidden size", origin)
-    _require(spec.vocab_size, target.vocab_size, "vocabulary", origin)
+    for quantity, of_head, of_target in (
+        ("hidden size", spec.target_hidden_size, target.hidden_size),
+        ("vocabulary", spec.vocab_size, target.vocab_size),
+    ):
+        if of_head != of_target:
+            raise CheckpointError(
+                f"{origin} was made for a {quantity} of {of_head} and this model's is {of_target}; "
+                "use a head for this model"
+            )
     borrowed = [name for name in ("embed_tokens.weight", OUTPUT) if not spec.has(name)]
     if borrowed and spec.hidden_size != target.hidden_size:
         raise CheckpointError(
@@ -319,15 +326,6 @@ def fitted(spec: HeadSpec, target: ModelConfig, origin: str) -> HeadSpec:
             f"{origin} reads the target after layer {outside[0]} and it has {target.num_layers}; use another head"
         )
     return replace(spec, boundaries=boundaries)
-
-
-def _require(of_head: int, of_target: int, quantity: str, origin: str) -> None:
-    """Raise `CheckpointError` unless a quantity of the head equals that of the target."""
-    if of_head != of_target:
-        raise CheckpointError(
-            f"{origin} was made for a {quantity} of {of_head} and this model's is {of_target}; "
-            "use a head for this model"
-        )
 
 
 def draft_token_ids(spec: HeadSpec, files: HeadFiles) -> Tensor | None:

@@ -179,14 +179,19 @@ def read_dflash(files: HeadFiles) -> HeadSpec:
     """Return the description of a DFlash or DSpark head."""
     fields, body = files.fields, _body(files)
     nested = fields.section("dflash_config") or ConfigFields({}, fields.origin)
-    _refuse_variants(body.fields, nested)
+    for key in _UNSUPPORTED:
+        if body.fields.get(key) is not None or nested.get(key) is not None:
+            raise body.fields.unsupported(f"a DFlash head with {key}")
     hidden, width = body.hidden, body.sizes["target_hidden_size"]
     taps = count_taps(files, width)
     required, optional = dict(body.required), dict(body.optional)
     required |= {"fc.weight": (hidden, taps * width)}
     required |= {"hidden_norm.weight": (hidden,), "norm.weight": (hidden,)}
     required |= all_layer_shapes(body.layers, hidden, first_inputs=hidden, first_norm=True)
-    window = _block_window(body.fields, nested, len(body.layers))
+    if nested.flag("use_swa", False):  # z-lab's configs have the window in `dflash_config`
+        window: int | None = nested.count("swa_window_size")
+    else:
+        window = sliding_window(body.fields, len(body.layers))
     is_dspark = MARKOV[0] + ".weight" in files.shapes
     if is_dspark:
         markov, confidence = _dspark_shapes(files, body.vocab, body.sizes["draft_vocab_size"], hidden)
@@ -214,13 +219,6 @@ def read_dflash(files: HeadFiles) -> HeadSpec:
         norm_output=is_dspark,  # DSpark's confidence head reads normalised states
         window=window,
     )
-
-
-def _block_window(inner: ConfigFields, nested: ConfigFields, layers: int) -> int | None:
-    """Return the window of a DFlash head; z-lab's configs have it in `dflash_config`."""
-    if nested.flag("use_swa", False):
-        return nested.count("swa_window_size")
-    return sliding_window(inner, layers)
 
 
 def _is_causal(fields: ConfigFields, inner: ConfigFields, nested: ConfigFields, has_window: bool) -> bool:
@@ -273,13 +271,6 @@ def _boundaries(fields: ConfigFields, nested: ConfigFields, taps: int) -> tuple[
             "get the head again"
         )
     return stated.pop() if stated else None
-
-
-def _refuse_variants(inner: ConfigFields, nested: ConfigFields) -> None:
-    """Raise `CheckpointError` for DFlash heads with settings that are not supported."""
-    for key in _UNSUPPORTED:
-        if inner.get(key) is not None or nested.get(key) is not None:
-            raise inner.unsupported(f"a DFlash head with {key}")
 
 
 _MEDUSA_BLOCK = re.compile(r"^blocks\.(\d+)\.layers\.(\d+)\.")

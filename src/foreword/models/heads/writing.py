@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 
 from foreword.errors import CheckpointError, RequestError
 from foreword.models.config import AttentionSpec, MlpSpec, ModelConfig
-from foreword.models.heads.files import PICKLES
+from foreword.models.heads.files import pickled_files
 from foreword.models.heads.names import FOREWORD_FORMAT, LAYER_IDS, PACKED, PART_SUFFIXES, SCALE, SHAPE
 from foreword.models.heads.opening import Head, open_head
 
@@ -63,7 +63,7 @@ def head_sizes(target: ModelConfig) -> HeadSizes:
     return HeadSizes(attention.num_heads, attention.num_kv_heads, attention.head_dim, max(widths))
 
 
-_HEAD_DIM = 128  # of heads for targets with latent attention only
+_HEAD_DIM = 128  # head size in heads for targets that have only latent attention
 
 
 def _mlp_width(mlp: MlpSpec) -> int:
@@ -200,7 +200,7 @@ def rounded_levels(matrix: Tensor, bits: int = 8) -> tuple[Tensor, Tensor]:
 
 def convert_head(path: Path, out: Path) -> int:
     """Write a head in speculators' layout into a new directory; return its size in bytes."""
-    pickles = _pickles(path)
+    pickles = pickled_files(path)
     if not pickles:
         head = open_head(path)
         return write_head(head, out, stored_tensors(head))
@@ -213,15 +213,6 @@ def convert_head(path: Path, out: Path) -> int:
         shutil.copyfile(config, plain / "config.json")
         head = open_head(plain)
         return write_head(head, out, stored_tensors(head))
-
-
-def _pickles(path: Path) -> list[Path]:
-    """Return the files with pickled weights, unless there are safetensors."""
-    if path.is_file():
-        return [path] if any(path.match(pattern) for pattern in PICKLES) else []
-    if any(path.glob("*.safetensors")):
-        return []
-    return sorted(file for pattern in PICKLES for file in path.glob(pattern))
 
 
 def _unpickled(files: list[Path]) -> dict[str, Tensor]:

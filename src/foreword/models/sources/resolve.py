@@ -111,20 +111,16 @@ def _existing_path(name: str) -> Path | None:
 
 
 def _hub_names(name: str) -> tuple[str, str | None]:
-    """Return (repository, file) of a hub id; the file is None if the id does not name one."""
+    """Return (repository, file or None) of a hub id; raise `ModelSourceError` for any other text."""
     hub_id = None if name.startswith((".", "/", "~")) else _HUB_ID.fullmatch(name)
     if hub_id is None or hub_id["repository"].endswith(".gguf"):
-        raise _unknown_model(name)
+        models = ", ".join(model.name for model in BUILTIN_MODELS)
+        heads = ", ".join(head.name for head in shipped_heads())
+        raise ModelSourceError(
+            f"there is no model {name!r} here; give a .gguf file, a model directory, "
+            f"a hub id (org/name) or a built-in name ({models}; of heads: {heads})"
+        )
     return hub_id["repository"], hub_id["file"]
-
-
-def _unknown_model(name: str) -> ModelSourceError:
-    models = ", ".join(model.name for model in BUILTIN_MODELS)
-    heads = ", ".join(head.name for head in shipped_heads())
-    return ModelSourceError(
-        f"there is no model {name!r} here; give a .gguf file, a model directory, "
-        f"a hub id (org/name) or a built-in name ({models}; of heads: {heads})"
-    )
 
 
 def _is_wanted(name: str) -> bool:

@@ -28,7 +28,14 @@ from foreword.train.heads.learner import (
     vocabulary_tensors,
 )
 from foreword.train.passes.attention import chain_attention
-from foreword.train.passes.layers import LayerHalves, LayerTensors, layer_tensors, tracked
+from foreword.train.passes.layers import (
+    LayerTensors,
+    after_attention,
+    before_attention,
+    compiled_for_training,
+    layer_tensors,
+    tracked,
+)
 from foreword.train.passes.packing import PackedBatch
 from foreword.train.passes.target import Features, FrozenTarget
 from foreword.train.texts.documents import Document
@@ -85,7 +92,8 @@ class DFlashLearner(TapsHead):
         super().__init__(target, vocabulary, taps, shapes, widths)
         self._recipe, self._intermediate = recipe, intermediate
         self.register_buffer("mask_token", torch.zeros((), dtype=torch.int64))
-        self._halves = LayerHalves(compiled=compiled)
+        self._before_attention = compiled_for_training(before_attention, compiled)
+        self._after_attention = compiled_for_training(after_attention, compiled)
 
     @torch.no_grad()
     def begin(self, documents: Sequence[Document], seed: int) -> None:
@@ -129,10 +137,10 @@ class DFlashLearner(TapsHead):
         batch: PackedBatch,
     ) -> Tensor:
         """Run one layer over all slots of all blocks."""
-        halves, eps, slots = self._halves, self.target.config.norm.eps, self._recipe.draft_tokens + 1
+        eps, slots = self.target.config.norm.eps, self._recipe.draft_tokens + 1
         q, k, v = (
             part.reshape(slots, -1, *part.shape[1:])
-            for part in halves.before(stream, *rotation, tensors, self.target.sizes, eps)
+            for part in self._before_attention(stream, *rotation, tensors, self.target.sizes, eps)
         )
         block_kv = list(zip(k.unbind(), v.unbind(), strict=True))
         # How many slots of the block each slot attends to.
@@ -143,7 +151,7 @@ class DFlashLearner(TapsHead):
             chain_attention(queries, *text_kv, block_kv[:end], batch.tails, batch.texts, text_window)
             for queries, end in zip(q.unbind(), ends, strict=True)
         ]
-        return halves.after(stream, torch.cat(attended), tensors, eps)
+        return self._after_attention(stream, torch.cat(attended), tensors, eps)
 
     def _keys_values(
         self, text_states: Tensor, tensors: LayerTensors, rotation: tuple[Tensor, Tensor]

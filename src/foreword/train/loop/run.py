@@ -21,7 +21,6 @@ from foreword.train.files import (
 )
 from foreword.train.heads.learner import (
     HeadVocabulary,
-    Learner,
     Recipe,
     choose_vocabulary,
     full_vocabulary,
@@ -219,7 +218,9 @@ def _trainer(target: FrozenTarget, texts: RunTexts, run: TrainRun, watcher: Watc
     else:
         vocabulary = full_vocabulary(vocab_size)
     learner = run.recipe.build(target, vocabulary, compiled=run.settings.compiled)
-    require_space(run.out, _disk_bytes(learner), "states of this training")
+    # A training state has the weights and up to two moments of each. There may be three, one while it is written.
+    weight_bytes = 4 * sum(parameter.numel() for parameter in learner.parameters())
+    require_space(run.out, 3 * 3 * weight_bytes + weight_bytes, "states of this training")
     trainer = Trainer(learner, documents, size, run.settings)
     tokens = sum(len(document.tokens) for document in documents)
     count = f"{tokens / 1e6:.1f}M" if tokens >= 10**6 else f"{tokens:,}"
@@ -236,12 +237,6 @@ def _trainer(target: FrozenTarget, texts: RunTexts, run: TrainRun, watcher: Watc
         if initial is not None:
             learner.load_tensors(initial)
     return trainer
-
-
-def _disk_bytes(learner: Learner) -> int:
-    """Return the bytes of the result and of three training states, one of them while it is being written."""
-    weights = 4 * sum(parameter.numel() for parameter in learner.parameters())
-    return 3 * 3 * weights + weights  # a training state has the weights and up to two moments of each weight
 
 
 def _progress_line(progress: TrainProgress, device: torch.device) -> str:

@@ -95,16 +95,12 @@ class CacheRows:
 
     numbers: Tensor  # int32 [rows]: 0, 1, 2, ...
     ones: Tensor  # int32 [rows]: 1, 1, 1, ...
-    lengths: Tensor  # int32 [rows], number of visible tokens
+    lengths: Tensor  # int32 [rows], number of tokens that a query attends to
 
     @staticmethod
     def of(lengths: Tensor) -> "CacheRows":
         numbers = torch.arange(len(lengths), dtype=torch.int32, device=lengths.device)
         return CacheRows(numbers, torch.ones_like(numbers), lengths.to(torch.int32))
-
-    def seeing(self, lengths: Tensor) -> "CacheRows":
-        """Return the same rows with other numbers of visible tokens."""
-        return CacheRows(self.numbers, self.ones, lengths.to(torch.int32))
 
 
 def decode_attention(q: Tensor, k: Tensor, v: Tensor, rows: CacheRows) -> Tensor:

@@ -32,14 +32,6 @@ def compiled_for_training(function: Callable[_P, _R], compiled: bool) -> Callabl
     return call
 
 
-class LayerHalves:
-    """The functions before and after the attention of trained layers, compiled if requested."""
-
-    def __init__(self, *, compiled: bool) -> None:
-        self.before = compiled_for_training(before_attention, compiled)
-        self.after = compiled_for_training(after_attention, compiled)
-
-
 def before_attention(
     stream: Tensor, cos: Tensor, sin: Tensor, tensors: LayerTensors, sizes: Sizes, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:

@@ -3,7 +3,7 @@
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -296,7 +296,7 @@ class EndlessBatch:
         """Generate one token per row; idle rows compute a token that is ignored."""
         target = self._target
         rotation = target.rotation(self._positions)
-        cache_rows = self._cache_rows.seeing(self._positions + 1)
+        cache_rows = replace(self._cache_rows, lengths=(self._positions + 1).to(torch.int32))
         stream = embedding(self._tokens, target.weights.embedding)
         for index, (keys, values) in enumerate(zip(self._keys, self._values, strict=True)):
             q, k, v = target.before(index, stream, *rotation)

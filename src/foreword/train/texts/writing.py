@@ -102,7 +102,9 @@ class Writer:
             case "passage":
                 self._ask(self._encode(choose(SEEDS["passages"])), kind)
             case "prompts":
-                self._begin_from_file(choose(self._prompts))
+                prompt = choose(self._prompts)
+                tokens = tuple(self._tokenizer.encode_chat(prompt.messages()))
+                self._answer(_Conversation(tokens, (), prompt.kind, prompt.turns[1:]))
             case "summary":
                 self._ask(self._about_passages(choose(SEEDS["summary_instructions"])), kind)
             case "rag":
@@ -115,11 +117,6 @@ class Writer:
             case _:
                 longest = {"qa": 24, "math": 96}.get(kind, self._limits.user_turn)
                 self._write_user(self._encode(choose(SEEDS[kind])), kind, longest)
-
-    def _begin_from_file(self, prompt: FilePrompt) -> None:
-        """Queue the answer to a prompt from a file, with the prompt's system prompt or the template's default."""
-        tokens = self._tokenizer.encode_chat(prompt.messages())
-        self._answer(_Conversation(tuple(tokens), (), prompt.kind, prompt.turns[1:]))
 
     def _encode(self, seed: str) -> list[int]:
         """Return the tokens of a seed text with its placeholders filled in, without a final space.

@@ -1,7 +1,4 @@
-"""Quantised weights in safetensors: GPTQ, AWQ, compressed-tensors, FP8, MXFP4.
-
-They are dequantised at load, or repacked in a form that kernels read.
-"""
+"""Quantised weights in safetensors (GPTQ, AWQ, compressed-tensors, FP8, MXFP4): dequantises or repacks them."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
