@@ -91,6 +91,7 @@ class SpeculationConfig:
                 raise RequestError(f"speculation: unknown key {key!r}; known are {allowed}")
 
     def methods_of(self, kind: DraftSource) -> list[str]:
+        """Return the methods whose drafters are of this kind."""
         return [name for name in self.method if drafter_kinds()[name].traits.kind is kind]
 
     @property
@@ -198,10 +199,6 @@ def parse_setting(setting: SpeculationSetting, default: SpeculationConfig | None
         return None
     if isinstance(setting, str):
         setting = named_methods(setting)
-    if not isinstance(setting, Mapping):
-        raise RequestError(
-            'speculation must be true, false, a method or an object such as {"method": "ngram"}'
-        )
     return SpeculationConfig.parse(setting, default)
 
 

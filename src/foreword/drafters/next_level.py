@@ -73,11 +73,12 @@ def _distributions(shaped: Distributions, rows: list[int]) -> dict[int, Drawn]:
     kept = kept_tokens(shaped, torch.tensor(rows, dtype=torch.int64, device=shaped.logits.device))
     weights = kept.log_weights.exp().cpu().numpy()
     row_of, ids = kept.rows.cpu().numpy(), kept.ids.cpu().numpy()  # of each kept token
-    starts = np.flatnonzero(np.diff(row_of, prepend=-1))
-    return {
-        int(row_of[start]): Drawn(ids[start:end], weights[start:end] / weights[start:end].sum())
-        for start, end in pairwise([*starts, len(row_of)])
-    }
+    starts = np.flatnonzero(np.diff(row_of, prepend=-1))  # first kept token of each row
+    distributions: dict[int, Drawn] = {}
+    for start, end in pairwise([*starts, len(row_of)]):
+        total = weights[start:end].sum()
+        distributions[int(row_of[start])] = Drawn(ids[start:end], weights[start:end] / total)
+    return distributions
 
 
 def grow_trees(trees: Sequence[GrowingTree], logits: Tensor) -> None:

@@ -56,14 +56,16 @@ class DrafterKind:
 
     def configure(self, values: Mapping[str, Any]) -> Any:  # noqa: ANN401 - of the type `settings`
         """Return settings with these values; raise `RequestError` for a missing value or a wrong type."""
-        types = {field.name: field.type for field in fields(self.settings)}
-        for required in fields(self.settings):
-            if required.default is MISSING and required.name not in values:
-                help_text = required.metadata.get(HELP) or self.summary
-                raise RequestError(f"speculation: this method needs {required.name!r} ({help_text})")
+        for option in fields(self.settings):
+            if option.default is MISSING and option.name not in values:
+                help_text = option.metadata.get(HELP) or self.summary
+                raise RequestError(f"speculation: this method needs {option.name!r} ({help_text})")
+        types = {option.name: option.type for option in fields(self.settings)}
         for name, value in values.items():
+            # A dataclass field's type is a class or, with postponed annotations, its name.
             expected = _TYPES.get(str(getattr(types[name], "__name__", types[name])))
             is_wrong = expected is not None and not isinstance(value, expected)
+            # In Python, True and False are also integers.
             if is_wrong or (isinstance(value, bool) and expected not in (None, bool)):
                 raise RequestError(f"speculation: {name} must be {_NAMES[expected]}, not {value!r}")
         return self.settings(**values)
@@ -82,11 +84,6 @@ def tree_width() -> Any:  # noqa: ANN401
     """Return the settings field `tree_width` of drafters that draft a chain or a tree."""
     limit = Limit(f"in 1 .. {MAX_DRAFT_NODES}", lambda value: 1 <= value <= MAX_DRAFT_NODES)
     return setting(1, "candidates per draft level; 1: a chain", limit)
-
-
-def is_wide(settings: Any) -> bool:  # noqa: ANN401 - settings with a `tree_width`
-    """Return whether the settings make the drafter draft trees."""
-    return bool(settings.tree_width > 1)
 
 
 Build = Callable[[Any, DrafterResources], Drafter]
@@ -109,7 +106,9 @@ def chosen_kind(
     return DrafterKind(summary, settings, make, **options | more)
 
 
-drawn_kind = partial(chosen_kind, makes_trees=is_wide, selection=TokenSelection.DRAWN)
+drawn_kind = partial(
+    chosen_kind, makes_trees=lambda settings: settings.tree_width > 1, selection=TokenSelection.DRAWN
+)
 """Return the entry of a built-in drafter that samples tokens, in trees if `tree_width` is above 1."""
 
 

@@ -175,6 +175,7 @@ class HeadTree(GrowingTree):
         return [self._masks[node] for node in self.frontier]
 
     def draft(self) -> Draft:
+        """Return the best nodes as a draft, renumbered."""
         nodes = sorted(self._best())
         numbers = {ROOT: ROOT} | {node: number for number, node in enumerate(nodes)}
         drawn = [self._drawn[node] for node in nodes]

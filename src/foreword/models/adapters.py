@@ -153,6 +153,7 @@ def _check_matrix(path: Path, config: ModelConfig, layer: int, module: str) -> N
 
 
 def _settings(path: Path) -> Mapping[str, Any]:
+    """Read the adapter's config; raise `CheckpointError` if it is invalid, or not supported."""
     if not path.is_dir():
         raise CheckpointError(f"{path} is not a directory; give one with {CONFIG_FILE} and {TENSOR_FILE}")
     settings = read_json_object(path / CONFIG_FILE, f"a LoRA adapter ({CONFIG_FILE} and {TENSOR_FILE})")
@@ -216,6 +217,7 @@ def _expected(settings: Mapping[str, Any], config: ModelConfig) -> set[tuple[int
 
 
 def _tensors(file: Path) -> dict[str, Tensor]:
+    """Read all tensors of an adapter, by stored name."""
     if not file.exists():
         folder = file.parent
         if any(folder.glob("adapter_model.bin")):
@@ -290,7 +292,7 @@ def _of_module(
 
 
 def _plain_name(pattern: str) -> str:
-    """Return a pattern as a name. PEFT's patterns are regular expressions, but mostly names with escaped dots."""
+    """Return the name that a pattern stands for. PEFT's patterns are regular expressions, but mostly escaped names."""
     return pattern.removeprefix("^").removesuffix("$").replace("\\.", ".")
 
 

@@ -68,6 +68,7 @@ class Datastore:
         self._shard_ends = np.minimum(self._shard_starts + header.shard_tokens, header.tokens)
 
     def close(self) -> None:
+        """Drop all arrays on the file, which keep its memory mapping open."""
         empty = np.empty(0, np.uint8)
         self._ids, self._suffixes, self._order, self._file = empty, empty, empty, empty  # type: ignore[assignment]
 

@@ -115,6 +115,7 @@ class EarlyChain:
 
     @staticmethod
     def of(unjudged: InFlight, source: HostCopy, indices: Sequence[int]) -> "EarlyChain":
+        """Return the early chain of a request in flight; its tokens are at these indices of `source`."""
         pages, first = unjudged.task.pages, len(unjudged.task.request.tokens)
         assert pages is not None
         size = pages.cache.page_size

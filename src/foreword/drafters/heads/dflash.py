@@ -81,7 +81,8 @@ class DFlashHead(HeadInPages):
             np.arange(first, first + count) for first, count in zip(firsts, position_counts, strict=True)
         ]
         arrays = arrays._replace(logit_rows=np.concatenate(logit_rows).astype(np.int32))
-        return HeadInput(arrays, starts, torch.empty(len(arrays.token_ids), 0), are_own=True)
+        no_states = torch.empty(len(arrays.token_ids), 0)  # the rows of a block read only their tokens
+        return HeadInput(arrays, starts, no_states, are_own=True)
 
     def _draft(
         self, tasks: Sequence[DraftTask], position_counts: Sequence[int], output: HeadOutput

@@ -83,6 +83,7 @@ class SuffixAutomaton:
         return clone
 
     def _new_state(self, edges: dict[int, int], length: int, link: int) -> int:
+        """Add a state that has not occurred yet; return its number."""
         self.edges.append(edges)
         self.lengths.append(length)
         self.links.append(link)

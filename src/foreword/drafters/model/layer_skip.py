@@ -110,7 +110,8 @@ class ExitHead(HeadInPages):
             newest_tokens.append(SequenceRows(kv, tokens, 1, Draft(), first=len(tokens) - 1))
             trees.append(HeadTree(task, self._width, kv.reserved - len(tokens)))
         arrays = self._buffers.lay_out(pages[0].cache, newest_tokens, ()).arrays
-        head_input = HeadInput(arrays, starts, torch.empty(len(tasks), 0), are_own=True)
+        no_states = torch.empty(len(tasks), 0)  # the target's first layers compute the states
+        head_input = HeadInput(arrays, starts, no_states, are_own=True)
         runner, tables = self._rows_runner, arrays.block_tables
         output = head_output(runner, head_input, store)
         grow_by_passes(trees, output, tables, starts, runner, store, self._vocabulary)

@@ -99,7 +99,8 @@ def _unpaired_eos(
     target: Tokenizer, draft: Tokenizer, pairs: list[tuple[int, int]], vocab_size: int
 ) -> list[tuple[int, int]]:
     """Pair end-of-sequence tokens whose names differ, so that the draft model can propose the end of an answer."""
-    target_paired, draft_paired = map(set, zip(*pairs, strict=True))
+    target_paired = {target_id for target_id, _ in pairs}
+    draft_paired = {draft_id for _, draft_id in pairs}
     target_eos = sorted(token for token in target.eos_ids - target_paired if token < vocab_size)
     draft_eos = sorted(draft.eos_ids - draft_paired)
     return list(zip(target_eos, draft_eos, strict=False))  # one side may have more

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from foreword.errors import CheckpointError, RequestError
-from foreword.models.config import AttentionSpec, MlpSpec, ModelConfig
+from foreword.models.config import AttentionSpec, ModelConfig
 from foreword.models.heads.files import pickled_files
 from foreword.models.heads.names import FOREWORD_FORMAT, LAYER_IDS, PACKED, PART_SUFFIXES, SCALE, SHAPE
 from foreword.models.heads.opening import Head, open_head
@@ -56,20 +56,15 @@ def head_sizes(target: ModelConfig) -> HeadSizes:
     grouped = (layer.attention for layer in target.layers if layer.has_attention)
     attention = next((attention for attention in grouped if attention.latent is None), None)
     if attention is None:
-        dim = min(_HEAD_DIM, target.hidden_size)
+        dim = min(128, target.hidden_size)  # the usual head size, since latent attention has none to copy
         heads = target.hidden_size // dim
         attention = AttentionSpec(heads, heads, dim)
-    widths = [_mlp_width(layer.mlp) for layer in target.layers]
+    widths = [0]  # of each MLP: neurons that are computed per token
+    for layer in target.layers:
+        experts = layer.mlp.experts
+        routed = 0 if experts is None else experts.per_token * experts.size
+        widths.append(layer.mlp.intermediate_size + routed)
     return HeadSizes(attention.num_heads, attention.num_kv_heads, attention.head_dim, max(widths))
-
-
-_HEAD_DIM = 128  # head size in heads for targets that have only latent attention
-
-
-def _mlp_width(mlp: MlpSpec) -> int:
-    """Return the number of an MLP's neurons that are computed per token."""
-    routed = 0 if mlp.experts is None else mlp.experts.per_token * mlp.experts.size
-    return mlp.intermediate_size + routed
 
 
 def layer_config(

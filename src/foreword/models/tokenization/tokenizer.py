@@ -195,6 +195,7 @@ class Tokenizer:
         return [self._real_ids.get(token_id, token_id) for token_id in ids]
 
     def _piece(self, token_id: int) -> bytes:
+        """Return the bytes of a token without the cache; of a control token, its name."""
         if token_id in self._plain_added:
             return self._plain_added[token_id]
         entry = self._backend.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None

@@ -181,6 +181,7 @@ def _keys_values(
     sin: Tensor,
     sizes: Sizes,
 ) -> tuple[Tensor, Tensor]:
+    """Return rotated keys and values [rows, kv heads, dim] of tokens (embedded) and states, both [rows, hidden]."""
     _, kv_heads, dim = sizes
     joined = torch.cat((token, state), dim=-1)
     keys = linear(joined, key_matrix).view(-1, kv_heads, dim)

@@ -29,6 +29,7 @@ class HeadVocabulary:
 
     @staticmethod
     def of(token_ids: Tensor, vocab_size: int, coverage: float) -> "HeadVocabulary":
+        """Return a draft vocabulary of these tokens of a target with `vocab_size` tokens."""
         draft_ids = torch.full((vocab_size,), -1, dtype=torch.int64, device=token_ids.device)
         draft_ids[token_ids] = torch.arange(len(token_ids), device=token_ids.device)
         return HeadVocabulary(token_ids, draft_ids, coverage)

@@ -182,10 +182,10 @@ def _in_16_bits(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     plain: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         matrix = name.removesuffix(PACKED)
-        if matrix != name:
+        if matrix != name:  # stored in 4 bits
             packed = {f"weight{suffix}": tensors[matrix + suffix] for suffix in (PACKED, SCALE, SHAPE)}
             plain[matrix] = unpack_words(packed, 4).bfloat16()
-        elif name + SCALE in tensors:
+        elif name + SCALE in tensors:  # stored in 8 bits
             plain[name] = expanded(tensor, tensors[name + SCALE], GROUP).bfloat16()
         elif not name.endswith((SCALE, SHAPE)):
             plain[name] = tensor

@@ -53,7 +53,11 @@ class TrainPhase:
         return max(fractions)
 
 
-_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the Newton-Schulz iteration, as published with Muon
+_COEFFICIENTS = (
+    3.4445,
+    -4.7750,
+    2.0315,
+)  # coefficients of the Newton-Schulz iteration, as published with Muon
 
 
 @dataclass(frozen=True)
@@ -111,17 +115,17 @@ class HeadOptimizer:
         self._adam.load_state_dict(adam)
 
 
-def orthogonalized(matrix: Tensor, iterations: int = 5) -> Tensor:
+def orthogonalized(matrix: Tensor) -> Tensor:
     """Return approximately the nearest semi-orthogonal matrix (Newton-Schulz iteration)."""
     a, b, c = _COEFFICIENTS
     x = matrix.bfloat16() if matrix.is_cuda else matrix.float()
-    tall = x.shape[0] > x.shape[1]
-    x = x.t() if tall else x
+    is_tall = x.shape[0] > x.shape[1]
+    x = x.t() if is_tall else x
     x = x / (x.norm() + 1e-7)
-    for _ in range(iterations):
+    for _ in range(5):  # as published with Muon
         gram = x @ x.t()
         x = a * x + (b * gram + c * gram @ gram) @ x
-    result: Tensor = (x.t() if tall else x).to(matrix.dtype)
+    result: Tensor = (x.t() if is_tall else x).to(matrix.dtype)
     return result
 
 

@@ -110,6 +110,7 @@ class EngineBatch:
             self._active.clear()
 
     def _admit(self, jobs: Iterator[Job]) -> None:
+        """Start jobs as requests until `rows` are active."""
         while len(self._active) < self._rows and (job := next(jobs, None)) is not None:
             name = f"text-{next(self._numbers)}"
             params = SamplingParams(

@@ -131,6 +131,7 @@ def _fill(fields: ConfigFields, tokens: list[str]) -> tuple[int, int, int] | Non
 
 
 def _token_id(fields: ConfigFields, key: str, tokens: list[str]) -> int | None:
+    """Return the token id under a key of the metadata; None if the key is missing."""
     value = fields.get(key)
     if value is None:
         return None

@@ -42,7 +42,7 @@ _PREFIXES = ("model.mtp_layers.", "model.mtp.", "mtp.", "medusa_head.", "medusa_
 
 
 def without_draft_modules(files: Mapping[str, Path], settings: Mapping[str, Any]) -> dict[str, Path]:
-    """Return the tensors of the decoder alone.
+    """Return tensor name -> file without the tensors of draft heads, MTP modules and image encoders.
 
     DeepSeek and GLM number MTP modules like layers, after the decoder's last layer.
     """

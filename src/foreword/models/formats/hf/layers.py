@@ -89,6 +89,7 @@ def _require(fields: ConfigFields, key: str, expected: str) -> None:
 
 
 def _checked(fields: ConfigFields, keys: ExpertKeys, spec: ExpertsSpec) -> ExpertsSpec:
+    """Return `spec`; raise `CheckpointError` if groups and experts per token do not fit together."""
     if spec.count % spec.groups:
         raise fields.malformed("n_group", f"a number that divides {spec.count} experts")
     if spec.top_groups > spec.groups:
