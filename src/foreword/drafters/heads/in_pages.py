@@ -18,9 +18,8 @@ from foreword.speculation.drafting import Commit, Drafter, DrafterNeeds, DraftTa
 from foreword.speculation.layout import BatchBuffers, SequenceRows
 from foreword.speculation.observing import KeptStates
 
-FILLED_AT_ONCE = (
-    16  # missing rows of committed tokens that are left to the next draft; `observe` computes more
-)
+# Missing rows of committed tokens that are left to the next draft; `observe` computes more.
+FILLED_AT_ONCE = 16
 
 KEPT_TOGETHER, KEPT_ALONE = 768, 16
 """Maximum rows of a pass whose states are stored as one tensor, if several requests are observed, and if one is.

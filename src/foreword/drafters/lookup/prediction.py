@@ -9,9 +9,8 @@ from foreword.drafters.registry import chosen_kind
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import DraftTask, Traits
 
-_COMPARED_TOKENS = (
-    8  # number of newest answer tokens that are compared to find the position in the expected text
-)
+# Number of newest answer tokens that are compared to find the position in the expected text.
+_COMPARED_TOKENS = 8
 _MAX_CANDIDATES = 64  # positions searched per direction, which limits the work for very repetitive texts
 _NEAR = 32  # maximum distance, in tokens, of a position where only one token matches
 

@@ -225,9 +225,8 @@ class GgufNames:
     windows_everywhere: bool = False  # a sliding window in the metadata applies to all layers
     # Models with this many layers scale scores by 1 / sqrt(hidden size / heads) instead of 1 / sqrt(head size).
     deep: int | None = None  # number of layers
-    interleaved_whole: bool = (
-        False  # with `interleaved`: the order applies to all rows, even if only some are rotated
-    )
+    # With `interleaved`: the order applies to all rows, even if only some are rotated.
+    interleaved_whole: bool = False
     grouped_by_key: bool = False  # rows of fused projections of recurrent layers are grouped by key head
     tiled_values: bool = False  # value heads: the first of every key head, then the second of each, ...
     # Metadata key that only files of this family have, if several families share the architecture.
@@ -242,9 +241,8 @@ class Architecture:
     models: str  # well-known models, for the table of supported models
     hf_class: str  # entry of `architectures` in config.json; the class is never imported or executed
     with_images: str | None = None  # class of models with images, whose text part is loaded
-    gguf: GgufNames | None = (
-        None  # None: there are no GGUF files, or they are described as those of another family
-    )
+    # None: there are no GGUF files, or they are described as those of another family.
+    gguf: GgufNames | None = None
     gguf_alias: str | None = None  # general.architecture of that other family
     attention_bias: ConfigSwitch = NEVER  # biases of the q, k and v projections
     output_bias: ConfigSwitch = NEVER  # bias of the attention's output projection
@@ -260,9 +258,8 @@ class Architecture:
     has_sinks: bool = False  # attention sinks
     has_gated_attention: bool = False  # `AttentionSpec.gated`
     recurrent: RecurrentKeys | None = None  # recurrent layers; None: all layers have attention
-    kv_heads_may_be_missing: bool = (
-        False  # if num_key_value_heads is missing, it equals the number of query heads
-    )
+    # If num_key_value_heads is missing, it equals the number of query heads.
+    kv_heads_may_be_missing: bool = False
     activation_key: str = "hidden_act"  # key of config.json
     activation: str = "silu"  # if the key is missing
     norm_eps: str = "rms_norm_eps"  # key of the norms' epsilon

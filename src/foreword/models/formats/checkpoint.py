@@ -54,9 +54,8 @@ class GroupedTensor:
     zeros: (
         Tensor | None
     )  # uint8 [out, groups], the code that stands for 0; None: code 8, or codes are `floats`
-    order: Tensor | None = (
-        None  # int32 [in], the matrix's column that each column of codes is for; None: the same
-    )
+    # int32 [in], the matrix's column that each column of codes is for; None: the same.
+    order: Tensor | None = None
     # Codes are 4-bit floats (E2M1). Scales are half of those in the file, since kernels use twice the codes' values,
     # which are integers.
     floats: bool = False

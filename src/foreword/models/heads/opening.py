@@ -25,9 +25,8 @@ from foreword.models.heads.published import medusa_files, read_dflash, read_eagl
 from foreword.models.heads.spec import HeadSpec, Join
 
 _EMBEDDING = "embed_tokens.weight"
-_GATHERED_ROWS = (
-    512  # rows that are read from a mapped file before its memory is released; a row maps up to 64 KiB
-)
+# Rows that are read from a mapped file before its memory is released; a row maps up to 64 KiB.
+_GATHERED_ROWS = 512
 _PIECE_ROWS = 4096  # rows of the target's output matrix that are in memory at once
 
 _READERS = {
@@ -48,9 +47,8 @@ class Head:
     spec: HeadSpec
     files: HeadFiles
     token_ids: Tensor | None  # int64 [draft vocabulary], the target's ids of its tokens; None: the same ids
-    output_source: Checkpoint | None = (
-        None  # the target, if the output matrix consists of rows of the target's
-    )
+    # The target, if the output matrix consists of rows of the target's.
+    output_source: Checkpoint | None = None
 
     @property
     def acceptance_by_level(self) -> tuple[float, ...]:

@@ -173,9 +173,8 @@ class DraftRecipe:
     """Shape and initial weights of a draft model; sizes that are None are the target's."""
 
     layers: int = 4  # number of layers
-    copied: tuple[int, ...] | None = (
-        None  # target layers with the initial weights; None: evenly spaced layers
-    )
+    # Target layers with the initial weights; None: evenly spaced layers.
+    copied: tuple[int, ...] | None = None
     random: bool = False  # initialise all layers randomly, instead of copying
     hidden: int | None = None  # width of the residual stream
     intermediate: int | None = None  # width of the MLP

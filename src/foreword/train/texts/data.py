@@ -15,9 +15,8 @@ from foreword.train.texts.prompts import FilePrompt
 from foreword.train.texts.writing import Writer, WritingLimits
 
 _SHARD_TOKENS = 2_000_000
-_SHARD_SECONDS = (
-    50.0  # maximum time between two shards: an interruption loses the texts written since the last
-)
+# Maximum time between two shards: an interruption loses the texts written since the last.
+_SHARD_SECONDS = 50.0
 _DISK_BYTES = 64_000_000  # about four shards
 
 
