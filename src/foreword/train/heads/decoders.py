@@ -30,14 +30,7 @@ from foreword.train.heads.learner import (
     stored,
 )
 from foreword.train.passes.attention import chain_attention
-from foreword.train.passes.layers import (
-    after_attention,
-    before_attention,
-    compiled_for_training,
-    layer_tensors,
-    rotation_of,
-    tracked,
-)
+from foreword.train.passes.layers import LayerHalves, layer_tensors, rotation_of, tracked
 from foreword.train.passes.packing import PackedBatch
 from foreword.train.passes.plain_target import PlainTarget
 from foreword.train.passes.target import Features, FrozenTarget
@@ -72,8 +65,7 @@ class LayerStack(Learner):
                 (matrices if is_matrix else others)[name] = torch.zeros(shape)
         self.matrices, self.vectors = parameters_by_name(matrices), parameters_by_name(others)
         self._frequencies = frequencies(config.rope, config.layer.attention.head_dim).to(target.device)
-        self._before_attention = compiled_for_training(before_attention, compiled)
-        self._after_attention = compiled_for_training(after_attention, compiled)
+        self._halves = LayerHalves(compiled=compiled)
 
     def _learns(self, name: str) -> bool:
         """Return whether a tensor of the config is trained."""
@@ -145,8 +137,8 @@ class LayerStack(Learner):
         stream = tracked(stream) if self.config.num_layers > 1 else stream
         for index in range(self.config.num_layers):
             tensors = layer_tensors(weights, f"model.layers.{index}.")
-            q, k, v = self._before_attention(stream, *rotation, tensors, sizes, eps)
-            stream = self._after_attention(stream, chain_attention(q, k, v, [], texts, texts), tensors, eps)
+            q, k, v = self._halves.before(stream, *rotation, tensors, sizes, eps)
+            stream = self._halves.after(stream, chain_attention(q, k, v, [], texts, texts), tensors, eps)
         return rms_norm(stream, weights[NORM], eps)
 
     def cast(self) -> dict[str, Tensor]:

@@ -272,15 +272,20 @@ class Trainer:
             right_before.append(is_right.sum().float())
             rows = self._rows(step, is_right, counts & (labels >= 0))
             scale = settings.step_decay**step / max(batch.num_answer_tokens, 1)
+            weights = (counts & (labels >= 0))[rows] * scale
             loss, hits = OutputLoss.apply(  # type: ignore[no-untyped-call]
                 states[rows],
                 self.learner.output(step),
                 wanted,
                 (rows + step).clamp(max=self.size.tails - 1),
                 labels[rows],
-                (counts & (labels >= 0))[rows] * scale,
+                weights,
                 self._row_losses,
             )
+            previous = batch.input_tokens(step)[rows]
+            selection = self.learner.selection_loss(step, states[rows], labels[rows], previous, weights)
+            if selection is not None:
+                loss = loss + selection
             is_hit = torch.zeros_like(is_right).index_copy_(0, rows, hits)
             is_right = is_right & is_hit
             right_after.append(is_right.sum().float())
