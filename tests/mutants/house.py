@@ -42,7 +42,7 @@ HOUSE_MUTANTS = (
         45,
         "pages of a request that failed with NaN stay published",
         "speculation/transaction.py",
-        "Transaction._commit_one",
+        "Transaction._commit_entry",
         "verdict.poisoned",
         "verdict.poisoned and (not entry.run)",
         (f"{OVERLAP}::test_pages_of_a_request_that_failed_with_nan_are_never_found_again",),

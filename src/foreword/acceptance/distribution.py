@@ -95,22 +95,23 @@ def shape_rows(logits: Tensor, params: RowParams, sampler: native.NativeSampler)
 def floors(logits: Tensor, params: RowParams) -> tuple[Tensor, Tensor, Tensor]:
     """Return the largest logit, the smallest kept logit, and the first id of the largest logit, all [rows].
 
-    For any device, in torch, without waiting: which filters run depends on `params` alone. If a row has NaN, its
-    largest logit is NaN.
+    It uses torch operations on any device, and never waits for the device: which filters run depends on `params` alone.
+    If a row has NaN, its largest logit is NaN.
     """
     peak, first = logits.max(dim=-1)
     on_device, sampled = params.on(logits.device), params.temperature != 0
     floor = torch.where(on_device.temperature == 0, peak, LOWEST)
-    limited = torch.nonzero(sampled & (params.top_k < logits.shape[1])).flatten()
-    if len(limited):
-        rows = uploaded(limited, logits.device)
-        largest = logits[rows].topk(int(params.top_k[limited].max()), dim=-1).values
+    top_k_rows = torch.nonzero(sampled & (params.top_k < logits.shape[1])).flatten()
+    if len(top_k_rows):
+        rows = uploaded(top_k_rows, logits.device)
+        largest = logits[rows].topk(int(params.top_k[top_k_rows].max()), dim=-1).values
         floor[rows] = largest.gather(1, on_device.top_k[rows, None] - 1).flatten().clamp(min=LOWEST)
-    limited = torch.nonzero(sampled & (params.top_p < 1)).flatten()
-    if len(limited):
-        rows = uploaded(limited, logits.device)
+    top_p_rows = torch.nonzero(sampled & (params.top_p < 1)).flatten()
+    if len(top_p_rows):
+        rows = uploaded(top_p_rows, logits.device)
         row_params = (floor[rows], on_device.temperature[rows], on_device.top_p[rows])
         floor[rows] = nucleus_floor(logits[rows], peak[rows], *row_params)
+    # weight = exp((logit - peak) / temperature) is at least min_p if the logit is at least this:
     min_p_floor = (peak.double() + on_device.temperature * on_device.min_p.log()).float()
     return peak, torch.where(on_device.min_p > 0, torch.maximum(floor, min_p_floor), floor), first
 
@@ -211,7 +212,8 @@ def draw(shaped: Distributions, keys: Keys) -> Tensor:
 
 
 def _draw_by(kernel: Callable[..., Tensor], logits: Tensor, params: RowParams, keys: Keys) -> Tensor:
-    """Do what `sample` does with the device's own kernel. Temperatures and keys are copied to it together."""
+    """Return the same as `sample`, computed by the device's kernel."""
+    # One upload for both columns: the temperatures travel as the bits of int64.
     columns = uploaded(torch.stack([params.temperature.view(torch.int64), key_tensor(keys)]), logits.device)
     floor = None if params.keeps_all(logits.shape[1]) else floors(logits, params)[1]
     samples = bool(params.temperature.any())

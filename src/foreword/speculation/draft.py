@@ -219,9 +219,9 @@ class Draft:
             agrees = self.tokens[: len(new_tokens)] == new_tokens
             return self._after(len(new_tokens) if agrees else len(self.tokens), len(tokens))
         node, new_positions = ROOT, range(self.committed_len, len(tokens))
-        for position in new_positions:
-            children = (n for n, parent in enumerate(self.parents) if parent == node)
-            child = next((n for n in children if self.tokens[n] == tokens[position]), None)
+        for position in new_positions:  # walk down to the node of the newest token
+            children = [child for child, parent in enumerate(self.parents) if parent == node]
+            child = next((child for child in children if self.tokens[child] == tokens[position]), None)
             if child is None:
                 return Draft(committed_len=len(tokens), epoch=self.epoch)
             node = child

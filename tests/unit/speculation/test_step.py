@@ -42,7 +42,7 @@ def make_request(cache: PagedCache, prompt: Sequence[int], seed: int, eos: int |
 def next_token(target: HistoryTarget, history: Sequence[int], request: Request) -> int:
     sampler = RequestSampler(request.params, TokenLimits(11), history, request.sampler.seed)
     logits = target.logits_after(history).unsqueeze(0)
-    return int(judge(Judgement.of(logits, stack([Draft()]), [sampler])).own[0])
+    return int(judge(Judgement.of(logits, stack([Draft()]), [sampler])).target_tokens[0])
 
 
 def plain_text(target: HistoryTarget, request: Request) -> list[int]:
