@@ -1,6 +1,5 @@
 """Overlapped passes: launches a pass before its newest token is known, and starts drafts before the verdict."""
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from foreword.backends.batch import ForwardBatch, ForwardOutput
@@ -40,13 +39,6 @@ class PassPipeline:
         self.newest: Launched | None = None  # the most recent pass, while in flight
         self._memory, self._faults = memory, faults
         self._buffers = BatchBuffers()
-
-    def follows(self, entries: Sequence[PassEntry]) -> bool:
-        """Return whether an earlier pass is in flight for an entry of the pass that is being launched.
-
-        The pass then has no drafts, because they would depend on a token that is not known yet.
-        """
-        return any(entry.kv.passes > 1 for entry in entries)
 
     def lay_out(self, transaction: Transaction, proposal: Proposal, observation: Observation) -> ForwardBatch:
         """Return the batch of a pass. Tokens that are not known yet are read on the device."""

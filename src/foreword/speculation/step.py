@@ -88,11 +88,14 @@ class Stepper:
 
     def _plan(self, entries: Sequence[PassEntry]) -> Plans:
         """Return the policy's plans, or no drafts if a request of the entries is also in the pass in flight."""
-        if not self.pipeline.follows(entries):
-            self._observers.before_plan()  # the policy and the costs see all reports first
-            if self.situation.speculating:
-                with self.faults.suppressed("plan"):  # a failing policy costs drafts, never a request
-                    return self.policy.plan(entries, self.situation)
+        if any(
+            entry.kv.passes > 1 for entry in entries
+        ):  # drafts would depend on a token that is not known yet
+            return plain_plans(entries)
+        self._observers.before_plan()  # the policy and the costs see all reports first
+        if self.situation.speculating:
+            with self.faults.suppressed("plan"):  # a failing policy costs drafts, never a request
+                return self.policy.plan(entries, self.situation)
         return plain_plans(entries)
 
     def _trim(self, entries: Sequence[PassEntry], proposal: Proposal) -> Proposal:

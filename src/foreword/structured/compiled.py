@@ -97,7 +97,10 @@ class CompiledGrammar:
             return self._matcher.deep_copy()
 
     def with_all_ends(self, mask: Bits) -> Bits:
-        """Allow all end tokens in a mask (in place) if it allows the one that llguidance knows; return the mask."""
+        """Allow all end tokens in a mask (in place) if it allows the first, and return the mask.
+
+        llguidance knows only the first end token.
+        """
         first = self.tokens.end_ids[0]
         if len(self.ends) > 1 and mask[first >> 5] >> (first & 31) & 1:
             mask |= self.only_ends
@@ -108,7 +111,7 @@ class CompiledGrammar:
         (words,) = np.nonzero(mask)
         if len(words) != 1:
             return False
-        word = int(mask[words[0]]) & 0xFFFFFFFF
+        word = int(mask[words[0]]) & 0xFFFFFFFF  # as an unsigned number
         if word.bit_count() != 1:
             return False
         return int(words[0]) * 32 + word.bit_length() - 1 not in self.ends

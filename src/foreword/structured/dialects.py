@@ -1,6 +1,6 @@
 """Translates, measures and splits regular expressions, JSON schemas and grammars (Lark, GBNF), without compiling them.
 
-"The parser" is llguidance's, which compiles what this module returns.
+"The parser" is that of llguidance, which compiles what this module returns.
 """
 
 import json
@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from foreword.errors import RequestError
+from foreword.structured.params import refusal
 
 _SPACES = r"\t\n\x0B\f\r \u{A0}\u{1680}\u{2000}-\u{200A}\u{2028}\u{2029}\u{202F}\u{205F}\u{3000}\u{FEFF}"
 """ECMA-262 white space and line ends, written for use inside a character class."""
@@ -76,15 +77,12 @@ class EcmaPattern:
         written = ["[^" if is_negated else "["]
         while not self._take("]"):
             is_class = self._pattern.startswith(_CLASS_ESCAPES, self._position)
-            first = self._atom()
-            if (
-                not is_class
-                and self._peek() == "-"
-                and self._pattern[self._position + 1 : self._position + 2] != "]"
-            ):
+            atom = self._atom()
+            is_last_hyphen = self._pattern.startswith("-]", self._position)
+            if not is_class and self._peek() == "-" and not is_last_hyphen:
                 self._position += 1
-                first = f"{first}-{self._atom()}"
-            written.append(first)
+                atom = f"{atom}-{self._atom()}"
+            written.append(atom)
         return "".join([*written, "]"])
 
     def _atom(self) -> str:
@@ -125,9 +123,7 @@ class EcmaPattern:
         return self._pattern[self._position : self._position + 1]
 
     def _refused(self, why: str) -> RequestError:
-        return RequestError(
-            f"structured outputs: pattern {self._pattern[:64]!r} is not valid ECMA-262: {why}"
-        )
+        return refusal(f"pattern {self._pattern[:64]!r} is not valid ECMA-262: {why}")
 
 
 _UNICODE = "(?u)"
@@ -174,9 +170,10 @@ def count_expanded(symbols: Iterable[str | int]) -> int:
         elif symbol == ")" and len(sums) > 1:
             last = sums.pop()
             sums[-1] += last
-        elif isinstance(symbol, int):
+        elif isinstance(symbol, int):  # the copies besides the first one
             added = last * (symbol - 1)
-            sums[-1], last = sums[-1] + added, last + added
+            sums[-1] += added
+            last += added
         else:
             last = 1
             sums[-1] += 1
@@ -196,9 +193,10 @@ def _symbols(regex: str) -> Iterator[str | int]:
         if character == "{" and (count := _COUNT.match(regex, position)):
             yield copies(count[1], count[2])
             position = count.end()
-        elif character in "()*+?|":
-            if character in "()":
-                yield character
+        elif character in "()":
+            yield character
+            position += 1
+        elif character in "*+?|":  # no symbols
             position += 1
         else:
             yield character
