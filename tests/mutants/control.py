@@ -322,7 +322,7 @@ CONTROL_MUTANTS = (
         61,
         "what a profile has drafted stays with the drafter",
         "engine/profiles.py",
-        "_measure_one",
+        "_measure_plan",
         "plan.drafter.forget(as_prompt_only(request))",
         "pass",
         (f"{UNIT}/engine/test_draft_profile.py::test_an_engine_is_none_the_wiser",),

@@ -168,8 +168,8 @@ ENGINE_MUTANTS = (
         "a fork shares the page that it goes on writing",
         "kv/paged_cache.py",
         "PagedCache.fork",
-        "final // self.page_size",
-        "self.pages_for(final)",
+        "shared_rows // self.page_size",
+        "self.pages_for(shared_rows)",
         (WORLDS,),
     ),
     Mutant(

@@ -11,6 +11,7 @@ normaliser, so the token depends only on the row's logits and its noise key.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,8 +28,7 @@ LOWEST = torch.finfo(torch.float32).min
 """Lowest finite logit; masked logits (-inf) are below it."""
 
 
-@dataclass(frozen=True)
-class RowParams:
+class RowParams(NamedTuple):
     """Sampling parameters of every row. They are on the host, so that the code can branch on them without waiting."""
 
     temperature: Tensor  # float64 [rows]
@@ -48,8 +48,7 @@ class RowParams:
 
     def on(self, device: torch.device) -> "RowParams":
         """Return a copy on the device."""
-        columns = (self.temperature, self.top_k, self.top_p, self.min_p)
-        return RowParams(*(uploaded(column, device) for column in columns))
+        return RowParams(*(uploaded(column, device) for column in self))
 
 
 @dataclass(frozen=True)
@@ -75,8 +74,7 @@ def shape_rows(logits: Tensor, params: RowParams, sampler: native.NativeSampler)
     if sampler is None:
         peak, floor, first = floors(logits, params)
     else:
-        columns = (params.temperature, params.top_k, params.top_p, params.min_p)
-        peak, floor, first = native.floors(sampler, logits, *columns)
+        peak, floor, first = native.floors(sampler, logits, *params)
     temperature = uploaded(params.temperature, logits.device)
     greedy, finite = temperature == 0, peak.isfinite()
     broken = peak.isnan() | (peak == torch.inf)

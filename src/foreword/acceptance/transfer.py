@@ -53,6 +53,7 @@ class HostCopy:
 
     @property
     def was_read(self) -> bool:
+        """Whether the numbers have been read on the host."""
         return self._numbers is not None
 
     def on_host(self) -> Integers:

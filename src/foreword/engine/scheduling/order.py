@@ -42,7 +42,11 @@ class Order:
     def first(self, waiting: Sequence[Request], running: Sequence[Request]) -> Request | None:
         """Return the next request to admit, and set its `is_aged`; None if none waits."""
         now = self._clock()
-        aged = [request for request in waiting if self._has_aged(request, now)]
+        aged = [
+            request
+            for request in waiting
+            if now - request.accounting.arrived >= request.service.ageing_seconds
+        ]
         if aged and sum(request.scheduling.is_aged for request in running) < self._max_aged:
             oldest = min(aged, key=lambda request: request.request_id)
             oldest.scheduling.is_aged = True
@@ -59,10 +63,6 @@ class Order:
         if chosen is not None:
             chosen.scheduling.is_aged = False
         return chosen
-
-    @staticmethod
-    def _has_aged(request: Request, now: float) -> bool:
-        return now - request.accounting.arrived >= request.service.ageing_seconds
 
 
 def preemption_rank(request: Request) -> tuple[int, int, int, int]:
