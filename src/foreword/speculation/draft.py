@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from operator import index
+from operator import index as to_int
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from foreword.acceptance.rules.trees import DraftTrees, Drawn
+from foreword.acceptance.rules.trees import DraftTrees, Drawn, chain_parents
 from foreword.acceptance.transfer import HostCopy
 
 ROOT = -1  # parent of a node that follows the committed prefix directly
@@ -25,21 +25,21 @@ class DeviceTokens(NamedTuple):
     """Draft tokens on a device, which may still be computing them; a pass over them needs no copy on the host."""
 
     source: HostCopy  # int64 tokens
-    places: tuple[int, ...]  # [nodes], indices of the tokens in the source
+    indices: tuple[int, ...]  # [nodes], indices of the tokens in the source
 
     def pick(self, nodes: Sequence[int]) -> "DeviceTokens":
         """Return the tokens of these nodes."""
-        return DeviceTokens(self.source, tuple([self.places[node] for node in nodes]))
+        return DeviceTokens(self.source, tuple([self.indices[node] for node in nodes]))
 
     @property
     def pass_ids(self) -> tuple[int, ...]:
         """Placeholders that stand for the tokens in a batch, [nodes]: −1 − index into `source`."""
-        return _placeholders(self.places)
+        return _placeholders(self.indices)
 
     def read(self) -> tuple[int, ...]:
         """Wait for the tokens and return them; 0 replaces a token that could not be computed."""
         numbers = self.source.numbers
-        tokens = tuple([numbers[place] for place in self.places])
+        tokens = tuple([numbers[index] for index in self.indices])
         if min(tokens, default=0) < 0:
             return tuple([max(token, 0) for token in tokens])
         return tokens
@@ -79,10 +79,10 @@ class Draft:
         is_cold: bool = False,
     ) -> None:
         # Plug-in drafters pass arrays and NumPy scalars; convert them to tuples of Python numbers.
-        self._tokens = on_host = tuple(map(index, tokens))
+        self._tokens = on_host = tuple(map(to_int, tokens))
         self.device = None
-        self.parents = tuple(map(index, parents))
-        self.committed_len = index(committed_len)
+        self.parents = tuple(map(to_int, parents))
+        self.committed_len = to_int(committed_len)
         self.epoch = epoch
         self.drawn = tuple(drawn)
         self.confidence = tuple(map(float, confidence))
@@ -112,13 +112,13 @@ class Draft:
         confidence: Sequence[float] = (),
     ) -> "Draft":
         """Return a chain: every token follows the one before it."""
-        parents = _chain_parents(len(tokens))
+        parents = chain_parents(len(tokens))
         confidence = tuple(map(float, confidence))
         if drawn or committed_len < 0 or (confidence and len(confidence) != len(tokens)):
             return Draft(tokens, parents, committed_len, epoch, drawn, confidence)
         # Skip the other checks, since lookups build one chain per request and step.
         return _unchecked(
-            tuple(map(index, tokens)), None, parents, index(committed_len), epoch, (), confidence
+            tuple(map(to_int, tokens)), None, parents, to_int(committed_len), epoch, (), confidence
         )
 
     @staticmethod
@@ -126,7 +126,7 @@ class Draft:
         tokens: DeviceTokens, committed_len: int, epoch: int = 0, parents: tuple[int, ...] | None = None
     ) -> "Draft":
         """Return a draft of chosen tokens on a device: a chain unless `parents` are given."""
-        shape = _chain_parents(len(tokens.places)) if parents is None else parents
+        shape = chain_parents(len(tokens.indices)) if parents is None else parents
         return _unchecked(None, tokens, shape, committed_len, epoch, (), ())
 
     @property
@@ -176,7 +176,7 @@ class Draft:
 
     @property
     def is_chain(self) -> bool:
-        return _is_chain(self.parents)
+        return self.parents == chain_parents(len(self.parents))
 
     def ancestor_masks(self) -> tuple[int, ...]:
         """Return one bit mask per node: the node and its ancestors."""
@@ -278,23 +278,17 @@ def _unchecked(
     return draft
 
 
-# These functions are cached: most drafts are chains, and few shapes and places recur in every step.
+# These functions are cached: most drafts are chains, and few shapes and indices recur in every step.
 @lru_cache(maxsize=4096)
-def _placeholders(places: tuple[int, ...]) -> tuple[int, ...]:
-    """Return what stands for device tokens at these places in a batch."""
-    return tuple([-1 - place for place in places])
+def _placeholders(indices: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the numbers that stand for device tokens with these indices in a batch."""
+    return tuple([-1 - index for index in indices])
 
 
 @lru_cache(maxsize=1024)
 def _stray_node(parents: tuple[int, ...]) -> int | None:
     """Return the first node whose parent does not come before it."""
     return next((node for node, parent in enumerate(parents) if not ROOT <= parent < node), None)
-
-
-@lru_cache(maxsize=1024)
-def _chain_parents(nodes: int) -> tuple[int, ...]:
-    """Return the parents of a chain of `nodes` nodes."""
-    return tuple(range(ROOT, nodes - 1))
 
 
 @lru_cache(maxsize=1024)
@@ -308,11 +302,6 @@ def _depths(parents: tuple[int, ...]) -> tuple[int, ...]:
 @lru_cache(maxsize=1024)
 def _depth(parents: tuple[int, ...]) -> int:
     return max(_depths(parents), default=0)
-
-
-@lru_cache(maxsize=1024)
-def _is_chain(parents: tuple[int, ...]) -> bool:
-    return all(parent == node - 1 for node, parent in enumerate(parents))
 
 
 @lru_cache(maxsize=1024)
@@ -337,8 +326,16 @@ def mark_cold(drafts: Sequence[Draft], is_cold: bool) -> Sequence[Draft]:
     if not is_cold:
         return drafts
     return [
-        Draft(one.tokens, one.parents, one.committed_len, one.epoch, one.drawn, one.confidence, is_cold=True)
-        for one in drafts
+        Draft(
+            draft.tokens,
+            draft.parents,
+            draft.committed_len,
+            draft.epoch,
+            draft.drawn,
+            draft.confidence,
+            is_cold=True,
+        )
+        for draft in drafts
     ]
 
 

@@ -97,11 +97,11 @@ class EcmaPattern:
 
     def _escape(self, in_class: bool) -> str:
         """Translate an escape."""
-        found = _ESCAPE.match(self._pattern, self._position)
-        if found is None:
+        match = _ESCAPE.match(self._pattern, self._position)
+        if match is None:
             raise self._refused("the pattern ends with a backslash")
-        self._position = found.end()
-        name, kind = found[0][1:], found.lastgroup
+        self._position = match.end()
+        name, kind = match[0][1:], match.lastgroup
         if kind == "pair":  # a surrogate pair, which stands for one character
             code = 0x10000 + (int(name[1:5], 16) - 0xD800) * 0x400 + int(name[7:], 16) - 0xDC00
             return f"\\u{{{code:X}}}"
@@ -110,7 +110,7 @@ class EcmaPattern:
         is_octal = name == "0" and self._peek().isdigit()
         if kind == "other" and (name not in _VALID_ESCAPES or is_octal):
             raise self._refused(f"there is no escape \\{name}")
-        return (_IN_CLASS if in_class else _OUTSIDE_CLASS).get(name, found[0])
+        return (_IN_CLASS if in_class else _OUTSIDE_CLASS).get(name, match[0])
 
     def _take(self, character: str) -> bool:
         """Skip the next character if it is this one; return whether it is."""
@@ -148,7 +148,7 @@ def with_ascii_classes(regex: str) -> str:
     """
     if regex.startswith(_UNICODE):
         return regex
-    return _ESCAPED.sub(lambda found: _ASCII_CLASSES.get(found[0][1:], found[0]), regex)
+    return _ESCAPED.sub(lambda match: _ASCII_CLASSES.get(match[0][1:], match[0]), regex)
 
 
 def copies(low: str, high: str | None) -> int:
@@ -207,9 +207,9 @@ def _atom_end(regex: str, position: int) -> int:
     """Return the end of the character, escape or (possibly nested) class that starts here."""
     depth = 0
     while position < len(regex):
-        found = _ESCAPED.match(regex, position)
-        if found is not None:
-            position = found.end()
+        match = _ESCAPED.match(regex, position)
+        if match is not None:
+            position = match.end()
         elif regex[position] == "[":
             depth += 1
             position += 2 if regex.startswith("[^", position) else 1
@@ -283,21 +283,21 @@ def parts(grammar: str) -> Iterator[GrammarPart]:
     from llguidance.gbnf_to_lark import is_lark_syntax
 
     scanner, position = _LARK if is_lark_syntax(grammar) else _GBNF, 0
-    while found := scanner.search(grammar, position):
-        if found.start() > position:
-            yield GrammarPart(Kind.RULES, grammar[position : found.start()])
-        position = found.end()
-        if found.lastgroup != "JSON":
-            yield GrammarPart(Kind[str(found.lastgroup)], found[0])
+    while match := scanner.search(grammar, position):
+        if match.start() > position:
+            yield GrammarPart(Kind.RULES, grammar[position : match.start()])
+        position = match.end()
+        if match.lastgroup != "JSON":
+            yield GrammarPart(Kind[str(match.lastgroup)], match[0])
             continue
-        yield GrammarPart(Kind.RULES, found[0])
+        yield GrammarPart(Kind.RULES, match[0])
         try:
             value, end = json.JSONDecoder().raw_decode(grammar, position)
         except (ValueError, RecursionError):  # the parser will report the error
             yield GrammarPart(Kind.RULES, grammar[position:])
             return
         yield GrammarPart(
-            Kind.SCHEMA if found[0].startswith(SCHEMA) else Kind.OTHER, grammar[position:end], value
+            Kind.SCHEMA if match[0].startswith(SCHEMA) else Kind.OTHER, grammar[position:end], value
         )
         position = end
     if position < len(grammar):

@@ -106,8 +106,8 @@ def _requests_of_rows(starts: tuple[int, ...]) -> Ints:
 
 
 @lru_cache(maxsize=256)
-def _chain_parents(nodes: int) -> tuple[int, ...]:
-    """Return the parents of a chain of `nodes` nodes."""
+def chain_parents(nodes: int) -> tuple[int, ...]:
+    """Return the parents of a chain of `nodes` nodes, as indices in its draft; -1: the text."""
     return tuple(range(-1, nodes - 1))
 
 
@@ -149,7 +149,7 @@ class DraftTrees:
             starts.append(len(flat_tokens))
         nodes = len(flat_tokens) - count
         flat_drawn = (None,) * nodes if drawn is None else tuple(chain.from_iterable(drawn))
-        are_chains = False not in [tuple(shape) == _chain_parents(len(shape)) for shape in parents]
+        are_chains = False not in [tuple(shape) == chain_parents(len(shape)) for shape in parents]
         return DraftTrees(starts, flat_tokens, flat_parents, flat_drawn, are_chains)
 
     def with_tokens(self, tokens: Sequence[Sequence[int]]) -> "DraftTrees":

@@ -61,7 +61,7 @@ def plan_after_pass(plan: ChainPlan, unjudged: Sequence[InFlight], drawn: Tensor
     """Return the plan for texts that a pass in flight is extending; the drafts of that pass are on one device."""
     longest = max([len(entry.draft) for entry in unjudged])
     # -1: padding
-    indices = [(*entry.tokens.places, *[-1] * (longest - len(entry.draft))) for entry in unjudged]
+    indices = [(*entry.tokens.indices, *[-1] * (longest - len(entry.draft))) for entry in unjudged]
     ends = [0 if entry.task.pages is None else entry.task.pages.kv.reserved for entry in unjudged]
     unsettled = Unsettled(
         drawn,
@@ -129,9 +129,9 @@ class EarlyChain:
             return None
         size = run.pages.cache.page_size
         row_pages = kv.pages[run.first // size : (run.end - 1) // size + 1]
-        if wanted > len(self.tokens.places) or row_pages != self.pages[: len(row_pages)]:
+        if wanted > len(self.tokens.indices) or row_pages != self.pages[: len(row_pages)]:
             return None
-        tokens = self.tokens if wanted == len(self.tokens.places) else self.tokens.pick(range(wanted))
+        tokens = self.tokens if wanted == len(self.tokens.indices) else self.tokens.pick(range(wanted))
         return Draft.on_device(tokens, run.end, task.request.epoch)
 
 
@@ -174,7 +174,7 @@ def join_sources(drafts: Sequence[Draft]) -> list[Draft]:
     result = list(drafts)
     for number, draft in enumerate(drafts):
         if (tokens := draft.device) is not None:
-            indices = tuple([offsets[id(tokens.source)] + index for index in tokens.places])
+            indices = tuple([offsets[id(tokens.source)] + index for index in tokens.indices])
             moved = DeviceTokens(joined, indices)
             result[number] = Draft.on_device(moved, draft.committed_len, draft.epoch)
     return result
