@@ -34,7 +34,7 @@ HOUSE_MUTANTS = (
         "a rebased draft keeps the nodes of another branch",
         "speculation/draft.py",
         "Draft.rebase",
-        "self.parents[descendant] in kept",
+        "self.parents[descendant] in new_index",
         "True",
         (f"{UNIT}/speculation/test_draft.py",),
     ),

@@ -284,8 +284,8 @@ class _PlaceholderTexts:
             core, source = self._core, self._new([0] * (length + 1), with_drafter)
             self._sources[length, with_drafter] = source
             stepper = Stepper(core.runner, core.cache, FixedPolicy(), store=core.runner.store)
-            while (left := length - source.kv.computed) > 0:
-                stepper.step([PassEntry.of(source, min(left, core.max_rows))])
+            while (missing := length - source.kv.computed) > 0:
+                stepper.step([PassEntry.of(source, min(missing, core.max_rows))])
         return self._sources[length, with_drafter]
 
     def _new(

@@ -188,12 +188,12 @@ class Draft:
         A drawn node may be dropped only for properties fixed before it was drawn: its position, its q, its ancestors.
         Dropping it because of its token would bias the text.
         """
-        kept: dict[int, int] = {ROOT: ROOT}  # node -> its index in the reduced draft
+        new_index: dict[int, int] = {ROOT: ROOT}  # of each kept node in the reduced draft
         for node, parent in enumerate(self.parents):
-            if parent in kept and wanted(node):
-                kept[node] = len(kept) - 1
-        nodes = [node for node in kept if node != ROOT]
-        return self if len(nodes) == len(self) else self._only(nodes, kept, self.committed_len)
+            if parent in new_index and wanted(node):
+                new_index[node] = len(new_index) - 1
+        nodes = [node for node in new_index if node != ROOT]
+        return self if len(nodes) == len(self) else self._only(nodes, new_index, self.committed_len)
 
     def within(self, max_nodes: int, max_depth: int) -> "Draft":
         """Return the draft cut to its first `max_nodes` nodes and to `max_depth` levels."""
@@ -227,28 +227,29 @@ class Draft:
             node = child
         if not new_positions:  # the text is shorter than the one that was drafted for
             return Draft(committed_len=len(tokens))
-        kept = {node: ROOT}  # node -> its index in the new draft
+        new_index = {node: ROOT}  # of each kept node in the new draft
         for descendant in range(node + 1, len(self)):
-            if self.parents[descendant] in kept:
-                kept[descendant] = len(kept) - 1
-        return self._only([n for n in kept if n != node], kept, len(tokens))
+            if self.parents[descendant] in new_index:
+                new_index[descendant] = len(new_index) - 1
+        descendants = [descendant for descendant in new_index if descendant != node]
+        return self._only(descendants, new_index, len(tokens))
 
     def _after(self, passed: int, committed_len: int) -> "Draft":
-        """Return a chain without its first `passed` nodes, for a text that has grown to `committed_len`."""
+        """Return a chain without its first `passed` nodes, for a text that has grown to `committed_len` tokens."""
         parents = self.parents[: max(len(self.parents) - passed, 0)]
         drawn, confidence = self.drawn[passed:], self.confidence[passed:]
         return _unchecked(self.tokens[passed:], None, parents, committed_len, self.epoch, drawn, confidence)
 
     def _first(self, end: int) -> "Draft":
-        """Return the first `end` nodes of a chain, without repeating the checks of the constructor."""
+        """Return the chain of the first `end` nodes, without repeating the checks of the constructor."""
         tokens = None if self._tokens is None else self._tokens[:end]
         device = None if self.device is None else self.device.pick(range(end))
         parents, drawn, confidence = self.parents[:end], self.drawn[:end], self.confidence[:end]
         return _unchecked(tokens, device, parents, self.committed_len, self.epoch, drawn, confidence)
 
-    def _only(self, nodes: Sequence[int], numbers: dict[int, int], committed_len: int) -> "Draft":
-        """Return the draft of these nodes; `numbers` maps a node, or the new root, to its new index."""
-        parents = tuple([numbers[self.parents[node]] for node in nodes])
+    def _only(self, nodes: Sequence[int], new_index: dict[int, int], committed_len: int) -> "Draft":
+        """Return the draft of these nodes; `new_index` maps a node, or the new root, to its index in it."""
+        parents = tuple([new_index[self.parents[node]] for node in nodes])
         if self.device is not None:
             return Draft.on_device(self.device.pick(nodes), committed_len, self.epoch, parents)
         return Draft(

@@ -62,7 +62,7 @@ def try_first_tokens(grammar: CompiledGrammar, form: str) -> None:
         if position == 0:
             grammar.first_mask = masks[0]
         candidates = state.forced(1) or possible.tolist()
-        next_token = next((token for token in candidates if token not in grammar.ends), None)
+        next_token = next((token for token in candidates if token not in grammar.end_ids), None)
         if next_token is None:  # only end tokens may follow
             return
         try:

@@ -1,6 +1,7 @@
 """Tracks the parser state of an answer in its grammar."""
 
 from collections.abc import Sequence
+from itertools import takewhile
 from threading import Lock
 
 import numpy as np
@@ -145,7 +146,7 @@ class GrammarState:
         grammar = self._grammar
         if path and not self._is_allowed(path):
             return grammar.everything
-        if self._has_ended or (path and path[-1] in grammar.ends):
+        if self._has_ended or (path and path[-1] in grammar.end_ids):
             return grammar.only_ends
         mask, began = np.empty(grammar.words, np.int32), self._budget.clock()
         is_read = self._catch_up() and self._read(self._ahead, path)
@@ -232,9 +233,8 @@ class GrammarState:
 
     def _before_end(self, tokens: Sequence[int]) -> list[int]:
         """Return the tokens before the first end token."""
-        ends = self._grammar.ends
-        end = next((index for index, token in enumerate(tokens) if token in ends), len(tokens))
-        return list(tokens[:end])
+        end_ids = self._grammar.end_ids
+        return list(takewhile(lambda token: token not in end_ids, tokens))
 
 
 def paths(tokens: Sequence[int], parents: Sequence[int]) -> list[Path]:

@@ -136,8 +136,8 @@ class Request:
         return self.answer.room
 
     @property
-    def lag(self) -> int:
-        """Number of tokens that the next pass can compute: 1 while decoding, more during prefill.
+    def uncomputed(self) -> int:
+        """Number of tokens without KV rows that the next pass can compute: 1 while decoding, more during prefill.
 
         While decoding, this is the newest token, which may still be pending in the pass in flight.
         """

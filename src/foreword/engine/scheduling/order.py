@@ -89,7 +89,7 @@ OTHERS_DIVISOR = 8
 
 def tightest_limit(requests: Sequence[Request]) -> float | None:
     """Return the shortest step limit of the requests that decode, in seconds; None: no limit."""
-    decoding = [request for request in requests if request.lag == 1]
+    decoding = [request for request in requests if request.uncomputed == 1]
     limits = [request.service.step_seconds for request in decoding]
     return min([limit for limit in limits if limit is not None], default=None)
 
@@ -98,7 +98,7 @@ def rows_within_limit(
     requests: Sequence[Request], limit: float, costs: StepCosts, max_rows: int
 ) -> dict[int, int]:
     """Return rows per request id for a step of at most `limit` seconds; see `shared_rows`."""
-    has_prompts = any(request.lag > 1 for request in requests)
+    has_prompts = any(request.uncomputed > 1 for request in requests)
     rows = costs.rows_within(limit * (1 - HEADROOM), max_rows, has_prompts)
     return shared_rows(requests, rows)
 
@@ -121,7 +121,7 @@ def rows_in_order(requests: Sequence[Request], spare: int) -> dict[int, int]:
     """Return rows per request id: one each, and the `spare` rows for prompts, in the order of the requests."""
     rows = {}
     for request in requests:
-        more = min(request.lag - 1, spare)  # 0 while decoding
+        more = min(request.uncomputed - 1, spare)  # 0 while decoding
         rows[request.request_id] = 1 + more
         spare -= more
     return rows
@@ -160,8 +160,8 @@ def reason_to_end(
     needed = least_seconds(request, costs, running, cached_rows)
     if now + needed <= deadline.at:
         return None
-    left = 1e3 * (deadline.at - now)
-    return f"{message}: {left:.0f} ms are left, and the answer needs at least {1e3 * needed:.0f} ms"
+    remaining_ms = 1e3 * (deadline.at - now)
+    return f"{message}: {remaining_ms:.0f} ms are left, and the answer needs at least {1e3 * needed:.0f} ms"
 
 
 def least_seconds(request: Request, costs: StepCosts, running: int, cached_rows: int = 0) -> float:

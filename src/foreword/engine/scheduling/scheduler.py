@@ -148,7 +148,7 @@ class Scheduler:
         """Return, by request id, the number of tokens whose KV the next pass computes, without draft tokens."""
         if (limit := order.tightest_limit(requests)) is not None:
             return order.rows_within_limit(requests, limit, self._situation.costs, self._max_rows)
-        decoding = [request for request in requests if request.lag == 1]
+        decoding = [request for request in requests if request.uncomputed == 1]
         if len(decoding) == len(requests) <= self._max_rows:
             return dict.fromkeys([request.request_id for request in requests], 1)
         budget = self._max_rows - len(requests)
@@ -216,7 +216,7 @@ class Scheduler:
             if has_preempted:
                 promised = self._promised()
             else:
-                promised += self._missing_pages(request, request.lag)
+                promised += self._missing_pages(request, request.uncomputed)
             if self._is_full or has_preempted:  # the candidates have changed
                 queues = order.TenantQueues(
                     other for other in self._candidates() if other.request_id not in skipped
@@ -234,7 +234,7 @@ class Scheduler:
 
     def _promised(self) -> int:
         """Return the pages that running requests still need for their current tokens."""
-        return sum(self._missing_pages(request, request.lag) for request in self.running)
+        return sum(self._missing_pages(request, request.uncomputed) for request in self.running)
 
     def _find_start(self, request: Request, promised: int) -> "_Start | None":
         """Return how to start a request if there is room; None: it must wait.
@@ -251,7 +251,7 @@ class Scheduler:
                 continue
             # A preempted request releases its pages, those promised to it, and its spare one.
             releasable = sum(
-                len(running.kv.pages) + self._missing_pages(running, running.lag) + 1
+                len(running.kv.pages) + self._missing_pages(running, running.uncomputed) + 1
                 for running in self.running
                 if order.is_preempted_by(running, request)
             )
