@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate
-from operator import add, gt, mul
+from operator import add, gt
 from typing import NamedTuple
 
 import numpy as np
@@ -76,16 +76,13 @@ class BatchBuffers:
         self._memory, self._other_memory = self._other_memory, self._memory
         tables = self._tables.of([sequence.kv for sequence in sequences], cache.page_size)
         rows = _Rows.of(sequences)
+        counted = list(zip(sequences, rows.counts, strict=True))
         logit_rows = rows.last(
-            [
-                count - max(sequence.run - sequence.run_logits, 0)
-                for sequence, count in zip(sequences, rows.counts, strict=True)
-            ]
+            [count - max(sequence.run - sequence.run_logits, 0) for sequence, count in counted]
         )
         hidden_rows: Sequence[int] | Ints = ()
         if taps:
-            with_hidden = [sequence.wants_hidden for sequence in sequences]
-            hidden_rows = rows.last(list(map(mul, rows.counts, with_hidden)))
+            hidden_rows = rows.last([count if sequence.wants_hidden else 0 for sequence, count in counted])
         sizes = BatchSizes(
             rows.starts[-1], len(sequences), tables.shape[1], len(logit_rows), len(moves), len(hidden_rows)
         )
