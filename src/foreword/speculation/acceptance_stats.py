@@ -73,5 +73,6 @@ class AcceptanceStats:
         # A copy of the items, since another thread may read statistics while the engine adds outcomes.
         for (depth, accepted), drafts in list(self._outcomes.items()):
             for level in range(depth):
-                totals[level] += drafts * counts(level, accepted)
+                if counts(level, accepted):
+                    totals[level] += drafts
         return totals

@@ -199,7 +199,8 @@ def call_drafters(
         per_request, empty, share = seconds / len(group), 0, NO_CALL
         for (index, plan, shadow), task, proposed_draft in zip(group, tasks, proposed, strict=True):
             draft = usable_part(proposed_draft, task)
-            empty += not draft.parents
+            if not draft.parents:
+                empty += 1
             if shadow is not None:
                 entry_plan = plans[index]
                 if entry_plan is None or not shadow.keep(draft):

@@ -114,9 +114,10 @@ class EcmaPattern:
 
     def _take(self, character: str) -> bool:
         """Skip the next character if it is this one; return whether it is."""
-        is_next = self._peek() == character
-        self._position += is_next
-        return is_next
+        if self._peek() != character:
+            return False
+        self._position += 1
+        return True
 
     def _peek(self) -> str:
         """Return the next character; empty at the end."""
@@ -213,9 +214,11 @@ def _atom_end(regex: str, position: int) -> int:
         elif regex[position] == "[":
             depth += 1
             position += 2 if regex.startswith("[^", position) else 1
-            position += regex.startswith("]", position)
+            if regex.startswith("]", position):  # literal at the start of a class
+                position += 1
         else:
-            depth -= depth > 0 and regex[position] == "]"
+            if depth and regex[position] == "]":
+                depth -= 1
             position += 1
         if not depth:
             break

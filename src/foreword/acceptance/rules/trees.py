@@ -3,6 +3,7 @@
 Each request has one row for its newest committed token (the root), then one row for each draft token.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -195,10 +196,11 @@ class DraftTrees:
     @cached_property
     def branches(self) -> Ints:
         """Number of earlier rows with the same request and depth, [rows]; 0 along a chain."""
-        seen: dict[tuple[int, int], int] = {}
+        counts: Counter[tuple[int, int]] = Counter()  # rows so far by (request, depth)
         branches = np.zeros(len(self.token_list), np.int64)
         for row, level in enumerate(zip(self.request_of_row.tolist(), self.depths.tolist(), strict=True)):
-            branches[row] = seen[level] = seen.get(level, -1) + 1
+            branches[row] = counts[level]
+            counts[level] += 1
         return branches
 
     @cached_property

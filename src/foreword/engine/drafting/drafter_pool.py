@@ -150,8 +150,10 @@ class DrafterPool:
 
     def _combine(self, first: DraftPlan, plan: DraftPlan | None) -> DraftPlan:
         """Return a plan that calls `first` and then the drafter of `plan`."""
-        if plan is None or plan.drafter is first.drafter:
-            return first if plan is None else replace(first, is_fixed=plan.is_fixed)
+        if plan is None:
+            return first
+        if plan.drafter is first.drafter:
+            return replace(first, is_fixed=plan.is_fixed)
         if first.drafter in parts_of(plan.drafter):
             return plan
         with self._lock:
