@@ -68,8 +68,8 @@ PENDING_MUTANTS = (
         "rows in a page that is another by now count as made",
         "drafters/heads/chains.py",
         "EarlyChain.draft_after",
-        "wanted > len(self.tokens.places) or row_pages != self.pages[:len(row_pages)]",
-        "wanted > len(self.tokens.places)",
+        "wanted > len(self.tokens.indices) or row_pages != self.pages[:len(row_pages)]",
+        "wanted > len(self.tokens.indices)",
         (f"{BEGUN}::test_what_does_not_follow_the_text_is_dropped",),
     ),
     Mutant(

@@ -16,7 +16,7 @@ from foreword.acceptance.batch import Judgement
 from foreword.acceptance.distribution import KeptTokens, distributions
 from foreword.acceptance.reference import probabilities
 from foreword.acceptance.rules import block, token, traversal
-from foreword.acceptance.rules.chains import AcceptancePlan, ChainRows, leftover, leftover_weights
+from foreword.acceptance.rules.chains import AcceptancePlan, ChainRows, leftover_weights
 from foreword.acceptance.rules.rule import Rule
 from foreword.acceptance.rules.trees import DraftTrees, Floats
 from foreword.proofs.cases import Case, PossibleTree, SmallDrafter, Tokens, target_logits
@@ -81,7 +81,7 @@ def step_distribution(case: Case, draft: SmallDrafter, history: Tokens, length: 
     distribution: Distribution = defaultdict(float)
     for pattern in product((True, False), repeat=length):
         weight, chance = outcome_of_pattern(trees, plan, np.array(pattern, np.bool_))
-        kept = leftover_weights(rows, leftover(trees, plan, rule.stop_rows(trees, plan.accept, chance)))
+        kept = leftover_weights(rows, plan, rule.stop_rows(trees, plan.accept, chance))
         weights, chain_of = kept.log_weights.exp().numpy(), trees.request_of_row[kept.rows.numpy()]
         shares = weights / np.bincount(chain_of, weights, len(chains))[chain_of]
         _add_outcomes(distribution, trees, kept, shares, likely * weight)

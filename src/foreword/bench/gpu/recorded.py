@@ -92,7 +92,7 @@ def _replaced_on_device(
 ) -> list[Draft]:
     """Replace the tokens of drafts on a device by recorded ones, which arrive when the others would."""
     cut = [draft.within(len(tokens), len(tokens)) for draft, tokens in zip(drafts, scripted, strict=True)]
-    places = [() if draft.device is None else draft.device.places for draft in cut]
+    places = [() if draft.device is None else draft.device.indices for draft in cut]
     right = [tokens[: len(own)] for tokens, own in zip(scripted, places, strict=True)]
     tokens = np.zeros(pending.on_device.numel(), np.int64)
     tokens[list(chain.from_iterable(places))] = list(chain.from_iterable(right))

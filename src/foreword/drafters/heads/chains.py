@@ -66,7 +66,7 @@ def plan_after_pass(plan: ChainPlan, unjudged: Sequence[InFlight], drawn: Tensor
     """Return the plan for texts that a pass in flight is extending; the drafts of that pass are on one device."""
     longest = max([len(entry.draft) for entry in unjudged])
     # Each draft's indices among the tokens on the device, padded with -1.
-    indices = [(*entry.tokens.places, *[-1] * (longest - len(entry.draft))) for entry in unjudged]
+    indices = [(*entry.tokens.indices, *[-1] * (longest - len(entry.draft))) for entry in unjudged]
     ends = [0 if entry.task.pages is None else entry.task.pages.kv.reserved for entry in unjudged]
     unsettled = Unsettled(
         drawn,
@@ -135,9 +135,9 @@ class EarlyChain:
             return None
         size = row_range.pages.cache.page_size
         row_pages = kv.pages[row_range.first // size : (row_range.end - 1) // size + 1]
-        if wanted > len(self.tokens.places) or row_pages != self.pages[: len(row_pages)]:
+        if wanted > len(self.tokens.indices) or row_pages != self.pages[: len(row_pages)]:
             return None
-        tokens = self.tokens if wanted == len(self.tokens.places) else self.tokens.pick(range(wanted))
+        tokens = self.tokens if wanted == len(self.tokens.indices) else self.tokens.pick(range(wanted))
         return Draft.on_device(tokens, row_range.end, task.request.epoch)
 
 
@@ -180,7 +180,7 @@ def join_sources(drafts: Sequence[Draft]) -> list[Draft]:
     result = list(drafts)
     for number, draft in enumerate(drafts):
         if (tokens := draft.device) is not None:
-            indices = tuple([offsets[id(tokens.source)] + index for index in tokens.places])
+            indices = tuple([offsets[id(tokens.source)] + index for index in tokens.indices])
             moved = DeviceTokens(joined, indices)
             result[number] = Draft.on_device(moved, draft.committed_len, draft.epoch)
     return result
