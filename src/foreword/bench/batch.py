@@ -6,7 +6,7 @@ from functools import partial
 from itertools import cycle, islice
 from statistics import median
 
-from foreword.bench.batch_runs import BatchRun, run_batch, speedup
+from foreword.bench.batch_runs import BatchRun, medians, run_batch, speedup
 from foreword.bench.skeleton import PLAIN, stage_of, take_turns
 from foreword.engine.core import EngineCore
 from foreword.errors import RequestError
@@ -46,28 +46,29 @@ def measure_batches(
     if repeats < 1 or tokens < 2 or not batches or min(batches) < 1:
         raise RequestError("--repeats and every batch must be at least 1, --tokens at least 2")
     rows: list[BatchRow] = []
-    for place, batch in enumerate(batches):
+    for index, batch in enumerate(batches):
         chosen = list(islice(cycle(prompts), batch))
-        ways = {PLAIN: False, SPECULATIVE: True}
-        arms = {name: partial(run_batch, engine, chosen, tokens, on) for name, on in ways.items()}
-        progress = stage_of(on_progress, f"batch {batch}", place, len(batches))
+        arms = {
+            PLAIN: partial(run_batch, engine, chosen, tokens, False),
+            SPECULATIVE: partial(run_batch, engine, chosen, tokens, True),
+        }
+        progress = stage_of(on_progress, f"batch {batch}", index, len(batches))
         runs = take_turns(arms, repeats, progress, warm_up=0)
         rows.append(_row(runs[PLAIN], runs[SPECULATIVE], rows[0] if rows else None))
     return rows
 
 
 def _row(plain: Sequence[BatchRun], speculative: Sequence[BatchRun], first: BatchRow | None) -> BatchRow:
+    """Return the results at one batch size; `first` is the row of the first batch size, if this is another."""
     drafted = sum(run.drafted for run in speculative)
-    found = {
-        f"{arm}_{name}": median(getattr(run, name) for run in runs)
-        for arm, runs in ((PLAIN, plain), (SPECULATIVE, speculative))
-        for name in ("tokens_per_second", "token_ms", "host_ms")
-    }
+    figures = ("tokens_per_second", "token_ms", "host_ms")
+    plain_figures, speculative_figures = medians(plain, *figures), medians(speculative, *figures)
     return BatchRow(
-        batch=plain[0].batch,
-        **found,
+        plain[0].batch,
+        *plain_figures,
+        *speculative_figures,
         speedup=median(speedup(speculative, plain)),
-        scaling=1.0 if first is None else found["plain_tokens_per_second"] / first.plain_tokens_per_second,
+        scaling=1.0 if first is None else plain_figures[0] / first.plain_tokens_per_second,
         acceptance=sum(run.accepted for run in speculative) / max(drafted, 1),
         tokens_per_pass=median(run.tokens_per_pass for run in speculative),
     )

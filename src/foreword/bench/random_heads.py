@@ -1,4 +1,4 @@
-"""Draft heads with random weights in published sizes, which cost as much as trained ones."""
+"""Draft heads with random weights in published sizes: they cost as much as trained heads."""
 
 import atexit
 import json
@@ -33,7 +33,7 @@ MEDUSA_HEADS, DFLASH_LAYERS, DFLASH_BLOCK, DRAFT_VOCAB, TAPS = 5, 5, 16, 32_000,
 
 DSPARK_BLOCK, DSPARK_RANK = 7, 256  # DSpark's block size and Markov rank
 
-Shaped = tuple[dict[str, tuple[int, ...]], dict[str, Any]]
+Shaped = tuple[dict[str, tuple[int, ...]], dict[str, Any]]  # shapes of tensors by name, and the config
 
 
 def write_random_head(method: str, target: ModelConfig, path: Path) -> Path:
@@ -55,14 +55,17 @@ def write_random_head(method: str, target: ModelConfig, path: Path) -> Path:
 
 
 def _plain(target: ModelConfig) -> ModelConfig:
-    """Return the target with llama's layers, which heads have; an MLP replaces the experts that one token uses."""
+    """Return the target's config with Llama's layers, which heads have.
+
+    An MLP takes the place of a mixture, as wide as the experts that one token uses.
+    """
     heads, kv_heads, head_dim, intermediate = head_sizes(target)
     layer = LayerSpec(AttentionSpec(heads, kv_heads, head_dim), MlpSpec(intermediate))
     return replace(target, layers=(layer,) * target.num_layers)
 
 
 def _layers(target: ModelConfig, layers: int, inputs: int = 1) -> dict[str, tuple[int, ...]]:
-    """Return shapes of layers like the target's; the first reads `inputs` times as many numbers."""
+    """Return the tensor shapes of this many layers like the target's; the first reads `inputs` hidden states."""
     hidden = target.hidden_size
     return all_layer_shapes((target.layer,) * layers, hidden, first_inputs=inputs * hidden, first_norm=True)
 
@@ -140,11 +143,17 @@ _SHAPES: Mapping[str, Callable[[ModelConfig], Shaped]] = {
 }
 
 
-METHODS = ("eagle3", "p_eagle", "dflash", "dspark", "medusa")
+METHODS = (
+    "eagle3",
+    "p_eagle",
+    "dflash",
+    "dspark",
+    "medusa",
+)  # kinds of heads that `bench gpu --heads` measures
 
 
 def random_head(decoder: Decoder, method: str) -> Head:
-    """Return a head of this method for the decoder; its weights stay in a file until the process ends."""
+    """Return a random head of this method for the decoder; its weights stay in a file until the process ends."""
     folder = TemporaryDirectory(prefix="foreword-heads-")
     atexit.register(folder.cleanup)
     path = write_random_head(method, decoder.config, Path(folder.name) / method)

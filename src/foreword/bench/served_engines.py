@@ -20,7 +20,7 @@ from foreword.bench.skeleton import command_json
 from foreword.errors import RequestError
 
 START_SECONDS = 600  # Maximum start time of a server in seconds. vLLM compiles for minutes.
-_EXAMINED = (0, 1)  # exit codes of `foreword prove` with a result; 1: a claim was refuted
+PROVE_EXIT_CODES = (0, 1)  # of `foreword prove` with a result; 1: a claim was refuted
 NAME = "model"  # name of the model in every server except transformers', which uses the path
 
 
@@ -103,15 +103,15 @@ def _answers(url: str, name: str) -> bool:
 def prove_server(
     engine: ServedEngine, python: str | None, model: Path, threads: int, options: Sequence[str]
 ) -> dict[str, Any]:
-    """Run `foreword prove --url --json` on an engine's server; return the result, or the reason as `absent`."""
+    """Return the result of `foreword prove --url --json` on an engine's server; on failure the reason as `absent`."""
     interpreter, name = python or sys.executable, engine.name(model)
     plain = [part.format(model=model, name=name, threads=threads) for part in engine.arguments]
     try:
         with started(interpreter, [*plain, *engine.speculation], name, threads) as url:
             given = ["--url", url, "--model", name, *options]
             if not engine.speculation:
-                return command_json("prove", given, _EXAMINED)
+                return command_json("prove", given, PROVE_EXIT_CODES)
             with started(interpreter, plain, name, threads) as plain_url:
-                return command_json("prove", [*given, "--plain-url", plain_url], _EXAMINED)
+                return command_json("prove", [*given, "--plain-url", plain_url], PROVE_EXIT_CODES)
     except RequestError as error:
         return {"verdicts": [], "absent": [str(error)]}

@@ -48,7 +48,7 @@ from foreword.bench.control.windows import (
     measure_cells,
     tokens_at,
 )
-from foreword.bench.skeleton import BestFixed, Interval, against_best, bootstrap, together
+from foreword.bench.skeleton import BestFixed, Interval, against_best, bootstrap, joint_confidence
 from foreword.drafters.combined import RoutedDrafter
 from foreword.errors import RequestError
 from foreword.speculation.drafting import Drafter, DraftSource, Traits
@@ -145,7 +145,7 @@ def test_bounds_hold_as_often_as_they_say():
         interval = bootstrap([rng.lognormvariate(0, 0.1) for _ in range(12)], 0.95, seed)
         missed += not interval.low <= 1 <= interval.high
     assert missed < 30
-    assert together(0.95, 10) == pytest.approx(0.995)
+    assert joint_confidence(0.95, 10) == pytest.approx(0.995)
 
 
 def steady(rate: float, seconds: float, step: float = 0.05) -> list[Step]:

@@ -1,7 +1,7 @@
-"""Measures speculative decoding with random weights, with drafts of a given acceptance rate.
+"""Measures speculative decoding on models with random weights, at given numbers of tokens per pass.
 
-Random weights cost as much as trained ones; only acceptance differs. So a drafter of the usual shape drafts, and its
-tokens are replaced by the target's recorded ones, with errors that give the wanted tokens per pass.
+Random weights cost as much as trained ones, but nothing would be accepted. So a drafter of the usual shape drafts, and
+its tokens are replaced by the target's recorded answers, with errors that give the wanted number of tokens per pass.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from foreword.drafters.model.autoregressive import AutoregressiveDrafter, Drafti
 from foreword.engine.core import EngineCore
 from foreword.progress import StageProgress
 
-WARM_UP, RUNS = 2, 3  # warm-up runs, which capture graphs, and measured runs, whose median counts
+WARM_UP, RUNS = 2, 3  # warm-up rounds, which capture graphs, and measured rounds, whose median counts
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class SpeculativeSpeed:
 def measure_speculation(
     decoder: Decoder, draft_decoder: Decoder, *, batches: Sequence[int], context: int, progress: StageProgress
 ) -> list[SpeculativeSpeed]:
-    """Measure free drafts (like a lookup) at 3.0 tokens per pass, an EAGLE-3 head and a draft model at 3.9."""
+    """Measure drafts that cost nothing, like a lookup's, at 3.0 tokens per pass; a head and a draft model at 3.9."""
     head = head_drafter(decoder, random_head(decoder, "eagle3"))
     texts = max(batches, default=1) * (context + 6 * DECODED)
     draft_model = AutoregressiveDrafter(
@@ -63,25 +63,27 @@ def measure_heads(
     methods: Sequence[str] = METHODS,
 ) -> list[SpeculativeSpeed]:
     """Measure every kind of head at 3.9 tokens per pass, with its own runner and in plain torch."""
-    found: list[SpeculativeSpeed] = []
+    speeds: list[SpeculativeSpeed] = []
     answers = _recorded_answers(decoder, batches, context)
     stages = 2 * len(methods) * len(batches)
     for method in methods:
         head = random_head(decoder, method)
-        for name in (method, f"{method} in torch"):
-            drafter = head_drafter(decoder, head, is_reference=name != method)
+        for name, is_reference in ((method, False), (f"{method} in torch", True)):
+            drafter = head_drafter(decoder, head, is_reference)
             for size in batches:
-                progress(f"{name}, batch {size}", len(found), stages)
+                progress(f"{name}, batch {size}", len(speeds), stages)
                 recorded_drafter = RecordedDrafter(answers[size], 3.9, drafter)
-                found.append(_speculative_speed(decoder, name, recorded_drafter))
-    return found
+                speeds.append(_speculative_speed(decoder, name, recorded_drafter))
+    return speeds
 
 
 def _recorded_answers(decoder: Decoder, batches: Sequence[int], context: int) -> dict[int, Answers]:
+    """Return the target's answers to random prompts, by batch size."""
     return {size: recorded(decoder, random_prompts(decoder, context, size)) for size in batches}
 
 
 def _speculative_speed(decoder: Decoder, name: str, drafter: RecordedDrafter) -> SpeculativeSpeed:
+    """Return the round with the median throughput, of decoding the drafter's prompts."""
     prompts = list(drafter.answers)
     engine = timed_engine(decoder, len(prompts[0]), len(prompts), FixedPolicy(drafter, DEPTH))
     runs = [run_batch(engine, prompts, DECODED, False) for _ in range(WARM_UP + RUNS)][WARM_UP:]
@@ -97,7 +99,7 @@ HEAD_TOKENS_PER_PASS = (3.9, 1.2)
 CONTROL_ARMS: Mapping[str, SpeculationSetting] = {"plain": False, "controller": None}
 
 ROUNDS = 6  # measured windows per arm
-WARM_UP_WINDOWS = 4  # warm-up windows: graphs are captured, and the controller learns
+WARM_UP_WINDOWS = 4  # windows in which graphs are captured and the controller learns
 
 
 @dataclass(frozen=True)
@@ -108,8 +110,8 @@ class ControlledSpeed:
     offered: float  # tokens per pass with full drafts
     plain_tokens_per_second: float
     tokens_per_second: float
-    ratio: float  # of neighbouring windows
-    lowest: float  # lowest ratio
+    ratio: float  # median ratio of the controller's rate to the plain one of the same round
+    lowest: float  # lowest ratio of a round
     tokens_per_pass: float  # per request
 
 
@@ -119,18 +121,19 @@ def measure_controller(
     """Compare controller and plain decoding at every batch size, with a head of high and one of low acceptance."""
     head = head_drafter(decoder, random_head(decoder, "eagle3"))
     answers = _recorded_answers(decoder, batches, context)
-    cases = [(batch, quality) for batch in batches for quality in HEAD_TOKENS_PER_PASS]
-    found: list[ControlledSpeed] = []
-    for batch, quality in staged(cases, progress, lambda case: f"batch {case[0]}, {case[1]} offered"):
-        drafter = RecordedDrafter(answers[batch], quality, head)
+    cases = [(batch, offered) for batch in batches for offered in HEAD_TOKENS_PER_PASS]
+    speeds: list[ControlledSpeed] = []
+    for batch, offered in staged(cases, progress, lambda case: f"batch {case[0]}, {case[1]} offered"):
+        drafter = RecordedDrafter(answers[batch], offered, head)
         engine = controlled_engine(decoder, context, batch, drafter, DEPTH)
-        found.append(_compared(engine, list(drafter.answers), quality, rounds))
-    return found
+        speeds.append(_compared(engine, list(drafter.answers), offered, rounds))
+    return speeds
 
 
 def _compared(
     engine: EngineCore, prompts: Sequence[Sequence[int]], offered: float, rounds: int
 ) -> ControlledSpeed:
+    """Compare the controller with plain decoding on one engine, interleaved."""
     arms = {name: partial(run_batch, engine, prompts, DECODED, one) for name, one in CONTROL_ARMS.items()}
     plain, controlled = take_turns(arms, rounds, warm_up=WARM_UP_WINDOWS, alternate=True).values()
     ratios = speedup(controlled, plain)
