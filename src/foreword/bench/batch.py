@@ -13,6 +13,7 @@ from foreword.errors import RequestError
 from foreword.progress import StageProgress
 
 SPECULATIVE = "speculative"
+_FIGURES = ("tokens_per_second", "token_ms", "host_ms")
 
 
 @dataclass(frozen=True)
@@ -61,14 +62,18 @@ def measure_batches(
 def _row(plain: Sequence[BatchRun], speculative: Sequence[BatchRun], first: BatchRow | None) -> BatchRow:
     """Return the results at one batch size; `first` is the row of the first batch size, if this is another."""
     drafted = sum(run.drafted for run in speculative)
-    figures = ("tokens_per_second", "token_ms", "host_ms")
-    plain_figures, speculative_figures = medians(plain, *figures), medians(speculative, *figures)
+    plain_rate, plain_token_ms, plain_host_ms = medians(plain, *_FIGURES)
+    rate, token_ms, host_ms = medians(speculative, *_FIGURES)
     return BatchRow(
-        plain[0].batch,
-        *plain_figures,
-        *speculative_figures,
+        batch=plain[0].batch,
+        plain_tokens_per_second=plain_rate,
+        plain_token_ms=plain_token_ms,
+        plain_host_ms=plain_host_ms,
+        speculative_tokens_per_second=rate,
+        speculative_token_ms=token_ms,
+        speculative_host_ms=host_ms,
         speedup=median(speedup(speculative, plain)),
-        scaling=1.0 if first is None else plain_figures[0] / first.plain_tokens_per_second,
+        scaling=1.0 if first is None else plain_rate / first.plain_tokens_per_second,
         acceptance=sum(run.accepted for run in speculative) / max(drafted, 1),
         tokens_per_pass=median(run.tokens_per_pass for run in speculative),
     )

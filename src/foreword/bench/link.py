@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter, sleep, thread_time
+from typing import Annotated
 
 import numpy as np
 
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.request import RequestSampler, TokenLimits
+from foreword.bench.skeleton import InTable
 from foreword.cluster.address import NodeAddress
 from foreword.cluster.framing import FrameSplitter
 from foreword.cluster.handshake import HANDSHAKE_SECONDS, PeerIdentity, greet_node
@@ -30,15 +32,14 @@ WORDS = 23  # number of distinct tokens in the prompts
 class PassCost:
     """Times of simulated target passes at one batch size."""
 
-    batch: int
+    batch: Annotated[int, InTable("batch")]
     passes: int
-    engine_ms: float  # median host time per pass, without waits
-    waited_ms: float  # mean wait per pass
-    levels: float  # mean number of draft levels available at the start of a pass
-    first_ms: (
-        float | None
-    )  # from sending a text to the arrival of its first draft level; None: no level arrived
-    level_ms: float | None  # between the arrivals of two levels
+    engine_ms: Annotated[float, InTable("engine ms/pass", ".3f")]  # median host time per pass, without waits
+    waited_ms: Annotated[float, InTable("waited ms/pass", ".3f")]  # mean wait per pass
+    levels: Annotated[float, InTable("levels arrived", ".3f")]  # mean number of levels at the start of a pass
+    # From sending a text to the arrival of its first level; None: no level arrived.
+    first_ms: Annotated[float | None, InTable("first level ms", ".3f")]
+    level_ms: Annotated[float | None, InTable("next level ms", ".3f")]  # between the arrivals of two levels
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from operator import mul
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from foreword.acceptance.params import SamplingParams
 from foreword.bench.drafters.decode import DecodeRun, decode
 from foreword.bench.prompts import BenchPrompt
 from foreword.bench.quality import log_probabilities
-from foreword.bench.skeleton import PLAIN, staged
+from foreword.bench.skeleton import PLAIN, InTable, staged
 from foreword.bench.theory import DraftingCost, RelativeStepCurve, pass_cost
 from foreword.drafters.model.vocabularies import check_same_vocabulary
 from foreword.engine.assembly import make_core
@@ -119,12 +119,12 @@ class RuleAnswer(NamedTuple):
 class Expectation:
     """Expected gain of drafts of k tokens, from measured acceptance and times."""
 
-    rule: str
-    temperature: float
-    k: int
-    tokens_per_pass: float
-    cost: float  # of a draft and its pass, in plain passes
-    speedup: float
+    rule: Annotated[str, InTable("rule")]
+    temperature: Annotated[float, InTable("T", "g")]
+    k: Annotated[int, InTable("draft tokens")]
+    tokens_per_pass: Annotated[float, InTable("tokens per pass", ".2f")]
+    cost: Annotated[float, InTable("cost in plain passes", ".2f")]  # of a draft and its pass
+    speedup: Annotated[float, InTable("speed-up", ".2f")]
 
 
 class PairBench:

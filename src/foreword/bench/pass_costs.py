@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
 from time import perf_counter, process_time
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.request import RequestSampler, TokenLimits
 from foreword.acceptance.rules.rule import Rule
 from foreword.backends.interface import Decoder
-from foreword.bench.skeleton import median_ratio, take_turns
+from foreword.bench.skeleton import InTable, median_ratio, take_turns
 from foreword.bench.step_cost import random_tokens
 from foreword.errors import RequestError
 from foreword.models.adapters import MAX_RANK, MODULES, Factors, Lora, layer_modules
@@ -34,10 +35,11 @@ ADAPTED = {"q, v": (0, 2), "q, k, v, o": (0, 1, 2, 3), "all seven": tuple(range(
 class AcceptCost:
     """Time of judging the drafts of one batch."""
 
-    requests: int  # number of requests, with one chain each
-    ms: float  # median
-    ms_per_request: float
-    ratio: float  # time per request relative to the target pass of one request
+    requests: Annotated[int, InTable("requests")]  # number of requests, with one chain each
+    ms: Annotated[float, InTable("ms", ".2f")]  # median
+    ms_per_request: Annotated[float, InTable("ms per request", ".2f")]
+    # Time per request relative to the pass of one request.
+    ratio: Annotated[float, InTable("ratio to the pass", ".3f")]
 
 
 def measure_accept_cost(
@@ -98,10 +100,11 @@ def _accept_seconds(logits: Tensor, draft: Draft, samplers: Sequence[RequestSamp
 class AdapterCost:
     """Time of a pass in which every request has an adapter."""
 
-    adapters: int  # number of distinct adapters; 0: none
-    modules: str
-    ms: float  # median
-    ratio: float  # median ratio to the pass without adapters
+    # Number of distinct adapters.
+    adapters: Annotated[int, InTable("adapters", lambda count: str(count or "none"))]
+    modules: Annotated[str, InTable("modules")]
+    ms: Annotated[float, InTable("ms", ".2f")]  # median
+    ratio: Annotated[float, InTable("x none", ".3f")]  # median ratio to the pass without adapters
 
 
 def measure_adapters(

@@ -5,9 +5,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
+from typing import Annotated
 
 from foreword.bench.batch_runs import medians, run_batch, speedup
-from foreword.bench.skeleton import PLAIN, stage_of, started_command, take_turns
+from foreword.bench.skeleton import PLAIN, InTable, stage_of, started_command, take_turns
 from foreword.cluster.address import NodeAddress
 from foreword.drafters.config import SpeculationSetting
 from foreword.engine.core import EngineCore
@@ -37,12 +38,12 @@ def local_node(
 class PoolSpeed:
     """Speed with one drafter at one batch size; medians of interleaved runs."""
 
-    way: str  # a key of `ways_of_drafting`
-    batch: int
-    tokens_per_second: float
-    over_plain: float  # median ratio to the plain run of the same round
-    tokens_per_pass: float  # per request
-    step_ms: float
+    way: Annotated[str, InTable("draft model")]  # a key of `ways_of_drafting`
+    batch: Annotated[int, InTable("batch")]
+    tokens_per_second: Annotated[float, InTable("tok/s", ".1f")]
+    over_plain: Annotated[float, InTable("x plain", ".2f")]  # median ratio to the plain run of the same round
+    tokens_per_pass: Annotated[float, InTable("tok/pass", ".2f")]  # per request
+    step_ms: Annotated[float, InTable("step ms", ".1f")]
 
 
 def ways_of_drafting(

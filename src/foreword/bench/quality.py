@@ -4,11 +4,13 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from foreword.backends.interface import Decoder
+from foreword.bench.skeleton import InTable
 from foreword.errors import RequestError
 from foreword.progress import Progress
 from foreword.proofs.passes import prompt_pass
@@ -20,10 +22,11 @@ WINDOW = 512  # context length into which the text is cut
 class Quality:
     """Difference of one weight format from float32."""
 
-    form: str
+    form: Annotated[str, InTable("form")]
     tokens: int
-    mean_kl: float  # nats, from the distribution of float32
-    top1_agreement: float  # fraction of positions with the same most likely token
+    mean_kl: Annotated[float, InTable("mean KL (nats)", ".5f")]  # from the distribution of float32
+    # Positions with the same most likely token.
+    top1_agreement: Annotated[float, InTable("top-1 agreement", ".2%")]
 
 
 def read_text(path: Path) -> str:

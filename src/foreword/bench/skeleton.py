@@ -1,8 +1,8 @@
 """Building blocks of benchmarks: interleaved arms, ratios with bounds, tables, JSON input, child processes.
 
 An arm is one of the variants that a benchmark compares. A benchmark maps names of arms to functions that measure one
-sample, and calls `take_turns`. It turns the samples into rows, frozen dataclasses whose fields are
-its JSON output. `table` formats the rows.
+sample, and calls `take_turns`. It turns the samples into rows: frozen dataclasses. Their fields are the JSON output;
+fields annotated with `InTable` are also the columns of the table.
 """
 
 import json
@@ -12,11 +12,12 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from math import exp, log
 from pathlib import Path
 from random import Random
 from statistics import fmean, median
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -132,6 +133,33 @@ def against_best(
 Column = str | Callable[[Any], str]  # a table cell: a format of attributes such as "{.ms:.2f}", or a function
 
 
+@dataclass(frozen=True)
+class InTable:
+    """Annotation of a field of a dataclass of rows: it is a column of their table, under this heading.
+
+    `form` is the format of the value, such as ".2f", or a function that returns the cell. None is shown as "-".
+    """
+
+    heading: str
+    form: str | Callable[[Any], str] = ""
+
+
+def columns_of(rows: Sequence[object]) -> dict[str, Column]:
+    """Return the columns of rows whose fields are annotated with `InTable`."""
+    columns: dict[str, Column] = {}
+    for name, hint in get_type_hints(type(rows[0]), include_extras=True).items() if rows else ():
+        for shown in getattr(hint, "__metadata__", ()):
+            if isinstance(shown, InTable):
+                columns[shown.heading] = partial(_field_cell, name, shown.form)
+    return columns
+
+
+def _field_cell(name: str, form: str | Callable[[Any], str], row: object) -> str:
+    """Return the text of a row's field; None is shown as "-"."""
+    value = getattr(row, name)
+    return form(value) if callable(form) else optional(value, form)
+
+
 def cells_of(rows: Iterable[object], columns: Mapping[str, Column]) -> list[list[str]]:
     """Return the text of every cell, by row."""
     return [
@@ -167,7 +195,7 @@ def ratio(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
 
-def optional(value: float | None, form: str, without: str = "-") -> str:
+def optional(value: object, form: str, without: str = "-") -> str:
     """Return the value in the format `form`; `without` for None."""
     return without if value is None else format(value, form)
 

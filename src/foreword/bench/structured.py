@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
 from foreword.acceptance.params import SamplingParams
 from foreword.bench.batch_runs import BatchRun, full_batch, measured
-from foreword.bench.skeleton import median_ratio, take_turns
+from foreword.bench.skeleton import InTable, median_ratio, take_turns
 from foreword.drafters.config import SpeculationSetting
 from foreword.engine.core import EngineCore
 from foreword.engine.messages import NewRequest
@@ -41,12 +41,14 @@ class StructuredArm:
 class StructuredRow:
     """Medians of one arm over the rounds."""
 
-    way: str  # name of the arm
-    tokens_per_second: float
-    tokens_per_pass: float  # per request
-    step_ms: float
-    beside_ms: float  # part of a step outside drafting and the pass: masks, acceptance, bookkeeping
-    ratio: float  # of tokens per second to the plain arm, both with the schema or both without it
+    way: Annotated[str, InTable("")]  # name of the arm
+    tokens_per_second: Annotated[float, InTable("tokens/s", ".1f")]
+    tokens_per_pass: Annotated[float, InTable("tokens per pass", ".2f")]  # per request
+    step_ms: Annotated[float, InTable("step ms", ".2f")]
+    # Masks, acceptance and bookkeeping, without drafting.
+    beside_ms: Annotated[float, InTable("outside the pass ms", ".2f")]
+    # Of tokens per second to the plain arm, both with the schema or both without it.
+    ratio: Annotated[float, InTable("ratio to plain", ".2f")]
 
 
 def structured_arms(engine: EngineCore) -> list[StructuredArm]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 from rich.table import Table
 
@@ -24,7 +24,7 @@ from foreword.bench.control.windows import (
 from foreword.bench.methods import Method
 from foreword.bench.pictures import Chart
 from foreword.bench.prompts import BenchPrompt
-from foreword.bench.skeleton import Column, Interval, optional, table
+from foreword.bench.skeleton import Column, InTable, Interval, optional, table
 from foreword.control.policy import MeasuredPolicy
 from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.registry import drafter_kinds
@@ -45,9 +45,9 @@ LEAST_OF_BEST_MIXED = 1.0  # minimum ratio to the best fixed setting with mixed 
 class GoalResult:
     """Whether a goal was reached, and the figures that decide it."""
 
-    goal: str
-    holds: bool
-    figure: str  # the figure closest to the limit, or furthest beyond it
+    goal: Annotated[str, InTable("goal")]
+    holds: Annotated[bool, InTable("", lambda holds: "[green]pass[/green]" if holds else "[red]miss[/red]")]
+    figure: Annotated[str, InTable("closest")]  # the figure closest to the limit, or furthest beyond it
     misses: Sequence[str] = ()  # figures beyond the limit
 
 
@@ -68,16 +68,6 @@ def _cell_margins(ratios: Iterable[tuple[ControlCell, Interval]], least: float) 
     return [
         (ratio.high - least, f"{cell.kind}, batch {cell.batch}: {shown(ratio)}") for cell, ratio in ratios
     ]
-
-
-def goal_table(verdicts: Sequence[GoalResult]) -> Table:
-    """Return a table with one line per goal."""
-    columns: dict[str, Column] = {
-        "goal": "{.goal}",
-        "": lambda one: "[green]pass[/green]" if one.holds else "[red]miss[/red]",
-        "closest": "{.figure}",
-    }
-    return table(verdicts, columns)
 
 
 def shown(ratio: Interval) -> str:
@@ -158,18 +148,6 @@ def cell_table(cells: Sequence[ControlCell], title: str) -> Table:
         "learning\nx plain": lambda cell: optional(cell.learning, ".2f", ""),
     }
     return table(cells, columns, title)
-
-
-def reaction_table(reactions: Sequence[changes.Reaction]) -> Table:
-    """Return a table with one line per change."""
-    columns = {
-        "what changes": "{.condition}",
-        "": "{.phase}",
-        "settled\nafter s": "{.seconds:.1f}",
-        "then\nx plain": "{.ratio:.2f}",
-        "worst 5 s\nx plain": "{.worst:.2f}",
-    }
-    return table(reactions, columns)
 
 
 def ratio_chart(cells: Sequence[ControlCell]) -> Chart:

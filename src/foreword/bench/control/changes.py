@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from math import ceil
 from statistics import fmean
 from time import perf_counter, sleep
+from typing import Annotated
 
 from foreword.bench.control import timeline
 from foreword.bench.control.windows import MIXED, PLAIN_ARM, ControlArm
-from foreword.bench.skeleton import staged
+from foreword.bench.skeleton import InTable, staged
 from foreword.drafters.combined import FallbackDrafter, RoutedDrafter
 from foreword.progress import StageProgress
 from foreword.speculation.draft import Draft
@@ -78,12 +79,13 @@ ChangedCondition = tuple[str, Mapping[str, timeline.Phase]]
 class Reaction:
     """Reaction of the controller to a change."""
 
-    condition: str  # name of the change
-    phase: str  # name of the phase that begins with the change
-    seconds: float  # until the rate settled, or reached plain decoding if speculation has no gain
+    condition: Annotated[str, InTable("what changes")]  # name of the change
+    phase: Annotated[str, InTable("")]  # name of the phase that begins with the change
+    # Until the rate settled, or reached plain decoding if speculation has no gain.
+    seconds: Annotated[float, InTable("settled\nafter s", ".1f")]
     within: float  # allowed seconds
-    ratio: float  # settled rate relative to plain decoding under the same conditions
-    worst: float  # ratio in the worst five seconds
+    ratio: Annotated[float, InTable("then\nx plain", ".2f")]  # settled rate relative to plain decoding
+    worst: Annotated[float, InTable("worst 5 s\nx plain", ".2f")]  # ratio in the worst five seconds
 
 
 def conditions(

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from time import perf_counter
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import torch
 
@@ -22,6 +22,7 @@ from foreword.bench.gpu.device import (
     read_bandwidth,
     step_bytes,
 )
+from foreword.bench.skeleton import InTable
 from foreword.bench.step_cost import random_tokens
 from foreword.control.fixed import FixedPolicy
 from foreword.control.policy import MeasuredPolicy
@@ -162,19 +163,25 @@ def _batch_speed(engine: EngineCore, size: int, context: int, read_rate: float) 
     return BatchSpeed(size, run.tokens_per_second, run.step_ms, run.host_ms, experts, floor * 1e3)
 
 
+def _milliseconds(seconds: float) -> str:
+    return f"{1e3 * seconds:.0f} ms"
+
+
 @dataclass(frozen=True)
 class StartTime:
     """Seconds of the phases of an engine's start."""
 
     seconds: float  # total, until the first token
-    decoder_seconds: float  # choosing which products cuBLAS computes
-    memory_seconds: float  # trying the largest pass, and allocating KV
-    prepare_seconds: float  # compiling and capturing
+    # Choosing which products cuBLAS computes.
+    decoder_seconds: Annotated[float, InTable("products", "{:.2f} s".format)]
+    # Trying the largest pass, allocating KV.
+    memory_seconds: Annotated[float, InTable("KV memory", "{:.2f} s".format)]
+    prepare_seconds: Annotated[float, InTable("captures", "{:.2f} s".format)]  # compiling and capturing
     prepared: int  # pass sizes
     wanted: int  # pass sizes to prepare
-    profile_seconds: float  # measuring pass costs
-    first_token_seconds: float  # of the first request
-    second_token_seconds: float  # until the second token
+    profile_seconds: Annotated[float, InTable("cost profile", "{:.2f} s".format)]  # measuring pass costs
+    first_token_seconds: Annotated[float, InTable("first token", _milliseconds)]  # of the first request
+    second_token_seconds: Annotated[float, InTable("second token", _milliseconds)]  # from the first token on
 
 
 Made = TypeVar("Made", bound=Decoder)

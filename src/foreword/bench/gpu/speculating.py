@@ -8,13 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
+from typing import Annotated
 
 from foreword.backends.interface import Decoder
 from foreword.bench.batch_runs import medians, run_batch, speedup
 from foreword.bench.gpu.engines import DECODED, controlled_engine, random_prompts, timed_engine
 from foreword.bench.gpu.recorded import DEPTH, Answers, RecordedDrafter, recorded
 from foreword.bench.random_heads import METHODS, head_drafter, random_head
-from foreword.bench.skeleton import staged, take_turns
+from foreword.bench.skeleton import InTable, staged, take_turns
 from foreword.control.fixed import FixedPolicy
 from foreword.drafters.config import SpeculationSetting
 from foreword.drafters.model.autoregressive import AutoregressiveDrafter, DraftingSize
@@ -28,12 +29,12 @@ WARM_UP, RUNS = 2, 3  # warm-up rounds, which capture graphs, and measured round
 class SpeculativeSpeed:
     """One drafter at one batch size."""
 
-    drafter: str
-    batch: int
-    tokens_per_pass: float  # per request
-    tokens_per_second: float
-    step_ms: float
-    draft_ms: float  # per step
+    drafter: Annotated[str, InTable("drafts")]
+    batch: Annotated[int, InTable("batch")]
+    tokens_per_pass: Annotated[float, InTable("tokens per pass", ".2f")]  # per request
+    tokens_per_second: Annotated[float, InTable("tokens/s", ".0f")]
+    step_ms: Annotated[float, InTable("step, ms", ".3f")]
+    draft_ms: Annotated[float, InTable("drafting, ms", ".3f")]  # per step
 
 
 def measure_speculation(
@@ -106,13 +107,13 @@ WARM_UP_WINDOWS = 4  # windows in which graphs are captured and the controller l
 class ControlledSpeed:
     """The controller at one batch size."""
 
-    batch: int
-    offered: float  # tokens per pass with full drafts
-    plain_tokens_per_second: float
-    tokens_per_second: float
-    ratio: float  # median ratio of the controller's rate to the plain one of the same round
-    lowest: float  # lowest ratio of a round
-    tokens_per_pass: float  # per request
+    batch: Annotated[int, InTable("batch")]
+    offered: Annotated[float, InTable("head, tokens per pass", ".1f")]  # if all draft tokens are verified
+    plain_tokens_per_second: Annotated[float, InTable("plain, tokens/s", ".0f")]
+    tokens_per_second: Annotated[float, InTable("controller", ".0f")]
+    ratio: Annotated[float, InTable("relative to plain", ".3f")]  # median over the rounds
+    lowest: Annotated[float, InTable("lowest", ".3f")]  # lowest ratio of a round
+    tokens_per_pass: Annotated[float, InTable("tokens per pass", ".2f")]  # per request
 
 
 def measure_controller(

@@ -30,9 +30,13 @@ class Benchmark(ModelCommand):
     """A benchmark of a loaded model."""
 
     def report(
-        self, rows: Sequence[Any], columns: Mapping[str, Column], title: str | None = None, **more: object
+        self,
+        rows: Sequence[Any],
+        title: str | None = None,
+        columns: Mapping[str, Column] | None = None,
+        **more: object,
     ) -> None:
-        """Print the rows as a table; with --json also the model, `more` and the fields of the rows."""
+        """Print the rows as `print_table` does; with --json also the model, `more` and the fields of the rows."""
         print_table(rows, columns, title)
         self.show_json({"model": self.model, **more, "rows": fields_of(rows)})
 

@@ -270,13 +270,13 @@ class Control(Benchmark):
         title = f"{self.model}: controller against fixed settings"
         stdout.print(bench.cell_table(report.cells, title))
         if report.reactions:
-            stdout.print(bench.reaction_table(report.reactions))
+            print_table(report.reactions)
         if report.mixed is not None:
             say(report.mixed.line)
         save_plot(self.plot, lambda path: save_charts([bench.ratio_chart(report.cells)], path, title))
         for failure in report.failures:
             stdout.print(f"[red]does not hold[/red]: {failure}", soft_wrap=True)
-        stdout.print(bench.goal_table(report.verdicts))
+        print_table(report.verdicts)
         self.show_json({"model": self.model, **report.as_json()})
         if report.failures:
             raise typer.Exit(1)

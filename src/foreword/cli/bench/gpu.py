@@ -76,15 +76,15 @@ class Gpu(JsonCommand):
         if choice.name == "cuda":
             start_compiling(choice, device)
         weights = packed_weights(config, device, self.quantization)
-        for name, batches, measure, columns in (
-            ("heads", self.heads, speculating.measure_heads, _SPECULATION),
-            ("control", self.control, speculating.measure_controller, _CONTROL),
+        for name, batches, measure in (
+            ("heads", self.heads, speculating.measure_heads),
+            ("control", self.control, speculating.measure_controller),
         ):
             if batches:
                 decoder, batch_sizes = decoder_of(choice, config, weights), parse_sizes(f"--{name}", batches)
                 with stage_bar() as show:
                     speeds = measure(decoder, batches=batch_sizes, context=self.context, progress=show)
-                print_table(speeds, columns)
+                print_table(speeds)
                 self.show_json({name: fields_of(speeds)})
                 return
         with stage_bar() as show:
@@ -104,7 +104,7 @@ class Gpu(JsonCommand):
             )
         _print_report(report)
         if drafted:
-            print_table(drafted, _SPECULATION)
+            print_table(drafted)
         self.show_json({"start": asdict(start)} | asdict(report) | {"speculation": fields_of(drafted)})
 
 
@@ -117,23 +117,6 @@ _TILES: dict[str, Column] = {  # of (product, TileTime)
     "TB/s": "{0[1].terabytes:.2f}",
     "same bits": lambda row: "yes" if row[1].same_bits else "no",
 }
-_SPECULATION: dict[str, Column] = {
-    "drafts": "{.drafter}",
-    "batch": "{.batch}",
-    "tokens per pass": "{.tokens_per_pass:.2f}",
-    "tokens/s": "{.tokens_per_second:.0f}",
-    "step, ms": "{.step_ms:.3f}",
-    "drafting, ms": "{.draft_ms:.3f}",
-}
-_CONTROL: dict[str, Column] = {
-    "batch": "{.batch}",
-    "head, tokens per pass": "{.offered:.1f}",
-    "plain, tokens/s": "{.plain_tokens_per_second:.0f}",
-    "controller": "{.tokens_per_second:.0f}",
-    "relative to plain": "{.ratio:.3f}",
-    "lowest": "{.lowest:.3f}",
-    "tokens per pass": "{.tokens_per_pass:.2f}",
-}
 
 
 def _print_start(start: "StartTime") -> None:
@@ -141,15 +124,7 @@ def _print_start(start: "StartTime") -> None:
         f"start to first token: {start.seconds:.1f} s from weights on the device, of which captures "
         f"{start.prepare_seconds:.1f} s ({start.prepared} of {start.wanted} kinds of passes)"
     )
-    columns: dict[str, Column] = {
-        "products": "{.decoder_seconds:.2f} s",
-        "KV memory": "{.memory_seconds:.2f} s",
-        "captures": "{.prepare_seconds:.2f} s",
-        "cost profile": "{.profile_seconds:.2f} s",
-        "first token": lambda one: f"{1e3 * one.first_token_seconds:.0f} ms",
-        "second token": lambda one: f"{1e3 * one.second_token_seconds:.0f} ms",
-    }
-    print_table([start], columns)
+    print_table([start])
 
 
 def _print_report(report: "GpuReport") -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from foreword.bench.skeleton import Column, check_least, optional
+from foreword.bench.skeleton import check_least
 from foreword.cli.bench.common import BATCH_SIZES, Benchmark
 from foreword.cli.console import fetched, load_llm, print_table, say, stage_bar
 from foreword.cli.options.common import JsonCommand, parse_sizes, split_list
@@ -67,15 +67,7 @@ class Link(SecurityOptions, JsonCommand):
                 raise RequestError(f"draft node {address}: {reason}") from error
         farthest = report.break_even_ms(self.acceptance, self.levels, self.pass_ms)
         self.show_json(asdict(report) | {"break_even_ms": farthest})
-        columns: dict[str, Column] = {
-            "batch": "{.batch}",
-            "engine ms/pass": "{.engine_ms:.3f}",
-            "waited ms/pass": "{.waited_ms:.3f}",
-            "levels arrived": "{.levels:.3f}",
-            "first level ms": lambda cost: optional(cost.first_ms, ".3f"),
-            "next level ms": lambda cost: optional(cost.level_ms, ".3f"),
-        }
-        print_table(report.costs, columns)
+        print_table(report.costs)
         trips = f"round trip {report.round_trip_ms:.3f} ms, p99 {report.round_trip_p99_ms:.3f} ms"
         passes = f"{self.pass_ms:g} ms"
         verdict = (
@@ -147,16 +139,7 @@ class Pools(Benchmark):
                 )
                 rows = measure_pools(llm.engine, ways, prompts, **amount, progress=show)
             llm.close()
-        columns = {
-            "draft model": "{.way}",
-            "batch": "{.batch}",
-            "tok/s": "{.tokens_per_second:.1f}",
-            "x plain": "{.over_plain:.2f}",
-            "tok/pass": "{.tokens_per_pass:.2f}",
-            "step ms": "{.step_ms:.1f}",
-        }
-        draft = self.draft_shape or self.draft
-        self.report(rows, columns, model=self.shape or self.model, draft=draft)
+        self.report(rows, model=self.shape or self.model, draft=self.draft_shape or self.draft)
 
     @contextmanager
     def _pair(self) -> Iterator[tuple[str, str]]:

@@ -5,7 +5,6 @@ from pathlib import Path
 
 from foreword.bench.pictures import Chart, save_charts
 from foreword.bench.prompts import own_prompts
-from foreword.bench.skeleton import Column
 from foreword.cli.bench.common import (
     BATCH_SIZES,
     MOST_TOKENS,
@@ -53,15 +52,9 @@ class Accept(Benchmark):
             rows, verify_ms = measure_accept_cost(
                 llm.engine.target, text, params, self.chain, rule, sizes, self.repeats, show
             )
-        columns = {
-            "requests": "{.requests}",
-            "ms": "{.ms:.2f}",
-            "ms per request": "{.ms_per_request:.2f}",
-            "ratio to the pass": "{.ratio:.3f}",
-        }
         verified = f"one pass over {self.chain + 1} tokens takes {verify_ms:.2f} ms"
         title = f"acceptance of chains of {self.chain}; {verified}"
-        self.report(rows, columns, title, rule=self.rule, verify_ms=verify_ms)
+        self.report(rows, title, rule=self.rule, verify_ms=verify_ms)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,14 +71,8 @@ class Adapters(Benchmark):
         llm = self.load()
         with progress_bar("measuring") as show:
             costs = measure_adapters(llm.engine.target, self.batch, self.rank, self.repeats, show)
-        columns: dict[str, Column] = {
-            "adapters": lambda cost: str(cost.adapters or "none"),
-            "modules": "{.modules}",
-            "ms": "{.ms:.2f}",
-            "x none": "{.ratio:.3f}",
-        }
         title = f"one pass over {self.batch} requests, rank {self.rank}"
-        self.report(costs, columns, title, batch=self.batch, rank=self.rank)
+        self.report(costs, title, batch=self.batch, rank=self.rank)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +110,7 @@ class Batch(Benchmark):
             "alpha": "{.acceptance:.2f}",
             "tau": "{.tokens_per_pass:.2f}",
         }
-        self.report(rows, columns)
+        self.report(rows, columns=columns)
         lines = {
             "plain": [(float(row.batch), row.plain_tokens_per_second) for row in rows],
             "speculative": [(float(row.batch), row.speculative_tokens_per_second) for row in rows],
@@ -153,13 +140,5 @@ class Structured(Benchmark):
             rows, mask_share = measure_structured(
                 llm.engine, llm.encode, self.batch, self.tokens, self.repeats, show, schema
             )
-        columns = {
-            "": "{.way}",
-            "tokens/s": "{.tokens_per_second:.1f}",
-            "tokens per pass": "{.tokens_per_pass:.2f}",
-            "step ms": "{.step_ms:.2f}",
-            "outside the pass ms": "{.beside_ms:.2f}",
-            "ratio to plain": "{.ratio:.2f}",
-        }
         title = f"{self.batch} requests; the schema adds {mask_share:.1%} to a plain step"
-        self.report(rows, columns, title, batch=self.batch, mask_share=mask_share)
+        self.report(rows, title, batch=self.batch, mask_share=mask_share)

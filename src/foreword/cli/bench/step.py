@@ -185,10 +185,5 @@ class Quality(JsonCommand):
             forms = self.forms or ",".join(_CPU_DEFAULTS if on_cpu else (*_GPU_FORMS, "fp8+fp8-kv"))
             loaders = {name: partial(load, name) for name in forms.split(",")}
             rows = measure_quality(reference.decoder, loaders, ids, partial(show, "comparing"))
-        columns = {
-            "form": "{.form}",
-            "mean KL (nats)": "{.mean_kl:.5f}",
-            "top-1 agreement": "{.top1_agreement:.2%}",
-        }
-        print_table(rows, columns, f"against {exact}, {len(ids)} tokens")
+        print_table(rows, title=f"against {exact}, {len(ids)} tokens")
         self.show_json({"model": self.model, "rows": fields_of(rows)})

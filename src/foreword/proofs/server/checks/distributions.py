@@ -44,7 +44,10 @@ async def logprobs(context: ProofContext) -> ClaimVerdict:
 
 
 async def _rescored(context: ProofContext, answer: ServerAnswer) -> tuple[Reproduction | None, int]:
-    """Compare single tokens of an answer with those after prompts that include the answer up to there."""
+    """Score `PLACES` tokens of an answer again, each after a prompt that includes the answer up to the token.
+
+    Return the fault, if there is one, and how many tokens were scored.
+    """
     tokens, scored = answer.first.tokens, 0
     evenly_spaced = {len(tokens) * k // (PLACES + 1) for k in range(1, PLACES + 1)}
     for place in sorted(evenly_spaced):
@@ -60,6 +63,7 @@ async def _rescored(context: ProofContext, answer: ServerAnswer) -> tuple[Reprod
 
 
 async def _plain_fault(context: ProofContext, body: Body, answer: ServerAnswer) -> Reproduction | None:
+    """Return a difference between the log-probabilities with and without speculation; None if there is none."""
     if context.plain is None:
         return None
     plain = await context.plain.ask(body)
@@ -73,6 +77,7 @@ async def _plain_fault(context: ProofContext, body: Body, answer: ServerAnswer) 
 
 
 def _prefix(context: ProofContext, answer: ServerAnswer, place: int) -> str | list[int]:
+    """Return the prompt and the first `place` tokens of the answer, as token ids if the server accepts them."""
     ids = answer.first.token_ids
     if context.abilities.token_ids and ids and answer.prompt_ids:
         return [*answer.prompt_ids, *ids[:place]]
@@ -80,6 +85,7 @@ def _prefix(context: ProofContext, answer: ServerAnswer, place: int) -> str | li
 
 
 def _is_same_prefix(answer: ServerAnswer, again: ServerAnswer, place: int) -> bool:
+    """Return whether the prompt of `again` certainly has the tokens of the answer and of its prompt."""
     if isinstance(again.body.get("prompt"), list):
         return True
     if "messages" in again.body or answer.usage is None or again.usage is None:
@@ -88,6 +94,7 @@ def _is_same_prefix(answer: ServerAnswer, again: ServerAnswer, place: int) -> bo
 
 
 def _logprob_fault(answer: ServerAnswer, tolerance: float) -> Reproduction | None:
+    """Return an inconsistency in the lists of log-probabilities of a greedy answer; None if there is none."""
     for place, token in enumerate(answer.first.tokens):
         if not token.top:
             continue
@@ -103,7 +110,7 @@ def _logprob_fault(answer: ServerAnswer, tolerance: float) -> Reproduction | Non
 
 
 def _difference(one: Token, other: Token, tolerance: float) -> tuple[str, str] | None:
-    """Return the log-probabilities of a likely token that differ by more than rounding, if there is one."""
+    """Return both log-probabilities of a likely token if they differ by more than rounding; otherwise None."""
     known = dict(other.top)
     for text, logprob in ((one.text, one.logprob), *one.top[:3]):
         if HALF not in text and text in known and logprob > -3 and abs(known[text] - logprob) > tolerance:
@@ -112,7 +119,7 @@ def _difference(one: Token, other: Token, tolerance: float) -> tuple[str, str] |
 
 
 EVENTS = ("the likeliest token", "the second", "the third to fifth", "a token that is not listed")
-_RANKS = ((0, 1), (1, 2), (2, 5))
+_RANKS = ((0, 1), (1, 2), (2, 5))  # ranks [begin, end) of the listed tokens of all events but the last
 
 
 async def own_distribution(context: ProofContext) -> ClaimVerdict:
@@ -122,22 +129,21 @@ async def own_distribution(context: ProofContext) -> ClaimVerdict:
         drawn.bodies.setdefault(prompt, dict(answer.body))
         drawn.add(prompt, choice)
     chances, happened = drawn.arrays(drawn.rows)
-    seen = evidence.log_evidence(chances, happened)
+    log_evidence, alarm = evidence.log_evidence(chances, happened), log(1 / evidence.OWN_LOGPROBS)
     bias = evidence.visible_bias(chances[:, 0], len(EVENTS) * len(evidence.BETS), evidence.OWN_LOGPROBS)
-    if seen >= log(1 / evidence.OWN_LOGPROBS):
+    if log_evidence >= alarm:
         if drawn.hidden_ends / max(len(drawn.rows), 1) > bias / 4:
             raise NotTried("the server lists no end token, whose chance is then not known")
-        return _refuted_distribution(drawn, seen)
-    upper = drawn.first_distance()
+        return _refuted_distribution(drawn, log_evidence)
     detail = (
-        f"evidence e^{seen:.1f} of e^{log(1 / evidence.OWN_LOGPROBS):.1f}; TV of first tokens ≤ {upper:.3f}"
+        f"evidence e^{log_evidence:.1f} of e^{alarm:.1f}; TV of first tokens ≤ {drawn.first_distance():.3f}"
     )
     visible = f"a total variation of {bias:.2%} towards {EVENTS[0]} ({CONFIDENCE:.0%})"
     return ClaimVerdict(ClaimStatus.NOT_REFUTED, len(chances), detail, visible)
 
 
-def _refuted_distribution(drawn: "_Drawn", seen: float) -> ClaimVerdict:
-    """Return a refutation with the prompt that shows the fault best, and with the fewest tokens."""
+def _refuted_distribution(drawn: "_Drawn", log_evidence: float) -> ClaimVerdict:
+    """Return a refutation with the prompt whose tokens have the most evidence, and with the fewest tokens."""
     by_prompt = defaultdict(list)
     for row in drawn.rows:
         by_prompt[row.prompt].append(row)
@@ -151,12 +157,11 @@ def _refuted_distribution(drawn: "_Drawn", seen: float) -> ClaimVerdict:
     event = int(evidence.gains(chances, happened).max(axis=1).argmax())
     body = {**drawn.bodies[prompt], "max_tokens": depth}
     body.pop("seed")  # one seed cannot show the fault
-    seen_text = f"in {len(rows)} draws {EVENTS[event]} came {happened[:, event].sum()} times"
-    shown = Reproduction([body], seen_text, f"{chances[:, event].sum():.0f} times")
-    detail = f"evidence e^{seen:.1f}, {EVENTS[event]} came too " + (
-        "often" if happened[:, event].sum() > chances[:, event].sum() else "seldom"
-    )
-    return refuted(len(drawn.rows), detail, shown)
+    count, expected = happened[:, event].sum(), chances[:, event].sum()
+    got = f"in {len(rows)} draws {EVENTS[event]} came {count} times"
+    too = "often" if count > expected else "seldom"
+    detail = f"evidence e^{log_evidence:.1f}, {EVENTS[event]} came too {too}"
+    return refuted(len(drawn.rows), detail, Reproduction([body], got, f"{expected:.0f} times"))
 
 
 class _DrawnToken(NamedTuple):
@@ -237,14 +242,14 @@ async def without_speculation(context: ProofContext) -> ClaimVerdict:
     with_it = await _texts(context, context.server, 2)
     without = await _texts(context, context.plain, 3)
     alarm = evidence.WITHOUT_SPECULATION / len(with_it)
-    contrasts = {prompt: evidence.contrast(without[prompt], drawn) for prompt, drawn in with_it.items()}
+    contrasts = {prompt: evidence.contrast(without[prompt], texts) for prompt, texts in with_it.items()}
     prompt = min(contrasts, key=lambda text: contrasts[text].p)
-    worst, draws = contrasts[prompt], len(with_it[prompt])
-    if worst.p < alarm:
-        return _refuted_texts(context, prompt, worst, len(with_it) * draws)
+    largest, draws = contrasts[prompt], len(with_it[prompt])
+    if largest.p < alarm:
+        return _refuted_texts(context, prompt, largest, len(with_it) * draws)
     shift = evidence.visible_shift(0.25, draws, alarm)
     visible = f"a text of a quarter's chance that is off by {shift:.1%} ({CONFIDENCE:.0%})"
-    detail = f"smallest p {worst.p:.2g} of {alarm:.1g}"
+    detail = f"smallest p {largest.p:.2g} of {alarm:.1g}"
     return ClaimVerdict(ClaimStatus.NOT_REFUTED, 2 * len(with_it) * draws, detail, visible)
 
 
@@ -259,8 +264,9 @@ def _refuted_texts(context: ProofContext, prompt: str, found: evidence.Contrast,
     return refuted(tried, detail, shown)
 
 
-async def _texts(context: ProofContext, server: Server, seeds: int) -> dict[str, list[str]]:
+async def _texts(context: ProofContext, server: Server, stream_of_seeds: int) -> dict[str, list[str]]:
+    """Return many sampled texts by prompt."""
     drawn: dict[str, list[str]] = {text: [] for text in context.plan.texts}
-    async for prompt, _, choice in draw(context, server, DEPTH, seeds, logprobs=False):
+    async for prompt, _, choice in draw(context, server, DEPTH, stream_of_seeds, logprobs=False):
         drawn[prompt].append(choice.text)
     return drawn

@@ -11,7 +11,7 @@ _CONTROL_TOKEN = re.compile(r"<\|[^|]*\|>")
 
 
 async def usage(context: ProofContext) -> AsyncIterator[Fault | None]:
-    """Compare complete and streamed answers of several lengths."""
+    """Check the usage of complete and streamed answers of several lengths."""
     for seed, text in enumerate(context.plan.texts):
         for tokens in (1, context.plan.tokens - 3):
             body = context.with_logprobs(context.sampled(text, seed, max_tokens=tokens))
@@ -52,7 +52,7 @@ def _usage_fault(answer: ServerAnswer) -> str:
 
 
 async def offsets(context: ProofContext) -> AsyncIterator[Fault | None]:
-    """Request greedy and sampled answers with log-probabilities."""
+    """Check the offsets and the listed tokens of greedy and sampled answers."""
 
     def got(answer: ServerAnswer) -> str:
         tokens = [token.text for token in answer.first.tokens]
@@ -96,7 +96,7 @@ STOPS = 3  # number of pieces of an answer that are used as stop texts
 
 
 async def stops(context: ProofContext) -> AsyncIterator[Fault | None]:
-    """Use pieces of a known answer as stop texts."""
+    """Repeat requests with a piece of the known answer as stop text; the answer must end before it."""
     for seed, text in enumerate(context.plan.texts):
         body = context.sampled(text, seed)
         unstopped = await context.server.ask(body)
