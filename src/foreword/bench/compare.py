@@ -178,7 +178,6 @@ def summarise(
 
 
 def _row(contestant: Contestant, answers: Sequence[PeerAnswer], baseline_label: str) -> ComparisonRow:
-    """Return the results of a contestant."""
     own_answers = [answer for answer in answers if answer.contestant == contestant.label]
     baseline_speeds = {
         (answer.prompt, answer.round): answer.tokens_per_second
@@ -201,7 +200,6 @@ def _row(contestant: Contestant, answers: Sequence[PeerAnswer], baseline_label: 
 
 
 def _speed(answers: Sequence[PeerAnswer], label: str) -> float:
-    """Return a contestant's median tokens per second while decoding."""
     return median(answer.tokens_per_second for answer in answers if answer.contestant == label)
 
 

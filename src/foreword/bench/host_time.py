@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from time import process_time
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -122,19 +123,6 @@ def usual_next(token: Any, deviation: Any = 0) -> Any:  # noqa: ANN401 - numbers
     return _FIRST + (5 * (token - _FIRST) + 1 + deviation) % _WORDS
 
 
-@dataclass(frozen=True)
-class _NoBytes:
-    """A KV store without memory."""
-
-    spec: PageSpec
-    num_pages: int
-    page_size: int
-
-    @property
-    def bytes_per_row(self) -> int:
-        return self.spec.bytes_per_row
-
-
 class FreePasses:
     """A decoder that computes the next tokens without a model; the time of its passes does not count."""
 
@@ -162,7 +150,10 @@ class FreePasses:
     def new_kv_store(
         self, num_pages: int, page_size: int, extra: Sequence[RowSpec] = (), states: StateSizes = NO_STATES
     ) -> KvStore:
-        return cast(KvStore, _NoBytes(PageSpec.of(self.kv_rows(), extra), num_pages, page_size))
+        """Return a KV store without memory."""
+        spec = PageSpec.of(self.kv_rows(), extra)
+        sizes = {"num_pages": num_pages, "page_size": page_size, "bytes_per_row": spec.bytes_per_row}
+        return cast(KvStore, SimpleNamespace(spec=spec, **sizes))
 
     def forward(self, batch: ForwardBatch, store: KvStore) -> ForwardOutput:
         began, arrays = process_time(), batch.arrays

@@ -83,7 +83,6 @@ def measure_link(
 
 
 def _pings(address: NodeAddress, identity: PeerIdentity) -> list[float]:
-    """Return the seconds of `PINGS` round trips on a connection of their own."""
     tls = identity.security.tls
     connected = address.connect(HANDSHAKE_SECONDS)
     try:
@@ -97,7 +96,6 @@ def _pings(address: NodeAddress, identity: PeerIdentity) -> list[float]:
 
 
 def _ping(connected: socket.socket, splitter: FrameSplitter, number: int) -> float:
-    """Return the seconds until the node answers the ping with this number."""
     began = perf_counter()
     connected.sendall(encode(Ping(number)))
     while True:  # the node also sends load reports

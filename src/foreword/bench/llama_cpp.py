@@ -113,12 +113,8 @@ class LlamaCppTimer:
             raise LlamaCppError("llama.cpp refused a pass; try a shorter --context")
 
 
-def _drop(level: int, text: bytes, data: int) -> None:
-    """Discard a log line."""
-
-
-# A module variable, because llama.cpp keeps the pointer.
-_SILENT = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(_drop)
+# Discards log lines. A module variable, because llama.cpp keeps the pointer.
+_SILENT = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(lambda *_: None)
 
 
 class LlamaCppError(ForewordError):

@@ -203,8 +203,8 @@ def plot_pacing(
     with saved_figure(path, 11.0, 5.0) as figure:
         grid = figure.add_gridspec(len(examples), 2, width_ratios=(3, 2))
         first = None
-        for place, (name, chunks) in enumerate(examples.items()):
-            axes = figure.add_subplot(grid[place, 0], sharex=first)
+        for index, (name, chunks) in enumerate(examples.items()):
+            axes = figure.add_subplot(grid[index, 0], sharex=first)
             first = first or axes
             _draw_chunks(axes, name, chunks)
         axes.set_xlabel("milliseconds after the first token")

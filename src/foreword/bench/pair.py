@@ -103,7 +103,7 @@ class KindDivergence:
 
     kind: str
     temperature: float
-    found: Divergence
+    divergence: Divergence
 
 
 class RuleAnswer(NamedTuple):
@@ -222,5 +222,4 @@ def expectations(answers: Sequence[RuleAnswer], draft_tokens: int) -> list[Expec
 
 
 def _pass_seconds(run: DecodeRun) -> float:
-    """Return the mean seconds of a pass and its acceptance."""
     return (run.verify_seconds + run.accept_seconds) / run.passes

@@ -100,7 +100,6 @@ def _cut(document: str, task: str, length: int, encode: Callable[[str], Sequence
     text = document[: length * _CHARACTERS_PER_TOKEN]
 
     def tokens_until(end: int) -> int:
-        """Return the tokens of a prompt that is cut after `end` characters."""
         return len(encode(text[:end] + task))
 
     # The last cut that has no more than `length` tokens.

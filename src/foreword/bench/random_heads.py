@@ -86,8 +86,8 @@ def _eagle3(target: ModelConfig) -> Shaped:
     }
     middle = max(target.num_layers // 2, 1)
     layers = [min(2, middle), middle, max(target.num_layers - 3, middle)]
-    own = {"draft_vocab_size": draft_vocab, "eagle_aux_hidden_state_layer_ids": layers}
-    return shapes, layer_config(target) | own
+    settings = {"draft_vocab_size": draft_vocab, "eagle_aux_hidden_state_layer_ids": layers}
+    return shapes, layer_config(target) | settings
 
 
 def _p_eagle(target: ModelConfig) -> Shaped:
@@ -121,8 +121,8 @@ def _dflash(target: ModelConfig) -> Shaped:
         "norm.weight": (hidden,),
     }
     ids = [0, target.num_layers // 2, target.num_layers - 1]
-    own = {"mask_token_id": 0, "target_layer_ids": ids, "block_size": DFLASH_BLOCK}
-    return shapes, layer_config(target, num_layers=layers) | {"dflash_config": own}
+    settings = {"mask_token_id": 0, "target_layer_ids": ids, "block_size": DFLASH_BLOCK}
+    return shapes, layer_config(target, num_layers=layers) | {"dflash_config": settings}
 
 
 def _dspark(target: ModelConfig) -> Shaped:

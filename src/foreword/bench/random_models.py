@@ -39,7 +39,6 @@ from foreword.models.tokenization.tokenizer import Tokenizer
 def _shape(
     architecture: str, vocab: int, hidden: int, layers: list[LayerSpec], rope: RopeSpec, tied: bool = False
 ) -> ModelConfig:
-    """Return a config with a context of 131,072 tokens."""
     norm = NormSpec(1e-5)
     return ModelConfig(architecture, vocab, hidden, 131_072, tuple(layers), norm, rope, tied_embeddings=tied)
 
@@ -315,7 +314,6 @@ def _tensors(config: ModelConfig, gain_of: Callable[[int], float]) -> dict[str, 
 
 
 def _write(path: Path, config: ModelConfig, layers: int, tensors: dict[str, Tensor]) -> None:
-    """Write a model of this many layers as a Hugging Face directory."""
     described = layer_config(config, num_layers=layers) | {
         "max_position_embeddings": 8192,
         "tie_word_embeddings": config.tied_embeddings,

@@ -71,7 +71,6 @@ def _title(result: Mapping[str, Any]) -> str:
 
 
 def _origin(path: Path, made: Mapping[str, str]) -> str:
-    """Return a line with the command of a measurement, its date, machine and file."""
     facts = "; ".join(str(made[name]) for name in ("date", "machine", "load", "versions") if name in made)
     return f"`{made['command']}`: {facts}. Raw data: `{path.name}`."
 
@@ -92,7 +91,6 @@ def _speeds(path: Path, result: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _best(rows: Sequence[Mapping[str, Any]], measure: _Measure) -> float | None:
-    """Return the best value of a column; None if no row has a value."""
     values = [row[measure.field] for row in rows if row.get(measure.field) is not None]
     return max(values, key=lambda value: measure.sign * value, default=None)
 

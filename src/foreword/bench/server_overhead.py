@@ -152,7 +152,6 @@ async def _run_engine(engine: Engine, work: Work, name: str) -> tuple[OverheadRu
 
 
 async def _run_server(server: ServedModel, work: Work) -> tuple[OverheadRun, list[str]]:
-    """Return the times and texts of all streams on the server."""
     body = {"max_tokens": work.tokens, "temperature": 0, "ignore_eos": True}
     before = server.cpu_seconds()
     answers = await asyncio.gather(*(server.stream(body | {"prompt": prompt}) for prompt in work.prompts))

@@ -155,7 +155,6 @@ def columns_of(rows: Sequence[object]) -> dict[str, Column]:
 
 
 def _field_cell(name: str, form: str | Callable[[Any], str], row: object) -> str:
-    """Return the text of a row's field; None is shown as "-"."""
     value = getattr(row, name)
     return form(value) if callable(form) else optional(value, form)
 
@@ -190,9 +189,9 @@ def check_least(least: int, **options: int | None) -> None:
             raise RequestError(f"--{name.replace('_', '-')} must be at least {least}, not {value}")
 
 
-def ratio(part: float, whole: float) -> float:
+def ratio(dividend: float, divisor: float) -> float:
     """Return the quotient; 0 if the divisor is 0."""
-    return part / whole if whole else 0.0
+    return dividend / divisor if divisor else 0.0
 
 
 def optional(value: object, form: str, without: str = "-") -> str:

@@ -104,7 +104,6 @@ def compare_step_cost(
     """Return by engine the costs of passes over `new_tokens` tokens and of prompts of these lengths, interleaved."""
 
     def measure(timer: StepTimer, number: int) -> tuple[list[float], list[float]]:
-        """Return the seconds of all passes and, in the first rounds, of all prompts."""
         if len(timers) > 1:
             sleep(ENGINE_PAUSE)
         steps = [timer.step(n) for n in new_tokens]

@@ -105,8 +105,8 @@ def _run(
         ignore_eos=not arm.has_schema,
     )
     wanted = [
-        NewRequest(f"structured-{place}", prompt, params, speculation=arm.speculation)
-        for place, prompt in enumerate(prompts)
+        NewRequest(f"structured-{index}", prompt, params, speculation=arm.speculation)
+        for index, prompt in enumerate(prompts)
     ]
     with full_batch(engine, wanted, engine.step) as requests:
 

@@ -1,6 +1,6 @@
 """Measures host time from a pass's verdict to the launch of the next pass; passes and drafters take no time."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from time import process_time
@@ -24,7 +24,6 @@ from foreword.kv.spec import RowSpec
 from foreword.progress import StageProgress
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Drafter, DraftTask
-from foreword.speculation.recovery import StepInFlight
 
 DRAFT_TOKENS = 5  # draft tokens per request and step
 WIDTH = 8  # width of hidden states, whose values are not read
@@ -69,45 +68,37 @@ def _measure(like: Decoder, name: str, drafter: Drafter, batch: int, groups: int
     parts = target.engine_parts(batch, DRAFT_TOKENS, policy, max_draft_share=1e9, enable_prefix_caching=False)
     engine = EngineCore(cast(Decoder, target), Vocabulary(VOCABULARY), parts)
     add_texts(engine, batch, most_tokens)
-    steps = _Steps(engine, target, drafter)
-    steps.run(GROUP + 1)  # prefill and one-time work
-    timed = [steps.run(GROUP) for _ in range(groups)]
+    # The first group has prefill and one-time work, and does not count.
+    _, *timed = _timed_groups(engine, target, drafter, [GROUP + 1, *[GROUP] * groups])
     engine.close()
     tokens, *seconds_by_phase = zip(*timed, strict=True)
     milliseconds = [1e3 * median(seconds) / GROUP for seconds in seconds_by_phase]
     return VerdictTime(name, batch, sum(tokens) / (groups * GROUP * batch), *milliseconds)
 
 
-class _Steps:
-    """Runs steps as on a device: the next pass is launched before the bookkeeping of the previous one."""
+def _timed_groups(
+    engine: EngineCore, target: "_TappedPasses", drafter: Drafter, sizes: Sequence[int]
+) -> Iterator[tuple[int, float, float, float]]:
+    """Run groups of this many steps as on a device: each pass is launched before the bookkeeping of the previous one.
 
-    def __init__(self, engine: EngineCore, target: "_TappedPasses", drafter: Drafter) -> None:
-        self._engine, self._target, self._drafter = engine, target, drafter
-        self._in_flight: StepInFlight | None = None
-
-    def run(self, steps: int) -> tuple[int, float, float, float]:
-        """Return the tokens of all steps, and the CPU seconds of verdicts, of launches and of overlapped work."""
+    Yield the tokens of each group, and the CPU seconds of verdicts, of launches and of overlapped work.
+    """
+    in_flight = engine.launch()
+    for steps in sizes:
         tokens, verdict, launch, overlapped = 0, 0.0, 0.0, 0.0
-        engine, target = self._engine, self._target
-        in_flight = self._in_flight or engine.launch()
         for _ in range(steps):
             assert in_flight is not None
-            began, lookup_before = process_time(), self._lookup_seconds
+            began, lookup_before = process_time(), getattr(drafter, "spent", 0.0)
             report = engine.commit(in_flight)
             judged_at = process_time()
             in_flight = engine.launch()
             launched_at = target.launched_at
             tokens += sum(len(delta.token_ids) for delta in engine.settle(report))
             verdict += judged_at - began
-            launch += launched_at - judged_at - (self._lookup_seconds - lookup_before)
+            # The time of the lookup does not count.
+            launch += launched_at - judged_at - (getattr(drafter, "spent", 0.0) - lookup_before)
             overlapped += process_time() - launched_at - target.spent_last
-        self._in_flight = in_flight
-        return tokens, verdict, launch, overlapped
-
-    @property
-    def _lookup_seconds(self) -> float:
-        """CPU seconds of the lookup so far, which do not count."""
-        return self._drafter.spent if isinstance(self._drafter, KnownDrafts) else 0.0
+        yield tokens, verdict, launch, overlapped
 
 
 class _TappedPasses(FreePasses):

@@ -74,7 +74,6 @@ def stage_bar(*, is_long: bool = False) -> Iterator[StageProgress]:
 
 
 def _stage_lines() -> StageProgress:
-    """Return a progress function that prints a line when a stage begins."""
     newest = ""
 
     def show(stage: str, done: int, total: int) -> None:

@@ -46,7 +46,6 @@ class DrawingDrafter(Drafter):
         return list(map(self._draw, tasks, shapes, noise))
 
     def _draw(self, task: DraftTask, shape: Draft, noise: Floats) -> Draft:
-        """Return a draft of this shape, drawn with this noise [nodes, vocab]."""
         tokens: list[int] = []
         drawn: list[Drawn] = []
         for parent, of_node in zip(shape.parents, noise, strict=True):
@@ -157,7 +156,6 @@ def measure_power(distribution: Floats, samples: int, bias: float, runs: int, se
     rng = np.random.default_rng(seed)
 
     def statistics(sampled: Floats, count: int) -> Floats:
-        """Return the statistics of this many runs that sample from `sampled`."""
         return chi_square(rng.multinomial(samples, sampled, count).astype(np.float64), distribution)
 
     clean = np.sort(statistics(distribution, 20_000))

@@ -44,18 +44,18 @@ def calibrate(
     method: str | None = None,
 ) -> Calibration:
     """Read the given files; quantities without a file are assumed."""
-    found = Calibration()
+    known = Calibration()
     if step is not None:
-        found = read_output("--step", step, "foreword bench step --json", partial(with_steps, found))
-        found.measured["steps"] = str(step)
+        known = read_output("--step", step, "foreword bench step --json", partial(with_steps, known))
+        known.measured["steps"] = str(step)
     if drafters is not None:
-        read = partial(_with_best, found, method=method, path=drafters)
-        found, name = read_output("--drafters", drafters, "foreword bench drafters --json", read)
-        found.measured["drafter"] = f"{name}, {drafters}"
+        read = partial(_with_best, known, method=method, path=drafters)
+        known, name = read_output("--drafters", drafters, "foreword bench drafters --json", read)
+        known.measured["drafter"] = f"{name}, {drafters}"
     if link is not None:
-        found = read_output("--link", link, "foreword bench link --json", partial(with_link, found))
-        found.measured["link"] = str(link)
-    return found
+        known = read_output("--link", link, "foreword bench link --json", partial(with_link, known))
+        known.measured["link"] = str(link)
+    return known
 
 
 def with_steps(known: Calibration, value: Mapping[str, Any]) -> Calibration:

@@ -193,19 +193,18 @@ def find_fleets(
             return not known[count].missed
 
         start = scenario.fleet.targets if vary is Vary.TARGETS else max(scenario.fleet.nodes, 1)
-        found, why_not = _least(reaches, start, most, is_hopeless), ""
-        if found is None:
+        count, why_not = _least(reaches, start, most, is_hopeless), ""
+        if count is None:
             missed = trials[-1].missed
             why_not = f"{' and '.join(missed)} with {most} {vary}; --goal-most allows no more"
             if is_hopeless():
                 advice = "lower --batch, or give --rate"
                 why_not = f"{missed[-1]} with full batches on any number of targets; {advice}"
-        answers.append(SmallestFleet(who.value, None if found is None else known[found], why_not))
+        answers.append(SmallestFleet(who.value, None if count is None else known[count], why_not))
     return trials, answers
 
 
 def _check(scenario: Scenario, goal: Goal) -> None:
-    """Raise `RequestError` for a goal above the rate of the traffic."""
     rates, wanted = scenario.traffic.rates, goal.tokens_per_second
     if rates and wanted is not None:
         offered = sum(rates) / len(rates) * scenario.traffic.answer
@@ -216,7 +215,6 @@ def _check(scenario: Scenario, goal: Goal) -> None:
 
 
 def _drafting_choices(scenario: Scenario, vary: Vary) -> list[DraftPlacement]:
-    """Return the drafting variants for which a fleet is searched."""
     if vary is Vary.NODES:
         return [DraftPlacement.REMOTE]
     return [who for who in DraftPlacement if who is not DraftPlacement.REMOTE or scenario.fleet.nodes]

@@ -86,7 +86,6 @@ def result_of(world: "World") -> SimulationResult:
 
 
 def _percentile(values: list[float], percent: float) -> float | None:
-    """Return a percentile; None without values."""
     return float(np.percentile(values, percent)) if values else None
 
 
@@ -156,10 +155,10 @@ class World:
                 continue
             total = sum(node.sessions for node in near) + 1
             bound = min(math.ceil(LOAD_BOUND * total / len(near)), self.scenario.fleet.capacity)
-            tried = (near[int(place)] for place in self._rng.integers(len(near), size=_TRIES))
-            found = next((node for node in tried if node.sessions < bound), None)
-            if found is not None:
-                return found
+            tried = (near[int(index)] for index in self._rng.integers(len(near), size=_TRIES))
+            free = next((node for node in tried if node.sessions < bound), None)
+            if free is not None:
+                return free
             least: SimNode = min(near, key=lambda node: node.sessions)
             if least.sessions < self.scenario.fleet.capacity:
                 return least

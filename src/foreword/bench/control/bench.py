@@ -269,14 +269,12 @@ def _default(loaded: LoadedModel) -> SpeculationConfig:
 
 
 def _at_every_step(method: Method) -> Mapping[str, Any]:
-    """Return the method's config, changed so that it drafts at every step."""
     if method.config is None:
         raise RequestError("--fixed: the default is always measured; name other drafters")
     return {**method.config, "fixed": True}
 
 
 def _encoded(loaded: LoadedModel, prompts: Sequence[BenchPrompt]) -> Prompts:
-    """Return the prompts as token ids by category."""
     by_kind: dict[str, list[list[int]]] = {}
     for prompt in prompts:
         by_kind.setdefault(prompt.category, []).append(encode_prompt(loaded.tokenizer, prompt.text))

@@ -149,7 +149,6 @@ class _DrafterMemory:
 
 
 def _step(engine: EngineCore, request: Request, on_tokens: OnTokens | None) -> None:
-    """Run a step, and pass the request's new tokens to `on_tokens`."""
     before = len(request.tokens)
     engine.step()
     if request.answer.error is not None:
@@ -176,8 +175,10 @@ class Record:
     @property
     def speedup(self) -> float:
         """Tokens per second relative to plain decoding; 1 for an answer without decoding."""
-        plain, own = self.plain, self.speculative
-        return own.tokens_per_second / plain.tokens_per_second if own.seconds and plain.tokens else 1.0
+        plain, speculative = self.plain, self.speculative
+        if not speculative.seconds or not plain.tokens:
+            return 1.0
+        return speculative.tokens_per_second / plain.tokens_per_second
 
 
 def cpu_speedup(records: Iterable[Record]) -> float | None:

@@ -134,7 +134,6 @@ class GridBench(MethodBench[GridSettings]):
         )
 
     def _add(self, label: str, cell: GridCell, number: int, prompt: Sequence[int]) -> Request:
-        """Add a cell's request with this number to the engine."""
         settings = asdict(self._settings) | {"seed": self._settings.seed + number}
         params = SamplingParams(temperature=cell.temperature, **settings)
         # A new tenant has an empty prefix cache and unseen answers.

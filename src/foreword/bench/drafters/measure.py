@@ -67,7 +67,6 @@ class DrafterBench(MethodBench[BenchSettings]):
                 yield Record(label, prompt.key, prompt.category, runs[label], runs[PLAIN])
 
     def _run(self, label: str, prompt: BenchPrompt, repeat: int) -> DecodeRun:
-        """Answer a prompt once with one drafter."""
         ids = self._llm.encode(prompt.text)
         # A tenant per drafter: drafters observe prefill, so the prefix cache must not have pages computed without them.
         tenant = f"{self._name}: {label}, {self._settings.tenant(prompt, repeat)}"

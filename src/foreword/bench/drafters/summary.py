@@ -60,36 +60,34 @@ def summarise(records: Sequence[Record]) -> list[DrafterRow]:
 
 
 def _row(drafter: str, category: str, records: Sequence[Record]) -> DrafterRow:
-    """Return the results of a drafter over these records."""
-    own = DecodeRun.total([record.speculative for record in records])
+    total = DecodeRun.total([record.speculative for record in records])
     plain = DecodeRun.total([record.plain for record in records])
     return DrafterRow(
         drafter=drafter,
         category=category,
         prompts=len(records),
-        alpha=own.accepted / own.drafted if own.drafted else None,
-        tau=own.tokens_per_pass,
+        alpha=total.accepted / total.drafted if total.drafted else None,
+        tau=total.tokens_per_pass,
         plain_tokens_per_second=plain.tokens_per_second,
-        tokens_per_second=own.tokens_per_second,
-        speedup=own.tokens_per_second / plain.tokens_per_second if plain.tokens_per_second else 1.0,
-        draft_ms=ratio(1e3 * own.draft_seconds, own.passes),
-        verify_ms=ratio(1e3 * own.verify_seconds, own.passes),
-        accept_ms=ratio(1e3 * own.accept_seconds, own.passes),
-        rest_ms=ratio(1e3 * (own.seconds - own.device_seconds), own.passes),
+        tokens_per_second=total.tokens_per_second,
+        speedup=total.tokens_per_second / plain.tokens_per_second if plain.tokens_per_second else 1.0,
+        draft_ms=ratio(1e3 * total.draft_seconds, total.passes),
+        verify_ms=ratio(1e3 * total.verify_seconds, total.passes),
+        accept_ms=ratio(1e3 * total.accept_seconds, total.passes),
+        rest_ms=ratio(1e3 * (total.seconds - total.device_seconds), total.passes),
         plain_step_ms=ratio(1e3 * plain.seconds, plain.passes),
-        memory_bytes=own.memory_bytes,
+        memory_bytes=total.memory_bytes,
         different_texts=sum(not record.identical for record in records),
-        device_ms_per_token=ratio(1e3 * own.device_seconds, own.tokens),
+        device_ms_per_token=ratio(1e3 * total.device_seconds, total.tokens),
         plain_device_ms_per_token=ratio(1e3 * plain.device_seconds, plain.tokens),
-        passes=own.passes,
-        drafted_per_position=own.drafted_per_position,
-        accepted_per_position=own.accepted_per_position,
+        passes=total.passes,
+        drafted_per_position=total.drafted_per_position,
+        accepted_per_position=total.accepted_per_position,
         cpu_speedup=cpu_speedup(records),
     )
 
 
 def _distinct(names: Sequence[str]) -> list[str]:
-    """Return the names without repetitions, in order of appearance."""
     return list(dict.fromkeys(names))
 
 
@@ -122,7 +120,6 @@ def drafter_table(rows: Sequence[DrafterRow], title: str) -> Table:
 
 
 def _cells(row: DrafterRow) -> list[str]:
-    """Return the cells of a row after its category."""
     colour = "green" if row.speedup >= 1 else "yellow"
     gains = [optional(row.alpha, ".2f"), f"{row.tau:.2f}", f"[{colour}]{row.speedup:.2f}×[/{colour}]"]
     if is_random(row.drafter):  # none of its draft tokens is accepted
@@ -278,7 +275,6 @@ def _cohort(
 
 
 def _speedups(rows: Sequence[DrafterRow]) -> dict[str, dict[str, float]]:
-    """Return the speed-ups by drafter and category."""
     table: dict[str, dict[str, float]] = {}
     for row in rows:
         table.setdefault(row.drafter, {})[row.category] = round(row.speedup, 3)

@@ -79,7 +79,6 @@ def measure_heads(
 
 
 def _recorded_answers(decoder: Decoder, batches: Sequence[int], context: int) -> dict[int, Answers]:
-    """Return the target's answers to random prompts, by batch size."""
     return {size: recorded(decoder, random_prompts(decoder, context, size)) for size in batches}
 
 
@@ -134,7 +133,6 @@ def measure_controller(
 def _compared(
     engine: EngineCore, prompts: Sequence[Sequence[int]], offered: float, rounds: int
 ) -> ControlledSpeed:
-    """Compare the controller with plain decoding on one engine, interleaved."""
     arms = {name: partial(run_batch, engine, prompts, DECODED, one) for name, one in CONTROL_ARMS.items()}
     plain, controlled = take_turns(arms, rounds, warm_up=WARM_UP_WINDOWS, alternate=True).values()
     ratios = speedup(controlled, plain)

@@ -82,7 +82,6 @@ def _compile(tiles: Sequence[Tile | TallTile]) -> None:
 
 
 def _product(x: Tensor, weight: Tensor, out: Tensor, tile: Tile | TallTile, part_depth: int) -> Tensor:
-    """Run the tile's kernel; the sum over K is split into parts of `part_depth`."""
     if isinstance(tile, TallTile):
         return tall_linear(x, weight, out, tile, part_depth)
     return linear(x, weight, None, out, tile, part_depth)

@@ -47,11 +47,11 @@ def prompts_of(dataset: Path | None) -> list[BenchPrompt]:
 
 
 _FOLDERS = re.compile(r"(^|=)/(?:[^/]+/)*")
-"""Folders of absolute paths, also as in `llama.cpp=/opt/bin/python`: omitted as machine-specific."""
+"""Folders of absolute paths, also as in `llama.cpp=/opt/bin/python`. They mean nothing on other machines."""
 
 
 def provenance() -> dict[str, str]:
-    """The command, version, day and machine of a measurement."""
+    """Return the command (without folders), the version, the day and the machine of a measurement."""
     return {
         "command": shlex.join(["foreword", *(_FOLDERS.sub(r"\1", part) for part in sys.argv[1:])]),
         "version": __version__,
@@ -63,7 +63,7 @@ def provenance() -> dict[str, str]:
 def _processor_name() -> str:
     """Return the processor's name after a comma; empty if /proc does not have it."""
     try:
-        found = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.M)
+        match = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.M)
     except OSError:
         return ""
-    return "" if found is None else f", {found[1]}"
+    return "" if match is None else f", {match[1]}"

@@ -48,7 +48,7 @@ class Gpu(JsonCommand):
 
     def run(self) -> None:
         speculative = parse_sizes("--speculation", self.speculation) if self.speculation else []
-        sizes, counts = parse_sizes("--batches", self.batches), parse_sizes("--rows", self.rows)
+        batch_sizes, row_counts = parse_sizes("--batches", self.batches), parse_sizes("--rows", self.rows)
         from foreword.backends.choice import choose_backend, pick_device
         from foreword.backends.loading import decoder_of, start_compiling
         from foreword.bench.gpu import speculating
@@ -81,9 +81,9 @@ class Gpu(JsonCommand):
             ("control", self.control, speculating.measure_controller),
         ):
             if batches:
-                decoder, batch_sizes = decoder_of(choice, config, weights), parse_sizes(f"--{name}", batches)
+                decoder, sizes = decoder_of(choice, config, weights), parse_sizes(f"--{name}", batches)
                 with stage_bar() as show:
-                    speeds = measure(decoder, batches=batch_sizes, context=self.context, progress=show)
+                    speeds = measure(decoder, batches=sizes, context=self.context, progress=show)
                 print_table(speeds)
                 self.show_json({name: fields_of(speeds)})
                 return
@@ -98,7 +98,9 @@ class Gpu(JsonCommand):
         smaller = draft_shape(config)
         draft = decoder_of(choice, smaller, packed_weights(smaller, device, self.quantization))
         with stage_bar() as show:
-            report = measure_gpu(decoder, batches=sizes, rows=counts, context=self.context, progress=show)
+            report = measure_gpu(
+                decoder, batches=batch_sizes, rows=row_counts, context=self.context, progress=show
+            )
             drafted = speculating.measure_speculation(
                 decoder, draft, batches=speculative, context=self.context, progress=show
             )
@@ -132,11 +134,11 @@ def _print_report(report: "GpuReport") -> None:
         f"{report.device}: copies {report.copy_terabytes:.2f} TB/s, reads {report.read_terabytes:.2f} TB/s, "
         f"bf16 products {report.matrix_teraflops:.0f} TFLOP/s; all weights once: {report.floor_ms:.2f} ms"
     )
-    one = report.rows[0].device_ms
+    first_ms = report.rows[0].device_ms
     passes: dict[str, Column] = {
         "tokens in the pass": "{.rows}",
         "pass, ms": "{.device_ms:.3f}",
-        "relative to one": lambda row: f"{row.device_ms / one:.2f}",
+        "relative to one": lambda row: f"{row.device_ms / first_ms:.2f}",
         "launch, ms": "{.host_ms:.3f}",
     }
     print_table(report.rows, passes)

@@ -105,10 +105,10 @@ class ServerOverhead(Benchmark):
         config = self.speculative_config
         drafter = ["--speculation", "off"] if config is None else ["--speculative-config", config]
         options = ["--generation-config", "none", *drafter]
-        for name, value in self.place.items():
+        for name, value in self.load_options.items():
             options += [f"--{name.replace('_', '-')}", value]
         with served_model(str(path), options) as server, progress_bar(f"loading {self.model}") as on_progress:
-            engine = Engine.load(str(path), **self.place, speculation=config, progress=on_progress)
+            engine = Engine.load(str(path), **self.load_options, speculation=config, progress=on_progress)
             try:
                 with progress_bar("measuring") as show:
                     report = measure_server_overhead(engine, server, work, self.repeats, show)

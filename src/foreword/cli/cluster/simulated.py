@@ -87,16 +87,17 @@ def search(
 
 def answer_lines(answers: Sequence[SmallestFleet]) -> list[str]:
     """Return one line per way of drafting, with the cheapest marked."""
-    costs = [one.fleet.cost_per_hour for one in answers if one.fleet is not None]
+    costs = [answer.fleet.cost_per_hour for answer in answers if answer.fleet is not None]
     lines = []
-    for one in answers:
-        if one.fleet is None:
-            lines.append(f"{one.who}: not reached: {one.why_not}")
+    for answer in answers:
+        fleet = answer.fleet
+        if fleet is None:
+            lines.append(f"{answer.who}: not reached: {answer.why_not}")
             continue
-        nodes = f" and {_counted(one.fleet.nodes, 'draft node')}" if one.fleet.nodes else ""
-        cheapest = ", the cheapest" if len(answers) > 1 and one.fleet.cost_per_hour == min(costs) else ""
-        cost = f"{one.fleet.cost_per_hour:g} an hour{cheapest}"
-        lines.append(f"{one.who}: {_counted(one.fleet.targets, 'target')}{nodes}, {cost}")
+        nodes = f" and {_counted(fleet.nodes, 'draft node')}" if fleet.nodes else ""
+        cheapest = ", the cheapest" if len(answers) > 1 and fleet.cost_per_hour == min(costs) else ""
+        cost = f"{fleet.cost_per_hour:g} an hour{cheapest}"
+        lines.append(f"{answer.who}: {_counted(fleet.targets, 'target')}{nodes}, {cost}")
     return lines
 
 

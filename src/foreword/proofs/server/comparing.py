@@ -68,7 +68,6 @@ async def _smallest_group(server: Server, calls: Sequence[Call], failing: int) -
 
 
 async def _send(server: Server, calls: Sequence[Call]) -> list[ServerAnswer | BaseException]:
-    """Return the answer or the exception of each of the concurrent calls."""
     sent = (server.send(call.body, streamed=call.streamed) for call in calls)
     return await asyncio.gather(*sent, return_exceptions=True)
 
@@ -145,9 +144,9 @@ def agree(
             return refuted(tried, fault, shown(*await _smallest_difference(body, one, other), words))
         if not ties:
             return held(len(bodies))
-        place = _first_difference(*ties[0])
+        where = _first_difference(*ties[0])
         detail = (
-            f"{len(ties)} of {len(bodies)} differ at ties within {context.tolerance} nats, the first {place}"
+            f"{len(ties)} of {len(bodies)} differ at ties within {context.tolerance} nats, the first {where}"
         )
         example = shown(*ties[0], words)
         return ClaimVerdict(ClaimStatus.DIFFERS_AT_TIES, len(bodies), detail, reproduction=example)
@@ -216,16 +215,16 @@ def brief(answer: ServerAnswer, begin: int = 0) -> str:
 
 def _first_difference(left: ServerAnswer, right: ServerAnswer) -> str:
     """Return where two answers differ: the token if both list them, otherwise the character."""
-    for place, (a, b) in enumerate(zip(left.first.tokens, right.first.tokens, strict=False)):
+    for index, (a, b) in enumerate(zip(left.first.tokens, right.first.tokens, strict=False)):
         if a.text != b.text:
-            return f"from token {place} on"
+            return f"from token {index} on"
     return f"from character {_common(left.text, right.text)} on"
 
 
 def _common(left: str, right: str) -> int:
     """Return the length of the common prefix."""
     pairs = enumerate(zip(left, right, strict=False))
-    return next((place for place, (a, b) in pairs if a != b), min(len(left), len(right)))
+    return next((index for index, (a, b) in pairs if a != b), min(len(left), len(right)))
 
 
 def is_near_tie(left: ReceivedChoice, right: ReceivedChoice, tolerance: float) -> bool:

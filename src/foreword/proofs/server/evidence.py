@@ -148,5 +148,4 @@ def visible_shift(share: float, draws: int, alarm: float) -> float:
 
 
 def _log_choose(n: int, k: int) -> float:
-    """Return the log of the binomial coefficient."""
     return lgamma(n + 1) - lgamma(k + 1) - lgamma(n - k + 1)

@@ -25,7 +25,7 @@ PLACES = 3  # number of tokens of an answer whose log-probabilities are requeste
 
 async def logprobs(context: ProofContext) -> ClaimVerdict:
     """Check that lists of log-probabilities are consistent, and equal if the text is a prompt instead of an answer."""
-    places = 0
+    scored_tokens = 0
     for text in context.plan.texts:
         body = context.greedy(text)
         if context.abilities.token_ids:
@@ -34,13 +34,13 @@ async def logprobs(context: ProofContext) -> ClaimVerdict:
         fault = _logprob_fault(answer, context.tolerance) or await _plain_fault(context, body, answer)
         if fault is None:
             fault, scored = await _rescored(context, answer)
-            places += scored
+            scored_tokens += scored
         context.judged(text, answer)
         if fault is not None:
-            return refuted(places, f"{fault.got}, expected {fault.expected}", fault)
-    if not places:
+            return refuted(scored_tokens, f"{fault.got}, expected {fault.expected}", fault)
+    if not scored_tokens:
         return held(len(context.plan.texts), "no token could be scored again")
-    return held(places, "tokens scored again")
+    return held(scored_tokens, "tokens scored again")
 
 
 async def _rescored(context: ProofContext, answer: ServerAnswer) -> tuple[Reproduction | None, int]:
@@ -50,15 +50,15 @@ async def _rescored(context: ProofContext, answer: ServerAnswer) -> tuple[Reprod
     """
     tokens, scored = answer.first.tokens, 0
     evenly_spaced = {len(tokens) * k // (PLACES + 1) for k in range(1, PLACES + 1)}
-    for place in sorted(evenly_spaced):
-        prompt = _prefix(context, answer, place)
+    for index in sorted(evenly_spaced):
+        prompt = _prefix(context, answer, index)
         again = await context.server.ask({**answer.body, "prompt": prompt, "max_tokens": 1})
-        if not again.first.tokens or not _is_same_prefix(answer, again, place):
+        if not again.first.tokens or not _is_same_prefix(answer, again, index):
             continue  # the prompt has other tokens than the answer
         scored += 1
-        if fault := _difference(tokens[place], again.first.tokens[0], context.tolerance):
-            bodies = [{**answer.body, "max_tokens": place + 1}, dict(again.body)]
-            return Reproduction(bodies, f"token {place}: {fault[0]}", f"re-scored: {fault[1]}"), scored
+        if fault := _difference(tokens[index], again.first.tokens[0], context.tolerance):
+            bodies = [{**answer.body, "max_tokens": index + 1}, dict(again.body)]
+            return Reproduction(bodies, f"token {index}: {fault[0]}", f"re-scored: {fault[1]}"), scored
     return None, scored
 
 
@@ -67,43 +67,43 @@ async def _plain_fault(context: ProofContext, body: Body, answer: ServerAnswer) 
     if context.plain is None:
         return None
     plain = await context.plain.ask(body)
-    for place, (a, b) in enumerate(zip(answer.first.tokens, plain.first.tokens, strict=False)):
+    for index, (a, b) in enumerate(zip(answer.first.tokens, plain.first.tokens, strict=False)):
         if a.text != b.text:
             return None  # another check compares texts
         if fault := _difference(a, b, context.tolerance):
-            bodies = [{**one.body, "max_tokens": place + 1} for one in (answer, plain)]
-            return Reproduction(bodies, f"token {place}: {fault[0]}", f"without speculation: {fault[1]}")
+            bodies = [{**one.body, "max_tokens": index + 1} for one in (answer, plain)]
+            return Reproduction(bodies, f"token {index}: {fault[0]}", f"without speculation: {fault[1]}")
     return None
 
 
-def _prefix(context: ProofContext, answer: ServerAnswer, place: int) -> str | list[int]:
-    """Return the prompt and the first `place` tokens of the answer, as token ids if the server accepts them."""
+def _prefix(context: ProofContext, answer: ServerAnswer, index: int) -> str | list[int]:
+    """Return the prompt and the first `index` tokens of the answer, as token ids if the server accepts them."""
     ids = answer.first.token_ids
     if context.abilities.token_ids and ids and answer.prompt_ids:
-        return [*answer.prompt_ids, *ids[:place]]
-    return str(answer.body.get("prompt", "")) + "".join(token.text for token in answer.first.tokens[:place])
+        return [*answer.prompt_ids, *ids[:index]]
+    return str(answer.body.get("prompt", "")) + "".join(token.text for token in answer.first.tokens[:index])
 
 
-def _is_same_prefix(answer: ServerAnswer, again: ServerAnswer, place: int) -> bool:
+def _is_same_prefix(answer: ServerAnswer, again: ServerAnswer, index: int) -> bool:
     """Return whether the prompt of `again` certainly has the tokens of the answer and of its prompt."""
     if isinstance(again.body.get("prompt"), list):
         return True
     if "messages" in again.body or answer.usage is None or again.usage is None:
         return False
-    return again.usage.prompt == answer.usage.prompt + place
+    return again.usage.prompt == answer.usage.prompt + index
 
 
 def _logprob_fault(answer: ServerAnswer, tolerance: float) -> Reproduction | None:
     """Return an inconsistency in the lists of log-probabilities of a greedy answer; None if there is none."""
-    for place, token in enumerate(answer.first.tokens):
+    for index, token in enumerate(answer.first.tokens):
         if not token.top:
             continue
         mass = sum(exp(logprob) for _, logprob in token.top)
         best = token.top[0][1]
-        listed = f"token {place}: {token.text!r} {token.logprob:.3f}"
-        bodies = [{**answer.body, "max_tokens": place + 1}]
+        listed = f"token {index}: {token.text!r} {token.logprob:.3f}"
+        bodies = [{**answer.body, "max_tokens": index + 1}]
         if mass > 1 + tolerance:
-            return Reproduction(bodies, f"token {place}: chances of {mass:.3f} in all", "at most 1")
+            return Reproduction(bodies, f"token {index}: chances of {mass:.3f} in all", "at most 1")
         if HALF not in token.text and abs(token.logprob - best) > tolerance:
             return Reproduction(bodies, listed, f"greedy takes the largest, {token.top[0][0]!r} {best:.3f}")
     return None
@@ -149,8 +149,8 @@ def _refuted_distribution(drawn: "_Drawn", log_evidence: float) -> ClaimVerdict:
         by_prompt[row.prompt].append(row)
     prompt = max(by_prompt, key=lambda text: evidence.log_evidence(*drawn.arrays(by_prompt[text])))
     rows = by_prompt[prompt]
-    for depth in range(1, max(row.place for row in rows) + 2):
-        rows = [row for row in by_prompt[prompt] if row.place < depth]
+    for depth in range(1, max(row.position for row in rows) + 2):
+        rows = [row for row in by_prompt[prompt] if row.position < depth]
         if evidence.log_evidence(*drawn.arrays(rows)) >= log(1 / evidence.OWN_LOGPROBS):
             break
     chances, happened = drawn.arrays(rows)
@@ -168,7 +168,7 @@ class _DrawnToken(NamedTuple):
     """A sampled token, and the server's probability of each of EVENTS."""
 
     prompt: str
-    place: int  # index in the answer
+    position: int  # index in the answer
     chances: tuple[float, ...]  # probability of each event
     happened: tuple[bool, ...]  # whether the event happened
 
@@ -186,9 +186,9 @@ class _Drawn:
         listed = "".join(token.text for token in choice.tokens)
         if choice.finish_reason == "stop" and listed == choice.text:
             self.hidden_ends += 1
-        for place, token in enumerate(choice.tokens):
+        for index, token in enumerate(choice.tokens):
             if token.top:
-                self.rows.append(_DrawnToken(prompt, place, *_events(token)))
+                self.rows.append(_DrawnToken(prompt, index, *_events(token)))
         if choice.tokens and choice.tokens[0].top:
             self._firsts[prompt].append(choice.tokens[0])
 
@@ -253,19 +253,22 @@ async def without_speculation(context: ProofContext) -> ClaimVerdict:
     return ClaimVerdict(ClaimStatus.NOT_REFUTED, 2 * len(with_it) * draws, detail, visible)
 
 
-def _refuted_texts(context: ProofContext, prompt: str, found: evidence.Contrast, tried: int) -> ClaimVerdict:
+def _refuted_texts(
+    context: ProofContext, prompt: str, contrast: evidence.Contrast, tried: int
+) -> ClaimVerdict:
     body = context.server.wire_body(context.sampled(prompt, 0, max_tokens=DEPTH, n=context.abilities.n))
     body.pop("seed")
-    without, with_it = found.counts
+    without, with_it = contrast.counts
     shown = Reproduction(
-        [body], f"{found.cell!r} {with_it} times with speculation", f"{without} times as without"
+        [body], f"{contrast.cell!r} {with_it} times with speculation", f"{without} times as without"
     )
-    detail = f"{found.cell!r} has another chance with speculation (p = e^{log(max(found.p, 1e-300)):.0f})"
+    detail = (
+        f"{contrast.cell!r} has another chance with speculation (p = e^{log(max(contrast.p, 1e-300)):.0f})"
+    )
     return refuted(tried, detail, shown)
 
 
 async def _texts(context: ProofContext, server: Server, stream_of_seeds: int) -> dict[str, list[str]]:
-    """Return many sampled texts by prompt."""
     drawn: dict[str, list[str]] = {text: [] for text in context.plan.texts}
     async for prompt, _, choice in draw(context, server, DEPTH, stream_of_seeds, logprobs=False):
         drawn[prompt].append(choice.text)

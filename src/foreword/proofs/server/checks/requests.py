@@ -30,7 +30,7 @@ def all_bodies(context: ProofContext) -> list[Body]:
     return seeded_bodies(context) + greedy_bodies(context)
 
 
-whole: Way = attrgetter("server.ask")
+complete: Way = attrgetter("server.ask")
 streamed: Way = attrgetter("server.stream")
 without_speculation: Way = attrgetter("plain.ask")
 
@@ -90,10 +90,10 @@ async def several(context: ProofContext) -> ClaimVerdict:
     for seed, text in enumerate(context.plan.texts):
         answer = await context.server.ask(context.with_logprobs(context.sampled(text, seed, n=N)))
         context.judged(text, answer)
-        found = sorted(answer.choices)
-        if found != list(range(N)):
-            shown = Reproduction([answer.body], f"choices {found}", f"choices 0 to {N - 1}")
-            return refuted(seed + 1, f"{len(found)} answers of {N}", shown)
+        indices = sorted(answer.choices)
+        if indices != list(range(N)):
+            shown = Reproduction([answer.body], f"choices {indices}", f"choices 0 to {N - 1}")
+            return refuted(seed + 1, f"{len(indices)} answers of {N}", shown)
         chance = _text_chance(answer)
         judged += chance < alarm
         copies = [k for k in range(1, N) if answer.choices[k].text == answer.text]
@@ -122,14 +122,14 @@ async def penalties(context: ProofContext) -> AsyncIterator[Fault | None]:
     for text in context.plan.texts:
         body = context.greedy(text)
         plain = await context.server.ask(body)
-        place = _turning(plain, text)
+        index = _turning(plain, text)
         context.judged(text, plain)
-        if place is None:
+        if index is None:
             continue
-        answer = await context.server.ask({**body, "max_tokens": place + 1, "presence_penalty": PENALTY})
-        before = [token.text for token in plain.first.tokens[: place + 1]]
+        answer = await context.server.ask({**body, "max_tokens": index + 1, "presence_penalty": PENALTY})
+        before = [token.text for token in plain.first.tokens[: index + 1]]
         if [token.text for token in answer.first.tokens] == before:
-            fault = f"token {place} repeats {before[-1]!r} though another is within {PENALTY} nats"
+            fault = f"token {index} repeats {before[-1]!r} though another is within {PENALTY} nats"
             yield fault, Reproduction([answer.body], brief(answer), "another text")
         yield None
 
@@ -175,12 +175,11 @@ async def bias(context: ProofContext) -> AsyncIterator[Fault | None]:
 def _is_ignored(answer: ReceivedChoice, plain: ReceivedChoice, token: int) -> bool:
     """Return whether the bias had no effect, by token ids if listed, otherwise by the texts."""
     if answer.token_ids:
-        return any(found != token for found in answer.token_ids)
+        return any(token_id != token for token_id in answer.token_ids)
     if answer.tokens:
         return len({token.text for token in answer.tokens}) > 1
     return answer.text == plain.text and not _repeats(answer.text)
 
 
 def _repeats(text: str) -> bool:
-    """Return whether a text consists of `BIASED_LENGTH` equal parts."""
     return len(text) % BIASED_LENGTH == 0 and text == text[: len(text) // BIASED_LENGTH] * BIASED_LENGTH
