@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import cycle, islice
 from statistics import median
+from typing import Annotated
 
 from foreword.bench.batch_runs import BatchRun, medians, run_batch, speedup
-from foreword.bench.skeleton import PLAIN, stage_of, take_turns
+from foreword.bench.skeleton import PLAIN, InTable, stage_of, take_turns
 from foreword.engine.core import EngineCore
 from foreword.errors import RequestError
 from foreword.progress import StageProgress
@@ -20,17 +21,17 @@ _FIGURES = ("tokens_per_second", "token_ms", "host_ms")
 class BatchRow:
     """Plain and speculative decoding at one batch size; medians of interleaved runs."""
 
-    batch: int
-    plain_tokens_per_second: float
-    plain_token_ms: float
-    plain_host_ms: float
-    speculative_tokens_per_second: float
-    speculative_token_ms: float
-    speculative_host_ms: float
-    speedup: float  # median ratio of runs of the same round
-    scaling: float  # plain throughput relative to the first batch size
-    acceptance: float  # committed draft tokens / verified ones
-    tokens_per_pass: float  # per request
+    batch: Annotated[int, InTable("batch")]
+    plain_tokens_per_second: Annotated[float, InTable("plain\ntok/s", ".1f")]
+    plain_token_ms: Annotated[float, InTable("\nms/tok", ".1f")]
+    plain_host_ms: Annotated[float, InTable("\nhost", ".2f")]
+    speculative_tokens_per_second: Annotated[float, InTable("spec\ntok/s", ".1f")]
+    speculative_token_ms: Annotated[float, InTable("\nms/tok ", ".1f")]
+    speculative_host_ms: Annotated[float, InTable("\nhost ", ".2f")]
+    speedup: Annotated[float, InTable("\nx plain", ".2f")]  # median ratio of runs of the same round
+    scaling: Annotated[float, InTable("plain\nx first", ".2f")]  # throughput relative to the first batch size
+    acceptance: Annotated[float, InTable("alpha", ".2f")]  # committed draft tokens / verified ones
+    tokens_per_pass: Annotated[float, InTable("tau", ".2f")]  # per request
 
 
 def measure_batches(

@@ -214,11 +214,7 @@ def noise(_: ProofSize, progress: StageProgress) -> Iterator[ProofRow]:
 
 
 def acceptance(size: ProofSize, progress: StageProgress) -> Iterator[ProofRow]:
-    """Check how much each rule accepts.
-
-    At one position *token* accepts 1 - TV, and *coupled* at least its bound. On chains of 3 tokens *block* accepts at
-    least as much as *token*.
-    """
+    """Check acceptance: at one position *token* 1 - TV, *coupled* its bound; on chains *block* as much as *token*."""
     progress("acceptance", 0, 1)
     tried = 12 * size.targets
     by_token, by_block = [], []  # expected accepted tokens of a chain of 3, by target

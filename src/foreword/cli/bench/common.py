@@ -5,7 +5,7 @@ import platform
 import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +13,6 @@ from typing import Any
 
 from foreword import __version__
 from foreword.bench.prompts import BenchPrompt, own_prompts, read_prompts
-from foreword.bench.skeleton import Column
 from foreword.cli.console import fields_of, print_table
 from foreword.cli.options.model import ModelCommand
 
@@ -29,15 +28,9 @@ DATASET = "JSON lines as in Spec-Bench, HumanEval or GSM8K. Default: the shipped
 class Benchmark(ModelCommand):
     """A benchmark of a loaded model."""
 
-    def report(
-        self,
-        rows: Sequence[Any],
-        title: str | None = None,
-        columns: Mapping[str, Column] | None = None,
-        **more: object,
-    ) -> None:
-        """Print the rows as `print_table` does; with --json also the model, `more` and the fields of the rows."""
-        print_table(rows, columns, title)
+    def report(self, rows: Sequence[Any], title: str | None = None, **more: object) -> None:
+        """Print the rows as a table; with --json also the model, `more` and the fields of the rows."""
+        print_table(rows, title=title)
         self.show_json({"model": self.model, **more, "rows": fields_of(rows)})
 
 

@@ -70,14 +70,8 @@ class Overhead(Benchmark):
             "beside it": "{.beside_ms:.2f}",
         }
         print_table(verdicts, columns)
-        self.show_json(
-            {
-                "model": self.model,
-                "rows": fields_of(costs),
-                "host": fields_of(host),
-                "verdicts": fields_of(verdicts),
-            }
-        )
+        steps = {"host": fields_of(host), "verdicts": fields_of(verdicts)}
+        self.show_json({"model": self.model, "rows": fields_of(costs), **steps})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -97,20 +97,7 @@ class Batch(Benchmark):
         prompts = [llm.encode(prompt.text) for prompt in own_prompts()]
         with stage_bar() as show:
             rows = measure_batches(llm.engine, prompts, sizes, self.tokens, self.repeats, show)
-        columns = {
-            "batch": "{.batch}",
-            "plain\ntok/s": "{.plain_tokens_per_second:.1f}",
-            f"\nx of {rows[0].batch}": "{.scaling:.2f}",
-            "\nms/tok": "{.plain_token_ms:.1f}",
-            "\nhost": "{.plain_host_ms:.2f}",
-            "spec\ntok/s": "{.speculative_tokens_per_second:.1f}",
-            "\nx plain": "{.speedup:.2f}",
-            "\nms/tok ": "{.speculative_token_ms:.1f}",
-            "\nhost ": "{.speculative_host_ms:.2f}",
-            "alpha": "{.acceptance:.2f}",
-            "tau": "{.tokens_per_pass:.2f}",
-        }
-        self.report(rows, columns=columns)
+        self.report(rows)
         lines = {
             "plain": [(float(row.batch), row.plain_tokens_per_second) for row in rows],
             "speculative": [(float(row.batch), row.speculative_tokens_per_second) for row in rows],
