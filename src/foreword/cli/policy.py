@@ -1,7 +1,7 @@
 """`foreword policy` and `foreword tune`: check, explain and write policy files."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -82,7 +82,7 @@ class Explain(JsonCommand):
         )
         explanation = explain(rules, found.traits, found.speculation)
         _show(explanation, found.notes)
-        self.show_json({**explanation.as_json(), "notes": found.notes})
+        self.show_json({**asdict(explanation), "notes": found.notes})
 
 
 app.command()(command(Explain))

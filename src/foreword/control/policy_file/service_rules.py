@@ -18,7 +18,7 @@ class ServiceClass:
     name: str
     slo: Slo
     match: Match
-    tpot_ms: float | None = None  # latency class: maximum step time
+    tpot_ms: float | None = None  # latency class: maximum step time in milliseconds; None: another class
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,13 @@ class ServiceRules:
     """Service classes and tenant weights."""
 
     classes: tuple[ServiceClass, ...] = ()
-    shares: tuple[tuple[str, float], ...] = ()  # tenant patterns (* and ?) and their weights
+    shares: tuple[tuple[str, float], ...] = ()  # (tenant pattern with * and ?, weight)
     ageing_seconds: float = DEFAULT_SERVICE.ageing_seconds
 
     def of(self, traits: RequestTraits) -> Service:
-        """Return the first matching class of a request, with the weight of the first matching tenant pattern."""
-        service_class = next((one for one in self.classes if one.match.fits(traits)), None)
-        weights = (weight for tenant, weight in self.shares if fnmatchcase(traits.tenant, tenant))
+        """Return the service of a request: its first matching class, and the weight of its first matching tenant."""
+        service_class = next((rule for rule in self.classes if rule.match.fits(traits)), None)
+        weights = (weight for pattern, weight in self.shares if fnmatchcase(traits.tenant, pattern))
         weight = next(weights, DEFAULT_SERVICE.weight)
         if service_class is None:
             return Service(ageing_seconds=self.ageing_seconds, weight=weight)
@@ -41,9 +41,9 @@ class ServiceRules:
 
 
 def parse_service(value: object, parse_match: Callable[[object, str], Match]) -> ServiceRules:
-    """Parse the key `service`."""
+    """Return the service rules of the policy file's key `service`. `parse_match` parses a rule's conditions."""
     given = Fields(value, "service")
-    classes = tuple(_class(name, one, parse_match) for name, one in given.objects("classes").items())
+    classes = tuple(_class(name, rule, parse_match) for name, rule in given.objects("classes").items())
     shares = tuple(_weight(tenant, weight) for tenant, weight in given.objects("shares").items())
     rules = ServiceRules(
         classes, shares, given.number("ageing_seconds", DEFAULT_SERVICE.ageing_seconds, least=0)

@@ -12,14 +12,15 @@ MOST_REGIONS = 256
 reachable."""
 
 TENANT_DIGITS = 32
-"""Length of a server's tenant names: hexadecimal digits of a hash of the API key."""
+"""Number of hexadecimal digits in a server's tenant names, which are hashes of API keys."""
 
-_Rules = Sequence[tuple[str, Match]]  # path in the file, and the match
+_Rules = Sequence[tuple[str, Match]]
+"""(path of a rule in the file, its match)."""
 
 
 @dataclass(frozen=True)
 class Findings:
-    """Messages about unreachable rules, one for each."""
+    """Messages about unreachable rules, one message per rule."""
 
     errors: list[str]  # rules that contradict themselves
     warnings: list[str]  # rules shadowed by earlier ones, or for tenants that a server cannot have
@@ -28,7 +29,7 @@ class Findings:
 def unreachable(policy: PolicyFile) -> Findings:
     """Return messages about the rules that no request can match, and why."""
     cohorts = [(f"cohorts[{index}] {rule.name!r}", rule.match) for index, rule in enumerate(policy.cohorts)]
-    classes = [(f"service.classes.{one.name}", one.match) for one in policy.service.classes]
+    classes = [(f"service.classes.{rule.name}", rule.match) for rule in policy.service.classes]
     limits = [(f"latency.{rule.name}", rule.match) for rule in policy.latency]
     shares = [
         (f"service.shares.{tenant}", Match((Condition("tenant", texts=(tenant,)),)))
@@ -42,18 +43,20 @@ def unreachable(policy: PolicyFile) -> Findings:
 
 
 def _contradiction(path: str, match: Match) -> Iterator[str]:
-    if (one := impossible_condition(region_of(match))) is not None:
-        wanted = next(given.wanted for given in match.conditions if given.key == one.key)
-        yield f"{path} can never match: no request has a {one.key} of {wanted or 'an empty text'}"
+    """Yield a message if a rule's conditions contradict each other, or the values that requests can have."""
+    if (impossible := impossible_condition(region_of(match))) is not None:
+        # The region's condition was restricted; the message shows the one in the file.
+        wanted = next(condition.wanted for condition in match.conditions if condition.key == impossible.key)
+        yield f"{path} can never match: no request has a {impossible.key} of {wanted or 'an empty text'}"
 
 
 def _shadowed(rules: _Rules) -> Iterator[str]:
-    """Yield messages about rules that earlier ones shadow; the first match wins."""
+    """Yield messages about rules that earlier rules shadow: the first match wins."""
     for index, (path, match) in enumerate(rules):
-        region, earlier = region_of(match), rules[:index]
+        region = region_of(match)
         if impossible_condition(region) is not None:
             continue
-        covering = _covering_rules(region, earlier)
+        covering = _covering_rules(region, rules[:index])
         if covering:
             verb = "matches" if len(covering) == 1 else "together match"
             yield f"{path} can never match: {' and '.join(covering)} before it {verb} every request that it matches"
@@ -66,7 +69,7 @@ def _covering_rules(region: Region, rules: _Rules) -> list[str]:
         return [single]
     left, covering = [region], []
     for path, match in rules:
-        rest = [part for whole in left for part in difference(whole, match)]
+        rest = [part for uncovered in left for part in difference(uncovered, match)]
         if rest != left:
             covering.append(path)
         left = rest
@@ -78,21 +81,22 @@ def _covering_rules(region: Region, rules: _Rules) -> list[str]:
 
 
 def _unknown_tenant(path: str, match: Match) -> Iterator[str]:
-    for one in match.conditions:
-        if one.key == "tenant" and not any(map(_can_be_hash, one.texts)):
+    """Yield a message if a rule names a tenant that a server cannot have."""
+    for condition in match.conditions:
+        if condition.key == "tenant" and not any(map(_can_be_hash, condition.texts)):
             yield (
                 f"{path} matches no request to a server: tenants are hashes of API keys there, and "
-                f"{one.wanted} is none; see foreword policy tenant"
+                f"{condition.wanted} is none; see foreword policy tenant"
             )
 
 
 def _can_be_hash(pattern: str) -> bool:
-    """Whether a server can have a tenant of this pattern. A server without API keys has the empty tenant."""
-    without_stars = pattern.replace("*", "")
-    if not pattern or "[" in pattern:
+    """Whether a server can have a tenant of this pattern."""
+    if not pattern or "[" in pattern:  # a server without API keys has the empty tenant; sets are not analysed
         return True
-    fits = len(without_stars) <= TENANT_DIGITS if "*" in pattern else len(without_stars) == TENANT_DIGITS
-    return fits and set(without_stars) <= set("0123456789abcdef?")
+    digits = pattern.replace("*", "")
+    has_length = len(digits) <= TENANT_DIGITS if "*" in pattern else len(digits) == TENANT_DIGITS
+    return has_length and set(digits) <= set("0123456789abcdef?")
 
 
 def _rollouts_of_other(policy: PolicyFile, cohorts: _Rules) -> Iterator[str]:
@@ -100,5 +104,6 @@ def _rollouts_of_other(policy: PolicyFile, cohorts: _Rules) -> Iterator[str]:
     covering = _covering_rules({}, cohorts)
     for index, rule in enumerate(policy.rollouts):
         if rule.cohort == OTHER and covering:
-            every = f"{' and '.join(covering)} {'matches' if len(covering) == 1 else 'together match'} every request"
+            verb = "matches" if len(covering) == 1 else "together match"
+            every = f"{' and '.join(covering)} {verb} every request"
             yield f"rollout[{index}] can never start: {every}, and none is left for {OTHER!r}"

@@ -19,7 +19,7 @@ Pair = tuple[str, str]
 
 @dataclass
 class Rollouts:
-    """Roll-outs by drafter and cohort, from the policy file or by hand. Drafters without one are not restricted."""
+    """Roll-outs by drafter and cohort. A drafter without a roll-out may be used for all requests of a cohort."""
 
     environment: Mapping[str, str] = field(default_factory=dict)  # model, device and version
     path: Path | None = None  # saved state; None: not saved
@@ -28,8 +28,9 @@ class Rollouts:
     _saved_at: float = 0.0
 
     def apply_rules(self, rules: Iterable[RolloutRule]) -> None:
-        """Apply the rules of the file. A pair keeps its stage unless its salt changed."""
+        """Apply the rules of the policy file. A pair keeps its stage unless its salt changed."""
         old_pairs, pairs = dict(self.pairs), {}
+        # The saved state is read once, before the first rules are applied.
         saved_states = {} if self.path is None or old_pairs else saved.read(self.path, self.environment)
         for rule in rules:
             key = (rule.drafter, rule.cohort)
@@ -39,7 +40,9 @@ class Rollouts:
                 pairs[key] = pair
             else:
                 if pair is not None:
-                    pair.switch.is_off = True
+                    pair.switch.is_off = (
+                        True  # stop the drafter for requests that have a gate of the old pair
+                    )
                 pairs[key] = self._fresh(rule, saved_states.pop(key, None))
         for key, pair in old_pairs.items():
             if pair.by_hand:
@@ -59,7 +62,7 @@ class Rollouts:
         return pair
 
     def set_stage(self, drafter: str, cohort: str, stage: str) -> None:
-        """Move to a stage, or with `next` to the next one, on the operator's request."""
+        """Move a pair to a stage, or with `next` to the next one, on the operator's request."""
         pair = self.pairs.get((drafter, cohort))
         if pair is None:
             pair = PairRollout(RolloutRule(drafter, cohort), self.clock, by_hand=True)

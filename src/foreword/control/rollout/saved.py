@@ -1,4 +1,4 @@
-"""Saves the state of roll-outs in a JSON file. A file that is damaged or of another model is ignored."""
+"""Saves the state of roll-outs in a JSON file. Files that are damaged or of another model are ignored."""
 
 import json
 import logging
@@ -14,11 +14,11 @@ from foreword.control.rollout.pair import Move, PairRollout
 
 _log = logging.getLogger(__name__)
 
-VERSION = 1
+VERSION = 1  # format version of the file
 
 
 def save(path: Path, environment: Mapping[str, str], pairs: Iterable[PairRollout]) -> None:
-    """Write the file atomically; errors are only logged."""
+    """Write the state of all pairs atomically; errors are only logged."""
     value = {"version": VERSION, "made_for": dict(environment), "pairs": [_as_json(pair) for pair in pairs]}
     try:
         temporary = path.with_name(f"{path.name}.{os.getpid()}")
@@ -34,28 +34,28 @@ def read(path: Path, environment: Mapping[str, str]) -> dict[tuple[str, str], di
         value = json.loads(path.read_text(encoding="utf-8"))
         if value["version"] != VERSION or value["made_for"] != dict(environment):
             raise ValueError("it is of another model, device or version")
-        return {(str(one["drafter"]), str(one["cohort"])): _checked(one) for one in value["pairs"]}
+        return {(str(pair["drafter"]), str(pair["cohort"])): _checked(pair) for pair in value["pairs"]}
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         prefix = "it has no" if isinstance(error, KeyError) else ""
         why = " ".join(f"{prefix} {error}".split()) or "damaged"
-        _log.warning("%s is ignored%s, roll-outs begin anew: %s", path, _put_aside(path), why)
+        _log.warning("%s is ignored%s, roll-outs begin anew: %s", path, _rename_unusable(path), why)
         return {}
 
 
-def _put_aside(path: Path) -> str:
-    """Rename an unusable file, so that the next save does not replace it; return a note for the log.
+def _rename_unusable(path: Path) -> str:
+    """Rename a file, so that the next save does not replace it, unless an earlier one was renamed.
 
-    Only the first such file is kept.
+    Return what happened, for the log.
     """
-    kept = path.with_name(f"{path.name}.ignored")
+    renamed = path.with_name(f"{path.name}.ignored")
     try:
-        if path.is_file() and not kept.exists():
-            path.replace(kept)
-            return f" and kept as {kept.name}"
+        if path.is_file() and not renamed.exists():
+            path.replace(renamed)
+            return f" and kept as {renamed.name}"
     except OSError as error:
-        return f" (it cannot be kept as {kept.name}: {error.strerror})"
+        return f" (it cannot be kept as {renamed.name}: {error.strerror})"
     return ""
 
 
@@ -77,25 +77,24 @@ def _as_json(pair: PairRollout) -> dict[str, Any]:
     }
 
 
-def _checked(one: Mapping[str, Any]) -> dict[str, Any]:
+def _checked(pair: Mapping[str, Any]) -> dict[str, Any]:
     """Return the typed values of a saved pair; raise an exception for an invalid one."""
-    counts = {name: int(one[name]) for name in ("step", "verified", "mismatches", "plain_mismatches")}
+    counts = {name: int(pair[name]) for name in ("step", "verified", "mismatches", "plain_mismatches")}
     if min(counts.values()) < 0:
         raise ValueError("a count is negative")
-    moves = [
-        Move(float(move["at"]), Stage(move["stage"]), float(move["percent"]), str(move["reason"]))
-        for move in one["moves"]
-    ]
-    distributions = (
-        DistributionComparison.from_json(one["laws"]) if "laws" in one else DistributionComparison()
-    )
+    distributions = DistributionComparison()
+    if "laws" in pair:  # older files do not have it
+        distributions = DistributionComparison.from_json(pair["laws"])
     return counts | {
-        "salt": str(one["salt"]),
-        "since": float(one["since"]),
-        "reason": str(one["reason"]),
-        "stage": Stage(one["stage"]),
-        "by_hand": bool(one["by_hand"]),
-        "moves": moves,
+        "salt": str(pair["salt"]),
+        "since": float(pair["since"]),
+        "reason": str(pair["reason"]),
+        "stage": Stage(pair["stage"]),
+        "by_hand": bool(pair["by_hand"]),
+        "moves": [
+            Move(float(move["at"]), Stage(move["stage"]), float(move["percent"]), str(move["reason"]))
+            for move in pair["moves"]
+        ],
         "distributions": distributions,
     }
 
