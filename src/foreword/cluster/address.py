@@ -9,6 +9,7 @@ from pathlib import Path
 from foreword.errors import AddressTaken, RequestError
 
 _UNIX = "unix:"
+_BACKLOG = 1024  # maximum number of connections that wait to be accepted
 
 
 @dataclass(frozen=True)
@@ -66,10 +67,13 @@ class NodeAddress:
             else:
                 listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 listening.bind((self.host, self.port))
-            listening.listen(128)
+            listening.listen(_BACKLOG)
         except (OSError, OverflowError) as error:
             listening.close()
-            raise cannot_listen(str(self), error) from None
+            if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+                taken = f"cannot listen on {self}: the address is in use; give another port"
+                raise AddressTaken(taken) from None
+            raise RequestError(f"cannot listen on {self}: {error}") from None
         return listening
 
     @property
@@ -89,13 +93,6 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def cannot_listen(address: str, error: Exception) -> RequestError:
-    """Return the error to raise if listening on an address failed."""
-    if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
-        return AddressTaken(f"cannot listen on {address}: the address is in use; give another port")
-    return RequestError(f"cannot listen on {address}: {error}")
 
 
 def without_delay(connected: socket.socket) -> None:
