@@ -3,10 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from fnmatch import fnmatchcase
 from typing import Any
 
 from foreword.control.policy_file.matching import Match, RequestTraits
-from foreword.control.policy_file.service_rules import ServiceRules
+from foreword.control.service import DEFAULT_SERVICE, Service, Slo
 from foreword.control.settings import ControlSettings
 
 OTHER = "other"
@@ -93,6 +94,35 @@ class LatencyRule:
     name: str
     match: Match
     tpot_ms: float  # milliseconds
+
+
+@dataclass(frozen=True)
+class ServiceClass:
+    """Requests with the same service objective."""
+
+    name: str
+    slo: Slo
+    match: Match
+    tpot_ms: float | None = None  # latency class: maximum step time in milliseconds; None: another class
+
+
+@dataclass(frozen=True)
+class ServiceRules:
+    """Service classes and tenant weights."""
+
+    classes: tuple[ServiceClass, ...] = ()
+    shares: tuple[tuple[str, float], ...] = ()  # (tenant pattern with * and ?, weight)
+    ageing_seconds: float = DEFAULT_SERVICE.ageing_seconds
+
+    def of(self, traits: RequestTraits) -> Service:
+        """Return the service of a request: its first matching class, and the weight of its first matching tenant."""
+        service_class = next((rule for rule in self.classes if rule.match.fits(traits)), None)
+        weights = (weight for pattern, weight in self.shares if fnmatchcase(traits.tenant, pattern))
+        weight = next(weights, DEFAULT_SERVICE.weight)
+        if service_class is None:
+            return Service(ageing_seconds=self.ageing_seconds, weight=weight)
+        limit = None if service_class.tpot_ms is None else service_class.tpot_ms / 1e3
+        return Service(service_class.name, service_class.slo, limit, self.ageing_seconds, weight)
 
 
 @dataclass(frozen=True)

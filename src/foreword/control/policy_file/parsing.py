@@ -20,10 +20,12 @@ from foreword.control.policy_file.document import (
     PolicyFile,
     Prices,
     RolloutRule,
+    ServiceClass,
+    ServiceRules,
 )
 from foreword.control.policy_file.fields import Fields, policy_error
 from foreword.control.policy_file.matching import FLAGS, METADATA, RANGES, TEXTS, Condition, Match
-from foreword.control.policy_file.service_rules import parse_service
+from foreword.control.service import DEFAULT_SERVICE, Slo
 from foreword.control.settings import ControlSettings
 from foreword.errors import RequestError
 
@@ -31,6 +33,7 @@ VERSION = 1  # format version of the file
 SPLITS = ("temperature_band", "adapter", "priority", "stream")
 """Request traits by which `split` can separate the estimates of a cohort."""
 
+SLOS = tuple(slo.name.lower() for slo in Slo)
 MOST_COHORTS = 64
 """Maximum value of `max_cohorts`, which includes the cohort `other`."""
 
@@ -88,7 +91,7 @@ def parse_policy(value: object) -> PolicyFile:
         max_cohorts=top.number("max_cohorts", MOST_COHORTS, least=1, most=MOST_COHORTS, whole=True),
         rollouts=_rollouts(top.take("rollout", []), drafters, [*names, OTHER]),
         latency=tuple(_latency(name, given) for name, given in top.objects("latency").items()),
-        service=parse_service(top.take("service", {}), parse_match),
+        service=_service(top.take("service", {})),
         overload=_overload(top.take("overload", None)),
         prices=_prices(top.take("prices", None)),
         state_file=top.text("state_file", None),
@@ -223,6 +226,40 @@ def _latency(name: str, value: object) -> LatencyRule:
     match = parse_match(given.take("match", {}), given.path_of("match"))
     given.end()
     return LatencyRule(name, match, limit)
+
+
+def _service(value: object) -> ServiceRules:
+    given = Fields(value, "service")
+    classes = tuple(_service_class(name, rule) for name, rule in given.objects("classes").items())
+    shares = tuple(_weight(tenant, weight) for tenant, weight in given.objects("shares").items())
+    rules = ServiceRules(
+        classes, shares, given.number("ageing_seconds", DEFAULT_SERVICE.ageing_seconds, least=0)
+    )
+    given.end()
+    return rules
+
+
+def _service_class(name: str, value: object) -> ServiceClass:
+    given = Fields(value, f"service.classes.{name}")
+    slo = given.choice("slo", None, SLOS)
+    if slo is None:
+        raise policy_error(given.path_of("slo"), f"is missing: one of {', '.join(SLOS)}")
+    limit = given.number("tpot_ms", None, least=0)
+    if (slo == "latency") != bool(limit):
+        raise policy_error(
+            given.path_of("tpot_ms"),
+            "must be a positive number of milliseconds for slo latency, and for no other",
+        )
+    match = parse_match(given.take("match", {}), given.path_of("match"))
+    given.end()
+    return ServiceClass(name, Slo[slo.upper()], match, limit)
+
+
+def _weight(tenant: str, weight: object) -> tuple[str, float]:
+    """Return a tenant pattern and its checked weight."""
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not weight > 0:
+        raise policy_error(f"service.shares.{tenant}", f"must be a positive number, not {weight!r}")
+    return tenant, float(weight)
 
 
 def _overload(value: object) -> OverloadRule | None:
