@@ -1,5 +1,6 @@
 """Interfaces of tool-call formats and their incremental parsers, and the events that the parsers return."""
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -114,3 +115,11 @@ def overlap(text: str, tag: str) -> int:
     """Return the number of characters at the end of a text that may be the start of the tag."""
     sizes = range(min(len(tag) - 1, len(text)), 0, -1)
     return next((size for size in sizes if tag.startswith(text[-size:])), 0)
+
+
+def is_object(text: str) -> bool:
+    """Return whether a text is a JSON object."""
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False

@@ -15,10 +15,10 @@ from foreword.server.api.call_format import (
     Schemas,
     TextDelta,
     by_name,
+    is_object,
     merge_events,
     with_layout,
 )
-from foreword.server.api.untagged_calls import is_object
 from foreword.structured.params import StructuredOutputs
 
 _MAX_HEADER = 160  # characters; function names have at most 64
