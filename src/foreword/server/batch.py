@@ -123,7 +123,8 @@ class Batch:
                 seen.add(custom_id)
                 request = BatchRequest.of(custom_id, value)
             except LineError as error:
-                batch.refusals.append(_error_line(custom_id, f"line {number}: {error}"))
+                reason = {"code": "invalid_line", "message": f"line {number}: {error}"}
+                batch.refusals.append(_answer_line(custom_id, None, reason))
                 continue
             without_request.discard(custom_id)
             if custom_id not in kept:
@@ -257,11 +258,8 @@ def _earlier_answers(path: Path) -> dict[str, _EarlierAnswer]:
     return kept
 
 
-def _error_line(custom_id: str | None, message: str, code: str = "invalid_line") -> dict[str, Any]:
-    return _answer_line(custom_id, None, {"code": code, "message": message})
-
-
 def _answer_line(custom_id: str | None, response: object, error: object = None) -> dict[str, Any]:
+    """Return a line of the answer file, with either a response or an error."""
     return {"id": f"batch_req_{token_hex(12)}", "custom_id": custom_id, "response": response, "error": error}
 
 

@@ -123,35 +123,17 @@ class SwitchRequest(StrictBody):
 
 
 def speculation_routes(context: ServerContext) -> APIRouter:
+    """Return the routes that report and switch speculation, as far as the settings enable them."""
     router = APIRouter()
-    if context.settings.show_speculation:
-        _add_report(router, context)
-    if context.settings.allow_switch:
-        _add_switch(router, context)
-    return router
 
-
-def _add_report(router: APIRouter, context: ServerContext) -> None:
-    @router.get("/speculation")
     async def speculation() -> Response:
         """Return state, gain, depth, acceptance, cost and recent decisions by drafter and cohort."""
         return json_answer(as_json(await _report(context)))
 
-    @router.get("/advise")
     async def advice() -> Response:
         """Return what limits the gain of speculation, and what to change."""
         return json_answer({"advice": advise(await _report(context))})
 
-
-async def _report(context: ServerContext) -> ControlReport:
-    stats = await context.engine.stats()
-    if stats is None or stats.control is None:
-        raise EngineUnavailable("the engine did not report its speculation figures; try again")
-    return stats.control
-
-
-def _add_switch(router: APIRouter, context: ServerContext) -> None:
-    @router.post("/speculation", openapi_extra=body_schema(SwitchRequest))
     async def switch(request: Request) -> Response:
         """Switch speculation for all requests, or move a drafter in a cohort to another roll-out stage."""
         _check_admin(context, request)
@@ -164,6 +146,20 @@ def _add_switch(router: APIRouter, context: ServerContext) -> None:
             context.engine.move_pair(body.drafter, body.cohort, body.state)
             return json_answer({"drafter": body.drafter, "cohort": body.cohort, "state": body.state})
         raise ApiError(400, "give either enabled, or drafter, cohort and state", param="enabled")
+
+    if context.settings.show_speculation:
+        router.get("/speculation")(speculation)
+        router.get("/advise")(advice)
+    if context.settings.allow_switch:
+        router.post("/speculation", openapi_extra=body_schema(SwitchRequest))(switch)
+    return router
+
+
+async def _report(context: ServerContext) -> ControlReport:
+    stats = await context.engine.stats()
+    if stats is None or stats.control is None:
+        raise EngineUnavailable("the engine did not report its speculation figures; try again")
+    return stats.control
 
 
 def _check_admin(context: ServerContext, request: Request) -> None:

@@ -210,7 +210,7 @@ class RayFleet:
         self.find()
         placed = self._place()
         for member in self._cluster.members:
-            self._add(member, placed.get(member.name))
+            self.add(member, placed.get(member.name))
         self._check_token()
         scale = self._cluster.scale
         if scale is not None:
@@ -239,9 +239,6 @@ class RayFleet:
 
     def names(self) -> list[str]:
         return list(self._actors)
-
-    def add(self, member: Member) -> None:
-        self._add(member, None)
 
     def drop(self, name: str) -> None:
         """Remove a node; it ends after notifying its targets."""
@@ -292,7 +289,7 @@ class RayFleet:
                 )
         return placed
 
-    def _add(self, member: Member, strategy: Any | None) -> None:  # noqa: ANN401 - Ray's
+    def add(self, member: Member, strategy: Any | None = None) -> None:  # noqa: ANN401 - Ray's
         """Start a member's actor, or find it; `strategy` None: Ray places it anywhere."""
         options = {"num_cpus": member.cpus, "num_gpus": member.gpus}
         if strategy is not None:
