@@ -1,7 +1,7 @@
 """`foreword policy` and `foreword tune`: check, explain and write policy files."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -83,7 +83,7 @@ class Explain(JsonCommand):
         )
         explanation = explain(rules, request.traits, request.speculation)
         _show(explanation, request.notes)
-        self.show_json({**explanation.as_json(), "notes": request.notes})
+        self.show_json({**asdict(explanation), "notes": request.notes})
 
 
 app.command()(command(Explain))
