@@ -201,6 +201,11 @@ _NAMES = {
 """Description, and the speculation method that runs the result, by training method."""
 
 
+def drafter_config(method: str, directory: str) -> dict[str, str]:
+    """Return the configuration that drafts with the result of a training method."""
+    return {"method": _NAMES[method][1], "adapter" if method == "exit" else "model": directory}
+
+
 @dataclass(frozen=True)
 class Card:
     """Contents of a model card."""
@@ -217,12 +222,11 @@ class Card:
 
 def write_card(directory: Path, card: Card) -> None:
     """Write the model card to README.md."""
-    title, method = _NAMES[card.method]
-    key = "adapter" if card.method == "exit" else "model"
+    title = _NAMES[card.method][0]
     lines = [
         f"# {title} for {card.target}",
         "",
-        f'Use it with `--speculation \'{{"method": "{method}", "{key}": "DIRECTORY"}}\'`. It drafts; the model '
+        f"Use it with `--speculation '{json.dumps(drafter_config(card.method, 'DIRECTORY'))}'`. It drafts; the model "
         "decides: it cannot change a text.",
         "",
         f"- **File**: `model.safetensors`, SHA-256 `{card.sha256}`.",
