@@ -154,9 +154,9 @@ GRAMMAR_MUTANTS = (
         93,
         "a call that a stop text cut is told as one that was made",
         "server/api/conversation.py",
-        "ToolWriter.finish_reason",
-        "reason == 'stop' and reader.count > 0 and (not reader.is_cut) and (not self._use.is_named)",
-        "reason == 'stop' and reader.count > 0 and (not self._use.is_named)",
+        "AnswerReader.finish_reason",
+        "reason == 'stop' and reader.count > 0 and (not reader.is_cut) and (not use.is_named)",
+        "reason == 'stop' and reader.count > 0 and (not use.is_named)",
         (TOOLS,),
     ),
     Mutant(
@@ -191,8 +191,8 @@ GRAMMAR_MUTANTS = (
         "an answer ends before its form is complete",
         "structured/compiled.py",
         "CompiledGrammar.with_all_ends",
-        "len(self.ends) > 1 and mask[first >> 5] >> (first & 31) & 1",
-        "len(self.ends) > 1",
+        "len(self.end_ids) > 1 and mask[first >> 5] >> (first & 31) & 1",
+        "len(self.end_ids) > 1",
         (STATE,),
     ),
     Mutant(

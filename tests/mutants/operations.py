@@ -169,10 +169,10 @@ OPERATION_MUTANTS = (
     Mutant(
         120,
         "a rule for prompts without tokens passes policy check",
-        "control/policy_file/regions.py",
+        "control/policy_file/unreachable.py",
         "",
-        "1",
-        "0",
+        "{'temperature': 0, 'prompt_tokens': 1}",
+        "{'temperature': 0, 'prompt_tokens': 0}",
         (RULES,),
     ),
 )

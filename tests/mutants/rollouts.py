@@ -57,8 +57,8 @@ ROLLOUT_MUTANTS = (
     Mutant(
         81,
         "another model's state is taken over",
-        "control/rollout/saved.py",
-        "read",
+        "control/rollout/rollouts.py",
+        "_read_states",
         "value['version'] != VERSION or value['made_for'] != dict(environment)",
         "value['version'] != VERSION",
         (f"{SAVED}::test_another_models_file_is_ignored",),

@@ -50,7 +50,7 @@ SERVING_MUTANTS = (
         "a router counts an answer that broke off by the status it began with",
         "server/router/relay.py",
         "_ForwardedRequest._forward_answer",
-        "str(answer.status_code) if is_whole else BROKEN",
+        "str(answer.status_code) if is_complete else BROKEN",
         "str(answer.status_code)",
         (f"{ROUTER}::test_an_answer_that_breaks_off_is_not_counted_as_its_status",),
     ),

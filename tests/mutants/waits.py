@@ -132,9 +132,9 @@ WAIT_MUTANTS = (
         96,
         "a tree ends where the head is unsure behind one of its branches",
         "drafters/heads/dflash.py",
-        "DSparkHead._draft.is_confident",
-        "(self._confidences(output.states[row], embedded) >= self._min_confidence).any",
-        "(self._confidences(output.states[row], embedded) >= self._min_confidence).all",
+        "DSparkHead._may_grow",
+        "(self._confidences(state, embedded) >= self._min_confidence).any",
+        "(self._confidences(state, embedded) >= self._min_confidence).all",
         (f"{UNIT}/drafters/test_dspark_trees.py",),
     ),
     Mutant(
@@ -142,8 +142,8 @@ WAIT_MUTANTS = (
         "draft nodes are added that do not earn what they cost",
         "cluster/pools/scaling.py",
         "profitable_nodes",
-        "0 if least >= 1 else full + (need - full > least)",
-        "full + (need - full > least)",
+        "0 if least_use >= 1 else full_nodes + is_last_profitable",
+        "full_nodes + is_last_profitable",
         (f"{UNIT}/cluster/test_scaling.py",),
     ),
     Mutant(
@@ -151,7 +151,7 @@ WAIT_MUTANTS = (
         "a member with bad input is started for ever",
         "cluster/pools/running.py",
         "Pools._ended",
-        "code == REFUSED and (not one.has_run)",
+        "code == REFUSED and (not entry.has_run)",
         "False",
         (
             f"{UNIT}/cluster/test_pools.py::test_a_member_that_cannot_use_what_it_was_given_is_not_started_again",

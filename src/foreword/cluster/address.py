@@ -9,6 +9,7 @@ from pathlib import Path
 from foreword.errors import AddressTaken, RequestError
 
 _UNIX = "unix:"
+_BACKLOG = 1024  # maximum number of connections that wait to be accepted
 
 
 @dataclass(frozen=True)
@@ -66,10 +67,13 @@ class NodeAddress:
             else:
                 listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 listening.bind((self.host, self.port))
-            listening.listen(128)
+            listening.listen(_BACKLOG)
         except (OSError, OverflowError) as error:
             listening.close()
-            raise cannot_listen(str(self), error) from None
+            if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+                taken = f"cannot listen on {self}: the address is in use; give another port"
+                raise AddressTaken(taken) from None
+            raise RequestError(f"cannot listen on {self}: {error}") from None
         return listening
 
     @property
@@ -79,37 +83,31 @@ class NodeAddress:
         return socket.AF_INET6 if ":" in self.host else socket.AF_INET
 
     def bound(self, listening: socket.socket) -> "NodeAddress":
-        """Return the address with the port of the listening socket, which the system chooses if `port` is 0."""
+        """Return the address with the port of its listening socket. If `port` is 0, the system has chosen one."""
         return self if self.path else NodeAddress(self.host, listening.getsockname()[1])
 
 
 def is_loopback(host: str) -> bool:
+    """Return whether only this machine can reach a host: a loopback address, or the name localhost."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
 
 
-def cannot_listen(where: str, error: Exception) -> RequestError:
-    """Return the error to raise if listening on an address failed."""
-    if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
-        return AddressTaken(f"cannot listen on {where}: the address is in use; give another port")
-    return RequestError(f"cannot listen on {where}: {error}")
-
-
 def without_delay(connected: socket.socket) -> None:
-    """Let a TCP socket send small messages immediately (no Nagle's algorithm) and detect a lost peer."""
+    """Set up a TCP socket to send small messages immediately (no Nagle's algorithm), and to detect a lost peer."""
     if connected.family != socket.AF_UNIX:
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
 
 def _remove_left_over(path: Path) -> None:
-    """Remove the UNIX socket that a killed node left over, unless a process listens on it."""
+    """Remove the UNIX socket of a node that was killed, unless a process listens on the socket."""
     if not path.is_socket():
         return
-    with socket.socket(socket.AF_UNIX) as trial:
+    with socket.socket(socket.AF_UNIX) as client:
         try:
-            trial.connect(str(path))
+            client.connect(str(path))
         except OSError:
             path.unlink(missing_ok=True)

@@ -35,6 +35,7 @@ class Connection(Generic[_Received]):
         clock: Callable[[], float] = monotonic,
         max_unsent: int = MAX_UNSENT,
     ) -> None:
+        """Take over a connected socket; `decode` returns the message in a frame, or raises `ChannelError`."""
         connected.setblocking(False)
         self._socket = connected
         self._decode = decode
@@ -46,6 +47,7 @@ class Connection(Generic[_Received]):
         self._lock = Lock()  # guards the unsent bytes
         # TLS sockets allow neither concurrent reading and writing nor partial writes.
         self._sends_at_once = not isinstance(connected, ssl.SSLSocket)
+        # A byte from writer to reader wakes the receiving thread.
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._wake_reader.setblocking(False)
         self._wake_writer.setblocking(False)
@@ -57,7 +59,7 @@ class Connection(Generic[_Received]):
         return self._end_reason is None
 
     def send(self, message: ToNode | FromNode) -> bool:
-        """Queue a message; return False if the connection has ended. Never waits."""
+        """Send or queue a message, without waiting; return False if the connection has ended."""
         data, sent = encode(message), 0
         with self._lock:
             if self._end_reason is not None:
@@ -94,7 +96,9 @@ class Connection(Generic[_Received]):
                     writes = selectors.EVENT_WRITE if self._unsent else 0
                     selector.modify(self._socket, selectors.EVENT_READ | writes)
                     selector.select(TICK)
-                    with suppress(OSError):  # nothing to read: data of the peer or the time woke the selector
+                    with suppress(
+                        OSError
+                    ):  # nothing to read: the peer's data or the timeout woke the selector
                         self._wake_reader.recv(4096)
                     self._flush()
                     for frame in self._read():

@@ -7,7 +7,8 @@ from foreword.errors import ForewordError
 HEADER = struct.Struct(">I")  # length of the payload in bytes, big-endian
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
-"""Maximum frame size: log-probabilities of a long prompt fit; the length in a damaged frame usually exceeds it."""
+"""Maximum frame size: large enough for the log-probabilities of a long prompt, small enough to detect damaged frames,
+since a random length usually exceeds it."""
 
 
 class ChannelError(ForewordError):
@@ -27,7 +28,7 @@ class FrameSplitter:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Add bytes; return the payloads of completed frames. Raise `ChannelError` for a frame over the limit."""
+        """Return the payloads of the frames that these bytes complete; raise `ChannelError` for one over the limit."""
         self._buffer += data
         frames: list[bytes] = []
         start = 0

@@ -28,21 +28,25 @@ from foreword.cluster.security import NODE, TARGET, Security
 
 @dataclass
 class TokenIds:
-    """The vocabulary of one side."""
+    """The vocabulary of a target or of a node."""
 
     size: int  # number of token ids
     bytes_of: Callable[[int], bytes]  # returns the bytes of a token
-    _digests: dict[int, bytes] = field(default_factory=dict)  # SHA-256 of the first n tokens, by n
+    _digests: dict[int, bytes] = field(default_factory=dict)  # n -> SHA-256 of the first n tokens
 
     def digest(self) -> VocabularyDigest:
         """Return the digest to send to the other side; the first call takes long."""
         return VocabularyDigest(self.size, self._digest(self.size))
 
     def agrees(self, theirs: VocabularyDigest) -> bool:
-        """Return whether the vocabularies agree where both have tokens; only the side with the larger one compares."""
+        """Return whether the token ids of both sides mean the same tokens, as far as this side can compare.
+
+        The side with the larger vocabulary compares the ids that both have; the other side returns True.
+        """
         return theirs.size > self.size or self._digest(theirs.size) == theirs.digest
 
     def _digest(self, size: int) -> bytes:
+        """Return the SHA-256 of the first `size` tokens."""
         if size not in self._digests:
             digest = sha256()
             for token in range(size):
@@ -60,7 +64,7 @@ _Kind = TypeVar("_Kind")
 
 @dataclass(frozen=True)
 class PeerIdentity:
-    """Identity of one side."""
+    """Identity of a target or of a node."""
 
     security: Security
     vocabulary: TokenIds
@@ -71,8 +75,8 @@ class PeerIdentity:
 class NodeFacts:
     """Properties of a node that it sends to targets."""
 
-    method: str  # of its drafter
-    capacity: int  # concurrent sessions
+    method: str  # method of the node's drafter
+    capacity: int  # maximum concurrent sessions
     labels: dict[str, str] = field(default_factory=dict)  # host, rack, zone
 
 
@@ -117,12 +121,12 @@ class _HandshakeChannel:
         return received
 
     def check(
-        self, own: PeerIdentity, other: Hello | Welcome, role: bytes, their_nonce: bytes, our_nonce: bytes
+        self, ours: PeerIdentity, theirs: Hello | Welcome, role: bytes, their_nonce: bytes, our_nonce: bytes
     ) -> None:
-        """Refuse the peer, which has this role, unless it knows the token and its vocabulary agrees."""
-        if not own.security.is_proof(other.proof, role, their_nonce, our_nonce):
+        """Refuse the peer, which has this role, unless it knows the cluster token and its vocabulary agrees."""
+        if not ours.security.is_proof(theirs.proof, role, their_nonce, our_nonce):
             raise self.refuse("another cluster token")
-        if not own.vocabulary.agrees(other.vocabulary):
+        if not ours.vocabulary.agrees(theirs.vocabulary):
             raise self.refuse(
                 "another vocabulary: the token ids of target and draft model do not mean the same"
             )
@@ -137,7 +141,10 @@ class _HandshakeChannel:
 def greet_target(
     connected: socket.socket, identity: PeerIdentity, facts: NodeFacts, timeout: float = HANDSHAKE_SECONDS
 ) -> Hello:
-    """Perform the node's part; return the target's `Hello`. Raise `ChannelError` or `OSError` if a side refuses."""
+    """Perform the node's part of the handshake; return the target's `Hello`.
+
+    Raise `ChannelError` or `OSError` if the handshake fails or a side refuses the other.
+    """
     channel, nonce = _HandshakeChannel(connected, timeout), secrets.token_bytes(32)
     channel.send(Challenge(VERSION, nonce))
     hello = channel.receive(to_node, Hello)
@@ -153,7 +160,7 @@ def greet_target(
 def greet_node(
     connected: socket.socket, identity: PeerIdentity, timeout: float = HANDSHAKE_SECONDS
 ) -> Welcome:
-    """Perform the target's part of the handshake; return the node's `Welcome`. It raises what `greet_target` raises."""
+    """Perform the target's part of the handshake; return the node's `Welcome`. Errors are those of `greet_target`."""
     channel, nonce = _HandshakeChannel(connected, timeout), secrets.token_bytes(32)
     challenge = channel.receive(from_node, Challenge)
     if challenge.version != VERSION:

@@ -1,7 +1,8 @@
 """Messages between targets and draft nodes.
 
-Frames contain a checksum and msgpack that decodes into the types below; otherwise the connection ends. Lost, repeated
-or late messages are harmless: lengths are absolute, session numbers are never reused, and drafts are only proposals.
+Frames contain a checksum and msgpack that decodes into the types below; an invalid frame ends the connection. Lost,
+repeated or late messages are harmless: lengths are absolute, session numbers are never reused, and the target verifies
+all drafts.
 """
 
 from typing import Annotated, TypeVar
@@ -16,7 +17,7 @@ from foreword.cluster.framing import HEADER, ChannelError, framed
 
 VERSION = 1  # protocol version; both sides must have the same
 MAX_FRAME_BYTES = 16 * 1024 * 1024  # maximum frame size after the handshake: a prompt of millions of tokens
-MAX_NODES = 128  # maximum nodes of a draft, including run-ahead
+MAX_NODES = 128  # maximum draft tokens of a request, including those beyond the requested depth
 
 Line = Annotated[str, msgspec.Meta(max_length=500)]
 Token = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
@@ -26,11 +27,11 @@ Seconds = NonNegative
 
 
 class NodeMessage(msgspec.Struct, tag=True, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """Base of all messages: an array that begins with the tag."""
+    """Base of all messages. A message is an array that begins with its tag, by default the class name."""
 
 
 class VocabularyDigest(msgspec.Struct, array_like=True, frozen=True):
-    """Number of token ids and SHA-256 of their bytes."""
+    """Number of token ids, and SHA-256 of the tokens' bytes."""
 
     size: Count
     digest: Annotated[bytes, msgspec.Meta(max_length=32)]
@@ -92,8 +93,8 @@ class Open(NodeMessage, frozen=True):
     prompt_len: Count
     sampling: Sampling
     tenant: Annotated[bytes, msgspec.Meta(max_length=32)] = b""  # a hash; tenants share nothing
-    value: float = 0.0  # value of one token, in seconds of this target
-    prediction: list[Token] = []
+    value: float = 0.0  # seconds in which this target generates one token; 0: unknown
+    prediction: list[Token] = []  # answer that the client expects
 
 
 class SessionCommit(msgspec.Struct, array_like=True, frozen=True):
@@ -101,20 +102,20 @@ class SessionCommit(msgspec.Struct, array_like=True, frozen=True):
 
     session: Count
     length: Count  # length of the whole text
-    tokens: list[Token]  # its newest tokens
-    nodes: Annotated[int, msgspec.Meta(ge=0, le=MAX_NODES)]  # requested nodes; 0: none for now
+    tokens: list[Token]  # newest tokens of the text
+    nodes: Annotated[int, msgspec.Meta(ge=0, le=MAX_NODES)]  # requested draft tokens; 0: none for now
     depth: Annotated[int, msgspec.Meta(ge=0, le=MAX_NODES)]  # requested levels
-    value: float = 0.0  # value of one token, in seconds of this target
+    value: float = 0.0  # seconds in which this target generates one token; 0: unknown
 
 
 class Commits(NodeMessage, frozen=True):
-    """From a target, once per pass: all its sessions on this node."""
+    """From a target, once per pass: the commits of all its sessions on this node."""
 
     commits: list[SessionCommit]
 
 
 class SessionDraft(msgspec.Struct, array_like=True, frozen=True):
-    """The whole draft after a text of this length, replacing earlier drafts."""
+    """A session's whole draft, which replaces earlier drafts."""
 
     session: Count
     number: Count  # increases with every draft of the session
@@ -125,7 +126,7 @@ class SessionDraft(msgspec.Struct, array_like=True, frozen=True):
 
 
 class SessionDrafts(NodeMessage, frozen=True, tag="Guesses"):
-    """From a node, whenever levels are drafted."""
+    """From a node, whenever it has drafted levels: the drafts of some sessions."""
 
     drafts: list[SessionDraft]
 
@@ -141,8 +142,8 @@ class Close(NodeMessage, frozen=True):
     """From a target: the request has ended or moved to another node."""
 
     session: Count
-    length: Count = 0  # length of the whole text, from which drafters learn; 0: no new tokens
-    tokens: list[Token] = []  # its newest tokens
+    length: Count = 0  # length of the whole text, which some drafters index; 0: no new tokens
+    tokens: list[Token] = []  # newest tokens of the text
 
 
 class Busy(NodeMessage, frozen=True):
@@ -184,8 +185,8 @@ FromNode = (
 _Kind = TypeVar("_Kind")
 
 _encoder = msgspec.msgpack.Encoder()
-_to_node = msgspec.msgpack.Decoder(ToNode)
-_from_node = msgspec.msgpack.Decoder(FromNode)
+_to_node: "msgspec.msgpack.Decoder[ToNode]" = msgspec.msgpack.Decoder(ToNode)
+_from_node: "msgspec.msgpack.Decoder[FromNode]" = msgspec.msgpack.Decoder(FromNode)
 
 
 def encode(message: ToNode | FromNode) -> bytes:
@@ -198,14 +199,12 @@ def encode(message: ToNode | FromNode) -> bytes:
 
 def to_node(frame: bytes) -> ToNode:
     """Return the message in a frame that a node received; raise `ChannelError` for an invalid one."""
-    message: ToNode = _decoded(_to_node, frame)
-    return message
+    return _decoded(_to_node, frame)
 
 
 def from_node(frame: bytes) -> FromNode:
     """Return the message in a frame that a target received; raise `ChannelError` for an invalid one."""
-    message: FromNode = _decoded(_from_node, frame)
-    return message
+    return _decoded(_from_node, frame)
 
 
 def _decoded(decoder: "msgspec.msgpack.Decoder[_Kind]", frame: bytes) -> _Kind:
@@ -221,8 +220,8 @@ def _decoded(decoder: "msgspec.msgpack.Decoder[_Kind]", frame: bytes) -> _Kind:
 def encode_sampling(sampling: DraftSampling) -> Sampling:
     """Return the sampling parameters for a node.
 
-    Under *coupled* a node samples with the request's noise. Under the other rules, drafts that depend on the noise
-    would bias the text, so a node gets temperature 0 and chooses the likeliest tokens.
+    Under the rule *coupled*, a node samples with the request's noise. Under the other rules, drafts that depend on the
+    noise would bias the text, so a node gets temperature 0 and chooses the likeliest tokens.
     """
     record = sampling.record
     is_coupled = sampling.rule is Rule.COUPLED
@@ -240,14 +239,16 @@ def encode_sampling(sampling: DraftSampling) -> Sampling:
 
 
 def decode_sampling(sampling: Sampling, vocab_size: int) -> DraftSampling:
-    """Return the parameters for a node's drafter; raise `ValueError` for invalid ones."""
+    """Return a node's parameters for its drafter, whose vocabulary has `vocab_size` tokens.
+
+    Raise `ValueError` for invalid ones.
+    """
     size = min(sampling.vocab_size, vocab_size)
     ids = (*sampling.bias_ids, *(sampling.allowed_ids or ()))
     if size < 1 or len(sampling.bias_ids) != len(sampling.bias_values) or max(ids, default=0) >= size:
         raise ValueError("sampling parameters outside the vocabulary")
-    if not (
-        sampling.stem < 1 << 64 and np.isfinite([sampling.temperature, sampling.top_p, sampling.min_p]).all()
-    ):
+    are_finite = np.isfinite([sampling.temperature, sampling.top_p, sampling.min_p]).all()
+    if sampling.stem >= 1 << 64 or not are_finite:
         raise ValueError("sampling parameters that are no numbers")
     record = np.zeros((), RECORD)
     record["temperature"] = sampling.temperature

@@ -28,7 +28,7 @@ PING_SECONDS = 5.0  # seconds between pings
 
 
 class NodeListener(Protocol):
-    """Receives events of nodes, in the nodes' threads."""
+    """Receives events of nodes, each in the thread of its node."""
 
     def came_up(self, peer: "NodePeer", link: Connection[FromNode], welcome: Welcome) -> None:
         """A connection has completed its handshake."""
@@ -57,11 +57,11 @@ class NodePeer:
         self.load: NodeLoad | None = None  # newest report of this connection
         self.breaker = CircuitBreaker()
         self.estimates = NodeEstimates()
-        self.is_draining = False  # whether it takes no new requests, because it will end
-        self.busy_until = float("-inf")  # time until which it takes no new requests
+        self.is_draining = False  # whether the node takes no new requests, because it will end
+        self.busy_until = float("-inf")  # time until which the node takes no new requests
         self.has_timed_out = False  # whether a wait timed out and no draft has arrived since
         self.assigned = 0  # requests of this target on the node
-        self.waits = 0  # passes that waited for it
+        self.waits = 0  # passes that waited for the node
         self.wait_seconds = 0.0  # total time of these waits
 
     @property
@@ -70,7 +70,7 @@ class NodePeer:
         return self.link is not None
 
     def begin(self, link: Connection[FromNode], welcome: Welcome) -> None:
-        """Start a new connection; estimates are reset if the node was restarted."""
+        """Record a new connection; estimates are reset if the node was restarted."""
         if self.welcome is None or self.welcome.incarnation != welcome.incarnation:
             self.estimates = NodeEstimates()
         self.link, self.welcome, self.load = link, welcome, None
@@ -79,7 +79,7 @@ class NodePeer:
         self.breaker.reason = "nothing heard of it yet"
 
     def end(self, reason: str) -> None:
-        """Record that the connection has ended, and all its sessions with it."""
+        """Record that the connection and all its sessions have ended."""
         self.link = None
         self.assigned = 0
         self.breaker.record_loss(reason)
@@ -90,7 +90,7 @@ class NodePeer:
             self.link.send(message)
 
     def is_used(self, shadow: int) -> bool:
-        """Return whether the node's drafts are verified: its first `shadow` drafts are only compared with the text."""
+        """Return whether the node's drafts are verified. Its first `shadow` drafts are only compared with the text."""
         return self.is_up and self.estimates.judged >= shadow
 
     def takes(self, now: float) -> bool:
@@ -98,17 +98,19 @@ class NodePeer:
         return self.is_up and not self.is_draining and now >= self.busy_until
 
     def candidate(self, labels: Mapping[str, str]) -> NodeCandidate:
-        """Return the node's free capacity and its distance from a target with these labels."""
+        """Return the node as a candidate for a request of a target with these labels."""
         assert self.welcome is not None
-        capacity = self.welcome.capacity if self.load is None else self.load.capacity
-        others = 0 if self.load is None else max(self.load.sessions - self.assigned, 0)  # of other targets
-        return NodeCandidate(
-            self.name, max(capacity - others, 0), self.assigned, distance(labels, self.welcome.labels)
-        )
+        capacity = self.welcome.capacity  # for this target
+        if self.load is not None:
+            other_targets = max(self.load.sessions - self.assigned, 0)  # their sessions
+            capacity = max(self.load.capacity - other_targets, 0)
+        return NodeCandidate(self.name, capacity, self.assigned, distance(labels, self.welcome.labels))
 
     def report(self, shadow: int) -> NodeReport:
         """Return the node's state for statistics."""
-        estimates = self.estimates if self.is_up else NodeEstimates()  # a lost node's are not current
+        estimates = (
+            self.estimates if self.is_up else NodeEstimates()
+        )  # without a connection they are outdated
         return NodeReport(
             self.name,
             self._state(shadow),
@@ -127,8 +129,9 @@ class NodePeer:
     def _reason(self, shadow: int) -> str:
         """Return why passes do not wait for the node; empty: they may."""
         judged = self.estimates.judged
-        is_shadow = not self.breaker.reason and judged < shadow
-        return f"{judged} of its first {shadow} drafts compared" if is_shadow else self.breaker.reason
+        if not self.breaker.reason and judged < shadow:
+            return f"{judged} of its first {shadow} drafts compared"
+        return self.breaker.reason
 
     def _state(self, shadow: int) -> str:
         if not self.is_up:
@@ -143,9 +146,9 @@ class NodePeer:
 class NodeThread:
     """Keeps one node connected: connects, delivers messages to a listener, and reconnects."""
 
-    def __init__(self, peer: NodePeer, hub: NodeListener, identity: PeerIdentity) -> None:
+    def __init__(self, peer: NodePeer, listener: NodeListener, identity: PeerIdentity) -> None:
         self._peer = peer
-        self._listener = hub
+        self._listener = listener
         self._identity = identity
         tls = identity.security.tls
         self._tls = None if tls is None else tls.context(is_node=False)
@@ -160,7 +163,7 @@ class NodeThread:
         self._thread.start()
 
     def close(self) -> None:
-        """End the connection and the thread, which may take a second longer while it connects."""
+        """End the connection, and wait up to a second for the thread."""
         self._is_closed.set()
         link, connecting = self._link, self._connecting
         if link is not None:
@@ -203,7 +206,7 @@ class NodeThread:
         return reason, True
 
     def _connect(self) -> tuple[socket.socket, Welcome]:
-        """Return a socket after its handshake, and the node's answer."""
+        """Connect to the node; return the socket after the handshake, and the node's `Welcome`."""
         connected = self._connecting = self._peer.address.connect(HANDSHAKE_SECONDS)
         try:
             if self._tls is not None:
@@ -222,30 +225,30 @@ class NodeThread:
 
 
 def _ms(seconds: float | None) -> float | None:
-    """Return rounded milliseconds."""
+    """Return seconds as rounded milliseconds."""
     return None if seconds is None else round(seconds * 1e3, 3)
 
 
-CHECK_SECONDS = 1.0  # seconds between two checks of the file
+CHECK_SECONDS = 1.0  # seconds between two checks of the file that lists the nodes
 
 
 class NodeRegistry:
-    """Keeps connections to all configured nodes; a list of nodes in a file is read again every second."""
+    """Keeps connections to all configured nodes; if a file lists the nodes, it is read again every second."""
 
     def __init__(
         self,
         config: RemoteConfig,
         peers: Sequence[NodePeer],
-        hub: NodeListener,
+        listener: NodeListener,
         identity: PeerIdentity,
-        thread: Callable[[NodePeer, NodeListener, PeerIdentity], NodeThread] = NodeThread,
+        make_thread: Callable[[NodePeer, NodeListener, PeerIdentity], NodeThread] = NodeThread,
     ) -> None:
-        """Set the nodes that the configuration has now; `thread` makes the thread of a node."""
+        """`peers` are the nodes that the configuration has now."""
         self._config = config
-        self._listener = hub
+        self._listener = listener
         self._identity = identity
-        self._thread = thread
-        self._known = {peer.address: (peer, thread(peer, hub, identity)) for peer in peers}
+        self._make_thread = make_thread
+        self._known = {peer.address: (peer, make_thread(peer, listener, identity)) for peer in peers}
         self._refused: set[NodeAddress] = set()  # addresses whose refusal was logged
         self._is_closed = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="draft-node-list", daemon=True)
@@ -277,13 +280,13 @@ class NodeRegistry:
         for address in listed:
             if address not in self._known and self._may_join(address):
                 peer = NodePeer(address)
-                thread = self._thread(peer, self._listener, self._identity)
+                thread = self._make_thread(peer, self._listener, self._identity)
                 self._known[address] = peer, thread
                 self._listener.joined(peer)
                 thread.start()
 
     def _may_join(self, address: NodeAddress) -> bool:
-        """Return whether a node's protection suffices; log a refusal once."""
+        """Return whether the connection to a node would be protected well enough; log a refusal once."""
         try:
             self._identity.security.check(address, self._config.insecure)
         except RequestError as error:

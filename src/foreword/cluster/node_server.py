@@ -1,4 +1,4 @@
-"""Sockets and threads of a draft node: one accepts, one serves each target, one drafts."""
+"""Sockets and threads of a draft node: one thread accepts targets, one drafts, and each target has one."""
 
 import logging
 import socket
@@ -20,8 +20,8 @@ from foreword.cluster.node_service import DraftService
 _log = logging.getLogger(__name__)
 
 MAX_TARGETS = 256  # maximum number of connected targets
-MAX_STRANGERS = 64  # maximum number of concurrent handshakes; further connections are closed
-MAX_MAIL = 4096  # maximum number of queued messages; beyond it, messages of targets wait to be read
+MAX_HANDSHAKES = 64  # maximum number of concurrent handshakes; further connections are closed
+MAX_MAIL = 4096  # maximum number of queued messages; beyond it, the threads of targets stop reading
 LOAD_SECONDS = 1.0  # seconds between load reports
 
 
@@ -34,7 +34,7 @@ class _TargetLink:
 
 
 _Mail = tuple[_TargetLink, messages.ToNode | None]
-"""A target and its message; None: the target has disconnected."""
+"""(target, its message); None: the target has disconnected."""
 
 
 class DraftNode:
@@ -54,7 +54,7 @@ class DraftNode:
         self._mail: Queue[_Mail] = Queue(MAX_MAIL)
         self._links: set[_TargetLink] = set()
         self._lock = threading.Lock()
-        self._strangers = threading.BoundedSemaphore(MAX_STRANGERS)
+        self._handshakes = threading.BoundedSemaphore(MAX_HANDSHAKES)
         self._refusals = RefusalLog()
         self._is_closed = threading.Event()
         self._threads = [
@@ -79,7 +79,7 @@ class DraftNode:
             return len(self._links)
 
     def drain(self, seconds: float, clock: Callable[[], float] = monotonic) -> None:
-        """Tell all targets to move their requests, and wait until no session is left or the time is over."""
+        """Request all targets to move their sessions, and wait until none is left, at most `seconds`."""
         with self._lock:
             links = list(self._links)
         for link in links:
@@ -111,7 +111,7 @@ class DraftNode:
                 if self._is_closed.wait(0.1):
                     return
                 continue
-            if not self._strangers.acquire(blocking=False):
+            if not self._handshakes.acquire(blocking=False):
                 connected.close()
                 continue
             threading.Thread(
@@ -119,16 +119,16 @@ class DraftNode:
             ).start()
 
     def _serve(self, connected: socket.socket) -> None:
-        """Serve one target, from handshake to end."""
+        """Serve one target from its handshake to its disconnection; the target's thread runs this."""
         with connected:
-            host, name = _names(connected)
+            host, name = _peer_names(connected)
             try:
                 protected = self._handshake(connected)
             except (ChannelError, OSError) as error:
                 self._refusals.note(host, str(error))
                 return
             finally:
-                self._strangers.release()
+                self._handshakes.release()
             link = _TargetLink(Connection(protected, messages.to_node))
             with self._lock:
                 self._links.add(link)
@@ -145,7 +145,7 @@ class DraftNode:
                 self._mail.put((link, None))
 
     def _handshake(self, connected: socket.socket) -> socket.socket:
-        """Greet a target; return the socket, with TLS if the node has TLS files."""
+        """Perform the handshake with a target; return the socket, wrapped in TLS if the node has TLS files."""
         connected.settimeout(HANDSHAKE_SECONDS)
         without_delay(connected)
         with self._lock:
@@ -206,7 +206,7 @@ class DraftNode:
         if message is None:
             service.leave(link)
         elif not link.connection.is_open:
-            return  # its sessions end when its disconnection is read
+            return  # the sessions end when the target's disconnection is read
         elif isinstance(message, messages.Open):
             for target, busy in service.open(link, message):
                 assert isinstance(target, _TargetLink)
@@ -220,8 +220,8 @@ class DraftNode:
             service.close(link, message)
 
 
-def _names(connected: socket.socket) -> tuple[str, str]:
-    """Return the peer's host, and host with port."""
+def _peer_names(connected: socket.socket) -> tuple[str, str]:
+    """Return the peer's host, and its host with port, for log lines."""
     try:
         peer = connected.getpeername()
     except OSError:
@@ -234,17 +234,18 @@ def _names(connected: socket.socket) -> tuple[str, str]:
 REPEAT_SECONDS = 600.0  # seconds between log lines about the same host and reason
 
 MOST_KNOWN = 256
-"""Maximum number of (host, reason) pairs with their own lines. All others share one, since peers choose the reasons."""
+"""Maximum number of (host, reason) pairs with separate log lines. Further pairs share one: peers may invent reasons."""
 
 _OTHERS = ("other hosts", "several reasons")
 
 
 class RefusalLog:
-    """Logs the first refusal by host and reason immediately, repetitions with a count; thread-safe."""
+    """Logs the first refusal of a host for a reason immediately, and repetitions with a count; thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
-        self._known: dict[tuple[str, str], tuple[float, int]] = {}  # time of the last line, refusals since
+        # (host, reason) -> (time of the last log line, number of refusals since then)
+        self._known: dict[tuple[str, str], tuple[float, int]] = {}
         self._lock = threading.Lock()
 
     def note(self, host: str, reason: str) -> None:

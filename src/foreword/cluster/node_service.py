@@ -16,9 +16,9 @@ _log = logging.getLogger(__name__)
 RETRY_SECONDS = 1.0  # seconds after which a target may retry a full node
 
 FORGOTTEN_SECONDS = 300.0
-"""Seconds without messages after which a session is dropped, since its end may be lost."""
+"""Seconds without messages after which a session is dropped: the message that ends it may be lost."""
 
-_NEWEST_WEIGHT = 0.1  # of the newest value in moving averages
+_NEWEST_WEIGHT = 0.1  # weight of the newest value in moving averages
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,10 @@ class NodeLimits:
     max_len: int  # maximum text length including the draft
     capacity: int = 256  # maximum number of sessions, of all targets
     batch: int = 64  # maximum number of sessions per round
-    runs_ahead: bool = True  # whether it drafts more levels than requested
+    runs_ahead: bool = True  # whether the node drafts more levels than requested
 
 
-Target = Hashable  # owner of a session
+Target = Hashable  # identifies the target that owns a session
 _SessionTask = tuple[Target, Session, DraftTask]  # a drafter call for a session of a target
 
 
@@ -56,7 +56,7 @@ class DraftService:
         return len(self._sessions)
 
     def open(self, target: Target, opened: messages.Open) -> list[tuple[Target, messages.Busy]]:
-        """Add a session; return the message for the target whose session a full node drops, possibly this one.
+        """Add a session. If the node is full, drop the least valuable session, and return its target and a message.
 
         Sessions without recent messages are dropped first. Raise `ChannelError` for invalid tokens or parameters.
         """
@@ -82,7 +82,7 @@ class DraftService:
         return [(target, messages.Busy(number, RETRY_SECONDS))]
 
     def commit(self, target: Target, commit: messages.SessionCommit) -> messages.Lagging | None:
-        """Extend a session's text and set its draft size; return a reply if part of the text is missing."""
+        """Extend a session's text and set its draft size; return the reply if part of the text is missing."""
         session = self._sessions.get((target, commit.session))
         if session is None:
             return messages.Lagging(commit.session, 0)
@@ -94,7 +94,7 @@ class DraftService:
         return None
 
     def close(self, target: Target, closed: messages.Close) -> None:
-        """End a session with its whole text, from which the drafter may learn."""
+        """End a session with its whole text, which the drafter may index."""
         session = self._sessions.get((target, closed.session))
         if session is not None:
             self._check(closed.tokens)
@@ -136,19 +136,19 @@ class DraftService:
         return messages.NodeLoad(sessions, self._limits.capacity, self._level_seconds, self._busy_share)
 
     def _chosen(self, wanted: Sequence[tuple[Target, Session, DraftTask | None]]) -> list[_SessionTask]:
-        """Return a batch of calls: those that targets may wait for come first, then those with valuable tokens."""
+        """Return the most urgent calls: those that targets may wait for, then those with the most valuable tokens."""
         tasks = [(target, session, task) for target, session, task in wanted if task is not None]
-        tasks.sort(key=lambda one: (one[1].is_prefetch, -one[1].value))
+        tasks.sort(key=lambda call: (call[1].is_prefetch, -call[1].value))
         return tasks[: self._limits.batch]
 
     def _measure(self, began: float, chosen: Sequence[_SessionTask]) -> None:
-        """Update the node's load after a round that began at this time."""
+        """Update the node's load after a round of these calls, which began at this time."""
         now = self._clock()
         levels = max(task.max_depth for _, _, task in chosen)
-        idle = max(began - self._ended_at, 0.0)
-        busy = (now - began) / max(now - began + idle, 1e-9)
-        self._level_seconds += _NEWEST_WEIGHT * ((now - began) / levels - self._level_seconds)
-        self._busy_share += _NEWEST_WEIGHT * (busy - self._busy_share)
+        seconds, idle_seconds = now - began, max(began - self._ended_at, 0.0)
+        busy_share = seconds / max(seconds + idle_seconds, 1e-9)
+        self._level_seconds += _NEWEST_WEIGHT * (seconds / levels - self._level_seconds)
+        self._busy_share += _NEWEST_WEIGHT * (busy_share - self._busy_share)
         self._ended_at = now
 
     def _check(self, *texts: Sequence[int]) -> None:
@@ -164,5 +164,5 @@ class DraftService:
         session = self._sessions.pop(key)
         try:
             self._drafter.forget(session.ended())
-        except Exception:  # The drafter keeps state too long, which costs only memory.
+        except Exception:  # the drafter keeps the request's state, which costs only memory
             _log.exception("the drafter could not forget a request")

@@ -8,7 +8,7 @@ from foreword.cluster.messages import MAX_NODES, Open, SessionDraft
 from foreword.speculation.draft import ROOT, Draft
 from foreword.speculation.drafting import DraftRequest, DraftTask, Text
 
-_TOKENS_PER_TRY = 64  # minimum number of tokens that a call processes until the drafter has read the text
+_TOKENS_PER_TRY = 64  # minimum number of tokens that a call processes while the drafter is reading a text
 
 
 class Pace(Enum):
@@ -29,12 +29,12 @@ class Session:
     def __init__(
         self, number: int, opened: Open, sampling: DraftSampling, pace: Pace, max_len: int = 1 << 30
     ) -> None:
-        """`number` is the drafter's request id; the text with its draft never exceeds `max_len`."""
+        """`number` is the drafter's request id; text and draft together have at most `max_len` tokens."""
         self.number = number
         self.name = opened.session  # the target's number of the session
-        self.value = opened.value  # of one token, in seconds of the target
+        self.value = opened.value  # seconds in which the target generates one token
         self.nodes = self.depth = 1  # requested draft size; initially 1, so that the text is processed early
-        self.runs_ahead = True
+        self.runs_ahead = True  # whether to draft more levels than requested
         self.is_sent = True  # whether the whole draft was sent
         self.heard_at = 0.0  # time of the last message
         self._opened = opened
@@ -43,15 +43,15 @@ class Session:
         self._max_len = max_len
         self._written = list(opened.tokens)  # committed tokens, then the best path of the draft
         self.committed = len(opened.tokens)  # number of committed tokens
-        self._epoch = 0
-        self._tree = Draft(committed_len=self.committed)
+        self._epoch = 0  # number of times that the text diverged from the draft
+        self._tree = Draft(committed_len=self.committed)  # the draft
         self._drafts_sent = 0
         self._tries = 0  # calls without a draft since the text grew
 
     @property
     def ahead(self) -> int:
         """Number of drafted levels."""
-        return len(self._written) - self.committed if self._pace is not Pace.AT_ONCE else self._tree.depth
+        return self._tree.depth if self._pace is Pace.AT_ONCE else len(self._written) - self.committed
 
     @property
     def is_prefetch(self) -> bool:
@@ -59,14 +59,14 @@ class Session:
         return self.ahead >= self.depth
 
     def follow(self, length: int, tokens: Sequence[int]) -> bool:
-        """Set the text's length and newest tokens; return False if tokens in between are missing."""
-        first = length - len(tokens)
+        """Extend the text to `length` tokens, the newest of which are `tokens`; return False if some are missing."""
+        first = length - len(tokens)  # position of the first of these tokens
         if first > self.committed:
             return False
         new = list(tokens[self.committed - first :]) if first >= 0 else []
         if not new:
             return True
-        drafted = self._written[self.committed : length]
+        drafted = self._written[self.committed : length]  # draft tokens at the positions of the new tokens
         if drafted == new[: len(drafted)]:
             self._written += new[len(drafted) :]
             self._tree = self._tree.rebase(Text(self._written, length))
@@ -88,9 +88,10 @@ class Session:
         """Return the task of the next drafter call; None: the draft is complete, or the drafter has no more."""
         if not self.depth or not self.nodes or self._tries > self._most_tries:
             return None
-        most = 2 * self.depth + 1 if self.runs_ahead else self.depth
-        most = min(most, MAX_NODES, self._max_len - self.committed - 1)
-        left = min(most - self.ahead, MAX_NODES - len(self._tree))
+        # Run-ahead covers a second draft after a fully accepted one, and the target's token between them.
+        wanted_levels = 2 * self.depth + 1 if self.runs_ahead else self.depth
+        wanted_levels = min(wanted_levels, MAX_NODES, self._max_len - self.committed - 1)
+        left = min(wanted_levels - self.ahead, MAX_NODES - len(self._tree))
         if left < 1:
             return None
         if self._pace is Pace.LEVELS:
@@ -99,9 +100,9 @@ class Session:
             nodes = min(self.nodes, MAX_NODES - len(self._tree))
             return DraftTask(self._request(len(self._written)), nodes, min(self.depth, left))
         if self._tries:
-            return None  # the drafter has no more for this text
+            return None  # a lookup has only one draft for a text
         nodes = min(2 * self.nodes + 1 if self.runs_ahead else self.nodes, MAX_NODES)
-        return DraftTask(self._request(self.committed), nodes, most)
+        return DraftTask(self._request(self.committed), nodes, wanted_levels)
 
     @property
     def _most_tries(self) -> int:
@@ -116,9 +117,10 @@ class Session:
             return
         if not len(answer) or answer.committed_len != len(self._written):
             self._tries += 1
-            # After the last try the draft is complete, which must be sent.
+            # After the last try the draft is complete, and the target must receive it as such.
             self.is_sent = self.is_sent and self._tries <= self._most_tries
             return
+        # The answer's nodes follow those of the tree; its roots become children of the best leaf.
         leaf, offset = self._leaf(), len(self._tree)
         parents = [leaf if parent == ROOT else parent + offset for parent in answer.parents]
         tokens = (*self._tree.tokens, *answer.tokens)
@@ -127,7 +129,7 @@ class Session:
         self._tries, self.is_sent = 0, False
 
     def to_message(self, is_all: bool) -> SessionDraft:
-        """Return the whole draft as a message, and record that it is sent; `is_all`: complete until the text grows."""
+        """Return the whole draft as a message, and record that it is sent; `is_all`: no more levels follow."""
         self._drafts_sent += 1
         self.is_sent = True
         tree = self._tree
@@ -139,6 +141,7 @@ class Session:
         return self._request(self.committed)
 
     def _request(self, length: int) -> DraftRequest:
+        """Return the request with the first `length` tokens of `_written` as its text."""
         return DraftRequest(
             self.number,
             Text(self._written, length),
@@ -159,7 +162,7 @@ class Session:
 
 
 def _best_path(draft: Draft) -> list[int]:
-    """Return the tokens up to the first node of the deepest level."""
+    """Return the tokens on the path to the first node of the deepest level."""
     depths = draft.depths()
     node, path = depths.index(max(depths)), []
     while node != ROOT:

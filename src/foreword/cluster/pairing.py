@@ -1,4 +1,4 @@
-"""A request's session on its assigned node: tokens sent, draft received, and draft levels expected."""
+"""A request's session on its assigned node: sent tokens, received draft, and expected draft levels."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,33 +10,34 @@ from foreword.cluster.waiting import UNKNOWN_SECONDS, ExpectedArrival
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import DraftRequest, DraftTask
 
-NOTHING = Draft()  # no draft has arrived
+NOTHING = Draft()  # the empty draft
 
 
 @dataclass(slots=True)
 class Pairing:
-    """A request and its node: one session. A new epoch or another node starts a new session."""
+    """The session of a request on its node. A new epoch of the request, or another node, starts a new session."""
 
     session: int  # number of the session
     peer: NodePeer
-    epoch: int  # of the request
+    epoch: int  # epoch of the request
     vocab_size: int
     takes_trees: bool  # whether the request's acceptance rule allows trees
     sent: int  # number of tokens sent to the node
     text_len: int  # text length at the last draft request
     wants: tuple[int, int] = (0, 0)  # requested draft nodes and levels
     tree: Draft = field(default_factory=Draft)  # newest received draft
-    number: int = 0  # number of that draft
-    is_all: bool = False  # whether that draft is complete until the text grows
-    is_warm: bool = False  # whether the node has answered, so that the text is processed
-    requested_at: float | None = None  # send time of the first unanswered text
-    requested_len: int = 0  # length of that text
+    number: int = 0  # number of the newest received draft
+    is_all: bool = False  # whether the newest received draft is complete until the text grows
+    is_warm: bool = False  # whether the node has sent a draft, so that it has processed the text
+    requested_at: float | None = (
+        None  # time at which the first unanswered text was sent; None: all are answered
+    )
+    requested_len: int = 0  # length of the first unanswered text
     level_at: float = 0.0  # arrival time of the newest level
-    # The draft returned to the engine last, to be compared with the text.
-    returned: Draft = field(default_factory=Draft)
+    returned: Draft = field(default_factory=Draft)  # draft that the engine has received last
 
     def opening(self, request: DraftRequest, tenant: bytes, value: float) -> Open:
-        """Return the message that opens the session with the whole text, and record that it is sent."""
+        """Return the message that opens the session with the whole text, and record the text as sent."""
         self.sent = len(request.tokens)
         return Open(
             self.session,
@@ -51,7 +52,7 @@ class Pairing:
     def read(self, tokens: Sequence[int]) -> int:
         """Compare the last draft with the current text; return the number of new tokens.
 
-        The last draft is the returned one or, if none was returned, one that arrived later.
+        The last draft is the one that the engine received or, without one, a draft that arrived too late for it.
         """
         before, length = self.text_len, len(tokens)
         if length <= before:
@@ -60,13 +61,13 @@ class Pairing:
         last, self.returned = self.returned, NOTHING
         if not last.tokens and self.tree.tokens:
             last = self.tree
-            if last.committed_len != before:  # drop tokens that the node has received meanwhile
+            if last.committed_len != before:  # drop draft tokens that were committed meanwhile
                 last = last.rebase(tokens[:before])
         self.peer.estimates.judge(last, tokens[before:])
         return length - before
 
     def commit(self, task: DraftTask, now: float, value: float) -> SessionCommit | None:
-        """Return the commit to send to the node, and record that it is sent; None: the node has text and draft size."""
+        """Return the commit to send to the node, and record it as sent; None: neither text nor draft size are new."""
         length, before, wants = len(task.request.tokens), self.sent, (task.max_nodes, task.max_depth)
         if length == before and wants == self.wants:
             return None
@@ -84,7 +85,10 @@ class Pairing:
         return Close(self.session, len(tokens), list(tokens[self.sent :]))
 
     def receive(self, draft: SessionDraft, now: float) -> bool:
-        """Store a new draft; return whether all its tokens are valid. Raise `ChannelError` if it is no tree."""
+        """Store a new draft; return whether all its tokens are valid. Raise `ChannelError` if it is no tree.
+
+        Its arrival time updates the node's estimates and circuit breaker.
+        """
         if draft.number <= self.number:
             return True
         try:
@@ -99,13 +103,13 @@ class Pairing:
         if self.requested_at is not None and draft.length >= self.requested_len:
             seconds, late_after = now - self.requested_at, estimates.late_after
             self.requested_at = None
-            if draft.length < self.sent:  # the node had not received the newest text
+            if draft.length < self.sent:  # the draft follows an older text: the newest is unanswered
                 self.requested_at, self.requested_len = now, self.sent
             estimates.record_first(seconds)
             if tree.depth > 1 and not self.tree.depth:
-                estimates.record_level(0.0)  # levels arrive together
-            in_time = late_after is None or seconds <= late_after
-            if in_time and breaker.is_timely(seconds, estimates.first_seconds or seconds):
+                estimates.record_level(0.0)  # several levels have arrived together
+            is_in_time = late_after is None or seconds <= late_after
+            if is_in_time and breaker.is_timely(seconds, estimates.first_seconds or seconds):
                 breaker.record_timely()
         elif levels > 0 and self.number and draft.length == self.tree.committed_len:
             estimates.record_level((now - self.level_at) / levels)
@@ -124,10 +128,13 @@ class Pairing:
 
     def _usable_part(self, tree: Draft) -> Draft:
         """Return the nodes with valid tokens; of a tree only its first chain if the rule allows no trees."""
-        tokens, parents = tree.tokens, tree.parents
-        return tree.keep(
-            lambda node: tokens[node] < self.vocab_size and (self.takes_trees or parents[node] == node - 1)
-        )
+
+        def is_usable(node: int) -> bool:
+            # In a chain, every node's parent is the one before it.
+            is_in_chain = self.takes_trees or tree.parents[node] == node - 1
+            return is_in_chain and tree.tokens[node] < self.vocab_size
+
+        return tree.keep(is_usable)
 
     def draft_after(self, request: DraftRequest) -> Draft:
         """Return the part of the newest draft that follows the request's text, and drop the rest."""
@@ -136,34 +143,32 @@ class Pairing:
         return self.tree
 
 
-FIRST_ANSWER = 0.05  # seconds after which an unmeasured node is late
+FIRST_ANSWER = 0.05  # seconds after which a node without measurements is late
 _OVERDUE = 0.25  # expected remaining time of an overdue level, as a fraction of the usual time
 
 
 Group = tuple[str, int, int, bool]
-"""Key of requests with equal progress: (node, arrived levels, wanted levels, whether the first level has arrived)."""
+"""Requests with equal progress: (node, arrived levels, wanted levels, whether the newest text has an answer)."""
 
 
 def expected_arrivals(
     pairs: Sequence[tuple[DraftTask, Pairing | None]], now: float, shadow: int
 ) -> dict[Group, ExpectedArrival]:
     """Return the draft levels in flight for which passes may wait, by group; `shadow` as in `may_come`."""
-    counts: dict[Group, int] = {}
-    first: dict[Group, Pairing] = {}
+    groups: dict[Group, list[Pairing]] = {}
     # This runs for every arriving level, so requests without an expected draft are skipped first.
     for task, pairing in pairs:
         if pairing is None or not may_come(pairing, shadow) or _late_in(pairing, now) <= 0:
             continue
         at_hand, wanted = pairing.draft_after(task.request).depth, min(task.max_depth, task.max_nodes)
         if at_hand < wanted:
-            key = (pairing.peer.name, at_hand, wanted, pairing.requested_at is None)
-            counts[key] = counts.get(key, 0) + 1
-            first.setdefault(key, pairing)
-    return {key: _expected_arrival(first[key], key[1], key[2], count, now) for key, count in counts.items()}
+            group = (pairing.peer.name, at_hand, wanted, pairing.requested_at is None)
+            groups.setdefault(group, []).append(pairing)
+    return {group: _expected_arrival(group, pairings, now) for group, pairings in groups.items()}
 
 
 def may_come(pairing: Pairing, shadow: int) -> bool:
-    """Return whether levels in flight would be verified: the node responds and has processed the text.
+    """Return whether passes may wait for levels in flight: more will arrive, and they would be verified.
 
     The first `shadow` drafts of a node are only compared with the text, so no pass waits for them.
     """
@@ -174,14 +179,14 @@ def may_come(pairing: Pairing, shadow: int) -> bool:
 
 
 def is_overdue(pairing: Pairing, now: float) -> bool:
-    """Return whether the answer to a request is due after it counts as late, so that passes no longer wait for it."""
+    """Return whether a first level is expected only after it is late, so that passes no longer wait for it."""
     return pairing.requested_at is not None and _late_in(pairing, now) < _left(pairing, now)
 
 
 def _left(pairing: Pairing, now: float) -> float:
     """Return the seconds until the next level is expected."""
     estimates = pairing.peer.estimates
-    if pairing.requested_at is None:  # the chain continues
+    if pairing.requested_at is None:  # the next level continues the draft
         usual, passed = _or_default(estimates.level_seconds), now - pairing.level_at
     else:
         usual, passed = _or_default(estimates.first_seconds), now - pairing.requested_at
@@ -189,19 +194,19 @@ def _left(pairing: Pairing, now: float) -> float:
 
 
 def _late_in(pairing: Pairing, now: float) -> float:
-    """Return the seconds until the next level is late: from the request for a first level, otherwise from now."""
+    """Return the seconds until the next level is late. The time for a first level runs since the text was sent."""
     late_after = pairing.peer.estimates.late_after or FIRST_ANSWER
     return late_after if pairing.requested_at is None else late_after - (now - pairing.requested_at)
 
 
-def _expected_arrival(
-    pairing: Pairing, at_hand: int, wanted: int, requests: int, now: float
-) -> ExpectedArrival:
-    """Return when the missing levels of `requests` requests with equal progress are expected."""
-    estimates = pairing.peer.estimates
-    level, survival = _or_default(estimates.level_seconds), estimates.survival(wanted)
-    left, late_in = _left(pairing, now), _late_in(pairing, now)
-    return ExpectedArrival(requests, at_hand, wanted, survival, left, level, late_in)
+def _expected_arrival(group: Group, pairings: Sequence[Pairing], now: float) -> ExpectedArrival:
+    """Return when the missing levels of a group's requests are expected; the first request stands for all."""
+    first = pairings[0]
+    _, at_hand, wanted, _ = group
+    estimates = first.peer.estimates
+    level_seconds, survival = _or_default(estimates.level_seconds), estimates.survival(wanted)
+    left, late_in = _left(first, now), _late_in(first, now)
+    return ExpectedArrival(len(pairings), at_hand, wanted, survival, left, level_seconds, late_in)
 
 
 def _or_default(seconds: float | None) -> float:

@@ -1,4 +1,4 @@
-"""A drafter that uses draft nodes: returns the drafts that have arrived, and waits for more only if that gains time."""
+"""A drafter that uses draft nodes: returns the drafts that have arrived, and waits for more if the wait saves time."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -28,8 +28,8 @@ _Pairs = Sequence[tuple[DraftTask, Pairing | None]]
 class RemoteDrafter(Drafter):
     """Assigns requests to nodes, sends them committed tokens, and returns their drafts.
 
-    The engine's thread calls the drafter's methods; each node has a thread that receives. A faulty node costs its
-    drafts, and at most one wait with a positive expected gain.
+    The engine's thread calls the drafter's methods; each node has a thread that receives its messages. If a node fails,
+    its drafts are missing, and at most one pass waits for it without effect.
     """
 
     traits = REMOTE
@@ -42,7 +42,7 @@ class RemoteDrafter(Drafter):
         self._clock = clock
         self._labels = parse_labels(config.labels)
         self._local_tenants = entries(config.local_tenants)
-        self._arrived = Condition()  # guards everything below and in the peers; notified of arrived drafts
+        self._arrived = Condition()  # guards all fields below and the peers; notified when drafts arrive
         self._peers = [NodePeer(address) for address in config.addresses()]
         self._pairings: dict[int, Pairing] = {}  # by request id
         self._sessions: dict[int, Pairing] = {}  # by session number
@@ -71,7 +71,7 @@ class RemoteDrafter(Drafter):
             self._pairing_of(request, self._clock())
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
-        """Send the nodes the new tokens of all requests; return the drafts that arrive, after a wait if that gains."""
+        """Send the nodes the new tokens of all requests; return the drafts that have arrived, possibly after a wait."""
         with self._arrived:
             now = self._clock()
             pairs = [(task, self._pairing_of(task.request, now)) for task in tasks]
@@ -106,7 +106,7 @@ class RemoteDrafter(Drafter):
     def left(self, peer: NodePeer) -> None:
         self.went_down(peer, "taken off the list")
         with self._arrived:
-            self._peers = [one for one in self._peers if one is not peer]
+            self._peers = [other for other in self._peers if other is not peer]
 
     def came_up(self, peer: NodePeer, link: Connection[messages.FromNode], welcome: messages.Welcome) -> None:
         with self._arrived:
@@ -116,9 +116,10 @@ class RemoteDrafter(Drafter):
         with self._arrived:
             self.faults["lost"] += peer.is_up
             peer.end(reason)
-            for request in [number for number, one in self._pairings.items() if one.peer is peer]:
-                self._end_pairing(request)
-                self._moving.add(request)
+            lost = [request_id for request_id, pairing in self._pairings.items() if pairing.peer is peer]
+            for request_id in lost:
+                self._end_pairing(request_id)
+                self._moving.add(request_id)
             self._arrived.notify_all()
 
     def on_message(self, peer: NodePeer, message: messages.FromNode) -> None:
@@ -148,7 +149,7 @@ class RemoteDrafter(Drafter):
         self._arrived.notify_all()
 
     def _note_lagging(self, peer: NodePeer, message: messages.Lagging) -> None:
-        """Record the missing tokens, which the next draft request sends."""
+        """Record which tokens the node lacks, so that the next draft request sends them."""
         pairing = self._sessions.get(message.session)
         if pairing is not None and pairing.peer is peer:
             pairing.sent, pairing.wants = min(pairing.sent, message.length), (0, 0)
@@ -157,14 +158,14 @@ class RemoteDrafter(Drafter):
         """End a session that a full node has dropped; the request moves to another node."""
         peer.busy_until = self._clock() + message.retry_seconds
         self.faults["busy"] += 1
-        for request, pairing in self._pairings.items():
+        for request_id, pairing in self._pairings.items():
             if pairing.session == message.session and pairing.peer is peer:
-                self._end_pairing(request)
-                self._moving.add(request)
+                self._end_pairing(request_id)
+                self._moving.add(request_id)
                 return
 
     def _pairing_of(self, request: DraftRequest, now: float) -> Pairing | None:
-        """Return the request's session, opened or moved to another node if necessary; None if no node may have it."""
+        """Return the request's session, opened or moved to another node if necessary; None: no node takes it."""
         number = request.request_id
         pairing = self._pairings.get(number)
         if pairing is not None and pairing.epoch == request.epoch and not pairing.peer.is_draining:
@@ -173,7 +174,7 @@ class RemoteDrafter(Drafter):
             return None
         is_moving = number in self._moving or (pairing is not None and pairing.peer.is_draining)
         if is_moving and not self._moves.take(now, len(self._pairings)):
-            return pairing
+            return pairing  # too many requests have moved; a later call moves this one
         if pairing is not None:
             pairing.peer.send(pairing.closing(()))
             self._end_pairing(number)
@@ -187,9 +188,14 @@ class RemoteDrafter(Drafter):
             return None
         peer = next(peer for peer in self._peers if peer.name == name)
         length, sampling = len(request.tokens), request.sampling
-        is_tree = sampling.rule.takes_trees
         pairing = Pairing(
-            next(self._numbers), peer, request.epoch, sampling.vocab_size, is_tree, length, length
+            next(self._numbers),
+            peer,
+            request.epoch,
+            sampling.vocab_size,
+            takes_trees=sampling.rule.takes_trees,
+            sent=length,
+            text_len=length,
         )
         self._send_opening(pairing, request)
         peer.assigned += 1
@@ -200,24 +206,25 @@ class RemoteDrafter(Drafter):
     def _send_opening(self, pairing: Pairing, request: DraftRequest) -> None:
         """Send the request's whole text and sampling parameters."""
         tenant = tenant_hash(request.tenant, self._identity.security.token)
-        pairing.peer.send(pairing.opening(request, tenant, self._value))
+        pairing.peer.send(pairing.opening(request, tenant, self._token_seconds))
 
     def _end_pairing(self, request_id: int) -> None:
-        """Forget the session of a request, without a message to its node."""
+        """Remove the session of a request, without a message to its node."""
         pairing = self._pairings.pop(request_id)
-        pairing.is_all = True  # so that no pass waits for it
+        pairing.is_all = True  # no pass waits for the draft
         del self._sessions[pairing.session]
-        pairing.peer.assigned -= pairing.peer.assigned > 0
+        if pairing.peer.assigned:  # a lost node has 0 already
+            pairing.peer.assigned -= 1
 
     @property
-    def _value(self) -> float:
-        """The value of one token: the seconds in which this target generates one; 0: unknown."""
+    def _token_seconds(self) -> float:
+        """Seconds in which this target generates one token; 0: unknown."""
         rate = self._rate.per_second
         return 0.0 if not rate else 1 / rate
 
     def _send_commits(self, pairs: _Pairs, now: float) -> None:
-        """Compare drafts with the new tokens, and send each node one frame with these and the wanted draft sizes."""
-        new_tokens, value = 0, self._value
+        """Compare drafts with the new tokens; send each node its requests' new tokens and draft sizes in one frame."""
+        new_tokens, value = 0, self._token_seconds
         by_peer: dict[str, tuple[NodePeer, list[messages.SessionCommit]]] = {}
         for task, pairing in pairs:
             if pairing is None:
@@ -240,47 +247,51 @@ class RemoteDrafter(Drafter):
         if rate is None:
             return
         began = now = self._clock()
-        until: float | None = None
+        deadline: float | None = None
         awaited: set[str] = set()  # names of nodes
         while True:
             arrivals = expected_arrivals(pairs, now, self._config.shadow)
             seconds = best_wait_seconds(list(arrivals.values()), rate)
             if seconds <= 0:
                 break
-            if until is None:
-                until = began + longest_wait_seconds(list(arrivals.values()), rate)
-            if now >= until:
+            if deadline is None:
+                deadline = began + longest_wait_seconds(list(arrivals.values()), rate)
+            if now >= deadline:
                 self._note_timeouts(pairs, now)
                 break
-            awaited |= {group[0] for group in arrivals}
-            self._arrived.wait(min(seconds, until - now))
+            awaited |= {node for node, *_ in arrivals}
+            self._arrived.wait(min(seconds, deadline - now))
             now = self._clock()
-        for _, pairing in pairs if awaited else ():
+        if not awaited:
+            return
+        for _, pairing in pairs:
             if pairing is not None and is_overdue(pairing, now):
                 self._note_late(pairing, now, after=0.0)
-        for peer in self._peers if awaited else ():
+        for peer in self._peers:
             if peer.name in awaited:
                 peer.waits += 1
                 peer.wait_seconds += now - began
 
     def _note_timeouts(self, pairs: _Pairs, now: float) -> None:
-        """Record that a wait ended without all answers: no pass waits for these nodes until they answer."""
+        """Record that a wait ended without all levels: no pass waits for their nodes until these send a draft."""
         for _, pairing in pairs:
             if pairing is not None and may_come(pairing, self._config.shadow):
                 self._note_late(pairing, now, after=0.0)
                 pairing.peer.has_timed_out = True
 
     def _note_late(self, pairing: Pairing, now: float, after: float | None = None) -> None:
-        """Record a late answer if the request for it is older than `after` seconds, by default the node's limit."""
-        if pairing.requested_at is None or pairing.peer.breaker.is_open:
+        """Record a late draft if its text was sent at least `after` seconds ago; None: the node's limit."""
+        peer = pairing.peer
+        if pairing.requested_at is None or peer.breaker.is_open:
             return
-        after = pairing.peer.estimates.late_after if after is None else after
-        if after is not None and now - pairing.requested_at >= after:
-            pairing.peer.breaker.record_late(now - pairing.requested_at)
+        waited = now - pairing.requested_at
+        limit = peer.estimates.late_after if after is None else after
+        if limit is not None and waited >= limit:
+            peer.breaker.record_late(waited)
             self.faults["late"] += 1
 
     def _draft(self, task: DraftTask, pairing: Pairing) -> Draft:
-        """Return the draft that has arrived for a task; empty while the node's drafts are only compared."""
+        """Return the draft that has arrived for a task; empty while a new node's drafts are only compared."""
         draft = pairing.draft_after(task.request)
         if not draft.tokens:
             return NOTHING

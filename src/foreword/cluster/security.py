@@ -20,7 +20,7 @@ TARGET, NODE = b"foreword target", b"foreword node"
 
 @dataclass(frozen=True)
 class TlsFiles:
-    """PEM files: own certificate, its key, and the cluster's certificate authority."""
+    """PEM files: this side's certificate, its key, and the cluster's certificate authority."""
 
     certificate: str
     key: str
@@ -34,7 +34,7 @@ class TlsFiles:
                 )
 
     def context(self, *, is_node: bool) -> ssl.SSLContext:
-        """Return a TLS context in which both sides need certificates of the cluster's authority, for any host name."""
+        """Return a TLS context that requires a certificate of the cluster's authority, for any host name."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if is_node else ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.check_hostname = False
@@ -56,17 +56,18 @@ class Security:
 
     @staticmethod
     def of(token_file: str = "", tls: TlsFiles | None = None) -> "Security":
-        """Read the token from the file, or from the environment."""
+        """Return the protection with the token in the file, or without a file in the environment."""
         return Security(_token(token_file), tls)
 
     def check(self, address: NodeAddress, insecure: bool = False) -> None:
         """Raise `RequestError` if other machines can reach the address without token and TLS, unless `insecure`."""
         if insecure or address.is_local:
             return
-        missing = [
-            *([] if self.token else [f"a cluster token ({TOKEN_VARIABLE} or a file)"]),
-            *([] if self.tls else ["TLS files"]),
-        ]
+        missing = []
+        if not self.token:
+            missing.append(f"a cluster token ({TOKEN_VARIABLE} or a file)")
+        if not self.tls:
+            missing.append("TLS files")
         if missing:
             raise RequestError(
                 f"{address} can be reached from other machines, and prompts travel there: give "
@@ -83,17 +84,15 @@ class Security:
 
 
 def tenant_hash(tenant: str, token: bytes) -> bytes:
-    """Return a hash that identifies a tenant without its name; empty for no tenant."""
+    """Return a hash that identifies a tenant to nodes without revealing its name; empty for no tenant."""
     return hmac.digest(token, tenant.encode("utf-8", "surrogatepass"), sha256)[:16] if tenant else b""
 
 
 def _token(token_file: str) -> bytes:
     """Return the cluster token from the file or, without a file, from the environment; empty: none is set."""
-    if not token_file:
-        token = os.environ.get(TOKEN_VARIABLE, "").strip().encode()
-        where = TOKEN_VARIABLE
-    else:
-        path, where = Path(token_file).expanduser(), token_file
+    token = os.environ.get(TOKEN_VARIABLE, "").strip().encode()
+    if token_file:
+        path = Path(token_file).expanduser()
         try:
             mode = path.stat().st_mode
             token = path.read_bytes().strip()
@@ -102,5 +101,6 @@ def _token(token_file: str) -> bytes:
         if mode & (stat.S_IRWXG | stat.S_IRWXO):
             raise RequestError(f"{token_file} can be read by others: chmod 600 {token_file}")
     if (token or token_file) and len(token) < LEAST_TOKEN:
-        raise RequestError(f"the cluster token in {where} must have at least {LEAST_TOKEN} characters")
+        source = token_file or TOKEN_VARIABLE
+        raise RequestError(f"the cluster token in {source} must have at least {LEAST_TOKEN} characters")
     return token

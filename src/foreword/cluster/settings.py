@@ -59,7 +59,7 @@ class RemoteConfig(DrafterSettings):
 
 
 def need_frames() -> None:
-    """Raise `RequestError` if msgspec, which encodes messages, is missing."""
+    """Raise `RequestError` if msgspec, which encodes the messages to nodes, is not installed."""
     try:
         import msgspec  # noqa: F401
     except ImportError as error:
@@ -69,7 +69,7 @@ def need_frames() -> None:
 
 
 def _read_list(path: Path) -> list[str]:
-    """Return the words of a file."""
+    """Return the node addresses in a file, which white space separates."""
     try:
         return path.read_text(encoding="utf-8").split()
     except (OSError, UnicodeDecodeError) as error:
@@ -77,7 +77,7 @@ def _read_list(path: Path) -> list[str]:
 
 
 def entries(text: str) -> list[str]:
-    """Return the entries between commas."""
+    """Return the entries of a text that commas separate."""
     return [entry.strip() for entry in text.split(",") if entry.strip()]
 
 

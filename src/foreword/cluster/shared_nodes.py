@@ -26,19 +26,19 @@ class SharedNodes:
     """One `RemoteDrafter` per configuration: created for the first user, closed with the last."""
 
     def __init__(self) -> None:
-        self._lock = Lock()
+        self._lock = Lock()  # guards `_uses`
         self._uses: dict[RemoteConfig, list[NodesUse]] = {}
 
     def use(self, config: RemoteConfig, make: Callable[[], "RemoteDrafter"]) -> "NodesUse":
         """Return a new user of these nodes; for the first user, `make` creates the drafter that connects to them."""
         with self._lock:
-            others = self._uses.get(config, [])
-            use = NodesUse(self, config, others[0].drafter if others else make())
-            self._uses[config] = [*others, use]
+            uses = self._uses.setdefault(config, [])
+            use = NodesUse(self, config, uses[0].drafter if uses else make())
+            uses.append(use)
             return use
 
     def is_first(self, use: "NodesUse") -> bool:
-        """Return whether this user reports the nodes; only the first does, so that none is counted twice."""
+        """Return whether this is the first user; only the first reports the nodes, so that none is counted twice."""
         return self._uses.get(use.config, [])[:1] == [use]
 
     def end(self, use: "NodesUse") -> None:
@@ -52,7 +52,7 @@ class SharedNodes:
 
 
 class NodesUse(Drafter):
-    """One user of a shared drafter."""
+    """One of the drafters that share a `RemoteDrafter`, to which it passes all calls."""
 
     traits = REMOTE
 

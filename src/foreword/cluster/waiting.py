@@ -12,25 +12,25 @@ from foreword.speculation.draft import ROOT, Draft
 LATE_FACTOR = 3.0  # a node is late after this multiple of the 99th percentile of its recent times
 
 FEW_TIMES = 8
-"""Up to this many recent times, the largest counts instead of the percentile, which of two would be the smaller."""
+"""With at most this many recent times, the largest one is used instead of the percentile, which would be too small."""
 
 FARTHEST = 4.0
-"""Cap of a measured time, as a multiple of the usual one: a single pause should not move the estimate."""
+"""Upper limit of a measured time, as a multiple of the usual one: a single pause should not change the estimate."""
 
 MIN_CAP_SECONDS = 1e-3
-"""Minimum of the cap in seconds: when levels arrive together, a multiple of the usual time is nearly zero."""
+"""Minimum of this upper limit in seconds: if levels arrive together, a multiple of the usual time is nearly zero."""
 
-PRIOR_RATE = 0.7  # prior acceptance of a level
+PRIOR_RATE = 0.7  # prior acceptance rate of a level
 PRIOR_WEIGHT = 4.0  # number of drafts for which the prior counts
 IDLE = 0.5  # seconds without a token after which the engine counts as idle
-_KEPT = 0.98  # decay of the acceptance counts per new draft
-_MEMORY = 0.1  # weight of the newest value in moving averages
+_DECAY = 0.98  # factor of the acceptance counts per new draft
+_NEWEST_WEIGHT = 0.1  # weight of the newest value in moving averages
 _SAMPLES = 128  # number of recent first-level times
 MOST_LEVELS = 32  # maximum levels with estimates
 
 
 class NodeEstimates:
-    """Estimates when a node's draft levels arrive and how often they are accepted."""
+    """Estimates of a node's draft levels: when they arrive, and how often they are accepted."""
 
     def __init__(self) -> None:
         self.judged = 0  # drafts compared with the text
@@ -39,11 +39,11 @@ class NodeEstimates:
         self.late_after: float | None = None  # seconds after which a first level is late; None: unknown
         self._firsts: deque[float] = deque()  # recent first-level times
         self._sorted: list[float] = []  # the same times, in increasing order
-        # Decaying counts of drafts by level: those whose level was compared with the text, and those where it matched.
-        self._tried = [0.0] * MOST_LEVELS
-        self._right = [0.0] * MOST_LEVELS
-        self._coverage = [1.0] * MOST_LEVELS  # recent fraction of drafts that have the level
-        self._survival: list[float] = []  # cache of `survival`
+        # By level, decaying counts of drafts whose level was compared with the text, and of those where it matched.
+        self._compared = [0.0] * MOST_LEVELS
+        self._matched = [0.0] * MOST_LEVELS
+        self._coverage = [1.0] * MOST_LEVELS  # by level, recent fraction of drafts that have the level
+        self._survival: list[float] = []  # last result of `survival`; empty: outdated
 
     def record_first(self, seconds: float) -> None:
         """Record the time from sending a text until its first draft level arrived."""
@@ -52,7 +52,8 @@ class NodeEstimates:
         if len(self._firsts) > _SAMPLES:
             del self._sorted[bisect_left(self._sorted, self._firsts.popleft())]
         last = len(self._sorted) - 1
-        self.late_after = LATE_FACTOR * self._sorted[max(int(0.99 * last), min(last, FEW_TIMES - 1))]
+        percentile = max(int(0.99 * last), min(last, FEW_TIMES - 1))  # index of the 99th percentile
+        self.late_after = LATE_FACTOR * self._sorted[percentile]
         self.first_seconds = _moving_average(self.first_seconds, _capped(seconds, self.first_seconds))
 
     def record_level(self, seconds: float) -> None:
@@ -60,72 +61,73 @@ class NodeEstimates:
         self.level_seconds = _moving_average(self.level_seconds, _capped(seconds, self.level_seconds))
 
     def record_depth(self, levels: int, wanted: int) -> None:
-        """Record that a complete draft has `levels` levels of the `wanted` ones."""
+        """Record that a complete draft has `levels` levels, of `wanted` requested ones."""
         self._survival = []
         for level in range(min(wanted, MOST_LEVELS)):
-            self._coverage[level] += _MEMORY * ((level < levels) - self._coverage[level])
+            is_covered = level < levels
+            self._coverage[level] += _NEWEST_WEIGHT * (is_covered - self._coverage[level])
 
     def judge(self, draft: Draft, tokens: Sequence[int]) -> None:
         """Compare a draft with the tokens that followed its text."""
         if not draft.tokens or not tokens:
             return
         self._survival = []
-        right, tried = _matching_levels(draft, tokens)
-        for level in range(min(tried, MOST_LEVELS)):
-            self._tried[level] = self._tried[level] * _KEPT + 1
-            self._right[level] = self._right[level] * _KEPT + (level < right)
+        matched, compared = _matching_levels(draft, tokens)
+        for level in range(min(compared, MOST_LEVELS)):
+            self._compared[level] = self._compared[level] * _DECAY + 1
+            self._matched[level] = self._matched[level] * _DECAY + (level < matched)
         self.judged += 1
 
     @property
     def acceptance(self) -> float | None:
         """Recent acceptance rate of first levels; None: none was compared."""
-        return self._right[0] / self._tried[0] if self._tried[0] else None
+        return self._matched[0] / self._compared[0] if self._compared[0] else None
 
     def survival(self, levels: int) -> list[float]:
-        """Return, by level, the probability that its draft token arrives and is accepted with all before it."""
+        """Return, by level, the probability that a token arrives and is accepted, with all tokens before it."""
         levels = min(levels, MOST_LEVELS)
         if len(self._survival) < levels:
             chance, self._survival = 1.0, []
             for level in range(levels):
-                right, tried = self._right[level], self._tried[level]
-                chance *= (right + PRIOR_RATE * PRIOR_WEIGHT) / (tried + PRIOR_WEIGHT)
+                matched, compared = self._matched[level], self._compared[level]
+                chance *= (matched + PRIOR_RATE * PRIOR_WEIGHT) / (compared + PRIOR_WEIGHT)
                 self._survival.append(chance * self._coverage[level])
         return self._survival[:levels]
 
 
 def _capped(seconds: float, usual: float | None) -> float:
-    """Return a measured time, limited by a multiple of the usual one."""
+    """Return a measured time, at most a multiple of the usual one."""
     return seconds if usual is None else min(seconds, max(FARTHEST * usual, MIN_CAP_SECONDS))
 
 
 def _matching_levels(draft: Draft, text: Sequence[int]) -> tuple[int, int]:
-    """Return the levels of a draft that match the text, and the levels that could be compared."""
+    """Return the number of a draft's levels that match the text, and the number that could be compared with it."""
     if draft.is_chain:
-        right = 0
+        matched = 0
         for drafted, token in zip(draft.tokens, text, strict=False):
             if drafted != token:
                 break
-            right += 1
-        return right, min(right + 1, len(draft.tokens), len(text))
+            matched += 1
+        return matched, min(matched + 1, len(draft.tokens), len(text))
     node = ROOT
     for level, token in enumerate(text):
-        children = [n for n, parent in enumerate(draft.parents) if parent == node]
-        child = next((n for n in children if draft.tokens[n] == token), None)
-        if child is None:
-            return level, level + bool(children)
-        node = child
+        children = [child for child, parent in enumerate(draft.parents) if parent == node]
+        matching = [child for child in children if draft.tokens[child] == token]
+        if not matching:
+            return level, level + 1 if children else level
+        node = matching[0]
     return len(text), len(text)
 
 
 class TokenRate:
     """Tokens per second of requests with remote drafts: the ratio of two decaying sums.
 
-    A mean of rates would count the calls of one step, which follow each other at once.
+    A mean of rates would be distorted by several calls in one step, between which hardly any time passes.
     """
 
     def __init__(self) -> None:
-        self._at: float | None = None
-        self._tokens = self._seconds = 0.0  # recently
+        self._recorded_at: float | None = None  # time of the last token
+        self._tokens = self._seconds = 0.0  # decaying sums
 
     @property
     def per_second(self) -> float | None:
@@ -134,20 +136,21 @@ class TokenRate:
 
     def record(self, tokens: int, now: float) -> None:
         """Add the tokens committed since the last call."""
-        if self._at is None or (not tokens and now - self._at > IDLE):
-            self._at = now
-        elif tokens and now > self._at:
-            decay = 1 - _MEMORY
+        if self._recorded_at is None or (not tokens and now - self._recorded_at > IDLE):
+            self._recorded_at = now
+        elif tokens and now > self._recorded_at:
+            decay = 1 - _NEWEST_WEIGHT
             self._tokens = decay * self._tokens + tokens
-            self._seconds = decay * self._seconds + now - self._at
-            self._at = now
+            self._seconds = decay * self._seconds + now - self._recorded_at
+            self._recorded_at = now
 
 
 def _moving_average(mean: float | None, new: float) -> float:
-    return new if mean is None else mean + _MEMORY * (new - mean)
+    """Return the moving average after a new value; `mean` None: there was none before."""
+    return new if mean is None else mean + _NEWEST_WEIGHT * (new - mean)
 
 
-MOST_NEEDED = 64  # most timely answers that an often late node must give before passes wait for it
+MOST_NEEDED = 64  # maximum number of timely answers before passes wait again for a node that is often late
 AS_USUAL = 1.5  # multiple of the node's usual time within which an answer is timely after a late one
 
 
@@ -159,9 +162,9 @@ class CircuitBreaker:
     is_late: bool = False  # whether it opened because of a late answer
     reason: str = "not connected yet"  # why it is open; empty: it is closed
     trips: int = 0  # number of times that it opened
-    _limit: float = field(default=inf, repr=False)  # seconds waited for a late answer; inf: none was late
+    _limit: float = field(default=inf, repr=False)  # seconds of the wait that failed; inf: no answer was late
     _trips_in_a_row: int = field(default=0, repr=False)
-    _needed: int = field(default=1, repr=False)  # timely answers until it closes
+    _needed: int = field(default=1, repr=False)  # number of timely answers until it closes
 
     def record_late(self, waited: float) -> None:
         """Open after a wait of `waited` seconds without an answer."""
@@ -176,8 +179,8 @@ class CircuitBreaker:
     def is_timely(self, seconds: float, usual: float) -> bool:
         """Return whether an answer after `seconds` is in time; `usual` is the expected time.
 
-        After a late answer, one is timely within the wait that failed, or close to `usual`. So no pass waits for a node
-        that has become slower until `usual` has adapted.
+        After a late answer, another one is timely if it takes at most as long as the wait that failed, or is close to
+        `usual`. So no pass waits for a node that has become slower until `usual` has adapted.
         """
         return seconds <= max(self._limit, AS_USUAL * usual)
 
@@ -191,7 +194,7 @@ class CircuitBreaker:
             self._trips_in_a_row -= 1
 
     def _trip(self, reason: str) -> None:
-        """Open. Each time in a row doubles the number of timely answers until it closes."""
+        """Open the breaker. Each time in a row doubles the number of timely answers until it closes."""
         if not self.is_open:
             self.trips += 1
             self._trips_in_a_row += 1
@@ -226,25 +229,26 @@ class ExpectedArrival(NamedTuple):
 
 def best_wait_seconds(arrivals: Sequence[ExpectedArrival], tokens_per_second: float) -> float:
     """Return the wait in seconds that maximizes expected tokens minus the tokens that the wait costs."""
-    coming: list[tuple[float, float]] = []  # (seconds until arrival, expected tokens) of each level
-    for one in arrivals:
-        when = max(one.first_seconds, 0.0)
-        if when > one.late_after:
+    levels: list[tuple[float, float]] = []  # (seconds until arrival, expected tokens) of each level
+    for arrival in arrivals:
+        seconds = max(arrival.first_seconds, 0.0)
+        if seconds > arrival.late_after:
             continue
-        for chance in one.survival[one.at_hand : one.wanted]:
-            coming.append((when, one.requests * chance))
-            when += one.level_seconds  # later levels follow one by one
-    coming.sort()
-    best, best_when, gained = 0.0, 0.0, 0.0
-    for when, tokens in coming:
-        gained += tokens
-        if gained - tokens_per_second * when > best:
-            best, best_when = gained - tokens_per_second * when, when
-    return best_when
+        for chance in arrival.survival[arrival.at_hand : arrival.wanted]:
+            levels.append((seconds, arrival.requests * chance))
+            seconds += arrival.level_seconds  # later levels follow one by one
+    levels.sort()
+    best_gain, best_seconds, tokens = 0.0, 0.0, 0.0
+    for seconds, level_tokens in levels:
+        tokens += level_tokens
+        gain = tokens - tokens_per_second * seconds
+        if gain > best_gain:
+            best_gain, best_seconds = gain, seconds
+    return best_seconds
 
 
 def longest_wait_seconds(arrivals: Sequence[ExpectedArrival], tokens_per_second: float) -> float:
-    """Return the maximum seconds to wait: then all wanted levels are late, or have cost more than they could gain."""
-    gain = sum(one.gain for one in arrivals)
-    late = max((one.latest for one in arrivals), default=0.0)
-    return min(gain / tokens_per_second, late) if tokens_per_second > 0 else late
+    """Return the maximum seconds to wait: until all levels are late, or the wait has cost all that they could gain."""
+    gain = sum(arrival.gain for arrival in arrivals)
+    latest = max((arrival.latest for arrival in arrivals), default=0.0)
+    return min(gain / tokens_per_second, latest) if tokens_per_second > 0 else latest

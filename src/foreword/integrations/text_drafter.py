@@ -23,15 +23,15 @@ from foreword.speculation.drafting import DraftRequest, DraftSource, DraftTask
 class _Text:
     """The token ids of a request in progress."""
 
-    request_id: int  # under which the drafter knows it
-    tokens: list[int] = field(default_factory=list)
-    prompt_len: int = 0
+    request_id: int  # the drafter's id of the request
+    tokens: list[int] = field(default_factory=list)  # prompt and answer
+    prompt_len: int = 0  # number of prompt tokens
 
 
 class TextDrafter:
     """Drafts for many texts (lists of token ids), each with a key.
 
-    If the tokens do not begin with those last given for the same key, a new request begins.
+    A text that does not continue the last one of its key begins a new request.
     """
 
     def __init__(
@@ -43,23 +43,24 @@ class TextDrafter:
     ) -> None:
         """Create a drafter from names such as `suffix+ngram`, or from a configuration as JSON or mapping.
 
-        `model` is the folder of the tokenizer, which some drafters need. `num_speculative_tokens` applies to
-        configurations that do not set it.
+        `model` is the folder of the tokenizer, which some drafters need. `num_speculative_tokens` is the default of
+        the configuration's field of this name.
         """
         settings = speculation
         if isinstance(settings, str):
             settings = json.loads(settings) if settings.lstrip().startswith("{") else named_methods(settings)
         default = {} if num_speculative_tokens is None else {"num_speculative_tokens": num_speculative_tokens}
         self.config = SpeculationConfig.parse({**default, **settings})
-        usable = [  # drafters that need nothing but tokens, and a tokenizer for their text files
-            name
-            for name, kind in drafter_kinds().items()
-            if kind.traits.kind is DraftSource.LOOKUP and not kind.traits.needs and not kind.traits.follows
-        ]
-        if others := [name for name in self.config.method if name not in usable]:
-            raise RequestError(
-                f"speculation: {others[0]} runs only in foreword's own engine; give one of {', '.join(usable)}"
-            )
+        usable = []  # drafters that need only tokens, and a tokenizer for their text files
+        for name, kind in drafter_kinds().items():
+            traits = kind.traits
+            if traits.kind is DraftSource.LOOKUP and not traits.needs and not traits.follows:
+                usable.append(name)
+        for name in self.config.method:
+            if name not in usable:
+                raise RequestError(
+                    f"speculation: {name} runs only in foreword's own engine; give one of {', '.join(usable)}"
+                )
         self._drafter = self.config.build(_resources(vocab_size, model))
         if self._drafter.traits.needs:
             raise RequestError(
@@ -72,9 +73,10 @@ class TextDrafter:
         self._numbers = count()
 
     def draft(self, key: Hashable, tokens: Sequence[int], most: int | None = None) -> list[int]:
-        """Return at most `most` draft tokens that continue the text; of a tree, its path of first children."""
+        """Return draft tokens that continue the text, at most `most`; of a tree, the path of first children."""
         text, limit = self._extended(key, tokens), self.config.num_speculative_tokens
-        limit = limit if most is None else min(most, limit)
+        if most is not None:
+            limit = min(most, limit)
         if limit < 1:
             return []
         depth = limit if self.config.max_depth is None else min(limit, self.config.max_depth)
@@ -82,19 +84,17 @@ class TextDrafter:
         return first_path(draft)[:limit]
 
     def forget(self, key: Hashable) -> None:
-        """Drop the text of a key, which is complete; suffix drafters add its answer to their index."""
+        """End the text of a key; suffix drafters add its answer to their index."""
         if (text := self._texts.pop(key, None)) is not None:
             self._drafter.forget(self._request(text))
 
     def _extended(self, key: Hashable, tokens: Sequence[int]) -> _Text:
-        """Return the text of a key, extended to these tokens; a new one if they do not continue it."""
+        """Return the text of a key, extended to these tokens; a new text if they do not continue it."""
         text = self._texts.get(key)
-        known = 0 if text is None else len(text.tokens)
-        if text is None or known > len(tokens) or list(tokens[:known]) != text.tokens:
+        if text is None or list(tokens[: len(text.tokens)]) != text.tokens:
             self.forget(key)
             text = self._texts[key] = _Text(next(self._numbers), prompt_len=len(tokens))
-            known = 0
-        text.tokens.extend(int(token) for token in tokens[known:])
+        text.tokens.extend(int(token) for token in tokens[len(text.tokens) :])
         return text
 
     def _request(self, text: _Text) -> DraftRequest:
@@ -102,7 +102,7 @@ class TextDrafter:
 
 
 def first_path(draft: Draft) -> list[int]:
-    """Return the chain of first children. Drafters add the most likely child first."""
+    """Return the tokens of the path of first children, which are the most likely ones."""
     path: list[int] = []
     node = ROOT
     for child, parent in enumerate(draft.parents):
@@ -113,7 +113,7 @@ def first_path(draft: Draft) -> list[int]:
 
 
 def _resources(vocab_size: int, model: str | None) -> DrafterResources:
-    """Return resources without a target; the checkpoint in the folder `model` is opened when it is needed."""
+    """Return resources without a target; the checkpoint in the folder `model` is opened on first use."""
 
     @cache
     def checkpoint() -> Checkpoint:
@@ -135,6 +135,6 @@ def _resources(vocab_size: int, model: str | None) -> DrafterResources:
     def refuse(_: Checkpoint) -> NoReturn:
         raise RequestError("speculation: draft models run only in foreword's own engine; use another method")
 
-    absent: Any = None
+    no_target: Any = None
     load = cast("Callable[[Checkpoint], Any]", refuse)
-    return DrafterResources(absent, cast("Checkpoint", LazyCheckpoint()), encode, load, vocab_size)
+    return DrafterResources(no_target, cast("Checkpoint", LazyCheckpoint()), encode, load, vocab_size)

@@ -3,8 +3,8 @@
    with foreword_candidates(model, "suffix+ngram"):
        model.generate(**inputs, prompt_lookup_num_tokens=8)
 
-`generate` has no argument for a candidate generator. Within the block every kind of assisted generation uses these
-drafts. transformers verifies them, so the distribution of the text does not change.
+`generate` has no argument for a candidate generator, so within the block every kind of assisted generation uses this
+one. transformers verifies the drafts: the distribution of the text does not change.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,12 +18,12 @@ from foreword.integrations.text_drafter import TextDrafter
 
 
 class ForewordCandidateGenerator(CandidateGenerator):
-    """Drafts chains. The drafter `suffix` keeps the answers of earlier calls of `generate`."""
+    """Candidate generator of transformers with a Foreword drafter; `suffix` also drafts from earlier answers."""
 
     def __init__(self, drafter: TextDrafter) -> None:
         self._drafter = drafter
-        self.guessed = 0  # draft tokens so far
-        self.accepted = 0  # accepted draft tokens
+        self.guessed = 0  # draft tokens of all calls
+        self.accepted = 0  # accepted draft tokens of all calls
 
     def get_candidates(self, input_ids: torch.Tensor, **_: object) -> tuple[Any, Any]:
         """Return the token ids [1, text + draft], and None for the logits: the draft tokens were not sampled."""
@@ -50,7 +50,10 @@ def foreword_candidates(
     speculation: str | Mapping[str, Any] = "suffix+ngram",
     files: str | None = None,
 ) -> Iterator[ForewordCandidateGenerator]:
-    """Let assisted generation of this model use the drafter within the block; `files` is the tokenizer's folder."""
+    """Return a context in which assisted generation of this model uses the drafter.
+
+    `files` is the tokenizer's folder.
+    """
     generator = ForewordCandidateGenerator(TextDrafter(speculation, model.config.vocab_size, files))
 
     def candidate_generator(**_: object) -> ForewordCandidateGenerator:

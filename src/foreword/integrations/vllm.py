@@ -20,7 +20,7 @@ VARIABLE = "FOREWORD_SPECULATION"  # the environment variable
 
 
 class ForewordProposer:
-    """A proposer with any of the text-based drafters; a subclass may set `speculation`."""
+    """A vLLM proposer with Foreword's drafters that need only tokens; a subclass may set `speculation`."""
 
     speculation: ClassVar[Mapping[str, Any] | str | None] = None
 
@@ -31,16 +31,16 @@ class ForewordProposer:
         self._context = model.max_model_len
         files = model.model if os.path.isdir(model.model) else None  # noqa: PTH112 - a hub id is not a path
         self._drafter = TextDrafter(settings, model.get_vocab_size(), files, max_tokens)
-        self._rows: set[int] = set()  # of the last batch
+        self._rows: set[int] = set()  # row numbers of the last batch
 
     def propose(
         self,
         sampled_token_ids: Sequence[Sequence[int]],
-        num_tokens_no_spec: Any,  # noqa: ANN401 - array [rows of the batch]
-        token_ids_cpu: Any,  # noqa: ANN401 - array [rows, context], prompt and answer
+        num_tokens_no_spec: Any,  # noqa: ANN401 - array [rows]: number of tokens of each request
+        token_ids_cpu: Any,  # noqa: ANN401 - array [rows, context]: tokens of prompt and answer
         slot_mappings: object = None,
     ) -> list[list[int]]:
-        """Return a draft for every row of the batch, empty for rows without new tokens.
+        """Return a draft for every row of the batch, empty for rows without new tokens. The names are vLLM's.
 
         A row may belong to another request than in the last call.
         """

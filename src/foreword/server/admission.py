@@ -9,7 +9,7 @@ from time import monotonic
 from foreword.server.errors import ApiError
 from foreword.server.settings import Limits
 
-_MEMORY = 0.9  # weight of the past in the mean service time
+_DECAY = 0.9  # weight of the previous mean service time per answered request
 _LONGEST_WAIT = 60  # maximum Retry-After in seconds
 
 
@@ -51,7 +51,7 @@ class Admission:
 
     @contextmanager
     def admit(self, answers: int) -> Iterator[None]:
-        """Count `answers` answers as in flight until the block ends."""
+        """Count the given number of answers as in flight until the block ends."""
         self.check(answers)
         self._in_flight += answers
         self._idle.clear()
@@ -59,7 +59,7 @@ class Admission:
         try:
             yield
         finally:
-            self._mean_seconds = _MEMORY * self._mean_seconds + (1 - _MEMORY) * (monotonic() - began)
+            self._mean_seconds = _DECAY * self._mean_seconds + (1 - _DECAY) * (monotonic() - began)
             self._in_flight -= answers
             if not self._in_flight:
                 self._idle.set()

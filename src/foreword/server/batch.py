@@ -76,14 +76,14 @@ class BatchRequest:
 class BatchCounts:
     """Numbers of requests of a batch, by outcome."""
 
-    kept: int = 0  # answered by an earlier run
-    answered: int = 0  # by this run
-    failed: int = 0  # by this run
-    failed_before: int = 0  # errors among the kept answers
+    kept: int = 0  # final answers of earlier runs
+    answered: int = 0  # answered by this run
+    failed: int = 0  # failed in this run
+    failed_before: int = 0  # errors among the final answers of earlier runs
 
     @property
     def done(self) -> int:
-        """Requests with a line in the answer file."""
+        """Number of requests with a line in the answer file."""
         return self.kept + self.answered + self.failed
 
 
@@ -105,22 +105,26 @@ class Batch:
     def of(lines: Iterable["_NumberedLine"], kept: dict[str, "_EarlierAnswer"]) -> "Batch":
         """Parse the lines of a batch file; `kept` are the final answers of earlier runs, by custom_id.
 
-        Raise `RequestError` if one of these has no request in the file.
+        Raise `RequestError` if one of these answers has no request in the file.
         """
         batch = Batch(kept_lines=[answer.line for answer in kept.values()])
         batch.counts = BatchCounts(len(kept), failed_before=sum(answer.is_error for answer in kept.values()))
         seen: set[str] = set()
         without_request = set(kept)
         for number, line in lines:
-            custom_id = None  # stays None for a duplicate, whose error must not name the earlier line
+            custom_id = (
+                None  # the error of a duplicate has no custom_id: it would be taken for the earlier request's
+            )
             try:
                 value, line_id = _object_and_id(line)
                 if line_id in seen:
                     raise LineError(f"custom_id: {line_id[:64]!r} is that of an earlier line")
-                seen.add(custom_id := line_id)
+                custom_id = line_id
+                seen.add(custom_id)
                 request = BatchRequest.of(custom_id, value)
             except LineError as error:
-                batch.refusals.append(_error_line(custom_id, f"line {number}: {error}"))
+                reason = {"code": "invalid_line", "message": f"line {number}: {error}"}
+                batch.refusals.append(_answer_line(custom_id, None, reason))
                 continue
             without_request.discard(custom_id)
             if custom_id not in kept:
@@ -135,9 +139,9 @@ class Batch:
 
 @contextmanager
 def open_batch(requests: Path, answers: Path) -> Iterator[tuple[Batch, TextIO]]:
-    """Yield the batch, and the answer file to append to, which is locked.
+    """Yield the batch, and its answer file: open for appending, and locked.
 
-    Before that, the answer file is replaced by one that has only the final answers of earlier runs.
+    First, the answer file is replaced by one that has only the final answers of earlier runs.
     """
     lines = list(_numbered_lines(requests))
     target = answers.resolve()  # a symbolic link is followed, not replaced
@@ -169,7 +173,7 @@ def _write_errors(path: Path | str) -> Iterator[None]:
 
 
 def _open_locked(path: Path, mode: Literal["a", "w"]) -> TextIO:
-    """Open a file for this run alone; raise `RequestError` if another run has it."""
+    """Open and lock a file; raise `RequestError` if another run has locked it."""
     # "backslashreplace" writes a lone surrogate as JSON does: \udXXX.
     file = path.open(mode, encoding="utf-8", errors="backslashreplace")
     try:
@@ -184,11 +188,11 @@ def _open_locked(path: Path, mode: Literal["a", "w"]) -> TextIO:
     return file
 
 
-_NumberedLine = tuple[int, str]  # line number, from 1 on, and text
+_NumberedLine = tuple[int, str]  # (line number from 1 on, text)
 
 
 def _numbered_lines(path: Path, errors: str = "strict") -> Iterator[_NumberedLine]:
-    """Yield the lines that are not blank; `errors` is that of `open`."""
+    """Yield the lines that are not blank; `errors` is the argument of `open`."""
     try:
         with path.open(encoding="utf-8-sig", errors=errors) as file:
             yield from ((number, line) for number, line in enumerate(file, start=1) if line.strip())
@@ -197,7 +201,7 @@ def _numbered_lines(path: Path, errors: str = "strict") -> Iterator[_NumberedLin
 
 
 def _object_and_id(line: str) -> tuple[dict[str, Any], str]:
-    """Return a line's object and its custom_id."""
+    """Return the JSON object in a line, and its custom_id."""
     value = _parse_json(line)
     if not isinstance(value, dict):
         raise LineError("must be a JSON object with custom_id, method, url and body")
@@ -254,11 +258,8 @@ def _earlier_answers(path: Path) -> dict[str, _EarlierAnswer]:
     return kept
 
 
-def _error_line(custom_id: str | None, message: str, code: str = "invalid_line") -> dict[str, Any]:
-    return _answer_line(custom_id, None, {"code": code, "message": message})
-
-
 def _answer_line(custom_id: str | None, response: object, error: object = None) -> dict[str, Any]:
+    """Return a line of the answer file, with either a response or an error."""
     return {"id": f"batch_req_{token_hex(12)}", "custom_id": custom_id, "response": response, "error": error}
 
 
@@ -294,9 +295,9 @@ async def answer_all(
 
 async def _answer(client: httpx2.AsyncClient, request: BatchRequest) -> dict[str, Any]:
     """Send a request, repeatedly if necessary; return its line of the answer file."""
-    for attempts_left in reversed(range(_ATTEMPTS)):
+    for attempt in range(1, _ATTEMPTS + 1):
         answer = await client.post(request.url, content=request.body, headers=_JSON)
-        if answer.status_code not in _RETRIED_STATUSES or not attempts_left:
+        if answer.status_code not in _RETRIED_STATUSES or attempt == _ATTEMPTS:
             break
         await asyncio.sleep(float(answer.headers.get("retry-after", 1)))
     response = {"status_code": answer.status_code, "request_id": answer.headers.get("x-request-id", "")}

@@ -53,7 +53,7 @@ def limit_repeated_logs() -> None:
 
 
 def on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Handle errors of the event loop: log failures to accept a connection as one line."""
+    """Handle an error of the event loop; if a connection could not be accepted, log one line without a traceback."""
     error = context.get("exception")
     if isinstance(error, OSError) and "accept" in str(context.get("message", "")):
         log.warning("a connection could not be accepted: %s", error)
@@ -61,7 +61,7 @@ def on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> N
         loop.default_exception_handler(context)
 
 
-_OWN_FILES = 64  # file descriptors reserved for other purposes
+_OTHER_FILES = 64  # file descriptors reserved for other purposes than connections
 _REFUSAL = (
     b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\nConnection: close\r\n\r\n"
     b'{"error": {"message": "the server has too many connections; try again", '
@@ -82,7 +82,7 @@ class ConnectionLimiter:
         self._busy: set[BoundedProtocol] = set()  # with a request in flight
 
     def add(self, connection: "BoundedProtocol") -> bool:
-        """Register a new connection; at the limit, close a waiting one, or return False if all are busy."""
+        """Register a new connection; at the limit, close a waiting one first. Return False if all are busy."""
         if len(self._waiting) + len(self._busy) >= self._limit:
             log.warning(
                 "all %d connections are in use: connections without a request are closed", self._limit
@@ -113,16 +113,16 @@ class ConnectionLimiter:
 
 
 def capacity(limits: Limits) -> tuple[int, int]:
-    """Return the maximum number of open connections, and how many the event loop accepts in one iteration.
+    """Return the maximum number of open connections, and the maximum that the event loop accepts in one iteration.
 
-    The file descriptors of this process limit both.
+    The maximum number of file descriptors of this process limits both.
     """
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if files == resource.RLIM_INFINITY:
         files = 1 << 20
     accepted = max(1, min(32, files // 32))
     # A closed connection keeps its descriptor for some iterations of the event loop, in which others are accepted.
-    spare = min(_OWN_FILES, files // 2) + 4 * accepted
+    spare = min(_OTHER_FILES, files // 2) + 4 * accepted
     return max(1, min(limits.connections, files - spare)), accepted
 
 
@@ -133,7 +133,7 @@ class CheckedConnection(h11.Connection):
     smuggling).
     """
 
-    refusal = "the request is not valid HTTP/1.1"  # shown to the client
+    refusal = "the request is not valid HTTP/1.1"  # error message for the client
 
     def next_event(self) -> Any:  # noqa: ANN401 - h11's
         event = super().next_event()
@@ -168,7 +168,7 @@ class BoundedProtocol(H11Protocol):
             transport.close()
 
     def data_received(self, data: bytes) -> None:
-        """Process data; start the header timer, which ends the connection, until a request header is complete."""
+        """Process data. A timer ends the connection unless a request header is complete in time."""
         super().data_received(data)
         if self._is_busy:
             _cancel(self._header_timer)
@@ -178,7 +178,7 @@ class BoundedProtocol(H11Protocol):
             self._header_timer = self.loop.call_later(self.limits.header_seconds, self.abort)
 
     def send_400_response(self, msg: str) -> None:
-        """Respond to invalid HTTP in the format of all errors, and close the connection."""
+        """Respond to invalid HTTP in the server's error format, and close the connection."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             body = msgspec.json.encode(ApiError(400, self.conn.refusal).body())
             headers = [

@@ -33,8 +33,7 @@ _ANTHROPIC_TYPES = {
 }
 
 
-ANTHROPIC, RESPONSES = "/v1/messages", "/v1/responses"
-OLLAMA = "/api/"
+ANTHROPIC, RESPONSES, OLLAMA = "/v1/messages", "/v1/responses", "/api/"
 """Path prefixes of these APIs."""
 
 
@@ -73,10 +72,10 @@ class ApiError(ForewordError):
         return message if self.param is None or self.param in message else f"{self.param}: {message}"
 
     def renamed(self, field_names: Mapping[str, str]) -> "ApiError":
-        """Return the error with another API's name of the parameter.
+        """Return the error with another API's name of the parameter, also in the message.
 
-        `field_names` has paths of this server's fields -> paths of the other API's. A parent's entry also applies to
-        the fields in it; the longest matching path counts.
+        `field_names` maps paths of this server's fields to paths of the other API's. A parent's entry also applies to
+        the fields in it; the longest matching path is used.
         """
         param = self.param or ""
         matching = [path for path in field_names if f"{param}.".startswith(f"{path}.")]

@@ -12,14 +12,14 @@ from foreword.engine.messages import EngineStats, RequestStats
 from foreword.engine.outputs import accepted_runs, sum_stats
 from foreword.speculation.drafting import NodeReport
 
-# Upper bounds of histogram buckets; runs: draft tokens that one pass accepted.
+# Upper bounds of histogram buckets.
 _SHORT_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 _LONG_SECONDS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 60.0, 120.0, 300.0, 600.0)
 _SERVICE_SECONDS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 300.0)
 _TOKEN_COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 _COUNTS = (1, 2, 5, 10, 20, 50, 100)
-_RUNS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 64)
-_PER_TOKEN = (0.1, 0.2, 0.25, 0.33, 0.5, 0.67, 0.8, 1.0, 1.5, 2.0, 5.0)
+_ACCEPTED_TOKENS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 64)
+_PASSES_PER_TOKEN = (0.1, 0.2, 0.25, 0.33, 0.5, 0.67, 0.8, 1.0, 1.5, 2.0, 5.0)
 
 # Label names.
 _PAIR = ("drafter", "cohort")
@@ -135,43 +135,35 @@ _COUNTERS: Sequence[tuple[str, ...]] = (
     *((*entry, *_METHOD) for entry in _COST_COUNTERS.values()),
     *((*entry, *_POSITION) for entry in _POSITION_COUNTERS.values()),
 )
-_TIME_PER_TOKEN_HELP = "First tokens to last, divided by the tokens after the first pass."
-_HISTOGRAMS: Sequence[tuple[Sequence[float], Sequence[tuple[str, ...]]]] = (
-    (_COUNTS, [("request_params_n", "n of a request.")]),
-    (
-        _TOKEN_COUNTS,
-        [
-            ("request_prompt_tokens", "Prompt tokens of a request."),
-            ("request_generation_tokens", "Tokens of an answer."),
-            ("request_params_max_tokens", "max_tokens of a request."),
-        ],
-    ),
-    (
-        _LONG_SECONDS,
-        [
-            ("time_to_first_token_seconds", "Admission of a request to an answer's first token."),
-            ("e2e_request_latency_seconds", "Admission of a request to an answer's end."),
-            ("request_inference_time_seconds", "First pass to last token."),
-            *_LATENCIES.values(),
-        ],
-    ),
-    (
-        _SHORT_SECONDS,
-        [
-            ("inter_token_latency_seconds", "Time since the previous delivery, divided by the new tokens."),
-            ("request_time_per_output_token_seconds", _TIME_PER_TOKEN_HELP),
-            ("service_time_per_output_token_seconds", _TIME_PER_TOKEN_HELP, "service"),
-        ],
-    ),
+_TOKEN_TIME_HELP = "First tokens to last, divided by the tokens after the first pass."
+_DELIVERY_HELP = "Time since the previous delivery, divided by the new tokens."
+# Here an entry begins with the buckets.
+_HISTOGRAMS: Sequence[tuple[Any, ...]] = (
+    (_COUNTS, "request_params_n", "n of a request."),
+    (_TOKEN_COUNTS, "request_prompt_tokens", "Prompt tokens of a request."),
+    (_TOKEN_COUNTS, "request_generation_tokens", "Tokens of an answer."),
+    (_TOKEN_COUNTS, "request_params_max_tokens", "max_tokens of a request."),
+    (_LONG_SECONDS, "time_to_first_token_seconds", "Admission of a request to an answer's first token."),
+    (_LONG_SECONDS, "e2e_request_latency_seconds", "Admission of a request to an answer's end."),
+    (_LONG_SECONDS, "request_inference_time_seconds", "First pass to last token."),
+    *((_LONG_SECONDS, *entry) for entry in _LATENCIES.values()),
+    (_SHORT_SECONDS, "inter_token_latency_seconds", _DELIVERY_HELP),
+    (_SHORT_SECONDS, "request_time_per_output_token_seconds", _TOKEN_TIME_HELP),
+    (_SHORT_SECONDS, "service_time_per_output_token_seconds", _TOKEN_TIME_HELP, "service"),
+    (_SERVICE_SECONDS, "service_queue_time_seconds", "Arrival at the engine to first pass.", "service"),
     (
         _SERVICE_SECONDS,
-        [
-            ("service_queue_time_seconds", "Arrival at the engine to first pass.", "service"),
-            ("service_time_to_first_token_seconds", "Arrival at the engine to first token.", "service"),
-        ],
+        "service_time_to_first_token_seconds",
+        "Arrival at the engine to first token.",
+        "service",
     ),
-    (_RUNS, [("spec_decode_accepted_run_length", "Draft tokens accepted per pass with a draft.", *_METHOD)]),
-    (_PER_TOKEN, [("spec_decode_target_passes_per_output_token", "Target passes per token.", *_METHOD)]),
+    (
+        _ACCEPTED_TOKENS,
+        "spec_decode_accepted_run_length",
+        "Draft tokens accepted per pass with a draft.",
+        *_METHOD,
+    ),
+    (_PASSES_PER_TOKEN, "spec_decode_target_passes_per_output_token", "Target passes per token.", *_METHOD),
 )
 
 
@@ -183,19 +175,19 @@ class Metrics:
         self.totals: dict[str, RequestStats] = {}  # cohort -> sums over its ended answers
         self._model = model_name
         self._metrics: dict[str, Any] = {}  # by name, without the prefix
-        # (metric, *labels) -> the running engine's total that the counter includes
+        # (metric, *labels) -> the part of the running engine's total that the counter includes
         self._engine_totals: dict[tuple[str, ...], float] = {}
         self._restarts = 0  # restarts before the running engine
-        self._services: set[str] = set()  # service classes seen
+        self._services: set[str] = set()  # service classes that requests have had
         for entry in _GAUGES:
             self._declare(Gauge, *entry)
         for entry in _COUNTERS:
             self._declare(Counter, *entry)
-        for buckets, entries in _HISTOGRAMS:
-            for entry in entries:
-                self._declare(Histogram, *entry, buckets=buckets)
+        for buckets, *histogram in _HISTOGRAMS:
+            self._declare(Histogram, *histogram, buckets=buckets)
 
     def _declare(self, make: Any, name: str, text: str, *labels: str, **options: Any) -> None:  # noqa: ANN401
+        """Create a metric of the class `make`."""
         metric = make(f"foreword:{name}", text, ("model_name", *labels), registry=self.registry, **options)
         self._metrics[name] = metric if labels else metric.labels(self._model)
 
@@ -213,7 +205,7 @@ class Metrics:
         self._labelled(name, labels).observe(value)
 
     def _catch_up(self, name: str, total: float, *labels: str) -> None:
-        """Raise a counter to the engine's total; a lower one is older statistics and changes nothing."""
+        """Raise a counter to the engine's total; a lower total is that of older statistics, and changes nothing."""
         counted = self._engine_totals.get((name, *labels), 0)
         if total >= counted:
             self.inc(name, total - counted, *labels)
@@ -253,11 +245,12 @@ class Metrics:
         self.set("draft_node_up", node.state == "up", node.address)
         for field, (name, *_) in _NODE_GAUGES.items():
             self.set(name, getattr(node, field), node.address)
-        for name, ms in (("first_level", node.first_ms), ("level", node.level_ms)):
-            self.set(f"draft_node_{name}_seconds", None if ms is None else ms / 1e3, node.address)
+        for name, milliseconds in (("first_level", node.first_ms), ("level", node.level_ms)):
+            seconds = None if milliseconds is None else milliseconds / 1e3
+            self.set(f"draft_node_{name}_seconds", seconds, node.address)
 
     def _note_control(self, report: ControlReport) -> None:
-        """Export the policy's report; pairs that it no longer has are removed."""
+        """Export the policy's report; gauges of pairs that are not in the report are removed."""
         for name, *_ in _PAIR_GAUGES:
             self._metrics[name].clear()
         for pair in report.pairs:
@@ -315,7 +308,7 @@ class Metrics:
     def note_costs(self, index: int, stats: RequestStats) -> None:
         """Count the costs of a complete or aborted answer.
 
-        `index` is the answer's index among those of its prompt, whose tokens count once, with index 0.
+        `index` is the answer's index among the answers to its prompt; the prompt's tokens are counted with index 0.
         """
         earlier = self.totals.get(stats.cohort, RequestStats())
         self.totals[stats.cohort] = sum_stats(((0, earlier), (index, stats)))

@@ -25,7 +25,7 @@ OPEN_PATHS = frozenset({"/health", "/ready"}) | PAGE_PATHS
 
 
 class HttpMiddleware:
-    """Base class: passes non-HTTP scopes on, and responds with the error that `_refusal` returns, if any."""
+    """Base class: responds with the error that `_refusal` returns, otherwise passes the request on."""
 
     def __init__(self, app: ASGIApp, on_refusal: Callable[[int], None] = lambda status: None) -> None:
         self._app, self._on_refusal = app, on_refusal
@@ -50,9 +50,9 @@ class HttpMiddleware:
 class ApiCaller:
     """The sender of a request."""
 
-    tenant: str  # hash of the API key; empty if the server has none
-    trusted: bool  # gave a valid key, or none is needed
-    is_admin: bool = False  # gave an admin key
+    tenant: str  # hash of the API key; empty if the server has no keys
+    trusted: bool  # whether the sender gave a valid key, or none is needed
+    is_admin: bool = False  # whether the sender gave an admin key
 
 
 def caller_of(request: Request) -> ApiCaller:
@@ -109,7 +109,7 @@ def given_keys(headers: Headers) -> list[str]:
 
 
 def _utf8(header: str) -> str:
-    """Decode a header as UTF-8, which Starlette has decoded as Latin-1."""
+    """Return a header decoded as UTF-8; Starlette has decoded it as Latin-1."""
     return header.encode("latin-1", "replace").decode("utf-8", "surrogateescape")
 
 
@@ -121,14 +121,15 @@ class HeadMethodMiddleware(HttpMiddleware):
     """Lets routes handle HEAD as GET; the web server omits the body."""
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_head = scope["method"] == "HEAD"
-        await self._app({**scope, "method": "GET"} if is_head else scope, receive, send)
+        if scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}
+        await self._app(scope, receive, send)
 
 
 ANY = "*"
 """Entry of the allowed hosts or origins that allows all."""
 
-_PREFLIGHT_SECONDS = 600  # time for which browsers cache the preflight response
+_PREFLIGHT_SECONDS = 600  # seconds for which browsers cache the preflight response
 
 
 class OriginMiddleware(HttpMiddleware):
@@ -177,7 +178,7 @@ class OriginMiddleware(HttpMiddleware):
 
 
 def _is_allowed_host(host: str, allowed: Sequence[str]) -> bool:
-    """Whether a host is configured, or is a loopback name, which DNS rebinding cannot redirect."""
+    """Whether a host is configured, or is a loopback name: an attacker's DNS cannot change its address."""
     name = host_name(host)
     return ANY in allowed or name in allowed or is_loopback(name)
 
@@ -185,27 +186,29 @@ def _is_allowed_host(host: str, allowed: Sequence[str]) -> bool:
 def _is_same_origin(origin: str, host: str) -> bool:
     """Whether an origin is this server, under the name in the `Host` header."""
     try:
-        return urlsplit(origin).netloc.lower() == host.lower() != ""
+        return bool(host) and urlsplit(origin).netloc.lower() == host.lower()
     except ValueError:
         return False
 
 
 def _preflight_response(granted: str, headers: Headers) -> Response:
-    answered = {
+    """Return the response to a CORS preflight request; `granted` is the value of Access-Control-Allow-Origin."""
+    requested = headers.get("access-control-request-headers", "authorization, content-type")
+    response_headers = {
         "Access-Control-Allow-Origin": granted,
         "Access-Control-Allow-Methods": "GET, HEAD, POST, OPTIONS",
-        "Access-Control-Allow-Headers": headers.get(
-            "access-control-request-headers", "authorization, content-type"
-        ),
+        "Access-Control-Allow-Headers": requested,
         "Access-Control-Max-Age": str(_PREFLIGHT_SECONDS),
         "Vary": "Origin, Access-Control-Request-Headers",
     }
     if headers.get("access-control-request-private-network") == "true":
-        answered["Access-Control-Allow-Private-Network"] = "true"
-    return Response(status_code=204, headers=answered)
+        response_headers["Access-Control-Allow-Private-Network"] = "true"
+    return Response(status_code=204, headers=response_headers)
 
 
 def _with_cors(send: Send, granted: str) -> Send:
+    """Return `send` with the CORS headers of an allowed origin added to the response."""
+
     async def send_with_cors(message: Message) -> None:
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)
@@ -225,11 +228,11 @@ BROKEN, ABORTED = "broken", "aborted"
 """Logged and counted instead of the status of an incomplete answer. Broken: the engine or target failed; aborted: the
 client disconnected."""
 
-_USABLE = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")  # no characters that could forge a log line
+_SAFE_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")  # without characters that could forge a log line
 
 
 def mark_broken(scope: Scope) -> None:
-    """Have the access log show `BROKEN` for this request."""
+    """Record that the access log has to show `BROKEN` for this request."""
     scope["state"][BROKEN] = True
 
 
@@ -242,12 +245,12 @@ class RequestLogMiddleware(HttpMiddleware):
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
         given = Headers(scope=scope).get(REQUEST_ID, "")
-        request_id = given if _USABLE.fullmatch(given) else f"req-{secrets.token_hex(16)}"
+        request_id = given if _SAFE_ID.fullmatch(given) else f"req-{secrets.token_hex(16)}"
         scope.setdefault("state", {})["request_id"] = request_id
-        status, size, is_whole, began = 0, 0, False, monotonic()
+        status, size, is_complete, began = 0, 0, False, monotonic()
 
         async def send_with_id(message: Message) -> None:
-            nonlocal status, size, is_whole
+            nonlocal status, size, is_complete
             if message["type"] == "http.response.start":
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
@@ -256,17 +259,18 @@ class RequestLogMiddleware(HttpMiddleware):
                     headers[IGNORED_FIELDS] = ignored
             else:
                 size += len(message.get("body", b""))
-                is_whole = not message.get("more_body", False)
+                is_complete = not message.get("more_body", False)
             await send(message)
 
         try:
             await self._app(scope, receive, send_with_id)
         finally:
             if self._logs:
-                client = (scope.get("client") or ("-",))[0]
+                client, *_ = scope.get("client") or ("-",)
                 ms = 1e3 * (monotonic() - began)
                 # The query is not logged, since it may contain a secret.
                 target = f"{scope['method']} {quote(scope['path'])}"
-                sent = str(status) if is_whole else ABORTED
-                code = BROKEN if scope["state"].get(BROKEN) else sent
+                code = str(status) if is_complete else ABORTED
+                if scope["state"].get(BROKEN):
+                    code = BROKEN
                 log.info("%s %s %s %d bytes %.1f ms %s", client, target, code, size, ms, request_id)

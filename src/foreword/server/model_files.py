@@ -14,13 +14,13 @@ class ModelFiles:
     """Facts about a model's files; the defaults mean unknown."""
 
     size: int = 0  # bytes
-    modified: float = 0.0  # of the newest file, in seconds since 1970
-    digest: str = ""  # of names, sizes and times; reading gigabytes of content would delay the start
+    modified: float = 0.0  # time of the newest file, in seconds since 1970
+    digest: str = ""  # hash of names, sizes and times; a hash of the contents would delay the start
     file_format: str = ""  # "gguf" or "safetensors"
     family: str = ""  # architecture, such as "llama"
     weight_format: str = ""  # such as "BF16" or "Q4_K_M"; empty: unknown
     parameters: int = 0  # number of weights
-    context_length: int | None = None  # the model's, or `max_model_len` if that is shorter
+    context_length: int | None = None  # tokens: the model's context, or `max_model_len` if that is shorter
 
     @classmethod
     def of(cls, checkpoint: "ModelFile", max_model_len: int | None = None) -> Self:

@@ -64,7 +64,7 @@ def ops_routes(context: ServerContext) -> APIRouter:
 
 
 async def _health(context: ServerContext, trusted: bool) -> dict[str, Any]:
-    """Return the state; figures only for trusted callers, since they depend on other clients' texts."""
+    """Return the server's state; for trusted callers also figures, which depend on the texts of other clients."""
     state = context.engine.state
     reported: dict[str, Any] = {"status": "ok" if state is EngineState.READY else state.value}
     if not trusted:
@@ -91,7 +91,7 @@ async def _health(context: ServerContext, trusted: bool) -> dict[str, Any]:
 def _speculation_figures(context: ServerContext) -> dict[str, Any]:
     """Return figures over all ended answers, in total and by cohort.
 
-    `method` of the total is the server's default drafter; that of a cohort is the drafter that was used.
+    The total's `method` is the server's default drafter; a cohort's is the drafter that was used.
     """
     cohorts = context.metrics.totals
     total = sum_stats((0, stats) for stats in cohorts.values())
@@ -123,35 +123,17 @@ class SwitchRequest(StrictBody):
 
 
 def speculation_routes(context: ServerContext) -> APIRouter:
+    """Return the routes that report and switch speculation, as far as the settings enable them."""
     router = APIRouter()
-    if context.settings.show_speculation:
-        _add_report(router, context)
-    if context.settings.allow_switch:
-        _add_switch(router, context)
-    return router
 
-
-def _add_report(router: APIRouter, context: ServerContext) -> None:
-    @router.get("/speculation")
     async def speculation() -> Response:
         """Return state, gain, depth, acceptance, cost and recent decisions by drafter and cohort."""
         return json_answer(as_json(await _report(context)))
 
-    @router.get("/advise")
     async def advice() -> Response:
         """Return what limits the gain of speculation, and what to change."""
-        return json_answer({"advice": [asdict(one) for one in advise(await _report(context))]})
+        return json_answer({"advice": advise(await _report(context))})
 
-
-async def _report(context: ServerContext) -> ControlReport:
-    stats = await context.engine.stats()
-    if stats is None or stats.control is None:
-        raise EngineUnavailable("the engine did not report its speculation figures; try again")
-    return stats.control
-
-
-def _add_switch(router: APIRouter, context: ServerContext) -> None:
-    @router.post("/speculation", openapi_extra=body_schema(SwitchRequest))
     async def switch(request: Request) -> Response:
         """Switch speculation for all requests, or move a drafter in a cohort to another roll-out stage."""
         _check_admin(context, request)
@@ -165,9 +147,23 @@ def _add_switch(router: APIRouter, context: ServerContext) -> None:
             return json_answer({"drafter": body.drafter, "cohort": body.cohort, "state": body.state})
         raise ApiError(400, "give either enabled, or drafter, cohort and state", param="enabled")
 
+    if context.settings.show_speculation:
+        router.get("/speculation")(speculation)
+        router.get("/advise")(advice)
+    if context.settings.allow_switch:
+        router.post("/speculation", openapi_extra=body_schema(SwitchRequest))(switch)
+    return router
+
+
+async def _report(context: ServerContext) -> ControlReport:
+    stats = await context.engine.stats()
+    if stats is None or stats.control is None:
+        raise EngineUnavailable("the engine did not report its speculation figures; try again")
+    return stats.control
+
 
 def _check_admin(context: ServerContext, request: Request) -> None:
-    """Require an admin key, since the switch affects all tenants; without keys there are no tenants."""
+    """Raise 403 without an admin key, since the switch affects all tenants; a server without keys has no tenants."""
     if context.settings.has_keys and not caller_of(request).is_admin:
         raise ApiError(
             403,
@@ -177,7 +173,7 @@ def _check_admin(context: ServerContext, request: Request) -> None:
 
 
 def _check_pair(path: str | None, drafter: str, cohort: str, state: str) -> None:
-    """Check names against the current policy file."""
+    """Raise 400 for a drafter or cohort that is not in the policy file, or for an unknown state."""
     if path is None:
         raise ApiError(
             400, "this server has no policy file; start it with --speculation-policy", param="cohort"

@@ -12,9 +12,9 @@ from foreword.server.metrics import Metrics
 class _AnswerFigures:
     """Figures of one answer, from its deltas."""
 
-    last_at: float | None = None  # time of its last tokens
+    last_at: float | None = None  # time of the last tokens
     tokens: int = 0
-    passes: int = 0  # passes with tokens
+    passes: int = 0  # passes that committed tokens
     drafts: int = 0  # passes that verified draft tokens
     drafted: int = 0  # verified draft tokens
     accepted: int = 0  # accepted draft tokens
@@ -31,7 +31,7 @@ class _AnswerFigures:
 
 @dataclass
 class RequestMeter:
-    """Measures one request from its admission, and counts its costs however it ends."""
+    """Measures one request from its admission, and counts its costs, also if it fails or is aborted."""
 
     metrics: Metrics
     request: NewRequest
@@ -84,7 +84,7 @@ class RequestMeter:
             self._note_costs(index, None)
 
     def note_closed(self) -> None:
-        """Record that no more deltas are read: unfinished answers count as aborted; `note_late` gets their costs."""
+        """Record that no more deltas are read: unfinished answers count as aborted. `note_late` adds their costs."""
         for index in range(len(self._answers)):
             self._note_outcome(index, "abort")
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from foreword import __version__
 from foreword.acceptance.params import SamplingDefaults
-from foreword.cluster.address import cannot_listen, is_loopback
+from foreword.cluster.address import NodeAddress, is_loopback
 from foreword.errors import RequestError
 from foreword.server.model_files import ModelFiles
 
@@ -40,28 +40,23 @@ class Address:
 
     def bind(self) -> socket.socket:
         """Return a listening socket; raise `RequestError` if the address is not available."""
-        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
-        listening = socket.socket(family, socket.SOCK_STREAM)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listening.bind((self.host, self.port))
-        except (OSError, OverflowError) as error:
-            listening.close()
-            raise cannot_listen(f"{self.host} port {self.port}", error) from None
-        listening.listen(1024)
-        return listening
+        return NodeAddress(self.host, self.port).listen()
 
 
 def host_name(host: str) -> str:
     """Return a `Host` header without port and brackets, in lower case."""
     name, _, port = host.lower().rpartition(":")
-    if not name or not (port.isdecimal() or not port) or (":" in name and not name.endswith("]")):
+    has_port = name and (port.isdecimal() or not port)
+    is_ipv6 = ":" in name and not name.endswith(
+        "]"
+    )  # an IPv6 address without brackets, and so without a port
+    if not has_port or is_ipv6:
         name = host.lower()
     return name.removeprefix("[").removesuffix("]").removesuffix(".")
 
 
 STREAM_PACINGS = ("burst", "even")
-"""How streams send tokens: as they arrive; or at an even cadence, in padded blocks."""
+"""How streams send tokens. burst: as they arrive; even: at an even cadence, in padded blocks."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +93,7 @@ class ServerSettings:
     model_name: str  # the model's public name; requests without a model name mean this one
     model_files: ModelFiles = field(default_factory=ModelFiles)  # described by Ollama's routes
     api_keys: tuple[str, ...] = ()  # accepted keys; empty: no key needed
-    # keys with access to all routes; only these may change settings for all tenants
+    # Keys with access to all routes; only these may change settings for all tenants.
     admin_keys: tuple[str, ...] = ()
     # Allowed `Host` names besides this machine's own; None: any.
     allowed_hosts: tuple[str, ...] | None = None
@@ -107,14 +102,14 @@ class ServerSettings:
     strict_fields: bool = False  # refuse unknown fields instead of ignoring them
     speculation: "SpeculationConfig | None" = None  # default of requests; None: plain decoding
     sampling: SamplingDefaults = field(default_factory=SamplingDefaults)  # default of requests
-    # report acceptance in answers and /health; it reveals something about the text
+    # Whether answers and /health report acceptance, which reveals something about the text.
     show_speculation: bool = True
-    stream_pacing: str = STREAM_PACINGS[0]
+    stream_pacing: str = STREAM_PACINGS[0]  # one of `STREAM_PACINGS`
     access_log: bool = False  # log every request
     allow_switch: bool = False  # enable POST /speculation
     # LoRA adapters to load at the start: name -> folder
     adapters: Mapping[str, str] = field(default_factory=dict)
-    allow_adapter_loading: bool = False  # clients may load and unload adapters by local path
+    allow_adapter_loading: bool = False  # whether clients may load and unload adapters by local path
     policy_file: str | None = None  # path; the engine reads it
     drain_seconds: float = 30.0  # maximum wait for running answers when stopping
     tokenize_threads: int = 2  # threads that tokenize long prompts
@@ -129,7 +124,7 @@ class ServerSettings:
 
     @cached_property
     def methods(self) -> frozenset[str]:
-        """Drafters that a request may select: those that need no files and little memory, and the default's."""
+        """Drafters that a request may select: those that need no files and little memory, and the default drafters."""
         from foreword.drafters.registry import drafter_kinds
 
         free = {name for name, kind in drafter_kinds().items() if kind.traits.is_free}
@@ -142,5 +137,5 @@ class ServerSettings:
 
 
 def tenant_of(api_key: str) -> str:
-    """Return a hash of the key that identifies the tenant, so that the key itself goes no further."""
+    """Return the tenant's name: a hash of the API key, so that the key itself is not passed on."""
     return sha256(b"foreword tenant\0" + api_key.encode("utf-8", "surrogateescape")).hexdigest()[:32]

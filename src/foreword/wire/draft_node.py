@@ -30,9 +30,9 @@ class NodeSettings:
 
 
 def make_node(loaded: LoadedModel, config: SpeculationConfig, settings: NodeSettings) -> DraftNode:
-    """Create a listening node, whose `start` accepts targets. The loaded model is the draft model.
+    """Create a draft node that listens on its address; `start` makes it accept targets.
 
-    Raise `RequestError` if the drafter needs the target's passes.
+    `loaded` is the draft model. Raise `RequestError` if the drafter needs the target's passes.
     """
     check_methods(config.method)
     drafter = _drafter(loaded, config, settings.kv_tokens)
@@ -61,7 +61,7 @@ def check_methods(names: Sequence[str]) -> None:
 
 
 def _drafter(loaded: LoadedModel, config: SpeculationConfig, kv_tokens: int) -> Drafter:
-    """Create the drafter; some have a variant for draft nodes."""
+    """Create the drafter: its variant for draft nodes if it has one, otherwise the usual one."""
     name = config.method[0]
     build = drafter_kinds()[name].build_on_node
     if len(config.method) > 1 or build is None:
@@ -70,7 +70,7 @@ def _drafter(loaded: LoadedModel, config: SpeculationConfig, kv_tokens: int) -> 
 
 
 def _pace(config: SpeculationConfig) -> Pace:
-    """Return how much the node drafts in one call: the whole draft, one level, or a tree."""
+    """Return how much the node drafts in one call of the drafter: the whole draft, one level, or a tree."""
     kinds = [drafter_kinds()[name] for name in config.method]
     if all(kind.selection is TokenSelection.CHOSEN for kind in kinds):
         return Pace.AT_ONCE

@@ -16,7 +16,7 @@ def load_engine(start: Start, on_stage: StageProgress) -> Engine:
         quantization=start.quantization,
         kv_cache_dtype=start.kv_cache_dtype,
         tensor_parallel_size=start.tensor_parallel_size,
-        speculation=start.speculation,  # None: off; "auto" was resolved before
+        speculation=start.speculation,  # None: off; the API process has resolved "auto"
         config=EngineConfig(**start.config),
         progress=lambda done, total: on_stage("loading", done, total),
         preparing=lambda done, total: on_stage("preparing passes", done, total),

@@ -1,6 +1,6 @@
 """Messages between the API process and the engine process, in length-prefixed frames.
 
-Frames contain msgpack that decodes into the types below; nothing is code.
+Frames contain msgpack that decodes into the types below, never pickled objects.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ class Submit(_Message, frozen=True):
 
 
 class Abort(_Message, frozen=True):
-    """To the engine process: abort this request."""
+    """To the engine process: abort the request with this id."""
 
     request_id: str
 
@@ -57,8 +57,8 @@ class Speculate(_Message, frozen=True):
 class MovePair(_Message, frozen=True):
     """To the engine process: change the roll-out stage of a drafter in a cohort."""
 
-    drafter: str
-    cohort: str
+    drafter: str  # name
+    cohort: str  # name
     state: str  # the new stage, or "next"
 
 
@@ -85,8 +85,8 @@ class Drain(_Message, frozen=True):
 class Starting(_Message, frozen=True):
     """From the engine process before it is ready: the loading progress."""
 
-    stage: str
-    done: int  # of `total`
+    stage: str  # description of what is loaded
+    done: int  # finished units, of `total`
     total: int
 
 
@@ -136,7 +136,7 @@ _Direction = TypeVar("_Direction")  # `ToEngine` or `FromEngine`
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - msgspec's hook gets values of any unsupported type
-    """Convert NumPy values to Python's for msgpack."""
+    """Return a NumPy value as a Python value, which msgpack can encode."""
     if isinstance(value, np.ndarray):
         return value.tolist()
     if isinstance(value, np.generic):
@@ -145,19 +145,21 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 - msgspec's hook gets values of a
 
 
 def _array(wanted: Any, value: Any) -> Any:  # noqa: ANN401 - msgspec's hook
-    """Convert a list to the NumPy array type `wanted`."""
+    """Return a list as a NumPy array of the type `wanted`, such as `NDArray[np.float32]`."""
     if get_origin(wanted) is not np.ndarray or not isinstance(value, list):
         raise NotImplementedError(f"{wanted} is not part of any message")
-    (scalar,) = get_args(get_args(wanted)[1])
+    _, dtype = get_args(wanted)  # `NDArray[T]` is `ndarray[shape, dtype[T]]`
+    (scalar,) = get_args(dtype)
     return np.array(value, dtype=scalar)
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
-_to_engine = msgspec.msgpack.Decoder(ToEngine, dec_hook=_array)
-_from_engine = msgspec.msgpack.Decoder(FromEngine, dec_hook=_array)
+_to_engine: "msgspec.msgpack.Decoder[ToEngine]" = msgspec.msgpack.Decoder(ToEngine, dec_hook=_array)
+_from_engine: "msgspec.msgpack.Decoder[FromEngine]" = msgspec.msgpack.Decoder(FromEngine, dec_hook=_array)
 
 
 def encode(message: ToEngine | FromEngine) -> bytes:
+    """Return the frame of a message; raise `ChannelError` if it is too large."""
     payload = _encoder.encode(message)
     if len(payload) > MAX_FRAME_BYTES:
         raise ChannelError(f"a message of {len(payload)} bytes is over the channel's limit")
@@ -165,13 +167,13 @@ def encode(message: ToEngine | FromEngine) -> bytes:
 
 
 def decode_to_engine(payload: bytes) -> ToEngine:
-    message: ToEngine = _decoded(_to_engine, payload)
-    return message
+    """Return the message in a frame to the engine process; raise `ChannelError` for an invalid one."""
+    return _decoded(_to_engine, payload)
 
 
 def decode_from_engine(payload: bytes) -> FromEngine:
-    message: FromEngine = _decoded(_from_engine, payload)
-    return message
+    """Return the message in a frame from the engine process; raise `ChannelError` for an invalid one."""
+    return _decoded(_from_engine, payload)
 
 
 def _decoded(decoder: "msgspec.msgpack.Decoder[_Direction]", payload: bytes) -> _Direction:

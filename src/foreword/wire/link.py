@@ -1,4 +1,4 @@
-"""Connection to an engine process: sends requests, delivers deltas, and raises errors in all readers when it breaks."""
+"""Connection to an engine process: sends requests, and delivers the deltas of their answers."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
@@ -12,19 +12,19 @@ from foreword.progress import StageProgress
 from foreword.wire import frames as wire
 
 LONGEST_INTERVAL = 5.0  # maximum seconds between two checks of whether the engine hangs
-HANG_CHECKS = 4  # number of checks within the timeout after which the engine counts as hung
+HANG_CHECKS = 4  # minimum number of checks until the engine counts as hung
 
 
 async def wait_until_hung(link: "EngineLink", timeout: float) -> None:
-    """Return when the engine has had no new steps for `timeout` seconds, or no reply while it is idle."""
+    """Return when the engine has not responded for `timeout` seconds, or has requests but made no step for so long."""
     interval = min(timeout / HANG_CHECKS, LONGEST_INTERVAL)
     clock = asyncio.get_running_loop().time
-    steps, last_sign = -1, clock()
-    while clock() - last_sign < timeout:
+    steps, progress_at = -1, clock()
+    while clock() - progress_at < timeout:
         await asyncio.sleep(interval / 2)
         stats = await link.stats(interval / 2)
         if stats is not None and (stats.steps != steps or not link.unfinished):
-            steps, last_sign = stats.steps, clock()
+            steps, progress_at = stats.steps, clock()
 
 
 DeltaOrError = AnswerDelta | Exception
@@ -35,9 +35,9 @@ OnLate = Callable[[DeltaOrError], None]
 
 @dataclass
 class _Inbox:
-    """Deltas of a request for its reader, and which of its answers have not ended."""
+    """Queue of a request's deltas for its reader."""
 
-    open: OpenAnswers
+    open: OpenAnswers  # which answers of the request have not ended
     items: "asyncio.Queue[DeltaOrError]" = field(default_factory=asyncio.Queue)
 
 
@@ -48,14 +48,14 @@ class EngineLink:
         """`on_stage` receives the loading progress."""
         self._channel = channel
         self._on_stage = on_stage
-        self._inboxes: dict[str, _Inbox] = {}
+        self._inboxes: dict[str, _Inbox] = {}  # by request id
         # Aborted requests whose answers have not ended, by request id.
         self._aborted: dict[str, tuple[OpenAnswers, OnLate]] = {}
-        self._replies: dict[int, asyncio.Future[Any]] = {}  # by message number
+        self._replies: dict[int, asyncio.Future[Any]] = {}  # awaited replies, by message number
         self._numbers = count()  # numbers of messages that have a reply
-        self._broken: str | None = None  # why the link is broken
+        self._broken: str | None = None  # why the link is broken; None: it works
         self.ready: asyncio.Future[wire.Ready] = asyncio.get_running_loop().create_future()
-        self.fatal: str | None = None  # the engine process's last error
+        self.fatal: str | None = None  # error that ended the engine process; None: unknown
 
     @property
     def in_flight(self) -> int:
@@ -75,9 +75,9 @@ class EngineLink:
     async def answer(
         self, request: NewRequest, on_late: OnLate | None = None
     ) -> AsyncGenerator[AnswerDelta, None]:
-        """Yield deltas until all answers of the request have ended; closing the iterator early aborts the request.
+        """Submit a request, and yield deltas until all its answers have ended.
 
-        `on_late` then receives the last deltas of its unfinished answers.
+        Closing the iterator early aborts the request; `on_late` then receives the last deltas of unfinished answers.
         """
         if self._broken is not None:
             raise EngineUnavailable(self._broken)
@@ -89,8 +89,8 @@ class EngineLink:
                 if isinstance(item, Exception):
                     raise item
                 yield item
-                if not inbox.items.empty():  # yield to other streams
-                    await asyncio.sleep(0)
+                if not inbox.items.empty():
+                    await asyncio.sleep(0)  # let the tasks of other streams run
         finally:
             del self._inboxes[request.request_id]
             if inbox.open.left and self._broken is None:
@@ -107,13 +107,13 @@ class EngineLink:
         return stats
 
     async def set_adapter(self, name: str, path: str | None) -> None:
-        """Load an adapter, or unload it without a path; raise `RequestError` on failure."""
+        """Load a LoRA adapter, or unload it if `path` is None; raise `RequestError` on failure."""
         error = await self._reply_to(lambda number: wire.SetAdapter(number, name, path))
         if error is not None:
             raise RequestError(error)
 
     async def _reply_to(self, make_message: Callable[[int], wire.ToEngine]) -> Any:  # noqa: ANN401 - by message type
-        """Send the message that `make_message` creates with a number; return its reply."""
+        """Send the message that `make_message` returns for a new message number; return the reply."""
         number = next(self._numbers)
         reply = self._replies[number] = asyncio.get_running_loop().create_future()
         self.send(make_message(number))
@@ -150,7 +150,7 @@ class EngineLink:
                 self.fatal = error
 
     def _deliver(self, request_id: str, item: DeltaOrError) -> None:
-        """Deliver to the reader; for an aborted request, pass the final delta to `on_late`."""
+        """Deliver an item to the request's reader; pass the final items of an aborted request to its `on_late`."""
         if (inbox := self._inboxes.get(request_id)) is not None:
             inbox.open.note(item)
             inbox.items.put_nowait(item)

@@ -10,18 +10,18 @@ import httpx2
 from foreword.errors import RequestError
 
 MODELS_TIMEOUT = 30.0  # seconds to wait for the list of models
-MOST_OF_A_REFUSAL = 65_536  # maximum bytes that are read of an error response
-CONNECT_TIMEOUT = 30.0  # seconds; the caller limits the time of answers
+MOST_ERROR_BYTES = 65_536  # maximum bytes of an error response that are read
+CONNECT_TIMEOUT = 30.0  # seconds to connect; the caller limits the time of answers
 
 
 def base_address(url: str) -> str:
     """Return the server's address without a trailing /v1."""
     try:
         parts = urlsplit(url)
-        usable = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port)
-    except ValueError:
-        usable = None
-    if not usable or parts.query or parts.fragment:
+        is_usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # the port is not a number
+        is_usable = False
+    if not is_usable or parts.query or parts.fragment:
         raise RequestError("--url must be the server's address, such as http://127.0.0.1:8000")
     if "@" in parts.netloc:
         raise RequestError("--url must not hold a password: give a key with --api-key")
@@ -52,7 +52,7 @@ class ListedModel:
     """A model in the server's list."""
 
     name: str
-    owner: str | None = None
+    owner: str | None = None  # the field `owned_by`
 
     @property
     def has_continuous_usage(self) -> bool:
@@ -61,15 +61,14 @@ class ListedModel:
 
 
 async def listed_model(client: httpx2.AsyncClient, name: str = "") -> ListedModel:
-    """Return the server's model of this name, which the server need not list; without a name, its first model."""
+    """Return the model of this name, even if the server does not list it; without a name, the first model."""
     try:
         models = await _models(client)
     except RequestError:
         if not name:
             raise
-        return ListedModel(name)
-    found = [model for model in models if not name or model.name == name]
-    return found[0] if found else ListedModel(name)
+        models = []
+    return next((model for model in models if not name or model.name == name), ListedModel(name))
 
 
 async def _models(client: httpx2.AsyncClient) -> list[ListedModel]:
@@ -79,28 +78,25 @@ async def _models(client: httpx2.AsyncClient) -> list[ListedModel]:
     except httpx2.HTTPError as error:
         raise RequestError(f"no server answers at {client.base_url}: {error_words(error)}") from None
     if response.status_code != 200:
-        advice = (
-            "give a key with --api-key"
-            if response.status_code in (401, 403)
-            else "name the model with --model"
-        )
+        needs_key = response.status_code in (401, 403)
+        advice = "give a key with --api-key" if needs_key else "name the model with --model"
         raise RequestError(f"{response.url} answers {response.status_code}: {advice}")
     try:
-        listed = [(entry["id"], entry.get("owned_by")) for entry in response.json()["data"]]
+        listed = [ListedModel(entry["id"], entry.get("owned_by")) for entry in response.json()["data"]]
     except (ValueError, KeyError, TypeError, AttributeError):
         listed = []
-    models = [ListedModel(name, owner) for name, owner in listed if isinstance(name, str)]
+    models = [model for model in listed if isinstance(model.name, str)]
     if not models:
         raise RequestError(f"{response.url} names no model: name it with --model")
     return models
 
 
 async def refusal_of(response: httpx2.Response) -> str:
-    """Return the server's error message, reading the body to its end so that the connection can be reused."""
+    """Return the server's error message. The body is read to its end, so that the connection can be reused."""
     body = b""
     async for received in response.aiter_bytes():
         body += received
-        if len(body) > MOST_OF_A_REFUSAL:
+        if len(body) > MOST_ERROR_BYTES:
             break
     try:
         error = json.loads(body)["error"]
@@ -111,28 +107,30 @@ async def refusal_of(response: httpx2.Response) -> str:
 
 
 def error_words(error: Exception) -> str:
+    """Return an exception's type and message; some of httpx have no message."""
     return f"{type(error).__name__} {error}".strip()
 
 
 class EventParser:
     """Splits a byte stream into the data of server-sent events."""
 
-    MOST_BYTES = 16 * 2**20  # per event, so that an endless line does not fill the memory
+    MOST_BYTES = 16 * 2**20  # maximum size of an event, so that an endless line does not fill the memory
 
     def __init__(self) -> None:
-        self._rest = b""  # the incomplete line
+        self._line = b""  # start of a line whose end has not arrived
         self._data: list[bytes] = []  # data lines of the incomplete event
-        self._data_bytes = 0  # their size
+        self._data_bytes = 0  # size of these lines
 
     def feed(self, received: bytes) -> Iterator[bytes]:
         """Yield the data of every completed event; other fields are skipped."""
-        if self._data_bytes + len(self._rest) + len(received) > self.MOST_BYTES:
+        if self._data_bytes + len(self._line) + len(received) > self.MOST_BYTES:
             raise ValueError(f"an event has more than {self.MOST_BYTES} bytes")
-        *lines, self._rest = (self._rest + received).split(b"\n")
+        *lines, self._line = (self._line + received).split(b"\n")
         for line in lines:
             yield from self._take(line.removesuffix(b"\r"))
 
     def _take(self, line: bytes) -> Iterator[bytes]:
+        """Process a line; yield the data of the event that an empty line ends."""
         if not line:
             if self._data:
                 yield b"\n".join(self._data)

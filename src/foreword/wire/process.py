@@ -33,21 +33,22 @@ EngineFactory = Callable[[wire.Start, StageProgress], "Engine"]
 
 
 def find_factory(name: str) -> EngineFactory:
+    """Import the factory named `MODULE:FUNCTION`."""
     module, _, function = name.partition(":")
     factory: EngineFactory = getattr(importlib.import_module(module), function)
     return factory
 
 
 class EngineHost:
-    """Connects a channel and an engine."""
+    """Applies the messages of a channel to an engine, and sends the engine's answers."""
 
     def __init__(self, channel: Channel, engine: "Engine") -> None:
         self._channel = channel
         self._engine = engine
         self._draining: asyncio.Task[None] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()  # adapters being loaded
+        self._tasks: set[asyncio.Task[None]] = set()  # running tasks, each of which loads an adapter
         self._unsent: list[AnswerDelta] = []  # deltas to send in one message
-        self._ended = asyncio.Event()  # the process is to exit
+        self._ended = asyncio.Event()  # set when the process has to exit
         self.exit_code = 0
 
     async def serve(self, incoming: AsyncIterator[bytes]) -> None:
@@ -64,7 +65,7 @@ class EngineHost:
         ended = asyncio.ensure_future(self._ended.wait())
         await asyncio.wait((listening, ended), return_when=asyncio.FIRST_COMPLETED)
         ended.cancel()
-        self._ended.set()  # from now on, the end of the engine is no error
+        self._ended.set()  # from now on, `_end_with_error` has no effect
         if listening.done():
             listening.result()
         listening.cancel()
@@ -109,7 +110,7 @@ class EngineHost:
             self._channel.send(wire.AdapterSet(number))
 
     def _submit(self, request: NewRequest) -> None:
-        """Submit a request to the engine; have its deltas forwarded, or report its refusal."""
+        """Submit a request to the engine, which forwards its deltas; report a refusal."""
         try:
             stream = self._engine.submit(request)
         except RequestError as error:
@@ -123,7 +124,7 @@ class EngineHost:
             stream.forward_to(partial(self._forward, request.request_id))
 
     def _forward(self, request_id: str, item: AnswerDelta | Exception) -> None:
-        """Forward a delta or an error; the deltas of one pass go into one message, to wake the API process once."""
+        """Forward a delta or an error; one message has all deltas of a pass, so that it wakes the API process once."""
         if isinstance(item, RequestError):
             self._channel.send(wire.Refused(request_id, str(item), item.param))
         elif isinstance(item, Exception):
@@ -136,9 +137,9 @@ class EngineHost:
                 self._send_unsent()  # prompt log-probabilities are long: those of several deltas may exceed a frame
 
     def _send_unsent(self) -> None:
-        fresh, self._unsent = self._unsent, []
-        if fresh:
-            self._channel.send(wire.Deltas(fresh))
+        deltas, self._unsent = self._unsent, []
+        if deltas:
+            self._channel.send(wire.Deltas(deltas))
 
     async def _drain(self, deadline: float) -> None:
         """Finish running answers within `deadline` seconds, then end the process."""
@@ -158,7 +159,7 @@ class EngineHost:
 
 
 async def run(connection: socket.socket, factory: str) -> int:
-    """Wait for `Start`, load, serve; return the exit code."""
+    """Wait for `Start`, load the engine and serve it; return the exit code. `factory` is `MODULE:FUNCTION`."""
     channel = Channel(*await asyncio.open_connection(sock=connection))
     incoming = channel.frames()
     try:
@@ -179,6 +180,8 @@ async def run(connection: socket.socket, factory: str) -> int:
 async def _load_and_serve(
     channel: Channel, incoming: AsyncIterator[bytes], factory: str, start: wire.Start
 ) -> int:
+    """Load the engine and serve the channel; return the exit code."""
+
     def on_stage(stage: str, done: int, total: int) -> None:
         channel.send(wire.Starting(stage, done, total))
 
@@ -200,7 +203,7 @@ async def _load_and_serve(
         log.warning("the API process is gone")
     finally:
         engine.close()
-        gc.unfreeze()  # otherwise native objects would outlive their module
+        gc.unfreeze()  # objects that stay frozen at exit would outlive the native module that they need
     return host.exit_code
 
 

@@ -62,18 +62,20 @@ class Supervisor:
         self.state = EngineState.STARTING
         self._link: EngineLink | None = None
         self._process: Process | None = None
-        self.max_model_len: int | None = None  # maximum tokens of prompt and answer; None: never ready so far
+        self.max_model_len: int | None = (
+            None  # maximum tokens of prompt and answer; None: no engine was ready yet
+        )
         self.restarts = 0  # number of restarts
         self.speculating = True  # False: speculation is switched off for all requests
-        self._adapters = dict(settings.start.adapters)  # LoRA adapters in use: name -> folder
-        self._keeping: asyncio.Task[None] | None = None  # runs `_keep_running`
+        self._adapters = dict(settings.start.adapters)  # loaded LoRA adapters: name -> folder
+        self._task: asyncio.Task[None] | None = None  # runs `_keep_running`
 
     @property
     def process_id(self) -> int | None:
         return None if self._process is None else self._process.pid
 
     def submit(self, request: NewRequest, on_late: OnLate | None = None) -> AsyncGenerator[AnswerDelta, None]:
-        """Return the deltas of all n answers.
+        """Submit a request; return an iterator over the deltas of its n answers.
 
         The iterator raises `RequestError`, or `EngineUnavailable` if the engine dies. Closing it early aborts the
         request; `on_late` then receives the last deltas of its answers.
@@ -94,7 +96,7 @@ class Supervisor:
             self._link.send(wire.MovePair(drafter, cohort, state))
 
     async def set_adapter(self, name: str, path: str | None) -> None:
-        """Load a LoRA adapter, or unload it without a path, also after restarts.
+        """Load a LoRA adapter, or unload it if `path` is None, also after restarts.
 
         Raise `RequestError` if it cannot be loaded, `EngineUnavailable` without a running engine.
         """
@@ -115,7 +117,7 @@ class Supervisor:
     async def start(self, on_ready: Callable[[], None] = lambda: None) -> None:
         """Start and keep an engine; call `on_ready` when it is ready. Raise `EngineStartError` if it cannot start."""
         first_ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._keeping = asyncio.create_task(self._keep_running(first_ready))
+        self._task = asyncio.create_task(self._keep_running(first_ready))
         await first_ready
         on_ready()
 
@@ -197,7 +199,7 @@ class Supervisor:
                 ours.close()
                 raise
         link = EngineLink(wire.Channel(*await asyncio.open_connection(sock=ours)), self._on_stage)
-        # Without adapters that were unloaded since; `_on_link_ready` adds those that were loaded since.
+        # Those adapters of the start that are still loaded; `_on_link_ready` adds adapters that were loaded later.
         adapters = self._settings.start.adapters.items() & self._adapters.items()
         link.send(msgspec.structs.replace(self._settings.start, adapters=dict(adapters)))
         self._link = link
@@ -248,9 +250,9 @@ class Supervisor:
             self._link.send(wire.Drain(self._settings.close_timeout / 2))
         elif self._process is not None:
             self._process.kill()  # a process that is loading a model reads no messages
-        elif self._keeping is not None:
-            self._keeping.cancel()  # it is pausing before a restart
-        if self._keeping is not None:
-            done, _ = await asyncio.wait((self._keeping,), timeout=2 * self._settings.close_timeout)
+        elif self._task is not None:
+            self._task.cancel()  # it is pausing before a restart
+        if self._task is not None:
+            done, _ = await asyncio.wait((self._task,), timeout=2 * self._settings.close_timeout)
             if not done:
-                self._keeping.cancel()
+                self._task.cancel()

@@ -143,7 +143,7 @@ def test_a_target_of_which_nothing_is_heard_is_given_up_with_one_line(
 
 def test_strangers_are_many_but_not_too_many(node: DraftNode, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(handshake, "HANDSHAKE_SECONDS", 5.0)
-    silent = [node.address.connect(5.0) for _ in range(node_server.MAX_STRANGERS + 1)]
+    silent = [node.address.connect(5.0) for _ in range(node_server.MAX_HANDSHAKES + 1)]
     hung_up = 0
     for link in silent:
         link.settimeout(20)
@@ -151,7 +151,7 @@ def test_strangers_are_many_but_not_too_many(node: DraftNode, monkeypatch: pytes
     assert hung_up == 1
     for link in silent:
         link.close()
-    until(lambda: node._strangers._value == node_server.MAX_STRANGERS)
+    until(lambda: node._handshakes._value == node_server.MAX_HANDSHAKES)
     connected(node).close()
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from foreword.errors import RequestError
 from foreword.server.api.call_format import ArgumentsDelta, CallStart, TextDelta
-from foreword.server.api.conversation import AnswerReader, Conversation, ToolUse, ToolWriter
+from foreword.server.api.conversation import AnswerPart, AnswerReader, Conversation, ToolUse
 from foreword.server.api.message_types import ToolFunction
 from foreword.server.api.named_calls import NAMED_FORMATS
 from foreword.server.api.reasoning import FORMATS as REASONING
@@ -163,11 +163,11 @@ def test_what_is_cut_of_a_forced_call_is_no_text(name: str):
     written = shown(NAMED_FORMATS[name].format_calls([GET]))
     for length in range(1, len(written)):
         use = ToolUse(NAMED_FORMATS[name], FUNCTIONS, "required")
-        writer = ToolWriter(use)
-        assert writer.feed(written[:length], is_end=True) == ("", [])
+        writer = Conversation([], use).reader()
+        assert writer.feed(written[:length], is_end=True) == AnswerPart("", [])
         assert writer.finish_reason("stop") == "stop"
-    whole = ToolWriter(use)
-    assert whole.whole(written)[0] is None
+    whole = Conversation([], use).reader()
+    assert whole.whole(written).text is None
     assert whole.finish_reason("stop") == "tool_calls"
 
 

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from foreword.server.api.call_format import ArgumentsDelta, CallStart, TextDelta
-from foreword.server.api.conversation import ToolUse, ToolWriter
+from foreword.server.api.conversation import Conversation, ToolUse
 from foreword.server.api.message_types import ToolFunction
 from foreword.server.api.tool_blocks import BLOCK_FORMATS, FORMATS, format_of
 
@@ -94,15 +94,16 @@ def test_what_is_no_call_of_these_tools_is_text(name: str):
 @pytest.mark.parametrize("name", BLOCK_FORMATS)
 def test_the_reason_of_the_end_and_calls_that_a_grammar_requires(name: str):
     function = ToolFunction(name="weather", parameters=SCHEMA)
-    writer = ToolWriter(ToolUse(BLOCK_FORMATS[name], [function]))
-    assert writer.whole(WRITTEN[name])[0] is None
+    writer = Conversation([], ToolUse(BLOCK_FORMATS[name], [function])).reader()
+    assert writer.whole(WRITTEN[name]).text is None
     assert writer.finish_reason("stop") == "tool_calls"
     required = ToolUse(BLOCK_FORMATS[name], [function], "required")
     assert required.structured(None) == FORMATS["hermes"].required_grammar(
         [("weather", function.argument_schema)], None
     )
     written = FORMATS["hermes"].format_calls([("weather", {"city": "Oslo"})])
-    assert ToolWriter(required).whole(written)[1][0].function.arguments == '{"city": "Oslo"}'
+    (call,) = Conversation([], required).reader().whole(written).calls
+    assert call.function.arguments == '{"city": "Oslo"}'
 
 
 def test_templates_teach_their_formats():

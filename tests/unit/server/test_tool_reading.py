@@ -5,7 +5,7 @@ import random
 import pytest
 
 from foreword.server.api.call_format import ArgumentsDelta, CallStart, Event, TextDelta
-from foreword.server.api.conversation import ToolUse, ToolWriter
+from foreword.server.api.conversation import Conversation, ToolUse
 from foreword.server.api.message_types import ToolFunction
 from foreword.server.api.tool_blocks import format_of
 from foreword.server.api.tool_reading import FORMATS, ToolFormat, ToolReader
@@ -119,7 +119,7 @@ WHOLE = FORMATS["hermes"].format_calls([ADD])
 )
 def test_a_call_that_a_stop_text_cut_is_not_why_an_answer_ended(text: str, reason: str):
     for pieces in cuts(text):
-        writer = ToolWriter(ToolUse(FORMATS["hermes"], [ToolFunction(name="add")]))
+        writer = Conversation([], ToolUse(FORMATS["hermes"], [ToolFunction(name="add")])).reader()
         for place, piece in enumerate(pieces):
             writer.feed(piece, place == len(pieces) - 1)
         assert writer.finish_reason("stop") == reason
@@ -130,11 +130,11 @@ def test_a_call_that_a_stop_text_cut_is_not_why_an_answer_ended(text: str, reaso
 def test_what_is_cut_of_a_forced_call_is_no_text(name: str):
     written = FORMATS[name].format_calls([ADD])
     for length in range(1, len(written)):
-        use = ToolUse(FORMATS[name], [ToolFunction(name="add")], "required")
-        assert ToolWriter(use).feed(written[:length], is_end=True)[0] == ""
-        content, calls = ToolWriter(use).whole(written[:length])
-        assert content is None
-        assert len(calls) <= 1
+        conversation = Conversation([], ToolUse(FORMATS[name], [ToolFunction(name="add")], "required"))
+        assert conversation.reader().feed(written[:length], is_end=True).text == ""
+        whole = conversation.reader().whole(written[:length])
+        assert whole.text is None
+        assert len(whole.calls) <= 1
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from foreword.server.api.call_format import ArgumentsDelta, CallStart, TextDelta
-from foreword.server.api.conversation import ToolUse, ToolWriter
+from foreword.server.api.conversation import Conversation, ToolUse
 from foreword.server.api.message_types import ToolFunction
 from foreword.server.api.tool_reading import FORMATS, ToolReader
 from foreword.server.api.untagged_calls import fits_schema
@@ -177,10 +177,10 @@ def test_a_name_without_tags_and_its_arguments_come_when_the_call_is_whole():
 
 def test_the_answer_ends_with_tool_calls_and_says_no_more_of_them_than_wanted():
     use = ToolUse(FORMATS["hermes"], [ToolFunction(name="add", parameters=ADD)], max_calls=1)
-    writer = ToolWriter(use)
-    content, calls = writer.whole(f"I add.\n```json\n{CALL}\n{CALL}\n```")
-    assert content == "I add."
-    assert [(call.function.name, call.function.arguments) for call in calls] == [("add", GIVEN)]
+    writer = Conversation([], use).reader()
+    part = writer.whole(f"I add.\n```json\n{CALL}\n{CALL}\n```")
+    assert part.text == "I add."
+    assert [(call.function.name, call.function.arguments) for call in part.calls] == [("add", GIVEN)]
     assert writer.finish_reason("stop") == "tool_calls"
     assert writer.finish_reason("length") == "length"
 

@@ -25,7 +25,7 @@ class TargetStatus:
     state: str  # "ok", "starting", ...; "down": no response
     running: int = 0
     waiting: int = 0
-    tokens_per_pass: float | None = None  # 1: plain decoding; None: unknown
+    tokens_per_pass: float | None = None  # 1 in plain decoding; None: unknown
     cost_per_million: float | None = None  # cost of reserved time per million tokens; None: no prices are set
     reason: str = ""  # why figures are missing
 
@@ -55,7 +55,7 @@ _REPORTED = tuple(field.name for field in fields(NodeStatus))[2:]  # keys of a n
 
 
 def fetch_json(api_key: str = "") -> Fetch:
-    """Return a function that fetches JSON, with an API key if given."""
+    """Return a function that fetches a URL's JSON, with the API key if given."""
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
     def fetch(url: str) -> Any:  # noqa: ANN401 - JSON
@@ -66,7 +66,7 @@ def fetch_json(api_key: str = "") -> Fetch:
 
 
 def cluster_status(addresses: Mapping[str, str], fetch: Fetch) -> tuple[list[TargetStatus], list[NodeStatus]]:
-    """Return the state of all targets, given by name and address, and of their nodes."""
+    """Return the states of all targets, and of their nodes; `addresses` maps names of targets to addresses."""
     targets, nodes = [], []
     for name, address in addresses.items():
         try:
@@ -96,40 +96,43 @@ def _target(name: str, health: dict[str, Any]) -> TargetStatus:
 
 
 class DemandWatch:
-    """Reads the demand of all targets from `/health`; step times are differences between two reads."""
+    """Reads the demand of all targets from `/health`; step times are means between two reads."""
 
     def __init__(self, fetch: Fetch) -> None:
         self._fetch = fetch
-        self._before: dict[str, tuple[int, float]] = {}  # by target: steps, and device seconds
+        self._before: dict[
+            str, tuple[int, float]
+        ] = {}  # target's URL -> (steps, device seconds) at the last read
 
     def read_demand(self, urls: Sequence[str]) -> tuple[list[Demand], NodeSpeed | None]:
         """Return the demands of the targets that respond, and the mean speed of their nodes (None: unknown)."""
-        demands, levels, homes, rates = [], [], [], []
+        demands: list[Demand] = []
+        nodes: list[dict[str, Any]] = []  # nodes with a measured speed, as targets report them
         for url in urls:
             try:
                 health = self._fetch(f"{url}/health")
                 demands += self._demand(url, health)
-                nodes = [node for node in health.get("draft_nodes", ()) if node["level_ms"] is not None]
+                nodes += [node for node in health.get("draft_nodes", ()) if node["level_ms"] is not None]
             except (OSError, ValueError, KeyError, TypeError, AttributeError):
                 self._before.pop(url, None)
-                continue
-            levels += [node["level_ms"] / 1e3 for node in nodes]
-            homes += [node["homes"] for node in nodes]
-            rates += [rate for node in nodes if (rate := node.get("acceptance")) is not None]
-        acceptance = fmean(rates) if rates else None
-        return demands, NodeSpeed(fmean(levels), fmean(homes), acceptance) if levels else None
+        if not nodes:
+            return demands, None
+        rates = [node["acceptance"] for node in nodes if node.get("acceptance") is not None]
+        level_seconds = fmean(node["level_ms"] / 1e3 for node in nodes)
+        requests = fmean(node["homes"] for node in nodes)
+        return demands, NodeSpeed(level_seconds, requests, fmean(rates) if rates else None)
 
     def _demand(self, url: str, health: Mapping[str, Any]) -> list[Demand]:
         """Return a target's demand since the previous read as a list; empty if it is unknown."""
         engine, usage = health["engine"], health["usage"]
         steps, seconds = engine["steps"], usage["device_seconds"]
-        before = self._before.get(url)
+        steps_before, seconds_before = self._before.get(url, (steps, seconds))
         self._before[url] = (steps, seconds)
         if not engine["running"]:
             return [Demand(0, 0.0)]
-        if before is None or steps <= before[0] or seconds <= before[1]:
-            return []  # after a restart, or without a previous read
-        return [Demand(engine["running"], (seconds - before[1]) / (steps - before[0]))]
+        if steps <= steps_before or seconds <= seconds_before:
+            return []  # no previous read, no step since then, or a restart
+        return [Demand(engine["running"], (seconds - seconds_before) / (steps - steps_before))]
 
 
 _log = logging.getLogger(__name__)
@@ -153,15 +156,15 @@ class Autoscaler:
         self._checked_at = float("-inf")
 
     def rescale(self) -> None:
-        """Adjust the number of nodes, if due."""
+        """Adjust the number of nodes, unless the last check is too recent."""
         if self.clock() - self._checked_at < CHECK_SECONDS:
             return
         self._checked_at = self.clock()
-        targets = [one for one in self.fleet.members() if one.kind == TARGET]
-        demands, speed = self._watch.read_demand([f"http://{one.address}" for one in targets])
-        have = len(numbers(self.fleet, self.node.name))
-        wanted = self._scaler.size(have, demands, speed)
-        if wanted != have:
-            requests = sum(one.requests for one in demands)
-            _log.info("%d draft nodes instead of %d, for %g requests", wanted, have, requests)
+        urls = [f"http://{member.address}" for member in self.fleet.members() if member.kind == TARGET]
+        demands, speed = self._watch.read_demand(urls)
+        running = len(numbers(self.fleet, self.node.name))
+        wanted = self._scaler.size(running, demands, speed)
+        if wanted != running:
+            requests = sum(demand.requests for demand in demands)
+            _log.info("%d draft nodes instead of %d, for %g requests", wanted, running, requests)
             resize(self.fleet, self.node, wanted)

@@ -20,10 +20,14 @@ from foreword.cluster.pools.scaling import ScaleRule
 from foreword.cluster.settings import entries
 from foreword.errors import RequestError
 
-_PLACE_KEYS = ("cpus", "gpus")
-_NODE_KEYS = ("name", "model", "listen", "method", "options", "labels", "capacity", "args", *_PLACE_KEYS)
-_TARGET_KEYS = ("name", "model", "host", "port", "drafters", "labels", "args", "near", "strict", *_PLACE_KEYS)
-_ROUTER_KEYS = ("host", "port", "args", *_PLACE_KEYS)
+# Permitted keys of the file's sections.
+_RESOURCE_KEYS = ("cpus", "gpus")
+_NODE_KEYS = ("name", "model", "listen", "method", "options", "labels", "capacity", "args", *_RESOURCE_KEYS)
+_TARGET_KEYS = (
+    *("name", "model", "host", "port", "drafters", "labels", "args", "near", "strict"),
+    *_RESOURCE_KEYS,
+)
+_ROUTER_KEYS = ("host", "port", "args", *_RESOURCE_KEYS)
 _SCALE_KEYS = tuple(field.name for field in fields(ScaleRule))
 
 
@@ -31,7 +35,7 @@ _SCALE_KEYS = tuple(field.name for field in fields(ScaleRule))
 class RaySettings:
     """Settings of Ray."""
 
-    address: str = ""  # of a running Ray; empty: start one
+    address: str = ""  # address of a running Ray; empty: start one
     namespace: str = "foreword"  # Ray namespace of the members
 
 
@@ -49,38 +53,44 @@ class ClusterConfig:
 
     @property
     def cpus(self) -> float:
-        """CPUs of all members, including those that may be added."""
-        added = 0.0 if self.scale is None else (self.scale.most - 1) * self.member(self.scale.node).cpus
-        return sum(member.cpus for member in self.members) + added
+        """CPUs of all members, including the replicas that scaling may add."""
+        cpus = sum(member.cpus for member in self.members)
+        if self.scale is not None:
+            cpus += (self.scale.most - 1) * self.member(self.scale.node).cpus
+        return cpus
 
 
 class NodeChoice:
     """Selects the nodes of a target: all, or those that it names."""
 
     def __init__(self, nodes: Sequence[Member], scale: ScaleRule | None, *, is_listed: bool) -> None:
-        """`is_listed`: nodes come and go, so targets read their addresses from a file."""
+        """`is_listed`: targets read the nodes' addresses from a file, since nodes are added and removed."""
         self._nodes = {node.name: node for node in nodes}
         self._scale = scale
         self._is_listed = is_listed
 
     def of_target(self, section: "Section") -> tuple[str, tuple[str, ...]]:
-        """Return a target's `--drafters`, and `Member.chosen_nodes`."""
+        """Return the value of a target's option `--drafters`, and `Member.chosen_nodes`."""
         if "drafters" not in section:
-            whole = NODES_LIST if self._is_listed and self._nodes else None
-            return whole or ",".join(node.address for node in self._nodes.values()), ()
+            if self._is_listed and self._nodes:
+                return NODES_LIST, ()
+            return ",".join(node.address for node in self._nodes.values()), ()
         value = section.values["drafters"]
         if isinstance(value, str) and value.startswith("@"):
             return value, ()
-        is_list = isinstance(value, list)
-        names = section.texts("drafters", "names") if is_list else entries(section.text("drafters"))
+        if isinstance(value, list):
+            names: Sequence[str] = section.texts("drafters", "names")
+        else:
+            names = entries(section.text("drafters"))
         for name in names:
             self._check(name, section)
         if self._is_listed and any(name in self._nodes for name in names):
             return NODES_LIST, tuple(replica for name in names for replica in self._replicas(name))
-        return ",".join(self._nodes[name].address if name in self._nodes else name for name in names), ()
+        addresses = [self._nodes[name].address if name in self._nodes else name for name in names]
+        return ",".join(addresses), ()
 
     def _replicas(self, name: str) -> list[str]:
-        """Return the names of all replicas that a scaled node may have; of another node, its own name."""
+        """Return the names of all replicas that a node may have; a node that is not scaled has only itself."""
         if self._scale is None or name != self._scale.node:
             return [name]
         return [self._nodes[name].replica(number).name for number in range(1, self._scale.most + 1)]
@@ -170,14 +180,13 @@ class Section:
     """One object of the cluster file; its methods return the values of its keys, checked."""
 
     def __init__(self, value: object, location: str, keys: Sequence[str] | None) -> None:
-        """`location` in the file is for error messages; `keys` are the permitted ones, None: all."""
+        """Check the keys of a section; `location` is for error messages, `keys` are the permitted ones; None: all."""
         if not isinstance(value, Mapping):
             raise RequestError(f"cluster file: {location} must be an object")
-        for key in value if keys is not None else ():
-            if key not in (keys or ()):
-                raise RequestError(
-                    f"cluster file: {location} has an unknown key {key!r}; known are {', '.join(keys or ())}"
-                )
+        for key in value:
+            if keys is not None and key not in keys:
+                known = ", ".join(keys)
+                raise RequestError(f"cluster file: {location} has an unknown key {key!r}; known are {known}")
         self.values: Mapping[str, Any] = value
         self._location = location
 
@@ -185,40 +194,41 @@ class Section:
         return key in self.values
 
     def items(self, key: str) -> list[object]:
-        found = self.values.get(key) or []
-        if not isinstance(found, list):
+        value = self.values.get(key) or []
+        if not isinstance(value, list):
             raise RequestError(f"cluster file: {key} must be a list")
-        return found
+        return value
 
     def text(self, key: str) -> str:
-        found = self.values.get(key)
-        if not isinstance(found, str) or not found:
-            raise self.error(key, f"must be a text, not {found!r}")
-        return found
+        value = self.values.get(key)
+        if not isinstance(value, str) or not value:
+            raise self.error(key, f"must be a text, not {value!r}")
+        return value
 
     def whole_number(self, key: str) -> int:
-        found = self.values.get(key)
-        if not isinstance(found, int) or isinstance(found, bool) or not 0 < found < 1 << 16:
-            raise self.error(key, f"must be a whole number from 1 to 65535, not {found!r}")
-        return found
+        value = self.values.get(key)
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 1 << 16:
+            raise self.error(key, f"must be a whole number from 1 to 65535, not {value!r}")
+        return value
 
     def amount(self, key: str, default: float) -> float:
-        found = self.values.get(key, default)
-        if not isinstance(found, int | float) or isinstance(found, bool) or not 0 <= found < float("inf"):
-            raise self.error(key, f"must be a number from 0 on, not {found!r}")
-        return float(found)
+        value = self.values.get(key, default)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < float("inf"):
+            raise self.error(key, f"must be a number from 0 on, not {value!r}")
+        return float(value)
 
-    def texts(self, key: str, of: str = "texts") -> tuple[str, ...]:
-        found = self.values.get(key, [])
-        if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
-            raise self.error(key, f"must be a list of {of}")
-        return tuple(found)
+    def texts(self, key: str, plural: str = "texts") -> tuple[str, ...]:
+        """Return a list of texts; `plural` says what they are, for the error message."""
+        value = self.values.get(key, [])
+        if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
+            raise self.error(key, f"must be a list of {plural}")
+        return tuple(value)
 
     def listening(self) -> tuple[list[str], str]:
-        """Return the options that set a server's address, and the address."""
-        host, port = self.text("host") if "host" in self else "127.0.0.1", self.whole_number("port")
-        named = f"[{host}]" if ":" in host else host
-        return ["--host", host, "--port", str(port)], f"{named}:{port}"
+        """Return the command-line options that set a server's address, and the address."""
+        host = self.text("host") if "host" in self else "127.0.0.1"
+        address = NodeAddress(host, self.whole_number("port"))
+        return ["--host", host, "--port", str(address.port)], str(address)
 
     def with_resources(self, member: Member) -> Member:
         """Return the member with the CPUs and GPUs that it reserves."""
@@ -229,8 +239,8 @@ class Section:
         return RequestError(f"cluster file: {self._location}.{key} {problem}")
 
 
-def _node(value: object, place: str) -> Member:
-    given = Section(value, place, _NODE_KEYS)
+def _node(value: object, location: str) -> Member:
+    given = Section(value, location, _NODE_KEYS)
     name, listen = given.text("name"), given.text("listen")
     NodeAddress.parse(listen)
     arguments = ["draft-node", "--model", given.text("model"), "--listen", listen]
@@ -240,17 +250,15 @@ def _node(value: object, place: str) -> Member:
     if "capacity" in given:
         arguments += ["--capacity", str(given.whole_number("capacity"))]
     if "options" in given:
-        arguments += [
-            "--options",
-            json.dumps(Section(given.values["options"], f"{place}.options", None).values),
-        ]
+        options = Section(given.values["options"], f"{location}.options", None)
+        arguments += ["--options", json.dumps(options.values)]
     if set(name) & set(":,"):  # targets list nodes by name or address, separated by commas
         raise given.error("name", f"must have no colon and no comma: {name!r}")
     return given.with_resources(Member(name, NODE, (*arguments, *given.texts("args")), listen))
 
 
-def _target(value: object, place: str, nodes: NodeChoice) -> Member:
-    given = Section(value, place, _TARGET_KEYS)
+def _target(value: object, location: str, nodes: NodeChoice) -> Member:
+    given = Section(value, location, _TARGET_KEYS)
     options, address = given.listening()
     drafters, chosen_nodes = nodes.of_target(given)
     arguments = ["serve", given.text("model"), *options]
@@ -280,10 +288,12 @@ def _scale(value: object, nodes: Sequence[Member]) -> ScaleRule:
     node = given.text("node")
     if node not in {member.name for member in nodes}:
         raise given.error("node", f"must name one of the nodes, not {node!r}")
-    for taken in (member.name for member in nodes if replica_number(member.name, node) > 1):
-        raise RequestError(
-            f"cluster file: autoscale would give a replica of {node} the name of the node {taken!r}; rename it"
-        )
+    for member in nodes:
+        if replica_number(member.name, node) > 1:
+            raise RequestError(
+                f"cluster file: autoscale would give a replica of {node} the name of the node {member.name!r}; "
+                "rename it"
+            )
     numbers: dict[str, Any] = {}
     for field in fields(ScaleRule):
         if field.name in given and field.name != "node":

@@ -1,4 +1,4 @@
-"""The members of a cluster on this machine, their log lines, and the state file."""
+"""Runs the members of a cluster on this machine, logs their changes, and writes the state file."""
 
 import json
 import logging
@@ -35,8 +35,8 @@ class MemberStatus:
     kind: str
     address: str
     restarts: int = 0
-    machine: str = ""  # address of its machine; empty: this machine
-    is_refused: bool = False  # whether it refused its arguments, so that it is not started again
+    machine: str = ""  # address of the member's machine; empty: this machine
+    is_refused: bool = False  # whether the member refused its arguments, so that it is not started again
 
 
 class MemberFleet(Protocol):
@@ -66,8 +66,8 @@ def resize(fleet: MemberFleet, node: Member, size: int) -> None:
 
 
 def numbers(fleet: MemberFleet, node: str) -> set[int]:
-    """Return the numbers of a node's replicas."""
-    return {number for name in fleet.names() if (number := replica_number(name, node))}
+    """Return the replica numbers of a node that are in use."""
+    return {replica_number(name, node) for name in fleet.names()} - {0}
 
 
 class LocalFleet:
@@ -76,6 +76,7 @@ class LocalFleet:
     def __init__(
         self, cluster: ClusterConfig, lists: Path, start: Callable[[Member, Path], Process] = launch
     ) -> None:
+        """`lists` is the folder of the lists of members, which `start` receives as well."""
         self._lists = lists
         self._pools = Pools(cluster.members, lambda member: start(member, lists_of(member, lists)))
         self._list()
@@ -93,12 +94,18 @@ class LocalFleet:
     def members(self) -> list[MemberStatus]:
         restarts, refused = self._pools.restarts(), self._pools.refused()
         return [
-            MemberStatus(one.name, one.kind, one.address, restarts[one.name], "", one.name in refused)
-            for one in self._pools.present()
+            MemberStatus(
+                member.name,
+                member.kind,
+                member.address,
+                restarts[member.name],
+                is_refused=member.name in refused,
+            )
+            for member in self._pools.present()
         ]
 
     def names(self) -> list[str]:
-        return [one.name for one in self._pools.present()]
+        return [member.name for member in self._pools.present()]
 
     def add(self, member: Member) -> None:
         self._pools.add(member)
@@ -109,9 +116,9 @@ class LocalFleet:
         self._list()
 
     def _list(self) -> None:
-        """Write the lists of all members, and those of targets that use only some nodes."""
+        """Write the lists of all members, and separate lists for targets that use only some nodes."""
         present = self._pools.present()
-        listed = [(one.name, one.kind, one.address) for one in present]
+        listed = [(member.name, member.kind, member.address) for member in present]
         write_lists(self._lists, listed)
         for member in present:
             if member.chosen_nodes:
@@ -122,23 +129,21 @@ _log = logging.getLogger(__name__)
 
 
 class MemberLog:
-    """Logs each change once: start, restart, refusal."""
+    """Logs each change of a member once: start, restart, refusal."""
 
     def __init__(self) -> None:
-        self._known: dict[str, MemberStatus] = {}
+        self._known: dict[str, MemberStatus] = {}  # last status by name
 
     def log_changes(self, members: Sequence[MemberStatus]) -> None:
-        for one in members:
-            before = self._known.get(one.name)
-            self._known[one.name] = one
-            if before is None or before.machine != one.machine:
-                _log.info("%s is started on %s", one.name, one.machine)
-            elif one.restarts > before.restarts:
-                _log.warning("%s has ended and is started again (%d times so far)", one.name, one.restarts)
-            if one.is_refused and (before is None or not before.is_refused):
-                _log.error(
-                    "%s refused its options and is not started again; its log has the reason", one.name
-                )
+        for member in members:
+            name, before = member.name, self._known.get(member.name)
+            self._known[name] = member
+            if before is None or before.machine != member.machine:
+                _log.info("%s is started on %s", name, member.machine)
+            elif member.restarts > before.restarts:
+                _log.warning("%s has ended and is started again (%d times so far)", name, member.restarts)
+            if member.is_refused and (before is None or not before.is_refused):
+                _log.error("%s refused its options and is not started again; its log has the reason", name)
 
 
 class ClusterState:
@@ -153,22 +158,21 @@ class ClusterState:
 
     def write(self, members: Sequence[MemberStatus]) -> None:
         """Write the members and this process's id if they have changed."""
-        reported = {"pid": os.getpid(), "members": [asdict(one) for one in members]}
-        if reported != self._written:
+        state = {"pid": os.getpid(), "members": [asdict(member) for member in members]}
+        if state != self._written:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             new = self._path.with_suffix(".new")
-            new.write_text(json.dumps(reported), encoding="utf-8")
+            new.write_text(json.dumps(state), encoding="utf-8")
             new.replace(self._path)
-            self._written = reported
+            self._written = state
 
     def forget(self) -> None:
         """Remove the file."""
-        with suppress(FileNotFoundError):
-            self._path.unlink()
+        self._path.unlink(missing_ok=True)
 
     def members(self) -> list[MemberStatus]:
-        """Return the members; empty if no process supervises this cluster."""
-        return [MemberStatus(**one) for one in self._read().get("members", ())]
+        """Return the members in the file; empty if there is no file."""
+        return [MemberStatus(**member) for member in self._read().get("members", ())]
 
     def watcher(self) -> int | None:
         """Return the supervisor's process id; None: not running."""
@@ -176,7 +180,7 @@ class ClusterState:
         return pid if isinstance(pid, int) and _is_up(pid) else None
 
     def stop(self) -> bool:
-        """Send the supervisor SIGTERM, so that it ends all members; return False if there is none."""
+        """Send the supervisor SIGTERM, so that it ends all members; return False if no supervisor is running."""
         pid = self.watcher()
         if pid is None:
             return False
@@ -185,15 +189,16 @@ class ClusterState:
         return True
 
     def _read(self) -> dict[str, Any]:
+        """Return the contents of the file; empty if it cannot be read."""
         try:
-            reported: dict[str, Any] = json.loads(self._path.read_text(encoding="utf-8"))
+            state: dict[str, Any] = json.loads(self._path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
-        return reported
+        return state
 
 
 def _is_up(pid: int) -> bool:
-    """Return whether the process with this id is a `cluster up`: ids of ended processes are used again."""
+    """Return whether the process with this id runs `cluster up`; another one may have the id of an ended supervisor."""
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:

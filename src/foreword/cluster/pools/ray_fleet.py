@@ -33,11 +33,11 @@ SILENT_SECONDS = 10.0  # seconds without a message after which a member counts a
 
 
 class MemberRegistry:
-    """Registry to which members report periodically, so that a restarted registry soon has all of them."""
+    """Registry of the members. All report periodically, so that a restarted registry soon has all of them."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
-        # By name: fields of `MemberStatus`, and when they were reported.
+        # name -> (fields of `MemberStatus`, time of the report)
         self._reports: dict[str, tuple[dict[str, Any], float]] = {}
 
     def report(self, status: dict[str, Any]) -> list[dict[str, Any]]:
@@ -66,8 +66,8 @@ AUTH_VARIABLE = "RAY_AUTH_MODE"  # environment variable of Ray; "token" requires
 class MemberActor:
     """Runs one member, and restarts its process when it ends, like the supervisor on one machine.
 
-    Ray restarts the actor when it or its machine ends; the process ends with the actor. A single thread starts and
-    watches the process, because the process ends when the thread that started it does.
+    Ray restarts the actor when the actor or its machine ends; the process ends with the actor. A single thread starts
+    and watches the process, because the process ends when the thread that started it ends.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class MemberActor:
         self._report = report
         self._lists = Path(mkdtemp(prefix="foreword-"))
         write_lists(self._lists, [])
-        self._pools = Pools([member], lambda each: start(each, self._lists), have_run=has_run)
+        self._pools = Pools([member], lambda started: start(started, self._lists), have_run=has_run)
         self._thread = threading.Thread(target=self._pools.run, args=(self.report_status,), name=member.name)
 
     def run(self) -> None:
@@ -100,9 +100,10 @@ class MemberActor:
     def status(self) -> dict[str, Any]:
         """Return the fields of the member's `MemberStatus`."""
         member = self._member
-        restarts, is_refused = self._pools.restarts().get(member.name, 0), bool(self._pools.refused())
-        status = MemberStatus(member.name, member.kind, member.address, restarts, self._machine, is_refused)
-        return asdict(status)
+        restarts, refused = self._pools.restarts().get(member.name, 0), self._pools.refused()
+        return asdict(
+            MemberStatus(member.name, member.kind, member.address, restarts, self._machine, bool(refused))
+        )
 
     def is_guarded(self) -> bool:
         """Return whether Ray requires a token on this machine."""
@@ -134,7 +135,7 @@ def import_ray() -> Any:  # noqa: ANN401 - an extra
 
 
 def connect(ray: Any, settings: RaySettings, cpus: float) -> bool:  # noqa: ANN401 - an extra
-    """Connect to the Ray of the settings, or start one with at least `cpus` CPUs; return whether it was running."""
+    """Connect to the Ray of the settings and return True; without one, start it with at least `cpus` CPUs."""
     check_mode(settings.address, os.environ.get(AUTH_VARIABLE, ""))
     shared: dict[str, Any] = {
         "namespace": settings.namespace,
@@ -170,7 +171,10 @@ def check_mode(address: str, mode: str) -> None:
 
 
 def check_guarded(machines: int, guarded: Sequence[bool]) -> None:
-    """Raise `RequestError` for a Ray with several machines unless every actor reports that it needs a token."""
+    """Raise `RequestError` for a Ray with several machines unless all actors have reported that it requires a token.
+
+    `guarded` has one report per actor.
+    """
     if machines > 1 and not (guarded and all(guarded)):
         raise RequestError(
             f"this Ray has {machines} machines and asks for no token: anyone who reaches it runs code on them; "
@@ -183,7 +187,7 @@ PLACED_SECONDS = 60.0  # seconds that members may wait for placement before a wa
 
 
 class RayFleet:
-    """Implements `foreword cluster up` with `ray`. Actors outlive it on a Ray that was running before."""
+    """Implements `foreword cluster up` with Ray. On a Ray that was already running, the actors outlive this process."""
 
     def __init__(self, cluster: ClusterConfig) -> None:
         assert cluster.ray is not None
@@ -206,7 +210,7 @@ class RayFleet:
         self.find()
         placed = self._place()
         for member in self._cluster.members:
-            self._add(member, placed.get(member.name))
+            self.add(member, placed.get(member.name))
         self._check_token()
         scale = self._cluster.scale
         if scale is not None:
@@ -235,9 +239,6 @@ class RayFleet:
 
     def names(self) -> list[str]:
         return list(self._actors)
-
-    def add(self, member: Member) -> None:
-        self._add(member, None)
 
     def drop(self, name: str) -> None:
         """Remove a node; it ends after notifying its targets."""
@@ -281,14 +282,14 @@ class RayFleet:
             )
             if not group.wait(PLACED_SECONDS):
                 names = " and ".join(member.name for member in together)
-                _log.warning("Ray has no room for %s yet: %s", names, [_bundle(one) for one in together])
+                _log.warning("Ray has no room for %s yet: %s", names, list(map(_bundle, together)))
             for index, member in enumerate(together):
                 placed[member.name] = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
                     group, placement_group_bundle_index=index
                 )
         return placed
 
-    def _add(self, member: Member, strategy: Any | None) -> None:  # noqa: ANN401 - Ray's
+    def add(self, member: Member, strategy: Any | None = None) -> None:  # noqa: ANN401 - Ray's
         """Start a member's actor, or find it; `strategy` None: Ray places it anywhere."""
         options = {"num_cpus": member.cpus, "num_gpus": member.gpus}
         if strategy is not None:
@@ -300,7 +301,7 @@ class RayFleet:
         )
 
     def _start_actor(self, actor_class: type, name: str, *arguments: object, **options: Any) -> Any:  # noqa: ANN401 - Ray's
-        """Return the actor with this name: one that an earlier `up` left, or a new one."""
+        """Return the actor with this name: the one of an earlier `up` if it still runs, otherwise a new one."""
         options |= {"name": name, "lifetime": self._lifetime, "get_if_exists": True, "max_restarts": -1}
         return self._ray.remote(actor_class).options(**options).remote(*arguments)
 
@@ -311,7 +312,9 @@ class RayFleet:
     def _check_token(self) -> None:
         """End all members and raise `RequestError` if Ray has several machines and needs no token."""
         hosts = {node["NodeManagerAddress"] for node in self._ray.nodes() if node["Alive"]}
-        replies = [] if len(hosts) == 1 else [actor.is_guarded.remote() for actor in self._actors.values()]
+        if len(hosts) <= 1:
+            return
+        replies = [actor.is_guarded.remote() for actor in self._actors.values()]
         ready = []
         if replies:
             ready, _ = self._ray.wait(replies, num_returns=len(replies), timeout=PLACED_SECONDS)

@@ -1,4 +1,4 @@
-"""The processes of a cluster: their description, the lists of their addresses, and a supervisor on this machine."""
+"""The members of a cluster: their description, the lists of their addresses, and a supervisor of their processes."""
 
 import logging
 import os
@@ -18,10 +18,10 @@ from foreword.cluster.address import NodeAddress
 NODE, TARGET, ROUTER = "node", "target", "router"  # kinds of members
 
 NODES_LIST, TARGETS_LIST = "@{lists}/nodes", "@{lists}/targets"
-"""Arguments that name the files with the addresses of members; `{lists}` becomes their folder when a member starts."""
+"""Arguments for the files with the addresses of nodes and targets; a member that starts gets a folder for `{lists}`."""
 
-# Hosts that listen on all interfaces; other members connect to the machine's address.
 ANYWHERE = ("0.0.0.0", "::")
+"""Hosts that listen on all interfaces; other members connect to the machine's address instead."""
 
 
 @dataclass(frozen=True)
@@ -56,34 +56,34 @@ class Member:
         host, _, port = self.address.rpartition(":")
         if host.strip("[]") not in ANYWHERE:
             return self
-        named = f"[{machine}]" if ":" in machine else machine
-        return replace(self, address=f"{named}:{port}")
+        return replace(self, address=str(NodeAddress(machine, int(port))))
 
     def replica(self, number: int) -> "Member":
-        """Return another node like this one, `number` − 1 ports further; replica 1 is the node itself."""
+        """Return a copy of this node that listens `number` − 1 ports higher; replica 1 is the node itself."""
         if number == 1:
             return self
-        own = NodeAddress.parse(self.address)
-        path = f"{own.path}-{number}" if own.path else ""
-        other = NodeAddress(own.host, own.port + number - 1, path)
-        at = self.arguments.index("--listen") + 1
-        arguments = (*self.arguments[:at], str(other), *self.arguments[at + 1 :])
-        return replace(self, name=f"{self.name}-{number}", arguments=arguments, address=str(other))
+        first = NodeAddress.parse(self.address)
+        path = f"{first.path}-{number}" if first.path else ""
+        address = str(NodeAddress(first.host, first.port + number - 1, path))
+        arguments = list(self.arguments)
+        arguments[arguments.index("--listen") + 1] = address
+        return replace(self, name=f"{self.name}-{number}", arguments=tuple(arguments), address=address)
 
 
-def replica_number(name: str, of: str) -> int:
-    """Return the replica number that a member's name has among the replicas of a node; 0: it is none."""
-    if name == of:
+def replica_number(name: str, node: str) -> int:
+    """Return the number of a member among the replicas of a node, both given by name; 0: it is no replica."""
+    if name == node:
         return 1
-    number = name.removeprefix(f"{of}-")
-    return int(number) if name.startswith(f"{of}-") and number.isdecimal() else 0
+    number = name.removeprefix(f"{node}-")
+    return int(number) if name.startswith(f"{node}-") and number.isdecimal() else 0
 
 
-Listed = tuple[str, str, str]  # name, kind and address of a member
+Listed = tuple[str, str, str]
+"""(name, kind, address) of a member."""
 
 
 def lists_of(member: Member, folder: Path) -> Path:
-    """Return the folder of the lists that a member reads: a folder of its own if it uses only some nodes."""
+    """Return the folder of the lists that a member reads: a separate folder if it uses only some nodes."""
     return folder / f"of-{quote(member.name, safe='')}" if member.chosen_nodes else folder
 
 
@@ -94,14 +94,15 @@ def write_lists(folder: Path, members: Iterable[Listed], chosen_nodes: Collectio
     outside the cluster.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    listed = list(members)
-    nodes = {name: address for name, kind, address in listed if kind == NODE}
-    if chosen_nodes:
-        elsewhere = [address for address in chosen_nodes if ":" in address]
-        nodes = {name: address for name, address in nodes.items() if name in chosen_nodes}
-        nodes |= {address: address for address in elsewhere}
-    _write(folder / "nodes", nodes.values())
-    _write(folder / "targets", [address for _, kind, address in listed if kind == TARGET])
+    nodes, targets = [], []
+    for name, kind, address in members:
+        if kind == TARGET:
+            targets.append(address)
+        elif kind == NODE and (not chosen_nodes or name in chosen_nodes):
+            nodes.append(address)
+    nodes += [address for address in chosen_nodes if ":" in address]
+    _write(folder / "nodes", nodes)
+    _write(folder / "targets", targets)
 
 
 def _write(path: Path, addresses: Iterable[str]) -> None:
@@ -118,7 +119,7 @@ _log = logging.getLogger(__name__)
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 """Seconds before a restart: the first pause, which doubles with each restart, and the maximum."""
 
-CALM_SECONDS = 60.0  # seconds of running after which the pause before a restart is the first one again
+CALM_SECONDS = 60.0  # a member that ran for more seconds than this resets the pause
 REFUSED = 2  # exit code of a member that refuses its arguments: a restart would fail again
 CHECK_SECONDS = 0.5  # seconds between two checks of the members
 _SLICE = 0.1  # seconds between two checks whether a stop was requested
@@ -127,7 +128,7 @@ _SLICE = 0.1  # seconds between two checks whether a stop was requested
 class Stopping:
     """Flag that a stop was requested, by call or signal.
 
-    It has no lock: a signal handler may interrupt itself, and would deadlock on the lock of an `Event`.
+    It has no lock, unlike `threading.Event`: a signal handler that interrupts another one would wait for it forever.
     """
 
     def __init__(self) -> None:
@@ -176,18 +177,18 @@ class _Running:
     """A member and its process."""
 
     member: Member
-    process: Process | None = None  # None: it does not run now
+    process: Process | None = None  # None: the member does not run now
     began: float = 0.0  # time of the last start
     pause: float = FIRST_PAUSE  # seconds before the next restart
     again_at: float = 0.0  # earliest time of the next start
     restarts: int = 0
-    is_leaving: bool = False  # whether it was dropped, and its process ends
-    is_refused: bool = False  # whether it refused its arguments, so that it is not started again
-    has_run: bool = False  # whether it ran long enough to show that its arguments are valid
+    is_leaving: bool = False  # whether the member was dropped, so that its process ends
+    is_refused: bool = False  # whether the member refused its arguments, so that it is not started again
+    has_run: bool = False  # whether the member ran long enough to show that its arguments are valid
 
     @property
     def has_left(self) -> bool:
-        """Whether it was dropped and its process has ended."""
+        """Whether the member was dropped and its process has ended."""
         return self.is_leaving and (self.process is None or self.process.poll() is not None)
 
 
@@ -207,15 +208,15 @@ class Pools:
 
     def restarts(self) -> dict[str, int]:
         """Return the number of restarts by name."""
-        return {one.member.name: one.restarts for one in self._running if not one.is_leaving}
+        return {entry.member.name: entry.restarts for entry in self._running if not entry.is_leaving}
 
     def present(self) -> list[Member]:
         """Return the members that should run."""
-        return [one.member for one in self._running if not one.is_leaving]
+        return [entry.member for entry in self._running if not entry.is_leaving]
 
     def refused(self) -> set[str]:
-        """Return the names of members that are not restarted."""
-        return {one.member.name for one in self._running if one.is_refused}
+        """Return the names of members that refused their arguments."""
+        return {entry.member.name for entry in self._running if entry.is_refused}
 
     def add(self, member: Member) -> None:
         """Add a member, which the next check starts."""
@@ -223,38 +224,38 @@ class Pools:
 
     def drop(self, name: str) -> None:
         """Remove a member and let its process end."""
-        for one in self._running:
-            if one.member.name == name and not one.is_leaving:
-                one.is_leaving = True
-                if one.process is not None:
-                    one.process.terminate()
+        for entry in self._running:
+            if entry.member.name == name and not entry.is_leaving:
+                entry.is_leaving = True
+                if entry.process is not None:
+                    entry.process.terminate()
 
     def check_members(self) -> None:
-        """Forget members that have left, record those that have ended, and start those that are due."""
+        """Remove members that have left, record processes that have ended, and start members that are due."""
         now = self.clock()
-        self._running = [one for one in self._running if not one.has_left]
-        for one in self._running:
-            if one.is_leaving or one.is_refused:
+        self._running = [entry for entry in self._running if not entry.has_left]
+        for entry in self._running:
+            if entry.is_leaving or entry.is_refused:
                 continue
-            if one.process is not None and (code := one.process.poll()) is not None:
-                self._ended(one, code, now)
-            if one.process is None and now >= one.again_at and not one.is_refused:
-                one.process, one.began = self.start(one.member), now
-                _log.info("%s is started", one.member.name)
+            if entry.process is not None and (code := entry.process.poll()) is not None:
+                self._ended(entry, code, now)
+            if entry.process is None and now >= entry.again_at and not entry.is_refused:
+                entry.process, entry.began = self.start(entry.member), now
+                _log.info("%s is started", entry.member.name)
 
-    def _ended(self, one: _Running, code: int, now: float) -> None:
-        """Record that a member's process has ended, and when to start it again."""
-        one.process = None
-        if now - one.began > CALM_SECONDS:
-            one.pause, one.has_run = FIRST_PAUSE, True
-        if code == REFUSED and not one.has_run:
-            one.is_refused = True
-            _log.error("%s refused its options (see above) and is not started again", one.member.name)
+    def _ended(self, entry: _Running, code: int, now: float) -> None:
+        """Record that a member's process has ended, and when to start it again; `code` is the exit code."""
+        entry.process = None
+        if now - entry.began > CALM_SECONDS:
+            entry.pause, entry.has_run = FIRST_PAUSE, True
+        if code == REFUSED and not entry.has_run:
+            entry.is_refused = True
+            _log.error("%s refused its options (see above) and is not started again", entry.member.name)
             return
-        one.again_at = now + one.pause
-        _log.error("%s has ended (exit code %s); restarting in %g s", one.member.name, code, one.pause)
-        one.pause = min(2 * one.pause, LONGEST_PAUSE)
-        one.restarts += 1
+        entry.again_at = now + entry.pause
+        _log.error("%s has ended (exit code %s); restarting in %g s", entry.member.name, code, entry.pause)
+        entry.pause = min(2 * entry.pause, LONGEST_PAUSE)
+        entry.restarts += 1
 
     def run(self, and_then: Callable[[], None] = lambda: None) -> None:
         """Check the members and call `and_then` periodically until `stopped` is set; then end all members."""
@@ -269,8 +270,8 @@ class Pools:
     def close(self, timeout: float = 45.0) -> None:
         """End routers, then targets, then nodes; kill those that do not end in `timeout` seconds."""
         for kind in (ROUTER, TARGET, NODE):
-            ending = [one for one in self._running if one.member.kind == kind]
-            processes = [one.process for one in ending if one.process is not None]
+            ending = [entry for entry in self._running if entry.member.kind == kind]
+            processes = [entry.process for entry in ending if entry.process is not None]
             for process in processes:
                 process.terminate()
             for process in processes:
@@ -279,5 +280,5 @@ class Pools:
                 except subprocess.TimeoutExpired:
                     process.kill()
                     process.wait()
-            for one in ending:
-                one.process = None
+            for entry in ending:
+                entry.process = None

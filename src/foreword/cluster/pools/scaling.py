@@ -1,4 +1,4 @@
-"""Number of draft nodes that targets need; also used by the simulator."""
+"""Computes how many draft nodes targets need; the simulator uses it, too."""
 
 import math
 from bisect import bisect_left
@@ -7,21 +7,22 @@ from dataclasses import dataclass
 from time import monotonic
 
 UTILISATION = 0.7  # fraction of a step in which a node may draft; the rest absorbs bursts and delays
-LevelSeconds = Callable[[int], float]  # seconds per level by number of concurrent requests, non-decreasing
+LevelSeconds = Callable[[int], float]
+"""Returns the seconds per draft level for a number of concurrent requests; non-decreasing."""
 
 
 @dataclass(frozen=True)
 class DraftWork:
     """Drafting work per request and step of its target."""
 
-    levels: float  # wanted levels
+    levels: float  # draft levels that the target verifies
     step_seconds: float  # time of a step of the target: its pass, and the wait for drafts
-    ahead: float = 1.0  # drafted levels per used level: 1, or 2.0 to 2.4 with run-ahead
+    ahead: float = 1.0  # drafted levels per verified level: 1, or 2.0 to 2.4 with run-ahead
     utilisation: float = UTILISATION  # fraction of a step in which a node may draft
 
 
 def gained_tokens(acceptance: float, levels: int) -> float:
-    """Return the accepted draft tokens per pass, if each is accepted with this probability given those before."""
+    """Return the expected accepted draft tokens per pass; `acceptance` is each level's rate, given those before it."""
     return sum(acceptance**level for level in range(1, levels + 1))
 
 
@@ -37,17 +38,18 @@ def requests_per_node(work: DraftWork, level_seconds: LevelSeconds, capacity: in
         drafting = work.ahead * work.levels * level_seconds(requests)
         return drafting <= work.utilisation * work.step_seconds
 
+    # The first number that does not fit has as many smaller numbers as requests fit.
     return bisect_left(range(1, capacity + 1), True, key=lambda requests: not fits(requests))
 
 
 def wanted_draft_nodes(requests: int, work: DraftWork, level_seconds: LevelSeconds, capacity: int) -> int:
-    """Return the nodes needed for `requests` requests; 0 if no node can serve even one."""
+    """Return the number of nodes needed for `requests` requests; 0 if a node cannot serve even one."""
     per_node = requests_per_node(work, level_seconds, capacity)
     return math.ceil(requests / per_node) if per_node else 0
 
 
-UNBOUNDED = 1 << 20  # capacity of a node without a limit
-KEPT_FOR = 0.8  # fraction of its price below which a node is removed; it is added at its full price
+UNBOUNDED = 1 << 20  # capacity of a node without a limit, in requests
+KEPT_FOR = 0.8  # fraction of a node's price: a node that earns less is removed, one that would earn the price is added
 
 
 @dataclass(frozen=True)
@@ -58,25 +60,25 @@ class ScaleRule:
     least: int = 1  # minimum number of nodes
     most: int = 8  # maximum number of nodes
     levels: int = 5  # draft levels verified per pass
-    ahead: float = 2.0  # drafted levels per used level; 1 without run-ahead
-    doubling: float = 200.0  # requests at which a level takes twice as long as for one
-    kv_tokens: int = 0  # KV cache of a node; 0: no limit
-    context: int = 0  # tokens of a typical request
-    use: float = 0.7  # maximum fraction of a step for drafting
-    idle: float = 0.5  # fraction of a step for drafting below which there are too many nodes
+    ahead: float = 2.0  # drafted levels per verified level; 1 without run-ahead
+    doubling: float = 200.0  # number of requests for which a level takes twice as long as for one
+    kv_tokens: int = 0  # KV cache of a node in tokens; 0: no limit
+    context: int = 0  # tokens of a typical request; 0: unknown
+    use: float = 0.7  # fraction of a step for drafting, above which there are too few nodes
+    idle: float = 0.5  # fraction of a step for drafting, below which there are too many nodes
     up_seconds: float = 10.0  # add nodes after too few for this long
     down_seconds: float = 300.0  # remove a node after too many for this long
-    # With both prices, nodes beyond `least` run only while each earns its cost.
-    node_price: float = 0.0  # per hour of one node
-    token_price: float = 0.0  # per million generated tokens
+    # If both prices are set, nodes beyond `least` run only while each earns its cost.
+    node_price: float = 0.0  # price per hour of one node
+    token_price: float = 0.0  # price per million generated tokens
 
 
 @dataclass(frozen=True)
 class Demand:
     """Demand of one target."""
 
-    requests: float
-    step_seconds: float  # between passes
+    requests: float  # running requests
+    step_seconds: float  # time of a step
 
 
 @dataclass(frozen=True)
@@ -89,15 +91,19 @@ class NodeSpeed:
 
 
 def requests_served(speed: NodeSpeed, step_seconds: float, rule: ScaleRule, use: float) -> int:
-    """Return the requests that one node can serve for such steps; a level takes t(m) = t0 (1 + m / doubling).
+    """Return the number of requests that one node can serve if it may draft for the fraction `use` of a step.
 
-    If not even one request fits with run-ahead, the result is without run-ahead; it is at least 1.
+    A level for m requests takes t(m) = t0 (1 + m / doubling). If not even one request fits with run-ahead, the result
+    is that without run-ahead; it is at least 1.
     """
-    alone = speed.level_seconds / (1 + speed.requests / rule.doubling)
+    base_seconds = speed.level_seconds / (1 + speed.requests / rule.doubling)  # t0
+
+    def level_seconds(requests: int) -> float:
+        return base_seconds * (1 + requests / rule.doubling)
+
     capacity = max(rule.kv_tokens // rule.context, 1) if rule.kv_tokens and rule.context else UNBOUNDED
     for ahead in (rule.ahead, 1.0):
-        work = DraftWork(rule.levels, step_seconds, ahead, use)
-        served = requests_per_node(work, lambda requests: alone * (1 + requests / rule.doubling), capacity)
+        served = requests_per_node(DraftWork(rule.levels, step_seconds, ahead, use), level_seconds, capacity)
         if served:
             return served
     return 1
@@ -105,35 +111,42 @@ def requests_served(speed: NodeSpeed, step_seconds: float, rule: ScaleRule, use:
 
 def nodes_needed(demands: Sequence[Demand], speed: NodeSpeed, rule: ScaleRule, use: float) -> int:
     """Return the number of nodes that serve all demands, within the rule's minimum and maximum."""
-    return min(max(math.ceil(_need(demands, speed, rule, use) - 1e-9), rule.least), rule.most)
+    nodes = math.ceil(_need(demands, speed, rule, use) - _ROUNDING)
+    return min(max(nodes, rule.least), rule.most)
 
 
 def profitable_nodes(demands: Sequence[Demand], speed: NodeSpeed, rule: ScaleRule, part: float = 1.0) -> int:
     """Return the maximum number of nodes that each earn more than a fraction (`part`) of their price.
 
-    All nodes but the last are fully used, so they earn the same.
+    All nodes except the last are fully used, so they earn the same.
     """
     need = _need(demands, speed, rule, rule.use)
     if not (rule.node_price and rule.token_price and need) or speed.acceptance is None:
         return rule.most
-    # Per second, summed over requests.
-    passes = sum(one.requests / one.step_seconds for one in demands if one.requests)
-    tokens = gained_tokens(speed.acceptance, rule.levels) * passes * 3600 / need  # of a full node, per hour
-    least = part * rule.node_price / (tokens * rule.token_price / 1e6) if tokens else math.inf
-    full = math.floor(need + 1e-9)
-    profitable = 0 if least >= 1 else full + (need - full > least)
+    passes_per_second = sum(demand.requests / demand.step_seconds for demand in demands if demand.requests)
+    tokens_per_hour = 3600 * gained_tokens(speed.acceptance, rule.levels) * passes_per_second
+    earned_per_hour = tokens_per_hour / need * rule.token_price / 1e6  # by a fully used node
+    least_use = part * rule.node_price / earned_per_hour if earned_per_hour else math.inf
+    full_nodes = math.floor(need + _ROUNDING)
+    is_last_profitable = need - full_nodes > least_use  # the last node is not fully used
+    profitable = 0 if least_use >= 1 else full_nodes + is_last_profitable
     return min(max(profitable, rule.least), rule.most)
 
 
+_ROUNDING = 1e-9  # rounding error of `_need`
+
+
 def _need(demands: Sequence[Demand], speed: NodeSpeed, rule: ScaleRule, use: float) -> float:
-    """Return the number of nodes that serve all demands, as a fraction."""
-    return sum(
-        one.requests / requests_served(speed, one.step_seconds, rule, use) for one in demands if one.requests
-    )
+    """Return the number of nodes that serve all demands, before rounding."""
+    nodes = 0.0
+    for demand in demands:
+        if demand.requests:
+            nodes += demand.requests / requests_served(speed, demand.step_seconds, rule, use)
+    return nodes
 
 
 class Scaler:
-    """Scales up to a need at once when it has lasted `up_seconds`, and down node by node after `down_seconds` each.
+    """Adds all missing nodes when some were missing for `up_seconds`; removes one surplus node per `down_seconds`.
 
     Scaling down uses a lower utilisation than scaling up, so that neither triggers the other.
     """
@@ -141,14 +154,16 @@ class Scaler:
     def __init__(self, rule: ScaleRule, clock: Callable[[], float] = monotonic) -> None:
         self.rule = rule
         self._clock = clock
-        self._few_since: float | None = None  # since when there have been too few nodes; None: enough
-        self._many_since: float | None = None  # since when there have been too many
+        self._few_since: float | None = None  # time since which nodes have been missing; None: enough run
+        self._many_since: float | None = (
+            None  # time since which too many have been running; None: not too many
+        )
 
     def size(self, have: int, demands: Sequence[Demand], speed: NodeSpeed | None) -> int:
         """Return the number of nodes to run, given that `have` run; unchanged while their speed is unknown."""
         rule, now = self.rule, self._clock()
         bounded = min(max(have, rule.least), rule.most)
-        is_idle = not any(one.requests for one in demands)
+        is_idle = not any(demand.requests for demand in demands)
         if speed is None and not is_idle:
             self._few_since = self._many_since = None
             return bounded
@@ -171,7 +186,7 @@ class Scaler:
 
 
 def _since(before: float | None, holds: bool, now: float) -> float | None:
-    """Return the time since which a condition holds, given the previous result; None if it does not hold now."""
+    """Return the time since which a condition holds; None: it does not hold. `before` is the previous result."""
     if not holds:
         return None
     return now if before is None else before

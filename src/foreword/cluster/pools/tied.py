@@ -1,6 +1,6 @@
 """`python -m foreword.cluster.pools.tied PID ...`: runs `foreword ...` and ends when its parent does.
 
-A member must not outlive its supervisor, which would start another.
+A member must not outlive its supervisor, because the next supervisor would start the member a second time.
 """
 
 import ctypes
@@ -23,14 +23,14 @@ def main() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     else:
         threading.Thread(target=end_after, args=(parent,), daemon=True).start()
-    if os.getppid() != parent:  # the parent died before the request
+    if os.getppid() != parent:  # the parent ended before it could be watched
         sys.exit(1)
     sys.argv = ["foreword", *arguments]
     runpy.run_module("foreword", run_name="__main__", alter_sys=True)
 
 
 def end_after(parent: int, wait: Callable[[float], None] = time.sleep) -> None:
-    """Send SIGTERM to this process when its parent has changed, on systems without parent-death signals."""
+    """Send SIGTERM to this process when its parent ends, on systems without parent-death signals."""
     while os.getppid() == parent:
         wait(POLL_SECONDS)
     os.kill(os.getpid(), signal.SIGTERM)

@@ -1,18 +1,18 @@
-"""Reads the keys of a JSON object one by one; errors for unknown keys and wrong types name the key."""
+"""Reads and checks the keys of one JSON object in the policy file; errors name the key."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from foreword.errors import RequestError
 
 
 def policy_error(path: str, problem: str) -> RequestError:
-    """Return an error: the path of a key in the file, such as cohorts[0].match, and what is wrong with its value."""
+    """Return the error to raise; `path` is that of the key in the file, such as cohorts[0].match."""
     return RequestError(f"speculation policy: {path} {problem}")
 
 
 class Fields:
-    """A JSON object of the file; remembers which keys were read."""
+    """A JSON object of the file, which records the keys that were read."""
 
     def __init__(self, value: object, path: str) -> None:
         if not isinstance(value, Mapping):
@@ -29,15 +29,15 @@ class Fields:
         return key in self._unread
 
     def take(self, key: str, default: Any) -> Any:  # noqa: ANN401 - any JSON
-        """Return the value of any type; the default if the key is missing or null."""
+        """Return the value of a key, of any type; the default if the key is missing or null."""
         self._allowed.append(key)
         value = self._unread.pop(key, None)
         return default if value is None else value
 
     def take_rest(self) -> dict[str, Any]:
-        """Return all keys that were not read, with their values, and count them as read."""
-        rest, self._unread = self._unread, {}
-        return rest
+        """Return all keys that were not read, with their values, and record them as read."""
+        unread, self._unread = self._unread, {}
+        return unread
 
     def end(self) -> None:
         """Raise an error if a key was not read: it is unknown."""
@@ -56,17 +56,13 @@ class Fields:
         most: float | None = None,
         whole: bool = False,
     ) -> Any:  # noqa: ANN401 - a number, or the default
-        """Return a number within bounds."""
+        """Return a number within the bounds `least` and `most`; `whole`: only an integer is valid."""
         value = self.take(key, default)
         if value is default:
             return value
-        number_type = int if whole else int | float
-        if (
-            not isinstance(value, number_type)
-            or isinstance(value, bool)
-            or (least is not None and not value >= least)
-            or (most is not None and not value <= most)
-        ):
+        is_number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+        # Written so that NaN fails every comparison.
+        if not (is_number and (least is None or value >= least) and (most is None or value <= most)):
             bounds = f" of at least {least:g}" if least is not None else ""
             bounds += f" and at most {most:g}" if most is not None else ""
             expected = "a whole number" if whole else "a number"
@@ -86,31 +82,32 @@ class Fields:
         return value
 
     def texts(self, key: str, default: Sequence[str]) -> list[str]:
+        """Return a list of texts."""
         value = self.take(key, list(default))
         if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
             raise policy_error(self.path_of(key), "must be a list of names")
         return value
 
-    def choices(self, key: str, default: Any, allowed: Iterable[str]) -> list[str]:  # noqa: ANN401 - see `texts`
+    def choices(self, key: str, default: Sequence[str], allowed: Collection[str]) -> list[str]:
         """Return a list of distinct names out of `allowed`."""
-        value = self.texts(key, default or ())
-        names = list(allowed)
+        value = self.texts(key, default)
         for entry in value:
-            if entry not in names:
-                listed = ", ".join(names) or "none"
+            if entry not in allowed:
+                listed = ", ".join(allowed) or "none"
                 raise policy_error(self.path_of(key), f"names an unknown {entry!r}; known are {listed}")
         if len(set(value)) != len(value):
             raise policy_error(self.path_of(key), "has a name twice: name each once")
         return value
 
     def objects(self, key: str) -> dict[str, object]:
-        """Return an object whose keys are names."""
+        """Return an object whose keys are names; empty if it is missing."""
         value = self.take(key, {})
         if not isinstance(value, Mapping):
             raise policy_error(self.path_of(key), "must be an object")
         return dict(value)
 
     def list(self, key: str) -> "Sequence[object]":
+        """Return a list with entries of any type; empty if it is missing."""
         value = self.take(key, [])
         if not isinstance(value, Sequence) or isinstance(value, str):
             raise policy_error(self.path_of(key), "must be a list")

@@ -7,10 +7,14 @@ from fnmatch import fnmatchcase
 METADATA = "metadata."
 """Prefix of keys that refer to a request's metadata."""
 
-# Keys of a rule by the type of their condition.
 TEXTS = ("tenant", "model", "adapter", "priority")
+"""Keys whose condition is a list of patterns; keys that begin with `METADATA` are of this type, too."""
+
 RANGES = ("temperature", "prompt_tokens")
+"""Keys whose condition is a range."""
+
 FLAGS = ("json_schema", "stream")
+"""Keys whose condition is true or false."""
 
 TEMPERATURE_BANDS = ((0.0, "greedy"), (0.5, "low"), (0.9, "medium"))  # maximum temperature of each band
 HIGHEST_BAND = "high"
@@ -31,7 +35,7 @@ class RequestTraits:
     metadata: Mapping[str, str] = field(default_factory=dict)
 
     def value(self, key: str) -> str | float | bool | None:
-        """Return the value of a rule's key; None: not set."""
+        """Return the request's value of a condition's key; None: not set."""
         if key.startswith(METADATA):
             return self.metadata.get(key.removeprefix(METADATA))
         value: str | float | bool = getattr(self, key)
@@ -39,9 +43,10 @@ class RequestTraits:
 
     @property
     def temperature_band(self) -> str:
-        return next(
-            (name for maximum, name in TEMPERATURE_BANDS if self.temperature <= maximum), HIGHEST_BAND
-        )
+        for maximum, name in TEMPERATURE_BANDS:
+            if self.temperature <= maximum:
+                return name
+        return HIGHEST_BAND
 
 
 @dataclass(frozen=True)
@@ -49,12 +54,13 @@ class Condition:
     """A condition on one key: patterns, a range or a flag, by the type of the key."""
 
     key: str
-    texts: tuple[str, ...] = ()  # any of these patterns, with * and ?
+    texts: tuple[str, ...] = ()  # patterns with * and ?, one of which the value must match
     low: float | None = None  # inclusive; None: no bound
     high: float | None = None  # exclusive; None: no bound
     flag: bool | None = None
 
     def holds(self, traits: RequestTraits) -> bool:
+        """Return whether a request satisfies the condition."""
         value = traits.value(self.key)
         if self.flag is not None:
             return value is self.flag
@@ -65,7 +71,7 @@ class Condition:
 
     @property
     def wanted(self) -> str:
-        """Describe the values that satisfy the condition, for messages."""
+        """Description of the values that satisfy the condition, for messages."""
         if self.flag is not None:
             return str(self.flag).lower()
         if self.texts:
@@ -82,8 +88,8 @@ class Match:
     conditions: tuple[Condition, ...] = ()
 
     def fits(self, traits: RequestTraits) -> bool:
-        return all(condition.holds(traits) for condition in self.conditions)
+        return self.first_failing(traits) is None
 
     def first_failing(self, traits: RequestTraits) -> Condition | None:
-        """Return the first condition that does not hold."""
-        return next((one for one in self.conditions if not one.holds(traits)), None)
+        """Return the first condition that does not hold; None: all hold."""
+        return next((condition for condition in self.conditions if not condition.holds(traits)), None)

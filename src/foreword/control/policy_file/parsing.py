@@ -1,11 +1,11 @@
 """Parses JSON into a `PolicyFile`; errors name the key in the file."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from sys import float_info
-from typing import Any, TypeVar
+from typing import Any
 
 from foreword.backends.batch import MAX_DRAFT_NODES
 from foreword.control.policy_file.document import (
@@ -20,23 +20,26 @@ from foreword.control.policy_file.document import (
     PolicyFile,
     Prices,
     RolloutRule,
+    ServiceClass,
+    ServiceRules,
 )
 from foreword.control.policy_file.fields import Fields, policy_error
 from foreword.control.policy_file.matching import FLAGS, METADATA, RANGES, TEXTS, Condition, Match
-from foreword.control.policy_file.service_rules import parse_service
+from foreword.control.service import DEFAULT_SERVICE, Slo
 from foreword.control.settings import ControlSettings
 from foreword.errors import RequestError
 
-VERSION = 1
+VERSION = 1  # format version of the file
 SPLITS = ("temperature_band", "adapter", "priority", "stream")
+"""Request traits by which `split` can separate the estimates of a cohort."""
+
+SLOS = tuple(slo.name.lower() for slo in Slo)
 MOST_COHORTS = 64
 """Maximum value of `max_cohorts`, which includes the cohort `other`."""
 
-_Rule = TypeVar("_Rule")
-
 
 def read_policy(path: Path) -> PolicyFile:
-    """Read and parse a file."""
+    """Read and parse a policy file; raise `RequestError` if it is invalid."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -45,12 +48,11 @@ def read_policy(path: Path) -> PolicyFile:
 
     def as_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         """Return the object of these keys and values; raise an error for a duplicate key, which `json` would accept."""
-        parsed = dict(pairs)
-        if len(parsed) < len(pairs):
-            names = [key for key, _ in pairs]
-            raise policy_error(
-                str(path), f"has {next(n for n in names if names.count(n) > 1)!r} twice in one object"
-            )
+        parsed: dict[str, Any] = {}
+        for key, entry in pairs:
+            if key in parsed:
+                raise policy_error(str(path), f"has {key!r} twice in one object")
+            parsed[key] = entry
         return parsed
 
     try:
@@ -68,7 +70,7 @@ def read_policy(path: Path) -> PolicyFile:
 
 
 def parse_policy(value: object) -> PolicyFile:
-    """Parse a JSON object."""
+    """Return the policy that a JSON object describes; raise `RequestError` if it is invalid."""
     top = Fields(value, "the policy")
     if top.number("version", None, whole=True) != VERSION:
         raise policy_error("version", f"must be {VERSION}")
@@ -89,7 +91,7 @@ def parse_policy(value: object) -> PolicyFile:
         max_cohorts=top.number("max_cohorts", MOST_COHORTS, least=1, most=MOST_COHORTS, whole=True),
         rollouts=_rollouts(top.take("rollout", []), drafters, [*names, OTHER]),
         latency=tuple(_latency(name, given) for name, given in top.objects("latency").items()),
-        service=parse_service(top.take("service", {}), parse_match),
+        service=_service(top.take("service", {})),
         overload=_overload(top.take("overload", None)),
         prices=_prices(top.take("prices", None)),
         state_file=top.text("state_file", None),
@@ -106,12 +108,12 @@ def parse_policy(value: object) -> PolicyFile:
 
 def _settings(given: Fields) -> ControlSettings:
     """Read control settings. The file has ratios to plain decoding; the settings have gains, which are ratios - 1."""
-    settings = ControlSettings()
+    default = ControlSettings()
     return ControlSettings(
-        margin_on=given.number("margin_on", 1 + settings.margin_on, least=0) - 1,
-        margin_off=given.number("margin_off", 1 + settings.margin_off, least=0) - 1,
-        probe_share=given.number("probe_share", settings.probe_share, least=0, most=1),
-        reference_share=given.number("reference_share", settings.reference_share, least=0, most=1),
+        margin_on=given.number("margin_on", 1 + default.margin_on, least=0) - 1,
+        margin_off=given.number("margin_off", 1 + default.margin_off, least=0) - 1,
+        probe_share=given.number("probe_share", default.probe_share, least=0, most=1),
+        reference_share=given.number("reference_share", default.reference_share, least=0, most=1),
     )
 
 
@@ -126,11 +128,11 @@ def _cohort(value: object, index: int, drafters: Mapping[str, DrafterRule]) -> C
     name = given.text("name", None)
     if not name or name == OTHER or "/" in name:
         raise policy_error(given.path_of("name"), f"must be a name without '/', and not {OTHER!r}")
-    named = given.choices("drafters", None, drafters) if given.has("drafters") else None
     rule = CohortRule(
         name,
         match=parse_match(given.take("match", {}), given.path_of("match")),
-        drafters=None if named is None else tuple(named),
+        # An empty list means no drafters; without the key, the engine's default drafters are used.
+        drafters=tuple(given.choices("drafters", (), drafters)) if given.has("drafters") else None,
         state=given.choice("state", None, STATES),
         max_depth=given.number("max_depth", None, least=1, most=MAX_DRAFT_NODES, whole=True),
     )
@@ -139,7 +141,7 @@ def _cohort(value: object, index: int, drafters: Mapping[str, DrafterRule]) -> C
 
 
 def parse_match(value: object, path: str) -> Match:
-    """Parse the conditions of a rule."""
+    """Return the conditions of a rule; `path` is that of its key `match` in the file."""
     given = Fields(value, path)
     return Match(tuple(_condition(key, wanted, path) for key, wanted in given.take_rest().items()))
 
@@ -165,6 +167,7 @@ def _condition(key: str, wanted: Any, path: str) -> Condition:  # noqa: ANN401 -
 
 
 def _is_number(value: object) -> bool:
+    """Whether a JSON value is a finite number. An integer may be too large for a float."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= float_info.max
 
 
@@ -188,10 +191,8 @@ def _rollout(
         raise policy_error(given.path_of("pair"), "must be [DRAFTER, COHORT], both of them named in the file")
     defaults = RolloutRule(*pair)
     steps = given.take("steps", list(defaults.steps))
-    is_rising = (
-        isinstance(steps, list) and steps and all(map(_is_number, steps)) and steps == sorted(set(steps))
-    )
-    if not is_rising or steps[0] <= 0 or steps[-1] > 100:
+    are_numbers = isinstance(steps, list) and steps and all(map(_is_number, steps))
+    if not are_numbers or steps != sorted(set(steps)) or steps[0] <= 0 or steps[-1] > 100:
         raise policy_error(given.path_of("steps"), "must be rising percentages, such as [1, 5, 25, 100]")
     rule = RolloutRule(
         defaults.drafter,
@@ -211,10 +212,8 @@ def _rollout(
 
 
 def _guards(value: object, path: str) -> Guards:
-    given, defaults = Fields(value, path), Guards()
-    limits = {
-        one.name: given.number(one.name, getattr(defaults, one.name), least=0) for one in fields(Guards)
-    }
+    given = Fields(value, path)
+    limits = {guard.name: given.number(guard.name, guard.default, least=0) for guard in fields(Guards)}
     given.end()
     return Guards(**limits)
 
@@ -229,34 +228,61 @@ def _latency(name: str, value: object) -> LatencyRule:
     return LatencyRule(name, match, limit)
 
 
-def _overload(value: object) -> OverloadRule | None:
-    def read(given: Fields) -> OverloadRule:
-        defaults = OverloadRule()
-        return OverloadRule(
-            queue=given.number("queue", defaults.queue, least=0, whole=True),
-            kv_usage=given.number("kv_usage", defaults.kv_usage, least=0, most=1),
-            stop=tuple(given.texts("stop", ())),
-        )
+def _service(value: object) -> ServiceRules:
+    given = Fields(value, "service")
+    classes = tuple(_service_class(name, rule) for name, rule in given.objects("classes").items())
+    shares = tuple(_weight(tenant, weight) for tenant, weight in given.objects("shares").items())
+    rules = ServiceRules(
+        classes, shares, given.number("ageing_seconds", DEFAULT_SERVICE.ageing_seconds, least=0)
+    )
+    given.end()
+    return rules
 
-    return _optional(value, "overload", read)
+
+def _service_class(name: str, value: object) -> ServiceClass:
+    given = Fields(value, f"service.classes.{name}")
+    slo = given.choice("slo", None, SLOS)
+    if slo is None:
+        raise policy_error(given.path_of("slo"), f"is missing: one of {', '.join(SLOS)}")
+    limit = given.number("tpot_ms", None, least=0)
+    if (slo == "latency") != bool(limit):
+        raise policy_error(
+            given.path_of("tpot_ms"),
+            "must be a positive number of milliseconds for slo latency, and for no other",
+        )
+    match = parse_match(given.take("match", {}), given.path_of("match"))
+    given.end()
+    return ServiceClass(name, Slo[slo.upper()], match, limit)
+
+
+def _weight(tenant: str, weight: object) -> tuple[str, float]:
+    """Return a tenant pattern and its checked weight."""
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not weight > 0:
+        raise policy_error(f"service.shares.{tenant}", f"must be a positive number, not {weight!r}")
+    return tenant, float(weight)
+
+
+def _overload(value: object) -> OverloadRule | None:
+    if value is None:
+        return None
+    given, default = Fields(value, "overload"), OverloadRule()
+    rule = OverloadRule(
+        queue=given.number("queue", default.queue, least=0, whole=True),
+        kv_usage=given.number("kv_usage", default.kv_usage, least=0, most=1),
+        stop=tuple(given.texts("stop", ())),
+    )
+    given.end()
+    return rule
 
 
 def _prices(value: object) -> Prices | None:
-    def read(given: Fields) -> Prices:
-        target = given.number("target", None, least=0)
-        if target is None:
-            raise policy_error(
-                given.path_of("target"), "is missing: give the price of the target's device per hour"
-            )
-        return Prices(target, given.number("draft", 0.0, least=0))
-
-    return _optional(value, "prices", read)
-
-
-def _optional(value: object, path: str, read: "Callable[[Fields], _Rule]") -> "_Rule | None":
     if value is None:
         return None
-    given = Fields(value, path)
-    rule = read(given)
+    given = Fields(value, "prices")
+    target = given.number("target", None, least=0)
+    if target is None:
+        missing = "is missing: give the price of the target's device per hour"
+        raise policy_error(given.path_of("target"), missing)
+    prices = Prices(target, given.number("draft", 0.0, least=0))
     given.end()
-    return rule
+    return prices

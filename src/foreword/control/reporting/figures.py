@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 BANDS = (0, 16, 64, 256, 1024)
-"""Bands of the answer for which acceptance is reported: the position of the first token of each."""
+"""First token positions of the answer's bands; acceptance is reported for each band."""
 
 
 @dataclass(frozen=True)
@@ -59,11 +59,10 @@ class PairReport:
     asks: int = 0  # draft requests
     draft_ms: float = 0.0  # per draft request
     network_ms: float | None = None  # network part of draft_ms; None: local drafter
-    break_even: float | None = (
-        None  # minimum acceptance rate with a gain at present; None: no rate has a gain
-    )
-    run_p50: float = 0.0  # median accepted tokens per pass
-    run_p90: float = 0.0  # 90th percentile of the same
+    # Minimum acceptance rate with a gain at present; None: no rate has a gain.
+    break_even: float | None = None
+    run_p50: float = 0.0  # median of the accepted draft tokens per pass
+    run_p90: float = 0.0  # 90th percentile of the accepted draft tokens per pass
     faults: int = 0  # failed draft requests
     switched: int = 0  # how often it was turned on or off
     is_model: bool = False  # whether it runs a model; False: a lookup
@@ -72,7 +71,7 @@ class PairReport:
     def aged(self, seconds: float) -> "PairReport":
         """Return the report as of `seconds` later, if nothing happens until then."""
         since = None if self.since_seconds is None else self.since_seconds + seconds
-        decisions = (replace(one, ago_seconds=one.ago_seconds + seconds) for one in self.decisions)
+        decisions = [replace(old, ago_seconds=old.ago_seconds + seconds) for old in self.decisions]
         return replace(self, since_seconds=since, decisions=tuple(decisions))
 
     @property
@@ -127,8 +126,8 @@ class ControlReport:
     policy_file: str | None = None
     pairs: tuple[PairReport, ...] = ()
     batch: float = 0.0  # tokens of the last pass without its drafts
-    step_ms: float = 0.0  # expected time of that pass
-    row_ms: float = 0.0  # expected time of one more row
+    step_ms: float = 0.0  # expected time of the last pass without its drafts
+    row_ms: float = 0.0  # expected time of one more token in the pass
     probe_share: float = 0.0  # fraction of step time spent on exploration
     probe_seconds: float = 0.0  # step time spent on exploration
     reference_passes: int = 0  # plain passes that measure plain decoding
@@ -137,8 +136,8 @@ class ControlReport:
     provisional_peak: int = 0  # maximum of provisional_pages
     kv_pages: int = 0  # all KV pages
     kv_usage: float = 0.0  # fraction of KV pages in use
-    preemptions_guessing: float = 0.0  # per second of steps with drafts
-    preemptions_plain: float = 0.0  # per second of steps without
+    preemptions_guessing: float = 0.0  # preemptions per second of steps with drafts
+    preemptions_plain: float = 0.0  # preemptions per second of steps without drafts
     mismatches: int = 0  # requests with a different answer when decoded again
     usage: Usage = Usage()
 
@@ -150,15 +149,19 @@ class ControlReport:
 
 def counts_of(drafts: int, per_position: Sequence[int]) -> "Counter[int]":
     """Return the number of drafts by length; `per_position` has the number of drafts that reach each position."""
-    counts = enumerate(pairwise((drafts, *per_position, 0)))
-    return Counter({length: here - further for length, (here, further) in counts if here > further})
+    counts: Counter[int] = Counter()
+    # `reached` drafts have at least `length` tokens, and `longer` of these have more.
+    for length, (reached, longer) in enumerate(pairwise((drafts, *per_position, 0))):
+        if reached > longer:
+            counts[length] = reached - longer
+    return counts
 
 
-def run_percentile(runs: "Counter[int]", share: float) -> float:
-    """Return the percentile of accepted lengths; `runs` has the number of drafts by accepted length."""
-    rank, seen = share * runs.total(), 0
-    for length in sorted(runs):
-        seen += runs[length]
+def run_percentile(drafts: "Counter[int]", share: float) -> float:
+    """Return a percentile of accepted lengths; `drafts` has the number of drafts by accepted length."""
+    rank, seen = share * drafts.total(), 0
+    for length in sorted(drafts):
+        seen += drafts[length]
         if seen >= rank:
             return float(length)
     return 0.0

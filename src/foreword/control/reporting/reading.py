@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def as_json(report: ControlReport) -> dict[str, Any]:
-    """Return the report as JSON, with figures such as utilisation and cost that are computed from it."""
+    """Return the report as a JSON object, with derived figures such as utilisation and cost."""
     usage = report.usage
     derived = {
         "device_seconds": usage.device_seconds,
@@ -31,7 +31,7 @@ def as_json(report: ControlReport) -> dict[str, Any]:
 
 
 def from_json(value: object) -> ControlReport:
-    """Restore a report; keys that this version does not know are ignored."""
+    """Restore a report from JSON; keys that this version does not know are ignored."""
     try:
         given = _known_fields(ControlReport, value)
         given["pairs"] = tuple(_pair(pair) for pair in given.get("pairs", ()))

@@ -2,6 +2,7 @@
 
 from bisect import bisect
 from dataclasses import dataclass, field
+from math import ceil
 
 from foreword.control.reporting.figures import BANDS, Band
 from foreword.speculation.report import RequestReport, StepReport
@@ -16,21 +17,23 @@ class PairTotals:
 
     asks: int = 0  # draft requests
     draft_seconds: float = 0.0
-    # Draft tokens by band: those whose predecessors were accepted, and the accepted ones.
+    # By band of the answer: draft tokens whose predecessors were accepted, and accepted draft tokens.
     _reached: list[int] = field(default_factory=lambda: [0] * len(BANDS))
     _accepted: list[int] = field(default_factory=lambda: [0] * len(BANDS))
 
-    def observe(self, part: RequestReport) -> None:
-        """Add one request of a step that requested a draft."""
+    def observe(self, report: RequestReport) -> None:
+        """Add a step's report about one request that requested a draft."""
         self.asks += 1
-        self.draft_seconds += part.draft_seconds
-        verdict = part.verdict
+        self.draft_seconds += report.draft_seconds
+        verdict = report.verdict
         if not len(verdict.draft):
             return
         accepted = len(verdict.path)
+        # The draft's next token was rejected if the target sampled another one in its place.
         has_rejected = len(verdict.tokens) > accepted and accepted < verdict.draft.depth
-        position = max(part.context + part.run - part.request.drafter_view.prompt_len, 0)  # in the answer
-        band = bisect(BANDS, position) - 1
+        text_len = report.context + report.run
+        answer_position = max(text_len - report.request.drafter_view.prompt_len, 0)
+        band = bisect(BANDS, answer_position) - 1
         self._reached[band] += accepted + has_rejected
         self._accepted[band] += accepted
 
@@ -45,39 +48,40 @@ class PairTotals:
 class SpeculationTotals:
     """Totals of all pairs, and the effect of speculation on memory."""
 
-    page_size: int
+    page_size: int  # KV rows per page
     pairs: dict[tuple[str, str], PairTotals] = field(default_factory=dict)  # by drafter and cohort
     provisional_pages: int = 0  # KV pages that the last step held only for draft tokens
     provisional_peak: int = 0  # maximum of provisional_pages
-    tokens: int = 0  # committed
-    _seconds: list[float] = field(default_factory=lambda: [0.0, 0.0])  # step time without and with drafts
-    _preempted: list[int] = field(default_factory=lambda: [0, 0])  # preemptions without and with drafts
-    _preemptions: int = 0  # of all steps until the last one
+    tokens: int = 0  # committed tokens
+    # [steps without drafts, steps with drafts]
+    _step_seconds: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    _preemptions: list[int] = field(default_factory=lambda: [0, 0])
+    _preemptions_before: int = 0  # the engine's preemptions before the current step
 
     def observe(self, report: StepReport, preemptions: int) -> None:
         """Add a step; `preemptions` is the engine's total, including those of this step."""
-        provisional, has_drafts = 0, False
-        for part in report.with_drafts:
-            nodes = len(part.verdict.draft)
-            if nodes:
-                has_drafts, rows = True, part.context + part.run  # rows without the draft
-                # Pages with the draft minus pages without it, each rounded up.
-                provisional += -(-(rows + nodes) // self.page_size) + -rows // self.page_size
-            if part.called and part.applied:
-                self._pair(part.called, part.request.cohort).observe(part)
+        provisional_pages, has_drafts = 0, False
+        for request_report in report.with_drafts:
+            draft_rows = len(request_report.verdict.draft)
+            if draft_rows:
+                has_drafts = True
+                text_rows = request_report.context + request_report.run
+                pages = ceil((text_rows + draft_rows) / self.page_size)
+                provisional_pages += pages - ceil(text_rows / self.page_size)
+            if request_report.called and request_report.applied:
+                self._pair(request_report.called, request_report.request.cohort).observe(request_report)
         self.tokens += report.tokens
-        self.provisional_pages = provisional
-        self.provisional_peak = max(self.provisional_peak, provisional)
-        self._seconds[has_drafts] += report.seconds.total
-        self._preempted[has_drafts] += preemptions - self._preemptions
-        self._preemptions = preemptions
+        self.provisional_pages = provisional_pages
+        self.provisional_peak = max(self.provisional_peak, provisional_pages)
+        self._step_seconds[has_drafts] += report.seconds.total
+        self._preemptions[has_drafts] += preemptions - self._preemptions_before
+        self._preemptions_before = preemptions
 
     def preemption_rates(self) -> tuple[float, float]:
-        """Return preemptions per second of steps without and with drafts."""
-        plain, speculative = (
-            count / seconds if seconds else 0.0
-            for count, seconds in zip(self._preempted, self._seconds, strict=True)
-        )
+        """Return preemptions per second of steps without drafts, and of steps with drafts."""
+        plain_seconds, speculative_seconds = self._step_seconds
+        plain = self._preemptions[0] / plain_seconds if plain_seconds else 0.0
+        speculative = self._preemptions[1] / speculative_seconds if speculative_seconds else 0.0
         return plain, speculative
 
     def _pair(self, drafter: str, cohort: str) -> PairTotals:

@@ -5,7 +5,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 MOST_TIMES = 4096
-"""Number of requests per arm whose times are kept: the latest."""
+"""Number of latest requests per arm whose times are stored."""
 
 Z_5_PERCENT = 1.645
 """Quantile of the normal distribution for a one-sided test at 5%."""
@@ -17,9 +17,9 @@ class Outcome:
 
     passes: int
     tokens: int
-    ttft: float  # seconds, from arrival
+    ttft: float  # seconds from arrival to the first token
     tpot: float | None  # seconds per token after the first; None: the answer has fewer than two tokens
-    cost: float  # share of device time, times the device's price; without prices, seconds
+    cost: float  # the request's device seconds, multiplied by the device's price if prices are set
     preemptions: int = 0
     is_error: bool = False
 
@@ -34,6 +34,7 @@ class Mean:
     _squared_weights: float = 0.0  # sum of squared weights
 
     def add(self, value: float, weight: float = 1.0) -> None:
+        """Add a value to the mean (Welford's algorithm)."""
         self.weight += weight
         self._squared_weights += weight * weight
         deviation = value - self.mean
@@ -43,23 +44,25 @@ class Mean:
     @property
     def error(self) -> float:
         """Standard error; infinite with fewer than two values."""
-        effective = self.weight**2 / self._squared_weights if self._squared_weights else 0.0
-        return math.sqrt(self._square / self.weight / (effective - 1)) if effective > 1 else math.inf
+        if not self._squared_weights:
+            return math.inf
+        values = self.weight**2 / self._squared_weights  # effective number of values with equal weights
+        return math.sqrt(self._square / self.weight / (values - 1)) if values > 1 else math.inf
 
 
 @dataclass
 class TrialArm:
-    """Totals of one arm of a canary: the requests with the drafter, or the requests without it in the same period."""
+    """Totals of one arm of a canary: all requests with the drafter, or all without it in the same period."""
 
     requests: int = 0
     passes: int = 0
     tokens: int = 0
     errors: int = 0
     preemptions: int = 0
-    # Seconds of the latest requests.
+    # Seconds of the latest requests, as in `Outcome`.
     tpot: deque[float] = field(default_factory=lambda: deque(maxlen=MOST_TIMES))
     ttft: deque[float] = field(default_factory=lambda: deque(maxlen=MOST_TIMES))
-    cost_per_token: Mean = field(default_factory=Mean)
+    cost_per_token: Mean = field(default_factory=Mean)  # weighted by tokens
 
     def add(self, outcome: Outcome) -> None:
         self.requests += 1
@@ -88,9 +91,10 @@ def is_improbable(count: int, expected: float, chance: float = 0.05) -> bool:
 def quantile_bounds(values: "deque[float]", share: float = 0.95) -> tuple[float, float] | None:
     """Return 90% confidence bounds of a quantile from order statistics; None with too few values."""
     count = len(values)
+    # The number of values below the quantile is binomial; these are its bounds by the normal approximation.
     spread = Z_5_PERCENT * math.sqrt(count * share * (1 - share))
     low, high = math.floor(count * share - spread), math.ceil(count * share + spread)
     if low < 1 or high > count - 1:
         return None
     ordered = sorted(values)
-    return ordered[low - 1], ordered[high]
+    return ordered[low - 1], ordered[high]  # the low-th smallest value, and the one after the high-th

@@ -1,4 +1,4 @@
-"""Guards of a roll-out: whether a drafter's faults, memory and gain, or the arms of its canary, require a rollback."""
+"""Guards of a roll-out: conditions on a drafter, and on the arms of its canary, that require a rollback."""
 
 from dataclasses import dataclass, field
 
@@ -18,9 +18,8 @@ class DrafterHealth:
     faults: int = 0
     memory_bytes: int | None = None
     gain: Bounds | None = None  # measured; None: too few measurements
-    trips: int = (
-        0  # how often the policy's guard turned the drafter off, which resets the measurement of the gain
-    )
+    # Number of times that the policy's own guard turned the drafter off, which resets the measurement of the gain.
+    trips: int = 0
 
 
 @dataclass
@@ -59,20 +58,23 @@ def reason_to_roll_back(arms: Arms, guards: Guards) -> str | None:
     )
 
 
+# Each check returns why it requires a rollback; None: it does not.
+
+
 def _errors(canary: TrialArm, control: TrialArm, guards: Guards) -> str | None:
-    usual = control.errors / control.requests if control.requests else 0.0
-    expected = canary.requests * (usual + guards.error_points / 100)
-    if not is_improbable(canary.errors, expected):
+    control_rate = control.errors / control.requests if control.requests else 0.0
+    allowed = canary.requests * (control_rate + guards.error_points / 100)
+    if not is_improbable(canary.errors, allowed):
         return None
     return f"errors: {canary.errors} of {canary.requests} requests, {control.errors} of {control.requests} without"
 
 
 def _preemptions(canary: TrialArm, control: TrialArm, guards: Guards) -> str | None:
-    """Compare preemptions per pass: faster requests are exposed for less time."""
+    """Compare preemptions per pass, since faster requests are in the engine for less time."""
     if not control.passes:
         return None
-    usual = max(control.preemptions, 1) / control.passes  # zero preemptions may be chance
-    if not is_improbable(canary.preemptions, guards.preemptions * usual * canary.passes):
+    control_rate = max(control.preemptions, 1) / control.passes  # zero preemptions may be chance
+    if not is_improbable(canary.preemptions, guards.preemptions * control_rate * canary.passes):
         return None
     return (
         f"preemptions: {canary.preemptions} in {canary.passes} passes, "
@@ -80,18 +82,23 @@ def _preemptions(canary: TrialArm, control: TrialArm, guards: Guards) -> str | N
     )
 
 
-def _slower(times: str, name: str, canary: TrialArm, control: TrialArm, limit: float) -> str | None:
-    """Compare a 95th percentile of the attribute `times`; `limit` is the maximum ratio to the control arm."""
-    own, other = quantile_bounds(getattr(canary, times)), quantile_bounds(getattr(control, times))
-    if own is None or other is None or own[0] <= limit * other[1]:
+def _slower(attribute: str, name: str, canary: TrialArm, control: TrialArm, max_ratio: float) -> str | None:
+    """Compare the 95th percentiles of an attribute; `max_ratio` is that of canary to control arm."""
+    canary_bounds = quantile_bounds(getattr(canary, attribute))
+    control_bounds = quantile_bounds(getattr(control, attribute))
+    if canary_bounds is None or control_bounds is None:
         return None
-    return f"{name}: at least {1e3 * own[0]:.1f} ms, at most {1e3 * other[1]:.1f} ms without"
+    lowest, control_highest = canary_bounds[0], control_bounds[1]  # seconds
+    if lowest <= max_ratio * control_highest:
+        return None
+    return f"{name}: at least {1e3 * lowest:.1f} ms, at most {1e3 * control_highest:.1f} ms without"
 
 
 def _more_expensive(canary: TrialArm, control: TrialArm, guards: Guards) -> str | None:
-    own, other = canary.cost_per_token, control.cost_per_token  # of the canary, of the control arm
-    lowest = own.mean - Z_5_PERCENT * own.error
-    limit = guards.cost_per_million * (other.mean + Z_5_PERCENT * other.error)
-    if not other.mean or not lowest > limit:  # also if an error is infinite
+    cost, control_cost = canary.cost_per_token, control.cost_per_token
+    lowest = cost.mean - Z_5_PERCENT * cost.error
+    limit = guards.cost_per_million * (control_cost.mean + Z_5_PERCENT * control_cost.error)
+    if not control_cost.mean or not lowest > limit:  # also if an error is infinite
         return None
-    return f"cost: {own.mean / other.mean:.2f} times as much per token, more than {guards.cost_per_million:g}"
+    ratio = cost.mean / control_cost.mean
+    return f"cost: {ratio:.2f} times as much per token, more than {guards.cost_per_million:g}"

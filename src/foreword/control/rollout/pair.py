@@ -12,26 +12,24 @@ from foreword.control.rollout.evidence import Outcome, is_improbable
 from foreword.control.rollout.guards import Arms, DrafterHealth, reason_to_roll_back, reason_to_stop
 
 MOST_MOVES = 20
-"""Number of stage changes kept for reports."""
+"""Number of latest stage changes in reports."""
 
 PROMOTE_RATIO, PROMOTE_CHANCE = 1.02, 0.9
-"""Shadow stage: promote a drafter whose speed relative to plain decoding exceeds the ratio with more than this
-probability."""
+"""Promotion from the shadow stage: the speed exceeds this ratio to plain decoding with more than this probability."""
 
 DROP_RATIO, DROP_CHANCE = 1.0, 0.05
-"""Shadow stage: drop a drafter whose speed relative to plain decoding exceeds the ratio with less than this
-probability."""
+"""End in the shadow stage: the speed exceeds this ratio to plain decoding with less than this probability."""
 
 LEAST_LEVELS = 20
-"""Shadow stage: minimum draft tokens compared with the decoded ones before a drafter is dropped."""
+"""Minimum draft tokens compared with the text before a drafter's roll-out ends in the shadow stage."""
 
 
 @dataclass
 class Switch:
     """Stops a drafter for all requests of a cohort at the next step."""
 
-    is_off: bool = False  # permanently: the roll-out is off or held
-    is_paused: bool = False  # temporarily: overload
+    is_off: bool = False  # stopped permanently: the roll-out is off or held
+    is_paused: bool = False  # stopped while the engine is overloaded
 
 
 @dataclass(frozen=True)
@@ -39,7 +37,7 @@ class Gate:
     """Whether a drafter in a roll-out may draft for one request, and whether the target's pass may use its drafts."""
 
     switch: Switch
-    is_live: bool = True  # the target's pass may use drafts; False: they are only compared with the text
+    is_live: bool = True  # False: drafts are only compared with the text
 
     @property
     def is_open(self) -> bool:
@@ -56,12 +54,12 @@ class Gate:
 class Forecast:
     """Expected speed of a drafter in the shadow stage."""
 
-    levels: float = 0.0  # draft positions whose token was compared with the decoded token
+    levels: float = 0.0  # number of draft tokens compared with the text
     gain: float = 0.0  # speed as ratio to plain decoding
     error: float = math.inf  # standard error of the gain; infinite: no estimate
 
     def chance_above(self, ratio: float) -> float:
-        """Return the probability that the gain exceeds this ratio."""
+        """Return the probability that the gain exceeds this ratio, if its error is normally distributed."""
         if not math.isfinite(self.error):
             return 0.5
         return 0.5 * math.erfc((ratio - self.gain) / (max(self.error, 1e-9) * math.sqrt(2)))
@@ -86,13 +84,12 @@ class PairRollout:
     by_hand: bool = False  # created by the operator; not in the file
     stage: Stage = Stage.OFF
     step: int = 0  # index of the canary step
-    since: float = 0.0
-    reason: str = ""
-    is_ready: bool = False  # would be promoted, waits for the operator
-    # Requests decoded again in the verify stage: all; those whose answer differs with the drafter; and those whose
-    # answer differs without the drafter, because texts depend on the other requests of a pass.
-    decoded_again: int = 0
-    mismatches: int = 0
+    since: float = 0.0  # seconds since 1970 at which the stage or canary step began
+    reason: str = ""  # why the stage was entered
+    is_ready: bool = False  # ready for promotion, which waits for the operator
+    decoded_again: int = 0  # requests decoded again with the drafter, in the verify stage
+    mismatches: int = 0  # those whose answer differs with the drafter
+    # Those whose answer differs without the drafter, because texts depend on the other requests of a pass.
     plain_mismatches: int = 0
     # Compares answers sampled with and without the drafter.
     distributions: DistributionComparison = field(default_factory=DistributionComparison)
@@ -107,16 +104,21 @@ class PairRollout:
     @property
     def percent(self) -> float:
         """Percentage of requests that may use the drafter."""
-        return self.rule.steps[self.step] if self.stage is Stage.CANARY else 100.0 * (self.stage is Stage.ON)
+        if self.stage is Stage.CANARY:
+            return self.rule.steps[self.step]
+        return 100.0 if self.stage is Stage.ON else 0.0
 
     def is_canary(self, tenant: str, request_id: str) -> bool:
-        """Whether a request belongs to the canary. It stays there while the percentage does not fall."""
+        """Return whether a request belongs to the canary.
+
+        The result is a hash of the request, so a larger percentage adds requests and removes none.
+        """
         text = "\0".join((self.rule.salt, self.rule.drafter, self.rule.cohort, tenant, request_id))
         fraction = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) / 2**64
         return 100 * fraction < self.percent
 
     def gate(self, tenant: str, request_id: str) -> Gate | None:
-        """Return the gate of a new request; None: the drafter may not be used for it."""
+        """Return the drafter's gate for a new request; None: it may not draft for the request."""
         match self.stage:
             case Stage.OFF | Stage.HELD:
                 return None
@@ -132,24 +134,25 @@ class PairRollout:
             self.switch.is_off = True  # for all requests, from the next step
         elif self.switch.is_off:
             self.switch = Switch()
-        control = self.arms.control
+        earlier_control = self.arms.control
         self.stage, self.step, self.reason, self.is_ready = stage, step, reason, False
         self.since, self.arms, self.distributions = self.clock(), Arms(), DistributionComparison()
         self.decoded_again = self.mismatches = self.plain_mismatches = 0
         if stage is Stage.CANARY and self.percent >= 100:
             self.arms.control = (
-                control  # all requests are in the canary: compare with the earlier control arm
+                earlier_control  # all requests are in the canary, so none is left to compare with
             )
         self.moves.append(Move(self.since, stage, self.percent, reason))
 
     def evaluate(self, health: DrafterHealth, forecast: Forecast) -> bool:
-        """Promote, roll back or stay; return True if the stage changed."""
+        """Promote or roll back if the evidence suffices; return whether the stage or canary step changed."""
         old_stage = (self.stage, self.step)
         if self.stage in (Stage.OFF, Stage.HELD):
             return False
+        is_used = self.stage in (Stage.CANARY, Stage.ON)
         reason = reason_to_stop(health, self.rule.guards)
-        # A reason begins with its guard's name. Before the canary, only `_evaluate_shadow` judges the gain.
-        if reason is not None and (self.stage in (Stage.CANARY, Stage.ON) or not reason.startswith("gain")):
+        # A reason begins with its guard's name. Before the canary, `_evaluate_shadow` judges the gain instead.
+        if reason is not None and (is_used or not reason.startswith("gain")):
             self.move(Stage.HELD, reason)
         elif self.stage is Stage.SHADOW:
             self._evaluate_shadow(forecast)
@@ -159,26 +162,31 @@ class PairRollout:
 
     def _evaluate_shadow(self, forecast: Forecast) -> None:
         result = f"expected speed {forecast.gain:.3f} of plain decoding, {forecast.levels:.0f} draft tokens compared"
-        enough = self.rule.min_levels
-        # An expensive drafter is called rarely. Without the early drop, a slow one would stay for long.
-        if (
-            forecast.levels >= max(enough // 20, LEAST_LEVELS)
-            and forecast.chance_above(DROP_RATIO) < DROP_CHANCE
-        ):
+        # A slow drafter is called rarely, so it would take long to compare `min_levels` tokens: a twentieth suffices
+        # to end its roll-out.
+        early = max(self.rule.min_levels // 20, LEAST_LEVELS)
+        if forecast.levels >= early and forecast.chance_above(DROP_RATIO) < DROP_CHANCE:
             self.move(Stage.OFF, f"low gain: {result}")
-        elif forecast.levels >= enough and forecast.chance_above(PROMOTE_RATIO) > PROMOTE_CHANCE:
-            self._promote(Stage.VERIFY, result)
+        elif (
+            forecast.levels >= self.rule.min_levels and forecast.chance_above(PROMOTE_RATIO) > PROMOTE_CHANCE
+        ):
+            self._promote(Stage.VERIFY, 0, result)
 
     def _evaluate_canary(self) -> None:
         reason = reason_to_roll_back(self.arms, self.rule.guards)
         if reason is not None:
             self.move(Stage.HELD, reason)
             return
-        arms = [self.arms.canary, self.arms.control]
-        if all(a.requests >= self.rule.min_requests and a.passes >= self.rule.min_passes for a in arms):
-            reported = f"all guards clear after {self.arms.canary.requests} requests at {self.percent:g}%"
-            is_last = self.step + 1 == len(self.rule.steps)
-            self._promote(Stage.ON if is_last else Stage.CANARY, reported, 0 if is_last else self.step + 1)
+        arms = (self.arms.canary, self.arms.control)
+        min_requests, min_passes = self.rule.min_requests, self.rule.min_passes
+        if all(arm.requests >= min_requests and arm.passes >= min_passes for arm in arms):
+            result = f"all guards clear after {self.arms.canary.requests} requests at {self.percent:g}%"
+            self._promote(*self._after_canary_step(), result)
+
+    def _after_canary_step(self) -> tuple[Stage, int]:
+        """Return the stage after the current canary step, and its canary step."""
+        is_last = self.step + 1 == len(self.rule.steps)
+        return (Stage.ON, 0) if is_last else (Stage.CANARY, self.step + 1)
 
     def add_outcome(self, outcome: Outcome, is_canary: bool) -> None:
         """Add the outcome of a request to its arm."""
@@ -186,10 +194,10 @@ class PairRollout:
             (self.arms.canary if is_canary else self.arms.control).add(outcome)
 
     def add_comparison(self, difference: str | None, is_plain_different: bool = False) -> None:
-        """Count a request that was decoded again with the drafter; `difference` describes how the answer differs.
+        """Count a request that was decoded again; `difference` says how the answer with the drafter differs.
 
-        If texts depend on the batch, the request was also decoded again without the drafter. `is_plain_different` is
-        whether the answer without the drafter differs.
+        If texts depend on the batch, the request was also decoded again without the drafter; `is_plain_different`:
+        that answer differs, too.
         """
         if self.stage is not Stage.VERIFY:
             return
@@ -198,18 +206,17 @@ class PairRollout:
         self.plain_mismatches += is_plain_different
         if difference is not None and is_improbable(self.mismatches, self.plain_mismatches):
             also = f"; {self.plain_mismatches} without the drafter" if self.plain_mismatches else ""
-            reported = f"{self.mismatches} of {self.decoded_again} requests decoded again{also}"
-            self.move(Stage.HELD, f"mismatch: {difference} ({reported})")
+            counts = f"{self.mismatches} of {self.decoded_again} requests decoded again{also}"
+            self.move(Stage.HELD, f"mismatch: {difference} ({counts})")
         elif self.decoded_again >= self.rule.verify_samples:
-            self._promote(
-                Stage.CANARY, f"{self.decoded_again} requests decoded again, {self.mismatches} differently"
-            )
+            result = f"{self.decoded_again} requests decoded again, {self.mismatches} differently"
+            self._promote(Stage.CANARY, 0, result)
 
     def add_samples(self, plain: Figures, drafted: Figures, fault: str | None = None) -> None:
-        """Compare two new answers to one request: sampled without and with the drafter, each with a seed of its own.
+        """Compare two new answers to one request, sampled without and with the drafter, with different seeds.
 
-        This is for acceptance rules that preserve only the distribution. `fault` says why the
-        answer with the drafter is invalid.
+        Acceptance rules that preserve only the distribution need this. `fault` says why the answer with the drafter
+        is invalid.
         """
         self.distributions.add(plain, drafted)
         is_last = self.decoded_again + 1 >= self.rule.verify_samples
@@ -217,18 +224,18 @@ class PairRollout:
 
     def promote(self) -> None:
         """Move to the next stage, or to the next canary step, on the operator's request."""
-        if self.stage in (Stage.OFF, Stage.HELD):
-            self.move(Stage.SHADOW, "by hand")
-        elif self.stage is Stage.SHADOW:
-            self.move(Stage.VERIFY, "by hand")
-        elif self.stage is Stage.VERIFY:
-            self.move(Stage.CANARY, "by hand")
-        elif self.stage is Stage.CANARY and self.step + 1 < len(self.rule.steps):
-            self.move(Stage.CANARY, "by hand", self.step + 1)
-        elif self.stage is Stage.CANARY:
-            self.move(Stage.ON, "by hand")
+        match self.stage:
+            case Stage.OFF | Stage.HELD:
+                self.move(Stage.SHADOW, "by hand")
+            case Stage.SHADOW:
+                self.move(Stage.VERIFY, "by hand")
+            case Stage.VERIFY:
+                self.move(Stage.CANARY, "by hand")
+            case Stage.CANARY:
+                stage, step = self._after_canary_step()
+                self.move(stage, "by hand", step)
 
-    def _promote(self, stage: Stage, reason: str, step: int = 0) -> None:
+    def _promote(self, stage: Stage, step: int, reason: str) -> None:
         """Move to a stage, or wait for the operator if the rule says `manual`."""
         if self.rule.promote == "auto":
             self.move(stage, reason, step)

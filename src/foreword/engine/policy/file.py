@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from foreword.control.policy_file.document import CohortRule, PolicyFile
-from foreword.control.policy_file.nodes import permitted_methods
 from foreword.drafters.config import REQUEST_KEYS, SpeculationConfig, SpeculationSetting, parse_setting
 from foreword.drafters.names import method_names
 from foreword.errors import RequestError
@@ -74,7 +73,7 @@ def setting_within(
     config = parse_setting(setting, default)
     if config is None:
         return setting
-    methods = permitted_methods(policy, rule, config.method, lambda name: configs[name].method)
+    methods = policy.permitted_methods(rule, config.method, lambda name: configs[name].method)
     if len(methods) == len(config.method):
         return setting
     if not methods:

@@ -66,7 +66,7 @@ PromptLogprobs = list[dict[str, dict[str, Any]] | None]
 
 
 class CalledTool(Struct, omit_defaults=True):
-    """A called function; in a stream, what is new of it."""
+    """A called function; in a stream, its new part."""
 
     name: str | UnsetType = UNSET
     arguments: str | UnsetType = UNSET  # JSON text
@@ -81,7 +81,7 @@ class CalledTool(Struct, omit_defaults=True):
 
 
 class ToolCall(Struct, omit_defaults=True):
-    """A tool call; in a stream, what is new of it."""
+    """A tool call; in a stream, its new part."""
 
     function: CalledTool
     id: str | UnsetType = UNSET
@@ -100,7 +100,7 @@ class ChatMessage(Struct):
 
 
 class ChatDelta(Struct, omit_defaults=True):
-    """What is new of the assistant's message."""
+    """New part of the assistant's message, in a stream."""
 
     role: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
@@ -109,7 +109,7 @@ class ChatDelta(Struct, omit_defaults=True):
 
 
 class Choice(Struct):
-    """An answer; in a stream, what is new of it."""
+    """An answer; in a stream, its new part."""
 
     index: int
     text: str | UnsetType = UNSET  # of /v1/completions
@@ -178,8 +178,8 @@ def extras_of(costs: Costs, show_speculation: bool) -> dict[str, Any]:
     return {"timings": {name: value for name, value in timings.items() if name not in hidden}}
 
 
-def _ratio(part: float, whole: float) -> float:
-    return part / whole if whole > 0 else 0.0
+def _ratio(numerator: float, denominator: float) -> float:
+    return numerator / denominator if denominator > 0 else 0.0
 
 
 _NEVER = -9999.0
@@ -196,9 +196,9 @@ class LogprobWriter:
         return token_text(self._tokenizer, token)
 
     def completion(self, entries: Sequence[TokenLogprobs], offset: int) -> tuple[CompletionLogprobs, int]:
-        """Format for `/v1/completions`; `offset` is the first token's position in the text.
+        """Return the format of `/v1/completions`, and the offset after the last token.
 
-        Also return the next offset.
+        `offset` is the first token's position in the text.
         """
         logprobs = CompletionLogprobs([], [], [], [])
         for entry in entries:
@@ -213,7 +213,10 @@ class LogprobWriter:
     def echoed(
         self, prompt: Sequence[int], entries: Sequence[TokenLogprobs]
     ) -> tuple[CompletionLogprobs, int]:
-        """Format for an echoed prompt, whose first token has no log-probability; also return the next offset."""
+        """Return the format of `/v1/completions` for an echoed prompt, and the offset after its last token.
+
+        The prompt's first token has no log-probability, and no entry.
+        """
         first = self._text(prompt[0])
         logprobs, offset = self.completion(entries, len(first))
         for column, value in zip(astuple(logprobs), (first, None, None, 0), strict=True):
@@ -221,38 +224,39 @@ class LogprobWriter:
         return logprobs, offset
 
     def chat(self, entries: Sequence[TokenLogprobs]) -> ChatLogprobs:
-        """Format for `/v1/chat/completions`."""
-        return ChatLogprobs(
-            [
-                ChatTokenLogprob(
-                    *self._scored(entry.token, entry.logprob),
-                    [TopLogprob(*self._scored(*one)) for one in _top(entry)],
-                )
-                for entry in entries
-            ]
-        )
+        """Return the format of `/v1/chat/completions`."""
+        content = []
+        for entry in entries:
+            top = [TopLogprob(*self._scored(token, logprob)) for token, logprob in _top(entry)]
+            content.append(ChatTokenLogprob(*self._scored(entry.token, entry.logprob), top))
+        return ChatLogprobs(content)
 
     def _scored(self, token: int, logprob: float) -> tuple[str, float, list[int]]:
+        """Return (text, log-probability, bytes) of a token."""
         token_bytes = list(self._tokenizer.token_bytes(token, skip_special_tokens=False))
         return self._text(token), _finite(logprob), token_bytes
 
     def prompt(self, entries: Sequence[TokenLogprobs]) -> PromptLogprobs:
-        """Format for a prompt, as in vLLM; the entry of the first token is None."""
+        """Return vLLM's format for a prompt; the entry of the first token is None."""
         return [None, *(self._ranked(entry) for entry in entries)]
 
     def _ranked(self, entry: TokenLogprobs) -> dict[str, dict[str, Any]]:
         """Return the likeliest tokens at a position, and the token itself, by token id."""
         ranked = alternatives(entry, self._tokenizer)
-        finite = {token: replace(one, logprob=_finite(one.logprob)) for token, one in ranked.items()}
-        return {str(token): asdict(one) for token, one in finite.items()}
+        return {
+            str(token): asdict(replace(alternative, logprob=_finite(alternative.logprob)))
+            for token, alternative in ranked.items()
+        }
 
 
 def _top(entry: TokenLogprobs) -> list[tuple[int, float]]:
+    """Return (token id, log-probability) of the likeliest tokens at a position."""
     pairs = zip(entry.top_ids.tolist(), entry.top_logprobs.tolist(), strict=True)
     return [(token, _finite(value)) for token, value in pairs]
 
 
 def _finite(logprob: float) -> float:
+    """Return a log-probability that JSON can represent."""
     return logprob if math.isfinite(logprob) else _NEVER
 
 

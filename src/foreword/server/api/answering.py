@@ -47,10 +47,10 @@ class AnswerJob:
 
 
 async def respond(context: ServerContext, request: Request, job: AnswerJob, admission: ExitStack) -> Response:
-    """Answer a job; `admission` is released after the last byte."""
+    """Return the response to a job; `admission` is released after its last byte."""
     if not job.stream:
-        whole = await cancel_on_disconnect(request, _gather(context, job))
-        return Response(whole, media_type="application/json")
+        body = await cancel_on_disconnect(request, _gather(context, job))
+        return Response(body, media_type="application/json")
     path = request.url.path
     framing = framing_of(path)
     if context.settings.stream_pacing == "even":
@@ -76,17 +76,16 @@ async def _gather(context: ServerContext, job: AnswerJob) -> bytes:
 
 
 async def _encoded(logprobs: int, encode: Callable[[], bytes]) -> bytes:
-    """Call `encode`, for many log-probabilities in a thread."""
+    """Return the result of `encode`, which is called in a thread if there are many log-probabilities."""
     return encode() if logprobs <= _INLINE_LOGPROBS else await asyncio.to_thread(encode)
 
 
 async def _parts(
     context: ServerContext, job: AnswerJob, path: str, split: bool = False
 ) -> AsyncGenerator[StreamPart, None]:
-    """Yield the events of a stream.
+    """Yield the events of a stream; with `split`, one event per token.
 
-    After the first event, an exception becomes an event, since the status has been sent. With `split`, every token
-    has an event of its own.
+    After the first event, an exception becomes an event, since the status has been sent.
     """
     n = job.requests[0].params.n
     texts = [TokenTexts(context.prompts.tokenizer) for _ in range(n * len(job.requests))] if split else []
@@ -95,12 +94,13 @@ async def _parts(
         async with aclosing(all_deltas(context, job.requests)) as deltas:
             async for prompt, delta in deltas:
                 events = [] if has_begun else [framing.write(value) for value in job.dialect.opening()]
-                for unit in texts[prompt * n + delta.index].split(delta) if split else [delta]:
-                    encode = partial(_chunk, job, framing, prompt * n, unit)
-                    events.append(await _encoded(len(unit.prompt_logprobs), encode))
-                if events := [event for event in events if event]:
+                choice = prompt * n + delta.index
+                for token_delta in texts[choice].split(delta) if split else [delta]:
+                    encode = partial(_chunk, job, framing, choice, token_delta)
+                    events.append(await _encoded(len(token_delta.prompt_logprobs), encode))
+                if any(events):
                     has_begun = True
-                    yield StreamPart(events)
+                    yield StreamPart([event for event in events if event])
         last = b"".join(map(framing.write, job.dialect.closing())) + framing.end
         yield StreamPart([last], is_end=True)
     except Exception as error:
@@ -109,9 +109,9 @@ async def _parts(
         yield StreamPart([framing.write(as_api_error(error).body(path)) + framing.end], is_end=True)
 
 
-def _chunk(job: AnswerJob, framing: Framing, first_choice: int, delta: AnswerDelta) -> bytes:
-    """Return the events for a delta; `first_choice` is the index of the prompt's first choice."""
-    chunk = job.dialect.chunk(first_choice + delta.index, delta)
+def _chunk(job: AnswerJob, framing: Framing, choice: int, delta: AnswerDelta) -> bytes:
+    """Return the encoded events for a delta of a choice; empty: nothing to send."""
+    chunk = job.dialect.chunk(choice, delta)
     if isinstance(chunk, list):
         return b"".join(map(framing.write, chunk))
     return b"" if chunk is None else framing.write(chunk)
@@ -127,7 +127,10 @@ async def all_deltas(
                 yield 0, delta
         return
     inbox: asyncio.Queue[tuple[int, AnswerDelta | Exception | None]] = asyncio.Queue()
-    pumps = [asyncio.ensure_future(_pump(context, r, i, inbox)) for i, r in enumerate(requests)]
+    tasks = [
+        asyncio.ensure_future(_collect(context, request, prompt, inbox))
+        for prompt, request in enumerate(requests)
+    ]
     try:
         unfinished = len(requests)
         while unfinished:
@@ -139,12 +142,12 @@ async def all_deltas(
             else:
                 yield prompt, item
     finally:
-        for pump in pumps:
-            pump.cancel()
-        await asyncio.gather(*pumps, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _pump(
+async def _collect(
     context: ServerContext,
     request: NewRequest,
     prompt: int,
@@ -188,6 +191,7 @@ async def _measured(context: ServerContext, request: NewRequest) -> AsyncGenerat
 
 
 def _failure(delta: AnswerDelta) -> ForewordError:
+    """Return the error to raise for an answer that ended with an error."""
     why = delta.error or "the engine could not finish this answer"
     if delta.is_request_error:
         return UnsatisfiableRequest(why, delta.error_param)

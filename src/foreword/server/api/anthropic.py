@@ -16,10 +16,10 @@ from foreword.engine.outputs import Answer, Costs
 from foreword.server.api.answer_types import AnswerUsage, ChatDelta, ChatMessage, Completion, ToolCall, new_id
 from foreword.server.api.answering import AnswerJob
 from foreword.server.api.bodies import object_at, text_in
+from foreword.server.api.call_format import is_object
 from foreword.server.api.chat import CHAT, ChatDialect, chat_conversation
 from foreword.server.api.entry import Conversion, answer_converted, json_answer, use_converted
 from foreword.server.api.message_types import unsupported_part_text
-from foreword.server.api.untagged_calls import is_object
 from foreword.server.context import ServerContext
 from foreword.server.errors import ApiError
 
@@ -39,7 +39,7 @@ class MessagesDialect:
         self._id = new_id("msg")
         self._index = -1  # index of the newest block
         self._open: tuple[str, int] | None = None  # the open block: its type, and the index of its call or 0
-        self._arguments = ""  # of the newest call, as far as they are known
+        self._arguments = ""  # arguments of the newest call so far
         self._end_fields: Json = {}
 
     def opening(self) -> Iterable[Json]:
@@ -111,9 +111,12 @@ class MessagesDialect:
         """Return the fields of an answer's end: stop reason, stop sequence, timings and speculation figures."""
         sequence = stop if isinstance(stop, str) else None
         name = _STOP_REASONS.get(reason or "", "max_tokens")
-        if name == "end_turn":
-            has_call = is_object(self._arguments)  # not if the answer ends inside it: no client could run it
-            name = "stop_sequence" if sequence is not None else "tool_use" if has_call else name
+        if name == "end_turn" and sequence is not None:
+            name = "stop_sequence"
+        elif name == "end_turn" and is_object(
+            self._arguments
+        ):  # the last call is complete, so that it can be run
+            name = "tool_use"
         extras = {"timings": completion.timings, "speculation": completion.speculation}
         given = {key: value for key, value in extras.items() if value is not UNSET}
         return {"stop_reason": name, "stop_sequence": sequence, **given}
@@ -136,7 +139,7 @@ class MessagesDialect:
         return [*events, {"type": "content_block_delta", "index": self._index, "delta": delta}]
 
     def _close(self) -> list[Json]:
-        """Close the open block; return the event for that, if there is one."""
+        """Close the open block; return its last event, or nothing if no block is open."""
         if self._open is None:
             return []
         self._open = None
@@ -183,14 +186,14 @@ def anthropic_routes(context: ServerContext) -> APIRouter:
 
 
 def _convert_messages(value: Json) -> Conversion:
-    """Convert like `convert`; Anthropic's API requires `max_tokens`, but not to count tokens."""
+    """Return the result of `convert`; raise 400 without `max_tokens`, which only token counting does not require."""
     if value.get("max_tokens") is None:
         raise ApiError(400, "max_tokens: is missing; give the maximum number of tokens", param="max_tokens")
     return convert(value)
 
 
 def convert(value: Json) -> Conversion:
-    """Convert to a request of OpenAI's chat route; fields of both APIs and unknown fields stay as they are."""
+    """Return the request of OpenAI's chat route; fields of both APIs and unknown fields stay unchanged."""
     converter = _MessageConverter(value)
     converted = ("system", "messages", "stop_sequences", "tools", "tool_choice", "thinking", "output_config")
     body = {name: entry for name, entry in value.items() if name not in converted}
@@ -244,7 +247,7 @@ class _MessageConverter:
         self.messages.append(message)
 
     def _add_blocks(self, path: str, message: Json) -> None:
-        """Add a message's blocks: each tool result is a message, and so are the other blocks between two results."""
+        """Add a message's blocks. Each tool result becomes a message; so do the other blocks between two results."""
         converted: Json = {"role": message.get("role"), "content": []}
         for number, block in enumerate(message["content"]):
             block_path = f"{path}.content.{number}"
@@ -280,11 +283,8 @@ class _MessageConverter:
         for number, tool in enumerate(_non_empty_list("tools", self.value["tools"])):
             path = f"tools.{number}"
             if object_at(path, tool).get("type", "custom") not in (None, "custom"):
-                raise ApiError(
-                    400,
-                    f"{path}.type: the server runs no built-in tools; give only tools of type custom",
-                    param=f"{path}.type",
-                )
+                reason = "the server runs no built-in tools; give only tools of type custom"
+                raise ApiError(400, f"{path}.type: {reason}", param=f"{path}.type")
             function_path = f"{path}.function"
             self.field_names |= {function_path: path, f"{function_path}.parameters": f"{path}.input_schema"}
             function = {name: tool[name] for name in ("name", "description", "strict") if name in tool}

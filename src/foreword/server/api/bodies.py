@@ -41,7 +41,7 @@ class UnknownFields:
         self._ignored: dict[str, tuple[str, type[StrictBody]]] = {}
 
     def take_declared(self, body: dict[str, Any], model: type[StrictBody]) -> dict[str, Any]:
-        """Return the fields that `model` declares, and record the others as ignored.
+        """Return the fields that `model` declares, and record the other fields as ignored.
 
         Raise `ApiError` for a field that must not be ignored.
         """
@@ -51,7 +51,7 @@ class UnknownFields:
         return {name: value for name, value in body.items() if name in model.model_fields}
 
     def check_parts(self, body: StrictBody) -> None:
-        """Check the unknown fields of the objects inside a validated body in the same way."""
+        """Record the unknown fields of the objects inside a validated body as ignored, or raise `ApiError`."""
         for path, part in _parts("", body):
             for name, value in (part.model_extra or {}).items():
                 self._check(f"{path}{name}", name, value, type(part))
@@ -93,7 +93,7 @@ class IgnoredFieldLog:
         self._logged: set[str] = set()
 
     def header(self, unknown: UnknownFields) -> str:
-        """Return the ignored fields of a body as a header value, empty if there are none; log those not logged yet."""
+        """Log the ignored fields of a body that were not logged before; return all as a header value."""
         entries = []
         for path, suggestion in unknown.listed_fields().items():
             name = _UNPRINTABLE.sub("?", path)
@@ -101,7 +101,9 @@ class IgnoredFieldLog:
             if name not in self._logged and len(self._logged) < LOGGED_FIELDS:
                 self._logged.add(name)
                 log.warning("requests have an ignored field: %s; --strict-fields refuses it", entries[-1])
-        return ", ".join([*entries, f"{unknown.unlisted_count} more"] if unknown.unlisted_count else entries)
+        if unknown.unlisted_count:
+            entries.append(f"{unknown.unlisted_count} more")
+        return ", ".join(entries)
 
 
 def _parts(path: str, value: object) -> Iterator[tuple[str, StrictBody]]:
@@ -141,7 +143,7 @@ Result = TypeVar("Result")
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _LONG_NUMBER = re.compile(r"[0-9]{19}")
 _INLINE_BYTES = 64 * 1024  # larger bodies are parsed in a thread
-# Too long a body is read up to this multiple of the limit, so that the client finishes sending and reads the error.
+# A body over the limit is read up to this multiple of the limit, since clients read the error only after sending.
 _DISCARDED_BODIES = 16
 
 
@@ -259,9 +261,9 @@ def _check_shape(value: object, limits: Limits) -> None:
             if isinstance(container, dict):
                 if len(container) > limits.object_keys:
                     raise ApiError(400, f"an object in the body has more than {limits.object_keys} keys")
-                deeper.extend(v for v in container.values() if isinstance(v, dict | list))
+                deeper.extend(entry for entry in container.values() if isinstance(entry, dict | list))
             elif isinstance(container, list):
-                deeper.extend(v for v in container if isinstance(v, dict | list))
+                deeper.extend(entry for entry in container if isinstance(entry, dict | list))
         if not deeper:
             return
         level = deeper
@@ -277,9 +279,10 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def _int64(digits: str) -> int:
-    if len(digits) > 20 or not -(2**63) <= (value := int(digits)) < 2**64:
+    # The length is checked first: converting a huge number would be slow.
+    if len(digits) > 20 or not -(2**63) <= int(digits) < 2**64:
         raise ApiError(400, "a whole number in the body does not fit into 64 bits")
-    return value
+    return int(digits)
 
 
 def _finite(digits: str) -> float:
@@ -290,7 +293,7 @@ def _finite(digits: str) -> float:
 
 
 def _first_error(error: ValidationError) -> ApiError:
-    """Describe the first validation error in one line, without the value, which may be huge."""
+    """Return the first validation error in one line, without the value, which may be huge."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     path = ".".join(_short(str(part)) for part in first["loc"])
     message = in_plain_words(first["msg"])

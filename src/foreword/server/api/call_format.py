@@ -1,13 +1,24 @@
-"""What all formats of tool calls share: what a format gives, the events of an answer with calls, and their parser."""
+"""Interfaces of tool-call formats and their incremental parsers, and the events that the parsers return."""
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from foreword.structured.params import StructuredOutputs
 
-AUTO = "auto"
+AUTO = "auto"  # name of the parser that the chat template determines
+
+Schemas = Mapping[str, Mapping[str, Any]]
+"""Argument schemas by tool name."""
+
+_Format = TypeVar("_Format", bound="CallFormat")
+
+
+def by_name(*formats: _Format) -> dict[str, _Format]:
+    """Return the formats by name."""
+    return {call_format.name: call_format for call_format in formats}
 
 
 @dataclass(frozen=True)
@@ -30,13 +41,11 @@ class CallFormat(ABC):
         return None
 
     @abstractmethod
-    def reader(
-        self, tools: Mapping[str, Mapping[str, Any]], only_calls: bool = False, max_calls: int | None = None
-    ) -> "CallReader":
-        """Return a parser of an answer with these tools (argument schemas by name).
+    def reader(self, tools: Schemas, only_calls: bool = False, max_calls: int | None = None) -> "CallReader":
+        """Return a parser of an answer with these tools.
 
-        `max_calls`: the maximum number of returned calls; None: all. `only_calls`: a grammar allows only calls, so that
-        the rest of a cut call is not text.
+        `max_calls`: the maximum number of returned calls; None: all. `only_calls`: a grammar allows only calls, so the
+        beginning of a cut call is not text.
         """
 
 
@@ -70,17 +79,13 @@ def merge_events(events: list[Event]) -> list[Event]:
     """Return the events with neighbouring texts merged, and neighbouring arguments of one call."""
     merged: list[Event] = []
     for event in events:
-        last = merged[-1] if merged else None
-        if isinstance(event, TextDelta) and isinstance(last, TextDelta):
-            merged[-1] = TextDelta(last.text + event.text)
-        elif (
-            isinstance(event, ArgumentsDelta)
-            and isinstance(last, ArgumentsDelta)
-            and last.index == event.index
-        ):
-            merged[-1] = ArgumentsDelta(event.index, last.text + event.text)
-        else:
-            merged.append(event)
+        match (merged[-1] if merged else None, event):
+            case TextDelta(earlier), TextDelta(text):
+                merged[-1] = TextDelta(earlier + text)
+            case ArgumentsDelta(index, earlier), ArgumentsDelta(new_index, text) if index == new_index:
+                merged[-1] = ArgumentsDelta(index, earlier + text)
+            case _:
+                merged.append(event)
     return merged
 
 
@@ -101,12 +106,20 @@ class CallReader(Protocol):
 
 
 def with_layout(schema: dict[str, Any]) -> dict[str, Any]:
-    """Add the JSON layout that the models were trained on."""
+    """Return a schema with the JSON layout on which the models were trained."""
     options = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
     return {**schema, "x-guidance": options}
 
 
 def overlap(text: str, tag: str) -> int:
-    """Return how many characters at the end of the text may be the start of the tag."""
+    """Return the number of characters at the end of a text that may be the start of the tag."""
     sizes = range(min(len(tag) - 1, len(text)), 0, -1)
     return next((size for size in sizes if tag.startswith(text[-size:])), 0)
+
+
+def is_object(text: str) -> bool:
+    """Return whether a text is a JSON object."""
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False

@@ -82,13 +82,16 @@ class ChatDialect(OpenAIDialect):
         )
 
     def whole(self, answers: Sequence[Answer], costs: Costs) -> Completion:
-        wholes = [answer.whole for answer in answers]
+        choices = []
+        for number, answer in enumerate(answers):
+            message = self._message(number, answer.whole.text)
+            choices.append(self._choice(number, answer.whole, message=message))
         return self._completion(
-            [self._choice(n, one, message=self._message(n, one.text)) for n, one in enumerate(wholes)],
+            choices,
             self.kind,
             costs,
             usage=usage_of(costs.total()),
-            prompt_logprobs=self._prompt_logprobs(wholes[0]),
+            prompt_logprobs=self._prompt_logprobs(answers[0].whole),
             prompt_token_ids=self._prompt_ids(0) if self._wants_token_ids else UNSET,
         )
 

@@ -31,7 +31,7 @@ from foreword.server.middleware import ApiCaller
 class Echo:
     """The prompts that a request with `echo` returns before its answers.
 
-    With `max_tokens` 0, only the prompts are returned, although the engine generates one token.
+    With `max_tokens` 0, the response has only the prompts: the token that the engine generates is left out.
     """
 
     def __init__(self, tokenizer: Tokenizer, body: CompletionRequest) -> None:
@@ -44,7 +44,7 @@ class Echo:
         """Return the prompt's text as given or decoded; empty without echo."""
         if not self.is_wanted:
             return ""
-        given = self._prompts[prompt]
+        given = self._prompts[prompt]  # text or token ids
         return given if isinstance(given, str) else self._tokenizer.decode(given, skip_special_tokens=False)
 
     def without_answer(self, delta: AnswerDelta) -> AnswerDelta:
@@ -59,6 +59,8 @@ class Echo:
 
 
 async def completion_job(context: ServerContext, body: CompletionRequest, caller: ApiCaller) -> AnswerJob:
+    """Tokenize the prompts of a request."""
+
     def refine(params: SamplingParams) -> SamplingParams:
         params = filling(context.prompts.tokenizer, params, body.suffix)
         if body.echo and body.logprobs is not None and params.prompt_logprobs is None:
@@ -88,15 +90,16 @@ class CompletionDialect(OpenAIDialect):
         self._wants_logprobs = body.logprobs is not None
         self._wants_prompt_logprobs = body.prompt_logprobs is not None
         self._echo = Echo(context.prompts.tokenizer, body)
-        self._sent_prompts: set[int] = set()  # choices that have had their prompt's token ids
+        self._sent_prompts: set[int] = set()  # choices whose prompt's token ids were returned
         self._offsets: dict[int, int] = {}  # choice -> position of its next token in the text
-        # prompt -> its log-probabilities, which only the first of its n answers has
+        # prompt -> its log-probabilities, which the engine returns only with the first of n answers
         self._prompt_logprobs: dict[int, Sequence[TokenLogprobs]] = {}
 
     def opening(self) -> Iterable[Completion]:
         """Yield the prompts, if echoed."""
-        for choice in range(len(self._sent_tokens)) if self._echo.is_wanted else ():
-            yield self._completion([Choice(choice, self._echo.text(choice // self._n))], self.chunk_kind)
+        if self._echo.is_wanted:
+            for choice in range(len(self._sent_tokens)):
+                yield self._completion([Choice(choice, self._echo.text(choice // self._n))], self.chunk_kind)
 
     def chunk(self, choice: int, delta: AnswerDelta) -> Completion | None:
         is_last = self._costs.note(delta)
@@ -119,19 +122,15 @@ class CompletionDialect(OpenAIDialect):
         return self._echo.usage(super()._usage_of_costs(costs))
 
     def _choice(self, number: int, text: str, delta: AnswerDelta) -> Choice:
-        prompt_logprobs = delta.prompt_logprobs
-        if prompt_logprobs:
-            self._prompt_logprobs[number // self._n] = prompt_logprobs
-        return Choice(
-            number,
-            text,
-            logprobs=self._format_logprobs(number, delta.logprobs),
-            prompt_logprobs=self._logprobs.prompt(prompt_logprobs)
-            if prompt_logprobs and self._wants_prompt_logprobs
-            else UNSET,
-            prompt_token_ids=self._new_prompt_ids(number),
-            **self._end_fields(delta),
+        choice = Choice(
+            number, text, prompt_token_ids=self._new_prompt_ids(number), **self._end_fields(delta)
         )
+        if delta.prompt_logprobs:
+            self._prompt_logprobs[number // self._n] = delta.prompt_logprobs
+            if self._wants_prompt_logprobs:
+                choice.prompt_logprobs = self._logprobs.prompt(delta.prompt_logprobs)
+        choice.logprobs = self._format_logprobs(number, delta.logprobs)
+        return choice
 
     def _new_prompt_ids(self, choice: int) -> list[int] | UnsetType:
         """Return the prompt's token ids for a choice's first chunk, if requested; later chunks would repeat them."""
@@ -141,15 +140,15 @@ class CompletionDialect(OpenAIDialect):
         return self._prompt_ids(choice)
 
     def _format_logprobs(self, choice: int, entries: Sequence[TokenLogprobs]) -> CompletionLogprobs | None:
-        """Format a choice's new log-probabilities, at its start after those of an echoed prompt."""
+        """Return a choice's new log-probabilities; the first ones follow those of an echoed prompt."""
         if not self._wants_logprobs:
             return None
-        offset = self._offsets.get(choice)
+        offset = self._offsets.get(choice)  # None: the first ones
         logprobs = CompletionLogprobs([], [], [], [])
         if self._echo.is_wanted and offset is None:
-            of_prompt = self._prompt_logprobs.get(choice // self._n, ())
-            logprobs, offset = self._logprobs.echoed(self._prompt_ids(choice), of_prompt)
-        more, self._offsets[choice] = self._logprobs.completion(entries, offset or 0)
-        for column, new in zip(astuple(logprobs), astuple(more), strict=True):
-            column.extend(new)
+            prompt_entries = self._prompt_logprobs.get(choice // self._n, ())
+            logprobs, offset = self._logprobs.echoed(self._prompt_ids(choice), prompt_entries)
+        new_logprobs, self._offsets[choice] = self._logprobs.completion(entries, offset or 0)
+        for column, new_values in zip(astuple(logprobs), astuple(new_logprobs), strict=True):
+            column.extend(new_values)
         return logprobs

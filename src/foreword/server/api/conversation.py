@@ -42,18 +42,19 @@ class ToolUse:
 
     call_format: CallFormat
     functions: Sequence[ToolFunction]
-    choice: str = "auto"  # or "required"
-    is_named: bool = False  # the request names the tool to call: the only one in `functions`, and required
+    choice: str = "auto"  # "auto" or "required"
+    is_named: bool = False  # whether the request names the tool to call; it is the only one in `functions`
     max_calls: int | None = None  # maximum number of calls
 
     def reader(self) -> CallReader:
+        """Return a parser of one answer."""
         schemas = {function.name: function.argument_schema for function in self.functions}
         return self.call_format.reader(
             schemas, only_calls=self.choice == "required", max_calls=self.max_calls
         )
 
     def structured(self, other: StructuredOutputs | None) -> StructuredOutputs | None:
-        """Return the grammar of the answer; `other` is the request's own response format."""
+        """Return the grammar of the answer; `other` is the request's response format."""
         schemas = [(function.name, function.argument_schema) for function in self.functions]
         if self.choice == "required":
             if other is not None:
@@ -94,7 +95,7 @@ def tool_use(
 def shown_messages(
     messages: Sequence[Message], use: ToolUse | None, call_format: CallFormat, takes_tools: bool
 ) -> list[dict[str, Any]]:
-    """Return the messages for a chat template; for one without tool support, tools are described in a message."""
+    """Return the messages for a chat template. If it does not support tools, a message describes them."""
     if takes_tools:
         return [message.for_template() for message in messages]
     shown = [_as_plain_message(message, call_format) for message in messages]
@@ -107,66 +108,33 @@ def shown_messages(
 
 
 def _as_plain_message(message: Message, call_format: CallFormat) -> dict[str, Any]:
-    shown = message.for_template()
+    """Return a message with its calls and tool results as text."""
     if message.role == "tool":
         return {"role": "user", "content": f"<tool_response>\n{message.text}\n</tool_response>"}
     if message.tool_calls:
         text = f"{message.text}\n" if message.text else ""
         return {"role": "assistant", "content": text + call_format.format_calls(message.calls)}
-    return shown
+    return message.for_template()
 
 
 def _introduction(use: ToolUse) -> str:
+    """Return the text that describes the tools, and how to call them."""
     tools = "\n".join(json.dumps(function.for_template()) for function in use.functions)
     example = use.call_format.format_calls([("name of the tool", {"name of an argument": "its value"})])
     return _INTRODUCTION.format(tools=tools, example=example)
 
 
-class ToolWriter:
-    """Formats the tool calls of one answer, incrementally or as a whole."""
-
-    def __init__(self, use: ToolUse) -> None:
-        self._use = use
-        self._reader = use.reader()
-
-    def feed(self, text: str, is_end: bool) -> tuple[str, list[ToolCall]]:
-        """Parse new text of the answer; return its text outside of calls, and the new part of each call."""
-        events = self._reader.feed(text)
-        if is_end:
-            events += self._reader.finish()
-        return _text_of(events), _parts(events)
-
-    def whole(self, text: str) -> tuple[str | None, list[ToolCall]]:
-        """Parse a whole answer; return its text (None if it has only calls) and its calls."""
-        events = [*self._reader.feed(text), *self._reader.finish()]
-        calls = _parts(events)
-        for call in calls:
-            call.index = UNSET
-        has_calls = bool(calls) or self._use.choice == "required"
-        return _text_of(events).strip() or None if has_calls else _text_of(events), calls
-
-    def finish_reason(self, reason: str | None) -> str | None:
-        """Return "tool_calls" if the answer ended after calls; the engine's reason for a named tool or a cut call."""
-        reader = self._reader
-        ended = reason == "stop" and reader.count > 0 and not reader.is_cut and not self._use.is_named
-        return "tool_calls" if ended else reason
-
-
-def _text_of(events: list[Event]) -> str:
-    return "".join(event.text for event in events if isinstance(event, TextDelta))
-
-
-def _parts(events: list[Event]) -> list[ToolCall]:
-    parts: dict[int, ToolCall] = {}
+def _new_calls(events: list[Event]) -> list[ToolCall]:
+    """Return the new part of each call. Only the first part of a call has an id and a name."""
+    calls: dict[int, ToolCall] = {}
     for event in events:
         if isinstance(event, CallStart):
             called = CalledTool(event.name, "")
-            parts[event.index] = ToolCall(called, new_id("call"), "function", event.index)
+            calls[event.index] = ToolCall(called, new_id("call"), "function", event.index)
         elif isinstance(event, ArgumentsDelta):
-            part = parts.setdefault(event.index, ToolCall(CalledTool(), index=event.index))
-            earlier = part.function.arguments
-            part.function.arguments = (earlier if isinstance(earlier, str) else "") + event.text
-    return list(parts.values())
+            call = calls.setdefault(event.index, ToolCall(CalledTool(), index=event.index))
+            call.function.arguments = (call.function.arguments or "") + event.text
+    return list(calls.values())
 
 
 @dataclass(frozen=True)
@@ -206,10 +174,9 @@ class Conversation:
         def constrain(params: SamplingParams) -> SamplingParams:
             structured = params.structured if self.use is None else self.use.structured(params.structured)
             budget = body.thinking_token_budget
-            # Before a response format the reasoning has its own end; before calls, what a call can follow.
-            end = ""
+            end = ""  # the tag of the reasoning format
             if self.use is not None and params.structured is None:
-                end = self.use.call_format.reasoning_end
+                end = self.use.call_format.reasoning_end  # in some formats, another tag ends it before calls
             thinking = None if self.reasoning is None else self.reasoning.limit(budget, structured, end)
             return replace(params, structured=structured, thinking=thinking)
 
@@ -232,28 +199,39 @@ class AnswerReader:
     """Parses one answer, incrementally or as a whole."""
 
     def __init__(self, conversation: Conversation) -> None:
-        reasoning, use = conversation.reasoning, conversation.use
+        reasoning, self._use = conversation.reasoning, conversation.use
         self._reasoning_reader = None if reasoning is None else ReasoningReader(reasoning)
-        self._tool_writer = None if use is None else ToolWriter(use)
+        self._call_reader = None if self._use is None else self._use.reader()
 
     def feed(self, text: str, is_end: bool) -> AnswerPart:
         """Parse new text of the answer."""
-        reasoning, text = self._split_reasoning(text, is_end)
-        if self._tool_writer is None:
+        reasoning = ""
+        if self._reasoning_reader is not None:
+            reasoning, text = self._reasoning_reader.feed(text, is_end)
+        if self._call_reader is None:
             return AnswerPart(text, [], reasoning)
-        return AnswerPart(*self._tool_writer.feed(text, is_end), reasoning)
+        events = self._call_reader.feed(text)
+        if is_end:
+            events += self._call_reader.finish()
+        new_text = "".join(event.text for event in events if isinstance(event, TextDelta))
+        return AnswerPart(new_text, _new_calls(events), reasoning)
 
     def whole(self, text: str) -> AnswerPart:
         """Parse a whole answer."""
-        reasoning, text = self._split_reasoning(text, is_end=True)
-        if self._tool_writer is None:
-            return AnswerPart(text, [], reasoning)
-        return AnswerPart(*self._tool_writer.whole(text), reasoning)
+        part = self.feed(text, is_end=True)
+        for call in part.calls:
+            call.index = UNSET
+        if part.calls or (self._use is not None and self._use.choice == "required"):
+            return replace(part, text=(part.text or "").strip() or None)
+        return part
 
     def finish_reason(self, reason: str | None) -> str | None:
-        """Return the finish reason for the client, given the engine's."""
-        return reason if self._tool_writer is None else self._tool_writer.finish_reason(reason)
+        """Return the client's finish reason, given the engine's: "tool_calls" after calls.
 
-    def _split_reasoning(self, text: str, is_end: bool) -> tuple[str, str]:
-        """Return the new reasoning, and the new text after it."""
-        return ("", text) if self._reasoning_reader is None else self._reasoning_reader.feed(text, is_end)
+        As in OpenAI's API, the engine's reason remains if the request names the tool; also if the last call is cut.
+        """
+        use, reader = self._use, self._call_reader
+        if use is None or reader is None:
+            return reason
+        ends_with_calls = reason == "stop" and reader.count > 0 and not reader.is_cut and not use.is_named
+        return "tool_calls" if ends_with_calls else reason

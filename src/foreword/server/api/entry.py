@@ -127,7 +127,7 @@ async def use_converted(
     convert: Callable[[dict[str, Any]], Conversion],
     use: Callable[[Any], Awaitable[Result]],
 ) -> Result:
-    """Return what `use` makes of the converted body of a request that does not need the engine."""
+    """Return the result of `use` for the converted body of a request that does not need the engine."""
     limits = context.settings.limits
     converted = await parse_body(await read_body(request, limits), limits, convert)
     try:
@@ -147,6 +147,7 @@ async def _answer(
     body: AnyBody,
     make_dialect: Callable[[AnswerJob], Dialect],
 ) -> Response:
+    """Admit and answer a validated request; `make_dialect` returns the format of the answers."""
     answers = body.check(context.settings.limits)
     if context.engine.state in (EngineState.STARTING, EngineState.RESTARTING, EngineState.STOPPED):
         raise EngineUnavailable(f"the engine is {context.engine.state}; try again")
@@ -170,6 +171,7 @@ async def body_of(
 async def _read(
     context: ServerContext, request: Request, data: bytes, model: type[Body], is_strict: bool = False
 ) -> Body:
+    """Parse and validate a body."""
     limits = context.settings.limits
     return await parse_body(data, limits, lambda value: _checked(context, request, value, model, is_strict))
 
@@ -181,7 +183,7 @@ def _checked(
     model: type[Body],
     is_strict: bool = False,
 ) -> Body:
-    """Validate a body; have the response's header name the ignored fields, also that of an error."""
+    """Validate a body. The headers of the response, also of an error, name the ignored fields."""
     unknown = UnknownFields(is_strict or context.settings.strict_fields)
     try:
         body = checked_body(value, model, unknown)

@@ -17,8 +17,9 @@ class ForeignField:
     neutral: tuple[object, ...] = ()  # values without effect, which are accepted, besides null
 
     def is_neutral(self, value: object) -> bool:
-        """Whether the value has no effect. In Python, True equals 1, but not in JSON."""
-        comparable = [one for one in self.neutral if isinstance(one, bool) == isinstance(value, bool)]
+        """Return whether the value has no effect."""
+        # True equals 1 in Python, but not in JSON.
+        comparable = [entry for entry in self.neutral if isinstance(entry, bool) == isinstance(value, bool)]
         return value is None or value in comparable
 
 
@@ -27,6 +28,7 @@ Fields = Mapping[str, ForeignField]
 
 
 def _refused(reason: str, *neutral: object) -> ForeignField:
+    """Return a field that is refused, unless its value is one of the `neutral` ones."""
     return ForeignField(reason, neutral)
 
 
@@ -173,4 +175,4 @@ RENAMED: Final[Mapping[str, tuple[str, ...]]] = {
     "ids": ("tokens",),
     "token_ids": ("tokens",),
 }
-"""Field name of vLLM, llama.cpp, TGI and others -> this server's names; the first one that a route has is suggested."""
+"""Field name of vLLM, llama.cpp, TGI and others -> this server's names; errors suggest the first that a route has."""

@@ -48,13 +48,13 @@ _COUNTED = (
     "drafted_per_position",  # drafts that reach the position
     "accepted_per_position",
 )
-_TIMED = ("decode", "draft", "verify", "accept")  # stages; decode: the time since the first token
+_STAGES = ("decode", "draft", "verify", "accept")  # decode: the time since the first token
 
 
 def progress_of(stats: RequestStats) -> dict[str, Any]:
     """Return an answer's counts and times so far, in milliseconds."""
     counts = {name: getattr(stats, name) for name in _COUNTED}
-    return counts | {f"{name}_ms": 1e3 * getattr(stats, f"{name}_seconds") for name in _TIMED}
+    return counts | {f"{stage}_ms": 1e3 * getattr(stats, f"{stage}_seconds") for stage in _STAGES}
 
 
 def passes_of(tokenizer: Tokenizer, delta: AnswerDelta) -> list[dict[str, Any]]:
@@ -64,8 +64,8 @@ def passes_of(tokenizer: Tokenizer, delta: AnswerDelta) -> list[dict[str, Any]]:
     """
     return [
         {
-            "gained": draft.gained,  # number of committed tokens: the accepted ones, then one of the target
-            "guesses": [token_text(tokenizer, token) for token in draft.tokens],  # one for each node
+            "gained": draft.gained,  # number of committed tokens: the accepted ones, and one of the target
+            "guesses": [token_text(tokenizer, token) for token in draft.tokens],  # text of each node
             "parents": draft.parents,  # index of each node's parent; -1: the node follows the committed text
             "accepted": draft.accepted,  # indices of the accepted nodes, in order
         }

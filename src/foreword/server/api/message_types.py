@@ -37,7 +37,7 @@ _ADVICE = {
 
 
 def unsupported_part_text(kind: object) -> str:
-    """Return the end of an error message, after "is", for a part of a type that is not supported."""
+    """Return the part of an error message after "is", for a content part of an unsupported type."""
     if not isinstance(kind, str):
         return "no object with a type; this server takes parts of type text"
     advice = next((text for name, text in _ADVICE.items() if name in kind), "send text")
@@ -45,7 +45,7 @@ def unsupported_part_text(kind: object) -> str:
 
 
 def _text_parts(value: object) -> object:
-    """Check a message's content before pydantic tries all members of the union, whose errors would be unclear."""
+    """Check a message's content before pydantic does: its errors would name the members of the union."""
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
@@ -54,7 +54,7 @@ def _text_parts(value: object) -> object:
 
 
 def _text_part(index: int, part: object) -> dict[str, Any]:
-    """Check a part; a refusal, which OpenAI's clients send back as a part of its own type, is text."""
+    """Return a checked part. OpenAI's clients send a refusal back as a part of type refusal, which becomes text."""
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(part, dict) or kind not in ("text", "refusal"):
         raise ValueError(f"part {index} is {unsupported_part_text(kind)}")
@@ -107,7 +107,8 @@ class Message(OpenPart):
     reasoning_content: str | None = None  # of an earlier answer, for templates that include it
     name: str | None = Field(None, max_length=256)  # in a tool's message, the tool; otherwise ignored
     tool_call_id: str | None = Field(None, max_length=256)  # in a tool's message, the call that it answers
-    refusal: None = None  # sent back by OpenAI's client
+    # OpenAI's client sends these back with earlier answers.
+    refusal: None = None
     audio: None = None
     function_call: None = None
     tool_calls: Annotated[list[MessageToolCall], Field(fail_fast=True, max_length=128)] | None = None
@@ -174,7 +175,7 @@ class ToolFunction(OpenPart):
     name: Annotated[str, BeforeValidator(_checked_name)]
     description: str | None = None
     parameters: Annotated[dict[str, Any] | None, BeforeValidator(_checked_parameters)] = None
-    strict: bool | None = None  # a grammar enforces the schema also where calling is optional
+    strict: bool | None = None  # True: a grammar enforces the schema even if calling a tool is optional
 
     @property
     def argument_schema(self) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import json
 import re
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,11 +12,13 @@ from foreword.server.api.call_format import (
     CallFormat,
     CallStart,
     Event,
+    Schemas,
     TextDelta,
+    by_name,
+    is_object,
     merge_events,
     with_layout,
 )
-from foreword.server.api.untagged_calls import is_object
 from foreword.structured.params import StructuredOutputs
 
 _MAX_HEADER = 160  # characters; function names have at most 64
@@ -29,14 +31,17 @@ class NamedFormat(CallFormat):
     Answers have no control tokens in their text, so a header is recognized by the words that remain of it.
     """
 
-    marks: tuple[str, ...]  # beginnings of a header
-    header: str  # pattern of a whole header, {} for the names of the tools
-    example: str  # a call as the model writes it: {name} and {given}
-    characters: str  # class of the characters between a mark and the opening brace
-    grammar: tuple[str, str]  # of a call before its arguments, with {name}, and "+" if calls repeat
-    name_begins: bool = False  # a name begins a header at the start of an answer, a line or a sentence
-    divisions: tuple[str, ...] = ()  # headers of messages for the user
-    opening: str = ""  # such a header at the start of the answer
+    marks: tuple[str, ...]  # texts with which a header begins
+    header: str  # pattern of a complete header, with {} for the names of the tools
+    example: str  # a call as the model writes it, with {name} and {given} (the arguments)
+    characters: str  # regular expression of a character between a mark and the opening brace
+    # Grammar of a call before its arguments, with {name}; and "+" if an answer may have several calls.
+    grammar: tuple[str, str]
+    name_begins: bool = (
+        False  # whether a tool's name begins a header at the start of an answer, line or sentence
+    )
+    divisions: tuple[str, ...] = ()  # headers of messages for the user, which are not part of the text
+    opening: str = ""  # header of a message for the user that only the start of an answer may have
 
     def format_calls(self, calls: Sequence[tuple[str, Any]]) -> str:
         return "".join(
@@ -46,30 +51,26 @@ class NamedFormat(CallFormat):
 
     def required_grammar(self, tools: Sequence[tuple[str, Any]], max_calls: int | None) -> StructuredOutputs:
         before, repeats = self.grammar
-        calls = [
-            f"{before.replace('{name}', name)} "
-            f"%json {json.dumps(with_layout({**schema, 'title': f'tool {name}'}))}"
-            for name, schema in tools
-        ]
-        rules = [f"start: call{'' if max_calls == 1 else repeats}"]
-        rules += ["call: " + " | ".join(f"call_{number}" for number in range(len(calls)))]
-        rules += [f"call_{number}: {call}" for number, call in enumerate(calls)]
+        names = " | ".join(f"call_{number}" for number in range(len(tools)))
+        rules = [f"start: call{'' if max_calls == 1 else repeats}", f"call: {names}"]
+        for number, (name, schema) in enumerate(tools):
+            arguments = with_layout({**schema, "title": f"tool {name}"})
+            rules.append(f"call_{number}: {before.replace('{name}', name)} %json {json.dumps(arguments)}")
         return StructuredOutputs(grammar="\n".join(rules))
 
-    def reader(
-        self, tools: Mapping[str, Mapping[str, Any]], only_calls: bool = False, max_calls: int | None = None
-    ) -> "NamedReader":
+    def reader(self, tools: Schemas, only_calls: bool = False, max_calls: int | None = None) -> "NamedReader":
         return NamedReader(self, tools, only_calls, max_calls)
 
 
 class _ObjectEnd:
-    """Finds the end of a JSON object, whose opening brace has been read."""
+    """Finds the end of a JSON object whose opening brace has been read."""
 
     def __init__(self) -> None:
-        self._depth = 1
+        self._depth = 1  # number of open braces and brackets
         self._in_string = self._is_escaped = False
 
     def is_end(self, character: str) -> bool:
+        """Read the next character; return whether it ends the object."""
         if self._in_string:
             self._in_string = self._is_escaped or character != '"'
             self._is_escaped = character == "\\" and not self._is_escaped
@@ -86,7 +87,7 @@ class NamedReader:
     def __init__(
         self,
         call_format: NamedFormat,
-        tools: Mapping[str, Mapping[str, Any]],
+        tools: Schemas,
         only_calls: bool = False,
         max_calls: int | None = None,
     ) -> None:
@@ -96,12 +97,12 @@ class NamedReader:
         longest_first = sorted(map(re.escape, tools), key=len, reverse=True)
         self._header = re.compile(call_format.header.format("|".join(longest_first)))
         self._held = ""  # text without events so far
-        self._in_header = False  # `_held` begins with a mark
+        self._in_header = False  # whether `_held` begins with a mark
         self._name = ""  # tool of the call whose arguments are being read
-        self._arguments: _ObjectEnd | None = None
-        self._start = 0  # of the arguments in `_held`
+        self._arguments: _ObjectEnd | None = None  # None: outside of arguments
+        self._start = 0  # index in `_held` at which the arguments start
         self._last = ""  # last character of the text; empty at the start and after a call
-        self._has_text = False  # text besides space was reported after the last call
+        self._has_text = False  # whether text other than space was reported after the last call
         self.count = 0
 
     @property
@@ -131,9 +132,9 @@ class NamedReader:
         """Handle a new character outside of arguments; return characters that have to be read again."""
         held = self._held
         if self._in_header:
-            found = self._header.fullmatch(held)
-            if found is not None:
-                self._name, self._start = found["name"], len(held) - 1
+            header = self._header.fullmatch(held)
+            if header is not None:
+                self._name, self._start = header["name"], len(held) - 1
                 self._arguments, self._in_header = _ObjectEnd(), False
                 return ""
             if len(held) < _MAX_HEADER and re.match(self._format.characters, held[-1]):
@@ -141,10 +142,12 @@ class NamedReader:
         elif held in (marks := self._marks()):
             self._in_header = True
             return ""
-        elif any(mark.startswith(held) for mark in (*marks, *self._divisions())):
+        elif any(start.startswith(held) for start in (*marks, *self._divisions())):
             return ""
+        # The held-back text is no header: its first character, or the division that it begins with, is complete.
         self._in_header, self._held = False, ""
-        division = max((one for one in self._divisions() if held.startswith(one)), key=len, default="")
+        divisions = [division for division in self._divisions() if held.startswith(division)]
+        division = max(divisions, key=len, default="")
         if division and not held[len(division)].isspace():
             self._add_text("\n" if self._has_text else "", events)
             return held[len(division) :]
@@ -152,17 +155,17 @@ class NamedReader:
         return held[1:]
 
     def _marks(self) -> tuple[str, ...]:
-        """Return the texts with which a header may begin here."""
+        """Return the texts with which a header may begin at this position."""
         is_start = not self._last or self._last in "\n.!?:…"
         return (*self._format.marks, *(self._names if self._format.name_begins and is_start else ()))
 
     def _divisions(self) -> tuple[str, ...]:
-        """Return the headers of messages for the user that may be here."""
+        """Return the headers of messages for the user that may be at this position."""
         opening = self._format.opening
         return (*self._format.divisions, opening) if opening and not self._last else self._format.divisions
 
     def _read_arguments(self, arguments: _ObjectEnd, events: list[Event]) -> None:
-        """Handle a new character of arguments; without a JSON object, all of the call is text."""
+        """Handle a new character of arguments; if they are no JSON object, the whole call is text."""
         if not arguments.is_end(self._held[-1]):
             return
         held, self._held, self._arguments = self._held, "", None
@@ -188,36 +191,33 @@ class NamedReader:
 _RECIPIENT = " to=functions."
 _CHANNELS = "commentary", "analysis"
 
-NAMED_FORMATS = {
-    one.name: one
-    for one in (
-        NamedFormat(
-            "openai",
-            marks=(
-                *(f"{start}{channel}{_RECIPIENT}" for start in ("assistant", "") for channel in _CHANNELS),
-                f"assistant{_RECIPIENT}",
-                _RECIPIENT,
-                _RECIPIENT.lstrip(),
-            ),
-            header=r".*to=functions\.(?P<name>{}) ?(?:commentary|analysis)? ?(?:json|code)? ?\{{",
-            example="<|start|>assistant<|channel|>commentary to=functions.{name} "
-            "<|constrain|>json<|message|>{given}<|call|>",
-            characters="[a-zA-Z0-9_ -]",
-            # A call ends the answer, so there is no second one.
-            grammar=('<|channel|> "commentary to=functions.{name} " <|constrain|> "json" <|message|>', ""),
-            divisions=("assistantcommentary", "assistantfinal"),
-            opening="commentary",
-            reasoning_end="<|end|><|start|>assistant",
+NAMED_FORMATS = by_name(
+    NamedFormat(
+        "openai",
+        marks=(
+            *(f"{start}{channel}{_RECIPIENT}" for start in ("assistant", "") for channel in _CHANNELS),
+            f"assistant{_RECIPIENT}",
+            _RECIPIENT,
+            _RECIPIENT.lstrip(),
         ),
-        NamedFormat(
-            "mistral_args",
-            marks=("[TOOL_CALLS]",),
-            header=r"(?:\[TOOL_CALLS\])?(?P<name>{})(?:(?:\[CALL_ID\])?[a-zA-Z0-9]{{9}})?(?:\[ARGS\])?\{{",
-            example="[TOOL_CALLS]{name}[ARGS]{given}",
-            characters=r"[a-zA-Z0-9_\[\]-]",
-            grammar=('"{name}"', "+"),
-            name_begins=True,
-        ),
-    )
-}
-"""Formats by vLLM's parser names; `mistral_args` is what vLLM's `mistral` reads of newer models."""
+        header=r".*to=functions\.(?P<name>{}) ?(?:commentary|analysis)? ?(?:json|code)? ?\{{",
+        example="<|start|>assistant<|channel|>commentary to=functions.{name} "
+        "<|constrain|>json<|message|>{given}<|call|>",
+        characters="[a-zA-Z0-9_ -]",
+        # A call ends the answer, so there is no second one.
+        grammar=('<|channel|> "commentary to=functions.{name} " <|constrain|> "json" <|message|>', ""),
+        divisions=("assistantcommentary", "assistantfinal"),
+        opening="commentary",
+        reasoning_end="<|end|><|start|>assistant",
+    ),
+    NamedFormat(
+        "mistral_args",
+        marks=("[TOOL_CALLS]",),
+        header=r"(?:\[TOOL_CALLS\])?(?P<name>{})(?:(?:\[CALL_ID\])?[a-zA-Z0-9]{{9}})?(?:\[ARGS\])?\{{",
+        example="[TOOL_CALLS]{name}[ARGS]{given}",
+        characters=r"[a-zA-Z0-9_\[\]-]",
+        grammar=('"{name}"', "+"),
+        name_begins=True,
+    ),
+)
+"""Formats by vLLM's parser names; vLLM's parser `mistral` reads `mistral_args`, too, for newer models."""

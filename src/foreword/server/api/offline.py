@@ -60,10 +60,10 @@ def read_offline(
     prompt_tokens: int | None = None,
     adapter: str = "",
 ) -> OfflineRequest:
-    """Return the traits that a policy file matches; raise the server's error for an invalid body.
+    """Return the parsed request; raise the server's error if it is invalid.
 
-    Without `route`, the body's fields select it. `adapter`: the LoRA adapter that the request's model names, if any,
-    since only the server knows the names of adapters.
+    Without `route`, the body's fields select the route. `adapter` is the LoRA adapter that the request's model names,
+    if any, since only the server knows the names of adapters.
     """
     if len(data) > settings.limits.body_bytes:
         raise too_long(settings.limits)
@@ -109,7 +109,7 @@ def _route_of(value: dict[str, Any]) -> str:
 
 
 def _params(body: SamplingFields) -> SamplingParams:
-    """Return the engine's parameters; raise `RequestError` for combinations that the body's types allow."""
+    """Return the engine's parameters; raise `RequestError` for invalid combinations of valid fields."""
     tokens = body.wanted_tokens or body.default_tokens or _LONGEST_ANSWER
     params = body.sampling_params(tokens, SamplingDefaults())
     if isinstance(body, ChatRequest | ResponsesRequest):

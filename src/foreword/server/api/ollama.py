@@ -167,7 +167,7 @@ def _plain_name(name: object) -> str:
 
 
 def convert_chat(value: Json) -> Conversion | Json:
-    """Convert to a chat request; without messages, return the response to a request that only loads the model."""
+    """Return the chat request; without messages, the response to a request that only loads the model."""
     body, field_names = _converted(value, ("messages",))
     if value.get("messages") in (None, []):
         return loaded(body.get("model"), is_chat=True)
@@ -176,7 +176,7 @@ def convert_chat(value: Json) -> Conversion | Json:
 
 
 def convert_generate(value: Json) -> Conversion | Json:
-    """Convert to a chat request; raw and fill-in-the-middle requests to one of `/v1/completions`.
+    """Return the chat request; for a raw or fill-in-the-middle request, one of `/v1/completions`.
 
     Without a prompt, return the response to a request that only loads the model.
     """
@@ -201,9 +201,9 @@ def convert_generate(value: Json) -> Conversion | Json:
 
 
 def _converted(value: Json, route_fields: tuple[str, ...]) -> tuple[Json, dict[str, str]]:
-    """Convert the fields that Ollama's routes have in common; `route_fields` are those of the route alone.
+    """Return the body of OpenAI's route, and the field names: OpenAI's -> Ollama's.
 
-    Return the body of OpenAI's route, and the field names: OpenAI's -> Ollama's.
+    `route_fields` are fields that only one of Ollama's routes has; its caller converts them.
     """
     left_out = (*route_fields, "options", "format", "think", "keep_alive", "stream")
     body = {name: entry for name, entry in value.items() if name not in left_out}
@@ -278,11 +278,11 @@ def _messages(value: object, field_names: dict[str, str]) -> object:
 
 
 class _Call(dict[str, Any]):
-    """A tool call in OpenAI's format. The type tells it from invalid calls, which are passed on unchanged."""
+    """A tool call in OpenAI's format. Invalid calls, which are passed on unchanged, do not have this type."""
 
 
 def _call(call_id: str, value: object) -> object:
-    """Convert a call; return an invalid one as it is, which validation refuses."""
+    """Return a call in OpenAI's format; return an invalid one unchanged, since validation refuses it."""
     function = value.get("function") if isinstance(value, dict) else None
     if not isinstance(value, dict) or not isinstance(function, dict):
         return value
@@ -293,9 +293,9 @@ def _call(call_id: str, value: object) -> object:
 
 
 def _pop_answered(unanswered: list[Json], name: object) -> str:
-    """Remove the call that a tool's message answers, and return its id: the first call of that name, or the first.
+    """Remove the call that a tool's message answers, and return its id; without calls, an id that no call has.
 
-    Without a call, return an id that no call has.
+    It is the first call of the tool that the message names, otherwise the first call.
     """
     if not unanswered:
         return "call"

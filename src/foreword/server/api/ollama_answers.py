@@ -18,9 +18,9 @@ from foreword.server.api.answer_types import (
     CompletionLogprobs,
 )
 from foreword.server.api.answering import AnswerJob
+from foreword.server.api.call_format import is_object
 from foreword.server.api.chat import ChatDialect
 from foreword.server.api.completions import CompletionDialect
-from foreword.server.api.untagged_calls import is_object
 
 Json = dict[str, Any]
 
@@ -70,8 +70,8 @@ class OllamaDialect:
         self._inner = job.dialect
         self._is_chat = is_chat
         self._began = monotonic_ns()
-        self._calls: list[CalledTool] = []  # begun and not sent yet, since Ollama sends only complete calls
-        self._end_fields: Json = {}  # fields of the answer's end
+        self._calls: list[CalledTool] = []  # calls that were not sent yet: Ollama sends only complete ones
+        self._end_fields: Json = {}  # fields of the stream's last event
 
     def opening(self) -> Iterable[Json]:
         return ()

@@ -1,7 +1,7 @@
-"""Even pacing of a stream: at which times its tokens are sent, in blocks of equal size.
+"""Even pacing of a stream: computes at which times its tokens are sent, in blocks of equal size.
 
-A unit is the event of one token; a burst is the units of one target pass. This is arithmetic without clocks or I/O;
-times are seconds of any monotonic clock.
+A unit is the event of one token; a burst is all units of one target pass. Times are seconds of any monotonic clock; the
+callers read the clock and send the blocks.
 """
 
 from collections import deque
@@ -10,16 +10,18 @@ from math import ceil, log2
 from typing import Final, NamedTuple
 
 BLOCK_BYTES: Final = 1024
-"""Initial block size in bytes, about three OpenAI events. A longer block makes all later blocks longer, too."""
+"""Initial block size in bytes, about three OpenAI events. If events do not fit, all later blocks are larger, too."""
 
 LAST_BLOCKS: Final = 4
-"""Size of the last block, in blocks of the initial size; it hides how many tokens were left."""
+"""Size of the last block, in blocks of the initial size, to hide how many tokens were left."""
 
-_SHORTEST_PERIOD = 0.001  # seconds between ticks
-_MEMORY = 1 - 1 / 32  # decay per burst of the mean rate: 32 bursts ago weighs a third
+_SHORTEST_PERIOD = 0.001  # minimum seconds between ticks
+_DECAY = (
+    1 - 1 / 32
+)  # decay per burst of the mean rate: a burst 32 bursts ago has a third of the newest one's weight
 _STAY = 0.75  # the rate may deviate by a factor of 2**0.75 before the period changes
-_MOST_PER_TICK = 2  # maximum units per tick before the end; two fit into a block
-_REMEMBERED_BURSTS = 8  # number of bursts as which earlier streams count at the start of a new one
+_MOST_PER_TICK = 2  # maximum units per tick before the end of the stream; two fit into a block
+_REMEMBERED_BURSTS = 8  # number of bursts for which earlier streams count at the start of a new one
 
 
 class PaceMemory:
@@ -29,7 +31,7 @@ class PaceMemory:
     """
 
     def __init__(self) -> None:
-        self.period = 0.0  # seconds between ticks; 0: unknown
+        self.period = 0.0  # seconds between ticks; 0: no stream has ended yet
         self.seconds_per_burst = 0.0
         self.units_per_burst = 0.0
 
@@ -57,10 +59,10 @@ class EvenCadence:
     def arrived(self, now: float, units: int) -> None:
         """Add a burst of units. The first burst of a stream is not delayed."""
         if self._last_arrival is not None:
-            self._seconds = _MEMORY * self._seconds + (now - self._last_arrival)
-            self._units = _MEMORY * self._units + units
-            self._bursts = _MEMORY * self._bursts + 1
-            self._follow(self._seconds / max(self._units, 1.0))
+            self._seconds = _DECAY * self._seconds + (now - self._last_arrival)
+            self._units = _DECAY * self._units + units
+            self._bursts = _DECAY * self._bursts + 1
+            self._adapt_period(self._seconds / max(self._units, 1.0))
             if self.due is None:
                 self.due = now
         elif self._period:
@@ -95,11 +97,11 @@ class EvenCadence:
             return min(self._units_per_last_tick, waiting)
         return min(ceil(waiting / self._ticks_per_burst), _MOST_PER_TICK, waiting)
 
-    def _follow(self, mean: float) -> None:
+    def _adapt_period(self, mean_seconds: float) -> None:
         """Adapt the period to a mean time between units."""
-        mean = max(mean, _SHORTEST_PERIOD)
-        if not self._period or abs(log2(mean / self._period)) > _STAY:
-            self._period = float(_SHORTEST_PERIOD * 2 ** round(log2(mean / _SHORTEST_PERIOD)))
+        mean_seconds = max(mean_seconds, _SHORTEST_PERIOD)
+        if not self._period or abs(log2(mean_seconds / self._period)) > _STAY:
+            self._period = float(_SHORTEST_PERIOD * 2 ** round(log2(mean_seconds / _SHORTEST_PERIOD)))
         self._ticks_per_burst = max(int(self._seconds / self._bursts / self._period), 1)
 
 
@@ -111,13 +113,13 @@ class Padder:
     """Pads the blocks of a stream to equal size with spaces that clients ignore."""
 
     def __init__(self, block_bytes: int = BLOCK_BYTES, around: tuple[bytes, bytes] = COMMENT) -> None:
-        """`around`: what precedes and follows the spaces, so that clients ignore them."""
-        self._step = block_bytes  # sizes are multiples of this
+        """`around`: the bytes before and after the spaces."""
+        self._step = block_bytes  # block sizes are multiples of this
         self._size = block_bytes  # current block size
         self._before, self._after = around
 
     def padded(self, events: bytes, is_last: bool = False) -> bytes:
-        """Return the events (possibly none) as a block; if they do not fit, increase the block size for good."""
+        """Return the events, if any, as a block. If they do not fit, this and all later blocks are larger."""
         shortest = len(self._before) + len(self._after) + len(events)
         least = LAST_BLOCKS * self._step if is_last else self._size
         self._size = max(least, self._step * ceil(shortest / self._step))
@@ -128,12 +130,12 @@ class Block(NamedTuple):
     """A block that was sent; an observer of the connection sees its time and size."""
 
     time: float
-    units: int  # number of units in it
+    units: int  # number of units in the block
     size: int  # bytes
 
 
 def replay(bursts: Sequence[tuple[float, Sequence[int]]], memory: PaceMemory) -> list[Block]:
-    """Return the blocks of a simulated stream with these bursts: (time, sizes of its units in bytes)."""
+    """Return the blocks of a simulated stream; a burst is (time, sizes of its units in bytes)."""
     cadence, padder = EvenCadence(memory), Padder()
     waiting: deque[int] = deque()
     coming = deque(bursts)

@@ -26,7 +26,7 @@ class PromptEncoder:
     async def text(
         self, prompt: str | list[int], options: RawText, *, raw: bool = True, suffix: str | None = None
     ) -> list[int]:
-        """Tokenize a prompt: with `raw` as it is, otherwise as a user's message in the chat template.
+        """Tokenize a prompt: with `raw` without a template, otherwise as a user's message in the chat template.
 
         With a `suffix`, the answer fills the gap between prompt and suffix.
         """

@@ -13,7 +13,7 @@ _CONTROL = re.compile(r"<\|\w+\|>")
 """A control token by its name, such as <|end|>."""
 
 _TAIL = 32
-"""Tokens at the end of a prompt that show whether the prompt opened or closed the reasoning."""
+"""Number of tokens at the end of a prompt that show whether the prompt opened or closed the reasoning."""
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,11 @@ class ReasoningFormat:
     name: str
     begin: str = "<think>"
     end: str = "</think>"
-    is_open: bool = False  # answers always start with reasoning, whatever the prompt contains
+    is_open: bool = False  # whether answers always start with reasoning, even if the prompt does not open it
     instead: str = ""  # the tag at the start of an answer without reasoning
-    next_headers: tuple[str, ...] = ()  # also end the reasoning, and belong to what follows it
+    next_headers: tuple[
+        str, ...
+    ] = ()  # other texts that end the reasoning, and are part of the text after it
 
     def without_control_tokens(self) -> "ReasoningFormat":
         """Return the tags as they are in decoded text, which omits control tokens."""
@@ -34,37 +36,35 @@ class ReasoningFormat:
         return replace(self, begin=begin, end=end, instead=instead, next_headers=headers)
 
 
-FORMATS = {
-    one.name: one
-    for one in (
-        ReasoningFormat("deepseek_r1", is_open=True),
-        ReasoningFormat("deepseek_v3"),
-        ReasoningFormat("ernie45", is_open=True),
-        ReasoningFormat("glm45"),
-        ReasoningFormat("granite", "Here is my thought process:", "Here is my response:"),
-        ReasoningFormat("kimi_k2"),
-        ReasoningFormat("minimax_m2", is_open=True),
-        ReasoningFormat("olmo3", is_open=True),
-        ReasoningFormat(  # Harmony: channels of gpt-oss
-            "openai_gptoss",
-            "<|channel|>analysis<|message|>",
-            "<|end|><|start|>assistant<|channel|>final<|message|>",
-            instead="<|channel|>final<|message|>",
-            next_headers=(  # of calls, and of messages before them
-                "<|end|><|start|>assistant<|channel|>commentary",
-                "<|end|><|start|>assistant to=functions.",
-            ),
+_FORMATS = (
+    ReasoningFormat("deepseek_r1", is_open=True),
+    ReasoningFormat("deepseek_v3"),
+    ReasoningFormat("ernie45", is_open=True),
+    ReasoningFormat("glm45"),
+    ReasoningFormat("granite", "Here is my thought process:", "Here is my response:"),
+    ReasoningFormat("kimi_k2"),
+    ReasoningFormat("minimax_m2", is_open=True),
+    ReasoningFormat("olmo3", is_open=True),
+    ReasoningFormat(  # Harmony: channels of gpt-oss
+        "openai_gptoss",
+        "<|channel|>analysis<|message|>",
+        "<|end|><|start|>assistant<|channel|>final<|message|>",
+        instead="<|channel|>final<|message|>",
+        next_headers=(  # of calls, and of messages before them
+            "<|end|><|start|>assistant<|channel|>commentary",
+            "<|end|><|start|>assistant to=functions.",
         ),
-        ReasoningFormat("qwen3"),
-        ReasoningFormat("seed_oss", "<seed:think>", "</seed:think>", is_open=True),
-        ReasoningFormat("step3", is_open=True),
-    )
-}
+    ),
+    ReasoningFormat("qwen3"),
+    ReasoningFormat("seed_oss", "<seed:think>", "</seed:think>", is_open=True),
+    ReasoningFormat("step3", is_open=True),
+)
+FORMATS = {tags.name: tags for tags in _FORMATS}
 """Tags by vLLM's parser names."""
 
 
 def reasoning_format(parser: str, tokenizer: Tokenizer) -> ReasoningFormat | None:
-    """Return a parser's format; for `auto`, the one whose tags the chat template has. None: reasoning stays text."""
+    """Return a parser's format; for `auto`, that of the tags in the chat template. None: reasoning is not separated."""
     if parser != AUTO:
         return FORMATS.get(parser)
     template = tokenizer.chat_template or ""
@@ -95,7 +95,7 @@ class Reasoning:
     ) -> Thinking | None:
         """Return the engine's parameters for a token budget or a grammar after the reasoning; None without both.
 
-        `end`: the tag that ends it, if not the format's.
+        `end`: the tag that ends the reasoning; empty: the format's.
         """
         if budget is None and structured is None:
             return None
@@ -113,17 +113,17 @@ def check_budget(budget: int | None, tags: ReasoningFormat | None) -> None:
 
 
 class ReasoningReader:
-    """Incremental parser that separates reasoning from text; it holds back what may become a tag, and space before it.
+    """Incremental parser that separates reasoning from text: a state machine.
 
-    It is a state machine: `_read` takes the held-back text in the current state.
+    It holds back text that may become a tag, and space before this text.
     """
 
     def __init__(self, reasoning: Reasoning) -> None:
         self._format = reasoning.tags.without_control_tokens()
         self._is_open = reasoning.is_open
-        self._held = ""
-        self._has_thought = False  # reasoning was returned
-        self._read = self._start
+        self._held = ""  # text that was not returned yet
+        self._has_reasoning = False  # whether reasoning was returned
+        self._read = self._start  # the state: reads the held-back text
 
     def feed(self, text: str, is_end: bool) -> tuple[str, str]:
         """Read new text of the answer; return the new reasoning and the new text after it."""
@@ -138,7 +138,7 @@ class ReasoningReader:
         elif not is_end and any(
             tag.startswith(written) for tag in (self._format.begin, self._format.instead)
         ):
-            return "", ""
+            return "", ""  # the text may become a tag
         else:
             self._held = self._held.removeprefix(self._format.instead)
             self._read = self._thinking if self._is_open else self._text
@@ -146,21 +146,25 @@ class ReasoningReader:
 
     def _thinking(self, is_end: bool) -> tuple[str, str]:
         """Return new reasoning, without the space next to its tags."""
-        if not self._has_thought:
+        if not self._has_reasoning:
             self._held = self._held.lstrip()
-        inside, tags = self._held, (self._format.end, *self._format.next_headers)
-        if found := min(((place, tag) for tag in tags if (place := inside.find(tag)) >= 0), default=None):
-            place, tag = found
-            self._held = inside[place + len(tag) if tag == self._format.end else place :]
+        held, tags = self._held, (self._format.end, *self._format.next_headers)
+        positions = [(held.find(tag), tag) for tag in tags if tag in held]
+        if positions:
+            position, tag = min(positions)
+            # The end tag is dropped; another header belongs to the text after the reasoning.
+            after = position + len(tag) if tag == self._format.end else position
+            self._held = held[after:]
             self._read = self._after
-            return inside[:place].rstrip(), self._read(is_end)[1]
-        partial_tag = 0 if is_end else max(overlap(inside, tag) for tag in tags)
-        text = inside[: len(inside) - partial_tag].rstrip()
-        self._held = "" if is_end else inside[len(text) :]
-        self._has_thought |= bool(text)
+            return held[:position].rstrip(), self._read(is_end)[1]
+        partial_tag = 0 if is_end else max(overlap(held, tag) for tag in tags)
+        text = held[: len(held) - partial_tag].rstrip()
+        self._held = "" if is_end else held[len(text) :]
+        self._has_reasoning |= bool(text)
         return text, ""
 
     def _after(self, is_end: bool) -> tuple[str, str]:
+        """Drop the space after the reasoning."""
         self._held = self._held.lstrip()
         if self._held:
             self._read = self._text

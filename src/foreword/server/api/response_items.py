@@ -20,16 +20,16 @@ _ITEM_FIELDS = {
     "tool_calls.0.function.arguments": "arguments",
     "tool_call_id": "call_id",
 }
-"""Field of a chat message -> the item's field from which it was made, where the names differ."""
+"""Field of a chat message -> field of the item that it was converted from, where the names differ."""
 
 _TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
-"""Type of a part -> its field with the text."""
+"""Type of a part -> the part's field with the text."""
 
 
 def item_messages(value: object) -> list[Message]:
-    """Parse the input: a string, or a list of messages, reasoning, tool calls and tool results.
+    """Return the messages of the input: a string, or a list of messages, reasoning, tool calls and tool results.
 
-    Reasoning, text and calls of one answer are one message of the assistant, as on the chat route.
+    Reasoning, text and calls of one answer become one message of the assistant, as on the chat route.
     """
     if isinstance(value, str):
         return [text_message("user", value)]
@@ -44,19 +44,21 @@ def item_messages(value: object) -> list[Message]:
             messages.append(message)
             continue
         calls = messages[-1].get("tool_calls", []) + message.pop("tool_calls", [])
-        messages[-1] |= message | ({"tool_calls": calls} if calls else {})
+        messages[-1] |= message
+        if calls:
+            messages[-1]["tool_calls"] = calls
     return [validated(Message, {"content": "", **message}) for message in messages]
 
 
 def _continues(earlier: dict[str, Any], message: dict[str, Any]) -> bool:
-    """Whether a message is more of the assistant's earlier one: text after reasoning, or calls after either."""
+    """Whether a message continues the assistant's earlier one: text after reasoning, or calls after either."""
     if not earlier["role"] == message["role"] == "assistant" or "reasoning_content" in message:
         return False
     return "content" not in message or not ("content" in earlier or "tool_calls" in earlier)
 
 
 def _item_message(index: int, item: object) -> dict[str, Any]:
-    """Convert an item to a chat message, or to a part of one; raise `ValueError` for an invalid item."""
+    """Return an item as a chat message, or as a part of one; raise `ValueError` for an invalid item."""
     if not isinstance(item, Mapping):
         raise ValueError(f"item {index} is not an object; use message, function_call or function_call_output")
     kind = item.get("type", "message")
@@ -87,7 +89,7 @@ def _item_message(index: int, item: object) -> dict[str, Any]:
 
 
 def _reasoning_text(index: int, content: object) -> str:
-    """Return the text of a reasoning item; it has none if the server that made it keeps it to itself."""
+    """Return the text of a reasoning item; empty if the server that created the item does not show reasoning."""
     parts = content if isinstance(content, list) else []
     return "".join(_part_text(index, part, "text") for part in parts if isinstance(part, Mapping))
 

@@ -42,7 +42,7 @@ class ResponsesDialect:
         self._reader = conversation.reader()
         self._costs = Costs(1)
         self._event_count = 0
-        # in order; by the type of their part, or the index of the call
+        # Items in order. The key of a text item is the type of its part; that of a call is its index.
         self._items: dict[str | int, Item] = {}
         self._finish_reason: str | None = None
 
@@ -96,50 +96,52 @@ class ResponsesDialect:
         return {"type": kind, "sequence_number": self._event_count - 1, **fields}
 
     def _text_events(self, kind: str, text: str) -> list[Item]:
-        """Append text to the item with parts of this type; return the events, with those of a new item."""
+        """Append text to the item of this type, which is added if necessary; return the events."""
         if not text:
             return []
         events = [] if kind in self._items else self._new_text_events(kind)
         self._items[kind]["content"][0]["text"] += text
-        events.append(
-            self._event(f"response.{kind}.delta", **self._place(kind), delta=text, **_logprob_fields(kind))
-        )
+        fields = self._item_fields(kind) | _logprob_fields(kind)
+        events.append(self._event(f"response.{kind}.delta", **fields, delta=text))
         return events
 
     def _new_text_events(self, kind: str) -> list[Item]:
+        """Add an item of this type; return the events."""
         item = self._add_text_item(kind)
         added = self._added_event(kind, {**item, "content": []})
         part = dict(item["content"][0])
-        return [added, self._event("response.content_part.added", **self._place(kind), part=part)]
+        return [added, self._event("response.content_part.added", **self._item_fields(kind), part=part)]
 
     def _call_events(self, call: ToolCall) -> list[Item]:
-        """Append the new part of a call to its item; return the events, with those of a new item."""
+        """Append the new part of a call to its item, which is added if necessary; return the events."""
         events: list[Item] = []
         index = call.index if isinstance(call.index, int) else 0
         if index not in self._items:
             events.append(self._added_event(index, dict(self._add_call_item(index, call))))
-        if more := call.function.arguments:
-            self._items[index]["arguments"] += more
-            place = self._place(index)
-            events.append(self._event("response.function_call_arguments.delta", **place, delta=more))
+        if new_arguments := call.function.arguments:
+            self._items[index]["arguments"] += new_arguments
+            fields = self._item_fields(index)
+            events.append(
+                self._event("response.function_call_arguments.delta", **fields, delta=new_arguments)
+            )
         return events
 
     def _added_event(self, key: str | int, item: Item) -> Item:
-        index = self._place(key)["output_index"]
+        index = self._item_fields(key)["output_index"]
         return self._event("response.output_item.added", output_index=index, item=item)
 
     def _done_events(self, key: str | int, status: str) -> Iterable[Item]:
         """Set an item's status, and yield the events of its end."""
-        item, place = self._items[key], self._place(key)
+        item, fields = self._items[key], self._item_fields(key)
         item["status"] = status
         if isinstance(key, str):
             part = item["content"][0]
-            yield self._event(f"response.{key}.done", **place, text=part["text"], **_logprob_fields(key))
-            yield self._event("response.content_part.done", **place, part=part)
+            yield self._event(f"response.{key}.done", **fields, text=part["text"], **_logprob_fields(key))
+            yield self._event("response.content_part.done", **fields, part=part)
         else:
             called = {"name": item["name"], "arguments": item["arguments"]}
-            yield self._event("response.function_call_arguments.done", **place, **called)
-        yield self._event("response.output_item.done", output_index=place["output_index"], item=item)
+            yield self._event("response.function_call_arguments.done", **fields, **called)
+        yield self._event("response.output_item.done", output_index=fields["output_index"], item=item)
 
     def _add_text_item(self, kind: str) -> Item:
         """Add an item with an empty part of this type, and return it."""
@@ -157,10 +159,10 @@ class ResponsesDialect:
         self._items[index] = {"type": "function_call", "id": new_id("fc"), **named}
         return self._items[index]
 
-    def _place(self, key: str | int) -> Item:
-        """Return the fields that identify an item in an event, and for a text item its only part."""
-        item = {"item_id": self._items[key]["id"], "output_index": list(self._items).index(key)}
-        return item | ({"content_index": 0} if isinstance(key, str) else {})
+    def _item_fields(self, key: str | int) -> Item:
+        """Return the fields of an event that identify an item, and the only part of a text item."""
+        fields = {"item_id": self._items[key]["id"], "output_index": list(self._items).index(key)}
+        return fields | ({"content_index": 0} if isinstance(key, str) else {})
 
     def _response(self, status: str, stats: RequestStats | None = None) -> Item:
         body = self._body

@@ -87,7 +87,7 @@ _Format = Annotated[Any, format_validator(_response_format), _schema("object")]
 class StructuredFields(BaseModel):
     """Fields that set the response format; a request gives at most one.
 
-    All are strict: tokens outside the format cannot be generated.
+    Tokens that do not match the format cannot be generated.
     """
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True, frozen=True)
@@ -102,11 +102,11 @@ class StructuredFields(BaseModel):
 
     def structured(self) -> StructuredOutputs | None:
         """Return the requested format, from any of the fields; raise 400 if two are given."""
-        given = {name: value for name in _FORMAT_FIELDS if (value := getattr(self, name, None)) is not None}
+        given = [name for name in _FORMAT_FIELDS if getattr(self, name, None) is not None]
         if len(given) > 1:
             first, second, *_ = given
             raise ApiError(400, f"{first} and {second} both set the response format; give one", param=second)
-        response_format: StructuredOutputs | None = next(iter(given.values()), None)
+        response_format: StructuredOutputs | None = getattr(self, given[0]) if given else None
         return response_format
 
     def format_field(self) -> str | None:
@@ -146,7 +146,7 @@ SpeculationOverride = Annotated[
 
 
 def _checked_priority(value: object) -> object:
-    """Check the whole value, since a union's errors name its members."""
+    """Check the value before pydantic does: its errors would name the members of the union."""
     is_number = type(value) is int and -(2**31) <= value < 2**31
     if value is None or is_number or (isinstance(value, str) and len(value) <= 64):
         return value
@@ -179,7 +179,7 @@ class StrictBody(BaseModel):
 
 
 class OpenPart(StrictBody):
-    """An object inside a body; it keeps unknown fields, which `UnknownFields` checks after validation."""
+    """An object inside a body. It stores unknown fields, which `UnknownFields` checks after validation."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -215,8 +215,8 @@ class SamplingFields(StructuredFields, StrictBody):
     prompt_logprobs: int | None = Field(None, ge=0)
     include_stop_str_in_output: bool | None = None
     speculation: SpeculationOverride = None
-    metadata: dict[str, str] | None = None  # for the rules of the policy file
-    # A number: lower is scheduled earlier, as in vLLM. A text: for the rules of the policy file.
+    metadata: dict[str, str] | None = None  # rules of the policy file can match it
+    # A number: requests with lower ones are scheduled earlier, as in vLLM. A text: policy rules can match it.
     priority: Annotated[int | str | None, BeforeValidator(_checked_priority)] = None
     deadline_ms: float | None = Field(None, gt=0)  # milliseconds after arrival at the engine
     # "end": the answer ends at the deadline; "refuse": it fails as soon as it cannot finish in time
@@ -263,19 +263,21 @@ class SamplingFields(StructuredFields, StrictBody):
 
     def sampling_params(self, max_tokens: int, defaults: SamplingDefaults) -> SamplingParams:
         """Return the engine's parameters; missing ones are the model's or the engine's defaults."""
-        given = {name: getattr(self, name) for name in _PARAMS}
-        given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
-        given["logit_bias"] = {int(token): value for token, value in (self.logit_bias or {}).items()} or None
+        given: dict[str, Any] = {}
+        for name in _PARAMS:
+            value = getattr(self, name)
+            given[name] = tuple(value) if isinstance(value, list) else value
+        given["logit_bias"] = {int(token): bias for token, bias in (self.logit_bias or {}).items()} or None
         given["seed"] = None if self.seed is None else self.seed % 2**64
         structured, logprobs = self.structured(), self.wanted_logprobs
         return defaults.params(max_tokens=max_tokens, logprobs=logprobs, structured=structured, **given)
 
 
-_PARAMS = [one.name for one in fields(SamplingParams) if one.name in SamplingFields.model_fields]
-"""Fields that have the same name in the engine's parameters."""
+_PARAMS = [param.name for param in fields(SamplingParams) if param.name in SamplingFields.model_fields]
+"""Names that are both a field of the body and a field of the engine's parameters."""
 
 
 def _at_most(label: str, value: int | None, limit: int, param: str | None = None) -> None:
-    """Raise 400 for a value above the limit; `label` names the value, `param` the field if that differs."""
+    """Raise 400 for a value above the limit; `label` describes the value, `param` is the field if its name differs."""
     if value is not None and value > limit:
         raise ApiError(400, f"{label} is {value}; this server takes at most {limit}", param=param or label)

@@ -32,14 +32,15 @@ def _named_event(value: object) -> bytes:
 
 
 def _line(value: object) -> bytes:
+    """Return a line of an NDJSON stream."""
     return msgspec.json.encode(value) + b"\n"
 
 
 class Framing(NamedTuple):
     """How a stream encodes its events."""
 
-    write: Callable[[object], bytes]
-    end: bytes = b""  # after the last value
+    write: Callable[[object], bytes]  # returns an event's bytes
+    end: bytes = b""  # bytes after the last event
     media_type: str = "text/event-stream"
     blank: tuple[bytes, bytes] = COMMENT  # start and end of padding that clients ignore
 
@@ -57,7 +58,7 @@ class StreamPart(NamedTuple):
     """Events that are sent for one delta of the engine, or at the end."""
 
     units: list[bytes]  # complete events; with even pacing, one for each token
-    is_end: bool = False  # the stream's last part
+    is_end: bool = False  # whether it is the stream's last part
 
 
 async def send_at_once(parts: AsyncGenerator[StreamPart, None]) -> AsyncGenerator[bytes, None]:
@@ -70,9 +71,9 @@ async def send_at_once(parts: AsyncGenerator[StreamPart, None]) -> AsyncGenerato
 async def send_evenly(
     parts: AsyncGenerator[StreamPart, None], memory: PaceMemory, blank: tuple[bytes, bytes] = COMMENT
 ) -> AsyncGenerator[bytes, None]:
-    """Yield blocks of equal size: the first part at once, then one at each tick; the size grows if events do not fit.
+    """Yield blocks of equal size: one for the first part, then one at each tick of `EvenCadence`.
 
-    To an observer of the connection, the sizes and times of the blocks then reveal little about the tokens.
+    To an observer of the connection, the sizes and times of the blocks reveal little about the tokens.
     """
     clock, cadence, padder = asyncio.get_running_loop().time, EvenCadence(memory), Padder(around=blank)
     async with aclosing(parts):

@@ -12,15 +12,15 @@ from foreword.server.api.call_format import (
     CallReader,
     CallStart,
     Event,
+    Schemas,
     TextDelta,
+    by_name,
     merge_events,
     overlap,
 )
 from foreword.server.api.named_calls import NAMED_FORMATS
-from foreword.server.api.tool_reading import ToolFormat
 from foreword.server.api.tool_syntax import (
     Calls,
-    Schemas,
     entry_functions,
     parse_pairs,
     parse_python,
@@ -32,26 +32,28 @@ from foreword.server.api.tool_syntax import (
 )
 from foreword.structured.params import StructuredOutputs
 
+_HERMES = tool_reading.FORMATS["hermes"]
+"""JSON format of calls that a grammar enforces, for all formats of this file."""
+
 
 @dataclass(frozen=True)
 class BlockFormat(CallFormat):
-    """A format of tool calls: blocks of text between tags. Without tags, an answer with calls has nothing else."""
+    """A format of tool calls: blocks of text between tags. Without tags, an answer with calls has no other text."""
 
     begin: str  # tag before a block; empty: none
     end: str  # tag after a block; empty: none
     parse: Callable[[str, Schemas], Calls]  # (name, arguments) of a block's calls; ValueError if invalid
     write: Callable[[Sequence[tuple[str, Any]]], str]  # inverse of `parse`, without the tags
-    required: ToolFormat  # JSON format of calls that a grammar enforces
 
     def format_calls(self, calls: Sequence[tuple[str, Any]]) -> str:
         return f"{self.begin}{self.write(calls)}{self.end}"
 
     def required_grammar(self, tools: Sequence[tuple[str, Any]], max_calls: int | None) -> StructuredOutputs:
-        return self.required.required_grammar(tools, max_calls)
+        return _HERMES.required_grammar(tools, max_calls)
 
     def reader(self, tools: Schemas, only_calls: bool = False, max_calls: int | None = None) -> CallReader:
         if only_calls:
-            return self.required.reader(tools, only_calls, max_calls)
+            return _HERMES.reader(tools, only_calls, max_calls)
         return BlockReader(self, tools, max_calls)
 
 
@@ -63,8 +65,8 @@ class BlockReader:
         self._tools = tools
         self._max_calls = max_calls
         self._held = ""  # text without events so far
-        self._is_inside = False  # `_held` begins with a block
-        self._has_text = False  # text besides space was reported after the last call
+        self._is_inside = False  # whether `_held` begins with a block
+        self._has_text = False  # whether text other than space was reported after the last call
         self.count = 0
 
     @property
@@ -92,30 +94,30 @@ class BlockReader:
         """Add the events up to the next tag; return False if the held-back text has no tag."""
         call_format, held = self._format, self._held
         if self._is_inside:
-            block, found, after = held.partition(call_format.end) if call_format.end else (held, "", "")
-            if found:
-                self._held = after
-                self._end_block(block.removeprefix(call_format.begin), block + found, events)
-            return bool(found)
+            if not call_format.end or call_format.end not in held:
+                return False
+            block, end, self._held = held.partition(call_format.end)
+            self._end_block(block, block + end, events)
+            return True
         if not call_format.begin:
             self._is_inside = not self._has_text and held.lstrip().startswith("[")
             if self._is_inside or not held.strip():
                 return False
-            before, found = held, ""
+            before, tag = held, ""
         else:
-            before, found, _ = held.partition(call_format.begin)
-            if not found:
+            before, tag, _ = held.partition(call_format.begin)
+            if not tag:
                 before = held[: len(held) - overlap(held, call_format.begin)]
         self._held = held[len(before) :]
-        self._is_inside = bool(found)
+        self._is_inside = bool(tag)
         self._add_text(before, events)
-        return bool(found)
+        return bool(tag)
 
-    def _end_block(self, inside: str, written: str, events: list[Event]) -> None:
-        """Add the events of a block's calls; if it has none, `written`, the block with its tags, is text."""
+    def _end_block(self, block: str, written: str, events: list[Event]) -> None:
+        """Add the events of the calls in a block; if it has none, `written`, the block with its tags, is text."""
         self._is_inside = False
         try:
-            calls = self._format.parse(inside.removeprefix(self._format.begin), self._tools)
+            calls = self._format.parse(block.removeprefix(self._format.begin), self._tools)
         except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
             calls = []
         if not calls or any(name not in self._tools for name, _ in calls):
@@ -130,91 +132,75 @@ class BlockReader:
 
     def _add_text(self, text: str, events: list[Event]) -> None:
         """Add the event of a text; space around calls is dropped."""
-        if not self._has_text:
-            text = text.lstrip() if self.count or self._is_inside else text
+        if not self._has_text and (self.count or self._is_inside):
+            text = text.lstrip()
         self._has_text |= bool(text.strip())
         if text:
             events.append(TextDelta(text))
 
 
-_HERMES = ToolFormat("hermes", "<tool_call>", "</tool_call>", "\n")
+_QWEN_FUNCTIONS = tag_functions("function={}", "parameter={}", "\n", "</tool_call>\n<tool_call>")
+_SEED_FUNCTIONS = tag_functions("function={}", "parameter={}", "", "</seed:tool_call>\n<seed:tool_call>")
 _FENCE = "```"
 _DEEPSEEK = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 
-BLOCK_FORMATS = {
-    one.name: one
-    for one in (
-        *(
-            BlockFormat(
-                name,
-                f"<{tag}>",
-                f"</{tag}>",
-                required=_HERMES,
-                **tag_functions("function={}", "parameter={}", line_end, f"</{tag}>\n<{tag}>"),
-            )
-            for name, tag, line_end in (
-                *((name, "tool_call", "\n") for name in ("qwen3_coder", "qwen3_xml", "mimo", "step3p5")),
-                ("seed_oss", "seed:tool_call", ""),
-            )
-        ),
-        BlockFormat(
-            "minimax_m2",
-            "<minimax:tool_call>",
-            "</minimax:tool_call>",
-            required=_HERMES,
-            **tag_functions('invoke name="{}"', 'parameter name="{}"', ""),
-        ),
-        *(
-            BlockFormat(name, "<tool_call>", "</tool_call>", parse_pairs, write_pairs, _HERMES)
-            for name in ("glm45", "glm47")
-        ),
-        BlockFormat(
-            "olmo3",
-            "<function_calls>",
-            "</function_calls>",
-            parse_python_lines,
-            lambda calls: "\n".join(python_calls(calls)),
-            _HERMES,
-        ),
-        BlockFormat(
-            "deepseek_v3",
-            *_DEEPSEEK,
-            required=_HERMES,
-            **entry_functions(
-                r"<｜tool▁call▁begin｜>function<｜tool▁sep｜>(?P<name>[^\n]+)\n```json\n(?P<given>.*?)\n```<｜tool▁call▁end｜>",
-                lambda n, name, given: (
-                    "<｜tool▁call▁begin｜>function<｜tool▁sep｜>"
-                    f"{name}\n{_FENCE}json\n{given}\n{_FENCE}<｜tool▁call▁end｜>"
-                ),
+BLOCK_FORMATS = by_name(
+    *(
+        BlockFormat(name, "<tool_call>", "</tool_call>", **_QWEN_FUNCTIONS)
+        for name in ("qwen3_coder", "qwen3_xml", "mimo", "step3p5")
+    ),
+    BlockFormat("seed_oss", "<seed:tool_call>", "</seed:tool_call>", **_SEED_FUNCTIONS),
+    BlockFormat(
+        "minimax_m2",
+        "<minimax:tool_call>",
+        "</minimax:tool_call>",
+        **tag_functions('invoke name="{}"', 'parameter name="{}"', ""),
+    ),
+    *(
+        BlockFormat(name, "<tool_call>", "</tool_call>", parse_pairs, write_pairs)
+        for name in ("glm45", "glm47")
+    ),
+    BlockFormat(
+        "olmo3",
+        "<function_calls>",
+        "</function_calls>",
+        parse_python_lines,
+        lambda calls: "\n".join(python_calls(calls)),
+    ),
+    BlockFormat(
+        "deepseek_v3",
+        *_DEEPSEEK,
+        **entry_functions(
+            r"<｜tool▁call▁begin｜>function<｜tool▁sep｜>(?P<name>[^\n]+)\n```json\n(?P<given>.*?)\n```<｜tool▁call▁end｜>",
+            lambda n, name, given: (
+                "<｜tool▁call▁begin｜>function<｜tool▁sep｜>"
+                f"{name}\n{_FENCE}json\n{given}\n{_FENCE}<｜tool▁call▁end｜>"
             ),
         ),
-        BlockFormat(
-            "deepseek_v31",
-            *_DEEPSEEK,
-            required=_HERMES,
-            **entry_functions(
-                r"<｜tool▁call▁begin｜>(?P<name>.+?)<｜tool▁sep｜>(?P<given>.*?)<｜tool▁call▁end｜>",
-                lambda n, name, given: f"<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{given}<｜tool▁call▁end｜>",
+    ),
+    BlockFormat(
+        "deepseek_v31",
+        *_DEEPSEEK,
+        **entry_functions(
+            r"<｜tool▁call▁begin｜>(?P<name>.+?)<｜tool▁sep｜>(?P<given>.*?)<｜tool▁call▁end｜>",
+            lambda n, name, given: f"<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{given}<｜tool▁call▁end｜>",
+        ),
+    ),
+    BlockFormat(
+        "kimi_k2",
+        "<|tool_calls_section_begin|>",
+        "<|tool_calls_section_end|>",
+        **entry_functions(
+            r"<\|tool_call_begin\|>\s*(?:functions\.)?(?P<name>[^\s:<]+):\d+\s*"
+            r"<\|tool_call_argument_begin\|>(?P<given>.*?)<\|tool_call_end\|>",
+            lambda n, name, given: (
+                f"<|tool_call_begin|>functions.{name}:{n}<|tool_call_argument_begin|>{given}<|tool_call_end|>"
             ),
         ),
-        BlockFormat(
-            "kimi_k2",
-            "<|tool_calls_section_begin|>",
-            "<|tool_calls_section_end|>",
-            required=_HERMES,
-            **entry_functions(
-                r"<\|tool_call_begin\|>\s*(?:functions\.)?(?P<name>[^\s:<]+):\d+\s*"
-                r"<\|tool_call_argument_begin\|>(?P<given>.*?)<\|tool_call_end\|>",
-                lambda n, name, given: (
-                    f"<|tool_call_begin|>functions.{name}:{n}"
-                    f"<|tool_call_argument_begin|>{given}<|tool_call_end|>"
-                ),
-            ),
-        ),
-        BlockFormat("pythonic", "", "", parse_python, write_python, _HERMES),
-        BlockFormat("llama4_pythonic", "", "", parse_python, write_python, _HERMES),
-    )
-}
+    ),
+    BlockFormat("pythonic", "", "", parse_python, write_python),
+    BlockFormat("llama4_pythonic", "", "", parse_python, write_python),
+)
 
 
 FORMATS: dict[str, CallFormat] = {**tool_reading.FORMATS, **BLOCK_FORMATS, **NAMED_FORMATS}

@@ -1,7 +1,7 @@
 """JSON tool-call formats of model families, and an incremental parser of text and calls."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,9 @@ from foreword.server.api.call_format import (
     CallReader,
     CallStart,
     Event,
+    Schemas,
     TextDelta,
+    by_name,
     merge_events,
     overlap,
     with_layout,
@@ -28,8 +30,8 @@ class ToolFormat(CallFormat):
     end: str = ""  # tag after the calls
     inner: str = ""  # space between a tag and the JSON
     arguments: str = "arguments"  # the JSON key of the arguments
-    is_list: bool = False  # all calls in one list; False: each call between its own tags
-    hidden: str = ""  # control token that may precede the calls; not part of the text
+    is_list: bool = False  # True: tags surround a list of all calls; False: tags surround each call
+    hidden: str = ""  # control token that may precede the calls; it is not part of the text
 
     def format_calls(self, calls: Sequence[tuple[str, Any]]) -> str:
         entries = [json.dumps({"name": name, self.arguments: given}) for name, given in calls]
@@ -39,13 +41,12 @@ class ToolFormat(CallFormat):
 
     def required_grammar(self, tools: Sequence[tuple[str, Any]], max_calls: int | None) -> StructuredOutputs:
         call = {"anyOf": [self._call_schema(name, schema) for name, schema in tools]}
-        listed = {
-            "type": "array",
-            "items": call,
-            "minItems": 1,
-            **({} if max_calls is None else {"maxItems": max_calls}),
-        }
-        body = f"%json {json.dumps(with_layout(listed if self.is_list else call))}"
+        schema: dict[str, Any] = call
+        if self.is_list:
+            schema = {"type": "array", "items": call, "minItems": 1}
+            if max_calls is not None:
+                schema["maxItems"] = max_calls
+        body = f"%json {json.dumps(with_layout(schema))}"
         parts = _grammar_literal(self.begin + self.inner), body, _grammar_literal(self.inner + self.end)
         marked = " ".join(part for part in parts if part)
         if self.is_list or not self.begin or max_calls == 1:
@@ -60,14 +61,12 @@ class ToolFormat(CallFormat):
         tag = {"begin": self.begin + self.inner, "schema": with_layout(schema), "end": self.inner + self.end}
         return StructuredOutputs(structural_tag={"structures": [tag], "triggers": [self.begin]})
 
-    def reader(
-        self, tools: Mapping[str, Mapping[str, Any]], only_calls: bool = False, max_calls: int | None = None
-    ) -> "CallReader":
+    def reader(self, tools: Schemas, only_calls: bool = False, max_calls: int | None = None) -> "CallReader":
         return ToolReader(self, tools, only_calls, max_calls)
 
     def _call_schema(self, name: str, schema: Any) -> dict[str, Any]:  # noqa: ANN401 - any JSON schema
         return {
-            "title": f"tool {name}",  # shown in errors about its schema
+            "title": f"tool {name}",  # errors about the schema show it
             "type": "object",
             "properties": {"name": {"const": name}, self.arguments: schema},
             "required": ["name", self.arguments],
@@ -79,24 +78,21 @@ def _grammar_literal(tag: str) -> str:
     return json.dumps(tag, ensure_ascii=False) if tag else ""
 
 
-FORMATS = {
-    one.name: one
-    for one in (
-        ToolFormat("hermes", "<tool_call>", "</tool_call>", "\n"),
-        ToolFormat("granite4", "<tool_call>", "</tool_call>", "\n"),
-        ToolFormat("longcat", "<longcat_tool_call>", "</longcat_tool_call>", "\n"),
-        ToolFormat("smollm", "<tool_call>", "</tool_call>", is_list=True),
-        ToolFormat("llama3_json", arguments="parameters", hidden="<|python_tag|>"),
-        ToolFormat("llama4_json", arguments="parameters", hidden="<|python_tag|>"),
-        ToolFormat("mistral", is_list=True, hidden="[TOOL_CALLS]"),
-        ToolFormat("granite", is_list=True, hidden="<|tool_call|>"),
-        ToolFormat("hunyuan_a13b", "<tool_calls>", "</tool_calls>", is_list=True),
-        ToolFormat("internlm", "<|action_start|><|plugin|>", "<|action_end|>", "\n", "parameters"),
-        ToolFormat("jamba", "<tool_calls>", "</tool_calls>", "\n", is_list=True),
-        ToolFormat("phi4_mini_json", is_list=True, hidden="functools"),
-        ToolFormat("xlam", is_list=True),
-    )
-}
+FORMATS = by_name(
+    ToolFormat("hermes", "<tool_call>", "</tool_call>", "\n"),
+    ToolFormat("granite4", "<tool_call>", "</tool_call>", "\n"),
+    ToolFormat("longcat", "<longcat_tool_call>", "</longcat_tool_call>", "\n"),
+    ToolFormat("smollm", "<tool_call>", "</tool_call>", is_list=True),
+    ToolFormat("llama3_json", arguments="parameters", hidden="<|python_tag|>"),
+    ToolFormat("llama4_json", arguments="parameters", hidden="<|python_tag|>"),
+    ToolFormat("mistral", is_list=True, hidden="[TOOL_CALLS]"),
+    ToolFormat("granite", is_list=True, hidden="<|tool_call|>"),
+    ToolFormat("hunyuan_a13b", "<tool_calls>", "</tool_calls>", is_list=True),
+    ToolFormat("internlm", "<|action_start|><|plugin|>", "<|action_end|>", "\n", "parameters"),
+    ToolFormat("jamba", "<tool_calls>", "</tool_calls>", "\n", is_list=True),
+    ToolFormat("phi4_mini_json", is_list=True, hidden="functools"),
+    ToolFormat("xlam", is_list=True),
+)
 """JSON formats by vLLM's parser names; `tool_blocks.FORMATS` has all formats."""
 
 
@@ -110,7 +106,7 @@ class ToolReader:
     def __init__(
         self,
         call_format: ToolFormat,
-        tools: Mapping[str, Mapping[str, Any]],
+        tools: Schemas,
         only_calls: bool = False,
         max_calls: int | None = None,
     ) -> None:
@@ -120,11 +116,11 @@ class ToolReader:
         self._tools = tools
         self._held = ""  # text that may become a tag, or everything since the opening tag
         self._call: CallObject | None = None  # the call that is being parsed
-        self._is_reported = False  # that call has a `CallStart`
-        self._arguments: list[str] = []  # arguments of that call that are not reported yet
-        self._is_inside = False  # after an opening tag
-        self._has_text = False  # the answer has text besides space
-        self._has_text_since_call = False  # it has such text after the last call
+        self._is_reported = False  # whether the events have a `CallStart` of this call
+        self._arguments: list[str] = []  # arguments of this call that are not reported yet
+        self._is_inside = False  # whether an opening tag was read, and no closing tag after it
+        self._has_text = False  # whether the answer has text other than space
+        self._has_text_since_call = False  # whether the answer has such text after the last call
         self._untagged = UntaggedReader(tools)
         self.count = 0
 
@@ -144,18 +140,18 @@ class ToolReader:
         """End the answer: held-back text is text, unless it belongs to a reported call."""
         events: list[Event] = []
         held, self._held = self._held, ""
-        is_dropped = (self._call is not None and self._is_reported) or self._is_leftover(held)
+        is_in_reported_call = self._call is not None and self._is_reported
         if not self._only_calls:
-            self._add_text("" if is_dropped else held, events)
+            self._add_text("" if is_in_reported_call or self._is_leftover(held) else held, events)
             self._flush(events)
         return self._within_limit(events)
 
     def _within_limit(self, events: list[Event]) -> list[Event]:
         """Return the events without those of calls beyond the maximum."""
-        max_calls = self.count if self._max_calls is None else self._max_calls
-        return merge_events(
-            [event for event in events if isinstance(event, TextDelta) or event.index < max_calls]
-        )
+        if self._max_calls is not None:
+            limit = self._max_calls
+            events = [event for event in events if isinstance(event, TextDelta) or event.index < limit]
+        return merge_events(events)
 
     def _is_leftover(self, held: str) -> bool:
         """Whether the held-back text after calls is only separators, or part of a tag."""
@@ -173,6 +169,7 @@ class ToolReader:
             self._outside(events)
 
     def _outside(self, events: list[Event]) -> None:
+        """Handle a character outside of tags, or before the calls of a format without tags."""
         call_format, held = self._format, self._held
         if call_format.begin:
             if held.endswith(call_format.begin):
@@ -183,9 +180,9 @@ class ToolReader:
             self._add_text(held[: len(held) - partial_tag], events)
             self._held = held[len(held) - partial_tag :]
             return
-        shown = held.lstrip()
-        calls = shown.removeprefix(call_format.hidden).lstrip()
-        if not self._has_text and (call_format.hidden.startswith(shown) or not calls):
+        written = held.lstrip()
+        calls = written.removeprefix(call_format.hidden).lstrip()
+        if not self._has_text and (call_format.hidden.startswith(written) or not calls):
             return  # `held` may become the control token
         if not self._has_text and (calls[0] == "{" or (calls[0] == "[" and call_format.is_list)):
             self._is_inside = True
@@ -208,7 +205,7 @@ class ToolReader:
             self._held, self._is_inside = "", False
         elif not self._format.end and character not in _SEPARATORS:
             self._is_inside = False
-            # Without calls, all of it is text
+            # Without a call, all of the held-back text is text.
             self._add_text(character if self.count else self._held, events)
             self._held = ""
 
@@ -216,6 +213,7 @@ class ToolReader:
         self._call, self._is_reported, self._arguments = CallObject(), False, []
 
     def _read(self, character: str, events: list[Event]) -> None:
+        """Handle a character inside a call: report the call once its name is known, and its arguments as they come."""
         call = self._call
         assert call is not None
         self._arguments.append(call.read(character))
@@ -254,7 +252,7 @@ class ToolReader:
         self._add_results(self._untagged.finish(), events)
 
     def _add_results(self, results: list[TextOrCall], events: list[Event]) -> None:
-        """Add the events of these texts and calls; space around calls is dropped."""
+        """Add the events of these texts and calls; space after a call is dropped."""
         for result in results:
             if isinstance(result, str):
                 text = result if self._has_text_since_call else result.lstrip()

@@ -6,12 +6,14 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-Schemas = Mapping[str, Mapping[str, Any]]
+from foreword.server.api.call_format import Schemas
+
 Calls = list[tuple[str, Any]]
+"""(name, arguments) of calls."""
 
 
 def _typed_value(text: str, schema: Mapping[str, Any], name: str) -> object:
-    """Convert a value written as text to the type in the argument's schema."""
+    """Return a value that was written as text, in the type of the argument's schema."""
     properties = schema.get("properties")
     known = properties.get(name) if isinstance(properties, Mapping) else None
     kind = known.get("type") if isinstance(known, Mapping) else None
@@ -38,30 +40,28 @@ def _parse_object(text: str) -> object:
 def tag_functions(function: str, parameter: str, line_end: str, between: str = "") -> dict[str, Any]:
     """Return `parse` and `write` of a format with tags for each function and parameter.
 
-    `function` and `parameter` are the opening tags, with {} for a name; `line_end` is beside a value, `between` is
-    written between two calls.
+    `function` and `parameter` are the opening tags, with {} for a name. `line_end` is written before and after a value,
+    `between` between two calls.
     """
-    word = re.split("[= ]", function, maxsplit=1)[0]
-    opened, named = (tag.format(r'([^>"\n]+)') for tag in (function, parameter))
+    tag_name = re.split("[= ]", function, maxsplit=1)[0]
+    name_pattern = r'([^>"\n]+)'
     # An argument may contain the closing tag: a call ends where another begins, or the block ends.
-    call = re.compile(rf"<{opened}>(.*?)</{word}>(?=\s*(?:<{word}[= ]|\Z))", re.DOTALL)
-    pair = re.compile(rf"<{named}>\n?(.*?)\n?</parameter>", re.DOTALL)
+    call = re.compile(
+        rf"<{function.format(name_pattern)}>(.*?)</{tag_name}>(?=\s*(?:<{tag_name}[= ]|\Z))", re.DOTALL
+    )
+    pair = re.compile(rf"<{parameter.format(name_pattern)}>\n?(.*?)\n?</parameter>", re.DOTALL)
 
     def parse(block: str, tools: Schemas) -> Calls:
         if call.sub("", block).strip():
             raise ValueError("text between the functions")
-        found = [(name.strip(), pair.findall(inside)) for name, inside in call.findall(block)]
-        return [
-            (name, {key.strip(): _typed_value(text, tools.get(name, {}), key.strip()) for key, text in given})
-            for name, given in found
-        ]
+        return [_typed_call(name, pair.findall(inside), tools) for name, inside in call.findall(block)]
 
     def write(calls: Sequence[tuple[str, Any]]) -> str:
         blocks = []
         for name, given in calls:
             pairs = [(parameter.format(key), _argument_text(value)) for key, value in given.items()]
             written = "".join(f"<{tag}>{line_end}{value}{line_end}</parameter>\n" for tag, value in pairs)
-            blocks.append(f"\n<{function.format(name)}>\n{written}</{word}>\n")
+            blocks.append(f"\n<{function.format(name)}>\n{written}</{tag_name}>\n")
         return between.join(blocks)
 
     return {"parse": parse, "write": write}
@@ -70,12 +70,16 @@ def tag_functions(function: str, parameter: str, line_end: str, between: str = "
 _PAIR = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
 
 
+def _typed_call(name: str, pairs: Sequence[tuple[str, str]], tools: Schemas) -> tuple[str, dict[str, object]]:
+    """Return (name, arguments) of a call whose argument names and values were written as text."""
+    schema = tools.get(name.strip(), {})
+    return name.strip(), {key.strip(): _typed_value(text, schema, key.strip()) for key, text in pairs}
+
+
 def parse_pairs(block: str, tools: Schemas) -> Calls:
-    name = block.strip().partition("\n")[0].partition("<arg_key>")[0].strip()
-    schema = tools.get(name, {})
-    return [
-        (name, {key.strip(): _typed_value(text, schema, key.strip()) for key, text in _PAIR.findall(block)})
-    ]
+    """Parse a name, followed by pairs of tags for each argument's name and value."""
+    name = block.strip().partition("\n")[0].partition("<arg_key>")[0]
+    return [_typed_call(name, _PAIR.findall(block), tools)]
 
 
 def write_pairs(calls: Sequence[tuple[str, Any]]) -> str:
@@ -89,7 +93,7 @@ def write_pairs(calls: Sequence[tuple[str, Any]]) -> str:
 
 
 def entry_functions(pattern: str, format_entry: Callable[[int, str, str], str]) -> dict[str, Any]:
-    """Return `parse` and `write` of a format with one entry per call, which has a name and JSON arguments.
+    """Return `parse` and `write` of a format in which each call is an entry with a name and JSON arguments.
 
     `pattern` matches an entry, with the groups `name` and `given`; `format_entry` receives (index, name, JSON).
     """
@@ -115,19 +119,22 @@ class _JsonNames(ast.NodeTransformer):
 
 
 def parse_python(block: str, tools: Schemas) -> Calls:
+    """Parse a Python list of calls with named arguments."""
     listed = ast.parse(block.strip(), mode="eval").body
     if not isinstance(listed, ast.List):
         raise ValueError("no list of calls")
-    found = []
+    calls = []
     for call in listed.elts:
         if not isinstance(call, ast.Call) or call.args or not isinstance(call.func, ast.Name | ast.Attribute):
             raise ValueError("no call with named arguments")
-        if any(one.arg is None for one in call.keywords):
-            raise ValueError("arguments without a name")
-        given = {str(one.arg): ast.literal_eval(_JsonNames().visit(one.value)) for one in call.keywords}
+        given = {}
+        for keyword in call.keywords:
+            if keyword.arg is None:
+                raise ValueError("arguments without a name")
+            given[keyword.arg] = ast.literal_eval(_JsonNames().visit(keyword.value))
         json.dumps(given, allow_nan=False)  # raises for sets, bytes, infinity, ...
-        found.append((ast.unparse(call.func), given))
-    return found
+        calls.append((ast.unparse(call.func), given))
+    return calls
 
 
 def python_calls(calls: Sequence[tuple[str, Any]]) -> list[str]:
@@ -142,4 +149,6 @@ def write_python(calls: Sequence[tuple[str, Any]]) -> str:
 
 
 def parse_python_lines(block: str, tools: Schemas) -> Calls:
-    return parse_python(f"[{','.join(filter(None, map(str.strip, block.splitlines())))}]", tools)
+    """Parse Python calls, one per line."""
+    lines = [line for line in block.splitlines() if line.strip()]
+    return parse_python(f"[{','.join(lines)}]", tools)

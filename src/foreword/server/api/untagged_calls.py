@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from foreword.server.api.call_format import Schemas, is_object
+
 ARGUMENT_KEYS = ("arguments", "parameters")
 """Keys under which models write arguments, even if their chat template has the other one."""
 
@@ -16,20 +18,20 @@ class CallObject:
     """
 
     def __init__(self) -> None:
-        self.name: str | None = None  # of the called tool; None: not read yet
+        self.name: str | None = None  # name of the called tool; None: not read yet
         self.has_arguments = False
-        self.is_over = False  # the closing brace was read
-        self.is_foreign = False  # has a key or value that no call has
+        self.is_over = False  # whether the closing brace was read
+        self.is_foreign = False  # whether the object has a key or value that no call has
         self._top = 1  # depth of the keys "name" and "arguments"; 2 with doubled braces
-        self._depth = 1
-        self._is_first = True  # the next character is the first one
+        self._depth = 1  # number of open braces and brackets
+        self._is_first = True  # whether the next character is the first one
         self._key: str | None = None  # the key at depth `_top` that was read last
         self._string: list[str] | None = None  # characters of the current string, with its quotes
-        self._is_escaped = False  # the next character follows a backslash
-        self._reads_value = False  # after a colon at depth `_top`
+        self._is_escaped = False  # whether the next character follows a backslash
+        self._reads_value = False  # whether a colon at depth `_top` was read, and no comma after it
 
     def read(self, character: str) -> str:
-        """Read a character; return what it adds to the arguments, as JSON text."""
+        """Read a character; return the JSON text that it adds to the arguments."""
         is_first, self._is_first = self._is_first, False
         if is_first and character == "{":
             self._top = self._depth = 2
@@ -49,7 +51,8 @@ class CallObject:
                 return ""
         elif self._depth == self._top and character in ":,":
             self._reads_value = character == ":"
-            self._key = self._key if self._reads_value else None
+            if not self._reads_value:
+                self._key = None
             return ""
         is_space = self._depth <= self._top and character.isspace()
         return "" if is_space else self._argument_text(character)
@@ -75,16 +78,17 @@ class CallObject:
         return character if is_argument and not (self._string and self._is_text_argument) else ""
 
     def _read_string(self, character: str) -> str:
+        """Read a character of a string; return the JSON text that it adds to the arguments."""
         assert self._string is not None
         self._string.append(character)
-        more = self._argument_text(character)
+        arguments = self._argument_text(character)
         if self._is_escaped:
             self._is_escaped = False
         elif character == "\\":
             self._is_escaped = True
         elif character == '"':
-            more += self._end_string("".join(self._string))
-        return more
+            arguments += self._end_string("".join(self._string))
+        return arguments
 
     def _end_string(self, written: str) -> str:
         """Handle a complete string; return the arguments that it contains, if any."""
@@ -104,23 +108,18 @@ class CallObject:
         return ""
 
 
-def is_object(text: str) -> bool:
-    try:
-        return isinstance(json.loads(text), dict)
-    except (ValueError, RecursionError):
-        return False
-
-
 def _string_value(string: str) -> str:
+    """Return the value of a JSON string; empty if it has an invalid escape."""
     try:
         value: Any = json.loads(string)
     except ValueError:
-        return ""  # an invalid escape
+        return ""
     return value if isinstance(value, str) else ""
 
 
 _BLOCK_NAMES = ("", "json", "tool_call", "tool_calls")
 """Info strings (the text after the opening fence) of code blocks that may contain calls."""
+
 _FENCE = 3
 """Minimum number of backticks of a code fence."""
 
@@ -139,18 +138,18 @@ TextOrCall = str | UntaggedCall
 class UntaggedReader:
     """Incremental parser that returns text and calls in order: a state machine.
 
-    A call begins at the start of a line or of a code block, or after indentation if only space came before.
+    A call begins at the start of a line or of a code block. In an indented line, it must be the first of the answer.
     """
 
-    def __init__(self, schemas: Mapping[str, Mapping[str, Any]]) -> None:
+    def __init__(self, schemas: Schemas) -> None:
         """`schemas`: argument schemas by tool name."""
         self._schemas = schemas
         self._state: Callable[[str], None] = self._line_start  # reads the next character
         self._held: list[str] = []  # characters that may still become a call
-        self._results: list[TextOrCall] = []  # not returned yet
-        self._is_blank = True  # only space was read so far
+        self._results: list[TextOrCall] = []  # results that were not returned yet
+        self._is_blank = True  # whether only space was read so far
         self._indent = 0  # characters of space at the start of the line
-        self._fence = 0  # backticks of the open code block; 0: none
+        self._fence = 0  # backticks of the open code block; 0: no block is open
         self._line = ""  # current line of a code block
         self._candidate = _Candidate(schemas)
 
@@ -169,8 +168,8 @@ class UntaggedReader:
         return self._take_results()
 
     def _take_results(self) -> list[TextOrCall]:
-        found, self._results = self._results, []
-        return found
+        results, self._results = self._results, []
+        return results
 
     def _add_text(self) -> None:
         if self._held:
@@ -267,13 +266,13 @@ class UntaggedReader:
 
     def _give_up(self) -> None:
         """Treat the candidate as text, since it is no call."""
-        line = "".join(self._held).rpartition("\n")[2]
+        last_line = "".join(self._held).rpartition("\n")[2]
         if self._fence:
             self._begin_code()
-            self._line = line
+            self._line = last_line
         else:
             self._state = self._in_line
-            self._in_line("" if line else "\n")  # "\n": the candidate ended with its line
+            self._in_line("" if last_line else "\n")  # "\n": the candidate ended with its line
 
 
 def _closes_fence(line: str, fence: int) -> bool:
@@ -285,17 +284,17 @@ def _closes_fence(line: str, fence: int) -> bool:
 class _Candidate:
     """Incremental parser of JSON that may be calls: one object or list; in a code block, any number of them."""
 
-    def __init__(self, schemas: Mapping[str, Mapping[str, Any]], fence: int = 0) -> None:
+    def __init__(self, schemas: Schemas, fence: int = 0) -> None:
         self.calls: list[UntaggedCall] = []
-        self.is_over = False  # no more calls can follow
-        self.has_failed = False  # the JSON is not a call
+        self.is_over = False  # whether no more calls can follow
+        self.has_failed = False  # whether the JSON is not a call
         self._schemas = schemas
-        self._fence = fence
-        self._ticks = 0  # backticks of the closing fence
+        self._fence = fence  # backticks of the code block; 0: outside of code blocks
+        self._ticks = 0  # backticks of the closing fence so far
         self._in_list = False
         self._object: CallObject | None = None  # the object that is being parsed
-        self._written: list[str] = []  # characters of that object
-        self._arguments: list[str] = []  # characters of its arguments
+        self._written: list[str] = []  # characters of this object
+        self._arguments: list[str] = []  # characters of this object's arguments
 
     @property
     def is_complete(self) -> bool:
@@ -340,7 +339,7 @@ class _Candidate:
 
 
 def fits_schema(schema: Mapping[str, Any], given: object) -> bool:
-    """Whether the arguments have all required names, and unknown ones only if the schema allows them."""
+    """Return whether the arguments have all required names, and other names only if the schema allows them."""
     if not isinstance(given, dict):
         return False
     required, known = schema.get("required"), schema.get("properties")

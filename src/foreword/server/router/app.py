@@ -1,6 +1,6 @@
-"""HTTP side of the router: listen, watch targets, forward, drain, exit.
+"""Assembles and runs the router's HTTP server: listen, watch targets, forward, drain, exit.
 
-A router's targets are the Foreword servers that it forwards requests to.
+A router's targets are the Foreword servers to which it forwards requests.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ READ_ROUTES = (*sorted(PAGE_PATHS), "/page/settings", "/openapi.json", *_LISTS)
 """Routes without a body that any target can answer."""
 
 TARGET_ROUTES = ("/speculation", "/advise", "/v1/load_lora_adapter", "/v1/unload_lora_adapter")
-"""Routes that concern a single target. The router refuses these, since it would choose the target itself."""
+"""Routes that concern a single target. The router refuses these, since the client could not choose the target."""
 
 
 def create_router_app(
@@ -99,7 +99,7 @@ def create_router_app(
 
 
 def _health(targets: Targets, trusted: bool) -> dict[str, object]:
-    """Return the state; for trusted callers, also the targets and their load."""
+    """Return the router's state; for trusted callers, also the targets and their load."""
     is_ready = any(target.is_ready for target in targets)
     health: dict[str, object] = {"status": "ok" if is_ready else "no target"}
     if trusted:
@@ -115,15 +115,18 @@ CONNECT_SECONDS = 5.0
 
 
 def keep_alive_options() -> list[tuple[int, int, int]]:
-    """Return socket options that detect a vanished host after about 25 seconds; answers have no time limit."""
+    """Return (level, option, value) of socket options that detect a lost host, since answers have no time limit.
+
+    It is detected after 10 idle seconds and 3 probes of 5 seconds.
+    """
     idle = "TCP_KEEPIDLE" if hasattr(socket, "TCP_KEEPIDLE") else "TCP_KEEPALIVE"  # macOS
-    seconds = {idle: 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_NODELAY": 1}
-    options = [(socket.IPPROTO_TCP, getattr(socket, name), value) for name, value in seconds.items()]
+    values = {idle: 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_NODELAY": 1}
+    options = [(socket.IPPROTO_TCP, getattr(socket, name), value) for name, value in values.items()]
     return [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), *options]
 
 
 def open_targets_client() -> httpx2.AsyncClient:
-    """Create a client for requests to targets: no limit of connections or answer times, no proxies, no redirects."""
+    """Create the client for requests to targets, without limits of connections and answer times, or proxies."""
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=256)
     return httpx2.AsyncClient(
         timeout=httpx2.Timeout(None, connect=CONNECT_SECONDS),

@@ -106,7 +106,7 @@ class Relay:
                     self._metrics.retries.labels(str(error)).inc()
                     continue
                 self._metrics.prefix_hits.inc(target.url == preferred)
-                if status < 400:  # do not remember refused requests
+                if status < 400:  # a refused request leaves no prefix in the target's cache
                     self._prefixes.note(prefixes, target.url)
                 target.answered += 1
                 return
@@ -156,9 +156,9 @@ class _ForwardedRequest:
     _send: Send
 
     async def send_to(self, target: RoutedTarget, client: httpx2.AsyncClient, metrics: RouterMetrics) -> int:
-        """Forward the request, and the answer to the client; return its status.
+        """Forward the request to a target and its answer to the client; return the answer's status.
 
-        Raise `NotAnsweredError` if nothing of an answer was forwarded.
+        Raise `NotAnsweredError` if no part of an answer was forwarded.
         """
         outgoing = client.build_request(
             self._request.method,
@@ -182,9 +182,9 @@ class _ForwardedRequest:
     async def _forward_answer(
         self, answer: httpx2.Response, target: RoutedTarget, metrics: RouterMetrics
     ) -> None:
-        """Forward an answer, and count it by status; raise `NotAnsweredError` before anything was forwarded."""
-        given = [(name.lower(), value) for name, value in answer.headers.raw]
-        headers = [(name, value) for name, value in given if name not in _NOT_TO_CLIENTS]
+        """Forward an answer, and count it by status; raise `NotAnsweredError` if nothing was forwarded."""
+        lowered = [(name.lower(), value) for name, value in answer.headers.raw]
+        headers = [(name, value) for name, value in lowered if name not in _NOT_TO_CLIENTS]
         if answer.status_code in _FULL_OR_STOPPING:
             raise NotAnsweredError(str(answer.status_code), await _read_response(answer, headers))
         async with aclosing(answer.aiter_raw()) as parts:
@@ -197,8 +197,8 @@ class _ForwardedRequest:
                 start = {"status": answer.status_code, "headers": headers}
                 await self._send({"type": "http.response.start", **start})
                 await self._send({"type": "http.response.body", "body": first, "more_body": True})
-                is_whole = await self._forward_rest(parts, answer, target, metrics)
-                code = str(answer.status_code) if is_whole else BROKEN
+                is_complete = await self._forward_rest(parts, answer, target, metrics)
+                code = str(answer.status_code) if is_complete else BROKEN
             finally:
                 metrics.answers.labels(target.url, code).inc()
 
@@ -209,33 +209,38 @@ class _ForwardedRequest:
         target: RoutedTarget,
         metrics: RouterMetrics,
     ) -> bool:
-        """Forward what follows the first bytes; return False if the target failed, since no other can continue."""
-        end, is_whole = b"", True
+        """Forward the part after the first bytes; return False if the target failed before the end."""
+        end, is_complete = b"", True
         try:
             async for part in parts:
                 await self._send({"type": "http.response.body", "body": part, "more_body": True})
         except httpx2.TransportError as error:
             metrics.broken.labels(target.url).inc()
             log.warning("an answer of %s broke off: %s", target.url, error_words(error))
-            is_whole = False
+            is_complete = False
             mark_broken(self._request.scope)
             if not answer.headers.get("content-type", "").startswith(_STREAMS):
-                return is_whole  # the response stays incomplete, so that the server closes the client's connection
+                return (
+                    False  # the response stays incomplete, so that the server closes the client's connection
+                )
             error_event = ApiError(500, "the target broke off this answer", code="target_lost")
             path = self._request.url.path
             framing = framing_of(path)
             end = framing.write(error_event.body(path)) + framing.end
         await self._send({"type": "http.response.body", "body": end, "more_body": False})
-        return is_whole
+        return is_complete
 
     def _path(self) -> str:
+        """Return the request's path with its query."""
         scope = self._request.scope
-        path: bytes = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
+        query = b"?" + scope["query_string"] if scope["query_string"] else b""
+        path: bytes = scope["raw_path"] + query
         return path.decode("ascii")
 
     def _headers(self) -> list[tuple[bytes, bytes]]:
-        given = [(name, value) for name, value in self._request.headers.raw if name not in _NOT_TO_TARGETS]
-        return [*given, (b"x-request-id", self._request.state.request_id.encode("ascii"))]
+        """Return the headers for the target."""
+        headers = [(name, value) for name, value in self._request.headers.raw if name not in _NOT_TO_TARGETS]
+        return [*headers, (b"x-request-id", self._request.state.request_id.encode("ascii"))]
 
 
 async def _read_response(answer: httpx2.Response, headers: Sequence[tuple[bytes, bytes]]) -> Response:
@@ -251,5 +256,5 @@ async def _read_response(answer: httpx2.Response, headers: Sequence[tuple[bytes,
 
 
 def _tenant(request: Request) -> bytes:
-    """Return a name of the tenant: the given API keys, which the router itself need not check."""
+    """Return the tenant's API keys, which separate the prefixes of tenants; the targets check them."""
     return "\0".join(given_keys(request.headers)).encode("utf-8", "surrogateescape")

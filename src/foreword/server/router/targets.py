@@ -22,7 +22,7 @@ _log = logging.getLogger("foreword.router")
 
 LOAD_BOUND = 1.25
 LOAD_SLACK = 2
-"""The target that has a prompt's prefix is preferred unless its load exceeds LOAD_BOUND x mean load + LOAD_SLACK."""
+"""The target that has a prompt's prefix is preferred while its load is at most LOAD_BOUND × mean load + LOAD_SLACK."""
 
 
 @dataclass
@@ -69,7 +69,7 @@ class Targets:
     """All targets of a router. A target receives requests once it is ready."""
 
     def __init__(self, given: str) -> None:
-        """Parse comma-separated addresses, or @FILE with one address per line, which `reload` reads again."""
+        """Parse comma-separated addresses, or read @FILE with one address per line, which `reload` reads again."""
         self._file = Path(given.removeprefix("@")) if given.startswith("@") else None
         self._by_url: dict[str, RoutedTarget] = {}
         self._last_file_error = ""  # logged once
@@ -104,9 +104,10 @@ class Targets:
         ready = [target for target in self if target.is_ready and target.url not in tried]
         if not ready:
             return None
-        preferred = self._by_url.get(preferred_url or "")
-        if preferred in ready and preferred is not None and preferred.load <= _max_load(ready):
-            return preferred
+        max_load = LOAD_BOUND * sum(target.load for target in ready) / len(ready) + LOAD_SLACK
+        for target in ready:
+            if target.url == preferred_url and target.load <= max_load:
+                return target
         return min(ready, key=lambda target: (target.load, target.answered))
 
 
@@ -116,16 +117,11 @@ def target_url(text: str) -> str:
     try:
         parts = urlsplit(url)
         is_usable = parts.scheme in ("http", "https") and parts.hostname and parts.port
-    except ValueError:
-        is_usable = None
+    except ValueError:  # the port is not a number
+        is_usable = False
     if not is_usable or parts.path.rstrip("/") or parts.query or parts.fragment or "@" in parts.netloc:
         raise RequestError(f"a target's address is HOST:PORT, not {text!r}")
     return f"{parts.scheme}://{parts.netloc}"
-
-
-def _max_load(ready: Sequence[RoutedTarget]) -> float:
-    """Return the load up to which the preferred target is chosen."""
-    return LOAD_BOUND * sum(target.load for target in ready) / len(ready) + LOAD_SLACK
 
 
 def _addresses(path: Path) -> list[str]:
@@ -183,10 +179,10 @@ def _load(health: dict[str, Any]) -> int | None:
 
 
 BLOCK = 512
-"""Characters per block: a prefix has whole blocks, as targets cache whole pages."""
+"""Characters per block of a prefix. A prefix consists of whole blocks, since targets cache whole pages."""
 
 MOST_BLOCKS = 64
-"""Maximum blocks per prompt."""
+"""Maximum number of blocks per prompt."""
 
 MOST_TENANTS = 256
 MOST_PREFIXES = 2048
@@ -206,7 +202,7 @@ class PrefixMemory:
         self._tenants: OrderedDict[bytes, OrderedDict[bytes, str]] = OrderedDict()
 
     def keys(self, tenant: bytes, prompt: str) -> "PrefixKeys":
-        """Return the keys of all prefixes in whole blocks, longest last."""
+        """Return the keys of all prefixes of the prompt, longest last. Each key is a hash of all blocks so far."""
         tenant_key = key = blake2b(tenant, key=self._secret, digest_size=16).digest()
         keys = []
         for begin in range(0, min(len(prompt), MOST_BLOCKS * BLOCK) - BLOCK + 1, BLOCK):
@@ -243,7 +239,7 @@ class PrefixKeys(NamedTuple):
 
 
 def prefix_text(body: bytes) -> str:
-    """Return a text of a request body that stands for its prompt: equal prompt prefixes give equal text prefixes."""
+    """Return a text that identifies the prompt in a request body: equal prompt prefixes give equal text prefixes."""
     try:
         given = json.loads(body)
     except (ValueError, RecursionError):
