@@ -3,6 +3,9 @@
 #include "head_pass.h"
 
 #include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
 
 namespace foreword {
 
@@ -56,6 +59,16 @@ void Head::set_markov(Matrix embedding, Matrix output) {
             "the Markov head has the wrong shape");
     markov_embedding_ = std::move(embedding);
     markov_output_ = std::move(output);
+}
+
+void Head::set_selector(CandidateSelector selector) {
+    require(head_shape_.join == Join::Context && head_shape_.norm_output && !markov_output_, "only heads of blocks with normed states have a selector");
+    const int64_t rank = selector.projection ? selector.projection->view().rows : 0;
+    require_matrix(selector.projection, rank, shape_.hidden_size, "the projection of the selector has the wrong shape");
+    require_matrix(selector.predecessor, embedding_->view().rows, rank, "the vectors of previous tokens have the wrong shape");
+    require_matrix(selector.successor, head_shape_.draft_vocab_size, rank, "the vectors of candidates have the wrong shape");
+    require(selector.candidates >= 1, "a selector has at least one candidate");
+    selector_ = std::move(selector);
 }
 
 void Head::check(const HeadRows& rows, const KvStore& store, size_t kind) const {
@@ -131,14 +144,22 @@ void Head::draft_blocks(const HeadRows* context, const HeadRows& blocks, KvStore
     std::fill_n(tokens, batch.requests * plan.max_depth, -1);
     if (context) run(*context, store, kind, nullptr, nullptr);
     run(blocks, store, kind, logits_.data(), states_.data());
+    const auto rank = selector_.projection ? static_cast<size_t>(selector_.projection->view().rows) : 0;
+    if (rank > 0) {
+        projected_.resize(static_cast<size_t>(batch.logit_count) * rank);
+        Batch states;
+        states.rows = batch.logit_count;
+        SelectorPass(*this, states, store, kind, states_.data(), projected_.data()).run();
+    }
     std::vector<DraftPosition> positions;
     for (int64_t request = 0, i = 0; request < batch.requests; ++request) {
         int64_t level = 0;
         for (; i < batch.logit_count && batch.logit_rows[i] < batch.row_starts[request + 1]; ++i, ++level) {
-            if (level < plan.depths[request]) positions.push_back({request, level, logits_.data() + static_cast<size_t>(i) * vocab});
+            const auto row = static_cast<size_t>(i);
+            if (level < plan.depths[request]) positions.push_back({request, level, logits_.data() + row * vocab, projected_.data() + row * rank});
         }
     }
-    if (markov_output_) draw_with_markov(positions, blocks, store, kind, plan, tokens);
+    if (markov_output_ || selector_.projection) draw_by_level(positions, blocks, store, kind, plan, tokens);
     else draw(positions, plan, tokens);
     for (int64_t request = 0; request < batch.requests; ++request) {  // a chain ends before the first missing token
         int32_t *begin = tokens + request * plan.max_depth, *end = begin + plan.max_depth;
@@ -146,8 +167,8 @@ void Head::draft_blocks(const HeadRows* context, const HeadRows& blocks, KvStore
     }
 }
 
-void Head::draw_with_markov(const std::vector<DraftPosition>& positions, const HeadRows& blocks, KvStore& store, size_t kind,
-                            const ChainPlan& plan, int32_t* tokens) {
+void Head::draw_by_level(const std::vector<DraftPosition>& positions, const HeadRows& blocks, KvStore& store, size_t kind,
+                         const ChainPlan& plan, int32_t* tokens) {
     const auto vocab = static_cast<size_t>(head_shape_.draft_vocab_size);
     std::vector<int32_t> previous_tokens;
     std::vector<DraftPosition> level_positions;
@@ -164,13 +185,55 @@ void Head::draw_with_markov(const std::vector<DraftPosition>& positions, const H
             level_logits_.insert(level_logits_.end(), position.logits, position.logits + vocab);
         }
         if (level_positions.empty()) return;
-        Batch rows;
-        rows.token_ids = previous_tokens.data();
-        rows.rows = static_cast<int64_t>(previous_tokens.size());
-        require_below(rows.token_ids, rows.rows, markov_embedding_->view().rows, "a token is outside the vocabulary of the Markov head");
-        MarkovPass(*this, rows, store, kind, level_logits_.data()).run();
+        const auto count = static_cast<int64_t>(previous_tokens.size());
+        const Matrix& vectors = markov_output_ ? markov_embedding_ : selector_.predecessor;
+        require_below(previous_tokens.data(), count, vectors->view().rows, "a token is outside the vocabulary of the head");
+        if (markov_output_) {
+            Batch rows;
+            rows.token_ids = previous_tokens.data();
+            rows.rows = count;
+            MarkovPass(*this, rows, store, kind, level_logits_.data()).run();
+        } else {
+            workers_->pool.run([&](int) {
+                workers_->pool.parallel_for(count, 1, [&](int64_t i, int64_t) {
+                    const auto row = static_cast<size_t>(i);
+                    select(level_positions[row], previous_tokens[row], plan, level_logits_.data() + row * vocab);
+                });
+            });
+        }
         for (size_t i = 0; i < level_positions.size(); ++i) level_positions[i].logits = level_logits_.data() + i * vocab;
         draw(level_positions, plan, tokens);
+    }
+}
+
+void Head::select(const DraftPosition& position, int32_t previous_token, const ChainPlan& plan, float* logits) const {
+    using Candidate = std::pair<float, int64_t>;   // logit and draft token
+    const int64_t vocab = head_shape_.draft_vocab_size;
+    std::vector<Candidate> best;   // a heap with the worst one first
+    for (int64_t token = 0; token < vocab; ++token) {
+        const float logit = position.logits[token];
+        if (std::isnan(logit)) return;   // the logits stay, and the chain ends here
+        if (plan.has_excluded_tokens && plan.id_of(token) >= plan.vocab) continue;
+        const bool is_full = static_cast<int64_t>(best.size()) == selector_.candidates;
+        if (is_full && logit <= best.front().first) continue;
+        if (is_full) {
+            std::pop_heap(best.begin(), best.end(), std::greater<>());
+            best.pop_back();
+        }
+        best.emplace_back(logit, token);
+        std::push_heap(best.begin(), best.end(), std::greater<>());
+    }
+    const auto rank = static_cast<size_t>(selector_.projection->view().rows);
+    std::vector<float> pair(rank), vector(rank);
+    kernels_.dequantize_row(selector_.predecessor->view(), previous_token, pair.data());
+    for (size_t r = 0; r < rank; ++r) pair[r] *= position.projected[r];
+    std::fill_n(logits, vocab, -std::numeric_limits<float>::infinity());
+    for (const auto& [logit, token] : best) {
+        kernels_.dequantize_row(selector_.successor->view(), token, vector.data());
+        float score = logit * selector_.logit_scale;
+        if (selector_.logit_cap > 0.0f) score = selector_.logit_cap * std::tanh(score / selector_.logit_cap);
+        for (size_t r = 0; r < rank; ++r) score += pair[r] * vector[r];
+        logits[token] = score;
     }
 }
 

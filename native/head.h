@@ -29,6 +29,17 @@ struct HeadInputs {
     std::vector<float> embedding_norm, hidden_norm;   // of the token's embedding; of the features after `fc` (before it if Fused)
 };
 
+// DFlash2's selector. A candidate's bonus is the sum of the products of three vectors: of the token before it, of the
+// position's state, and of the candidate.
+struct CandidateSelector {
+    Matrix predecessor, successor;   // [ids, rank], [draft vocab, rank]; null: the head has no selector
+    Matrix projection;               // [rank, hidden], of states
+    int64_t candidates = 0;
+    float logit_scale = 1.0f;
+    float logit_cap = 0.0f;          // bound of the scaled logits; 0: none
+    float embedding_scale = 1.0f;    // of the embeddings of a block's tokens
+};
+
 // Rows of one pass.
 struct HeadRows {
     Batch batch;
@@ -50,6 +61,9 @@ public:
     // Sets a Markov head, which adds output [draft vocab, rank] times row `token` of embedding [ids, rank] to the logits of
     // the position after `token`.
     void set_markov(Matrix embedding, Matrix output);
+
+    // Sets the selector of DFlash2, which scores the best tokens of a position given the token before it.
+    void set_selector(CandidateSelector selector);
 
     // Runs a pass. Writes logits [logit rows, draft vocab] and states [logit rows, hidden size].
     void forward(const HeadRows& rows, KvStore& store, size_t kind, float* logits, float* states);
@@ -75,25 +89,30 @@ public:
 private:
     friend class HeadPass;
     friend class MarkovPass;
+    friend class SelectorPass;
     struct DraftPosition {   // a position of a chain, and the logits of its token
         int64_t request, level;
         const float* logits;
+        const float* projected = nullptr;   // its state, as the selector reads it
     };
     void check(const HeadRows& rows, const KvStore& store, size_t kind) const;
     void run(const HeadRows& rows, KvStore& store, size_t kind, float* logits, float* states);
     // Draws the tokens of these positions.
     void draw(const std::vector<DraftPosition>& positions, const ChainPlan& plan, int32_t* tokens);
-    // Draws level by level, after adding the Markov head's logits for the token of the level before.
-    void draw_with_markov(const std::vector<DraftPosition>& positions, const HeadRows& blocks, KvStore& store, size_t kind,
-                          const ChainPlan& plan, int32_t* tokens);
+    // Draws level by level, from logits that depend on the token of the level before: by the Markov head or the selector.
+    void draw_by_level(const std::vector<DraftPosition>& positions, const HeadRows& blocks, KvStore& store, size_t kind,
+                       const ChainPlan& plan, int32_t* tokens);
+    // Replaces the logits of a position by the selector's: -inf but for the best candidates.
+    void select(const DraftPosition& position, int32_t previous_token, const ChainPlan& plan, float* logits) const;
 
     HeadShape head_shape_;
     HeadInputs inputs_;
     Matrix embedding_, output_, markov_embedding_, markov_output_;
     std::vector<float> final_norm_;
+    CandidateSelector selector_;
     std::shared_ptr<const DraftVocabulary> vocabulary_;
     // Buffers of chains and blocks, kept between calls.
-    std::vector<float> logits_, states_, next_states_, level_logits_;
+    std::vector<float> logits_, states_, next_states_, level_logits_, projected_;
     std::vector<SamplerScratch> scratch_;       // [threads]
     std::vector<std::vector<float>> masked_;    // [threads], a row of logits without excluded tokens
 };

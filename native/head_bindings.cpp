@@ -135,6 +135,10 @@ void draft_blocks(Head& head, KvStore& store, size_t kind, const std::optional<C
 }  // namespace
 
 void register_head(nb::module_& m) {
+    nb::class_<BlockConvolution>(m, "BlockConvolution")
+        .def("__init__", [](BlockConvolution* self, int64_t taps, int64_t group, const Floats& base, Matrix projection) {
+            new (self) BlockConvolution{taps, group, copied(base), std::move(projection)};
+        }, nb::arg("taps"), nb::arg("group"), nb::arg("base"), nb::arg("projection"));
     nb::class_<Head>(m, "Head")
         .def("__init__", [](Head* self, const Decoder& decoder, int64_t draft_vocab_size, int64_t feature_width, const std::string& join,
                             bool norm_before_residual, bool norm_output, int64_t hidden_size, int64_t intermediate_size,
@@ -163,6 +167,15 @@ void register_head(nb::module_& m) {
             self.set_embedding_and_output(std::move(embedding), std::move(output), copied(final_norm));
         }, nb::arg("embedding"), nb::arg("output"), nb::arg("final_norm").none())
         .def("set_markov", &Head::set_markov, nb::arg("embedding"), nb::arg("output"))
+        .def("set_selector", [](Head& self, Matrix predecessor, Matrix successor, Matrix projection, int64_t candidates, float logit_scale,
+                                float logit_cap, float embedding_scale) {
+            self.set_selector({std::move(predecessor), std::move(successor), std::move(projection), candidates, logit_scale, logit_cap,
+                               embedding_scale});
+        }, nb::arg("predecessor"), nb::arg("successor"), nb::arg("projection"), nb::arg("candidates"), nb::arg("logit_scale"),
+           nb::arg("logit_cap"), nb::arg("embedding_scale"))
+        .def("set_convolutions", [](Head& self, std::shared_ptr<BlockConvolution> attention, std::shared_ptr<BlockConvolution> mlp) {
+            self.set_convolutions(std::move(attention), std::move(mlp));
+        }, nb::arg("attention"), nb::arg("mlp"))
         .def("forward", &forward, nb::arg("store"), nb::arg("kind"), nb::arg("arrays"), nb::arg("starts"), nb::arg("features"),
              nb::arg("are_own_states"), nb::arg("logits"), nb::arg("states"))
         .def("draft_chains", &draft_chains, nb::arg("store"), nb::arg("kind"), nb::arg("arrays"), nb::arg("starts"), nb::arg("features"),

@@ -44,6 +44,9 @@ void HeadPass::norm(const float* values, const std::vector<float>& weight, int64
 void HeadPass::embed(int64_t row, float* out) const {
     kernels_.dequantize_row(head_.embedding_->view(), batch_.token_ids[row], out);
     norm(out, head_.inputs_.embedding_norm, shape_.hidden_size, out);
+    if (const float scale = head_.selector_.embedding_scale; scale != 1.0f) {
+        for (int64_t d = 0; d < shape_.hidden_size; ++d) out[d] *= scale;
+    }
 }
 
 void HeadPass::reduce_features(int thread) {
@@ -145,6 +148,17 @@ void MarkovPass::run() {
             set_input_row(output_matrix, embedding, row, input);
         });
         run_linears({{&output_matrix, {logits_, head_.head_shape_.draft_vocab_size, nullptr, true}}}, input, thread);
+    });
+}
+
+SelectorPass::SelectorPass(Head& head, const Batch& rows, KvStore& store, size_t kind, const float* states, float* projected)
+    : StackPass(head, {rows, store, kind, nullptr}, head.shape().hidden_size), head_(head), states_(states), projected_(projected) {}
+
+void SelectorPass::run() {
+    const PackedMatrix& projection = *head_.selector_.projection;
+    pool_.run([&](int thread) {
+        quantize_rows(states_, shape_.hidden_size, projection, {}, thread);
+        run_linears({{&projection, {projected_, projection.view().rows, nullptr, false}}}, linear_input(projection, batch_.rows), thread);
     });
 }
 

@@ -43,4 +43,16 @@ private:
     float* logits_;
 };
 
+// Projects states [rows, hidden] as the selector reads them. Writes [rows, rank].
+class SelectorPass : private StackPass {
+public:
+    SelectorPass(Head& head, const Batch& rows, KvStore& store, size_t kind, const float* states, float* projected);
+    void run();
+
+private:
+    Head& head_;
+    const float* states_;
+    float* projected_;
+};
+
 }  // namespace foreword

@@ -80,6 +80,24 @@ void Stack::add_layer(Layer layer, int64_t input_width) {
     layers_.push_back(std::move(layer));
 }
 
+void Stack::set_convolutions(std::shared_ptr<const BlockConvolution> attention, std::shared_ptr<const BlockConvolution> mlp) {
+    require(!layers_.empty(), "convolutions belong to a layer");
+    Layer& layer = layers_.back();
+    require(!layer.attention_norm.empty() && !layer.mlp_norm.empty() && layer.adds_directly() && layer.gate && !layer.experts,
+            "only layers with plain attention and a plain MLP, both with normed inputs, have convolutions");
+    for (const auto& convolution : {attention, mlp}) {
+        const int64_t hidden = shape_.hidden_size, taps = convolution ? convolution->taps : 0;
+        require(taps >= 1 && convolution->group >= 1 && hidden % convolution->group == 0, "a convolution has no taps, or its groups do not divide the channels");
+        const int64_t width = 2 * taps * hidden / convolution->group;
+        require(static_cast<int64_t>(convolution->base.size()) == 2 * taps * hidden, "a convolution has the wrong number of weights");
+        require_matrix(convolution->projection, width, hidden, "the projection of a convolution has the wrong shape");
+        convolution_width_ = std::max(convolution_width_, width);
+    }
+    layer.attention_convolution = std::move(attention);
+    layer.mlp_convolution = std::move(mlp);
+    adds_directly_ = false;
+}
+
 void Stack::set_sinks(std::vector<float> sinks) {
     require(!layers_.empty(), "sinks belong to a layer");
     require_norm(sinks, shape_.num_heads, false, "there is one sink per head");

@@ -7,6 +7,7 @@
 
 #include "adapter.h"
 #include "batch.h"
+#include "block_convolution.h"
 #include "experts.h"
 #include "kv_store.h"
 #include "latent.h"
@@ -63,9 +64,12 @@ struct Layer {
     float score_scale = 0.0f;                  // factor of attention scores; 0: 1 / sqrt(head dim)
     std::vector<float> post_attention_norm, post_mlp_norm;   // norms of the sublayers' outputs; empty: none
     float residual_scale = 1.0f;               // factor of the sublayers' outputs
+    std::shared_ptr<const BlockConvolution> attention_convolution, mlp_convolution;   // both or none
 
-    // Whether the sublayers' outputs are added to the stream without a norm or a factor.
-    bool adds_directly() const { return post_attention_norm.empty() && post_mlp_norm.empty() && residual_scale == 1.0f; }
+    // Whether the sublayers' outputs are added to the stream without a norm, a factor or a convolution.
+    bool adds_directly() const {
+        return post_attention_norm.empty() && post_mlp_norm.empty() && residual_scale == 1.0f && !attention_convolution;
+    }
 
     bool has_attention() const { return !input_projections.empty() && !recurrent; }
     // Returns null if the layer has no such matrix.
@@ -92,6 +96,8 @@ public:
     size_t add_rope(Rope rope);
     // Sets the sinks of the layer that was added last.
     void set_sinks(std::vector<float> sinks);
+    // Sets the convolutions around attention and MLP of the layer that was added last.
+    void set_convolutions(std::shared_ptr<const BlockConvolution> attention, std::shared_ptr<const BlockConvolution> mlp);
 
     const StackShape& shape() const { return shape_; }
     const KernelTable& kernels() const { return kernels_; }
@@ -129,6 +135,7 @@ protected:
     std::vector<Layer> layers_;
     MixtureSizes mixtures_;
     bool adds_directly_ = true;      // true if it is for every layer
+    int64_t convolution_width_ = 0;  // weights that a row's convolution computes; 0: no layer has convolutions
     std::vector<float> workspace_;   // kept between passes; grows to the largest batch
 };
 

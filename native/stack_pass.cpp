@@ -84,6 +84,9 @@ void StackPass::lay_out_workspace() {
         mlp_gate_ = workspace.floats(rows * shape_.intermediate_size);
         mlp_up_ = workspace.floats(rows * shape_.intermediate_size);
         sublayer_output_ = workspace.floats(stack_.adds_directly_ ? 0 : rows * shape_.hidden_size);
+        const bool convolves = stack_.convolution_width_ > 0;
+        convolution_input_ = workspace.floats(convolves ? rows * shape_.hidden_size : 0);
+        convolution_weights_ = workspace.floats(rows * stack_.convolution_width_);
         const int64_t pairs = shape_.head_dim / 2 * static_cast<int64_t>(stack_.ropes_.size());
         cos_ = workspace.floats(rows * pairs);
         sin_ = workspace.floats(rows * pairs);
@@ -140,7 +143,8 @@ void StackPass::lay_out_latent(Allocator& workspace) {
 void StackPass::norm_layer_input(int64_t index, int thread) {
     const Layer& layer = stack_.layers_[static_cast<size_t>(index)];
     if (layer.input_projections.empty()) return;
-    norm_rows(layer.attention_norm, *layer.input_projections.front(), {index, Site::Input, static_cast<int>(layer.input_projections.size())}, thread);
+    const SiteRange sites{index, Site::Input, static_cast<int>(layer.input_projections.size())};
+    set_sublayer_input(layer.attention_norm, layer.attention_convolution.get(), *layer.input_projections.front(), sites, thread);
 }
 
 void StackPass::run_layer(int64_t index, int thread) {
@@ -149,7 +153,7 @@ void StackPass::run_layer(int64_t index, int thread) {
     if (layer.experts) return run_mixture(layer, thread);
     if (!layer.gate) return;
     const SiteRange gate_and_up{index, Site::Gate, layer.up ? 2 : 1};
-    norm_rows(layer.mlp_norm, *layer.gate, gate_and_up, thread);
+    set_sublayer_input(layer.mlp_norm, layer.mlp_convolution.get(), *layer.gate, gate_and_up, thread);
     run_mlp(layer, gate_and_up, {index, Site::Down, 1}, thread);
 }
 
@@ -175,7 +179,7 @@ void StackPass::mix_positions(int64_t index, int thread) {
         apply_gates(layer);
         quantize_rows(head_outputs_, shape_.query_width(), *layer.output_projection, output, thread);
     }
-    add_to_stream(layer, *layer.output_projection, layer.post_attention_norm, output, thread);
+    add_to_stream(layer, *layer.output_projection, layer.post_attention_norm, layer.attention_convolution.get(), output, thread);
 }
 
 void StackPass::store_kv_rows(int64_t index, int thread) {
@@ -190,11 +194,11 @@ void StackPass::store_kv_rows(int64_t index, int thread) {
 void StackPass::run_mlp(const Layer& layer, const SiteRange& gate_and_up, const SiteRange& down, int thread) {
     run_gate_and_up(layer, gate_and_up, thread);
     quantize_rows(mlp_gate_, layer.gate->view().rows, *layer.down, down, thread);
-    add_to_stream(layer, *layer.down, layer.post_mlp_norm, down, thread);
+    add_to_stream(layer, *layer.down, layer.post_mlp_norm, layer.mlp_convolution.get(), down, thread);
 }
 
-void StackPass::add_to_stream(const Layer& layer, const PackedMatrix& matrix, const std::vector<float>& norm, const SiteRange& sites,
-                         int thread) {
+void StackPass::add_to_stream(const Layer& layer, const PackedMatrix& matrix, const std::vector<float>& norm,
+                              const BlockConvolution* convolution, const SiteRange& sites, int thread) {
     const int64_t hidden = shape_.hidden_size;
     const bool is_direct = layer.adds_directly();
     run_linears({{&matrix, {is_direct ? stream_ : sublayer_output_, hidden, nullptr, is_direct}}}, linear_input(matrix, batch_.rows), thread, sites);
@@ -202,6 +206,10 @@ void StackPass::add_to_stream(const Layer& layer, const PackedMatrix& matrix, co
     pool_.parallel_for(batch_.rows, 1, [&](int64_t row, int64_t) {
         float *addend = sublayer_output_ + row * hidden, *out = stream(row);
         if (!norm.empty()) kernels_.rms_norm(addend, norm.data(), shape_.rms_norm_eps, hidden, addend);
+        if (convolution) {   // it reads other rows of `sublayer_output_`, which therefore stay as they are
+            addend = scratch_of(thread);
+            convolve_row(*convolution, 1, sublayer_output_, row, addend);
+        }
         for (int64_t d = 0; d < hidden; ++d) out[d] += layer.residual_scale * addend[d];
     });
 }

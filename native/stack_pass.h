@@ -65,6 +65,9 @@ protected:
     void store_kv_rows(int64_t index, int thread);
     // Sets the input of `reader`, and of the other matrices of `sites`, from the stream through a norm.
     void norm_rows(const std::vector<float>& weight, const PackedMatrix& reader, const SiteRange& sites, int thread);
+    // Does the same for a sublayer, whose input is convolved if `convolution` is not null.
+    void set_sublayer_input(const std::vector<float>& norm, const BlockConvolution* convolution, const PackedMatrix& reader,
+                            const SiteRange& sites, int thread);
     // Sets that input from rows of `values`.
     void quantize_rows(const float* values, int64_t stride, const PackedMatrix& reader, const SiteRange& sites, int thread);
     // Writes one row of the input of `reader`, in its format. `values` may be the same memory.
@@ -153,8 +156,11 @@ private:
     template <typename Piece>
     void share_expert_panels(const std::vector<Matrix>& matrices, const std::vector<int64_t>& starts, Piece&& piece);
 
-    // Adds the product of the input and a matrix to the stream, after the layer's norm and factor for it, if any.
-    void add_to_stream(const Layer& layer, const PackedMatrix& matrix, const std::vector<float>& norm, const SiteRange& sites, int thread);
+    // Adds the product of the input and a matrix to the stream, after the layer's norm, factor or convolution for it, if any.
+    void add_to_stream(const Layer& layer, const PackedMatrix& matrix, const std::vector<float>& norm,
+                       const BlockConvolution* convolution, const SiteRange& sites, int thread);
+    // Computes a row of the convolution of a sublayer's input (side 0) or output (side 1), `values` [rows, hidden].
+    void convolve_row(const BlockConvolution& convolution, int64_t side, const float* values, int64_t row, float* out) const;
 
     // Adapters. Computes A x of a row's adapter for each site of a range; the row's input is set.
     void project_low_rank(const PackedMatrix& reader, int64_t row, const SiteRange& sites, int thread);
@@ -197,6 +203,8 @@ private:
     float* mlp_gate_ = nullptr;         // [rows, intermediate]
     float* mlp_up_ = nullptr;           // [rows, intermediate]
     float* sublayer_output_ = nullptr;  // [rows, hidden], where it is not added directly
+    float* convolution_input_ = nullptr;    // [rows, hidden], a sublayer's normed input before its convolution
+    float* convolution_weights_ = nullptr;  // [rows, convolution width], those that a row computes for the current sublayer
     float* cos_ = nullptr;              // [ropes, rows, head dim / 2]
     float* sin_ = nullptr;
     float* input_f32_ = nullptr;        // the shared input buffer: [rows, widest input], or quantised in the next three

@@ -55,6 +55,8 @@ _PARALLEL_HEADS: list[dict[str, Any]] = [
     {"method": "dspark", "num_speculative_tokens": 5},
     {"method": "dspark", "num_speculative_tokens": 9, "tree_width": 3, "confidence": 0.1},
     {"method": "dflash", "num_speculative_tokens": 4, "window": 10},
+    {"method": "dflash2", "num_speculative_tokens": 4},
+    {"method": "dflash2", "num_speculative_tokens": 9, "tree_width": 3},
 ]
 FAMILIES = {
     name: [{**form, "fixed": True} for form in forms]  # asked every time, whether or not it pays

@@ -41,10 +41,14 @@ class SlowDFlash:
     """A DFlash head of float64 tensors."""
 
     def __init__(
-        self, tensors: Mapping[str, Tensor], config: Mapping[str, Any], causal: bool = False
+        self,
+        tensors: Mapping[str, Tensor],
+        config: Mapping[str, Any],
+        causal: bool = False,
+        embedding_scale: float = 1.0,
     ) -> None:
         self._slow = SlowHead(tensors, config, {})
-        self._causal = causal
+        self._causal, self._scale = causal, embedding_scale
 
     def block(self, tokens: Sequence[int], states: Tensor, size: int, mask: int, first: int = 0) -> Tensor:
         """[size, hidden], normed: the newest token and masks, over the states of tokens from `first` on."""
@@ -52,18 +56,41 @@ class SlowDFlash:
         context = slow.norm(slow.linear(states[first:].double(), "fc"), "hidden_norm.weight")
         past, ahead = torch.arange(first, begin), torch.arange(begin, begin + size)
         embedding = slow.tensors["embed_tokens.weight"].double()
-        z = embedding[torch.tensor([tokens[-1], *[mask] * (size - 1)])]
+        z = self._scale * embedding[torch.tensor([tokens[-1], *[mask] * (size - 1)])]
         for index in range(slow.config["num_hidden_layers"]):
-            z = z + self._attention(index, z, context, past, ahead)
+            y = slow.norm(z, f"layers.{index}.input_layernorm.weight")
+            name = f"layers.{index}.attention_conv"
+            attended = self._attention(index, self._convolved(y, y, name, 0), context, past, ahead)
+            z = z + self._convolved(attended, y, name, 1)
             inner = slow.norm(z, f"layers.{index}.post_attention_layernorm.weight")
-            gate, up = (slow.linear(inner, f"layers.{index}.mlp.{name}_proj") for name in ("gate", "up"))
-            z = z + slow.linear(silu(gate) * up, f"layers.{index}.mlp.down_proj")
+            name = f"layers.{index}.mlp_conv"
+            x = self._convolved(inner, inner, name, 0)
+            gate, up = (slow.linear(x, f"layers.{index}.mlp.{kind}_proj") for kind in ("gate", "up"))
+            z = z + self._convolved(
+                slow.linear(silu(gate) * up, f"layers.{index}.mlp.down_proj"), inner, name, 1
+            )
         return slow.norm(z, "norm.weight")
 
-    def _attention(self, index: int, z: Tensor, context: Tensor, past: Tensor, ahead: Tensor) -> Tensor:
+    def _convolved(self, values: Tensor, deciding: Tensor, name: str, side: int) -> Tensor:
+        """DFlash2's convolution, number by number; `deciding` are the rows that its weights are made from."""
+        base = self._slow.tensors.get(name + ".base_kernel")
+        if base is None:
+            return values
+        rows, channels = values.shape
+        taps = base.shape[1]
+        made = self._slow.linear(deciding, name + ".kernel_projection").view(rows, 2, taps, -1)
+        group = channels // made.shape[-1]
+        result = torch.zeros_like(values)
+        for row in range(rows):
+            for tap in range(min(taps, row + 1)):
+                for channel in range(channels):
+                    weight = base[side, tap, channel].double() + made[row, side, tap, channel // group]
+                    result[row, channel] += weight * values[row - tap, channel]
+        return result
+
+    def _attention(self, index: int, y: Tensor, context: Tensor, past: Tensor, ahead: Tensor) -> Tensor:
         slow, prefix = self._slow, f"layers.{index}.self_attn."
         theta, counts = slow.config["rope_theta"], slow.config
-        y = slow.norm(z, f"layers.{index}.input_layernorm.weight")
 
         def heads(x: Tensor, name: str, count: int) -> Tensor:
             return slow.linear(x, f"{prefix}{name}_proj").view(len(x), count, -1)
@@ -78,5 +105,5 @@ class SlowDFlash:
         if self._causal:
             hidden = torch.cat((past, ahead))[None] > ahead[:, None]
             scores = scores.masked_fill(hidden, -torch.inf)
-        mixed = torch.einsum("hij,jhd->ihd", scores.softmax(-1), v).reshape(len(z), -1)
+        mixed = torch.einsum("hij,jhd->ihd", scores.softmax(-1), v).reshape(len(y), -1)
         return slow.linear(mixed, prefix + "o_proj")

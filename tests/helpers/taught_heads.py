@@ -132,6 +132,9 @@ def saved_heads(
     dspark = TinyHead(vocab, taps=len(boundaries), draft_vocab=300).dspark(HIDDEN)
     dspark.tensors["markov_head.markov_w2.weight"] *= 0.05  # what it was taught counts for more
     teach_dflash(dspark, target, texts, boundaries)
+    dflash2 = TinyHead(vocab, taps=len(boundaries), draft_vocab=300, qk_norm=True).dflash2()
+    dflash2.tensors["candidate_selector.successor_codebook"] *= 0.05  # what it was taught counts for more
+    teach_dflash(dflash2, target, texts, boundaries)
     block = {"block_size": BLOCK, "mask_token_id": MASK, "aux_hidden_state_layer_ids": list(boundaries)}
     choices = [[0], [0, 0], [1], [0, 1], [0, 0, 0], [2], [1, 0], [0, 0, 0, 0], [3, 1, 2]]
     return {
@@ -141,5 +144,6 @@ def saved_heads(
         "mtp": mtp.save(folder / "mtp", DEEPSEEK_NAMES),
         "medusa": medusa.save(folder / "medusa", {"": "medusa_head."}, medusa_choices=choices),
         "dflash": dflash.save_speculators(folder / "dflash", "dflash", **block),
+        "dflash2": dflash2.save_speculators(folder / "dflash2", "dflash2", **block),
         "dspark": dspark.save_speculators(folder / "dspark", "dspark", **block, sample_from_anchor=False),
     }

@@ -119,6 +119,23 @@ class TinyHead:
             self.vector("confidence_head.proj.bias", 1, 0.0)
         return self
 
+    def dflash2(self, taps: int = 2, group: int = 8, rank: int = 8) -> "TinyHead":
+        """DFlash, with convolutions around all sublayers and a selector of candidates."""
+        self.dflash()
+        for layer in range(self.config["num_hidden_layers"]):
+            for module in ("attention_conv", "mlp_conv"):
+                prefix = f"layers.{layer}.{module}."
+                base = 0.3 * torch.randn(2, taps, HIDDEN, generator=self.generator)
+                base[:, 0] += 1.0
+                self.tensors[prefix + "base_kernel"] = base
+                self.matrix(prefix + "kernel_projection.weight", 2 * taps * HIDDEN // group, HIDDEN)
+        for name, rows in (("predecessor", self.vocab), ("successor", self.draft_vocab)):
+            self.tensors[f"candidate_selector.{name}_codebook"] = torch.randn(
+                rows, rank, generator=self.generator
+            )
+        self.matrix("candidate_selector.hidden_projection.weight", rank, HIDDEN)
+        return self
+
     def medusa(self, heads: int, blocks: int = 1, bias: bool = True, outputs: bool = True) -> "TinyHead":
         """Medusa's own names: blocks, and behind them the output matrix."""
         self.tensors = {}

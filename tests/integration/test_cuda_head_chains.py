@@ -42,6 +42,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     reduced.save_speculators(folder / "dflash", "dflash", aux_hidden_state_layer_ids=[2, 4], **block)
     causal = TinyHead(360, taps=2, own_ends=False).dspark()
     causal.save(folder / "dspark", target_layer_ids=[1, 4], is_causal=True, **block)
+    selecting = TinyHead(360, taps=2, own_ends=False).dflash2()
+    selecting.save(folder / "dflash2", target_layer_ids=[1, 4], **block)
     return folder
 
 
@@ -79,7 +81,7 @@ def decoded(
 
 @pytest.mark.parametrize("quantization", ["auto", "fp8"])
 @pytest.mark.parametrize(
-    "method", ["eagle3", "eagle", "mtp", "p_eagle", "dflash", "dspark"] if has_gpu else ["eagle3"]
+    "method", ["eagle3", "eagle", "mtp", "p_eagle", "dflash", "dflash2", "dspark"] if has_gpu else ["eagle3"]
 )
 def test_a_chain_has_the_guesses_of_one_call_per_level(folder: Path, method: str, quantization: str):
     together, texts = decoded(folder, method, True, quantization)

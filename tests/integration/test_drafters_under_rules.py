@@ -92,7 +92,7 @@ CHAINS = [
     {"method": method, "num_speculative_tokens": 4}
     for method in (
         *("ngram", "jacobi", "draft_model", "layer_skip", "self_quantized"),
-        *("eagle", "eagle3", "p_eagle", "medusa", "mtp", "dflash", "dspark"),
+        *("eagle", "eagle3", "p_eagle", "medusa", "mtp", "dflash", "dflash2", "dspark"),
     )
 ]
 

@@ -13,6 +13,7 @@ from foreword.engine.loader import load_model
 from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.train.heads.decoders import DraftRecipe, ExitRecipe
 from foreword.train.heads.dflash import DFlashRecipe
+from foreword.train.heads.dflash2 import DFlash2Recipe
 from foreword.train.heads.eagle3 import Eagle3Recipe
 from foreword.train.heads.learner import Recipe
 from foreword.train.heads.medusa import MedusaRecipe
@@ -35,6 +36,7 @@ CASES = {
     "medusa": MedusaRecipe(heads=GUESSES, draft_vocab=200),
     "dflash": DFlashRecipe(layers=1, draft_tokens=GUESSES, draft_vocab=200),
     "dflash causal": DFlashRecipe(layers=1, draft_tokens=GUESSES, draft_vocab=200, causal=True),
+    "dflash2": DFlash2Recipe(layers=2, draft_tokens=GUESSES, draft_vocab=200, selector_rank=8, candidates=6),
     "eagle3": Eagle3Recipe(draft_vocab=200),
     "eagle3 3.1": Eagle3Recipe(draft_vocab=200, drift_norms=True),
 }

@@ -172,11 +172,15 @@ class HeadRunner(RowsRunner, Protocol):
     drafts_early: bool  # whether plans may have `unsettled` texts
     stops: bool  # whether plans may have a `stop`
 
-    def markov_before(self, tokens: Sequence[int]) -> Tensor:
+    def markov_embeddings(self, tokens: Sequence[int]) -> Tensor:
         """Return a Markov head's (DSpark) embedding of these tokens: float32 [tokens, rank]."""
 
-    def markov_after(self, before: Tensor) -> Tensor:
-        """Return what a Markov head adds to the logits after these embeddings: float32 [tokens, draft vocabulary]."""
+    def logits_after(self, tokens: Sequence[int], logits: Tensor, states: Tensor) -> Tensor:
+        """Return the logits of positions of a block, given the token before each: float32 [tokens, draft vocabulary].
+
+        `logits` and `states` are the head's output for the same positions. DSpark adds the logits of its Markov head;
+        DFlash2 scores the best tokens and excludes all others.
+        """
 
 
 def head_output(runner: RowsRunner, rows: HeadInput, store: KvStore) -> HeadOutput:

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from foreword.backends.interface import Decoder
 from foreword.backends.torch.head_factory import TorchHeads
 from foreword.backends.torch.weights import DecoderWeights
-from foreword.drafters.heads.dflash import DFlashHead, DSparkHead
+from foreword.drafters.heads.dflash import DependentBlockHead, DFlashHead, DSparkHead
 from foreword.drafters.heads.eagle import PEagleHead, StepwiseHead
 from foreword.drafters.heads.loading import DraftVocabulary, LoadedHead, taps_of
 from foreword.drafters.heads.medusa import MedusaDrafter
@@ -24,7 +24,7 @@ from foreword.models.config import AttentionSpec, LayerSpec, MlpSpec, ModelConfi
 from foreword.models.heads.names import all_layer_shapes
 from foreword.models.heads.opening import Head, open_head
 from foreword.models.heads.published import MASK_HIDDEN
-from foreword.models.heads.spec import DRAFTER_TENSORS, MARKOV
+from foreword.models.heads.spec import CONVOLUTIONS, DRAFTER_TENSORS, MARKOV, SELECTOR
 from foreword.models.heads.writing import head_sizes, layer_config
 from foreword.speculation.drafting import Drafter
 
@@ -32,6 +32,9 @@ MEDUSA_HEADS, DFLASH_LAYERS, DFLASH_BLOCK, DRAFT_VOCAB, TAPS = 5, 5, 16, 32_000,
 """Published sizes: Medusa heads, DFlash layers and block, reduced vocabulary, taps."""
 
 DSPARK_BLOCK, DSPARK_RANK = 7, 256  # DSpark's block size and Markov rank
+
+DFLASH2_TAPS, DFLASH2_GROUP, DFLASH2_RANK = 2, 16, 256
+"""Taps and channel groups of DFlash2's convolutions, and its selector's rank."""
 
 Shaped = tuple[dict[str, tuple[int, ...]], dict[str, Any]]
 
@@ -129,6 +132,20 @@ def _dspark(target: ModelConfig) -> Shaped:
     return shapes | markov, config | {"dflash_config": block}
 
 
+def _dflash2(target: ModelConfig) -> Shaped:
+    shapes, config = _dflash(target)
+    hidden, rank = target.hidden_size, DFLASH2_RANK
+    convolution = {
+        "base_kernel": (2, DFLASH2_TAPS, hidden),
+        "kernel_projection.weight": (2 * DFLASH2_TAPS * hidden // DFLASH2_GROUP, hidden),
+    }
+    for layer in range(config["num_hidden_layers"]):
+        for module in CONVOLUTIONS:
+            shapes |= {f"layers.{layer}.{module}.{name}": shape for name, shape in convolution.items()}
+    vectors = dict.fromkeys(SELECTOR[:2], (target.vocab_size, rank))
+    return shapes | vectors | {SELECTOR[2]: (rank, hidden)}, config
+
+
 _SHAPES: Mapping[str, Callable[[ModelConfig], Shaped]] = {
     "eagle": _eagle,
     "eagle3": _eagle3,
@@ -136,11 +153,12 @@ _SHAPES: Mapping[str, Callable[[ModelConfig], Shaped]] = {
     "mtp": _mtp,
     "medusa": _medusa,
     "dflash": _dflash,
+    "dflash2": _dflash2,
     "dspark": _dspark,
 }
 
 
-METHODS = ("eagle3", "p_eagle", "dflash", "dspark", "medusa")
+METHODS = ("eagle3", "p_eagle", "dflash", "dflash2", "dspark", "medusa")
 
 
 def random_head(decoder: Decoder, method: str) -> Head:
@@ -169,6 +187,8 @@ def head_drafter(decoder: Decoder, head: Head, is_reference: bool = False) -> Dr
     )
     if method == "dspark":
         return DSparkHead(loaded, 1, confidence=0.0)
+    if method == "dflash2":
+        return DependentBlockHead(loaded, 1)
     if method == "dflash":
         return DFlashHead(loaded, 1)
     return (PEagleHead if method == "p_eagle" else StepwiseHead)(loaded, 1)

@@ -24,6 +24,7 @@ OWN_METHODS = {
     "medusa": "foreword.drafters.heads.medusa:KIND",
     "mtp": "foreword.drafters.heads.eagle:MTP",
     "dflash": "foreword.drafters.heads.dflash:DFLASH",
+    "dflash2": "foreword.drafters.heads.dflash:DFLASH2",
     "dspark": "foreword.drafters.heads.dflash:DSPARK",
 }
 """Method -> location of its `DrafterKind`, in entry-point syntax. A new drafter is one file and one line here."""

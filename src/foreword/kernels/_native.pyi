@@ -213,6 +213,9 @@ class Decoder:
     @property
     def weight_bytes(self) -> int: ...
 
+class BlockConvolution:
+    def __init__(self, taps: int, group: int, base: Floats, projection: PackedMatrix) -> None: ...
+
 class Head:
     def __init__(
         self,
@@ -254,6 +257,17 @@ class Head:
         self, embedding: PackedMatrix, output: PackedMatrix, final_norm: Floats | None
     ) -> None: ...
     def set_markov(self, embedding: PackedMatrix, output: PackedMatrix) -> None: ...
+    def set_selector(
+        self,
+        predecessor: PackedMatrix,
+        successor: PackedMatrix,
+        projection: PackedMatrix,
+        candidates: int,
+        logit_scale: float,
+        logit_cap: float,
+        embedding_scale: float,
+    ) -> None: ...
+    def set_convolutions(self, attention: BlockConvolution, mlp: BlockConvolution) -> None: ...
     def forward(
         self,
         store: KvStore,

@@ -22,8 +22,10 @@ def tree(sure_behind: set[int]) -> Draft:
     head._confidence_bias = None
     head._vocabulary = DraftVocabulary(None, VOCAB, torch.device("cpu"))
     head._runner = SimpleNamespace(
-        markov_before=lambda tokens: torch.tensor([[5.0 if one in sure_behind else -5.0] for one in tokens]),
-        markov_after=lambda before: torch.zeros(len(before), VOCAB),
+        markov_embeddings=lambda tokens: torch.tensor(
+            [[5.0 if one in sure_behind else -5.0] for one in tokens]
+        ),
+        logits_after=lambda tokens, logits, states: logits,
     )
     output = HeadOutput(torch.arange(VOCAB * 1.0).repeat(PLACES, 1), torch.zeros(PLACES, 1))
     (found,) = head._draft([ask(text_request([1], vocab_size=VOCAB), 9, 9)], [PLACES], output)

@@ -15,11 +15,12 @@ from foreword.backends.cpu.latent import AttentionNames, load_latent
 from foreword.backends.cpu.packing import BLOCK_KINDS, WeightFormat, rotated_group_size
 from foreword.backends.cpu.weights import load_experts
 from foreword.backends.interface import ChainPlan, HeadCall, HeadInput, HeadOutput, KnownChains, KvStore
+from foreword.backends.torch.block_parts import candidate_logits
 from foreword.backends.weight_loader import piece_rows
 from foreword.kv.states import as_array
 from foreword.models.formats.checkpoint import QuantizedTensor
 from foreword.models.heads.opening import Head
-from foreword.models.heads.spec import MARKOV, Join
+from foreword.models.heads.spec import CONVOLUTIONS, MARKOV, SELECTOR, BlockConvolution, Join
 from foreword.models.rope import frequencies
 
 if TYPE_CHECKING:
@@ -66,17 +67,21 @@ class HeadPacker:
 
     def matrix(self, name: str) -> "_native.PackedMatrix":
         """Pack a matrix with its bias, if any, by module name."""
+        packed = self.unbiased(name + ".weight")
+        if (bias := self.vector(name + ".bias")) is not None:
+            packed.set_bias(bias)
+        return packed
+
+    def unbiased(self, weight: str) -> "_native.PackedMatrix":
+        """Pack a matrix by tensor name."""
         from foreword.kernels._native import PackedMatrix
 
-        weight = name + ".weight"
         if self._number_format.is_float32:
             packed = PackedMatrix.keep_floats(self._arena, self._head.load(weight))
         elif self._number_format.keeps_blocks and (blocks := self._blocks(weight)) is not None:
             packed = PackedMatrix.keep_blocks(self._arena, blocks.kind, blocks.data, self._threads)
         else:
             packed = self._rounded(weight)
-        if (bias := self.vector(name + ".bias")) is not None:
-            packed.set_bias(bias)
         self.nbytes += packed.nbytes
         return packed
 
@@ -184,6 +189,18 @@ class CpuHead:
         self._markov = [packer.matrix(name) for name in MARKOV if spec.has(name + ".weight")]
         if self._markov:
             self._native.set_markov(*self._markov)
+        self._vectors: list[_native.PackedMatrix] = []  # the selector's matrices, in the order of SELECTOR
+        if (selector := spec.selector) is not None:
+            predecessor, successor, projection = self._vectors = [packer.unbiased(name) for name in SELECTOR]
+            self._native.set_selector(
+                predecessor,
+                successor,
+                projection,
+                selector.candidates,
+                selector.logit_scale,
+                selector.logit_cap or 0.0,
+                selector.embedding_scale,
+            )
         self.weight_bytes = packer.nbytes
 
     def _set_inputs(self, packer: HeadPacker) -> None:
@@ -225,6 +242,10 @@ class CpuHead:
             score_scale=layer.attention.scale or 0.0,
             latent=load_latent(packer, layer.attention, prefix),
         )
+        if self.spec.convolution is not None:
+            self._native.set_convolutions(
+                *(_load_convolution(packer, self.spec.convolution, prefix + name) for name in CONVOLUTIONS)
+            )
 
     def draft(self, call: HeadCall) -> HeadOutput | KnownChains:
         """Run a pass. Return chains if the native call can draft them, else logits and states.
@@ -274,26 +295,50 @@ class CpuHead:
             self._native.draft_chains(*store_arguments, *arguments)
         return buffers.chains()
 
-    def markov_before(self, tokens: Sequence[int]) -> Tensor:
-        """Return the Markov embedding of tokens, float32 [tokens, rank]."""
-        matrix = self._markov[0]
-        embeddings = np.empty((len(tokens), matrix.cols), np.float32)
-        for row, token in enumerate(tokens):
-            matrix.expand_row(token, embeddings[row], self._isa)
-        return torch.from_numpy(embeddings)
+    def markov_embeddings(self, tokens: Sequence[int]) -> Tensor:
+        return self._rows_of(self._markov[0], tokens)
 
-    def markov_after(self, before: Tensor) -> Tensor:
-        """Return what Markov embeddings add to the logits of the next positions, float32 [tokens, draft vocabulary]."""
-        matrix = self._markov[1]
-        logits = np.empty((len(before), matrix.rows), np.float32)
-        matrix.multiply(before.contiguous().numpy(), logits, self._isa)
-        return torch.from_numpy(logits)
+    def logits_after(self, tokens: Sequence[int], logits: Tensor, states: Tensor) -> Tensor:
+        if self.spec.selector is None:
+            return logits + self._product(self._markov[1], self.markov_embeddings(tokens))
+        predecessor, successor, projection = self._vectors
+
+        def vectors_of(candidates: Tensor) -> Tensor:
+            rows = self._rows_of(successor, candidates.flatten().tolist())
+            return rows.view(*candidates.shape, -1)
+
+        previous, projected = self._rows_of(predecessor, tokens), self._product(projection, states)
+        return candidate_logits(self.spec.selector, logits, previous, projected, vectors_of)
+
+    def _rows_of(self, matrix: "_native.PackedMatrix", indices: Sequence[int]) -> Tensor:
+        """Return rows of a matrix, float32 [indices, columns]."""
+        rows = np.empty((len(indices), matrix.cols), np.float32)
+        for row, index in zip(rows, indices, strict=True):
+            matrix.expand_row(index, row, self._isa)
+        return torch.from_numpy(rows)
+
+    def _product(self, matrix: "_native.PackedMatrix", x: Tensor) -> Tensor:
+        """Return the product of rows with a matrix, float32 [rows of x, rows of the matrix]."""
+        product = np.empty((len(x), matrix.rows), np.float32)
+        matrix.multiply(x.contiguous().numpy(), product, self._isa)
+        return torch.from_numpy(product)
 
     def _native_store(self, store: KvStore) -> "tuple[_native.KvStore, int]":
         """Return the compiled store, and the index of this head's kind of KV rows in it."""
         if not isinstance(store, CpuKvStore):
             raise ValueError("the KV store was made for another backend")
         return store.native, store.spec.index(self._rows)
+
+
+def _load_convolution(
+    packer: HeadPacker, convolution: BlockConvolution, module: str
+) -> "_native.BlockConvolution":
+    from foreword.kernels import _native
+
+    base = packer.vector(module + ".base_kernel")
+    assert base is not None
+    projection = packer.matrix(module + ".kernel_projection")
+    return _native.BlockConvolution(convolution.taps, convolution.group, base.flatten(), projection)
 
 
 def _sampling_arguments(plan: ChainPlan) -> tuple[Any, ...]:

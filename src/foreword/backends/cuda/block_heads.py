@@ -1,4 +1,4 @@
-"""Heads on a GPU that draft all positions in one pass (P-EAGLE, DFlash, DSpark): a captured graph with the draws."""
+"""Heads on a GPU that draft a block in one pass (P-EAGLE, DFlash, DFlash2, DSpark): a captured graph with the draws."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
@@ -28,6 +28,7 @@ from foreword.backends.interface import (
     KnownChains,
     KvStore,
 )
+from foreword.backends.torch.block_parts import block_indices
 from foreword.backends.torch.heads import TargetMatrices
 from foreword.backends.torch.kv_store import TorchKvStore
 from foreword.backends.torch.upload import Piece
@@ -61,6 +62,9 @@ class _BlockInputs(NamedTuple):
     temperature: Tensor  # float64 [wanted rows]
     row_indices: Tensor  # int32 [levels, requests], the wanted row of every draft token
     newest: Tensor  # int32 [requests], the token before the first draft token
+    block_indices: (
+        Tensor  # int32 [rows], places of rows in their blocks; empty in a head without convolutions
+    )
 
 
 class CudaBlockHead(KernelHead):
@@ -73,7 +77,8 @@ class CudaBlockHead(KernelHead):
     ) -> None:
         super().__init__(head, row_name, target, quantization, captures=captures)
         self._reads_context = head.spec.join is Join.CONTEXT
-        self._is_markov = head.spec.has(MARKOV[0] + ".weight")
+        # Whether logits depend on the token before their position
+        self._is_dependent = head.spec.selector is not None or head.spec.has(MARKOV[0] + ".weight")
         self._passes: GraphsByMemory[BlockShape, tuple[Tensor, Tensor]] = GraphsByMemory()
         if self._uses_kernels and self._reads_context:
             for index, layer in enumerate(head.spec.layers):
@@ -142,7 +147,7 @@ class CudaBlockHead(KernelHead):
             if context is not None:
                 self._store_context(features, inputs, store)
             logits, states = self._pass(shape, uploaded, inputs, features, store)
-            return (logits if target_ids is None else self._draw(logits, inputs, target_ids)), states
+            return (logits if target_ids is None else self._draw(logits, states, inputs, target_ids)), states
 
         if not self._has_kernels(replace(shape, pass_shape=shape.pass_shape.kind), body):
             return None
@@ -162,6 +167,7 @@ class CudaBlockHead(KernelHead):
         context_arrays = None if context is None else context.arrays
         empty = np.empty(0, np.int32)
         arrays, drawn = blocks.arrays, _Draws.of(plan, shape.levels)
+        convolves = self.spec.convolution is not None
         pieces = [
             Piece(words(drawn.keys), (2 * num_logits,), 0),
             Piece(words(drawn.temperature), (2 * num_logits,), 0),
@@ -173,12 +179,11 @@ class CudaBlockHead(KernelHead):
             ),
             Piece(drawn.row_indices, (shape.levels, requests), 0),
             Piece(arrays.token_ids[arrays.row_starts[:-1]], (requests,), 0),
+            Piece(block_indices(arrays.row_starts) if convolves else empty, (rows if convolves else 0,), 0),
         ]
-        keys, temperature, starts, last_positions, positions, slots, row_indices, newest = (
-            self._chain_upload.copy(pieces)
-        )
+        keys, temperature, starts, last_positions, positions, slots, *others = self._chain_upload.copy(pieces)
         draws = keys.view(torch.int64), temperature.view(torch.float64)
-        return _BlockInputs(starts, last_positions, positions, slots, *draws, row_indices, newest)
+        return _BlockInputs(starts, last_positions, positions, slots, *draws, *others)
 
     def _store_context(self, features: Tensor, inputs: _BlockInputs, store: TorchKvStore) -> None:
         """Store keys and values of every layer, computed from the target's states."""
@@ -214,27 +219,34 @@ class CudaBlockHead(KernelHead):
             batch.token_ids, features, are_own=self._reads_context
         )
         cos_sin = self._angles(batch.positions)
-        stream = self._layers(stream, attention_input, cos_sin, metadata, batch.slots, uploaded.tiles, store)
+        stream = self._layers(
+            stream,
+            attention_input,
+            cos_sin,
+            metadata,
+            batch.slots,
+            uploaded.tiles,
+            store,
+            inputs.block_indices,
+        )
         final_rows = take_rows(
             stream, batch.logit_rows, stream.new_empty((shape.pass_shape.logit_rows, stream.shape[1]))
         )
         logits, states = self._tensors.logits_and_states(final_rows)
         return logits.float(), states
 
-    def _draw(self, logits: Tensor, inputs: _BlockInputs, target_ids: Tensor) -> Tensor:
+    def _draw(self, logits: Tensor, states: Tensor, inputs: _BlockInputs, target_ids: Tensor) -> Tensor:
         """Sample a token of the target for every draft position, int64 [levels, requests]; -1: logits are not finite.
 
-        A Markov head (DSpark) adds a bias that depends on the previous token, so its positions are drawn in turn.
+        In DSpark and DFlash2, logits depend on the previous token, so the positions are drawn in turn.
         """
-        if not self._is_markov:
+        if not self._is_dependent:
             drawn = draw_ids(logits, inputs.temperature, inputs.keys, target_ids)
             return drawn[inputs.row_indices]
         previous, chain = inputs.newest, []
         for rows in inputs.row_indices:
-            addition = self.markov_after(self._tensors.by_name[MARKOV[0] + ".weight"][previous.clamp(min=0)])
-            previous = draw_ids(
-                logits[rows] + addition, inputs.temperature[rows], inputs.keys[rows], target_ids
-            )
+            after = self._tensors.logits_after_ids(previous.clamp(min=0), logits[rows], states[rows])
+            previous = draw_ids(after, inputs.temperature[rows], inputs.keys[rows], target_ids)
             chain.append(previous)
         return torch.stack(chain)
 

@@ -27,13 +27,14 @@ from foreword.backends.interface import (
     KnownChains,
     KvStore,
 )
+from foreword.backends.torch.block_parts import convolve
 from foreword.backends.torch.heads import HeadOps, HeadTensors, TargetMatrices, TorchHead
 from foreword.backends.torch.kv_store import TorchKvStore
 from foreword.backends.torch.norms import rms_norm
 from foreword.backends.torch.upload import Upload
 from foreword.kernels.recording import Variant, is_recording, recording
 from foreword.models.heads.opening import Head
-from foreword.models.heads.spec import Join
+from foreword.models.heads.spec import CONVOLUTIONS, Join
 
 LIBRARY_FROM = 65
 """Rows from which on cuBLAS is used, that is for prompts. Drafts need not have the same bits in every batch."""
@@ -82,7 +83,10 @@ class KernelHead:
         self.spec = head.spec
         self._tensors = HeadTensors(head, target, kernel_ops(quantization))
         self._reference = TorchHead(self._tensors, row_name, bucketed=True)
-        self.markov_before, self.markov_after = self._tensors.markov_before, self._tensors.markov_after
+        self.markov_embeddings, self.logits_after = (
+            self._tensors.markov_embeddings,
+            self._tensors.logits_after,
+        )
         attention = head.spec.layers[0].attention
         self._group, self._kv_heads = attention.num_heads // attention.num_kv_heads, attention.num_kv_heads
         self._row_name, self._captures = row_name, captures
@@ -188,10 +192,12 @@ class KernelHead:
         slots: Tensor,
         tiles: TiledRows,
         store: TorchKvStore,
+        block_indices: Tensor | None = None,
     ) -> Tensor:
         """Return the residual stream after all layers; write their KV rows.
 
-        `attention_input` is that of the first layer.
+        `attention_input` is that of the first layer. `block_indices` are the rows' places in their blocks, for
+        convolutions.
         """
         keys, values = store.arrays(self._row_name)
         eps, stream = self.spec.norm.eps, stream.clone()
@@ -199,19 +205,27 @@ class KernelHead:
             prefix, attention = f"layers.{index}.", layer.attention
             if index:
                 attention_input = self._tensors.norm(stream, prefix + "input_layernorm.weight")
+            weights = self._tensors.convolution_weights(attention_input, prefix + CONVOLUTIONS[0])
+            attention_input = convolve(attention_input, weights, 0, block_indices)
             qkv = self._tensors.linear(attention_input, prefix + "self_attn.joined")
             queries = qkv.new_empty((len(qkv), attention.num_heads, attention.head_dim))
             norms = self._query_key_norms(index)
             rotate_and_store(qkv, cos_sin, slots, norms, eps, keys[index], values[index], queries)
             attended = tiled_attention(queries, keys[index], values[index], metadata, tiles)
             delta = self._tensors.linear(attended.view(len(attended), -1), prefix + "self_attn.o_proj")
+            delta = convolve(delta, weights, 1, block_indices)
             normed = self._add_and_norm(stream, delta, prefix)
+            weights = self._tensors.convolution_weights(normed.numbers, prefix + CONVOLUTIONS[1])
+            if weights is not None:
+                normed = Rows(convolve(normed.numbers, weights, 0, block_indices))
             gate_up = self._tensors.linear(normed, prefix + "mlp.joined")
             active = Rows.allocate(
                 gate_up, gate_up.shape[1] // 2, self._tensors.by_name[prefix + "mlp.down_proj.weight"]
             )
             activate(gate_up, *active)
-            stream += self._tensors.linear(active, prefix + "mlp.down_proj")
+            stream += convolve(
+                self._tensors.linear(active, prefix + "mlp.down_proj"), weights, 1, block_indices
+            )
         return stream
 
     def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,6 +12,7 @@ from foreword.backends.batch import ForwardBatch
 from foreword.backends.interface import Chains, HeadCall, HeadInput, HeadOutput, KvStore
 from foreword.backends.torch.adapters import LayerAdapters
 from foreword.backends.torch.attention import GroupView, PagedKv, group_views, paged_attention
+from foreword.backends.torch.block_parts import block_indices, candidate_logits, convolution_weights, convolve
 from foreword.backends.torch.kv_store import TorchKvStore
 from foreword.backends.torch.layers import TorchLayers
 from foreword.backends.torch.norms import rms_norm
@@ -20,7 +21,15 @@ from foreword.backends.torch.weights import DecoderWeights, load_layer
 from foreword.backends.weight_loader import stacked
 from foreword.kv.states import as_tensor
 from foreword.models.heads.opening import Head
-from foreword.models.heads.spec import CONFIDENCE, DRAFTER_TENSORS, MARKOV, TABLES, Join
+from foreword.models.heads.spec import (
+    CONFIDENCE,
+    CONVOLUTIONS,
+    DRAFTER_TENSORS,
+    MARKOV,
+    SELECTOR,
+    TABLES,
+    Join,
+)
 from foreword.models.rope import CosSin, Rotations, frequencies, rotate
 
 _LAYERS = "layers."
@@ -106,7 +115,8 @@ class HeadTensors:
             normed = self.norm(features, "hnorm.weight")
             stream = self.linear(torch.cat((normed_embedding, normed), dim=-1), "fc")
         else:
-            stream = embedded
+            selector = self.spec.selector
+            stream = embedded if selector is None else embedded * selector.embedding_scale
         return stream, self.norm(stream, "layers.0.input_layernorm.weight")
 
     def _normed_features(self, features: Tensor) -> Tensor:
@@ -127,13 +137,35 @@ class HeadTensors:
         return logits, normed if self.spec.norm_output else final_rows
 
     @torch.inference_mode()
-    def markov_before(self, tokens: Sequence[int]) -> Tensor:
+    def markov_embeddings(self, tokens: Sequence[int]) -> Tensor:
         table: Tensor = self.by_name[MARKOV[0] + ".weight"]
         return table[torch.tensor(tokens, device=table.device)].float()
 
     @torch.inference_mode()
-    def markov_after(self, before: Tensor) -> Tensor:
-        return self.linear(before.to(self.target.dtype), MARKOV[1]).float()
+    def logits_after(self, tokens: Sequence[int], logits: Tensor, states: Tensor) -> Tensor:
+        return self.logits_after_ids(torch.tensor(tokens, device=logits.device), logits, states)
+
+    def logits_after_ids(self, tokens: Tensor, logits: Tensor, states: Tensor) -> Tensor:
+        """Return what `HeadRunner.logits_after` does, for tokens on the device."""
+        if self.spec.selector is None:
+            embeddings = self.by_name[MARKOV[0] + ".weight"][tokens]
+            return logits + self.linear(embeddings, MARKOV[1]).float()
+        predecessor, successor, projection = (self.by_name[name] for name in SELECTOR)
+        projected = self._ops.linear(states, projection, None)
+        return candidate_logits(
+            self.spec.selector,
+            logits,
+            predecessor[tokens],
+            projected,
+            lambda candidates: successor[candidates],
+        )
+
+    def convolution_weights(self, x: Tensor, module: str) -> Tensor | None:
+        """Return the weights of a module's convolutions for its input x; None: the head has none (DFlash2)."""
+        if self.spec.convolution is None:
+            return None
+        generated = self.linear(x, module + ".kernel_projection")
+        return convolution_weights(self.by_name[module + ".base_kernel"], generated)
 
 
 class PlainLayers:
@@ -148,13 +180,31 @@ class PlainLayers:
         angles, dtype = positions.unsqueeze(1).float() * self._tensors.frequencies, self._tensors.target.dtype
         return angles.cos().to(dtype), angles.sin().to(dtype)
 
-    def run(self, stream: Tensor, attention_input: Tensor, cos_sin: CosSin, kv: Sequence[PagedKv]) -> Tensor:
-        """Return the residual stream after all layers; `attention_input` is that of the first layer."""
+    def run(
+        self,
+        stream: Tensor,
+        attention_input: Tensor,
+        cos_sin: CosSin,
+        kv: Sequence[PagedKv],
+        block_indices: Tensor,
+    ) -> Tensor:
+        """Return the residual stream after all layers; `attention_input` is that of the first layer.
+
+        `block_indices` [rows] are the places of rows in their blocks, which convolutions read.
+        """
+        tensors = self._tensors
         for index, layer_kv in enumerate(kv):
+            prefix = f"layers.{index}."
             if index:
-                attention_input = self._tensors.norm(stream, f"layers.{index}.input_layernorm.weight")
-            stream = stream + self._attention(index, attention_input, cos_sin, layer_kv)
-            stream = stream + self._mlp(index, stream)
+                attention_input = tensors.norm(stream, prefix + "input_layernorm.weight")
+            weights = tensors.convolution_weights(attention_input, prefix + CONVOLUTIONS[0])
+            attention_input = convolve(attention_input, weights, 0, block_indices)
+            attended = self._attention(index, attention_input, cos_sin, layer_kv)
+            stream = stream + convolve(attended, weights, 1, block_indices)
+            mlp_input = tensors.norm(stream, prefix + "post_attention_layernorm.weight")
+            weights = tensors.convolution_weights(mlp_input, prefix + CONVOLUTIONS[1])
+            mlp_output = self._mlp(index, convolve(mlp_input, weights, 0, block_indices))
+            stream = stream + convolve(mlp_output, weights, 1, block_indices)
         return stream
 
     def write_rows(self, context: Tensor, cos_sin: CosSin, kv: Sequence[PagedKv]) -> None:
@@ -182,9 +232,8 @@ class PlainLayers:
         )
         return self._tensors.norm(projected, f"{prefix}_norm.weight")
 
-    def _mlp(self, index: int, stream: Tensor) -> Tensor:
+    def _mlp(self, index: int, normed: Tensor) -> Tensor:
         prefix, tensors = f"layers.{index}.", self._tensors
-        normed = tensors.norm(stream, prefix + "post_attention_layernorm.weight")
         gate, up = (tensors.linear(normed, f"{prefix}mlp.{name}_proj") for name in ("gate", "up"))
         return tensors.linear(silu(gate) * up, prefix + "mlp.down_proj")
 
@@ -229,7 +278,14 @@ class ModuleLayers:
         assert cos_sin is not None
         return cos_sin
 
-    def run(self, stream: Tensor, attention_input: Tensor, cos_sin: CosSin, kv: Sequence[PagedKv]) -> Tensor:
+    def run(
+        self,
+        stream: Tensor,
+        attention_input: Tensor,
+        cos_sin: CosSin,
+        kv: Sequence[PagedKv],
+        block_indices: Tensor,
+    ) -> Tensor:
         for index, layer_kv in enumerate(kv):
             stream = self._layers.run(index, stream, cos_sin, layer_kv, LayerAdapters())
         return stream
@@ -253,7 +309,7 @@ class TorchHead:
             PlainLayers(tensors) if tensors.spec.is_plain else ModuleLayers(tensors.head, tensors.target)
         )
         self._staging = Staging(tensors.target.device, bucketed)
-        self.markov_before, self.markov_after = tensors.markov_before, tensors.markov_after
+        self.markov_embeddings, self.logits_after = tensors.markov_embeddings, tensors.logits_after
 
     @property
     def weight_bytes(self) -> int:
@@ -282,7 +338,9 @@ class TorchHead:
         all_views = group_views(staged, store.page_size, store.empty_slot)
         views = views_from_start(head_input, staged, all_views, store.empty_slot)
         inputs = self._tensors.layer_inputs(batch.token_ids, features, head_input.are_own)
-        stream = self._layers.run(*inputs, cos_sin, [PagedKv(*layer, slots, views) for layer in layer_arrays])
+        kv = [PagedKv(*layer, slots, views) for layer in layer_arrays]
+        indices = torch.from_numpy(block_indices(head_input.arrays.row_starts)).to(slots.device)
+        stream = self._layers.run(*inputs, cos_sin, kv, pad(indices, (0, padding)))
         logits, states = self._tensors.logits_and_states(stream[batch.logit_rows][: staged.num_logits])
         return HeadOutput(logits.float(), states)
 

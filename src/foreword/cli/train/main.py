@@ -183,6 +183,23 @@ class DFlash(_Training):
         return pick(DFlashRecipe, self, draft_tokens=self.guesses, taps=taps, window=self.head_window)
 
 
+@dataclass(frozen=True, kw_only=True)
+class DFlash2(DFlash):
+    """Train a DFlash2 head: DFlash with convolutions, and a selector among the best tokens.
+
+    Example: foreword train dflash2 --out head --minutes 5
+    """
+
+    selector_rank: int = option(64, "Length of the selector's vectors.", min=1, last=3)
+    candidates: int = option(16, "Best tokens of a position that the selector scores.", min=2, last=3)
+
+    def recipe(self) -> "Recipe":
+        from foreword.train.heads.dflash2 import DFlash2Recipe
+
+        taps = parse_numbers("--taps", self.taps)
+        return pick(DFlash2Recipe, self, draft_tokens=self.guesses, taps=taps, window=self.head_window)
+
+
 app = typer.Typer(no_args_is_help=True, help="Train a head or a draft model on the target's own texts.")
-for _kind in (data.Data, Eagle3, Medusa, Draft, Exit, DFlash, data.Join):
+for _kind in (data.Data, Eagle3, Medusa, Draft, Exit, DFlash, DFlash2, data.Join):
     app.command()(command(_kind))

@@ -1,4 +1,4 @@
-"""DFlash: fills a block of mask tokens in one pass. DSpark: adds a Markov head on the previous token."""
+"""Drafters that fill a block of mask tokens in one pass: DFlash, DFlash2 and DSpark."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -125,8 +125,33 @@ class DSparkConfig(WindowedHeadConfig):
     )
 
 
-class DSparkHead(DFlashHead):
-    """A DFlash head in which each position also depends on the previous token."""
+class DependentBlockHead(DFlashHead):
+    """A DFlash head in which each position also depends on the token before it (DFlash2, DSpark)."""
+
+    def _draft(
+        self, tasks: Sequence[DraftTask], position_counts: Sequence[int], output: HeadOutput
+    ) -> list[Draft]:
+        """Return drafts of which each token depends on the one before."""
+        trees, firsts = new_trees(tasks, position_counts, self._width)
+
+        def logits(growing: Sequence[HeadTree], rows: list[int]) -> Tensor:
+            tokens = [token for tree in growing for token in _newest_tokens(tree)]
+            after = self._runner.logits_after(tokens, output.logits[rows], output.states[rows])
+            return self._vocabulary.spread(after)
+
+        def may_grow(tree: HeadTree, row: int) -> bool:
+            return self._may_grow(tree, output.states[row])
+
+        grow_levels(trees, firsts, logits, self._width > 1, may_grow)
+        return [tree.draft() for tree in trees]
+
+    def _may_grow(self, tree: HeadTree, state: Tensor) -> bool:
+        """Return whether the tree gets another level; `state` [hidden] is the head's state of its position."""
+        return True
+
+
+class DSparkHead(DependentBlockHead):
+    """A block head with a Markov head, and perhaps a confidence head that ends drafts."""
 
     def __init__(self, head: LoadedHead, width: int, confidence: float) -> None:
         super().__init__(head, width)
@@ -138,26 +163,11 @@ class DSparkHead(DFlashHead):
             raise RequestError("confidence: this head has no confidence head; leave it out")
         self._in_one_call &= confidence == 0
 
-    def _draft(
-        self, tasks: Sequence[DraftTask], position_counts: Sequence[int], output: HeadOutput
-    ) -> list[Draft]:
-        """Return drafts of which each token depends on the one before; they end below the minimum confidence."""
-        trees, firsts = new_trees(tasks, position_counts, self._width)
-
-        def logits(growing: Sequence[HeadTree], rows: list[int]) -> Tensor:
-            embedded = self._runner.markov_before(
-                [token for tree in growing for token in _newest_tokens(tree)]
-            )
-            return self._vocabulary.spread(output.logits[rows] + self._runner.markov_after(embedded))
-
-        def is_confident(tree: HeadTree, row: int) -> bool:
-            if self._min_confidence == 0:
-                return True
-            embedded = self._runner.markov_before(_newest_tokens(tree))
-            return bool((self._confidences(output.states[row], embedded) >= self._min_confidence).any())
-
-        grow_levels(trees, firsts, logits, self._width > 1, is_confident)
-        return [tree.draft() for tree in trees]
+    def _may_grow(self, tree: HeadTree, state: Tensor) -> bool:
+        if self._min_confidence == 0:
+            return True
+        embedded = self._runner.markov_embeddings(_newest_tokens(tree))
+        return bool((self._confidences(state, embedded) >= self._min_confidence).any())
 
     def _confidences(self, state: Tensor, embedded: Tensor) -> Tensor:
         """Return the probability that the token after each node is accepted, [nodes].
@@ -176,6 +186,12 @@ def _newest_tokens(tree: HeadTree) -> list[int]:
     """Return the tokens of the newest nodes; for the root, the text's last token."""
     return [tree.request.tokens[-1] if node == ROOT else tree.tokens[node] for node in tree.frontier]
 
+
+DFLASH2 = head_drafter_kind(
+    "dflash2",
+    "a DFlash head that selects one of the best candidates of a position by the token before it",
+    DependentBlockHead,
+)
 
 DSPARK = drawn_kind(
     DSparkHead,

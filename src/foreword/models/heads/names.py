@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from foreword.errors import CheckpointError
 from foreword.models.config import AttentionSpec, LayerSpec, MlpSpec
 from foreword.models.formats.fields import ConfigFields, check_heads
-from foreword.models.heads.spec import Shapes
+from foreword.models.heads.spec import SELECTOR, Shapes
 from foreword.models.layer_shapes import layer_shapes
 
 SCALE = "_scale"  # suffix of the scales of a quantised matrix
@@ -205,6 +205,7 @@ def head_kind(shapes: Shapes) -> str | None:
     matrix = shapes.get("fc.weight", ())
     tests = {
         "dspark": "markov_head.markov_w1.weight" in shapes,
+        "dflash2": any("_conv.base_kernel" in name or name in SELECTOR for name in shapes),
         "p_eagle": "mask_hidden" in shapes,
         "dflash": "hidden_norm.weight" in shapes,
         "mtp": any(map(_MTP.search, shapes)),

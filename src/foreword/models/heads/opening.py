@@ -18,10 +18,11 @@ from foreword.models.formats.checkpoint import (
     row_pieces,
 )
 from foreword.models.formats.gguf.checkpoint import dequantized
+from foreword.models.heads.blocks import read_dflash
 from foreword.models.heads.files import HeadFiles, PackedMatrix, draft_token_ids, fitted
 from foreword.models.heads.mtp import mtp_files, read_mtp
 from foreword.models.heads.names import OUTPUT, head_kind
-from foreword.models.heads.published import medusa_files, read_dflash, read_eagle, read_eagle3, read_medusa
+from foreword.models.heads.published import medusa_files, read_eagle, read_eagle3, read_medusa
 from foreword.models.heads.spec import HeadSpec, Join
 
 _EMBEDDING = "embed_tokens.weight"
@@ -36,6 +37,7 @@ _READERS = {
     "mtp": read_mtp,
     "dflash": read_dflash,
     "dspark": read_dflash,
+    "dflash2": read_dflash,
 }
 
 

@@ -1,7 +1,6 @@
-"""Read the descriptions of published heads: EAGLE-1 to -3, P-EAGLE, DFlash, DSpark and Medusa.
+"""Read the descriptions of published heads: EAGLE-1 to -3, P-EAGLE and Medusa.
 
-DFlash (z-lab, SpecForge, DeepSpec, speculators) drafts a block of tokens in one pass; DSpark adds a small Markov head
-over the tokens of a block. Medusa's heads (Medusa, axolotl, vLLM) draft one position each and read no token.
+Medusa's heads (Medusa, axolotl, vLLM) draft one position each and read no token.
 """
 
 import re
@@ -14,24 +13,18 @@ from foreword.models.formats.hf.rope import rope_spec
 from foreword.models.heads.files import HeadFiles, checked_shapes, vocabulary_shapes
 from foreword.models.heads.names import (
     all_layer_shapes,
-    layer_ids,
     mask_token,
     named_boundaries,
     read_layers,
     sliding_window,
 )
-from foreword.models.heads.spec import CONFIDENCE, MARKOV, HeadSpec, Join, Shapes
+from foreword.models.heads.spec import HeadSpec, Join, Shapes
 
 MASK_HIDDEN = "mask_hidden"
 """P-EAGLE's tensor that replaces the hidden states of positions that the target has not computed."""
 
-MAX_BLOCK = 64  # maximum block size: visibility within a block is a mask with one bit per row
 
-_UNSUPPORTED = ("final_logit_softcapping", "output_multiplier", "input_embedding_scale")
-"""Config keys of DFlash heads that change the computation and are not supported."""
-
-
-class _Body(NamedTuple):
+class HeadBody(NamedTuple):
     """Settings that the configs of EAGLE-3 and DFlash have in common."""
 
     fields: ConfigFields  # settings of the head's layers
@@ -43,7 +36,7 @@ class _Body(NamedTuple):
     optional: Shapes
 
 
-def _body(files: HeadFiles) -> _Body:
+def read_body(files: HeadFiles) -> HeadBody:
     """Read the settings that EAGLE-3 and DFlash have in common."""
     fields = files.fields
     inner = fields.section("transformer_layer_config") or fields
@@ -53,12 +46,12 @@ def _body(files: HeadFiles) -> _Body:
         "target_hidden_size": fields.count("target_hidden_size", hidden),
     }
     shapes = vocabulary_shapes(vocab, sizes["draft_vocab_size"], hidden)
-    return _Body(inner, read_layers(inner, files.shapes), hidden, vocab, sizes, *shapes)
+    return HeadBody(inner, read_layers(inner, files.shapes), hidden, vocab, sizes, *shapes)
 
 
 def read_eagle3(files: HeadFiles) -> HeadSpec:
     """Return the description of an EAGLE-3 or P-EAGLE head, read from its tensors where possible."""
-    fields, body = files.fields, _body(files)
+    fields, body = files.fields, read_body(files)
     is_parallel, has_fc = MASK_HIDDEN in files.shapes, "fc.weight" in files.shapes
     hidden, width = body.hidden, body.sizes["target_hidden_size"]
     boundaries, taps = named_boundaries(fields), count_taps(files, width) if has_fc else 1
@@ -173,114 +166,6 @@ def read_eagle(files: HeadFiles) -> HeadSpec:
     shapes = checked_shapes(files, required, {**optional, "fc.bias": (hidden,)})
     window = sliding_window(inner, len(layers))
     return build_head_spec("eagle", Join.FUSED, inner, layers, shapes, window=window)
-
-
-def read_dflash(files: HeadFiles) -> HeadSpec:
-    """Return the description of a DFlash or DSpark head."""
-    fields, body = files.fields, _body(files)
-    nested = fields.section("dflash_config") or ConfigFields({}, fields.origin)
-    _refuse_variants(body.fields, nested)
-    hidden, width = body.hidden, body.sizes["target_hidden_size"]
-    taps = count_taps(files, width)
-    required, optional = dict(body.required), dict(body.optional)
-    required |= {"fc.weight": (hidden, taps * width)}
-    required |= {"hidden_norm.weight": (hidden,), "norm.weight": (hidden,)}
-    required |= all_layer_shapes(body.layers, hidden, first_inputs=hidden, first_norm=True)
-    window = _block_window(body.fields, nested, len(body.layers))
-    is_dspark = MARKOV[0] + ".weight" in files.shapes
-    if is_dspark:
-        markov, confidence = _dspark_shapes(files, body.vocab, body.sizes["draft_vocab_size"], hidden)
-        required, optional = {**required, **markov}, {**optional, **confidence}
-    block_size = nested.count("block_size", fields.count("block_size", 16))
-    if not 2 <= block_size <= MAX_BLOCK:
-        raise fields.unsupported(f"a block of {block_size} (2 to {MAX_BLOCK} can be run)")
-    classes = fields.get("architectures")
-    # DeepSpec's DFlash heads have a DSpark class, too, and draft from the newest token's row.
-    is_deepspec = isinstance(classes, list) and any("DSpark" in str(name) for name in classes)
-    return build_head_spec(
-        "dspark" if is_dspark else "dflash",
-        Join.CONTEXT,
-        body.fields,
-        body.layers,
-        checked_shapes(files, required, optional),
-        **body.sizes,
-        num_taps=taps,
-        boundaries=_boundaries(fields, nested, taps),
-        reads_normed=False,
-        mask_token_id=mask_token(fields, body.vocab),
-        block_size=block_size,
-        is_causal=_is_causal(fields, body.fields, nested, window is not None),
-        anchor_drafts=fields.flag("sample_from_anchor", is_dspark or is_deepspec),
-        norm_output=is_dspark,  # DSpark's confidence head reads normalised states
-        window=window,
-    )
-
-
-def _block_window(inner: ConfigFields, nested: ConfigFields, layers: int) -> int | None:
-    """Return the window of a DFlash head; z-lab's configs have it in `dflash_config`."""
-    if nested.flag("use_swa", False):
-        return nested.count("swa_window_size")
-    return sliding_window(inner, layers)
-
-
-def _is_causal(fields: ConfigFields, inner: ConfigFields, nested: ConfigFields, has_window: bool) -> bool:
-    """Return whether the rows of a block attend only to earlier rows. If the config does not say, windowed ones do.
-
-    JetSpec's key is `causal_head`. speculators' `sliding_window_non_causal` is the inverse, and true if absent.
-    """
-    for section, key in (
-        (fields, "is_causal"),
-        (inner, "is_causal"),
-        (nested, "causal"),
-        (nested, "causal_head"),
-    ):
-        if section.get(key) is not None:
-            return section.flag(key, False)
-    if "speculators_model_type" in fields.values:
-        return has_window and not fields.flag("sliding_window_non_causal", True)
-    return has_window
-
-
-def _dspark_shapes(files: HeadFiles, vocab: int, draft_vocab: int, hidden: int) -> tuple[Shapes, Shapes]:
-    """Return the shapes of a DSpark head's (required, optional) tensors, besides those of DFlash.
-
-    Required are the two matrices of a plain Markov head, and optional those of a confidence head. A gated or recurrent
-    Markov head has other tensors, which `checked_shapes` refuses.
-    """
-    first, second = (name + ".weight" for name in MARKOV)
-    rank = files.shapes[first][-1]
-    weight = CONFIDENCE + ".weight"
-    width = files.shapes[weight][-1] if weight in files else hidden
-    if width not in (hidden, hidden + rank):
-        raise CheckpointError(f"{files.path}: {weight} reads {width} numbers; get the head again")
-    required = {first: (vocab, rank), second: (draft_vocab, rank)}
-    return required, {weight: (1, width), CONFIDENCE + ".bias": (1,)}
-
-
-def _boundaries(fields: ConfigFields, nested: ConfigFields, taps: int) -> tuple[int, ...] | None:
-    """Return the layer boundaries that a DFlash head reads; None: the config does not name them.
-
-    Layer i of `target_layer_ids` is boundary i + 1; speculators' `aux_hidden_state_layer_ids` are boundaries.
-    """
-    stated = (
-        layer_ids(nested, "target_layer_ids", 1),
-        layer_ids(fields, "target_layer_ids", 1),
-        layer_ids(fields, "aux_hidden_state_layer_ids", 0),
-    )
-    found = {ids for ids in stated if ids}
-    if len(found) > 1 or any(len(ids) != taps for ids in found):
-        raise CheckpointError(
-            f"{fields.origin}: the layers that it names do not fit fc.weight, which reads {taps} hidden states; "
-            "get the head again"
-        )
-    return found.pop() if found else None
-
-
-def _refuse_variants(inner: ConfigFields, nested: ConfigFields) -> None:
-    """Raise `CheckpointError` for DFlash heads with settings that are not supported."""
-    for key in _UNSUPPORTED:
-        if inner.get(key) is not None or nested.get(key) is not None:
-            raise inner.unsupported(f"a DFlash head with {key}")
 
 
 _MEDUSA_BLOCK = re.compile(r"^blocks\.(\d+)\.layers\.(\d+)\.")

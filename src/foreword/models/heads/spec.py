@@ -23,6 +23,35 @@ MARKOV = ("markov_head.markov_w1", "markov_head.markov_w2")
 CONFIDENCE = "confidence_head.proj"  # DSpark's projection to the estimated acceptance of a draft token
 
 
+CONVOLUTIONS = ("attention_conv", "mlp_conv")
+"""DFlash2's convolutions of a layer: around its attention, and around its MLP."""
+
+SELECTOR = (
+    "candidate_selector.predecessor_codebook",
+    "candidate_selector.successor_codebook",
+    "candidate_selector.hidden_projection.weight",
+)
+"""DFlash2's selector: vectors of the previous token and of the candidates, and the projection of a position's state."""
+
+
+@dataclass(frozen=True)
+class BlockConvolution:
+    """Sizes of DFlash2's convolutions over the rows of a block, whose weights depend on the row."""
+
+    taps: int  # rows that one row reads: its own, and those before it in the block
+    group: int  # adjacent channels with the same generated weights
+
+
+@dataclass(frozen=True)
+class PathSelector:
+    """Settings of DFlash2's selector, which scores the best candidates of a position given the previous token."""
+
+    candidates: int  # number of candidates per position
+    logit_scale: float = 1.0
+    logit_cap: float | None = None  # bound of the scaled logits, by tanh; None: none
+    embedding_scale: float = 1.0  # of the token embeddings that a block starts from
+
+
 class Join(Enum):
     """How token embedding and features become the input of the first layer."""
 
@@ -70,6 +99,8 @@ class HeadSpec:
     # DFlash: whether the row of the newest token (the anchor) drafts. True: every row predicts the token of the next
     # position. False: only the rows of masks predict, each the token of its own position.
     anchor_drafts: bool = False
+    convolution: BlockConvolution | None = None  # DFlash2
+    selector: PathSelector | None = None  # DFlash2
     window: int | None = None  # number of newest positions that a row attends to, its own included; None: all
     num_heads: int = 0  # Medusa: number of heads
     blocks_per_head: int = 0  # Medusa: residual blocks per head

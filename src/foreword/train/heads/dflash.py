@@ -4,7 +4,7 @@ Every row that predicts an answer token has a block: the next token, then mask t
 values of the target's states up to this row, and to itself.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -28,7 +28,7 @@ from foreword.train.heads.learner import (
     vocabulary_tensors,
 )
 from foreword.train.passes.attention import chain_attention
-from foreword.train.passes.layers import LayerHalves, LayerTensors, layer_tensors, tracked
+from foreword.train.passes.layers import LayerFunctions, LayerHalves, LayerTensors, layer_tensors, tracked
 from foreword.train.passes.packing import PackedBatch
 from foreword.train.passes.target import Features, FrozenTarget
 from foreword.train.texts.documents import Document
@@ -114,9 +114,11 @@ class DFlashLearner(TapsHead):
         stream = tracked(stream) if self._recipe.layers > 1 else stream
         rotation, text_rotation = target.head_rotation(positions), target.head_rotation(batch.positions)
         for index in range(self._recipe.layers):
-            tensors = layer_tensors(weights, f"layers.{index}.")
+            prefix = f"layers.{index}."
+            tensors = layer_tensors(weights, prefix)
             text_kv = self._keys_values(text_states, tensors, text_rotation)
-            stream = self._layer(stream, rotation, text_kv, tensors, batch)
+            layer = self._functions(prefix, weights)
+            stream = self._layer(stream, rotation, text_kv, tensors, batch, layer)
         states = rms_norm(stream, weights["norm.weight"], eps).view(slots, len(rows), -1)
         yield from states[1 : 1 + count]
 
@@ -127,12 +129,13 @@ class DFlashLearner(TapsHead):
         text_kv: tuple[Tensor, Tensor],
         tensors: LayerTensors,
         batch: PackedBatch,
+        layer: LayerFunctions,
     ) -> Tensor:
         """Run one layer over all slots of all blocks."""
-        halves, eps, slots = self._halves, self.target.config.norm.eps, self._recipe.draft_tokens + 1
+        eps, slots = self.target.config.norm.eps, self._recipe.draft_tokens + 1
         q, k, v = (
             part.reshape(slots, -1, *part.shape[1:])
-            for part in halves.before(stream, *rotation, tensors, self.target.sizes, eps)
+            for part in layer.before(stream, *rotation, tensors, self.target.sizes, eps)
         )
         own = list(zip(k.unbind(), v.unbind(), strict=True))
         ends = range(1, slots + 1) if self._recipe.causal else [slots] * slots
@@ -142,7 +145,11 @@ class DFlashLearner(TapsHead):
             chain_attention(queries, *text_kv, own[:end], batch.tails, batch.texts, text_window)
             for queries, end in zip(q.unbind(), ends, strict=True)
         ]
-        return halves.after(stream, torch.cat(attended), tensors, eps)
+        return layer.after(stream, torch.cat(attended), tensors, eps)
+
+    def _functions(self, prefix: str, weights: Mapping[str, Tensor]) -> LayerFunctions:
+        """Return the functions of the layer whose weights have this prefix."""
+        return self._halves
 
     def _keys_values(
         self, text_states: Tensor, tensors: LayerTensors, rotation: tuple[Tensor, Tensor]
@@ -161,7 +168,7 @@ class DFlashLearner(TapsHead):
 
     def files(self, checkpoint: Checkpoint, draft_tokens: int) -> LearnedFiles:
         layer = layer_config(checkpoint.config, self._intermediate, self._recipe.layers, self._recipe.window)
-        config = speculators_config("dflash", checkpoint, draft_tokens) | {
+        config = speculators_config(self._recipe.method, checkpoint, draft_tokens) | {
             "architectures": ["DFlashSpeculator"],
             "block_size": self._recipe.draft_tokens + 1,
             "mask_token_id": int(self.mask_token),

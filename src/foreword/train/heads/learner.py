@@ -108,6 +108,22 @@ class Learner(nn.Module, ABC):
     def output(self, step: int) -> Tensor:
         """Return the output matrix [vocabulary, hidden] of a draft token."""
 
+    def draft_logits(self, logits: Tensor, states: Tensor, previous: Tensor) -> Tensor:
+        """Return the logits that draft tokens are chosen by, given those of the output matrix.
+
+        `previous` [rows] are the target's ids of the tokens before the draft tokens.
+        """
+        return logits
+
+    def selection_loss(
+        self, step: int, states: Tensor, labels: Tensor, previous: Tensor, weights: Tensor
+    ) -> Tensor | None:
+        """Return the loss of a choice among the best tokens, besides that of the output matrix; None: there is none.
+
+        `labels` [rows] are the right draft tokens, -1 where the draft vocabulary lacks them, which `weights` ignore.
+        """
+        return None
+
     def loss_steps(self, depth: int) -> int:
         """Return how many of `depth` draft tokens have a loss of their own."""
         return depth

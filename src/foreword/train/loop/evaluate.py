@@ -90,12 +90,11 @@ def _hits(learner: Learner, batch: PackedBatch, depth: int) -> tuple[Tensor, Ten
     hits = []
     for step, states in enumerate(learner.steps(batch, features, depth)):
         token_ids, counts = batch.predicted(step)
-        matrix = learner.output(step).to(target.dtype)
-        draft_tokens = torch.cat(
-            [
-                wide_logits(states[begin : begin + CHUNK], matrix).argmax(-1)
-                for begin in range(0, len(states), CHUNK)
-            ]
-        )
-        hits.append((token_ids_of[draft_tokens] == token_ids) & counts)
+        matrix, previous = learner.output(step).to(target.dtype), batch.held(step)
+        draft_tokens = []
+        for begin in range(0, len(states), CHUNK):
+            part = slice(begin, begin + CHUNK)
+            logits = wide_logits(states[part], matrix)
+            draft_tokens.append(learner.draft_logits(logits, states[part], previous[part]).argmax(-1))
+        hits.append((token_ids_of[torch.cat(draft_tokens)] == token_ids) & counts)
     return torch.stack(hits), batch.predicted(0)[1]

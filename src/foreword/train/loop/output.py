@@ -194,6 +194,7 @@ _NAMES = {
     "eagle3": ("An EAGLE-3 head", "eagle3"),
     "medusa": ("Medusa heads", "medusa"),
     "dflash": ("A DFlash head", "dflash"),
+    "dflash2": ("A DFlash2 head", "dflash2"),
     "draft": ("A draft model", "draft_model"),
     "exit": ("An early exit", "layer_skip"),
 }

@@ -265,15 +265,20 @@ class Trainer:
             alive.append(living.sum().float())
             rows = self._rows(step, living, counts & (labels >= 0))
             scale = settings.step_decay**step / max(batch.num_answer_tokens, 1)
+            weights = (counts & (labels >= 0))[rows] * scale
             loss, hits = OutputLoss.apply(  # type: ignore[no-untyped-call]
                 states[rows],
                 self.learner.output(step),
                 wanted,
                 (rows + step).clamp(max=self.size.tails - 1),
                 labels[rows],
-                (counts & (labels >= 0))[rows] * scale,
+                weights,
                 self._row_losses,
             )
+            previous = batch.held(step)[rows]
+            selection = self.learner.selection_loss(step, states[rows], labels[rows], previous, weights)
+            if selection is not None:
+                loss = loss + selection
             right = torch.zeros_like(living).index_copy_(0, rows, hits)
             living = living & right
             all_hits.append(living.sum().float())

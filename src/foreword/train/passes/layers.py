@@ -1,7 +1,7 @@
 """Computes a decoder layer in two functions, before and after its attention, for frozen and trainable weights."""
 
 from collections.abc import Callable, Mapping
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -33,8 +33,18 @@ def compiled_for_training(function: Callable[_P, _R], compiled: bool) -> Callabl
     return call
 
 
+class LayerFunctions(Protocol):
+    """The two functions of a trained layer, with the arguments of `before_attention` and `after_attention`."""
+
+    def before(
+        self, stream: Tensor, cos: Tensor, sin: Tensor, tensors: LayerTensors, sizes: Sizes, eps: float, /
+    ) -> tuple[Tensor, Tensor, Tensor]: ...
+
+    def after(self, stream: Tensor, attended: Tensor, tensors: LayerTensors, eps: float, /) -> Tensor: ...
+
+
 class LayerHalves:
-    """The two functions of a trained layer."""
+    """The two functions of a usual layer."""
 
     def __init__(self, *, compiled: bool) -> None:
         self.before = compiled_for_training(before_attention, compiled)
@@ -45,10 +55,17 @@ def before_attention(
     stream: Tensor, cos: Tensor, sin: Tensor, tensors: LayerTensors, sizes: Sizes, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return queries and keys, both rotated, and values: [rows, heads, dim]."""
-    input_norm, qkv, qkv_bias, query_norm, key_norm = tensors[:5]
+    return project_heads(rms_norm(stream, _present(tensors[0]), eps), cos, sin, tensors, sizes, eps)
+
+
+def project_heads(
+    normed: Tensor, cos: Tensor, sin: Tensor, tensors: LayerTensors, sizes: Sizes, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return queries, keys and values of the attention's input."""
+    qkv, qkv_bias, query_norm, key_norm = tensors[1:5]
     heads, kv_heads, dim = sizes
-    joined = linear(rms_norm(stream, _present(input_norm), eps), _present(qkv), qkv_bias)
-    q, k, v = torch.split(joined.view(stream.shape[0], -1, dim), [heads, kv_heads, kv_heads], dim=1)
+    joined = linear(normed, _present(qkv), qkv_bias)
+    q, k, v = torch.split(joined.view(normed.shape[0], -1, dim), [heads, kv_heads, kv_heads], dim=1)
     if query_norm is not None and key_norm is not None:
         q = rms_norm(q, query_norm, eps)
         k = rms_norm(k, key_norm, eps)
@@ -57,11 +74,21 @@ def before_attention(
 
 def after_attention(stream: Tensor, attended: Tensor, tensors: LayerTensors, eps: float) -> Tensor:
     """Return the residual stream after the layer; `attended` is the output of its attention."""
-    output, output_bias, mlp_norm, gate_up, gate_up_bias, down, down_bias = tensors[5:]
-    stream = stream + linear(attended.flatten(1), _present(output), output_bias)
-    normed = rms_norm(stream, _present(mlp_norm), eps)
+    stream = stream + attention_output(attended, tensors)
+    return stream + mlp_output(rms_norm(stream, _present(tensors[7]), eps), tensors)
+
+
+def attention_output(attended: Tensor, tensors: LayerTensors) -> Tensor:
+    """Return what a layer's attention adds to the residual stream."""
+    output, output_bias = tensors[5:7]
+    return linear(attended.flatten(1), _present(output), output_bias)
+
+
+def mlp_output(normed: Tensor, tensors: LayerTensors) -> Tensor:
+    """Return what a layer's MLP adds to the residual stream, given its input."""
+    gate_up, gate_up_bias, down, down_bias = tensors[8:]
     gate, up = linear(normed, _present(gate_up), gate_up_bias).chunk(2, dim=-1)
-    return stream + linear(silu(gate) * up, _present(down), down_bias)
+    return linear(silu(gate) * up, _present(down), down_bias)
 
 
 def layer_tensors(weights: Mapping[str, Tensor], prefix: str) -> LayerTensors:

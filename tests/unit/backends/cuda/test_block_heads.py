@@ -26,7 +26,7 @@ from helpers.tiny_models import make_hf_model
 pytestmark = needs_triton
 VOCAB, MASK, BLOCK, ROUNDS = 360, 11, 4, 6 if has_gpu else 1
 TEMPERATURES = (0.0, 1.3)
-METHODS = ["p_eagle", "dflash", "dspark"]
+METHODS = ["p_eagle", "dflash", "dflash2", "dspark"]
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +41,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     seeing_all.save_speculators(folder / "dflash", "dflash", aux_hidden_state_layer_ids=[1, 3, 5], **sizes)
     causal = TinyHead(VOCAB, own_ends=False).dspark()
     causal.save(folder / "dspark", target_layer_ids=[0, 2, 5], is_causal=True, **sizes)
+    selecting = TinyHead(VOCAB, own_ends=False).dflash2()
+    selecting.save(
+        folder / "dflash2", dflash_config={"target_layer_ids": [0, 2, 5], "selector_top_k": 5}, **sizes
+    )
     TinyHead(VOCAB).medusa(3, blocks=2).save(folder / "medusa")
     return folder
 
@@ -90,7 +94,7 @@ def passes(method: str, seed: int, token_ids: Any, lengths: Sequence[int], steps
             for kv, text in zip(kept, texts, strict=True)
         ]
         arrays = buffers.lay_out(cache, parts, ()).arrays
-        if method == "dflash":
+        if method != "dspark":
             arrays.ancestor_masks[:] = (1 << (BLOCK - 1)) - 1
         firsts = arrays.row_starts[:-1] + 1
         wanted = [np.arange(first, first + count) for first, count in zip(firsts, steps, strict=True)]
@@ -119,18 +123,20 @@ def chosen(logits: Tensor, plan: ChainPlan, request: int, place: int) -> int:
     return int(names[int(scores.argmax())])
 
 
-def expected(head: Any, given: Passes, store: Any, is_markov: bool) -> list[list[int]]:
+def expected(head: Any, given: Passes, store: Any, is_dependent: bool) -> list[list[int]]:
     """Pass by pass, row by row."""
     if given.context is not None:
         head.draft(HeadCall(given.context, store))
-    logits = head.draft(HeadCall(given.blocks, store)).logits
+    output = head.draft(HeadCall(given.blocks, store))
     found, row = [], 0
     arrays = given.blocks.arrays
     for request, count in enumerate(given.plan.steps.tolist()):
         before, tokens = int(arrays.token_ids[arrays.row_starts[request]]), []
         for place in range(count):
-            after = head.markov_after(head.markov_before([before]))[0] if is_markov else 0
-            before = chosen(logits[row] + after, given.plan, request, place)
+            logits, states = (rows[row : row + 1] for rows in (output.logits, output.states))
+            if is_dependent:
+                logits = head.logits_after([before], logits, states)
+            before = chosen(logits[0], given.plan, request, place)
             tokens.append(before)
             row += 1
         found.append(tokens)
@@ -158,7 +164,7 @@ def test_a_block_in_one_call_is_the_reference_s(folder: Path, method: str):
         for runner, store in zip((ours, theirs), stores, strict=True):
             runner.draft(HeadCall(given.before, store))
         guesses = ours.draft(HeadCall(given.blocks, stores[0], given.plan, given.context))
-        assert arrived(guesses) == expected(theirs, given, stores[1], method == "dspark")
+        assert arrived(guesses) == expected(theirs, given, stores[1], method in ("dspark", "dflash2"))
         for kind in (0, 1):
             mine, other = (store.arrays("head")[kind][:, given.slots] for store in stores)
             torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-4)
