@@ -132,9 +132,9 @@ WAIT_MUTANTS = (
         96,
         "a tree ends where the head is unsure behind one of its branches",
         "drafters/heads/dflash.py",
-        "DSparkHead._draft.is_confident",
-        "(self._confidences(output.states[row], embedded) >= self._min_confidence).any",
-        "(self._confidences(output.states[row], embedded) >= self._min_confidence).all",
+        "DSparkHead._may_grow",
+        "(self._confidences(state, embedded) >= self._min_confidence).any",
+        "(self._confidences(state, embedded) >= self._min_confidence).all",
         (f"{UNIT}/drafters/test_dspark_trees.py",),
     ),
     Mutant(
