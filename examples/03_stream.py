@@ -1,4 +1,4 @@
-"""Text as it comes: several tokens at a time where guesses were right."""
+"""Stream a text: several tokens arrive at a time where draft tokens were accepted."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""A sampled text depends on its seed alone: not on guesses, not on what runs beside it."""
+"""A sampled text depends on its seed alone, not on draft tokens or on other requests in the same passes."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Say what you expect: where the answer follows it, it takes few passes."""
+"""Give the expected answer: an answer that follows it takes few passes."""
 
 import sys
 

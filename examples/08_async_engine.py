@@ -1,4 +1,4 @@
-"""Many requests that come and go: the asynchronous engine."""
+"""Answer several requests at once with the asynchronous engine."""
 
 import asyncio
 import sys
@@ -9,7 +9,7 @@ from foreword import Engine, SamplingParams
 async def ask(engine: Engine, prompt: str) -> str:
     text = ""
     async for output in engine.generate(prompt, SamplingParams(temperature=0, max_tokens=16)):
-        text = output.outputs[0].text  # all that is known so far
+        text = output.outputs[0].text  # the whole answer so far
     return text
 
 

@@ -1,4 +1,4 @@
-"""Our guesses inside transformers' assisted generation; needs a model as a Hugging Face directory or hub id."""
+"""Foreword's drafts in transformers' assisted generation; needs a model as a Hugging Face directory or hub id."""
 
 import sys
 
@@ -12,4 +12,4 @@ inputs = tokenizer("one two three one two three one two", return_tensors="pt", r
 with foreword_candidates(model, "suffix+ngram") as candidates:
     ids = model.generate(**inputs, max_new_tokens=24, do_sample=False, prompt_lookup_num_tokens=8)
 print(tokenizer.decode(ids[0]))
-print(f"{candidates.accepted} of {candidates.guessed} guesses were right")
+print(f"{candidates.accepted} of {candidates.guessed} draft tokens were accepted")

@@ -85,8 +85,8 @@ def build_wheel(python: Path, arch: str, work: Path, out: Path) -> Path:
 
 def check_tag(name: str) -> None:
     """End the script if auditwheel found a newer C library than `GLIBC` in a wheel."""
-    found = re.search(r"-manylinux_2_(\d+)_\w+\.whl$", name)
-    if found is None or int(found[1]) > int(GLIBC.partition(".")[2]):
+    tag = re.search(r"-manylinux_2_(\d+)_\w+\.whl$", name)
+    if tag is None or int(tag[1]) > int(GLIBC.partition(".")[2]):
         sys.exit(f"build_wheels: {name} does not run with glibc {GLIBC}")
 
 

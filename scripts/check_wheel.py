@@ -50,8 +50,8 @@ def check(wheel: Path, torch: tuple[str, ...], folder: Path) -> None:
     programs = folder / "venv" / "bin"
     bare = {**os.environ, "PATH": str(programs), "FOREWORD_CACHE": str(folder / "cache")}
     bare.pop("PYTHONPATH", None)
-    found = [name for name in COMPILERS if (programs / name).exists()]
-    assert not found, f"the environment has {found}"
+    compilers = [name for name in COMPILERS if (programs / name).exists()]
+    assert not compilers, f"the environment has {compilers}"
 
     def run(*command: str) -> str:
         program = [str(programs / command[0]), *command[1:]]

@@ -10,18 +10,19 @@ from foreword.drafters.registry import drafter_kinds
 from foreword.speculation.settings import HELP
 
 
-def shown_default(one: Field[Any]) -> str:
-    if one.default is MISSING:
+def shown_default(setting: Field[Any]) -> str:
+    if setting.default is MISSING:
         return "required"
-    return "" if one.default in ("", None) else json.dumps(one.default)
+    return "" if setting.default in ("", None) else json.dumps(setting.default)
 
 
 def table() -> str:
-    """Return one line per key; drafters whose key means the same share one."""
+    """Return a line per key; drafters share a line if the key has the same default and meaning for them."""
     methods: dict[tuple[str, str, str], list[str]] = {}
     for name in OWN_METHODS:
-        for one in fields(drafter_kinds()[name].settings):
-            methods.setdefault((one.name, shown_default(one), one.metadata[HELP]), []).append(f"`{name}`")
+        for setting in fields(drafter_kinds()[name].settings):
+            key = setting.name, shown_default(setting), setting.metadata[HELP]
+            methods.setdefault(key, []).append(f"`{name}`")
     lines = [
         f"| `{key}` | {', '.join(names)} | {default} | {text} |"
         for (key, default, text), names in methods.items()

@@ -22,23 +22,24 @@ THREADS = min(8, len(os.sched_getaffinity(0)))
 
 
 def check_exactness(isa: str) -> None:
-    """Float32 equals torch, and rows do not depend on their company."""
+    """Check that float32 equals torch, and that a row's bits do not depend on other rows of the pass or on threads."""
     checkpoint = RandomCheckpoint(replace(SMOLLM2_SHAPE, layers=SMOLLM2_SHAPE.layers[:4], vocab_size=1000))
     ids = torch.randint(0, 1000, (150,), generator=torch.Generator().manual_seed(1)).tolist()
     weights = load_weights(checkpoint, torch.float32, torch.device("cpu"))
     expected = all_logits(TorchDecoder(checkpoint.config, weights), ids)
     for form in ("float32", "int8", "q8_0"):
-        one = all_logits(load_cpu_decoder(checkpoint, FORMATS[form], threads=1), ids)
+        logits = all_logits(load_cpu_decoder(checkpoint, FORMATS[form], threads=1), ids)
         many = load_cpu_decoder(checkpoint, FORMATS[form], threads=THREADS)
-        same = torch.equal(all_logits(many, ids), one) and torch.equal(all_logits(many, ids[:37]), one[:37])
-        error = float((one - expected).norm() / expected.norm())
+        same = torch.equal(all_logits(many, ids), logits)
+        same = same and torch.equal(all_logits(many, ids[:37]), logits[:37])
+        error = float((logits - expected).norm() / expected.norm())
         print(f"{isa:12} {form:8} relative error {error:.2e}  invariant {same}")
         assert same
         assert error < (1e-5 if form == "float32" else 0.1)
 
 
 def show_cost(name: str, decoder: Decoder) -> None:
-    """One line: a step of every size, and a prompt."""
+    """Print one line with the times of a step of every size and of a prompt."""
     costs = compare_step_cost({name: DecoderTimer(decoder, 256, max(SIZES))}, SIZES)[name].steps
     cells = "  ".join(f"n={cost.n}: {cost.ms:6.2f} ms ({cost.ratio:.2f})" for cost in costs)
     times = []
@@ -50,7 +51,7 @@ def show_cost(name: str, decoder: Decoder) -> None:
 
 
 def main() -> None:
-    """Every instruction set in turn, then torch for comparison."""
+    """Check and time every instruction set, then time torch for comparison."""
     checkpoint = RandomCheckpoint(SMOLLM2_SHAPE)
     for isa in native_status().instruction_sets:
         os.environ[ISA_VARIABLE] = isa

@@ -27,19 +27,19 @@ def imports() -> dict[str, set[str]]:
     return {one: {other for other in names if does_import(one, other)} for one in names}
 
 
-def reached(start: str, found: dict[str, set[str]]) -> set[str]:
-    """Return all packages that `start` imports, directly or through others."""
-    return found[start].union(*(reached(other, found) for other in found[start]))
+def reached(start: str, direct: dict[str, set[str]]) -> set[str]:
+    """Return all packages that `start` imports, directly or through others; `direct` has the direct imports."""
+    return direct[start].union(*(reached(other, direct) for other in direct[start]))
 
 
 def diagram() -> str:
     """Return the arrows as a mermaid flowchart."""
-    found = imports()
+    direct = imports()
     lines = []
-    for one, others in found.items():
-        needed = sorted(other for other in others if not any(other in reached(via, found) for via in others))
-        if needed:
-            lines.append(f"    {one} --> {' & '.join(needed)}")
+    for package, others in direct.items():
+        arrows = sorted(other for other in others if not any(other in reached(via, direct) for via in others))
+        if arrows:
+            lines.append(f"    {package} --> {' & '.join(arrows)}")
     return "\n".join(["```mermaid", "flowchart TD", *lines, "```"])
 
 

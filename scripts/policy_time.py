@@ -27,9 +27,9 @@ class TimedPolicy:
 
         def timed(*arguments: object) -> object:
             began = process_time()
-            found = method(*arguments)
+            result = method(*arguments)
             self.seconds[name] += process_time() - began
-            return found
+            return result
 
         return timed
 

@@ -26,7 +26,10 @@ RACES = 5
 
 
 def record(llm: LLM, name: str, speculation: bool | None) -> dict[str, Any]:
-    """Return one answer: its text, and of each pass when it ended, its accepted tokens and all that it gained."""
+    """Return one answer: its text, and of each pass the milliseconds, the accepted tokens and all committed tokens.
+
+    Milliseconds count from the first token to the end of the pass.
+    """
     engine, passes, text, began = llm.engine, [], "", None
     ids = tuple(llm.tokenizer.encode_chat([{"role": "user", "content": PROMPT}]))
     params = SamplingParams(temperature=0, max_tokens=TOKENS)

@@ -57,11 +57,11 @@ def findings(path: Path) -> Iterator[str]:
     """Yield one line for each word that should be another."""
     read = markdown_lines if path.suffix == ".md" else python_lines
     for number, line in read(path.read_text(encoding="utf-8")):
-        for found in WORDS.finditer(ALLOWED.sub("", line)):
+        for match in WORDS.finditer(ALLOWED.sub("", line)):
             better = next(
-                new for old, new in REPLACEMENTS.items() if re.fullmatch(old, found[0], re.IGNORECASE)
+                new for old, new in REPLACEMENTS.items() if re.fullmatch(old, match[0], re.IGNORECASE)
             )
-            yield f'{path.relative_to(ROOT)}:{number}: "{found[0]}": write {better}'
+            yield f'{path.relative_to(ROOT)}:{number}: "{match[0]}": write {better}'
 
 
 def main() -> int:

@@ -58,13 +58,13 @@ class NearestState(Drafter):
         # The newest token has no state yet.
         if len(states) < 2 or first + len(states) != len(request.tokens) - 1:
             return Draft()
-        alike = states[:-1] @ states[-1]
-        best = int(alike.argmax())
-        if alike[best] < self._config.min_cosine:
+        similarities = states[:-1] @ states[-1]
+        best = int(similarities.argmax())
+        if similarities[best] < self._config.min_cosine:
             return Draft()
-        begin = (
-            first + best + 2
-        )  # the newest state led to the newest token; its twin to the one before `begin`
+        # The newest state led to the newest token. The similar state, at position `first + best`, led to the token
+        # after that position. The draft is what followed that token.
+        begin = first + best + 2
         tokens = request.tokens[begin : begin + min(task.max_nodes, task.max_depth)]
         return Draft.chain(tokens, len(request.tokens), request.epoch)
 

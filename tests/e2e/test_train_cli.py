@@ -11,7 +11,7 @@ import typer
 from foreword.cli.main import app
 from foreword.cli.train import session
 from foreword.errors import CheckpointError, ForewordError, RequestError
-from foreword.train.files import require_own
+from foreword.train.files import require_run_directory
 from foreword.train.texts.batches import EngineBatch
 from foreword.train.texts.documents import count_shards, read_shards, write_shard
 from helpers.command_line import assert_one_line_error, foreword
@@ -150,7 +150,7 @@ def test_texts_that_were_written_before_an_interruption_stay(
     assert _here(*train) == 130
     assert "the same command continues" in capsys.readouterr().out
     assert [path.name for path in out.iterdir()] == ["texts"]
-    require_own(out, resume=False)
+    require_run_directory(out, resume=False)
 
 
 def test_a_full_device_is_told_in_a_line(

@@ -100,7 +100,7 @@ class Definition:
         tokens, logprobs = list(prompt), list[float]()
         for _ in range(min(params.max_tokens, self.context_length - len(prompt))):
             logits = self.target.logits_after(tokens).unsqueeze(0)
-            token = int(judge(Judgement.of(logits, stack([Draft()]), [sampler])).own[0])
+            token = int(judge(Judgement.of(logits, stack([Draft()]), [sampler])).target_tokens[0])
             sampler.commit([token])
             tokens.append(token)
             logprobs.append(float(logits[0].log_softmax(0)[token]))

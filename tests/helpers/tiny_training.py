@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable, Sequence
 
-from foreword.train.heads.learner import Learner, Recipe, choose_vocabulary, whole_vocabulary
+from foreword.train.heads.learner import Learner, Recipe, choose_vocabulary, full_vocabulary
 from foreword.train.loop.trainer import LearningRates, Trainer, TrainPhase, TrainSettings
 from foreword.train.passes.packing import fitting_size
 from foreword.train.passes.target import FrozenTarget
@@ -33,7 +33,7 @@ def greedy_documents(batch: TextBatch, count: int = 240) -> list[Document]:
 def new_learner(recipe: Recipe, target: FrozenTarget, documents: Sequence[Document]) -> Learner:
     vocab_size, wanted = target.config.vocab_size, recipe.draft_vocab
     vocabulary = (
-        whole_vocabulary(vocab_size) if wanted is None else choose_vocabulary(documents, wanted, vocab_size)
+        full_vocabulary(vocab_size) if wanted is None else choose_vocabulary(documents, wanted, vocab_size)
     )
     learner = recipe.build(target, vocabulary, compiled=False)
     learner.begin(documents, seed=0)

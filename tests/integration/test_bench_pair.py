@@ -29,8 +29,8 @@ def test_a_copy_of_the_target_is_no_distance_away_and_always_right(tiny_model):
     divergences, runs = measured(tiny_model, tiny_model)
     assert len(divergences) == len(TEMPERATURES) * 2
     for row in divergences:
-        assert row.found.tv < 1e-4
-        assert row.found.coupled > 0.999
+        assert row.divergence.tv < 1e-4
+        assert row.divergence.coupled > 0.999
     for row in merged(runs, by_kind=False):
         if row.rule != PLAIN:
             assert row.run.per_position[0] > 0.9, row
@@ -38,7 +38,7 @@ def test_a_copy_of_the_target_is_no_distance_away_and_always_right(tiny_model):
 
 def test_a_noisy_copy_is_some_way_off(tiny_model, noisy):
     divergences, runs = measured(tiny_model, noisy)
-    warm = [row.found for row in divergences if row.temperature == 1]
+    warm = [row.divergence for row in divergences if row.temperature == 1]
     assert all(0.01 < found.tv < 0.9 for found in warm)
     assert all(found.token >= found.coupled - 1e-9 for found in warm)
     assert {run.rule for run in runs} == {PLAIN, *RULES}

@@ -66,4 +66,8 @@ def test_nothing_waits_before_the_tokens_come_out(name: str):
 @pytest.mark.parametrize("name", BATCHES)
 def test_a_device_judges_as_the_cpu_does(name: str):
     here, there = (judge(judged_batch(name, device)) for device in ("cpu", "cuda"))
-    assert (here.paths, here.own, here.states) == (there.paths, there.own, there.states)
+    assert (here.paths, here.target_tokens, here.statuses) == (
+        there.paths,
+        there.target_tokens,
+        there.statuses,
+    )

@@ -10,7 +10,7 @@ from foreword.backends.interface import HeadCall
 from foreword.bench import verdict_time
 from foreword.bench.drafters.decode import decode
 from foreword.bench.drafters.measure import PLAIN, BenchSettings, DrafterBench
-from foreword.bench.host_time import WAYS, measure_host_time
+from foreword.bench.host_time import MODES, measure_host_time
 from foreword.bench.methods import parse_methods
 from foreword.bench.overhead import measure_overhead
 from foreword.bench.prompts import BenchPrompt
@@ -105,7 +105,7 @@ def test_overhead_reports_how_far_it_is(llm: LLM):
 
 def test_host_time_is_that_of_steps_which_do_what_they_say(llm: LLM):
     found = measure_host_time(llm, [1, 3], 1, lambda *_: None)
-    assert [(one.way, one.batch) for one in found] == [(way, batch) for batch in (1, 3) for way in WAYS]
+    assert [(one.way, one.batch) for one in found] == [(way, batch) for batch in (1, 3) for way in MODES]
     by_way = {one.way: one for one in found if one.batch == 3}
     assert by_way["plain"].tokens == 1
     assert min(by_way["ngram"].tokens, by_way["suffix"].tokens) > 1.5, by_way  # they guess, and are right

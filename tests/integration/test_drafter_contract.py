@@ -366,7 +366,9 @@ def test_forks_preemptions_and_prefix_hits_do_not_show(
 def check_nothing_is_held(by: Sequence[Drafter]) -> None:
     for guard in (guard for drafter in by for guard in _guards(drafter)):
         drafter = guard._drafter
-        held = [getattr(drafter, name, {}) for name in ("_indexes", "_readers", "_known", "_states")]
+        held = [
+            getattr(drafter, name, {}) for name in ("_indexes", "_readers", "_known", "_sequences", "_states")
+        ]
         assert not any(held)
         if hasattr(drafter, "_cache"):
             drafter.check_integrity()

@@ -83,7 +83,7 @@ def one_step(world: World) -> None:
     """Whatever may happen before a step, during it, and what must hold behind it."""
     rng, core = world.rng, world.core
     if rng.random() < 0.03:
-        core.speculating = not core.speculating
+        core.situation.speculating = not core.situation.speculating
     world.saboteur.arm()
     faults = Counter(core.faults)
     interfere(world)

@@ -108,13 +108,13 @@ def test_a_tree_of_an_exit_stays_within_the_rows_that_it_is_lent(folder: Path, r
     while len(request.output_ids) < 4:
         engine.step()
     drafter: Any = engine.drafters.default.drafter._drafter
-    draft_rows, seen = drafter._filler.draft, []
+    draft_rows, seen = drafter._rows_runner.draft, []
 
     def watched(call: HeadCall) -> Any:
         seen.append(int(call.rows.arrays.kv_lens.max()))
         return draft_rows(call)
 
-    drafter._filler.draft = watched
+    drafter._rows_runner.draft = watched
     engine.cache.reserve(request.kv, len(request.tokens) - request.kv.computed + room)
     pages = RequestRows(request.kv, engine.cache, engine._stepper.store)
     (draft,) = drafter.propose([DraftTask(draft_request_of(request), 32, 8, pages)])
@@ -166,7 +166,7 @@ def test_an_exit_that_joined_late_reads_none_of_the_rows_before(folder: Path):
         str(folder / "target"), device="cpu", dtype="float32", backend="cpu", speculation=form, config=config
     )
     drafter: Any = llm.engine.drafters.default.drafter._drafter
-    observe, draft_rows, starts = drafter.observe, drafter._filler.draft, []
+    observe, draft_rows, starts = drafter.observe, drafter._rows_runner.draft, []
 
     def not_the_first_chunk(commits: Sequence[Commit]) -> None:
         if commits[0].first >= 24:
@@ -176,7 +176,7 @@ def test_an_exit_that_joined_late_reads_none_of_the_rows_before(folder: Path):
         starts.append(call.rows.starts.tolist())
         return draft_rows(call)
 
-    drafter.observe, drafter._filler.draft = not_the_first_chunk, watched
+    drafter.observe, drafter._rows_runner.draft = not_the_first_chunk, watched
     llm.engine.add(NewRequest("r", tuple(range(9, 53)), SamplingParams(temperature=0, max_tokens=4)))
     while llm.engine.has_requests:
         llm.engine.step()

@@ -179,11 +179,11 @@ class Stopping(Drafter):
 
     def first_share(self, ask: DraftTask) -> float | None:
         """What the head gives its first guess, by its logits."""
-        run = self._drafter._run_of(ask)
+        run = self._drafter._missing_range(ask)
         if run is None:
             return None
-        rows = self._drafter._rows_from_target([run], wanted=1)
-        output = head_output(self._drafter._filler, rows, run.pages.store)
+        rows = self._drafter._rows_from_target([run], num_logits=1)
+        output = head_output(self._drafter._rows_runner, rows, run.pages.store)
         temperature = float(ask.request.sampling.record["temperature"]) or 1.0
         (draft,) = self._propose([ask])
         ids = self._drafter._vocabulary.token_ids

@@ -275,10 +275,10 @@ def test_a_head_that_joins_late_reads_the_text_from_there_on(folder: Path, name:
             "late", tuple(range(20, 60)), SamplingParams(temperature=0, max_tokens=120, ignore_eos=True)
         )
     )
-    engine.speculating = False
+    engine.situation.speculating = False
     while len(request.output_ids) < 100:
         engine.step()
-    engine.speculating = True
+    engine.situation.speculating = True
     for _ in range(3):
         engine.step()
     engine.abort("late")

@@ -211,7 +211,7 @@ def test_a_head_that_was_off_starts_again_from_the_last_states(
     core = EngineCore(model.decoder, model.vocabulary(), EngineParts(policy=policy))
     name = drafter.traits.needs.rows[0].name
     passes = [0]
-    head: Any = drafter._drafter._filler
+    head: Any = drafter._drafter._rows_runner
 
     draft = head.draft
 

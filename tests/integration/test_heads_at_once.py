@@ -256,10 +256,10 @@ def test_a_head_that_joins_late_reads_the_text_from_there_on(folder: Path, name:
     overheard, engine = OverheardPlaces(llm.engine.drafters.default.drafter._drafter), llm.engine
     params = SamplingParams(temperature=0, max_tokens=120, ignore_eos=True)
     (request,) = engine.add(NewRequest("late", tuple(range(20, 60)), params))
-    engine.speculating = False
+    engine.situation.speculating = False
     while len(request.output_ids) < 100:
         engine.step()
-    engine.speculating = True
+    engine.situation.speculating = True
     for _ in range(3):
         engine.step()
     engine.abort("late")

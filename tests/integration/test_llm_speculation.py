@@ -86,9 +86,9 @@ def test_speculation_changes_at_run_time(llm: LLM, plain: list[list[int]]):
         llm.generate(PROMPTS[0], PARAMS, speculation={"num_speculative_tokens": 2})
     llm.speculate(NGRAM)
     assert generate() == "ngram"
-    llm.engine.speculating = False
+    llm.engine.situation.speculating = False
     answer = llm.generate(PROMPTS[0], PARAMS)[0].outputs[0]
-    llm.engine.speculating = True
+    llm.engine.situation.speculating = True
     assert answer.token_ids == plain[0]
     assert answer.stats is not None
     assert answer.stats.drafted == 0

@@ -228,7 +228,7 @@ def test_drafting_is_billed_to_those_who_were_asked():
 def test_a_drafter_that_was_never_asked_is_not_named():
     """Guessing was switched off: neither the answer nor its cohort tells of the drafter."""
     core = engine()
-    core.speculating = False
+    core.situation.speculating = False
     (request,) = core.add(NewRequest("off", PROMPT, PARAMS))
     request.speculation = DraftPlan("drawing", DrawingDrafter(VOCAB, 4), 4, 4)
     stats = finish(core)["off/0"]

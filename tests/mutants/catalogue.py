@@ -265,7 +265,7 @@ MUTANTS = (
         "the rows of a prompt chunk see one another whole",
         "speculation/layout.py",
         "_shape_rows",
-        "own + 1",
+        "in_run + 1",
         "np.full(run, run)",
         (LAYOUT,),
     ),

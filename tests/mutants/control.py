@@ -48,7 +48,7 @@ CONTROL_MUTANTS = (
         "a head is called although a lookup's draft was taken",
         "speculation/proposing.py",
         "call_drafters",
-        "one.shadow is not None or one.entry_index not in replaced",
+        "item.shadow is not None or item.entry_index not in replaced",
         "True",
         (
             f"{UNIT}/speculation/test_step.py::test_a_shadow_draft_that_is_taken_spares_the_planned_drafters_call",
@@ -322,7 +322,7 @@ CONTROL_MUTANTS = (
         61,
         "what a profile has drafted stays with the drafter",
         "engine/profiles.py",
-        "_measure_one",
+        "_measure_plan",
         "plan.drafter.forget(as_prompt_only(request))",
         "pass",
         (f"{UNIT}/engine/test_draft_profile.py::test_an_engine_is_none_the_wiser",),
@@ -422,8 +422,8 @@ CONTROL_MUTANTS = (
         "who is chosen of several is told twice",
         "speculation/observing.py",
         "_choices",
-        "drafter.choices.values() or (drafter,)",
-        "(drafter,)",
+        "[*plan.drafter.choices.values()] or [plan.drafter]",
+        "[plan.drafter]",
         (f"{UNIT}/speculation/test_observing.py::test_one_that_is_chosen_of_several_is_told_once",),
     ),
     Mutant(
@@ -440,7 +440,7 @@ CONTROL_MUTANTS = (
         "a head that is left out is told of every step in which another guesses",
         "speculation/observing.py",
         "Observation.of",
-        "if own is not None and notifies is not None and (not notifies(entry.request)):\n    own = None",
+        "if requested is not None and notifies is not None and (not notifies(entry.request)):\n    requested = None",
         "",
         (
             f"{UNIT}/speculation/test_observing.py"

@@ -138,8 +138,8 @@ EARLY_MUTANTS = (
         "an early draft begins with the states of a run's first token",
         "speculation/pipeline.py",
         "draft_early",
-        "state + entry.run - 1",
-        "state",
+        "first_state + entry.run - 1",
+        "first_state",
         (EARLY_DRAFTS,),
     ),
 )

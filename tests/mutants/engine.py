@@ -20,8 +20,8 @@ ENGINE_MUTANTS = (
         "rows are laid out in another order than the verdicts come",
         "speculation/transaction.py",
         "Transaction.batch",
-        "zip(self.entries, drafts, watched, strict=True)",
-        "sorted(zip(self.entries, drafts, watched, strict=True), key=lambda row: -row[0].request.request_id)",
+        "zip(self.entries, drafts, observed, strict=True)",
+        "sorted(zip(self.entries, drafts, observed, strict=True), key=lambda row: -row[0].request.request_id)",
         (WORLDS,),
     ),
     Mutant(
@@ -46,7 +46,7 @@ ENGINE_MUTANTS = (
         10,
         "pages are published before it is known which of their rows are committed",
         "speculation/transaction.py",
-        "Transaction._commit_one",
+        "Transaction._commit_entry",
         "cache.commit(entry.kv, entry.run, verdict.path)",
         "computed, entry.kv.computed = (entry.kv.computed, entry.kv.reserved)\n"
         "cache.publish(entry.kv, entry.request.tokens)\n"
@@ -67,7 +67,7 @@ ENGINE_MUTANTS = (
         17,
         "the verdict of a pass is committed to a request that is gone",
         "speculation/transaction.py",
-        "Transaction._commit_one",
+        "Transaction._commit_entry",
         "if not entry.is_present:\n    return False",
         "",
         (WORLDS,),
@@ -76,7 +76,7 @@ ENGINE_MUTANTS = (
         17,
         "the verdict of a pass is committed to the request that was begun anew",
         "speculation/transaction.py",
-        "Transaction._commit_one",
+        "Transaction._commit_entry",
         "not entry.is_present",
         "not entry.is_present and entry.request.finish_reason is not None",
         (WORLDS,),
@@ -168,8 +168,8 @@ ENGINE_MUTANTS = (
         "a fork shares the page that it goes on writing",
         "kv/paged_cache.py",
         "PagedCache.fork",
-        "final // self.page_size",
-        "self.pages_for(final)",
+        "shared_rows // self.page_size",
+        "self.pages_for(shared_rows)",
         (WORLDS,),
     ),
     Mutant(

@@ -191,8 +191,8 @@ GRAMMAR_MUTANTS = (
         "an answer ends before its form is complete",
         "structured/compiled.py",
         "CompiledGrammar.with_all_ends",
-        "len(self.ends) > 1 and mask[first >> 5] >> (first & 31) & 1",
-        "len(self.ends) > 1",
+        "len(self.end_ids) > 1 and mask[first >> 5] >> (first & 31) & 1",
+        "len(self.end_ids) > 1",
         (STATE,),
     ),
     Mutant(

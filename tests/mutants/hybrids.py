@@ -131,7 +131,7 @@ HYBRID_MUTANTS = (
     Mutant(
         121,
         "columns of tiled value heads stay as a GGUF file has them",
-        "models/formats/gguf/places.py",
+        "models/formats/gguf/locations.py",
         "_ordered",
         "tiled_columns(spec).get(part)",
         "None",
@@ -142,7 +142,7 @@ HYBRID_MUTANTS = (
         "blocks that reach over two heads are put in order as if they did not",
         "models/formats/gguf/checkpoint.py",
         "GgufCheckpoint.quantized",
-        "place.columns.width % numbers",
+        "location.columns.width % numbers",
         "False",
         (f"{GGUF}::test_blocks_are_kept_in_our_order",),
     ),

@@ -56,7 +56,7 @@ SERVICE_MUTANTS = (
         "who has waited too long has no place of its own",
         "engine/scheduling/order.py",
         "Order.first",
-        "sum((request.scheduling.is_aged for request in running)) < self._aged_places",
+        "sum((request.scheduling.is_aged for request in running)) < self._max_aged",
         "False",
         (f"{SERVICE}/test_order.py::test_nobody_starves",),
     ),

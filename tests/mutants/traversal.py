@@ -42,8 +42,8 @@ TRAVERSAL_MUTANTS = (
         "nodes are judged level by level, the deepest first",
         "acceptance/rules/traversal.py",
         "visits",
-        "backwards[::-1]",
-        "sorted(backwards, reverse=True)",
+        "reversed_visits[::-1]",
+        "sorted(reversed_visits, reverse=True)",
         (LAW,),
     ),
     Mutant(
@@ -51,8 +51,8 @@ TRAVERSAL_MUTANTS = (
         "children are judged in the wrong order",
         "acceptance/rules/traversal.py",
         "visits",
-        "below[row - root]",
-        "below[row - root][::-1]",
+        "children_of[row - root]",
+        "children_of[row - root][::-1]",
         (LAW,),
     ),
     Mutant(
@@ -60,8 +60,8 @@ TRAVERSAL_MUTANTS = (
         "a parent is judged before its children",
         "acceptance/rules/traversal.py",
         "visits",
-        "backwards[::-1]",
-        "[*sorted(backwards[1:]), root]",
+        "reversed_visits[::-1]",
+        "[*sorted(reversed_visits[1:]), root]",
         (LAW,),
     ),
     Mutant(

@@ -85,8 +85,8 @@ WINDOW_MUTANTS = (
         "a drafter that needs the target's draws gets none under other rules",
         "acceptance/judge.py",
         "Judging.__init__",
-        "_COUPLED in in_use or judged.wants_draws",
-        "_COUPLED in in_use",
+        "_COUPLED in rules or judged.wants_draws",
+        "_COUPLED in rules",
         (f"{UNIT}/acceptance/test_rules.py::test_what_the_target_draws_is_told_under_every_rule",),
     ),
     Mutant(

@@ -28,14 +28,16 @@ class RowStatus(IntEnum):
     NOT_FINITE = 1  # a logit is NaN or infinite
     ALL_MASKED = 2  # bad words, allowed tokens and grammar masks leave no token
 
-    def message(self) -> str:
-        """Return the error message for a request whose accepted path ends in such a row."""
-        if self is RowStatus.NOT_FINITE:
-            return "the model returned NaN or infinite logits for this request; try --dtype float32"
-        return "no token is left to generate"
-
 
 _OK = int(RowStatus.OK)  # a plain int: enum members are slower to compare, and every row is compared
+
+_MESSAGES = {
+    int(
+        RowStatus.NOT_FINITE
+    ): "the model returned NaN or infinite logits for this request; try --dtype float32",
+    int(RowStatus.ALL_MASKED): "no token is left to generate",
+}
+"""Error messages of requests whose accepted path ends in a row without a token, by RowStatus."""
 
 
 @dataclass
@@ -96,7 +98,7 @@ class Judgement:
 
 
 def _repeated(records: Records, starts: Sequence[int]) -> Records:
-    """Return the record of each row's request, [rows]; joining bytes is ten times as fast as NumPy's repeat."""
+    """Return the record of each row's request, [rows]. Joining bytes is ten times as fast as NumPy's repeat."""
     raw, size = records.tobytes(), records.itemsize
     parts = [
         raw[request * size : (request + 1) * size] * (end - start)
@@ -110,39 +112,40 @@ class Verdicts:
     """The accepted nodes of every draft, and the target's own token after them."""
 
     paths: list[list[int]]  # [requests], indices of the accepted nodes in the draft, first level first
-    own: list[int]  # [requests], correction or bonus token; NO_TOKEN if the request failed
-    states: list[int]  # [requests], RowStatus of the row from which the own token was sampled
+    target_tokens: list[int]  # [requests], correction or bonus token; NO_TOKEN if the request failed
+    statuses: list[int]  # [requests], RowStatus of the row from which this token was sampled
     draws: Sequence[int] = ()  # [rows], the coupled rule's sample after every row; empty if not wanted
 
     @staticmethod
     def at(
         trees: DraftTrees,
         stops: Sequence[int],
-        own: Sequence[int],
-        states: Sequence[int],
+        target_tokens: Sequence[int],
+        statuses: Sequence[int],
         draws: Sequence[int] = (),
     ) -> "Verdicts":
         """Build verdicts from the last accepted row of every request, `stops` (the root if no node was accepted)."""
         parents = trees.parent_list
-        paths = [
-            list(range(stop - root))
-            if trees.are_chains or parents[root + 1 : stop + 1] == list(range(root, stop))
-            else [row - root - 1 for row in trees.path_to(stop)]
-            for root, stop in zip(trees.starts, stops, strict=False)
-        ]
-        valid = [token if state == _OK else NO_TOKEN for token, state in zip(own, states, strict=True)]
-        return Verdicts(paths, valid, list(states), draws)
+        paths = []
+        for root, stop in zip(trees.starts, stops, strict=False):
+            if trees.are_chains or parents[root + 1 : stop + 1] == list(range(root, stop)):
+                paths.append(list(range(stop - root)))
+            else:
+                paths.append([row - root - 1 for row in trees.path_to(stop)])
+        with_status = zip(target_tokens, statuses, strict=True)
+        valid_tokens = [token if status == _OK else NO_TOKEN for token, status in with_status]
+        return Verdicts(paths, valid_tokens, list(statuses), draws)
 
     def tokens(self, trees: DraftTrees, request: int) -> list[int]:
         """Return the tokens that a request commits: accepted ones, then the target's own unless the request failed."""
-        tokens, own = [], self.own[request]
+        tokens, target_token = [], self.target_tokens[request]
         if path := self.paths[request]:
             first, count = trees.starts[request] + 1, len(path)
             tokens = trees.token_list[first : first + path[-1] + 1]
             if path[-1] >= count:  # nodes of other branches lie in between
                 tokens = [tokens[node] for node in path]
-        if own != NO_TOKEN:
-            tokens.append(own)
+        if target_token != NO_TOKEN:
+            tokens.append(target_token)
         return tokens
 
     def draws_of(self, trees: DraftTrees, request: int) -> tuple[int, ...]:
@@ -151,8 +154,7 @@ class Verdicts:
 
     def error(self, request: int) -> str | None:
         """Return why a request cannot continue after its accepted tokens, or None."""
-        state = self.states[request]
-        return None if state == _OK else RowStatus(state).message()
+        return _MESSAGES.get(self.statuses[request])
 
 
 NEVER = -float("inf")
@@ -177,15 +179,16 @@ def within_grammars(logits: Tensor, trees: DraftTrees, samplers: Sequence[Reques
     """
     if all(sampler.grammar is None for sampler in samplers):
         return logits
-    masks = {
+    masks = {  # by the first row of a request
         trees.starts[request]: _masks_of(trees, request, sampler)
         for request, sampler in enumerate(samplers)
         if sampler.grammar is not None
     }
     if placement_of(logits.device).is_host:
-        rows, scratch = logits.numpy(), None
+        rows = logits.numpy()
+        # All masks have the same number of 32-bit words; a word's four bytes stand for eight logits each.
+        scratch = np.empty((next(iter(masks.values())).shape[1] * 4, 8), np.float32)
         for first, bits in masks.items():
-            scratch = np.empty((bits.shape[1] * 4, 8), np.float32) if scratch is None else scratch
             for offset, row_bits in enumerate(bits):
                 forbid(rows[first + offset], row_bits, scratch)
         return logits

@@ -34,7 +34,7 @@ def corrected_logits(judged: Judgement) -> Tensor:
         return judged.logits
     touched = touched_pairs(judged)
     banned_rows, banned_ids = banned_pairs(judged)
-    allowed_rows, allowed_ids = pairs_per_row(judged, lambda s: s.allowed_ids)
+    allowed_rows, allowed_ids = pairs_per_row(judged, lambda sampler: sampler.allowed_ids)
     logits = judged.logits.clone(memory_format=torch.contiguous_format)
     if len(touched.rows):
         where = index(logits, touched.rows, touched.ids)
@@ -66,9 +66,11 @@ def adjusted(values: Tensor, touched: Touched, judged: Judgement) -> Tensor:
 def touched_pairs(judged: Judgement) -> Touched:
     """Return all pairs that a bias or a penalty may change, from the request's lists and the row's draft path."""
     vocab = judged.logits.shape[1]
-    bias_rows, bias_ids, bias = entries_per_row(judged, lambda s: s.bias_ids, lambda s: s.bias_values)
+    bias_rows, bias_ids, bias = entries_per_row(
+        judged, lambda sampler: sampler.bias_ids, lambda sampler: sampler.bias_values
+    )
     seen_rows, seen_ids, generated = entries_per_row(
-        judged, lambda s: s.seen.ids, lambda s: s.seen.generated.astype(np.float64)
+        judged, lambda sampler: sampler.seen.ids, lambda sampler: sampler.seen.generated.astype(np.float64)
     )
     path_rows, path_ids = draft_pairs(judged)
     # A pair as one number: row * vocab + id. `pair_of` has the index in `pairs` of each entry of the three lists.
@@ -78,6 +80,7 @@ def touched_pairs(judged: Judgement) -> Touched:
         return_inverse=True,
     )
     of_bias, of_history = pair_of[: len(bias_rows)], pair_of[len(bias_rows) :]
+    # Occurrences in the generated text of each entry of the history; a draft token on the path counts once.
     times = np.concatenate([generated, np.ones(len(path_rows))])
     return Touched(
         rows=pairs // vocab,
@@ -105,7 +108,9 @@ def draft_pairs(judged: Judgement) -> tuple[Ints, Ints]:
 def banned_pairs(judged: Judgement) -> tuple[Ints, Ints]:
     """Return (row, id) of forbidden tokens: those that complete a bad word, and end tokens before `min_tokens`."""
     word_rows, word_ids = completing_tokens(judged)
-    end_rows, end_ids = pairs_per_row(judged, lambda s: s.end_ids if s.record["min_tokens"] > 0 else None)
+    end_rows, end_ids = pairs_per_row(
+        judged, lambda sampler: sampler.end_ids if sampler.record["min_tokens"] > 0 else None
+    )
     generated = judged.per_row("generated")[end_rows] + judged.trees.depths[end_rows]
     is_too_short = generated < judged.per_row("min_tokens")[end_rows]
     rows = np.concatenate([word_rows, end_rows[is_too_short]])
@@ -115,10 +120,13 @@ def banned_pairs(judged: Judgement) -> tuple[Ints, Ints]:
 
 def pairs_per_row(judged: Judgement, ids_of: Callable[[RequestSampler], Ints | None]) -> tuple[Ints, Ints]:
     """Return (row, id) for every row of a batch and every id in the list of its request; None: no ids."""
-    empty = np.empty(0, np.int64)
-    lists = [empty if (ids := ids_of(s)) is None else ids for s in judged.samplers]
+    no_ids = np.empty(0, np.int64)
+    lists = []  # [requests]
+    for sampler in judged.samplers:
+        ids = ids_of(sampler)
+        lists.append(no_ids if ids is None else ids)
     rows, entry = judged.trees.spread(np.array([len(ids) for ids in lists]))
-    return rows, np.concatenate([*lists, empty])[entry]
+    return rows, np.concatenate([*lists, no_ids])[entry]
 
 
 def entries_per_row(
@@ -154,10 +162,11 @@ def recent_tokens(judged: Judgement, width: int) -> Ints:
     """Return the newest tokens up to each row, [rows, width]: committed tokens, then its draft path; newest last."""
     tails = [_widen(sampler.tail[None, :], width) for sampler in judged.samplers]
     committed = np.concatenate(tails)[judged.trees.request_of_row]
-    draft = judged.trees.path_tokens[:, ::-1]  # the row's own token last, padding first
-    tokens = np.concatenate([committed, draft], axis=1)
-    # Shallow rows have padding between committed tokens and path: take committed tokens from before the padding.
+    draft = judged.trees.path_tokens[:, ::-1]  # [rows, maximum depth], padding first, the row's token last
+    tokens = np.concatenate([committed, draft], axis=1)  # [rows, width + maximum depth]
     depth = judged.trees.depths[:, None]
+    # Of the last `width` columns, those of the path stay. The others have padding, whose length depends on the row:
+    # they take the committed tokens before it.
     column = np.arange(tokens.shape[1] - width, tokens.shape[1])[None, :]
     padding = draft.shape[1] - depth
     source = np.where(column >= tokens.shape[1] - depth, column, column - padding)

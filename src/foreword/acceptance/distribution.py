@@ -11,6 +11,7 @@ normaliser, so the token depends only on the row's logits and its noise key.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,8 +28,7 @@ LOWEST = torch.finfo(torch.float32).min
 """Lowest finite logit; masked logits (-inf) are below it."""
 
 
-@dataclass(frozen=True)
-class RowParams:
+class RowParams(NamedTuple):
     """Sampling parameters of every row. They are on the host, so that the code can branch on them without waiting."""
 
     temperature: Tensor  # float64 [rows]
@@ -48,8 +48,7 @@ class RowParams:
 
     def on(self, device: torch.device) -> "RowParams":
         """Return a copy on the device."""
-        columns = (self.temperature, self.top_k, self.top_p, self.min_p)
-        return RowParams(*(uploaded(column, device) for column in columns))
+        return RowParams(*(uploaded(column, device) for column in self))
 
 
 @dataclass(frozen=True)
@@ -75,8 +74,7 @@ def shape_rows(logits: Tensor, params: RowParams, sampler: native.NativeSampler)
     if sampler is None:
         peak, floor, first = floors(logits, params)
     else:
-        columns = (params.temperature, params.top_k, params.top_p, params.min_p)
-        peak, floor, first = native.floors(sampler, logits, *columns)
+        peak, floor, first = native.floors(sampler, logits, *params)
     temperature = uploaded(params.temperature, logits.device)
     greedy, finite = temperature == 0, peak.isfinite()
     broken = peak.isnan() | (peak == torch.inf)
@@ -95,22 +93,23 @@ def shape_rows(logits: Tensor, params: RowParams, sampler: native.NativeSampler)
 def floors(logits: Tensor, params: RowParams) -> tuple[Tensor, Tensor, Tensor]:
     """Return the largest logit, the smallest kept logit, and the first id of the largest logit, all [rows].
 
-    For any device, in torch, without waiting: which filters run depends on `params` alone. If a row has NaN, its
-    largest logit is NaN.
+    It uses torch operations on any device, and never waits for the device: which filters run depends on `params` alone.
+    If a row has NaN, its largest logit is NaN.
     """
     peak, first = logits.max(dim=-1)
     on_device, sampled = params.on(logits.device), params.temperature != 0
     floor = torch.where(on_device.temperature == 0, peak, LOWEST)
-    limited = torch.nonzero(sampled & (params.top_k < logits.shape[1])).flatten()
-    if len(limited):
-        rows = uploaded(limited, logits.device)
-        largest = logits[rows].topk(int(params.top_k[limited].max()), dim=-1).values
+    top_k_rows = torch.nonzero(sampled & (params.top_k < logits.shape[1])).flatten()
+    if len(top_k_rows):
+        rows = uploaded(top_k_rows, logits.device)
+        largest = logits[rows].topk(int(params.top_k[top_k_rows].max()), dim=-1).values
         floor[rows] = largest.gather(1, on_device.top_k[rows, None] - 1).flatten().clamp(min=LOWEST)
-    limited = torch.nonzero(sampled & (params.top_p < 1)).flatten()
-    if len(limited):
-        rows = uploaded(limited, logits.device)
+    top_p_rows = torch.nonzero(sampled & (params.top_p < 1)).flatten()
+    if len(top_p_rows):
+        rows = uploaded(top_p_rows, logits.device)
         row_params = (floor[rows], on_device.temperature[rows], on_device.top_p[rows])
         floor[rows] = nucleus_floor(logits[rows], peak[rows], *row_params)
+    # weight = exp((logit - peak) / temperature) is at least min_p if the logit is at least this:
     min_p_floor = (peak.double() + on_device.temperature * on_device.min_p.log()).float()
     return peak, torch.where(on_device.min_p > 0, torch.maximum(floor, min_p_floor), floor), first
 
@@ -211,7 +210,8 @@ def draw(shaped: Distributions, keys: Keys) -> Tensor:
 
 
 def _draw_by(kernel: Callable[..., Tensor], logits: Tensor, params: RowParams, keys: Keys) -> Tensor:
-    """Do what `sample` does with the device's own kernel. Temperatures and keys are copied to it together."""
+    """Return the same as `sample`, computed by the device's kernel."""
+    # One upload for both columns: the temperatures travel as the bits of int64.
     columns = uploaded(torch.stack([params.temperature.view(torch.int64), key_tensor(keys)]), logits.device)
     floor = None if params.keeps_all(logits.shape[1]) else floors(logits, params)[1]
     samples = bool(params.temperature.any())

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from foreword.acceptance.batch import Judgement, RowStatus, Verdicts
 from foreword.acceptance.corrections import corrected_logits
-from foreword.acceptance.distribution import RowParams, best_per_row, sample, shape_rows
+from foreword.acceptance.distribution import KeptTokens, RowParams, best_per_row, sample, shape_rows
 from foreword.acceptance.noise import Keys, Stream, branch_keys, extend_keys, key_tensor, stems, uniforms
 from foreword.acceptance.rules import block, coupled, token, traversal
-from foreword.acceptance.rules.chains import ChainRows, draw_leftover, leftover
+from foreword.acceptance.rules.chains import ChainRows, leftover_weights
 from foreword.acceptance.rules.rule import Rule, check_exact
 from foreword.acceptance.rules.trees import NO_TOKEN, Floats, Ints
 from foreword.acceptance.transfer import HostCopy
@@ -23,11 +23,11 @@ _COUPLED = int(Rule.COUPLED)
 
 @dataclass
 class _PartialVerdicts:
-    """Verdicts under construction; each rule fills in its own requests."""
+    """Verdicts under construction; each rule fills in the requests that use it."""
 
     stops: list[int]  # [requests], last accepted row
-    own: list[int]  # [requests], the target's own token after this row
-    states: list[int]  # [requests], RowStatus of this row
+    target_tokens: list[int]  # [requests], the target's own token after this row
+    statuses: list[int]  # [requests], RowStatus of this row
     draws: list[int] = field(default_factory=list)  # [rows], the *coupled* sample after every row
 
 
@@ -41,20 +41,17 @@ class Judging:
 
     def __init__(self, judged: Judgement) -> None:
         self.judged = judged
-        in_use = set(judged.records["rule"].tolist())
-        self._needs_draws = _COUPLED in in_use or judged.wants_draws
-        self._other_rules = [Rule(rule) for rule in sorted(in_use - {_COUPLED})]
+        rules = set(judged.records["rule"].tolist())  # those that any request uses
+        self._needs_draws = _COUPLED in rules or judged.wants_draws
+        self._other_rules = [Rule(rule) for rule in sorted(rules - {_COUPLED})]
         self._logits: Tensor | None = None  # corrected logits, once computed
         self._draws: HostCopy | None = None  # result of `draw_rows`, once launched
 
     def begin(self) -> None:
         """Launch the *coupled* draws, if they run on a device; raise if a rule is not exact for its draft."""
         self._check()
-        if (
-            self._needs_draws
-            and self.judged.sampler is None
-            and not placement_of(self.judged.logits.device).is_host
-        ):
+        is_on_device = self.judged.sampler is None and not placement_of(self.judged.logits.device).is_host
+        if self._needs_draws and is_on_device:
             self._draw()
 
     @property
@@ -71,14 +68,14 @@ class Judging:
         self._check()
         trees, requests = self.judged.trees, len(self.judged.records)
         if self._needs_draws:
-            outcome = _run_coupled(self.judged, self._draw().on_host())
+            partial = _run_coupled(self.judged, self._draw().on_host())
         else:
-            outcome = _PartialVerdicts(
+            partial = _PartialVerdicts(
                 trees.starts[:-1], [NO_TOKEN] * requests, [int(RowStatus.OK)] * requests
             )
         if self._other_rules:
-            _run_other_rules(self.judged, self._corrected(), self._other_rules, outcome)
-        return Verdicts.at(trees, outcome.stops, outcome.own, outcome.states, outcome.draws)
+            _run_other_rules(self.judged, self._corrected(), self._other_rules, partial)
+        return Verdicts.at(trees, partial.stops, partial.target_tokens, partial.statuses, partial.draws)
 
     def _check(self) -> None:
         """Raise `RequestError` if a rule is not exact for the shape of one of its drafts."""
@@ -105,61 +102,66 @@ def draw_rows(judged: Judgement, logits: Tensor) -> Tensor | Ints:
     """
     if judged.sampler is not None:
         trees = judged.trees
-        drafted = None if trees.is_plain or judged.wants_draws else (trees.parent_list, trees.token_list)
+        needs_all_rows = trees.is_plain or judged.wants_draws
+        drafted = None if needs_all_rows else (trees.parent_list, trees.token_list)
         return native.sample(judged.sampler, logits, judged.row_records, judged.positions, drafted)
     return sample(logits, RowParams.of(judged), _keys(judged, Stream.TARGET))
 
 
 def _run_coupled(judged: Judgement, drawn: Tensor | Ints) -> _PartialVerdicts:
-    """Apply *coupled* to all requests; `_run_other_rules` overwrites the requests of other rules."""
-    draws, states = drawn.tolist()
+    """Apply *coupled* to all requests; `_run_other_rules` overwrites the requests of other rules.
+
+    `drawn` [2, rows] has sampled tokens and their RowStatus.
+    """
+    draws, statuses = drawn.tolist()
     stops = coupled.stop_rows(judged.trees, draws)
-    return _PartialVerdicts(stops, [draws[row] for row in stops], [states[row] for row in stops], draws)
+    return _PartialVerdicts(stops, [draws[row] for row in stops], [statuses[row] for row in stops], draws)
 
 
 def _run_other_rules(
-    judged: Judgement, logits: Tensor, other_rules: Sequence[Rule], outcome: _PartialVerdicts
+    judged: Judgement, logits: Tensor, other_rules: Sequence[Rule], partial: _PartialVerdicts
 ) -> None:
-    """Apply every rule except *coupled* to its own requests, and write their verdicts into `outcome`."""
+    """Apply every rule except *coupled* to the requests that use it, and write their verdicts into `partial`."""
     trees, rules = judged.trees, judged.records["rule"]
     rows = np.flatnonzero(rules[trees.request_of_row] != Rule.COUPLED)
     shaped = shape_rows(logits, RowParams.of(judged), judged.sampler)
-    states = shaped.status.tolist()
+    statuses = shaped.status.tolist()
     chains = ChainRows.of(shaped, trees, rows)
     # A node is accepted with the noise of its position. `_keys` returns, at each row, the key of the position that the
     # row predicts: a node's key is therefore at its parent's row.
     accept_keys = _keys(judged, Stream.ACCEPT)[np.maximum(trees.parents, 0)]
-    own_keys = _keys(judged, Stream.RESIDUAL)
+    residual_keys = key_tensor(_keys(judged, Stream.RESIDUAL), chains.totals.device)
     for rule in other_rules:
-        members = np.flatnonzero(rules == rule)
+        requests = np.flatnonzero(rules == rule)
         if rule is Rule.TRAVERSAL:
             chance = uniforms(branch_keys(accept_keys, trees.branches))
-            stops, own = _run_traversal(chains, members, chance, own_keys)
+            stops, residuals = _run_traversal(chains, requests, chance)
         else:
-            stops, own = _run_chain_rule(chains, rule, members, uniforms(accept_keys), own_keys)
-        for request, stop, drawn in zip(members.tolist(), stops.tolist(), own.tolist(), strict=True):
-            outcome.stops[request], outcome.own[request] = stop, drawn
-            outcome.states[request] = states[stop]
+            stops, residuals = _run_chain_rule(chains, rule, requests, uniforms(accept_keys))
+        token_at = best_per_row(residuals, residual_keys).tolist()  # [all rows]
+        for request, stop in zip(requests.tolist(), stops.tolist(), strict=True):
+            partial.stops[request] = stop
+            partial.target_tokens[request] = token_at[stop]
+            partial.statuses[request] = statuses[stop]
 
 
-def _run_chain_rule(
-    chains: ChainRows, rule: Rule, requests: Ints, chance: Floats, own_keys: Keys
-) -> tuple[Ints, Ints]:
-    """Return the last accepted row and the own token of each request under *token* or *block*, both [requests]."""
+def _run_chain_rule(chains: ChainRows, rule: Rule, requests: Ints, chance: Floats) -> tuple[Ints, KeptTokens]:
+    """Return the last accepted row [requests] under *token* or *block*, and the residual distributions at these rows.
+
+    `chance` has one random number in (0, 1) per row of the batch.
+    """
     trees, rule_module = chains.trees, token if rule is Rule.TOKEN else block
     nodes = np.flatnonzero(np.isin(trees.request_of_row, requests) & (trees.depths > 0))
     plan = rule_module.plan(chains, nodes)
     stops = rule_module.stop_rows(trees, plan.accept, chance)[requests]
-    return stops, draw_leftover(chains, leftover(trees, plan, stops), own_keys)
+    return stops, leftover_weights(chains, plan, stops)
 
 
-def _run_traversal(chains: ChainRows, requests: Ints, chance: Floats, own_keys: Keys) -> tuple[Ints, Ints]:
-    """Return the last accepted row and the own token of each request under *traversal*, both [requests]."""
+def _run_traversal(chains: ChainRows, requests: Ints, chance: Floats) -> tuple[Ints, KeptTokens]:
+    """Return the same as `_run_chain_rule`, under *traversal*."""
     plan = traversal.plan(chains, requests)
     stops = traversal.stop_rows(chains.trees, requests, plan.accept, chance)
-    left = traversal.leftover_weights(chains, plan, stops)
-    own: Ints = best_per_row(left, key_tensor(own_keys, chains.totals.device)).cpu().numpy()
-    return stops, own[stops]
+    return stops, traversal.leftover_weights(chains, plan, stops)
 
 
 def _keys(judged: Judgement, stream: Stream) -> Keys:

@@ -53,20 +53,21 @@ def score(logits: Tensor, next_tokens: Sequence[int], wanted: int) -> list[Token
 
 
 def _score_group(logits: Tensor, tokens: Sequence[int], wanted: int) -> list[TokenLogprobs]:
+    """Return the same as `score`, for a few rows."""
     normaliser = log_normalisers(logits)
     chosen = logits.gather(1, torch.tensor(tokens, device=logits.device)[:, None])
+    logprobs = (chosen[:, 0].double() - normaliser).tolist()
+    ranks = ((logits > chosen).sum(dim=-1) + 1).tolist()
     top = logits.topk(wanted, dim=-1)
-    values = (top.values.double() - normaliser[:, None]).cpu().numpy()
-    ids, possible = top.indices.cpu().numpy(), values > -math.inf  # a grammar may leave fewer than wanted
-    columns_of_tokens = zip(
-        tokens,
-        (chosen[:, 0].double() - normaliser).tolist(),
-        ((logits > chosen).sum(dim=-1) + 1).tolist(),
-        (row[is_possible] for row, is_possible in zip(ids, possible, strict=True)),
-        (row[is_possible] for row, is_possible in zip(values, possible, strict=True)),
-        strict=True,
-    )
-    return [TokenLogprobs(*columns) for columns in columns_of_tokens]
+    top_logprobs = (top.values.double() - normaliser[:, None]).cpu().numpy()
+    top_ids = top.indices.cpu().numpy()
+    is_possible = top_logprobs > -math.inf  # a grammar may allow fewer than `wanted` tokens
+    return [
+        TokenLogprobs(
+            token, logprob, rank, top_ids[row][is_possible[row]], top_logprobs[row][is_possible[row]]
+        )
+        for row, (token, logprob, rank) in enumerate(zip(tokens, logprobs, ranks, strict=True))
+    ]
 
 
 def log_normalisers(logits: Tensor) -> Tensor:

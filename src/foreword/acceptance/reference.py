@@ -22,7 +22,7 @@ NEVER = -math.inf
 """Logit of a forbidden token."""
 
 
-def corrected(
+def probabilities(
     logits: Sequence[float],
     params: SamplingParams,
     limits: TokenLimits,
@@ -30,9 +30,10 @@ def corrected(
     generated: Sequence[int],
     allowed: Set[int] | None = None,
 ) -> list[float]:
-    """Return the logits after bias, penalties, bad words, minimum length and allowed tokens.
+    """Return the distribution of the next token: the logits are corrected, then `shaped`.
 
-    `prompt` and `generated` are the row's history; `allowed` are the grammar's tokens, None: all.
+    Corrections are bias, penalties, bad words, minimum length and allowed tokens. `prompt` and `generated` are the
+    row's history; `allowed` are the grammar's tokens, None: all.
     """
     values = [float(value) for value in logits[: limits.vocab_size]]
     for token, bias in params.logit_bias.items():
@@ -44,7 +45,7 @@ def corrected(
         values[token] = NEVER
     if allowed is not None:
         values = [value if token in allowed else NEVER for token, value in enumerate(values)]
-    return [float(np.float32(value)) for value in values]
+    return shaped([float(np.float32(value)) for value in values], params)
 
 
 def penalised(value: float, params: SamplingParams, times: int) -> float:
@@ -84,7 +85,7 @@ def shaped(values: Sequence[float], params: SamplingParams) -> list[float]:
         kept = {token for token in kept if values[token] >= least}
     if params.top_p < 1:
         total = math.fsum(weights[token] for token in kept)
-        kept = {t for t in kept if mass_above(t, kept, values, weights) < params.top_p * total}
+        kept = {token for token in kept if mass_above(token, kept, values, weights) < params.top_p * total}
     kept = {token for token in kept if weights[token] >= params.min_p}
     total = math.fsum(weights[token] for token in kept)
     return [weights[token] / total if token in kept else 0.0 for token in range(len(values))]
@@ -93,15 +94,3 @@ def shaped(values: Sequence[float], params: SamplingParams) -> list[float]:
 def mass_above(token: int, kept: set[int], values: Sequence[float], weights: Sequence[float]) -> float:
     """Return the weight of the kept tokens that are strictly more likely than this one."""
     return math.fsum(weights[other] for other in kept if values[other] > values[token])
-
-
-def probabilities(
-    logits: Sequence[float],
-    params: SamplingParams,
-    limits: TokenLimits,
-    prompt: Sequence[int],
-    generated: Sequence[int],
-    allowed: Set[int] | None = None,
-) -> list[float]:
-    """Return the distribution of the next token; `allowed` are the grammar's tokens, None: all."""
-    return shaped(corrected(logits, params, limits, prompt, generated, allowed), params)

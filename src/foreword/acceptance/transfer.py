@@ -27,7 +27,7 @@ class HostCopy:
     ) -> None:
         self.source, self.copy, self.done_event, self.start_event = source, copy, done_event, start_event
         self._numbers: list[int] | None = None  # the copy as a list, once read
-        self._parts: Sequence[HostCopy] = ()  # those that `joined` concatenated
+        self._parts: Sequence[HostCopy] = ()  # the copies that `joined` concatenated into this one
         self.is_cold = False  # whether the computation compiled or captured a graph
 
     @staticmethod
@@ -41,11 +41,11 @@ class HostCopy:
 
     @staticmethod
     def joined(parts: "Sequence[HostCopy]") -> "HostCopy":
-        """Concatenate the integers of several on the device, and start copying them; do not wait."""
-        whole = HostCopy.begin(torch.cat([part.on_device.flatten() for part in parts]))
-        whole._parts = parts
-        whole.is_cold = any(part.is_cold for part in parts)
-        return whole
+        """Concatenate the integers of several sources on the device, and start copying them; do not wait."""
+        joined = HostCopy.begin(torch.cat([part.on_device.flatten() for part in parts]))
+        joined._parts = parts
+        joined.is_cold = any(part.is_cold for part in parts)
+        return joined
 
     @property
     def on_device(self) -> Tensor:
@@ -53,6 +53,7 @@ class HostCopy:
 
     @property
     def was_read(self) -> bool:
+        """Whether the numbers have been read on the host."""
         return self._numbers is not None
 
     def on_host(self) -> Integers:

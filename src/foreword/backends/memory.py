@@ -69,7 +69,7 @@ def spec_of_states(spec: RecurrentSpec, layers: int, item_bytes: int) -> StateSp
 def kv_rows(config: ModelConfig, dtype: str) -> RowSpec:
     """Return the sizes of a token's KV row: keys and values of all layers with attention, or their latent rows."""
     attending = [layer.attention for layer in config.layers if layer.has_attention]
-    shapes = {attention.kept for attention in attending}
+    shapes = {attention.kv_row_sizes for attention in attending}
     if not shapes:
         raise CheckpointError(
             f"no layer of this {config.architecture} model has attention; use another model"

@@ -119,7 +119,7 @@ class WeightLoader:
         """
         stored: PackedTensor | QuantizedTensor | None = self._checkpoint.quantized(name)
         if isinstance(self._checkpoint, HfCheckpoint):
-            stored = self._checkpoint.kept(name)
+            stored = self._checkpoint.packed_tensor(name)
         if stored is None:
             return None
         self.check_shape(name, stored.shape)

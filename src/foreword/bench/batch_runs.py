@@ -1,4 +1,4 @@
-"""Runs full batches of requests through an engine, and measures tokens and times of decoding."""
+"""Decodes full batches of requests on an engine, and measures tokens and times."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from statistics import median
 from time import perf_counter
 
 from foreword.acceptance.params import SamplingParams
-from foreword.bench.skeleton import neighbours
+from foreword.bench.skeleton import ratios_by_round
 from foreword.drafters.config import SpeculationSetting
 from foreword.engine.core import EngineCore
 from foreword.engine.messages import NewRequest
@@ -20,7 +20,7 @@ from foreword.speculation.report import StageSeconds
 
 @dataclass(frozen=True)
 class BatchRun:
-    """One run of decoding with a full batch, after prefill."""
+    """Counts and times of decoding with a full batch, without prefill."""
 
     batch: int
     tokens: int  # committed
@@ -61,20 +61,20 @@ class BatchRun:
         return self.tokens / (self.steps * self.batch)
 
 
-def medians(runs: Sequence[BatchRun], *figures: str) -> list[float]:
+def medians(runs: Sequence[BatchRun], *attributes: str) -> list[float]:
     """Return the median of each of these attributes over all runs."""
-    return [median(getattr(run, figure) for run in runs) for figure in figures]
+    return [median(getattr(run, name) for run in runs) for name in attributes]
 
 
 def speedup(runs: Sequence[BatchRun], plain: Sequence[BatchRun]) -> list[float]:
-    """Return the throughput relative to plain decoding of the same round."""
-    return neighbours([run.tokens_per_second for run in runs], [run.tokens_per_second for run in plain])
+    """Return each run's throughput relative to plain decoding of the same round."""
+    return ratios_by_round([run.tokens_per_second for run in runs], [run.tokens_per_second for run in plain])
 
 
 def greedy_requests(
     name: str, prompts: Iterable[Sequence[int]], tokens: int, speculation: SpeculationSetting = None
 ) -> list[NewRequest]:
-    """Return a request of exactly this many tokens for each prompt."""
+    """Return a greedy request for each prompt, whose answer has exactly `tokens` tokens."""
     params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
     return [
         NewRequest(f"{name}-{index}", tuple(prompt), params, speculation=speculation)
@@ -86,8 +86,11 @@ def greedy_requests(
 def full_batch(
     engine: EngineCore, wanted: Sequence[NewRequest], advance: Callable[[], object]
 ) -> Iterator[list[Request]]:
-    """Yield these requests when all have finished prefill; abort them at the end of the block."""
-    requests = [engine.add(one)[0] for one in wanted]
+    """Yield these requests when all have finished prefill; abort them at the end of the block.
+
+    `advance` runs the engine's next step.
+    """
+    requests = [engine.add(new)[0] for new in wanted]
     try:
         while not all(request.output_ids for request in requests):
             advance()
@@ -106,10 +109,11 @@ def run_batch(
     *,
     warm: int = 0,
 ) -> BatchRun:
-    """Run prefill, then decode until the requests have gained `tokens` tokens on average.
+    """Measure decoding after prefill, until the requests have gained `tokens` tokens on average.
 
-    With `speculate` True, the engine's own drafter drafts at every step. The first `warm` tokens do not count, because
-    remote drafters must process the prompts first. The round's number makes it an arm of `take_turns`.
+    With `speculate` True, the engine's default drafter drafts at every step. The first `warm` tokens do not count,
+    because remote drafters must process the prompts first. The unused parameter is the round's number, with which
+    `take_turns` calls an arm.
     """
     setting = {"fixed": True} if speculate is True else speculate
     wanted = greedy_requests("batch", prompts, _room(engine, prompts, tokens + warm), setting)
@@ -125,7 +129,10 @@ def run_batch(
 
 
 def _room(engine: EngineCore, prompts: Sequence[Sequence[int]], tokens: int) -> int:
-    """Return a token limit that no request reaches while the others gain theirs."""
+    """Return `max_tokens` of the requests, which none reaches before all have gained `tokens` tokens on average.
+
+    Requests gain at different speeds, so the limit is at least four times the average.
+    """
     longest = max(len(prompt) for prompt in prompts)
     room = engine.max_model_len - longest
     if room < 4 * tokens:
@@ -136,29 +143,32 @@ def _room(engine: EngineCore, prompts: Sequence[Sequence[int]], tokens: int) -> 
 
 
 def _decode(engine: EngineCore, pipeline: StepPipeline, requests: Sequence[Request], wanted: int) -> BatchRun:
-    most = wanted + sum(len(request.tokens) for request in requests)
+    """Measure decoding until the requests have gained `wanted` tokens in all."""
+    end_total = wanted + sum(len(request.tokens) for request in requests)
 
-    def advance() -> None:
-        while sum(len(request.tokens) for request in requests) < most:
+    def decode() -> None:
+        while sum(len(request.tokens) for request in requests) < end_total:
             pipeline.advance()
 
-    run = measured(engine, requests, advance)
+    run = measured(engine, requests, decode)
     if any(request.finish_reason is not None for request in requests):
         raise RequestError("a request ended before the measurement; lower --tokens or enlarge the KV cache")
     return run
 
 
 def measured(engine: EngineCore, requests: Sequence[Request], decode: Callable[[], None]) -> BatchRun:
-    """Return what `decode` did for these requests."""
-    before, steps, spent, began = _counts(requests), engine.steps, engine.seconds, perf_counter()
+    """Call `decode`; return the counts and times that it added to these requests and to the engine."""
+    counts_before, steps_before, spent_before = _counts(requests), engine.steps, engine.seconds
+    began = perf_counter()
     decode()
     seconds = perf_counter() - began
-    tokens, drafted, accepted = map(sub, _counts(requests), before)
-    steps, spent = engine.steps - steps, engine.seconds - spent
+    tokens, drafted, accepted = map(sub, _counts(requests), counts_before)
+    steps, spent = engine.steps - steps_before, engine.seconds - spent_before
     return BatchRun(len(requests), tokens, steps, seconds, spent, drafted, accepted)
 
 
 def _counts(requests: Sequence[Request]) -> tuple[int, int, int]:
+    """Return the numbers of tokens, of verified draft tokens and of accepted ones."""
     tokens = sum(len(request.tokens) for request in requests)
-    counted = [request.acceptance for request in requests]
-    return tokens, sum(one.drafted for one in counted), sum(one.accepted for one in counted)
+    drafted = sum(request.acceptance.drafted for request in requests)
+    return tokens, drafted, sum(request.acceptance.accepted for request in requests)

@@ -46,7 +46,7 @@ class PeerAnswer:
 
 
 class Runner:
-    """Process of one contestant."""
+    """The process of one contestant, which answers one prompt at a time."""
 
     def __init__(self, contestant: Contestant, model: str, threads: int, device: str) -> None:
         self.contestant = contestant
@@ -66,6 +66,7 @@ class Runner:
             raise RequestError(f"{contestant.label} cannot be compared: {reply['error']}")
 
     def answer(self, prompt: Sequence[int], count: int) -> dict[str, Any]:
+        """Return the process's answer of `count` tokens, with its times, as `bench/peers.py` reports it."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"prompt": list(prompt), "count": count}) + "\n")
         self._process.stdin.flush()
@@ -101,18 +102,18 @@ class Race:
         known: Sequence[PeerAnswer] = (),
         keep: Callable[[PeerAnswer], None] = lambda _: None,
     ) -> tuple[list[PeerAnswer], list[str]]:
-        """Return all answers, and a reason for each engine that failed, whose answers are dropped.
+        """Return all answers of the engines that did not fail, and the error of each that did.
 
         Engines are warmed up with the first prompt. `known` answers are not measured again; `keep` receives new ones.
         """
-        answers, have = list(known), {answer.key for answer in known}
+        answers, known_keys = list(known), {answer.key for answer in known}
         turns = [(prompt, number) for number in range(self.rounds) for prompt in range(len(self.prompts))]
         failed: dict[str, str] = {}  # error by contestant
         with ExitStack() as stack:
             runners: list[Runner] = []
             for number, contestant in enumerate(contestants):
                 progress(f"loading {contestant.label}", number, len(contestants))
-                if all((contestant.label, *turn) in have for turn in turns):
+                if all((contestant.label, *turn) in known_keys for turn in turns):
                     continue
                 try:
                     runner = Runner(contestant, self.model, self.threads, self.device)
@@ -125,7 +126,7 @@ class Race:
 
             def measure(runner: Runner, turn: int) -> None:
                 label, (prompt, number) = runner.contestant.label, turns[turn]
-                if (label, prompt, number) in have or label in failed:
+                if (label, prompt, number) in known_keys or label in failed:
                     return
                 progress(label, len(answers), len(turns) * len(contestants))
                 sleep(ENGINE_PAUSE)
@@ -170,29 +171,31 @@ def baseline(answers: Sequence[PeerAnswer], contestants: Sequence[Contestant]) -
 def summarise(
     answers: Sequence[PeerAnswer], contestants: Sequence[Contestant]
 ) -> tuple[str, list[ComparisonRow]]:
-    """Return the baseline's label and one row per contestant."""
-    reference, measured = baseline(answers, contestants), {answer.contestant for answer in answers}
-    return reference, [_row(one, answers, reference) for one in contestants if one.label in measured]
+    """Return the baseline's label and one row per contestant that has answers."""
+    baseline_label, measured = baseline(answers, contestants), {answer.contestant for answer in answers}
+    rows = [_row(one, answers, baseline_label) for one in contestants if one.label in measured]
+    return baseline_label, rows
 
 
-def _row(contestant: Contestant, answers: Sequence[PeerAnswer], reference: str) -> ComparisonRow:
-    """Return the results of a contestant; `reference` is the baseline's label."""
-    own = [answer for answer in answers if answer.contestant == contestant.label]
-    reference_speeds = {
+def _row(contestant: Contestant, answers: Sequence[PeerAnswer], baseline_label: str) -> ComparisonRow:
+    own_answers = [answer for answer in answers if answer.contestant == contestant.label]
+    baseline_speeds = {
         (answer.prompt, answer.round): answer.tokens_per_second
         for answer in answers
-        if answer.contestant == reference
+        if answer.contestant == baseline_label
     }
-    ratios = [answer.tokens_per_second / reference_speeds[answer.prompt, answer.round] for answer in own]
+    ratios = [
+        answer.tokens_per_second / baseline_speeds[answer.prompt, answer.round] for answer in own_answers
+    ]
     plain_texts = {a.prompt: a.token_ids for a in answers if a.contestant == contestant.plain_label}
-    same = sum(answer.token_ids == plain_texts.get(answer.prompt) for answer in own) / len(own)
+    same_texts = sum(answer.token_ids == plain_texts.get(answer.prompt) for answer in own_answers)
     return ComparisonRow(
         contestant.label,
         _speed(answers, contestant.label),
         bootstrap(ratios, CONFIDENCE),
-        1000 * median(answer.first_seconds for answer in own),
-        max(answer.peak_bytes for answer in own),
-        None if contestant.is_plain else same,
+        1000 * median(answer.first_seconds for answer in own_answers),
+        max(answer.peak_bytes for answer in own_answers),
+        None if contestant.is_plain else same_texts / len(own_answers),
     )
 
 
@@ -214,14 +217,14 @@ def speeds_by_category(
 
 
 def plot_comparison(rows: Sequence[ComparisonRow], baseline: str, path: Path, title: str) -> None:
-    """Draw one bar with an interval per contestant; the baseline is at 1."""
+    """Draw one horizontal bar with an interval per contestant; the baseline is at 1."""
     ratios = [row.ratio for row in rows]
-    heights = [ratio.middle for ratio in ratios]
+    lengths = [ratio.middle for ratio in ratios]
     errors = [[one.middle - one.low for one in ratios], [one.high - one.middle for one in ratios]]
     with saved_figure(path, 8, 1.2 + 0.4 * len(rows), title) as figure:
         axes = figure.subplots()
         colours = {"color": "#4c78a8", "ecolor": "black"}
-        axes.barh([row.label for row in rows], heights, xerr=errors, capsize=3, **colours)
+        axes.barh([row.label for row in rows], lengths, xerr=errors, capsize=3, **colours)
         axes.axvline(1.0, color="black", linewidth=0.8, linestyle="--")
         axes.invert_yaxis()
         axes.set_xlabel(f"tokens per second, {baseline} = 1")

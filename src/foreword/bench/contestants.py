@@ -1,4 +1,4 @@
-"""Engines that Foreword is compared with: their modes, versions and environment."""
+"""Engines of `bench compare`, Foreword included: their modes, versions and environment."""
 
 import os
 import subprocess
@@ -18,13 +18,13 @@ OURS = "foreword"
 
 @dataclass(frozen=True)
 class PeerKind:
-    """An engine: implementation, package and modes, plain ones first."""
+    """An engine: its implementation, package and modes."""
 
-    path: str  # module:class of the `Peer`
-    package: str  # required package
-    distribution: str  # its distribution
-    modes: Sequence[str]
-    plain_modes: Sequence[str] = (PLAIN,)
+    path: str  # module:class of the `PeerEngine`
+    package: str  # package that it imports
+    distribution: str  # the package's name on PyPI
+    modes: Sequence[str]  # modes without speculation first
+    plain_modes: Sequence[str] = (PLAIN,)  # modes without speculation
     draft_mode: str | None = None  # mode with a draft model, if supported
 
 
@@ -73,35 +73,37 @@ class Contestant:
 
     @property
     def plain_label(self) -> str:
-        """Return the label of the same weights without speculation: `Q4_0` for `Q4_0 lookup`."""
-        first = self.mode.partition(" ")[0]
-        return f"{self.peer} {first if first in KINDS[self.peer].plain_modes else PLAIN}"
+        """Label of the same weights without speculation, such as `llama.cpp Q4_0` for `llama.cpp Q4_0 lookup`."""
+        weights = self.mode.partition(" ")[0]
+        return f"{self.peer} {weights if weights in KINDS[self.peer].plain_modes else PLAIN}"
 
 
 def contestants(
     wanted: Sequence[str], pythons: dict[str, str], draft: str | None = None, modes: Sequence[str] = ()
 ) -> list[Contestant]:
-    """Return Foreword and the wanted engines; empty: those that are installed or have an interpreter.
+    """Return Foreword and the wanted engines in the wanted modes.
 
-    A draft model adds a mode to each engine that supports one. `modes` selects modes; empty: all.
+    Without `wanted`, all engines that are installed or have an interpreter take part; without `modes`, all modes.
+    A draft model adds a mode to each engine that supports one.
     """
     for name in (*wanted, *pythons):
         if name not in KINDS:
             raise RequestError(f"--peers: there is no {name!r}; there are {', '.join(KINDS)}")
-    chosen = [name for name in KINDS if name == OURS or _is_wanted(name, wanted, pythons)]
-    found = []
-    for name in chosen:
+    engines = [name for name in KINDS if name == OURS or _is_wanted(name, wanted, pythons)]
+    known_modes = [mode for name in engines for mode in KINDS[name].modes]
+    if unknown := [mode for mode in modes if mode not in known_modes]:
+        raise RequestError(f"--modes: no engine here has {unknown[0]!r}; there are {', '.join(known_modes)}")
+    chosen = []
+    for name in engines:
         kind, python = KINDS[name], pythons.get(name)
-        found += [Contestant(name, mode, python) for mode in kind.modes]
+        chosen += [Contestant(name, mode, python) for mode in kind.modes if not modes or mode in modes]
         if draft is not None and kind.draft_mode is not None:
-            found.append(Contestant(name, kind.draft_mode, python, draft))
-    known = [mode for name in chosen for mode in KINDS[name].modes]
-    if unknown := [mode for mode in modes if mode not in known]:
-        raise RequestError(f"--modes: no engine here has {unknown[0]!r}; there are {', '.join(known)}")
-    return [one for one in found if not modes or one.mode in modes or one.draft is not None]
+            chosen.append(Contestant(name, kind.draft_mode, python, draft))
+    return chosen
 
 
 def _is_wanted(name: str, wanted: Sequence[str], pythons: dict[str, str]) -> bool:
+    """Return whether an engine takes part; raise `RequestError` if it is named and not installed."""
     is_installed = name in pythons or find_spec(KINDS[name].package) is not None
     if name in wanted and not is_installed:
         raise RequestError(f"--peers {name}: it is not installed; name an interpreter: --python {name}=PATH")
@@ -109,22 +111,20 @@ def _is_wanted(name: str, wanted: Sequence[str], pythons: dict[str, str]) -> boo
 
 
 def engine_versions(chosen: Sequence[Contestant]) -> dict[str, str]:
-    """Return the version of every engine, from its interpreter."""
-    pythons = {one.peer: one.python or sys.executable for one in chosen if one.peer != OURS}
-    return {OURS: __version__} | {
-        name: _version(python, KINDS[name].distribution) for name, python in pythons.items()
-    }
-
-
-def _version(python: str, distribution: str) -> str:
-    code = f"from importlib.metadata import version; print(version({distribution!r}))"
-    done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "of unknown version"
+    """Return the version of every engine's package, which the engine's own interpreter reports."""
+    versions = {OURS: __version__}
+    for name, python in {
+        one.peer: one.python or sys.executable for one in chosen if one.peer != OURS
+    }.items():
+        code = f"from importlib.metadata import version; print(version({KINDS[name].distribution!r}))"
+        process = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
+        versions[name] = process.stdout.strip() or "of unknown version"
+    return versions
 
 
 def engine_environment(threads: int) -> Mapping[str, str]:
-    """Return an engine's environment: threads, and the path of Foreword for other interpreters."""
-    ours = str(Path(foreword.__file__).parents[1])
-    path = os.pathsep.join(filter(None, [ours, os.environ.get("PYTHONPATH")]))
-    threaded = dict.fromkeys(("OMP_NUM_THREADS", "FOREWORD_THREADS"), str(threads))
-    return {**os.environ, **threaded, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
+    """Return an engine's environment: its number of threads, and Foreword's path for other interpreters."""
+    source_folder = str(Path(foreword.__file__).parents[1])
+    path = os.pathsep.join(filter(None, [source_folder, os.environ.get("PYTHONPATH")]))
+    thread_limits = dict.fromkeys(("OMP_NUM_THREADS", "FOREWORD_THREADS"), str(threads))
+    return {**os.environ, **thread_limits, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}

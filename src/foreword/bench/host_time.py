@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from time import process_time
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -29,7 +30,7 @@ from foreword.speculation.protocols import Policy
 CONTEXT = 128  # prompt length
 GROUP = 10  # steps timed together
 DRAFT_TOKENS = 4  # draft tokens per request and step
-WAYS: Mapping[str, SpeculationSetting] = {
+MODES: Mapping[str, SpeculationSetting] = {
     "plain": False,
     "ngram": {"method": "ngram", "num_speculative_tokens": DRAFT_TOKENS, "fixed": True},
     "suffix": {"method": "suffix", "num_speculative_tokens": DRAFT_TOKENS, "fixed": True},
@@ -37,28 +38,28 @@ WAYS: Mapping[str, SpeculationSetting] = {
 }
 """Decoding modes; the last one uses the default policy."""
 
-_WORDS, _FIRST = 64, 300  # number of distinct tokens of the text, and the smallest id
+_WORDS, _FIRST = 64, 300  # number of distinct tokens of the text, and the smallest of their ids
 _DEVIATES = np.random.default_rng(0).random(997) < 0.15
-"""Per position (modulo its length), whether the text deviates from its usual continuation."""
+"""Whether the text deviates from its usual continuation, by position modulo the array's length."""
 
 VOCABULARY = _FIRST + _WORDS  # upper bound of token ids
 
 _PASS_SECONDS, _ROW_SECONDS = 5e-3, 5e-6
-"""Simulated times of a pass and of each of its rows, with which speculation gains."""
+"""Simulated times of a pass and of each of its rows. With these times speculation has a gain."""
 
 
 @dataclass(frozen=True)
 class HostTime:
-    """CPU time per step; median of several groups of steps."""
+    """CPU time of a step in one decoding mode at one batch size; median of several groups of steps."""
 
-    way: str  # decoding mode
+    way: str  # decoding mode, a key of `MODES`
     batch: int
     step_ms: float
     tokens: float  # per request and step
 
     @property
     def request_us(self) -> float:
-        """CPU time per request."""
+        """CPU time of a step in microseconds, divided by the number of requests."""
         return 1e3 * self.step_ms / self.batch
 
 
@@ -69,13 +70,13 @@ def measure_host_time(
     if groups < 1 or not batches or min(batches) < 1:
         raise RequestError("--repeats and every batch must be at least 1")
     return [
-        _host_time(llm, way, setting, batch, groups)
+        _host_time(llm, mode, setting, batch, groups)
         for batch in staged(batches, on_progress, "host time, batch {}".format)
-        for way, setting in WAYS.items()
+        for mode, setting in MODES.items()
     ]
 
 
-def _host_time(llm: LLM, way: str, setting: SpeculationSetting, batch: int, groups: int) -> HostTime:
+def _host_time(llm: LLM, mode: str, setting: SpeculationSetting, batch: int, groups: int) -> HostTime:
     most_tokens = ((groups + 1) * GROUP + 1) * (DRAFT_TOKENS + 1)
     target = FreePasses(llm.engine.target, CONTEXT + most_tokens + 1)
     vocabulary = Vocabulary(VOCABULARY, frozenset(), llm.tokenizer)
@@ -92,16 +93,17 @@ def _host_time(llm: LLM, way: str, setting: SpeculationSetting, batch: int, grou
             tokens += sum(len(delta.token_ids) for delta in engine.step())
         seconds.append((process_time() - began - target.spent) / GROUP)
     engine.close()
-    return HostTime(way, batch, 1e3 * median(seconds), tokens / (groups * GROUP * batch))
+    return HostTime(mode, batch, 1e3 * median(seconds), tokens / (groups * GROUP * batch))
 
 
 def add_texts(engine: EngineCore, batch: int, tokens: int, setting: SpeculationSetting = None) -> None:
-    """Add requests whose texts the simulated passes continue."""
+    """Add `batch` requests whose texts the simulated passes continue by up to `tokens` tokens."""
     for request in greedy_requests("host", map(_prompt, range(batch)), tokens, setting):
         engine.add(request)
 
 
 def _prompt(start: int) -> tuple[int, ...]:
+    """Return a prompt of `CONTEXT` tokens that begins with the token number `start`, counted cyclically."""
     tokens = [_FIRST + start % _WORDS]
     while len(tokens) < CONTEXT:
         tokens.append(int(_next(tokens[-1], len(tokens) - 1)))
@@ -109,30 +111,20 @@ def _prompt(start: int) -> tuple[int, ...]:
 
 
 def _next(token: Any, position: Any) -> Any:  # noqa: ANN401 - numbers or arrays of them
-    """Return the next token, which a lookup predicts unless the text deviates at this position."""
+    """Return the text's next token: the usual one, unless the text deviates at this position."""
     return usual_next(token, _DEVIATES[position % len(_DEVIATES)])
 
 
-def usual_next(token: Any, deviation: Any = 0) -> Any:  # noqa: ANN401 - the same
-    """Return the usual next token; with a `deviation` of 1 or True, another one."""
+def usual_next(token: Any, deviation: Any = 0) -> Any:  # noqa: ANN401 - numbers or arrays of them
+    """Return the usual next token; with a `deviation` of 1 or True, the token after it.
+
+    The map is a cycle through all `_WORDS` tokens, so that lookups find every token again.
+    """
     return _FIRST + (5 * (token - _FIRST) + 1 + deviation) % _WORDS
 
 
-@dataclass(frozen=True)
-class _NoBytes:
-    """A KV store without memory."""
-
-    spec: PageSpec
-    num_pages: int
-    page_size: int
-
-    @property
-    def bytes_per_row(self) -> int:
-        return self.spec.bytes_per_row
-
-
 class FreePasses:
-    """A decoder that computes the next tokens without a model; its own time does not count."""
+    """A decoder that computes the next tokens without a model; the time of its passes does not count."""
 
     is_shape_invariant = True
     device = torch.device("cpu")
@@ -158,7 +150,10 @@ class FreePasses:
     def new_kv_store(
         self, num_pages: int, page_size: int, extra: Sequence[RowSpec] = (), states: StateSizes = NO_STATES
     ) -> KvStore:
-        return cast(KvStore, _NoBytes(PageSpec.of(self.kv_rows(), extra), num_pages, page_size))
+        """Return a KV store without memory."""
+        spec = PageSpec.of(self.kv_rows(), extra)
+        sizes = {"num_pages": num_pages, "page_size": page_size, "bytes_per_row": spec.bytes_per_row}
+        return cast(KvStore, SimpleNamespace(spec=spec, **sizes))
 
     def forward(self, batch: ForwardBatch, store: KvStore) -> ForwardOutput:
         began, arrays = process_time(), batch.arrays

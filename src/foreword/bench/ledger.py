@@ -1,4 +1,4 @@
-"""Result files of long benchmarks: one JSON line per measurement, so that an interrupted run can be continued."""
+"""Result files of long benchmarks, with one JSON line per measurement: the next call continues an interrupted one."""
 
 import json
 from collections.abc import Mapping
@@ -9,14 +9,14 @@ from typing import Any, Generic, TypeVar, cast, get_type_hints
 from foreword.errors import RequestError
 
 R = TypeVar("R")  # a measurement: a dataclass
-_BEFORE = {"ignore_eos": True}  # settings of files that do not state them
+_OLD_DEFAULTS = {"ignore_eos": True}  # settings of old files, which do not state them
 
 
 class Ledger(Generic[R]):
     """A file with one JSON line for the settings and one per measurement."""
 
     def __init__(self, path: Path, settings: Mapping[str, Any], kind: type[R]) -> None:
-        """Open a file of measurements of this kind with the same settings, or create one; refuse other settings."""
+        """Read the file's measurements, or create the file; raise `RequestError` if it has other settings."""
         self._path = path
         self.records: list[R] = []
         lines = self._complete_lines()
@@ -48,15 +48,15 @@ class Ledger(Generic[R]):
 
     def _check_settings(self, line: str, settings: Mapping[str, Any]) -> None:
         try:
-            found = json.loads(line)["settings"]
-            found.keys()
+            of_file = json.loads(line)["settings"]
+            of_file.keys()  # raises AttributeError if it is no JSON object
         except (ValueError, KeyError, TypeError, AttributeError):
             raise RequestError(f"--resume {self._path} is not a file of this benchmark") from None
-        found = {key: value for key, value in _BEFORE.items() if key in settings} | found
-        for key in sorted(settings.keys() | found.keys()):
-            if settings.get(key) != found.get(key):
+        of_file = {key: value for key, value in _OLD_DEFAULTS.items() if key in settings} | of_file
+        for key in sorted(settings.keys() | of_file.keys()):
+            if settings.get(key) != of_file.get(key):
                 raise RequestError(
-                    f"--resume {self._path} was measured with {key} {found.get(key)!r}, "
+                    f"--resume {self._path} was measured with {key} {of_file.get(key)!r}, "
                     f"not {settings.get(key)!r}; use the same settings or another file"
                 )
 
@@ -69,15 +69,18 @@ class Ledger(Generic[R]):
 
 
 def restored(kind: type[R], value: Mapping[str, Any]) -> R:
-    """Restore a dataclass from JSON, also nested ones; missing fields get their defaults; raise ValueError."""
-    hints, found = get_type_hints(kind), dict[str, Any]()
+    """Return the dataclass with this JSON value, also a nested one; missing fields get their defaults.
+
+    Raise `ValueError` if a field without a default is missing.
+    """
+    hints, values = get_type_hints(kind), dict[str, Any]()
     try:
         for field in fields(kind):  # type: ignore[arg-type]
             name, hint = field.name, hints[field.name]
             item = value[name] if field.default is MISSING else value.get(name, field.default)
             if is_dataclass(hint):
                 item = restored(cast(type[Any], hint), item)
-            found[name] = tuple(item) if isinstance(item, list) else item
+            values[name] = tuple(item) if isinstance(item, list) else item
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not a measurement: {error}") from None
-    return kind(**found)
+    return kind(**values)

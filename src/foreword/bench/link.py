@@ -1,4 +1,4 @@
-"""Measures the link to a draft node: round trip, time of a level, and host time of the target per pass."""
+"""Measures the connection to a draft node: round trip, time per draft level, and host time per target pass."""
 
 import secrets
 import socket
@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter, sleep, thread_time
+from typing import Annotated
 
 import numpy as np
 
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.request import RequestSampler, TokenLimits
+from foreword.bench.skeleton import InTable
 from foreword.cluster.address import NodeAddress
 from foreword.cluster.framing import FrameSplitter
 from foreword.cluster.handshake import HANDSHAKE_SECONDS, PeerIdentity, greet_node
@@ -22,39 +24,40 @@ from foreword.errors import RequestError
 from foreword.speculation.drafting import DraftRequest, DraftTask, Text
 
 PINGS = 200
-PROMPT = 64  # length of synthetic prompts
-WORDS = 23  # number of distinct tokens in them
+PROMPT = 64  # tokens of a synthetic prompt
+WORDS = 23  # number of distinct tokens in the prompts
 
 
 @dataclass(frozen=True)
 class PassCost:
-    """Costs at one batch size."""
+    """Times of simulated target passes at one batch size."""
 
-    batch: int
+    batch: Annotated[int, InTable("batch")]
     passes: int
-    engine_ms: float  # median host time per pass, without waits
-    waited_ms: float  # mean wait per pass
-    levels: float  # mean number of draft levels available at the start of a pass
-    first_ms: float | None  # time from sending a text to its first level
-    level_ms: float | None  # time between levels
+    engine_ms: Annotated[float, InTable("engine ms/pass", ".3f")]  # median host time per pass, without waits
+    waited_ms: Annotated[float, InTable("waited ms/pass", ".3f")]  # mean wait per pass
+    levels: Annotated[float, InTable("levels arrived", ".3f")]  # mean number of levels at the start of a pass
+    # From sending a text to the arrival of its first level; None: no level arrived.
+    first_ms: Annotated[float | None, InTable("first level ms", ".3f")]
+    level_ms: Annotated[float | None, InTable("next level ms", ".3f")]  # between the arrivals of two levels
 
 
 @dataclass(frozen=True)
 class LinkReport:
     """Measurements of one node."""
 
-    node: str
+    node: str  # address
     round_trip_ms: float  # median ping
     round_trip_p99_ms: float
     costs: tuple[PassCost, ...]
 
     def break_even_ms(self, acceptance: float, levels: int, pass_ms: float) -> float | None:
-        """Return the round trip in ms above which waiting for drafts costs more than it gains, at the smallest batch.
+        """Return the round trip in ms above which waiting for a draft of so many levels costs more than it gains.
 
-        A draft saves one plain pass per gained token and costs the drafting time of its levels. None: no level arrived
-        in time, so the drafting time is unknown.
+        A draft saves one plain pass per gained token and costs the drafting time of its levels, here at the smallest
+        batch. None: no level arrived in time, so the drafting time is unknown.
         """
-        cost = min(self.costs, key=lambda one: one.batch)
+        cost = min(self.costs, key=lambda cost: cost.batch)
         if not cost.levels:
             return None
         return gained_tokens(acceptance, levels) * pass_ms - levels * (cost.level_ms or 0.0)
@@ -68,7 +71,7 @@ def measure_link(
     passes: int,
     pass_seconds: float,
 ) -> LinkReport:
-    """Measure pings, then simulated passes of every batch size."""
+    """Measure pings, then `passes` simulated passes of `pass_seconds` at every batch size."""
     times = sorted(_pings(address, identity))
     drafter = RemoteDrafter(config, identity).start()
     try:
@@ -95,16 +98,17 @@ def _pings(address: NodeAddress, identity: PeerIdentity) -> list[float]:
 def _ping(connected: socket.socket, splitter: FrameSplitter, number: int) -> float:
     began = perf_counter()
     connected.sendall(encode(Ping(number)))
-    while True:  # skip load reports
+    while True:  # the node also sends load reports
         for frame in splitter.feed(connected.recv(1 << 16)):
             if from_node(frame) == Pong(number):
                 return perf_counter() - began
 
 
 def _wait_for(drafter: RemoteDrafter) -> None:
-    until = perf_counter() + HANDSHAKE_SECONDS
+    """Wait until the drafter's node is connected; raise `RequestError` after `HANDSHAKE_SECONDS`."""
+    deadline = perf_counter() + HANDSHAKE_SECONDS
     while all(node.state == "down" for node in drafter.nodes()):
-        if perf_counter() > until:
+        if perf_counter() > deadline:
             raise RequestError(f"no draft node to measure: {drafter.nodes()[0].reason}")
         sleep(0.01)
 
@@ -113,44 +117,45 @@ _MATRIX = np.ones((192, 192), np.float32)
 
 
 def _compute(seconds: float) -> None:
-    """Keep a core busy for this time. As after a real pass, the caches do not hold the engine's data afterwards."""
-    until = perf_counter() + seconds
-    while perf_counter() < until:
+    """Keep a core busy, and evict the engine's data from the caches, as a real pass does."""
+    deadline = perf_counter() + seconds
+    while perf_counter() < deadline:
         _MATRIX @ _MATRIX
 
 
-def _token(place: int, number: int, size: int) -> int:
-    """Return a token of a repetitive synthetic text, which lookups can draft."""
-    return (7 * place * place + place // 5 + 13 * number) % min(WORDS, size)
+def _token(position: int, request: int, vocab_size: int) -> int:
+    """Return the token at a position of a request's synthetic text, which repeats itself, so that lookups can draft."""
+    return (7 * position * position + position // 5 + 13 * request) % min(WORDS, vocab_size)
 
 
 def _cost(
     drafter: RemoteDrafter, identity: PeerIdentity, batch: int, passes: int, pass_seconds: float
 ) -> PassCost:
+    """Measure simulated passes over `batch` requests, each of which accepts two draft tokens per pass."""
     size = identity.vocabulary.size
-    texts = [[_token(place, number, size) for place in range(PROMPT)] for number in range(batch)]
+    texts = [[_token(position, index, size) for position in range(PROMPT)] for index in range(batch)]
     limits, params = TokenLimits(size), SamplingParams(temperature=0)
     samplers = [RequestSampler(params, limits, text, seed=0) for text in texts]
-    numbers = [secrets.randbits(62) for _ in texts]
+    request_ids = [secrets.randbits(62) for _ in texts]
 
-    def request(place: int) -> DraftRequest:
-        return DraftRequest(numbers[place], Text(texts[place]), samplers[place].drafting(), PROMPT)
+    def request(index: int) -> DraftRequest:
+        return DraftRequest(request_ids[index], Text(texts[index]), samplers[index].drafting(), PROMPT)
 
-    spent: list[float] = []
+    host_seconds: list[float] = []
     waited, levels = 0.0, 0
     for _ in range(passes):
-        tasks = [DraftTask(request(place), 5, 5) for place in range(batch)]
-        before, began = drafter.nodes()[0].wait_seconds, thread_time()
+        tasks = [DraftTask(request(index), max_nodes=5, max_depth=5) for index in range(batch)]
+        waited_before, began = drafter.nodes()[0].wait_seconds, thread_time()
         drafts = drafter.propose(tasks)
-        spent.append(thread_time() - began)
-        waited += drafter.nodes()[0].wait_seconds - before
+        host_seconds.append(thread_time() - began)
+        waited += drafter.nodes()[0].wait_seconds - waited_before
         levels += sum(draft.depth for draft in drafts)
         _compute(pass_seconds)
-        for number, (text, draft) in enumerate(zip(texts, drafts, strict=True)):
-            text.extend(draft.tokens[:2])  # two accepted draft tokens, then another token
-            text.append(_token(len(text), number, size))
+        for index, (text, draft) in enumerate(zip(texts, drafts, strict=True)):
+            text.extend(draft.tokens[:2])  # two accepted draft tokens, then the target's token
+            text.append(_token(len(text), index, size))
     node = drafter.nodes()[0]
-    for place in range(batch):
-        drafter.forget(request(place))
-    host_ms, waited_ms = median(spent) * 1e3, waited / passes * 1e3
+    for index in range(batch):
+        drafter.forget(request(index))
+    host_ms, waited_ms = median(host_seconds) * 1e3, waited / passes * 1e3
     return PassCost(batch, passes, host_ms, waited_ms, levels / passes / batch, node.first_ms, node.level_ms)

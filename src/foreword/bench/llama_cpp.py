@@ -18,19 +18,20 @@ CONTEXT = 4096
 
 
 class LlamaCpp:
-    """A model in llama.cpp. Its mode is "stored" (the file as it is) or a format that llama.cpp quantises it to.
+    """A model in llama.cpp, for `bench compare`.
 
-    A mode such as "stored lookup" also uses the prompt lookup of llama-cpp-python.
+    Its mode is "stored" (the file as it is) or a format to which llama.cpp quantises the file. A mode such as
+    "stored lookup" also uses the prompt lookup of llama-cpp-python.
     """
 
     def __init__(self, model: str, mode: str, threads: int, device: str) -> None:
-        kind, _, lookup = mode.partition(" ")  # `kind`: "stored" or a key of `FILE_TYPES`
+        form, _, lookup = mode.partition(" ")  # `form`: "stored" or a key of `FILE_TYPES`
         library = load_llama_cpp()
         if device != CPU and not library.llama_supports_gpu_offload():
             raise RequestError(
                 "this build has no GPU support; build llama-cpp-python with CMAKE_ARGS=-DGGML_CUDA=on"
             )
-        path = model if kind == "stored" else quantized_copy(Path(model), Path(os.environ[CACHE]), kind)
+        path = model if form == "stored" else quantized_copy(Path(model), Path(os.environ[CACHE]), form)
         extra: dict[str, Any] = {}
         if lookup:
             from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
@@ -54,7 +55,7 @@ class LlamaCpp:
 
 
 class LlamaCppTimer:
-    """Times llama.cpp's passes over the tokens with which `foreword bench step` times Foreword's."""
+    """Times llama.cpp's passes for `foreword bench step`, over the same tokens as Foreword's."""
 
     def __init__(self, path: Path, context: int, most_tokens: int, threads: int) -> None:
         from foreword.bench.step_cost import random_tokens  # torch may be missing where `LlamaCpp` runs
@@ -83,7 +84,7 @@ class LlamaCppTimer:
         return self._timed(newest + self._tokens[: n - 1], self._length, all_logits=True)
 
     def prefill(self, count: int) -> float:
-        """Return the seconds of a prompt of `count` tokens, and restore the context afterwards."""
+        """Return the seconds of a prompt of `count` tokens; compute the KV rows of the context again afterwards."""
         self._cut(0)
         seconds = self._timed(self._tokens[:count], 0, all_logits=False)
         self._decode(self._tokens[: self._length], 0, all_logits=False)
@@ -102,6 +103,7 @@ class LlamaCppTimer:
         self._library.llama_memory_seq_rm(self._library.llama_get_memory(self._context), 0, length, -1)
 
     def _decode(self, tokens: list[int], start: int, all_logits: bool) -> None:
+        """Run a pass over tokens at positions from `start` on, with logits of all of them or of the last one."""
         batch = self._batch
         batch.n_tokens = len(tokens)
         for i, token in enumerate(tokens):
@@ -111,12 +113,8 @@ class LlamaCppTimer:
             raise LlamaCppError("llama.cpp refused a pass; try a shorter --context")
 
 
-def _drop(level: int, text: bytes, data: int) -> None:
-    """Discard a log line."""
-
-
-# A module variable, because llama.cpp keeps the pointer.
-_SILENT = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(_drop)
+# Discards log lines. A module variable, because llama.cpp keeps the pointer.
+_SILENT = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(lambda *_: None)
 
 
 class LlamaCppError(ForewordError):
@@ -137,7 +135,7 @@ def load_llama_cpp() -> Any:  # noqa: ANN401
 
 
 def quantized_copy(source: Path, directory: Path, kind: str) -> Path:
-    """Return the model in llama.cpp's format `kind`, written by llama.cpp and cached."""
+    """Return the model in the format `kind` (a key of `FILE_TYPES`), which llama.cpp writes into `directory` once."""
     library = load_llama_cpp()
     target = directory / f"{source.stem}.{kind}.gguf"
     if target.exists():

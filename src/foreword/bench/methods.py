@@ -1,4 +1,4 @@
-"""Parses the drafters to measure."""
+"""Drafters to measure: parses --methods, and offers them to the engine of a benchmark."""
 
 import json
 import secrets
@@ -31,7 +31,7 @@ DEFAULT = Method("default", None)
 
 
 def default_methods(without: str | None = None) -> list[Method]:
-    """Return every drafter without required settings, except drafters that follow `without` of a request."""
+    """Return every drafter without required settings, except those that follow the request field `without`."""
     return [
         _method({"method": name})
         for name, kind in drafter_kinds().items()
@@ -40,9 +40,9 @@ def default_methods(without: str | None = None) -> list[Method]:
 
 
 def request_config(method: Method, llm: "LLM", folder: Path) -> Mapping[str, Any]:
-    """Return the speculation setting of requests; a method drafts at every step unless stated otherwise.
+    """Return the method's speculation setting for requests; it drafts at every step unless its config says otherwise.
 
-    Random heads are written into `folder`.
+    A head with random weights is written into `folder`.
     """
     if method.config is not None and method.config.get("model") == RANDOM:
         from foreword.bench.random_heads import write_random_head
@@ -71,7 +71,7 @@ class MethodBench(Generic[Settings]):
         if llm.engine.kernels is not None:
             llm.engine.kernels.are_awaited = True  # a head drafts nothing until its kernels are loaded
         self._settings = settings
-        # random heads; removed with the benchmark
+        # For random heads; removed when this object is.
         self._folder = TemporaryDirectory(prefix="foreword-heads-")
         folder = Path(self._folder.name)
         configs = {method.label: request_config(method, llm, folder) for method in methods}
@@ -88,13 +88,13 @@ def is_random(label: str) -> bool:
 def parse_methods(text: str) -> list[Method]:
     """Parse comma-separated names and JSON objects: `ngram,{"method": "suffix"},a+b,default`; `a+b` combines both."""
     methods = []
-    rest = text.strip()
-    while rest:
-        config, rest = _first(rest)
+    unread = text.strip()
+    while unread:
+        config, unread = _first(unread)
         methods.append(DEFAULT if config == {"method": DEFAULT.label} else _method(config))
-        if rest and not rest.startswith(","):
-            raise RequestError(f"--methods: a comma is missing before {rest[:20]!r}")
-        rest = rest[1:].strip()
+        if unread and not unread.startswith(","):
+            raise RequestError(f"--methods: a comma is missing before {unread[:20]!r}")
+        unread = unread[1:].strip()
     labels = [method.label for method in methods]
     if not methods or len(set(labels)) != len(labels):
         raise RequestError("--methods needs at least one drafter, and each of them once")
@@ -102,19 +102,20 @@ def parse_methods(text: str) -> list[Method]:
 
 
 def _first(text: str) -> tuple[Mapping[str, Any], str]:
-    """Return the first method of a list, and the rest."""
+    """Return the config of the first method of a list, and the unread text after it."""
     if text.startswith("{"):
         try:
             config, end = json.JSONDecoder().raw_decode(text)
         except json.JSONDecodeError as error:
             raise RequestError(f"--methods is neither names nor JSON: {error}") from None
         return config, text[end:].strip()
-    name, comma, rest = text.partition(",")
+    name, comma, unread = text.partition(",")
     names = [part.strip() for part in name.split("+")]
-    return {"method": names if len(names) > 1 else names[0]}, comma + rest.strip()
+    return {"method": names if len(names) > 1 else names[0]}, comma + unread.strip()
 
 
 def _method(config: Mapping[str, Any]) -> Method:
+    """Return the method of a config, labelled by its names and settings; raise `RequestError` if invalid."""
     if config.get("model") == RANDOM and not isinstance(config.get("method"), str):
         raise RequestError(
             '--methods: a random model needs its method: {"method": "eagle3", "model": "random"}'
@@ -132,6 +133,7 @@ def _short(value: Any) -> Any:  # noqa: ANN401 - any JSON value
 
 
 def _is_complete(settings: type) -> bool:
+    """Return whether a drafter works with the defaults of this dataclass of settings, without a model of its own."""
     known = fields(settings)
-    is_complete = all(f.default is not MISSING or f.default_factory is not MISSING for f in known)
-    return is_complete and "model" not in {field.name for field in known}
+    has_defaults = all(f.default is not MISSING or f.default_factory is not MISSING for f in known)
+    return has_defaults and "model" not in {field.name for field in known}

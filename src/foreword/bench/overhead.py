@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import cycle, islice
+from itertools import chain, cycle, islice
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -25,27 +25,27 @@ from foreword.speculation.measured.situation import Situation
 from foreword.speculation.report import StageSeconds
 from foreword.speculation.requests import DraftPlan, PassEntry
 
-VERIFY_ROWS = (1, 6)  # rows of the reference passes: plain decoding, and verification of five draft tokens
+VERIFY_ROWS = (1, 6)  # tokens in the reference passes: plain decoding, and verification of five draft tokens
 
 
 @dataclass(frozen=True)
 class Overhead:
-    """Median cost of one draft at one context length."""
+    """Time of one drafter's drafts at one context length."""
 
     drafter: str
     context: int
     first_ms: float  # first draft of a request, which reads the whole text
-    draft_ms: float  # later drafts
-    verify_ms: Mapping[int, float]  # target passes, by number of rows
+    draft_ms: float  # later drafts; median
+    verify_ms: Mapping[int, float]  # median target pass, by number of tokens in it
 
     @property
     def shares(self) -> dict[int, float]:
-        """Time of a draft relative to passes, by number of rows."""
+        """Time of a later draft relative to a target pass, by number of tokens in the pass."""
         return {rows: self.draft_ms / ms for rows, ms in self.verify_ms.items()}
 
 
 class ArbitraryDrafts(Drafter):
-    """Drafts the requested number of arbitrary tokens, for passes of a known size."""
+    """Drafts as many arbitrary tokens as allowed, for passes with a known number of tokens."""
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         return [
@@ -54,7 +54,7 @@ class ArbitraryDrafts(Drafter):
 
 
 class TurnPolicy(FixedPolicy):
-    """Uses the drafter that its caller chooses for each step."""
+    """A policy whose caller chooses the drafter of the next step."""
 
     def __init__(self, turns: Mapping[str, tuple[Drafter, int]]) -> None:
         super().__init__()
@@ -75,11 +75,14 @@ class TurnPolicy(FixedPolicy):
 def measure_overhead(
     llm: LLM, methods: Sequence[Method], contexts: Sequence[int], repeats: int, on_progress: StageProgress
 ) -> list[Overhead]:
-    """Decode one answer per context length; its steps alternate between drafters and passes of known size."""
+    """Measure each method's drafts at each context length.
+
+    One answer is decoded per length. Its steps alternate between the drafters and the reference passes.
+    """
     if repeats < 1:
         raise RequestError(f"repeats must be at least 1, not {repeats}")
     reference_passes: dict[str, tuple[Drafter, int]] = {
-        _rows(rows): (ArbitraryDrafts(), rows - 1) for rows in VERIFY_ROWS
+        _reference_name(rows): (ArbitraryDrafts(), rows - 1) for rows in VERIFY_ROWS
     }
     with TemporaryDirectory(prefix="foreword-heads-") as folder:  # random heads
         configs = {
@@ -96,7 +99,7 @@ def measure_overhead(
     if not contexts or min(contexts) < 1 or max(contexts) + tokens > engine.max_model_len:
         raise RequestError(f"contexts must be in 1 .. {engine.max_model_len - tokens} for this model")
     text = _text(llm, max(contexts))
-    found = []
+    rows = []
     for context in contexts:
         (request,) = engine.add(*greedy_requests("overhead", [text[:context]], tokens))
         policy.turn = None
@@ -107,12 +110,12 @@ def measure_overhead(
         show = partial(on_progress, f"drafting after {context} tokens")
         steps = take_turns(arms, repeats + 1, show, warm_up=0)
         engine.abort(request.name)
-        found += [_overhead(label, context, steps) for label in configs]
-    return found
+        rows += [_overhead(label, context, steps) for label in configs]
+    return rows
 
 
 def _step(engine: EngineCore, policy: TurnPolicy, turn: str, _: int) -> StageSeconds:
-    """Run a step with this drafter; return its times."""
+    """Run a step with the drafter named `turn`; return the step's times."""
     policy.turn = turn
     before = engine.seconds
     engine.step()
@@ -120,17 +123,23 @@ def _step(engine: EngineCore, policy: TurnPolicy, turn: str, _: int) -> StageSec
 
 
 def _overhead(label: str, context: int, steps: Mapping[str, Sequence[StageSeconds]]) -> Overhead:
-    first, *later = (1e3 * step.draft for step in steps[label])
-    passes = {rows: [1e3 * step.verify for step in steps[_rows(rows)][1:]] for rows in VERIFY_ROWS}
-    return Overhead(label, context, first, median(later), {rows: median(ms) for rows, ms in passes.items()})
+    """Return a drafter's times; `steps` are the times of all steps by drafter, of which the first reads the text."""
+    first_ms, *later_ms = (1e3 * step.draft for step in steps[label])
+    verify_ms = {
+        rows: median(1e3 * step.verify for step in steps[_reference_name(rows)][1:]) for rows in VERIFY_ROWS
+    }
+    return Overhead(label, context, first_ms, median(later_ms), verify_ms)
 
 
-def _rows(rows: int) -> str:
+def _reference_name(rows: int) -> str:
     return f"a pass over {rows}"
 
 
 def _text(llm: LLM, length: int) -> list[int]:
-    """Return the shipped prompts repeated with small shifts, so that lookups find most continuations, but not all."""
+    """Return `length` tokens: the shipped prompts again and again, each time rotated by 97 more tokens.
+
+    So lookups find most continuations, but not all.
+    """
     tokens = [token for prompt in own_prompts() for token in llm.encode(prompt.text)]
-    rounds = (tokens[start:] + tokens[:start] for start in cycle(range(0, len(tokens), 97)))
-    return list(islice((token for one in rounds for token in one), length))
+    rotations = (tokens[start:] + tokens[:start] for start in cycle(range(0, len(tokens), 97)))
+    return list(islice(chain.from_iterable(rotations), length))

@@ -1,4 +1,4 @@
-"""Measures what the timing of a stream reveals about its prompt, with a classifier."""
+"""Measures how well a classifier identifies a prompt by the times and sizes of its stream's chunks."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -24,19 +24,20 @@ EVENT_BYTES = 240  # size of an OpenAI completion event without its text
 
 
 class WireChunk(NamedTuple):
-    """Time and size of a chunk on the network."""
+    """A chunk of a stream, as an observer of the network sees it."""
 
-    time: float
-    size: int
+    time: float  # seconds since the first chunk
+    size: int  # bytes
 
 
 @dataclass(frozen=True)
 class Trace:
-    """One answer to one prompt."""
+    """The bursts of one answer: the tokens that one step commits form a burst."""
 
-    prompt: int
+    prompt: int  # index of the prompt
     repeat: int
-    bursts: tuple[tuple[float, tuple[int, ...]], ...]  # seconds since the first, bytes of each token's text
+    # Per burst: seconds since the first one, and the bytes of each token's text.
+    bursts: tuple[tuple[float, tuple[int, ...]], ...]
 
     @property
     def key(self) -> tuple[int, int]:
@@ -52,7 +53,7 @@ class Trace:
         return [WireChunk(time, EVENT_BYTES + sum(sizes)) for time, sizes in self.bursts]
 
     def units(self) -> list[tuple[float, list[int]]]:
-        """Return the bursts with one event per token, as pacing sends them."""
+        """Return per burst its time in seconds and the bytes of its events, of which each has one token."""
         return [(time, [EVENT_BYTES + size for size in sizes]) for time, sizes in self.bursts]
 
 
@@ -73,13 +74,13 @@ def record(
     speculate: bool,
     on_progress: Callable[[int, int], None],
 ) -> list[Trace]:
-    """Answer every prompt `repeats` times, one at a time, interleaved."""
+    """Return the traces of every prompt, answered `repeats` times; prompts take turns, one at a time."""
     arms = {
         str(number): partial(_trace, engine, prompt, params, speculate, number)
         for number, prompt in enumerate(prompts)
     }
-    turns = take_turns(arms, repeats, on_progress, warm_up=0)
-    return [trace for own in zip(*turns.values(), strict=True) for trace in own]
+    traces = take_turns(arms, repeats, on_progress, warm_up=0)
+    return [traces[name][repeat] for repeat in range(repeats) for name in arms]
 
 
 def _trace(
@@ -90,6 +91,7 @@ def _trace(
     number: int,
     repeat: int,
 ) -> Trace:
+    """Answer prompt `number` once on an idle engine; return the bursts."""
     speculation = {"fixed": True} if speculate else False
     engine.add(NewRequest("pacing", tuple(prompt), params, speculation=speculation))
     bursts: list[tuple[float, tuple[int, ...]]] = []
@@ -105,15 +107,15 @@ def _trace(
 
 
 def _sizes(delta: AnswerDelta) -> tuple[int, ...]:
-    """Return the bytes of the text in JSON, divided between the tokens."""
+    """Return bytes per token: those of the text in JSON, divided evenly between the tokens."""
     tokens = max(len(delta.token_ids), 1)
-    whole, rest = divmod(len(json.dumps(delta.text, ensure_ascii=False).encode()), tokens)
-    return tuple(whole + (place < rest) for place in range(tokens))
+    each, remaining = divmod(len(json.dumps(delta.text, ensure_ascii=False).encode()), tokens)
+    return (each + 1,) * remaining + (each,) * (tokens - remaining)
 
 
 Vector = npt.NDArray[np.float64]
 
-_FIRST = 48  # chunks compared individually
+_COMPARED = 48  # number of a stream's first chunks that are compared one by one
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,7 @@ class ClassifierResult:
 
 
 def features(chunks: Sequence[WireChunk]) -> dict[str, Vector]:
-    """Return the observable features by name."""
+    """Return the feature vectors of a stream by kind of feature."""
     sizes = np.array([chunk.size for chunk in chunks], dtype=np.float64)
     times = np.array([chunk.time for chunk in chunks], dtype=np.float64)
     gaps = np.diff(times)
@@ -149,27 +151,34 @@ def features(chunks: Sequence[WireChunk]) -> dict[str, Vector]:
 def classify_prompts(
     stream: str, watched: Mapping[tuple[int, int], Sequence[WireChunk]]
 ) -> list[ClassifierResult]:
-    """Classify each stream, given by (prompt, repeat), by the streams of other repeats, for each kind of feature."""
+    """Return the classifier's result for each kind of feature; `watched` has the streams by (prompt, repeat).
+
+    A stream is classified by the most similar stream of the other repeats. `stream` names the kind of pacing.
+    """
     keys = sorted(watched)
     repeats = {repeat for _, repeat in keys}
     if len(repeats) < 2:
         raise RequestError("--repeats must be at least 2: one to learn from, one to classify")
-    seen = {key: features(chunks) for key, chunks in watched.items()}
-    prompts = len({prompt for prompt, _ in keys})
+    by_stream = [features(watched[key]) for key in keys]
+    chance = 1 / len({prompt for prompt, _ in keys})
     results = []
-    for name in next(iter(seen.values())):
-        table = np.stack([seen[key][name] for key in keys])
+    for name in by_stream[0]:
+        table = np.stack([vectors[name] for vectors in by_stream])
         right = sum(_hits(table, keys, repeat) for repeat in repeats)
-        results.append(ClassifierResult(stream, name, right, len(keys), 1 / prompts))
+        results.append(ClassifierResult(stream, name, right, len(keys), chance))
     return results
 
 
 def _hits(table: Vector, keys: Sequence[tuple[int, int]], left_out: int) -> int:
-    """Count the correctly classified streams of one repeat; table [streams, features]."""
+    """Count the streams of repeat `left_out` that are classified correctly by all other repeats.
+
+    `table` is [streams, features]; `keys` has the (prompt, repeat) of each stream.
+    """
     known = np.array([repeat != left_out for _, repeat in keys])
     names = np.array([prompt for prompt, _ in keys])
     spread = table[known].std(axis=0)
     scaled = (table - table[known].mean(axis=0)) / np.where(spread > 0, spread, 1.0)
+    # [streams of the repeat, other streams]
     distances = np.linalg.norm(scaled[~known][:, None, :] - scaled[known][None, :, :], axis=2)
     # Ties are broken randomly; otherwise streams that all look alike would be classified too well.
     tie_breakers = np.random.default_rng(left_out).random(distances.shape)
@@ -178,9 +187,9 @@ def _hits(table: Vector, keys: Sequence[tuple[int, int]], left_out: int) -> int:
 
 
 def _fit(values: Vector) -> Vector:
-    """Return the first values; a shorter stream is padded with its median, since its length is a separate feature."""
-    fitted = np.full(_FIRST, np.median(values) if len(values) else 0.0)
-    fitted[: min(len(values), _FIRST)] = values[:_FIRST]
+    """Return the first `_COMPARED` values; fewer are padded with their median, since length is a separate feature."""
+    fitted = np.full(_COMPARED, np.median(values) if len(values) else 0.0)
+    fitted[: min(len(values), _COMPARED)] = values[:_COMPARED]
     return fitted
 
 
@@ -194,8 +203,8 @@ def plot_pacing(
     with saved_figure(path, 11.0, 5.0) as figure:
         grid = figure.add_gridspec(len(examples), 2, width_ratios=(3, 2))
         first = None
-        for place, (name, chunks) in enumerate(examples.items()):
-            axes = figure.add_subplot(grid[place, 0], sharex=first)
+        for index, (name, chunks) in enumerate(examples.items()):
+            axes = figure.add_subplot(grid[index, 0], sharex=first)
             first = first or axes
             _draw_chunks(axes, name, chunks)
         axes.set_xlabel("milliseconds after the first token")

@@ -1,7 +1,8 @@
 """Engines of `foreword bench compare`, each in its own process with JSON lines as input and output.
 
-The process is started as `python -m foreword.bench.peers PATH MODEL MODE THREADS DEVICE [DRAFT]`. Prints of engines go
-to standard error. Each class imports its engine itself, because its environment may lack the other engines and torch.
+The process is started as `python -m foreword.bench.peers PATH MODEL MODE THREADS DEVICE [DRAFT]`; PATH is
+`module:class` of the engine. Output that an engine prints goes to standard error. Each class imports its engine itself,
+because its environment may lack the other engines and torch.
 """
 
 import importlib
@@ -17,7 +18,7 @@ from queue import SimpleQueue
 from time import perf_counter
 from typing import IO, Any, Protocol
 
-LOOKUP_TOKENS = 10  # as documented by llama-cpp-python and transformers
+LOOKUP_TOKENS = 10  # draft tokens of prompt lookup, as documented by llama-cpp-python and transformers
 VLLM_DRAFT_TOKENS = 5
 CPU = "cpu"
 
@@ -26,11 +27,11 @@ class PeerEngine(Protocol):
     """A loaded model that answers greedily, one request at a time."""
 
     def tokens(self, prompt: Sequence[int], count: int) -> Iterator[Sequence[int]]:
-        """Yield exactly `count` tokens after the prompt, as they arrive; keep no state for later prompts."""
+        """Yield exactly `count` tokens after the prompt in all, as they arrive; keep no state for later prompts."""
 
 
 class Ours:
-    """Foreword: `plain`, `auto` or a method; `draft_model` with its path."""
+    """Foreword. Its mode is `plain`, `auto` or a drafter's name; `draft` is the path of a draft model."""
 
     def __init__(self, model: str, mode: str, threads: int, device: str, draft: str | None = None) -> None:
         from foreword.drafters.names import named_methods
@@ -42,7 +43,7 @@ class Ours:
         self._numbers = numbers()
 
     def tokens(self, prompt: Sequence[int], count: int) -> Iterator[Sequence[int]]:
-        """Yield the tokens of every step; each answer is a new tenant, whose prefix cache is empty."""
+        """Yield the tokens of every step. Each answer has a tenant of its own, whose prefix cache is empty."""
         from foreword.acceptance.params import SamplingParams
         from foreword.engine.messages import NewRequest
 
@@ -58,10 +59,10 @@ class Ours:
 
 
 class Portions:
-    """A streamer for transformers that queues the tokens it receives, the prompt first."""
+    """A streamer for `generate` of transformers, which queues the tokens it receives, the prompt first."""
 
     def __init__(self) -> None:
-        self.queue: SimpleQueue[list[int] | None] = SimpleQueue()
+        self.queue: SimpleQueue[list[int] | None] = SimpleQueue()  # None: the answer has ended
 
     def put(self, value: Any) -> None:  # noqa: ANN401 - a tensor
         self.queue.put(value.reshape(-1).tolist())
@@ -71,7 +72,10 @@ class Portions:
 
 
 class Transformers:
-    """`plain`, `prompt lookup`, or `assisted` by a draft model; float32 on a CPU, bfloat16 on a GPU, as Foreword."""
+    """transformers: `plain`, `prompt lookup`, or `assisted` by a draft model.
+
+    Weights are float32 on a CPU and bfloat16 on a GPU, as Foreword's.
+    """
 
     def __init__(self, model: str, mode: str, threads: int, device: str, draft: str | None = None) -> None:
         import torch
@@ -122,7 +126,10 @@ class Transformers:
 
 
 class Vllm:
-    """vLLM offline: `plain` or `ngram`. Answers arrive whole, so an answer of one token times the first token."""
+    """vLLM without a server: `plain` or `ngram`.
+
+    Answers arrive as a whole. So the prompt is answered twice: with one token, to time the first token, and in full.
+    """
 
     def __init__(self, model: str, mode: str, threads: int, device: str) -> None:
         import vllm
@@ -152,28 +159,29 @@ def peak_resident_bytes() -> int:
 
 
 def main() -> None:
-    """Load an engine, report that it is ready, then answer until the input ends."""
+    """Load the engine of the command line, report that it is ready, then answer one request per line of input."""
     path, model, mode, threads, device, *draft = sys.argv[1:]
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     try:
         module, _, name = path.partition(":")
-        peer = getattr(importlib.import_module(module), name)(model, mode, int(threads), device, *draft)
+        engine = getattr(importlib.import_module(module), name)(model, mode, int(threads), device, *draft)
     except Exception as error:  # any exception of an engine
         _report(out, {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"})
         return
     _report(out, {"ready": True})
     for line in sys.stdin:
         wanted = json.loads(line)
-        _report(out, _timed_answer(peer, wanted["prompt"], wanted["count"]))
+        _report(out, _timed_answer(engine, wanted["prompt"], wanted["count"]))
 
 
-def _timed_answer(peer: PeerEngine, prompt: list[int], count: int) -> dict[str, Any]:
+def _timed_answer(engine: PeerEngine, prompt: list[int], count: int) -> dict[str, Any]:
+    """Return an answer as JSON: its tokens, its times in seconds, and the peak memory of this process."""
     began = perf_counter()
     first: float | None = None
     first_tokens = 0
     tokens: list[int] = []
-    for portion in peer.tokens(prompt, count):
+    for portion in engine.tokens(prompt, count):
         tokens += portion
         if first is None and tokens:
             first, first_tokens = perf_counter() - began, len(tokens)

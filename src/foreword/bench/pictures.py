@@ -1,10 +1,11 @@
-"""Pictures drawn with matplotlib, which is optional, and self-contained HTML pages with tables and SVG charts."""
+"""Pictures with matplotlib, an optional package, and self-contained HTML pages with tables and SVG charts."""
 
 import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from foreword.errors import RequestError
 
 
 def require_matplotlib() -> Any:  # noqa: ANN401 - an optional package
-    """Return matplotlib; raise `RequestError` with instructions if missing."""
+    """Return matplotlib; raise `RequestError` if it is not installed."""
     try:
         return importlib.import_module("matplotlib")
     except ImportError:
@@ -41,20 +42,24 @@ def draw_bars(
     level: tuple[float, str],
     form: str,
 ) -> None:
-    """Draw groups of bars with heights by legend and group, and a dashed line at `level` with its label."""
-    groups = list(dict.fromkeys(group for own in heights.values() for group in own))
-    width = 0.8 / len(heights)
-    for place, (name, own) in enumerate(heights.items()):
-        middles = [groups.index(group) + width * (place - (len(heights) - 1) / 2) for group in own]
-        bars = axes.bar(middles, list(own.values()), width, label=name)
+    """Draw groups of bars, and a dashed line at `level` with its label.
+
+    `heights` are by name in the legend, then by group; `form` is the format of the figures above the bars.
+    """
+    groups = list(dict.fromkeys(group for by_group in heights.values() for group in by_group))
+    width = 0.8 / len(heights)  # of a bar; a group is 1 wide
+    for index, (name, by_group) in enumerate(heights.items()):
+        offset = width * (index - (len(heights) - 1) / 2)  # from the middle of the group
+        middles = [groups.index(group) + offset for group in by_group]
+        bars = axes.bar(middles, list(by_group.values()), width, label=name)
         axes.bar_label(bars, fmt=form, fontsize=7, padding=1)
     _draw_level(axes, level)
     axes.set_xticks(range(len(groups)), groups, rotation=20, ha="right")
 
 
-Line = Sequence[tuple[float, float]]  # points (x, y), by x
+Line = Sequence[tuple[float, float]]  # points (x, y) in rising order of x
 
-Lines = Mapping[str, Line]  # lines by legend
+Lines = Mapping[str, Line]  # lines by name in the legend
 
 
 @dataclass(frozen=True)
@@ -94,7 +99,7 @@ def _draw(axes: Any, chart: Chart) -> None:  # noqa: ANN401 - an optional packag
         axes.legend(frameon=False, fontsize=8)
 
 
-WIDTH, HEIGHT, MARGIN = 360, 200, 34
+WIDTH, HEIGHT, MARGIN = 360, 200, 34  # of an SVG chart, in pixels
 COLOURS = ("#4c78a8", "#e45756", "#54a24b", "#f58518", "#72b7b2", "#b279a2", "#9d755d", "#bab0ac")
 
 _STYLE = """
@@ -109,12 +114,12 @@ th:first-child, td:first-child { text-align: left } tr { border-bottom: 1px soli
 
 
 def colours_of(names: Sequence[str]) -> dict[str, str]:
-    """Return a colour for each name, the same in all charts of a page."""
-    return {name: COLOURS[place % len(COLOURS)] for place, name in enumerate(names)}
+    """Return a colour for each name; all charts of a page use the same."""
+    return dict(zip(names, cycle(COLOURS), strict=False))
 
 
 def html_page(title: str, about: Sequence[str], colours: Mapping[str, str], sections: Sequence[str]) -> str:
-    """Return a page; `about` are paragraphs of plain text, `sections` are HTML."""
+    """Return an HTML page with a legend of the colours; `about` are paragraphs of plain text, `sections` are HTML."""
     key = "".join(
         f'<span><i style="background:{colour}"></i>{escape(name)}</span>' for name, colour in colours.items()
     )
@@ -131,7 +136,7 @@ def html_page(title: str, about: Sequence[str], colours: Mapping[str, str], sect
 
 
 def section(title: str, charts: Sequence[str], heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return charts side by side and a table of plain text."""
+    """Return HTML of charts (SVG) side by side and a table below them, whose headings and cells are plain text."""
     head = "".join(f"<th>{escape(name)}</th>" for name in heads)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return (
@@ -141,25 +146,27 @@ def section(title: str, charts: Sequence[str], heads: Sequence[str], rows: Seque
 
 
 def chart(title: str, lines: Lines, colours: Mapping[str, str]) -> str:
-    """Return a line chart as SVG; both axes start at zero."""
+    """Return a line chart as SVG, whose axes start at zero; empty if there are no points."""
     points = [point for line in lines.values() for point in line]
     if not points:
         return ""
     most_x, most_y = max(x for x, _ in points), max(*(y for _, y in points), 1e-9)
+    bottom, right = HEIGHT - MARGIN, WIDTH - MARGIN
 
-    def place(x: float, y: float) -> str:
-        across = MARGIN + (WIDTH - 2 * MARGIN) * x / most_x
-        return f"{across:.1f},{HEIGHT - MARGIN - (HEIGHT - 2 * MARGIN) * y / most_y:.1f}"
+    def pixels(x: float, y: float) -> tuple[str, str]:
+        """Return a point's coordinates in the picture, whose y grows downwards."""
+        across = MARGIN + (right - MARGIN) * x / most_x
+        down = bottom - (bottom - MARGIN) * y / most_y
+        return f"{across:.1f}", f"{down:.1f}"
 
     drawn = []
     for name, line in lines.items():
-        colour, ordered = colours[name], [place(*point) for point in sorted(line)]
-        joined = " ".join(ordered)
+        colour, tip = colours[name], f"<title>{escape(name)}</title>"
+        places = [pixels(*point) for point in sorted(line)]
+        joined = " ".join(map(",".join, places))
         drawn.append(f'<polyline fill="none" stroke="{colour}" stroke-width="2" points="{joined}"/>')
-        for x, y in (at.split(",") for at in ordered):
-            tip = f"<title>{escape(name)}</title>"
+        for x, y in places:
             drawn.append(f'<circle cx="{x}" cy="{y}" r="3" fill="{colour}">{tip}</circle>')
-    bottom, right = HEIGHT - MARGIN, WIDTH - MARGIN
     parts = [
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" role="img" aria-label="{escape(title)}">',
         f'<path d="M{MARGIN} {MARGIN}V{bottom}H{right}" fill="none" stroke="currentColor"/>',

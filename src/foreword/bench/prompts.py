@@ -15,7 +15,7 @@ from foreword.errors import RequestError
 
 @dataclass(frozen=True)
 class BenchPrompt:
-    """A question and its category."""
+    """A prompt and its category."""
 
     name: str  # id or line number in the file
     category: str
@@ -36,7 +36,8 @@ def own_prompts() -> list[BenchPrompt]:
 def bench_prompts(paths: Sequence[Path] | None, limit: int | None) -> list[BenchPrompt]:
     """Return the first `limit` prompts of every category of these files; without files, of the shipped prompts.
 
-    The file's name is added to a category of several files, since GSM8K's "math" is not Spec-Bench's.
+    If several files have a category of the same name, the file's name is added to it: GSM8K's "math" is not
+    Spec-Bench's.
     """
     if not paths:
         return take_per_category(own_prompts(), limit)
@@ -44,31 +45,31 @@ def bench_prompts(paths: Sequence[Path] | None, limit: int | None) -> list[Bench
     files_with: Counter[str] = Counter()  # category -> number of files
     for _, prompts in read:
         files_with.update({prompt.category for prompt in prompts})
-    found: list[BenchPrompt] = []
+    renamed: list[BenchPrompt] = []
     for path, prompts in read:
         for prompt in prompts:
             is_shared = files_with[prompt.category] > 1
             category = f"{prompt.category} ({path.stem})" if is_shared else prompt.category
-            found.append(replace(prompt, category=category))
-    _refuse_duplicates(found, "the datasets")
-    return found
+            renamed.append(replace(prompt, category=category))
+    _refuse_duplicates(renamed, "the datasets")
+    return renamed
 
 
 _ENDINGS = {
     "question": "\n\nQuestion: what does the text above explain? Answer in detail, with names and values from it.",
     "continuation": "\n\nContinue the text above from where it ends.",
 }
-# More than the average of any tokenizer on text: limits what is tokenized to find the cut
+# An upper limit of any tokenizer's average on text. It bounds how much is tokenized to find where to cut.
 _CHARACTERS_PER_TOKEN = 8
 
 
 def long_documents() -> dict[str, str]:
-    """Return the package's source and, in a checkout, the project's documentation."""
+    """Return texts by name: the package's source and, in a checkout, the project's documentation."""
     package = Path(__file__).parents[1]
     paths = {"docs": package.parents[1].glob("docs/*.md"), "source": package.rglob("*.py")}
     texts = {
-        name: "\n".join(path.read_text(encoding="utf-8") for path in sorted(found))
-        for name, found in paths.items()
+        name: "\n".join(path.read_text(encoding="utf-8") for path in sorted(of_text))
+        for name, of_text in paths.items()
     }
     return {name: text for name, text in texts.items() if text}
 
@@ -76,31 +77,32 @@ def long_documents() -> dict[str, str]:
 def document_prompts(
     lengths: Sequence[int], documents: Mapping[str, str], encode: Callable[[str], Sequence[int]]
 ) -> list[BenchPrompt]:
-    """Return prompts of these lengths in tokens: beginnings of documents, with a question or to be continued.
+    """Return prompts of these lengths in tokens: the beginning of each document, followed by each of `_ENDINGS`.
 
-    The category is the length. A document that is shorter than a length has no prompt of it.
+    The category is the length. A document that is shorter than a length has no prompt of that length.
     """
     prompts = []
     for length in dict.fromkeys(lengths):
-        found = [
+        of_length = [
             BenchPrompt(f"{name}, {ending}", f"{length} tokens", text)
             for ending, task in _ENDINGS.items()
             for name, document in documents.items()
             if (text := _cut(document, task, length, encode)) is not None
         ]
-        if not found:
+        if not of_length:
             raise RequestError(f"--context {length} is longer than every document")
-        prompts += found
+        prompts += of_length
     return prompts
 
 
 def _cut(document: str, task: str, length: int, encode: Callable[[str], Sequence[int]]) -> str | None:
-    """Return the document, cut so that it has `length` tokens with the task; None if the document is too short."""
+    """Return the document's beginning and the task, together `length` tokens; None if the document is too short."""
     text = document[: length * _CHARACTERS_PER_TOKEN]
 
     def tokens_until(end: int) -> int:
         return len(encode(text[:end] + task))
 
+    # The last cut that has no more than `length` tokens.
     end = bisect_right(range(len(text) + 1), length, key=tokens_until) - 1
     if end < 1:
         raise RequestError(f"--context {length} has no room for a document before its question")
@@ -108,19 +110,18 @@ def _cut(document: str, task: str, length: int, encode: Callable[[str], Sequence
 
 
 MT_BENCH = {"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"}
-"""Spec-Bench's conversation categories, which it counts as one."""
+"""Categories of MT-Bench. Spec-Bench counts them as one, conversation."""
 
 
 def spec_bench_kinds(prompts: Sequence[BenchPrompt]) -> list[BenchPrompt]:
-    """Return the prompts with Spec-Bench's kinds as categories; other prompts are unchanged."""
-    categories = {prompt.category for prompt in prompts}
-    if not categories.issuperset(MT_BENCH):
+    """Return Spec-Bench's prompts with the categories that it reports; prompts of other benchmarks are unchanged."""
+    if not MT_BENCH.issubset(prompt.category for prompt in prompts):
         return list(prompts)  # from another benchmark
     return [replace(one, category="conversation") if one.category in MT_BENCH else one for one in prompts]
 
 
 def prompts_digest(prompts: Sequence[BenchPrompt]) -> str:
-    """Return a digest of prompts, categories and order."""
+    """Return a digest of the prompts, of their categories and of their order."""
     listed = "\n".join(f"{prompt.category} {prompt.key}" for prompt in prompts)
     return hashlib.sha256(listed.encode()).hexdigest()[:12]
 
@@ -136,7 +137,7 @@ def read_prompts(path: Path) -> list[BenchPrompt]:
 
 
 def parse_prompts(text: str, source: str) -> list[BenchPrompt]:
-    """Parse one prompt per non-blank line; an invalid line is refused by number."""
+    """Parse one prompt per non-blank line; the error for an invalid line has its number and the `source`."""
     prompts = []
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
@@ -163,23 +164,24 @@ def take_per_category(prompts: Sequence[BenchPrompt], limit: int | None) -> list
     if limit is None:
         return list(prompts)
     check_least(1, limit_per_category=limit)
-    taken: Counter[str] = Counter()
-    found = []
+    counts: Counter[str] = Counter()  # prompts seen, by category
+    taken = []
     for prompt in prompts:
-        if taken[prompt.category] < limit:
-            taken[prompt.category] += 1
-            found.append(prompt)
-    return found
+        counts[prompt.category] += 1
+        if counts[prompt.category] <= limit:
+            taken.append(prompt)
+    return taken
 
 
 def _parse_line(line: str, number: int) -> BenchPrompt:
+    """Return the prompt of a line; raise `ValueError` if it has none."""
     try:
         value = json.loads(line)
     except json.JSONDecodeError as error:
         raise ValueError(f"not JSON ({error.msg})") from None
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
-    if "turns" in value:  # Spec-Bench and ours: only the first turn
+    if "turns" in value:  # Spec-Bench and the shipped prompts; only the first turn is used
         turns = value["turns"]
         if not isinstance(turns, list) or not turns:
             raise ValueError("turns must be a list of at least one text")

@@ -4,11 +4,13 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from foreword.backends.interface import Decoder
+from foreword.bench.skeleton import InTable
 from foreword.errors import RequestError
 from foreword.progress import Progress
 from foreword.proofs.passes import prompt_pass
@@ -20,10 +22,11 @@ WINDOW = 512  # context length into which the text is cut
 class Quality:
     """Difference of one weight format from float32."""
 
-    form: str
+    form: Annotated[str, InTable("form")]
     tokens: int
-    mean_kl: float  # nats, from the distribution of float32
-    top1_agreement: float  # fraction of positions with the same most likely token
+    mean_kl: Annotated[float, InTable("mean KL (nats)", ".5f")]  # from the distribution of float32
+    # Positions with the same most likely token.
+    top1_agreement: Annotated[float, InTable("top-1 agreement", ".2%")]
 
 
 def read_text(path: Path) -> str:
@@ -38,19 +41,21 @@ def read_text(path: Path) -> str:
 
 
 def _strings(value: object) -> str:
+    """Return all strings in a JSON value, one per line; keys do not count."""
     if isinstance(value, str):
         return value
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return "\n".join(filter(None, map(_strings, parts)))
+    if isinstance(value, dict):
+        value = list(value.values())
+    return "\n".join(filter(None, map(_strings, value))) if isinstance(value, list) else ""
 
 
 def measure_quality(
     reference: Decoder, forms: Mapping[str, Callable[[], Decoder]], tokens: Sequence[int], progress: Progress
 ) -> list[Quality]:
-    """Return KL and agreement of every format, computed over windows of the text."""
+    """Return KL and agreement of every format, computed over windows of the text; `forms` has a loader per format."""
     windows = [list(tokens[i : i + WINDOW]) for i in range(0, len(tokens), WINDOW)]
     decoders = {name: load() for name, load in forms.items()}
-    sums = {name: [0.0, 0.0] for name in forms}
+    sums = {name: [0.0, 0.0] for name in forms}  # over all positions: KL, and agreements
     for index, window in enumerate(windows):
         expected = log_probabilities(reference, window)
         for name, decoder in decoders.items():

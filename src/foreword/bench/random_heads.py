@@ -1,4 +1,4 @@
-"""Draft heads with random weights in published sizes, which cost as much as trained ones."""
+"""Draft heads with random weights in published sizes: they cost as much as trained heads."""
 
 import atexit
 import json
@@ -36,7 +36,7 @@ DSPARK_BLOCK, DSPARK_RANK = 7, 256  # DSpark's block size and Markov rank
 DFLASH2_TAPS, DFLASH2_GROUP, DFLASH2_RANK = 2, 16, 256
 """Taps and channel groups of DFlash2's convolutions, and its selector's rank."""
 
-Shaped = tuple[dict[str, tuple[int, ...]], dict[str, Any]]
+Shaped = tuple[dict[str, tuple[int, ...]], dict[str, Any]]  # shapes of tensors by name, and the config
 
 
 def write_random_head(method: str, target: ModelConfig, path: Path) -> Path:
@@ -58,14 +58,17 @@ def write_random_head(method: str, target: ModelConfig, path: Path) -> Path:
 
 
 def _plain(target: ModelConfig) -> ModelConfig:
-    """Return the target with llama's layers, which heads have; an MLP replaces the experts that one token uses."""
+    """Return the target's config with Llama's layers, which heads have.
+
+    An MLP takes the place of a mixture, as wide as the experts that one token uses.
+    """
     heads, kv_heads, head_dim, intermediate = head_sizes(target)
     layer = LayerSpec(AttentionSpec(heads, kv_heads, head_dim), MlpSpec(intermediate))
     return replace(target, layers=(layer,) * target.num_layers)
 
 
 def _layers(target: ModelConfig, layers: int, inputs: int = 1) -> dict[str, tuple[int, ...]]:
-    """Return shapes of layers like the target's; the first reads `inputs` times as many numbers."""
+    """Return the tensor shapes of this many layers like the target's; the first reads `inputs` hidden states."""
     hidden = target.hidden_size
     return all_layer_shapes((target.layer,) * layers, hidden, first_inputs=inputs * hidden, first_norm=True)
 
@@ -86,8 +89,8 @@ def _eagle3(target: ModelConfig) -> Shaped:
     }
     middle = max(target.num_layers // 2, 1)
     layers = [min(2, middle), middle, max(target.num_layers - 3, middle)]
-    own = {"draft_vocab_size": draft_vocab, "eagle_aux_hidden_state_layer_ids": layers}
-    return shapes, layer_config(target) | own
+    settings = {"draft_vocab_size": draft_vocab, "eagle_aux_hidden_state_layer_ids": layers}
+    return shapes, layer_config(target) | settings
 
 
 def _p_eagle(target: ModelConfig) -> Shaped:
@@ -121,8 +124,8 @@ def _dflash(target: ModelConfig) -> Shaped:
         "norm.weight": (hidden,),
     }
     ids = [0, target.num_layers // 2, target.num_layers - 1]
-    own = {"mask_token_id": 0, "target_layer_ids": ids, "block_size": DFLASH_BLOCK}
-    return shapes, layer_config(target, num_layers=layers) | {"dflash_config": own}
+    settings = {"mask_token_id": 0, "target_layer_ids": ids, "block_size": DFLASH_BLOCK}
+    return shapes, layer_config(target, num_layers=layers) | {"dflash_config": settings}
 
 
 def _dspark(target: ModelConfig) -> Shaped:
@@ -158,11 +161,12 @@ _SHAPES: Mapping[str, Callable[[ModelConfig], Shaped]] = {
 }
 
 
+# Kinds of heads that `bench gpu --heads` measures.
 METHODS = ("eagle3", "p_eagle", "dflash", "dflash2", "dspark", "medusa")
 
 
 def random_head(decoder: Decoder, method: str) -> Head:
-    """Return a head of this method for the decoder; its weights stay in a file until the process ends."""
+    """Return a random head of this method for the decoder; its weights stay in a file until the process ends."""
     folder = TemporaryDirectory(prefix="foreword-heads-")
     atexit.register(folder.cleanup)
     path = write_random_head(method, decoder.config, Path(folder.name) / method)
@@ -180,7 +184,7 @@ def head_drafter(decoder: Decoder, head: Head, is_reference: bool = False) -> Dr
         return MedusaDrafter(heads.medusa(head), taps_of(spec)[0], vocabulary, width=1)
     loaded = LoadedHead(
         heads.head(head, method),
-        RowSpec(method, len(spec.layers), *spec.layers[0].attention.kept),
+        RowSpec(method, len(spec.layers), *spec.layers[0].attention.kv_row_sizes),
         taps_of(spec),
         vocabulary,
         tensors={name: head.load(name).to(decoder.device) for name in DRAFTER_TENSORS if spec.has(name)},

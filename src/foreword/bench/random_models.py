@@ -1,4 +1,4 @@
-"""Models with random weights, whose passes cost as much as those of trained ones."""
+"""Models with random weights: their passes cost as much as those of trained models."""
 
 import json
 import math
@@ -85,8 +85,8 @@ def _gpt_oss() -> ModelConfig:
     """gpt-oss-20b: every second layer sees all positions."""
     attention = AttentionSpec(64, 8, 64, bias=True, output_bias=True, sinks=True)
     mlp = MlpSpec(0, experts=ExpertsSpec(32, 4, 2880, normalize=True, bias=True, clamp=7.0))
-    local, whole = LayerSpec(replace(attention, window=128), mlp), LayerSpec(attention, mlp)
-    return _shape("gpt_oss", 201_088, 2880, [local, whole] * 12, RopeSpec(150_000.0))
+    local, full = LayerSpec(replace(attention, window=128), mlp), LayerSpec(attention, mlp)
+    return _shape("gpt_oss", 201_088, 2880, [local, full] * 12, RopeSpec(150_000.0))
 
 
 def _hybrid(
@@ -96,16 +96,17 @@ def _hybrid(
     delta = RecurrentSpec(
         Recurrence.DELTA, kernel=4, heads=value_heads, value_dim=128, key_heads=16, key_dim=128
     )
-    whole = LayerSpec(AttentionSpec(heads, kv_heads, 256, qk_norm=True, gated=True), mlp)
-    four = [*[replace(whole, recurrent=delta)] * 3, whole]
+    attention = LayerSpec(AttentionSpec(heads, kv_heads, 256, qk_norm=True, gated=True), mlp)
+    recurrent = replace(attention, recurrent=delta)
+    four = [recurrent, recurrent, recurrent, attention]
     return _shape("qwen3_5", vocab, hidden, four * (layers // 4), RopeSpec(1e7, rotary_dim=64))
 
 
 def _lfm2() -> ModelConfig:
     """LFM2 1.2B: short convolutions, and attention in six layers."""
-    whole = LayerSpec(AttentionSpec(32, 8, 64, qk_norm=True), MlpSpec(8192))
-    short = replace(whole, recurrent=RecurrentSpec(Recurrence.NONE, kernel=3, heads=1, value_dim=2048))
-    layers = [whole if index in (2, 5, 8, 10, 12, 14) else short for index in range(16)]
+    attention = LayerSpec(AttentionSpec(32, 8, 64, qk_norm=True), MlpSpec(8192))
+    short = replace(attention, recurrent=RecurrentSpec(Recurrence.NONE, kernel=3, heads=1, value_dim=2048))
+    layers = [attention if index in (2, 5, 8, 10, 12, 14) else short for index in range(16)]
     return _shape("lfm2", 65_536, 2048, layers, RopeSpec(1e6), tied=True)
 
 
@@ -129,7 +130,7 @@ SHAPES = {
 
 
 def named_shape(name: str) -> ModelConfig:
-    """Return a shape by name, or that of a checkpoint."""
+    """Return the shape with this name in `SHAPES`, or the shape of the checkpoint at this path."""
     if name in SHAPES:
         return SHAPES[name]
     if Path(name).exists():
@@ -143,7 +144,7 @@ def draft_shape(target: ModelConfig) -> ModelConfig:
 
 
 class RandomTensors:
-    """Creates random tensors by name, in the scale of trained ones; norms are ones."""
+    """Creates random tensors by name. They have the scale of trained ones, so that activations stay finite."""
 
     def __init__(
         self,
@@ -152,7 +153,7 @@ class RandomTensors:
         device: torch.device,
         gain_of: Callable[[int], float] = lambda layer: 1.0,
     ) -> None:
-        """Create a source of tensors; `gain_of` scales a layer's contribution to the residual stream."""
+        """Create a source of tensors; `gain_of(layer)` scales a layer's contribution to the residual stream."""
         self.hidden_size = config.hidden_size
         self.shapes = expected_shapes(config)
         self._generator = torch.Generator(device).manual_seed(0)
@@ -160,6 +161,7 @@ class RandomTensors:
         self._is_mixture = any(layer.mlp.experts for layer in config.layers)
 
     def tensor(self, name: str) -> Tensor:
+        """Return a random matrix; of vectors, norms are ones and biases zeros."""
         numbers = self.nothing(*self.shapes[name])
         if numbers.ndim == 1:
             return numbers.fill_(float(name.endswith("norm.weight")))
@@ -175,6 +177,7 @@ class RandomTensors:
         return self.tensor(name).float()
 
     def nothing(self, *shape: int) -> Tensor:
+        """Return an uninitialised tensor."""
         return torch.empty(shape, dtype=self._dtype, device=self._device)
 
 
@@ -186,13 +189,15 @@ class RandomMxfp4(RandomTensors):
 
         rows, columns = self.shapes[names[0][0]]
         shape = len(names), columns // GROUP, rows * len(names[0])
-        codes = self.nothing(*shape, GROUP // 2).to(torch.uint8).random_(256, generator=self._generator)
-        scale = 128 - round(math.log2(columns**0.5 * 6))  # the root mean square of 4-bit numbers is 3
+        codes = torch.empty((*shape, GROUP // 2), dtype=torch.uint8, device=self._device)
+        codes.random_(256, generator=self._generator)
+        # A power of two, biased by 127. Random 4-bit numbers have the root mean square 3, weights columns**-0.5.
+        scale = 128 - round(math.log2(columns**0.5 * 6))
         return pack(codes, torch.full(shape, scale, dtype=torch.uint8, device=self._device), self._dtype)
 
 
 def packed_weights(config: ModelConfig, device: torch.device, quantization: str) -> DecoderWeights[Any]:
-    """Return random bf16 weights; layer matrices may be quantised like a checkpoint's."""
+    """Return random bf16 weights, whose layer matrices are quantised as --quantization says."""
     as_published = quantization == "auto" and config.architecture == "gpt_oss"
     source = (RandomMxfp4 if as_published else RandomTensors)(config, torch.bfloat16, device)
     if quantization in ("auto", "none"):
@@ -202,13 +207,14 @@ def packed_weights(config: ModelConfig, device: torch.device, quantization: str)
     return weights_from(RoundedMatrices(source, quantization), config)
 
 
-EXPERTS_USED = 2
+EXPERTS_USED = 2  # experts per token of a mixture
 
 
 class RandomCheckpoint:
     """A checkpoint of random weights that keep the residual stream bounded; it has no tokenizer."""
 
     def __init__(self, config: ModelConfig, blocks: Mapping[str, QuantizedTensor] | None = None) -> None:
+        """Create a checkpoint; `blocks` are quantised tensors by name."""
         self.config = config
         self.path = Path("random numbers")
         self._shapes = expected_shapes(config)
@@ -260,37 +266,39 @@ _END = "<|end|>"
 
 
 def write_random_pair(config: ModelConfig, draft_layers: int, folder: Path) -> tuple[Path, Path]:
-    """Write the target and its draft in Hugging Face's format; return their directories."""
+    """Write a random target, and its first `draft_layers` layers as a draft model; return their directories."""
     tensors = _tensors(config, lambda layer: 1.0 if layer < draft_layers else QUIET)
     target, draft = folder / "target", folder / "draft"
     _write(target, config, len(config.layers), tensors)
-    kept = {name: tensor for name, tensor in tensors.items() if _layer_of(name) < draft_layers}
-    _write(draft, config, draft_layers, kept)
+    of_draft = {name: tensor for name, tensor in tensors.items() if _layer_of(name) < draft_layers}
+    _write(draft, config, draft_layers, of_draft)
     return target, draft
 
 
 def write_agreeing_pair(
     target: ModelConfig, draft: ModelConfig, agreement: float, folder: Path
 ) -> tuple[Path, Path]:
-    """Write two models that predict the same next token after this fraction of tokens; return their directories."""
+    """Write two models that predict the same next token after this fraction of tokens; return their directories.
+
+    The next token depends on the newest token only: the embedding dominates all layers, and the output matrix maps it
+    to the next token.
+    """
     size = target.vocab_size
     generator = torch.Generator().manual_seed(1)
     order = torch.randperm(size, generator=generator)
-    follows = torch.empty_like(order)
+    follows = torch.empty_like(order)  # next token by newest token
     follows[order] = order.roll(-1)  # one cycle through all tokens, so that texts contain all of them
     wrong = torch.randperm(size, generator=generator)[: round((1 - agreement) * size)]
     drafted = follows.clone()
     drafted[wrong] = follows[wrong].roll(1)
-    written = []
-    for name, config, after in (("target", target, follows), ("draft", draft, drafted)):
+    for name, config, next_tokens in (("target", target, follows), ("draft", draft, drafted)):
         untied = replace(config, vocab_size=size, tied_embeddings=False)
         tensors = _tensors(untied, lambda layer: QUIET)
         embedding = tensors["model.embed_tokens.weight"]
-        tensors["lm_head.weight"][after] = embedding
-        embedding *= config.hidden_size**0.5  # dominates all layers
+        tensors["lm_head.weight"][next_tokens] = embedding
+        embedding *= config.hidden_size**0.5
         _write(folder / name, untied, len(config.layers), tensors)
-        written.append(folder / name)
-    return written[0], written[1]
+    return folder / "target", folder / "draft"
 
 
 def _layer_of(name: str) -> int:
@@ -299,6 +307,7 @@ def _layer_of(name: str) -> int:
 
 
 def _tensors(config: ModelConfig, gain_of: Callable[[int], float]) -> dict[str, Tensor]:
+    """Return random bf16 tensors in host memory, by name; see `RandomTensors` for `gain_of`."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     source = RandomTensors(config, torch.bfloat16, device, gain_of)
     return {name: source.tensor(name).cpu() for name in source.shapes}
@@ -318,7 +327,7 @@ def _write(path: Path, config: ModelConfig, layers: int, tensors: dict[str, Tens
 
 
 def _tokenizer(size: int) -> HfTokenizer:
-    """Return a byte tokenizer of this size, whose further tokens have synthetic texts."""
+    """Return a tokenizer of `size` tokens: the bytes, tokens with the texts <0>, <1>, ..., and an end token."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     names = [*alphabet, *(f"<{number}>" for number in range(size - len(alphabet) - 1)), _END]
     tokenizer = HfTokenizer(models.BPE({name: number for number, name in enumerate(names)}, []))

@@ -1,4 +1,4 @@
-"""Writes a page of results of several engines from the files that benchmarks wrote."""
+"""Makes a Markdown page that compares engines, from the JSON files that benchmarks wrote."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,9 +18,9 @@ class _Measure(NamedTuple):
     """A column of the table of speeds."""
 
     heading: str
-    field: str  # of a row in the file
+    field: str  # key of the value in a row of the file
     sign: int  # 1: more is better; -1: less is better
-    form: str  # format of a value in `unit`
+    form: str  # format of the value after division by `unit`
     unit: int = 1
     is_bold: bool = True  # whether the best value is bold
 
@@ -37,34 +37,33 @@ _MEASURES = (
 
 
 def scoreboard_page(folder: Path) -> str:
-    """Return the page as Markdown."""
-    found = {path: _read(path) for path in sorted(folder.glob("*.json"))}
-    if not found:
+    """Return the page as Markdown; `folder` has the result files."""
+    results = {path: _read(path) for path in sorted(folder.glob("*.json"))}
+    if not results:
         raise RequestError(
             f"{folder} has no result files; write them with foreword bench scoreboard --measure"
         )
-    speeds = ["\n".join(_speeds(path, result)) for path, result in found.items() if "rows" in result]
-    examined = {path: result for path, result in found.items() if "verdicts" in result}
-    verdicts = [
-        "\n".join(_verdicts(title, [(path, examined[path]) for path in paths]))
-        for title, paths in groupby(examined, key=lambda path: _title(examined[path]))
-    ]
-    return "\n".join([HEAD, *speeds, *verdicts])
+    parts = ["\n".join(_speeds(path, result)) for path, result in results.items() if "rows" in result]
+    examined = [(path, result) for path, result in results.items() if "verdicts" in result]
+    for title, group in groupby(examined, key=lambda pair: _title(pair[1])):
+        parts.append("\n".join(_verdicts(title, list(group))))
+    return "\n".join([HEAD, *parts])
 
 
 def _read(path: Path) -> dict[str, Any]:
+    """Return a result file; raise `RequestError` if a field that the page needs is missing."""
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         for name in ("command", "date", "machine"):
-            if name not in found["made"]:
+            if name not in result["made"]:
                 raise KeyError(name)
-        if "rows" not in found and "verdicts" not in found:
+        if "rows" not in result and "verdicts" not in result:
             raise KeyError("rows or verdicts")
     except KeyError as error:
         raise RequestError(f"{path} has no {error}; it must be what a benchmark wrote, with `made`") from None
     except (ValueError, TypeError) as error:
         raise RequestError(f"{path} is not a result file: {error}") from None
-    return found
+    return result
 
 
 def _title(result: Mapping[str, Any]) -> str:
@@ -77,6 +76,7 @@ def _origin(path: Path, made: Mapping[str, str]) -> str:
 
 
 def _speeds(path: Path, result: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines of a section with the speeds of all engines, from a result of `bench compare`."""
     rows: list[Mapping[str, Any]] = result["rows"]
     yield from (f"## {_title(result)}", "", _origin(path, result["made"]), "")
     best = {measure.field: _best(rows, measure) for measure in _MEASURES}
@@ -96,6 +96,7 @@ def _best(rows: Sequence[Mapping[str, Any]], measure: _Measure) -> float | None:
 
 
 def _cell(row: Mapping[str, Any], measure: _Measure, best: Mapping[str, float | None]) -> str:
+    """Return a cell's text, which is bold if its value is the best of the column."""
     value = row.get(measure.field)
     if value is None:
         return ""
@@ -105,32 +106,35 @@ def _cell(row: Mapping[str, Any], measure: _Measure, best: Mapping[str, float | 
 
 def _where_others_lead(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return a line that names every column in which an engine is better than each of our rows."""
-    ours = [row for row in rows if row["label"].split()[0] == OURS]
-    found = []
+    our_rows = [row for row in rows if row["label"].split()[0] == OURS]
+    columns = []
     for measure in _MEASURES:
-        best, own = _best(rows, measure), _best(ours, measure)
-        if best is not None and own is not None and measure.sign * best > measure.sign * own:
+        best, ours = _best(rows, measure), _best(our_rows, measure)
+        if best is not None and ours is not None and measure.sign * best > measure.sign * ours:
             leader = next(row["label"] for row in rows if row.get(measure.field) == best)
-            figures = f"{leader} {measure.shown(best)}, foreword {measure.shown(own)}"
-            found.append(f"{measure.heading} ({figures})")
-    return f"Others are better in: {', '.join(found) or 'no column of this table'}."
+            figures = f"{leader} {measure.shown(best)}, foreword {measure.shown(ours)}"
+            columns.append(f"{measure.heading} ({figures})")
+    return f"Others are better in: {', '.join(columns) or 'no column of this table'}."
 
 
 def _by_category(categories: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
+    """Yield a table of tokens per second; `categories` has them by category, then by engine."""
     yield from ("Tokens/s by kind of prompt:", "")
     cells: dict[str, list[str]] = {label: [] for label in next(iter(categories.values()))}
     for speeds in categories.values():
-        for label, own in cells.items():
+        for label, row in cells.items():
             shown = f"{speeds[label]:,.1f}"
-            own.append(f"**{shown}**" if speeds[label] == max(speeds.values()) else shown)
+            row.append(f"**{shown}**" if speeds[label] == max(speeds.values()) else shown)
     yield from _table([name.replace("_", " ") for name in categories], cells.items())
     yield ""
 
 
-def _table(headings: Sequence[str], rows: Iterable[tuple[str, Sequence[str]]]) -> Iterator[str]:
-    """Yield a Markdown table with one line per engine."""
-    yield from (f"| engine | {' | '.join(headings)} |", "| --- " * (len(headings) + 1) + "|")
-    yield from (f"| {label} | {' | '.join(row)} |" for label, row in rows)
+def _table(
+    headings: Sequence[str], rows: Iterable[tuple[str, Sequence[str]]], corner: str = "engine"
+) -> Iterator[str]:
+    """Yield a Markdown table with one line per row (label, cells); `corner` is the heading of the labels."""
+    yield from (f"| {corner} | {' | '.join(headings)} |", "| --- " * (len(headings) + 1) + "|")
+    yield from (f"| {label} | {' | '.join(cells)} |" for label, cells in rows)
 
 
 def _verdicts(title: str, results: Sequence[tuple[Path, Mapping[str, Any]]]) -> Iterator[str]:
@@ -142,9 +146,9 @@ def _verdicts(title: str, results: Sequence[tuple[Path, Mapping[str, Any]]]) -> 
     examined = [result for _, result in results if result["verdicts"]]
     columns = [{one["check"]: one["verdict"] for one in result["verdicts"]} for result in examined]
     checks = dict.fromkeys(one["check"] for result in examined for one in result["verdicts"])
-    yield from ("", f"| check | {' | '.join(map(_engine, examined))} |", "| --- " * (len(examined) + 1) + "|")
-    for check in checks:
-        yield f"| {check} | {' | '.join(column.get(check, 'not tried') for column in columns)} |"
+    rows = [(check, [column.get(check, "not tried") for column in columns]) for check in checks]
+    yield ""
+    yield from _table(list(map(_engine, examined)), rows, corner="check")
     yield ""
     explained = [line for result in examined for line in _explained(result)]
     yield from ([*explained, ""] if explained else [])

@@ -4,8 +4,6 @@ import json
 import socket
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,25 +12,27 @@ from tempfile import TemporaryFile
 from time import monotonic, sleep
 from typing import Any
 
+import httpx2
+
 from foreword.bench.contestants import OURS, engine_environment
 from foreword.bench.peers import LOOKUP_TOKENS, VLLM_DRAFT_TOKENS
 from foreword.bench.skeleton import command_json
 from foreword.errors import RequestError
 
 START_SECONDS = 600  # Maximum start time of a server in seconds. vLLM compiles for minutes.
-_EXAMINED = (0, 1)  # exit codes of `foreword prove` with a result; 1: a claim was refuted
+PROVE_EXIT_CODES = (0, 1)  # of `foreword prove` with a result; 1: a claim was refuted
 NAME = "model"  # name of the model in every server except transformers', which uses the path
 
 
 @dataclass(frozen=True)
 class ServedEngine:
-    """An engine's server, and how its speculation is enabled."""
+    """The command that starts an engine's server, with and without speculation."""
 
     engine: str
-    label: str  # column of the table
+    label: str  # heading of its column in the scoreboard
     arguments: Sequence[str]  # of the interpreter; {model}, {name} and {threads} are filled in
-    speculation: Sequence[str] = ()  # further arguments; the plain reference server has none
-    name: Callable[[Path], str] = lambda _: NAME  # of the model in requests
+    speculation: Sequence[str] = ()  # further arguments, which the plain reference server does not get
+    name: Callable[[Path], str] = lambda _: NAME  # returns the model's name in requests
 
 
 def _transformers_name(model: Path) -> str:
@@ -91,27 +91,24 @@ def started(python: str, arguments: Sequence[str], name: str, threads: int) -> I
 def _answers(url: str, name: str) -> bool:
     """Return whether a server completes a text; some listen before they have loaded their model."""
     body = {"model": name, "prompt": "Hello", "max_tokens": 1}
-    headers = {"Content-Type": "application/json"}
-    request = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode(), headers)
     try:
-        with urllib.request.urlopen(request, timeout=START_SECONDS):
-            return True
-    except (urllib.error.URLError, ConnectionError, TimeoutError):
+        return httpx2.post(f"{url}/v1/completions", json=body, timeout=START_SECONDS).is_success
+    except httpx2.HTTPError:
         return False
 
 
 def prove_server(
     engine: ServedEngine, python: str | None, model: Path, threads: int, options: Sequence[str]
 ) -> dict[str, Any]:
-    """Run `foreword prove --url --json` on an engine's server; return the result, or the reason as `absent`."""
+    """Return the result of `foreword prove --url --json` on an engine's server; on failure the reason as `absent`."""
     interpreter, name = python or sys.executable, engine.name(model)
     plain = [part.format(model=model, name=name, threads=threads) for part in engine.arguments]
     try:
         with started(interpreter, [*plain, *engine.speculation], name, threads) as url:
             given = ["--url", url, "--model", name, *options]
             if not engine.speculation:
-                return command_json("prove", given, _EXAMINED)
+                return command_json("prove", given, PROVE_EXIT_CODES)
             with started(interpreter, plain, name, threads) as plain_url:
-                return command_json("prove", [*given, "--plain-url", plain_url], _EXAMINED)
+                return command_json("prove", [*given, "--plain-url", plain_url], PROVE_EXIT_CODES)
     except RequestError as error:
         return {"verdicts": [], "absent": [str(error)]}

@@ -12,17 +12,17 @@ from time import perf_counter, process_time
 from typing import Any
 
 from foreword.acceptance.params import SamplingParams
-from foreword.bench.skeleton import started_command
+from foreword.bench.skeleton import ratios_by_round, started_command, take_turns
 from foreword.engine.engine import Engine
 from foreword.engine.messages import NewRequest
 from foreword.errors import ForewordError
-from foreword.progress import StageProgress
+from foreword.progress import Progress
 from foreword.wire.openai_http import EventParser, open_client, refusal_of
 
 
 @dataclass(frozen=True)
 class StreamedAnswer:
-    """An answer and its times, on the clock of perf_counter."""
+    """An answer, and when it arrived, in seconds of `perf_counter`."""
 
     text: str
     first: float  # arrival of the first text
@@ -31,13 +31,13 @@ class StreamedAnswer:
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A running server."""
+    """A running `foreword serve`."""
 
     url: str
     process_id: int
 
     def cpu_seconds(self) -> tuple[float, float]:
-        """Return the CPU time so far of the API process and of the engine's process."""
+        """Return the CPU seconds that the API process and the engine's process have used so far."""
         if not Path("/proc").is_dir():
             raise ForewordError("a server's processor time is read from /proc; run this benchmark on Linux")
         tasks = Path(f"/proc/{self.process_id}/task/{self.process_id}/children").read_text(encoding="ascii")
@@ -61,17 +61,20 @@ class ServedModel:
 
 
 def _cpu_seconds(process_id: int) -> float:
-    """Return user and system time; fields are counted after the process name, which may contain anything."""
+    """Return a process's user and system time in seconds."""
+    # The process name is in parentheses and may contain spaces, so fields are counted from the last parenthesis on.
     fields = Path(f"/proc/{process_id}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    user_ticks, system_ticks = int(fields[11]), int(fields[12])
+    return (user_ticks + system_ticks) / os.sysconf("SC_CLK_TCK")
 
 
 def _text_of(answer: bytes) -> str:
-    parsed = [json.loads(data) for data in EventParser().feed(answer) if data != b"[DONE]"]
-    failed = next((event["error"]["message"] for event in parsed if "error" in event), None)
-    if failed is not None:
-        raise ForewordError(f"the server failed: {failed}")
-    return "".join(choice["text"] for event in parsed for choice in event["choices"])
+    """Return the text of a streamed answer; raise `ForewordError` if an event describes an error."""
+    events = [json.loads(data) for data in EventParser().feed(answer) if data != b"[DONE]"]
+    for event in events:
+        if "error" in event:
+            raise ForewordError(f"the server failed: {event['error']['message']}")
+    return "".join(choice["text"] for event in events for choice in event["choices"])
 
 
 @contextmanager
@@ -86,7 +89,7 @@ def served_model(model: str, options: Sequence[str]) -> Iterator[ServedModel]:
 
 @dataclass(frozen=True)
 class Work:
-    """Concurrent greedy streams, which engine and server both answer."""
+    """Concurrent greedy requests, which engine and server both answer."""
 
     prompts: Sequence[list[int]]  # token ids of each stream's prompt
     tokens: int  # length of each answer
@@ -94,7 +97,7 @@ class Work:
 
 @dataclass(frozen=True)
 class OverheadRun:
-    """One run of all streams."""
+    """Times of one round of all streams."""
 
     token_ms: float  # mean time per token after the first
     engine_cpu_ms: float  # CPU time of the engine's process per token
@@ -113,25 +116,26 @@ class OverheadReport:
     ratios: list[float]
 
 
-async def measure_server_overhead(
-    engine: Engine, server: ServedModel, work: Work, repeats: int, on_progress: StageProgress
+def measure_server_overhead(
+    engine: Engine, server: ServedModel, work: Work, repeats: int, progress: Progress
 ) -> OverheadReport:
-    """Interleave engine and server, after one warm-up round."""
-    rounds = []
-    for number in range(repeats + 1):
-        on_progress("measuring", number, repeats + 1)
-        alone, alone_texts = await _run_engine(engine, work, f"round-{number}")
-        served, served_texts = await _run_server(server, work)
-        if alone_texts != served_texts:
-            raise ForewordError("engine and server did not give the same texts; there is nothing to compare")
-        rounds.append((alone, served))
-    alone_runs, served_runs = zip(*rounds[1:], strict=True)
-    ratios = [served.token_ms / alone.token_ms for alone, served in rounds[1:]]
-    medians = _medians(alone_runs), _medians(served_runs)
+    """Compare engine and server, interleaved; raise `ForewordError` if their texts differ."""
+    arms = {
+        "engine": lambda number: asyncio.run(_run_engine(engine, work, f"round {number}")),
+        "server": lambda _: asyncio.run(_run_server(server, work)),
+    }
+    engine_samples, server_samples = take_turns(arms, repeats, progress).values()
+    engine_runs, engine_texts = zip(*engine_samples, strict=True)
+    server_runs, server_texts = zip(*server_samples, strict=True)
+    if engine_texts != server_texts:
+        raise ForewordError("engine and server did not give the same texts; there is nothing to compare")
+    ratios = ratios_by_round([run.token_ms for run in server_runs], [run.token_ms for run in engine_runs])
+    medians = _medians(engine_runs), _medians(server_runs)
     return OverheadReport(len(work.prompts), work.tokens, *medians, median(ratios), ratios)
 
 
 async def _run_engine(engine: Engine, work: Work, name: str) -> tuple[OverheadRun, list[str]]:
+    """Return the times and texts of all streams on the engine; `name` is unique per round."""
     params = SamplingParams(temperature=0, max_tokens=work.tokens, ignore_eos=True)
 
     async def answer(number: int, prompt: list[int]) -> StreamedAnswer:
@@ -151,8 +155,8 @@ async def _run_server(server: ServedModel, work: Work) -> tuple[OverheadRun, lis
     body = {"max_tokens": work.tokens, "temperature": 0, "ignore_eos": True}
     before = server.cpu_seconds()
     answers = await asyncio.gather(*(server.stream(body | {"prompt": prompt}) for prompt in work.prompts))
-    api, engine = (now - then for now, then in zip(server.cpu_seconds(), before, strict=True))
-    return _run_of(answers, work, engine, api), [a.text for a in answers]
+    api_cpu, engine_cpu = (now - then for now, then in zip(server.cpu_seconds(), before, strict=True))
+    return _run_of(answers, work, engine_cpu, api_cpu), [a.text for a in answers]
 
 
 def _run_of(answers: Sequence[StreamedAnswer], work: Work, engine_cpu: float, api_cpu: float) -> OverheadRun:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import ceil
 from statistics import median
 from time import perf_counter, sleep
 from typing import Protocol
@@ -41,7 +42,7 @@ class PromptCost:
 
 @dataclass(frozen=True)
 class EngineCosts:
-    """Costs of one engine."""
+    """Costs of all passes and prompts on one engine."""
 
     steps: list[StepCost]
     prompts: list[PromptCost]
@@ -58,19 +59,20 @@ class StepTimer(Protocol):
 
 
 def random_tokens(count: int, vocab_size: int) -> list[int]:
-    """Return the same tokens every time."""
+    """Return random tokens, the same for every call."""
     generator = torch.Generator().manual_seed(0)
     tokens: list[int] = torch.randint(0, vocab_size, (count,), generator=generator).tolist()
     return tokens
 
 
 class DecoderTimer:
-    """Times our decoders: the newest committed token and a chain after it."""
+    """Times a Foreword decoder: passes over the newest committed token and a chain after it."""
 
     def __init__(self, target: Decoder, context: int, most_tokens: int) -> None:
         self._vocab_size = target.config.vocab_size
         if target.config.recurrent is not None and most_tokens - 1 > draft_room(context - 1):
-            context = -(-context // CHUNK) * CHUNK + 1  # start of a chunk, since a draft must end within it
+            # Round up, so that the draft begins with a chunk: it must end within that chunk.
+            context = ceil(context / CHUNK) * CHUNK + 1
         text = random_tokens(context, self._vocab_size)
         self._cached = CachedRequests(target, [text], most_tokens)
 
@@ -99,7 +101,7 @@ def compare_step_cost(
     repeats: int = 15,
     progress: Progress | None = None,
 ) -> dict[str, EngineCosts]:
-    """Measure several engines interleaved; the first round is warm-up."""
+    """Return by engine the costs of passes over `new_tokens` tokens and of prompts of these lengths, interleaved."""
 
     def measure(timer: StepTimer, number: int) -> tuple[list[float], list[float]]:
         if len(timers) > 1:
@@ -115,10 +117,10 @@ def compare_step_cost(
 def _costs(
     samples: Sequence[tuple[list[float], list[float]]], new_tokens: Sequence[int], prompts: Sequence[int]
 ) -> EngineCosts:
-    step_ms, prompt_ms = (
-        [1e3 * median(times) for times in zip(*filter(None, parts), strict=True)]
-        for parts in zip(*samples, strict=True)
-    )
+    """Return the medians of an engine's samples, which are (seconds by pass, seconds by prompt) of every round."""
+    steps, prefills = zip(*samples, strict=True)
+    step_ms = [1e3 * median(times) for times in zip(*steps, strict=True)]
+    prompt_ms = [1e3 * median(times) for times in zip(*filter(None, prefills), strict=True)]
     return EngineCosts(
         [StepCost(n, ms, ms / step_ms[0]) for n, ms in zip(new_tokens, step_ms, strict=True)],
         [PromptCost(n, ms) for n, ms in zip(prompts, prompt_ms, strict=True)],

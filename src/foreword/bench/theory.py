@@ -1,11 +1,10 @@
-"""Expected speed-up of speculation from acceptance, drafting cost and pass cost.
-
-Formulas and assumptions: docs/theory.md.
-"""
+"""Expected speed-up of speculation from acceptance, drafting cost and pass cost (formulas: docs/theory.md)."""
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +31,12 @@ class RelativeStepCurve:
                 f"the step costs end at {most} new tokens and {n - 1} draft tokens need {n}; "
                 f"measure further (foreword bench step --tokens 1,..,{n} --json) or lower --k"
             )
-        at, ratio = next(point for point in self.points if point[0] >= n)
-        if at == n:
+        index = bisect_left(self.points, n, key=itemgetter(0))
+        size, ratio = self.points[index]
+        if size == n:
             return ratio
-        before, lower = next(point for point in reversed(self.points) if point[0] < n)
-        return lower + (ratio - lower) * (n - before) / (at - before)
+        smaller, lower = self.points[index - 1]
+        return lower + (ratio - lower) * (n - smaller) / (size - smaller)
 
 
 FLAT = RelativeStepCurve()
@@ -45,7 +45,7 @@ FLAT = RelativeStepCurve()
 
 @dataclass(frozen=True)
 class DraftingCost:
-    """Cost of drafting; by default a chain on the target's machine."""
+    """Cost of drafting; the defaults are those of a chain on the target's machine."""
 
     level_cost: float  # per level, in plain passes
     network_cost: float = 0.0  # round trip per draft, in plain passes
@@ -65,7 +65,7 @@ class Prediction:
 
 
 def expected_tokens(alpha: float, k: int, width: int = 1) -> float:
-    """Return the expected tokens of a pass with k levels; each is accepted with probability alpha given those before.
+    """Return the expected tokens of a pass with k levels of `width` alternatives each, the target's own included.
 
     A draft reaches level i with probability alpha**(i - 1). There, one of `width` tokens is right with probability
     1 - (1 - alpha)**width. For chains the sum is (1 - alpha**(k + 1)) / (1 - alpha), added term by term for alpha = 1.
@@ -85,7 +85,7 @@ def break_even(k: int, cost: float, width: int = 1) -> float | None:
         return 0.0
     if cost > expected_tokens(1.0, k, width):
         return None
-    too_low, enough = 0.0, 1.0
+    too_low, enough = 0.0, 1.0  # the expected tokens rise with the acceptance
     for _ in range(_HALVINGS):
         middle = (too_low + enough) / 2
         if expected_tokens(middle, k, width) >= cost:
@@ -118,13 +118,13 @@ def _predict_one(alpha: float, drafting: DraftingCost, k: int, curve: RelativeSt
 
 def best(predictions: Sequence[Prediction]) -> Prediction:
     """Return the greatest speed-up, and among equal ones the fewest draft tokens."""
-    return max(predictions, key=lambda found: (found.speedup, -found.k))
+    return max(predictions, key=lambda one: (one.speedup, -one.k))
 
 
 def least_break_even(predictions: Sequence[Prediction]) -> Prediction | None:
     """Return the prediction with the lowest break-even acceptance; None if no number of draft tokens breaks even."""
-    reached = [found for found in predictions if found.break_even is not None]
-    return min(reached, key=lambda found: (found.break_even, found.k)) if reached else None
+    reached = [one for one in predictions if one.break_even is not None]
+    return min(reached, key=lambda one: (one.break_even, one.k), default=None)
 
 
 def read_step_costs(path: Path) -> RelativeStepCurve:
@@ -134,7 +134,7 @@ def read_step_costs(path: Path) -> RelativeStepCurve:
 
 def step_curve(measured: Mapping[str, Any]) -> RelativeStepCurve:
     """Return the curve from the object of `foreword bench step --json`; raise `ValueError` if invalid."""
-    times = {int(row["n"]): float(row["ms"]) for row in measured["rows"]}
+    times = {int(row["n"]): float(row["ms"]) for row in measured["rows"]}  # milliseconds by new tokens
     if 1 not in times or not all(n >= 1 and 0 < ms < math.inf for n, ms in times.items()):
-        raise ValueError("not positive times of passes over one and more tokens")
+        raise ValueError("times of passes must be positive, and one must be over one token")
     return RelativeStepCurve(tuple((n, times[n] / times[1]) for n in sorted(times)))

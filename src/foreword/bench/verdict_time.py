@@ -1,6 +1,6 @@
-"""Measures host time from a pass's verdict to the launch of the next, with passes and drafters that take no time."""
+"""Measures host time from a pass's verdict to the launch of the next pass; passes and drafters take no time."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from time import process_time
@@ -24,12 +24,11 @@ from foreword.kv.spec import RowSpec
 from foreword.progress import StageProgress
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Drafter, DraftTask
-from foreword.speculation.recovery import StepInFlight
 
 DRAFT_TOKENS = 5  # draft tokens per request and step
 WIDTH = 8  # width of hidden states, whose values are not read
 
-Numbers = NDArray[np.integer[Any]]
+TokenIds = NDArray[np.integer[Any]]
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class VerdictTime:
 def measure_verdicts(
     like: Decoder, batches: Sequence[int], groups: int, on_progress: StageProgress
 ) -> list[VerdictTime]:
-    """Measure drafts of a lookup and of a head that drafts early, with every batch size."""
+    """Measure steps with a lookup, and with a head that drafts early, at every batch size."""
     drafters: Mapping[str, Callable[[], Drafter]] = {"lookup": KnownDrafts, "head": free_head}
     return [
         _measure(like, name, make(), batch, groups)
@@ -62,58 +61,51 @@ def measure_verdicts(
 
 
 def _measure(like: Decoder, name: str, drafter: Drafter, batch: int, groups: int) -> VerdictTime:
-    most = ((groups + 1) * GROUP + 2) * (DRAFT_TOKENS + 1)
-    target = _TappedPasses(like, CONTEXT + most + 1)
+    """Measure groups of steps with one drafter; `like` is a decoder whose config the simulated one takes."""
+    most_tokens = ((groups + 1) * GROUP + 2) * (DRAFT_TOKENS + 1)  # if every draft token is accepted
+    target = _TappedPasses(like, CONTEXT + most_tokens + 1)
     policy = FixedPolicy(drafter, DRAFT_TOKENS)
     parts = target.engine_parts(batch, DRAFT_TOKENS, policy, max_draft_share=1e9, enable_prefix_caching=False)
     engine = EngineCore(cast(Decoder, target), Vocabulary(VOCABULARY), parts)
-    add_texts(engine, batch, most)
-    steps = _Steps(engine, target, drafter)
-    steps.run(GROUP + 1)  # prefill and one-time work
-    timed = [steps.run(GROUP) for _ in range(groups)]
+    add_texts(engine, batch, most_tokens)
+    # The first group has prefill and one-time work, and does not count.
+    _, *timed = _timed_groups(engine, target, drafter, [GROUP + 1, *[GROUP] * groups])
     engine.close()
-    tokens, *seconds = zip(*timed, strict=True)
-    milliseconds = [1e3 * median(part) / GROUP for part in seconds]
+    tokens, *seconds_by_phase = zip(*timed, strict=True)
+    milliseconds = [1e3 * median(seconds) / GROUP for seconds in seconds_by_phase]
     return VerdictTime(name, batch, sum(tokens) / (groups * GROUP * batch), *milliseconds)
 
 
-class _Steps:
-    """Steps as on a device: the next pass is launched before bookkeeping of the last."""
+def _timed_groups(
+    engine: EngineCore, target: "_TappedPasses", drafter: Drafter, sizes: Sequence[int]
+) -> Iterator[tuple[int, float, float, float]]:
+    """Run groups of this many steps as on a device: each pass is launched before the bookkeeping of the previous one.
 
-    def __init__(self, engine: EngineCore, target: "_TappedPasses", drafter: Drafter) -> None:
-        self._engine, self._target, self._drafter = engine, target, drafter
-        self._in_flight: StepInFlight | None = None
-
-    def run(self, steps: int) -> tuple[int, float, float, float]:
-        """Return tokens, and the seconds of all verdicts, launches and overlapped work."""
+    Yield the tokens of each group, and the CPU seconds of verdicts, of launches and of overlapped work.
+    """
+    in_flight = engine.launch()
+    for steps in sizes:
         tokens, verdict, launch, overlapped = 0, 0.0, 0.0, 0.0
-        engine, target = self._engine, self._target
-        in_flight = self._in_flight or engine.launch()
         for _ in range(steps):
             assert in_flight is not None
-            began, free = process_time(), self._free
+            began, lookup_before = process_time(), getattr(drafter, "spent", 0.0)
             report = engine.commit(in_flight)
-            judged = process_time()
+            judged_at = process_time()
             in_flight = engine.launch()
             launched_at = target.launched_at
             tokens += sum(len(delta.token_ids) for delta in engine.settle(report))
-            verdict += judged - began
-            launch += launched_at - judged - (self._free - free)
+            verdict += judged_at - began
+            # The time of the lookup does not count.
+            launch += launched_at - judged_at - (getattr(drafter, "spent", 0.0) - lookup_before)
             overlapped += process_time() - launched_at - target.spent_last
-        self._in_flight = in_flight
-        return tokens, verdict, launch, overlapped
-
-    @property
-    def _free(self) -> float:
-        """Seconds of the lookup, which do not count."""
-        return self._drafter.spent if isinstance(self._drafter, KnownDrafts) else 0.0
+        yield tokens, verdict, launch, overlapped
 
 
 class _TappedPasses(FreePasses):
-    """Passes with hidden states of zeros; records the time of the last launch."""
+    """A decoder whose hidden states are zeros, and which records when its last pass was launched."""
 
-    launched_at = 0.0
-    spent_last = 0.0  # CPU seconds in it
+    launched_at = 0.0  # seconds of `process_time`
+    spent_last = 0.0  # CPU seconds of the last pass
 
     def forward(self, batch: ForwardBatch, store: KvStore) -> ForwardOutput:
         self.launched_at = process_time()
@@ -124,26 +116,26 @@ class _TappedPasses(FreePasses):
 
 
 class KnownDrafts(Drafter):
-    """A lookup that predicts the usual continuation; its own time does not count."""
+    """A lookup that drafts the text's usual continuation; its time does not count."""
 
     def __init__(self) -> None:
-        self.spent = 0.0  # CPU seconds
+        self.spent = 0.0  # CPU seconds so far
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         began = process_time()
         newest = np.array([task.request.tokens[-1] for task in tasks])
-        guesses = _draft_rows(newest).tolist()
+        draft_rows = _draft_rows(newest).tolist()
         self.spent += process_time() - began
         return [
             Draft.chain(
                 tokens[: min(task.max_nodes, task.max_depth)], len(task.request.tokens), task.request.epoch
             )
-            for tokens, task in zip(guesses, tasks, strict=True)
+            for tokens, task in zip(draft_rows, tasks, strict=True)
         ]
 
 
 def free_head() -> StepwiseHead:
-    """Return a head that drafts early without computing."""
+    """Return a head that drafts early, and whose passes compute nothing."""
     vocabulary = DraftVocabulary(None, VOCABULARY, torch.device("cpu"))
     taps = (Tap(0), Tap(1))
     return StepwiseHead(
@@ -152,7 +144,7 @@ def free_head() -> StepwiseHead:
 
 
 class _FreeChains:
-    """Runner of a head that drafts the usual continuation."""
+    """Runner of a head that drafts the text's usual continuation."""
 
     drafts_early = True
     stops = False
@@ -166,19 +158,21 @@ class _FreeChains:
         judged = call.plan.unsettled
         if judged is None:
             newest = arrays.token_ids[arrays.logit_rows]
-        else:
+        else:  # drafting early: the newest token follows the draft tokens that will be accepted
             drawn = judged.drawn.numpy()
+            # [requests, draft tokens]: the tokens in flight (-1: none), and the rows of what the target draws there.
             drafted = np.where(judged.draft_indices < 0, -1, judged.drafted.numpy()[judged.draft_indices])
             rows = judged.first_rows[:, None] + np.arange(drafted.shape[1])
-            right = np.cumprod(drafted == drawn[np.minimum(rows, len(drawn) - 1)], axis=1).sum(axis=1)
-            newest = drawn[judged.first_rows + right]
+            is_right = drafted == drawn[np.minimum(rows, len(drawn) - 1)]
+            accepted = np.cumprod(is_right, axis=1).sum(axis=1)  # a wrong token ends the accepted path
+            newest = drawn[judged.first_rows + accepted]
         tokens = torch.from_numpy(_draft_rows(newest).astype(np.int64).ravel())
         places = [range(DRAFT_TOKENS * row, DRAFT_TOKENS * row + DRAFT_TOKENS) for row in range(len(newest))]
         return PendingChains(HostCopy(tokens, tokens), places)
 
 
-def _draft_rows(newest: Numbers) -> Numbers:
-    """Return draft tokens [texts, tokens], which are right until the text deviates."""
+def _draft_rows(newest: TokenIds) -> TokenIds:
+    """Return the drafts [texts, DRAFT_TOKENS] after these newest tokens, which are right until a text deviates."""
     columns = []
     for _ in range(DRAFT_TOKENS):
         newest = usual_next(newest)

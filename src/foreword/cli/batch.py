@@ -61,10 +61,10 @@ def batch(
 
     log_to_stderr(logging.WARNING)
     choice = drafting.choice()
-    limits = Limits(running=engine.max_num_seqs, queued=2**31)
+    limits = Limits(running=engine.max_num_seqs, queued=2**31)  # the whole file may be queued
     settings = ServerSettings(limits=limits, **parsing.settings(model))
-    with open_batch(requests, answers) as (found, out), _stopping(found):
-        if found.requests or found.refusals:
+    with open_batch(requests, answers) as (work, out), _stopping(work):
+        if work.requests or work.refusals:
             start = {"config": engine.config()}
             settings, supervision, checkpoint = prepare(
                 model, settings, choice, compute, engine, generation_config, {}, start
@@ -76,32 +76,31 @@ def batch(
                 def on_ready() -> Progress:
                     return bars.enter_context(progress_bar("answers"))
 
-                work = run_batch(settings, supervision, tokenizer, found, out, on_stage, on_ready)
-                asyncio.run(_until_sigterm(work))
-    counts = found.counts
+                answering = run_batch(settings, supervision, tokenizer, work, out, on_stage, on_ready)
+                asyncio.run(_until_sigterm(answering))
+    counts = work.counts
     before = f"{counts.kept} kept from before"
     if counts.failed_before:
         before += f" ({counts.failed_before} failed then)"
-    done = f"{counts.answered} answered, {counts.failed} failed, {before}: {answers}"
-    note(done)
+    note(f"{counts.answered} answered, {counts.failed} failed, {before}: {answers}")
     if failed := counts.failed + counts.failed_before:
-        note(f"{failed} of {found.total} requests failed; their lines have the errors")
+        note(f"{failed} of {work.total} requests failed; their lines have the errors")
 
 
-async def _until_sigterm(work: Coroutine[None, None, None]) -> None:
-    """Await the work; SIGTERM cancels it, also where Ctrl-C is ignored, as in the background of a script."""
+async def _until_sigterm(answering: Coroutine[None, None, None]) -> None:
+    """Await the answers; SIGTERM cancels them, also where Ctrl-C is ignored, as in the background of a script."""
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    await work
+    await answering
 
 
 @contextmanager
-def _stopping(found: "Batch") -> Iterator[None]:
+def _stopping(work: "Batch") -> Iterator[None]:
     """End the command on Ctrl-C or SIGTERM; written answers remain in the file."""
     try:
         yield
     except (KeyboardInterrupt, asyncio.CancelledError) as stop:
-        note(f"{found.counts.done} of {found.total} answered; the same command continues")
+        note(f"{work.counts.done} of {work.total} answered; the same command continues")
         received = signal.SIGINT if isinstance(stop, KeyboardInterrupt) else signal.SIGTERM
         raise typer.Exit(128 + received) from None

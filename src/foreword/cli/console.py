@@ -3,7 +3,7 @@
 import json
 import logging
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from foreword.bench.skeleton import Column, table
+from foreword.bench.skeleton import Column, columns_of, table
 from foreword.progress import StageProgress
 
 if TYPE_CHECKING:
@@ -43,14 +43,10 @@ def log_to_stderr(level: int = logging.INFO) -> None:
 
 def visible(text: str) -> str:
     """Return the text without control characters except newline and tab."""
-    return "".join(one for one in text if one in "\n\t" or unicodedata.category(one) != "Cc")
+    return "".join(char for char in text if char in "\n\t" or unicodedata.category(char) != "Cc")
 
 
-def nothing() -> None:
-    """Do nothing."""
-
-
-after_loading: Callable[[], object] = nothing
+after_loading: Callable[[], object] = lambda: None  # noqa: E731 - a hook
 """Called after a model was loaded; a command that owns its process freezes garbage collection then."""
 
 
@@ -169,8 +165,11 @@ def print_json(value: dict[str, Any]) -> None:
     print(json.dumps(value))
 
 
-def print_table(rows: Iterable[Any], columns: Mapping[str, Column], title: str | None = None) -> None:
-    stdout.print(table(rows, columns, title))
+def print_table(
+    rows: Sequence[Any], columns: Mapping[str, Column] | None = None, title: str | None = None
+) -> None:
+    """Print the rows as a table; by default its columns are the fields that are annotated with `InTable`."""
+    stdout.print(table(rows, columns_of(rows) if columns is None else columns, title))
 
 
 def fields_of(rows: Iterable[Any]) -> list[dict[str, Any]]:

@@ -4,17 +4,16 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 
-from foreword.cli.console import load_llm, progress_bar, stdout
+from foreword.bench.skeleton import Column
+from foreword.cli.console import load_llm, print_table, progress_bar, stdout
 from foreword.cli.options.model import DEFAULT_MODEL, ModelOption
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from foreword.acceptance.params import SamplingParams
-    from foreword.bench.drafters.decode import DecodeRun, Record
+    from foreword.bench.drafters.decode import Record
     from foreword.engine.llm import LLM
 
 PROMPTS = {
@@ -48,7 +47,7 @@ def demo(
     name = "+".join(drafter.method)
     records = [_answer_twice(llm, kind, prompt, params, name) for kind, prompt in PROMPTS.items()]
     stdout.print()
-    stdout.print(_comparison(records))
+    _print_comparison(records)
     different = [record.category for record in records if not record.identical]
     if different:
         stdout.print(f"[red]The texts differ: {', '.join(different)}.[/red]")
@@ -83,28 +82,20 @@ def _answer_twice(llm: "LLM", kind: str, prompt: str, params: "SamplingParams", 
     return Record(drafter, prompt, kind, speculative, plain)
 
 
-def _comparison(records: "Sequence[Record]") -> Table:
-    """Return a table with a plain and a speculative line per prompt."""
-    table = Table(
-        title="decoding, without the pass over the prompt",
-        title_justify="left",
-        box=SIMPLE_HEAD,
-        padding=(0, 0, 0, 1),
-        pad_edge=False,
-    )
-    for name in ("prompt", "decoding"):
-        table.add_column(name, no_wrap=True)
-    for name in ("passes", "tokens/pass", "accepted", "seconds", "speed-up"):
-        table.add_column(name, justify="right", no_wrap=True)
+def _print_comparison(records: "Sequence[Record]") -> None:
+    """Print a table with a plain and a speculative line per prompt."""
+    lines = []  # prompt, decoding, times, speed-up
     for record in records:
         plain, speculative = record.plain, record.speculative
-        table.add_row(record.category, "plain", *_cells(plain))
-        speedup = f"[bold]{plain.seconds / speculative.seconds:.2f}×[/bold]" if speculative.seconds else ""
-        table.add_row("", record.drafter, *_cells(speculative), speedup, end_section=True)
-    return table
-
-
-def _cells(run: "DecodeRun") -> list[str]:
-    per_pass = f"{run.tokens / run.passes:.2f}" if run.passes else "-"
-    accepted = f"{run.accepted} of {run.drafted}" if run.drafted else "-"
-    return [str(run.passes), per_pass, accepted, f"{run.seconds:.2f}"]
+        speedup = f"{plain.seconds / speculative.seconds:.2f}×" if speculative.seconds else ""
+        lines += [(record.category, "plain", plain, ""), ("", record.drafter, speculative, speedup)]
+    columns: dict[str, Column] = {
+        "prompt": "{0[0]}",
+        "decoding": "{0[1]}",
+        "passes": "{0[2].passes}",
+        "tokens/pass": lambda line: f"{line[2].tokens_per_pass:.2f}" if line[2].passes else "-",
+        "accepted": lambda line: f"{line[2].accepted} of {line[2].drafted}" if line[2].drafted else "-",
+        "seconds": "{0[2].seconds:.2f}",
+        "speed-up": "{0[3]}",
+    }
+    print_table(lines, columns, "decoding, without the pass over the prompt")

@@ -35,7 +35,10 @@ _PATIENCE = 2.0  # seconds without input from the pipe before the command prints
 
 
 def read_prompt(prompt: str | None, file: Path | None, stdin_is_free: bool = True) -> str:
-    """Return piped text, if any, followed by the prompt. A final line end of a file or pipe is removed."""
+    """Return piped text, if there is any, followed by the prompt from the argument or the file.
+
+    A final line end of a file or pipe is removed. `stdin_is_free` is false if --prediction is read from there.
+    """
     if prompt is not None and file is not None:
         raise RequestError("there is a prompt and a --file; give one")
     if prompt == "-" or file == Path("-") or (prompt is None and file is None):
@@ -50,7 +53,7 @@ def read_prompt(prompt: str | None, file: Path | None, stdin_is_free: bool = Tru
 
 
 def _from_stdin(must_be_piped: bool) -> str:
-    """Return the prompt on standard input; with `must_be_piped`, refuse a terminal."""
+    """Return the prompt on standard input; with `must_be_piped`, raise `RequestError` for a terminal."""
     if must_be_piped and sys.stdin.isatty():
         raise RequestError("there is no prompt; give one as an argument, with --file, or through a pipe")
     prompt = _text_of(Path("-"))
@@ -226,7 +229,7 @@ def generate(
 def _answer(
     llm: "LLM", question: str, params: "SamplingParams", options: PromptOptions, shared: dict[str, Any]
 ) -> "RequestOutput":
-    """Answer the question, as a chat if there is a system message; `shared` are arguments of both ways."""
+    """Answer the question, as a chat if there is a system message; `shared` are arguments of `generate` and `chat`."""
     if options.system is None:
         return llm.generate(
             question,
@@ -251,16 +254,16 @@ def effective(defaults: "Mapping[str, float]", temperature: float) -> "dict[str,
     return {name: value for name, value in defaults.items() if name not in truncations}
 
 
-def footer(output: "RequestOutput", taken: "Mapping[str, float]") -> list[str]:
-    """Return lines with the answer's statistics and its seed; `taken` are the model's defaults that had an effect."""
+def footer(output: "RequestOutput", defaults: "Mapping[str, float]") -> list[str]:
+    """Return lines with the answer's statistics and its seed; `defaults` are the model's that had an effect."""
     from foreword.cli.chat.text import Tally, summary_line
     from foreword.engine.outputs import sum_stats
 
     stats = sum_stats((answer.index, answer.stats) for answer in output.outputs if answer.stats is not None)
-    defaults = [f"{name} {value:g}" for name, value in taken.items()]
-    return [
-        # Answers run concurrently: the rate is the request's, not one over the sum of the answers' times.
-        summary_line(Tally.of(stats), output.timings.predicted_per_second or None),
-        f"seed {output.outputs[0].seed}"
-        + (f"; {', '.join(defaults)}: the model's defaults" if defaults else ""),
-    ]
+    # Answers run concurrently, so the rate is the request's, not one over the sum of the answers' times.
+    statistics = summary_line(Tally.of(stats), output.timings.predicted_per_second or None)
+    seed = f"seed {output.outputs[0].seed}"
+    if defaults:
+        listed = ", ".join(f"{name} {value:g}" for name, value in defaults.items())
+        seed += f"; {listed}: the model's defaults"
+    return [statistics, seed]

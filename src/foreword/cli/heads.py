@@ -22,14 +22,15 @@ def show(head: HeadArgument, as_json: JsonOption = False) -> None:
     from foreword.models.heads.describe import describe_trained
     from foreword.models.sources.resolve import resolve_model
 
-    found = describe_trained(resolve_model(head))
+    description = describe_trained(resolve_model(head))
     if as_json:
-        print_json(found)
+        print_json(description)
         return
-    for key, value in found.items():
-        shown = ", ".join(map(str, value)) or "none" if isinstance(value, list) else value
-        shown = json.dumps(shown) if isinstance(shown, dict) else shown
-        say(f"{key.replace('_', ' ')}: {shown}")
+    for key, value in description.items():
+        text = json.dumps(value) if isinstance(value, dict) else value
+        if isinstance(value, list):
+            text = ", ".join(map(str, value)) or "none"
+        say(f"{key.replace('_', ' ')}: {text}")
 
 
 @app.command()

@@ -132,8 +132,9 @@ def main() -> None:
 
 def _reworded(message: str) -> str:
     """Return click's usage error in the format of all errors: the option's name, then the requirement."""
-    parts = re.fullmatch(r"Invalid value for '?(.*?)'?: (.*)", message, re.DOTALL)
-    return (f"{parts[1]} {in_plain_words(parts[2])}" if parts else message).rstrip(".")
+    if parts := re.fullmatch(r"Invalid value for '?(.*?)'?: (.*)", message, re.DOTALL):
+        message = f"{parts[1]} {in_plain_words(parts[2])}"
+    return message.rstrip(".")
 
 
 def _model_hint(error: Any) -> str:  # noqa: ANN401 - see `_UsageError`

@@ -31,17 +31,17 @@ def man(
 def _pages(command: Any, parent: Any, path: str) -> Iterator[tuple[str, str]]:  # noqa: ANN401 - typer's own click's
     """Yield (name, text) of the page of a command and of its subcommands."""
     context = command.make_context(path, [], parent=parent, resilient_parsing=True)
-    below = getattr(command, "commands", {})
     yield path.replace(" ", "-"), _page(command, context, path)
-    for name, one in below.items():
-        if not one.hidden:
-            yield from _pages(one, context, f"{path} {name}")
+    for name, subcommand in getattr(command, "commands", {}).items():
+        if not subcommand.hidden:
+            yield from _pages(subcommand, context, f"{path} {name}")
 
 
 def _page(command: Any, context: Any, path: str) -> str:  # noqa: ANN401
-    name = path.replace(" ", "-")
-    records = [record for one in command.get_params(context) if (record := one.get_help_record(context))]
-    listed = [(one.name, one.get_short_help_str(200)) for one in getattr(command, "commands", {}).values()]
+    """Return a command's page in troff's format."""
+    name, subcommands = path.replace(" ", "-"), getattr(command, "commands", {}).values()
+    options = [record for param in command.get_params(context) if (record := param.get_help_record(context))]
+    commands = [(subcommand.name, subcommand.get_short_help_str(200)) for subcommand in subcommands]
     lines = [
         f'.TH "{name.upper()}" "1" "" "foreword {__version__}" "Foreword"',
         ".SH NAME",
@@ -52,7 +52,7 @@ def _page(command: Any, context: Any, path: str) -> str:  # noqa: ANN401
         ".SH DESCRIPTION",
         _text(command.help or ""),
     ]
-    for title, entries in (("OPTIONS", records), ("COMMANDS", listed)):
+    for title, entries in (("OPTIONS", options), ("COMMANDS", commands)):
         if entries:
             lines.append(f".SH {title}")
         for term, meaning in entries:
@@ -61,7 +61,12 @@ def _page(command: Any, context: Any, path: str) -> str:  # noqa: ANN401
 
 
 def _text(text: str) -> str:
-    """Return the text escaped for troff, with paragraphs."""
-    escaped = text.replace("\\", "\\e").replace("-", "\\-")
-    lines = (line.strip() for line in escaped.strip().splitlines())
-    return "\n".join(".PP" if not line else f"\\&{line}" if line[0] in ".'" else line for line in lines)
+    """Return the text escaped for troff; an empty line begins a paragraph."""
+    lines = []
+    for line in text.replace("\\", "\\e").replace("-", "\\-").strip().splitlines():
+        stripped = line.strip()
+        if not stripped:
+            lines.append(".PP")
+        else:  # a line that begins with . or ' would be a request
+            lines.append(f"\\&{stripped}" if stripped[0] in ".'" else stripped)
+    return "\n".join(lines)

@@ -76,6 +76,7 @@ def _list_supported(as_json: bool) -> None:
 
 
 def _print_table(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
+    """Print a table on a terminal, otherwise lines of cells separated by tabs."""
     if not stdout.is_terminal:  # for cut and awk: no wrapping
         for line in (headings, *lines):
             print("\t".join(line))

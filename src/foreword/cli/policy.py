@@ -33,20 +33,21 @@ def check(file: Annotated[Path, typer.Argument(help="Policy file.")], as_json: J
 
     policy = _read(file)
     rules = unreachable(policy)
-    found: dict[str, Any] = {
-        "ok": not rules.errors,
-        "cohorts": [rule.name for rule in policy.cohorts],
-        "drafters": list(policy.drafters),
-        "rollouts": [[rule.drafter, rule.cohort] for rule in policy.rollouts],
-        "errors": rules.errors,
-        "warnings": rules.warnings,
-    }
-    named = ", ".join(found["cohorts"]) or "none"
-    verdict = "contradicts itself" if rules.errors else "is well-formed"
-    say(f"{file} {verdict}: cohorts {named}; drafters {', '.join(policy.drafters) or 'none'}")
+    cohorts = [rule.name for rule in policy.cohorts]
+    names = f"cohorts {', '.join(cohorts) or 'none'}; drafters {', '.join(policy.drafters) or 'none'}"
+    say(f"{file} {'contradicts itself' if rules.errors else 'is well-formed'}: {names}")
     say(*(f"error: {line}" for line in rules.errors), *(f"warning: {line}" for line in rules.warnings))
     if as_json:
-        print_json(found)
+        print_json(
+            {
+                "ok": not rules.errors,
+                "cohorts": cohorts,
+                "drafters": list(policy.drafters),
+                "rollouts": [[rule.drafter, rule.cohort] for rule in policy.rollouts],
+                "errors": rules.errors,
+                "warnings": rules.warnings,
+            }
+        )
     if rules.errors:
         raise typer.Exit(1)
 
@@ -72,7 +73,7 @@ class Explain(JsonCommand):
         rules = _read(self.policy)
         if self.route is not None:
             one_of("--route", self.route, tuple(ROUTES))
-        found = read_offline(
+        request = read_offline(
             read_bytes(self.request),
             _settings(self.speculation),
             route=self.route,
@@ -80,9 +81,9 @@ class Explain(JsonCommand):
             prompt_tokens=self.prompt_tokens,
             adapter=self.adapter,
         )
-        explanation = explain(rules, found.traits, found.speculation)
-        _show(explanation, found.notes)
-        self.show_json({**explanation.as_json(), "notes": found.notes})
+        explanation = explain(rules, request.traits, request.speculation)
+        _show(explanation, request.notes)
+        self.show_json({**explanation.as_json(), "notes": request.notes})
 
 
 app.command()(command(Explain))
@@ -185,23 +186,22 @@ def _require_own(out: Path) -> None:
     if not out.exists():
         return
     try:
-        found = json.loads(out.read_text(encoding="utf-8"))
-        is_own = found["notes"]["by"] == WRITTEN_BY
+        is_ours = json.loads(out.read_text(encoding="utf-8"))["notes"]["by"] == WRITTEN_BY
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        is_own = False
-    if not is_own:
+        is_ours = False
+    if not is_ours:
         raise RequestError(f"--out {out} exists and was not written by foreword tune; name another file")
 
 
 def _available(llm: "LLM") -> "list[Method]":
-    """Return drafters that need no settings, and the model's shipped head."""
+    """Return the drafters that need no settings and, first, the head that is shipped for the model, if there is one."""
     from foreword.bench.methods import Method, default_methods
 
     methods = default_methods(without="prediction")
     choice = llm.loaded.choose_speculation("auto").config
     if choice is not None and dict(choice.options).get("model"):
-        given: dict[str, Any] = {"method": choice.method[0], **dict(choice.options)}
-        methods.insert(0, Method("head", given | {"num_speculative_tokens": choice.num_speculative_tokens}))
+        head: dict[str, Any] = {"method": choice.method[0], **dict(choice.options)}
+        methods.insert(0, Method("head", head | {"num_speculative_tokens": choice.num_speculative_tokens}))
     return methods
 
 

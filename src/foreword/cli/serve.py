@@ -95,7 +95,7 @@ class ApiOptions:
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """Memory, batching and supervision of the engine."""
+    """Memory and batching of the engine, and when it is restarted."""
 
     max_model_len: int | None = option(None, "Most tokens of prompt and answer.", min=2)
     max_num_seqs: int = option(64, "Most concurrent answers.", min=1)
@@ -118,12 +118,15 @@ class EngineOptions:
         from foreword.acceptance.rules.rule import Rule
 
         Rule.parse(self.acceptance_rule)  # raises `RequestError` if there is no such rule
-        supervision = ("hang_seconds", "engine_factory")
-        fields = {name: value for name, value in asdict(self).items() if name not in supervision}
-        given = {name: value for name, value in fields.items() if value is not None}
-        for name in given.keys() & {"kv_cache_memory_bytes", "state_cache_bytes"}:
-            given[name] = options.memory_size(f"--{name.replace('_', '-')}", given[name])
-        return given
+        of_supervisor = ("hang_seconds", "engine_factory")
+        fields = {
+            name: value
+            for name, value in asdict(self).items()
+            if name not in of_supervisor and value is not None
+        }
+        for name in fields.keys() & {"kv_cache_memory_bytes", "state_cache_bytes"}:
+            fields[name] = options.memory_size(f"--{name.replace('_', '-')}", fields[name])
+        return fields
 
 
 @options_command

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from foreword.bench import theory as formulas
 from foreword.bench.pictures import Chart, save_charts
+from foreword.bench.skeleton import optional
 from foreword.cli.console import fields_of, say, stdout
 from foreword.cli.options.common import JsonCommand, parse_sizes, plot_option, save_plot
 from foreword.cli.options.grouped import command, option
@@ -41,17 +42,17 @@ class Theory(JsonCommand):
         if self.step_costs is not None:
             curves[MEASURED] = formulas.read_step_costs(self.step_costs)
         drafting = formulas.DraftingCost(self.draft_cost, self.network_cost, self.tree_width)
-        found = {
+        by_curve = {
             name: formulas.predict(self.alpha, drafting, depths, curve) for name, curve in curves.items()
         }
         unit = "draft token" if self.tree_width == 1 else f"level of {self.tree_width} draft tokens"
         trip = f", a round trip {self.network_cost:g}" if self.network_cost else ""
         title = f"acceptance {self.alpha:g}, one {unit} costs {self.draft_cost:g} passes{trip}"
         stdout.print(title)
-        stdout.print(_table(found))
-        results = {name.replace(" ", "_"): _summary(predictions) for name, predictions in found.items()}
-        say(*map(_verdict, found, results.values()))
-        save_plot(self.plot, lambda path: _plot(found, path, title))
+        stdout.print(_table(by_curve))
+        results = {name.replace(" ", "_"): _summary(predictions) for name, predictions in by_curve.items()}
+        say(*map(_verdict, by_curve, results.values()))
+        save_plot(self.plot, lambda path: _plot(by_curve, path, title))
         given = {name: getattr(self, name) for name in ("alpha", "draft_cost", "network_cost", "tree_width")}
         self.show_json({**given, **results})
 
@@ -73,34 +74,34 @@ def parse_depths(text: str) -> list[int]:
     return depths
 
 
-def _table(found: Mapping[str, Sequence[formulas.Prediction]]) -> Table:
-    """Return a line per number of draft tokens; the best speed-up by each step-cost curve is bold."""
+def _table(by_curve: Mapping[str, Sequence[formulas.Prediction]]) -> Table:
+    """Return a table with a line per number of draft tokens; the best speed-up by each step-cost curve is bold."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for name in ("k", "tokens\nper pass"):
         table.add_column(name, justify="right", no_wrap=True)
-    for name in found:
+    for name in by_curve:
         table.add_column(f"{name}:\nspeed-up", justify="right", no_wrap=True)
         table.add_column("\nbreak-even", justify="right", no_wrap=True)
-    peaks = {name: formulas.best(predictions).k for name, predictions in found.items()}
-    for row in zip(*found.values(), strict=True):
+    peaks = {name: formulas.best(predictions).k for name, predictions in by_curve.items()}
+    for row in zip(*by_curve.values(), strict=True):
         cells = []
-        for name, one in zip(found, row, strict=True):
-            speedup = f"{one.speedup:.2f}"
-            cells.append(f"[bold]{speedup}[/bold]" if one.k == peaks[name] else speedup)
-            cells.append("never" if one.break_even is None else f"{one.break_even:.3f}")
+        for name, prediction in zip(by_curve, row, strict=True):
+            speedup = f"{prediction.speedup:.2f}"
+            cells.append(f"[bold]{speedup}[/bold]" if prediction.k == peaks[name] else speedup)
+            cells.append(optional(prediction.break_even, ".3f", "never"))
         table.add_row(str(row[0].k), f"{row[0].tokens_per_pass:.2f}", *cells)
     return table
 
 
-def _verdict(name: str, found: Mapping[str, Any]) -> str:
-    """Return one line about the results of `_summary` by a step-cost curve."""
-    speedup = f"{found['best_speedup']:.2f}× plain decoding"
-    gain = f"best k is {found['best_k']}, {speedup}"
-    if found["best_speedup"] <= 1:
-        gain = f"no k is faster; the best, {found['best_k']}, reaches {speedup}"
-    if found["break_even"] is None:
+def _verdict(name: str, summary: Mapping[str, Any]) -> str:
+    """Return one line about the `_summary` of the predictions by the step-cost curve `name`."""
+    speedup = f"{summary['best_speedup']:.2f}× plain decoding"
+    gain = f"best k is {summary['best_k']}, {speedup}"
+    if summary["best_speedup"] <= 1:
+        gain = f"no k is faster; the best, {summary['best_k']}, reaches {speedup}"
+    if summary["break_even"] is None:
         return f"{name}: {gain}; no acceptance breaks even"
-    least = f"acceptance {found['break_even']:.3f} on, with k = {found['break_even_k']}"
+    least = f"acceptance {summary['break_even']:.3f} on, with k = {summary['break_even_k']}"
     return f"{name}: {gain}; breaks even from {least}"
 
 
@@ -116,14 +117,14 @@ def _summary(predictions: Sequence[formulas.Prediction]) -> dict[str, Any]:
     }
 
 
-def _plot(found: Mapping[str, Sequence[formulas.Prediction]], path: Path, title: str) -> None:
-    tokens = {"": [(one.k, one.tokens_per_pass) for one in found[CLOSED_FORM]]}
-    speedups = {name: [(one.k, one.speedup) for one in rows] for name, rows in found.items()}
+def _plot(by_curve: Mapping[str, Sequence[formulas.Prediction]], path: Path, title: str) -> None:
+    tokens = {"": [(one.k, one.tokens_per_pass) for one in by_curve[CLOSED_FORM]]}
+    speedups = {name: [(one.k, one.speedup) for one in rows] for name, rows in by_curve.items()}
     limits = {
         name: [(one.k, one.break_even) for one in rows if one.break_even is not None]
-        for name, rows in found.items()
+        for name, rows in by_curve.items()
     }
-    tops = [(top.k, top.speedup) for top in map(formulas.best, found.values())]
+    tops = [(top.k, top.speedup) for top in map(formulas.best, by_curve.values())]
     charts = [
         Chart("draft tokens per pass (k)", "expected tokens per pass", tokens),
         Chart("draft tokens per pass (k)", "speed-up", speedups, (1.0, "plain decoding"), tops),

@@ -185,11 +185,11 @@ def advise(url: UrlOption = DEFAULT_URL, api_key: KeyOption = None, as_json: Jso
     An entry names the problem, the drafter and cohort, and the figures; the indented line says what to change.
     """
     report = fetch_report(url, api_key)
-    found = advice(report)
-    for one in found:
-        where = f"{one.drafter} for {one.cohort}: " if one.drafter else ""
-        say(f"{one.mode}: {where}{one.what}", f"    {one.change}")
-    if not found:
+    entries = advice(report)
+    for entry in entries:
+        where = f"{entry.drafter} for {entry.cohort}: " if entry.drafter else ""
+        say(f"{entry.mode}: {where}{entry.what}", f"    {entry.change}")
+    if not entries:
         say(without_advice(report))
     if as_json:
-        print_json({"advice": fields_of(found)})
+        print_json({"advice": fields_of(entries)})

@@ -76,17 +76,19 @@ class FallbackDrafter(_CombinedDrafter):
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         """Return the first non-empty draft of every task."""
         drafts = [Draft()] * len(tasks)
-        open_tasks = list(range(len(tasks)))
+        without_draft = list(range(len(tasks)))  # indices of tasks
         for drafter in self._drafters:
-            answers = drafter.propose([tasks[index] for index in open_tasks]) if open_tasks else ()
-            for index, answer in zip(open_tasks, answers, strict=True):
-                drafts[index] = answer
-            open_tasks = [index for index in open_tasks if not len(drafts[index])]
+            if not without_draft:
+                break
+            new_drafts = drafter.propose([tasks[index] for index in without_draft])
+            for index, draft in zip(without_draft, new_drafts, strict=True):
+                drafts[index] = draft
+            without_draft = [index for index in without_draft if not len(drafts[index])]
         return drafts
 
 
 class RoutedDrafter(FallbackDrafter):
-    """Offers the policy several drafters to select from per request; called itself, it returns the first draft."""
+    """Lets the policy select a drafter for each request. Without a selection, it returns the first non-empty draft."""
 
     def __init__(self, choices: Mapping[str, Drafter]) -> None:
         super().__init__(list(choices.values()))
@@ -98,30 +100,24 @@ class MergedDrafter(_CombinedDrafter):
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         """Return one tree per task, within its node budget."""
-        answers = [
-            [
-                draft.rebase(task.request.tokens)
-                for draft, task in zip(drafter.propose(tasks), tasks, strict=True)
-            ]
-            for drafter in self._drafters
-        ]
-        return [
-            merge(drafts, task.max_nodes)
-            for drafts, task in zip(zip(*answers, strict=True), tasks, strict=True)
-        ]
+        drafts_of_task: list[list[Draft]] = [[] for _ in tasks]
+        for drafter in self._drafters:
+            for task, drafts, draft in zip(tasks, drafts_of_task, drafter.propose(tasks), strict=True):
+                drafts.append(draft.rebase(task.request.tokens))
+        return [merge(drafts, task.max_nodes) for task, drafts in zip(tasks, drafts_of_task, strict=True)]
 
 
 def merge(drafts: Sequence[Draft], max_nodes: int) -> Draft:
-    """Merge all paths into one tree; the drafts take turns, level by level, until the budget is used up."""
+    """Merge all paths into one tree, level by level, the drafts in order, up to `max_nodes` nodes."""
     tree = TreeBuilder()
-    # Per draft: its node -> the node of the merged tree.
+    # For each draft: its node -> the same node in the merged tree.
     merged_nodes: list[dict[int, int]] = [{ROOT: ROOT} for _ in drafts]
-    turns = sorted(
+    by_level = sorted(
         (depth, index, node)
         for index, draft in enumerate(drafts)
         for node, depth in enumerate(draft.depths())
     )
-    for _, index, node in turns:
+    for _, index, node in by_level:
         draft, merged = drafts[index], merged_nodes[index]
         parent = merged.get(draft.parents[node])
         merged_node = None if parent is None else tree.add(parent, draft.tokens[node], max_nodes)

@@ -37,14 +37,15 @@ class SpeculationConfig:
     ) -> "SpeculationConfig":
         """Parse JSON text or an object, and check every key and value.
 
-        - Without a method, or with the methods of `base`, the given keys override `base`.
-        - With some of the methods of `base`, their options are kept.
-        - Without method and base, the method follows from the given head or model.
+        - Without a method, or with the methods of `base`, all keys of `base` are inherited.
+        - With another list of methods, only the options of those that `base` has, too, are inherited.
+        - Without a method and without `base`, the files named by `model` determine the method.
         """
         given = _as_mapping(value)
         if base is not None:
             methods = split_methods(given.get("method", list(base.method)))
-            given = {**(base.as_mapping() if methods == base.method else base._options_of(methods)), **given}
+            inherited = base.as_mapping() if methods == base.method else base._options_of(methods)
+            given = {**inherited, **given}
         if "method" not in given and isinstance(given.get("model"), str):
             given = {**given, "method": method_of(given["model"])}
         if "method" not in given:
@@ -77,8 +78,8 @@ class SpeculationConfig:
         if batch is not None and (not isinstance(batch, int) or isinstance(batch, bool) or batch < 2):
             raise RequestError(f"speculation: disable_by_batch_size must be at least 2, not {batch!r}")
         if self.combine not in COMBINATIONS:
-            ways = ", ".join(map(repr, COMBINATIONS))
-            raise RequestError(f"speculation: combine must be one of {ways}, not {self.combine!r}")
+            allowed = ", ".join(map(repr, COMBINATIONS))
+            raise RequestError(f"speculation: combine must be one of {allowed}, not {self.combine!r}")
         if not isinstance(self.fixed, bool):
             raise RequestError(f"speculation: fixed must be true or false, not {self.fixed!r}")
         if not isinstance(self.draft_timeout, int | float) or not self.draft_timeout > 0:
@@ -90,6 +91,7 @@ class SpeculationConfig:
                 raise RequestError(f"speculation: unknown key {key!r}; known are {allowed}")
 
     def methods_of(self, kind: DraftSource) -> list[str]:
+        """Return the methods whose drafters are of this kind."""
         return [name for name in self.method if drafter_kinds()[name].traits.kind is kind]
 
     @property
@@ -99,9 +101,9 @@ class SpeculationConfig:
 
     @property
     def fixes_trees(self) -> bool:
-        """Whether neither shapes nor nodes of trees depend on sampled tokens.
+        """Whether neither the shapes of trees nor the selection of their nodes depends on sampled tokens.
 
-        A merged tree has no q and counts as chosen, which is exact.
+        The nodes of a merged tree have no q and count as chosen, which is exact.
         """
         ranked = [name for name in self.method if drafter_kinds()[name].selection is TokenSelection.RANKED]
         return self._is_merged or not any(map(self._makes_trees, ranked))
@@ -197,10 +199,6 @@ def parse_setting(setting: SpeculationSetting, default: SpeculationConfig | None
         return None
     if isinstance(setting, str):
         setting = named_methods(setting)
-    if not isinstance(setting, Mapping):
-        raise RequestError(
-            'speculation must be true, false, a method or an object such as {"method": "ngram"}'
-        )
     return SpeculationConfig.parse(setting, default)
 
 

@@ -32,7 +32,7 @@ _Work = SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
 
 
 class NoAnswer(Exception):  # noqa: N818 - names the event
-    """A call was not made or did not return in time; `reason` is empty if the fault was counted before."""
+    """A call was not made, or did not return in time. `reason` is empty if this fault has been counted already."""
 
     def __init__(self, reason: str = "") -> None:
         super().__init__(reason)
@@ -42,12 +42,12 @@ class NoAnswer(Exception):  # noqa: N818 - names the event
 class InlineCaller:
     """Makes calls in the caller's thread, for drafters that cannot hang or that write KV pages.
 
-    A thread that is left alone with such a call could write pages that already belong to another request.
+    A hanging call that writes KV pages must not be abandoned: the pages could belong to another request by then.
     """
 
     @property
     def is_available(self) -> bool:
-        """Whether a call would be made: no earlier call hangs, and the drafter is not paused after being late."""
+        """Whether `call` would run its work now: no earlier call hangs, and the drafter is not paused."""
         return True
 
     def call(self, work: Callable[[], _Answer]) -> _Answer:
@@ -55,11 +55,11 @@ class InlineCaller:
         return work()
 
     def later(self, work: Callable[[], object]) -> None:
-        """Run `work` after a call that hangs, without waiting for it; here, immediately."""
+        """Run `work` after all earlier calls, without waiting for its end; here, immediately."""
         work()
 
     def close(self) -> None:
-        """Make no more calls; abandon one that hangs."""
+        """Make no more calls, and abandon a hanging call."""
 
 
 class GuardedDrafter(Drafter):
@@ -103,7 +103,7 @@ class GuardedDrafter(Drafter):
     def forget(self, request: DraftRequest) -> None:
         """Notify the drafter of a request's end, now or when a hanging call returns.
 
-        Until then only the request's id is stored, so that a hanging drafter keeps no ended request alive.
+        Until then only a copy without the text is stored, so that a hanging drafter keeps no ended request alive.
         """
         if self._caller.is_available:
             self._call(lambda: self._drafter.forget(request))
@@ -115,14 +115,14 @@ class GuardedDrafter(Drafter):
         return self._call(self._drafter.memory_bytes)
 
     def fault_counts(self) -> Counter[str]:
-        own = Counter({f"{self._name}/{kind}": count for kind, count in self.faults.items()})
-        return own + self._drafter.fault_counts()
+        counts = Counter({f"{self._name}/{kind}": count for kind, count in self.faults.items()})
+        return counts + self._drafter.fault_counts()
 
     def nodes(self) -> list[NodeReport]:
         return self._drafter.nodes()
 
     def close(self) -> None:
-        """Close the drafter (if it hangs, when it returns) and make no more calls."""
+        """Close the drafter, now or when a hanging call returns, and make no more calls."""
         if self._caller.is_available:
             self._call(lambda: close_all([self._drafter]))
         else:
@@ -166,24 +166,24 @@ class GuardedDrafter(Drafter):
             _log.warning("drafter %s: %s; those drafts are dropped, decoding goes on", self._name, message)
 
 
-PAUSE_FACTOR = 10  # pause after a late call, as a multiple of the time limit; it doubles each time
-MAX_PAUSE = 300.0  # maximum pause in seconds
+PAUSE_FACTOR = 10  # pause after the first late call, as a multiple of the time limit
+MAX_PAUSE = 300.0  # maximum pause, in seconds
 
 
 class CallerThread(InlineCaller):
     """Makes one call at a time in a thread.
 
-    While a call hangs, no other is made; its late result is dropped. A late drafter costs every request the time
-    limit, so pauses between calls double while it is late. The thread is a daemon, so that a hanging call does not
-    keep the process alive.
+    While a call hangs, no other call is made, and its late result is dropped. Every late call delays all requests by
+    the time limit. Therefore each late call is followed by a pause, which doubles with every further late call. The
+    thread is a daemon, so that a hanging call does not keep the process alive.
     """
 
     def __init__(self, name: str, time_limit: float, clock: Callable[[], float] = monotonic) -> None:
         self._time_limit = time_limit
         self._clock = clock
-        self._hanging: Future[Any] | None = None  # the result of a call that hangs
+        self._hanging: Future[Any] | None = None  # the future result of a hanging call
         self._late_calls = 0  # late calls minus calls in time, at least 0
-        self._paused_until = float("-inf")
+        self._paused_until = float("-inf")  # on `clock`, in seconds
         self._work: _Work = SimpleQueue()
         self._is_closed = False
         threading.Thread(target=_serve, args=(self._work,), name=f"drafter-{name}", daemon=True).start()

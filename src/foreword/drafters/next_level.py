@@ -18,7 +18,7 @@ from foreword.kernels.sampler import sample as native_sample
 from foreword.kernels.sampler import sampler_for
 from foreword.structured.state import unpacked
 
-_RANKED = 64  # siblings are ranked among this number of most likely tokens; only for them noise is computed
+_RANKED = 64  # number of most likely tokens that are ranked; noise is computed only for these
 
 
 def grow_chains(trees: Sequence[GrowingTree], logits: Tensor) -> None:
@@ -27,7 +27,7 @@ def grow_chains(trees: Sequence[GrowingTree], logits: Tensor) -> None:
     `logits` is [trees, vocab]. Under the rules other than *coupled*, a sampled node carries the distribution
     from which it was drawn.
     """
-    rules = [tree.request.sampling.rule for tree in trees]
+    rules = [tree.request.sampling.rule for tree in trees]  # of each row
     if all(rule is Rule.COUPLED for rule in rules):
         add_tokens(trees, draw_on_device(trees, logits).tolist(), {})
         return
@@ -73,11 +73,12 @@ def _distributions(shaped: Distributions, rows: list[int]) -> dict[int, Drawn]:
     kept = kept_tokens(shaped, torch.tensor(rows, dtype=torch.int64, device=shaped.logits.device))
     weights = kept.log_weights.exp().cpu().numpy()
     row_of, ids = kept.rows.cpu().numpy(), kept.ids.cpu().numpy()  # of each kept token
-    starts = np.flatnonzero(np.diff(row_of, prepend=-1))
-    return {
-        int(row_of[start]): Drawn(ids[start:end], weights[start:end] / weights[start:end].sum())
-        for start, end in pairwise([*starts, len(row_of)])
-    }
+    starts = np.flatnonzero(np.diff(row_of, prepend=-1))  # first kept token of each row
+    distributions: dict[int, Drawn] = {}
+    for start, end in pairwise([*starts, len(row_of)]):
+        total = weights[start:end].sum()
+        distributions[int(row_of[start])] = Drawn(ids[start:end], weights[start:end] / total)
+    return distributions
 
 
 def grow_trees(trees: Sequence[GrowingTree], logits: Tensor) -> None:
@@ -105,16 +106,12 @@ def grow_ranked(tree: GrowingTree, logits: Tensor) -> None:
     score. G is the noise that the target's sampling will use. At temperature 0 the score uses the logit alone.
     """
     scores, tokens = best_tokens(tree, logits, tree.width)
-    tree.grow(
-        [
-            (tree.score(parent) + score, parent, token, None)
-            for parent, row_scores, row_tokens in zip(
-                tree.frontier, scores.tolist(), tokens.tolist(), strict=True
-            )
-            for score, token in zip(row_scores, row_tokens, strict=True)
-            if score > -math.inf
-        ]
-    )
+    level: list[tuple[float, int, int, Drawn | None]] = []  # (score, parent, token, no distribution)
+    for parent, row_scores, row_tokens in zip(tree.frontier, scores.tolist(), tokens.tolist(), strict=True):
+        for score, token in zip(row_scores, row_tokens, strict=True):
+            if score > -math.inf:
+                level.append((tree.score(parent) + score, parent, token, None))
+    tree.grow(level)
 
 
 def best_tokens(tree: GrowingTree, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -137,18 +134,20 @@ def grow_drawn(trees: Sequence[GrowingTree], logits: Tensor) -> None:
     kept = kept_tokens(shaped, torch.arange(len(logits), device=logits.device))
     scores = (kept.log_weights + gumbel(keys[kept.rows], kept.ids)).cpu().numpy()
     ids, weights = kept.ids.cpu().numpy(), kept.log_weights.exp().cpu().numpy()
-    ends = np.searchsorted(kept.rows.cpu().numpy(), np.arange(len(logits) + 1))
+    # The kept tokens of row i are at bounds[i] .. bounds[i + 1].
+    bounds = np.searchsorted(kept.rows.cpu().numpy(), np.arange(len(logits) + 1))
     row = 0
     for tree in trees:
         levels = tree.shape()
         shape = levels[tree.depth]
-        indices: list[int] = []  # of the new nodes, in the fixed shape
+        indices: list[int] = []  # of the new nodes in their level of the fixed shape
         level: list[tuple[float, int, int, Drawn | None]] = []
         for node, index in zip(tree.frontier, tree.shape_indices, strict=True):
-            of_row = slice(ends[row], ends[row + 1])
+            of_row = slice(bounds[row], bounds[row + 1])
             siblings = draw_siblings(ids[of_row], weights[of_row], scores[of_row], shape[index])
             level += [(0.0, node, token, q) for token, q in siblings]
-            indices += range(sum(shape[:index]), sum(shape[:index]) + len(siblings))
+            first = sum(shape[:index])  # the children of earlier nodes come first
+            indices += range(first, first + len(siblings))
             row += 1
         tree.grow(level)
         tree.shape_indices = indices
@@ -159,8 +158,8 @@ def grow_drawn(trees: Sequence[GrowingTree], logits: Tensor) -> None:
 def draw_siblings(ids: Ints, weights: Floats, scores: Floats, count: int) -> list[tuple[int, Drawn]]:
     """Return `count` distinct tokens, each with its distribution: the weights without those of earlier siblings.
 
-    `scores` are log weights + noise. The largest one is a draw, the second largest a draw from the other tokens, and so
-    on.
+    `scores` are log weights + Gumbel noise. The token with the largest score is a draw, the token with the second
+    largest a draw from the other tokens, and so on.
     """
     count = min(count, len(ids))
     best = np.argpartition(-scores, count - 1)[:count] if count else np.empty(0, np.int64)
@@ -186,7 +185,9 @@ def _scores(tree: GrowingTree, logits: Tensor, ids: Tensor) -> Tensor:
 def are_all_argmax(trees: Sequence[GrowingTree]) -> bool:
     """Return whether all these drafts take the argmax of unchanged logits at every node."""
     samplings = [tree.request.sampling for tree in trees]
-    return all(each.record["temperature"] == 0 and not has_fixed_corrections(each) for each in samplings)
+    return all(
+        sampling.record["temperature"] == 0 and not has_fixed_corrections(sampling) for sampling in samplings
+    )
 
 
 def has_fixed_corrections(sampling: DraftSampling) -> bool:

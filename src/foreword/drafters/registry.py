@@ -24,7 +24,7 @@ class DrafterResources:
 
     target: Decoder  # the loaded target
     checkpoint: Checkpoint  # its files
-    encode: Callable[[str], list[int]]  # text to token ids, without special tokens
+    encode: Callable[[str], list[int]]  # text -> token ids, without special tokens
     load_decoder: Callable[[Checkpoint], Decoder]  # loads another model on the target's device and backend
     vocab_size: int  # ids that the target can sample; drafters use no others
     # Connections to draft nodes, shared by the drafters of one engine.
@@ -47,23 +47,25 @@ class DrafterKind:
     settings: type  # a frozen dataclass; its fields are the user's keys
     build: Callable[[Any, DrafterResources], Any]  # (settings, resources) -> drafter
     makes_trees: Callable[[Any], bool] = lambda settings: False  # settings -> whether drafts may branch
-    can_hang: bool = True  # it is called in a thread with a time limit, which costs 0.25 ms per call
+    can_hang: bool = True  # call it in a thread with a time limit, which costs 0.25 ms per call
     selection: TokenSelection = TokenSelection.RANKED  # the default allows trees only under *coupled*
     defect: str = ""  # why it cannot be used; empty: it can
-    traits: Traits = field(default_factory=Traits)  # without those that depend on settings
-    # (settings, resources, KV cache tokens) -> drafter, if a draft node's own model is the drafter.
+    traits: Traits = field(default_factory=Traits)  # the traits that do not depend on settings
+    # (settings, resources, KV cache tokens) -> drafter, for methods that can draft with a draft node's own model.
     build_on_node: Callable[[Any, DrafterResources, int], Drafter] | None = None
 
     def configure(self, values: Mapping[str, Any]) -> Any:  # noqa: ANN401 - of the type `settings`
         """Return settings with these values; raise `RequestError` for a missing value or a wrong type."""
-        types = {field.name: field.type for field in fields(self.settings)}
-        for required in fields(self.settings):
-            if required.default is MISSING and required.name not in values:
-                help_text = required.metadata.get(HELP) or self.summary
-                raise RequestError(f"speculation: this method needs {required.name!r} ({help_text})")
+        for option in fields(self.settings):
+            if option.default is MISSING and option.name not in values:
+                help_text = option.metadata.get(HELP) or self.summary
+                raise RequestError(f"speculation: this method needs {option.name!r} ({help_text})")
+        types = {option.name: option.type for option in fields(self.settings)}
         for name, value in values.items():
+            # A dataclass field's type is a class or, with postponed annotations, its name.
             expected = _TYPES.get(str(getattr(types[name], "__name__", types[name])))
             is_wrong = expected is not None and not isinstance(value, expected)
+            # In Python, True and False are also integers.
             if is_wrong or (isinstance(value, bool) and expected not in (None, bool)):
                 raise RequestError(f"speculation: {name} must be {_NAMES[expected]}, not {value!r}")
         return self.settings(**values)
@@ -82,11 +84,6 @@ def tree_width() -> Any:  # noqa: ANN401
     """Return the settings field `tree_width` of drafters that draft a chain or a tree."""
     limit = Limit(f"in 1 .. {MAX_DRAFT_NODES}", lambda value: 1 <= value <= MAX_DRAFT_NODES)
     return setting(1, "candidates per draft level; 1: a chain", limit)
-
-
-def is_wide(settings: Any) -> bool:  # noqa: ANN401 - settings with a `tree_width`
-    """Return whether the settings make the drafter draft trees."""
-    return bool(settings.tree_width > 1)
 
 
 Build = Callable[[Any, DrafterResources], Drafter]
@@ -109,7 +106,9 @@ def chosen_kind(
     return DrafterKind(summary, settings, make, **options | more)
 
 
-drawn_kind = partial(chosen_kind, makes_trees=is_wide, selection=TokenSelection.DRAWN)
+drawn_kind = partial(
+    chosen_kind, makes_trees=lambda settings: settings.tree_width > 1, selection=TokenSelection.DRAWN
+)
 """Return the entry of a built-in drafter that samples tokens, in trees if `tree_width` is above 1."""
 
 
@@ -139,36 +138,34 @@ def _load(entry: EntryPoint) -> DrafterKind:
     return DrafterKind("cannot be loaded", DrafterSettings, lambda *_: None, defect=defect)
 
 
-# Methods of the interface for plug-ins. `anticipate` is its name of `draft_early`.
-_METHODS = (
-    *("propose", "observe", "anticipate", "expect", "forget"),
-    *("memory_bytes", "fault_counts", "nodes", "close"),
-)
+_METHODS = ("propose", "observe", "expect", "forget", "memory_bytes", "fault_counts", "nodes", "close")
+"""Methods of the plug-in interface that have the same name in `Drafter`."""
 
 
 class PlugIn(Drafter):
     """Adapts an object that implements `propose` and possibly other methods of the interface."""
 
-    def __init__(self, own: Any) -> None:  # noqa: ANN401 - of another package
-        needs = getattr(own, "needs", NO_NEEDS)
-        self._own = own
-        self.choices = getattr(own, "choices", {})
+    def __init__(self, plug_in: Any) -> None:  # noqa: ANN401 - an object of another package
+        needs = getattr(plug_in, "needs", NO_NEEDS)
+        self._plug_in = plug_in
+        self.choices = getattr(plug_in, "choices", {})
         self.traits = Traits(
             DraftSource.HEAD if needs.taps else DraftSource.LOOKUP,
             needs,
-            starts_early=bool(getattr(own, "anticipates", False)),
-            stops_itself=bool(getattr(own, "stops", False)),
-            expects_requests=bool(getattr(own, "expects", False)),
-            may_be_absent=bool(getattr(own, "may_be_absent", False)),
-            acceptance_by_level=getattr(own, "acceptance_by_level", ()),
+            starts_early=bool(getattr(plug_in, "anticipates", False)),
+            stops_itself=bool(getattr(plug_in, "stops", False)),
+            expects_requests=bool(getattr(plug_in, "expects", False)),
+            may_be_absent=bool(getattr(plug_in, "may_be_absent", False)),
+            acceptance_by_level=getattr(plug_in, "acceptance_by_level", ()),
         )
-        for name in _METHODS:
-            if (method := getattr(own, name, None)) is not None:
-                setattr(self, "draft_early" if name == "anticipate" else name, method)
+        plug_in_names = dict(zip(_METHODS, _METHODS, strict=True)) | {"draft_early": "anticipate"}
+        for name, plug_in_name in plug_in_names.items():
+            if (method := getattr(plug_in, plug_in_name, None)) is not None:
+                setattr(self, name, method)
 
     @property
     def absent(self) -> tuple[str, ...]:
-        names: tuple[str, ...] = getattr(self._own, "absent", ())
+        names: tuple[str, ...] = getattr(self._plug_in, "absent", ())
         return names
 
 

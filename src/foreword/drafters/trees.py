@@ -1,5 +1,6 @@
 """Drafts that grow level by level: chains, trees of a draft model, and trees of a head."""
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -23,16 +24,19 @@ Shape = tuple[tuple[int, ...], ...]
 def fixed_shape(width: int, max_nodes: int, max_depth: int) -> Shape:
     """Return a shape with `width` nodes per level within the node budget; likely nodes have more children."""
     levels: list[tuple[int, ...]] = []
-    reached, left = [1.0], max_nodes  # probability of each node of the newest level, and nodes left
-    while left > 0 and len(levels) < max_depth:
-        candidates = [
-            (-chance * SIBLING_ACCEPTANCE * (1 - SIBLING_ACCEPTANCE) ** rank, parent)
-            for parent, chance in enumerate(reached)
+    nodes_left = max_nodes
+    probabilities = [1.0]  # that each node of the newest level is accepted; at first, of the root
+    while nodes_left > 0 and len(levels) < max_depth:
+        candidates = [  # (-probability, parent), such that the most likely candidates sort first
+            (-probability * SIBLING_ACCEPTANCE * (1 - SIBLING_ACCEPTANCE) ** rank, parent)
+            for parent, probability in enumerate(probabilities)
             for rank in range(width)
         ]
-        chosen = sorted(sorted(candidates)[: min(width, left)], key=lambda node: node[1])
-        levels.append(tuple(sum(parent == node for _, parent in chosen) for node in range(len(reached))))
-        reached, left = [-chance for chance, _ in chosen], left - len(chosen)
+        chosen = sorted(sorted(candidates)[: min(width, nodes_left)], key=lambda node: node[1])
+        child_counts = Counter(parent for _, parent in chosen)
+        levels.append(tuple(child_counts[parent] for parent in range(len(probabilities))))
+        probabilities = [-negative for negative, _ in chosen]
+        nodes_left -= len(chosen)
     return tuple(levels)
 
 
@@ -49,10 +53,10 @@ class GrowingTree:
         self._drawn: list[Drawn | None] = []
         self._scores = {ROOT: 0.0}
         self.frontier: list[int] = [ROOT]
-        self.shape_indices: list[int] = [0]  # in a fixed shape: the index of each frontier node in its level
+        self.shape_indices: list[int] = [0]  # index of each frontier node in its level of the fixed shape
         self.depth = 0
-        self._unread: list[int] = []  # of a chain whose tokens are on a device: their indices there
-        self._on_device: Draft | None = None  # that chain, once it is complete
+        self._unread: list[int] = []  # for a chain whose tokens are on a device: their indices there
+        self._on_device: Draft | None = None  # the complete chain, if its tokens are on a device
         self.is_cold = False  # whether a pass for it compiled or captured a CUDA graph
 
     @property
@@ -85,7 +89,7 @@ class GrowingTree:
         self.depth += 1
 
     def grow_unread(self, index: int) -> None:
-        """Add a token to a chain: the one at this index of what `take_unread` will receive."""
+        """Add a token to a chain: the token at this index of the source that `take_unread` will receive."""
         self._unread.append(index)
         self.depth += 1
 
@@ -114,7 +118,7 @@ class GrowingTree:
         return np.full(len(self.frontier), len(self.request.tokens) + self.depth)
 
     def paths(self) -> list[Path | None]:
-        """Return the draft tokens up to each frontier node, for grammar masks; None if they are unknown."""
+        """Return the draft tokens on the path to each frontier node, for grammar masks; None: unknown tokens."""
         return [self._path(node) for node in self.frontier]
 
     def _path(self, node: int) -> Path:
@@ -133,7 +137,7 @@ class HeadTree(GrowingTree):
     """Keeps all candidate nodes with their scores, and selects those that the head processes.
 
     A level has the children of the best `width` candidates of the level before. Only candidates among the best
-    `max_nodes` get children, since a child's score never exceeds its parent's. A chain has width 1.
+    `max_nodes` get children: a child's score never exceeds its parent's, so other children could not be selected.
     """
 
     def __init__(self, task: DraftTask, width: int, room: int) -> None:
@@ -141,8 +145,8 @@ class HeadTree(GrowingTree):
         super().__init__(task, width)
         self._room = room
         self.num_read = 0  # nodes with a row in the head's KV, the frontier last
-        self._masks = {ROOT: 0}  # node -> bit mask of the rows it attends to, including its own
-        self.sources = [0]  # per frontier node, its parent's index in the previous frontier
+        self._masks = {ROOT: 0}  # node -> bit mask of the rows that the node attends to, including its own
+        self.sources = [0]  # for each frontier node, the index of its parent in the previous frontier
 
     @property
     def is_done(self) -> bool:
@@ -171,6 +175,7 @@ class HeadTree(GrowingTree):
         return [self._masks[node] for node in self.frontier]
 
     def draft(self) -> Draft:
+        """Return the best nodes as a draft, renumbered."""
         nodes = sorted(self._best())
         numbers = {ROOT: ROOT} | {node: number for number, node in enumerate(nodes)}
         drawn = [self._drawn[node] for node in nodes]

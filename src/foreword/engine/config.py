@@ -31,15 +31,15 @@ def memory_for_kv(target: Decoder, utilization: float, max_rows: int) -> int | N
     if device_memory(target.device) is None:
         return None
     needed = _largest_pass(target, min(max_rows, target.config.context_length))
-    free, total = device_memory(target.device) or (0, 0)
-    room = int(total * utilization) - (total - free) - needed
-    if room < target.kv_rows().bytes_per_row * PAGE_SIZE:
+    free, total = device_memory(target.device) or (0, 0)  # after the pass, which may have allocated more
+    kv_bytes = int(total * utilization) - (total - free) - needed
+    if kv_bytes < target.kv_rows().bytes_per_row * PAGE_SIZE:
         raise RequestError(
             f"no memory is left for KV: of {total / GIB:.1f} GiB on the GPU {(total - free) / GIB:.1f} are in use, "
             f"a pass of {max_rows} tokens needs {needed / GIB:.1f}, and gpu_memory_utilization is {utilization:g}; "
             "raise it, lower max_num_batched_tokens, or use a smaller model"
         )
-    return room
+    return kv_bytes
 
 
 def _largest_pass(target: Decoder, rows: int) -> int:
@@ -110,11 +110,11 @@ class EngineConfig:
         """Return the configuration with the KV memory that this model leaves free on a GPU, unless it is set."""
         if self.kv_cache_memory_bytes is not None:
             return self
-        room = memory_for_kv(target, self.gpu_memory_utilization, self.max_num_batched_tokens)
-        return replace(self, kv_cache_memory_bytes=room)
+        kv_bytes = memory_for_kv(target, self.gpu_memory_utilization, self.max_num_batched_tokens)
+        return replace(self, kv_cache_memory_bytes=kv_bytes)
 
     def state_sizes(self, target: Decoder) -> StateSizes:
-        """Return the states of running requests, within half of the KV memory, and those of the prefix cache."""
+        """Return the number of states for running requests, within half of the KV memory, and for the prefix cache."""
         spec = target.state_spec()
         if spec is None:
             return NO_STATES
@@ -123,7 +123,7 @@ class EngineConfig:
             raise RequestError(
                 f"kv_cache_memory_bytes must be at least {4 * sequence_bytes(spec)}, twice the states of two requests"
             )
-        # One more than may run, for a prompt that is kept for further answers to it.
+        # One more than may run: `KeptPrompts` may hold a prompt for further answers to it.
         sequences = min(affordable, 1 + min(self.max_num_seqs, self.max_num_batched_tokens))
         budget = self.kv_bytes // 4 if self.state_cache_bytes is None else self.state_cache_bytes
         return StateSizes(sequences, budget // spec.bytes_per_state if self.enable_prefix_caching else 0)

@@ -81,7 +81,9 @@ class EngineCore:
             clock=parts.clock,
             store=self.runner.store,
         )
-        self.situation = self._stepper.situation  # measured acceptance and costs; the switch of speculation
+        # Measured acceptance and costs, and `speculating`, the engine-wide switch: off decodes all requests without
+        # drafts; on: each request's own setting applies.
+        self.situation = self._stepper.situation
         self.faults = self._stepper.faults.counts  # recovered faults by stage
         self._recovery = Recovery(self._stepper)
         self.steps_ahead = config.steps_ahead or passes_in_flight(target.device)
@@ -117,15 +119,6 @@ class EngineCore:
     @property
     def has_requests(self) -> bool:
         return self.scheduler.has_requests
-
-    @property
-    def speculating(self) -> bool:
-        """The engine-wide switch: off decodes all requests without drafts; on: each request's own setting applies."""
-        return self.situation.speculating
-
-    @speculating.setter
-    def speculating(self, on: bool) -> None:
-        self.situation.speculating = on
 
     def prepare(self, new: NewRequest, assigned: Assignment | None = None) -> list[Request]:
         """Check a request; return one unqueued `Request` per answer. `assigned` overrides the policy file."""
@@ -271,7 +264,7 @@ class EngineCore:
             verify_seconds=self.seconds.verify,
             accept_seconds=self.seconds.accept,
             step_seconds=self.seconds.total,
-            speculating=self.speculating,
+            speculating=self.situation.speculating,
             drafter_memory_bytes=self.drafters.memory_bytes(),
             drafter_faults=dict(self.drafters.fault_counts()),
             step_faults=dict(self.faults),

@@ -208,7 +208,7 @@ class Engine:
 
     def speculate(self, on: bool) -> None:
         """Switch speculation off or on for all requests, from the next step."""
-        self._core.speculating = on
+        self._core.situation.speculating = on
 
     def move_pair(self, drafter: str, cohort: str, state: str) -> None:
         """Move the roll-out of a drafter in a cohort to the stage `state`, from the next step."""
@@ -216,8 +216,9 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Return recent statistics, with the current draft nodes and whether speculation is on."""
-        then = self._snapshot.later(monotonic() - self._snapshot_at, self._core.speculating)
-        return replace(then, draft_nodes=tuple(self._core.drafters.nodes()))
+        is_speculating = self._core.situation.speculating
+        recent = self._snapshot.later(monotonic() - self._snapshot_at, is_speculating)
+        return replace(recent, draft_nodes=tuple(self._core.drafters.nodes()))
 
     def when_dead(self, callback: Callable[[Exception], None]) -> None:
         """Call `callback` in the engine's thread when the thread dies of an error; immediately if it has died."""

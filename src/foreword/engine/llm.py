@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Unpack
 
 from foreword.acceptance.params import SamplingParams
@@ -179,19 +178,22 @@ class LLM:
         encoded = [self.encode(prompt, raw, parse_special, suffix) for prompt in listed]
         given = one_per_prompt(only_given(params, sampling_params), count, "sets of sampling parameters")
         settings: Sequence[SpeculationSetting] = one_per_prompt(speculation, count, "speculation settings")
-        predictions = [
-            encode_prediction(self.tokenizer, one) for one in listed_predictions(prediction, count)
-        ]
-        adapters = [
-            self.engine.adapters.ensure(one) for one in one_per_prompt(lora_request, count, "adapters")
-        ]
+        predictions = listed_predictions(prediction, count)
+        loras = one_per_prompt(lora_request, count, "adapters")
         priorities = one_per_prompt(priority, count, "priorities")
-        requests = []
-        for index, ids in enumerate(encoded):
-            chosen = filling(self.tokenizer, given[index] or self.get_default_sampling_params(), suffix)
-            new = NewRequest(f"llm-{next(self._numbers)}", tuple(ids), chosen, speculation=settings[index])
-            new = replace(new, prediction=predictions[index], adapter=adapters[index])
-            requests.append(replace(new, priority=priorities[index], deadline_ms=deadline_ms))
+        requests = [
+            NewRequest(
+                f"llm-{next(self._numbers)}",
+                tuple(ids),
+                filling(self.tokenizer, given[index] or self.get_default_sampling_params(), suffix),
+                speculation=settings[index],
+                prediction=encode_prediction(self.tokenizer, predictions[index]),
+                priority=priorities[index],
+                deadline_ms=deadline_ms,
+                adapter=self.engine.adapters.ensure(loras[index]),
+            )
+            for index, ids in enumerate(encoded)
+        ]
         return self._run(listed, requests, on_text)
 
     def chat(  # noqa: PLR0913 - vLLM's names

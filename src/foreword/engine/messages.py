@@ -197,6 +197,6 @@ class OpenAnswers:
         """Subtract an answer that this delta ends, or all after an exception; return whether none is left."""
         if isinstance(item, Exception):
             self.left = 0
-        else:
-            self.left -= item.finish_reason is not None
+        elif item.finish_reason is not None:
+            self.left -= 1
         return not self.left

@@ -31,21 +31,21 @@ class Timings:
     draft_n_accepted: int  # committed draft tokens
 
     @staticmethod
-    def of(ends: Sequence[tuple[int, RequestStats]]) -> "Timings":
+    def of(by_answer: Sequence[tuple[int, RequestStats]]) -> "Timings":
         """Combine (index, statistics) of all answers of a request.
 
         The answer with index 0 computed the prompt. The tokens of a first pass arrive at the end of `prompt_ms`, so
         `predicted_per_second` does not count them.
         """
-        answers = [stats for _, stats in ends]
-        leaders = [stats for index, stats in ends if index == 0]  # one per prompt of the request
-        began = min(stats.queue_seconds for stats in leaders)  # seconds from arrival
-        prompt_seconds = max(map(_first_token_at, leaders)) - began
+        answers = [stats for _, stats in by_answer]
+        first_answers = [stats for index, stats in by_answer if index == 0]  # one per prompt of the request
+        began = min(stats.queue_seconds for stats in first_answers)  # seconds from arrival
+        prompt_seconds = max(map(_first_token_at, first_answers)) - began
         last_token_at = max(_first_token_at(stats) + stats.decode_seconds for stats in answers)
         seconds = last_token_at - min(map(_first_token_at, answers))
         generated = sum(stats.output_tokens for stats in answers)
-        cached = sum(stats.cached_tokens for stats in leaders)
-        processed = sum(stats.prompt_tokens for stats in leaders) - cached
+        cached = sum(stats.cached_tokens for stats in first_answers)
+        processed = sum(stats.prompt_tokens for stats in first_answers) - cached
         return Timings(
             prompt_n=processed,
             prompt_ms=1e3 * prompt_seconds,
@@ -102,7 +102,7 @@ class CompletionOutput:
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """A prompt with its answers, whole or as far as they are generated."""
+    """A prompt with its answers, finished or as far as they are generated."""
 
     prompt: str | None  # None if token ids were given
     prompt_token_ids: list[int]
@@ -160,21 +160,23 @@ if TYPE_CHECKING:
     Counted = TypeVar("Counted", bound=DataclassInstance)
 
 
-def add_fields(one: "Counted", other: "Counted") -> "Counted":
+def add_fields(left: "Counted", right: "Counted") -> "Counted":
     """Add two dataclasses field by field: numbers and tuples of numbers are added, strings are not.
 
     Of two strings, the sum has the first that is not empty.
     """
-    sums = {field.name: _added(getattr(one, field.name), getattr(other, field.name)) for field in fields(one)}
-    return replace(one, **sums)
+    sums = {
+        field.name: _added(getattr(left, field.name), getattr(right, field.name)) for field in fields(left)
+    }
+    return replace(left, **sums)
 
 
-def _added(one: Any, other: Any) -> Any:  # noqa: ANN401 - numbers, tuples of them, or texts
-    if isinstance(one, tuple):
-        return tuple(a + b for a, b in zip_longest(one, other, fillvalue=0))
-    if isinstance(one, str):
-        return one or other
-    return one + other
+def _added(left: Any, right: Any) -> Any:  # noqa: ANN401 - numbers, tuples of them, or texts
+    if isinstance(left, tuple):
+        return tuple(a + b for a, b in zip_longest(left, right, fillvalue=0))
+    if isinstance(left, str):
+        return left or right
+    return left + right
 
 
 def sum_stats(by_answer: Iterable[tuple[int, RequestStats]]) -> RequestStats:
@@ -187,7 +189,7 @@ def sum_stats(by_answer: Iterable[tuple[int, RequestStats]]) -> RequestStats:
 
 
 def accepted_runs(stats: RequestStats) -> "Counter[int]":
-    """Return how many passes accepted k draft tokens, by k."""
+    """Return the number of passes by the number of draft tokens that they accepted."""
     return counts_of(stats.drafts, stats.accepted_per_position)
 
 
@@ -196,19 +198,19 @@ class Costs:
 
     def __init__(self, answers: int) -> None:
         self._open = OpenAnswers(answers)
-        self._ends: list[tuple[int, RequestStats]] = []  # (index, statistics) of answers that have ended
+        self._by_answer: list[tuple[int, RequestStats]] = []  # (index, statistics) of answers that have ended
 
     def note(self, delta: AnswerDelta) -> bool:
         """Add a delta; return True if all answers have ended."""
         if delta.stats is not None:
-            self._ends.append((delta.index, delta.stats))
+            self._by_answer.append((delta.index, delta.stats))
         return self._open.note(delta)
 
     def total(self) -> RequestStats:
-        return sum_stats(self._ends)
+        return sum_stats(self._by_answer)
 
     def timings(self) -> Timings:
-        return Timings.of(self._ends)
+        return Timings.of(self._by_answer)
 
 
 class Answer:
@@ -220,7 +222,9 @@ class Answer:
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
         self.prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-        self.last = AnswerDelta("", index, "", ())  # newest delta; an answer's last one has its finish reason
+        self.last = AnswerDelta(
+            "", index, "", ()
+        )  # newest delta; that of an ended answer has the finish reason
 
     def take(self, delta: AnswerDelta) -> None:
         """Append a delta."""

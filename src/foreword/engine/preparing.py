@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count, takewhile
+from itertools import count, product, takewhile
 from time import perf_counter
 from typing import TYPE_CHECKING, Self
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # Triton is installed only on GPU machines
 
 
 class FullSizeDrafter(Drafter):
-    """Wraps a drafter without needs. A draft that is smaller than requested is replaced by arbitrary tokens."""
+    """Wraps a drafter without needs, and replaces drafts that are smaller than requested by arbitrary tokens."""
 
     def __init__(self, drafter: Drafter | None, *, branches: bool = False) -> None:
         """With `branches` the replacements are trees; without a drafter all drafts are arbitrary tokens."""
@@ -53,10 +53,10 @@ class FullSizeDrafter(Drafter):
             return Draft.chain([0] * depth, *text_state)
         # A tree: one chain, and the remaining nodes as further children of the root.
         depth = min(depth, task.max_nodes - 1)
-        others = task.max_nodes - depth
-        tokens = (*[0] * depth, *range(1, 1 + others))
+        siblings = task.max_nodes - depth
+        tokens = (*[0] * depth, *range(1, 1 + siblings))
         chain_parents = range(ROOT, ROOT + depth)
-        return Draft(tokens, (*chain_parents, *[ROOT] * others), *text_state)
+        return Draft(tokens, (*chain_parents, *[ROOT] * siblings), *text_state)
 
 
 _log = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ def prepare_passes(
     if not cases:
         return Prepared()
     began, free = clock(), free_memory(core.target.device)
-    done, texts = 0, _PlaceholderTexts(core)
+    done, texts = 0, _PlaceholderTexts(core)  # number of prepared cases
     try:
         needed = _NeededKernels(core.kernels).record(core, cases)
         while done < len(cases) and clock() - began < SECONDS:
@@ -207,12 +207,11 @@ def _cases(core: EngineCore, requests: int) -> list[_Case]:
     for mode in _modes(core):
         most = requests if mode.max_requests is None else min(requests, mode.max_requests)
         length = core.max_model_len - _added_tokens(mode) - 1
-        cases += [
-            _Case(size, mode) for size in core.target.sizes_to_prepare(most, length, 1 + mode.draft_tokens)
-        ]
-    texts = {(case.size.length, case.mode.drafter is None) for case in cases}
-    left = core.cache.free_pages - sum(core.cache.pages_for(length) for length, _ in texts)
-    fitting = [case for case in cases if _pages_of(core, case) <= left]
+        sizes = core.target.sizes_to_prepare(most, length, 1 + mode.draft_tokens)
+        cases += [_Case(size, mode) for size in sizes]
+    texts = {(case.size.length, case.mode.drafter is None) for case in cases}  # see `_PlaceholderTexts`
+    free_pages = core.cache.free_pages - sum(core.cache.pages_for(length) for length, _ in texts)
+    fitting = [case for case in cases if _pages_of(core, case) <= free_pages]
     return sorted(fitting, key=lambda case: case.size.requests * case.size.length)
 
 
@@ -251,7 +250,7 @@ class _PlaceholderTexts:
 
     def __init__(self, core: EngineCore) -> None:
         self._core = core
-        # Requests that own a computed text, by its length and whether the default drafter observed it.
+        # Requests whose text is computed, by its length and whether the default drafter observed it.
         self._sources: dict[tuple[int, bool], Request] = {}
         self._numbers = count()
 
@@ -285,8 +284,8 @@ class _PlaceholderTexts:
             core, source = self._core, self._new([0] * (length + 1), with_drafter)
             self._sources[length, with_drafter] = source
             stepper = Stepper(core.runner, core.cache, FixedPolicy(), store=core.runner.store)
-            while (left := length - source.kv.computed) > 0:
-                stepper.step([PassEntry.of(source, min(left, core.max_rows))])
+            while (missing := length - source.kv.computed) > 0:
+                stepper.step([PassEntry.of(source, min(missing, core.max_rows))])
         return self._sources[length, with_drafter]
 
     def _new(
@@ -312,13 +311,13 @@ def _run(
 ) -> None:
     """Run the passes of a case at each temperature; `rounds` None: as often as its drafter needs."""
     mode = case.mode
-    policy = (
-        FixedPolicy() if mode.drafter is None else FixedPolicy(mode.drafter, mode.draft_tokens, mode.depth)
-    )
+    policy = FixedPolicy()
+    if mode.drafter is not None:
+        policy = FixedPolicy(mode.drafter, mode.draft_tokens, mode.depth)
     stepper = Stepper(core.runner, core.cache, policy, core.max_rows, store=core.runner.store)
     # A head drafts only the first chain of a round in `propose`: one round compiles this, the next captures it.
     rounds = rounds or (2 if _observes(mode) else 1)
-    for temperature in (temperature for temperature in temperatures for _ in range(rounds)):
+    for temperature, _ in product(temperatures, range(rounds)):
         requests: list[Request] = []
         try:
             for _ in range(case.size.requests):
@@ -332,8 +331,9 @@ def _step_until_ready(stepper: Stepper, requests: Sequence[Request], mode: _Mode
     """Run steps until one compiles and captures nothing. `max_in_flight`: passes that the engine has in flight."""
     least = 3 if _observes(mode) else 1
     for number in range(MOST_STEPS):
-        missing = [len(request.tokens) - request.kv.computed for request in requests]
-        launched = stepper.launch([PassEntry.of(*entry) for entry in zip(requests, missing, strict=True)])
+        launched = stepper.launch(
+            [PassEntry.of(request, len(request.tokens) - request.kv.computed) for request in requests]
+        )
         is_cold = launched.is_cold
         # The next step reads the token of this one on the device, as with asynchronous scheduling.
         if mode.drafter is None and max_in_flight > 1 and number == 0:

@@ -44,7 +44,7 @@ PLACEHOLDER_TENANT = "unread"  # tenant of placeholder texts; other tenants are 
 WARM_UP = 2
 
 Calls = dict[str, list[float]]
-"""Cost of a drafter's calls by method, as `CallCost.as_json` returns it."""
+"""Cost of a drafter's calls by method, in the format of `CallCost.as_json`."""
 
 
 def begin_with_calls(
@@ -90,14 +90,14 @@ def measure_calls(core: EngineCore, plan: DraftPlan, clock: Callable[[], float] 
 
     The engine must be idle.
     """
-    single = [replace(plan, method=name, drafter=choice) for name, choice in plan.drafter.choices.items()]
+    of_choices = [replace(plan, method=name, drafter=choice) for name, choice in plan.drafter.choices.items()]
     calls: Calls = {}
-    for single_plan in single or [plan]:
-        calls |= _measure_one(core, single_plan, clock)
+    for single_plan in of_choices or [plan]:
+        calls |= _measure_plan(core, single_plan, clock)
     return calls
 
 
-def _measure_one(core: EngineCore, plan: DraftPlan, clock: Callable[[], float]) -> Calls:
+def _measure_plan(core: EngineCore, plan: DraftPlan, clock: Callable[[], float]) -> Calls:
     """Measure a plan whose drafter has no choices."""
     stepper = Stepper(core.runner, core.cache, FixedPolicy(), clock=clock, store=core.runner.store)
     request = placeholder_request(core, PROMPT)
@@ -111,7 +111,8 @@ def _measure_one(core: EngineCore, plan: DraftPlan, clock: Callable[[], float]) 
                 continue
             request.speculation = replace(plan, max_nodes=depth, max_depth=depth, is_fixed=True)
             run = len(request.tokens) - request.kv.computed
-            if (report := stepper.step([PassEntry.of(request, run)])).is_cold:
+            report = stepper.step([PassEntry.of(request, run)])
+            if report.is_cold:  # compilation happens once and is not limited
                 began += report.seconds.total
             if number >= WARM_UP + len(DEPTHS) and clock() - began > CALLS_BUDGET_SECONDS:
                 break
@@ -147,7 +148,7 @@ def placeholder_request(
 
 
 ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # sizes of passes to measure
-MOST_OF_ONE = 64  # maximum rows of one request; more rows are divided between requests
+MOST_PER_REQUEST = 64  # maximum rows of one request; more rows are divided between requests
 PASSES_BUDGET_SECONDS = 1.0  # time limit of the measurements of passes
 REPEATS = 3  # measurements per size; the fastest counts
 CHECKED_ROWS = (1, 2, 4, 8, 16)  # sizes that are measured to confirm saved costs
@@ -167,7 +168,7 @@ def load_or_measure_costs(
 ) -> None:
     """Set the costs of passes and of calls of the default and the offered drafters: saved ones, or measured now.
 
-    Saved costs are used if they resemble those that `measured` returns, by default `check_profile`.
+    Saved costs are used if they resemble those that `measured` returns; by default `check_profile` measures them.
     """
 
     def file_of(drafter: str = "") -> Path:
@@ -214,7 +215,8 @@ def measure_profile(core: EngineCore, clock: Callable[[], float] = perf_counter)
     _pass_seconds(core, 1, clock)  # fills caches
     began, points = clock(), []
     for rows in ROWS:
-        if min(rows, MOST_OF_ONE) >= core.max_model_len or rows > core.cache.free_pages * PAGE_SIZE // 2:
+        is_too_long = min(rows, MOST_PER_REQUEST) >= core.max_model_len
+        if is_too_long or rows > core.cache.free_pages * PAGE_SIZE // 2:
             break
         times: list[float] = []
         for _ in range(REPEATS + MOST_COLD):
@@ -253,14 +255,13 @@ def check_profile(core: EngineCore, clock: Callable[[], float] = perf_counter) -
 
 def _pass_seconds(core: EngineCore, rows: int, clock: Callable[[], float]) -> tuple[float, bool]:
     """Return the seconds of a pass over `rows` rows, and whether it compiled or captured a graph."""
-    count = -(-rows // MOST_OF_ONE)
+    count = -(-rows // MOST_PER_REQUEST)  # requests
     requests = [placeholder_request(core, [0]) for _ in range(count)]
     try:
         entries = [PassEntry.of(request, 1) for request in requests]
         size = core.runner.vocab_size
         draft = Draft.chain([token % size for token in range(1, rows // count)], 1)
-        # it is never committed, so it ends with an abort
-        with Transaction(core.cache, entries) as transaction:
+        with Transaction(core.cache, entries) as transaction:  # never committed, so it ends with an abort
             batch = transaction.batch([draft] * count)
             began = clock()
             output = core.runner.forward(batch)

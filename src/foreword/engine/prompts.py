@@ -12,7 +12,6 @@ from foreword.models.tokenization.tokenizer import Tokenizer
 Prompt = str | Sequence[int] | Mapping[str, Sequence[int]]
 """Text, token ids, or `{"prompt_token_ids": [...]}` as in vLLM."""
 
-
 Prediction = str | Sequence[int] | None
 """The answer that a user expects: text or token ids; None: unknown."""
 
@@ -51,12 +50,12 @@ def filling(tokenizer: Tokenizer, params: SamplingParams, suffix: str | None) ->
     """Return parameters whose stop tokens include those that end an answer in the gap before `suffix`."""
     if not suffix or tokenizer.fill is None or params.ignore_eos:
         return params
-    ends = tokenizer.fill.ends - tokenizer.eos_ids - {*params.stop_token_ids}
-    return replace(params, stop_token_ids=(*params.stop_token_ids, *sorted(ends)))
+    end_ids = tokenizer.fill.ends - tokenizer.eos_ids - {*params.stop_token_ids}
+    return replace(params, stop_token_ids=(*params.stop_token_ids, *sorted(end_ids)))
 
 
 def _whole_numbers(ids: Sequence[int], what: str) -> list[int]:
-    """Return token ids as Python ints; accepts NumPy and torch integers."""
+    """Return token ids as Python ints; accept NumPy and torch integers. `what` names the text in errors."""
     try:
         return [index(token) for token in ids]
     except TypeError:

@@ -113,7 +113,7 @@ class Listeners:
             return self.by_request.get(request_id)
 
     def has(self, stream: AnswerStream) -> bool:
-        """Return whether this very stream is registered, not a later one with the same id."""
+        """Return whether this stream object is registered, not a later one with the same id."""
         return self.stream_of(stream.request_id) is stream
 
     def forget(self, stream: AnswerStream) -> bool:

@@ -32,9 +32,9 @@ class AnswerText:
 
     def copy(self) -> "AnswerText":
         """Return an independent copy, to try tokens that are not committed."""
-        twin = AnswerText(self._detokenizer.copy(), self._params)
-        twin._held, twin._tokens = self._held, self._tokens
-        return twin
+        copy = AnswerText(self._detokenizer.copy(), self._params)
+        copy._held, copy._tokens = self._held, self._tokens
+        return copy
 
     def state(self) -> TextState:
         """Return a state for `go_back`; cheaper than a copy."""
@@ -132,14 +132,12 @@ class TokenTexts:
             if self._begins_with_space and self._returned_chars == 0 and delta.text and delta.text[0] != " ":
                 self._token_chars -= 1  # the answer's text lacks the leading space of its first token
                 self._begins_with_space = False
+            # The token's text ends here in the delta, unless it is held back or was returned with an earlier delta.
             end = min(max(self._token_chars - self._returned_chars, begin), len(delta.text))
             pieces.append(delta.text[begin:end])
             begin = end
-        rest = delta.text[begin:]
-        if not pieces:
-            pieces = [rest]
-        else:
-            pieces[-1] += rest
+        pieces = pieces or [""]
+        pieces[-1] += delta.text[begin:]
         self._returned_chars += len(delta.text)
         return pieces
 

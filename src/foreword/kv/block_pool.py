@@ -54,19 +54,21 @@ class BlockPool:
                 self._free.append(page)
 
     def is_shared(self, page: int) -> bool:
+        """Return whether the page has several holders."""
         return self._holders[page] > 1
 
     def shares_any(self, pages: Iterable[int]) -> bool:
+        """Return whether any of the pages has several holders."""
         return max(map(self._holders.__getitem__, pages), default=0) > 1
 
     def check_integrity(self, tables: Iterable[Sequence[int]]) -> None:
         """Raise `AssertionError` unless holder counts match `tables` and all other pages are free."""
         held = Counter(page for table in tables for page in table)
         expected = [held.get(page, 0) for page in range(self.num_pages)]
-        if expected != self._holders:
-            wrong = [p for p in range(self.num_pages) if expected[p] != self._holders[p]]
+        wrong = [page for page in range(self.num_pages) if expected[page] != self._holders[page]]
+        if wrong:
             raise AssertionError(
                 f"the holder counts of pages {wrong} differ from the number of tables with them"
             )
-        if sorted(self._free) != [p for p in range(self.num_pages) if self._holders[p] == 0]:
+        if sorted(self._free) != [page for page in range(self.num_pages) if self._holders[page] == 0]:
             raise AssertionError("the free list is not the set of pages without holders")

@@ -92,10 +92,10 @@ class ChunkPool:
 
     def usable(self, chain: list[PrefixNode]) -> list[PrefixNode]:
         """Return the chain up to its last page with a checkpoint: a prefix hit cannot end elsewhere."""
-        pages = next(
-            (pages for pages in range(len(chain), 0, -1) if chain[pages - 1] in self._checkpoints), 0
-        )
-        return chain[:pages]
+        for pages in range(len(chain), 0, -1):
+            if chain[pages - 1] in self._checkpoints:
+                return chain[:pages]
+        return []
 
     def open(self, chain: Sequence[PrefixNode]) -> list[Chunk]:
         """Allocate the first chunk of a sequence that begins with these pages, the last of which has a checkpoint."""
@@ -118,7 +118,8 @@ class ChunkPool:
     def extend(self, chunks: list[Chunk], end: int) -> None:
         """Append the chunks that a pass over the rows before `end` enters. May be repeated.
 
-        The last one gets a state and a ring. Earlier ones get a state only if it is due as a checkpoint.
+        The last chunk gets a state and a ring. Of the chunks before it, only those that are due as checkpoints are
+        appended, without a ring.
         """
         old_start = chunks[-1].start
         new_start = (end - 1) // CHUNK * CHUNK
@@ -198,10 +199,11 @@ class ChunkPool:
 
 
 def read_chunk(chunks: Sequence[Chunk], begin: int) -> Chunk:
-    """Return the chunk that a pass reads whose first row is `begin`: the newest with a ring that starts before it."""
-    return next(
-        (chunk for chunk in reversed(chunks) if chunk.start < begin and chunk.ring is not None), chunks[0]
-    )
+    """Return the chunk that a pass from row `begin` on reads: the newest chunk with a ring that starts before it."""
+    for chunk in reversed(chunks):
+        if chunk.start < begin and chunk.ring is not None:
+            return chunk
+    return chunks[0]
 
 
 def draft_room(position: int) -> int:

@@ -49,8 +49,8 @@ class ExtraRows:
     def add(self, first: int, states: States, at: int = 0, count: int | None = None) -> None:
         """Add the states of positions from `first` on: `count` rows of `states` from row `at` on; None: all rows.
 
-        States of the same and later positions are replaced. If there is a gap before `first`, all earlier ones are
-        dropped.
+        States of the same and later positions are replaced. If positions before `first` are missing, all earlier states
+        are dropped.
         """
         old_end = self.states_end
         if first > old_end:

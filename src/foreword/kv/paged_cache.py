@@ -97,7 +97,7 @@ class PagedCache:
         return len(self._match(tenant, tokens))
 
     def idle_matching_pages(self, tenant: str, tokens: Sequence[int]) -> int:
-        """Return how many of the matching pages have no users, so that `open` would reduce `available_pages`."""
+        """Return how many of the matching pages have no users: `open` reduces `available_pages` by this number."""
         return sum(self._prefix.is_idle(node) for node in self._match(tenant, tokens))
 
     def close(self, sequence: KvSequence) -> None:
@@ -119,9 +119,9 @@ class PagedCache:
     def fork(self, sequence: KvSequence, rows: int | None = None) -> KvSequence:
         """Open a second sequence with the first `rows` computed rows (default: all), and share their full pages.
 
-        The rows of other pages are copied by pending moves. A page that is itself waiting for a move is not shared: if
-        the move fails, each sequence recomputes its row. Nor are the pages of the current chunk of recurrent layers: if
-        the moves of its ring rows fail, the chunk's KV rows are computed again as well.
+        The rows of other pages are copied by pending moves. Two kinds of pages are not shared, because their rows are
+        computed again if a move fails: pages that wait for a move, and those of the current chunk of recurrent layers,
+        whose ring rows are moved.
         """
         rows = sequence.computed if rows is None else rows
         if not 0 <= rows <= sequence.computed:
@@ -129,8 +129,8 @@ class PagedCache:
         if not self.can_fork(sequence, rows):
             raise AssertionError(f"`can_fork` is false for the first {rows} rows")
         chunks = [] if self.chunks is None else self.chunks.fork(sequence.chunks, rows)
-        final = min(rows, self._moves.settled(sequence), *(chunk.start for chunk in chunks))
-        shared = final // self.page_size
+        shared_rows = min(rows, self._moves.settled(sequence), *(chunk.start for chunk in chunks))
+        shared = shared_rows // self.page_size  # number of pages
         copied_pages = self._allocate(self.pages_for(rows) - shared)
         chain = sequence.chain[:shared]
         self._prefix.hold(chain)
@@ -149,8 +149,8 @@ class PagedCache:
     def can_fork(self, sequence: KvSequence, rows: int) -> bool:
         """Return whether the first `rows` rows can be forked.
 
-        They must be present, and no pass in flight may be moving one of them. Recurrent layers need a free state, and
-        one before row `rows` to share.
+        They must be present, and no pass in flight may be moving one of them. With recurrent layers, a state for the
+        fork must be free, and the sequence must have a state before row `rows` to share.
         """
         first = self._moves.first_moving(sequence)
         has_state = self.chunks is None or (
@@ -173,10 +173,10 @@ class PagedCache:
 
     def lose_pass(self, sequence: KvSequence, first: int) -> None:
         """Undo a failed pass that began at row `first`, and void later passes over the sequence."""
-        if first == sequence.computed:
+        if first == sequence.computed:  # the oldest pass in flight: any later one depends on it
             sequence.losses += 1
             sequence.passes, sequence.is_commit_known = 0, False
-        else:
+        else:  # the second pass: the first one goes on, and its commit is known
             sequence.passes, sequence.is_commit_known = 1, True
         sequence.certain_rows = max(0, first - sequence.computed)
         self.rollback(sequence)
@@ -187,7 +187,8 @@ class PagedCache:
         Also keep the due states of recurrent layers as checkpoints. `tokens` are committed: row i is the KV of token i.
 
         A page with a pending move, or held by a fork, is published by a later call. If the same text is published
-        already, the sequence uses that page and releases its own. It thus holds all ancestors of the nodes it adds.
+        already, the sequence replaces its page by the published one, so that it holds all ancestors of the nodes that
+        it adds.
         """
         if sequence.publishes and sequence.computed // self.page_size > len(sequence.chain):
             self._publish_pages(sequence, tokens)
@@ -249,7 +250,9 @@ class PagedCache:
         if self.chunks is None:
             return None
         chunk = read_chunk(sequence.chunks, sequence.computed)
-        return None if chunk.ring is None or row < chunk.start else chunk.ring * RING_ROWS + row - chunk.start
+        if chunk.ring is None or row < chunk.start:
+            return None
+        return chunk.ring * RING_ROWS + row - chunk.start
 
     def _slots(self, sequence: KvSequence, row: int) -> tuple[int, int | None]:
         return self.slot(sequence, row), self.ring_slot(sequence, row)
@@ -269,7 +272,7 @@ class PagedCache:
 
         `path`: indices of accepted draft tokens, ascending; node 0 has the first row after the run.
         """
-        base = sequence.computed + run
+        base = sequence.computed + run  # row of node 0
         if base + (path[-1] + 1 if path else 0) > sequence.reserved:
             raise ValueError("more rows are committed than were reserved")
         sequence.computed = base + len(path)
@@ -300,7 +303,7 @@ class PagedCache:
     def rollback(self, sequence: KvSequence, kept: int = 0) -> None:
         """Discard provisional rows that are not certain to be committed, and pages that only they need.
 
-        May be repeated. The pages of the next `kept` rows stay, because drafters may have filled their rows there.
+        May be repeated. The pages of the next `kept` rows stay, because drafters may have written their rows there.
         """
         begin = sequence.reserved = sequence.begin
         if self.chunks is not None:

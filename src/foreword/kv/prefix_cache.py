@@ -15,8 +15,8 @@ class PrefixNode:
     parent: "PrefixNode | str" = field(repr=False)  # the previous page; the tenant for a text's first page
     tokens: tuple[int, ...]  # as many as a page has rows
     page: int
-    # Hidden states [1, numbers] of the page's last token, by drafter. A drafter is in it if its rows in this page and
-    # all earlier ones are filled.
+    # By drafter: hidden states [1, numbers] of the page's last token. Has a drafter only if its rows in this page and
+    # in all earlier pages are filled.
     states: dict[str, States] = field(default_factory=dict, repr=False)
 
 
@@ -96,7 +96,7 @@ class PrefixCache:
             ancestor: PrefixNode | str = node
             while isinstance(ancestor, PrefixNode) and ancestor not in removed:
                 ancestor = ancestor.parent
-            if isinstance(ancestor, PrefixNode):  # the climb ended at a removed node, not at the tenant
+            if isinstance(ancestor, PrefixNode):  # the walk ended at a removed node, not at the tenant
                 removed.add(node)
         for node in removed:
             self._idle.pop(node, None)

@@ -27,12 +27,12 @@ class KvSequence:
     computed: int = 0  # rows [0, computed) are committed
     reserved: int = 0  # rows [computed, reserved) may be written by passes in flight
     tenant: str = ""  # the tenant whose published pages it may share
-    chain: list[PrefixNode] = field(default_factory=list)  # its first pages, as far as they are published
+    chain: list[PrefixNode] = field(default_factory=list)  # nodes of its leading published pages
     publishes: bool = False  # whether its full pages may still be published
     passes: int = 0  # passes in flight
     certain_rows: int = 0  # rows after `computed` that passes in flight are certain to commit
     is_commit_known: bool = False  # whether the committed rows of the newest pass are known in advance
-    losses: int = 0  # counts the events after which all passes in flight are void
+    losses: int = 0  # number of events that made all passes in flight void: a failed pass, or closing
     extra: dict[str, ExtraRows] = field(default_factory=dict)  # rows of drafters in its pages, by name
     # Recurrent layers: the current chunk, then the chunks that passes in flight enter. Empty without such layers.
     chunks: list[Chunk] = field(default_factory=list)
@@ -73,7 +73,7 @@ class KvSequence:
         return len(self.chain)
 
     def rows_of(self, name: str, state_offset: int = 0) -> ExtraRows:
-        """Return a drafter's rows, adding it if needed. The first `state_offset` do not exist and count as filled."""
+        """Return a drafter's rows, created on first use; the first `state_offset` rows are never computed."""
         rows = self.extra.get(name)
         if rows is None:
             rows = self.extra[name] = ExtraRows(name)
@@ -88,7 +88,7 @@ class RowMove:
     owner: KvSequence
     source: int  # slot in which the last pass wrote the row
     row: int  # logical row of the owner
-    ring_source: int | None = None  # the same in the rings; None: no copy in a ring
+    ring_source: int | None = None  # slot in the rings from which the ring row is copied; None: no ring row
 
 
 _Moves = dict[KvSequence, list[RowMove]]
@@ -160,18 +160,18 @@ class RowMoves:
 
 
 REWIND_MARGIN = 128
-"""Rows before the window that are kept, because a sequence loses committed rows if their moves fail.
+"""Rows before the window that are kept, because a sequence loses the newest committed rows if their moves fail.
 
-More than a step commits.
+A step commits fewer rows than this.
 """
 
 
 class Window:
-    """The sliding window of `rows` rows: releases the pages of a sequence before it. None: there is no window.
+    """A sliding window of the newest `rows` rows of a sequence (None: no window); releases the pages before it.
 
-    A sequence keeps its published pages. Therefore only the pages of its first `rows` rows are published: it holds at
-    most two windows, and prefix hits end with the first. A sequence with drafter rows, which have no window, keeps
-    all pages.
+    A sequence keeps its published pages. Therefore only the pages of its first `rows` rows are published: a sequence
+    holds at most two windows, and prefix hits end with the first. A sequence with drafter rows keeps all pages, because
+    these rows have no window.
     """
 
     def __init__(self, rows: int | None, page_size: int) -> None:
@@ -183,7 +183,7 @@ class Window:
         return pages if self._rows is None else min(pages, self._rows // self._page_size)
 
     def holds(self, sequence: KvSequence, rows: int) -> bool:
-        """Return whether the sequence still has all rows that are visible to the row after its first `rows` rows."""
+        """Return whether the sequence still has all rows in the window of the row after its first `rows` rows."""
         if self._rows is None:
             return True
         first = max(0, rows - self._rows) // self._page_size
@@ -220,7 +220,7 @@ def publish_pages(
         if page == FREED:
             return
         node = prefix.find(parent, text)
-        was_replaced = node is not None
+        is_published = node is not None
         if node is not None:
             prefix.hold([node])
             pool.release([page])
@@ -231,7 +231,7 @@ def publish_pages(
             node = prefix.add(parent, text, page)
         sequence.chain.append(node)
         for rows in sequence.extra.values():
-            if was_replaced:
+            if is_published:
                 rows.adopt(sequence.chain)
             rows.mark(sequence.chain)
 

@@ -45,7 +45,7 @@ class RowSpec:
         return self.head_dim if self.value_dim is None else self.value_dim
 
     def packed_bytes(self, numbers: int) -> int:
-        """Return the bytes of one layer's packed keys or values: per head `numbers` bytes and a scale; then padding."""
+        """Return the bytes of one layer's packed keys or values: `numbers` bytes and a scale per head, and padding."""
         return -(-self.num_kv_heads * (numbers + SCALE_BYTES) // ROW_ALIGNMENT) * ROW_ALIGNMENT
 
     @property

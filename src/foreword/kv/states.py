@@ -29,11 +29,9 @@ def stacked(parts: Sequence[States]) -> States:
     if len(parts) == 1:
         return parts[0]
     arrays = [part for part in parts if isinstance(part, np.ndarray)]
-    return (
-        np.concatenate(arrays)
-        if len(arrays) == len(parts)
-        else torch.cat([as_tensor(part) for part in parts])
-    )
+    if len(arrays) == len(parts):
+        return np.concatenate(arrays)
+    return torch.cat([as_tensor(part) for part in parts])
 
 
 def copied(states: States) -> States:

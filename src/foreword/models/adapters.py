@@ -89,47 +89,47 @@ def open_adapter(path: Path, config: ModelConfig) -> Lora:
     tensors = _tensors(path / TENSOR_FILE)
     sides: dict[tuple[int, str], dict[str, Tensor]] = {}  # (layer, module) -> {"A": tensor, "B": tensor}
     for name, tensor in tensors.items():
-        layer, module, side = _place(name, path, config)
+        layer, module, side = _parse_name(name, path, config)
         sides.setdefault((layer, module), {})[side] = tensor
     # Report matrices that this model does not have before missing tensors.
     wanted = sorted(_expected(settings, config) | sides.keys())
     for layer, module in wanted:
-        _check_place(path, config, layer, module)
+        _check_matrix(path, config, layer, module)
     factors = {
-        place: _factors(path, config, settings, place, pair["A"], pair["B"])
-        for place, pair in sorted(sides.items())
-        if len(pair) == len("AB")
+        matrix: _factors(path, config, settings, matrix, pair["A"], pair["B"])
+        for matrix, pair in sorted(sides.items())
+        if len(pair) == 2
     }
-    for place in wanted:
-        if place not in factors:
-            raise _missing(path, place, sides)
+    for matrix in wanted:
+        if matrix not in factors:
+            raise _missing(path, matrix, sides)
     if not factors:
         raise CheckpointError(f"{path}: the adapter has no tensors; get it again")
     return Lora(factors)
 
 
 def _missing(
-    path: Path, place: tuple[int, str], sides: Mapping[tuple[int, str], Mapping[str, Tensor]]
+    path: Path, matrix: tuple[int, str], sides: Mapping[tuple[int, str], Mapping[str, Tensor]]
 ) -> CheckpointError:
-    """Return the error for a matrix, `place` = (layer, module), that lacks a factor."""
-    layer, module = place
-    if not any(its_module == module for _, its_module in sides):
+    """Return the error for a matrix (layer, module) that lacks a factor."""
+    layer, module = matrix
+    if all(other_module != module for _, other_module in sides):
         short = module.rsplit(".", 1)[-1]
         return CheckpointError(
             f"{path}: {CONFIG_FILE} names {short} in target_modules, and {TENSOR_FILE} has no tensor for it; "
             "get the adapter again"
         )
-    if layer > max(its_layer for its_layer, _ in sides):
+    if layer > max(other_layer for other_layer, _ in sides):
         return CheckpointError(
             f"{path}: the adapter ends before layer {layer} of the model; it is an adapter of another model"
         )
-    side = next(side for side in "AB" if side not in sides.get(place, {}))
+    side = next(side for side in "AB" if side not in sides.get(matrix, {}))
     return CheckpointError(
         f"{path}: lora_{side} of layers.{layer}.{module} is missing; get the adapter again"
     )
 
 
-def _check_place(path: Path, config: ModelConfig, layer: int, module: str) -> None:
+def _check_matrix(path: Path, config: ModelConfig, layer: int, module: str) -> None:
     """Raise `CheckpointError` if the model has no such matrix, or if it cannot be adapted."""
     if not 0 <= layer < config.num_layers:
         raise CheckpointError(
@@ -153,6 +153,7 @@ def _check_place(path: Path, config: ModelConfig, layer: int, module: str) -> No
 
 
 def _settings(path: Path) -> Mapping[str, Any]:
+    """Read the adapter's config; raise `CheckpointError` if it is invalid, or not supported."""
     if not path.is_dir():
         raise CheckpointError(f"{path} is not a directory; give one with {CONFIG_FILE} and {TENSOR_FILE}")
     settings = read_json_object(path / CONFIG_FILE, f"a LoRA adapter ({CONFIG_FILE} and {TENSOR_FILE})")
@@ -162,7 +163,7 @@ def _settings(path: Path) -> Mapping[str, Any]:
     for key, what in _REFUSED.items():
         if settings.get(key):
             raise CheckpointError(f"{path}: {what} is not supported; use a plain LoRA adapter")
-    _check_kinds(path, settings)
+    _check_types(path, settings)
     if settings.get("bias", "none") != "none":
         raise CheckpointError(f"{path}: trained biases are not supported; use an adapter with bias none")
     for module in _named_modules(settings):
@@ -177,7 +178,7 @@ def _settings(path: Path) -> Mapping[str, Any]:
     return settings
 
 
-def _check_kinds(path: Path, settings: Mapping[str, Any]) -> None:
+def _check_types(path: Path, settings: Mapping[str, Any]) -> None:
     wanted = settings.get("target_modules")
     are_names = isinstance(wanted, list) and all(isinstance(module, str) for module in wanted)
     if wanted is not None and not isinstance(wanted, str) and not are_names:
@@ -202,11 +203,12 @@ def _expected(settings: Mapping[str, Any], config: ModelConfig) -> set[tuple[int
     layers = settings.get("layers_to_transform")
     if layers is None:
         layers = range(config.num_layers)
-    chosen = [layers] if isinstance(layers, int) else list(layers)
+    elif isinstance(layers, int):
+        layers = [layers]
     modules = [name for module in _named_modules(settings) if (name := _full_name(module)) is not None]
     return {
         (int(layer), module)
-        for layer in chosen
+        for layer in layers
         for module in modules
         if not 0 <= layer < config.num_layers
         or config.recurrent is None
@@ -215,6 +217,7 @@ def _expected(settings: Mapping[str, Any], config: ModelConfig) -> set[tuple[int
 
 
 def _tensors(file: Path) -> dict[str, Tensor]:
+    """Read all tensors of an adapter, by stored name."""
     if not file.exists():
         folder = file.parent
         if any(folder.glob("adapter_model.bin")):
@@ -224,10 +227,10 @@ def _tensors(file: Path) -> dict[str, Tensor]:
         return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - no mapping
 
 
-def _place(name: str, path: Path, config: ModelConfig) -> tuple[int, str, str]:
+def _parse_name(name: str, path: Path, config: ModelConfig) -> tuple[int, str, str]:
     """Return (layer, module, "A" or "B") of a tensor, or raise `CheckpointError`."""
-    found = _NAME.fullmatch(name)
-    if found is None or found[2] not in ALL_MODULES:
+    match = _NAME.fullmatch(name)
+    if match is None or match[2] not in ALL_MODULES:
         reason = "is not supported"
         if "lora_magnitude_vector" in name:
             reason = "belongs to DoRA, which is not supported"
@@ -236,24 +239,24 @@ def _place(name: str, path: Path, config: ModelConfig) -> tuple[int, str, str]:
         raise CheckpointError(
             f"{path}: tensor {name} {reason}; use a plain LoRA adapter of the layers' matrices"
         )
-    layer = int(found[1])
+    layer = int(match[1])
     if layer >= config.num_layers:
         raise CheckpointError(
             f"{path}: tensor {name} is for layer {layer}, and the model has {config.num_layers}"
         )
-    return layer, found[2], found[3]
+    return layer, match[2], match[3]
 
 
 def _factors(
     path: Path,
     config: ModelConfig,
     settings: Mapping[str, Any],
-    place: tuple[int, str],
+    matrix: tuple[int, str],
     down: Tensor,
     up: Tensor,
 ) -> Factors:
     """Return the scaled factors of one matrix, or raise `CheckpointError` if they do not fit model or config."""
-    layer, module = place
+    layer, module = matrix
     outputs, inputs = layer_modules(config, layer)[module]
     rank = len(down) if down.ndim == 2 else 0
     where = f"{path}: layers.{layer}.{module}"
@@ -267,9 +270,9 @@ def _factors(
             raise CheckpointError(f"{where}: lora_{side} holds no finite floats; get the adapter again")
     if not 1 <= rank <= MAX_RANK:
         raise CheckpointError(f"{where}: rank {rank} is not supported; the most is {MAX_RANK}")
-    if rank != (stated := _of_module(settings, "rank_pattern", "r", 8, place)):
+    if rank != (stated := _of_module(settings, "rank_pattern", "r", 8, matrix)):
         raise CheckpointError(f"{where}: the factors have rank {rank}, and {CONFIG_FILE} says {stated:g}")
-    alpha = _of_module(settings, "alpha_pattern", "lora_alpha", 8, place)
+    alpha = _of_module(settings, "alpha_pattern", "lora_alpha", 8, matrix)
     scale = alpha / (math.sqrt(rank) if settings.get("use_rslora") else rank)
     factors = Factors(down.float().contiguous(), (up.float() * scale).contiguous())
     if not bool((factors.down.abs().max() * factors.up.abs().max() * inputs).isfinite()):
@@ -278,10 +281,10 @@ def _factors(
 
 
 def _of_module(
-    settings: Mapping[str, Any], patterns: str, key: str, default: float, place: tuple[int, str]
+    settings: Mapping[str, Any], patterns: str, key: str, default: float, matrix: tuple[int, str]
 ) -> float:
     """Return a setting of a module: the value of the first pattern that its name ends with, else that of `key`."""
-    name = f"model.layers.{place[0]}.{place[1]}"
+    name = f"model.layers.{matrix[0]}.{matrix[1]}"
     for pattern, value in (settings.get(patterns) or {}).items():
         if f".{name}".endswith("." + _plain_name(pattern)):
             return float(value)
@@ -289,7 +292,7 @@ def _of_module(
 
 
 def _plain_name(pattern: str) -> str:
-    """Return a pattern as a name. PEFT's patterns are regular expressions, but mostly names with escaped dots."""
+    """Return the name that a pattern stands for. PEFT's patterns are regular expressions, but mostly escaped names."""
     return pattern.removeprefix("^").removesuffix("$").replace("\\.", ".")
 
 
@@ -303,8 +306,8 @@ def _check_patterns(path: Path, settings: Mapping[str, Any]) -> None:
                 raise CheckpointError(f"{path}: {key}: {pattern!r} is not the name of a module")
             _check_positive(path, f"{key} of {pattern}", value)
     layers = settings.get("layers_to_transform")
-    listed = layers if isinstance(layers, list) else [] if layers is None else [layers]
-    if not all(isinstance(layer, int) and not isinstance(layer, bool) for layer in listed):
+    listed = layers if isinstance(layers, list) else [layers]
+    if layers is not None and not all(type(layer) is int for layer in listed):
         raise CheckpointError(f"{path}: layers_to_transform must be numbers of layers, not {layers!r}")
 
 

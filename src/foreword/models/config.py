@@ -86,7 +86,7 @@ class AttentionSpec:
     bias: bool = False  # the q, k and v projections add a bias (Qwen2)
     output_bias: bool = False  # the output projection adds a bias (Llama with attention_bias)
     qk_norm: bool = False  # per-head norm of queries and keys before rotation (Qwen3)
-    window: int | None = None  # number of newest positions that are visible; None: all
+    window: int | None = None  # number of newest positions that a token attends to; None: all
     wide_qk_norm: bool = False  # norm of queries and keys over all heads together (OLMo 2)
     scale: float | None = None  # factor of the scores; None: 1 / sqrt(head_dim)
     softcap: float | None = None  # soft cap of scores (Gemma 2)
@@ -121,7 +121,7 @@ class AttentionSpec:
         return self.head_dim if self.latent is None else self.latent.rope_dim
 
     @property
-    def kept(self) -> tuple[int, int, int | None]:
+    def kv_row_sizes(self) -> tuple[int, int, int | None]:
         """(heads, key size, value size) of a token's KV row; None: values have the size of keys."""
         if self.latent is not None:
             return 1, self.latent.row_dim, 0
@@ -292,18 +292,18 @@ class ModelConfig:
     def widest_window(self) -> int | None:
         """Largest window of any layer; None: some layer has full attention."""
         windows = [layer.attention.window for layer in self.layers if layer.has_attention]
-        found = [window for window in windows if window is not None]
-        return max(found, default=None) if len(found) == len(windows) else None
+        limited = [window for window in windows if window is not None]
+        return max(limited, default=None) if len(limited) == len(windows) else None
 
     @property
     def recurrent(self) -> RecurrentSpec | None:
         """The description that all recurrent layers share; None: there are none. Raises if they differ."""
-        found = {layer.recurrent for layer in self.layers if layer.recurrent is not None}
-        if len(found) > 1:
+        specs = {layer.recurrent for layer in self.layers if layer.recurrent is not None}
+        if len(specs) > 1:
             raise CheckpointError(
                 f"the recurrent layers of this {self.architecture} model differ; use another"
             )
-        return found.pop() if found else None
+        return specs.pop() if specs else None
 
     @property
     def places(self) -> tuple[int, ...]:
@@ -320,9 +320,9 @@ class ModelConfig:
             )
         return self.layers[0]
 
-    def with_layers(self, kept: Sequence[int]) -> "ModelConfig":
+    def with_layers(self, indices: Sequence[int]) -> "ModelConfig":
         """Return the config with only the layers of these indices."""
-        return replace(self, layers=tuple(self.layers[index] for index in kept))
+        return replace(self, layers=tuple(self.layers[index] for index in indices))
 
     def followed_by(self, more: "ModelConfig") -> "ModelConfig":
         """Return the config with another's layers appended."""

@@ -37,12 +37,11 @@ _NORM_NAMES = {
     ),
 }
 
-
 _SINGLE_NORM = {
     True: NormNames("input_layernorm", None, None, None),
     False: NormNames(None, None, "input_layernorm", None),
 }
-"""Names in layers with one sublayer, by whether it is attention or a recurrence."""
+"""Names of the norms in layers with one sublayer. True: it is attention or a recurrence; False: it is an MLP."""
 
 
 def norm_names(layer: LayerSpec) -> NormNames:

@@ -66,9 +66,7 @@ _WRITTEN_BY_WRITER = ("general.architecture", "GGUF.version", "GGUF.tensor_count
 _ALIGNMENT = "general.alignment"
 
 
-def write_pruned_gguf(
-    model: Path, out: Path, layers: Sequence[int], progress: Progress | None = None
-) -> None:
+def write_pruned_gguf(model: Path, out: Path, layers: Sequence[int], progress: Progress) -> None:
     """Write a GGUF file with only these layers, renumbered; all other tensors and metadata are copied."""
     file = GgufFile(model)
     writer = gguf.GGUFWriter(out, file.metadata["general.architecture"])
@@ -84,14 +82,13 @@ def write_pruned_gguf(
         writer.write_ti_data_to_file()
         for done, (_, tensor) in enumerate(kept, start=1):
             writer.write_tensor_data(file.rows(tensor.name))
-            if progress is not None:
-                progress(done, len(kept))
+            progress(done, len(kept))
     finally:
         writer.close()
 
 
 def _renumbered(names: Iterable[str], pattern: re.Pattern[str], layers: Sequence[int]) -> dict[str, str]:
-    """Return name -> new name of all tensors but those of other layers; group 1 of `pattern` is the layer index."""
+    """Return name -> new name, without the tensors of other layers; group 1 of `pattern` is the layer index."""
     new_indices = {str(layer): str(new) for new, layer in enumerate(layers)}
     new_names = {}
     for name in names:
@@ -110,7 +107,7 @@ def _copy_metadata(writer: gguf.GGUFWriter, model: Path, layers: Sequence[int]) 
     num_layers = fields[f"{prefix}block_count"].contents()
     for key, field in fields.items():
         kind, *element_kinds = field.types
-        # The writer cannot write empty arrays; to readers, missing arrays mean the same.
+        # The writer cannot write empty arrays. Readers treat a missing array like an empty one.
         if key in _WRITTEN_BY_WRITER or (kind is GGUFValueType.ARRAY and not element_kinds):
             continue
         if GGUFValueType.ARRAY in element_kinds:
@@ -141,7 +138,7 @@ _COPIED_FILES = (
 
 
 def write_pruned_directory(
-    source: HfCheckpoint, out: Path, layers: Sequence[int], progress: Progress | None = None
+    source: HfCheckpoint, out: Path, layers: Sequence[int], progress: Progress
 ) -> None:
     """Write a directory with only these layers, renumbered, and all weights in one file, in their stored dtype."""
     out.mkdir()
@@ -152,19 +149,12 @@ def write_pruned_directory(
     for name in _COPIED_FILES:
         if (source.path / name).exists():
             shutil.copyfile(source.path / name, out / name)
-    save_file(_kept_hf_tensors(source, layers, progress), out / "model.safetensors", {"format": "pt"})
-
-
-def _kept_hf_tensors(
-    source: HfCheckpoint, layers: Sequence[int], progress: Progress | None
-) -> dict[str, Tensor]:
     new_names = _renumbered(sorted(source.tensor_names()), _LAYER, layers)
-    kept: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for done, (name, new_name) in enumerate(new_names.items(), start=1):
-        kept[new_name] = source.stored(name)
-        if progress is not None:
-            progress(done, len(new_names))
-    return kept
+        tensors[new_name] = source.stored(name)
+        progress(done, len(new_names))
+    save_file(tensors, out / "model.safetensors", {"format": "pt"})
 
 
 def prune(
@@ -179,11 +169,12 @@ def prune(
     check_layers_of(source.config, kept)
     _check_output(model, out)
     source.tokenizer()  # raises before anything is written if the tokenizer is unreadable
+    report = progress or (lambda *_: None)
     with unfinished(out) as path:
         if isinstance(source, HfCheckpoint):
-            write_pruned_directory(source, path, kept, progress)
+            write_pruned_directory(source, path, kept, report)
         else:
-            write_pruned_gguf(model, path, kept, progress)
+            write_pruned_gguf(model, path, kept, report)
     open_checkpoint(out)  # raises if the copy is unreadable
     return tuple(kept)
 

@@ -28,7 +28,7 @@ Tokens = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Case:
-    """A request, its parameters and its target."""
+    """A request with its parameters, and the synthetic target that answers it."""
 
     params: SamplingParams
     limits: TokenLimits
@@ -62,7 +62,7 @@ class Case:
 
 @cache
 def letter_grammars(limits: TokenLimits) -> Grammars:
-    """Return grammars over a small vocabulary, whose tokens are the letters a, b, ... and the end tokens."""
+    """Return a compiler of grammars for a small vocabulary: the letters a, b, ... and the end tokens."""
     letters = (bytes([ord("a") + index]) for index in count())
     pieces = [b"<end>" if token in limits.end_ids else next(letters) for token in range(limits.vocab_size)]
 
@@ -81,26 +81,29 @@ def _allowed_after(
     try:
         for token in generated:
             state.commit([token])
-    except GrammarError:  # the grammar does not allow this text, which only drafters write
+    except GrammarError:  # the grammar does not allow this text; only drafters write such texts
         return frozenset(range(limits.vocab_size))
     return frozenset(np.flatnonzero(unpacked(state.masks((), ()), limits.vocab_size)[0]).tolist())
 
 
 def target_logits(cases: Sequence[Case], histories: Sequence[Sequence[Sequence[int]]]) -> Tensor:
-    """Return each case's logits after each of its histories, as float32 [all histories, widest vocabulary]."""
+    """Return each case's logits after each of its histories, as float32 [all histories, widest vocabulary].
+
+    They are noise, keyed by a hash of the target and the history: a pure function of both.
+    """
     vocabs = torch.tensor([case.limits.vocab_size for case in cases])
     keys = [
         history_key(case.target, history)
-        for case, own in zip(cases, histories, strict=True)
-        for history in own
+        for case, of_case in zip(cases, histories, strict=True)
+        for history in of_case
     ]
-    row = torch.repeat_interleave(torch.tensor([len(own) for own in histories]))
+    case_of_row = torch.repeat_interleave(torch.tensor([len(of_case) for of_case in histories]))
     ids = torch.arange(int(vocabs.max())).expand(len(keys), -1)
     noise = gumbel(key_tensor(np.array(keys, np.uint64))[:, None].expand_as(ids), ids)
-    grid = torch.tensor([case.grid for case in cases])[row, None]
-    values = noise * torch.tensor([case.spread for case in cases])[row, None]
-    values = torch.where(grid > 0, (values / grid).round() * grid, values)
-    return values.float().masked_fill(ids >= vocabs[row, None], -torch.inf)
+    grid = torch.tensor([case.grid for case in cases])[case_of_row, None]
+    logits = noise * torch.tensor([case.spread for case in cases])[case_of_row, None]
+    logits = torch.where(grid > 0, (logits / grid).round() * grid, logits)
+    return logits.float().masked_fill(ids >= vocabs[case_of_row, None], -torch.inf)
 
 
 def history_key(target: int, history: Sequence[int]) -> int:
@@ -112,7 +115,7 @@ def history_key(target: int, history: Sequence[int]) -> int:
 
 
 def random_params(rng: np.random.Generator, vocab: int) -> SamplingParams:
-    """Return random parameters; each is off in about half of the cases."""
+    """Return random sampling parameters for a vocabulary of this size; each is off in about half of the cases."""
 
     def maybe(on: float, off: float) -> float:
         return on if rng.random() < 0.5 else off
@@ -146,8 +149,8 @@ def random_case(rng: np.random.Generator, rule: Rule = Rule.COUPLED) -> Case:
     ]
     if rng.random() < 0.3:
         words.append((int(rng.integers(vocab)),))
-    banned = {end, *(word[-1] for word in words)}
-    is_consistent = bool(free - banned)  # some token is always allowed
+    banned = {end, *(word[-1] for word in words)}  # tokens that `min_tokens` or a bad word may ban
+    is_consistent = bool(free - banned)  # whether some token is always allowed
     limits = TokenLimits(vocab, (end,), tuple(words) if is_consistent else ())
     if not is_consistent:
         params = SamplingParams(temperature=params.temperature)
@@ -187,11 +190,12 @@ class SmallDrafter:
         unrelated = Case(self.case.params, self.case.limits, self.case.prompt, 0, self.case.target ^ 1)
         case, allowed = self.case, self.case.allowed(generated)
         logits, others = target_logits([case, unrelated], [[history], [history]]).tolist()
-        own = probabilities(logits, case.params, case.limits, case.prompt, generated, allowed)
+        p = probabilities(logits, case.params, case.limits, case.prompt, generated, allowed)
         weights, likeness = np.exp(others), 1.0 if self.kind is DraftKind.SAME else self.likeness
-        q = likeness * np.array(own) + (1 - likeness) * (weights / weights.sum())
+        q = likeness * np.array(p) + (1 - likeness) * (weights / weights.sum())
         if self.kind is DraftKind.SPARSE:
-            q[np.argmax(q) if len(generated) % 2 else np.argmin(q)] = 0
+            missing = np.argmax(q) if len(generated) % 2 else np.argmin(q)
+            q[missing] = 0
         return np.asarray(q / q.sum(), np.float64)
 
     def next_tokens(
@@ -221,8 +225,8 @@ class PossibleTree:
     """A possible draft and its probability; it has fewer nodes than its shape if q has too few tokens."""
 
     tokens: Tokens = ()
-    parents: tuple[int, ...] = ()
-    drawn: tuple[Drawn | None, ...] = ()
+    parents: tuple[int, ...] = ()  # of each node; -1: none
+    drawn: tuple[Drawn | None, ...] = ()  # q of each node; None: chosen
     probability: float = 1.0
 
     def path(self, node: int) -> Tokens:
@@ -230,6 +234,7 @@ class PossibleTree:
         return () if node < 0 else (*self.path(self.parents[node]), self.tokens[node])
 
     def grown(self, token: int, parent: int, q: Drawn | None, chance: float) -> "PossibleTree":
+        """Return the tree with one more node, which is drafted with probability `chance`."""
         return PossibleTree(
             (*self.tokens, token), (*self.parents, parent), (*self.drawn, q), self.probability * chance
         )

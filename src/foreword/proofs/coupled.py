@@ -54,8 +54,8 @@ def likely_tree(rng: np.random.Generator, vocab: int, truth: Sequence[int]) -> P
     for node in range(int(rng.integers(0, 12))):
         parent = int(rng.integers(max(-1, node - 3), node))
         path = tree.path(parent)
-        true_next = truth[len(path)] if path == tuple(truth[: len(path)]) and len(path) < len(truth) else -1
-        token = true_next if true_next >= 0 and rng.random() < 0.6 else int(rng.integers(vocab))
+        is_on_text = path == tuple(truth[: len(path)]) and len(path) < len(truth)
+        token = truth[len(path)] if is_on_text and rng.random() < 0.6 else int(rng.integers(vocab))
         tree = tree.grown(token, parent, None, 1.0)
     return tree
 
@@ -76,9 +76,9 @@ def pathwise_mismatches(count: int, seed: int) -> tuple[int, int, int]:
     return count, accepted, wrong
 
 
-CELLS = 16
-TAIL_BITS = 12
-ROWS, TOKENS = 64, 16_384  # positions and token ids of the tested noise
+CELLS = 16  # cells of each number in tests of pairs
+TAIL_BITS = 12  # a tail has a weight of 2**-TAIL_BITS
+ROWS, TOKENS = 64, 16_384  # numbers of positions and token ids of the tested noise
 IDS = torch.arange(TOKENS).expand(ROWS, TOKENS)
 
 
@@ -122,8 +122,8 @@ def noise_checks() -> list[NoiseCheck]:
 
 
 def pair_deviation(a: np.ndarray, b: np.ndarray) -> float:
-    """Return the chi-square of the joint high bits of two aligned arrays, in standard deviations."""
-    shift = np.uint64(60)
+    """Return the chi-square of the joint high bits of two aligned arrays, as a normal deviate."""
+    shift = np.uint64(60)  # keeps the highest 4 bits, which number the CELLS
     cell = (a >> shift) * np.uint64(CELLS) + (b >> shift)
     return standardised(np.bincount(cell.ravel().astype(np.int64), minlength=CELLS**2))
 
@@ -151,6 +151,7 @@ def uniformity(here: np.ndarray) -> NoiseCheck:
 
 def ties(here: np.ndarray) -> NoiseCheck:
     """Check that a million draws have no ties; with 24 bits there would be tens of thousands."""
+    # Of 64 bits, the noise uses the highest 54, of which it sets the lowest. A tie counts as 100 standard deviations.
     equal = here.size - len(np.unique((here >> np.uint64(10)) | np.uint64(1)))
     return NoiseCheck("ties", here.size, float(equal) * 100)
 
@@ -159,8 +160,8 @@ def tails() -> list[NoiseCheck]:
     """Check that both tails of the Gumbel distribution are finite and have the right weight."""
     noise: Floats = gumbel(keys_of(), IDS).numpy()
     share = 2.0**-TAIL_BITS
-    high, low = -np.log(-np.log1p(-share)), -np.log(-np.log(share))
-    spread = float(np.sqrt(share * noise.size))
+    high, low = -np.log(-np.log1p(-share)), -np.log(-np.log(share))  # quantiles of the Gumbel distribution
+    spread = float(np.sqrt(share * noise.size))  # standard deviation of a tail's count
     infinite = float((~np.isfinite(noise)).sum()) * 100
     counts = {"upper tail": (noise > high).sum(), "lower tail": (noise < low).sum()}
     return [

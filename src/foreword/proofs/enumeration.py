@@ -16,7 +16,7 @@ from foreword.acceptance.batch import Judgement
 from foreword.acceptance.distribution import KeptTokens, distributions
 from foreword.acceptance.reference import probabilities
 from foreword.acceptance.rules import block, token, traversal
-from foreword.acceptance.rules.chains import AcceptancePlan, ChainRows, leftover, leftover_weights
+from foreword.acceptance.rules.chains import AcceptancePlan, ChainRows, leftover_weights
 from foreword.acceptance.rules.rule import Rule
 from foreword.acceptance.rules.trees import DraftTrees, Floats
 from foreword.proofs.cases import Case, PossibleTree, SmallDrafter, Tokens, target_logits
@@ -72,7 +72,10 @@ def judged_rows(case: Case, drafts: Sequence[PossibleTree], history: Tokens) -> 
 
 
 def step_distribution(case: Case, draft: SmallDrafter, history: Tokens, length: int) -> Distribution:
-    """Return the distribution of the tokens that one step commits after a history, with chains of this length."""
+    """Return the distribution of the tokens that one step commits after a history, with chains of this length.
+
+    It is a sum over all possible chains, all patterns of accepted nodes, and all tokens that the target may add.
+    """
     chains = list(possible_trees(TreeDrafting(draft, tuple(range(-1, length - 1))), history))
     rows = judged_rows(case, chains, history)
     trees, rule = rows.trees, token if case.rule is Rule.TOKEN else block
@@ -81,7 +84,7 @@ def step_distribution(case: Case, draft: SmallDrafter, history: Tokens, length: 
     distribution: Distribution = defaultdict(float)
     for pattern in product((True, False), repeat=length):
         weight, chance = outcome_of_pattern(trees, plan, np.array(pattern, np.bool_))
-        kept = leftover_weights(rows, leftover(trees, plan, rule.stop_rows(trees, plan.accept, chance)))
+        kept = leftover_weights(rows, plan, rule.stop_rows(trees, plan.accept, chance))
         weights, chain_of = kept.log_weights.exp().numpy(), trees.request_of_row[kept.rows.numpy()]
         shares = weights / np.bincount(chain_of, weights, len(chains))[chain_of]
         _add_outcomes(distribution, trees, kept, shares, likely * weight)
@@ -89,7 +92,10 @@ def step_distribution(case: Case, draft: SmallDrafter, history: Tokens, length: 
 
 
 def outcome_of_pattern(trees: DraftTrees, plan: AcceptancePlan, pattern: np.ndarray) -> tuple[Floats, Floats]:
-    """Return the probability of accepting exactly the pattern's nodes [chains], and such random numbers [rows]."""
+    """Return the probability that exactly the pattern's nodes are accepted, [chains].
+
+    Also return random numbers [rows] with which they are: a node is accepted if its number is below `plan.accept`.
+    """
     wanted = np.concatenate([[True], pattern])[trees.depths]
     chance = np.where(wanted, plan.accept / 2, (plan.accept + 1) / 2)
     weight = np.where(wanted, plan.accept, 1 - plan.accept)
@@ -101,12 +107,15 @@ def outcome_of_pattern(trees: DraftTrees, plan: AcceptancePlan, pattern: np.ndar
 def _add_outcomes(
     distribution: Distribution, trees: DraftTrees, kept: KeptTokens, shares: Floats, likely: Floats
 ) -> None:
-    """Add the target's tokens after the accepted path of every draft."""
-    for row, own, share in zip(kept.rows.tolist(), kept.ids.tolist(), shares.tolist(), strict=True):
+    """Add to the distribution each draft's accepted path followed by each token that the target may add.
+
+    `shares` are the probabilities of the target's tokens (`kept`), `likely` those of the drafts with this outcome.
+    """
+    for row, target_token, share in zip(kept.rows.tolist(), kept.ids.tolist(), shares.tolist(), strict=True):
         weight = likely[trees.request_of_row[row]]
         if weight > 0:
             accepted = [trees.token_list[node] for node in trees.path_to(row)]
-            distribution[(*accepted, own)] += float(weight * share)
+            distribution[(*accepted, target_token)] += float(weight * share)
 
 
 def text_distribution(case: Case, draft: SmallDrafter, length: int) -> Distribution:
@@ -117,7 +126,7 @@ def text_distribution(case: Case, draft: SmallDrafter, length: int) -> Distribut
 def joint_distribution(
     step: Callable[[Tokens], Distribution], prompt: Tokens, positions: int = POSITIONS
 ) -> Distribution:
-    """Return the joint distribution of the first tokens, from the distribution of one step after a history."""
+    """Return the joint distribution of the first tokens; `step` returns that of one step after a history."""
     step = cache(step)
 
     def after(history: Tokens, left: int) -> Distribution:
@@ -126,8 +135,8 @@ def joint_distribution(
             if len(committed) >= left:
                 distribution[committed[:left]] += chance
                 continue
-            for rest, share in after((*history, *committed), left - len(committed)).items():
-                distribution[(*committed, *rest)] += chance * share
+            for later, share in after((*history, *committed), left - len(committed)).items():
+                distribution[(*committed, *later)] += chance * share
         return distribution
 
     return after(prompt, positions)
@@ -167,7 +176,7 @@ def tree_step_distribution(drafting: TreeDrafting, history: Tokens) -> Distribut
 
 
 def outcome_of_turn(trees: DraftTrees, accept: Floats, turn: int) -> tuple[Floats, Floats]:
-    """Return, for each tree, the probability that the node of this turn is the first accepted one.
+    """Return for each tree the probability that the node of this turn is the first accepted one, [trees].
 
     Also return random numbers [rows] with which it is. A turn is an index into the order in which nodes are visited.
     """

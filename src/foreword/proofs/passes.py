@@ -1,7 +1,8 @@
-"""Single passes without an engine, and a decoder that is small enough for enumeration."""
+"""Single passes without an engine, and a decoder that is small enough to enumerate its texts."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from math import ceil
 
 import torch
 from torch import Tensor
@@ -50,7 +51,7 @@ class CachedRequests:
 
     def __init__(self, decoder: Decoder, texts: Sequence[Sequence[int]], room: int) -> None:
         """Compute the KV of these texts; `room` is the maximum number of new tokens per request and pass."""
-        pages = sum(-(-(len(text) + room) // PAGE_SIZE) + 1 for text in texts)
+        pages = sum(ceil((len(text) + room) / PAGE_SIZE) + 1 for text in texts)  # one more per text to spare
         states = _states(decoder, len(texts) + 1)
         self.cache, self._vocab_size = PagedCache(pages, states=states), decoder.config.vocab_size
         self.runner = ModelRunner.allocate(decoder, pages, PAGE_SIZE, states=states)
@@ -78,7 +79,7 @@ class CachedRequests:
 def prompt_pass(decoder: Decoder, tokens: Sequence[int]) -> Iterator[tuple[ModelRunner, ForwardBatch]]:
     """Yield a pass over a whole prompt, with new KV memory."""
     states = _states(decoder, 1)
-    cache = PagedCache(-(-len(tokens) // PAGE_SIZE), states=states)
+    cache = PagedCache(ceil(len(tokens) / PAGE_SIZE), states=states)
     runner = ModelRunner.allocate(decoder, cache.pool.num_pages, PAGE_SIZE, states=states)
     request = lone_request(cache, tokens, decoder.config.vocab_size)
     with Transaction(cache, [PassEntry.of(request, len(tokens))]) as transaction:

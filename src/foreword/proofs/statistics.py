@@ -1,4 +1,4 @@
-"""Tests the joint distribution of tokens that the step commits, on a tiny decoder.
+"""Tests the joint distribution of the tokens that the engine's step commits, on a tiny decoder.
 
 The test's threshold allows 0.1% false alarms. Its power is measured on samples of a biased distribution.
 """
@@ -68,20 +68,21 @@ class DrawingDrafter(Drafter):
 
 
 def _keys(request: DraftRequest, shape: Draft) -> Keys:
-    """Return the noise keys of a draft's nodes."""
-    depths = (*shape.depths(), 0)  # the last is the root's
+    """Return the noise keys of a draft's nodes, which depend on the position and on the parent."""
+    depths = (*shape.depths(), 0)  # the last is the root's, whose index is -1
     levels = [depths[parent] for parent in shape.parents]
+    # A node's branch: how many nodes before its parent have the same depth as the parent.
     branches = [depths[: max(parent, 0)].count(depths[parent]) for parent in shape.parents]
     positions = np.array(levels, np.int64) + len(request.tokens)
     return request.sampling.keys(positions, np.array(branches, np.int64))
 
 
-VOCAB, POSITIONS, CHAIN = 3, 3, 2
+VOCAB, POSITIONS, CHAIN = 3, 3, 2  # vocabulary, tokens per answer, and draft tokens of a chain
 TREE = (-1, -1, 0, 1, 0)  # parents: two siblings, the first with two children, the second with one
 PROMPT = (1, 2)
 PARAMS = SamplingParams(temperature=1.3, max_tokens=POSITIONS)
-FALSE_ALARMS = 0.001
-BATCH = 256
+FALSE_ALARMS = 0.001  # fraction of unbiased runs above the threshold
+BATCH = 256  # requests at once
 MODEL_SEED = 5
 
 
@@ -103,13 +104,13 @@ def texts() -> list[tuple[int, ...]]:
 def true_distribution(decoder: Decoder) -> Floats:
     """Return the decoder's joint distribution [texts], from plain passes and the slow reference."""
     limits = TokenLimits(VOCAB)
-    rows: dict[tuple[int, ...], list[float]] = {}
+    next_token: dict[tuple[int, ...], list[float]] = {}  # its distribution by generated text
     for length in range(POSITIONS):
         for generated in product(range(VOCAB), repeat=length):
             with prompt_pass(decoder, [*PROMPT, *generated]) as (runner, batch):
                 logits: list[float] = runner.forward(batch).logits[0].tolist()
-            rows[generated] = probabilities(logits, PARAMS, limits, PROMPT, generated)
-    return np.array([np.prod([rows[text[:i]][text[i]] for i in range(POSITIONS)]) for text in texts()])
+            next_token[generated] = probabilities(logits, PARAMS, limits, PROMPT, generated)
+    return np.array([np.prod([next_token[text[:i]][text[i]] for i in range(POSITIONS)]) for text in texts()])
 
 
 def sampled_counts(
@@ -136,13 +137,13 @@ def sampled_counts(
 
 
 def chi_square(counts: Floats, distribution: Floats) -> Floats:
-    """Return the chi-square statistic of a run, or of each row of counts."""
+    """Return the chi-square statistic of counts [texts], or of each row of counts [runs, texts]."""
     expected = distribution * counts.sum(axis=-1, keepdims=True)
     return np.asarray(((counts - expected) ** 2 / expected).sum(axis=-1))
 
 
 def biased_distribution(distribution: Floats, bias: float) -> Floats:
-    """Return a distribution biased towards one text by this total variation."""
+    """Return the distribution biased by this total variation towards the text of median probability."""
     text = int(np.argsort(distribution)[len(distribution) // 2])
     share = bias / (1 - distribution[text])
     biased: Floats = distribution * (1 - share)
@@ -151,7 +152,7 @@ def biased_distribution(distribution: Floats, bias: float) -> Floats:
 
 
 def measure_power(distribution: Floats, samples: int, bias: float, runs: int, seed: int) -> Power:
-    """Determine the threshold from unbiased runs, then the detected fraction of biased runs."""
+    """Determine the threshold from unbiased runs, then the detected fraction of biased runs of `samples` samples."""
     rng = np.random.default_rng(seed)
 
     def statistics(sampled: Floats, count: int) -> Floats:

@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
+from operator import sub
+from statistics import fmean
 
 import numpy as np
 import torch
@@ -42,7 +44,7 @@ def bounded(rule: str, case: str, tried: int, deviation: float, limit: float) ->
 
 @dataclass(frozen=True)
 class Agreement:
-    """How often two distributions give the same token with shared noise."""
+    """How often samples from two distributions are equal if they share their noise."""
 
     distance: float  # total variation
     agreed: float  # fraction of draws
@@ -72,7 +74,7 @@ def coupled_agreement(p: Floats, q: Floats, draws: int, seed: int) -> Agreement:
     return Agreement(distance, agreed, float(np.sqrt(agreed * (1 - agreed) / draws)))
 
 
-EXACT = 1e-9
+EXACT = 1e-9  # maximum deviation of an enumerated probability: rounding
 NOISE_LIMIT = 4.5  # standard deviations that chance exceeds once in 100,000 checks
 CHAIN_RULES = (Rule.TOKEN, Rule.BLOCK)
 
@@ -135,7 +137,10 @@ def small_case(rule: Rule, params: SamplingParams, target: int) -> Case:
 def _worst(
     size: ProofSize, rule: Rule, distributions_of: Callable[[Case], list[Distribution]]
 ) -> tuple[int, float]:
-    """Return (number tried, largest deviation from the target) over all parameters and targets."""
+    """Return the number of compared distributions, and their largest deviation from the target's.
+
+    `distributions_of` returns the distributions to compare for a case; cases are all parameters and targets.
+    """
     worst, tried = 0.0, 0
     for params, target in product(PARAMETERS.values(), range(size.targets)):
         case = small_case(rule, params, target)
@@ -155,9 +160,9 @@ def enumerated(size: ProofSize, progress: StageProgress) -> Iterator[ProofRow]:
         return [enumeration.text_distribution(case, model, length) for length in size.chains]
 
     for rule, (done, kind) in product(CHAIN_RULES, enumerate(DraftKind, 1)):
-        found = _worst(size, rule, partial(distributions_of, kind))
+        tried, worst = _worst(size, rule, partial(distributions_of, kind))
         progress(f"enumerating {rule.name.lower()}", done, len(DraftKind))
-        yield bounded(rule.name.lower(), f"joint law by enumeration, {kind.value}", *found, EXACT)
+        yield bounded(rule.name.lower(), f"joint law by enumeration, {kind.value}", tried, worst, EXACT)
 
 
 def enumerated_trees(size: ProofSize, progress: StageProgress) -> Iterator[ProofRow]:
@@ -169,10 +174,10 @@ def enumerated_trees(size: ProofSize, progress: StageProgress) -> Iterator[Proof
         return list(map(enumeration.tree_text_distribution, shapes))
 
     for done, (kind, replaced) in enumerate(product(DraftKind, (False, True)), 1):
-        found = _worst(size, Rule.TRAVERSAL, partial(distributions_of, kind, replaced))
+        tried, worst = _worst(size, Rule.TRAVERSAL, partial(distributions_of, kind, replaced))
         progress("enumerating traversal", done, 2 * len(DraftKind))
         how = f"trees {'with' if replaced else 'without'} replacement"
-        yield bounded("traversal", f"joint law by enumeration, {how}, {kind.value}", *found, EXACT)
+        yield bounded("traversal", f"joint law by enumeration, {how}, {kind.value}", tried, worst, EXACT)
 
 
 def like_block(size: ProofSize, progress: StageProgress) -> Iterator[ProofRow]:
@@ -194,53 +199,51 @@ def pathwise(size: ProofSize, progress: StageProgress) -> Iterator[ProofRow]:
     """Compare texts with *coupled* and texts of plain sampling, which must be equal."""
     parts, accepted, wrong = 10, 0, 0
     for part in range(parts):
-        _, more, differing = pathwise_mismatches(size.pathwise // parts, seed=part)
-        accepted, wrong = accepted + more, wrong + differing
+        _, accepted_in_part, wrong_in_part = pathwise_mismatches(size.pathwise // parts, seed=part)
+        accepted, wrong = accepted + accepted_in_part, wrong + wrong_in_part
         progress("coupled against plain sampling", part + 1, parts)
     case = f"same text as plain sampling, trees ({accepted} draft tokens accepted)"
     yield bounded("coupled", case, size.pathwise, wrong, 0)
 
 
 def noise(_: ProofSize, progress: StageProgress) -> Iterator[ProofRow]:
-    """Test the noise."""
+    """Test the randomness of the noise that *coupled* shares between draft and target."""
     progress("noise", 0, 1)
     for check in noise_checks():
         yield bounded("noise", check.name, check.draws, abs(check.deviation), NOISE_LIMIT)
 
 
 def acceptance(size: ProofSize, progress: StageProgress) -> Iterator[ProofRow]:
-    """Check acceptance: *block* as much as *token*, *coupled* within its bound, *token* 1 - TV at one position."""
+    """Check acceptance: at one position *token* 1 - TV, *coupled* its bound; on chains *block* as much as *token*."""
     progress("acceptance", 0, 1)
-    gap, matched = 0.0, 0.0
     tried = 12 * size.targets
-    sums = dict.fromkeys(CHAIN_RULES, 0.0)
-    agreed, promised, shortfall = 0.0, 0.0, 0.0
+    by_token, by_block = [], []  # expected accepted tokens of a chain of 3, by target
+    matches: list[float] = []  # deviations of *token* from 1 - TV
+    agreements: list[Agreement] = []
     for target in range(tried):
-        cases = {rule: small_case(rule, SamplingParams(), target) for rule in CHAIN_RULES}
-        drafts = {rule: SmallDrafter(case, DraftKind.DRAWN, 0.3) for rule, case in cases.items()}
-        long = {rule: expected_accepted(cases[rule], drafts[rule], 3) for rule in CHAIN_RULES}
-        gap = max(gap, long[Rule.TOKEN] - long[Rule.BLOCK])
-        sums = {rule: sums[rule] + long[rule] for rule in CHAIN_RULES}
-        case = cases[Rule.TOKEN]
-        p = np.array(
-            [
-                enumeration.target_distribution(case, 1).get((token,), 0.0)
-                for token in range(case.limits.vocab_size)
-            ]
-        )
-        found = coupled_agreement(p, drafts[Rule.TOKEN].probabilities(case.prompt), 20_000, target)
-        once = expected_accepted(case, drafts[Rule.TOKEN], 1)
-        matched = max(matched, abs(once - (1 - found.distance)))
-        agreed, promised = agreed + found.agreed, promised + 1 - found.distance
-        shortfall = max(shortfall, (found.bound - found.agreed) / found.error)
-    means = {rule: f"{total / tried:.3f}" for rule, total in sums.items()}
+        block_case = small_case(Rule.BLOCK, SamplingParams(), target)
+        case = small_case(Rule.TOKEN, SamplingParams(), target)
+        draft = SmallDrafter(case, DraftKind.DRAWN, 0.3)
+        by_token.append(expected_accepted(case, draft, 3))
+        by_block.append(expected_accepted(block_case, SmallDrafter(block_case, DraftKind.DRAWN, 0.3), 3))
+        first_token = enumeration.target_distribution(case, 1)
+        p = np.array([first_token.get((token,), 0.0) for token in range(case.limits.vocab_size)])
+        agreement = coupled_agreement(p, draft.probabilities(case.prompt), 20_000, target)
+        matches.append(abs(expected_accepted(case, draft, 1) - (1 - agreement.distance)))
+        agreements.append(agreement)
+    mean_match = fmean(1 - one.distance for one in agreements)
     yield bounded(
-        "token", f"accepts 1 - TV at a position (mean {promised / tried:.3f})", tried, matched, EXACT
+        "token", f"accepts 1 - TV at a position (mean {mean_match:.3f})", tried, max(matches), EXACT
     )
-    compared = f"accepts no less than token on chains of 3 ({means[Rule.BLOCK]} against {means[Rule.TOKEN]})"
-    yield bounded("block", compared, tried, max(gap, 0.0), EXACT)
-    kept = f"accepts (1 - TV) / (1 + TV) or more (mean {agreed / tried:.3f}), deviates by"
-    yield bounded("coupled", kept, tried, max(shortfall, 0.0), NOISE_LIMIT)
+    gap = max(map(sub, by_token, by_block))
+    means = f"{fmean(by_block):.3f} against {fmean(by_token):.3f}"
+    yield bounded(
+        "block", f"accepts no less than token on chains of 3 ({means})", tried, max(gap, 0.0), EXACT
+    )
+    shortfall = max((one.bound - one.agreed) / one.error for one in agreements)  # in standard errors
+    mean_agreed = fmean(one.agreed for one in agreements)
+    claim = f"accepts (1 - TV) / (1 + TV) or more (mean {mean_agreed:.3f}), deviates by"
+    yield bounded("coupled", claim, tried, max(shortfall, 0.0), NOISE_LIMIT)
 
 
 def sampled(size: ProofSize, progress: StageProgress) -> Iterator[ProofRow]:

@@ -1,4 +1,4 @@
-"""Reads costs from results of `foreword bench`."""
+"""Reads the costs of a simulation from the output of `foreword bench`."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -44,18 +44,18 @@ def calibrate(
     method: str | None = None,
 ) -> Calibration:
     """Read the given files; quantities without a file are assumed."""
-    found = Calibration()
+    known = Calibration()
     if step is not None:
-        found = read_output("--step", step, "foreword bench step --json", partial(with_steps, found))
-        found.measured["steps"] = str(step)
+        known = read_output("--step", step, "foreword bench step --json", partial(with_steps, known))
+        known.measured["steps"] = str(step)
     if drafters is not None:
-        read = partial(_with_best, found, method=method, path=drafters)
-        found, name = read_output("--drafters", drafters, "foreword bench drafters --json", read)
-        found.measured["drafter"] = f"{name}, {drafters}"
+        read = partial(_with_best, known, method=method, path=drafters)
+        known, name = read_output("--drafters", drafters, "foreword bench drafters --json", read)
+        known.measured["drafter"] = f"{name}, {drafters}"
     if link is not None:
-        found = read_output("--link", link, "foreword bench link --json", partial(with_link, found))
-        found.measured["link"] = str(link)
-    return found
+        known = read_output("--link", link, "foreword bench link --json", partial(with_link, known))
+        known.measured["link"] = str(link)
+    return known
 
 
 def with_steps(known: Calibration, value: Mapping[str, Any]) -> Calibration:
@@ -84,14 +84,14 @@ def with_drafter(
     parts = [drafter_kinds().get(part) for part in _methods(str(total["drafter"]))]
     drafts_by_level = any(kind is not None and kind.traits.drafts_by_level for kind in parts)
     local = scenario.LevelTimes(draft / levels) if drafts_by_level else scenario.LevelTimes(0.0, first=draft)
-    costs = replace(known.costs, local=local)
+    costs, plain_step = replace(known.costs, local=local), _ms(total["plain_step_ms"])
     if "steps" in known.measured:
-        host = max(_ms(total["plain_step_ms"]) - costs.passes.seconds(1), 0.0)
+        host = max(plain_step - costs.passes.seconds(1), 0.0)
     else:  # estimate the pass times from plain steps and from verification
         host, drafted_per_pass = other_host, sum(drafted) / passes
-        plain = _ms(total["plain_step_ms"]) - other_host
-        per_row = max((_ms(total["verify_ms"]) - plain) / max(drafted_per_pass, 1e-9), 0.0)
-        costs = replace(costs, passes=scenario.PassTimes.straight(plain, per_row))
+        plain_pass = plain_step - other_host
+        per_row = max((_ms(total["verify_ms"]) - plain_pass) / max(drafted_per_pass, 1e-9), 0.0)
+        costs = replace(costs, passes=scenario.PassTimes.straight(plain_pass, per_row))
     costs = replace(costs, host=host, drafting_host=max(other_host - host, 0.0))
     return replace(known, costs=costs, kinds=tuple(_acceptance(row) for row in rows))
 
@@ -153,26 +153,26 @@ def with_link(known: Calibration, value: Mapping[str, Any], runs_ahead: bool = T
 def _with_best(
     known: Calibration, value: Mapping[str, Any], method: str | None, path: Path
 ) -> tuple[Calibration, str]:
-    """Return the calibration with the requested drafter, otherwise the fastest one, and the drafter's name."""
+    """Return the calibration with the drafter `method` (None: the fastest one), and the drafter's name."""
     totals = [row for row in value["rows"] if row["category"] == "all"]
     if not totals:
         raise ValueError("no row over all kinds of work")
-    found = [row for row in totals if method is None or row["drafter"] == method]
-    if not found:
+    candidates = [row for row in totals if method is None or row["drafter"] == method]
+    if not candidates:
         names = ", ".join(str(row["drafter"]) for row in totals)
         raise RequestError(f"--method {method}: {path} has {names}")
-    total = max(found, key=lambda row: float(row["speedup"]))
+    total = max(candidates, key=lambda row: float(row["speedup"]))
     rows = [row for row in value["rows"] if row["drafter"] == total["drafter"] and row is not total]
     return with_drafter(known, total, rows), str(total["drafter"])
 
 
 def _methods(label: str) -> list[str]:
-    """Return the names in a label such as `suffix+draft_model` or `eagle3 (random)`."""
+    """Return the drafters' names in a label such as `suffix+draft_model` or `eagle3 (random)`."""
     return [part.split()[0].split("(")[0] for part in label.split("+") if part.split()]
 
 
 def _ms(value: float) -> float:
-    """Return milliseconds in seconds."""
+    """Return a time in milliseconds as seconds; raise `ValueError` if it is none."""
     seconds = float(value) / 1e3
     if not 0 <= seconds < math.inf:
         raise ValueError(f"{value} is not a time in milliseconds")

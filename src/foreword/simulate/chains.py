@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +19,12 @@ from foreword.cluster.waiting import (
 )
 from foreword.simulate.scenario import Counts, Dice, LevelTimes, Scenario, WaitRule
 
-SLOW_FACTOR = 10.0  # slow-down factor of a slow node
+if TYPE_CHECKING:  # it imports this module
+    from foreword.simulate.world import World
 
-_numbers = count()
+SLOW_FACTOR = 10.0  # factor by which a slow node's levels take longer
+
+_numbers = count()  # of jobs, which tell equal entries of a heap apart
 
 
 @dataclass(slots=True)
@@ -49,7 +52,7 @@ class SimNode:
     busy_seconds: float = 0.0
     _busy_until: float = 0.0
     _active: int = 0  # requests of the jobs that have not ended
-    _jobs: list[tuple[float, int, DraftJob]] = field(default_factory=list)  # heap by end, then by number
+    _jobs: list[tuple[float, int, DraftJob]] = field(default_factory=list)  # heap of (end, number, job)
 
     def is_usable(self, now: float) -> bool:
         """Return whether requests may be assigned to it."""
@@ -93,43 +96,35 @@ Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 
 
-class NodeDirectory(Protocol):
-    """A target's view of the nodes."""
-
-    nodes: list[SimNode]
-
-    def assign_node(self, zone: int, now: float) -> SimNode | None:
-        """Return a node with capacity, near if possible; None if there is none."""
-
-    def round_trip(self, zone: int, node: SimNode) -> float:
-        """Return a random round trip in seconds."""
-
-
 class Chains:
     """Draft chains of a target's requests. They grow on their nodes while the target verifies.
 
-    All arrays are by request slot. Level l (from 1) of a chain arrives at `first_at + (l - 1) * pace`, but the first
-    `base` levels have arrived already. The chain has `cap` levels.
+    All arrays are by request slot. Level l (from 1) of a chain arrives at `first_at + (l - 1) * pace`, except the first
+    `base` levels, which have arrived already. The chain ends with level `cap`.
     """
 
     def __init__(
-        self, scenario: Scenario, zone: int, cluster: NodeDirectory, dice: Dice, rng: np.random.Generator
+        self, scenario: Scenario, zone: int, world: "World", dice: Dice, rng: np.random.Generator
     ) -> None:
         slots = scenario.fleet.batch
         self._scenario = scenario
         self._zone = zone
-        self._cluster = cluster
+        self._world = world
         self._dice = dice
         self._rng = rng
         self._node_of: list[int] = [NO_NODE] * slots
-        self._ready = np.zeros(slots)  # time from which the node can draft: it has processed the prompt
-        self._base = np.zeros(slots, np.int64)
-        self._cap = np.zeros(slots, np.int64)
-        self._first_at = np.zeros(slots)
-        self._pace = np.full(slots, 1.0)
-        self._continues = np.zeros(slots, np.bool_)  # whether the verdict leaves the rest of the chain valid
+        self._ready = np.zeros(
+            slots
+        )  # second from which the node can draft, since it has processed the prompt
+        self._base = np.zeros(slots, np.int64)  # levels
+        self._cap = np.zeros(slots, np.int64)  # levels
+        self._first_at = np.zeros(slots)  # simulated second
+        self._pace = np.full(slots, 1.0)  # seconds per level
+        self._continues = np.zeros(
+            slots, np.bool_
+        )  # whether the levels after the verified ones are still valid
         self._consumed = np.zeros(slots, np.int64)  # levels that the verdict removes from the chain
-        self._counted_levels = np.zeros(slots, np.int64)  # levels of the chain that are in `drafted`
+        self._counted_levels = np.zeros(slots, np.int64)  # levels of the chain that `drafted` includes
         self._moves = MoveBudget(0.0)
         self._jobs: dict[int, DraftJob] = {}
         self._awaited_silent: set[int] = set()  # numbers of silent nodes for which a pass has waited once
@@ -138,6 +133,7 @@ class Chains:
         self.drafted = 0  # levels that have arrived
         self.moves = 0  # requests that got another node
         self.waits_in_vain = 0  # waits of a pass for a silent node
+        # Levels of the longest chain. Running ahead: the verified levels, the target's token, and the next draft.
         self._most = 2 * scenario.k + 1 if scenario.runs_ahead else scenario.k
 
     @property
@@ -148,30 +144,30 @@ class Chains:
     def close(self, slot: int) -> None:
         """End a session."""
         if self._node_of[slot] != NO_NODE:
-            self._cluster.nodes[self._node_of[slot]].sessions -= 1
+            self._world.nodes[self._node_of[slot]].sessions -= 1
         self._node_of[slot] = NO_NODE
 
     def levels(self, now: float, live: Flags, wants: Flags) -> tuple[Counts, float]:
-        """Notify the nodes of the last commits; return each request's draft tokens, and when the pass starts.
+        """Notify the nodes of the last commits; return each request's draft levels, and when the pass starts.
 
         `live` are the slots with a request, `wants` those whose requests may have drafts.
         """
-        notified, silent, trips, paces, rests = self._notify_nodes(now, live)
-        self._advance(now, notified, trips, paces, rests)
+        notified, silent, trips, paces, round_ends = self._notify_nodes(now, live)
+        self._advance(now, notified, trips, paces, round_ends)
         start = self._start_time(now, notified & wants, silent, trips)
         return np.where(wants, np.minimum(self._arrived(start), self._scenario.k), 0), start
 
     def record_verdict(self, used: Counts, right: Counts) -> None:
-        """Record how many levels were verified, and how many levels of the chain are correct.
+        """Record how many levels were verified (`used`), and how many levels of the chain are correct (`right`).
 
-        A chain continues if the verified levels and the level after them, the target's token, are correct.
+        A chain continues if the verified levels are correct and the level after them is the target's token.
         """
         self._continues = right > used
         self._consumed = used + 1
 
     def open(self, slot: int, now: float) -> None:
         """Open a session for a request, whose node starts to process the prompt."""
-        node = self._cluster.assign_node(self._zone, now)
+        node = self._world.assign_node(self._zone, now)
         self._node_of[slot] = NO_NODE if node is None else node.number
         self._continues[slot] = False
         self._cap[slot] = self._base[slot] = self._counted_levels[slot] = 0
@@ -180,7 +176,7 @@ class Chains:
             self._ready[slot] = now + self._scenario.traffic.prompt * self._scenario.costs.node_prompt
 
     def _is_lost(self, node: SimNode, now: float) -> bool:
-        """Return whether the target knows that the node does not answer any more."""
+        """Return whether the target knows that the node is gone: dead, removed, or silent for too long."""
         if node.is_dead or node.removed_at is not None:
             return True
         since = node.silent_since
@@ -189,8 +185,8 @@ class Chains:
     def _notify_nodes(self, now: float, live: Flags) -> tuple[Flags, Flags, Floats, Floats, Floats]:
         """Notify every node of the commits, and assign new nodes to requests whose node is lost.
 
-        Return for each request whether its node was notified, whether its node is silent, the round trip, the seconds
-        per level, and the rest of the node's current round.
+        Return for each request whether its node was notified, whether its node is silent, and in seconds: the round
+        trip, the time per level, and the time until the node's current round ends.
         """
         slots = len(self._node_of)
         notified, silent = [False] * slots, [False] * slots
@@ -201,7 +197,7 @@ class Chains:
             if not is_live:
                 continue
             node_number = self._node_of[slot]
-            if node_number != NO_NODE and self._is_lost(self._cluster.nodes[node_number], now):
+            if node_number != NO_NODE and self._is_lost(self._world.nodes[node_number], now):
                 self.close(slot)
                 node_number, self._cap[slot] = NO_NODE, 0
             # `MoveBudget` limits how many requests per second get another node.
@@ -211,32 +207,35 @@ class Chains:
                 self.moves += node_number != NO_NODE
             if node_number != NO_NODE:
                 groups.setdefault(node_number, []).append(slot)
-        for node_number, own in groups.items():
-            node = self._cluster.nodes[node_number]
+        for node_number, slots_of_node in groups.items():
+            node = self._world.nodes[node_number]
             if node.is_silent_for(self._zone):
-                for slot in own:
+                for slot in slots_of_node:
                     silent[slot] = True
                 continue
             self._awaited_silent.discard(node_number)
-            timing = self._request_drafts(node, len(own), now)
-            for slot in own:
+            timing = self._request_drafts(node, len(slots_of_node), now)
+            for slot in slots_of_node:
                 notified[slot], times[slot] = True, timing
-        trips, paces, rests = np.array(times).T
-        return np.array(notified), np.array(silent), trips, paces, rests
+        trips, paces, round_ends = np.array(times).T
+        return np.array(notified), np.array(silent), trips, paces, round_ends
 
     def _request_drafts(self, node: SimNode, requests: int, now: float) -> tuple[float, float, float]:
-        """Start a node's job for these requests; return what `_notify_nodes` returns of it in its last columns."""
+        """Start a node's job for this many requests.
+
+        Return the seconds of the round trip, per level, and until the node's current round ends.
+        """
         scenario, old = self._scenario, self._jobs.get(node.number)
         busy = node.active(now)
         others = busy - (old.requests if old is not None and old.until > now else 0)
         fleet, times = scenario.fleet, scenario.costs.node
         pace = max(node.level_seconds(others + requests, times, fleet.round_batch), _SHORTEST)
-        trip = self._cluster.round_trip(self._zone, node)
-        rest = pace * self._chance() if busy else 0.0
-        until = now + trip / 2 + times.first + rest + self._most * pace
+        trip = self._world.round_trip(self._zone, node)
+        round_end = pace * self._chance() if busy else 0.0
+        until = now + trip / 2 + times.first + round_end + self._most * pace
         self._jobs[node.number] = job = DraftJob(requests, until)
         node.take(job, now, old)
-        return trip, pace, rest
+        return trip, pace, round_end
 
     def _chance(self) -> float:
         """Return a random number from 0 to 1."""
@@ -244,27 +243,34 @@ class Chains:
             self._chances = self._rng.random(_DRAWN).tolist()
         return self._chances.pop()
 
-    def _advance(self, now: float, notified: Flags, trips: Floats, paces: Floats, rests: Floats) -> None:
-        """Shift the chains that continue by the committed tokens; restart the others."""
+    def _advance(self, now: float, notified: Flags, trips: Floats, paces: Floats, round_ends: Floats) -> None:
+        """Shift the chains that continue by the committed tokens; restart the others.
+
+        A continuing chain grows on if it has not reached its end, and otherwise is resumed a round trip later.
+        """
         arrived = self._arrived(now)
         self.drafted += int(np.maximum(arrived - self._counted_levels, 0).sum())
         continues = self._continues
         left = np.where(continues, np.maximum(arrived - self._consumed, 0), 0)
-        begins = np.maximum(now, self._ready) + trips + self._scenario.costs.node.first + rests + paces
+        restarted = (
+            np.maximum(now, self._ready) + trips + self._scenario.costs.node.first + round_ends + paces
+        )
+        # The next level, number `left` + 1, arrives a round trip and a level's time from now.
         resumed = now + trips + paces * (1 - left)
-        is_in_flight = continues & (arrived < self._cap)
+        is_growing = continues & (arrived < self._cap)
         shifted = self._first_at + self._consumed * self._pace
-        first_at = np.where(is_in_flight, shifted, np.where(continues, resumed, begins))
+        first_at = np.where(is_growing, shifted, np.where(continues, resumed, restarted))
         self._first_at = np.where(notified, first_at, self._first_at)
-        self._pace = np.where(notified & ~is_in_flight, paces, self._pace)
+        self._pace = np.where(notified & ~is_growing, paces, self._pace)
         self._base = self._counted_levels = left
         most = self._dice.lengths(self._rng, self._most)
         self._cap = np.where(notified, np.maximum(most, left), left)
 
     def _arrived(self, now: float) -> Counts:
         """Return how many levels of each chain have arrived."""
-        steps: Counts = np.floor((now - self._first_at) / self._pace + (1 + 1e-9)).astype(np.int64)
-        return np.minimum(np.maximum(steps, self._base), self._cap)
+        # 1e-9: a level that is due now has arrived, whatever the rounding.
+        due: Counts = np.floor((now - self._first_at) / self._pace + (1 + 1e-9)).astype(np.int64)
+        return np.minimum(np.maximum(due, self._base), self._cap)
 
     def _start_time(self, now: float, notified: Flags, silent: Flags, trips: Floats) -> float:
         """Return when the pass starts, after a possible wait for drafts."""

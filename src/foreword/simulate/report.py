@@ -12,11 +12,11 @@ from foreword.simulate.world import SAMPLE_SECONDS, SimulationResult
 
 def scaling_summary(scenario: Scenario, outcome: SimulationResult) -> str:
     """Return one line about the number of nodes over time."""
-    rule, over_time = scenario.autoscale, outcome.nodes_over_time
+    rule, nodes = scenario.autoscale, outcome.nodes_over_time
     assert rule is not None
-    initial, wanted = over_time[0], outcome.nodes_wanted
-    if min(over_time) != max(over_time):
-        return f"--autoscale: nodes at first {initial}, at most {max(over_time)}, at the end {over_time[-1]}"
+    initial, wanted = nodes[0], outcome.nodes_wanted
+    if min(nodes) != max(nodes):
+        return f"--autoscale: nodes at first {initial}, at most {max(nodes)}, at the end {nodes[-1]}"
     if wanted is None or wanted == initial:
         return f"--autoscale changed nothing: by the ratio formula {initial} is the number of nodes for this load"
     return (
@@ -25,14 +25,18 @@ def scaling_summary(scenario: Scenario, outcome: SimulationResult) -> str:
     )
 
 
-def _advise_duration(rule: Autoscale, is_more: bool) -> str:
+def _advise_duration(rule: Autoscale, adds_nodes: bool) -> str:
     """Return why the simulation ended before the autoscaler acted, and how long it must be."""
-    after = rule.up_after if is_more else rule.down_after
-    delay = f"one is added after {after:g} s of too few and drafts {rule.boot:g} s later (--boot-s)"
-    if not is_more:
-        delay = f"one is given back after {after:g} s of too many"
+    if adds_nodes:
+        needed = rule.up_after + rule.boot
+        delay = (
+            f"one is added after {rule.up_after:g} s of too few and drafts {rule.boot:g} s later (--boot-s)"
+        )
+    else:
+        needed = rule.down_after
+        delay = f"one is given back after {rule.down_after:g} s of too many"
     # The first tenth of the time is warm-up, and the load is checked every second.
-    seconds = math.ceil((after + is_more * rule.boot + 3 * SAMPLE_SECONDS) / 0.9)
+    seconds = math.ceil((needed + 3 * SAMPLE_SECONDS) / 0.9)
     return f"{delay}: simulate --seconds {seconds} or more"
 
 
@@ -70,15 +74,16 @@ def simulation_page(
     for axis in dict.fromkeys(point.axis for point in points):
         axis_points = [point for point in points if point.axis == axis]
         charts = [chart(f"{name} by {axis}", _lines(axis_points, read), colours) for name, read in _FIGURES]
-        heads = (axis, *_HEADS)
         rows = [(f"{point.value:g}", *_row(point.who, point.outcome)) for point in axis_points]
-        sections.append(section(f"over {axis}", charts, heads, rows))
+        sections.append(section(f"over {axis}", charts, (axis, *_HEADS), rows))
     return html_page(title, about, colours, sections)
 
 
 def _over_time(
     scenario: Scenario, compared: Mapping[str, SimulationResult], colours: Mapping[str, str]
 ) -> list[str]:
+    """Return charts (SVG) of tokens per second and of draft nodes over time, by drafting variant."""
+
     def times(values: Sequence[float]) -> list[tuple[float, float]]:
         return [(number * scenario.seconds / len(values), value) for number, value in enumerate(values, 1)]
 
@@ -91,6 +96,7 @@ def _over_time(
 
 
 def _lines(points: Sequence[Point], read: Callable[[SimulationResult], float | None]) -> Lines:
+    """Return the chart's points by drafting variant; `read` returns a result's figure, None if not measured."""
     lines: dict[str, list[tuple[float, float]]] = {}
     for point in points:
         if (value := read(point.outcome)) is not None:

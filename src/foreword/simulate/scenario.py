@@ -35,10 +35,11 @@ class PassTimes:
         points = self.points
         if len(points) == 1:
             return points[0][1]
+        # The first point from `rows` on, but neither the first nor beyond the last: its line is extrapolated.
         upper = min(max(bisect_left(points, (rows, 0.0)), 1), len(points) - 1)
         (low, low_seconds), (high, high_seconds) = points[upper - 1], points[upper]
         seconds = low_seconds + (high_seconds - low_seconds) * (rows - low) / (high - low)
-        return max(seconds, high_seconds) if rows > high else seconds
+        return max(seconds, high_seconds) if rows > high else seconds  # a longer pass takes no less time
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class LevelTimes:
         return self.level + self.per_request * (requests - 1)
 
     def scaled(self, level: float) -> "LevelTimes":
-        """Return the times scaled to this time per level."""
+        """Return the times scaled so that a level takes `level` seconds; `first` stays."""
         per_request = self.per_request * level / self.level if self.level else 0.0
         return LevelTimes(level, per_request, self.first)
 
@@ -75,7 +76,7 @@ class SimulatedCosts:
     node_prompt: float = 0.0  # per prompt token on a draft node
 
     def step(self, requests: int, drafted: int, prompt_tokens: int = 0) -> float:
-        """Return the time of a step without drafting; `drafted` is the number of verified draft tokens."""
+        """Return the seconds of a step without drafting; `drafted` is the number of verified draft tokens."""
         rows = requests + drafted
         seconds = self.passes.seconds(rows) + self.host + self.per_row * rows + self.prompt * prompt_tokens
         return seconds + self.drafting_host if drafted else seconds
@@ -128,11 +129,14 @@ class AcceptanceCurve:
 
 
 class Dice:
-    """Samples drafts and acceptance of a batch with several kinds of work, each with its acceptance curve."""
+    """Samples the length and the acceptance of drafts in a batch with several kinds of work.
+
+    Each kind has an acceptance curve.
+    """
 
     def __init__(self, kinds: Sequence[AcceptanceCurve], requests: int) -> None:
         self._kinds = kinds
-        self._kind_of = np.arange(requests) % len(kinds)  # [request slot]
+        self._kind_of = np.arange(requests) % len(kinds)  # index into `kinds`, [request slot]
         self._next_kind = requests % len(kinds)
         self._have_all_levels = all(kind.has_all_levels for kind in kinds)
         self._survival = np.array([kind.chances for kind in kinds])  # [kind, level]
@@ -162,9 +166,9 @@ class Dice:
         """Sample the number of levels, at most `most`, that the draft of each request has."""
         if self._have_all_levels:
             return np.full(len(self._kind_of), most)
-        found = _sampled_levels(self._coverage, self._kind_of, rng)
+        levels = _sampled_levels(self._coverage, self._kind_of, rng)
         # A draft that has the last covered level has all further ones, too.
-        return np.minimum(np.where(found == self._num_covered, most, found), most)
+        return np.minimum(np.where(levels == self._num_covered, most, levels), most)
 
 
 def _sampled_levels(chances: npt.NDArray[np.float64], kinds: Counts, rng: np.random.Generator) -> Counts:
@@ -216,11 +220,12 @@ class Failure:
     @staticmethod
     def parse(text: str) -> "Failure":
         """Parse `kill:2@10+5`: two nodes die at 10 s and are back 5 s later."""
-        found = re.fullmatch(r"(\w+):(\d+)@([\d.]+)(?:\+([\d.]+))?", text)
+        match = re.fullmatch(r"(\w+):(\d+)@([\d.]+)(?:\+([\d.]+))?", text)
         try:
-            if found is None or found[1] not in list(FailureKind):
+            if match is None:
                 raise ValueError(text)
-            return Failure(FailureKind(found[1]), int(found[2]), float(found[3]), float(found[4] or "inf"))
+            kind, nodes, at, seconds = match.groups()
+            return Failure(FailureKind(kind), int(nodes), float(at), float(seconds or "inf"))
         except ValueError:
             kinds = ", ".join(FailureKind)
             raise RequestError(

@@ -4,8 +4,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Annotated
 
-from foreword.bench.skeleton import stage_of, staged
+from foreword.bench.skeleton import InTable, stage_of, staged
 from foreword.errors import RequestError
 from foreword.progress import StageProgress
 from foreword.simulate.scenario import AcceptanceCurve, DraftPlacement, Scenario
@@ -36,12 +37,12 @@ class Point:
 def axes_of(scenario: Scenario) -> list[Axis]:
     """Return axes around the scenario: nodes per target, round trip, acceptance, K and batch."""
     targets, network = scenario.fleet.targets, scenario.network
-    least = max((failure.nodes for failure in scenario.failures), default=1)  # nodes that fail
-    ratios = sorted({max(round(targets * part), least) for part in (0.125, 0.25, 0.5, 1.0, 2.0)})
+    least = max((failure.nodes for failure in scenario.failures), default=1)  # as many nodes as fail
+    node_counts = sorted({max(round(targets * ratio), least) for ratio in (0.125, 0.25, 0.5, 1.0, 2.0)})
     return [
         Axis(
             "draft nodes per target",
-            tuple(nodes / targets for nodes in ratios),
+            tuple(nodes / targets for nodes in node_counts),
             lambda one, x: replace(one, fleet=replace(one.fleet, nodes=max(round(x * targets), 1))),
         ),
         Axis(
@@ -64,47 +65,47 @@ def axes_of(scenario: Scenario) -> list[Axis]:
 
 
 def drafting_variants(scenario: Scenario) -> dict[str, Scenario]:
-    """Return the scenario with plain decoding, local drafting and, if there are draft nodes, remote drafting."""
+    """Return the scenario by drafting variant: plain, local and, if there are draft nodes, remote."""
     has_nodes = scenario.fleet.nodes > 0 or scenario.autoscale is not None
-    found = {
+    variants = {
         who.value: replace(scenario, drafting=who)
         for who in DraftPlacement
         if has_nodes or who is not DraftPlacement.REMOTE
     }
     if scenario.runs_ahead and has_nodes:
-        found[NO_RUN_AHEAD] = replace(scenario, drafting=DraftPlacement.REMOTE, runs_ahead=False)
-    return found
+        variants[NO_RUN_AHEAD] = replace(scenario, drafting=DraftPlacement.REMOTE, runs_ahead=False)
+    return variants
 
 
 def compare_drafting(scenario: Scenario, on_progress: StageProgress) -> dict[str, SimulationResult]:
     """Return the result of every drafting variant."""
     variants = drafting_variants(scenario)
     return {
-        who: World(one).run(stage_of(on_progress, who, place, len(variants)))
-        for place, (who, one) in enumerate(variants.items())
+        who: World(variant).run(stage_of(on_progress, who, index, len(variants)))
+        for index, (who, variant) in enumerate(variants.items())
     }
 
 
 def sweep(scenario: Scenario, axes: Sequence[Axis], on_progress: StageProgress) -> list[Point]:
-    """Simulate every value of every axis; scenarios with the same result are simulated once."""
+    """Simulate every value of every axis with every drafting variant; equal scenarios are simulated once."""
     runs = [
-        (axis, value, who, one)
+        (axis.name, value, who, variant)
         for axis in axes
         for value in axis.values
-        for who, one in drafting_variants(axis.vary(scenario, value)).items()
+        for who, variant in drafting_variants(axis.vary(scenario, value)).items()
     ]
     results: dict[Scenario, SimulationResult] = {}
     points = []
-    for axis, value, who, one in staged(runs, on_progress, lambda run: f"{run[0].name} {run[1]:g}, {run[2]}"):
-        relevant = _relevant(one)
+    for axis_name, value, who, variant in staged(runs, on_progress, "{0[0]} {0[1]:g}, {0[2]}".format):
+        relevant = _relevant(variant)
         if relevant not in results:
             results[relevant] = World(relevant).run()
-        points.append(Point(axis.name, value, who, results[relevant]))
+        points.append(Point(axis_name, value, who, results[relevant]))
     return points
 
 
 def _relevant(scenario: Scenario) -> Scenario:
-    """Return the scenario with defaults for parameters that do not affect its drafting variant."""
+    """Return the scenario with defaults for the parameters that do not affect its drafting variant."""
     default = Scenario()
     if scenario.drafting is DraftPlacement.REMOTE:
         return scenario
@@ -145,13 +146,14 @@ class Goal:
 class FleetTrial:
     """Result of one simulated fleet."""
 
-    who: str  # drafting variant
-    targets: int
-    nodes: int
-    tokens_per_second: float
-    token_ms_p95: float | None
-    cost_per_hour: float
-    missed: list[str]  # descriptions of the figures that miss a goal; empty: all goals are reached
+    who: Annotated[str, InTable("drafting")]  # drafting variant
+    targets: Annotated[int, InTable("targets")]
+    nodes: Annotated[int, InTable("nodes")]
+    tokens_per_second: Annotated[float, InTable("tok/s", ".0f")]
+    token_ms_p95: Annotated[float | None, InTable("ms/tok\np95", ".2f")]
+    cost_per_hour: Annotated[float, InTable("cost per\nhour", "g")]
+    # Descriptions of the figures that miss a goal; empty: all goals are reached.
+    missed: Annotated[Sequence[str], InTable("goal", lambda missed: "missed" if missed else "reached")]
 
 
 @dataclass(frozen=True)
@@ -166,10 +168,10 @@ class SmallestFleet:
 def find_fleets(
     scenario: Scenario, goal: Goal, vary: Vary, most: int, on_progress: StageProgress
 ) -> tuple[list[FleetTrial], list[SmallestFleet]]:
-    """Return every tried fleet, and the smallest one for each drafting variant.
+    """Return every simulated fleet, and the smallest one that reaches the goal for each drafting variant.
 
     The search doubles the number of machines until the goal is reached, then bisects. It assumes that more machines are
-    never worse.
+    never worse. `most` is the largest number that it tries.
     """
     _check(scenario, goal)
     trials: list[FleetTrial] = []
@@ -191,14 +193,14 @@ def find_fleets(
             return not known[count].missed
 
         start = scenario.fleet.targets if vary is Vary.TARGETS else max(scenario.fleet.nodes, 1)
-        found, why_not = _least(reaches, start, most, is_hopeless), ""
-        if found is None:
+        count, why_not = _least(reaches, start, most, is_hopeless), ""
+        if count is None:
             missed = trials[-1].missed
             why_not = f"{' and '.join(missed)} with {most} {vary}; --goal-most allows no more"
             if is_hopeless():
                 advice = "lower --batch, or give --rate"
                 why_not = f"{missed[-1]} with full batches on any number of targets; {advice}"
-        answers.append(SmallestFleet(who.value, None if found is None else known[found], why_not))
+        answers.append(SmallestFleet(who.value, None if count is None else known[count], why_not))
     return trials, answers
 
 
@@ -234,12 +236,22 @@ def _least(
 
 
 def _trial(scenario: Scenario, goal: Goal, vary: Vary, count: int) -> FleetTrial:
-    """Simulate a fleet with nodes in proportion to its targets, at least as many as fail."""
+    """Simulate a fleet of `count` machines of the kind that is varied.
+
+    If targets are varied, nodes are in proportion; there are at least as many nodes as fail.
+    """
     fleet, prices = scenario.fleet, scenario.prices
     targets = count if vary is Vary.TARGETS else fleet.targets
     nodes = count if vary is Vary.NODES else math.ceil(count * fleet.nodes / fleet.targets)
     nodes = max([nodes, *(failure.nodes for failure in scenario.failures)])
-    found = World(replace(scenario, fleet=replace(fleet, targets=targets, nodes=nodes))).run()
+    result = World(replace(scenario, fleet=replace(fleet, targets=targets, nodes=nodes))).run()
     used = nodes if scenario.drafting is DraftPlacement.REMOTE else 0
-    cost, rates = targets * prices.target + used * prices.node, (found.tokens_per_second, found.token_ms_p95)
-    return FleetTrial(scenario.drafting.value, targets, used, *rates, cost, goal.missed(found))
+    return FleetTrial(
+        who=scenario.drafting.value,
+        targets=targets,
+        nodes=used,
+        tokens_per_second=result.tokens_per_second,
+        token_ms_p95=result.token_ms_p95,
+        cost_per_hour=targets * prices.target + used * prices.node,
+        missed=goal.missed(result),
+    )

@@ -2,18 +2,22 @@
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from foreword.simulate.chains import Chains, Flags, NodeDirectory
+from foreword.simulate.chains import Chains, Flags
 from foreword.simulate.scenario import Counts, Dice, DraftPlacement, Scenario
+
+if TYPE_CHECKING:  # it imports this module
+    from foreword.simulate.world import World
 
 _LEAST_TOKENS = 16  # minimum tokens of an unfinished request that counts in the results
 
 
 @dataclass
 class TargetTally:
-    """Totals since the warm-up."""
+    """Totals of a target since the warm-up."""
 
     tokens: int = 0
     passes: int = 0
@@ -28,9 +32,7 @@ class TargetTally:
 class SimTarget:
     """A target whose requests all take part in every pass."""
 
-    def __init__(
-        self, scenario: Scenario, zone: int, cluster: NodeDirectory, seeds: np.random.SeedSequence
-    ) -> None:
+    def __init__(self, scenario: Scenario, zone: int, world: "World", seeds: np.random.SeedSequence) -> None:
         slots = scenario.fleet.batch
         lengths, drafts, nodes = (np.random.default_rng(seed) for seed in seeds.spawn(3))
         self.scenario = scenario
@@ -46,7 +48,7 @@ class SimTarget:
         self._began = np.zeros(slots)  # time of its admission
         self._is_remote = scenario.drafting is DraftPlacement.REMOTE
         self._dice = Dice(scenario.kinds, slots)
-        self.chains = Chains(scenario, zone, cluster, self._dice, nodes)
+        self.chains = Chains(scenario, zone, world, self._dice, nodes)
 
     @property
     def load(self) -> int:
@@ -90,6 +92,7 @@ class SimTarget:
                 break
             arrived = self.queue.popleft() if has_arrivals else now
             mean = self.scenario.traffic.answer
+            # A mean of 1e9 tokens or more stands for answers that do not end.
             length = 1 + int(self._lengths.exponential(max(mean - 1, 0))) if mean < 1e9 else 1 << 40
             self._live[slot], is_new[slot] = True, True
             self._left[slot], self._gained[slot] = length, 0
@@ -99,7 +102,10 @@ class SimTarget:
         return is_new
 
     def _judge(self, used: Counts, waited: float, end: float) -> None:
-        """Sample which of the verified levels are accepted, commit the tokens, and end finished requests."""
+        """Sample which verified levels are accepted, commit the tokens, and end finished requests.
+
+        `used` are the verified levels by slot, `waited` the seconds from the step's start to that of its pass.
+        """
         live, scenario = self._live, self.scenario
         if scenario.drafting is DraftPlacement.PLAIN:
             accepted = used

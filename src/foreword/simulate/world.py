@@ -44,16 +44,19 @@ class SimulationResult:
 
 
 def result_of(world: "World") -> SimulationResult:
-    """Return the result of a run that has ended. Counts without a time are scaled by 0.9, the part after warm-up."""
+    """Return the result of a simulation that has ended.
+
+    Sums over the whole time are scaled by 0.9, the part after the warm-up.
+    """
     scenario, tallies = world.scenario, [target.tally for target in world.targets]
     seconds = scenario.seconds - scenario.counts_from
     tokens = sum(tally.tokens for tally in tallies)
     used, passes = sum(tally.used for tally in tallies), sum(tally.request_passes for tally in tallies)
-    times = [1e3 * one for tally in tallies for one in tally.token_seconds]
-    latencies = [one for tally in tallies for one in tally.latencies]
+    token_ms = [1e3 * seconds for tally in tallies for seconds in tally.token_seconds]
+    latencies = [seconds for tally in tallies for seconds in tally.latencies]
     end, prices = scenario.seconds, scenario.prices
-    ends = [end if node.removed_at is None else min(node.removed_at, end) for node in world.nodes]
-    node_seconds = sum(ends) - sum(node.started_at for node in world.nodes)
+    node_ends = [end if node.removed_at is None else min(node.removed_at, end) for node in world.nodes]
+    node_seconds = sum(node_ends) - sum(node.started_at for node in world.nodes)
     priced_seconds = seconds * len(tallies) * prices.target + 0.9 * node_seconds * prices.node
     busy_seconds = sum(node.busy_seconds for node in world.nodes)
     drafted = sum(target.chains.drafted for target in world.targets)
@@ -64,8 +67,8 @@ def result_of(world: "World") -> SimulationResult:
         tokens_per_second_per_target=tokens / seconds / len(tallies),
         tokens_per_pass=tokens / passes if passes else None,
         acceptance=sum(tally.accepted for tally in tallies) / max(used, 1),
-        token_ms_p50=_percentile(times, 50),
-        token_ms_p95=_percentile(times, 95),
+        token_ms_p50=_percentile(token_ms, 50),
+        token_ms_p95=_percentile(token_ms, 95),
         latency_p50=_percentile(latencies, 50),
         latency_p95=_percentile(latencies, 95),
         requests=len(latencies),
@@ -89,13 +92,14 @@ def _percentile(values: list[float], percent: float) -> float | None:
 BINS = 60  # time bins of charts
 SAMPLE_SECONDS = 1.0  # seconds between checks of the autoscaler
 AHEAD = 2.2  # drafted levels per wanted level with run-ahead
-_EVENTS_PER_REPORT = 2000
+_EVENTS_PER_REPORT = 2000  # events between two reports of progress
 _DRAWN = 4096  # random numbers drawn at once
-_TRIES = 4
+_TRIES = 4  # random nodes that are tried before the least loaded one is searched
+_STEP_WEIGHT = 0.02  # weight of the newest step in the average of step times
 
 
 class World:
-    """One run of a scenario; reproducible by seed."""
+    """One simulation of a scenario; the same seed gives the same events."""
 
     def __init__(self, scenario: Scenario) -> None:
         fleet, self.scenario = scenario.fleet, scenario
@@ -111,8 +115,8 @@ class World:
         self.node_bins = [0] * BINS  # drafting nodes
         self.events = 0
         self.wanted: int | None = None  # number of nodes by the ratio formula, when it was computed last
-        self._events: list[tuple[float, int, Callable[[float], None]]] = []
-        self._numbers = count()
+        self._events: list[tuple[float, int, Callable[[float], None]]] = []  # heap of (time, number, event)
+        self._numbers = count()  # tell events at the same time apart
         self._near: dict[int, list[SimNode]] = {}  # usable nodes by zone; cleared when they change
         self._round_trips: list[tuple[float, float]] = []  # drawn in advance: factor and added seconds
         self._step_seconds = 0.0  # exponential moving average
@@ -151,10 +155,10 @@ class World:
                 continue
             total = sum(node.sessions for node in near) + 1
             bound = min(math.ceil(LOAD_BOUND * total / len(near)), self.scenario.fleet.capacity)
-            tried = (near[int(place)] for place in self._rng.integers(len(near), size=_TRIES))
-            found = next((node for node in tried if node.sessions < bound), None)
-            if found is not None:
-                return found
+            tried = (near[int(index)] for index in self._rng.integers(len(near), size=_TRIES))
+            free = next((node for node in tried if node.sessions < bound), None)
+            if free is not None:
+                return free
             least: SimNode = min(near, key=lambda node: node.sessions)
             if least.sessions < self.scenario.fleet.capacity:
                 return least
@@ -185,7 +189,7 @@ class World:
             end = target.step(now)
             target.is_idle = end is None
             if end is not None:
-                self._step_seconds += 0.02 * (end - now - self._step_seconds)
+                self._step_seconds += _STEP_WEIGHT * (end - now - self._step_seconds)
                 if end < self.scenario.seconds:
                     self.bins[int(end / self.scenario.seconds * BINS)] += target.tally.tokens - before
                 self._schedule(end, run_step)
@@ -199,9 +203,9 @@ class World:
         return now + float(self._rng.exponential(1 / rate))
 
     def _arrive(self, now: float) -> None:
-        """Give a new request to the less loaded of two random targets, and schedule the next one."""
-        one, other = (self.targets[i] for i in self._rng.integers(len(self.targets), size=2).tolist())
-        target = one if one.load <= other.load else other
+        """Give a new request to the less loaded of two random targets, and schedule the next arrival."""
+        two = [self.targets[i] for i in self._rng.integers(len(self.targets), size=2).tolist()]
+        target = min(two, key=lambda one: one.load)
         target.queue.append(now)
         if target.is_idle:
             target.is_idle = False
@@ -211,8 +215,8 @@ class World:
     def _usable_nodes(self, zone: int, now: float) -> list[SimNode]:
         """Return a zone's usable nodes; cached until something changes."""
         if zone not in self._near:
-            own = self.nodes[zone :: self.scenario.fleet.zones]
-            self._near[zone] = [node for node in own if node.is_usable(now)]
+            in_zone = self.nodes[zone :: self.scenario.fleet.zones]
+            self._near[zone] = [node for node in in_zone if node.is_usable(now)]
         return self._near[zone]
 
     def _failure_event(self, failure: Failure) -> Callable[[float], None]:
@@ -236,10 +240,11 @@ class World:
         """Record the number of nodes, let the autoscaler act, and schedule the next sample."""
         scenario = self.scenario
         present = [node for node in self.nodes if node.removed_at is None]
+        # The bins until the next sample; at least the current one.
         first = int(now / scenario.seconds * BINS)
         last = int(min(now + SAMPLE_SECONDS, scenario.seconds) / scenario.seconds * BINS)
-        for place in range(first, max(last, min(first + 1, BINS))):
-            self.node_bins[place] = sum(not node.is_dead and now >= node.ready for node in present)
+        for index in range(first, max(last, min(first + 1, BINS))):
+            self.node_bins[index] = sum(not node.is_dead and now >= node.ready for node in present)
         if scenario.autoscale is not None and now >= scenario.counts_from:
             self._scale(scenario.autoscale, now, present)
         self._schedule(now + SAMPLE_SECONDS, self._sample)
@@ -247,7 +252,7 @@ class World:
     def _scale(self, rule: Autoscale, now: float, present: list[SimNode]) -> None:
         """Add or remove nodes if their number has been wrong for as long as the rule says."""
         wanted = self.wanted = min(max(self._wanted(), rule.least), rule.most)
-        direction = (wanted > len(present)) - (wanted < len(present))
+        direction = (wanted > len(present)) - (wanted < len(present))  # 1: too few nodes; -1: too many
         if not direction:
             self._imbalance = None
         elif self._imbalance is None or self._imbalance[0] != direction:

@@ -14,7 +14,7 @@ from foreword.kv.sequence import KvSequence
 from foreword.speculation.draft import Draft, stack
 from foreword.speculation.requests import NOTHING_DRAWN, PassEntry, StepRequest, Verdict
 
-OK, NOT_FINITE, ALL_MASKED = int(RowStatus.OK), int(RowStatus.NOT_FINITE), int(RowStatus.ALL_MASKED)
+NOT_FINITE, ALL_MASKED = int(RowStatus.NOT_FINITE), int(RowStatus.ALL_MASKED)
 
 
 class Acceptance(NamedTuple):
@@ -60,14 +60,14 @@ class Acceptance(NamedTuple):
 
     def drawn_at(self) -> dict[KvSequence, int]:
         """Return, by KV sequence, the index in `drawn_tokens` of the next token of every entry without a draft."""
-        rows = self.first_rows().items()
-        return {self.entries[index].kv: row for index, row in rows if not len(self.drafts[index])}
+        first_rows = self.first_rows().items()
+        return {self.entries[index].kv: row for index, row in first_rows if not len(self.drafts[index])}
 
     def first_rows(self) -> dict[int, int]:
         """Return, by entry index, the row of the newest token among the judged rows."""
         if self.judging is None:
             return {}
-        *starts, _ = self.judging.judged.trees.starts  # the last one is the end of the last draft
+        starts = self.judging.judged.trees.starts[:-1]  # without the end of the last draft
         return dict(zip(self.drawing, starts, strict=True))
 
     def verdicts(self) -> list[Verdict]:
@@ -77,45 +77,47 @@ class Acceptance(NamedTuple):
             if any(draft.device is not None for draft in self.drafts):
                 # These drafts were still on the device at launch; the host knows their tokens only now.
                 self.judging.set_draft_tokens([self.drafts[index].tokens for index in self.drawing])
-            found, judged = self.judging.verdicts(), self.judging.judged
+            judged_verdicts, judged = self.judging.verdicts(), self.judging.judged
             entries, drafts = self.entries, self.drafts
-            for place, index in enumerate(self.drawing):
-                verdicts[index] = _verdict(place, entries[index].request, drafts[index], judged, found)
+            for number, index in enumerate(self.drawing):
+                verdicts[index] = _verdict(
+                    number, entries[index].request, drafts[index], judged, judged_verdicts
+                )
         for index, scores in _prompt_scores(self.logits, self.entries, self.drafts).items():
             verdicts[index] = verdicts[index]._replace(prompt_logprobs=tuple(scores))
         return verdicts
 
 
-def _verdict(place: int, request: StepRequest, draft: Draft, judged: Judgement, found: Verdicts) -> Verdict:
-    """Return the verdict of the request with the index `place` in the judgement, cut where the answer ends."""
-    tokens, path = found.tokens(judged.trees, place), found.paths[place]
+def _verdict(
+    number: int, request: StepRequest, draft: Draft, judged: Judgement, verdicts: Verdicts
+) -> Verdict:
+    """Return the verdict of a request, cut where the answer ends; `number` is its index in `judged` and `verdicts`."""
+    tokens, path = verdicts.tokens(judged.trees, number), verdicts.paths[number]
     logprobs: tuple[TokenLogprobs, ...] = ()
     kept = request.count_kept(tokens)
-    if judged.logprobs[place] >= 0:  # requested, with this number of alternatives
-        logprobs = tuple(request_logprobs(judged, found, place)[:kept])
-    status = found.states[place]
+    if judged.logprobs[number] >= 0:  # requested, with this number of alternatives
+        logprobs = tuple(request_logprobs(judged, verdicts, number)[:kept])
+    status = verdicts.statuses[number]
     return Verdict(
         path=tuple(path[:kept]),
         tokens=tuple(tokens[:kept]),
         logprobs=logprobs,
-        error=None if status == OK else _error(request, found, place),
+        error=_no_token_error(request) if status == ALL_MASKED else verdicts.error(number),
         is_request_error=status == ALL_MASKED,
         poisoned=status == NOT_FINITE,
         draft=draft,
-        draws=found.draws_of(judged.trees, place) if judged.wants_draws else (),
+        draws=verdicts.draws_of(judged.trees, number) if judged.wants_draws else (),
     )
 
 
-def _error(request: StepRequest, found: Verdicts, place: int) -> str | None:
-    """Return why the request cannot continue."""
-    if found.states[place] != ALL_MASKED:
-        return found.error(place)
+def _no_token_error(request: StepRequest) -> str:
+    """Return the error message of a request whose grammar or parameters forbid all tokens."""
     sampler = request.sampler
     if sampler.grammar is not None and sampler.grammar.error:
         return f"the answer's form is too complex to go on with: {sampler.grammar.error}"
     *others, last = sampler.restrictions() or ["the request's parameters"]
-    named = f"{', '.join(others)} and {last}" if others else last
-    return f"{named} leave no token to generate; allow more"
+    listed = f"{', '.join(others)} and {last}" if others else last
+    return f"{listed} leave no token to generate; allow more"
 
 
 def _judged_rows(logits: Tensor, entries: Sequence[PassEntry], drafts: Sequence[Draft]) -> Tensor:
@@ -135,25 +137,17 @@ def _judged_rows(logits: Tensor, entries: Sequence[PassEntry], drafts: Sequence[
 def _prompt_scores(
     logits: Tensor, entries: Sequence[PassEntry], drafts: Sequence[Draft]
 ) -> dict[int, list[TokenLogprobs]]:
-    """Return the prompt log-probabilities by entry index."""
+    """Return, by entry index, the log-probabilities of the prompt tokens that follow its prompt-scoring rows."""
     scores: dict[int, list[TokenLogprobs]] = {}
     if not any(entry.scored for entry in entries):
         return scores
     row = 0
     for index, (entry, draft) in enumerate(zip(entries, drafts, strict=True)):
         if entry.scored:
-            scores[index] = _scores(logits[row : row + entry.scored], entry)
+            request = entry.request
+            assert request.prompt_logprobs is not None
+            # Earlier passes scored `request.scored` rows, and this one the next `entry.scored`.
+            next_tokens = request.tokens[request.scored + 1 : request.scored + 1 + entry.scored]
+            scores[index] = score(logits[row : row + entry.scored], next_tokens, request.prompt_logprobs)
         row += entry.scored + (1 + len(draft) if entry.draws else 0)
     return scores
-
-
-def _scores(rows: Tensor, entry: PassEntry) -> list[TokenLogprobs]:
-    """Return the log-probabilities of the prompt tokens that follow an entry's prompt-scoring rows.
-
-    `rows` are the logits of the prompt-scoring rows, [rows, vocabulary].
-    """
-    request = entry.request
-    assert request.prompt_logprobs is not None
-    # Earlier passes scored `request.scored` rows, and this one the next `entry.scored`.
-    following = request.tokens[request.scored + 1 : request.scored + 1 + entry.scored]
-    return score(rows, following, request.prompt_logprobs)

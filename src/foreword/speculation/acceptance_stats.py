@@ -67,9 +67,12 @@ class AcceptanceStats:
         return self._per_position(lambda level, accepted: level == accepted)
 
     def _per_position(self, counts: Callable[[int, int], bool]) -> list[int]:
+        """Return, for each level, the number of drafts for which `counts(level, accepted levels)` is true."""
         deepest = max((depth for depth, _ in self._outcomes), default=0)
-        found = [0] * deepest
+        totals = [0] * deepest
+        # A copy of the items, since another thread may read statistics while the engine adds outcomes.
         for (depth, accepted), drafts in list(self._outcomes.items()):
             for level in range(depth):
-                found[level] += drafts * counts(level, accepted)
-        return found
+                if counts(level, accepted):
+                    totals[level] += drafts
+        return totals

@@ -21,7 +21,7 @@ def class_of(confidence: float) -> int:
 
 
 class Stop(NamedTuple):
-    """When a drafter should end its chain. A drafter that receives a `Stop` returns its confidence in each token."""
+    """The rule by which a drafter ends its chain. A drafter that receives it returns its confidence in each token."""
 
     rates: tuple[float, ...]  # [classes], measured acceptance rate of each class
     # [levels], minimum probability that all tokens so far are accepted; below it the chain ends. Deeper levels have

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from operator import index
+from operator import index as to_int
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from foreword.acceptance.rules.trees import DraftTrees, Drawn
+from foreword.acceptance.rules.trees import DraftTrees, Drawn, chain_parents
 from foreword.acceptance.transfer import HostCopy
 
 ROOT = -1  # parent of a node that follows the committed prefix directly
@@ -25,21 +25,21 @@ class DeviceTokens(NamedTuple):
     """Draft tokens on a device, which may still be computing them; a pass over them needs no copy on the host."""
 
     source: HostCopy  # int64 tokens
-    places: tuple[int, ...]  # [nodes], indices of the tokens in the source
+    indices: tuple[int, ...]  # [nodes], indices of the tokens in the source
 
     def pick(self, nodes: Sequence[int]) -> "DeviceTokens":
         """Return the tokens of these nodes."""
-        return DeviceTokens(self.source, tuple([self.places[node] for node in nodes]))
+        return DeviceTokens(self.source, tuple([self.indices[node] for node in nodes]))
 
     @property
     def pass_ids(self) -> tuple[int, ...]:
         """Placeholders that stand for the tokens in a batch, [nodes]: −1 − index into `source`."""
-        return _placeholders(self.places)
+        return _placeholders(self.indices)
 
     def read(self) -> tuple[int, ...]:
         """Wait for the tokens and return them; 0 replaces a token that could not be computed."""
         numbers = self.source.numbers
-        tokens = tuple([numbers[place] for place in self.places])
+        tokens = tuple([numbers[index] for index in self.indices])
         if min(tokens, default=0) < 0:
             return tuple([max(token, 0) for token in tokens])
         return tokens
@@ -79,10 +79,10 @@ class Draft:
         is_cold: bool = False,
     ) -> None:
         # Plug-in drafters pass arrays and NumPy scalars; convert them to tuples of Python numbers.
-        self._tokens = on_host = tuple(map(index, tokens))
+        self._tokens = on_host = tuple(map(to_int, tokens))
         self.device = None
-        self.parents = tuple(map(index, parents))
-        self.committed_len = index(committed_len)
+        self.parents = tuple(map(to_int, parents))
+        self.committed_len = to_int(committed_len)
         self.epoch = epoch
         self.drawn = tuple(drawn)
         self.confidence = tuple(map(float, confidence))
@@ -112,13 +112,13 @@ class Draft:
         confidence: Sequence[float] = (),
     ) -> "Draft":
         """Return a chain: every token follows the one before it."""
-        parents = _chain_parents(len(tokens))
+        parents = chain_parents(len(tokens))
         confidence = tuple(map(float, confidence))
         if drawn or committed_len < 0 or (confidence and len(confidence) != len(tokens)):
             return Draft(tokens, parents, committed_len, epoch, drawn, confidence)
         # Skip the other checks, since lookups build one chain per request and step.
         return _unchecked(
-            tuple(map(index, tokens)), None, parents, index(committed_len), epoch, (), confidence
+            tuple(map(to_int, tokens)), None, parents, to_int(committed_len), epoch, (), confidence
         )
 
     @staticmethod
@@ -126,7 +126,7 @@ class Draft:
         tokens: DeviceTokens, committed_len: int, epoch: int = 0, parents: tuple[int, ...] | None = None
     ) -> "Draft":
         """Return a draft of chosen tokens on a device: a chain unless `parents` are given."""
-        shape = _chain_parents(len(tokens.places)) if parents is None else parents
+        shape = chain_parents(len(tokens.indices)) if parents is None else parents
         return _unchecked(None, tokens, shape, committed_len, epoch, (), ())
 
     @property
@@ -176,7 +176,7 @@ class Draft:
 
     @property
     def is_chain(self) -> bool:
-        return _is_chain(self.parents)
+        return self.parents == chain_parents(len(self.parents))
 
     def ancestor_masks(self) -> tuple[int, ...]:
         """Return one bit mask per node: the node and its ancestors."""
@@ -188,12 +188,12 @@ class Draft:
         A drawn node may be dropped only for properties fixed before it was drawn: its position, its q, its ancestors.
         Dropping it because of its token would bias the text.
         """
-        kept: dict[int, int] = {ROOT: ROOT}  # node -> its index in the reduced draft
+        new_index: dict[int, int] = {ROOT: ROOT}  # of each kept node in the reduced draft
         for node, parent in enumerate(self.parents):
-            if parent in kept and wanted(node):
-                kept[node] = len(kept) - 1
-        nodes = [node for node in kept if node != ROOT]
-        return self if len(nodes) == len(self) else self._only(nodes, kept, self.committed_len)
+            if parent in new_index and wanted(node):
+                new_index[node] = len(new_index) - 1
+        nodes = [node for node in new_index if node != ROOT]
+        return self if len(nodes) == len(self) else self._only(nodes, new_index, self.committed_len)
 
     def within(self, max_nodes: int, max_depth: int) -> "Draft":
         """Return the draft cut to its first `max_nodes` nodes and to `max_depth` levels."""
@@ -219,36 +219,37 @@ class Draft:
             agrees = self.tokens[: len(new_tokens)] == new_tokens
             return self._after(len(new_tokens) if agrees else len(self.tokens), len(tokens))
         node, new_positions = ROOT, range(self.committed_len, len(tokens))
-        for position in new_positions:
-            children = (n for n, parent in enumerate(self.parents) if parent == node)
-            child = next((n for n in children if self.tokens[n] == tokens[position]), None)
+        for position in new_positions:  # walk down to the node of the newest token
+            children = [child for child, parent in enumerate(self.parents) if parent == node]
+            child = next((child for child in children if self.tokens[child] == tokens[position]), None)
             if child is None:
                 return Draft(committed_len=len(tokens), epoch=self.epoch)
             node = child
         if not new_positions:  # the text is shorter than the one that was drafted for
             return Draft(committed_len=len(tokens))
-        kept = {node: ROOT}  # node -> its index in the new draft
+        new_index = {node: ROOT}  # of each kept node in the new draft
         for descendant in range(node + 1, len(self)):
-            if self.parents[descendant] in kept:
-                kept[descendant] = len(kept) - 1
-        return self._only([n for n in kept if n != node], kept, len(tokens))
+            if self.parents[descendant] in new_index:
+                new_index[descendant] = len(new_index) - 1
+        descendants = [descendant for descendant in new_index if descendant != node]
+        return self._only(descendants, new_index, len(tokens))
 
     def _after(self, passed: int, committed_len: int) -> "Draft":
-        """Return a chain without its first `passed` nodes, for a text that has grown to `committed_len`."""
+        """Return a chain without its first `passed` nodes, for a text that has grown to `committed_len` tokens."""
         parents = self.parents[: max(len(self.parents) - passed, 0)]
         drawn, confidence = self.drawn[passed:], self.confidence[passed:]
         return _unchecked(self.tokens[passed:], None, parents, committed_len, self.epoch, drawn, confidence)
 
     def _first(self, end: int) -> "Draft":
-        """Return the first `end` nodes of a chain, without repeating the checks of the constructor."""
+        """Return the chain of the first `end` nodes, without repeating the checks of the constructor."""
         tokens = None if self._tokens is None else self._tokens[:end]
         device = None if self.device is None else self.device.pick(range(end))
         parents, drawn, confidence = self.parents[:end], self.drawn[:end], self.confidence[:end]
         return _unchecked(tokens, device, parents, self.committed_len, self.epoch, drawn, confidence)
 
-    def _only(self, nodes: Sequence[int], numbers: dict[int, int], committed_len: int) -> "Draft":
-        """Return the draft of these nodes; `numbers` maps a node, or the new root, to its new index."""
-        parents = tuple([numbers[self.parents[node]] for node in nodes])
+    def _only(self, nodes: Sequence[int], new_index: dict[int, int], committed_len: int) -> "Draft":
+        """Return the draft of these nodes; `new_index` maps a node, or the new root, to its index in it."""
+        parents = tuple([new_index[self.parents[node]] for node in nodes])
         if self.device is not None:
             return Draft.on_device(self.device.pick(nodes), committed_len, self.epoch, parents)
         return Draft(
@@ -278,23 +279,17 @@ def _unchecked(
     return draft
 
 
-# These functions are cached: most drafts are chains, and few shapes and places recur in every step.
+# These functions are cached: most drafts are chains, and few shapes and indices recur in every step.
 @lru_cache(maxsize=4096)
-def _placeholders(places: tuple[int, ...]) -> tuple[int, ...]:
-    """Return what stands for device tokens at these places in a batch."""
-    return tuple([-1 - place for place in places])
+def _placeholders(indices: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the numbers that stand for device tokens with these indices in a batch."""
+    return tuple([-1 - index for index in indices])
 
 
 @lru_cache(maxsize=1024)
 def _stray_node(parents: tuple[int, ...]) -> int | None:
     """Return the first node whose parent does not come before it."""
     return next((node for node, parent in enumerate(parents) if not ROOT <= parent < node), None)
-
-
-@lru_cache(maxsize=1024)
-def _chain_parents(nodes: int) -> tuple[int, ...]:
-    """Return the parents of a chain of `nodes` nodes."""
-    return tuple(range(ROOT, nodes - 1))
 
 
 @lru_cache(maxsize=1024)
@@ -308,11 +303,6 @@ def _depths(parents: tuple[int, ...]) -> tuple[int, ...]:
 @lru_cache(maxsize=1024)
 def _depth(parents: tuple[int, ...]) -> int:
     return max(_depths(parents), default=0)
-
-
-@lru_cache(maxsize=1024)
-def _is_chain(parents: tuple[int, ...]) -> bool:
-    return all(parent == node - 1 for node, parent in enumerate(parents))
 
 
 @lru_cache(maxsize=1024)
@@ -337,8 +327,16 @@ def mark_cold(drafts: Sequence[Draft], is_cold: bool) -> Sequence[Draft]:
     if not is_cold:
         return drafts
     return [
-        Draft(one.tokens, one.parents, one.committed_len, one.epoch, one.drawn, one.confidence, is_cold=True)
-        for one in drafts
+        Draft(
+            draft.tokens,
+            draft.parents,
+            draft.committed_len,
+            draft.epoch,
+            draft.drawn,
+            draft.confidence,
+            is_cold=True,
+        )
+        for draft in drafts
     ]
 
 

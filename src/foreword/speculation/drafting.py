@@ -37,16 +37,17 @@ class Text(Sequence[int]):
         return self._length
 
     @overload
-    def __getitem__(self, place: int) -> int: ...
+    def __getitem__(self, index: int) -> int: ...
     @overload
-    def __getitem__(self, place: slice) -> list[int]: ...
-    def __getitem__(self, place: int | slice) -> int | list[int]:
-        if isinstance(place, slice):
-            start, stop, step = place.indices(self._length)
+    def __getitem__(self, index: slice) -> list[int]: ...
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        if isinstance(index, slice):
+            start, stop, step = index.indices(self._length)
+            # With a negative step, `indices` returns the stop −1 for the start of the list.
             return self._tokens[start : stop if stop >= 0 else None : step]
-        if not -self._length <= place < self._length:
-            raise IndexError(place)
-        return self._tokens[place % self._length]
+        if not -self._length <= index < self._length:
+            raise IndexError(index)
+        return self._tokens[index % self._length]
 
 
 # Every step creates some of these per request. A named tuple is created five times as fast as a frozen dataclass.
@@ -86,7 +87,7 @@ class KvMemory:
 
 
 class DraftTask(NamedTuple):
-    """A draft request: the text to continue and the limits of the draft."""
+    """The draft that a drafter should return: the text to continue, and limits."""
 
     request: DraftRequest
     max_nodes: int
@@ -132,7 +133,7 @@ class Commit(NamedTuple):
     draft: Draft = NO_DRAFT  # the verified draft
     draws: tuple[int, ...] = ()  # if needed: the target's sampled token after the text, then after every node
     pages: RequestRows | None = None  # set for a drafter that has rows in the pages
-    # Rows before this index are in their final slots, so the drafter may write its own there
+    # Rows before this index are in their final slots, so the drafter may write its KV rows there
     settled: int = 0
     is_on: bool = True  # whether the plan of this step requested a draft from this drafter
 
@@ -142,8 +143,8 @@ class InFlight(NamedTuple):
 
     task: DraftTask  # the next draft request; its text ends before the tokens that the pass adds
     draft: Draft  # the chain that the pass verifies, on the device
-    states_at: int  # row of the newest token in the pass's hidden states; the chain's rows follow
-    drawn_at: int  # row of the newest token among the rows after which the pass samples a token
+    states_at: int  # row of the text's newest token in the pass's hidden states; the chain's rows follow
+    drawn_at: int  # row of the text's newest token among the rows after which the pass samples a token
 
     @property
     def tokens(self) -> DeviceTokens:
@@ -168,28 +169,30 @@ class Traits:
     kind: DraftSource = DraftSource.LOOKUP
     needs: DrafterNeeds = NO_NEEDS
     starts_early: bool = False  # `draft_early` may start the next draft while a pass is in flight
-    # Ends a chain as `DraftTask.stop` says; the call time depends on the depth reached
-    stops_itself: bool = False
+    stops_itself: bool = False  # ends a chain as `DraftTask.stop` says, which shortens the call
     expects_requests: bool = False  # wants `expect` to announce requests that wait for their first pass
     may_be_absent: bool = False  # may be temporarily unable to draft; see `Drafter.absent`
     # Published acceptance rate by level, each given that the levels above are accepted; empty: unknown.
     acceptance_by_level: tuple[float, ...] = ()
     drafts_by_level: bool = False  # the time of a call grows with the depth of its draft
-    follows: str = ""  # the hint in the request that it drafts from: "prediction" or "grammar"; empty: none
+    follows: str = (
+        ""  # the part of the request that it drafts from: "prediction" or "grammar"; empty: neither
+    )
     learns_answers: bool = False  # its drafts depend on the tenant's earlier answers
     is_free: bool = False  # any client of a server may select it: it needs no files and almost no memory
-    needs_target: str = ""  # a text: the reason why it cannot run on a draft node; empty: it can run there
+    needs_target: str = ""  # why it cannot run on a draft node, for errors; empty: it can run there
 
     @staticmethod
     def combined(traits: Sequence["Traits"]) -> "Traits":
         """Return the traits of a drafter that calls all of these; its kind is that of the most expensive one."""
-        by_weight = (DraftSource.HEAD, DraftSource.MODEL, DraftSource.REMOTE, DraftSource.LOOKUP)
+        by_cost = (DraftSource.HEAD, DraftSource.MODEL, DraftSource.REMOTE, DraftSource.LOOKUP)
+        kinds = {part.kind for part in traits}
         return Traits(
-            next(kind for kind in by_weight if any(one.kind is kind for one in traits)),
-            reduce(or_, [one.needs for one in traits], NO_NEEDS),
-            starts_early=any(one.starts_early for one in traits),
-            expects_requests=any(one.expects_requests for one in traits),
-            may_be_absent=any(one.may_be_absent for one in traits),
+            next(kind for kind in by_cost if kind in kinds),
+            reduce(or_, [part.needs for part in traits], NO_NEEDS),
+            starts_early=any(part.starts_early for part in traits),
+            expects_requests=any(part.expects_requests for part in traits),
+            may_be_absent=any(part.may_be_absent for part in traits),
         )
 
 

@@ -23,7 +23,7 @@ _CACHED_VIEWS = 256
 """Number of batch sizes whose array views are cached, because creating views takes longer than filling them."""
 
 PAGES_AT_ONCE = 8
-"""Table widths are multiples of this many pages, so that array sizes change only every eighth page of a text."""
+"""Block tables are multiples of this many pages wide, so that array sizes change only every eighth page of a text."""
 
 Taps = tuple[Tap, ...]  # layer boundaries whose hidden states are kept
 
@@ -37,21 +37,22 @@ class SequenceRows(NamedTuple):
     tokens: Sequence[int]  # the text: committed tokens
     run: int  # number of tokens of the text whose KV rows this pass computes
     draft: Draft  # nodes after the run; each node in this pass gets logits
-    # First node in this pass; a previous pass over the draft has computed the earlier ones
-    first_node: int = 0
+    first_node: int = (
+        0  # first node in this pass; an earlier pass over the draft computed the nodes before it
+    )
     run_logits: int = 1  # number of trailing run tokens that get logits, at most the run
     wants_hidden: bool = False  # whether the hidden states of all these rows are kept
     first: int | None = None  # KV row of the run's first token; None: the first row that is not computed
-    # The last tokens of the run that are not in `tokens` yet: the rows of the previous pass that sample them.
+    # For the last tokens of the run, if they are not in `tokens` yet: the rows of the previous pass that sample them.
     drawn_at: Sequence[int] = ()
     adapter: int = 0  # adapter slot; 0: the base model
 
 
 class BatchBuffers:
-    """Reusable memory for the batches of one owner.
+    """Reusable memory for batches.
 
     A batch consists of views into this memory. Two halves alternate, so that a pass can be laid out while the previous
-    one is in flight: a batch stays valid until the second `lay_out` after its own.
+    one is in flight: each batch stays valid during the next `lay_out`, and the one after that overwrites it.
     """
 
     def __init__(self, entries: int = 1 << 16) -> None:
@@ -75,16 +76,21 @@ class BatchBuffers:
         self._memory, self._other_memory = self._other_memory, self._memory
         tables = self._tables.of([sequence.kv for sequence in sequences], cache.page_size)
         rows = _Rows.of(sequences)
-        logit_rows = _logit_rows(sequences, rows.starts)
-        hidden = _hidden_rows(sequences, rows.starts) if taps else ()
+        counted = list(zip(sequences, rows.counts, strict=True))
+        logit_rows = rows.last(
+            [count - max(sequence.run - sequence.run_logits, 0) for sequence, count in counted]
+        )
+        hidden_rows: Sequence[int] | Ints = ()
+        if taps:
+            hidden_rows = rows.last([count if sequence.wants_hidden else 0 for sequence, count in counted])
         sizes = BatchSizes(
-            rows.starts[-1], len(sequences), tables.shape[1], len(logit_rows), len(moves), len(hidden)
+            rows.starts[-1], len(sequences), tables.shape[1], len(logit_rows), len(moves), len(hidden_rows)
         )
         arrays, batch = self._memory.views(sizes, taps)
         arrays.block_tables[:] = tables
         arrays.logit_rows[:] = logit_rows
         if taps:
-            arrays.hidden_rows[:] = hidden
+            arrays.hidden_rows[:] = hidden_rows
         arrays.kv_lens[:] = rows.lengths
         arrays.row_starts[:] = rows.starts
         if rows.counts.count(1) == len(sequences) and rows.lengths == rows.ends:
@@ -109,17 +115,16 @@ class BatchBuffers:
 
 
 def _chunks(sequence: SequenceRows, begin: int, end: int) -> RequestChunks:
-    """Return the chunk states that a run from KV row `begin` to `end` reads and writes."""
+    """Return the chunk states that a run over the KV rows [begin, end) reads and writes."""
     read = read_chunk(sequence.kv.chunks, begin)
-    return RequestChunks(
-        begin, end - begin, read, tuple(c for c in sequence.kv.chunks if read.start < c.start < end)
-    )
+    written = tuple(chunk for chunk in sequence.kv.chunks if read.start < chunk.start < end)
+    return RequestChunks(begin, end - begin, read, written)
 
 
 def _ring_copies(cache: PagedCache, moves: Sequence[RowMove]) -> tuple[tuple[int, int], ...]:
     """Return the (source, target) ring slots of moved rows."""
-    targets = [(move.ring_source, cache.ring_slot(move.owner, move.row)) for move in moves]
-    return tuple((source, target) for source, target in targets if source is not None and target is not None)
+    copies = [(move.ring_source, cache.ring_slot(move.owner, move.row)) for move in moves]
+    return tuple((source, target) for source, target in copies if source is not None and target is not None)
 
 
 class _Rows(NamedTuple):
@@ -144,26 +149,14 @@ class _Rows(NamedTuple):
         ]
         return _Rows(begins, ends, list(map(add, ends, nodes)), counts, [0, *accumulate(counts)])
 
-
-def _logit_rows(sequences: Sequence[SequenceRows], starts: Sequence[int]) -> Sequence[int] | Ints:
-    """Return the indices of the rows that get logits."""
-    if False not in [sequence.run_logits >= sequence.run for sequence in sequences]:  # true while decoding
-        return np.arange(starts[-1], dtype=np.int32)
-    rows: list[int] = []
-    for sequence, start, end in zip(sequences, starts, starts[1:], strict=False):
-        rows += range(start + sequence.run - min(sequence.run_logits, sequence.run), end)
-    return rows
-
-
-def _hidden_rows(sequences: Sequence[SequenceRows], starts: Sequence[int]) -> Sequence[int] | Ints:
-    """Return the indices of the rows whose hidden states are kept."""
-    if False not in [sequence.wants_hidden for sequence in sequences]:
-        return np.arange(starts[-1], dtype=np.int32)
-    rows: list[int] = []
-    for sequence, start, end in zip(sequences, starts, starts[1:], strict=False):
-        if sequence.wants_hidden:
-            rows += range(start, end)
-    return rows
+    def last(self, counts: list[int]) -> Sequence[int] | Ints:
+        """Return the indices of the last `counts` rows of each sequence."""
+        if counts == self.counts:  # all rows, as while decoding
+            return np.arange(self.starts[-1], dtype=np.int32)
+        rows: list[int] = []
+        for count, end in zip(counts, self.starts[1:], strict=True):
+            rows += range(end - count, end)
+        return rows
 
 
 def _fill_rows(arrays: BatchArrays, sequences: Sequence[SequenceRows], rows: "_Rows", page_size: int) -> None:
@@ -192,16 +185,17 @@ def _fill_few_rows(
     slots: list[int] = []
     masks: list[int] = []
     for sequence, begin in zip(sequences, begins, strict=True):
-        (kv_rows, own_positions, own_visible), own_masks = _row_lists(
+        # The numbers of `_RowShapes` for this sequence, relative to the run's first KV row.
+        (kv_rows, relative_positions, visible_counts), sequence_masks = _row_lists(
             sequence.run, sequence.first_node, sequence.draft.parents
         )
-        positions += [begin + position for position in own_positions]
-        visible += [begin + count for count in own_visible]
+        positions += [begin + position for position in relative_positions]
+        visible += [begin + count for count in visible_counts]
         pages = sequence.kv.pages
         slots += [
             pages[(begin + row) // page_size] * page_size + (begin + row) % page_size for row in kv_rows
         ]
-        masks += own_masks
+        masks += sequence_masks
     arrays.positions[:] = positions
     arrays.prefix_lens[:] = visible
     arrays.slots[:] = slots
@@ -242,8 +236,9 @@ class _ShapeRows(NamedTuple):
 def _shape_rows(run: int, first: int, parents: tuple[int, ...]) -> _ShapeRows:
     """Return the row properties of a sequence with this run, first node and draft shape."""
     numbers = np.empty((3, run + len(parents) - first), np.int32)
-    columns, own = node_columns(parents), np.arange(run)
-    numbers[:, :run] = own, own, own + 1
+    columns, in_run = node_columns(parents), np.arange(run)
+    numbers[:, :run] = in_run, in_run, in_run + 1
+    # Draft tokens: KV rows after the run in draft order, positions by depth, and all rows of the run are visible.
     numbers[0, run:] = np.arange(run + first, run + len(parents))
     numbers[1, run:] = run - 1 + columns.depths[first:]
     numbers[2, run:] = run
@@ -276,7 +271,7 @@ def _fill_tokens(arrays: BatchArrays, sequences: Sequence[SequenceRows], rows: "
     for sequence, begin, end in zip(sequences, rows.begins, rows.ends, strict=True):
         tokens += sequence.tokens[begin:end]
         if sequence.drawn_at:
-            tokens += [-1 - place for place in sequence.drawn_at]
+            tokens += [-1 - row for row in sequence.drawn_at]
         if sequence.draft.parents:
             tokens += sequence.draft.pass_ids[sequence.first_node :]
     if len(tokens) != len(arrays.token_ids):

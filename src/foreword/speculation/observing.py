@@ -20,7 +20,7 @@ from foreword.speculation.report import StepReport
 from foreword.speculation.requests import DraftPlan, PassEntry, StepRequest, draft_request_of
 
 Notifies = Callable[[StepRequest], bool]
-"""Returns whether the drafter of a request's own `speculation` observes it even if it is not planned."""
+"""Returns whether the drafter in a request's `speculation` observes the request even in steps that do not plan it."""
 
 _Observers = Sequence[tuple[str, Callable[[StepReport], None]]]
 """Pairs of (stage name for the fault log, observer)."""
@@ -116,15 +116,18 @@ class Observation:
         resolved: dict[tuple[int, int], tuple[Mapping[int, Drafter], Sequence[Observer]]] = {}
         observers: list[Sequence[Observer]] = []
         for entry, plan in zip(entries, plans, strict=True):
-            own = entry.request.speculation
-            if own is not None and notifies is not None and not notifies(entry.request):
-                own = None
-            if own is None and plan is None and not with_needs:
+            requested = entry.request.speculation
+            if requested is not None and notifies is not None and not notifies(entry.request):
+                requested = None
+            if requested is None and plan is None and not with_needs:
                 observers.append(())
                 continue
-            key = (id(None if own is None else own.drafter), id(None if plan is None else plan.drafter))
+            key = (
+                id(None if requested is None else requested.drafter),
+                id(None if plan is None else plan.drafter),
+            )
             if key not in resolved:
-                resolved[key] = _observers(own, plan, with_needs)
+                resolved[key] = _observers(requested, plan, with_needs)
             drafters, of_entry = resolved[key]
             entry.request.drafter_view.notified.update(drafters)
             observers.append(of_entry)
@@ -138,7 +141,7 @@ class Observation:
         """Whether the pass keeps the hidden states of each entry, [entries]."""
         if not self.taps:
             return [False] * len(self.observers)
-        keeps = {key: any(one.needs.taps for one in group) for key, group in self._distinct.items()}
+        keeps = {key: any(observer.needs.taps for observer in group) for key, group in self._distinct.items()}
         return [keeps[id(group)] for group in self.observers]
 
     @cached_property
@@ -170,7 +173,7 @@ class Observation:
             verdict = result.verdict
             if not group or not result.applied or verdict.poisoned:
                 continue
-            request, settled = draft_request_of(entry.request), entry.computed + entry.run
+            request, draft_begin = draft_request_of(entry.request), entry.computed + entry.run
             states = NO_STATES if first is None else KeptStates(hidden, first, entry.run, verdict.path)
             for drafter, needs, is_on in group:
                 commit = Commit(
@@ -181,7 +184,7 @@ class Observation:
                     verdict.draft,
                     verdict.draws if needs.draws else (),
                     memory.of(entry.kv) if needs.rows and memory is not None else None,
-                    settled,
+                    draft_begin,  # accepted draft tokens may be moved later
                     is_on,
                 )
                 commits.setdefault(id(drafter), (drafter, []))[1].append(commit)
@@ -190,25 +193,22 @@ class Observation:
 
 
 def _observers(
-    own: DraftPlan | None, plan: DraftPlan | None, policy_drafters: Sequence[Drafter]
+    requested: DraftPlan | None, plan: DraftPlan | None, policy_drafters: Sequence[Drafter]
 ) -> tuple[Mapping[int, Drafter], Sequence[Observer]]:
     """Return the drafters that observe an entry, by id() and as observers."""
-    with_needs = [
-        drafter
-        for each in (own, plan)
-        if each is not None
-        for drafter in _choices(each.drafter)
-        if drafter.traits.needs
-    ]
-    planned = () if plan is None else [id(drafter) for drafter in _choices(plan.drafter)]
+    planned = _choices(plan)
+    with_needs = [drafter for drafter in (*_choices(requested), *planned) if drafter.traits.needs]
     drafters = {id(drafter): drafter for drafter in (*with_needs, *policy_drafters)}
-    observers = [Observer(drafter, drafter.traits.needs, key in planned) for key, drafter in drafters.items()]
+    planned_ids = set(map(id, planned))
+    observers = [
+        Observer(drafter, drafter.traits.needs, key in planned_ids) for key, drafter in drafters.items()
+    ]
     return drafters, observers
 
 
-def _choices(drafter: Drafter) -> Iterable[Drafter]:
-    """Return a drafter's choices, which observe separately, or the drafter itself."""
-    return drafter.choices.values() or (drafter,)
+def _choices(plan: DraftPlan | None) -> Sequence[Drafter]:
+    """Return the choices of a plan's drafter, which observe separately, or the drafter if it has none."""
+    return () if plan is None else [*plan.drafter.choices.values()] or [plan.drafter]
 
 
 class KeptStates(Mapping[Tap, Tensor]):
@@ -217,7 +217,7 @@ class KeptStates(Mapping[Tap, Tensor]):
     __slots__ = ("_path", "first", "of_pass", "stop")
 
     def __init__(self, of_pass: Mapping[Tap, Tensor], first: int, run: int, path: Sequence[int]) -> None:
-        """The rows of the run begin at `first`; rows of the draft tokens follow, of which those of `path` are kept."""
+        """Select rows: the run begins at row `first`, the draft tokens follow, and those of `path` are kept."""
         self.of_pass = of_pass
         self.first = first
         # An accepted path 0, 1, 2, ... is contiguous with the run.

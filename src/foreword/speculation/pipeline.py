@@ -1,6 +1,5 @@
 """Overlapped passes: launches a pass before its newest token is known, and starts drafts before the verdict."""
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from foreword.backends.batch import ForwardBatch, ForwardOutput
@@ -16,7 +15,7 @@ from foreword.speculation.transaction import Transaction
 
 
 class Launched(NamedTuple):
-    """A step in flight: launched on the device, nothing committed."""
+    """A step in flight: its pass runs on the device, and nothing is committed."""
 
     transaction: Transaction
     plans: Plans
@@ -28,6 +27,7 @@ class Launched(NamedTuple):
 
     @property
     def is_cold(self) -> bool:
+        """Whether the pass or a drafter compiled or captured a graph."""
         return self.probe.is_cold or self.proposal.is_cold
 
 
@@ -35,17 +35,10 @@ class PassPipeline:
     """Tracks passes in flight. A pass may read the tokens of the previous pass on the device."""
 
     def __init__(self, memory: KvMemory | None, faults: FaultLog) -> None:
-        """`memory` is for drafters that have KV rows in the target's pages; None: there are none."""
+        """Create a pipeline without passes; `memory` is for drafters with KV rows in the target's pages, if any."""
         self.newest: Launched | None = None  # the most recent pass, while in flight
         self._memory, self._faults = memory, faults
         self._buffers = BatchBuffers()
-
-    def follows(self, entries: Sequence[PassEntry]) -> bool:
-        """Return whether an earlier pass is in flight for an entry of the pass that is being launched.
-
-        The pass then has no drafts, because they would depend on a token that is not known yet.
-        """
-        return any(entry.kv.passes > 1 for entry in entries)
 
     def lay_out(self, transaction: Transaction, proposal: Proposal, observation: Observation) -> ForwardBatch:
         """Return the batch of a pass. Tokens that are not known yet are read on the device."""
@@ -83,27 +76,32 @@ def draft_early(launched: Launched, memory: KvMemory) -> bool:
 
     Drafts start early only after chains whose tokens are still on the device: the host knows other tokens in time.
     """
-    transaction, plans, proposal, observation, output, acceptance, _ = launched
-    entries, drawn = transaction.entries, acceptance.drawn_tokens
+    transaction, observation = launched.transaction, launched.observation
+    entries, drafts, drawn = transaction.entries, launched.proposal.drafts, launched.acceptance.drawn_tokens
     if drawn is None:
         return False
-    states_at, drawn_at = observation.first_rows(proposal.drafts), acceptance.first_rows()
-    by_drafter: dict[int, tuple[Drafter, list[InFlight]]] = {}
+    # By entry: the first row of its hidden states, and the row that samples the token after its newest one.
+    states_at, drawn_at = observation.first_rows(drafts), launched.acceptance.first_rows()
+    by_drafter: dict[
+        int, tuple[Drafter, list[InFlight]]
+    ] = {}  # by id(): a plug-in drafter may not be hashable
     rows = [0] * len(entries)
-    for index, (entry, plan, draft) in enumerate(zip(entries, plans, proposal.drafts, strict=True)):
-        state, row = states_at[index], drawn_at.get(index)
-        if plan is None or state is None or row is None or not _can_continue(entry, draft):
+    for index, (entry, plan, draft) in enumerate(zip(entries, launched.plans, drafts, strict=True)):
+        first_state, drawn_row = states_at[index], drawn_at.get(index)
+        if plan is None or first_state is None or drawn_row is None or not _can_continue(entry, draft):
             continue
         task = DraftTask(draft_request_of(entry.request), plan.max_nodes, plan.max_depth, memory.of(entry.kv))
         for observer in observation.observers[index]:
             if observer.is_on and observer.drafter.traits.starts_early:
                 # Rows of the pass, of the token after it, and of the next draft, whose last token needs none.
                 rows[index] = entry.run + len(draft) + min(plan.max_nodes, plan.max_depth)
-                unjudged = InFlight(task, draft, state + entry.run - 1, row)
-                by_drafter.setdefault(id(observer.drafter), (observer.drafter, []))[1].append(unjudged)
+                in_flight = InFlight(task, draft, first_state + entry.run - 1, drawn_row)
+                _, of_drafter = by_drafter.setdefault(id(observer.drafter), (observer.drafter, []))
+                of_drafter.append(in_flight)
     if by_drafter:
         transaction.reserve_early(rows)
-    were_cold = [drafter.draft_early(group, output.hidden, drawn) for drafter, group in by_drafter.values()]
+    hidden = launched.output.hidden
+    were_cold = [drafter.draft_early(requests, hidden, drawn) for drafter, requests in by_drafter.values()]
     return any(were_cold)
 
 

@@ -1,4 +1,4 @@
-"""Requests drafts within the available room, and keeps their usable part."""
+"""Requests drafts within row budget and free KV pages, and returns their usable parts."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ Divide = Callable[[Sequence[PassEntry], Sequence[int], int], list[int]]
 
 
 class CallShare(NamedTuple):
-    """The drafter called for one request, and the request's share of the call time."""
+    """The drafter that was called for one request, and the request's share of the call's time."""
 
     method: str = ""  # empty: no drafter
     seconds: float = 0.0
@@ -59,15 +59,12 @@ class Proposal:
             replace(call, seconds=max(call.seconds, seconds))
             for call, seconds in zip(self.calls, device_seconds, strict=True)
         ]
-        extra = [
-            (now.seconds - call.seconds) / call.requests for call, now in zip(self.calls, calls, strict=True)
-        ]
-        updated = {
-            share: share if share.call < 0 else share._replace(seconds=share.seconds + extra[share.call])
-            for share in set(self.shares)
-        }
-        shares = [updated[share] for share in self.shares]
-        return replace(self, calls=calls, shares=shares)
+        # Requests of one call have equal shares, so each distinct share is updated once.
+        updated = {NO_CALL: NO_CALL}
+        for share in set(self.shares) - {NO_CALL}:
+            added = calls[share.call].seconds - self.calls[share.call].seconds
+            updated[share] = share._replace(seconds=share.seconds + added / calls[share.call].requests)
+        return replace(self, calls=calls, shares=[updated[share] for share in self.shares])
 
     @property
     def is_cold(self) -> bool:
@@ -81,16 +78,17 @@ class Proposal:
 
 
 def fair_shares(wanted: Sequence[int], total: int, weights: Sequence[float] | None = None) -> list[int]:
-    """Divide `total`: entries that want less than their share get all they want, others share the rest.
+    """Divide `total`: entries that want less than their share get all they want, the others share what remains.
 
     Shares are proportional to the weights, or equal without weights.
     """
     each_weight = [1.0] * len(wanted) if weights is None else list(weights)
-    shares, left, weight_left = [0] * len(wanted), max(total, 0), sum(each_weight)
-    for index in sorted(range(len(wanted)), key=lambda place: wanted[place] / each_weight[place]):
-        shares[index] = min(wanted[index], int(left * each_weight[index] / weight_left + 1e-9))
-        left -= shares[index]
-        weight_left -= each_weight[index]
+    shares, remaining, remaining_weight = [0] * len(wanted), max(total, 0), sum(each_weight)
+    for index in sorted(range(len(wanted)), key=lambda index: wanted[index] / each_weight[index]):
+        # 1e-9: a share that is a whole number but for rounding is not cut by one.
+        shares[index] = min(wanted[index], int(remaining * each_weight[index] / remaining_weight + 1e-9))
+        remaining -= shares[index]
+        remaining_weight -= each_weight[index]
     return shares
 
 
@@ -113,21 +111,22 @@ def fit_to_room(
     if not any(plans):
         return [None] * len(entries)
     fitted = [_within_limits(entry, plan, cache) for entry, plan in zip(entries, plans, strict=True)]
-    requested = wanted = [0 if plan is None else plan.max_nodes for plan in fitted]
+    wanted = [0 if plan is None else plan.max_nodes for plan in fitted]  # draft tokens, [entries]
     if not any(wanted):
         return fitted
+    granted = wanted
     if max_rows is not None:
-        left = max_rows - sum([entry.run for entry in entries])
-        if sum(wanted) > left:
-            wanted = divide(entries, wanted, left)
+        budget = max_rows - sum([entry.run for entry in entries])
+        if sum(wanted) > budget:
+            granted = divide(entries, wanted, budget)
     free_pages = cache.free_pages
-    if wanted == requested and sum(wanted) // cache.page_size + len(wanted) <= free_pages:
+    if granted == wanted and sum(wanted) // cache.page_size + len(wanted) <= free_pages:
         return fitted  # enough pages even if every draft starts a new one
-    for index, (entry, plan, most) in enumerate(zip(entries, fitted, wanted, strict=True)):
+    for index, (entry, plan, max_nodes) in enumerate(zip(entries, fitted, granted, strict=True)):
         if plan is None:
             continue
         rows, pages = entry.computed + entry.run, len(entry.kv.pages)
-        nodes = min(most, (pages + free_pages) * cache.page_size - rows)
+        nodes = min(max_nodes, (pages + free_pages) * cache.page_size - rows)
         free_pages -= max(0, cache.pages_for(rows + max(nodes, 0)) - pages)
         if nodes != plan.max_nodes:
             fitted[index] = replace(plan, max_nodes=nodes) if nodes > 0 else None
@@ -138,11 +137,13 @@ def _within_limits(entry: PassEntry, plan: DraftPlan | None, cache: PagedCache) 
     """Return the plan cut to as many draft tokens as can be committed, with the target's token after them."""
     if plan is None or not entry.draws or not entry.request.sampler.can_draft:
         return None
-    room = min(entry.request.room - 1, cache.max_draft_depth(entry.computed + entry.run - 1))
-    nodes, depth = min(plan.max_nodes, MAX_DRAFT_NODES), min(plan.max_depth, room)
-    if 0 < nodes == plan.max_nodes and 0 < depth == plan.max_depth:
+    committable = min(entry.request.room - 1, cache.max_draft_depth(entry.computed + entry.run - 1))
+    nodes, depth = min(plan.max_nodes, MAX_DRAFT_NODES), min(plan.max_depth, committable)
+    if nodes <= 0 or depth <= 0:
+        return None
+    if nodes == plan.max_nodes and depth == plan.max_depth:
         return plan
-    return replace(plan, max_nodes=nodes, max_depth=depth) if nodes > 0 and depth > 0 else None
+    return replace(plan, max_nodes=nodes, max_depth=depth)
 
 
 def plain_plans(entries: Sequence[PassEntry]) -> Plans:
@@ -184,7 +185,7 @@ def call_drafters(
     sources: list[HostCopy | None] = []
     pending: HostCopy | None = None  # the device tokens that this pass reads
     for planned in _calls_of(plans):
-        group = [one for one in planned if one.shadow is not None or one.entry_index not in replaced]
+        group = [item for item in planned if item.shadow is not None or item.entry_index not in replaced]
         if not group:
             continue
         method, drafter = group[0].plan.method, group[0].plan.drafter
@@ -193,18 +194,19 @@ def call_drafters(
         for index, _, _ in group:
             entries[index].request.drafter_view.notified[id(drafter)] = drafter
         began = clock()
-        answers = drafter.propose(tasks)
+        proposed = drafter.propose(tasks)
         seconds = clock() - began
         per_request, empty, share = seconds / len(group), 0, NO_CALL
-        for (index, plan, shadow), task, answer in zip(group, tasks, answers, strict=True):
-            draft = usable_part(answer, task)
-            empty += not draft.parents
+        for (index, plan, shadow), task, proposed_draft in zip(group, tasks, proposed, strict=True):
+            draft = usable_part(proposed_draft, task)
+            if not draft.parents:
+                empty += 1
             if shadow is not None:
-                main = plans[index]
-                if main is None or not shadow.keep(draft):
+                entry_plan = plans[index]
+                if entry_plan is None or not shadow.keep(draft):
                     continue
                 replaced.add(index)
-                draft = draft.within(main.max_nodes, main.max_depth)
+                draft = draft.within(entry_plan.max_nodes, entry_plan.max_depth)
             if draft.device is not None:
                 # Tokens stay on the device if sampling does not need them on the host. A pass reads only one source.
                 source = draft.device.source
@@ -213,7 +215,7 @@ def call_drafters(
                 else:
                     draft = draft.on_host()
             drafts[index] = draft
-            if share.method != plan.method:  # most requests share one
+            if share.method != plan.method:  # one object for consecutive requests with the same method
                 share = CallShare(plan.method, per_request, len(calls))
             shares[index] = share
         calls.append(
@@ -221,16 +223,16 @@ def call_drafters(
                 method,
                 requests=len(group),
                 guesses=sum([task.max_nodes for task in tasks]),
-                levels=max(map(_levels, tasks, answers)),
+                levels=max(map(_levels, tasks, proposed)),
                 empty=empty,
                 seconds=seconds,
                 lag=sum([plan.lag for _, plan, _ in group]),
-                is_cold=True in [answer.is_cold for answer in answers],
+                is_cold=True in [draft.is_cold for draft in proposed],
                 is_observing=bool(drafter.traits.needs),
             )
         )
-        devices = [answer.device for answer in answers if answer.device is not None]
-        sources.append(devices[0].source if devices else None)
+        device_tokens = [draft.device for draft in proposed if draft.device is not None]
+        sources.append(device_tokens[0].source if device_tokens else None)
     return Proposal(drafts, calls, shares, sources)
 
 
@@ -247,8 +249,10 @@ def _calls_of(plans: Plans) -> Iterable[list[_Planned]]:
     by_drafter: dict[int, list[_Planned]] = {}
     for index, plan in enumerate(plans):
         if plan is not None and plan.shadow is not None:
-            other = plan.shadow.plan
-            by_drafter.setdefault(id(other.drafter), []).append(_Planned(index, other, plan.shadow))
+            shadow_plan = plan.shadow.plan
+            by_drafter.setdefault(id(shadow_plan.drafter), []).append(
+                _Planned(index, shadow_plan, plan.shadow)
+            )
     for index, plan in enumerate(plans):
         if plan is not None:
             by_drafter.setdefault(id(plan.drafter), []).append(_Planned(index, plan, None))
@@ -260,9 +264,9 @@ def _draft_task(entry: PassEntry, plan: DraftPlan, row_memory: KvMemory | None) 
     return DraftTask(draft_request_of(entry.request), plan.max_nodes, plan.max_depth, pages, plan.stop)
 
 
-def _levels(task: DraftTask, answer: Draft) -> int:
+def _levels(task: DraftTask, draft: Draft) -> int:
     """Return the number of levels that the drafter computed: all, or those of its draft if it may stop early."""
-    return min(task.max_depth, task.max_nodes) if task.stop is None else max(answer.depth, 1)
+    return min(task.max_depth, task.max_nodes) if task.stop is None else max(draft.depth, 1)
 
 
 def usable_part(draft: Draft, task: DraftTask) -> Draft:
@@ -277,7 +281,7 @@ def usable_part(draft: Draft, task: DraftTask) -> Draft:
     checked = within_grammar(without_unknown_tokens(draft.rebase(request.tokens), request), request)
     if not checked.is_chain and not request.sampling.rule.takes_trees:
         parents = checked.parents
-        checked = checked.keep(lambda node: parents[node] == node - 1)
+        checked = checked.keep(lambda node: parents[node] == node - 1)  # the chain of first nodes
     return checked.within(task.max_nodes, task.max_depth)
 
 
@@ -305,11 +309,11 @@ def within_grammar(draft: Draft, request: DraftRequest) -> Draft:
     grammar = request.sampling.grammar
     if grammar is None or not len(draft):
         return draft
-    allowed = grammar.follows(draft.tokens, draft.parents)
+    allowed = grammar.follows(draft.tokens, draft.parents)  # [nodes]
 
     def is_allowed(node: int) -> bool:
-        above = draft.parents[node]
+        parent = draft.parents[node]
         is_drawn = bool(draft.drawn) and draft.drawn[node] is not None
-        return (above == ROOT or allowed[above]) and (is_drawn or allowed[node])
+        return (parent == ROOT or allowed[parent]) and (is_drawn or allowed[node])
 
     return draft.keep(is_allowed)

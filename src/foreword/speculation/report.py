@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import add, sub
 from typing import NamedTuple
 
 from foreword.speculation.draft import Draft
@@ -32,7 +33,7 @@ class RequestReport(NamedTuple):
     run: int = 0  # tokens whose KV rows the pass computed, without draft tokens
     context: int = 0  # KV rows before the pass
     draws: bool = False  # whether the pass sampled its next token
-    called: str = ""  # the drafter that was called; empty: none
+    called: str = ""  # the method of the drafter that was called; empty: none
     draft_seconds: float = 0.0  # the request's share of the drafter's call
     applied: bool = True  # False: the request had ended before its verdict
 
@@ -54,27 +55,16 @@ class StageSeconds:
     draft: float = 0.0
     verify: float = 0.0  # launching the pass; on a CPU, running it
     accept: float = 0.0  # waiting for the device, acceptance, commit
-    # The whole step without the time between launch and resolve: the three stages, planning, bookkeeping, failed tries.
+    # Launch and resolve of the step: the three stages, planning, bookkeeping and failed tries. The time between launch
+    # and resolve belongs to other steps.
     total: float = 0.0
     observe: float = 0.0  # notification of drafters; a part of `accept`
 
     def __add__(self, other: "StageSeconds") -> "StageSeconds":
-        return StageSeconds(
-            self.draft + other.draft,
-            self.verify + other.verify,
-            self.accept + other.accept,
-            self.total + other.total,
-            self.observe + other.observe,
-        )
+        return StageSeconds(*map(add, vars(self).values(), vars(other).values()))
 
     def __sub__(self, other: "StageSeconds") -> "StageSeconds":
-        return StageSeconds(
-            self.draft - other.draft,
-            self.verify - other.verify,
-            self.accept - other.accept,
-            self.total - other.total,
-            self.observe - other.observe,
-        )
+        return StageSeconds(*map(sub, vars(self).values(), vars(other).values()))
 
 
 @dataclass
@@ -86,8 +76,7 @@ class StepReport:
     seconds: StageSeconds = StageSeconds()
     passes: int = 1  # more than one if the step was retried
     is_cold: bool = False  # whether the step compiled or captured a graph, so that its time is not typical
-    # Those with a drafter call or verified draft tokens
-    with_drafts: Sequence[RequestReport] = field(init=False)
+    with_drafts: Sequence[RequestReport] = field(init=False)  # with a drafter call or verified draft tokens
     rows: int = field(init=False)  # tokens in the pass, including draft tokens
     tokens: int = field(init=False)  # committed tokens
     decodes_only: bool = field(init=False)  # whether no prompt chunk was in the pass

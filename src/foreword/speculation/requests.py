@@ -17,7 +17,7 @@ class Verdict(NamedTuple):
     """The accepted path through a draft, and the tokens to commit."""
 
     path: tuple[int, ...] = ()  # accepted nodes, the first level first
-    # The path's tokens, then the target's own token unless the answer ended before it.
+    # The tokens to commit: those of the path, then the target's own token unless the answer ended before it.
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()  # one per token if requested
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of prompt tokens scored in this pass, if requested
@@ -40,7 +40,9 @@ class Verdict(NamedTuple):
         return self.draft.within(len(self.draft), len(self.path))
 
 
-NOTHING_DRAWN = Verdict()  # verdict of a prompt chunk before the prompt's end, and of a request that has left
+NOTHING_DRAWN = (
+    Verdict()
+)  # of a prompt chunk before the prompt's end, and of a request that ended during the pass
 
 
 class DraftGate(Protocol):
@@ -80,7 +82,7 @@ class DraftPlan:
     max_batch: int | None = None  # draft only while fewer requests than this run; None: always
     is_fixed: bool = False  # True: every step uses these limits; False: they are upper bounds for the policy
     gates: Mapping[str, DraftGate] = field(default_factory=dict)  # roll-out states, by drafter name
-    lag: int = 0  # tokens committed since this drafter's previous call
+    lag: int = 0  # tokens committed since the drafter was last called for this request
     shadow: ShadowDraft | None = None  # only for a drafter that needs nothing but tokens
     stop: Stop | None = None  # when to end the chain, for a drafter with `stops_itself`
 
@@ -191,11 +193,13 @@ class PassEntry(NamedTuple):
         kv = request.kv
         first, scored, length = kv.begin, 0, len(request.tokens)
         if request.prompt_logprobs is not None:
-            scored = max(
-                0, min(first + run, request.drafter_view.prompt_len - 1) - max(first, request.scored)
-            )
-        pending = 1 if first == length else 0  # then a pass in flight has the newest token of the text
-        return PassEntry(request, kv, first, run, scored, first + run == length + pending, pending, kv.losses)
+            end_of_scored = min(first + run, request.drafter_view.prompt_len - 1)
+            scored = max(0, end_of_scored - max(first, request.scored))
+        pending = (
+            1 if first == length else 0
+        )  # then a pass in flight is still sampling the first token of the run
+        draws = first + run == length + pending
+        return PassEntry(request, kv, first, run, scored, draws, pending, kv.losses)
 
     @property
     def is_present(self) -> bool:

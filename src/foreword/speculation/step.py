@@ -1,7 +1,7 @@
 """One decoding step: reserve, plan, propose, trim, forward, accept, commit, report.
 
-Plain decoding is a step with an empty draft, a prompt chunk is an entry with a run of several tokens, and a chain is a
-tree of width one. None of them has a code path of its own.
+Plain decoding is a step with an empty draft. A prompt chunk is an entry with a run of several tokens. A chain is a tree
+of width one. None of them has separate code.
 """
 
 from collections.abc import Callable, Sequence
@@ -49,7 +49,10 @@ class Stepper:
         return report
 
     def launch(self, entries: Sequence[PassEntry], plans: Plans | None = None) -> Launched:
-        """Run the stages up to forward, and start acceptance; make plans unless given. An exception changes nothing."""
+        """Run the stages up to forward, and start acceptance. An exception changes nothing.
+
+        The policy makes the plans unless `plans` are given.
+        """
         probe = StepProbe(self.clock)
         transaction = Transaction(self.cache, entries)
         try:
@@ -85,11 +88,14 @@ class Stepper:
 
     def _plan(self, entries: Sequence[PassEntry]) -> Plans:
         """Return the policy's plans, or no drafts if a request of the entries is also in the pass in flight."""
-        if not self.pipeline.follows(entries):
-            self._observers.before_plan()  # the policy and the costs see all reports first
-            if self.situation.speculating:
-                with self.faults.suppressed("plan"):  # a failing policy costs drafts, never a request
-                    return self.policy.plan(entries, self.situation)
+        if any(
+            entry.kv.passes > 1 for entry in entries
+        ):  # drafts would depend on a token that is not known yet
+            return plain_plans(entries)
+        self._observers.before_plan()  # the policy and the costs see all reports first
+        if self.situation.speculating:
+            with self.faults.suppressed("plan"):  # a failing policy costs drafts, never a request
+                return self.policy.plan(entries, self.situation)
         return plain_plans(entries)
 
     def _trim(self, entries: Sequence[PassEntry], proposal: Proposal) -> Proposal:

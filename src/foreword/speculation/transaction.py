@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 
 import torch
 
@@ -36,9 +35,7 @@ class Transaction:
     def __enter__(self) -> "Transaction":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.abort()
 
     def reserve(self) -> None:
@@ -53,19 +50,14 @@ class Transaction:
         drafter's temporary rows (`needs.scratch`) beyond `max_nodes` are reserved only as far as pages are free.
         """
         planned = [
-            (entry, plan, plan.drafter.traits.needs.scratch)
+            (entry, plan)
             for entry, plan in zip(self.entries, plans, strict=True)
             if plan is not None and plan.drafter.traits.needs.rows
         ]
-        for entry, plan, _ in planned:
+        for entry, plan in planned:
             self.cache.reserve(entry.kv, entry.run + plan.max_nodes)
-        for entry, plan, scratch in planned:  # temporary rows beyond the draft's, as far as pages are free
-            if scratch <= plan.max_nodes:
-                continue
-            room = (len(entry.kv.pages) + self.cache.free_pages) * self.cache.page_size - entry.computed
-            self.cache.reserve(
-                entry.kv, max(entry.kv.reserved - entry.computed, min(entry.run + scratch, room))
-            )
+        for entry, plan in planned:
+            self._reserve_free(entry, entry.run + plan.drafter.traits.needs.scratch)
         if planned:
             self._moves = self.cache.take_moves()
             if self._moves:
@@ -82,9 +74,9 @@ class Transaction:
     ) -> ForwardBatch:
         """Reserve rows for the draft tokens and lay out the pass, with all pending row moves.
 
-        Hidden states at `taps` are kept for entries that are `observed`. If an entry's last token is still being
-        sampled by the previous pass, `drawn_at` has the index of the row that samples it, among that pass's judged rows
-        (see `Acceptance`).
+        Hidden states at `taps` are kept for entries that are `observed`; by default no entry is. If an entry's last
+        token is still being sampled by the previous pass, `drawn_at` has the index of the row that samples it, among
+        that pass's judged rows (see `Acceptance`).
         """
         has_chunks = self.cache.chunks is not None
         for entry, draft in zip(self.entries, drafts, strict=True):
@@ -95,21 +87,20 @@ class Transaction:
                 self.cache.enter_chunk(entry.kv, entry.computed + entry.run)
         moves = self.cache.take_moves()
         self._moves += moves
-        watched = observed or [False] * len(self.entries)  # no entry is observed by default
+        observed = observed or [False] * len(self.entries)
         rows = [
             SequenceRows(
                 entry.kv,
                 entry.request.tokens,
                 entry.run,
                 draft,
-                0,  # first node
-                entry.scored + entry.draws,
-                wants,
-                entry.computed,
-                (drawn_at[entry.kv],) if entry.pending and drawn_at is not None else (),
-                entry.request.adapter_slot,
+                run_logits=entry.scored + entry.draws,
+                wants_hidden=is_observed,
+                first=entry.computed,
+                drawn_at=(drawn_at[entry.kv],) if entry.pending and drawn_at is not None else (),
+                adapter=entry.request.adapter_slot,
             )
-            for entry, draft, wants in zip(self.entries, drafts, watched, strict=True)
+            for entry, draft, is_observed in zip(self.entries, drafts, observed, strict=True)
         ]
         batch = (buffers or BatchBuffers(entries=0)).lay_out(self.cache, rows, moves, taps, self._moves)
         for entry, draft in zip(self.entries, drafts, strict=True):
@@ -122,11 +113,16 @@ class Transaction:
 
         Drafting that starts before the verdict writes these rows; no other pass uses them meanwhile.
         """
-        cache = self.cache
         for entry, count in zip(self.entries, rows, strict=True):
-            room = (len(entry.kv.pages) + cache.free_pages) * cache.page_size - entry.computed
-            if entry.kv.reserved < entry.computed + min(count, room):
-                cache.reserve(entry.kv, min(count, room))
+            self._reserve_free(entry, count)
+
+    def _reserve_free(self, entry: PassEntry, rows: int) -> None:
+        """Reserve `rows` rows from the entry's first one on, as far as pages are free; never fewer than before."""
+        kv, cache = entry.kv, self.cache
+        available = (len(kv.pages) + cache.free_pages) * cache.page_size - entry.computed
+        rows = min(rows, available)
+        if kv.reserved < entry.computed + rows:
+            cache.reserve(kv, rows)
 
     def commit(self, verdicts: Sequence[Verdict]) -> list[bool]:
         """Commit all verdicts; return for each entry whether its request was still active."""
@@ -135,10 +131,11 @@ class Transaction:
             if entry.is_present:
                 entry.kv.end_pass()
         self.cache.settle_moves(self._moves)
-        pairs = zip(self.entries, verdicts, strict=True)
-        return [self._commit_one(entry, verdict) for entry, verdict in pairs]
+        return [
+            self._commit_entry(entry, verdict) for entry, verdict in zip(self.entries, verdicts, strict=True)
+        ]
 
-    def _commit_one(self, entry: PassEntry, verdict: Verdict) -> bool:
+    def _commit_entry(self, entry: PassEntry, verdict: Verdict) -> bool:
         """Commit one verdict; return whether the request was still active. If it fails, only this request fails."""
         cache = self.cache
         if not entry.is_present:

@@ -77,14 +77,14 @@ class CompiledGrammar:
         self.first_mask: Bits | None = None  # mask of the first token, once computed
         self.is_slow = False  # whether any mask of it was slow
         self.tokens = tokens
-        self.ends = frozenset(tokens.end_ids)
+        self.end_ids = frozenset(tokens.end_ids)
         self.words = -(-tokens.size // 32)
         # Masks that allow every token, no token, and only end tokens.
         self.everything: Bits = np.full(self.words, -1, np.int32)
         self.nothing: Bits = np.zeros(self.words, np.int32)
-        ends = np.zeros(self.words * 32, np.uint8)
-        ends[list(tokens.end_ids)] = 1
-        self.only_ends: Bits = np.packbits(ends, bitorder="little").view(np.int32)
+        is_end = np.zeros(self.words * 32, np.uint8)
+        is_end[list(tokens.end_ids)] = 1
+        self.only_ends: Bits = np.packbits(is_end, bitorder="little").view(np.int32)
 
     def __del__(self) -> None:
         """Return a large grammar's memory to the system, which the C library would keep."""
@@ -97,9 +97,12 @@ class CompiledGrammar:
             return self._matcher.deep_copy()
 
     def with_all_ends(self, mask: Bits) -> Bits:
-        """Allow all end tokens in a mask (in place) if it allows the one that llguidance knows; return the mask."""
+        """Allow all end tokens in a mask (in place) if it allows the first, and return the mask.
+
+        llguidance knows only the first end token.
+        """
         first = self.tokens.end_ids[0]
-        if len(self.ends) > 1 and mask[first >> 5] >> (first & 31) & 1:
+        if len(self.end_ids) > 1 and mask[first >> 5] >> (first & 31) & 1:
             mask |= self.only_ends
         return mask
 
@@ -108,10 +111,10 @@ class CompiledGrammar:
         (words,) = np.nonzero(mask)
         if len(words) != 1:
             return False
-        word = int(mask[words[0]]) & 0xFFFFFFFF
+        word = int(mask[words[0]]) & 0xFFFFFFFF  # as an unsigned number
         if word.bit_count() != 1:
             return False
-        return int(words[0]) * 32 + word.bit_length() - 1 not in self.ends
+        return int(words[0]) * 32 + word.bit_length() - 1 not in self.end_ids
 
     def only(self, token: int) -> Bits:
         """Return the mask that allows only this token."""

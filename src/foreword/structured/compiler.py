@@ -15,7 +15,7 @@ from foreword.structured.compiled import CompiledGrammar, GrammarTokens, return_
 from foreword.structured.compiling import compiled, try_first_tokens
 from foreword.structured.limits import CompileLimits, MaskLimits, check_counts
 from foreword.structured.masks import MaskBudget, MaskWorker, TenantBudgets, in_yielding_thread
-from foreword.structured.params import FORMAT_PARAM, StructuredOutputs
+from foreword.structured.params import FORMAT_PARAM, StructuredOutputs, refusal
 from foreword.structured.state import GrammarState
 from foreword.structured.trials import CompileTrials
 
@@ -45,7 +45,7 @@ class CompileSlots:
             if not self._changed.wait_for(
                 lambda: self._may_compile(tenant), limits.patience * limits.cpu_seconds
             ):
-                raise RequestError("structured outputs: other grammars are still being compiled; try again")
+                raise refusal("other grammars are still being compiled; try again")
             self._compiling.append(tenant)
         try:
             yield
@@ -143,7 +143,7 @@ class Grammars:
                 self._cached[wanted] = grammar
             while (
                 len(self._cached) > MAX_CACHED
-                or sum(kept.bytes for kept in self._cached.values()) > MAX_CACHED_BYTES
+                or sum(cached.bytes for cached in self._cached.values()) > MAX_CACHED_BYTES
             ):
                 dropped.append(self._cached.popitem(last=False)[1])
 

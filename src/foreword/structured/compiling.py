@@ -19,7 +19,7 @@ from foreword.structured.dialects import (
     with_ascii_classes,
 )
 from foreword.structured.limits import parser_limits
-from foreword.structured.params import StructuredOutputs
+from foreword.structured.params import StructuredOutputs, refusal
 from foreword.structured.state import GrammarError, GrammarState, unpacked
 
 if TYPE_CHECKING:
@@ -37,14 +37,14 @@ def compiled(wanted: StructuredOutputs, tokens: GrammarTokens, tokenizer: "LLTok
         try:
             text = _grammar_text(outputs, names)
         except RecursionError:
-            raise RequestError(f"structured outputs: {outputs.form} is nested too deeply") from None
+            raise refusal(f"{outputs.form} is nested too deeply") from None
         return LLMatcher(tokenizer, text, log_level=0, limits=parser_limits())
 
     matcher = matcher_of(wanted, tokens.control_names)
     if matcher.is_error():
         where = failing_alternative(wanted, lambda outputs: bool(matcher_of(outputs).is_error()))
         why = one_line(matcher.get_error())
-        raise RequestError(f"structured outputs: {wanted.form}: {where}{why}")
+        raise refusal(f"{wanted.form}: {where}{why}")
     return CompiledGrammar(matcher, tokens)
 
 
@@ -58,20 +58,17 @@ def try_first_tokens(grammar: CompiledGrammar, form: str) -> None:
         masks = state.masks((), ())
         possible = np.flatnonzero(unpacked(masks, grammar.tokens.size)[0])
         if state.error is not None or not len(possible):
-            raise RequestError(
-                f"structured outputs: {form}: {one_line(state.error or 'no text fits the grammar')}"
-            )
+            raise refusal(f"{form}: {one_line(state.error or 'no text fits the grammar')}")
         if position == 0:
             grammar.first_mask = masks[0]
-        if set(possible.tolist()) <= grammar.ends:
+        candidates = state.forced(1) or possible.tolist()
+        next_token = next((token for token in candidates if token not in grammar.end_ids), None)
+        if next_token is None:  # only end tokens may follow
             return
-        next_token = [token for token in state.forced(1) or possible.tolist() if token not in grammar.ends][
-            :1
-        ]
         try:
-            state.commit(next_token)
+            state.commit([next_token])
         except GrammarError as error:
-            raise RequestError(f"structured outputs: {form}: {one_line(str(error))}") from None
+            raise refusal(f"{form}: {one_line(str(error))}") from None
 
 
 _UNSUPPORTED = re.compile(r"Unimplemented keys: \[(.*)\]")
@@ -105,7 +102,7 @@ def failing_alternative(wanted: StructuredOutputs, fails: Callable[[StructuredOu
 
 
 def _titled(wanted: StructuredOutputs) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the titles and schemas of the alternatives, which are tools in requests with tool calls."""
+    """Yield the title and schema of each alternative; in requests with tool calls an alternative is a tool."""
     for schema in _schemas(wanted):
         inner = _value_of(schema, "items") or schema
         alternatives = _value_of(inner, "anyOf")
@@ -117,10 +114,8 @@ def _titled(wanted: StructuredOutputs) -> Iterator[tuple[str, Mapping[str, Any]]
 def _schemas(wanted: StructuredOutputs) -> list[Any]:
     """Return the schemas inside a grammar or structural tag."""
     if wanted.structural_tag is not None:
-        return [
-            _value_of(tag, "schema")
-            for tag in _value_of(json.loads(str(wanted.structural_tag)), "structures") or ()
-        ]
+        structures = _value_of(json.loads(str(wanted.structural_tag)), "structures")
+        return [_value_of(structure, "schema") for structure in structures or ()]
     grammar = wanted.grammar or ""
     begin = grammar.find(_JSON)
     try:
@@ -130,6 +125,7 @@ def _schemas(wanted: StructuredOutputs) -> list[Any]:
 
 
 def _value_of(value: object, key: str) -> Any:  # noqa: ANN401 - any JSON
+    """Return the value of a key; None if there is none or `value` is not an object."""
     return value.get(key) if isinstance(value, dict) else None
 
 
@@ -210,9 +206,7 @@ def _with_parser_patterns(keyword: str, value: Any) -> Any:  # noqa: ANN401 - an
             for name, entry in value.items()
         }
         if len(named) < len(value):
-            raise RequestError(
-                "structured outputs: patternProperties has two patterns with the same meaning; join them"
-            )
+            raise refusal("patternProperties has two patterns with the same meaning; join them")
         return named
     return with_parser_patterns(value)
 
@@ -227,7 +221,7 @@ def _from_ebnf(text: str) -> str:
         raise
     except Exception as error:  # the converter raises arbitrary exceptions for invalid grammars
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise RequestError(f"structured outputs: grammar cannot be read: {reason[:300]}") from None
+        raise refusal(f"grammar cannot be read: {reason[:300]}") from None
     return str(LLMatcher.grammar_from_lark("".join(map(_rewritten, parts(lark)))))
 
 
@@ -246,34 +240,33 @@ def _from_tags(given: Mapping[str, Any], control_names: Collection[str]) -> str:
 
     triggers, structures = given.get("triggers"), given.get("structures")
     if not _are_texts(triggers) or not isinstance(structures, list) or not structures:
-        raise RequestError(
-            'structured outputs: structural_tag needs "structures", a list of {"begin", "schema", "end"}, and '
+        raise refusal(
+            'structural_tag needs "structures", a list of {"begin", "schema", "end"}, and '
             '"triggers", a list of texts'
         )
     tags = [_tag(index, entry, triggers) for index, entry in enumerate(structures)]
-    special = [tag.trigger in control_names for tag in tags]
-    if any(special) and not all(special):
-        raise RequestError(
-            "structured outputs: structural_tag: either all triggers are control tokens or none is"
-        )
-    return str(StructTag.to_grammar(tags, assume_special=any(special)))
+    are_special = {tag.trigger in control_names for tag in tags}
+    if len(are_special) > 1:
+        raise refusal("structural_tag: either all triggers are control tokens or none is")
+    return str(StructTag.to_grammar(tags, assume_special=True in are_special))
 
 
 def _tag(index: int, entry: Any, triggers: list[str]) -> Any:  # noqa: ANN401 - any JSON; StructTag
+    """Return llguidance's `StructTag` of the structure with this index."""
     from llguidance import StructTag
 
-    name = f"structured outputs: structural_tag: structure {index}"
+    name = f"structural_tag: structure {index}"
     if not isinstance(entry, dict) or not isinstance(entry.get("begin"), str):
-        raise RequestError(f'{name}: "begin" must be a text')
+        raise refusal(f'{name}: "begin" must be a text')
     end, schema = entry.get("end", ""), entry.get("schema")
     if not isinstance(end, str):
-        raise RequestError(f'{name}: "end" must be a text')
+        raise refusal(f'{name}: "end" must be a text')
     if not isinstance(schema, dict):
         fault = "has no schema" if schema is None else "has a schema that is not an object"
-        raise RequestError(f'{name} {fault}: give a JSON schema as "schema", {{}} for any JSON')
+        raise refusal(f'{name} {fault}: give a JSON schema as "schema", {{}} for any JSON')
     trigger = next((text for text in triggers if entry["begin"].startswith(text)), None)
     if trigger is None:
-        raise RequestError(f'{name}: "begin" starts with none of the triggers')
+        raise refusal(f'{name}: "begin" starts with none of the triggers')
     return StructTag(trigger=trigger, begin=entry["begin"], grammar=with_parser_patterns(schema), end=end)
 
 

@@ -1,6 +1,6 @@
 """Translates, measures and splits regular expressions, JSON schemas and grammars (Lark, GBNF), without compiling them.
 
-"The parser" is llguidance's, which compiles what this module returns.
+"The parser" is that of llguidance, which compiles what this module returns.
 """
 
 import json
@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from foreword.errors import RequestError
+from foreword.structured.params import refusal
 
 _SPACES = r"\t\n\x0B\f\r \u{A0}\u{1680}\u{2000}-\u{200A}\u{2028}\u{2029}\u{202F}\u{205F}\u{3000}\u{FEFF}"
 """ECMA-262 white space and line ends, written for use inside a character class."""
@@ -76,15 +77,12 @@ class EcmaPattern:
         written = ["[^" if is_negated else "["]
         while not self._take("]"):
             is_class = self._pattern.startswith(_CLASS_ESCAPES, self._position)
-            first = self._atom()
-            if (
-                not is_class
-                and self._peek() == "-"
-                and self._pattern[self._position + 1 : self._position + 2] != "]"
-            ):
+            atom = self._atom()
+            is_last_hyphen = self._pattern.startswith("-]", self._position)
+            if not is_class and self._peek() == "-" and not is_last_hyphen:
                 self._position += 1
-                first = f"{first}-{self._atom()}"
-            written.append(first)
+                atom = f"{atom}-{self._atom()}"
+            written.append(atom)
         return "".join([*written, "]"])
 
     def _atom(self) -> str:
@@ -99,11 +97,11 @@ class EcmaPattern:
 
     def _escape(self, in_class: bool) -> str:
         """Translate an escape."""
-        found = _ESCAPE.match(self._pattern, self._position)
-        if found is None:
+        match = _ESCAPE.match(self._pattern, self._position)
+        if match is None:
             raise self._refused("the pattern ends with a backslash")
-        self._position = found.end()
-        name, kind = found[0][1:], found.lastgroup
+        self._position = match.end()
+        name, kind = match[0][1:], match.lastgroup
         if kind == "pair":  # a surrogate pair, which stands for one character
             code = 0x10000 + (int(name[1:5], 16) - 0xD800) * 0x400 + int(name[7:], 16) - 0xDC00
             return f"\\u{{{code:X}}}"
@@ -112,22 +110,21 @@ class EcmaPattern:
         is_octal = name == "0" and self._peek().isdigit()
         if kind == "other" and (name not in _VALID_ESCAPES or is_octal):
             raise self._refused(f"there is no escape \\{name}")
-        return (_IN_CLASS if in_class else _OUTSIDE_CLASS).get(name, found[0])
+        return (_IN_CLASS if in_class else _OUTSIDE_CLASS).get(name, match[0])
 
     def _take(self, character: str) -> bool:
         """Skip the next character if it is this one; return whether it is."""
-        is_next = self._peek() == character
-        self._position += is_next
-        return is_next
+        if self._peek() != character:
+            return False
+        self._position += 1
+        return True
 
     def _peek(self) -> str:
         """Return the next character; empty at the end."""
         return self._pattern[self._position : self._position + 1]
 
     def _refused(self, why: str) -> RequestError:
-        return RequestError(
-            f"structured outputs: pattern {self._pattern[:64]!r} is not valid ECMA-262: {why}"
-        )
+        return refusal(f"pattern {self._pattern[:64]!r} is not valid ECMA-262: {why}")
 
 
 _UNICODE = "(?u)"
@@ -152,7 +149,7 @@ def with_ascii_classes(regex: str) -> str:
     """
     if regex.startswith(_UNICODE):
         return regex
-    return _ESCAPED.sub(lambda found: _ASCII_CLASSES.get(found[0][1:], found[0]), regex)
+    return _ESCAPED.sub(lambda match: _ASCII_CLASSES.get(match[0][1:], match[0]), regex)
 
 
 def copies(low: str, high: str | None) -> int:
@@ -174,9 +171,10 @@ def count_expanded(symbols: Iterable[str | int]) -> int:
         elif symbol == ")" and len(sums) > 1:
             last = sums.pop()
             sums[-1] += last
-        elif isinstance(symbol, int):
+        elif isinstance(symbol, int):  # the copies besides the first one
             added = last * (symbol - 1)
-            sums[-1], last = sums[-1] + added, last + added
+            sums[-1] += added
+            last += added
         else:
             last = 1
             sums[-1] += 1
@@ -196,9 +194,10 @@ def _symbols(regex: str) -> Iterator[str | int]:
         if character == "{" and (count := _COUNT.match(regex, position)):
             yield copies(count[1], count[2])
             position = count.end()
-        elif character in "()*+?|":
-            if character in "()":
-                yield character
+        elif character in "()":
+            yield character
+            position += 1
+        elif character in "*+?|":  # no symbols
             position += 1
         else:
             yield character
@@ -209,15 +208,17 @@ def _atom_end(regex: str, position: int) -> int:
     """Return the end of the character, escape or (possibly nested) class that starts here."""
     depth = 0
     while position < len(regex):
-        found = _ESCAPED.match(regex, position)
-        if found is not None:
-            position = found.end()
+        match = _ESCAPED.match(regex, position)
+        if match is not None:
+            position = match.end()
         elif regex[position] == "[":
             depth += 1
             position += 2 if regex.startswith("[^", position) else 1
-            position += regex.startswith("]", position)
+            if regex.startswith("]", position):  # literal at the start of a class
+                position += 1
         else:
-            depth -= depth > 0 and regex[position] == "]"
+            if depth and regex[position] == "]":
+                depth -= 1
             position += 1
         if not depth:
             break
@@ -285,21 +286,21 @@ def parts(grammar: str) -> Iterator[GrammarPart]:
     from llguidance.gbnf_to_lark import is_lark_syntax
 
     scanner, position = _LARK if is_lark_syntax(grammar) else _GBNF, 0
-    while found := scanner.search(grammar, position):
-        if found.start() > position:
-            yield GrammarPart(Kind.RULES, grammar[position : found.start()])
-        position = found.end()
-        if found.lastgroup != "JSON":
-            yield GrammarPart(Kind[str(found.lastgroup)], found[0])
+    while match := scanner.search(grammar, position):
+        if match.start() > position:
+            yield GrammarPart(Kind.RULES, grammar[position : match.start()])
+        position = match.end()
+        if match.lastgroup != "JSON":
+            yield GrammarPart(Kind[str(match.lastgroup)], match[0])
             continue
-        yield GrammarPart(Kind.RULES, found[0])
+        yield GrammarPart(Kind.RULES, match[0])
         try:
             value, end = json.JSONDecoder().raw_decode(grammar, position)
         except (ValueError, RecursionError):  # the parser will report the error
             yield GrammarPart(Kind.RULES, grammar[position:])
             return
         yield GrammarPart(
-            Kind.SCHEMA if found[0].startswith(SCHEMA) else Kind.OTHER, grammar[position:end], value
+            Kind.SCHEMA if match[0].startswith(SCHEMA) else Kind.OTHER, grammar[position:end], value
         )
         position = end
     if position < len(grammar):

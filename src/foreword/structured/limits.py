@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-from foreword.errors import RequestError
 from foreword.structured.dialects import Kind, copies, count_expanded, keywords, parts, regex_size
-from foreword.structured.params import StructuredOutputs
+from foreword.structured.params import StructuredOutputs, refusal
 
 if TYPE_CHECKING:
     from llguidance import LLParserLimits
@@ -82,20 +81,22 @@ _SYMBOLS = re.compile(
 )
 
 
-def check_counts(wanted: StructuredOutputs, limits: CountLimits | None = None) -> None:
+def check_counts(wanted: StructuredOutputs) -> None:
     """Raise `RequestError` for counts, sizes and repetitions beyond the limits."""
-    SchemaCounts(wanted.form, limits or CountLimits()).check(wanted)
+    SchemaCounts(wanted.form).check(wanted)
 
 
 class SchemaCounts:
     """Counts over all schemas, expressions and grammars of one request."""
 
-    def __init__(self, form: str, limits: CountLimits) -> None:
+    def __init__(self, form: str) -> None:
+        """`form` is the key of the response format, for errors."""
         self._form = form
-        self._limits = limits
-        self._totals: Counter[str] = Counter()
+        self._limits = CountLimits()
+        self._totals: Counter[str] = Counter()  # by field of `CountLimits`
 
     def check(self, wanted: StructuredOutputs) -> None:
+        """Count everything in a response format; raise `RequestError` at the first limit."""
         if wanted.json is not None:
             self._check_schema(json.loads(str(wanted.json)))
         if wanted.structural_tag is not None:
@@ -130,15 +131,16 @@ class SchemaCounts:
             self._check_keyword(keyword, value)
 
     def _check_keyword(self, keyword: str, value: Any) -> None:  # noqa: ANN401 - any JSON
-        number = max(value, 0) if isinstance(value, int | float) and not isinstance(value, bool) else 0
-        if (limit := _BOUNDS.get(keyword[3:])) and keyword[:3] in ("min", "max"):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        number = max(value, 0) if is_number else 0
+        if keyword[:3] in ("min", "max") and (limit := _BOUNDS.get(keyword[3:])):
             self._bound(keyword, number, getattr(self._limits, limit))
             if limit == "items":
                 self._check("items_in_all", "minItems and maxItems of all arrays", number)
         elif keyword == "multipleOf" and number:
             digits = Decimal(repr(number)).normalize().as_tuple().digits
-            whole = int("".join(map(str, digits)))
-            self._bound("multipleOf without its decimal point", whole, self._limits.multiple)
+            without_point = int("".join(map(str, digits)))
+            self._bound("multipleOf without its decimal point", without_point, self._limits.multiple)
         elif keyword in ("properties", "patternProperties") and isinstance(value, Mapping):
             self._check("properties", "properties", len(value))
             for pattern in value if keyword == "patternProperties" else ():
@@ -151,11 +153,10 @@ class SchemaCounts:
             self._check_regex(keyword, value)
 
     def _bound(self, keyword: str, number: float, most: int) -> None:
+        """Raise `RequestError` if one value is over its limit."""
         if number > most:
             shown = int(number) if number < _MAX_SHOWN else f"{Decimal(number).normalize():.3g}"
-            raise RequestError(
-                f"structured outputs: {self._form}: {keyword} is {shown}, the limit is {most}; lower it"
-            )
+            raise refusal(f"{self._form}: {keyword} is {shown}, the limit is {most}; lower it")
 
     def _check(self, limit: str, what: str, number: float) -> None:
         """Add to a total of the request; raise `RequestError` if it is over its limit."""
@@ -163,15 +164,13 @@ class SchemaCounts:
         most = getattr(self._limits, limit)
         if self._totals[limit] > most:
             shown = self._totals[limit] if self._totals[limit] < _MAX_SHOWN else "too many"
-            raise RequestError(
-                f"structured outputs: {self._form}: {what}: {shown}, the limit is {most}; make it smaller"
-            )
+            raise refusal(f"{self._form}: {what}: {shown}, the limit is {most}; make it smaller")
 
 
 def _symbols(rules: str) -> Iterator[str | int]:
     """Yield the symbols of a grammar's rules as `count_expanded` expects them."""
-    for found in _SYMBOLS.finditer(rules):
-        if found[1] or found[3]:
-            yield copies(found[1] or found[3], found[2] or found[4])
-        else:
-            yield {"[": "(", "]": ")"}.get(found[0], found[0])
+    for match in _SYMBOLS.finditer(rules):
+        if match[1] or match[3]:  # a count: {2,5} in GBNF, ~2..5 in Lark
+            yield copies(match[1] or match[3], match[2] or match[4])
+        else:  # Lark's brackets are groups, too
+            yield {"[": "(", "]": ")"}.get(match[0], match[0])

@@ -30,14 +30,14 @@ class TenantBudgets:
         """Add to a tenant's use; return whether the total is within the limit."""
         with self._lock:
             now = self._now()
-            used = self._use_of(tenant, now) + seconds
+            used = self._use_at(tenant, now) + seconds
             # Tenants whose use has decayed are removed, so that the table does not grow.
-            self._used = {name: entry for name, entry in self._used.items() if self._use_of(name, now) > 0}
+            self._used = {name: entry for name, entry in self._used.items() if self._use_at(name, now) > 0}
             self._used[tenant] = used, now
             return used <= self.limits.tenant_excess
 
-    def _use_of(self, tenant: str, now: float) -> float:
-        """Return a tenant's use, which decreases with time."""
+    def _use_at(self, tenant: str, now: float) -> float:
+        """Return a tenant's use at this time; it decreases while no request adds to it."""
         used, then = self._used.get(tenant, (0.0, now))
         return max(0.0, used - (now - then) * self.limits.tenant_refill)
 

@@ -21,6 +21,11 @@ MAX_DEPTH = 64  # maximum nesting depth of a schema
 FORMAT_PARAM = "structured_outputs"  # name of the request field that errors about a response format report
 
 
+def refusal(reason: str) -> RequestError:
+    """Return the error of a response format that cannot be used."""
+    return RequestError(f"structured outputs: {reason}")
+
+
 @dataclass(frozen=True)
 class StructuredOutputs:
     """A response format; names and meanings are vLLM's. Exactly one of the first six is set."""
@@ -41,7 +46,7 @@ class StructuredOutputs:
         given = [name for name in FORMATS if getattr(self, name) not in (None, False)]
         if len(given) != 1:
             named = ", ".join(given) or "none"
-            raise RequestError(f"structured outputs: give one of {', '.join(FORMATS)}, not {named}")
+            raise refusal(f"give one of {', '.join(FORMATS)}, not {named}")
         for name in ("json", "structural_tag"):
             value = getattr(self, name)
             if value is not None:
@@ -50,21 +55,15 @@ class StructuredOutputs:
             _check_text(name, getattr(self, name))
         for name in ("json_object", "disable_any_whitespace", "disable_additional_properties"):
             if not isinstance(getattr(self, name), bool):
-                raise RequestError(f"structured outputs: {name} must be true or false")
+                raise refusal(f"{name} must be true or false")
         self._check_choice()
         if self.whitespace_pattern is not None and self.disable_any_whitespace:
-            raise RequestError(
-                "structured outputs: whitespace_pattern and disable_any_whitespace exclude each other; give one"
-            )
+            raise refusal("whitespace_pattern and disable_any_whitespace exclude each other; give one")
         for name in _FOR_JSON:
             if getattr(self, name) and given[0] not in ("json", "json_object"):
-                raise RequestError(
-                    f"structured outputs: {name} is for json and json_object; leave it out with {given[0]}"
-                )
+                raise refusal(f"{name} is for json and json_object; leave it out with {given[0]}")
         if sum(len(str(getattr(self, name)).encode("utf-8", "replace")) for name in FORMATS) > MAX_BYTES:
-            raise RequestError(
-                f"structured outputs: {given[0]} is longer than {MAX_BYTES} bytes; make it smaller"
-            )
+            raise refusal(f"{given[0]} is longer than {MAX_BYTES} bytes; make it smaller")
 
     @staticmethod
     @refusing(FORMAT_PARAM)
@@ -77,9 +76,7 @@ class StructuredOutputs:
         known = {field.name for field in fields(StructuredOutputs)}
         for key in value:
             if key not in known:
-                raise RequestError(
-                    f"structured outputs: unknown key {str(key)[:64]!r}; there are {', '.join(sorted(known))}"
-                )
+                raise refusal(f"unknown key {str(key)[:64]!r}; there are {', '.join(sorted(known))}")
         return StructuredOutputs(**{key: entry for key, entry in value.items() if entry is not None})
 
     @property
@@ -93,9 +90,9 @@ class StructuredOutputs:
         is_list = isinstance(self.choice, Sequence) and not isinstance(self.choice, str)
         listed = tuple(self.choice) if is_list else ()
         if not listed or not all(isinstance(text, str) and text for text in listed):
-            raise RequestError("structured outputs: choice must be a list of non-empty texts")
+            raise refusal("choice must be a list of non-empty texts")
         if len(listed) > MAX_CHOICES:
-            raise RequestError(f"structured outputs: choice has more than {MAX_CHOICES} texts")
+            raise refusal(f"choice has more than {MAX_CHOICES} texts")
         for text in listed:
             _check_text("choice", text)
         object.__setattr__(self, "choice", tuple(dict.fromkeys(listed)))
@@ -119,16 +116,15 @@ class Thinking:
 
 
 def _check_text(name: str, value: object) -> None:
+    """Raise `RequestError` unless the value is None or a non-empty text in UTF-8."""
     if value is None:
         return
     if not isinstance(value, str) or not value:
-        raise RequestError(f"structured outputs: {name} must be a non-empty text")
+        raise refusal(f"{name} must be a non-empty text")
     try:
         value.encode("utf-8")
     except UnicodeEncodeError:
-        raise RequestError(
-            f"structured outputs: {name} has a lone surrogate, which cannot be encoded in UTF-8"
-        ) from None
+        raise refusal(f"{name} has a lone surrogate, which cannot be encoded in UTF-8") from None
 
 
 def _as_text(name: str, value: object) -> str:
@@ -137,30 +133,28 @@ def _as_text(name: str, value: object) -> str:
         try:
             value = json.loads(value)
         except (ValueError, RecursionError) as error:
-            raise RequestError(
-                f"structured outputs: {name} is not JSON: {str(error).splitlines()[0]}"
-            ) from None
+            raise refusal(f"{name} is not JSON: {str(error).splitlines()[0]}") from None
     if not isinstance(value, Mapping):
-        raise RequestError(f"structured outputs: {name} must be a JSON object")
+        raise refusal(f"{name} must be a JSON object")
     if _is_deeper(value, MAX_DEPTH):
-        raise RequestError(f"structured outputs: {name} is nested deeper than {MAX_DEPTH} levels")
+        raise refusal(f"{name} is nested deeper than {MAX_DEPTH} levels")
     try:
         written = json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise RequestError(f"structured outputs: {name} is not JSON: {error}") from None
+        raise refusal(f"{name} is not JSON: {error}") from None
     _check_text(name, written)
     return written
 
 
 def _is_deeper(value: object, depth: int) -> bool:
+    """Return whether a JSON value is nested deeper than `depth` levels."""
     level: list[object] = [value]
     for _ in range(depth):
-        level = [
-            entry
-            for container in level
-            if isinstance(container, Mapping | list | tuple)
-            for entry in (container.values() if isinstance(container, Mapping) else container)
-        ]
-        if not level:
-            return False
-    return True
+        next_level: list[object] = []
+        for container in level:
+            if isinstance(container, Mapping):
+                next_level += container.values()
+            elif isinstance(container, list | tuple):
+                next_level += container
+        level = next_level
+    return bool(level)

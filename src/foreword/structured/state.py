@@ -1,6 +1,7 @@
 """Tracks the parser state of an answer in its grammar."""
 
 from collections.abc import Sequence
+from itertools import takewhile
 from threading import Lock
 
 import numpy as np
@@ -99,15 +100,15 @@ class GrammarState:
 
         After a forbidden node everything is allowed, because it is never accepted. After an error nothing is allowed.
         """
-        rows = np.empty((1 + len(tokens), self._grammar.words), np.int32)
-        self._fill(rows, [(), *paths(tokens, parents)])
-        return rows
+        return self.masks_after([(), *paths(tokens, parents)])
 
     def masks_after(self, draft_paths: Sequence[Path]) -> Bits:
         """Return the mask after each path of draft tokens, [paths, words]."""
-        rows = np.empty((len(draft_paths), self._grammar.words), np.int32)
-        self._fill(rows, draft_paths)
-        return rows
+        with self._lock:
+            try:
+                return np.stack([self._mask(path) for path in draft_paths])
+            finally:
+                self._take_back()
 
     def follows(self, tokens: Sequence[int], parents: Sequence[int]) -> list[bool]:
         """Return for each node whether it and its ancestors are allowed; False if a slow mask would be needed."""
@@ -133,14 +134,6 @@ class GrammarState:
                 self._take_back()
             return list(tokens)
 
-    def _fill(self, rows: Bits, draft_paths: Sequence[Path]) -> None:
-        with self._lock:
-            try:
-                for row, path in zip(rows, draft_paths, strict=True):
-                    row[:] = self._mask(path)
-            finally:
-                self._take_back()
-
     def _mask(self, path: Path) -> Bits:
         """Return the mask after a path, computed once."""
         mask = self._masks.get(path)
@@ -153,7 +146,7 @@ class GrammarState:
         grammar = self._grammar
         if path and not self._is_allowed(path):
             return grammar.everything
-        if self._has_ended or (path and path[-1] in grammar.ends):
+        if self._has_ended or (path and path[-1] in grammar.end_ids):
             return grammar.only_ends
         mask, began = np.empty(grammar.words, np.int32), self._budget.clock()
         is_read = self._catch_up() and self._read(self._ahead, path)
@@ -171,7 +164,7 @@ class GrammarState:
         """Count the cost of a mask, and update whether the answer is slow; return why it must end, or None."""
         if seconds > self._budget.limits.slow_mask:
             if not self._is_slow and self._fast_masks:
-                self._calm_masks *= 2  # it was fast for a while
+                self._calm_masks *= 2  # masks were fast for a while, so wait longer the next time
             self._fast_masks, self._grammar.is_slow = 0, True
             self._is_slow = self._worker is not None
         else:
@@ -200,7 +193,7 @@ class GrammarState:
         )
 
     def _catch_up(self) -> bool:
-        """Feed the parser the committed tokens that it has not read; return whether it accepted them."""
+        """Let the parser read the committed tokens that it has not read; return whether it accepted them."""
         unread, self._unread = self._unread, []
         if not unread:
             return True
@@ -240,9 +233,8 @@ class GrammarState:
 
     def _before_end(self, tokens: Sequence[int]) -> list[int]:
         """Return the tokens before the first end token."""
-        ends = self._grammar.ends
-        end = next((index for index, token in enumerate(tokens) if token in ends), len(tokens))
-        return list(tokens[:end])
+        end_ids = self._grammar.end_ids
+        return list(takewhile(lambda token: token not in end_ids, tokens))
 
 
 def paths(tokens: Sequence[int], parents: Sequence[int]) -> list[Path]:

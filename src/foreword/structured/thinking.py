@@ -123,8 +123,8 @@ class ThinkingState:
             return mask
         # The begin tag may follow, or the structured part without reasoning.
         unread, tag = progress.unread, self._tags.begin_ids
-        next_of_tag = tag[len(unread) : len(unread) + 1] if tag[: len(unread)] == unread else ()
-        tag_mask = self._only(*next_of_tag)
+        is_tag_possible = tag[: len(unread)] == unread
+        tag_mask = self._only(*tag[len(unread) : len(unread) + 1]) if is_tag_possible else self._only()
         is_structured = not unread or self._grammar.follows(unread, range(-1, len(unread) - 1))[-1]
         return np.bitwise_or(mask, tag_mask) if is_structured else tag_mask
 
@@ -143,11 +143,11 @@ class ThinkingState:
 
     def _progress_after(self, path: Path) -> _Progress:
         """Return the progress after a path of draft tokens, computed from its longest computed prefix."""
-        known = self._progress  # read once, since a drafter in another thread may still use an old one
-        start = next(size for size in range(len(path), -1, -1) if path[:size] in known)
-        progress = known[path[:start]]
+        computed = self._progress  # read once, since `commit` may replace it while another thread drafts
+        start = next(size for size in range(len(path), -1, -1) if path[:size] in computed)
+        progress = computed[path[:start]]
         for size in range(start, len(path)):
-            progress = known[path[: size + 1]] = self._next(progress, path[size])
+            progress = computed[path[: size + 1]] = self._next(progress, path[size])
         return progress
 
     def _next(self, progress: _Progress, token: int) -> _Progress:

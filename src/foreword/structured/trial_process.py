@@ -22,7 +22,7 @@ from foreword.errors import RequestError
 from foreword.structured.compiled import GrammarTokens
 from foreword.structured.compiling import compiled, try_first_tokens
 from foreword.structured.limits import CompileLimits
-from foreword.structured.params import StructuredOutputs
+from foreword.structured.params import StructuredOutputs, refusal
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -113,11 +113,13 @@ def with_longest_pieces(
     longest = max(map(len, ids), default=1)
 
     def encode(text: str) -> list[int]:
-        encoded, rest = [], text.encode()
-        while rest:
-            piece = next((rest[:n] for n in range(longest, 0, -1) if rest[:n] in ids), b"")
-            encoded += [ids[piece]] if piece else []
-            rest = rest[max(len(piece), 1) :]
+        encoded, data, position = [], text.encode(), 0
+        while position < len(data):
+            sizes = range(min(longest, len(data) - position), 0, -1)
+            size = next((size for size in sizes if data[position : position + size] in ids), 0)
+            if size:
+                encoded.append(ids[data[position : position + size]])
+            position += max(size, 1)  # skip a byte that no token begins with
         return encoded
 
     return GrammarTokens(pieces, end_ids, encode, control_ids, control_names)
@@ -139,7 +141,7 @@ def _run(trial: Trial, tokens: GrammarTokens, tokenizer: "LLTokenizer") -> NoRet
     except MemoryError:
         os._exit(1)  # reported by the parent process, like a process that the system ended
     except BaseException as error:
-        answer["refusal"] = f"structured outputs: {trial.wanted.form}: {error!r}"[:_MESSAGE_CHARACTERS]
+        answer["refusal"] = str(refusal(f"{trial.wanted.form}: {error!r}"))[:_MESSAGE_CHARACTERS]
     _answer(answer)
     os._exit(0)
 

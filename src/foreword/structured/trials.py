@@ -18,7 +18,7 @@ from typing import IO, Any
 from foreword.errors import RequestError
 from foreword.structured.compiled import GrammarTokens
 from foreword.structured.limits import CompileLimits
-from foreword.structured.params import StructuredOutputs
+from foreword.structured.params import StructuredOutputs, refusal
 from foreword.structured.trial_process import LENGTH, Trial, vocabulary_as_json
 
 START_SECONDS = 60.0  # seconds that the process may take to start
@@ -72,25 +72,22 @@ class CompileTrials:
         except FutureTimeoutError:
             with self._lock:
                 self._stop()
-            raise RequestError(
-                "structured outputs: the process that compiles grammars does not answer; try again"
-            ) from None
+            raise refusal("the process that compiles grammars does not answer; try again") from None
         finally:
             del waiting[number]
 
     def _result(self, answer: dict[str, Any], wanted: StructuredOutputs) -> int:
         """Return the bytes that an answer reports; raise `RequestError` for any other answer."""
-        limits, takes = self._limits, f"structured outputs: {wanted.form} takes"
+        seconds, mebibytes = self._limits.cpu_seconds, self._limits.memory_bytes >> 20
         if "refusal" in answer:
             raise RequestError(answer["refusal"])
         if "bytes" in answer:
             return int(answer["bytes"])
         if answer.get("signal") in _TIME_SIGNALS:
-            raise RequestError(f"{takes} longer than {limits.cpu_seconds:g} s to compile; make it smaller")
+            raise refusal(f"{wanted.form} takes longer than {seconds:g} s to compile; make it smaller")
         if "signal" in answer:
-            memory = limits.memory_bytes >> 20
-            raise RequestError(f"{takes} more than {memory} MiB to compile; make it smaller")
-        raise RequestError("structured outputs: the process that compiles grammars has ended; try again")
+            raise refusal(f"{wanted.form} takes more than {mebibytes} MiB to compile; make it smaller")
+        raise refusal("the process that compiles grammars has ended; try again")
 
     def _send(self, message: Mapping[str, Any]) -> None:
         if self._process is None:
@@ -111,9 +108,8 @@ class CompileTrials:
         )
         self._process = process
         weakref.finalize(self, _end, process)
-        Thread(
-            target=_listen, args=(process.stdout, self._waiting), name="foreword-grammar-trials", daemon=True
-        ).start()
+        arguments = process.stdout, self._waiting
+        Thread(target=_listen, args=arguments, name="foreword-grammar-trials", daemon=True).start()
         assert process.stdin is not None
         _write(process.stdin.fileno(), vocabulary_as_json(self._tokens))
 
@@ -157,7 +153,8 @@ def _settle(answered: "Future[dict[str, Any]]", answer: dict[str, Any]) -> None:
 
 
 def _write(descriptor: int, message: Mapping[str, Any]) -> None:
+    """Write a message to a pipe, which may take several writes."""
     body = json.dumps(message).encode()
-    rest = memoryview(LENGTH.pack(len(body)) + body)
-    while rest:
-        rest = rest[os.write(descriptor, rest) :]
+    unwritten = memoryview(LENGTH.pack(len(body)) + body)
+    while unwritten:
+        unwritten = unwritten[os.write(descriptor, unwritten) :]

@@ -1,4 +1,4 @@
-"""Writes files of a training run atomically, and checks its directories."""
+"""Writes the files of a training run atomically, and checks the directories that it uses."""
 
 import hashlib
 import json
@@ -33,7 +33,7 @@ def identity_of(checkpoint: Checkpoint) -> str:
 
 
 @contextmanager
-def written_whole(path: Path) -> Iterator[Path]:
+def atomic_path(path: Path) -> Iterator[Path]:
     """Yield a temporary path. Rename it to `path` at the end of the block, or remove it after a failure."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".part")
@@ -51,7 +51,7 @@ def written_whole(path: Path) -> Iterator[Path]:
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """Write a safetensors file with reproducible bytes."""
-    with written_whole(path) as partial:
+    with atomic_path(path) as partial:
         save_file(dict(tensors), partial, dict(metadata))
         _sort_metadata(partial)
 
@@ -70,12 +70,12 @@ def _sort_metadata(path: Path) -> None:
 
 def write_state(path: Path, state: Mapping[str, object]) -> None:
     """Write a file that `torch.load` reads with weights_only."""
-    with written_whole(path) as partial:
+    with atomic_path(path) as partial:
         torch.save(dict(state), partial)
 
 
 def write_text(path: Path, text: str) -> None:
-    with written_whole(path) as partial:
+    with atomic_path(path) as partial:
         partial.write_text(text, encoding="utf-8")
 
 
@@ -120,8 +120,8 @@ def state_in(out: Path) -> Path:
     return out / TRAINING / "state.pt"
 
 
-def require_own(out: Path, *, resume: bool) -> None:
-    """Check the directory of a training run: it must be empty, or with `resume` hold a run; raise `RequestError`."""
+def require_run_directory(out: Path, *, resume: bool) -> None:
+    """Raise `RequestError` unless a training run's directory is empty or, with `resume`, has a training state."""
     require_directory(out)
     if resume and not state_in(out).exists():
         raise RequestError(f"{out} has no training state to resume; leave out --resume for a new training")
@@ -130,18 +130,18 @@ def require_own(out: Path, *, resume: bool) -> None:
             raise RequestError(
                 f"{out} has a training state; continue it with --resume, or choose another --out for a new training"
             )
-    elif foreign := _names(out) - {TEXTS, TRAINING}:
-        raise RequestError(f"{out} is not empty (it holds {min(foreign)}); give a new directory")
+    elif unknown := _names(out) - {TEXTS, TRAINING}:
+        raise RequestError(f"{out} is not empty (it holds {min(unknown)}); give a new directory")
 
 
-def require_pieces_alone(export: Path, trained: Path) -> None:
-    """Check that an export directory has only pieces of an earlier export, or nothing; raise `RequestError`."""
+def require_export_directory(export: Path, trained: Path) -> None:
+    """Raise `RequestError` unless an export directory is empty, or has only pieces of an earlier export."""
     require_directory(export)
     if export.resolve() == trained.resolve():
         raise RequestError(f"{export} is the directory of the training itself; give the pieces another one")
     names = _names(export)
     piece = re.escape(WEIGHTS) + r"\.\d{2,}"
-    if names and (MANIFEST not in names or not all(re.fullmatch(piece, one) for one in names - {MANIFEST})):
+    if names and (MANIFEST not in names or not all(re.fullmatch(piece, name) for name in names - {MANIFEST})):
         raise RequestError(
             f"{export} has files that are not pieces of an earlier export; give a new directory"
         )
@@ -158,10 +158,8 @@ def require_same_kind(begin: Path, method: str) -> None:
     """Raise `RequestError` for initial weights of another kind of drafter."""
     kind = trained_kind(begin)
     if kind != method:
-        found = "no trained weights" if kind is None else f"weights of kind {kind}"
-        raise RequestError(
-            f"--begin {begin} holds {found}; train {method} needs a directory of kind {method}"
-        )
+        held = "no trained weights" if kind is None else f"weights of kind {kind}"
+        raise RequestError(f"--begin {begin} holds {held}; train {method} needs a directory of kind {method}")
 
 
 def _names(directory: Path) -> set[str]:

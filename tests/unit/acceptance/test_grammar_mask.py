@@ -51,7 +51,7 @@ def test_rows_of_others_keep_their_logits():
     verdicts = judge(judged)
     assert verdicts.tokens(judged.trees, 1) == [9, 11, 3]
     assert torch.equal(judged.logits[[0, 4]], raw[[0, 4]])
-    assert verdicts.own[0] == int(raw[0].argmax())
+    assert verdicts.target_tokens[0] == int(raw[0].argmax())
 
 
 def test_log_probabilities_are_those_among_the_allowed_tokens():

@@ -248,7 +248,7 @@ def test_a_row_is_the_same_in_any_company(backend: str):
         padded = torch.nn.functional.pad(logits[list(order)], (0, padding), value=99.0)
         judged = judgement(padded, [PLAIN] * len(order), [samplers[i] for i in order])
         found = distributions(judged)
-        return list(zip(found.floor.tolist(), judge(judged).own, strict=True))
+        return list(zip(found.floor.tolist(), judge(judged).target_tokens, strict=True))
 
     together = shaped(range(rows), 0)
     for _ in range(10):
@@ -264,7 +264,7 @@ def test_padding_behind_the_vocabulary_never_comes_out(backend: str):
         params = [SamplingParams(temperature=temperature, seed=i) for i in range(200)]
         judged = judgement(logits, [PLAIN] * 200, [sampler(p, vocab) for p in params])
         assert judged.logits.shape == (200, vocab)
-        own = judge(judged).own
+        own = judge(judged).target_tokens
         assert all(0 <= token < vocab for token in own)
 
 
@@ -282,8 +282,8 @@ def test_a_poisoned_row_fails_its_own_request_alone(backend: str, poison: float)
     logits[:, 3] = 5.0
     logits[1, 7] = poison
     verdicts = judge(judgement(logits, [PLAIN] * 4, [sampler(params, 10)] * 4))
-    assert verdicts.states == [RowStatus.OK, RowStatus.NOT_FINITE, RowStatus.OK, RowStatus.OK]
-    assert verdicts.own == [3, -1, 3, 3]
+    assert verdicts.statuses == [RowStatus.OK, RowStatus.NOT_FINITE, RowStatus.OK, RowStatus.OK]
+    assert verdicts.target_tokens == [3, -1, 3, 3]
     assert "NaN" in (verdicts.error(1) or "")
 
 
@@ -312,14 +312,16 @@ def test_a_grammar_mask_is_kept(backend: str):
         one.grammar = MaskedRows(row[None])
     verdicts = judge(judgement(logits, [PLAIN] * 300, samplers))
     good = np.arange(300) != 7
-    assert mask[torch.from_numpy(good)][torch.arange(299), np.array(verdicts.own)[good]].all()
-    assert verdicts.states[7] == RowStatus.ALL_MASKED
+    assert mask[torch.from_numpy(good)][torch.arange(299), np.array(verdicts.target_tokens)[good]].all()
+    assert verdicts.statuses[7] == RowStatus.ALL_MASKED
 
 
 def test_greedy_takes_the_first_of_equal_logits(backend: str):
     logits = torch.zeros(1, 30)
     logits[0, [7, 9, 20]] = 2.0
-    assert judge(judgement(logits, [PLAIN], [sampler(SamplingParams(temperature=0), 30)])).own == [7]
+    assert judge(judgement(logits, [PLAIN], [sampler(SamplingParams(temperature=0), 30)])).target_tokens == [
+        7
+    ]
 
 
 def test_bad_words_count_the_draft_path(backend: str):

@@ -39,7 +39,7 @@ def test_coupled_is_its_reference():
         verdicts = judge(judgement(logits_along(case, [], draft), [draft], [case.sampler()]))
         path = [tree.tokens[node] for node in verdicts.paths[0]]
         assert path == [tree.tokens[node] for node in expected[0]]
-        assert verdicts.own[0] == expected[1]
+        assert verdicts.target_tokens[0] == expected[1]
 
 
 def test_coupled_goes_down_chains_and_trees_as_far_as_they_were_drawn():
@@ -98,7 +98,7 @@ def test_chain_rules_are_their_references(rule: Rule, guessing: DraftKind):
         own = reference.draw(left, noise_key(case, Stream.RESIDUAL, steps, start + count))
         verdicts = judge(judgement(logits_along(case, done, draft), [draft], [request]))
         assert verdicts.paths[0] == list(range(count))
-        assert verdicts.own[0] == own
+        assert verdicts.target_tokens[0] == own
         lengths.add(count)
     assert len(lengths) > 2, "the cases are too much alike"
 
@@ -129,7 +129,7 @@ def test_greedy_is_every_rules_limit(rule: Rule):
         right = next((i for i in range(4) if guesses[i] != best[i]), 4)
         verdicts = judge(judged)
         assert verdicts.paths[0] == list(range(right))
-        assert verdicts.own[0] == best[right]
+        assert verdicts.target_tokens[0] == best[right]
 
 
 @pytest.mark.parametrize("rule", list(Rule))
@@ -140,7 +140,7 @@ def test_a_guess_outside_the_vocabulary_is_never_accepted(rule: Rule):
         params = SamplingParams(seed=seed)
         verdicts = judge(judgement(logits, [Draft.chain([12, 12, 1], 0)], [sampler(params, 10, rule=rule)]))
         assert verdicts.paths[0] == []
-        assert 0 <= verdicts.own[0] < 10
+        assert 0 <= verdicts.target_tokens[0] < 10
 
 
 def test_rules_and_shapes_share_a_batch():
@@ -156,14 +156,14 @@ def test_rules_and_shapes_share_a_batch():
     alone = []
     for case, draft in zip(cases, drafts, strict=True):
         found = judge(judgement(logits_along(case, [], draft), [draft], [case.sampler()]))
-        alone.append((found.paths[0], int(found.own[0])))
+        alone.append((found.paths[0], int(found.target_tokens[0])))
     widest = max(case.limits.vocab_size for case in cases)
     rows = [
         torch.nn.functional.pad(logits, (0, widest - logits.shape[1]), value=-torch.inf)
         for logits in (logits_along(c, [], d) for c, d in zip(cases, drafts, strict=True))
     ]
     together = judge(judgement(torch.cat(rows), drafts, [case.sampler() for case in cases]))
-    assert [(together.paths[i], int(together.own[i])) for i in range(40)] == alone
+    assert [(together.paths[i], int(together.target_tokens[i])) for i in range(40)] == alone
 
 
 @pytest.mark.parametrize("rule", list(Rule))
@@ -198,7 +198,7 @@ def test_seed_and_sample_decide_and_nothing_else_does(rule: Rule):
 
     def own(seed: int, sample: int) -> int:
         request = RequestSampler(SamplingParams(), TokenLimits(1000), [1], seed, sample=sample, rule=rule)
-        return int(judge(judgement(logits, [PLAIN], [request])).own[0])
+        return int(judge(judgement(logits, [PLAIN], [request])).target_tokens[0])
 
     drawn = {(seed, sample): own(seed, sample) for seed in range(12) for sample in range(4)}
     assert len(set(drawn.values())) > 40
@@ -237,4 +237,7 @@ def test_what_the_target_draws_is_told_under_every_rule(rule: Rule):
     silent = judgement(logits, [draft], [sampler(params, 30, rule=rule)])
     asked = replace(silent, wants_draws=True)
     assert judge(asked).draws == expected
-    assert (judge(asked).paths, judge(asked).own) == (judge(silent).paths, judge(silent).own)
+    assert (judge(asked).paths, judge(asked).target_tokens) == (
+        judge(silent).paths,
+        judge(silent).target_tokens,
+    )

@@ -63,7 +63,7 @@ def test_traversal_is_its_reference(guessing: DraftKind, replaced: bool):
         draft = Draft(tree.tokens, tree.parents, drawn=tree.drawn)
         verdicts = judge(judgement(logits_along(case, done, draft), [draft], [request]))
         assert verdicts.paths[0] == path
-        assert verdicts.own[0] == own
+        assert verdicts.target_tokens[0] == own
         depths.add(len(path))
         younger += any(tree.parents[node] in tree.parents[:node] for node in path)
     assert len(depths) > 2, "the cases are too much alike"
@@ -87,6 +87,6 @@ def test_traversal_is_block_on_chains(guessing: DraftKind):
             for rule in (Rule.BLOCK, Rule.TRAVERSAL)
         ]
         assert found[0].paths[0] == found[1].paths[0]
-        assert found[0].own == found[1].own
+        assert found[0].target_tokens == found[1].target_tokens
         lengths.add(len(found[0].paths[0]))
     assert len(lengths) > 2

@@ -11,9 +11,7 @@ from foreword.bench.control.bench import (
     ControlBenchReport,
     ControlSizes,
     cell_table,
-    goal_table,
     ratio_chart,
-    reaction_table,
 )
 from foreword.bench.control.changes import (
     Brake,
@@ -48,7 +46,15 @@ from foreword.bench.control.windows import (
     measure_cells,
     tokens_at,
 )
-from foreword.bench.skeleton import BestFixed, Interval, against_best, bootstrap, together
+from foreword.bench.skeleton import (
+    BestFixed,
+    Interval,
+    against_best,
+    bootstrap,
+    columns_of,
+    joint_confidence,
+    table,
+)
 from foreword.drafters.combined import RoutedDrafter
 from foreword.errors import RequestError
 from foreword.speculation.drafting import Drafter, DraftSource, Traits
@@ -145,7 +151,7 @@ def test_bounds_hold_as_often_as_they_say():
         interval = bootstrap([rng.lognormvariate(0, 0.1) for _ in range(12)], 0.95, seed)
         missed += not interval.low <= 1 <= interval.high
     assert missed < 30
-    assert together(0.95, 10) == pytest.approx(0.995)
+    assert joint_confidence(0.95, 10) == pytest.approx(0.995)
 
 
 def steady(rate: float, seconds: float, step: float = 0.05) -> list[Step]:
@@ -281,10 +287,12 @@ def test_tables_and_chart():
     }
     changes = conditions("code", "chat", 2, 8.0, nullcontext, nullcontext)
     reactions = measure_conditions(PretendLine(), changes, OWN, nothing)
-    assert reaction_table(reactions).row_count == 8
+    assert table(reactions, columns_of(reactions)).row_count == 8
     report = ControlBenchReport(cells, reactions)
     assert report.failures == []
-    assert goal_table(report.verdicts).row_count == len(report.as_json()["goals"]) == 7
+    assert (
+        table(report.verdicts, columns_of(report.verdicts)).row_count == len(report.as_json()["goals"]) == 7
+    )
 
 
 def cell(kind: str, batch: int, own: float, best: float) -> ControlCell:

@@ -14,7 +14,7 @@ def test_a_command_has_the_collector_leave_what_is_loaded_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """To walk through all of it takes a tenth of a second. Whoever has the process to himself says so: not a test."""
-    monkeypatch.setattr(console, "after_loading", console.nothing)
+    monkeypatch.setattr(console, "after_loading", lambda: None)
     monkeypatch.setattr(sys, "argv", ["foreword", "--version"])
     with pytest.raises(SystemExit):
         main.main()

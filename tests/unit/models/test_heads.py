@@ -333,7 +333,7 @@ def test_four_bits_without_all_their_rows_are_refused(tmp_path: Path, short: lis
         tensors[f"fc.weight{end}"] = tensors[f"fc.weight{end}"][:-1].contiguous()
     save_file(tensors, file)
     head = open_head(tmp_path / "small")
-    assert readable_blocks(head.kept, "fc.weight") is None
+    assert readable_blocks(head.packed_tensor, "fc.weight") is None
     with pytest.raises(CheckpointError, match=r"fc\.weight"):
         list(head.pieces("fc.weight", HIDDEN // 2 - 1))
 
@@ -341,7 +341,7 @@ def test_four_bits_without_all_their_rows_are_refused(tmp_path: Path, short: lis
 def test_floats_beside_an_unknown_quantization_are_not_packed(tmp_path: Path):
     """A head's config may have been copied from a target that is quantised by any method."""
     head = open_head(saved(tmp_path / "head", quantization_config={"quant_method": "bitsandbytes"}))
-    assert head.kept("fc.weight") is None
+    assert head.packed_tensor("fc.weight") is None
     assert head.load("fc.weight").isfinite().all()
 
 

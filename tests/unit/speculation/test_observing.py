@@ -84,7 +84,7 @@ def test_all_who_may_draft_for_a_request_are_told_with_the_states_that_each_need
     request.kv = cache.open()
     request.speculation = DraftPlan("own", own, 2, 1)
     for _ in range(5):
-        stepper.step([PassEntry.of(request, min(request.lag, 4))])
+        stepper.step([PassEntry.of(request, min(request.uncomputed, 4))])
     assert len(own.told) == len(brought.told) == 5
     for drafter in (own, brought):
         position = 0
@@ -122,7 +122,7 @@ def test_the_time_in_which_drafters_observe_a_pass_is_reported_apart():
     request.kv = cache.open()
     request.speculation = DraftPlan("own", Slow(clock), 2, 1)
     for _ in range(4):
-        seconds = stepper.step([PassEntry.of(request, request.lag)]).seconds
+        seconds = stepper.step([PassEntry.of(request, request.uncomputed)]).seconds
         assert seconds.observe == seconds.accept == 7.0
         assert seconds.total == seconds.draft + seconds.observe
     assert [call.is_observing for call in stepper.step([PassEntry.of(request, 1)]).calls] == [True]
@@ -152,7 +152,7 @@ def test_one_that_is_chosen_of_several_is_told_once():
     request.kv = cache.open()
     request.speculation = DraftPlan("route", RoutedDrafter({"head": head, "lookup": lookup}), 2, 1)
     for _ in range(4):
-        stepper.step([PassEntry.of(request, min(request.lag, 4))])
+        stepper.step([PassEntry.of(request, min(request.uncomputed, 4))])
     assert [commit.is_on for commit in head.told] == [False, True, False, True]
     assert not lookup.told
     stepper.policy = FixedPolicy()
@@ -177,7 +177,7 @@ def test_a_head_that_a_policy_has_left_out_is_not_told_while_another_guesses():
     request.kv = cache.open()
     request.speculation = DraftPlan("route", RoutedDrafter({"head": head, "lookup": lookup}), 2, 1)
     for _ in range(4):
-        stepper.step([PassEntry.of(request, min(request.lag, 4))])
+        stepper.step([PassEntry.of(request, min(request.uncomputed, 4))])
     assert [commit.is_on for commit in head.told] == [True, True]
 
 
@@ -190,7 +190,7 @@ def test_a_commit_says_which_rows_stay_where_they_are():
     request.kv = cache.open()
     request.speculation = DraftPlan("own", drafter, 2, 1)
     for _ in range(4):
-        stepper.step([PassEntry.of(request, min(request.lag, 4))])
+        stepper.step([PassEntry.of(request, min(request.uncomputed, 4))])
     assert [commit.settled for commit in drafter.told[:2]] == [4, 7]
     for commit in drafter.told[2:]:
         assert commit.settled == commit.first + 1

@@ -38,7 +38,7 @@ def started(cache: PagedCache, prompt: Sequence[int], params: SamplingParams | N
 
 
 def entry(request) -> PassEntry:
-    return PassEntry.of(request, request.lag)
+    return PassEntry.of(request, request.uncomputed)
 
 
 def plain_text(prompt: Sequence[int], count: int, params: SamplingParams | None = None) -> list[int]:
@@ -293,7 +293,7 @@ def test_a_drafter_hears_every_committed_row_once_with_its_states(chunk: int):
     watched.speculation = DraftPlan("observer", observer, 8, 4)
     observer.truth[watched.request_id] = truths[1]
     while len(watched.output_ids) < 20:
-        entries = [PassEntry.of(r, min(r.lag, chunk)) for r in (unwatched, watched)]
+        entries = [PassEntry.of(r, min(r.uncomputed, chunk)) for r in (unwatched, watched)]
         stepper.step(entries)
     assert watched.tokens == truths[1][: len(watched.tokens)]
     position = 0

@@ -242,7 +242,7 @@ def test_a_pass_that_finds_no_memory_costs_those_alone_who_need_it(caplog: pytes
         request.kv = cache.open()
     stepper = Stepper(SmallDevice(), cache, FixedPolicy())
     recovery = Recovery(stepper)
-    under_way = recovery.launch([PassEntry.of(request, request.lag) for request in requests])
+    under_way = recovery.launch([PassEntry.of(request, request.uncomputed) for request in requests])
     assert under_way is not None
     recovery.resolve(under_way)
     assert [request.finish_reason for request in requests] == [None, "error", None]

@@ -42,7 +42,7 @@ def make_request(cache: PagedCache, prompt: Sequence[int], seed: int, eos: int |
 def next_token(target: HistoryTarget, history: Sequence[int], request: Request) -> int:
     sampler = RequestSampler(request.params, TokenLimits(11), history, request.sampler.seed)
     logits = target.logits_after(history).unsqueeze(0)
-    return int(judge(Judgement.of(logits, stack([Draft()]), [sampler])).own[0])
+    return int(judge(Judgement.of(logits, stack([Draft()]), [sampler])).target_tokens[0])
 
 
 def plain_text(target: HistoryTarget, request: Request) -> list[int]:
@@ -155,7 +155,7 @@ def test_one_that_is_asked_aside_is_asked_in_the_same_call_and_changes_nothing()
     kept: list[Draft] = []
     looked_at = ShadowDraft(DraftPlan("second", second, 2, 2), kept.append)
     plans = [DraftPlan("first", first, 2, 2, shadow=looked_at), DraftPlan("second", second, 2, 2)]
-    entries = [PassEntry.of(request, request.lag) for request in requests]
+    entries = [PassEntry.of(request, request.uncomputed) for request in requests]
     proposal = call_drafters(entries, plans, lambda: 0.0)
     assert [(call.method, call.requests) for call in proposal.calls] == [("second", 2), ("first", 1)]
     assert [one.method for one in proposal.shares] == ["first", "second"]
@@ -186,7 +186,7 @@ def test_a_shadow_draft_that_is_taken_spares_the_planned_drafters_call():
         )
         for depth, is_taken in ((3, True), (2, False))
     ]
-    entries = [PassEntry.of(request, request.lag) for request in requests]
+    entries = [PassEntry.of(request, request.uncomputed) for request in requests]
     proposal = call_drafters(entries, plans, lambda: 0.0)
     assert [draft.tokens for draft in proposal.drafts] == [(5, 5, 5), (4, 4)]
     assert [one.method for one in proposal.shares] == ["second", "first"]
@@ -201,7 +201,7 @@ def test_a_call_counts_the_levels_that_its_nodes_allow():
     request = make_request(cache, [1, 2, 3], seed=1)
     drafter = RandomTreeDrafter(lambda history, _: 0, 11, 0.0, seed=1)
     stepper = Stepper(target, cache, FixedPolicy(drafter, max_nodes=2, max_depth=9))
-    report = stepper.step([PassEntry.of(request, request.lag)])
+    report = stepper.step([PassEntry.of(request, request.uncomputed)])
     assert [call.levels for call in report.calls] == [2]
 
 
@@ -227,7 +227,7 @@ def test_a_failure_at_any_stage_is_recovered_from(stage: str, monkeypatch: pytes
         with monkeypatch.context() as broken:
             place = owner or live[0]
             broken.setattr(place, stage, fails_once(getattr(place, stage)))
-            report = recovery.resolve(recovery.launch([PassEntry.of(r, r.lag) for r in live]))
+            report = recovery.resolve(recovery.launch([PassEntry.of(r, r.uncomputed) for r in live]))
         assert all(part.applied for part in report.requests)
         cache.check_integrity()
         if stage == "commit":
@@ -264,7 +264,7 @@ def test_a_request_that_breaks_every_pass_fails_alone():
     target.forward = poisoned  # type: ignore[method-assign]
     stepper = Stepper(target, cache, FixedPolicy())
     recovery = Recovery(stepper)
-    recovery.resolve(recovery.launch([PassEntry.of(r, r.lag) for r in requests]))
+    recovery.resolve(recovery.launch([PassEntry.of(r, r.uncomputed) for r in requests]))
     assert [r.finish_reason for r in requests] == [None, "error", None]
     assert "token 4 at place 2" in (requests[1].answer.error or "")
     cache.check_integrity()

@@ -1,8 +1,8 @@
 """Block verification (Sun et al. 2024, arXiv 2403.10444), for chains.
 
-The chain is judged as a whole: w_i = min(1, w_{i-1} p(x_i) / q(x_i)) is the share of the target's probability that the
-first i tokens carry. Each prefix is tested with its own uniform, and the longest one that passes is accepted. Later
-tokens can therefore save a token that the *token* rule rejects. In expectation *block* accepts at least as many tokens.
+w_i = min(1, w_{i-1} p(x_i) / q(x_i)), with w_0 = 1, is the share of the target's probability that the first i tokens
+carry. Each prefix is tested with a random number of its own, and the longest prefix that passes is accepted. It may
+contain a token that the *token* rule would reject. In expectation *block* accepts at least as many tokens as *token*.
 """
 
 import numpy as np
@@ -16,6 +16,8 @@ def plan(chains: ChainRows, nodes: Ints) -> AcceptancePlan:
     carried = carried_weights(chains, nodes)
     is_last = next_in_chain(chains.trees, nodes) == NO_ROW
     accept = np.zeros_like(carried)
+    # The whole chain is accepted with probability w. A shorter prefix is accepted with r / (r + 1 - w), where r is the
+    # mass of the residual after it.
     accept[nodes[is_last]] = carried[nodes[is_last]]
     inner = nodes[~is_last]
     residual = residual_mass(chains, nodes, carried)[inner]
@@ -47,5 +49,8 @@ def residual_mass(chains: ChainRows, nodes: Ints, carried: Floats) -> Floats:
 
 
 def stop_rows(trees: DraftTrees, accept: Floats, uniforms: Floats) -> Ints:
-    """Return the last row of each request's longest accepted prefix, [requests]; `uniforms` has one per row."""
+    """Return the last row of each request's longest accepted prefix, [requests].
+
+    `uniforms` has one random number per row of the batch.
+    """
     return trees.deepest((uniforms < accept) | (trees.depths == 0))

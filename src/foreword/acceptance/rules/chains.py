@@ -1,4 +1,4 @@
-"""Common parts of *token* and *block*: probabilities of draft tokens, and sampling from the residual distribution.
+"""Common parts of *token* and *block*: probabilities of draft tokens, and the residual distribution after a rejection.
 
 p is the target's probability of a token, q the drafter's. *traversal* uses `ChainRows` too.
 """
@@ -13,11 +13,9 @@ from foreword.acceptance.distribution import (
     FIXED_POINT_ONE,
     Distributions,
     KeptTokens,
-    best_per_row,
     kept_tokens,
     log_weights,
 )
-from foreword.acceptance.noise import Keys, key_tensor
 from foreword.acceptance.rules.trees import NO_ROW, DraftTrees, Floats, Ints
 
 
@@ -48,9 +46,10 @@ class ChainRows:
 
 
 def exact_sums(rows: Tensor, weights: Tensor, count: int) -> Tensor:
-    """Return the sum of each row's weights, float64 [count]. Weights are in 0 .. 1; `rows` has the row of each.
+    """Return the sum of each row's weights, float64 [count].
 
-    The sums are in 80-bit fixed point, so they do not depend on the order.
+    `weights` are in 0 .. 1, and `rows` has the row of each weight. The sums are in 80-bit fixed point (two 40-bit
+    integers), so they do not depend on the order of addition.
     """
     high = (weights * FIXED_POINT_ONE).floor()
     low = ((weights * FIXED_POINT_ONE - high) * FIXED_POINT_ONE).round()
@@ -64,18 +63,7 @@ class AcceptancePlan:
     """Acceptance probabilities under a rule; only the rows of its requests are valid."""
 
     accept: Floats  # [all rows], acceptance probability of the row's node
-    carried: Floats  # [all rows], factor of p in the residual if the node is the last accepted one
-
-
-@dataclass(frozen=True)
-class Leftover:
-    """Residual distribution of each request at its stop row: max(scale * p - q, 0), normalised."""
-
-    stop_rows: Ints  # [requests], last accepted row
-    scale: Floats  # [requests]
-    next_rows: (
-        Ints  # [requests], the rejected node, whose q is subtracted; NO_ROW: end of the draft, nothing is
-    )
+    carried: Floats  # [all rows], factor of p in the residual if the row is the last accepted one
 
 
 def ratios(chains: ChainRows, nodes: Ints) -> Floats:
@@ -93,31 +81,23 @@ def next_in_chain(trees: DraftTrees, rows: Ints) -> Ints:
     return np.where(rows + 1 < row_ends, rows + 1, NO_ROW)
 
 
-def leftover(trees: DraftTrees, plan: AcceptancePlan, stops: Ints) -> Leftover:
-    """Return the distribution of each request's own token: the residual if a node was rejected, else p."""
-    next_rows = next_in_chain(trees, stops)
-    return Leftover(stops, np.where(next_rows == NO_ROW, 1.0, plan.carried[stops]), next_rows)
+def leftover_weights(chains: ChainRows, plan: AcceptancePlan, stops: Ints) -> KeptTokens:
+    """Return the tokens that can follow each stop row, with the logarithms of their residual weights.
 
-
-def leftover_weights(chains: ChainRows, left: Leftover) -> KeptTokens:
-    """Return the kept tokens of the stop rows, with the logarithms of their residual weights."""
+    `stops` [requests] are the last accepted rows. The weight of a token is max(carried * p - q, 0), where q is that of
+    the rejected node. If all nodes were accepted, the weight is p.
+    """
+    rejected = next_in_chain(chains.trees, stops)  # [requests], the rejected node, or NO_ROW, which has no q
+    factor = np.where(rejected == NO_ROW, 1.0, plan.carried[stops])  # [requests]
     count, device = len(chains.totals), chains.totals.device
     request_at = np.full(count, NO_ROW)  # [all rows], the request that stops at the row
-    request_at[left.stop_rows] = np.arange(len(left.stop_rows))
+    request_at[stops] = np.arange(len(stops))
     is_stop = torch.from_numpy(request_at).to(device)[chains.kept.rows] != NO_ROW
     rows, ids = chains.kept.rows[is_stop], chains.kept.ids[is_stop]
     request = request_at[rows.cpu().numpy()]
     p = chains.kept.log_weights[is_stop].exp() / chains.totals[rows]
-    q_on_host = chains.trees.q.at(left.next_rows[request], ids.cpu().numpy())
-    scale, q = (torch.from_numpy(column).to(device) for column in (left.scale[request], q_on_host))
-    weights = (scale * p - q).clamp(min=0)
+    q = torch.from_numpy(chains.trees.q.at(rejected[request], ids.cpu().numpy())).to(device)
+    weights = (torch.from_numpy(factor[request]).to(device) * p - q).clamp(min=0)
     # An empty residual means that p and q differ only by rounding: use p.
     is_empty = torch.zeros(count, dtype=torch.float64, device=device).index_add(0, rows, weights) == 0
     return KeptTokens(rows, ids, torch.where(is_empty[rows], p, weights).log())
-
-
-def draw_leftover(chains: ChainRows, left: Leftover, keys: Keys) -> Ints:
-    """Sample each request's own token, int64 [requests]; `keys` has one noise key per row of the batch."""
-    tokens = best_per_row(leftover_weights(chains, left), key_tensor(keys, chains.totals.device))
-    own: Ints = tokens.cpu().numpy()[left.stop_rows]
-    return own

@@ -1,7 +1,7 @@
-"""The coupled rule: the noise with which the target samples depends on the position; equal draft tokens are accepted.
+"""The coupled rule: a draft token is accepted if it equals the token that the target samples at this position.
 
-The token at a position is a function of history, parameters, seed and position only. A draft token is accepted if it is
-this token. The text is therefore the same with any draft, and without drafts.
+The target's noise depends on seed and position only, so its token is a function of history, parameters, seed and
+position. The text is therefore the same with any draft, and without drafts.
 """
 
 from collections.abc import Sequence

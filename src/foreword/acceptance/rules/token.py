@@ -17,5 +17,8 @@ def plan(chains: ChainRows, nodes: Ints) -> AcceptancePlan:
 
 
 def stop_rows(trees: DraftTrees, accept: Floats, uniforms: Floats) -> Ints:
-    """Return each request's last row before the first rejection, [requests]; `uniforms` has one per row."""
+    """Return each request's last row before the first rejection, [requests].
+
+    `uniforms` has one random number per row of the batch.
+    """
     return trees.deepest(trees.reached(uniforms < accept))

@@ -35,8 +35,10 @@ class Residual:
         return min(1.0, self.carried * float(self.probs[slot]) / q) if is_possible else 0.0
 
     def without(self, q: Floats) -> "Residual":
-        """Return the residual after one more child was rejected, whose probabilities are `q` [kept]."""
-        if not len(self.ids):  # a row without a distribution fails its request if it is reached
+        """Return the residual after one more child was rejected, which was sampled from `q` [kept]."""
+        if not len(
+            self.ids
+        ):  # a row without a distribution fails its request if the accepted path ends there
             return self
         weights = np.maximum(self.carried * self.probs - q, 0.0)
         mass = float(weights.sum())
@@ -48,24 +50,29 @@ class Residual:
 
 @dataclass(frozen=True)
 class TraversalPlan:
-    """Acceptance probabilities under *traversal*; only the rows of its requests are valid."""
+    """Acceptance probabilities under *traversal*; only the rows of requests with this rule are valid."""
 
     accept: Floats  # [all rows], acceptance probability given that all nodes judged before were rejected
-    residuals: dict[int, Residual]  # by row, the distribution of the own token if the path ends there
+    residuals: dict[
+        int, Residual
+    ]  # by row, the distribution of the target's own token if the path ends there
 
 
 def plan(chains: ChainRows, requests: Ints) -> TraversalPlan:
     """Return the acceptance probabilities and residuals of all rows of these requests."""
-    trees, accept, residuals = chains.trees, np.zeros(len(chains.trees.tokens)), {}
-    kept = _KeptRows.of(chains)
-    carried = np.zeros(len(accept))  # filled from parents to children, whose rows come later
+    trees, kept = chains.trees, _KeptRows.of(chains)
+    accept = np.zeros(len(trees.tokens))  # [all rows]
+    residuals = {}
+    carried = np.zeros(
+        len(accept)
+    )  # [all rows]; a parent is computed before its children, whose rows come later
     for request in requests.tolist():
         root, end = trees.starts[request], trees.starts[request + 1]
         carried[root] = 1.0
-        below = children(trees, request)
+        children_of = children(trees, request)
         for row in range(root, end):
             residual = kept.target(row, float(carried[row]))
-            for child in below[row - root]:
+            for child in children_of[row - root]:
                 ids, probs = kept.node_q(child)
                 token = trees.token_list[child]
                 carried[child] = residual.chance(token, float(probs[ids == token].sum()))
@@ -75,29 +82,31 @@ def plan(chains: ChainRows, requests: Ints) -> TraversalPlan:
 
 
 def children(trees: DraftTrees, request: int) -> list[list[int]]:
-    """Return the children of each row of the request, in draft order."""
+    """Return the children of each row of the request, [rows of the request]; children are in draft order."""
     root, end = trees.starts[request], trees.starts[request + 1]
-    below: list[list[int]] = [[] for _ in range(root, end)]
+    children_of: list[list[int]] = [[] for _ in range(root, end)]
     for row in range(root + 1, end):
-        below[trees.parent_list[row] - root].append(row)
-    return below
+        children_of[trees.parent_list[row] - root].append(row)
+    return children_of
 
 
 def visits(trees: DraftTrees, request: int) -> list[int]:
     """Return the rows of a request in the order in which they are judged; the root is last."""
-    root, below = trees.starts[request], children(trees, request)
-    backwards, stack = [], [root]
+    root, children_of = trees.starts[request], children(trees, request)
+    # Visiting a node before its children, and the last child first, is the reverse of the order of judgement.
+    reversed_visits, stack = [], [root]
     while stack:
         row = stack.pop()
-        backwards.append(row)
-        stack += below[row - root]
-    return backwards[::-1]
+        reversed_visits.append(row)
+        stack += children_of[row - root]
+    return reversed_visits[::-1]
 
 
 def stop_rows(trees: DraftTrees, requests: Ints, accept: Floats, uniforms: Floats) -> Ints:
-    """Return the last row of each request's accepted path, [requests]; `uniforms` has one per row.
+    """Return the last row of each request's accepted path, [requests].
 
     It is the first row, in the order of `visits`, whose uniform is below its acceptance probability, else the root.
+    `uniforms` has one random number per row of the batch.
     """
     stops = []
     for request in requests.tolist():
@@ -108,10 +117,13 @@ def stop_rows(trees: DraftTrees, requests: Ints, accept: Floats, uniforms: Float
 
 
 def leftover_weights(chains: ChainRows, plan: TraversalPlan, stops: Ints) -> KeptTokens:
-    """Return the tokens that can follow each stop row, with the logarithms of their residual probabilities."""
-    stop_rows = np.sort(stops).tolist()
-    residuals = [plan.residuals[row] for row in stop_rows]
-    rows = np.repeat(np.array(stop_rows, np.int64), [len(residual.ids) for residual in residuals])
+    """Return the tokens that can follow each stop row, with the logarithms of their residual probabilities.
+
+    `stops` [requests] are the last accepted rows.
+    """
+    sorted_stops = np.sort(stops).tolist()  # `KeptTokens` are sorted by row
+    residuals = [plan.residuals[row] for row in sorted_stops]
+    rows = np.repeat(np.array(sorted_stops, np.int64), [len(residual.ids) for residual in residuals])
     ids = np.concatenate([np.empty(0, np.int64), *(residual.ids for residual in residuals)])
     probs = np.concatenate([np.empty(0), *(residual.probs for residual in residuals)])
     is_possible = probs > 0
@@ -122,7 +134,7 @@ def leftover_weights(chains: ChainRows, plan: TraversalPlan, stops: Ints) -> Kep
 
 @dataclass(frozen=True)
 class _KeptRows:
-    """The distributions of target and drafter at the selected rows, on the host."""
+    """The distributions of target and drafter at the selected rows, copied to the host."""
 
     chains: ChainRows
     rows: Ints  # [kept], row of each kept token, ascending

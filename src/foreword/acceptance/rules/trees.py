@@ -3,6 +3,7 @@
 Each request has one row for its newest committed token (the root), then one row for each draft token.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -82,11 +83,11 @@ class NodeProbabilities:
 
     def at(self, rows: Ints, ids: Ints) -> Floats:
         """Return, for each pair of a row and an id, q of the row's node at the id, [pairs]; 0 outside its support."""
+        if not len(self.rows):
+            return np.zeros(len(rows))
         keys = (self.rows << ID_BITS) + self.ids
         wanted = (rows << ID_BITS) + ids
-        slot = np.minimum(np.searchsorted(keys, wanted), max(len(keys) - 1, 0))
-        if not len(keys):
-            return np.zeros(len(wanted))
+        slot = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
         return np.where(keys[slot] == wanted, self.probs[slot], 0.0)
 
 
@@ -106,8 +107,8 @@ def _requests_of_rows(starts: tuple[int, ...]) -> Ints:
 
 
 @lru_cache(maxsize=256)
-def _chain_parents(nodes: int) -> tuple[int, ...]:
-    """Return the parents of a chain of `nodes` nodes."""
+def chain_parents(nodes: int) -> tuple[int, ...]:
+    """Return the parents of a chain of `nodes` nodes, as indices in its draft; -1: the text."""
     return tuple(range(-1, nodes - 1))
 
 
@@ -121,7 +122,7 @@ class DraftTrees:
     starts: list[int]  # [requests + 1], root row of each request, then the number of rows
     token_list: list[int]  # [rows], NO_TOKEN at roots
     parent_list: list[int]  # [rows], row of the parent; NO_ROW at roots
-    drawn: tuple[Drawn | None, ...]  # [nodes], each node's q; None: the token was chosen
+    drawn: tuple[Drawn | None, ...]  # [nodes], q of each draft token; None: the token was chosen, without a q
     are_chains: bool = False  # whether all drafts are known to be chains
 
     @staticmethod
@@ -130,7 +131,10 @@ class DraftTrees:
         parents: Sequence[Sequence[int]],
         drawn: Sequence[Sequence[Drawn | None]] | None = None,
     ) -> "DraftTrees":
-        """Build a batch from one list of nodes per request. A parent is a node's index in its draft; -1: the root."""
+        """Build a batch; each argument has one list per request, with one element per node.
+
+        A parent is the index of a node in the same draft; -1: the root.
+        """
         count = len(tokens)
         if not any(parents):
             return DraftTrees(list(range(count + 1)), [NO_TOKEN] * count, [NO_ROW] * count, ())
@@ -146,7 +150,7 @@ class DraftTrees:
             starts.append(len(flat_tokens))
         nodes = len(flat_tokens) - count
         flat_drawn = (None,) * nodes if drawn is None else tuple(chain.from_iterable(drawn))
-        are_chains = False not in [tuple(shape) == _chain_parents(len(shape)) for shape in parents]
+        are_chains = False not in [tuple(shape) == chain_parents(len(shape)) for shape in parents]
         return DraftTrees(starts, flat_tokens, flat_parents, flat_drawn, are_chains)
 
     def with_tokens(self, tokens: Sequence[Sequence[int]]) -> "DraftTrees":
@@ -192,10 +196,11 @@ class DraftTrees:
     @cached_property
     def branches(self) -> Ints:
         """Number of earlier rows with the same request and depth, [rows]; 0 along a chain."""
-        seen: dict[tuple[int, int], int] = {}
+        counts: Counter[tuple[int, int]] = Counter()  # rows so far by (request, depth)
         branches = np.zeros(len(self.token_list), np.int64)
         for row, level in enumerate(zip(self.request_of_row.tolist(), self.depths.tolist(), strict=True)):
-            branches[row] = seen[level] = seen.get(level, -1) + 1
+            branches[row] = counts[level]
+            counts[level] += 1
         return branches
 
     @cached_property
@@ -232,29 +237,35 @@ class DraftTrees:
         return path
 
     def spread(self, sizes: Ints) -> tuple[Ints, Ints]:
-        """Return (row, entry) for every row of a request and every entry of the request's list.
+        """Return all pairs of a row and an entry of its request's list, as two arrays (rows, entries).
 
-        `sizes` [requests] are the lengths of the lists; an entry is an index into all lists, concatenated.
+        `sizes` [requests] are the lengths of the lists. An entry is an index into the concatenation of all lists.
         """
-        per_row = sizes[self.request_of_row]
-        rows = np.repeat(np.arange(len(per_row)), per_row)
-        within = np.arange(len(rows)) - np.repeat(np.cumsum(per_row) - per_row, per_row)
-        starts = np.cumsum(sizes) - sizes
-        return rows, starts[self.request_of_row[rows]] + within
+        size_of_row = sizes[self.request_of_row]
+        rows = np.repeat(np.arange(len(size_of_row)), size_of_row)
+        first_pair_of_row = np.cumsum(size_of_row) - size_of_row
+        index_in_list = np.arange(len(rows)) - np.repeat(first_pair_of_row, size_of_row)
+        list_starts = np.cumsum(sizes) - sizes
+        return rows, list_starts[self.request_of_row[rows]] + index_in_list
 
     def reached(self, hit: Bools) -> Bools:
         """Return whether `hit` is True for a row and all its ancestors, [rows]; roots count as hit."""
         is_root = self.parents == NO_ROW
-        is_reached: Bools = hit | is_root
-        ancestor = np.where(is_root, np.arange(len(hit)), self.parents)  # `levels` levels above the row
+        is_reached: Bools = (
+            hit | is_root
+        )  # whether `hit` is True for the row and the `levels` - 1 rows above it
+        ancestor = np.where(
+            is_root, np.arange(len(hit)), self.parents
+        )  # `levels` levels above the row, or the root
         levels = 1
-        while levels <= self.depths.max(initial=0):
+        while levels <= self.depths.max(initial=0):  # each round doubles `levels`
             is_reached, ancestor, levels = is_reached & is_reached[ancestor], ancestor[ancestor], 2 * levels
         return is_reached
 
     def deepest(self, ok: Bools) -> Ints:
         """Return each request's deepest row for which `ok` is True, [requests]; on ties, the first row."""
-        # One number per row: the depth, then the distance of the row from the end.
-        order = np.where(ok, self.depths, -1) * len(ok) + (len(ok) - 1 - np.arange(len(ok)))
-        best = np.maximum.reduceat(order, self.roots)
-        return len(ok) - 1 - best % len(ok)
+        # Pack depth and row into one number: the depth counts most, and of equal depths the first row is the largest.
+        count = len(ok)
+        reversed_row = count - 1 - np.arange(count)
+        best = np.maximum.reduceat(np.where(ok, self.depths, -1) * count + reversed_row, self.roots)
+        return count - 1 - best % count

@@ -13,7 +13,7 @@ _Q4_0_ZERO = 8  # zero point of Q4_0
 
 def packed_blocks(checkpoint: Checkpoint, name: str) -> QuantizedTensor | None:
     """Return a packed matrix of a checkpoint as blocks; None if it has none and must be unpacked."""
-    return readable_blocks(checkpoint.kept, name) if isinstance(checkpoint, HfCheckpoint) else None
+    return readable_blocks(checkpoint.packed_tensor, name) if isinstance(checkpoint, HfCheckpoint) else None
 
 
 def readable_blocks(load_packed: Callable[[str], PackedTensor | None], name: str) -> QuantizedTensor | None:

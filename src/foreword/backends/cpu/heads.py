@@ -44,7 +44,7 @@ def _layer_blocks(head: Head) -> dict[str, QuantizedTensor]:
     matrices: dict[str, QuantizedTensor] = {}
     for name, shape in head.spec.shapes.items():
         if name.startswith("layers.") and len(shape) == 2:
-            blocks = readable_blocks(head.kept, name)
+            blocks = readable_blocks(head.packed_tensor, name)
             if blocks is None:
                 return {}
             matrices[name] = blocks
@@ -89,7 +89,7 @@ class HeadPacker:
         """Return the blocks of a matrix, from the target's output matrix or the head's file; None if it has none."""
         blocks = self._head.blocks(name) or self._layer_matrices.get(name)
         if blocks is None and self._layer_matrices:
-            blocks = readable_blocks(self._head.kept, name)
+            blocks = readable_blocks(self._head.packed_tensor, name)
         return blocks if blocks is not None and blocks.kind in BLOCK_KINDS else None
 
     def _rounded(self, name: str) -> "_native.PackedMatrix":

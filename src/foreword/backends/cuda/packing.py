@@ -221,7 +221,7 @@ def rounded_to_4_bits(weight: Tensor) -> GroupedWeight | None:
 def load_matrix(head: Head, name: str, target: TargetMatrices, quantization: str) -> Matrix:
     """Load a head's tensor. Matrices stored in 8 bits stay packed; with `quantization` "fp8", others are rounded."""
     is_matrix = name.endswith(("_proj.weight", "fc.weight", "lm_head.weight"))
-    stored = head.packed(name) if is_matrix and quantization != "none" else None
+    stored = head.packed_int8(name) if is_matrix and quantization != "none" else None
     if (
         stored is not None
         and stored.group in (16, 32, 64, GROUP)

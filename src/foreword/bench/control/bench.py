@@ -1,9 +1,9 @@
-"""The controller benchmark on one engine: its runs, goals, tables and JSON."""
+"""`foreword bench control` on one engine: its measurements, goals, tables and JSON."""
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 from rich.table import Table
 
@@ -24,7 +24,7 @@ from foreword.bench.control.windows import (
 from foreword.bench.methods import Method
 from foreword.bench.pictures import Chart
 from foreword.bench.prompts import BenchPrompt
-from foreword.bench.skeleton import Column, Interval, optional, table
+from foreword.bench.skeleton import Column, InTable, Interval, optional, table
 from foreword.control.policy import MeasuredPolicy
 from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.registry import drafter_kinds
@@ -43,54 +43,50 @@ LEAST_OF_BEST_MIXED = 1.0  # minimum ratio to the best fixed setting with mixed 
 
 @dataclass(frozen=True)
 class GoalResult:
-    """Result of one goal."""
+    """Whether a goal was reached, and the figures that decide it."""
 
-    goal: str
-    holds: bool
-    figure: str  # the value closest to the limit, or furthest beyond it
-    misses: Sequence[str] = ()  # values beyond the limit
+    goal: Annotated[str, InTable("goal")]
+    holds: Annotated[bool, InTable("", lambda holds: "[green]pass[/green]" if holds else "[red]miss[/red]")]
+    figure: Annotated[str, InTable("closest")]  # the figure closest to the limit, or furthest beyond it
+    misses: Sequence[str] = ()  # figures beyond the limit
 
 
-def _judged(goal: str, margins: Iterable[tuple[float, str]]) -> list[GoalResult]:
-    """Return the result for figures with their distance from the limit, negative beyond it; without figures, none."""
+Margin = tuple[
+    float, str
+]  # distance of a figure from its goal's limit, negative beyond the limit; and the figure
+
+
+def _judged(goal: str, margins: Iterable[Margin]) -> list[GoalResult]:
+    """Return the goal's result; without figures, an empty list."""
     ordered = sorted(margins, key=lambda pair: pair[0])
     missed = [figure for margin, figure in ordered if margin < 0]
     return [GoalResult(goal, not missed, ordered[0][1], missed)] if ordered else []
 
 
-def _cell_margins(ratios: Iterable[tuple[ControlCell, Interval]], least: float) -> list[tuple[float, str]]:
-    """Return the margins of categories and batch sizes; a cell fails if its interval is below the limit."""
+def _cell_margins(ratios: Iterable[tuple[ControlCell, Interval]], least: float) -> list[Margin]:
+    """Return the margins of the cells' ratios; a ratio is beyond the limit if its whole interval is."""
     return [
         (ratio.high - least, f"{cell.kind}, batch {cell.batch}: {shown(ratio)}") for cell, ratio in ratios
     ]
 
 
-def goal_table(verdicts: Sequence[GoalResult]) -> Table:
-    """Return a table with one line per goal."""
-    columns: dict[str, Column] = {
-        "goal": "{.goal}",
-        "": lambda one: "[green]pass[/green]" if one.holds else "[red]miss[/red]",
-        "closest": "{.figure}",
-    }
-    return table(verdicts, columns)
-
-
 def shown(ratio: Interval) -> str:
+    """Return the ratio and its bounds, such as 1.20 (1.10-1.30)."""
     return f"{ratio.middle:.2f} ({ratio.low:.2f}-{ratio.high:.2f})"
 
 
 @dataclass(frozen=True)
 class ControlBenchReport:
-    """All results."""
+    """All results of the benchmark."""
 
     cells: Sequence[ControlCell]
     reactions: Sequence[changes.Reaction] = ()
     mixed: changes.MixedTraffic | None = None
-    probe_share: float = 0.0  # fraction of step time for shadow drafts
+    probe_share: float = 0.0  # fraction of step time that the controller spent on shadow drafts
 
     @property
     def verdicts(self) -> list[GoalResult]:
-        """Return all goals."""
+        """The results of all goals."""
         to_best = [(cell, cell.best.ratio) for cell in self.cells]
         goals = {
             f"every cell at least {LEAST_RATIO} of plain": _cell_margins(
@@ -101,8 +97,8 @@ class ControlBenchReport:
                 [(cell, ratio) for cell, ratio in to_best if cell.kind == MIXED], LEAST_OF_BEST_MIXED
             ),
         }
-        for what, within in (("off", changes.OFF_WITHIN), ("on again", changes.ON_WITHIN)):
-            goals[f"{what} within {within:.0f} s"] = [
+        for switched, within in (("off", changes.OFF_WITHIN), ("on again", changes.ON_WITHIN)):
+            goals[f"{switched} within {within:.0f} s"] = [
                 (within - one.seconds, f"{one.condition} ({one.phase}): {one.seconds:.1f} s")
                 for one in self.reactions
                 if one.within == within
@@ -120,15 +116,14 @@ class ControlBenchReport:
 
     @property
     def failures(self) -> list[str]:
-        """Return the missed goals."""
+        """One line for each figure that misses its goal."""
         return [f"{one.goal}: {miss}" for one in self.verdicts for miss in one.misses]
 
     def as_json(self) -> dict[str, Any]:
-        mixed = None if self.mixed is None else {**asdict(self.mixed), "ratio": self.mixed.ratio}
         return {
             "cells": [{**asdict(cell), "holds": cell.holds} for cell in self.cells],
             "conditions": list(map(asdict, self.reactions)),
-            "mixed": mixed,
+            "mixed": None if self.mixed is None else {**asdict(self.mixed), "ratio": self.mixed.ratio},
             "probe_share": self.probe_share,
             "goals": list(map(asdict, self.verdicts)),
             "failures": self.failures,
@@ -155,18 +150,6 @@ def cell_table(cells: Sequence[ControlCell], title: str) -> Table:
     return table(cells, columns, title)
 
 
-def reaction_table(reactions: Sequence[changes.Reaction]) -> Table:
-    """Return a table with one line per change."""
-    columns = {
-        "what changes": "{.condition}",
-        "": "{.phase}",
-        "settled\nafter s": "{.seconds:.1f}",
-        "then\nx plain": "{.ratio:.2f}",
-        "worst 5 s\nx plain": "{.worst:.2f}",
-    }
-    return table(reactions, columns)
-
-
 def ratio_chart(cells: Sequence[ControlCell]) -> Chart:
     """Return a chart of the controller's ratio to plain decoding by batch size, one line per category."""
     lines: dict[str, list[tuple[float, float]]] = {}
@@ -175,21 +158,21 @@ def ratio_chart(cells: Sequence[ControlCell]) -> Chart:
     return Chart("requests at once", "controller, relative to plain", lines, level=(1.0, "plain decoding"))
 
 
-SLOWER = 10.0
+SLOWER = 10.0  # factor by which the brake slows drafters
 
 
 @dataclass(frozen=True)
 class ControlSizes:
     """Size of the benchmark."""
 
-    kinds: Sequence[str]  # empty: all, and mixed
+    kinds: Sequence[str]  # categories; empty: all, and mixed
     batches: Sequence[int] = (1, 2, 4, 8, 16, 32)
-    windows: int = 12
+    windows: int = 12  # measured windows per arm and cell
     tokens: int = 48  # mean tokens per request and window
-    phase_seconds: float = 15.0  # per change; 0: no changes
-    learning_seconds: float = 5.0  # of the controller per cell before it is measured
+    phase_seconds: float = 15.0  # duration of a phase before, during or after a change; 0: no changes
+    learning_seconds: float = 5.0  # time per cell that the controller has before it is measured
     mixed_batch: int = 8
-    most_kinds: int = 100  # limit of categories that were not named
+    most_kinds: int = 100  # maximum number of categories if none are named
 
     @staticmethod
     def of(
@@ -199,15 +182,13 @@ class ControlSizes:
         windows: int | None = None,
         changes: bool = True,
     ) -> "ControlSizes":
-        """Return the full size, or with `quick` one for 15 minutes on a small machine; None: default."""
-        usual = QUICK if quick else ControlSizes(())
-        return replace(
-            usual,
-            kinds=kinds,
-            batches=batches or usual.batches,
-            windows=usual.windows if windows is None else windows,
-            phase_seconds=usual.phase_seconds if changes else 0.0,
-        )
+        """Return the full size, or with `quick` a size for 15 minutes on a small machine, with these changes."""
+        size = replace(QUICK if quick else ControlSizes(()), kinds=kinds)
+        if batches is not None:
+            size = replace(size, batches=batches)
+        if windows is not None:
+            size = replace(size, windows=windows)
+        return size if changes else replace(size, phase_seconds=0.0)
 
     def check(self, known: Set[str]) -> None:
         """Raise `RequestError` for categories without prompts."""
@@ -216,7 +197,7 @@ class ControlSizes:
                 raise RequestError(f"--kinds: {kind!r} is none of {', '.join(sorted(known))}, {MIXED}")
 
     def chosen(self, known: Sequence[str]) -> list[str]:
-        """Return the categories to measure."""
+        """Return the categories to measure; `known` are those that have prompts."""
         return list(self.kinds) or [*known[: self.most_kinds - 1], MIXED]
 
 
@@ -232,9 +213,9 @@ def measure_control(
 ) -> ControlBenchReport:
     """Compare the default policy with plain decoding and with settings that draft at every step."""
     brake, policy = changes.Brake(), MeasuredPolicy()
-    settings = {one.label: _at_every_step(one) for one in fixed}
-    own = ControlArm(CONTROLLER, None)
-    arms = [PLAIN_ARM, own, *(ControlArm(label, setting) for label, setting in settings.items())]
+    settings = {method.label: _at_every_step(method) for method in fixed}
+    controller = ControlArm(CONTROLLER, None)
+    arms = [PLAIN_ARM, controller, *(ControlArm(label, setting) for label, setting in settings.items())]
     parsed = [SpeculationConfig.parse(setting) for setting in settings.values()]
     config = EngineConfig(max_num_seqs=max(*sizes.batches, sizes.mixed_batch))
 
@@ -248,7 +229,7 @@ def measure_control(
     kinds = sizes.chosen([kind for kind in known.kinds if kind != MIXED])
     try:
         # If a drafter remembers answers, every window needs a tenant of its own.
-        methods = [name for one in (_default(loaded), *parsed) for name in one.method]
+        methods = [name for config in (_default(loaded), *parsed) for name in config.method]
         learns = any(drafter_kinds()[name].traits.learns_answers for name in methods)
         station = EngineStation(engine, known, sizes.tokens, has_new_tenants=learns)
         line = EngineLine(engine, known)
@@ -260,9 +241,9 @@ def measure_control(
             planned = changes.conditions(
                 kinds[-1], kinds[0], max(sizes.batches), seconds, slow, changes.busy_core
             )
-            reactions = changes.measure_conditions(line, planned, own, on_progress)
+            reactions = changes.measure_conditions(line, planned, controller, on_progress)
             on_progress("mixed traffic", 0, 1)
-            mixed = changes.measure_mixed(line, own, sizes.mixed_batch, 3 * seconds)
+            mixed = changes.measure_mixed(line, controller, sizes.mixed_batch, 3 * seconds)
         return ControlBenchReport(cells, reactions, mixed, policy.explorer.share)
     finally:
         engine.close()
@@ -280,6 +261,7 @@ def default_fixed(loaded: LoadedModel) -> list[Method]:
 
 
 def _default(loaded: LoadedModel) -> SpeculationConfig:
+    """Return the model's default speculation; raise `RequestError` if it is off."""
     choice = loaded.choose_speculation("auto")
     if choice.config is None:
         raise RequestError(f"there is nothing to control: {choice.reason}")

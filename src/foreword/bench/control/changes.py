@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from math import ceil
 from statistics import fmean
 from time import perf_counter, sleep
+from typing import Annotated
 
 from foreword.bench.control import timeline
 from foreword.bench.control.windows import MIXED, PLAIN_ARM, ControlArm
-from foreword.bench.skeleton import staged
+from foreword.bench.skeleton import InTable, staged
 from foreword.drafters.combined import FallbackDrafter, RoutedDrafter
 from foreword.progress import StageProgress
 from foreword.speculation.draft import Draft
@@ -35,7 +36,7 @@ class Brake:
 
 
 class SlowedDrafter(FallbackDrafter):
-    """A drafter that is slowed by a brake."""
+    """A drafter whose calls take longer while a brake is pulled."""
 
     def __init__(
         self,
@@ -59,15 +60,15 @@ class SlowedDrafter(FallbackDrafter):
 
 
 def slowed(drafter: Drafter, brake: Brake) -> Drafter:
-    """Return the drafter with the brake on it, or on each of its choices."""
-    choices = {name: SlowedDrafter(one, brake) for name, one in drafter.choices.items()}
+    """Return the drafter with the brake; if it chooses between several drafters, each has the brake."""
+    choices = {name: SlowedDrafter(choice, brake) for name, choice in drafter.choices.items()}
     return RoutedDrafter(choices) if choices else SlowedDrafter(drafter, brake)
 
 
 LEAST_WORST = 0.9  # minimum ratio to plain decoding in the worst five seconds
 
 OFF_WITHIN, ON_WITHIN = 3.0, 10.0
-"""Seconds within which useless drafting must stop, and useful drafting start."""
+"""Seconds within which drafting without gain must stop, and drafting with a gain must start."""
 
 
 ChangedCondition = tuple[str, Mapping[str, timeline.Phase]]
@@ -78,12 +79,13 @@ ChangedCondition = tuple[str, Mapping[str, timeline.Phase]]
 class Reaction:
     """Reaction of the controller to a change."""
 
-    condition: str
-    phase: str
-    seconds: float  # until the rate settled, or reached plain decoding if speculation has no gain
+    condition: Annotated[str, InTable("what changes")]  # name of the change
+    phase: Annotated[str, InTable("")]  # name of the phase that begins with the change
+    # Until the rate settled, or reached plain decoding if speculation has no gain.
+    seconds: Annotated[float, InTable("settled\nafter s", ".1f")]
     within: float  # allowed seconds
-    ratio: float  # settled rate relative to plain decoding under the same conditions
-    worst: float  # ratio in the worst five seconds
+    ratio: Annotated[float, InTable("then\nx plain", ".2f")]  # settled rate relative to plain decoding
+    worst: Annotated[float, InTable("worst 5 s\nx plain", ".2f")]  # ratio in the worst five seconds
 
 
 def conditions(
@@ -94,18 +96,15 @@ def conditions(
     slow_drafter: timeline.Circumstances,
     busy_core: timeline.Circumstances,
 ) -> list[ChangedCondition]:
-    """Return the changes to measure; speculation gains on `good` texts and hardly on `bad` ones."""
-    alone = timeline.Phase(good, 1, seconds)
+    """Return the changes to measure; speculation has a gain on texts of the category `good`, and hardly on `bad`."""
+    usual, other_texts = timeline.Phase(good, 1, seconds), timeline.Phase(bad, 1, seconds)
     slow, busy = timeline.Phase(good, 1, seconds, slow_drafter), timeline.Phase(good, 1, seconds, busy_core)
     large = timeline.Phase(good, most_batch, 2 * seconds)
     return [
-        (
-            "texts of another kind",
-            {"before": alone, "changed": timeline.Phase(bad, 1, seconds), "back": alone},
-        ),
-        ("drafter ten times as slow", {"before": alone, "slow": slow, "back": alone}),
-        ("another process takes a core", {"before": alone, "busy": busy, "back": alone}),
-        ("batch grows", {"one": alone, f"{most_batch}": large, "one again": alone}),
+        ("texts of another kind", {"before": usual, "changed": other_texts, "back": usual}),
+        ("drafter ten times as slow", {"before": usual, "slow": slow, "back": usual}),
+        ("another process takes a core", {"before": usual, "busy": busy, "back": usual}),
+        ("batch grows", {"one": usual, f"{most_batch}": large, "one again": usual}),
     ]
 
 
@@ -115,17 +114,25 @@ def measure_conditions(
     controller: ControlArm,
     on_progress: StageProgress,
 ) -> list[Reaction]:
-    """Run every change twice: with plain decoding as reference, and with the controller."""
-    found = []
-    for change, phases in staged(changes, on_progress, lambda one: one[0]):
-        plain_runs, own = (line.run(arm, list(phases.values())) for arm in (PLAIN_ARM, controller))
-        runs = list(zip(phases, map(timeline.decoding, plain_runs), map(timeline.decoding, own), strict=True))
-        for number, (phase, plain, steps) in enumerate(runs[1:]):
-            rate, settled = sum(step.tokens for step in plain) / plain[-1].end, timeline.settled_rate(steps)
-            within, aim = (ON_WITHIN, settled) if number else (OFF_WITHIN, min(settled, rate))
-            seconds, worst = timeline.reaction_seconds(steps, aim), timeline.worst_ratio(steps, rate)
-            found.append(Reaction(change, phase, seconds, within, settled / rate, worst))
-    return found
+    """Return the reaction to every phase after a change's first; plain decoding of the same phases is the reference.
+
+    In the second phase drafting may have lost its gain and must stop; in the third it must start again.
+    """
+    reactions = []
+    for change, phases in staged(changes, on_progress, lambda change: change[0]):
+        planned = list(phases.values())
+        plain_steps = map(timeline.decoding, line.run(PLAIN_ARM, planned))
+        steps_of_controller = map(timeline.decoding, line.run(controller, planned))
+        measured = list(zip(phases, plain_steps, steps_of_controller, strict=True))
+        for number, (phase, plain, steps) in enumerate(measured[1:]):
+            plain_rate = sum(step.tokens for step in plain) / plain[-1].end
+            settled = timeline.settled_rate(steps)
+            within, aim = OFF_WITHIN, min(settled, plain_rate)
+            if number > 0:
+                within, aim = ON_WITHIN, settled
+            seconds, worst = timeline.reaction_seconds(steps, aim), timeline.worst_ratio(steps, plain_rate)
+            reactions.append(Reaction(change, phase, seconds, within, settled / plain_rate, worst))
+    return reactions
 
 
 @contextmanager
@@ -139,21 +146,21 @@ def busy_core() -> Iterator[None]:
         other.wait()
 
 
-MOST_RATIO, MIXED_TURNS = 1.05, 3
-"""Maximum ratio of plain requests' times next to others, and runs of both kinds."""
+MOST_RATIO = 1.05  # maximum ratio of plain requests' times next to speculative ones, to those without
+MIXED_TURNS = 3  # runs of plain batches and of mixed ones
 
 
 @dataclass(frozen=True)
 class MixedTraffic:
     """Time per token of plain requests, alone and next to speculative ones.
 
-    Times are means over whole answers, because drafts of others lengthen single steps only.
+    Times are means over whole answers, because drafts of other requests lengthen single steps only.
     """
 
     batch: int
-    plain_ms: float  # p95 if all requests are plain
-    mixed_ms: float  # p95 of plain requests next to speculative ones
-    gap_ratio: float  # ratio of the p95 of single tokens
+    plain_ms: float  # p95 over the answers if all requests are plain
+    mixed_ms: float  # p95 over the answers of plain requests next to speculative ones
+    gap_ratio: float  # ratio of the p95 of single tokens' times
     others_gain: float | None  # speed of the speculative requests relative to plain; None: not measured
 
     @property
@@ -173,32 +180,35 @@ class MixedTraffic:
 def measure_mixed(
     line: timeline.EngineLine, controller: ControlArm, batch: int, seconds: float
 ) -> MixedTraffic:
-    """Run plain and mixed batches in turns."""
+    """Compare plain requests of all-plain batches with those of half-plain batches; each kind runs for `seconds`."""
     half = ControlArm(controller.label, controller.setting, is_half=True)
     phase = timeline.Phase(MIXED, batch, seconds / MIXED_TURNS)
     alone: list[timeline.Step] = []
-    together: list[timeline.Step] = []
+    mixed: list[timeline.Step] = []
     for _ in range(MIXED_TURNS):
         alone += line.run(PLAIN_ARM, [phase])[0]
-        together += line.run(half, [phase])[0]
-    # On a slow machine no answer may end; then use single tokens.
-    plain, mixed = _per_token(alone, True) or _waits(alone), _per_token(together, True) or _waits(together)
-    others = _per_token(together, False)
+        mixed += line.run(half, [phase])[0]
+    # On a slow machine no answer may end; then times of single tokens are compared.
+    plain_alone = _answer_times(alone, is_plain=True) or _token_times(alone)
+    plain_mixed = _answer_times(mixed, is_plain=True) or _token_times(mixed)
+    speculative = _answer_times(mixed, is_plain=False)
     return MixedTraffic(
         batch,
-        1e3 * percentile(plain, 0.95),
-        1e3 * percentile(mixed, 0.95),
-        percentile(_waits(together), 0.95) / percentile(_waits(alone), 0.95),
-        fmean(plain) / fmean(others) if others else None,
+        1e3 * percentile(plain_alone, 0.95),
+        1e3 * percentile(plain_mixed, 0.95),
+        percentile(_token_times(mixed), 0.95) / percentile(_token_times(alone), 0.95),
+        fmean(plain_alone) / fmean(speculative) if speculative else None,
     )
 
 
-def _per_token(steps: Sequence[timeline.Step], is_plain: bool) -> list[float]:
-    ended = (one for step in steps for one in step.ended)
-    return [one.seconds_per_token for one in ended if one.is_plain == is_plain]
+def _answer_times(steps: Sequence[timeline.Step], *, is_plain: bool) -> list[float]:
+    """Return the mean seconds per token of each ended answer, plain or speculative."""
+    answers = (answer for step in steps for answer in step.ended)
+    return [answer.seconds_per_token for answer in answers if answer.is_plain == is_plain]
 
 
-def _waits(steps: Sequence[timeline.Step]) -> list[float]:
+def _token_times(steps: Sequence[timeline.Step]) -> list[float]:
+    """Return the seconds of each token of plain requests."""
     return [seconds for step in steps for seconds in step.plain_seconds]
 
 

@@ -1,4 +1,4 @@
-"""A closed loop of requests under changing conditions."""
+"""Runs a constant number of requests on an engine while conditions change, and computes rates over time."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -15,14 +15,14 @@ from foreword.engine.requests.request import Request
 
 ANSWER_TOKENS = 96
 
-Circumstances = Callable[[], AbstractContextManager[object]]  # disturbs an engine while inside
+Circumstances = Callable[[], AbstractContextManager[object]]  # its block disturbs the engine
 
 
 @dataclass(frozen=True)
 class Phase:
-    """A phase of constant conditions."""
+    """A time with constant conditions."""
 
-    kind: str
+    kind: str  # category of the prompts
     batch: int
     seconds: float
     circumstances: Circumstances = nullcontext
@@ -30,18 +30,18 @@ class Phase:
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a run."""
+    """One step of the engine."""
 
     end: float  # seconds since the start of its phase
     tokens: int
-    plain_seconds: Sequence[float] = ()  # time of the token of each plain request
-    ended: Sequence["Ended"] = ()  # answers that ended
-    reads: bool = False  # whether it processed prompts
+    plain_seconds: Sequence[float] = ()  # the step's seconds, once for each plain request in it
+    ended: Sequence["Ended"] = ()  # answers that ended with this step
+    reads: bool = False  # whether the step processed prompts
 
 
 @dataclass(frozen=True)
 class Ended:
-    """An ended answer, measured over decode-only steps."""
+    """An ended answer; its time is that of steps without prompts."""
 
     is_plain: bool
     seconds_per_token: float
@@ -49,19 +49,20 @@ class Ended:
 
 @dataclass
 class EngineLine:
-    """Runs phases on an engine, and replaces ended requests immediately."""
+    """Runs phases on an engine; a new request replaces an ended one at once."""
 
     engine: EngineCore
     prompts: Prompts
     clock: Callable[[], float] = perf_counter
     _numbers: "count[int]" = field(default_factory=count)
     _running: list[Request] = field(default_factory=list)
-    _decoding: dict[str, tuple[float, int]] = field(default_factory=dict)  # seconds and tokens by request
+    # Seconds and tokens of each running request, of steps without prompts.
+    _decoding: dict[str, tuple[float, int]] = field(default_factory=dict)
 
     def run(self, arm: ControlArm, phases: Sequence[Phase]) -> list[list[Step]]:
-        """Return the token-producing steps of every phase.
+        """Return the steps of every phase.
 
-        All phases are one tenant, so that later ones use the estimates of earlier ones.
+        Requests of all phases have the same tenant, so that later phases use the estimates of earlier ones.
         """
         tenant = f"line {next(self._numbers)}"
         try:
@@ -77,14 +78,15 @@ class EngineLine:
             while (now := self.clock()) - began < phase.seconds:
                 self._fill(arm, phase, tenant)
                 reads = any(not request.output_ids for request in self._running)
-                had = [len(request.tokens) for request in self._running]
+                lengths = [len(request.tokens) for request in self._running]
                 self.engine.step()
                 end = self.clock()
-                gained = [len(r.tokens) - before for r, before in zip(self._running, had, strict=True)]
+                gained = [len(r.tokens) - length for r, length in zip(self._running, lengths, strict=True)]
+                plain_seconds = []
                 if not reads:
                     self._add_step(gained, end - now)
-                waited = [end - now for one in self._running if one.speculation is None and not reads]
-                steps.append(Step(end - began, sum(gained), waited, self._ended(), reads))
+                    plain_seconds = [end - now for one in self._running if one.speculation is None]
+                steps.append(Step(end - began, sum(gained), plain_seconds, self._ended(), reads))
                 self._running = [request for request in self._running if request.finish_reason is None]
         return steps
 
@@ -96,17 +98,23 @@ class EngineLine:
 
     def _ended(self) -> list[Ended]:
         """Return the answers that have just ended."""
-        ended = [request for request in self._running if request.finish_reason is not None]
-        taken = [(one.speculation is None, *self._decoding.pop(one.name, (0.0, 0))) for one in ended]
-        return [Ended(is_plain, seconds / tokens) for is_plain, seconds, tokens in taken if tokens]
+        ended = []
+        for request in self._running:
+            if request.finish_reason is not None:
+                seconds, tokens = self._decoding.pop(request.name, (0.0, 0))
+                if tokens:
+                    ended.append(Ended(request.speculation is None, seconds / tokens))
+        return ended
 
     def _fill(self, arm: ControlArm, phase: Phase, tenant: str) -> None:
+        """Add requests until the batch is full; of a half arm, every other one is plain."""
         params = SamplingParams(temperature=0, max_tokens=ANSWER_TOKENS, ignore_eos=True)
         while len(self._running) < phase.batch:
             number = next(self._numbers)
             (ids,) = self.prompts.take(phase.kind, number, 1)
             plain = sum(request.speculation is None for request in self._running)
-            setting = False if arm.is_half and 2 * plain < phase.batch else arm.setting
+            is_plain = arm.is_half and 2 * plain < phase.batch
+            setting = False if is_plain else arm.setting
             new = NewRequest(f"{tenant}-{number}", tuple(ids), params, tenant, setting)
             self._running += self.engine.add(new)
 
@@ -118,32 +126,34 @@ class EngineLine:
 
 
 def decoding(steps: Sequence[Step]) -> list[Step]:
-    """Return the decode-only steps as if there were no prefill, which does not depend on speculation.
+    """Return the steps without prompts, timed as if they followed each other; all steps if every one has prompts.
 
-    Return all steps if there are no decode-only ones.
+    Prefill is left out because it does not depend on speculation.
     """
-    now, found = 0.0, []
+    now, decode_steps = 0.0, []
     for before, step in pairwise([Step(0.0, 0), *steps]):
         if not step.reads:
             now += step.end - before.end
-            found.append(replace(step, end=now))
-    return found or list(steps)
+            decode_steps.append(replace(step, end=now))
+    return decode_steps or list(steps)
 
 
 def rates_by_second(
     steps: Sequence[Step], width: float = 1.0, stride: float = 0.25
 ) -> list[tuple[float, float]]:
-    """Return (start, tokens per second) of overlapping intervals of this width."""
-    last, found, begin = steps[-1].end, [], 0.0
+    """Return (start, tokens per second) of overlapping intervals; `width` and `stride` are in seconds."""
+    last, rates, begin = steps[-1].end, [], 0.0
     while begin + width <= last + 1e-9:
         tokens = 0.0
         for before, step in pairwise([Step(0.0, 0), *steps]):
-            inside = min(step.end, begin + width) - max(before.end, begin)
+            inside = min(step.end, begin + width) - max(
+                before.end, begin
+            )  # seconds of the step in the interval
             if inside > 0:
                 tokens += step.tokens * inside / (step.end - before.end)
-        found.append((begin, tokens / width))
+        rates.append((begin, tokens / width))
         begin += stride
-    return found
+    return rates
 
 
 def worst_ratio(steps: Sequence[Step], plain_rate: float) -> float:
@@ -153,7 +163,7 @@ def worst_ratio(steps: Sequence[Step], plain_rate: float) -> float:
 
 
 def settled_rate(steps: Sequence[Step]) -> float:
-    """Return the median tokens per second of the second half."""
+    """Return the median tokens per second of the second half of the steps' time."""
     rates = [rate for begin, rate in rates_by_second(steps) if begin >= steps[-1].end / 2]
     return median(rates or [rate for _, rate in rates_by_second(steps, steps[-1].end)])
 

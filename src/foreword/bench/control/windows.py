@@ -18,7 +18,7 @@ from foreword.progress import StageProgress
 
 @dataclass(frozen=True)
 class ControlArm:
-    """A speculation setting that is compared."""
+    """A compared speculation setting."""
 
     label: str
     setting: SpeculationSetting
@@ -52,7 +52,7 @@ class Prompts:
 
     def __init__(self, by_kind: Mapping[str, Sequence[Sequence[int]]]) -> None:
         longest = max(map(len, by_kind.values()))
-        mixed = [prompts[place % len(prompts)] for place in range(longest) for prompts in by_kind.values()]
+        mixed = [prompts[index % len(prompts)] for index in range(longest) for prompts in by_kind.values()]
         self._by_kind = {**by_kind, MIXED: mixed}
 
     @property
@@ -62,7 +62,7 @@ class Prompts:
     def take(self, kind: str, number: int, how_many: int) -> list[Sequence[int]]:
         """Return the next `how_many` prompts; window `number` starts where the one before ended."""
         prompts = self._by_kind[kind]
-        return [prompts[(number * how_many + place) % len(prompts)] for place in range(how_many)]
+        return [prompts[(number * how_many + index) % len(prompts)] for index in range(how_many)]
 
 
 @dataclass
@@ -80,19 +80,19 @@ class EngineStation:
     def window(self, arm: ControlArm, kind: str, batch: int, number: int) -> MeasuredWindow:
         """Measure from the end of prefill until all answers together have gained their tokens.
 
-        The batch stays full, and every arm generates the same number of tokens. Each arm is a tenant of its own per
-        category and batch size. So it shares no cache or estimate with others, and keeps its own between windows.
+        The batch stays full, and every arm generates the same number of tokens. Each arm has a tenant per category and
+        batch size. So arms share no cache and no estimate, and an arm keeps its own from window to window.
         """
         engine, name = self.engine, f"window {next(self._numbers)}"
         tenant = name if self.has_new_tenants else f"{arm.label}, {kind}, batch {batch}"
         params = SamplingParams(temperature=0, max_tokens=self.tokens + self.ahead, ignore_eos=True)
         tokens = tokens_at(batch, self.tokens)
         wanted = [
-            NewRequest(f"{name}-{place}", tuple(ids), params, tenant, arm.setting)
-            for place, ids in enumerate(self.prompts.take(kind, number, batch))
+            NewRequest(f"{name}-{index}", tuple(ids), params, tenant, arm.setting)
+            for index, ids in enumerate(self.prompts.take(kind, number, batch))
         ]
         with full_batch(engine, wanted, engine.step) as requests:
-            had, began = sum(len(request.tokens) for request in requests), self.clock()
+            before, began = sum(len(request.tokens) for request in requests), self.clock()
             if any(request.room < tokens for request in requests):
                 raise RequestError(f"answers end before all {batch} prompts are read; use smaller batches")
             gained = 0
@@ -100,14 +100,14 @@ class EngineStation:
                 engine.step()
                 if any(request.finish_reason is not None for request in requests):
                     raise RequestError(f"a window of {kind} at batch {batch} failed")
-                gained = sum(len(request.tokens) for request in requests) - had
+                gained = sum(len(request.tokens) for request in requests) - before
             return MeasuredWindow(gained, self.clock() - began)
 
 
 PLAIN_ARM = ControlArm(skeleton.PLAIN, False)
 CONTROLLER = "controller"
 
-CONFIDENCE = 0.95  # probability that all bounds of a run hold together
+CONFIDENCE = 0.95  # probability that all bounds of a benchmark hold together
 
 LEAST_RATIO, LEAST_OF_BEST = 0.99, 0.96  # goals relative to plain decoding and to the best fixed setting
 
@@ -116,9 +116,9 @@ LEAST_RATIO, LEAST_OF_BEST = 0.99, 0.96  # goals relative to plain decoding and 
 class ControlCell:
     """Results of one category at one batch size."""
 
-    kind: str
+    kind: str  # category
     batch: int
-    plain_rate: float  # tokens per second, mean
+    plain_rate: float  # mean tokens per second of plain decoding
     ratios: Mapping[str, skeleton.Interval]  # of every arm to plain
     best: skeleton.BestFixed  # plain decoding counts as a fixed setting
     windows: int
@@ -126,7 +126,7 @@ class ControlCell:
 
     @property
     def holds(self) -> bool:
-        """True if the goals are within the bounds."""
+        """Whether both goals are within the bounds of the measured ratios."""
         return self.ratios[CONTROLLER].high >= LEAST_RATIO and self.best.ratio.high >= LEAST_OF_BEST
 
 
@@ -138,40 +138,41 @@ def measure_cells(
     on_progress: StageProgress,
     learning_seconds: float = 0.0,
 ) -> list[ControlCell]:
-    """Measure every cell with all arms interleaved, alternating directions; all bounds hold together.
+    """Measure every cell (category, batch size) with all arms interleaved; the bounds of all cells hold together.
 
-    The first round does not count. Then the controller learns for `learning_seconds`; its rate meanwhile is reported
-    separately.
+    The first round does not count. Then the controller learns for `learning_seconds`, and its rate in that time is
+    reported separately.
     """
     if windows < 4:
         raise RequestError(
             f"--windows must be at least 4, not {windows}: half of them choose, the others compare"
         )
-    own = next(arm for arm in arms if arm.label == CONTROLLER)
+    controller = next(arm for arm in arms if arm.label == CONTROLLER)
     measured = []
 
     def window(arm: ControlArm, kind: str, batch: int, number: int) -> MeasuredWindow:
         return station.window(arm, kind, batch, number + 1)
 
-    for place, (kind, batch) in enumerate(cells):
-        own_windows = {arm.label: partial(window, arm, kind, batch) for arm in arms}
-        show = skeleton.stage_of(on_progress, f"{kind}, batch {batch}", place, len(cells))
-        skeleton.take_turns(own_windows, 0, alternate=True)
-        learning = _learned(station, own, (kind, batch), windows, learning_seconds)
-        turns = skeleton.take_turns(own_windows, windows, show, warm_up=0, alternate=True)
-        rates = {label: [one.rate for one in found] for label, found in turns.items()}
-        measured.append(control_cell(kind, batch, rates, skeleton.together(CONFIDENCE, len(cells)), learning))
+    confidence = skeleton.joint_confidence(CONFIDENCE, len(cells))
+    for index, (kind, batch) in enumerate(cells):
+        windows_of = {arm.label: partial(window, arm, kind, batch) for arm in arms}
+        show = skeleton.stage_of(on_progress, f"{kind}, batch {batch}", index, len(cells))
+        skeleton.take_turns(windows_of, 0, alternate=True)  # warm-up
+        learning = _learned(station, controller, (kind, batch), windows, learning_seconds)
+        samples = skeleton.take_turns(windows_of, windows, show, warm_up=0, alternate=True)
+        rates = {label: [sample.rate for sample in of_arm] for label, of_arm in samples.items()}
+        measured.append(control_cell(kind, batch, rates, confidence, learning))
     return measured
 
 
 def _learned(
-    station: EngineStation, own: ControlArm, cell: tuple[str, int], windows: int, seconds: float
+    station: EngineStation, controller: ControlArm, cell: tuple[str, int], windows: int, seconds: float
 ) -> float | None:
-    """Run the controller on further windows for this time; return its tokens per second."""
+    """Run the controller for this time on windows after the measured ones; return its tokens per second."""
     tokens, spent = 0, 0.0
     while spent < seconds:
         windows += 1
-        window = station.window(own, *cell, windows)
+        window = station.window(controller, *cell, windows)
         tokens, spent = tokens + window.tokens, spent + window.seconds
     return tokens / spent if spent else None
 
@@ -183,13 +184,14 @@ def control_cell(
     confidence: float,
     learning: float | None = None,
 ) -> ControlCell:
-    """Return the results of a cell from the tokens per second of every window, and of the controller's learning."""
+    """Return the results of a cell; `rates` are tokens per second by arm and window, `learning` while learning."""
     plain = rates[skeleton.PLAIN]
     fixed = [label for label in rates if label != CONTROLLER]
     ratios = {
-        label: skeleton.bootstrap(skeleton.neighbours(own, plain), confidence) for label, own in rates.items()
+        label: skeleton.bootstrap(skeleton.ratios_by_round(of_arm, plain), confidence)
+        for label, of_arm in rates.items()
+        if label != skeleton.PLAIN
     }
-    del ratios[skeleton.PLAIN]
     best = skeleton.against_best(rates, CONTROLLER, fixed, confidence)
     learned = None if learning is None else learning * len(plain) / sum(plain)
     return ControlCell(kind, batch, sum(plain) / len(plain), ratios, best, len(plain), learned)

@@ -1,4 +1,4 @@
-"""Decodes one prompt and records tokens, passes and times."""
+"""Decodes one prompt, and counts tokens, passes and times."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -15,12 +15,12 @@ from foreword.errors import RequestError
 from foreword.speculation.drafting import added_memory
 
 OnTokens = Callable[[Sequence[int]], None]  # called with the new tokens of every pass that committed any
-_PASSES_PER_READ = 16  # Passes between two reads of a drafter's memory. Their time does not count.
+_PASSES_PER_READ = 16  # passes between two reads of a drafter's memory
 _TIMES = ("seconds", "draft_seconds", "verify_seconds", "accept_seconds", "cpu_seconds")
 
 
 def summed(lists: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """Add lists element-wise; they may differ in length."""
+    """Return the element-wise sum of lists, which may differ in length."""
     return tuple(map(sum, zip_longest(*lists, fillvalue=0)))
 
 
@@ -30,7 +30,7 @@ class DecodeFigures:
 
     tokens: int  # committed
     passes: int  # target passes
-    seconds: float  # wall-clock
+    seconds: float  # wall-clock time
     draft_seconds: float
     verify_seconds: float
     accept_seconds: float
@@ -101,6 +101,7 @@ def decode(
 
 
 def _decode_rest(engine: EngineCore, request: Request, on_tokens: OnTokens | None) -> DecodeRun:
+    """Decode until the answer ends; return the counts and times since the end of prefill."""
     before, acceptance = engine.seconds, replace(request.acceptance)
     passes_before, tokens_before = request.accounting.passes, len(request.tokens)
     memory = _DrafterMemory(request)
@@ -137,23 +138,23 @@ class _DrafterMemory:
         self.seconds = self.cpu_seconds = 0.0  # time of the reads
 
     def read_if_due(self) -> None:
-        """Read before the first two passes, and then before every sixteenth."""
+        """Read the memory before the first two passes, and then before every sixteenth."""
         if self._passes < 2 or self._passes % _PASSES_PER_READ == 0:
             wall_start, cpu_start = perf_counter(), process_time()
-            answer = added_memory(self._drafters)
-            self.largest = answer if self.largest is None else max(self.largest, answer or 0)
+            size = added_memory(self._drafters)
+            self.largest = size if self.largest is None else max(self.largest, size or 0)
             self.seconds += perf_counter() - wall_start
             self.cpu_seconds += process_time() - cpu_start
         self._passes += 1
 
 
 def _step(engine: EngineCore, request: Request, on_tokens: OnTokens | None) -> None:
-    had = len(request.tokens)
+    before = len(request.tokens)
     engine.step()
     if request.answer.error is not None:
         raise RequestError(f"the prompt could not be answered: {request.answer.error}")
-    if on_tokens is not None and len(request.tokens) > had:
-        on_tokens(request.tokens[had:])
+    if on_tokens is not None and len(request.tokens) > before:
+        on_tokens(request.tokens[before:])
 
 
 @dataclass(frozen=True)
@@ -168,24 +169,26 @@ class Record:
 
     @property
     def identical(self) -> bool:
-        """True if both texts are equal."""
+        """Whether both texts are equal."""
         return self.speculative.token_ids == self.plain.token_ids
 
     @property
     def speedup(self) -> float:
         """Tokens per second relative to plain decoding; 1 for an answer without decoding."""
-        plain, own = self.plain, self.speculative
-        return own.tokens_per_second / plain.tokens_per_second if own.seconds and plain.tokens else 1.0
+        plain, speculative = self.plain, self.speculative
+        if not speculative.seconds or not plain.tokens:
+            return 1.0
+        return speculative.tokens_per_second / plain.tokens_per_second
 
 
 def cpu_speedup(records: Iterable[Record]) -> float | None:
     """Return the speed-up by CPU time, which other processes do not affect.
 
-    None: another device did some of the work. Answers of one token took no time.
+    None: another device did some of the work. Answers of one token do not count, since they have no decoding.
     """
     decoded = [record for record in records if record.plain.tokens and record.speculative.tokens]
-    arms = [[record.speculative for record in decoded], [record.plain for record in decoded]]
-    if not decoded or not all(run.cpu_seconds for runs in arms for run in runs):
+    speculative, plain = [record.speculative for record in decoded], [record.plain for record in decoded]
+    if not decoded or not all(run.cpu_seconds for run in (*speculative, *plain)):
         return None
-    own, plain = map(DecodeRun.total, arms)
-    return (own.tokens / own.cpu_seconds) / (plain.tokens / plain.cpu_seconds)
+    total, plain_total = DecodeRun.total(speculative), DecodeRun.total(plain)
+    return (total.tokens / total.cpu_seconds) / (plain_total.tokens / plain_total.cpu_seconds)

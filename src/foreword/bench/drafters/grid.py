@@ -11,7 +11,7 @@ from time import perf_counter, process_time
 from foreword.acceptance.params import SamplingParams
 from foreword.bench.drafters.decode import DecodeFigures, summed
 from foreword.bench.methods import MethodBench
-from foreword.bench.pictures import Lines, chart, colours_of, html_page, section
+from foreword.bench.pictures import chart, colours_of, html_page, section
 from foreword.bench.prompts import BenchPrompt
 from foreword.bench.skeleton import PLAIN, Column, cells_of, optional, ratio, staged
 from foreword.engine.messages import NewRequest
@@ -35,7 +35,10 @@ class GridCell:
 
 @dataclass(frozen=True, kw_only=True)
 class GridRecord(DecodeFigures):
-    """One drafter in one cell, with prefill. Passes are those that committed tokens, counted per request."""
+    """One drafter in one cell, with prefill.
+
+    A pass counts once for each request that it committed tokens for.
+    """
 
     drafter: str
     category: str
@@ -81,21 +84,22 @@ class GridBench(MethodBench[GridSettings]):
         known: Sequence[GridRecord],
         progress: StageProgress,
     ) -> Iterator[GridRecord]:
-        """Measure every drafter and plain decoding, interleaved, in every unknown cell."""
-        have = {record.key for record in known}
-        wanted = [(label, cell) for cell in cells for label in self._speculation if (label, cell) not in have]
-        cases = staged(wanted, progress, lambda one: f"{one[0]}, {one[1]}")
-        for number, (label, cell) in enumerate(cases):
+        """Yield the record of every drafter, and of plain decoding, in every cell, except for `known` records."""
+        known_keys = {record.key for record in known}
+        points = [(label, cell) for cell in cells for label in self._speculation]
+        wanted = [point for point in points if point not in known_keys]
+        for number, (label, cell) in enumerate(staged(wanted, progress, lambda one: f"{one[0]}, {one[1]}")):
             ids = [self._llm.encode(prompt.text) for prompt in prompts if prompt.category == cell.category]
-            if not number:  # warm-up
+            if number == 0:  # warm-up
                 self._run(label, GridCell(cell.category, 0.0, 1), ids[:1])
             yield self._run(label, cell, ids)
 
     def _run(self, label: str, cell: GridCell, prompts: Sequence[Sequence[int]]) -> GridRecord:
+        """Answer all prompts with one drafter, always `cell.concurrency` at once; with few prompts, repeat them."""
         engine = self._llm.engine
         count = max(cell.concurrency * ROUNDS, len(prompts))
         waiting = deque(enumerate(islice(cycle(prompts), count)))
-        live: dict[str, tuple[Request, float]] = {}
+        live: dict[str, tuple[Request, float]] = {}  # running requests and their start times
         done: list[Request] = []
         latencies: list[float] = []
         before, began, worked = engine.seconds, perf_counter(), process_time()
@@ -116,7 +120,7 @@ class GridBench(MethodBench[GridSettings]):
             **asdict(cell),
             requests=count,
             tokens=sum(len(request.output_ids) for request in done),
-            # of the chunks of a prompt, only the last commits a token
+            # Of the passes over a prompt (`first_passes`), only the last commits a token.
             passes=sum(one.accounting.passes - one.accounting.first_passes + 1 for one in done),
             seconds=seconds,
             draft_seconds=spent.draft,
@@ -130,8 +134,8 @@ class GridBench(MethodBench[GridSettings]):
         )
 
     def _add(self, label: str, cell: GridCell, number: int, prompt: Sequence[int]) -> Request:
-        given = asdict(self._settings) | {"seed": self._settings.seed + number}
-        params = SamplingParams(temperature=cell.temperature, **given)
+        settings = asdict(self._settings) | {"seed": self._settings.seed + number}
+        params = SamplingParams(temperature=cell.temperature, **settings)
         # A new tenant has an empty prefix cache and unseen answers.
         name = f"{self._name}: {label}, {cell}, {number}"
         new = NewRequest(name, tuple(prompt), params, name, self._speculation[label])
@@ -142,25 +146,25 @@ class GridBench(MethodBench[GridSettings]):
 def grid_page(
     records: Sequence[GridRecord], title: str, made: Mapping[str, str], cost_per_hour: float
 ) -> str:
-    """Return an HTML page with one section per category and temperature."""
+    """Return an HTML page with one section per category and temperature; `made` tells how it was measured."""
     colours = colours_of(list(dict.fromkeys(record.drafter for record in records)))
     about = ", ".join(f"{name} {value}" for name, value in made.items())
-    by_kind = attrgetter("category", "temperature")
+    by_case = attrgetter("category", "temperature")
     sections = [
-        _page_section(*kind, list(found), colours, cost_per_hour)
-        for kind, found in groupby(sorted(records, key=by_kind), key=by_kind)
+        _page_section(*case, list(of_case), colours, cost_per_hour)
+        for case, of_case in groupby(sorted(records, key=by_case), key=by_case)
     ]
     return html_page(title, [f"{about}; a machine hour counts {cost_per_hour:g}"], colours, sections)
 
 
 def speedups(records: Sequence[GridRecord]) -> dict[tuple[str, GridCell], float]:
-    """Return tokens per second relative to plain decoding in the same cell."""
+    """Return tokens per second relative to plain decoding in the same cell, by drafter and cell."""
     plain = {record.cell: record.tokens_per_second for record in records if record.drafter == PLAIN}
     return {r.key: r.tokens_per_second / plain[r.cell] for r in records if r.cell in plain}
 
 
 def cpu_speedups(records: Sequence[GridRecord]) -> dict[tuple[str, GridCell], float]:
-    """Return the ratios of CPU time; empty if another device did the work."""
+    """Return the same as `speedups` by CPU time instead of wall-clock time; empty if another device did the work."""
     timed = [record for record in records if record.cpu_seconds]
     return speedups([replace(record, seconds=record.cpu_seconds) for record in timed])
 
@@ -172,22 +176,22 @@ def _page_section(
     colours: Mapping[str, str],
     cost_per_hour: float,
 ) -> str:
+    """Return the section (HTML) of one category and temperature, with three charts and a table."""
     ratios, by_cpu = speedups(records), cpu_speedups(records)
-    by_drafter = {name: [r for r in records if r.drafter == name] for name in colours}
-    rates: Lines = {n: [(r.concurrency, ratios.get(r.key, 0.0)) for r in rs] for n, rs in by_drafter.items()}
-    costs: Lines = {
-        n: [(r.concurrency, r.cost_per_million(cost_per_hour)) for r in rs] for n, rs in by_drafter.items()
-    }
-    alone = min(r.concurrency for r in records)
-    places: Lines = {
-        n: [(k + 1, share) for r in rs if r.concurrency == alone for k, share in enumerate(r.per_position)]
-        for n, rs in by_drafter.items()
-        if n != PLAIN
-    }
+    fewest = min(record.concurrency for record in records)
+    # Points by drafter.
+    rates: dict[str, list[tuple[float, float]]] = {name: [] for name in colours}
+    costs: dict[str, list[tuple[float, float]]] = {name: [] for name in colours}
+    positions: dict[str, list[tuple[float, float]]] = {name: [] for name in colours if name != PLAIN}
+    for record in records:
+        rates[record.drafter].append((record.concurrency, ratios.get(record.key, 0.0)))
+        costs[record.drafter].append((record.concurrency, record.cost_per_million(cost_per_hour)))
+        if record.drafter != PLAIN and record.concurrency == fewest:
+            positions[record.drafter] += enumerate(record.per_position, 1)
     charts = [
         chart("speed-up by requests at once", rates, colours),
         chart("cost of a million tokens by requests at once", costs, colours),
-        chart(f"accepted up to draft token k, {alone} at once", places, colours),
+        chart(f"accepted up to draft token k, {fewest} at once", positions, colours),
     ]
     columns: dict[str, Column] = {
         "drafter": "{.drafter}",

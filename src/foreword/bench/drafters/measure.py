@@ -1,4 +1,4 @@
-"""Decodes every prompt plainly and with every drafter, interleaved."""
+"""Decodes every prompt plainly and with every drafter, one answer at a time, interleaved."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from foreword.progress import StageProgress
 
 @dataclass(frozen=True)
 class BenchSettings:
-    """Settings of all drafters and prompts."""
+    """Settings that all drafters and prompts share."""
 
     max_tokens: int = 64  # per answer
     temperature: float = 0.0  # 0 is greedy
@@ -33,7 +33,7 @@ class BenchSettings:
         return SamplingParams(**{name: getattr(self, name) for name in names})
 
     def tenant(self, prompt: BenchPrompt, repeat: int) -> str:
-        """Return the tenant of a request, which limits what drafters learn from."""
+        """Return the tenant of a request. Drafters learn from answers of the same tenant only."""
         return f"repeat {repeat}" if self.history else f"repeat {repeat} of {prompt.key}"
 
 
@@ -44,35 +44,37 @@ class DrafterBench(MethodBench[BenchSettings]):
         self, prompts: Sequence[BenchPrompt], known: Sequence[Record], progress: StageProgress
     ) -> Iterator[Record]:
         """Yield one record per drafter and prompt that `known` does not have, prompt by prompt."""
-        have = {(record.drafter, record.prompt) for record in known}
+        known_keys = {(record.drafter, record.prompt) for record in known}
         drafters = [label for label in self._speculation if label != PLAIN]
         is_warm = False
-        for done, prompt in enumerate(prompts):
-            if missing := [label for label in drafters if (label, prompt.key) not in have]:
-                if not is_warm:
-                    self._warm_up(prompt)
-                    is_warm = True
+        for index, prompt in enumerate(prompts):
+            missing = [label for label in drafters if (label, prompt.key) not in known_keys]
+            if not missing:
+                continue
+            if not is_warm:
+                self._warm_up(prompt)
+                is_warm = True
 
-                def run(label: str, repeat: int, prompt: BenchPrompt = prompt, done: int = done) -> DecodeRun:
-                    stage = f"{label}, {prompt.category}, prompt {done + 1} of {len(prompts)}"
-                    progress(stage, done, len(prompts))
-                    return self._run(label, prompt, repeat)
+            def run(label: str, repeat: int, prompt: BenchPrompt = prompt, index: int = index) -> DecodeRun:
+                stage = f"{label}, {prompt.category}, prompt {index + 1} of {len(prompts)}"
+                progress(stage, index, len(prompts))
+                return self._run(label, prompt, repeat)
 
-                arms = {label: partial(run, label) for label in (PLAIN, *missing)}
-                turns = take_turns(arms, self._settings.repeats, warm_up=0)
-                runs = {label: median_run(found) for label, found in turns.items()}
-                for label in missing:
-                    yield Record(label, prompt.key, prompt.category, runs[label], runs[PLAIN])
+            arms = {label: partial(run, label) for label in (PLAIN, *missing)}
+            samples = take_turns(arms, self._settings.repeats, warm_up=0)
+            runs = {label: median_run(of_arm) for label, of_arm in samples.items()}
+            for label in missing:
+                yield Record(label, prompt.key, prompt.category, runs[label], runs[PLAIN])
 
     def _run(self, label: str, prompt: BenchPrompt, repeat: int) -> DecodeRun:
         ids = self._llm.encode(prompt.text)
-        # Drafters observe prefill, so the prefix cache must not have pages computed without them.
+        # A tenant per drafter: drafters observe prefill, so the prefix cache must not have pages computed without them.
         tenant = f"{self._name}: {label}, {self._settings.tenant(prompt, repeat)}"
         setting = self._speculation[label]
         return decode(self._llm.engine, ids, self._settings.sampling(), tenant=tenant, speculation=setting)
 
     def _warm_up(self, prompt: BenchPrompt) -> None:
-        """Decode a few tokens with every method as warm-up."""
+        """Decode a few tokens with every method, so that one-time work is not measured."""
         params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
         ids = self._llm.encode(prompt.text)
         for label, setting in self._speculation.items():

@@ -1,10 +1,10 @@
-"""Results per drafter and category: table, picture, slowest prompts, and a policy file with the best drafters."""
+"""Results of `bench drafters`: table, picture, slowest prompts, and a policy file with the best drafters."""
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from glob import escape
-from itertools import chain, count, groupby
+from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ ALL = "all"  # label of the row over all categories
 
 @dataclass(frozen=True)
 class DrafterRow:
-    """A drafter on one category. Ratios are of sums over prompts, never averaged."""
+    """Results of a drafter in one category. A ratio is one of sums over the prompts, not a mean of ratios."""
 
     drafter: str
     category: str
@@ -52,37 +52,37 @@ def summarise(records: Sequence[Record]) -> list[DrafterRow]:
     """Return the rows of each drafter: its categories in order of appearance, then all together."""
     rows = []
     for drafter in _distinct([record.drafter for record in records]):
-        own = [record for record in records if record.drafter == drafter]
-        categories = _distinct([record.category for record in own])
-        rows += [_row(drafter, kind, [r for r in own if r.category == kind]) for kind in categories]
-        rows.append(_row(drafter, ALL, own))
+        of_drafter = [record for record in records if record.drafter == drafter]
+        for kind in _distinct([record.category for record in of_drafter]):
+            rows.append(_row(drafter, kind, [record for record in of_drafter if record.category == kind]))
+        rows.append(_row(drafter, ALL, of_drafter))
     return rows
 
 
 def _row(drafter: str, category: str, records: Sequence[Record]) -> DrafterRow:
-    own = DecodeRun.total([record.speculative for record in records])
+    total = DecodeRun.total([record.speculative for record in records])
     plain = DecodeRun.total([record.plain for record in records])
     return DrafterRow(
         drafter=drafter,
         category=category,
         prompts=len(records),
-        alpha=own.accepted / own.drafted if own.drafted else None,
-        tau=own.tokens_per_pass,
+        alpha=total.accepted / total.drafted if total.drafted else None,
+        tau=total.tokens_per_pass,
         plain_tokens_per_second=plain.tokens_per_second,
-        tokens_per_second=own.tokens_per_second,
-        speedup=own.tokens_per_second / plain.tokens_per_second if plain.tokens_per_second else 1.0,
-        draft_ms=ratio(1e3 * own.draft_seconds, own.passes),
-        verify_ms=ratio(1e3 * own.verify_seconds, own.passes),
-        accept_ms=ratio(1e3 * own.accept_seconds, own.passes),
-        rest_ms=ratio(1e3 * (own.seconds - own.device_seconds), own.passes),
+        tokens_per_second=total.tokens_per_second,
+        speedup=total.tokens_per_second / plain.tokens_per_second if plain.tokens_per_second else 1.0,
+        draft_ms=ratio(1e3 * total.draft_seconds, total.passes),
+        verify_ms=ratio(1e3 * total.verify_seconds, total.passes),
+        accept_ms=ratio(1e3 * total.accept_seconds, total.passes),
+        rest_ms=ratio(1e3 * (total.seconds - total.device_seconds), total.passes),
         plain_step_ms=ratio(1e3 * plain.seconds, plain.passes),
-        memory_bytes=own.memory_bytes,
+        memory_bytes=total.memory_bytes,
         different_texts=sum(not record.identical for record in records),
-        device_ms_per_token=ratio(1e3 * own.device_seconds, own.tokens),
+        device_ms_per_token=ratio(1e3 * total.device_seconds, total.tokens),
         plain_device_ms_per_token=ratio(1e3 * plain.device_seconds, plain.tokens),
-        passes=own.passes,
-        drafted_per_position=own.drafted_per_position,
-        accepted_per_position=own.accepted_per_position,
+        passes=total.passes,
+        drafted_per_position=total.drafted_per_position,
+        accepted_per_position=total.accepted_per_position,
         cpu_speedup=cpu_speedup(records),
     )
 
@@ -112,19 +112,21 @@ def drafter_table(rows: Sequence[DrafterRow], title: str) -> Table:
     table.add_column("drafter", overflow="fold")
     for name in ("n", "α", "τ", "speed-up", "draft", "verify", "accept", "rest", "memory", "differ"):
         table.add_column(name, justify="right", no_wrap=True)
-    for drafter, own in groupby(rows, attrgetter("drafter")):
+    for drafter, of_drafter in groupby(rows, attrgetter("drafter")):
         table.add_row(f"[bold]{drafter}[/bold]")
-        for row in own:
+        for row in of_drafter:
             table.add_row(f"  {row.category}", *_cells(row), end_section=row.category == ALL)
     return table
 
 
 def _cells(row: DrafterRow) -> list[str]:
     colour = "green" if row.speedup >= 1 else "yellow"
-    judged = [optional(row.alpha, ".2f"), f"{row.tau:.2f}", f"[{colour}]{row.speedup:.2f}×[/{colour}]"]
+    gains = [optional(row.alpha, ".2f"), f"{row.tau:.2f}", f"[{colour}]{row.speedup:.2f}×[/{colour}]"]
+    if is_random(row.drafter):  # none of its draft tokens is accepted
+        gains = ["-", "-", "-"]
     return [
         str(row.prompts),
-        *(["-"] * len(judged) if is_random(row.drafter) else judged),
+        *gains,
         f"{row.draft_ms:.2f}",
         f"{row.verify_ms:.1f}",
         f"{row.accept_ms:.2f}",
@@ -157,7 +159,7 @@ def plot_rows(rows: Sequence[DrafterRow], path: Path, title: str) -> None:
         figure.legend(handles, names, loc="outside lower center", ncols=min(3, len(names)), frameon=False)
 
 
-LEAST_RATIO = 0.95  # minimum speed-up of a single prompt with the default drafter
+LEAST_RATIO = 0.95  # speed-up below which a single prompt is reported as slow
 LEAST_TOKENS = 16  # minimum tokens of an answer that is judged alone, for reliable timing
 
 RatedPrompt = tuple[str, str, float]  # category, key and speed-up of a prompt
@@ -168,19 +170,19 @@ class Slowest:
     """The prompts with the lowest speed-up of one drafter."""
 
     drafter: str
-    prompts: int  # prompts with at least `LEAST_TOKENS` tokens
-    below: int  # number below `LEAST_RATIO`
-    worst: Sequence[RatedPrompt]  # lowest first
+    prompts: int  # prompts whose plain answer has at least `LEAST_TOKENS` tokens
+    below: int  # how many of them are below `LEAST_RATIO`
+    worst: Sequence[RatedPrompt]  # slowest prompts, slowest first
     cpu_speedup: float | None = None  # over all prompts, by CPU time; None: another device did the work
-    cpu_below: int = 0
-    cpu_worst: Sequence[RatedPrompt] = ()
+    cpu_below: int = 0  # as `below`, by CPU time
+    cpu_worst: Sequence[RatedPrompt] = ()  # as `worst`, by CPU time
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "line": LEAST_RATIO}
 
     @property
     def line(self) -> str:
-        """Return one line for people."""
+        """One line for people."""
         if not self.prompts:
             return f"{self.drafter}: no plain answer has {LEAST_TOKENS} tokens, so no prompt is judged alone"
         line = f"{self.drafter}: {self.below} of {self.prompts} prompts below {LEAST_RATIO:.2f}×"
@@ -193,20 +195,22 @@ class Slowest:
 
 def slowest_prompts(records: Sequence[Record], most: int = 5) -> list[Slowest]:
     """Return the slowest `most` prompts of each drafter, in order of appearance."""
-    found = []
+    slowest = []
     for drafter in _distinct([record.drafter for record in records]):
-        all_own = [record for record in records if record.drafter == drafter]
-        own = [record for record in all_own if record.plain.tokens >= LEAST_TOKENS]
-        rated = len(own), *_lowest([(record.speedup, record) for record in own], most)
-        by_cpu = [(speedup, record) for record in own if (speedup := cpu_speedup([record])) is not None]
-        has_cpu = len(by_cpu) == len(own)
-        timed = (cpu_speedup(all_own), *_lowest(by_cpu, most)) if has_cpu else ()
-        found.append(Slowest(drafter, *rated, *timed))
-    return found
+        of_drafter = [record for record in records if record.drafter == drafter]
+        judged = [record for record in of_drafter if record.plain.tokens >= LEAST_TOKENS]
+        below, worst = _lowest([(record.speedup, record) for record in judged], most)
+        row = Slowest(drafter, len(judged), below, worst)
+        by_cpu = [(speedup, record) for record in judged if (speedup := cpu_speedup([record])) is not None]
+        if len(by_cpu) == len(judged):
+            below, worst = _lowest(by_cpu, most)
+            row = replace(row, cpu_speedup=cpu_speedup(of_drafter), cpu_below=below, cpu_worst=worst)
+        slowest.append(row)
+    return slowest
 
 
 def _lowest(rated: Sequence[tuple[float, Record]], most: int) -> tuple[int, tuple[RatedPrompt, ...]]:
-    """Return the number of prompts below the limit, and the lowest prompts."""
+    """Return the number of prompts below `LEAST_RATIO`, and at most `most` prompts with the lowest speed-up."""
     ordered = sorted((speedup, record.prompt, record.category) for speedup, record in rated)
     below = sum(speedup < LEAST_RATIO for speedup, _, _ in ordered)
     return below, tuple((category, key, speedup) for speedup, key, category in ordered[:most])
@@ -228,26 +232,25 @@ def recommend(
 ) -> dict[str, Any]:
     """Return a policy file with the best drafters per category, best first.
 
-    The controller chooses among them at run time.
+    The controller chooses between them while the server runs.
     """
     names = _names([method.label for method in methods], ())
     configs = {names[method.label]: method.config for method in methods if method.config is not None}
     kinds = _distinct([row.category for row in rows if row.category != ALL])
-    chosen = {kind: _fast_drafters(rows, kind) for kind in kinds}
-    general = _fast_drafters(rows, ALL)
-    used = {names[row.drafter] for found in (*chosen.values(), general) for row in found}
-    called = _names(kinds, (OTHER, EVERYTHING_ELSE))
-    cohorts = [_cohort(called[kind], kind, chosen[kind], names) for kind in kinds]
+    chosen = {kind: _fast_drafters(rows, kind) for kind in (*kinds, ALL)}
+    used = {names[row.drafter] for of_kind in chosen.values() for row in of_kind}
+    cohort_names = _names(kinds, (OTHER, EVERYTHING_ELSE))
+    cohorts = [_cohort(cohort_names[kind], kind, chosen[kind], names) for kind in kinds]
     return {
         "version": 1,
         "defaults": {"state": "on"},
         "drafters": {name: config for name, config in configs.items() if name in used},
-        "cohorts": [*cohorts, _cohort(EVERYTHING_ELSE, None, general, names)],
+        "cohorts": [*cohorts, _cohort(EVERYTHING_ELSE, None, chosen[ALL], names)],
         "split": ["temperature_band"],
         "notes": {
             "by": WRITTEN_BY,
             **made_with,
-            "speedup_over_plain": _table(rows),
+            "speedup_over_plain": _speedups(rows),
             "left_out": {  # drafters that changed texts
                 row.drafter: f"{row.different_texts} of {row.prompts} texts differ from plain decoding"
                 for row in rows
@@ -258,18 +261,20 @@ def recommend(
 
 
 def _fast_drafters(rows: Sequence[DrafterRow], kind: str) -> list[DrafterRow]:
-    found = [r for r in rows if r.category == kind and r.speedup >= WORTH_TRYING and not r.different_texts]
-    return sorted(found, key=lambda row: -row.speedup)[:MOST_DRAFTERS]
+    """Return the rows of a category's fastest drafters, fastest first; drafters that changed a text are left out."""
+    fast = [r for r in rows if r.category == kind and r.speedup >= WORTH_TRYING and not r.different_texts]
+    return sorted(fast, key=lambda row: -row.speedup)[:MOST_DRAFTERS]
 
 
 def _cohort(
-    name: str, kind: str | None, found: Sequence[DrafterRow], names: Mapping[str, str]
+    name: str, kind: str | None, fast: Sequence[DrafterRow], names: Mapping[str, str]
 ) -> dict[str, Any]:
+    """Return a cohort's rule for the requests of a category (None: all); without fast drafters, speculation is off."""
     rule: dict[str, Any] = {"name": name, "match": {} if kind is None else {"metadata.task": escape(kind)}}
-    return rule | ({"drafters": [names[row.drafter] for row in found]} if found else {"state": "off"})
+    return rule | ({"drafters": [names[row.drafter] for row in fast]} if fast else {"state": "off"})
 
 
-def _table(rows: Sequence[DrafterRow]) -> dict[str, dict[str, float]]:
+def _speedups(rows: Sequence[DrafterRow]) -> dict[str, dict[str, float]]:
     table: dict[str, dict[str, float]] = {}
     for row in rows:
         table.setdefault(row.drafter, {})[row.category] = round(row.speedup, 3)
@@ -277,11 +282,13 @@ def _table(rows: Sequence[DrafterRow]) -> dict[str, dict[str, float]]:
 
 
 def _names(labels: Sequence[str], taken: Sequence[str]) -> dict[str, str]:
-    """Return short, unique names for a policy file."""
+    """Return a short, unique name in a policy file for each label; names in `taken` are not used."""
     names: dict[str, str] = {}
     for label in labels:
-        own = re.sub(r"[^\w.+-]+", "-", label).strip("-") or "unnamed"
-        numbered = (f"{own}-{number}" for number in count(2))
-        free = (name for name in chain([own], numbered) if name not in taken and name not in names.values())
-        names[label] = next(free)
+        short = name = re.sub(r"[^\w.+-]+", "-", label).strip("-") or "unnamed"
+        number = 1
+        while name in taken or name in names.values():
+            number += 1
+            name = f"{short}-{number}"
+        names[label] = name
     return names

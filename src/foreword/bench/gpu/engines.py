@@ -3,9 +3,9 @@
 import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import count, pairwise
+from itertools import count
 from time import perf_counter
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import torch
 
@@ -22,6 +22,7 @@ from foreword.bench.gpu.device import (
     read_bandwidth,
     step_bytes,
 )
+from foreword.bench.skeleton import InTable
 from foreword.bench.step_cost import random_tokens
 from foreword.control.fixed import FixedPolicy
 from foreword.control.policy import MeasuredPolicy
@@ -41,13 +42,13 @@ DECODED = 64  # tokens per request while an engine is timed
 
 
 def timed_engine(decoder: Decoder, context: int, batch: int, policy: FixedPolicy | None = None) -> EngineCore:
-    """Return an engine with memory for a batch of texts that grow by multiples of `DECODED`."""
+    """Return an engine with memory for `batch` texts of `context` tokens, and for a few measurements after them."""
     return _engine(decoder, EngineParts(_config(decoder, context, batch), policy or FixedPolicy()))
 
 
 def controlled_engine(decoder: Decoder, context: int, batch: int, drafter: Drafter, depth: int) -> EngineCore:
-    """Return an engine with the controller and a drafter."""
-    # The method is a placeholder: `drafter` is used.
+    """Return an engine whose controller decides when and how deep `drafter` drafts."""
+    # The method is a placeholder, since the engine gets `drafter` for it.
     speculation = SpeculationConfig.parse({"method": "ngram", "num_speculative_tokens": depth})
     config = _config(decoder, context, batch)
     engine = _engine(decoder, EngineParts(config, MeasuredPolicy(), lambda _: drafter, speculation))
@@ -56,10 +57,12 @@ def controlled_engine(decoder: Decoder, context: int, batch: int, drafter: Draft
 
 
 def _config(decoder: Decoder, context: int, batch: int) -> EngineConfig:
+    """Return a config with enough KV memory for `batch` requests of `context` tokens that decode several times."""
     length = context + 5 * DECODED  # a warm-up and up to four timed runs
-    row_bytes = decoder.kv_rows().bytes_per_row * 2  # draft tokens, and a head's rows
+    row_bytes = 2 * decoder.kv_rows().bytes_per_row  # twice, because a head has KV rows too
     states = decoder.state_spec()
-    state_bytes = 0 if states is None else 2 * (batch + 1) * sequence_bytes(states)  # half of the memory
+    # Twice the states of all requests, because the engine uses half of the memory for states.
+    state_bytes = 0 if states is None else 2 * (batch + 1) * sequence_bytes(states)
     return EngineConfig(
         kv_cache_memory_bytes=batch * (length + 128) * row_bytes + state_bytes,
         max_model_len=length,
@@ -71,6 +74,7 @@ def _config(decoder: Decoder, context: int, batch: int) -> EngineConfig:
 
 
 def _engine(decoder: Decoder, parts: EngineParts) -> EngineCore:
+    """Return an engine without a tokenizer, which waits for its kernels to be compiled."""
     core = EngineCore(decoder, Vocabulary(decoder.config.vocab_size), parts)
     if core.kernels is not None:
         core.kernels.are_awaited = True
@@ -95,7 +99,7 @@ class BatchSpeed:
     step_ms: float
     host_ms: float  # host time per step, without pass and acceptance
     experts: float | None = None  # mean distinct experts that a step reads per layer; None: no mixture
-    floor_ms: float | None = None  # time to read a step's active weights once
+    floor_ms: float | None = None  # time to read a step's active weights once, at the device's peak rate
 
 
 @dataclass(frozen=True)
@@ -124,33 +128,33 @@ def measure_gpu(
 
     begin("ceilings")
     device = decoder.device
-    ceilings = copy_bandwidth(device), read_bandwidth(device), matrix_rate(device)
-    timed, passes = pass_times(decoder, context, rows), []
+    copy_rate, read_rate, flops = copy_bandwidth(device), read_bandwidth(device), matrix_rate(device)
+    times, passes = pass_times(decoder, context, rows), []
     for size in rows:
         begin(f"{size} rows")
-        passes.append(next(timed))
+        passes.append(next(times))
     engine = timed_engine(decoder, context, max(batches))
     speeds = []
     for size in batches:
         begin(f"batch {size}")
-        speeds.append(_batch_speed(engine, size, context, ceilings[1]))
+        speeds.append(_batch_speed(engine, size, context, read_rate))
     begin("prompt")
     prompt = prompt_seconds(decoder, PROMPT)
-    read = decoder.weight_bytes / ceilings[1]
     return GpuReport(
         device=torch.cuda.get_device_name(device),
-        copy_terabytes=ceilings[0] / 1e12,
-        read_terabytes=ceilings[1] / 1e12,
-        matrix_teraflops=ceilings[2] / 1e12,
-        floor_ms=read * 1e3,
+        copy_terabytes=copy_rate / 1e12,
+        read_terabytes=read_rate / 1e12,
+        matrix_teraflops=flops / 1e12,
+        floor_ms=decoder.weight_bytes / read_rate * 1e3,
         rows=passes,
         batches=speeds,
         prompt_ms=prompt * 1e3,
-        prompt_rate=matrix_operations(decoder, PROMPT) / prompt / ceilings[2],
+        prompt_rate=matrix_operations(decoder, PROMPT) / prompt / flops,
     )
 
 
 def _batch_speed(engine: EngineCore, size: int, context: int, read_rate: float) -> BatchSpeed:
+    """Measure plain decoding at one batch size; `read_rate` is the device's, in bytes per second."""
     prompts = random_prompts(engine.target, context, size)
     run_batch(engine, prompts, 8, speculate=False)  # captures graphs
     run = run_batch(engine, prompts, DECODED, speculate=False)
@@ -159,19 +163,25 @@ def _batch_speed(engine: EngineCore, size: int, context: int, read_rate: float) 
     return BatchSpeed(size, run.tokens_per_second, run.step_ms, run.host_ms, experts, floor * 1e3)
 
 
+def _milliseconds(seconds: float) -> str:
+    return f"{1e3 * seconds:.0f} ms"
+
+
 @dataclass(frozen=True)
 class StartTime:
-    """Durations of the phases of an engine's start."""
+    """Seconds of the phases of an engine's start."""
 
     seconds: float  # total, until the first token
-    decoder_seconds: float  # choosing which products cuBLAS computes
-    memory_seconds: float  # trying the largest pass, and allocating KV
-    prepare_seconds: float  # compiling and capturing
+    # Choosing which products cuBLAS computes.
+    decoder_seconds: Annotated[float, InTable("products", "{:.2f} s".format)]
+    # Trying the largest pass, allocating KV.
+    memory_seconds: Annotated[float, InTable("KV memory", "{:.2f} s".format)]
+    prepare_seconds: Annotated[float, InTable("captures", "{:.2f} s".format)]  # compiling and capturing
     prepared: int  # pass sizes
     wanted: int  # pass sizes to prepare
-    profile_seconds: float  # measuring pass costs
-    first_token_seconds: float  # of the first request
-    second_token_seconds: float  # until the second token
+    profile_seconds: Annotated[float, InTable("cost profile", "{:.2f} s".format)]  # measuring pass costs
+    first_token_seconds: Annotated[float, InTable("first token", _milliseconds)]  # of the first request
+    second_token_seconds: Annotated[float, InTable("second token", _milliseconds)]  # from the first token on
 
 
 Made = TypeVar("Made", bound=Decoder)
@@ -184,26 +194,37 @@ def measure_start(
     config: EngineConfig | None = None,
     clock: Callable[[], float] = perf_counter,
 ) -> tuple[Made, StartTime]:
-    """Measure an engine's start; `make` creates the decoder from loaded weights. Release the engine's memory."""
+    """Return a decoder, and the times of an engine's start with it; `make` creates the decoder from loaded weights.
+
+    The engine's memory is free afterwards.
+    """
     config = config or EngineConfig()
-    marks = [clock()]
+    began = clock()
     decoder = make()
-    marks.append(clock())
+    decoder_at = clock()
     core = _default_engine(decoder, config)
-    marks.append(clock())
+    memory_at = clock()
     prepared = prepare_passes(core, config.max_num_seqs, progress, clock)
-    marks.append(clock())
+    prepared_at = clock()
     core.situation.costs.begin_with(0, measure_profile(core, clock))
-    marks.append(clock())
-    marks += _tokens(core, context, clock)
+    profile_at = clock()
+    first_at, second_at = _token_times(core, context, clock)
     core.close()
     del core
     gc.collect()
     if decoder.device.type == "cuda":
         torch.cuda.empty_cache()
-    made, memory, preparing, profile, first, second = (end - begin for begin, end in pairwise(marks))
-    whole, counts = marks[5] - marks[0], (prepared.cases, prepared.wanted_cases)
-    return decoder, StartTime(whole, made, memory, preparing, *counts, profile, first, second)
+    return decoder, StartTime(
+        seconds=first_at - began,
+        decoder_seconds=decoder_at - began,
+        memory_seconds=memory_at - decoder_at,
+        prepare_seconds=prepared_at - memory_at,
+        prepared=prepared.cases,
+        wanted=prepared.wanted_cases,
+        profile_seconds=profile_at - prepared_at,
+        first_token_seconds=first_at - profile_at,
+        second_token_seconds=second_at - first_at,
+    )
 
 
 def _default_engine(decoder: Decoder, config: EngineConfig) -> EngineCore:
@@ -213,14 +234,13 @@ def _default_engine(decoder: Decoder, config: EngineConfig) -> EngineCore:
     return EngineCore(decoder, Vocabulary(decoder.config.vocab_size), parts)
 
 
-def _tokens(core: EngineCore, context: int, clock: Callable[[], float]) -> tuple[float, float]:
-    """Return the times of a request's first two tokens."""
+def _token_times(core: EngineCore, context: int, clock: Callable[[], float]) -> tuple[float, float]:
+    """Return when the first and the second token of a request are committed."""
     (prompt,) = random_prompts(core.target, context, 1)
     (request,) = core.add(*greedy_requests("start", [prompt], 2))
-    pipeline, marks = StepPipeline(core), [0.0, 0.0]
+    pipeline, times = StepPipeline(core), list[float]()
     while core.has_requests or pipeline.is_busy:
-        before = len(request.output_ids)
         pipeline.advance()
-        for place in range(before, len(request.output_ids)):
-            marks[place] = clock()
-    return marks[0], marks[1]
+        while len(times) < len(request.output_ids):
+            times.append(clock())
+    return times[0], times[1]

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Mapping, Sequence
-from itertools import chain, cycle
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -28,8 +28,7 @@ Answers = Mapping[tuple[int, ...], list[int]]  # recorded answers by prompt
 def recorded(decoder: Decoder, prompts: Sequence[Sequence[int]]) -> Answers:
     """Return the target's answer to each prompt."""
     engine = timed_engine(decoder, len(prompts[0]), len(prompts))
-    wanted = greedy_requests("truth", prompts, 4 * DECODED)
-    requests = [request for one in wanted for request in engine.add(one)]
+    requests = [engine.add(new)[0] for new in greedy_requests("truth", prompts, 4 * DECODED)]
     pipeline = StepPipeline(engine)
     while engine.has_requests or pipeline.is_busy:
         pipeline.advance()
@@ -37,9 +36,9 @@ def recorded(decoder: Decoder, prompts: Sequence[Sequence[int]]) -> Answers:
 
 
 class RecordedDrafter(Drafter):
-    """Drafts a recorded text with errors that give `tokens_per_pass`, at most `DEPTH` + 1.
+    """Drafts recorded answers with errors, so that `tokens_per_pass` tokens (at most `DEPTH` + 1) are committed.
 
-    `cost_drafter` drafts too, so that its time counts.
+    `cost_drafter` drafts too, so that its time counts; its tokens are replaced.
     """
 
     def __init__(self, answers: Answers, tokens_per_pass: float, cost_drafter: Drafter | None) -> None:
@@ -47,8 +46,8 @@ class RecordedDrafter(Drafter):
         assert rate is not None
         self.answers = answers
         self._cost_drafter: Any = cost_drafter
-        self._runs = cycle(scripted_runs(rate))  # number of right tokens per draft
-        self._known: dict[int, list[int]] = {}  # by request, so that a prompt is looked up once
+        self._right_tokens = cycle(scripted_runs(rate))  # number of right tokens of each draft
+        self._known: dict[int, list[int]] = {}  # answers by request, so that a prompt is looked up once
         self.traits = Traits() if cost_drafter is None else cost_drafter.traits
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
@@ -75,39 +74,43 @@ class RecordedDrafter(Drafter):
             self._cost_drafter.forget(request)
 
     def _scripted(self, task: DraftTask) -> list[int]:
+        """Return the recorded continuation of a request, with one wrong token where the script says."""
         tokens, prompt_len, number = task.request.tokens, task.request.prompt_len, task.request.request_id
         if number not in self._known:
             self._known[number] = self.answers[tuple(tokens[:prompt_len])]
-        known = self._known[number]
-        place = len(tokens) - prompt_len
-        tokens_drafted = known[place : place + min(task.max_nodes, task.max_depth)]
-        right = next(self._runs)
-        if right < len(tokens_drafted):
-            tokens_drafted[right] ^= 1
-        return tokens_drafted
+        begin = len(tokens) - prompt_len
+        drafted = self._known[number][begin : begin + min(task.max_nodes, task.max_depth)]
+        right = next(self._right_tokens)
+        if right < len(drafted):
+            drafted[right] ^= 1  # another token id
+        return drafted
 
 
 def _replaced_on_device(
     pending: HostCopy, drafts: Sequence[Draft], scripted: Sequence[list[int]]
 ) -> list[Draft]:
-    """Replace the tokens of drafts on a device by recorded ones, which arrive when the others would."""
+    """Return the drafts with the scripted tokens, which are on the device and arrive when the drafts' own would.
+
+    `pending` is the array of all drafts' tokens.
+    """
     cut = [draft.within(len(tokens), len(tokens)) for draft, tokens in zip(drafts, scripted, strict=True)]
-    places = [() if draft.device is None else draft.device.places for draft in cut]
-    right = [tokens[: len(own)] for tokens, own in zip(scripted, places, strict=True)]
     tokens = np.zeros(pending.on_device.numel(), np.int64)
-    tokens[list(chain.from_iterable(places))] = list(chain.from_iterable(right))
+    for draft, of_draft in zip(cut, scripted, strict=True):
+        if draft.device is not None:
+            indices = list(draft.device.indices)
+            tokens[indices] = of_draft[: len(indices)]
     pending.copy = torch.from_numpy(tokens)
     pending.source = uploaded(pending.copy, pending.on_device.device)
     return cut
 
 
 def scripted_runs(rate: float) -> list[int]:
-    """Return a fixed pattern of accepted tokens per draft for this acceptance rate.
+    """Return the number of accepted tokens of each of `PATTERN_DRAFTS` drafts, for this acceptance rate.
 
-    Random numbers would make a short run vary by half a token per pass.
+    The numbers are fixed: random ones would make a short measurement vary by half a token per pass.
     """
-    chances = [rate**level for level in range(DEPTH + 1)]
-    least = [round(PATTERN_DRAFTS * chance) for chance in chances]  # drafts with at least this many
-    runs = [sum(count > place for count in least[1:]) for place in range(PATTERN_DRAFTS)]
-    random.Random(0).shuffle(runs)
-    return runs
+    # Number of drafts of which at least 1, 2, ... DEPTH tokens are accepted.
+    drafts_at_least = [round(PATTERN_DRAFTS * rate**level) for level in range(1, DEPTH + 1)]
+    accepted = [sum(count > draft for count in drafts_at_least) for draft in range(PATTERN_DRAFTS)]
+    random.Random(0).shuffle(accepted)
+    return accepted

@@ -35,24 +35,26 @@ class TileTime:
 
 
 def candidates(rows: int) -> Iterator[Tile | TallTile]:
-    """Yield tiles to try for this many rows."""
-    least = next((size for size in (16, 32, 64) if rows <= size), 64)
-    for height, columns in product((least, 128) if rows > 64 else (least,), (16, 32, 64, 128)):
+    """Yield tiles to try for a product over this many rows."""
+    heights = [64, 128] if rows > 64 else [next(size for size in (16, 32, 64) if rows <= size)]
+    for height, columns in product(heights, (16, 32, 64, 128)):
         yield from _candidates(height, columns)
     if rows > 64:
         yield from _tall_candidates(rows)
 
 
 def _candidates(height: int, columns: int) -> Iterator[Tile]:
+    """Yield the tiles of this size that keep enough bytes in flight and fit into shared memory."""
     for depth, swapped, stages in product((64, 128, 256, 512), (False, True), (3, 4, 6)):
-        loaded = (height + columns) * depth * 2 * stages
-        if 32_000 <= loaded <= 200_000 and (columns >= 64 or not swapped):
+        loaded_bytes = (height + columns) * depth * 2 * stages
+        if 32_000 <= loaded_bytes <= 200_000 and (columns >= 64 or not swapped):
             for warps in (4,) if columns * height < 8192 else (4, 8):
                 yield Tile(height, columns, depth, warps, stages, swapped)
 
 
 def _tall_candidates(rows: int) -> Iterator[TallTile]:
-    pieces = [(64, 32), (128, 0), (128, 64), (128, 128), (256, 0)]
+    """Yield the tiles of the smallest height that holds all rows, or of the largest one."""
+    pieces = [(64, 32), (128, 0), (128, 64), (128, 128), (256, 0)]  # a tile's rows, in one or two parts
     fitting = min(sum(pair) for pair in pieces if rows <= sum(pair) or pair == (256, 0))
     for height, more in [pair for pair in pieces if sum(pair) == fitting]:
         for columns, depth, stages in product((64, 128, 256), (64, 128), (3, 4, 5, 6, 7, 8)):
@@ -86,7 +88,7 @@ def _product(x: Tensor, weight: Tensor, out: Tensor, tile: Tile | TallTile, part
 
 
 def fastest_kernels(weights: DecoderWeights, rows: Sequence[int]) -> list[tuple[str, TileTime]]:
-    """Return the fastest kernels and the library's, by product and number of rows."""
+    """Return the three fastest kernels and the library's for each product (by name) and number of rows."""
     layer, products = weights.layers[0], Products()
     matrices = {
         "qkv": (layer.qkv, layer.qkv.shape[1]),
@@ -97,19 +99,19 @@ def fastest_kernels(weights: DecoderWeights, rows: Sequence[int]) -> list[tuple[
     }
     fastest = []
     for count in rows:
-        ways = list(candidates(count))
-        compile_ahead(ways, workers=os.cpu_count() or 1)
+        tiles = list(candidates(count))
+        compile_ahead(tiles, workers=os.cpu_count() or 1)
         for name, (matrix, part_depth) in matrices.items():
-            found = time_products(matrix, part_depth, count, ways)
-            library = next(way for way in found if way.tile is None)
-            fastest += [(name, way) for way in (*found[:3], library)]
+            times = time_products(matrix, part_depth, count, tiles)
+            library = next(time for time in times if time.tile is None)
+            fastest += [(name, time) for time in (*times[:3], library)]
     return fastest
 
 
 def time_products(
     weights: Tensor, part_depth: int, rows: int, tiles: Sequence[Tile | TallTile]
 ) -> list[TileTime]:
-    """Return the times of all kernels, fastest first. Adding the splits of K counts for the library only."""
+    """Return the times of all kernels, fastest first. Of the library alone, adding up the splits of K is included."""
     columns, depth = weights.shape
     copies, parts = max(2, _COLD_BYTES // weights.nbytes), depth // part_depth
     cold = [weights.clone() for _ in range(copies)]
@@ -117,7 +119,7 @@ def time_products(
     kind = x.dtype if parts == 1 else torch.float32
     out, expected = (torch.empty((parts, rows, columns), dtype=kind, device=x.device) for _ in range(2))
     linear(x, weights, None, expected, REFERENCE_TILE, part_depth)
-    whole = added_up(expected.clone())
+    expected_sum = added_up(expected.clone())
 
     def once(weight: Tensor, tile: Tile | TallTile | None) -> Tensor:
         if tile is not None:
@@ -125,8 +127,7 @@ def time_products(
         return functional.linear(x, weight) if parts == 1 else library_sum(x, weight, part_depth)
 
     def timed(tile: Tile | TallTile | None) -> TileTime:
-        found = once(weights, tile)
-        same = torch.equal(found, expected if tile is not None else whole)
+        same = torch.equal(once(weights, tile), expected_sum if tile is None else expected)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             for weight in cold:
@@ -135,13 +136,13 @@ def time_products(
         speed = weights.nbytes / seconds / 1e12
         return TileTime((columns, depth), rows, parts, tile, seconds * 1e6, speed, same)
 
-    found = []
+    times = []
     for tile in (None, *tiles):
         if isinstance(tile, TallTile) and not can_be_tall(x, weights, tile, part_depth):
             continue
         try:
-            found.append(timed(tile))
+            times.append(timed(tile))
         except Exception as error:  # too large for this GPU's shared memory
             if "out of resource" not in str(error) and "OutOfResources" not in type(error).__name__:
                 raise
-    return sorted(found, key=lambda way: way.microseconds)
+    return sorted(times, key=lambda time: time.microseconds)

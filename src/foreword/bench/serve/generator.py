@@ -1,4 +1,4 @@
-"""Sends the requests of a load test in an open or a closed loop, and reads their streamed answers."""
+"""Sends the requests of a load test, at given times or a fixed number at once, and reads their streamed answers."""
 
 import asyncio
 import json
@@ -57,7 +57,9 @@ class RequestOutcome:
     last_event_time: float | None = None  # arrival of the last event with text or a finish reason
     prompt_tokens: int | None = None  # from usage
     usage_tokens: int | None = None  # output tokens from usage
-    drop_after: int | None = None  # content chunks after which the client disconnects on purpose
+    drop_after: int | None = (
+        None  # chunks with text after which the client disconnects on purpose; None: never
+    )
 
     def end(self, ending: Ending, detail: str = "") -> None:
         self.ending, self.detail = ending, detail
@@ -306,7 +308,7 @@ class LoadGenerator:
         return outcomes
 
     def _permits(self, start: float) -> Iterator[None]:
-        """Yield once for every request that may still be started; shared by all clients of a closed loop."""
+        """Yield once for every request that may be started; all clients of a closed loop share this iterator."""
         load, started = self.load, 0
         while load.num_requests is None or started < load.num_requests:
             if load.duration is not None and perf_counter() - start >= load.duration:

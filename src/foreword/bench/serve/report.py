@@ -67,7 +67,7 @@ def gaps_per_token(outcome: RequestOutcome) -> list[float] | None:
     if not states_tokens(outcome):
         return None
     per_token: list[float] = []
-    gap_sum = 0.0
+    gap_sum = 0.0  # since the last chunk with a token
     for gap, chunk in zip(gaps(outcome), outcome.chunks[1:], strict=True):
         gap_sum += gap
         if chunk.tokens:
@@ -78,7 +78,7 @@ def gaps_per_token(outcome: RequestOutcome) -> list[float] | None:
 
 @dataclass(frozen=True)
 class Spread:
-    """Summary of times in milliseconds; None: no values."""
+    """Mean, percentiles and maximum of `n` times, in milliseconds; None: there are no times."""
 
     n: int
     mean_ms: float | None = None

@@ -40,7 +40,11 @@ def latency_table(report: Report, title: str) -> Table:
 
 def _short(ms: float | None) -> str:
     """Format a time with few digits, for a narrow terminal."""
-    return "-" if ms is None else f"{ms:.{2 if ms < 100 else 1 if ms < 1000 else 0}f}"
+    if ms is None:
+        return "-"
+    if ms >= 1000:
+        return f"{ms:.0f}"
+    return f"{ms:.2f}" if ms < 100 else f"{ms:.1f}"
 
 
 def summary_table(report: Report, limits: GoodputLimits | None) -> Table:
@@ -69,12 +73,12 @@ def _lines(report: Report, limits: GoodputLimits | None) -> Iterator[tuple[str, 
     yield from _notes(report)
 
 
-def _goodput(found: Goodput, limits: GoodputLimits) -> str:
+def _goodput(goodput: Goodput, limits: GoodputLimits) -> str:
     bounds = asdict(limits).items()
     named = ", ".join(f"{name} ≤ {limit:g} ms" for name, limit in bounds if limit is not None)
-    share = optional(found.share, ".1%")
-    rate = f"{found.requests_per_second:.2f} requests/s"
-    return f"{found.good} requests, {share} of those not disconnected, {rate} ({named})"
+    share = optional(goodput.share, ".1%")
+    rate = f"{goodput.requests_per_second:.2f} requests/s"
+    return f"{goodput.good} requests, {share} of those not disconnected, {rate} ({named})"
 
 
 def _notes(report: Report) -> Iterator[tuple[str, str]]:
@@ -92,15 +96,14 @@ def _notes(report: Report) -> Iterator[tuple[str, str]]:
             f"tokens of {report.counted_by_chunks} as one per chunk with text",
         )
     known, with_text = report.tokens_per_chunk_known, report.latencies["ttft"].n
-    if known < with_text:
-        if known:
-            text = (
-                f"ITL per token covers {known} of {with_text} answers: "
-                "the chunks of the other answers do not state their number of tokens"
-            )
-        else:
-            text = "ITL per token is unknown: the chunks do not state their number of tokens"
-        yield "note", text
+    if 0 < known < with_text:
+        yield (
+            "note",
+            f"ITL per token covers {known} of {with_text} answers: "
+            "the chunks of the other answers do not state their number of tokens",
+        )
+    elif known < with_text:
+        yield "note", "ITL per token is unknown: the chunks do not state their number of tokens"
     if report.drops_too_late:
         yield "note", f"{report.drops_too_late} answers were complete before they could be disconnected"
 

@@ -5,7 +5,7 @@ import platform
 import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +13,6 @@ from typing import Any
 
 from foreword import __version__
 from foreword.bench.prompts import BenchPrompt, own_prompts, read_prompts
-from foreword.bench.skeleton import Column
 from foreword.cli.console import fields_of, print_table
 from foreword.cli.options.model import ModelCommand
 
@@ -29,11 +28,9 @@ DATASET = "JSON lines as in Spec-Bench, HumanEval or GSM8K. Default: the shipped
 class Benchmark(ModelCommand):
     """A benchmark of a loaded model."""
 
-    def report(
-        self, rows: Sequence[Any], columns: Mapping[str, Column], title: str | None = None, **more: object
-    ) -> None:
+    def report(self, rows: Sequence[Any], title: str | None = None, **more: object) -> None:
         """Print the rows as a table; with --json also the model, `more` and the fields of the rows."""
-        print_table(rows, columns, title)
+        print_table(rows, title=title)
         self.show_json({"model": self.model, **more, "rows": fields_of(rows)})
 
 
@@ -43,11 +40,11 @@ def prompts_of(dataset: Path | None) -> list[BenchPrompt]:
 
 
 _FOLDERS = re.compile(r"(^|=)/(?:[^/]+/)*")
-"""Folders of absolute paths, also as in `llama.cpp=/opt/bin/python`: omitted as machine-specific."""
+"""Folders of absolute paths, also as in `llama.cpp=/opt/bin/python`. They mean nothing on other machines."""
 
 
 def provenance() -> dict[str, str]:
-    """The command, version, day and machine of a measurement."""
+    """Return the command (without folders), the version, the day and the machine of a measurement."""
     return {
         "command": shlex.join(["foreword", *(_FOLDERS.sub(r"\1", part) for part in sys.argv[1:])]),
         "version": __version__,
@@ -59,7 +56,7 @@ def provenance() -> dict[str, str]:
 def _processor_name() -> str:
     """Return the processor's name after a comma; empty if /proc does not have it."""
     try:
-        found = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.M)
+        match = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.M)
     except OSError:
         return ""
-    return "" if found is None else f", {found[1]}"
+    return "" if match is None else f", {match[1]}"

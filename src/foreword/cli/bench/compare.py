@@ -63,8 +63,7 @@ class Compare(JsonCommand):
             path = resolve_model(self.model, on_progress=show)
             prompts = self._prompts(path)
             threads = self.threads or choose_threads()
-            ids = list(prompts.values())
-            race = Race(str(path), ids, self.max_tokens, self.rounds, threads, device)
+            race = Race(str(path), list(prompts.values()), self.max_tokens, self.rounds, threads, device)
             answers, absent = self._race(race, chosen, list(prompts), show)
         categories = [prompt.category for prompt in prompts]
         baseline, rows = summarise(answers, chosen)

@@ -76,7 +76,7 @@ class Drafters(Benchmark):
     page: Path | None = option(None, "Write the grid into this self-contained HTML file.", last=1)
 
     def run(self) -> None:
-        if (self.concurrency, self.temperatures, self.page) != (None, None, None):
+        if self.concurrency is not None or self.temperatures is not None or self.page is not None:
             self._grid()
             return
         from foreword.bench.drafters.decode import Record
@@ -96,7 +96,7 @@ class Drafters(Benchmark):
             drafts = llm.loaded.choose_speculation("auto").config is not None
             wanted = [DEFAULT, *default_methods()] if drafts else default_methods()
         bench = DrafterBench(llm, wanted, settings)
-        order = {method.label: place for place, method in enumerate(wanted)}
+        order = {method.label: index for index, method in enumerate(wanted)}
         keys = {prompt.key for prompt in prompts}
         records = self._measured(
             ran_on | made_with,
@@ -111,8 +111,8 @@ class Drafters(Benchmark):
         slowest = slowest_prompts([record for record in records if not is_random(record.drafter)])
         say(*(one.line for one in slowest))
         save_plot(self.plot, lambda path: plot_rows(rows, path, title))
-        found = [one.as_json() for one in slowest]
-        self.show_json({**made_with, "rows": fields_of(rows), "slowest": found})
+        slowest_json = [one.as_json() for one in slowest]
+        self.show_json({**made_with, "rows": fields_of(rows), "slowest": slowest_json})
 
     def _load_with_prompts(self) -> "tuple[LLM, list[BenchPrompt]]":
         """Return the model and the prompts; files are read first, --context needs the model's tokenizer."""
@@ -150,7 +150,7 @@ class Drafters(Benchmark):
         return records
 
     def _grid(self) -> None:
-        """Measure missing cells, then print the table and write the page and JSON."""
+        """Measure the cells that the --resume file does not have, print the table, and write the page and JSON."""
         from foreword.bench.drafters import grid
         from foreword.bench.methods import default_methods, parse_methods
 
@@ -197,9 +197,9 @@ class Drafters(Benchmark):
         }
         ordered = sorted(records, key=lambda one: (one.category, one.temperature, one.concurrency))
         print_table(ordered, columns, title)
-        origin = provenance()
+        made = provenance()
         if self.page is not None:
-            page = grid.grid_page(records, title, origin, self.cost_per_hour)
+            page = grid.grid_page(records, title, made, self.cost_per_hour)
             self.page.write_text(page, encoding="utf-8")
             say(f"page: {self.page}")
         rows = [
@@ -214,7 +214,7 @@ class Drafters(Benchmark):
             }
             for one in records
         ]
-        self.show_json({**made_with, "made": origin, "cost_per_hour": self.cost_per_hour, "rows": rows})
+        self.show_json({**made_with, "made": made, "cost_per_hour": self.cost_per_hour, "rows": rows})
 
 
 def _numbers(text: str) -> list[float]:
@@ -270,13 +270,13 @@ class Control(Benchmark):
         title = f"{self.model}: controller against fixed settings"
         stdout.print(bench.cell_table(report.cells, title))
         if report.reactions:
-            stdout.print(bench.reaction_table(report.reactions))
+            print_table(report.reactions)
         if report.mixed is not None:
             say(report.mixed.line)
         save_plot(self.plot, lambda path: save_charts([bench.ratio_chart(report.cells)], path, title))
         for failure in report.failures:
             stdout.print(f"[red]does not hold[/red]: {failure}", soft_wrap=True)
-        stdout.print(bench.goal_table(report.verdicts))
+        print_table(report.verdicts)
         self.show_json({"model": self.model, **report.as_json()})
         if report.failures:
             raise typer.Exit(1)

@@ -48,7 +48,7 @@ class Gpu(JsonCommand):
 
     def run(self) -> None:
         speculative = parse_sizes("--speculation", self.speculation) if self.speculation else []
-        sizes, counts = parse_sizes("--batches", self.batches), parse_sizes("--rows", self.rows)
+        batch_sizes, row_counts = parse_sizes("--batches", self.batches), parse_sizes("--rows", self.rows)
         from foreword.backends.choice import choose_backend, pick_device
         from foreword.backends.loading import decoder_of, start_compiling
         from foreword.bench.gpu import speculating
@@ -76,15 +76,15 @@ class Gpu(JsonCommand):
         if choice.name == "cuda":
             start_compiling(choice, device)
         weights = packed_weights(config, device, self.quantization)
-        for name, batches, measure, columns in (
-            ("heads", self.heads, speculating.measure_heads, _SPECULATION),
-            ("control", self.control, speculating.measure_controller, _CONTROL),
+        for name, batches, measure in (
+            ("heads", self.heads, speculating.measure_heads),
+            ("control", self.control, speculating.measure_controller),
         ):
             if batches:
-                decoder, batch_sizes = decoder_of(choice, config, weights), parse_sizes(f"--{name}", batches)
+                decoder, sizes = decoder_of(choice, config, weights), parse_sizes(f"--{name}", batches)
                 with stage_bar() as show:
-                    speeds = measure(decoder, batches=batch_sizes, context=self.context, progress=show)
-                print_table(speeds, columns)
+                    speeds = measure(decoder, batches=sizes, context=self.context, progress=show)
+                print_table(speeds)
                 self.show_json({name: fields_of(speeds)})
                 return
         with stage_bar() as show:
@@ -98,13 +98,15 @@ class Gpu(JsonCommand):
         smaller = draft_shape(config)
         draft = decoder_of(choice, smaller, packed_weights(smaller, device, self.quantization))
         with stage_bar() as show:
-            report = measure_gpu(decoder, batches=sizes, rows=counts, context=self.context, progress=show)
+            report = measure_gpu(
+                decoder, batches=batch_sizes, rows=row_counts, context=self.context, progress=show
+            )
             drafted = speculating.measure_speculation(
                 decoder, draft, batches=speculative, context=self.context, progress=show
             )
         _print_report(report)
         if drafted:
-            print_table(drafted, _SPECULATION)
+            print_table(drafted)
         self.show_json({"start": asdict(start)} | asdict(report) | {"speculation": fields_of(drafted)})
 
 
@@ -117,23 +119,6 @@ _TILES: dict[str, Column] = {  # of (product, TileTime)
     "TB/s": "{0[1].terabytes:.2f}",
     "same bits": lambda row: "yes" if row[1].same_bits else "no",
 }
-_SPECULATION: dict[str, Column] = {
-    "drafts": "{.drafter}",
-    "batch": "{.batch}",
-    "tokens per pass": "{.tokens_per_pass:.2f}",
-    "tokens/s": "{.tokens_per_second:.0f}",
-    "step, ms": "{.step_ms:.3f}",
-    "drafting, ms": "{.draft_ms:.3f}",
-}
-_CONTROL: dict[str, Column] = {
-    "batch": "{.batch}",
-    "head, tokens per pass": "{.offered:.1f}",
-    "plain, tokens/s": "{.plain_tokens_per_second:.0f}",
-    "controller": "{.tokens_per_second:.0f}",
-    "relative to plain": "{.ratio:.3f}",
-    "lowest": "{.lowest:.3f}",
-    "tokens per pass": "{.tokens_per_pass:.2f}",
-}
 
 
 def _print_start(start: "StartTime") -> None:
@@ -141,15 +126,7 @@ def _print_start(start: "StartTime") -> None:
         f"start to first token: {start.seconds:.1f} s from weights on the device, of which captures "
         f"{start.prepare_seconds:.1f} s ({start.prepared} of {start.wanted} kinds of passes)"
     )
-    columns: dict[str, Column] = {
-        "products": "{.decoder_seconds:.2f} s",
-        "KV memory": "{.memory_seconds:.2f} s",
-        "captures": "{.prepare_seconds:.2f} s",
-        "cost profile": "{.profile_seconds:.2f} s",
-        "first token": lambda one: f"{1e3 * one.first_token_seconds:.0f} ms",
-        "second token": lambda one: f"{1e3 * one.second_token_seconds:.0f} ms",
-    }
-    print_table([start], columns)
+    print_table([start])
 
 
 def _print_report(report: "GpuReport") -> None:
@@ -157,11 +134,11 @@ def _print_report(report: "GpuReport") -> None:
         f"{report.device}: copies {report.copy_terabytes:.2f} TB/s, reads {report.read_terabytes:.2f} TB/s, "
         f"bf16 products {report.matrix_teraflops:.0f} TFLOP/s; all weights once: {report.floor_ms:.2f} ms"
     )
-    one = report.rows[0].device_ms
+    first_ms = report.rows[0].device_ms
     passes: dict[str, Column] = {
         "tokens in the pass": "{.rows}",
         "pass, ms": "{.device_ms:.3f}",
-        "relative to one": lambda row: f"{row.device_ms / one:.2f}",
+        "relative to one": lambda row: f"{row.device_ms / first_ms:.2f}",
         "launch, ms": "{.host_ms:.3f}",
     }
     print_table(report.rows, passes)

@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from foreword.bench.skeleton import Column, check_least, optional
+from foreword.bench.skeleton import check_least
 from foreword.cli.bench.common import BATCH_SIZES, Benchmark
 from foreword.cli.console import fetched, load_llm, print_table, say, stage_bar
 from foreword.cli.options.common import JsonCommand, parse_sizes, split_list
@@ -57,8 +57,8 @@ class Link(SecurityOptions, JsonCommand):
         identity = PeerIdentity(security, TokenIds(tokenizer.vocab_size, bytes_of))
         protection = {"--token-file": self.token_file, "--tls": self.tls}
         options = [part for name, value in protection.items() if value for part in (name, str(value))]
-        own = local_node(str(path), self.method, options=options) if given is None else nullcontext(given)
-        with own as address:
+        node = local_node(str(path), self.method, options=options) if given is None else nullcontext(given)
+        with node as address:
             config = RemoteConfig(str(address), shadow=0)
             try:
                 report = measure_link(address, identity, config, sizes, self.passes, self.pass_ms / 1e3)
@@ -67,25 +67,18 @@ class Link(SecurityOptions, JsonCommand):
                 raise RequestError(f"draft node {address}: {reason}") from error
         farthest = report.break_even_ms(self.acceptance, self.levels, self.pass_ms)
         self.show_json(asdict(report) | {"break_even_ms": farthest})
-        columns: dict[str, Column] = {
-            "batch": "{.batch}",
-            "engine ms/pass": "{.engine_ms:.3f}",
-            "waited ms/pass": "{.waited_ms:.3f}",
-            "levels arrived": "{.levels:.3f}",
-            "first level ms": lambda cost: optional(cost.first_ms, ".3f"),
-            "next level ms": lambda cost: optional(cost.level_ms, ".3f"),
-        }
-        print_table(report.costs, columns)
-        trips = f"round trip {report.round_trip_ms:.3f} ms, p99 {report.round_trip_p99_ms:.3f} ms"
-        passes = f"{self.pass_ms:g} ms"
-        verdict = (
-            f"no level of this node arrived before a pass of {passes} started: there is no break-even distance; "
-            "try longer passes (--pass-ms) or a faster drafter"
-            if farthest is None
-            else f"break-even distance {max(farthest, 0):.1f} ms: {self.levels} levels at acceptance "
-            f"{self.acceptance:g}, passes of {passes}, one request"
-        )
-        say(trips, verdict)
+        print_table(report.costs)
+        say(f"round trip {report.round_trip_ms:.3f} ms, p99 {report.round_trip_p99_ms:.3f} ms")
+        if farthest is None:
+            say(
+                f"no level of this node arrived before a pass of {self.pass_ms:g} ms started: there is no break-even "
+                "distance; try longer passes (--pass-ms) or a faster drafter"
+            )
+        else:
+            say(
+                f"break-even distance {max(farthest, 0):.1f} ms: {self.levels} levels at acceptance "
+                f"{self.acceptance:g}, passes of {self.pass_ms:g} ms, one request"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,31 +128,23 @@ class Pools(Benchmark):
         from foreword.engine.config import EngineConfig
 
         config = EngineConfig(gpu_memory_utilization=self.gpu_memory_utilization)
-        kinds = [True, False] if self.both else [self.run_ahead is not False]
+        run_ahead = [True, False] if self.both else [self.run_ahead is not False]
         amount: dict[str, Any] = {"batches": sizes, "tokens": self.tokens, "repeats": self.repeats}
-        with self._pair() as (target, drafting), ExitStack() as running:
-            llm = load_llm(target, **self.place, config=config)
+        with self._pair() as (target, draft), ExitStack() as nodes:
+            llm = load_llm(target, **self.load_options, config=config)
             vocab_size = llm.engine.target.config.vocab_size
+            # Prompts of different lengths, so that no two are equal.
             prompts = [random_tokens(65 + index, vocab_size)[1:] for index in range(max(sizes))]
             with stage_bar() as show:
-                ways = ways_of_drafting(
-                    drafting, split_list(self.nodes), self.guesses, running, run_ahead=kinds
-                )
+                devices = split_list(self.nodes)
+                ways = ways_of_drafting(draft, devices, self.guesses, nodes, run_ahead=run_ahead)
                 rows = measure_pools(llm.engine, ways, prompts, **amount, progress=show)
             llm.close()
-        columns = {
-            "draft model": "{.way}",
-            "batch": "{.batch}",
-            "tok/s": "{.tokens_per_second:.1f}",
-            "x plain": "{.over_plain:.2f}",
-            "tok/pass": "{.tokens_per_pass:.2f}",
-            "step ms": "{.step_ms:.1f}",
-        }
-        draft = self.draft_shape or self.draft
-        self.report(rows, columns, model=self.shape or self.model, draft=draft)
+        self.report(rows, model=self.shape or self.model, draft=self.draft_shape or self.draft)
 
     @contextmanager
     def _pair(self) -> Iterator[tuple[str, str]]:
+        """Yield the paths of target and draft model; those with random weights exist within the block."""
         if self.shape is None:
             assert self.draft is not None
             yield self.model, self.draft

@@ -1,6 +1,5 @@
 """`foreword bench overhead`, `server-overhead`, `pacing`: time that engine and server add to passes."""
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -34,7 +33,7 @@ class Overhead(Benchmark):
 
     def run(self) -> None:
         lengths, sizes = parse_sizes("--contexts", self.contexts), parse_sizes("--batches", self.batches)
-        from foreword.bench.host_time import WAYS, measure_host_time
+        from foreword.bench.host_time import MODES, measure_host_time
         from foreword.bench.methods import parse_methods
         from foreword.bench.overhead import VERIFY_ROWS, measure_overhead
         from foreword.bench.verdict_time import measure_verdicts
@@ -42,23 +41,25 @@ class Overhead(Benchmark):
         wanted = parse_methods(self.methods)
         llm = self.load()
         with stage_bar() as show:
-            found = measure_overhead(llm, wanted, lengths, self.repeats, show)
+            costs = measure_overhead(llm, wanted, lengths, self.repeats, show)
             host = measure_host_time(llm, sizes, self.repeats, show)
             verdicts = measure_verdicts(llm.engine.target, sizes, self.repeats, show)
-        costs: dict[str, Column] = {
+        cost_columns: dict[str, Column] = {
             "drafter": "{.drafter}",
             "context": "{.context}",
             "draft ms": "{.draft_ms:.3f}",
             "first ms": "{.first_ms:.1f}",
         }
         for count in VERIFY_ROWS:
-            costs[f"of a pass over {count}"] = f"{{0.shares[{count}]:.2%}} of {{0.verify_ms[{count}]:.1f}} ms"
-        print_table(found, costs)
-        ways = {way: {one.batch: one for one in host if one.way == way} for way in WAYS}
+            share, verify_ms = f"{{0.shares[{count}]:.2%}}", f"{{0.verify_ms[{count}]:.1f}} ms"
+            cost_columns[f"of a pass over {count}"] = f"{share} of {verify_ms}"
+        print_table(costs, cost_columns)
+        # Rows of the second table: a decoding mode, and its times by batch size.
+        by_mode = [(mode, {time.batch: time for time in host if time.way == mode}) for mode in MODES]
         per_step: dict[str, Column] = {"host ms per step (us per request)": "{0[0]}"}
         for batch in sizes:
             per_step[f"batch {batch}"] = f"{{0[1][{batch}].step_ms:.2f}} ({{0[1][{batch}].request_us:.0f}})"
-        print_table(ways.items(), per_step)
+        print_table(by_mode, per_step)
         columns = {
             "host ms per step, drafter": "{.guesses}",
             "batch": "{.batch}",
@@ -69,8 +70,8 @@ class Overhead(Benchmark):
             "beside it": "{.beside_ms:.2f}",
         }
         print_table(verdicts, columns)
-        rows, times, parts = (fields_of(some) for some in (found, host, verdicts))
-        self.show_json({"model": self.model, "rows": rows, "host": times, "verdicts": parts})
+        steps = {"host": fields_of(host), "verdicts": fields_of(verdicts)}
+        self.show_json({"model": self.model, "rows": fields_of(costs), **steps})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,13 +99,13 @@ class ServerOverhead(Benchmark):
         config = self.speculative_config
         drafter = ["--speculation", "off"] if config is None else ["--speculative-config", config]
         options = ["--generation-config", "none", *drafter]
-        for name, value in self.place.items():
+        for name, value in self.load_options.items():
             options += [f"--{name.replace('_', '-')}", value]
         with served_model(str(path), options) as server, progress_bar(f"loading {self.model}") as on_progress:
-            engine = Engine.load(str(path), **self.place, speculation=config, progress=on_progress)
+            engine = Engine.load(str(path), **self.load_options, speculation=config, progress=on_progress)
             try:
-                with stage_bar() as show:
-                    report = asyncio.run(measure_server_overhead(engine, server, work, self.repeats, show))
+                with progress_bar("measuring") as show:
+                    report = measure_server_overhead(engine, server, work, self.repeats, show)
             finally:
                 engine.close()
         columns = {
@@ -151,7 +152,7 @@ class Pacing(Benchmark):
             "speculative, burst": {trace.key: trace.unpaced() for trace in drafted},
             "speculative, even": _paced(drafted),
         }
-        rows = [row for name, watched in streams.items() for row in classify_prompts(name, watched)]
+        rows = [row for name, chunks in streams.items() for row in classify_prompts(name, chunks)]
         columns = {
             "stream": "{.stream}",
             "the observer compares": "{.features}",
@@ -161,13 +162,14 @@ class Pacing(Benchmark):
         }
         print_table(rows, columns)
         if self.plot is not None:
-            shown = max(drafted, key=lambda trace: trace.unevenness).key
-            plot_pacing({name: watched[shown] for name, watched in streams.items()}, rows, self.plot)
-        reported = [asdict(row) | {"accuracy": row.accuracy} for row in rows]
-        self.show_json({"model": self.model, "rows": reported})
+            example = max(drafted, key=lambda trace: trace.unevenness).key
+            plot_pacing({name: chunks[example] for name, chunks in streams.items()}, rows, self.plot)
+        rows_json = [asdict(row) | {"accuracy": row.accuracy} for row in rows]
+        self.show_json({"model": self.model, "rows": rows_json})
 
 
 def _paced(traces: "Sequence[Trace]") -> "dict[tuple[int, int], list[WireChunk]]":
+    """Return the chunks of each trace as `--stream-pacing even` would send them, by the trace's key."""
     from foreword.bench.pacing import WireChunk
     from foreword.server.api.pacing import PaceMemory, replay
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 from foreword.bench.pictures import Chart, save_charts
 from foreword.bench.prompts import own_prompts
-from foreword.bench.skeleton import Column
 from foreword.cli.bench.common import (
     BATCH_SIZES,
     MOST_TOKENS,
@@ -50,14 +49,12 @@ class Accept(Benchmark):
         llm = self.load()
         with progress_bar("measuring") as show:
             text = llm.tokenizer.encode(SAMPLE_TEXT)
-            costs = measure_accept_cost(
+            rows, verify_ms = measure_accept_cost(
                 llm.engine.target, text, params, self.chain, rule, sizes, self.repeats, show
             )
-        verified = f"one pass over {self.chain + 1} tokens takes {costs.verify_ms:.2f} ms"
-        columns = {"requests": "{.requests}", "ms": "{.ms:.2f}", "ms per request": "{.ms_per_request:.2f}"}
-        columns |= {"ratio to the pass": "{.ratio:.3f}"}
+        verified = f"one pass over {self.chain + 1} tokens takes {verify_ms:.2f} ms"
         title = f"acceptance of chains of {self.chain}; {verified}"
-        self.report(costs.rows, columns, title, rule=self.rule, verify_ms=costs.verify_ms)
+        self.report(rows, title, rule=self.rule, verify_ms=verify_ms)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,14 +71,8 @@ class Adapters(Benchmark):
         llm = self.load()
         with progress_bar("measuring") as show:
             costs = measure_adapters(llm.engine.target, self.batch, self.rank, self.repeats, show)
-        columns: dict[str, Column] = {
-            "adapters": lambda cost: str(cost.adapters or "none"),
-            "modules": "{.modules}",
-            "ms": "{.ms:.2f}",
-            "x none": "{.ratio:.3f}",
-        }
         title = f"one pass over {self.batch} requests, rank {self.rank}"
-        self.report(costs, columns, title, batch=self.batch, rank=self.rank)
+        self.report(costs, title, batch=self.batch, rank=self.rank)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,20 +97,7 @@ class Batch(Benchmark):
         prompts = [llm.encode(prompt.text) for prompt in own_prompts()]
         with stage_bar() as show:
             rows = measure_batches(llm.engine, prompts, sizes, self.tokens, self.repeats, show)
-        columns = {
-            "batch": "{.batch}",
-            "plain\ntok/s": "{.plain_tokens_per_second:.1f}",
-            f"\nx of {rows[0].batch}": "{.scaling:.2f}",
-            "\nms/tok": "{.plain_token_ms:.1f}",
-            "\nhost": "{.plain_host_ms:.2f}",
-            "spec\ntok/s": "{.speculative_tokens_per_second:.1f}",
-            "\nx plain": "{.speedup:.2f}",
-            "\nms/tok ": "{.speculative_token_ms:.1f}",
-            "\nhost ": "{.speculative_host_ms:.2f}",
-            "alpha": "{.acceptance:.2f}",
-            "tau": "{.tokens_per_pass:.2f}",
-        }
-        self.report(rows, columns)
+        self.report(rows)
         lines = {
             "plain": [(float(row.batch), row.plain_tokens_per_second) for row in rows],
             "speculative": [(float(row.batch), row.speculative_tokens_per_second) for row in rows],
@@ -146,16 +124,8 @@ class Structured(Benchmark):
         schema = None if given is None else json_object("--json-schema", read_text(given))
         llm = self.load(speculation_choice(self.speculation, None))
         with progress_bar("measuring") as show:
-            costs = measure_structured(
+            rows, mask_share = measure_structured(
                 llm.engine, llm.encode, self.batch, self.tokens, self.repeats, show, schema
             )
-        columns = {
-            "": "{.way}",
-            "tokens/s": "{.tokens_per_second:.1f}",
-            "tokens per pass": "{.tokens_per_pass:.2f}",
-            "step ms": "{.step_ms:.2f}",
-            "outside the pass ms": "{.beside_ms:.2f}",
-            "ratio to plain": "{.ratio:.2f}",
-        }
-        title = f"{self.batch} requests; the schema adds {costs.mask_share:.1%} to a plain step"
-        self.report(costs.rows, columns, title, batch=costs.batch, mask_share=costs.mask_share)
+        title = f"{self.batch} requests; the schema adds {mask_share:.1%} to a plain step"
+        self.report(rows, title, batch=self.batch, mask_share=mask_share)

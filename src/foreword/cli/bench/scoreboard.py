@@ -87,16 +87,16 @@ class Scoreboard(Command):
             note(f"{path} exists and is not measured again")
             return
         note(f"measuring {path.stem}")
-        found = {"made": provenance()} | measure() | about
-        path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        result = {"made": provenance()} | measure() | about
+        path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
     def _speed(self, model: str, short: str, threads: int) -> dict[str, Any]:
         """Run `bench compare` and return its result. Its answers are kept in a file until then, to continue from."""
-        kept = self.results / f"{self.label}-{short}-answers.jsonl"
-        options = ["--model", model, "--threads", str(threads), "--resume", str(kept)]
+        answers = self.results / f"{self.label}-{short}-answers.jsonl"
+        options = ["--model", model, "--threads", str(threads), "--resume", str(answers)]
         options += [] if self.peers is None else ["--peers", self.peers]
         for python in self.python or ():
             options += ["--python", python]
-        found = command_json("bench compare", [*options, *shlex.split(self.compare)])
-        kept.unlink()
-        return found
+        result = command_json("bench compare", [*options, *shlex.split(self.compare)])
+        answers.unlink()
+        return result

@@ -117,13 +117,17 @@ def _progress(show: StageProgress, load: LoadSettings) -> "Callable[[RequestOutc
     from foreword.bench.serve.generator import Ending
 
     start = perf_counter()
-    over = {"answered": 0, "not": 0}
+    answered = others = 0
 
     def on_outcome(outcome: "RequestOutcome") -> None:
-        over["answered" if outcome.ending is Ending.COMPLETED else "not"] += 1
-        stage = f"{over['answered']} answered, {over['not']} not"
+        nonlocal answered, others
+        if outcome.ending is Ending.COMPLETED:
+            answered += 1
+        else:
+            others += 1
+        stage = f"{answered} answered, {others} not"
         if load.num_requests is not None:
-            show(stage, sum(over.values()), load.num_requests)
+            show(stage, answered + others, load.num_requests)
         else:
             show(stage, int(perf_counter() - start), int(load.duration or 0))
 

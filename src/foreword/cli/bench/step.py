@@ -67,12 +67,12 @@ class Step(Benchmark):
         chart = Chart("new tokens (n)", "milliseconds", times)
         save_plot(self.plot, lambda path: save_charts([chart], path, f"{self.shape or self.model}: {title}"))
         others = {name: asdict(cost) for name, cost in costs.items()}
-        own = others.pop(OURS)
-        found = {"prefill": own["prompts"], "compare": others, "rows": own["steps"]}
-        self.show_json({"model": self.shape or self.model, "context": self.context, **found})
+        ours = others.pop(OURS)
+        results = {"prefill": ours["prompts"], "compare": others, "rows": ours["steps"]}
+        self.show_json({"model": self.shape or self.model, "context": self.context, **results})
 
     def _decoders(self) -> "dict[str, Decoder]":
-        """Return the model, or random weights of its shape; a mixture is compared with the dense shape."""
+        """Return the decoders to time: the model, or random weights (--shape), with --experts also as a mixture."""
         from foreword.backends.choice import choose_backend, pick_device
         from foreword.backends.loading import DecoderLoader
         from foreword.bench.random_models import RandomCheckpoint, as_mixture, named_shape
@@ -82,8 +82,8 @@ class Step(Benchmark):
             return {OURS: model}
         config = named_shape(self.shape) if model is None else model.config
         shapes = {OURS: as_mixture(config, self.experts), "dense": config} if self.experts else {OURS: config}
-        place = pick_device(self.device)
-        loader = DecoderLoader(choose_backend(self.backend, self.dtype, place), place)
+        device = pick_device(self.device)
+        loader = DecoderLoader(choose_backend(self.backend, self.dtype, device), device)
         return {name: loader.load(RandomCheckpoint(shape)) for name, shape in shapes.items()}
 
     @staticmethod
@@ -105,30 +105,32 @@ class Step(Benchmark):
         from foreword.models.sources.builtin import cache_directory
         from foreword.models.sources.resolve import resolve_model
 
-        source, kept = resolve_model(self.model), cache_directory() / "llama.cpp"
-        copies = {"stored": source} | {kind: quantized_copy(source, kept, kind) for kind in FILE_TYPES}
+        source, folder = resolve_model(self.model), cache_directory() / "llama.cpp"
+        files = {"stored": source} | {form: quantized_copy(source, folder, form) for form in FILE_TYPES}
         return {
-            f"llama.cpp {kind}": LlamaCppTimer(path, self.context, most_tokens, choose_threads())
-            for kind, path in copies.items()
+            f"llama.cpp {form}": LlamaCppTimer(path, self.context, most_tokens, choose_threads())
+            for form, path in files.items()
         }
 
 
 def _table(costs: "dict[str, EngineCosts]", title: str) -> Table:
-    others = [name for name in costs if name != OURS]
-    beside = [*(f"{name} ms" for name in others), *(["best of those"] if others else [])]
-    table = Table("n", "ms", "ratio", *beside, title=title)
+    """Return a table of Foreword's times beside those of the other engines."""
+    others = [cost for name, cost in costs.items() if name != OURS]
+    headings = [f"{name} ms" for name in costs if name != OURS]
+    table = Table("n", "ms", "ratio", *headings, *(["best of those"] if others else []), title=title)
 
-    def add(name: str, own: float, digits: int, ratio: str, theirs: list[float]) -> None:
-        best = [f"{own / min(theirs):.2f}x"] if theirs else []
-        table.add_row(name, f"{own:.{digits}f}", ratio, *(f"{ms:.2f}" for ms in theirs), *best)
+    def add_row(name: str, our_ms: float, digits: int, ratio: str, their_ms: list[float]) -> None:
+        best = [f"{our_ms / min(their_ms):.2f}x"] if their_ms else []
+        table.add_row(name, f"{our_ms:.{digits}f}", ratio, *(f"{ms:.2f}" for ms in their_ms), *best)
 
-    for place, step in enumerate(costs[OURS].steps):
-        add(str(step.n), step.ms, 2, f"{step.ratio:.2f}", [costs[name].steps[place].ms for name in others])
-    for place, one in enumerate(costs[OURS].prompts):
-        add(f"prompt of {one.n}", one.ms, 1, "", [costs[name].prompts[place].ms for name in others])
+    for index, step in enumerate(costs[OURS].steps):
+        add_row(str(step.n), step.ms, 2, f"{step.ratio:.2f}", [cost.steps[index].ms for cost in others])
+    for index, prompt in enumerate(costs[OURS].prompts):
+        add_row(f"prompt of {prompt.n}", prompt.ms, 1, "", [cost.prompts[index].ms for cost in others])
     return table
 
 
+# Formats by name: the field of the loader that selects the format, and its value.
 _CPU_FORMS = {
     **{form: ("dtype", form) for form in ("int8", "stored", "q4", "q8_0", "float32")},
     **{f"{numbers}-kv": ("kv_cache_dtype", numbers) for numbers in ("float32", "bfloat16", "int8")},
@@ -185,10 +187,5 @@ class Quality(JsonCommand):
             forms = self.forms or ",".join(_CPU_DEFAULTS if on_cpu else (*_GPU_FORMS, "fp8+fp8-kv"))
             loaders = {name: partial(load, name) for name in forms.split(",")}
             rows = measure_quality(reference.decoder, loaders, ids, partial(show, "comparing"))
-        columns = {
-            "form": "{.form}",
-            "mean KL (nats)": "{.mean_kl:.5f}",
-            "top-1 agreement": "{.top1_agreement:.2%}",
-        }
-        print_table(rows, columns, f"against {exact}, {len(ids)} tokens")
+        print_table(rows, title=f"against {exact}, {len(ids)} tokens")
         self.show_json({"model": self.model, "rows": fields_of(rows)})

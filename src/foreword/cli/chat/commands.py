@@ -39,7 +39,7 @@ HELP = """\
 
 @dataclass(frozen=True)
 class Reply:
-    """Output of a command, and what follows it."""
+    """Output of a command, and what the chat does next."""
 
     line: str = ""  # plain text, never markup
     tables: tuple[RenderableType, ...] = ()
@@ -48,7 +48,7 @@ class Reply:
 
 
 class Commands:
-    """Applies commands to a session: `/x` is method `do_x`. An invalid command changes nothing and has a reply."""
+    """Applies commands to a session: the method `do_x` runs `/x`. An invalid command changes nothing."""
 
     def __init__(self, session: ChatSession) -> None:
         self._session = session
@@ -57,12 +57,12 @@ class Commands:
 
     def run(self, line: str) -> Reply:
         """Run the command of a line; return its output."""
-        name, _, rest = line.strip().partition(" ")
+        name, _, argument = line.strip().partition(" ")
         command: Callable[[str], Reply] | None = getattr(self, f"do_{name[1:].replace('-', '_')}", None)
         if command is None:
             return Reply(f"unknown command {name}; /help lists them")
         try:
-            return command(rest.strip())
+            return command(argument.strip())
         except ForewordError as error:
             return Reply(" ".join(str(error).split()))
 

@@ -36,9 +36,9 @@ class PieceReader:
 
     def read(self, delta: AnswerDelta) -> Iterator[TextPiece]:
         """Yield the pieces of the next delta; an end token has none."""
-        for place, text in enumerate(self._texts.pieces(delta)):
+        for index, text in enumerate(self._texts.pieces(delta)):
             if text:
-                yield TextPiece(text, drafted=place < delta.from_draft)
+                yield TextPiece(text, drafted=index < delta.from_draft)
 
 
 ACCEPTED_STYLE, REJECTED_STYLE = "dodger_blue1", "dim strike"

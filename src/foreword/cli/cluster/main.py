@@ -59,7 +59,7 @@ _NODE = {
 def show_status(
     members: Sequence["MemberStatus"], targets: Sequence["TargetStatus"], nodes: Sequence["NodeStatus"]
 ) -> None:
-    """Print tables, and below them the reasons of problems."""
+    """Print a table of each kind of status, and below them why members, targets or nodes have problems."""
     for columns, rows in ((_MEMBER, members), (_TARGET, targets), (_NODE, nodes)):
         if rows:
             _show(columns, rows)
@@ -234,7 +234,7 @@ class DraftNode(SecurityOptions, DeviceOptions, Command):
         log_to_stderr()
         stderr.print(f"[dim]loading {self.model} ...[/dim]")
         with stage_bar() as on_stage:
-            loaded = load_model(self.model, **self.place, progress=partial(on_stage, "loading"))
+            loaded = load_model(self.model, **self.load_options, progress=partial(on_stage, "loading"))
         node = make_node(loaded, config, settings)
         stopping = Stopping().listen()
         node.start()

@@ -32,7 +32,7 @@ def compare(calibration: Calibration, scenario: Scenario, page: Path | None) -> 
         "nodes\nbusy": lambda one: optional(one[1].node_busy_share, ".0%"),
         "cost per\nmillion": lambda one: optional(one[1].cost_per_million, ".3g"),
     }
-    print_table(compared.items(), columns)
+    print_table(list(compared.items()), columns)
     say(*notes)
     points = [] if page is None else _write_page(page, scenario, compared, notes)
     return {"ways": {who: asdict(outcome) for who, outcome in compared.items()}, "sweep": points}
@@ -80,32 +80,24 @@ def search(
     """Find the smallest fleets, and print all fleets that were tried; return both for --json."""
     with stage_bar() as on_stage:
         trials, answers = find_fleets(scenario, goal, Vary(vary or "targets"), most or 128, on_stage)
-    columns: dict[str, Column] = {
-        "drafting": "{.who}",
-        "targets": "{.targets}",
-        "nodes": "{.nodes}",
-        "tok/s": "{.tokens_per_second:.0f}",
-        "ms/tok\np95": lambda one: optional(one.token_ms_p95, ".2f"),
-        "cost per\nhour": "{.cost_per_hour:g}",
-        "goal": lambda one: "missed" if one.missed else "reached",
-    }
-    print_table(trials, columns)
+    print_table(trials)
     say(*answer_lines(answers), *_notes(calibration, scenario))
     return {"goal": asdict(goal), "trials": fields_of(trials), "answers": fields_of(answers)}
 
 
 def answer_lines(answers: Sequence[SmallestFleet]) -> list[str]:
     """Return one line per way of drafting, with the cheapest marked."""
-    costs = [one.fleet.cost_per_hour for one in answers if one.fleet is not None]
+    costs = [answer.fleet.cost_per_hour for answer in answers if answer.fleet is not None]
     lines = []
-    for one in answers:
-        if one.fleet is None:
-            lines.append(f"{one.who}: not reached: {one.why_not}")
+    for answer in answers:
+        fleet = answer.fleet
+        if fleet is None:
+            lines.append(f"{answer.who}: not reached: {answer.why_not}")
             continue
-        nodes = f" and {_counted(one.fleet.nodes, 'draft node')}" if one.fleet.nodes else ""
-        cheapest = ", the cheapest" if len(answers) > 1 and one.fleet.cost_per_hour == min(costs) else ""
-        cost = f"{one.fleet.cost_per_hour:g} an hour{cheapest}"
-        lines.append(f"{one.who}: {_counted(one.fleet.targets, 'target')}{nodes}, {cost}")
+        nodes = f" and {_counted(fleet.nodes, 'draft node')}" if fleet.nodes else ""
+        cheapest = ", the cheapest" if len(answers) > 1 and fleet.cost_per_hour == min(costs) else ""
+        cost = f"{fleet.cost_per_hour:g} an hour{cheapest}"
+        lines.append(f"{answer.who}: {_counted(fleet.targets, 'target')}{nodes}, {cost}")
     return lines
 
 

@@ -14,10 +14,10 @@ from foreword.cli.options.grouped import Command, late, option
 from foreword.errors import RequestError
 
 
-def leave_stdout_to_json(wanted: bool) -> bool:
-    """Send tables to standard error if JSON is wanted on standard output; return the argument."""
-    stdout.stderr = wanted
-    return wanted
+def leave_stdout_to_json(as_json: bool) -> bool:
+    """Send tables to standard error if standard output is for JSON; return the value of --json."""
+    stdout.stderr = as_json
+    return as_json
 
 
 JsonOption = Annotated[
@@ -46,7 +46,7 @@ def one_of(option: str, value: str, allowed: tuple[str, ...]) -> str:
 
 
 def json_object(option: str, text: str, example: str | None = None) -> dict[str, Any]:
-    """Parse the option's JSON object; `example` is for the message about another type."""
+    """Return the option's JSON object; raise `RequestError` for other JSON, with an example if one is given."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -81,14 +81,14 @@ def read_text(path: Path) -> str:
 
 
 def parse_sizes(option: str, text: str, least: int | None = None) -> list[int]:
-    """Parse whole numbers separated by commas; `least` is the smallest allowed one."""
+    """Parse whole numbers separated by commas; `least` is the smallest allowed number."""
     try:
-        found = [int(part) for part in text.split(",")]
+        sizes = [int(part) for part in text.split(",")]
     except ValueError as error:
         raise RequestError(f"{option} takes numbers separated by commas, not {text!r}") from error
-    if least is not None and min(found) < least:
+    if least is not None and min(sizes) < least:
         raise RequestError(f"{option} takes numbers from {least} on")
-    return found
+    return sizes
 
 
 def check_plot(path: Path | None) -> Path | None:

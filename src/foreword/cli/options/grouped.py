@@ -12,7 +12,7 @@ import typer
 REQUIRED = MISSING  # default of a required option
 
 _PARAMETER, _LAST = "parameter", "last"
-"""Metadata of a field: a function from the option's name to typer's parameter, and its rank in the help."""
+"""Keys of a field's metadata: a function from the option's name to typer's parameter, and the rank in the help."""
 
 
 def option(default: Any, text: str, *names: str, last: int = 0, **more: Any) -> Any:  # noqa: ANN401
@@ -37,7 +37,7 @@ def argument(default: Any, text: str, **more: Any) -> Any:  # noqa: ANN401
 
 
 def late(default: Any, last: int) -> Any:  # noqa: ANN401
-    """Return a field whose type annotation has the option; `last` is its rank, as in `option`."""
+    """Return a field whose type annotation defines the option; `last` is its rank, as in `option`."""
     return field(default=default, metadata={_LAST: last})
 
 
@@ -67,21 +67,21 @@ Settings = TypeVar("Settings")
 def pick(kind: type[Settings], options: object, **more: Any) -> Settings:  # noqa: ANN401
     """Create a dataclass from the options with its field names, and from `more`, which takes precedence."""
     settings: Any = kind
-    names = [one.name for one in fields(settings) if hasattr(options, one.name)]
-    return kind(**({name: getattr(options, name) for name in names} | more))
+    shared = {one.name: getattr(options, one.name) for one in fields(settings) if hasattr(options, one.name)}
+    return kind(**(shared | more))
 
 
 def options_command(function: Callable[..., None]) -> Callable[..., None]:
-    """Return the function that typer calls for a function of dataclasses; their fields become options.
+    """Return the function that typer calls for a function whose parameters are dataclasses of options.
 
-    Dataclasses may be nested. Other parameters stay options as they are. A dataclass checks combinations of its
-    options in `__post_init__`.
+    The fields become options; dataclasses may be nested. Other parameters are options as they are. A dataclass checks
+    combinations of its options in `__post_init__`.
     """
     hints = get_type_hints(function, include_extras=True)
     parameters = [
-        parameter
-        for name, own in inspect.signature(function).parameters.items()
-        for parameter in _parameters(name, hints[name], own.default)
+        option
+        for name, parameter in inspect.signature(function).parameters.items()
+        for option in _parameters(name, hints[name], parameter.default)
     ]
     defaults = {parameter.name: parameter.default for parameter in parameters}
 

@@ -97,7 +97,7 @@ class DeviceOptions:
     kv_cache_dtype: KvDtypeOption = late("auto", 2)
 
     @property
-    def place(self) -> dict[str, Any]:
+    def load_options(self) -> dict[str, Any]:
         """The options as keyword arguments of `LLM` and of loaders."""
         return {field.name: getattr(self, field.name) for field in fields(DeviceOptions)}
 
@@ -116,7 +116,7 @@ class ModelCommand(DeviceOptions, JsonCommand):
     model: ModelOption = late(DEFAULT_MODEL, -1)
 
     def load(self, speculation: str | None = None, config: "EngineConfig | None" = None) -> "LLM":
-        return load_llm(self.model, **self.place, speculation=speculation, config=config)
+        return load_llm(self.model, **self.load_options, speculation=speculation, config=config)
 
 
 SpeculationOption = Annotated[

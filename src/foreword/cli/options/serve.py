@@ -34,16 +34,16 @@ def positional(option: str, args: list[str]) -> list[str]:
 
 def repeated(option: str, args: list[str]) -> list[str]:
     """Repeat the option before each of its pairs: `OPTION a=x b=y`."""
-    found: list[str] = []
-    is_value = takes_more = False
+    read: list[str] = []
+    is_value = takes_more = False  # whether `arg` is the option's value, and whether it may be a further pair
     for arg in args:
         if takes_more and "=" in arg and not arg.startswith("-"):
-            found += [option, arg]
+            read += [option, arg]
             continue
-        found.append(arg)
+        read.append(arg)
         takes_more = is_value or arg.startswith(f"{option}=")
         is_value = arg == option
-    return found
+    return read
 
 
 def memory_size(option: str, text: str) -> int:
@@ -60,10 +60,10 @@ def api_keys(given: list[str] | None) -> tuple[str, ...]:
     return _keys("--api-key", "FOREWORD_API_KEY", given)
 
 
-def admin_keys(given: list[str] | None, tenants: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the keys of `--admin-key`, or of the environment; `tenants` are the API keys."""
+def admin_keys(given: list[str] | None, client_keys: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the keys of `--admin-key`, or of the environment; `client_keys` are those of `--api-key`."""
     keys = _keys("--admin-key", "FOREWORD_ADMIN_KEY", given)
-    if set(keys) & set(tenants):
+    if set(keys) & set(client_keys):
         raise RequestError("an admin key is also an API key; give --admin-key a key of its own")
     return keys
 

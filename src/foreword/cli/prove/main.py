@@ -103,8 +103,7 @@ class Prove(JsonCommand):
         stdout.print(table)
         passed, seconds = all(row.passed for row in rows), perf_counter() - began
         stdout.print(f"{sum(row.passed for row in rows)} of {len(rows)} hold, in {seconds:.0f} s")
-        found = {"size": size.name, "passed": passed, "seconds": seconds}
-        self.show_json({**found, "rows": fields_of(rows)})
+        self.show_json({"size": size.name, "passed": passed, "seconds": seconds, "rows": fields_of(rows)})
         if not passed:
             raise typer.Exit(1)
 

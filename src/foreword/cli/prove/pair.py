@@ -19,13 +19,13 @@ FULL_PROMPTS_PER_KIND = 4
 _DIVERGENCE: dict[str, Column] = {
     "kind": "{.kind}",
     "T": "{.temperature:g}",
-    "places": "{.found.places}",
-    "TV": "{.found.tv:.3f}",
-    "KL": lambda row: optional(row.found.kl, ".3f", ""),
-    "same top": "{.found.same_top:.0%}",
-    "token": "{.found.token:.0%}",
-    "coupled": "{.found.coupled:.0%}",
-    "chosen": "{.found.chosen:.0%}",
+    "places": "{.divergence.places}",
+    "TV": "{.divergence.tv:.3f}",
+    "KL": lambda row: optional(row.divergence.kl, ".3f", ""),
+    "same top": "{.divergence.same_top:.0%}",
+    "token": "{.divergence.token:.0%}",
+    "coupled": "{.divergence.coupled:.0%}",
+    "chosen": "{.divergence.chosen:.0%}",
 }
 _RULES: dict[str, Column] = {
     "kind": "{.kind}",
@@ -33,14 +33,6 @@ _RULES: dict[str, Column] = {
     "rule": "{.rule}",
     "accepted up to position 1, 2, …": lambda row: " ".join(f"{share:.0%}" for share in row.run.per_position),
     "tokens per pass": "{.run.tokens_per_pass:.2f}",
-}
-_EXPECTED: dict[str, Column] = {
-    "T": "{.temperature:g}",
-    "rule": "{.rule}",
-    "draft tokens": "{.k}",
-    "tokens per pass": "{.tokens_per_pass:.2f}",
-    "cost in plain passes": "{.cost:.2f}",
-    "speed-up": "{.speedup:.2f}",
 }
 
 
@@ -58,15 +50,16 @@ def prove_pair(target: str, draft: str, full: bool) -> dict[str, Any]:
     drafted = [row for row in by_kind if row.run.drafted_per_position]
     print_table(sorted(drafted, key=attrgetter("kind", "temperature")), _RULES, "in the engine")
     groups = groupby(expected, attrgetter("temperature", "rule"))
-    best = [max(found, key=lambda row: row.speedup) for _, found in groups]
-    print_table(best, _EXPECTED, "best number of draft tokens, by the times of this machine")
+    best = [max(rows, key=lambda row: row.speedup) for _, rows in groups]
+    print_table(best, title="best number of draft tokens, by the times of this machine")
     return {
         "target": target,
         "draft": draft,
         **asdict(settings),
         "prompts": len(prompts),
         "divergences": [
-            {"kind": row.kind, "temperature": row.temperature, **asdict(row.found)} for row in divergences
+            {"kind": row.kind, "temperature": row.temperature, **asdict(row.divergence)}
+            for row in divergences
         ],
         "acceptance": list(map(_acceptance_json, by_kind)),
         "expected": fields_of(expected),

@@ -59,16 +59,16 @@ async def _run(options: "Prove", plan: ExaminationPlan, plain_body: dict[str, An
         by_check = examination.cost(context, checks)
         most = MOST_REQUESTS + sum(by_check.values())
         _print_cost(context, most)
-        found: list[ClaimVerdict] = []
+        examined: list[ClaimVerdict] = []
         began = perf_counter()
         if not options.dry_run:
             limit = None if options.minutes is None else 60 * options.minutes
             with stage_bar(is_long=True) as progress:
                 async for verdict in examination.examine(context, progress, checks, limit):
-                    found.append(verdict)
-            _print(context, found)
+                    examined.append(verdict)
+            _print(context, examined)
         requests_made = context.server.requests + (plain.requests if plain else 0)
-    verdicts = [examination.as_json(verdict) for verdict in found]
+    verdicts = [examination.as_json(verdict) for verdict in examined]
     refuted, failing = (
         [verdict["check"] for verdict in verdicts if verdict["verdict"] == kind] for kind in _FAILURES
     )

@@ -62,9 +62,9 @@ STOPPED = 130  # exit code after Ctrl-C, by shell convention
 _EVAL_TOKENS = 128  # per answer
 _EVAL_CONTEXT = 2048
 _HELD_OUT_TEXTS = 256
-_GPU_ROWS, _ENGINE_ROWS, _CPU_ROWS = 2048, 256, 8  # texts written concurrently
+_GPU_ROWS, _ENGINE_ROWS, _CPU_ROWS = 2048, 256, 8  # texts written at once
 _WRITING_MEMORY = 0.7  # `gpu_memory_utilization` of an engine that writes texts
-_GPU_BATCH, _CPU_BATCH = 61440, 2048  # tokens per step
+_GPU_BATCH, _CPU_BATCH = 61440, 2048  # tokens per training step
 
 
 class TrainingTarget:
@@ -85,7 +85,7 @@ class TrainingTarget:
         return PlainTarget.load(self.checkpoint, self._device, dtype, compiled=self.compiled)
 
     def batch(self, rows: int | None, context: int, seed: int) -> TextBatch:
-        """Return a writer of texts: on a GPU, a captured batch of a target with Llama's layers; else our engine."""
+        """Return a batch that writes texts: for Llama's layers on a GPU one with CUDA graphs, otherwise the engine."""
         if self.on_gpu and isinstance(self.target, PlainTarget):
             rows, stops = rows or _GPU_ROWS, self.checkpoint.tokenizer().eos_ids
             return EndlessBatch(self.target, rows=rows, context=context, stop_ids=stops, seed=seed)
@@ -140,11 +140,11 @@ def run_training(
 ) -> None:
     """Train, evaluate and write the result; `--minutes` counts from here."""
     began = clock()
-    files.require_own(options.out, resume=options.resume)
+    files.require_run_directory(options.out, resume=options.resume)
     if options.begin is not None:
         files.require_same_kind(options.begin, recipe.method)
     if options.export is not None:
-        files.require_pieces_alone(options.export, options.out)
+        files.require_export_directory(options.export, options.out)
     evaluation = read_prompts(options.evaluate)
     model = TrainingTarget(options.model, options.device, compiled=options.compiled)
     recipe.check(model.checkpoint.config)
@@ -298,20 +298,20 @@ def read_prompts(paths: Sequence[Path] | None) -> list[FilePrompt]:
 
 @contextmanager
 def stop_signals() -> Iterator[Callable[[], bool]]:
-    """Within the block, count signals; yield a function that returns whether Ctrl-C or SIGTERM arrived.
+    """Yield a function that returns whether Ctrl-C or SIGTERM has arrived within the block.
 
-    The second signal raises `KeyboardInterrupt`.
+    A second signal raises `KeyboardInterrupt`.
     """
-    seen: list[int] = []
+    received: list[int] = []
 
     def on_signal(number: int, frame: FrameType | None) -> None:
-        if seen:
+        if received:
             raise KeyboardInterrupt
-        seen.append(number)
+        received.append(number)
 
     handlers = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield lambda: bool(seen)
+        yield lambda: bool(received)
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)

@@ -70,31 +70,34 @@ def _stored_ids(path: Path, tokenizer: Tokenizer) -> Iterator[tuple[Ids, int]]:
 
 def _text_ids(path: Path, tokenizer: Tokenizer) -> Iterator[tuple[Ids, int]]:
     """Tokenize a text file and yield its ids; pieces end at line ends if possible."""
-    decoder, rest = codecs.getincrementaldecoder("utf-8-sig")(), ""
+    decoder = codecs.getincrementaldecoder("utf-8-sig")()
+    unfinished_line = ""
     try:
         with path.open("rb") as file:
             while chunk := file.read(_TEXT_BYTES):
-                text = rest + decoder.decode(chunk)
+                text = unfinished_line + decoder.decode(chunk)
                 cut = _cut(text, 0, len(text))
-                rest = text[cut:]
+                unfinished_line = text[cut:]
                 yield _encode(tokenizer, text[:cut]), len(chunk)
-            rest += decoder.decode(b"", final=True)
+            unfinished_line += decoder.decode(b"", final=True)
     except (OSError, UnicodeDecodeError) as error:
         reason = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else error.strerror or error
         raise RequestError(f"{path} cannot be read as text: {reason}") from None
-    if rest:
-        yield _encode(tokenizer, rest), 0
+    if unfinished_line:
+        yield _encode(tokenizer, unfinished_line), 0
 
 
 def _cut(text: str, start: int, end: int) -> int:
-    """Return where to cut: after the last line end between `start` and `end`, or before the last space, or at `end`."""
-    after_line = text.rfind("\n", start, end) + 1
+    """Return where to cut: after the last line end in [start, end), else before the last space, else at `end`."""
+    line_end = text.rfind("\n", start, end)
+    if line_end >= 0:
+        return line_end + 1
     space = text.rfind(" ", start + 1, end)
-    return after_line if after_line > start else space if space > 0 else end
+    return space if space > 0 else end
 
 
 def _encode(tokenizer: Tokenizer, text: str) -> Ids:
-    """Tokenize a text in pieces, which takes all cores."""
+    """Tokenize a text in pieces, so that all cores are used."""
     pieces, start = [], 0
     while start < len(text):
         end = start + _PIECE_OF_TEXT
@@ -105,7 +108,7 @@ def _encode(tokenizer: Tokenizer, text: str) -> Ids:
     return np.concatenate([np.empty(0, np.int64), *encoded])
 
 
-Words = npt.NDArray[np.uint64]
+Keys = npt.NDArray[np.uint64]
 Ints = npt.NDArray[np.int32]
 
 MOST_SORTED = 1 << 30  # maximum number of positions sorted at once: a 64-bit key holds a token and a position
@@ -114,8 +117,9 @@ MOST_SORTED = 1 << 30  # maximum number of positions sorted at once: a 64-bit ke
 def sorted_suffixes(tokens: npt.NDArray[np.integer], count: int, depth: int) -> npt.NDArray[np.int64]:
     """Return the first `count` positions, sorted by the `depth` tokens from each position on; ties by position.
 
-    `tokens` extend at least `depth` after the last position, or end there. Positions are sorted by 1, 2, 4, ... tokens,
-    so that any text takes the same few rounds. Positions with a unique rank drop out.
+    `tokens` also has the `depth` tokens after these positions, as far as the text goes. Positions are sorted by 1, 2,
+    4, ... tokens (prefix doubling), so that any text takes the same few rounds. A position with a unique rank is not
+    sorted again.
     """
     if len(tokens) > MOST_SORTED:
         raise ValueError(f"at most {MOST_SORTED} tokens are sorted at once, not {len(tokens)}")
@@ -129,7 +133,7 @@ def sorted_suffixes(tokens: npt.NDArray[np.integer], count: int, depth: int) -> 
         after = np.zeros(len(starts), np.uint64)  # 0: past the end
         is_inside = starts < len(ranks) - length
         after[is_inside] = ranks[starts[is_inside] + length].astype(np.uint64) + 1
-        # Stable radix order: first by the second half, then by the first half.
+        # Two stable sorts, as in radix sort: by the second half of the tokens, then by the first half.
         by_second = _sort(after.copy())[0]
         by_first, keys = _sort(ranks[starts[by_second]].astype(np.uint64))
         by_both = by_second[by_first]
@@ -141,7 +145,7 @@ def sorted_suffixes(tokens: npt.NDArray[np.integer], count: int, depth: int) -> 
     return order[order < count].astype(np.int64)
 
 
-def _first_keys(tokens: npt.NDArray[np.integer], depth: int) -> tuple[Words, int]:
+def _first_keys(tokens: npt.NDArray[np.integer], depth: int) -> tuple[Keys, int]:
     """Return a sort key per position, and the number of tokens it covers: two if they fit."""
     keys = tokens.astype(np.uint64) + np.uint64(1)  # 0: past the end
     bits = int(keys.max(initial=0)).bit_length()
@@ -150,7 +154,7 @@ def _first_keys(tokens: npt.NDArray[np.integer], depth: int) -> tuple[Words, int
     return keys << np.uint64(bits) | np.append(keys[1:], np.uint64(0)), 2
 
 
-def _sort(keys: Words) -> tuple[Ints, Words]:
+def _sort(keys: Keys) -> tuple[Ints, Keys]:
     """Sort the keys in place (stable); return their former indices, and the sorted keys."""
     bits = np.uint64(len(keys).bit_length())
     keys <<= bits
@@ -161,19 +165,18 @@ def _sort(keys: Words) -> tuple[Ints, Words]:
     return indices, keys
 
 
-def _rank(order: Ints, keys: Words, slots: Ints, ranks: Ints) -> Ints:
+def _rank(order: Ints, keys: Keys, slots: Ints, ranks: Ints) -> Ints:
     """Set the ranks of the positions in these slots of `order` by their sorted keys; return slots with equal ranks."""
     if not len(slots):
         return slots
-    begins = np.empty(len(keys), bool)
-    begins[0] = True
-    np.not_equal(keys[1:], keys[:-1], out=begins[1:])
-    first_of_each = slots[begins]
-    group = np.cumsum(begins, dtype=np.int32) - 1
-    ranks[order[slots]] = first_of_each[group]
-    ends = np.append(begins[1:], True)
-    shared: Ints = slots[~(begins & ends)]
-    return shared
+    is_first = np.empty(len(keys), bool)  # whether a key differs from the key before it
+    is_first[0] = True
+    np.not_equal(keys[1:], keys[:-1], out=is_first[1:])
+    group = np.cumsum(is_first, dtype=np.int32) - 1  # number of each key's group of equal keys
+    ranks[order[slots]] = slots[is_first][group]
+    is_last = np.append(is_first[1:], True)
+    with_equal_keys: Ints = slots[~(is_first & is_last)]
+    return with_equal_keys
 
 
 SHARD_TOKENS = 1 << 23  # token ids sorted at once; sorting takes about 60 bytes per id

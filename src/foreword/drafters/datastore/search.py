@@ -1,8 +1,8 @@
-"""Finds where the end of a text occurs in a datastore, and what followed there.
+"""Finds occurrences of the last tokens of a text in a datastore, and the tokens that follow each occurrence.
 
-Each shard of a datastore has a suffix array: the positions of its tokens, sorted by the ids that begin there. One
-vectorised bisection searches all shards for all lengths of the text's end at once, so that interpreter overhead does
-not grow with shards and lengths. Suffixes are compared as byte strings, which sort like the ids.
+Each shard of a datastore has a suffix array: the positions of its tokens, sorted by the ids from each position on. One
+vectorised bisection searches all shards for the last n tokens, for all n at once. Interpreter overhead therefore does
+not grow with the number of shards or of lengths. Suffixes are compared as byte strings, which sort like the ids.
 """
 
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ Ints = npt.NDArray[np.int64]
 Strings = npt.NDArray[np.bytes_]
 
 FEW_SHARDS, COARSE_STRIDE = 8, 4
-"""With more than FEW_SHARDS shards, every fourth length is searched first, then the lengths between the longest of
-these that matches and the next one."""
+"""With more than FEW_SHARDS shards, every fourth length is searched first. Then the lengths between the longest match
+and the next of these lengths are searched."""
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,13 @@ class Matches:
 
 
 @dataclass(frozen=True)
-class _Found:
-    """Range of matching suffixes in the suffix array of each shard with matches."""
+class _MatchRanges:
+    """The range of matching suffixes in the suffix array of each shard with matches."""
 
     length: int  # number of matching tokens
     shards: Ints  # indices of the shards with matches
-    first: Ints  # [shards], indices into `Datastore._order`
-    end: Ints  # [shards], exclusive
+    first: Ints  # [shards with matches], indices into `Datastore._order`
+    end: Ints  # [shards with matches], exclusive
 
 
 NO_MATCHES = Matches(0, np.empty(0, np.int64))
@@ -68,13 +68,14 @@ class Datastore:
         self._shard_ends = np.minimum(self._shard_starts + header.shard_tokens, header.tokens)
 
     def close(self) -> None:
+        """Drop all arrays on the file, which keep its memory mapping open."""
         empty = np.empty(0, np.uint8)
         self._ids, self._suffixes, self._order, self._file = empty, empty, empty, empty  # type: ignore[assignment]
 
     def longest_matches(self, text: npt.NDArray[np.int64], shortest: int, most: int) -> Matches:
-        """Return up to `most` matches, evenly chosen, of the longest end of `text` that occurs in the datastore.
+        """Return up to `most` occurrences, evenly chosen, of the last n tokens of `text`, for the largest n with any.
 
-        Only ends of `shortest` to `header.depth` tokens are searched.
+        n is at least `shortest` and at most `header.depth`.
         """
         longest = min(len(text), self.header.depth)
         lengths = np.arange(shortest, longest + 1)
@@ -82,14 +83,14 @@ class Datastore:
             return NO_MATCHES
         shards = np.arange(len(self._shard_starts))
         stride = 1 if len(shards) <= FEW_SHARDS else COARSE_STRIDE
-        found = self._longest(text[-longest:], lengths[::stride], shards)
-        if found is None:
+        matches = self._longest(text[-longest:], lengths[::stride], shards)
+        if matches is None:
             return NO_MATCHES
-        finer = lengths[(lengths > found.length) & (lengths < found.length + stride)]
-        if len(finer):
-            found = self._longest(text[-longest:], finer, self._around(found.shards, stride)) or found
-        slots = _spread(found.first, found.end, most)
-        return Matches(found.length, self._order[slots].astype(np.int64) + found.length)
+        skipped = lengths[(lengths > matches.length) & (lengths < matches.length + stride)]
+        if len(skipped):
+            matches = self._longest(text[-longest:], skipped, self._around(matches.shards, stride)) or matches
+        slots = _spread(matches.first, matches.end, most)
+        return Matches(matches.length, self._order[slots].astype(np.int64) + matches.length)
 
     def _around(self, shards: Ints, stride: int) -> Ints:
         """Return the shards that may hold matches up to `stride` - 1 tokens longer than those in `shards`.
@@ -99,16 +100,16 @@ class Datastore:
         earlier = -(-(stride - 1) // self.header.shard_tokens)
         return np.unique(np.maximum(shards[:, None] - np.arange(earlier + 1), 0))
 
-    def _longest(self, text: npt.NDArray[np.int64], lengths: Ints, shards: Ints) -> "_Found | None":
-        """Return the matches, in these shards, of the longest of these ends of the text; None: no end occurs."""
+    def _longest(self, text: npt.NDArray[np.int64], lengths: Ints, shards: Ints) -> _MatchRanges | None:
+        """Return the matches in these shards of the last n tokens, for the largest n of `lengths` that has any."""
         first, end = self._ranges(text, lengths, shards)
         occurs = first < end  # [lengths, shards]
-        found_lengths = np.flatnonzero(occurs.any(axis=1))
-        if not len(found_lengths):
+        rows = np.flatnonzero(occurs.any(axis=1))  # indices of the lengths with a match
+        if not len(rows):
             return None
-        row = found_lengths[-1]
-        matching = occurs[row]
-        return _Found(int(lengths[row]), shards[matching], first[row][matching], end[row][matching])
+        row = rows[-1]
+        has_match = occurs[row]  # [shards]
+        return _MatchRanges(int(lengths[row]), shards[has_match], first[row][has_match], end[row][has_match])
 
     def continuations(self, starts: Ints, length: int) -> Ints:
         """Return the `length` tokens from each start on, [starts, length]; -1 from the end of the stored text on."""
@@ -118,10 +119,10 @@ class Datastore:
         return np.where(ended, -1, ids)
 
     def _ranges(self, text: npt.NDArray[np.int64], lengths: Ints, shards: Ints) -> tuple[Ints, Ints]:
-        """Return start and end (exclusive) of the suffixes that begin with the text's last tokens, for each length.
+        """Return first and end (exclusive) of the suffixes that begin with the text's last n tokens, for each length n.
 
-        Both are indices into `_order`, [lengths, shards]. Each lane of the arrays below is a bisection for the start or
-        the end of one length's range in one shard.
+        Both are indices into `_order`, [lengths, shards]. Each element (lane) of the arrays below is one bisection: for
+        the first or the end of one length's range in one shard.
         """
         bounds = self._bounds(text, lengths)  # [2 * lengths]
         wanted = np.repeat(bounds, len(shards))
@@ -138,9 +139,9 @@ class Datastore:
         return first, end
 
     def _bounds(self, text: npt.NDArray[np.int64], lengths: Ints) -> Strings:
-        """Return the smallest and the largest byte string that begin with the text's last tokens, for each length.
+        """Return the smallest and the largest byte string that begin with the text's last n tokens, for each length n.
 
-        The result is [2 * lengths]: first all smallest, then all largest.
+        The result is [2 * lengths]: first all smallest strings, then all largest.
         """
         size = self._suffixes.dtype.itemsize
         data = text.astype(f">u{self.header.id_bytes}").tobytes()
@@ -153,10 +154,10 @@ def _spread(first: Ints, end: Ints, most: int) -> Ints:
     """Return up to `most` numbers of the ranges `first` .. `end` (exclusive), evenly spaced."""
     counts = end - first
     total = int(counts.sum())
-    # `taken` are indices into the concatenated ranges; `numbers` are the numbers at these indices.
-    taken = np.arange(min(total, most)) * total // min(total, most)
+    # Indices into the concatenation of all ranges, then the range of each index and the range's first index.
+    indices = np.arange(min(total, most)) * total // min(total, most)
     ends = np.cumsum(counts)
-    range_index = np.searchsorted(ends, taken, side="right")
-    range_start = ends[range_index] - counts[range_index]
-    numbers: Ints = first[range_index] + taken - range_start
+    range_of = np.searchsorted(ends, indices, side="right")
+    range_start = ends[range_of] - counts[range_of]
+    numbers: Ints = first[range_of] + indices - range_start
     return numbers

@@ -1,4 +1,7 @@
-"""Plans chains that a head's runner drafts in one call, also early, for texts that a pass in flight extends."""
+"""Plans chains that a head's runner drafts in one call.
+
+A chain may also start early, before the verdict on the pass in flight. Its text then ends with tokens of that pass.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -33,7 +36,9 @@ def plan_chains(
     samplings = [task.request.sampling for task in tasks]
     if not all(needs_only_logits(sampling) for sampling in samplings):
         return None
-    depths = [min(task.max_nodes, task.max_depth, most) for task, most in zip(tasks, max_tokens, strict=True)]
+    depths = [
+        min(task.max_nodes, task.max_depth, limit) for task, limit in zip(tasks, max_tokens, strict=True)
+    ]
     has_stop = stops and any(task.stop is not None for task in tasks)
     return ChainPlan(
         np.array([len(task.request.tokens) for task in tasks], np.int32),
@@ -47,12 +52,12 @@ def plan_chains(
 
 # Cached, since the stopping rules change only when the policy re-evaluates them.
 @lru_cache(maxsize=256)
-def _stop_of(stops: tuple[Stop | None, ...], most: int) -> ChainStop:
-    """Return the stopping rule of chains with these limits."""
+def _stop_of(stops: tuple[Stop | None, ...], max_depth: int) -> ChainStop:
+    """Return the stopping rules of chains of up to `max_depth` tokens, one rule per chain; None: it never stops."""
     rates = np.array([_NEVER_STOPS if stop is None else stop.rates for stop in stops], np.float32)
-    least = np.zeros((len(stops), most), np.float32)
+    least = np.zeros((len(stops), max_depth), np.float32)
     for row, stop in zip(least, stops, strict=True):
-        limits = () if stop is None else stop.least[:most]
+        limits = () if stop is None else stop.least[:max_depth]
         row[: len(limits)] = limits
     return ChainStop(_EDGES, rates, least)
 
@@ -60,8 +65,8 @@ def _stop_of(stops: tuple[Stop | None, ...], most: int) -> ChainStop:
 def plan_after_pass(plan: ChainPlan, unjudged: Sequence[InFlight], drawn: Tensor) -> ChainPlan:
     """Return the plan for texts that a pass in flight is extending; the drafts of that pass are on one device."""
     longest = max([len(entry.draft) for entry in unjudged])
-    # -1: padding
-    indices = [(*entry.tokens.places, *[-1] * (longest - len(entry.draft))) for entry in unjudged]
+    # Each draft's indices among the tokens on the device, padded with -1.
+    indices = [(*entry.tokens.indices, *[-1] * (longest - len(entry.draft))) for entry in unjudged]
     ends = [0 if entry.task.pages is None else entry.task.pages.kv.reserved for entry in unjudged]
     unsettled = Unsettled(
         drawn,
@@ -110,29 +115,30 @@ class EarlyChain:
 
     @staticmethod
     def of(unjudged: InFlight, source: HostCopy, indices: Sequence[int]) -> "EarlyChain":
+        """Return the early chain of a request in flight; its tokens are at these indices of `source`."""
         pages, first = unjudged.task.pages, len(unjudged.task.request.tokens)
         assert pages is not None
         size = pages.cache.page_size
         row_pages = pages.kv.pages[first // size : (first + len(unjudged.draft)) // size + 1]
         return EarlyChain(unjudged.draft, pages.kv, first, row_pages, DeviceTokens(source, tuple(indices)))
 
-    def learn(self, commit: Commit) -> bool:
+    def record_verdict(self, commit: Commit) -> bool:
         """Record the verdict; return False if the commit belongs to another pass."""
         is_same_pass = self.length is None and commit.draft is self.draft
         self.length = commit.first + commit.rows + 1  # the newest token has no row yet
         return is_same_pass
 
-    def draft_after(self, run: RowRange, task: DraftTask) -> Draft | None:
-        """Return the draft if the chain follows this text, is long enough, and the rows of `run` are computed."""
-        kv, wanted = run.pages.kv, min(task.max_nodes, task.max_depth)
-        if self.kv is not kv or self.first != run.first or self.length != run.end:
+    def draft_after(self, row_range: RowRange, task: DraftTask) -> Draft | None:
+        """Return the draft if the chain follows this text, is long enough, and the rows of the range are computed."""
+        kv, wanted = row_range.pages.kv, min(task.max_nodes, task.max_depth)
+        if self.kv is not kv or self.first != row_range.first or self.length != row_range.end:
             return None
-        size = run.pages.cache.page_size
-        row_pages = kv.pages[run.first // size : (run.end - 1) // size + 1]
-        if wanted > len(self.tokens.places) or row_pages != self.pages[: len(row_pages)]:
+        size = row_range.pages.cache.page_size
+        row_pages = kv.pages[row_range.first // size : (row_range.end - 1) // size + 1]
+        if wanted > len(self.tokens.indices) or row_pages != self.pages[: len(row_pages)]:
             return None
-        tokens = self.tokens if wanted == len(self.tokens.places) else self.tokens.pick(range(wanted))
-        return Draft.on_device(tokens, run.end, task.request.epoch)
+        tokens = self.tokens if wanted == len(self.tokens.indices) else self.tokens.pick(range(wanted))
+        return Draft.on_device(tokens, row_range.end, task.request.epoch)
 
 
 class EarlyChains:
@@ -149,13 +155,13 @@ class EarlyChains:
         if self._early:
             for commit in commits:
                 chain = self._early.get(commit.request.request_id)
-                if chain is not None and not chain.learn(commit):
+                if chain is not None and not chain.record_verdict(commit):
                     self.forget(commit.request.request_id)
 
-    def take(self, run: RowRange, task: DraftTask) -> Draft | None:
+    def take(self, row_range: RowRange, task: DraftTask) -> Draft | None:
         """Remove the request's chain, and return its draft if it fits the text and the task."""
         chain = self._early.pop(task.request.request_id, None)
-        return None if chain is None else chain.draft_after(run, task)
+        return None if chain is None else chain.draft_after(row_range, task)
 
     def forget(self, request_id: int) -> None:
         self._early.pop(request_id, None)
@@ -174,7 +180,7 @@ def join_sources(drafts: Sequence[Draft]) -> list[Draft]:
     result = list(drafts)
     for number, draft in enumerate(drafts):
         if (tokens := draft.device) is not None:
-            indices = tuple([offsets[id(tokens.source)] + index for index in tokens.places])
+            indices = tuple([offsets[id(tokens.source)] + index for index in tokens.indices])
             moved = DeviceTokens(joined, indices)
             result[number] = Draft.on_device(moved, draft.committed_len, draft.epoch)
     return result

@@ -11,7 +11,7 @@ from foreword.backends.batch import BatchArrays, Ints
 from foreword.backends.interface import HeadCall, HeadInput, HeadOutput
 from foreword.drafters.heads.chains import drafts_of_chains, plan_chains
 from foreword.drafters.heads.growing import draft_at_once, grow_levels, new_trees
-from foreword.drafters.heads.in_pages import HeadInPages, fill
+from foreword.drafters.heads.in_pages import HeadInPages, mark_computed
 from foreword.drafters.heads.loading import (
     LoadedHead,
     WindowedHeadConfig,
@@ -46,7 +46,7 @@ class DFlashHead(HeadInPages):
         self.traits = replace(self.traits, acceptance_by_level=head.acceptance_by_level)
         assert head.spec.mask_token_id is not None
         self._mask, self._spec, self._width = head.spec.mask_token_id, head.spec, width
-        self._in_one_call = width == 1  # if the runner supports it
+        self._in_one_call = width == 1  # request whole chains; a runner without support returns logits
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         """Return a chain, or a tree of `tree_width`; empty if states of committed tokens are missing."""
@@ -54,9 +54,9 @@ class DFlashHead(HeadInPages):
 
     def _fill_and_draft(self, tasks: list[DraftTask], pages: list[RequestRows]) -> Sequence[Draft]:
         """Compute the missing rows of committed tokens, and draft."""
-        runs, starts = self._missing(tasks, pages)
-        context = self._rows_from_target(runs, wanted=0) if runs else None
-        blocks = [self._block(*task_and_pages) for task_and_pages in zip(tasks, pages, strict=True)]
+        ranges, starts = self._missing(tasks, pages)
+        context = self._rows_from_target(ranges, num_logits=0) if ranges else None
+        blocks = [self._block(task, task_pages) for task, task_pages in zip(tasks, pages, strict=True)]
         position_counts = [
             min(len(block.draft) + self._spec.anchor_drafts, task.max_depth, task.max_nodes)
             for task, block in zip(tasks, blocks, strict=True)
@@ -64,7 +64,7 @@ class DFlashHead(HeadInPages):
         rows = self._block_rows(pages[0].cache, blocks, position_counts, starts)
         plan = plan_chains(tasks, position_counts, self._vocabulary) if self._in_one_call else None
         output = self._runner.draft(HeadCall(rows, pages[0].store, plan, context))
-        fill(runs)
+        mark_computed(ranges)
         if not isinstance(output, HeadOutput):
             return drafts_of_chains(tasks, output)
         return mark_cold(self._draft(tasks, position_counts, output), output.is_cold)
@@ -72,16 +72,17 @@ class DFlashHead(HeadInPages):
     def _block_rows(
         self, cache: PagedCache, blocks: Sequence[SequenceRows], position_counts: Sequence[int], starts: Ints
     ) -> HeadInput:
-        """Return the rows of all blocks; of each block, `position_counts` drafting positions have logits."""
+        """Return the rows of all blocks; in block i, the first `position_counts[i]` drafting rows have logits."""
         arrays = self._buffers.lay_out(cache, blocks, ()).arrays
         if not self._spec.is_causal:
             _attend_to_whole_blocks(arrays, blocks)
         firsts = arrays.row_starts[:-1] + int(not self._spec.anchor_drafts)
-        wanted = [
+        logit_rows = [
             np.arange(first, first + count) for first, count in zip(firsts, position_counts, strict=True)
         ]
-        arrays = arrays._replace(logit_rows=np.concatenate(wanted).astype(np.int32))
-        return HeadInput(arrays, starts, torch.empty(len(arrays.token_ids), 0), are_own=True)
+        arrays = arrays._replace(logit_rows=np.concatenate(logit_rows).astype(np.int32))
+        no_states = torch.empty(len(arrays.token_ids), 0)  # the rows of a block read only their tokens
+        return HeadInput(arrays, starts, no_states, are_own=True)
 
     def _draft(
         self, tasks: Sequence[DraftTask], position_counts: Sequence[int], output: HeadOutput
@@ -95,7 +96,7 @@ class DFlashHead(HeadInPages):
         return pages if pages is not None and pages.kv.reserved >= end + 2 and end > 0 else None
 
     def _block(self, task: DraftTask, pages: RequestRows) -> SequenceRows:
-        """Return the newest token followed by masks, fewer if memory is short."""
+        """Return the newest token followed by mask tokens, fewer if too few KV rows are reserved."""
         tokens = task.request.tokens
         count = min(self._spec.block_size - 1, pages.kv.reserved - len(tokens))
         masks = Draft.chain([self._mask] * count, len(tokens))
@@ -103,7 +104,7 @@ class DFlashHead(HeadInPages):
 
 
 def _attend_to_whole_blocks(arrays: BatchArrays, blocks: Sequence[SequenceRows]) -> None:
-    """Let all rows of a block attend to the whole block."""
+    """Set the ancestor masks such that all rows of a block attend to the whole block."""
     first = 0
     for block in blocks:
         end = first + 1 + len(block.draft)
@@ -131,7 +132,7 @@ class DependentBlockHead(DFlashHead):
     def _draft(
         self, tasks: Sequence[DraftTask], position_counts: Sequence[int], output: HeadOutput
     ) -> list[Draft]:
-        """Return drafts of which each token depends on the one before."""
+        """Return drafts in which each token depends on the token before."""
         trees, firsts = new_trees(tasks, position_counts, self._width)
 
         def logits(growing: Sequence[HeadTree], rows: list[int]) -> Tensor:
@@ -155,7 +156,7 @@ class DSparkHead(DependentBlockHead):
 
     def __init__(self, head: LoadedHead, width: int, confidence: float) -> None:
         super().__init__(head, width)
-        # The confidence head; None: the file has none.
+        # The confidence head, [1, inputs] and [1]; None: the file has none.
         self._confidence_weight = head.tensors.get(CONFIDENCE + ".weight")
         self._confidence_bias = head.tensors.get(CONFIDENCE + ".bias")
         self._min_confidence = confidence

@@ -18,8 +18,8 @@ from foreword.drafters.heads.chains import (
     plan_after_pass,
     plan_chains,
 )
-from foreword.drafters.heads.growing import GrowthStart, draft_at_once, grow_by_passes
-from foreword.drafters.heads.in_pages import HeadInPages, RowRange, fill
+from foreword.drafters.heads.growing import draft_at_once, grow_by_passes
+from foreword.drafters.heads.in_pages import HeadInPages, RowRange, mark_computed
 from foreword.drafters.heads.loading import (
     HEAD,
     HEAD_BY_LEVEL,
@@ -39,7 +39,7 @@ from foreword.speculation.layout import SequenceRows
 from foreword.speculation.settings import setting
 
 STATE_OFFSET = 1
-"""A row is computed from its token and the states of the previous position; the first token has none."""
+"""A row is computed from its token and the states of the previous position; the first token has no row."""
 
 
 class StepwiseHead(HeadInPages):
@@ -61,7 +61,7 @@ class StepwiseHead(HeadInPages):
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         """Return a chain, or a tree of `tree_width`; empty if the newest states are missing."""
-        return draft_where_ready(tasks, list(map(self._run_of, tasks)), self._draft)
+        return draft_where_ready(tasks, list(map(self._missing_range, tasks)), self._draft)
 
     def observe(self, commits: Sequence[Commit]) -> None:
         super().observe(commits)
@@ -89,15 +89,18 @@ class StepwiseHead(HeadInPages):
         return chains.tokens.is_cold
 
     def _can_start_early(self, entry: InFlight) -> bool:
-        """Return whether all earlier rows are filled, with room for the rows of all tokens that may be committed."""
+        """Return whether all earlier rows are computed, and there is room for the rows of the whole draft."""
         pages, length = _pages(entry.task), len(entry.task.request.tokens)
         return self._rows_of(pages).end == length and pages.kv.reserved > length + len(entry.draft)
 
     def _rows_in_flight(self, entries: Sequence[InFlight], hidden: Mapping[Tap, Tensor]) -> HeadInput:
         """Return a row for each token that the pass may commit; each request's first logits start its draft."""
-        sequences, starts, bounds = [], [], []
+        sequences: list[SequenceRows] = []
+        starts: list[int] = []  # first row that each request's rows attend to
+        bounds: list[tuple[int, int]] = []  # (first, end) of each request's rows in the states of the pass
         for entry in entries:
-            pages, tokens, rows = _pages(entry.task), entry.task.request.tokens, 1 + len(entry.draft)
+            pages, tokens = _pages(entry.task), entry.task.request.tokens
+            rows = 1 + len(entry.draft)  # the target's own token, and all draft tokens
             drawn_at = range(entry.drawn_at, entry.drawn_at + rows)
             sequences.append(
                 SequenceRows(pages.kv, tokens, rows, NO_DRAFT, first=len(tokens), drawn_at=drawn_at)
@@ -109,7 +112,7 @@ class StepwiseHead(HeadInPages):
         states = concatenated_states(hidden, self._taps)
         return HeadInput(arrays, np.array(starts, np.int32), _contiguous(states, bounds), are_own=False)
 
-    def _run_of(self, task: DraftTask) -> RowRange | None:
+    def _missing_range(self, task: DraftTask) -> RowRange | None:
         """Return the missing rows and the newest token's; None if no draft is requested or states are missing."""
         request, max_nodes, max_depth, pages, _ = task
         if pages is None or max_nodes < 1 or max_depth < 1:
@@ -122,51 +125,50 @@ class StepwiseHead(HeadInPages):
             return None
         return self._range(pages, tokens, first, end)
 
-    def _draft(self, tasks: list[DraftTask], runs: list[RowRange]) -> list[Draft]:
+    def _draft(self, tasks: list[DraftTask], ranges: list[RowRange]) -> list[Draft]:
         if self.traits.stops_itself and len(tasks) > 1:
             can_chain = [needs_only_logits(task.request.sampling) for task in tasks]
             if any(can_chain) and not all(can_chain):
-                return self._draft_separately(tasks, runs, can_chain)
-        early = [self._early.take(run, task) for run, task in zip(runs, tasks, strict=True)]
-        if None not in early:
-            fill(runs)
-            return join_sources([draft for draft in early if draft is not None])
-        fill([run for run, draft in zip(runs, early, strict=True) if draft is not None])
-        without_draft = [run if draft is None else None for run, draft in zip(runs, early, strict=True)]
+                return self._draft_separately(tasks, ranges, can_chain)
+        early = [self._early.take(row_range, task) for row_range, task in zip(ranges, tasks, strict=True)]
+        mark_computed(
+            [row_range for row_range, draft in zip(ranges, early, strict=True) if draft is not None]
+        )
+        without_draft = [
+            row_range if draft is None else None for row_range, draft in zip(ranges, early, strict=True)
+        ]
         new_drafts = draft_where_ready(tasks, without_draft, self._draft_now)
         drafts = [new if draft is None else draft for draft, new in zip(early, new_drafts, strict=True)]
         return join_sources(drafts)
 
     def _draft_separately(
-        self, tasks: list[DraftTask], runs: list[RowRange], can_chain: list[bool]
+        self, tasks: list[DraftTask], ranges: list[RowRange], can_chain: list[bool]
     ) -> list[Draft]:
         """Draft separately for requests that need more than logits (grammar, bias), so that the others use chains."""
-        drafts = [NO_DRAFT] * len(tasks)
-        for wanted in (True, False):
-            indices = [index for index, can in enumerate(can_chain) if can is wanted]
-            new_drafts = self._draft([tasks[index] for index in indices], [runs[index] for index in indices])
-            for index, draft in zip(indices, new_drafts, strict=True):
-                drafts[index] = draft
-        return drafts
+        for_chains = [row_range if can else None for row_range, can in zip(ranges, can_chain, strict=True)]
+        for_levels = [None if can else row_range for row_range, can in zip(ranges, can_chain, strict=True)]
+        chains = draft_where_ready(tasks, for_chains, self._draft)
+        others = draft_where_ready(tasks, for_levels, self._draft)
+        return [chain if can else other for chain, other, can in zip(chains, others, can_chain, strict=True)]
 
-    def _draft_now(self, tasks: list[DraftTask], runs: list[RowRange]) -> list[Draft]:
+    def _draft_now(self, tasks: list[DraftTask], ranges: list[RowRange]) -> list[Draft]:
         """Draft in one call of the runner, or level by level if it returns logits."""
         plan = None
         if self._width == 1:
             # The last draft token needs no row.
-            max_tokens = [run.pages.kv.reserved - run.end + 1 for run in runs]
+            max_tokens = [row_range.pages.kv.reserved - row_range.end + 1 for row_range in ranges]
             plan = plan_chains(tasks, max_tokens, self._vocabulary, self.traits.stops_itself)
-        rows, store = self._rows_from_target(runs, wanted=1), runs[0].pages.store
+        rows, store = self._rows_from_target(ranges, num_logits=1), ranges[0].pages.store
         output = self._runner.draft(HeadCall(rows, store, plan))
-        fill(runs)
+        mark_computed(ranges)
         if not isinstance(output, HeadOutput):
             return drafts_of_chains(tasks, output)
         trees = [
-            HeadTree(task, self._width, run.pages.kv.reserved - run.end)
-            for task, run in zip(tasks, runs, strict=True)
+            HeadTree(task, self._width, row_range.pages.kv.reserved - row_range.end)
+            for task, row_range in zip(tasks, ranges, strict=True)
         ]
-        start = GrowthStart(output, rows.arrays.block_tables, rows.starts)
-        grow_by_passes(trees, start, self._runner, store, self._vocabulary)
+        tables = rows.arrays.block_tables
+        grow_by_passes(trees, output, tables, rows.starts, self._runner, store, self._vocabulary)
         return [tree.draft() for tree in trees]
 
 
@@ -189,7 +191,7 @@ EAGLE3 = head_drafter_kind("eagle3", "an EAGLE-3 head on the target's hidden sta
 
 
 class PEagleHead(StepwiseHead):
-    """An EAGLE-3 head that also runs mask rows after the newest token and drafts from all of them."""
+    """An EAGLE-3 head that also processes mask rows after the newest token, and drafts a token from each of them."""
 
     traits = HEAD
 
@@ -198,19 +200,20 @@ class PEagleHead(StepwiseHead):
         assert head.spec.mask_token_id is not None
         self._mask, self._mask_features = head.spec.mask_token_id, head.tensors[MASK_HIDDEN].view(1, -1)
 
-    def _draft(self, tasks: list[DraftTask], runs: list[RowRange]) -> list[Draft]:
+    def _draft(self, tasks: list[DraftTask], ranges: list[RowRange]) -> list[Draft]:
         mask_counts = [
-            min(task.max_nodes - 1, task.max_depth - 1, run.pages.kv.reserved - run.end)
-            for task, run in zip(tasks, runs, strict=True)
+            min(task.max_nodes - 1, task.max_depth - 1, row_range.pages.kv.reserved - row_range.end)
+            for task, row_range in zip(tasks, ranges, strict=True)
         ]
         tails = [
-            Draft.chain([self._mask] * count, run.end) for count, run in zip(mask_counts, runs, strict=True)
+            Draft.chain([self._mask] * count, row_range.end)
+            for count, row_range in zip(mask_counts, ranges, strict=True)
         ]
-        rows = self._rows_from_target(runs, 1, tails, self._mask_features)
+        rows = self._rows_from_target(ranges, num_logits=1, tails=tails, tail_features=self._mask_features)
         position_counts = [1 + count for count in mask_counts]
         plan = plan_chains(tasks, position_counts, self._vocabulary) if self._width == 1 else None
-        output = self._runner.draft(HeadCall(rows, runs[0].pages.store, plan))
-        fill(runs)
+        output = self._runner.draft(HeadCall(rows, ranges[0].pages.store, plan))
+        mark_computed(ranges)
         if not isinstance(output, HeadOutput):
             return drafts_of_chains(tasks, output)
         drafts = draft_at_once(tasks, position_counts, output.logits, self._vocabulary, self._width)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -28,13 +27,12 @@ def level_arrays(trees: Sequence[HeadTree], tables: Ints, page_size: int) -> Bat
     counts = [len(tree.frontier) for tree in trees]
     lengths = [len(tree.request.tokens) for tree in trees]
     tokens = [tree.tokens[node] for tree in trees for node in tree.frontier]
-    # Per row: index of its tree, text length, KV row within the request, and position.
-    figures = [
-        (owner, length, length + tree.num_read - count + index, length + tree.depth - 1)
-        for owner, (tree, length, count) in enumerate(zip(trees, lengths, counts, strict=True))
-        for index in range(count)
-    ]
-    owners, prefixes, rows, positions = np.array(figures, np.int32).T.copy()
+    columns: list[tuple[int, int, int, int]] = []  # of each node: tree index, text length, KV row, position
+    for tree_index, (tree, length, count) in enumerate(zip(trees, lengths, counts, strict=True)):
+        first_row = length + tree.num_read - count
+        for index in range(count):
+            columns.append((tree_index, length, first_row + index, length + tree.depth - 1))
+    tree_of_node, prefixes, rows, positions = np.array(columns, np.int32).T.copy()
     pages = rows // page_size
     return BatchArrays(
         ancestor_masks=np.array([mask for tree in trees for mask in tree.masks()], np.uint64)
@@ -42,7 +40,7 @@ def level_arrays(trees: Sequence[HeadTree], tables: Ints, page_size: int) -> Bat
         .reshape(-1, 1),
         token_ids=np.array(tokens, np.int32),
         positions=positions,
-        slots=(tables[owners, pages] - pages) * page_size + rows,
+        slots=tables[tree_of_node, pages] * page_size + rows % page_size,
         prefix_lens=prefixes,
         row_starts=np.array([0, *accumulate(counts)], np.int32),
         block_tables=tables,
@@ -53,23 +51,20 @@ def level_arrays(trees: Sequence[HeadTree], tables: Ints, page_size: int) -> Bat
     )
 
 
-class GrowthStart(NamedTuple):
-    """The head's output for the newest tokens, from which the first level of trees grows."""
-
-    output: HeadOutput
-    tables: Ints  # page tables, [trees, pages]
-    starts: Ints  # [trees], first KV row to which a tree's rows attend
-
-
 def grow_by_passes(
     trees: Sequence[HeadTree],
-    start: GrowthStart,
+    output: HeadOutput,
+    tables: Ints,
+    starts: Ints,
     runner: RowsRunner,
     store: KvStore,
     vocabulary: DraftVocabulary,
 ) -> None:
-    """Grow all trees to their limits; a draft token's row uses its parent's states, if the head has any."""
-    output, tables, starts = start
+    """Grow all trees to their limits; a draft token's row uses its parent's states, if the head has any.
+
+    `output` is the head's output for the newest tokens. `tables` has the page tables [trees, pages], and `starts` the
+    first KV row to which the rows of each tree attend, [trees].
+    """
     is_chain = all(tree.width == 1 for tree in trees)
     are_greedy = is_chain and are_all_argmax(trees)
     while True:
@@ -88,8 +83,9 @@ def grow_by_passes(
             trees = [trees[index] for index in unfinished]
             starts, tables = starts[unfinished], tables[unfinished]
         arrays = level_arrays(trees, tables, store.page_size)
-        is_all = sources == list(range(len(output.states)))  # then no copy is needed
-        states = output.states if is_all else output.states[torch.tensor(sources)]
+        states = output.states
+        if sources != list(range(len(states))):  # otherwise no copy is needed
+            states = states[torch.tensor(sources)]
         output = head_output(runner, HeadInput(arrays, starts, states, are_own=True), store)
 
 
@@ -146,22 +142,29 @@ def grow_levels(
     branches: bool,
     may_grow: Callable[[HeadTree, int], bool] = lambda tree, row: True,
 ) -> None:
-    """Grow all trees to their limits; tree i uses the rows from `firsts[i]` on.
+    """Grow all trees to their limits; tree i uses the rows of logits from `firsts[i]` on, one row per level.
 
     `logits` receives trees and a row for each of their newest nodes, and returns the logits after these nodes. A tree
-    ends where `may_grow` (tree, row) is false, which is decided before the level is sampled.
+    ends where `may_grow(tree, row)` is false, which is decided before the level is sampled.
     """
+    grow = grow_trees if branches else grow_chains
     unfinished = list(zip(trees, firsts, strict=True))
-    while unfinished := [
-        (tree, first) for tree, first in unfinished if not tree.is_done and may_grow(tree, first + tree.depth)
-    ]:
+    while True:
+        unfinished = [
+            (tree, first)
+            for tree, first in unfinished
+            if not tree.is_done and may_grow(tree, first + tree.depth)
+        ]
+        if not unfinished:
+            return
+        growing = [tree for tree, _ in unfinished]
         rows = [first + tree.depth for tree, first in unfinished for _ in tree.frontier]
-        growing, grow = [tree for tree, _ in unfinished], grow_trees if branches else grow_chains
         grow(growing, logits(growing, rows))
 
 
 def _greedy(task: DraftTask, tokens: list[int]) -> Draft:
     """Return a chain of the most likely tokens, up to the first position without one."""
     chain = tokens[: min(task.max_nodes, task.max_depth)]
-    chain = chain[: chain.index(-1)] if -1 in chain else chain
+    if -1 in chain:
+        chain = chain[: chain.index(-1)]
     return Draft.chain(chain, len(task.request.tokens), task.request.epoch)

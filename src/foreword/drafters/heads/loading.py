@@ -35,11 +35,11 @@ class DraftVocabulary:
     def __init__(self, token_ids: Tensor | None, vocab_size: int, device: torch.device) -> None:
         """`token_ids` maps the head's tokens to the target's (None: identical); `vocab_size` ids can be sampled."""
         self.vocab_size = self._width = vocab_size
-        self._buffer = torch.empty(0, device=device)  # of `spread`
-        self._ids: Tensor | None = None
+        self._buffer = torch.empty(0, device=device)  # result of `spread`, [rows, ids]
+        self._ids: Tensor | None = None  # `token_ids` on the device
         self._masked: Tensor | None = None  # columns whose ids cannot be sampled
-        self._tokens: list[int] | None = None  # ids as a list
-        self.token_ids: Ints | None = None  # ids as an array
+        self._tokens: list[int] | None = None  # `token_ids` as a list
+        self.token_ids: Ints | None = None  # as an array on the host
         if token_ids is not None:
             self._ids, self._tokens = token_ids.to(device), token_ids.tolist()
             self.token_ids = token_ids.to("cpu", torch.int32).numpy()
@@ -51,7 +51,7 @@ class DraftVocabulary:
         """Return the target's id of each row's largest logit, the first on ties; -1 if no logit is finite."""
         drawable = self._drawable(logits)
         if placement_of(drawable.device).is_host:
-            # NumPy: this runs on every level, and torch calls take ten times as long.
+            # With NumPy, since this code runs for every level, and torch calls take ten times as long.
             rows = drawable.numpy()
             columns = rows.argmax(axis=1).tolist()
             highest = [float(row[column]) for row, column in zip(rows, columns, strict=True)]
@@ -66,7 +66,7 @@ class DraftVocabulary:
         drawable = self._drawable(logits)
         if self._ids is None:
             return drawable
-        # The same columns are written every time, so the rest is filled once.
+        # Every call writes the same columns. The other columns are filled with -inf once.
         if len(self._buffer) < len(drawable):
             self._buffer = drawable.new_full((len(drawable), self._width), -torch.inf)
         buffer, ids = self._buffer[: len(drawable)], self._ids.expand(len(drawable), -1)
@@ -80,7 +80,7 @@ class DraftVocabulary:
 
 
 HEAD = Traits(DraftSource.HEAD, needs_target="it reads the hidden states of the target's pass")
-"""Traits of heads that draft all tokens at once."""
+"""Traits of heads that draft all tokens in one pass."""
 
 HEAD_BY_LEVEL = replace(HEAD, drafts_by_level=True)  # traits of heads that draft token by token
 
@@ -106,7 +106,7 @@ class WindowedHeadConfig(HeadConfig):
 
 @dataclass(frozen=True)
 class LoadedRows:
-    """A loaded network with KV rows in the target's pages, from which a drafter is created."""
+    """A loaded network that keeps KV rows in the target's pages."""
 
     runner: RowsRunner
     rows: RowSpec  # its rows in the target's pages
@@ -117,10 +117,10 @@ class LoadedRows:
 
 @dataclass(frozen=True)
 class LoadedHead(LoadedRows):
-    """A loaded head, from which a drafter is created."""
+    """A loaded head with its own description and weights."""
 
     runner: HeadRunner
-    # Tensors that the drafter itself reads, float32
+    # Float32 tensors by name that the drafter reads; the runner reads all others.
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     acceptance_by_level: tuple[float, ...] = ()  # published with the head; empty: unknown
 
@@ -134,8 +134,8 @@ def load_head(config: WindowedHeadConfig, kind: str, resources: DrafterResources
     path = head_path(config.model, kind, resources)
     head = open_fitting(path, kind, resources, is_inside=kind == "mtp" and not config.model)
     spec = head.spec
-    # A stable name that distinguishes heads of one engine.
-    heads, key_size, value_size = spec.layers[0].attention.kept
+    # The name of the rows must be stable, and differ between the heads of an engine.
+    heads, key_size, value_size = spec.layers[0].attention.kv_row_sizes
     rows = RowSpec(f"{kind}:{path.resolve()}", len(spec.layers), heads, key_size, value_size)
     names = [name for name in spec.shapes if name in DRAFTER_TENSORS or name.startswith(CONFIDENCE)]
     tensors = {name: head.load(name).to(resources.target.device) for name in names}
@@ -193,9 +193,9 @@ def head_path(model: str, kind: str, resources: DrafterResources) -> Path:
     shipped = find_head(resources.checkpoint, resources.checkpoint.tokenizer())
     if shipped is not None and shipped.method == kind:
         return shipped.path
-    what_ships = "no head" if shipped is None else f"the {shipped.method} head {shipped.name}"
+    available = "no head" if shipped is None else f"the {shipped.method} head {shipped.name}"
     raise RequestError(
-        f"speculation: {kind} needs a head, and {what_ships} ships with foreword for this model: "
+        f"speculation: {kind} needs a head, and {available} ships with foreword for this model: "
         'give a path or hub id as "model", or train a head (foreword train --help)'
     )
 

@@ -1,7 +1,7 @@
 """Medusa: every head drafts one position from the target's last hidden state."""
 
 import heapq
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -72,10 +72,11 @@ def fitting(paths: Paths, max_nodes: int, max_depth: int) -> Paths:
 def shape_of(paths: Paths) -> Shape:
     """Return the tree shape of these paths, which are sorted by level."""
     levels: list[tuple[int, ...]] = []
-    previous: list[Path] = [()]
-    while followers := [path for path in paths if len(path) == len(levels) + 1]:
-        levels.append(tuple(sum(path[:-1] == parent for path in followers) for parent in previous))
-        previous = followers
+    parents: list[Path] = [()]
+    while children := [path for path in paths if len(path) == len(levels) + 1]:
+        child_counts = Counter(path[:-1] for path in children)
+        levels.append(tuple(child_counts[parent] for parent in parents))
+        parents = children
     return tuple(levels)
 
 
@@ -86,13 +87,12 @@ class MeasuredRanks:
     _PRIOR_TOKENS = 20.0  # pseudo-count of the prior
 
     def __init__(self, heads: int) -> None:
-        self._hits = [
-            [self._PRIOR_TOKENS * 0.6 * 0.8**head * 0.4**rank for rank in range(RANKS)]
-            for head in range(heads)
-        ]
+        # Prior: 60% of the first head's top tokens are right, 20% fewer for each later head, 60% fewer for each rank.
+        first = self._PRIOR_TOKENS * 0.6
+        self._hits = [[first * 0.8**head * 0.4**rank for rank in range(RANKS)] for head in range(heads)]
         self._counts = [self._PRIOR_TOKENS] * heads
         self._total = 0
-        self._ranked: dict[tuple[int, int], Paths] = {}
+        self._paths: dict[tuple[int, int], Paths] = {}  # by (max_nodes, max_depth), until the next evaluation
 
     def count(self, head: int, rank: int | None) -> None:
         """Count a true token and its rank for this head; None: it was not among the top tokens."""
@@ -101,49 +101,53 @@ class MeasuredRanks:
             self._hits[head][rank] += 1
         self._total += 1
         if self._total % self._EVERY == 0:
-            self._ranked.clear()
+            self._paths.clear()
 
     def paths(self, max_nodes: int, max_depth: int) -> Paths:
         """Return the paths with the highest acceptance probability, level by level."""
-        size = (max_nodes, max_depth)
-        if size not in self._ranked:
-            self._ranked[size] = fitting(self._likeliest(max_nodes, max_depth), max_nodes, max_depth)
-        return self._ranked[size]
+        limits = (max_nodes, max_depth)
+        if limits not in self._paths:
+            self._paths[limits] = fitting(self._likeliest(max_nodes, max_depth), max_nodes, max_depth)
+        return self._paths[limits]
 
     def _likeliest(self, max_nodes: int, max_depth: int) -> Paths:
         """Return paths in order of decreasing acceptance probability; `max_nodes` of them."""
         likeliest: list[Path] = []
-        open_paths: list[tuple[float, Path]] = [(-1.0, ())]
-        while open_paths and len(likeliest) <= max_nodes:
-            chance, path = heapq.heappop(open_paths)
+        # (-probability, path): heapq returns the smallest entry first
+        candidates: list[tuple[float, Path]] = [(-1.0, ())]
+        while candidates and len(likeliest) <= max_nodes:
+            negative_probability, path = heapq.heappop(candidates)
             likeliest.append(path)
-            head = len(path)
+            head = len(path)  # the head that drafts the next level
             if head < min(max_depth, len(self._hits)):
                 for rank, hits in enumerate(self._hits[head]):
-                    heapq.heappush(open_paths, (chance * hits / self._counts[head], (*path, rank)))
+                    product = negative_probability * hits / self._counts[head]
+                    heapq.heappush(candidates, (product, (*path, rank)))
         return tuple(likeliest[1:])  # without the root
 
 
 class PendingRanks:
-    """Stores the rankings of one request's future positions until their tokens are committed."""
+    """Stores each head's top tokens for one request's future positions until these positions are committed."""
 
     def __init__(self) -> None:
-        self._lists: deque[tuple[int, list[list[int]]]] = deque()  # (text length, [heads][ranks])
+        self._rankings: deque[tuple[int, list[list[int]]]] = (
+            deque()
+        )  # (text length, token ids [heads][ranks])
 
     def add(self, length: int, ranked: list[list[int]]) -> None:
-        """Add rankings for the positions from `length` on."""
-        if not self._lists or self._lists[-1][0] < length:
-            self._lists.append((length, ranked))
+        """Add the top tokens for the positions from `length` on, token ids [heads][ranks]."""
+        if not self._rankings or self._rankings[-1][0] < length:
+            self._rankings.append((length, ranked))
 
     def settle(self, counted: int, tokens: Sequence[int], ranks: MeasuredRanks) -> None:
-        """Add the ranks of the tokens from index `counted` on to `ranks`, and drop rankings without open positions."""
-        for length, ranked in self._lists:
+        """Add the ranks of the tokens from index `counted` on to `ranks`; drop rankings of committed positions."""
+        for length, ranked in self._rankings:
             for position in range(max(counted, length), min(len(tokens), length + len(ranked))):
-                ranked_tokens, token = ranked[position - length], tokens[position]
-                rank = ranked_tokens.index(token) if token in ranked_tokens else None
-                ranks.count(position - length, rank)
-        while self._lists and self._lists[0][0] + len(self._lists[0][1]) <= len(tokens):
-            self._lists.popleft()
+                head = position - length
+                ranked_tokens, token = ranked[head], tokens[position]
+                ranks.count(head, ranked_tokens.index(token) if token in ranked_tokens else None)
+        while self._rankings and self._rankings[0][0] + len(self._rankings[0][1]) <= len(tokens):
+            self._rankings.popleft()
 
 
 MEASURED, FROM_FILE = "measured", "file"  # values of `medusa_choices`
@@ -169,13 +173,13 @@ class MedusaConfig(HeadConfig):
 
 @dataclass
 class _RequestState:
-    """What the next draft of a request is computed from."""
+    """The newest hidden state of a request, and its rankings whose tokens are not committed yet."""
 
     epoch: int
     end: int  # one past the position of the hidden state
     hidden: Tensor  # the newest hidden state, [1, hidden]
     pending: PendingRanks = field(default_factory=PendingRanks)
-    length: int = 0  # tokens counted so far
+    length: int = 0  # text tokens whose ranks are counted
 
 
 class MedusaDrafter(Drafter):

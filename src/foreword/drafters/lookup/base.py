@@ -1,4 +1,4 @@
-"""Shared parts of lookup drafters: state per request, and verified drafts with the target's draws."""
+"""Base class of lookup drafters, and lookup of the target's draws in a verified draft."""
 
 from collections.abc import Sequence
 from typing import Generic, TypeVar
@@ -36,9 +36,9 @@ READS_DRAWS = Traits(
 
 
 class JudgedDraft:
-    """Finds the nodes of a verified draft by their tokens.
+    """A verified draft with the tokens that the target drew after its nodes.
 
-    Node numbers of the proposed draft are not valid, since it may have been cut or merged before verification.
+    Nodes are found by their tokens. A draft may be cut or merged before verification, which changes node numbers.
     """
 
     def __init__(self, commit: Commit) -> None:
@@ -49,7 +49,7 @@ class JudgedDraft:
             self._nodes.setdefault(parent_and_token, node)
 
     def follow(self, tokens: Sequence[int], start: int = ROOT) -> int:
-        """Return the node that these tokens lead to from `start`; NO_NODE if there is none."""
+        """Return the node at the end of the path with these tokens from `start`; NO_NODE if there is no such path."""
         node = start
         for token in tokens:
             node = self._nodes.get((node, token), NO_NODE)

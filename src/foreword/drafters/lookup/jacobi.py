@@ -21,7 +21,7 @@ class _NextDraft:
     """The next draft of a request."""
 
     tokens: list[int] = field(default_factory=list)
-    length: int = 0  # of the text that the tokens follow
+    length: int = 0  # tokens of the text before the draft
     random: Random = field(default_factory=lambda: Random(0))  # for positions without a draw
 
 
@@ -31,7 +31,7 @@ class JacobiDrafter(LookupDrafter[_NextDraft]):
     traits = READS_DRAWS
 
     def observe(self, commits: Sequence[Commit]) -> None:
-        """Use the target's draws after the new end of the text as the next draft."""
+        """Store the target's draws for the positions after the text as the next draft."""
         for commit in commits:
             next_draft = self._known.get(commit.request.request_id)
             if next_draft is not None and len(commit.draft):
@@ -45,7 +45,8 @@ class JacobiDrafter(LookupDrafter[_NextDraft]):
         request = task.request
         next_draft = self._known.setdefault(request.request_id, _NextDraft())
         length = min(task.max_nodes, task.max_depth)
-        committed = len(request.tokens) - next_draft.length  # in passes without this draft
+        # Tokens committed since then, in passes that did not verify this draft.
+        committed = len(request.tokens) - next_draft.length
         del next_draft.tokens[:committed]
         next_draft.length = len(request.tokens)
         prompt_len = request.prompt_len or len(request.tokens)
@@ -55,7 +56,7 @@ class JacobiDrafter(LookupDrafter[_NextDraft]):
 
 
 def _next_draft(drafted: Sequence[int], commit: Commit) -> list[int]:
-    """Return the target's draws along the draft, from the first position after the text on."""
+    """Return the target's draws along the path `drafted`, for the positions after the committed text."""
     judged = JudgedDraft(commit)
     drawn = []
     for length in range(len(drafted) + 1):

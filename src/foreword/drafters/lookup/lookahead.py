@@ -1,9 +1,9 @@
 """Lookahead decoding (arXiv 2402.02057, Fu et al. 2024): a Jacobi window fills a pool of n-grams that yields drafts.
 
-The window is part of the pass that verifies the draft. It has one column per future position and one row per earlier
-step. The target's draw after the last row completes an n-gram in every column. The window is a tree: the parent of
-(row r, column j) is (r - 1, j), the parent of (0, j) is (0, j - 1), and (0, 0) is the text's newest token. A window
-node is verified and accepted like any other draft token.
+The window is part of the draft, and so of the pass that verifies it. It has one column per future position and one row
+per earlier step. In every column, the target's draw after the last row completes an n-gram. The window is a tree: the
+parent of (row r, column j) is (r - 1, j), the parent of (0, j) is (0, j - 1), and (0, 0) is the text's newest token. A
+window node is verified and accepted like any other draft token.
 """
 
 from collections import OrderedDict
@@ -32,7 +32,7 @@ class NgramPool:
         """Create a pool of at most `max_grams` n-grams, and at most `per_token` of them per first token."""
         self._per_token = per_token
         self._max_grams = max_grams
-        # Both levels have the least recently used first.
+        # Both dictionaries have their least recently used entry first.
         self._grams: OrderedDict[int, OrderedDict[Gram, None]] = OrderedDict()
         self._count = 0
 
@@ -73,9 +73,9 @@ _BYTES_PER_REQUEST = 4_000  # approximate bytes per request's window, mostly the
 
 @dataclass(frozen=True)
 class LookaheadConfig(DrafterSettings):
-    """Sizes of window and draft, (ngram_size - 1) * (window_size + guess_set_size) - 1 nodes in total.
+    """Sizes of the window and of the set of n-grams in a draft.
 
-    With fewer nodes available, both shrink.
+    Together they have (ngram_size - 1) * (window_size + guess_set_size) - 1 nodes. Both shrink if fewer are available.
     """
 
     window_size: int = setting(7, "columns of the window: future positions", at_least(1))
@@ -86,19 +86,22 @@ class LookaheadConfig(DrafterSettings):
 
 
 class WindowSize(NamedTuple):
-    """Size of the part of a window that fits into a draft."""
+    """Size of a window in a draft."""
 
     rows: int
     columns: int
 
     @property
     def nodes(self) -> int:
-        """Return the number of draft tokens: (0, 0) is a token of the text."""
+        """Return the number of draft tokens. The token at (0, 0) is not one of them: it belongs to the text."""
         return self.rows * self.columns - 1
 
 
 def fitting_window(config: LookaheadConfig, max_nodes: int, max_depth: int) -> WindowSize:
-    """Return the size of the window beside the n-grams, for at least half of the nodes; columns shrink before rows."""
+    """Return the largest window that fits beside the n-grams. It may use at least half of the nodes.
+
+    If space is short, columns are removed before rows.
+    """
     rows = config.ngram_size - 1
     room = max(max_nodes - config.guess_set_size * rows, max_nodes - max_nodes // 2)
     while rows > 1 and _columns(rows, room, max_depth) < 2:
@@ -161,8 +164,8 @@ class _RequestWindow:
         self._config = config
         self.pool = NgramPool(config.guess_set_size, config.pool_size)
         self.read_tokens = 0  # tokens whose n-grams are in the pool, if `pool_from_prompt`
-        self._rows: list[list[int]] = []  # [rows][columns]; (0, 0) is unused
-        self._max_rows = 1  # of the window in the newest draft
+        self._rows: list[list[int]] = []  # token ids [rows][columns]; (0, 0) is unused
+        self._max_rows = 1  # rows of the window in the newest draft, once it is filled
         self._random = Random(0)
 
     def read(self, request: DraftRequest) -> None:
@@ -192,17 +195,17 @@ class _RequestWindow:
         return [*first[1 : column + 1], *(row[column] for row in others)]
 
     def observe(self, commit: Commit) -> None:
-        """Append the draws after the last row as the new row, and add the columns' n-grams to the pool."""
+        """Append the target's draws after the last row as a new row; add each column's completed n-gram to the pool."""
         judged, drawn = JudgedDraft(commit), []
         newest = commit.request.tokens[commit.draft.committed_len - 1]
-        keys = [newest, *self._rows[0][1:]] if self._rows else []
-        for column, key in enumerate(keys):
+        first_tokens = [newest, *self._rows[0][1:]] if self._rows else []  # of each column's n-gram
+        for column, first_token in enumerate(first_tokens):
             token = judged.drawn_after(judged.follow(self._path(column)))
             if token is None:
                 break
-            self.pool.add(key, (*(row[column] for row in self._rows[1:]), token))
+            self.pool.add(first_token, (*(row[column] for row in self._rows[1:]), token))
             drawn.append(token)
-        if len(drawn) < min(2, len(keys)):  # another drafter's draft was verified
+        if len(drawn) < min(2, len(first_tokens)):  # the verified draft is not from this drafter
             return
         rows = self._rows if len(self._rows) < self._max_rows else self._rows[1:]
         self._rows = [*(row[: len(drawn)] for row in rows), drawn]

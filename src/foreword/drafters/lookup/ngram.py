@@ -11,7 +11,7 @@ from foreword.speculation.drafting import DraftRequest, DraftTask, Traits
 from foreword.speculation.settings import DrafterSettings, setting
 
 _BYTES_PER_NGRAM, _BYTES_PER_REPEATED = 120, 300
-"""Approximate bytes per indexed n-gram, and more per n-gram seen again, by tracemalloc on CPython 3.11."""
+"""Approximate bytes of an n-gram, and additional bytes if it occurs again, by tracemalloc on CPython 3.11."""
 
 LONGEST_MATCH = 9  # maximum match length that is measured for the confidence
 
@@ -37,14 +37,14 @@ class NgramConfig(DrafterSettings):
 
 
 class _Followers:
-    """Continuations of an n-gram that occurred more than once."""
+    """Counts of the tokens that follow an n-gram which occurs more than once."""
 
     __slots__ = ("best", "counts", "most")
 
     def __init__(self, first: int, position: int) -> None:
         self.counts = {first: 1}  # next token -> count
         self.most = 1  # highest count
-        self.best = position  # latest position of the most frequent continuation
+        self.best = position  # latest position of the most frequent next token
 
     def add(self, token: int, position: int) -> None:
         count = self.counts[token] = self.counts.get(token, 0) + 1
@@ -66,7 +66,7 @@ class NgramIndex:
         self._tokens: list[int] = []
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Append tokens. This is fast code, since it runs for every token of every text."""
+        """Append tokens. The code is optimised, since it runs for every token of every text."""
         text, followers, longest = self._tokens, self._followers, self._sizes[0]
         for token in tokens:
             position, tail = len(text), tuple(text[-longest:])
@@ -75,7 +75,7 @@ class NgramIndex:
                     continue
                 ngram = tail[-size:]
                 entry = followers.setdefault(ngram, position)
-                if entry == position:
+                if entry == position:  # first occurrence of the n-gram
                     continue
                 if isinstance(entry, int):
                     entry = followers[ngram] = _Followers(text[entry], entry)
@@ -84,9 +84,9 @@ class NgramIndex:
             text.append(token)
 
     def continuation(self, count: int) -> tuple[list[int], int]:
-        """Return `count` tokens that continue the longest indexed n-gram at the text's end, and the match length.
+        """Return the `count` tokens after the longest indexed n-gram at the text's end, and the match length.
 
-        A repeating text is continued periodically.
+        If they extend beyond the text's end, they repeat periodically.
         """
         for size in self._sizes:
             entry = self._followers.get(tuple(self._tokens[-size:]))

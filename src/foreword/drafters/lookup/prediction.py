@@ -1,4 +1,4 @@
-"""Predicted outputs: drafts along the answer that the request's user expects, also after edits."""
+"""Predicted outputs: drafts the text that the request states as the expected answer, also where the answer differs."""
 
 from bisect import bisect_left
 from collections import deque
@@ -9,9 +9,10 @@ from foreword.drafters.registry import chosen_kind
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import DraftTask, Traits
 
-_COMPARED_TOKENS = 8  # trailing answer tokens compared when searching for its position
+# Number of newest answer tokens that are compared to find the position in the expected text.
+_COMPARED_TOKENS = 8
 _MAX_CANDIDATES = 64  # positions searched per direction, which limits the work for very repetitive texts
-_NEAR = 32  # maximum distance of a position where only one token matches
+_NEAR = 32  # maximum distance, in tokens, of a position where only one token matches
 
 _CERTAIN_TOKENS = 4
 """Matching tokens in a row that make a position certain. Searches start at the last certain position."""
@@ -20,7 +21,7 @@ _BYTES_PER_TOKEN = 120  # approximate bytes per predicted token, by tracemalloc 
 
 
 class Follower:
-    """Tracks the position of an answer in the expected text. It depends only on the answer's tokens."""
+    """Tracks the position of an answer in the expected text, as a function of the answer's tokens alone."""
 
     def __init__(self, expected: Sequence[int]) -> None:
         self._expected = expected
@@ -32,10 +33,10 @@ class Follower:
         self._certain = 0  # last certain position
         # Matching tokens before the position. At first the answer is assumed to start with the text.
         self._matched_tokens = _CERTAIN_TOKENS
-        self._unclaimed = 0  # answer tokens since the position was lost
+        self._unmatched = 0  # answer tokens since the position was lost
         self._doubtful = 0  # matching answer tokens that may be a coincidence, not in `followed` yet
-        self.read_tokens = 0
-        self.followed = 0  # answer tokens found in the text
+        self.read_tokens = 0  # answer tokens read so far
+        self.followed = 0  # answer tokens found in the expected text
 
     def read(self, tokens: Sequence[int]) -> None:
         """Read new answer tokens, and update the position."""
@@ -50,7 +51,7 @@ class Follower:
                 self._move_to(self._next + 1, self._matched_tokens + 1, 1)
             else:
                 self._next, self._doubtful = None, 0
-                self._unclaimed += 1
+                self._unmatched += 1
                 self._find()
 
     def continuation(self, most: int) -> Sequence[int]:
@@ -63,19 +64,19 @@ class Follower:
     def memory_bytes(self) -> int:
         return _BYTES_PER_TOKEN * len(self._expected)
 
-    def _move_to(self, position: int, matched: int, found: int) -> None:
-        """Set the next position, before which `matched` tokens match; `found` of them are new in the answer."""
-        self._next, self._matched_tokens, self._unclaimed = position, matched, 0
+    def _move_to(self, position: int, matched: int, new_matches: int) -> None:
+        """Set the next position. `matched` tokens before it match, of which `new_matches` are not counted yet."""
+        self._next, self._matched_tokens, self._unmatched = position, matched, 0
         if matched == 1:
-            self._doubtful = found  # one token may match by chance: the next one decides
+            self._doubtful = new_matches  # a single token may match by chance: the next token decides
         else:
-            self.followed += self._doubtful + found
+            self.followed += self._doubtful + new_matches
             self._doubtful = 0
         if matched >= _CERTAIN_TOKENS:
             self._certain = position
 
     def _find(self) -> None:
-        """Move to the position with the longest match; of equal matches to the nearest one, forward first.
+        """Move to the position with the longest match; of equal matches to the nearest, later positions first.
 
         A match before the last certain position needs `_CERTAIN_TOKENS` tokens, since answers rarely repeat themselves.
         """
@@ -89,10 +90,11 @@ class Follower:
         for position in positions[max(0, here - _MAX_CANDIDATES) : here]:
             length = self._matched(position)
             if length >= _CERTAIN_TOKENS:
+                # Subtracting the length of the text ranks all earlier positions after all later ones.
                 best = max(best, (length, position - self._certain - len(self._expected), position))
         length, _, position = best
         if length:
-            self._move_to(position + 1, length, min(length, self._unclaimed))
+            self._move_to(position + 1, length, min(length, self._unmatched))
 
     def _matched(self, position: int) -> int:
         """Return how many trailing answer tokens match the text up to this position."""

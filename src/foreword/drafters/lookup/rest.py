@@ -81,15 +81,18 @@ def most_frequent(
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return tokens and parents of the tree of the most frequent prefixes.
 
-    `continuations` is [matches, depth]; -1 ends one. A prefix is at least as frequent as its extensions, so that the
-    most frequent prefixes form a tree. Every iteration extends the prefixes by one token.
+    `continuations` has token ids [matches, depth]; -1: the continuation has ended. A prefix is at least as frequent as
+    its extensions, so that the most frequent prefixes form a tree. Every iteration extends the prefixes by one token.
     """
     min_count = max(1.0, min_share * len(continuations))
     prefixes: list[tuple[int, int, int, int]] = []  # (-count, number, token, parent's number)
-    prefix_of = np.full(len(continuations), ROOT)  # number of each continuation's prefix so far
+    prefix_of = np.full(
+        len(continuations), ROOT
+    )  # number of each continuation's prefix in the current iteration
     for level in range(continuations.shape[1]):
         continues = continuations[:, level] >= 0
         continuations, prefix_of = continuations[continues], prefix_of[continues]
+        # Shifting also works for ROOT, which is -1: `divmod` below is the inverse.
         keys, key_of, counts = np.unique(
             (prefix_of << _TOKEN_BITS) + continuations[:, level], return_inverse=True, return_counts=True
         )

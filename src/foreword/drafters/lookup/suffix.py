@@ -1,4 +1,4 @@
-"""Suffix drafter: continues as after earlier occurrences of the text's end, in the text and in past answers."""
+"""Suffix drafter: drafts what followed earlier occurrences of the text's last tokens, here and in past answers."""
 
 import heapq
 from collections.abc import Sequence
@@ -37,9 +37,10 @@ class SuffixConfig(DrafterSettings):
 
 
 class SuffixStore:
-    """Stores past answers of one tenant in two generations; when the newer one is full, the older one is dropped.
+    """Stores past answers of one tenant in two automata. When the newer one is full, the older one is dropped.
 
-    A single generation would have to be rebuilt to drop texts, which would block the engine for many steps.
+    Texts cannot be removed from an automaton. With a single one, dropping old texts would mean rebuilding it, which
+    would block the engine for many steps.
     """
 
     def __init__(self, max_tokens: int) -> None:
@@ -52,7 +53,7 @@ class SuffixStore:
         return sum(automaton.num_tokens for automaton in self.automata)
 
     def add(self, text: Sequence[int]) -> None:
-        """Add a text; of a text longer than one generation, only the last tokens."""
+        """Add a text, or its last tokens if it exceeds the capacity of an automaton."""
         limit = self._max_tokens // 2
         tail = text[max(0, len(text) - limit) :]
         if not tail:
@@ -146,7 +147,7 @@ class SuffixDrafter(LookupDrafter[_RequestText]):
         return running + sum(store.memory_bytes() for store in self._stores.values())
 
     def store(self, tenant: str) -> SuffixStore:
-        """Return the store of a tenant, and mark it as recently used; never used for other tenants."""
+        """Return the store of a tenant, which no other tenant reads, and mark it as recently used."""
         store = self._stores.pop(tenant, None)
         if store is None:
             store = SuffixStore(self._config.max_stored_tokens)
@@ -218,9 +219,9 @@ def expand(match: SuffixMatch, config: SuffixConfig, task: DraftTask) -> LikelyT
 
 
 def _followers(automaton: SuffixAutomaton, state: int) -> list[tuple[int, int, float]]:
-    """Return the continuations of a state: token, next state, fraction of all continuations.
+    """Return the most frequent continuations of a state: (token, next state, fraction of all continuations).
 
-    A state at the end of a text may have none. Then its longest suffix with continuations is used, but not the
+    A state at the end of a text may have no continuations. Then its longest suffix that has some is used, except the
     root, which matches any text.
     """
     while not automaton.edges[state] and state != ROOT:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 ROOT = 0
 _COUNTED_SUFFIXES = 32
-"""Longest suffixes whose counts are updated per token: limits the work on repetitive text."""
+"""Number of suffixes, from the longest on, that are counted per token. It limits the work on repetitive text."""
 
 _BYTES_PER_STATE = 330  # approximate bytes per state with its edges, by tracemalloc on CPython 3.11
 
@@ -83,6 +83,7 @@ class SuffixAutomaton:
         return clone
 
     def _new_state(self, edges: dict[int, int], length: int, link: int) -> int:
+        """Add a state that has not occurred yet; return its number."""
         self.edges.append(edges)
         self.lengths.append(length)
         self.links.append(link)

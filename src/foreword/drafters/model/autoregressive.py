@@ -1,4 +1,4 @@
-"""Drafts with a decoder that has its own KV cache; the method `draft_model`, and the base of similar methods."""
+"""Drafts with a decoder that has its own KV cache: `draft_model`, and the base class of similar methods."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,9 +39,9 @@ class DraftingSize:
 class AutoregressiveDrafter(Drafter):
     """Drafts with a decoder that has a KV cache of its own.
 
-    `propose` first processes the tokens committed since the last call, in one pass of limited size. So a long prompt
-    delays no other request, and gets no draft until it is processed. Prefixes that requests of a tenant share are
-    processed once.
+    `propose` first processes the tokens committed since the last call, in one pass of limited size. A request with a
+    long prompt therefore delays no other request, and has no draft until its whole prompt is processed. A prefix that
+    several requests of a tenant share is processed once.
     """
 
     traits = Traits(DraftSource.MODEL, drafts_by_level=True)
@@ -56,8 +56,8 @@ class AutoregressiveDrafter(Drafter):
     ) -> None:
         """Create a drafter that samples only the target's `vocab_size` ids, over which q is computed.
 
-        Dropping sampled tokens afterwards would bias *token* and *block*. `weight_bytes` counts weights that the
-        decoder does not share with the target; `shared` translates to the ids of a decoder with another tokenizer.
+        Dropping other tokens after sampling would bias the rules *token* and *block*. `weight_bytes` counts weights
+        that the decoder does not share with the target. `shared` translates ids for a decoder with another tokenizer.
         """
         if decoder.config.recurrent is not None:
             raise RequestError(
@@ -67,7 +67,7 @@ class AutoregressiveDrafter(Drafter):
         self._size = size
         self._cache = PagedCache(-(-size.kv_tokens // PAGE_SIZE), prefix_caching=True)
         self._buffers = BatchBuffers()
-        self._known: dict[int, tuple[int, KvSequence]] = {}  # request id -> (epoch, its KV sequence)
+        self._sequences: dict[int, tuple[int, KvSequence]] = {}  # request id -> (epoch, KV sequence)
         self._shared = shared
         sampled = None if shared else vocab_size
         self._runner = ModelRunner.allocate(
@@ -81,16 +81,16 @@ class AutoregressiveDrafter(Drafter):
         trees = list(growing.values())
         try:
             if trees:
-                self._write(trees)
+                self._draft(trees)
         finally:
             for tree in trees:
                 self._cache.rollback(self._kv(tree.request))
-        return [growing[index].draft() if index in growing else Draft() for index in range(len(tasks))]
+        return [growing[index].draft() if index in growing else NO_DRAFT for index in range(len(tasks))]
 
     def forget(self, request: DraftRequest) -> None:
-        known = self._known.pop(request.request_id, None)
-        if known is not None:
-            self._cache.close(known[1])
+        entry = self._sequences.pop(request.request_id, None)
+        if entry is not None:
+            self._cache.close(entry[1])
 
     def memory_bytes(self) -> int:
         """Return the bytes of its own weights and of the full KV cache."""
@@ -101,18 +101,18 @@ class AutoregressiveDrafter(Drafter):
         self._cache.check_integrity()
 
     def _reserve(self, task: DraftTask) -> bool:
-        """Reserve rows for the text and the draft; return False without a request for a draft, or without free pages.
+        """Reserve rows for the text and the draft; return False if no draft is requested or no pages are free.
 
-        Rows that are no longer valid are dropped first, and a new request gets a KV sequence.
+        First, rows that are no longer valid are dropped, and a new request gets a KV sequence.
         """
         request = task.request
-        epoch, kv = self._known.get(request.request_id, (request.epoch, None))
+        epoch, kv = self._sequences.get(request.request_id, (request.epoch, None))
         if kv is not None and epoch != request.epoch:
             self.forget(request)
             kv = None
         if kv is None:
             kv = self._cache.open(request.tenant, request.tokens)
-            self._known[request.request_id] = (request.epoch, kv)
+            self._sequences[request.request_id] = (request.epoch, kv)
         # The newest token is always computed again, since its logits are needed.
         self._cache.rewind(kv, len(request.tokens) - 1)
         if task.max_nodes < 1 or task.max_depth < 1:
@@ -124,16 +124,16 @@ class AutoregressiveDrafter(Drafter):
         return True
 
     def _kv(self, request: DraftRequest) -> KvSequence:
-        return self._known[request.request_id][1]
+        return self._sequences[request.request_id][1]
 
-    def _write(self, trees: Sequence[GrowingTree]) -> None:
-        """Process committed tokens, then draft all trees whose text is processed."""
+    def _draft(self, trees: Sequence[GrowingTree]) -> None:
+        """Process committed tokens, then draft all trees whose text is completely processed."""
         began = started(self._runner.decoder.device)
         trees, logits = self._catch_up(trees)
         if not trees:
             return
         if self._size.tree_width == 1 and all(map(can_draw_on_device, trees)):
-            self._write_unread(trees, logits, began)
+            self._draft_on_device(trees, logits, began)
             return
         while trees:
             if self._size.tree_width == 1:
@@ -144,15 +144,16 @@ class AutoregressiveDrafter(Drafter):
             if trees:
                 logits = self._run(trees, [self._newest_level(tree) for tree in trees])
 
-    def _write_unread(
+    def _draft_on_device(
         self, trees: Sequence[GrowingTree], logits: Tensor, began: "torch.cuda.Event | None"
     ) -> None:
         """Draft chains on the device; the host reads the tokens only after the last level.
 
-        Each level has one drawn token per growing chain. A chain knows its tokens by their indices in all levels
-        together, until it reads them.
+        Each level samples one token per growing chain. Until the host reads the tokens, a chain stores their indices in
+        the concatenation of all levels.
         """
-        growing, levels, num_drawn = list(trees), [draw_on_device(trees, logits)], 0
+        growing, num_drawn = list(trees), 0
+        levels = [draw_on_device(trees, logits)]  # sampled tokens of each level, [growing chains]
         while growing:
             for row, tree in enumerate(growing):
                 tree.grow_unread(num_drawn + row)
@@ -172,11 +173,12 @@ class AutoregressiveDrafter(Drafter):
             tree.take_unread(source)
 
     def _catch_up(self, trees: Sequence[GrowingTree]) -> tuple[list[GrowingTree], Tensor]:
-        """Process committed tokens in one pass; return the trees whose text is processed, and their logits."""
+        """Process committed tokens in one pass; return the trees without missing tokens, and their logits."""
         missing_rows = [len(tree.request.tokens) - 1 - self._kv(tree.request).computed for tree in trees]
-        # Short backlogs first: a long text must not delay other drafts.
+        # Short texts first: a long text must not delay the drafts of other requests.
         shares = fair_shares(missing_rows, self._size.rows_per_pass)
-        rows, ready = [], []
+        rows: list[SequenceRows] = []
+        ready: list[GrowingTree] = []
         for tree, missing, share in zip(trees, missing_rows, shares, strict=True):
             kv, tokens = self._kv(tree.request), tree.request.tokens
             if share == missing:  # the newest token follows in the same pass
@@ -186,9 +188,9 @@ class AutoregressiveDrafter(Drafter):
                 rows.append(SequenceRows(kv, tokens, share, Draft(), run_logits=0))
         logits = self._run(trees, rows)
         for sequence in rows:
-            newest = sequence.run_logits  # 1 if the newest token was processed
+            newest = sequence.run_logits  # 1 if the pass had the newest token, otherwise 0
             self._cache.advance(sequence.kv, sequence.run - newest)
-            # Full pages are published without the newest token's row, which is computed again.
+            # Pages are published before the newest token's row counts as computed, since that row is computed again.
             if sequence.kv.computed // PAGE_SIZE > sequence.kv.published:
                 self._cache.publish(sequence.kv, sequence.tokens[:-1])
             self._cache.advance(sequence.kv, newest)
@@ -200,14 +202,14 @@ class AutoregressiveDrafter(Drafter):
         return SequenceRows(kv, tokens, run=0, draft=tree.draft(), first_node=tree.frontier[0])
 
     def _newest_drawn(self, tree: GrowingTree, row: int) -> SequenceRows:
-        """Return a pass over the newest token of a chain, which the row `row` of the previous pass has drawn."""
+        """Return a pass over the newest token of a chain, which row `row` of the previous level has sampled."""
         kv, tokens = self._kv(tree.request), tree.request.tokens
         return SequenceRows(kv, tokens, 1, NO_DRAFT, first=kv.computed + tree.depth - 1, drawn_at=(row,))
 
     def _run(
         self, trees: Sequence[GrowingTree], rows: Sequence[SequenceRows], drawn_before: Tensor | None = None
     ) -> Tensor:
-        """Run a pass over `rows`; return its logits. `drawn_before` has tokens that the host has not read."""
+        """Run a pass over `rows`; return its logits. `drawn_before` has sampled tokens that the host has not read."""
         batch = self._buffers.lay_out(self._cache, rows, ())
         if drawn_before is not None:
             batch = batch.after(drawn_before)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from foreword.backends.batch import MAX_DRAFT_NODES, Tap
 from foreword.backends.interface import HeadInput, head_output
-from foreword.drafters.heads.growing import GrowthStart, grow_by_passes
+from foreword.drafters.heads.growing import grow_by_passes
 from foreword.drafters.heads.in_pages import HeadInPages
 from foreword.drafters.heads.loading import HEAD_BY_LEVEL, DraftVocabulary, LoadedRows, draft_where_ready
 from foreword.drafters.model.autoregressive import AutoregressiveDrafter, DraftingSize
@@ -25,7 +25,7 @@ from foreword.speculation.drafting import Drafter, DraftTask, RequestRows
 from foreword.speculation.layout import SequenceRows
 from foreword.speculation.settings import DrafterSettings, at_least, setting
 
-# Matrices that an adapter takes from the target
+# Matrices that an adapter uses from the target.
 _SHARED = frozenset({"model.embed_tokens.weight", "lm_head.weight"})
 
 
@@ -74,13 +74,13 @@ def open_adapter(model: str, target: Checkpoint) -> AdapterCheckpoint:
 
 
 STATE_OFFSET = 0
-"""A token's row is computed from its own state. The newest token has none yet: it is run first."""
+"""A token's row is computed from its own state. The newest token has none yet, so a pass computes it first."""
 
 
 class ExitHead(HeadInPages):
-    """An exit layer with its own rows; the layers before it use the target's committed rows.
+    """An exit layer with KV rows of its own. The target's layers before it use the target's KV rows.
 
-    Rows of draft tokens in those layers are where the target's pass will write identical rows.
+    In these layers, a draft token's row is written to the slot where the target's pass will write the same row.
     """
 
     traits = HEAD_BY_LEVEL
@@ -100,19 +100,21 @@ class ExitHead(HeadInPages):
         return pages if has_rows else None
 
     def _draft(self, tasks: list[DraftTask], pages: list[RequestRows]) -> list[Draft]:
-        runs, starts = self._missing(tasks, pages)
+        ranges, starts = self._missing(tasks, pages)
         store = pages[0].store
-        if runs:
-            self._fill_rows(runs)
+        if ranges:
+            self._fill_rows(ranges)
         newest_tokens, trees = [], []
         for task, (kv, *_) in zip(tasks, pages, strict=True):
             tokens = task.request.tokens
             newest_tokens.append(SequenceRows(kv, tokens, 1, Draft(), first=len(tokens) - 1))
             trees.append(HeadTree(task, self._width, kv.reserved - len(tokens)))
         arrays = self._buffers.lay_out(pages[0].cache, newest_tokens, ()).arrays
-        head_input = HeadInput(arrays, starts, torch.empty(len(tasks), 0), are_own=True)
-        start = GrowthStart(head_output(self._filler, head_input, store), arrays.block_tables, starts)
-        grow_by_passes(trees, start, self._filler, store, self._vocabulary)
+        no_states = torch.empty(len(tasks), 0)  # the target's first layers compute the states
+        head_input = HeadInput(arrays, starts, no_states, are_own=True)
+        runner, tables = self._rows_runner, arrays.block_tables
+        output = head_output(runner, head_input, store)
+        grow_by_passes(trees, output, tables, starts, runner, store, self._vocabulary)
         return [tree.draft() for tree in trees]
 
 
@@ -186,7 +188,7 @@ def _exit_head(
     runner = resources.target.heads.exit(adapter, layer, name)
     if runner is None:
         return None
-    rows = RowSpec(name, 1, *adapter.config.layer.attention.kept)
+    rows = RowSpec(name, 1, *adapter.config.layer.attention.kv_row_sizes)
     vocabulary = DraftVocabulary(None, resources.vocab_size, resources.target.device)
     return ExitHead(LoadedRows(runner, rows, (Tap(layer),), vocabulary), config.tree_width)
 

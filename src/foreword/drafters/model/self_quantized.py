@@ -27,9 +27,9 @@ class LowBitCheckpoint(DerivedCheckpoint):
         self.bits = bits
 
     def quantized(self, name: str) -> QuantizedTensor | None:
-        """Return the blocks of a quantized projection, or those in which another tensor is stored.
+        """Return the quantized blocks of a projection, or the stored blocks of any other tensor.
 
-        None: the tensor is stored in floats, or its rows are not whole groups.
+        None: a tensor that is stored as floats, or a projection whose rows are not whole groups.
         """
         if not is_projection(name):
             return self.original.quantized(name)
@@ -43,12 +43,12 @@ class LowBitCheckpoint(DerivedCheckpoint):
         return self._rounded(name, self.original.load(name, torch.float32), dtype)
 
     def pieces(self, name: str, dtype: torch.dtype, rows: int) -> Iterator[Tensor]:
-        """Yield the tensor in pieces of rows; groups lie within rows."""
+        """Yield the tensor in pieces of rows. Each piece can be quantized alone, since no group exceeds a row."""
         for piece in self.original.pieces(name, torch.float32, rows):
             yield self._rounded(name, piece, dtype)
 
     def _rounded(self, name: str, weights: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return weights of a tensor as its blocks store them: those of a projection quantized and dequantized."""
+        """Return a projection's weights after quantizing and dequantizing them; other tensors are unchanged."""
         if not is_projection(name) or weights.shape[1] % GROUP:
             return weights.to(dtype)
         levels, scale, minimum = round_groups(weights.numpy(), self.bits)

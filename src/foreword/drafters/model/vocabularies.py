@@ -1,7 +1,7 @@
 """Translation between the target's tokens and those of a draft model with another tokenizer.
 
-The draft model samples only among the tokens that both vocabularies have. Its logits are moved to the target's ids
-first, so that noise, filters and the recorded distribution q are those of target tokens under every acceptance rule.
+The draft model samples only tokens that both vocabularies have. Before sampling, its logits are moved to the target's
+ids. Therefore noise, filters and the recorded distribution q refer to target tokens, under every acceptance rule.
 """
 
 from collections.abc import Mapping
@@ -21,12 +21,12 @@ from foreword.models.tokenization.tokenizer import Tokenizer
 class SharedTokens:
     """Tokens with the same bytes in both vocabularies, and a draft token for every token of the target."""
 
-    columns: Tensor  # int64 [shared], the draft model's ids
+    columns: Tensor  # int64 [shared tokens], the draft model's ids
     vocabulary: DraftVocabulary  # moves the shared columns to the target's ids
     to_draft: Tensor  # int32 [target ids], on the host
 
     def to_draft_ids(self, batch: ForwardBatch) -> ForwardBatch:
-        """Return the batch with draft ids instead of the target's; negative ids refer to `drawn_before` and stay."""
+        """Return the batch with draft ids instead of the target's; negative ids are references to `drawn_before`."""
         ids = batch.token_ids
         translated = torch.where(ids < 0, ids, self.to_draft[ids.clamp(min=0).long()])
         drawn = batch.drawn_before
@@ -99,7 +99,8 @@ def _unpaired_eos(
     target: Tokenizer, draft: Tokenizer, pairs: list[tuple[int, int]], vocab_size: int
 ) -> list[tuple[int, int]]:
     """Pair end-of-sequence tokens whose names differ, so that the draft model can propose the end of an answer."""
-    target_paired, draft_paired = map(set, zip(*pairs, strict=True))
+    target_paired = {target_id for target_id, _ in pairs}
+    draft_paired = {draft_id for _, draft_id in pairs}
     target_eos = sorted(token for token in target.eos_ids - target_paired if token < vocab_size)
     draft_eos = sorted(draft.eos_ids - draft_paired)
     return list(zip(target_eos, draft_eos, strict=False))  # one side may have more

@@ -47,9 +47,9 @@ def choose_speculation(
     `auto` enables speculation only if texts do not depend on the number of tokens in a pass. A setting that names the
     method of the shipped head uses that head.
     """
-    given = _named(setting, None if head is None else _with_head(head))
-    if given is not None:
-        return SpeculationChoice(given, "named in the settings")
+    named = check_choice(setting, None if head is None else _with_head(head))
+    if named is not None:
+        return SpeculationChoice(named, "named in the settings")
     if setting is not True and setting != "auto":
         return SpeculationChoice(None, "switched off")
     if not is_shape_invariant:
@@ -73,18 +73,15 @@ def choose_speculation(
     )
 
 
-def check_choice(setting: SpeculationOption) -> SpeculationConfig | None:
-    """Parse a setting without loading a model; return None for `auto` and `off`."""
-    return _named(setting, None)
-
-
 def _with_head(head: ShippedHead) -> SpeculationConfig:
     """Return the configuration of `auto` for a model with this head."""
     return SpeculationConfig.parse({"method": [head.method, LOOKUP], "model": head.name, **WITH_A_HEAD})
 
 
-def _named(setting: SpeculationOption, base: SpeculationConfig | None) -> SpeculationConfig | None:
-    """Return the configuration that a setting names; None for `auto` and `off`.
+def check_choice(
+    setting: SpeculationOption, base: SpeculationConfig | None = None
+) -> SpeculationConfig | None:
+    """Return the configuration that a setting names, None for `auto` and `off`; raise `RequestError` if it is invalid.
 
     If it names the method of `base` but no model, it inherits the other settings of `base`.
     """

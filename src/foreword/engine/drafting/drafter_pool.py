@@ -75,9 +75,8 @@ class DrafterPool:
         self._leaving: dict[int, Drafter] = {}  # released drafters by id(), closed when unused
         self._lock = Lock()  # protects all of the above, since requests come from any thread
         self._building = Lock()  # held while a drafter is created
-        self.supplied_needs: DrafterNeeds | None = (
-            None  # needs that the engine supplies; None: not determined yet
-        )
+        # Needs that the engine supplies; None: not determined yet
+        self.supplied_needs: DrafterNeeds | None = None
         self._kept: set[str] = set()  # configurations that are never released
         self._is_closed = False
         self.default: DraftPlan | None = None  # plan of requests without a setting; None: no drafter
@@ -141,7 +140,7 @@ class DrafterPool:
         wanted = [] if config is None else [config]
         wanted += self._hint_configs(setting, hints, is_speculating=config is not None)
         with self._lock:
-            return all(_key(one) in self._drafters for one in wanted)
+            return all(_key(config) in self._drafters for config in wanted)
 
     def _hint_configs(
         self, setting: SpeculationSetting, hints: AnswerHints, is_speculating: bool
@@ -151,8 +150,10 @@ class DrafterPool:
 
     def _combine(self, first: DraftPlan, plan: DraftPlan | None) -> DraftPlan:
         """Return a plan that calls `first` and then the drafter of `plan`."""
-        if plan is None or plan.drafter is first.drafter:
-            return first if plan is None else replace(first, is_fixed=plan.is_fixed)
+        if plan is None:
+            return first
+        if plan.drafter is first.drafter:
+            return replace(first, is_fixed=plan.is_fixed)
         if first.drafter in parts_of(plan.drafter):
             return plan
         with self._lock:
@@ -171,9 +172,9 @@ class DrafterPool:
         finally:
             with self._lock:
                 self._blocks -= 1
-                unused = [] if self._blocks else [key for key in self._leaving if not self._users[key]]
-                left = [self._leaving.pop(key) for key in unused]
-            close_all(left)
+                unused_keys = [] if self._blocks else [key for key in self._leaving if not self._users[key]]
+                unused = [self._leaving.pop(key) for key in unused_keys]
+            close_all(unused)
 
     def hold(self, request: StepRequest) -> None:
         """Keep a request's drafters open until `release` or `end`; call once per request, within `keep_all_open`."""
@@ -208,9 +209,9 @@ class DrafterPool:
             if self._users[id(drafter)] > 0:
                 return
             del self._users[id(drafter)]
-            left = None if self._blocks else self._leaving.pop(id(drafter), None)
-        if left is not None:
-            close_all([left])
+            is_unused = not self._blocks and self._leaving.pop(id(drafter), None) is not None
+        if is_unused:
+            close_all([drafter])
 
     def memory_bytes(self) -> int | None:
         """Return the bytes that drafters need in addition to the target; None: none reports its memory."""
@@ -324,13 +325,10 @@ class DrafterPool:
 
 
 def _hinted(first: DraftPlan, drafter: Drafter) -> HintedDrafter | PooledChoices:
-    """Return a drafter that calls `first` and then `drafter`, or a choice of such if `drafter` has choices."""
+    """Return a drafter that calls `first` and then `drafter`. If `drafter` has choices, the result has them too."""
     choices = {f"{first.method}+{name}": _hinted(first, choice) for name, choice in drafter.choices.items()}
-    return (
-        PooledChoices(choices, [first.drafter, drafter])
-        if choices
-        else HintedDrafter([first.drafter, drafter])
-    )
+    drafters = [first.drafter, drafter]
+    return PooledChoices(choices, drafters) if choices else HintedDrafter(drafters)
 
 
 def _drafters_of(plan: DraftPlan | None) -> Sequence[Drafter]:
@@ -340,9 +338,7 @@ def _drafters_of(plan: DraftPlan | None) -> Sequence[Drafter]:
 
 def _key(config: SpeculationConfig) -> str:
     """Return the cache key of a configuration; draft sizes and the batch limit are not part of it."""
-    return json.dumps(
-        replace(
-            config, num_speculative_tokens=1, max_depth=None, disable_by_batch_size=None, fixed=False
-        ).as_mapping(),
-        sort_keys=True,
+    same_sizes = replace(
+        config, num_speculative_tokens=1, max_depth=None, disable_by_batch_size=None, fixed=False
     )
+    return json.dumps(same_sizes.as_mapping(), sort_keys=True)

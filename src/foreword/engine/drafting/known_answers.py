@@ -71,9 +71,12 @@ class PooledChoices(RoutedDrafter):
 
 def parts_of(drafter: Drafter) -> Iterator[Drafter]:
     """Yield the pool's drafters that a drafter combines, or the drafter itself."""
-    parts = drafter.pool_drafters if isinstance(drafter, PooledChoices) else ()
-    parts = drafter.parts if isinstance(drafter, HintedDrafter) else parts
-    if not parts:
+    if isinstance(drafter, PooledChoices):
+        parts = drafter.pool_drafters
+    elif isinstance(drafter, HintedDrafter):
+        parts = drafter.parts
+    else:
         yield drafter
+        return
     for part in parts:
         yield from parts_of(part)

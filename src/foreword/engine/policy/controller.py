@@ -31,14 +31,6 @@ _log = logging.getLogger(__name__)
 EVALUATION_STEPS = 8  # steps between two evaluations of roll-outs
 
 
-@dataclass(frozen=True)
-class EngineLoad:
-    """Load of the engine."""
-
-    waiting: int  # queued requests
-    kv_usage: float  # fraction of the KV pages in use
-
-
 @dataclass
 class PolicyFileController:
     """The policy file and its roll-outs. `assign` is thread-safe; the engine's thread calls all other methods."""
@@ -136,14 +128,14 @@ class PolicyFileController:
         gates, arms = {}, []
         with self._lock:
             pairs = self.rollouts.pairs
-            rolled = [name for name, cohort in pairs if cohort == rule.name and name in configs]
-            for name in dict.fromkeys((*(rule.drafters or ()), *rolled)):
+            in_rollout = [name for name, cohort in pairs if cohort == rule.name and name in configs]
+            for name in dict.fromkeys((*(rule.drafters or ()), *in_rollout)):  # each name once
                 pair = pairs.get((name, rule.name))
                 if pair is None:  # A drafter without roll-out is paused only under overload.
-                    gate: Gate | None = Gate(self._overload_switches.setdefault(name, Switch()))
-                else:
-                    gate = pair.gate(new.tenant, new.request_id)
-                if pair is not None and pair.stage is Stage.CANARY:
+                    gates[name] = Gate(self._overload_switches.setdefault(name, Switch()))
+                    continue
+                gate = pair.gate(new.tenant, new.request_id)
+                if pair.stage is Stage.CANARY:
                     arms.append(RolloutArm(name, rule.name, gate is not None and gate.is_live))
                 if gate is not None:
                     gates[name] = gate
@@ -151,8 +143,8 @@ class PolicyFileController:
 
     def fixed_plan(self, drafter: str, cohort: str) -> DraftPlan:
         """Return a plan with which this drafter drafts in every step, up to the cohort's depth."""
-        rules = (rule for rule in self.document.cohorts if rule.name == cohort)
-        rule = next(rules, CohortRule(OTHER))
+        cohorts = {rule.name: rule for rule in self.document.cohorts}
+        rule = cohorts.get(cohort, CohortRule(OTHER))
         config = config_for(self.document, rule, drafter, self.configs)
         return replace(self._pool.choice_of({drafter: config}), is_fixed=True)
 
@@ -164,10 +156,13 @@ class PolicyFileController:
             self._labels.add(label)
         return label
 
-    def between_steps(self, load: EngineLoad, totals: SpeculationTotals) -> None:
-        """Reload a changed file, update overload gates, and evaluate roll-outs."""
+    def between_steps(self, waiting: int, kv_usage: float, totals: SpeculationTotals) -> None:
+        """Reload a changed file, update overload gates, and evaluate roll-outs.
+
+        `waiting` requests are queued, and `kv_usage` is the fraction of the KV pages in use.
+        """
         self._reload_if_changed()
-        self._apply_overload(load)
+        self._apply_overload(waiting, kv_usage)
         self._steps += 1
         if self._steps % EVALUATION_STEPS == 0:
             self.evaluate(totals)
@@ -204,19 +199,18 @@ class PolicyFileController:
         config = self.configs.get(drafter)
         return [] if config is None else self._pool.created_by(config)
 
-    def _apply_overload(self, load: EngineLoad) -> None:
+    def _apply_overload(self, waiting: int, kv_usage: float) -> None:
         """Pause the drafters that the file stops under overload, or resume them."""
         rule = self.document.overload
         if rule is None:
             return
-        is_full = load.waiting >= rule.queue and load.kv_usage >= rule.kv_usage
+        is_overloaded = waiting >= rule.queue and kv_usage >= rule.kv_usage
         for name in self.configs:
             if name in rule.stop or set(self.methods(name)) & set(rule.stop):
-                self._overload_switches.setdefault(name, Switch()).is_paused = is_full
+                self._overload_switches.setdefault(name, Switch()).is_paused = is_overloaded
         for (name, _), pair in list(self.rollouts.pairs.items()):
-            pair.switch.is_paused = (
-                name in self._overload_switches and self._overload_switches[name].is_paused
-            )
+            switch = self._overload_switches.get(name)
+            pair.switch.is_paused = switch is not None and switch.is_paused
 
     def set_stage(self, drafter: str, cohort: str, stage: str) -> None:
         """Move a roll-out on the operator's request; raise `RequestError` for unknown drafters, cohorts or stages."""

@@ -14,7 +14,7 @@ from foreword.control.rollout.evidence import Outcome
 from foreword.control.rollout.pair import PairRollout
 from foreword.engine.drafting.drafter_pool import DrafterPool
 from foreword.engine.messages import NewRequest
-from foreword.engine.policy.controller import EngineLoad, PolicyFileController
+from foreword.engine.policy.controller import PolicyFileController
 from foreword.engine.policy.file import WATCH_SECONDS
 from foreword.engine.policy.health import is_of
 from foreword.engine.policy.verification import IdleChecks, ReplayTotals
@@ -70,8 +70,8 @@ class SpeculationMonitor:
     def between_steps(self, waiting: int) -> None:
         """Apply the policy file and evaluate roll-outs; `waiting` requests are queued."""
         if self._policy_file is not None:
-            used = 1 - self._cache.available_pages / self._cache.pool.num_pages
-            self._policy_file.between_steps(EngineLoad(waiting, used), self.totals)
+            kv_usage = 1 - self._cache.available_pages / self._cache.pool.num_pages
+            self._policy_file.between_steps(waiting, kv_usage, self.totals)
 
     def observe(self, report: StepReport, preemptions: int) -> None:
         """Add a step to the statistics."""
@@ -118,7 +118,7 @@ class SpeculationMonitor:
 
     def _new_report(self, situation: Situation, seconds: StageSeconds, now: float) -> ControlReport:
         policy, policy_file, totals = self._policy, self._policy_file, self.totals
-        last = None if policy is None else policy.here  # the last pass without its drafts
+        last = None if policy is None else policy.here  # the cost of the last pass if it had no drafts
         plain, speculative = totals.preemption_rates()
         host = seconds.total - seconds.draft - seconds.verify
         pages = self._cache.pool.num_pages
@@ -166,12 +166,12 @@ class SpeculationMonitor:
                     reports[key] = _with_rollout(reports.get(key, PairReport(*key)), rollout, now)
 
         def fault_count(drafter: str) -> int:
-            """Return the faults of a drafter of the file; of another, those of its methods in all drafters."""
+            """Return the faults of a drafter in the policy file; for other drafters, all faults of their methods."""
             count = None if policy_file is None else policy_file.faults(drafter)
             if count is not None:
                 return count
             methods = drafter.split("+")
-            return sum(n for kind, n in faults.items() if kind.partition("/")[0] in methods)
+            return sum(count for kind, count in faults.items() if kind.partition("/")[0] in methods)
 
         by_calls = sorted(reports.values(), key=lambda pair: (-pair.asks, pair.drafter, pair.cohort))
         return tuple(replace(pair, faults=fault_count(pair.drafter)) for pair in by_calls[:MOST_PAIRS])

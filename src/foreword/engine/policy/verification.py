@@ -57,7 +57,7 @@ class IdleChecks:
     seeds: Random = field(default_factory=Random)  # for answers whose distribution is compared
     _waiting: deque[Sample] = field(default_factory=lambda: deque(maxlen=MOST_WAITING))
     _current: Sample | None = None  # the sample that is decoded now, or next
-    _is_plain_run: bool = False  # whether it is decoded without the drafter
+    _is_plain: bool = False  # whether the current replay decodes without the drafter
     _is_plain_different: bool = False  # whether the answer without the drafter differed from the served one
     _plain_figures: Figures | None = None  # of the answer without the drafter
 
@@ -89,11 +89,11 @@ class IdleChecks:
                 self._current = None
                 return None
             self._current = self._waiting.popleft()
-            self._is_plain_run = self.needs_plain or not self._compares_text(self._current)
+            self._is_plain = self.needs_plain or not self._compares_text(self._current)
             self._is_plain_different = False
         sample = self._current
         request = NewRequest("check", sample.prompt, self._params(sample), sample.tenant)
-        plan = None if self._is_plain_run else self.policy_file.fixed_plan(sample.drafter, sample.cohort)
+        plan = None if self._is_plain else self.policy_file.fixed_plan(sample.drafter, sample.cohort)
         return request, Assignment(f"{sample.cohort}/check", plan, is_replay=True)
 
     def finished(self, request: Request, totals: ReplayTotals) -> None:
@@ -105,8 +105,8 @@ class IdleChecks:
             self._compare_distribution(sample, request, totals)
             return
         difference = find_difference(sample, request) or find_imbalance(request, totals)
-        if self._is_plain_run:
-            self._is_plain_run, self._is_plain_different = False, difference is not None
+        if self._is_plain:
+            self._is_plain, self._is_plain_different = False, difference is not None
             return
         self._current = None
         pair = self._pair(sample)
@@ -117,11 +117,11 @@ class IdleChecks:
     def _compare_distribution(self, sample: Sample, request: Request, totals: ReplayTotals) -> None:
         """Compare the distributions of answers without and with the drafter, sampled with new seeds."""
         fault = reason_unfinished(request) or find_imbalance(request, totals)
-        if self._is_plain_run and fault is None:
-            self._is_plain_run, self._plain_figures = False, _figures(request)
+        if self._is_plain and fault is None:
+            self._is_plain, self._plain_figures = False, _figures(request)
             return
         plain, pair, self._current = self._plain_figures, self._pair(sample), None
-        if pair is not None and plain is not None and not self._is_plain_run:
+        if pair is not None and plain is not None and not self._is_plain:
             pair.add_samples(plain, _figures(request), fault)
             self.policy_file.rollouts.save(is_due=pair.stage is not Stage.VERIFY)
 

@@ -11,7 +11,7 @@ from foreword.speculation.acceptance_stats import AcceptanceStats
 from foreword.speculation.measured.situation import MAX_COHORTS, OTHER, cohort_name
 from foreword.speculation.report import RequestReport, StageSeconds, StepReport
 
-_OTHERS = ("", OTHER)  # key of the totals of cohorts beyond the limit
+_OTHERS = ("", OTHER)  # (drafter, cohort) under which cohorts beyond the limit are counted
 
 
 class CohortAccounting:
@@ -96,7 +96,7 @@ class Accounting:
     @property
     def seconds(self) -> StageSeconds:
         """The request's share of step times, by stage."""
-        return StageSeconds(self._draft, self._verify, self._accept, self._total)
+        return StageSeconds(self._draft, self._verify, self._accept, self._total)  # `observe` is not divided
 
     @property
     def queue_seconds(self) -> float:

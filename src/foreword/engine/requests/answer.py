@@ -75,8 +75,9 @@ class AnswerState:
     ) -> None:
         self.tokens = list(prompt)  # committed: the prompt, then the generated tokens
         self.prompt_len = len(prompt)
-        # Maximum of `tokens`
-        self.final_len = min(self.prompt_len + params.max_tokens, limits.context_length)
+        self.final_len = min(
+            self.prompt_len + params.max_tokens, limits.context_length
+        )  # maximum number of tokens
         self.logprobs: list[TokenLogprobs] = []
         self.prompt_logprobs: list[TokenLogprobs] = []
         self.finish_reason: str | None = None
@@ -158,13 +159,15 @@ class AnswerState:
         """Add tokens to the text; return the text that is now final."""
         if self._text is None:
             return ""
+        # A string is the stop reason of a stop text, None that of an end-of-sequence token, which is never shown.
         is_stop_token = end.finish_reason == "stop" and not isinstance(end.stop_reason, str)
-        if is_stop_token and not (end.stop_reason is not None and self._shows_stop_token):
-            tokens = tokens[:-1]  # the text does not show this stop token
+        is_shown = self._shows_stop_token and end.stop_reason is not None
+        if is_stop_token and not is_shown:
+            tokens = tokens[:-1]
         return self._text.push_all(tokens)
 
     def _surely_continues(self, tokens: Sequence[int]) -> bool:
-        """Return whether the answer certainly does not end within these tokens."""
+        """Return whether these tokens certainly do not end the answer; False if only its text can tell."""
         return (
             not self._has_stop_strings
             and len(self.tokens) + len(tokens) < self.final_len

@@ -17,7 +17,7 @@ from foreword.speculation.requests import DrafterView, DraftPlan
 
 @dataclass(frozen=True)
 class RolloutArm:
-    """The arm of a request in one roll-out: with the new drafter (canary) or without."""
+    """The group of a request in one roll-out: with the new drafter (canary) or without."""
 
     drafter: str
     cohort: str
@@ -55,8 +55,9 @@ class Deadline:
 
     at: float  # time of the engine's clock in seconds
     milliseconds: float  # the same, from the arrival of the request
-    # True: fail once the answer cannot finish in time; False: cut it at the deadline
-    must_be_whole: bool = False
+    must_be_whole: bool = (
+        False  # True: fail once the answer cannot finish in time; False: cut it at the deadline
+    )
 
 
 @dataclass
@@ -85,9 +86,10 @@ class Request:
     ) -> None:
         self.identity = identity = identity or RequestIdentity()
         self.request_id = request_id
+        self.name, self.tenant = identity.name, identity.tenant
         self.answer = AnswerState(prompt, params, limits, text, identity.reports_progress, sampler)
         self.tokens = self.answer.tokens  # shared, not a copy
-        # Bound once, since every step calls them for every request.
+        # Bound methods are stored, since every step calls them for every request.
         self.count_kept, self.commit = self.answer.count_kept, self.answer.commit
         self.params = params
         self.sampler = sampler
@@ -104,24 +106,12 @@ class Request:
         self.adapter_slot = 0 if identity.adapter is None else identity.adapter.slot
         self.drafter_view = DrafterView(self.prompt_len, identity.tenant, identity.prediction)
         self.cohort = identity.assigned.cohort or sampling_kind(params)
+        self.owner_of_pages = self.tenant  # owner under which KV pages are shared
         adapter = identity.adapter
-        if adapter is not None and not self.cohort.endswith(f"/{adapter.name}"):
-            self.cohort += f"/{adapter.name}"  # acceptance differs between adapters
-
-    @property
-    def name(self) -> str:
-        """The user's request id, shared by all n answers."""
-        return self.identity.name
-
-    @property
-    def tenant(self) -> str:
-        return self.drafter_view.tenant
-
-    @property
-    def owner_of_pages(self) -> str:
-        """Owner under which KV pages are shared; adapters compute different KV for the same tokens."""
-        adapter = self.identity.adapter
-        return self.tenant if adapter is None else adapter.owner_of_pages(self.tenant)
+        if adapter is not None:  # KV and acceptance differ between adapters
+            self.owner_of_pages = adapter.owner_of_pages(self.tenant)
+            if not self.cohort.endswith(f"/{adapter.name}"):
+                self.cohort += f"/{adapter.name}"
 
     @property
     def prompt_logprobs(self) -> int | None:
@@ -146,8 +136,8 @@ class Request:
         return self.answer.room
 
     @property
-    def lag(self) -> int:
-        """Number of tokens that the next pass can compute: 1 while decoding, more during prefill.
+    def uncomputed(self) -> int:
+        """Number of tokens without KV rows that the next pass can compute: 1 while decoding, more during prefill.
 
         While decoding, this is the newest token, which may still be pending in the pass in flight.
         """

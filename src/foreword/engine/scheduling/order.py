@@ -8,8 +8,8 @@ from foreword.engine.messages import NewRequest
 from foreword.engine.requests.request import Deadline, Request
 from foreword.speculation.measured.costs import StepCosts
 
-AGED_PLACES_DIVISOR = 8
-"""One of this many running requests, and at least one, may be admitted because it exceeded its ageing time."""
+AGED_DIVISOR = 8
+"""One in this many running requests, and at least one, may be admitted because it exceeded its ageing time."""
 
 
 class TenantQueues:
@@ -36,14 +36,18 @@ class Order:
     """
 
     def __init__(self, max_running: int, clock: Callable[[], float]) -> None:
-        self._aged_places = max(1, max_running // AGED_PLACES_DIVISOR)
+        self._max_aged = max(1, max_running // AGED_DIVISOR)
         self._clock = clock
 
     def first(self, waiting: Sequence[Request], running: Sequence[Request]) -> Request | None:
         """Return the next request to admit, and set its `is_aged`; None if none waits."""
         now = self._clock()
-        aged = [request for request in waiting if self._has_aged(request, now)]
-        if aged and sum(request.scheduling.is_aged for request in running) < self._aged_places:
+        aged = [
+            request
+            for request in waiting
+            if now - request.accounting.arrived >= request.service.ageing_seconds
+        ]
+        if aged and sum(request.scheduling.is_aged for request in running) < self._max_aged:
             oldest = min(aged, key=lambda request: request.request_id)
             oldest.scheduling.is_aged = True
             return oldest
@@ -59,10 +63,6 @@ class Order:
         if chosen is not None:
             chosen.scheduling.is_aged = False
         return chosen
-
-    @staticmethod
-    def _has_aged(request: Request, now: float) -> bool:
-        return now - request.accounting.arrived >= request.service.ageing_seconds
 
 
 def preemption_rank(request: Request) -> tuple[int, int, int, int]:
@@ -84,12 +84,12 @@ def is_preempted_by(running: Request, request: Request) -> bool:
 HEADROOM = 0.1  # fraction of the time limit that is not planned, because step times are known only as means
 
 OTHERS_DIVISOR = 8
-"""One of this many rows within the time limit, and at least one, is for classes other than latency."""
+"""One in this many rows within the time limit, and at least one, is for classes other than latency."""
 
 
 def tightest_limit(requests: Sequence[Request]) -> float | None:
-    """Return the shortest step limit of those of the requests that decode, in seconds; None: no limit."""
-    decoding = [request for request in requests if request.lag == 1]
+    """Return the shortest step limit of the requests that decode, in seconds; None: no limit."""
+    decoding = [request for request in requests if request.uncomputed == 1]
     limits = [request.service.step_seconds for request in decoding]
     return min([limit for limit in limits if limit is not None], default=None)
 
@@ -98,7 +98,7 @@ def rows_within_limit(
     requests: Sequence[Request], limit: float, costs: StepCosts, max_rows: int
 ) -> dict[int, int]:
     """Return rows per request id for a step of at most `limit` seconds; see `shared_rows`."""
-    has_prompts = any(request.lag > 1 for request in requests)
+    has_prompts = any(request.uncomputed > 1 for request in requests)
     rows = costs.rows_within(limit * (1 - HEADROOM), max_rows, has_prompts)
     return shared_rows(requests, rows)
 
@@ -111,9 +111,9 @@ def shared_rows(requests: Sequence[Request], rows: int) -> dict[int, int]:
     """
     urgent = [request for request in requests if request.service.slo == Slo.LATENCY]
     others = [request for request in requests if request.service.slo != Slo.LATENCY]
-    places = max(rows - len(urgent), rows // OTHERS_DIVISOR, 1)
+    max_others = max(rows - len(urgent), rows // OTHERS_DIVISOR, 1)
     others.sort(key=lambda request: (request.scheduling.last_pass, request.request_id))
-    chosen = [*urgent, *others[:places]]
+    chosen = [*urgent, *others[:max_others]]
     return rows_in_order(chosen, max(rows - len(chosen), 0))
 
 
@@ -121,7 +121,7 @@ def rows_in_order(requests: Sequence[Request], spare: int) -> dict[int, int]:
     """Return rows per request id: one each, and the `spare` rows for prompts, in the order of the requests."""
     rows = {}
     for request in requests:
-        more = min(request.lag - 1, spare)  # 0 while decoding
+        more = min(request.uncomputed - 1, spare)  # 0 while decoding
         rows[request.request_id] = 1 + more
         spare -= more
     return rows
@@ -160,16 +160,16 @@ def reason_to_end(
     needed = least_seconds(request, costs, running, cached_rows)
     if now + needed <= deadline.at:
         return None
-    left = 1e3 * (deadline.at - now)
-    return f"{message}: {left:.0f} ms are left, and the answer needs at least {1e3 * needed:.0f} ms"
+    remaining_ms = 1e3 * (deadline.at - now)
+    return f"{message}: {remaining_ms:.0f} ms are left, and the answer needs at least {1e3 * needed:.0f} ms"
 
 
 def least_seconds(request: Request, costs: StepCosts, running: int, cached_rows: int = 0) -> float:
     """Return the minimum seconds to complete the answer, by measured costs, if all drafts are accepted."""
     params, plan = request.params, request.speculation
     never_stops = params.ignore_eos and not params.stop_texts and not params.stop_token_ids
-    wanted = params.max_tokens if never_stops else max(params.min_tokens, 1)
-    tokens = min(wanted - len(request.output_ids), request.room)
+    least_tokens = params.max_tokens if never_stops else max(params.min_tokens, 1)
+    tokens = min(least_tokens - len(request.output_ids), request.room)
     tokens_per_pass = 1 if plan is None else 1 + plan.max_depth
     passes = -(-max(tokens, 1) // tokens_per_pass)
     step = costs.step_seconds(max(running, 1)) or 0.0

@@ -45,8 +45,8 @@ class Scheduler:
         self._max_rows, self._max_running, self._max_seconds = max_rows, max_running, max_seconds
         self.kept_prompts = KeptPrompts(self._cache)
         self._order = order.Order(max_running, stepper.clock)
-        self.waiting: list[Request] = []  # by arrival
-        self.running: list[Request] = []  # by preemption rank
+        self.waiting: list[Request] = []  # sorted by arrival
+        self.running: list[Request] = []  # sorted by preemption rank
         self.preemptions = 0  # since the start
         self._passes = 0  # number of scheduled passes
 
@@ -122,11 +122,8 @@ class Scheduler:
         The leader is the first of several answers to one prompt (`n` > 1). Return 0 for a request that its deadline
         cannot refuse: only that check uses the count.
         """
-        if (
-            request.kv.computed
-            or request.scheduling.deadline is None
-            or not request.scheduling.deadline.must_be_whole
-        ):
+        deadline = request.scheduling.deadline
+        if request.kv.computed or deadline is None or not deadline.must_be_whole:
             return 0
         if request.scheduling.leader is not None:
             return request.prompt_len - 1
@@ -151,7 +148,7 @@ class Scheduler:
         """Return, by request id, the number of tokens whose KV the next pass computes, without draft tokens."""
         if (limit := order.tightest_limit(requests)) is not None:
             return order.rows_within_limit(requests, limit, self._situation.costs, self._max_rows)
-        decoding = [request for request in requests if request.lag == 1]
+        decoding = [request for request in requests if request.uncomputed == 1]
         if len(decoding) == len(requests) <= self._max_rows:
             return dict.fromkeys([request.request_id for request in requests], 1)
         budget = self._max_rows - len(requests)
@@ -178,18 +175,18 @@ class Scheduler:
         """Preempt requests, the last first, until the others have pages for their rows; remove them from `runs`."""
         if len(runs) + sum(runs.values()) // self._cache.page_size <= self._cache.free_pages:
             return  # enough pages even if every run starts a new one
-        while self._missing_pages_of_all(runs) > self._cache.available_pages:
-            if self.kept_prompts.release_all():
-                continue
-            last = self.running[-1]
-            runs.pop(last.request_id, None)
-            self.preempt(last)
-
-    def _missing_pages_of_all(self, runs: dict[int, int]) -> int:
-        return sum([self._missing_pages(r, runs[r.request_id]) for r in self.running if r.request_id in runs])
+        while True:
+            chosen = [request for request in self.running if request.request_id in runs]
+            missing = sum([self._missing_pages(request, runs[request.request_id]) for request in chosen])
+            if missing <= self._cache.available_pages:
+                return
+            if not self.kept_prompts.release_all():
+                last = self.running[-1]
+                runs.pop(last.request_id, None)
+                self.preempt(last)
 
     def _missing_pages(self, request: Request, run: int) -> int:
-        """Return the pages that the request lacks for its next `run` rows."""
+        """Return how many more pages the request needs for its next `run` rows."""
         kv = request.kv
         missing = self._cache.pages_for(kv.begin + run) - len(kv.pages)
         return missing if missing > 0 else 0
@@ -216,9 +213,10 @@ class Scheduler:
             self.waiting.remove(request)
             insort(self.running, request, key=order.preemption_rank)
             has_preempted = self.preemptions > preempted_before
-            promised = (
-                self._promised() if has_preempted else promised + self._missing_pages(request, request.lag)
-            )
+            if has_preempted:
+                promised = self._promised()
+            else:
+                promised += self._missing_pages(request, request.uncomputed)
             if self._is_full or has_preempted:  # the candidates have changed
                 queues = order.TenantQueues(
                     other for other in self._candidates() if other.request_id not in skipped
@@ -235,8 +233,8 @@ class Scheduler:
         return [request for request in self.waiting if order.is_preempted_by(self.running[-1], request)]
 
     def _promised(self) -> int:
-        """Return the pages that running requests lack for the tokens they already have."""
-        return sum(self._missing_pages(request, request.lag) for request in self.running)
+        """Return the pages that running requests still need for their current tokens."""
+        return sum(self._missing_pages(request, request.uncomputed) for request in self.running)
 
     def _find_start(self, request: Request, promised: int) -> "_Start | None":
         """Return how to start a request if there is room; None: it must wait.
@@ -251,15 +249,14 @@ class Scheduler:
                 return start
             if (needed > spare or not self._cache.can_open) and self.kept_prompts.release_all():
                 continue
-            preemptible = [other for other in self.running if order.is_preempted_by(other, request)]
-            most = sum(
-                len(other.kv.pages) + self._missing_pages(other, other.lag) + 1 for other in preemptible
+            # A preempted request releases its pages, those promised to it, and its spare one.
+            releasable = sum(
+                len(running.kv.pages) + self._missing_pages(running, running.uncomputed) + 1
+                for running in self.running
+                if order.is_preempted_by(running, request)
             )
-            if (
-                not preemptible
-                or not order.is_preempted_by(self.running[-1], request)
-                or needed > spare + most
-            ):
+            is_last_preemptible = bool(self.running) and order.is_preempted_by(self.running[-1], request)
+            if not is_last_preemptible or needed > spare + releasable:
                 return None
             self.preempt(self.running[-1])
             promised = self._promised()

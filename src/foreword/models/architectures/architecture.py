@@ -1,4 +1,4 @@
-"""Data structures that declare a model family."""
+"""Data classes that declare a model family."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -45,7 +45,7 @@ class ExpertKeys:
     The fields have the meaning of the same fields in `ExpertsSpec`, unless a comment says otherwise.
     """
 
-    count: tuple[str, ...]  # alternative keys; the first one that is present counts
+    count: tuple[str, ...]  # alternative keys; the first that is present is used
     size: str = "moe_intermediate_size"
     per_token: str = "num_experts_per_tok"
     scores: Scores = Scores.SOFTMAX
@@ -168,7 +168,7 @@ AROUND_TENSORS = LLAMA_TENSORS | {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
-"""GGUF names in a layer with norms after, or before and after, both sublayers."""
+"""GGUF names in a layer with norms after its sublayers, or both before and after them."""
 
 RECURRENT_TENSORS = {
     "ssm_conv1d": "linear_attn.conv1d",
@@ -224,8 +224,9 @@ class GgufNames:
     settings: Mapping[str, object] = field(default_factory=dict)
     windows_everywhere: bool = False  # a sliding window in the metadata applies to all layers
     # Models with this many layers scale scores by 1 / sqrt(hidden size / heads) instead of 1 / sqrt(head size).
-    deep: int | None = None
-    interleaved_whole: bool = False  # all rows of a head are reordered, even if only a part is rotated
+    deep: int | None = None  # number of layers
+    # With `interleaved`: the order applies to all rows, even if only some are rotated.
+    interleaved_whole: bool = False
     grouped_by_key: bool = False  # rows of fused projections of recurrent layers are grouped by key head
     tiled_values: bool = False  # value heads: the first of every key head, then the second of each, ...
     # Metadata key that only files of this family have, if several families share the architecture.
@@ -240,8 +241,9 @@ class Architecture:
     models: str  # well-known models, for the table of supported models
     hf_class: str  # entry of `architectures` in config.json; the class is never imported or executed
     with_images: str | None = None  # class of models with images, whose text part is loaded
-    gguf: GgufNames | None = None  # None: there are no GGUF files, or they have another family's name
-    gguf_alias: str | None = None  # the name of this other family
+    # None: there are no GGUF files, or they are described as those of another family.
+    gguf: GgufNames | None = None
+    gguf_alias: str | None = None  # general.architecture of that other family
     attention_bias: ConfigSwitch = NEVER  # biases of the q, k and v projections
     output_bias: ConfigSwitch = NEVER  # bias of the attention's output projection
     mlp_bias: ConfigSwitch = NEVER
@@ -256,7 +258,8 @@ class Architecture:
     has_sinks: bool = False  # attention sinks
     has_gated_attention: bool = False  # `AttentionSpec.gated`
     recurrent: RecurrentKeys | None = None  # recurrent layers; None: all layers have attention
-    kv_heads_may_be_missing: bool = False  # without num_key_value_heads there are as many as query heads
+    # If num_key_value_heads is missing, it equals the number of query heads.
+    kv_heads_may_be_missing: bool = False
     activation_key: str = "hidden_act"  # key of config.json
     activation: str = "silu"  # if the key is missing
     norm_eps: str = "rms_norm_eps"  # key of the norms' epsilon

@@ -169,12 +169,13 @@ DENSE = (LLAMA, MISTRAL, QWEN2, QWEN3, MIMO, GEMMA2, GEMMA3, PHI3, OLMO2, GRANIT
 
 _AFTER_ATTENTION = {"post_attention_norm": "post_attention_layernorm"}
 
-MIXTRAL = Architecture(
-    "mixtral",
-    "Mixtral",
-    "MixtralForCausalLM",
+MIXTRAL = replace(
+    MISTRAL,
+    name="mixtral",
+    models="Mixtral",
+    hf_class="MixtralForCausalLM",
     gguf=GgufNames("llama", LLAMA_TENSORS | EXPERT_TENSORS, interleaved=True),
-    window=WindowField(WindowedLayers.ALL, listed=False),
+    gguf_alias=None,
     rope=Rope(theta=1e6),
     experts=ExpertKeys(("num_local_experts",), size="intermediate_size", normalize=ALWAYS),
     kv_heads_may_be_missing=True,
@@ -221,16 +222,14 @@ QWEN2_MOE = Architecture(
 )
 """Qwen2 with experts, and a shared expert whose output is multiplied by a gate."""
 
-QWEN3_MOE = Architecture(
-    "qwen3_moe",
-    "Qwen3-MoE",
-    "Qwen3MoeForCausalLM",
+QWEN3_MOE = replace(
+    QWEN3,
+    name="qwen3_moe",
+    models="Qwen3-MoE",
+    hf_class="Qwen3MoeForCausalLM",
     gguf=GgufNames(
         "qwen3moe", LLAMA_TENSORS | QK_NORM_TENSORS | EXPERT_TENSORS, settings={"norm_topk_prob": True}
     ),
-    attention_bias=BY_ATTENTION_BIAS,
-    output_bias=BY_ATTENTION_BIAS,
-    qk_norm=ALWAYS,
     window=WindowField(WindowedLayers.ALL, switch="use_sliding_window", listed=False),
     experts=replace(GATED_EXPERTS, shared_size=None, shared_gate=False),
 )

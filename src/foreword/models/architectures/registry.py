@@ -61,7 +61,7 @@ _DIFFERENCES = {
 
 
 def text_settings(values: dict[str, Any]) -> dict[str, Any]:
-    """Return a config.json for the text part of a model with images, if its family is supported, or `values`."""
+    """Return the config.json of the text part of a model with images; unchanged `values` for any other model."""
     named, text = values.get("architectures"), values.get("text_config")
     text_class = {
         family.with_images: family.hf_class for family in BY_HF_CLASS.values() if family.with_images
@@ -69,15 +69,14 @@ def text_settings(values: dict[str, Any]) -> dict[str, Any]:
     name = named[0] if isinstance(named, list) and len(named) == 1 else None
     if not isinstance(name, str) or name not in text_class or not isinstance(text, dict):
         return values
-    return (
-        {key: value for key, value in values.items() if not key.endswith("_config")}
-        | text
-        | {"architectures": [text_class[name]], "quantization_config": values.get("quantization_config")}
-    )
+    settings = {key: value for key, value in values.items() if not key.endswith("_config")} | text
+    settings["architectures"] = [text_class[name]]
+    settings["quantization_config"] = values.get("quantization_config")
+    return settings
 
 
 def family_named(values: Mapping[str, Any], origin: str) -> Architecture:
-    """Return the family of a config.json; raise `CheckpointError` with the most similarly named one if unsupported."""
+    """Return the family of a config.json; raise `CheckpointError`, which names a similar family, if unsupported."""
     named = values.get("architectures")
     name = named[0] if isinstance(named, list) and len(named) == 1 else None
     if isinstance(name, str) and name in BY_HF_CLASS:
@@ -107,18 +106,14 @@ def _stem(name: str) -> str:
 
 def _is_recurrent(name: str, values: Mapping[str, Any]) -> bool:
     kinds = values.get("layer_types")
-    listed = isinstance(kinds, list) and any(
-        kind in ("linear_attention", "mamba", "recurrent", "conv") for kind in kinds if isinstance(kind, str)
-    )
-    return (
-        listed
-        or name.lower().startswith(_RECURRENT)
-        or any(values.get(key) is not None for key in _RECURRENT_KEYS)
-    )
+    recurrent_kinds = ("linear_attention", "mamba", "recurrent", "conv")
+    if isinstance(kinds, list) and any(kind in recurrent_kinds for kind in kinds):
+        return True
+    return name.lower().startswith(_RECURRENT) or any(values.get(key) is not None for key in _RECURRENT_KEYS)
 
 
 def _differing(values: Mapping[str, Any], nearest: Architecture) -> str:
-    """Return the end of the error message: the features of the model that the nearest family does not have."""
+    """Return the end of the error message: which features of the model the nearest family lacks."""
     has_feature = {
         "kv_lora_rank": nearest.is_latent,
         "attn_logit_softcapping": nearest.scales.attention_cap is not None,

@@ -51,8 +51,11 @@ class GroupedTensor:
 
     codes: Tensor  # uint8 [out, in], one code per byte
     scales: Tensor  # [out, groups]
-    zeros: Tensor | None  # uint8 [out, groups], the code that stands for 0; None: code 8, or `floats`
-    order: Tensor | None = None  # int32 [in], column of the matrix for each column of codes; None: the same
+    zeros: (
+        Tensor | None
+    )  # uint8 [out, groups], the code that stands for 0; None: code 8, or codes are `floats`
+    # int32 [in], the matrix's column that each column of codes is for; None: the same.
+    order: Tensor | None = None
     # Codes are 4-bit floats (E2M1). Scales are half of those in the file, since kernels use twice the codes' values,
     # which are integers.
     floats: bool = False
@@ -71,7 +74,7 @@ PackedTensor = Fp8Tensor | GroupedTensor  # a quantised matrix that kernels read
 
 
 class TensorPart(NamedTuple):
-    """A range of a tensor's rows or columns; None: all."""
+    """A range (first, end) of a tensor's rows, and of its columns; None: all."""
 
     rows: tuple[int, int] | None = None
     columns: tuple[int, int] | None = None
@@ -117,7 +120,7 @@ class Checkpoint(Protocol):
 
 
 class DerivedCheckpoint:
-    """Base class of checkpoints that are made from another one; what they do not define is that one's."""
+    """Base class of checkpoints that change some tensors of an original; everything else is the original's."""
 
     def __init__(self, original: Checkpoint) -> None:
         self.original = original
@@ -157,10 +160,10 @@ class LocatedTensors(ABC, Generic[Location]):
 
     path: Path
     config: ModelConfig
-    _places: dict[str, Location]
+    _locations: dict[str, Location]
 
     def tensor_names(self) -> frozenset[str]:
-        return frozenset(self._places)
+        return frozenset(self._locations)
 
     def tokenizer(self) -> Tokenizer:
         return self._tokenizer
@@ -174,10 +177,10 @@ class LocatedTensors(ABC, Generic[Location]):
     @abstractmethod
     def _read_tokenizer(self) -> Tokenizer: ...
 
-    def _place(self, name: str) -> Location:
-        if name not in self._places:
+    def _location(self, name: str) -> Location:
+        if name not in self._locations:
             raise missing_tensor(name, self.path)
-        return self._places[name]
+        return self._locations[name]
 
 
 def row_pieces(tensor: Tensor, rows: int) -> Iterator[Tensor]:
@@ -219,7 +222,8 @@ class RotatedRows:
 
     def order(self) -> NDArray[np.intp]:
         """Return the index of the stored row for each row of the canonical order."""
-        one_head = np.arange(self.head)  # pairs (0, 1), (2, 3), ... become 0, 2, ... and then 1, 3, ...
+        one_head = np.arange(self.head)
+        # Pairs (0, 1), (2, 3), ... become 0, 2, ... and then 1, 3, ...
         one_head[-self.rotated :] = one_head[-self.rotated :].reshape(-1, 2).T.reshape(-1)
         first = np.arange(0, self.rows, self.head)
         return (first[:, None] + one_head).reshape(-1)

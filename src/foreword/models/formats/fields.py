@@ -14,12 +14,13 @@ MAX_DIMENSION = 2**31 - 1  # upper limit of counts; larger numbers indicate a da
 
 @dataclass(frozen=True)
 class ConfigFields:
-    """The settings of a model, read by key and type. Errors name the file and the key."""
+    """The settings in a file, read by key and type. Errors name the file and the key."""
 
     values: Mapping[str, Any]
     origin: str  # the file, for error messages
     prefix: str = ""  # common prefix of all keys ("llama." in GGUF metadata)
-    named: Mapping[str, str] = field(default_factory=dict)  # key -> its name in the file, for error messages
+    # Key -> name in the file, for error messages, if `values` were converted from other keys.
+    named: Mapping[str, str] = field(default_factory=dict)
 
     def get(self, key: str) -> Any:  # noqa: ANN401
         """Return the raw value; None if absent or null."""
@@ -119,7 +120,7 @@ def check_heads(attention: AttentionSpec, origin: str) -> AttentionSpec:
 
 
 def check_layers(names: Iterable[str], pattern: re.Pattern[str], count: int, origin: str) -> int:
-    """Return `count`; raise `CheckpointError` unless `names` have exactly this many layers (group 1 of `pattern`)."""
+    """Return `count`; raise `CheckpointError` unless `names` have this many layers (group 1 of `pattern`: index)."""
     layers = {int(match[1]) for name in names if (match := pattern.match(name))}
     if len(layers) != count or max(layers) != count - 1:
         raise CheckpointError(
@@ -132,7 +133,7 @@ _EXPERT = re.compile(r"model\.layers\.(\d{1,9})\.mlp\.experts\.(\d{1,9})\.")
 
 
 def check_experts(names: Iterable[str], layers: Sequence[LayerSpec], origin: str) -> None:
-    """Raise `CheckpointError` if a layer has another number of experts than the config, before they get memory."""
+    """Raise `CheckpointError` if the tensors of a layer have another number of experts than its description."""
     if all(layer.mlp.experts is None for layer in layers):
         return
     experts_of: dict[int, set[int]] = {}  # by layer index

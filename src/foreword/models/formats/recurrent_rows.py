@@ -23,26 +23,26 @@ class GroupedRows:
 
     def order(self) -> NDArray[np.intp]:
         """Return the index of the stored row for each row of the selected parts, part by part."""
-        size, first = sum(self.widths), [sum(self.widths[:part]) for part in range(len(self.widths))]
-        rows = [
-            np.arange(self.groups)[:, None] * size + first[part] + np.arange(self.widths[part])
-            for part in self.parts
-        ]
-        return np.concatenate([part.reshape(-1) for part in rows])
+        group_starts = np.arange(self.groups)[:, None] * sum(self.widths)
+        rows = []
+        for part in self.parts:
+            first = sum(self.widths[:part])  # row of the part within a group
+            rows.append((group_starts + first + np.arange(self.widths[part])).reshape(-1))
+        return np.concatenate(rows)
 
 
 @dataclass(frozen=True)
 class TiledHeads:
-    """Rows of value heads in llama.cpp's Qwen3.5: the first head of every key head, then the second of each, ..."""
+    """Rows of value heads in llama.cpp's Qwen3.5: first the first value head of every key head, then the second, ..."""
 
     key_heads: int
     heads_per_key: int  # value heads per key head
     width: int  # rows per value head
-    first: int = 0  # number of rows before the value heads, which keep their order
+    first: int = 0  # number of other rows before the value heads; their order is not changed
 
     @property
     def rows(self) -> int:
-        """Number of rows."""
+        """Number of rows, including those before the value heads."""
         return self.first + self.key_heads * self.heads_per_key * self.width
 
     def order(self) -> NDArray[np.intp]:
@@ -55,11 +55,11 @@ GROUPED_PARTS: dict[str, dict[str, tuple[int, ...]]] = {
     "in_proj_qkvz": {"in_proj_qkv": (0, 1, 2), "in_proj_z": (3,)},
     "in_proj_ba": {"in_proj_b": (0,), "in_proj_a": (1,)},
 }
-"""Qwen3-Next's fused projections -> the projections in each -> the parts of which the projection consists."""
+"""Fused projection of Qwen3-Next -> projections in it -> indices of the parts that make up each projection."""
 
 
 def grouped_rows(spec: RecurrentSpec, name: str) -> GroupedRows:
-    """Return the rows of a projection within the fused projection; `name` is such as "in_proj_qkv"."""
+    """Return the rows of a projection, such as `name` = "in_proj_qkv", within its fused projection."""
     fused, parts = next((fused, parts) for fused, parts in GROUPED_PARTS.items() if name in parts)
     heads_per_key = spec.heads // spec.key_heads
     widths: tuple[int, ...] = (heads_per_key, heads_per_key)

@@ -1,4 +1,4 @@
-"""Read the descriptions of published heads that draft a block of tokens in one pass: DFlash, DSpark and DFlash2.
+"""Reads the descriptions of published heads that draft a block of tokens in one pass: DFlash, DSpark and DFlash2.
 
 DFlash is by z-lab, SpecForge, DeepSpec and speculators. DSpark adds a Markov head over the tokens of a block. DFlash2
 adds short convolutions over the rows of a block, and a selector of one of the best candidates at every position.
@@ -37,7 +37,10 @@ def read_dflash(files: HeadFiles) -> HeadSpec:
     required |= {"fc.weight": (hidden, taps * width)}
     required |= {"hidden_norm.weight": (hidden,), "norm.weight": (hidden,)}
     required |= all_layer_shapes(body.layers, hidden, first_inputs=hidden, first_norm=True)
-    window = _block_window(body.fields, nested, len(body.layers))
+    if nested.flag("use_swa", False):  # z-lab's configs have the window in `dflash_config`
+        window: int | None = nested.count("swa_window_size")
+    else:
+        window = sliding_window(body.fields, len(body.layers))
     is_dspark = MARKOV[0] + ".weight" in files.shapes
     if is_dspark:
         markov, confidence = _dspark_shapes(files, body.vocab, body.sizes["draft_vocab_size"], hidden)
@@ -70,8 +73,7 @@ def read_dflash(files: HeadFiles) -> HeadSpec:
         block_size=block_size,
         is_causal=_is_causal(fields, body.fields, nested, window is not None),
         anchor_drafts=fields.flag("sample_from_anchor", is_dspark or is_deepspec),
-        norm_output=is_dspark
-        or selector is not None,  # confidence heads and selectors read normalised states
+        norm_output=is_dspark or selector is not None,  # confidence heads and selectors read such states
         window=window,
         convolution=convolution,
         selector=selector,
@@ -86,10 +88,8 @@ def _kind(is_dspark: bool, is_dflash2: bool) -> str:
 
 def _convolution(files: HeadFiles, hidden: int) -> BlockConvolution | None:
     """Return the sizes of a DFlash2 head's convolutions, read from the first layer's tensors; None: it has none."""
-    kernel, projection = (
-        files.shapes.get(f"layers.0.{CONVOLUTIONS[0]}.{part}")
-        for part in ("base_kernel", "kernel_projection.weight")
-    )
+    kernel = files.shapes.get(f"layers.0.{CONVOLUTIONS[0]}.base_kernel")
+    projection = files.shapes.get(f"layers.0.{CONVOLUTIONS[0]}.kernel_projection.weight")
     if kernel is None or projection is None:
         return None
     taps = kernel[1] if len(kernel) == 3 else 0
@@ -131,15 +131,8 @@ def _selector_shapes(files: HeadFiles, vocab: int, draft_vocab: int, hidden: int
     return {predecessor: (vocab, rank), successor: (draft_vocab, rank), projection: (rank, hidden)}
 
 
-def _block_window(inner: ConfigFields, nested: ConfigFields, layers: int) -> int | None:
-    """Return the window of a DFlash head; z-lab's configs have it in `dflash_config`."""
-    if nested.flag("use_swa", False):
-        return nested.count("swa_window_size")
-    return sliding_window(inner, layers)
-
-
 def _is_causal(fields: ConfigFields, inner: ConfigFields, nested: ConfigFields, has_window: bool) -> bool:
-    """Return whether the rows of a block attend only to earlier rows. If the config does not say, windowed ones do.
+    """Return whether the rows of a block attend only to earlier rows; by default, if the head has a window.
 
     JetSpec's key is `causal_head`. speculators' `sliding_window_non_causal` is the inverse, and true if absent.
     """
@@ -162,7 +155,7 @@ def _dspark_shapes(files: HeadFiles, vocab: int, draft_vocab: int, hidden: int) 
     Required are the two matrices of a plain Markov head, and optional those of a confidence head. A gated or recurrent
     Markov head has other tensors, which `checked_shapes` refuses.
     """
-    first, second = (name + ".weight" for name in MARKOV)
+    first, second = f"{MARKOV[0]}.weight", f"{MARKOV[1]}.weight"
     rank = files.shapes[first][-1]
     weight = CONFIDENCE + ".weight"
     width = files.shapes[weight][-1] if weight in files else hidden
@@ -177,18 +170,17 @@ def _boundaries(fields: ConfigFields, nested: ConfigFields, taps: int) -> tuple[
 
     Layer i of `target_layer_ids` is boundary i + 1; speculators' `aux_hidden_state_layer_ids` are boundaries.
     """
-    stated = (
+    stated = {
         layer_ids(nested, "target_layer_ids", 1),
         layer_ids(fields, "target_layer_ids", 1),
         layer_ids(fields, "aux_hidden_state_layer_ids", 0),
-    )
-    found = {ids for ids in stated if ids}
-    if len(found) > 1 or any(len(ids) != taps for ids in found):
+    } - {()}
+    if len(stated) > 1 or any(len(ids) != taps for ids in stated):
         raise CheckpointError(
             f"{fields.origin}: the layers that it names do not fit fc.weight, which reads {taps} hidden states; "
             "get the head again"
         )
-    return found.pop() if found else None
+    return stated.pop() if stated else None
 
 
 def _refuse_logit_keys(inner: ConfigFields, nested: ConfigFields) -> None:

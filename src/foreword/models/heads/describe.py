@@ -35,7 +35,7 @@ def describe_head(head: Head) -> dict[str, Any]:
 
 
 def _drafted(spec: HeadSpec) -> dict[str, Any]:
-    """Return how many tokens the head drafts in a pass, with their mask token; empty if one."""
+    """Return the number of tokens that the head drafts in one pass, and its mask token; empty: one token."""
     if spec.join is Join.NONE:
         return {"guesses_at_once": spec.num_heads, "blocks_of_each": spec.blocks_per_head}
     if spec.join is Join.CONTEXT:
@@ -119,11 +119,15 @@ def describe_trained(path: Path) -> dict[str, Any]:
         return describe_head(open_head(path))
     files, config = HeadFiles(path), HfCheckpoint(path).config
     use = {"method": "draft_model", "model": str(path)}
-    found: dict[str, Any] = {"path": str(path), "method": "draft_model", "what": "a whole model that drafts"}
+    described: dict[str, Any] = {
+        "path": str(path),
+        "method": "draft_model",
+        "what": "a whole model that drafts",
+    }
     if kind == "exit":
         layer = files.fields.count("exit_layer")
         use = {"method": "layer_skip", "adapter": str(path)}
-        found |= {
+        described |= {
             "method": "layer_skip",
             "what": f"an early exit: {config.num_layers} layer and a norm after the target's first {layer} layers",
             "exit_layer": layer,
@@ -131,7 +135,7 @@ def describe_trained(path: Path) -> dict[str, Any]:
         }
     rates = files.config.get("acceptance_by_level")
     return {
-        **found,
+        **described,
         "layers": config.num_layers,
         "hidden_size": config.hidden_size,
         "vocab_size": config.vocab_size,

@@ -17,11 +17,11 @@ from foreword.models.formats.fields import ConfigFields
 from foreword.models.formats.hf.checkpoint import read_json_object
 from foreword.models.formats.hf.packed import scheme_of, unpacked
 from foreword.models.heads.names import (
-    OUR_NAMES,
-    OURS,
+    FOREWORD_FORMAT,
+    FOREWORD_FORMATS,
     OUTPUT,
     PACKED,
-    PARTS,
+    PART_SUFFIXES,
     SCALE,
     SHAPE,
     canonical_names,
@@ -30,11 +30,11 @@ from foreword.models.heads.names import (
 )
 from foreword.models.heads.spec import HeadSpec, Join, Shapes
 
-PICKLES = ("*.bin", "*.pt", "*.pth")  # patterns of files with pickled weights
+_PICKLES = ("*.bin", "*.pt", "*.pth")  # patterns of files with pickled weights
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Location:
     """Location of a tensor."""
 
     file: Path
@@ -43,7 +43,7 @@ class _Place:
 
 
 class PackedMatrix(NamedTuple):
-    """A matrix of an 8-bit head in Foreword's own format."""
+    """A matrix in Foreword's own 8-bit format."""
 
     levels: Tensor  # int8 [rows, columns]
     scales: Tensor  # float16 [rows, groups]
@@ -59,7 +59,7 @@ class HeadFiles:
         """`path` is a directory, or a safetensors file next to its config.json."""
         self.path = path
         folder = path if path.is_dir() else path.parent
-        self._places = _with_packed(_places(_safetensors(path)))
+        self._locations = _with_packed(_locations(_safetensors(path)))
         self.config: Mapping[str, Any] = read_json_object(folder / "config.json", "a draft head")
 
     @property
@@ -69,10 +69,10 @@ class HeadFiles:
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shape of each tensor, by name, without the scales and other parts of quantised matrices."""
-        return {name: place.shape for name, place in self._places.items() if not self._is_part(name)}
+        return {name: location.shape for name, location in self._locations.items() if not self._is_part(name)}
 
     def __contains__(self, name: str) -> bool:
-        return name in self._places
+        return name in self._locations
 
     def load(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
         """Load a tensor in `dtype`, dequantised; raise if it is not finite, or if loading was cancelled."""
@@ -91,10 +91,10 @@ class HeadFiles:
     def _floats(self, name: str) -> Tensor:
         """Return a tensor as floats; quantised numbers are multiplied by their scales."""
         stored = self.stored(name)
-        parts = [name + end for end in PARTS if name + end in self._places]
+        parts = self._part_names(name)
         if parts:
             return self._unpacked(name, stored, parts)
-        is_float8 = stored.element_size() == 1  # meaningless without the scales, which this file lacks
+        is_float8 = stored.element_size() == 1  # meaningless without scales, which this file lacks
         if not stored.dtype.is_floating_point or is_float8:
             kind = str(stored.dtype).removeprefix("torch.")
             raise CheckpointError(f"{self.path}: tensor {name} has type {kind}, not floats; use another head")
@@ -103,7 +103,7 @@ class HeadFiles:
     def _unpacked(self, name: str, stored: Tensor, names: list[str]) -> Tensor:
         """Dequantise the matrix `stored`; `names` are the tensors with its scales and other parts."""
         section = self.config.get("quantization_config") or {}
-        if _is_ours(section):  # its matrices have one other part: the scales
+        if _is_foreword_format(section):  # then `names` has only the scales
             group = ConfigFields(section, str(self.path)).count("group_size")
             return expanded(stored, self.stored(names[0]), group)
         parts = {part.rpartition(".")[2]: self.stored(part) for part in names} | {"weight": stored}
@@ -113,42 +113,46 @@ class HeadFiles:
                 f"{self.path}: tensor {name} has scales of an unknown form; use another head"
             )
         matrix = unpacked(scheme, parts, name, self.path)
-        if self._rows is None and tuple(matrix.shape) != self._places[name].shape:
+        if self._rows is None and tuple(matrix.shape) != self._locations[name].shape:
             raise CheckpointError(
                 f"{self.path}: tensor {name} has shape {tuple(matrix.shape)}, "
-                f"its file says {self._places[name].shape}; get it again"
+                f"its file says {self._locations[name].shape}; get it again"
             )
         return matrix
 
     def pieces(self, name: str, rows: int) -> Iterator[Tensor]:
         """Yield a matrix in float32, dequantised, in pieces of at most `rows` rows; read each piece when needed."""
-        count = self._places[name].shape[0]
-        parts = [self._places[name + end] for end in (PACKED, SCALE) if name + end in self._places]
-        if name + "_scale_inv" in self._places or any(part.shape[:1] != (count,) for part in parts):
-            yield from row_pieces(self.load(name), rows)  # scales are not by row, or the file is damaged
+        count = self._locations[name].shape[0]
+        parts = [
+            self._locations[name + suffix] for suffix in (PACKED, SCALE) if name + suffix in self._locations
+        ]
+        if name + "_scale_inv" in self._locations or any(part.shape[:1] != (count,) for part in parts):
+            # The scales are not those of rows, or the file is damaged.
+            yield from row_pieces(self.load(name), rows)
             return
         for begin in range(0, count, rows):
             view = copy(self)
             view._rows = slice(begin, min(begin + rows, count))
             yield view.load(name)
 
-    def kept(self, name: str) -> PackedTensor | None:
-        """Return a matrix of a quantised checkpoint in packed form; None: it is plain floats or must be dequantised."""
-        names = [name + end for end in PARTS if name + end in self._places]
-        if not names or _is_ours(self.config.get("quantization_config")):
-            return None  # without scales it is plain floats, even if a config copied from the target names a scheme
+    def packed_tensor(self, name: str) -> PackedTensor | None:
+        """Return a matrix of a quantised head in a form that kernels read; None: plain floats, or another form."""
+        names = self._part_names(name)
+        if not names or _is_foreword_format(self.config.get("quantization_config")):
+            # Without scales the matrix is plain floats. The config may name a scheme, as a copy of the target's.
+            return None
         if (scheme := scheme_of(self.fields)) is None:
             return None
         parts = {part.rpartition(".")[2]: self.stored(part) for part in names}
         if not set(scheme.needed) <= parts.keys():
             return None
-        matrix = scheme.keep(parts)
-        return matrix if matrix is not None and matrix.shape == self._places[name].shape else None
+        matrix = scheme.repack(parts)
+        return matrix if matrix is not None and matrix.shape == self._locations[name].shape else None
 
-    def packed(self, name: str) -> PackedMatrix | None:
-        """Return a matrix of an 8-bit head in our own format as stored; None: it is stored otherwise."""
+    def packed_int8(self, name: str) -> PackedMatrix | None:
+        """Return a matrix in Foreword's own 8-bit format as stored; None: it is stored in another format."""
         section = self.config.get("quantization_config") or {}
-        if name + SCALE not in self._places or not _is_ours(section):
+        if name + SCALE not in self._locations or not _is_foreword_format(section):
             return None
         group = ConfigFields(section, str(self.path)).count("group_size")
         matrix = PackedMatrix(self.stored(name), self.stored(name + SCALE), group)
@@ -157,47 +161,50 @@ class HeadFiles:
 
     def stored(self, name: str) -> Tensor:
         """Read a tensor as stored: all of it, or the rows in `_rows`."""
-        place = self._places[name]
-        with opened_safetensors(place.file) as file:
-            is_sliced = self._rows is not None and not name.endswith(SHAPE)
-            tensor: Tensor = (
-                file.get_slice(place.name)[self._rows] if is_sliced else file.get_tensor(place.name)
-            )
-        return tensor
+        location = self._locations[name]
+        with opened_safetensors(location.file) as file:
+            if self._rows is not None and not name.endswith(SHAPE):
+                return file.get_slice(location.name)[self._rows]  # type: ignore[no-any-return]
+            return file.get_tensor(location.name)  # type: ignore[no-any-return]
 
     def renamed(self, names: Mapping[str, str]) -> "HeadFiles":
         """Return a view with only these tensors: new name -> name here. Scales and other parts are renamed too."""
         view = copy(self)
-        parts = {
-            new + end: old + end for new, old in names.items() for end in PARTS if old + end in self._places
-        }
-        view._places = {new: self._places[old] for new, old in {**names, **parts}.items()}
+        view._locations = {}
+        for new, old in names.items():
+            for part in (old, *self._part_names(old)):
+                view._locations[new + part.removeprefix(old)] = self._locations[part]
         return view
+
+    def _part_names(self, name: str) -> list[str]:
+        """Return the names of the scales and other parts of a matrix; empty if it is not quantised."""
+        return [name + suffix for suffix in PART_SUFFIXES if name + suffix in self._locations]
 
     def stored_as(self, name: str) -> str:
         """Return the name of a tensor in its file."""
-        return self._places[name].name
+        return self._locations[name].name
 
     @property
     def bits(self) -> int:
         """Bits per weight of the matrices: 16 if none is quantised."""
-        if any(name.endswith(PACKED) for name in self._places):
+        if any(name.endswith(PACKED) for name in self._locations):
             return 4
-        return 8 if any(map(self._is_part, self._places)) else 16
+        return 8 if any(map(self._is_part, self._locations)) else 16
 
     def stored_names(self) -> list[str]:
-        """Return the names of all tensors in the files, sorted."""
-        # Names with a packed form were added by `_with_packed`.
-        return sorted(name for name in self._places if name + PACKED not in self._places)
+        """Return the names of all tensors in the files, sorted, without those that `_with_packed` has added."""
+        return sorted(name for name in self._locations if name + PACKED not in self._locations)
 
     def _is_part(self, name: str) -> bool:
         """Return whether a tensor is the scales or another part of a quantised matrix."""
-        return any(name.endswith(end) and name.removesuffix(end) in self._places for end in PARTS)
+        return any(
+            name.endswith(suffix) and name.removesuffix(suffix) in self._locations for suffix in PART_SUFFIXES
+        )
 
 
-def _is_ours(section: object) -> TypeGuard[Mapping[str, object]]:
-    """Return whether this quantization_config is that of a head in our own format."""
-    return isinstance(section, Mapping) and section.get("quant_method", OURS) in OUR_NAMES
+def _is_foreword_format(section: object) -> TypeGuard[Mapping[str, object]]:
+    """Return whether this quantization_config names Foreword's own format."""
+    return isinstance(section, Mapping) and section.get("quant_method", FOREWORD_FORMAT) in FOREWORD_FORMATS
 
 
 def expanded(levels: Tensor, scales: Tensor, group: int) -> Tensor:
@@ -210,46 +217,49 @@ def _safetensors(path: Path) -> list[Path]:
     """Return the safetensors files of a head; raise `CheckpointError` if there are none."""
     if path.is_file() and path.suffix == ".safetensors":
         return [path]
-    if path.is_file() and any(path.match(pattern) for pattern in PICKLES):
-        raise pickled(path)
+    if pickled_files(path):
+        raise CheckpointError(
+            f"{path} holds pickled weights, which can run code and are never loaded; "
+            f"`foreword head convert {path} OUT` writes safetensors"
+        )
     if not path.is_dir():
         raise CheckpointError(f"{path} is not a head; give a directory with config.json and safetensors")
     files = sorted(path.glob("*.safetensors"))
-    if not files and any(any(path.glob(pattern)) for pattern in PICKLES):
-        raise pickled(path)
     if not files:
         raise CheckpointError(f"{path} holds no safetensors; give a directory that holds a whole head")
     return files
 
 
-def pickled(path: Path) -> CheckpointError:
-    """Return the error for a head with pickled weights."""
-    return CheckpointError(
-        f"{path} holds pickled weights, which can run code and are never loaded; "
-        f"`foreword head convert {path} OUT` writes safetensors"
-    )
+def pickled_files(path: Path) -> list[Path]:
+    """Return the files with pickled weights; empty if there are safetensors."""
+    if path.is_file():
+        return [path] if any(path.match(pattern) for pattern in _PICKLES) else []
+    if any(path.glob("*.safetensors")):
+        return []
+    return sorted(file for pattern in _PICKLES for file in path.glob(pattern))
 
 
-def _places(files: list[Path]) -> dict[str, _Place]:
-    places: dict[str, _Place] = {}
+def _locations(files: list[Path]) -> dict[str, _Location]:
+    """Return the locations of all tensors, by canonical name."""
+    locations: dict[str, _Location] = {}
     for path in files:
         with opened_safetensors(path) as file:
             names = canonical_names(file.keys(), str(path))
             for name, stored in names.items():
-                places[name] = _Place(path, stored, tuple(file.get_slice(stored).get_shape()))
-    return places
+                locations[name] = _Location(path, stored, tuple(file.get_slice(stored).get_shape()))
+    return locations
 
 
-def _with_packed(places: dict[str, _Place]) -> dict[str, _Place]:
+def _with_packed(locations: dict[str, _Location]) -> dict[str, _Location]:
     """Add `x.weight` for every `x.weight_packed`, with the shape of the matrix."""
-    result = dict(places)
-    for name, place in places.items():
+    result = dict(locations)
+    for name, location in locations.items():
         matrix = name.removesuffix(PACKED)
-        if matrix != name and matrix + SHAPE in places:
-            shape = places[matrix + SHAPE]
+        if matrix != name and matrix + SHAPE in locations:
+            shape = locations[matrix + SHAPE]
             with opened_safetensors(shape.file) as file:
                 sizes = file.get_tensor(shape.name).tolist()
-            result[matrix] = _Place(place.file, place.name, tuple(sizes))
+            result[matrix] = _Location(location.file, location.name, tuple(sizes))
     return result
 
 
@@ -283,8 +293,15 @@ def vocabulary_shapes(vocab: int, draft_vocab: int, hidden: int) -> tuple[Shapes
 
 def fitted(spec: HeadSpec, target: ModelConfig, origin: str) -> HeadSpec:
     """Return the head with the boundaries that it reads in this target; raise `CheckpointError` if it does not fit."""
-    _require(spec.target_hidden_size, target.hidden_size, "hidden size", origin)
-    _require(spec.vocab_size, target.vocab_size, "vocabulary", origin)
+    for quantity, of_head, of_target in (
+        ("hidden size", spec.target_hidden_size, target.hidden_size),
+        ("vocabulary", spec.vocab_size, target.vocab_size),
+    ):
+        if of_head != of_target:
+            raise CheckpointError(
+                f"{origin} was made for a {quantity} of {of_head} and this model's is {of_target}; "
+                "use a head for this model"
+            )
     borrowed = [name for name in ("embed_tokens.weight", OUTPUT) if not spec.has(name)]
     if borrowed and spec.hidden_size != target.hidden_size:
         raise CheckpointError(
@@ -309,15 +326,6 @@ def fitted(spec: HeadSpec, target: ModelConfig, origin: str) -> HeadSpec:
             f"{origin} reads the target after layer {outside[0]} and it has {target.num_layers}; use another head"
         )
     return replace(spec, boundaries=boundaries)
-
-
-def _require(of_head: int, of_target: int, quantity: str, origin: str) -> None:
-    """Raise `CheckpointError` unless a quantity of the head equals that of the target."""
-    if of_head != of_target:
-        raise CheckpointError(
-            f"{origin} was made for a {quantity} of {of_head} and this model's is {of_target}; "
-            "use a head for this model"
-        )
 
 
 def draft_token_ids(spec: HeadSpec, files: HeadFiles) -> Tensor | None:

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from foreword.errors import CheckpointError
-from foreword.models.architectures.architecture import ConfigSwitch, Rope
-from foreword.models.architectures.attention import GATED_EXPERTS, QWEN2_MOE
+from foreword.models.architectures.hybrids import QWEN3_NEXT
 from foreword.models.config import LayerSpec, RopeSpec
 from foreword.models.formats.fields import ConfigFields, check_experts
 from foreword.models.formats.hf.config import hf_family, layer_after_last
@@ -63,20 +62,7 @@ LAYOUTS = (
     ),
     MtpLayout("DeepSeek", re.compile(r"^(layers\.\d+\.)eh_proj\.weight$"), _DEEPSEEK),
 )
-"""Known layouts. Of several MTP modules in a checkpoint, only the first one drafts, as in other engines."""
-
-GATED_FAMILY = replace(
-    QWEN2_MOE,
-    name="qwen3_next",
-    models="Qwen3-Next, Qwen3.5",
-    attention_bias=ConfigSwitch(key="attention_bias"),
-    output_bias=ConfigSwitch(key="attention_bias"),
-    qk_norm=ConfigSwitch(always=True),
-    rope=Rope(partial=0.25),
-    window=None,
-    experts=replace(GATED_EXPERTS, normalize=ConfigSwitch(key="norm_topk_prob", default=True)),
-)
-"""Architecture family by which layers with gated attention are read, in the MTP modules of Qwen3-Next and Qwen3.5."""
+"""Known layouts. If a checkpoint has several MTP modules, only the first one drafts, as in other engines."""
 
 _FAMILY_TENSORS = re.compile(r"self_attn\.kv_a_proj_with_mqa\.|mlp\.(experts|gate)\.")
 """Tensors of latent attention and of experts, which Llama layers do not have.
@@ -139,19 +125,18 @@ def _layer(fields: ConfigFields, files: HeadFiles) -> tuple[LayerSpec, RopeSpec,
     The layer is a Llama layer, a layer of the model's own family, or one with gated attention (Qwen3-Next, Qwen3.5).
     The query projection of gated attention has twice as many rows as the output projection has columns.
     """
-    query, output = (files.shapes.get(f"layers.0.self_attn.{name}_proj.weight", (0, 0)) for name in "qo")
+    query = files.shapes.get("layers.0.self_attn.q_proj.weight", (0, 0))
+    output = files.shapes.get("layers.0.self_attn.o_proj.weight", (0, 0))
     is_gated = query[0] == 2 * output[1] > 0
-    if is_gated:
+    if is_gated:  # the layers of Qwen3.5 and Qwen3-Next are equal, except that some have no experts
         has_experts = "layers.0.mlp.gate.weight" in files.shapes
-        family = GATED_FAMILY if has_experts else replace(GATED_FAMILY, experts=None)
+        family = QWEN3_NEXT if has_experts else replace(QWEN3_NEXT, experts=None)
     elif any(map(_FAMILY_TENSORS.search, files.shapes)):
         family = hf_family(fields.values, Path(fields.origin))
     else:
         return read_layers(fields, files.shapes, count=1)[0], rope_spec(fields), False
     layer = layer_after_last(fields, family)
     check_experts((f"model.{name}" for name in files.shapes), [layer], str(files.path))
-    if is_gated:
-        layer = replace(layer, attention=replace(layer.attention, gated=True))
     return layer, rope_spec(fields, family.rope, layer.attention.rotary_dim), family.rope.interleaved
 
 

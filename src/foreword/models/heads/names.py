@@ -1,4 +1,4 @@
-"""What the layouts of heads have in common: tensor names, tapped layers, shapes of layers, methods."""
+"""Reads what the layouts of heads have in common: tensor names, tapped layers, shapes of layers, methods."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,17 +12,22 @@ from foreword.models.layer_shapes import layer_shapes
 SCALE = "_scale"  # suffix of the scales of a quantised matrix
 
 PACKED, SHAPE = "_packed", "_shape"
-"""Suffixes in compressed-tensors' format: of the levels, packed into words, and of the matrix's shape."""
+"""Suffixes in compressed-tensors' format: of the levels, packed into 32-bit words, and of the matrix's shape."""
 
-PARTS = (SCALE, "_scale_inv", PACKED, SHAPE)  # suffixes of all tensors that belong to a quantised matrix
+PART_SUFFIXES = (
+    SCALE,
+    "_scale_inv",
+    PACKED,
+    SHAPE,
+)  # suffixes of all tensors that belong to a quantised matrix
 
 OUTPUT = "lm_head.weight"
-"""The output matrix. A head without one uses rows of the target's: those of its draft vocabulary."""
+"""The output matrix. A head without one uses rows of the target's matrix: those of its draft vocabulary."""
 
-OURS = "foreword"  # `quant_method` of 8-bit heads that Foreword writes
+FOREWORD_FORMAT = "foreword"  # `quant_method` of 8-bit heads that Foreword writes
 
-OUR_NAMES = (OURS, "foreword-int8")
-"""Values of `quant_method` that are read as Foreword's format; an earlier version wrote the shipped head."""
+FOREWORD_FORMATS = (FOREWORD_FORMAT, "foreword-int8")
+"""Values of `quant_method` that are read as Foreword's format. The shipped head has the second, of an older version."""
 
 _RENAMED = (
     (re.compile(r"^model\."), ""),  # vLLM's prefix
@@ -61,7 +66,7 @@ def canonical_names(names: Iterable[str], origin: str) -> dict[str, str]:
     return stored_names
 
 
-IDS = "eagle_aux_hidden_state_layer_ids"  # config key of the layers that a head reads
+LAYER_IDS = "eagle_aux_hidden_state_layer_ids"  # config key of the layers that a head reads
 
 
 def named_boundaries(fields: ConfigFields) -> tuple[int, ...] | None:
@@ -74,18 +79,14 @@ def named_boundaries(fields: ConfigFields) -> tuple[int, ...] | None:
     nested = fields.get("eagle_config")
     inner = ConfigFields(nested if isinstance(nested, Mapping) else {}, fields.origin)
     stated = {
-        ids
-        for ids in (
-            layer_ids(fields, IDS, 0),
-            layer_ids(inner, IDS, 1),
-            layer_ids(fields, "target_layer_ids", 1),
-        )
-        if ids
-    }
+        layer_ids(fields, LAYER_IDS, 0),
+        layer_ids(inner, LAYER_IDS, 1),
+        layer_ids(fields, "target_layer_ids", 1),
+    } - {()}
     if len(stated) > 1:
         raise CheckpointError(
             f"{fields.origin}: it names different layers of the target in two places, counted in different ways; "
-            f"leave one of {IDS} and eagle_config.{IDS}"
+            f"leave one of {LAYER_IDS} and eagle_config.{LAYER_IDS}"
         )
     return stated.pop() if stated else None
 
@@ -151,10 +152,10 @@ def sliding_window(fields: ConfigFields, layers: int) -> int | None:
         return fields.count("sliding_window") if fields.flag("use_sliding_window", False) else None
     if not isinstance(kinds, list) or len(kinds) < layers:
         raise fields.malformed("layer_types", f"a list of {layers} kinds of attention")
-    windowed = [kind == "sliding_attention" for kind in kinds[:layers]]
-    if any(windowed) and not all(windowed):
+    has_window = {kind == "sliding_attention" for kind in kinds[:layers]}
+    if len(has_window) > 1:
         raise fields.unsupported("a head with full and sliding attention")
-    return fields.count("sliding_window") if any(windowed) else None
+    return fields.count("sliding_window") if True in has_window else None
 
 
 def all_layer_shapes(
@@ -201,9 +202,10 @@ _MTP = re.compile(r"(^|\.)(enorm|pre_fc_norm_hidden|eh_proj|input_proj)\.weight$
 
 def head_kind(shapes: Shapes) -> str | None:
     """Return the method of a head, recognised by its tensors; None: unknown."""
-    query, output = (shapes.get(f"layers.0.self_attn.{name}_proj.weight", ()) for name in "qo")
-    matrix = shapes.get("fc.weight", ())
-    tests = {
+    query = shapes.get("layers.0.self_attn.q_proj.weight", ())
+    output = shapes.get("layers.0.self_attn.o_proj.weight", ())
+    fc = shapes.get("fc.weight", ())
+    is_kind = {  # the first that holds decides
         "dspark": "markov_head.markov_w1.weight" in shapes,
         "dflash2": any("_conv.base_kernel" in name or name in SELECTOR for name in shapes),
         "p_eagle": "mask_hidden" in shapes,
@@ -211,8 +213,8 @@ def head_kind(shapes: Shapes) -> str | None:
         "mtp": any(map(_MTP.search, shapes)),
         # The first attention reads the embedding and the target's hidden states, concatenated.
         "eagle3": len(query) == 2 and len(output) == 2 and query[1] == 2 * output[0],
-        "eagle": len(matrix) == 2 and matrix[1] == 2 * matrix[0],  # fc reads both, concatenated
+        "eagle": len(fc) == 2 and fc[1] == 2 * fc[0],  # fc reads both, concatenated
         "medusa": any(map(_MEDUSA.search, shapes)),
         "mlp_speculator": "emb.0.weight" in shapes,
     }
-    return next((kind for kind, holds in tests.items() if holds), None)
+    return next((kind for kind, holds in is_kind.items() if holds), None)

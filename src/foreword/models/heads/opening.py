@@ -26,7 +26,8 @@ from foreword.models.heads.published import medusa_files, read_eagle, read_eagle
 from foreword.models.heads.spec import HeadSpec, Join
 
 _EMBEDDING = "embed_tokens.weight"
-_GATHERED_ROWS = 512  # rows of a mapped file read before its memory is released: each maps up to 64 KiB
+# Rows that are read from a mapped file before its memory is released; a row maps up to 64 KiB.
+_GATHERED_ROWS = 512
 _PIECE_ROWS = 4096  # rows of the target's output matrix that are in memory at once
 
 _READERS = {
@@ -48,7 +49,8 @@ class Head:
     spec: HeadSpec
     files: HeadFiles
     token_ids: Tensor | None  # int64 [draft vocabulary], the target's ids of its tokens; None: the same ids
-    output_source: Checkpoint | None = None  # the target, if the output matrix has rows of the target's
+    # The target, if the output matrix consists of rows of the target's.
+    output_source: Checkpoint | None = None
 
     @property
     def acceptance_by_level(self) -> tuple[float, ...]:
@@ -87,7 +89,7 @@ class Head:
             yield from self.files.pieces(name, rows)
 
     def blocks(self, name: str) -> QuantizedTensor | None:
-        """Return the output matrix in blocks if it has rows of the target's quantised one; None for other matrices."""
+        """Return the output matrix in quantised blocks, if it has rows of the target's; None for other matrices."""
         if name != OUTPUT or self.output_source is None or self.token_ids is None:
             return None
         stored = self.output_source.quantized(_output_name(self.output_source))
@@ -100,17 +102,17 @@ class Head:
             self.output_source.release()
         return QuantizedTensor(stored.kind, rows, (len(rows), stored.shape[1]))
 
-    def kept(self, name: str) -> PackedTensor | None:
-        """Return a matrix of a quantised checkpoint in packed form; None if it is plain or must be dequantised."""
+    def packed_tensor(self, name: str) -> PackedTensor | None:
+        """Return a matrix of a quantised head in a form that kernels read; None: plain floats, or another form."""
         is_stored = not self._is_reordered(name) and (name != OUTPUT or self.output_source is None)
-        return self.files.kept(name) if is_stored else None
+        return self.files.packed_tensor(name) if is_stored else None
 
     def _is_reordered(self, name: str) -> bool:
         return self.spec.interleaved or (name == "fc.weight" and self.spec.hidden_first)
 
-    def packed(self, name: str) -> PackedMatrix | None:
+    def packed_int8(self, name: str) -> PackedMatrix | None:
         """Return a matrix in Foreword's 8-bit format as stored; None if it has another format or is reordered."""
-        return None if self._is_reordered(name) else self.files.packed(name)
+        return None if self._is_reordered(name) else self.files.packed_int8(name)
 
     def fitted(self, target: ModelConfig) -> "Head":
         """Return the head for this target; raise `CheckpointError` if it does not fit."""
@@ -137,7 +139,7 @@ def open_head(path: Path, kind: str | None = None) -> Head:
 
 
 def without_copies(head: Head, target: Checkpoint) -> Head:
-    """Return the head without those tensors that equal the target's, so that it uses the target's."""
+    """Return the head without its copies of the target's tensors, so that it uses the target's own."""
     copies = [name for name in (_EMBEDDING, OUTPUT) if head.spec.has(name) and _is_copy(head, name, target)]
     shapes = {name: shape for name, shape in head.spec.shapes.items() if name not in copies}
     return replace(head, spec=replace(head.spec, shapes=shapes)) if copies else head
@@ -148,14 +150,12 @@ def _is_copy(head: Head, name: str, target: Checkpoint) -> bool:
     if not stored.dtype.is_floating_point or head.spec.hidden_size != head.spec.target_hidden_size:
         return False
     if name == _EMBEDDING:
-        of_target = target.load(f"model.{name}", stored.dtype)
-    else:
-        of_target = output_rows(target, head.token_ids, stored.dtype)
-    return torch.equal(stored, of_target)
+        return torch.equal(stored, target.load(f"model.{name}", stored.dtype))
+    return torch.equal(stored, output_rows(target, head.token_ids, stored.dtype))
 
 
 def with_output(head: Head, target: Checkpoint) -> Head:
-    """Return the head with an output matrix. If it has only a draft vocabulary, these are rows of the target's."""
+    """Return the head with an output matrix: its own, or the target's rows for the head's draft vocabulary."""
     if head.token_ids is None or head.spec.join is Join.NONE or head.spec.has(OUTPUT):
         return head
     shapes = {**head.spec.shapes, OUTPUT: (len(head.token_ids), head.spec.hidden_size)}

@@ -1,4 +1,4 @@
-"""Read the descriptions of published heads: EAGLE-1 to -3, P-EAGLE and Medusa.
+"""Reads the descriptions of published heads: EAGLE-1 to -3, P-EAGLE and Medusa.
 
 Medusa's heads (Medusa, axolotl, vLLM) draft one position each and read no token.
 """
@@ -31,9 +31,9 @@ class HeadBody(NamedTuple):
     layers: tuple[LayerSpec, ...]
     hidden: int  # hidden size of the head
     vocab: int  # vocabulary size of the target
-    sizes: dict[str, int]  # draft_vocab_size and target_hidden_size, as fields of `HeadSpec`
-    required: Shapes  # tensors of embedding and output
-    optional: Shapes
+    sizes: dict[str, int]  # the fields draft_vocab_size and target_hidden_size of `HeadSpec`
+    required: Shapes  # required tensors of embedding, output and vocabulary
+    optional: Shapes  # optional ones
 
 
 def read_body(files: HeadFiles) -> HeadBody:
@@ -82,7 +82,7 @@ def read_eagle3(files: HeadFiles) -> HeadSpec:
         num_taps=taps,
         boundaries=boundaries if has_fc else None,
         reads_normed=not has_fc,
-        # speculators' files default to True (as in vLLM); EAGLE's own and P-EAGLE to False.
+        # The default is True in speculators' files, as in vLLM, and False in those of EAGLE and P-EAGLE.
         norm_before_residual=fields.flag(
             "norm_before_residual", "speculators_model_type" in fields.values and not is_parallel
         ),

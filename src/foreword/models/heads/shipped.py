@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # not at run time: heads are found by name before torch is imported
+if TYPE_CHECKING:  # not at run time, since heads must be found by name without importing torch
     from torch import Tensor
 
     from foreword.models.config import ModelConfig
@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # not at run time: heads are found by name before torch is im
 HEADS = Path(__file__).parents[2] / "heads"
 
 NORM_TOLERANCE = 0.01
-"""Tolerance, relative to the largest weight of a norm. Rounding to half precision changes less than half of it."""
+"""Maximum deviation, relative to the norm's largest weight. Rounding to half precision causes less than half of it."""
 
 NORMS = ("model.norm.weight", "model.layers.0.input_layernorm.weight")
 _TOKENS = 64  # number of compared token ids, evenly spaced in the vocabulary

@@ -89,9 +89,8 @@ class HeadSpec:
     norm_output: bool = False  # the head's output states, features of the next draft token, are normalised
     interleaved: bool = False  # rotated pairs are adjacent in the stored weights
     norms_minus_one: bool = False  # weights of norms are stored minus one
-    hidden_first: bool = (
-        False  # the first columns of the stored `fc.weight` are for features, the last for the embedding
-    )
+    # In the stored `fc.weight`, the columns for features precede those for the embedding.
+    hidden_first: bool = False
     # Token that stands for unknown tokens, in heads that draft several positions at once
     mask_token_id: int | None = None
     block_size: int = 0  # DFlash: rows per block, the first for the newest token, all others for mask tokens

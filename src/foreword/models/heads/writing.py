@@ -13,15 +13,15 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from foreword.errors import CheckpointError, RequestError
-from foreword.models.config import AttentionSpec, MlpSpec, ModelConfig
-from foreword.models.heads.files import PICKLES
-from foreword.models.heads.names import IDS, OURS, PACKED, PARTS, SCALE, SHAPE
+from foreword.models.config import AttentionSpec, ModelConfig
+from foreword.models.heads.files import pickled_files
+from foreword.models.heads.names import FOREWORD_FORMAT, LAYER_IDS, PACKED, PART_SUFFIXES, SCALE, SHAPE
 from foreword.models.heads.opening import Head, open_head
 
 _OUTER_KEYS = frozenset(
     "acceptance_by_level architectures auto_map bias draft_vocab_size dtype eagle_config fc_norm norm_before_fc "
     "norm_before_residual norm_output num_aux_hidden_states quantization_config target_hidden_size target_layer_ids "
-    f"torch_dtype transformers_version use_aux_norm {IDS}".split()
+    f"torch_dtype transformers_version use_aux_norm {LAYER_IDS}".split()
 )
 """Keys that do not describe the head's layers, in a config without `transformer_layer_config`."""
 
@@ -52,30 +52,25 @@ class HeadSizes(NamedTuple):
 
 
 def head_sizes(target: ModelConfig) -> HeadSizes:
-    """Return the sizes of a head for this target: of its first grouped-query attention, and its widest MLP."""
+    """Return the sizes of a head for this target: those of its first grouped-query attention and its widest MLP."""
     grouped = (layer.attention for layer in target.layers if layer.has_attention)
     attention = next((attention for attention in grouped if attention.latent is None), None)
     if attention is None:
-        dim = min(_HEAD_DIM, target.hidden_size)
+        dim = min(128, target.hidden_size)  # the usual head size, since latent attention has none to copy
         heads = target.hidden_size // dim
         attention = AttentionSpec(heads, heads, dim)
-    widths = [_mlp_width(layer.mlp) for layer in target.layers]
+    widths = [0]  # of each MLP: neurons that are computed per token
+    for layer in target.layers:
+        experts = layer.mlp.experts
+        routed = 0 if experts is None else experts.per_token * experts.size
+        widths.append(layer.mlp.intermediate_size + routed)
     return HeadSizes(attention.num_heads, attention.num_kv_heads, attention.head_dim, max(widths))
-
-
-_HEAD_DIM = 128  # of heads for targets with latent attention only
-
-
-def _mlp_width(mlp: MlpSpec) -> int:
-    """Return how many of an MLP's neurons compute a token."""
-    routed = 0 if mlp.experts is None else mlp.experts.per_token * mlp.experts.size
-    return mlp.intermediate_size + routed
 
 
 def layer_config(
     target: ModelConfig, intermediate: int | None = None, num_layers: int = 1, window: int | None = None
 ) -> dict[str, Any]:
-    """Return a Hugging Face config.json of a Llama model with the target's sizes; `window`: of all layers."""
+    """Return a Hugging Face config.json of a Llama model with the target's sizes, and `window` in all its layers."""
     sizes = head_sizes(target)
     window_keys: dict[str, Any] = {}
     if window is not None:
@@ -102,7 +97,7 @@ def layer_config(
 
 def stored_tensors(head: Head) -> dict[str, Tensor]:
     """Return the head's stored tensors, by canonical names, without those that it takes from the target."""
-    used = {*head.spec.shapes, *(name + end for name in head.spec.shapes for end in PARTS)}
+    used = {*head.spec.shapes, *(name + suffix for name in head.spec.shapes for suffix in PART_SUFFIXES)}
     return {name: head.files.stored(name) for name in head.files.stored_names() if name in used}
 
 
@@ -127,13 +122,12 @@ def speculators_config(head: Head) -> dict[str, Any]:
         "transformer_layer_config": layer | {"model_type": layer.get("model_type", "llama")},
     }
     if spec.boundaries is not None:
-        config[IDS] = list(spec.boundaries)
+        config[LAYER_IDS] = list(spec.boundaries)
     copied = ("speculators_config", "speculators_version", "quantization_config", "acceptance_by_level")
     return config | {key: given[key] for key in copied if key in given}
 
 
 GROUP = 64  # number of columns that share a scale
-
 
 ROUNDED_BITS = (8, 4)  # bits per weight to which a head can be quantised
 
@@ -168,7 +162,7 @@ def rounded_parts(name: str, matrix: Tensor, bits: int) -> dict[str, Tensor]:
 def rounding_settings(bits: int) -> dict[str, Any]:
     """Return the quantization_config of a quantised head."""
     if bits == 8:
-        return {"quant_method": OURS, "bits": 8, "group_size": GROUP}
+        return {"quant_method": FOREWORD_FORMAT, "bits": 8, "group_size": GROUP}
     weights = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": GROUP}
     return {
         "quant_method": "compressed-tensors",
@@ -201,7 +195,7 @@ def rounded_levels(matrix: Tensor, bits: int = 8) -> tuple[Tensor, Tensor]:
 
 def convert_head(path: Path, out: Path) -> int:
     """Write a head in speculators' layout into a new directory; return its size in bytes."""
-    pickles = _pickles(path)
+    pickles = pickled_files(path)
     if not pickles:
         head = open_head(path)
         return write_head(head, out, stored_tensors(head))
@@ -214,15 +208,6 @@ def convert_head(path: Path, out: Path) -> int:
         shutil.copyfile(config, plain / "config.json")
         head = open_head(plain)
         return write_head(head, out, stored_tensors(head))
-
-
-def _pickles(path: Path) -> list[Path]:
-    """Return the files with pickled weights, unless there are safetensors."""
-    if path.is_file():
-        return [path] if any(path.match(pattern) for pattern in PICKLES) else []
-    if any(path.glob("*.safetensors")):
-        return []
-    return sorted(file for pattern in PICKLES for file in path.glob(pattern))
 
 
 def _unpickled(files: list[Path]) -> dict[str, Tensor]:

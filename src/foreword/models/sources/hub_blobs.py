@@ -1,7 +1,7 @@
 """Downloads large files into the cache of the hub's library, and continues downloads that were cut off.
 
-Version 2 of that library starts such a file anew. It uses files that it finds in its cache, so they are put there
-before it is called.
+Version 2 of that library downloads such a file from the beginning. It uses complete files that are in its cache.
+Therefore this module puts them there before the library is called.
 """
 
 import fcntl
@@ -23,17 +23,17 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 def store_blob(repository: str, name: str, progress: StageProgress) -> None:
     """Download a file of the hub into its cache and verify its checksum, unless it is there.
 
-    Do nothing for small files, which have no SHA-256, and if the hub cannot be reached: its library handles these.
+    Do nothing for small files, which have no SHA-256, or if the hub cannot be reached. Its library handles these cases.
     """
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
     from huggingface_hub.file_download import repo_folder_name
 
     try:
-        found = get_hf_file_metadata(hf_hub_url(repository, name))
+        metadata = get_hf_file_metadata(hf_hub_url(repository, name))
     except Exception:  # the library reports it, unless it has a cached copy
         return
-    checksum = found.etag or ""
-    if not _SHA256.fullmatch(checksum) or not found.size:
+    checksum = metadata.etag or ""
+    if not _SHA256.fullmatch(checksum) or not metadata.size:
         return
     folder = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repository, repo_type="model") / "blobs"
     blob = folder / checksum
@@ -46,8 +46,10 @@ def store_blob(repository: str, name: str, progress: StageProgress) -> None:
         if blob.exists():  # another process has completed it
             partial.unlink(missing_ok=True)
             return
-        address = hf_hub_url(repository, name, revision=found.commit_hash)  # the hub may change meanwhile
-        _complete(address, f"{name} of {repository}", found.size, partial, progress)
+        address = hf_hub_url(
+            repository, name, revision=metadata.commit_hash
+        )  # the branch may change meanwhile
+        _complete(address, f"{name} of {repository}", metadata.size, partial, progress)
         partial.replace(blob)
 
 

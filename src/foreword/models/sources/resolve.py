@@ -62,7 +62,7 @@ def resolve_model(name: str, *, on_progress: StageProgress | None = None) -> Pat
     if (local := head_named(name) or _existing_path(name)) is not None:
         return local
     repository, file = _hub_names(name)
-    path = _from_hub(repository, file, on_progress or _ignore)
+    path = _from_hub(repository, file, on_progress or (lambda *_: None))
     if file is None and not any(path.glob("*.safetensors")):
         raise _no_weights(repository)
     return path
@@ -111,31 +111,21 @@ def _existing_path(name: str) -> Path | None:
 
 
 def _hub_names(name: str) -> tuple[str, str | None]:
-    """Return (repository, file) of a hub id; the file is None if the id does not name one."""
+    """Return (repository, file or None) of a hub id; raise `ModelSourceError` for any other text."""
     hub_id = None if name.startswith((".", "/", "~")) else _HUB_ID.fullmatch(name)
     if hub_id is None or hub_id["repository"].endswith(".gguf"):
-        raise _unknown_model(name)
+        models = ", ".join(model.name for model in BUILTIN_MODELS)
+        heads = ", ".join(head.name for head in shipped_heads())
+        raise ModelSourceError(
+            f"there is no model {name!r} here; give a .gguf file, a model directory, "
+            f"a hub id (org/name) or a built-in name ({models}; of heads: {heads})"
+        )
     return hub_id["repository"], hub_id["file"]
 
 
-def _unknown_model(name: str) -> ModelSourceError:
-    models = ", ".join(model.name for model in BUILTIN_MODELS)
-    heads = ", ".join(head.name for head in shipped_heads())
-    return ModelSourceError(
-        f"there is no model {name!r} here; give a .gguf file, a model directory, "
-        f"a hub id (org/name) or a built-in name ({models}; of heads: {heads})"
-    )
-
-
 def _is_wanted(name: str) -> bool:
-    wanted, unwanted = (
-        any(fnmatch(name, pattern) for pattern in patterns) for patterns in (_WANTED_FILES, _UNWANTED_FILES)
-    )
-    return wanted and not unwanted
-
-
-def _ignore(*_: object) -> None:
-    pass
+    is_unwanted = any(fnmatch(name, pattern) for pattern in _UNWANTED_FILES)
+    return not is_unwanted and any(fnmatch(name, pattern) for pattern in _WANTED_FILES)
 
 
 def _from_hub(repository: str, file: str | None, on_progress: StageProgress) -> Path:
@@ -163,12 +153,12 @@ def _no_weights(repository: str) -> ModelSourceError:
 
     try:
         files = [file for file in list_repo_files(repository) if file.endswith(".gguf")]
-    except Exception:  # no network: the model was found in the cache, where not all files need be
+    except Exception:  # no network: the model is in the cache, which need not have all its files
         files = []
-    choice = f"give one of its GGUF files as {repository}:FILE: {', '.join(files)}"
-    return ModelSourceError(
-        f"{repository} has no .safetensors files; {choice if files else 'weights in other formats are not read'}"
-    )
+    advice_text = "weights in other formats are not read"
+    if files:
+        advice_text = f"give one of its GGUF files as {repository}:FILE: {', '.join(files)}"
+    return ModelSourceError(f"{repository} has no .safetensors files; {advice_text}")
 
 
 def _download(repository: str, download: Callable[[], object]) -> Path:
@@ -218,7 +208,7 @@ def damaged_files(path: Path, progress: StageProgress) -> list[Path]:
 
 
 def _stored(link: Path) -> Path:
-    """Return the file in a repository's `blobs` that a link names; it may be a link to the hub's shared store."""
+    """Return the entry in a repository's `blobs` to which a link leads. The entry may itself link to a shared store."""
     while link.is_symlink() and not (link.parent.name == "blobs" and _CHECKSUM.fullmatch(link.name)):
         link = link.parent / link.readlink()
     return link
@@ -227,7 +217,7 @@ def _stored(link: Path) -> Path:
 def _is_intact(link: Path, progress: StageProgress) -> bool:
     stored = _stored(link)
     if not _CHECKSUM.fullmatch(stored.name):
-        return True  # the hub's library did not make this link
+        return True  # the link was not made by the hub's library
     if not stored.exists():
         return False
     size = stored.stat().st_size

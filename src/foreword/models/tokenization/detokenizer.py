@@ -8,12 +8,12 @@ DetokenizerState = tuple[bytes, bool]  # (bytes of an incomplete character, whet
 
 
 class IncrementalDetokenizer:
-    """Converts tokens to text, which it returns as soon as it is final: in whole characters, which tokens may split."""
+    """Converts tokens to text, and returns each character as soon as it is complete: tokens may split characters."""
 
     def __init__(
         self, tokenizer: Tokenizer, skip_special_tokens: bool = True, *, at_start: bool = True
     ) -> None:
-        """`at_start`: False if the tokens continue a text, so that a leading space is not stripped."""
+        """Create a converter. With `at_start` False, the tokens continue a text, so no leading space is stripped."""
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
         self._partial = b""  # first bytes of an incomplete character

@@ -11,7 +11,7 @@ _QWEN2 = ("qwen2", "deepseek-r1-qwen")
 _QWEN35 = "qwen35"
 _LLAMA3 = ("llama-bpe", "llama3", "llama-v3", "pixtral", "lfm2")  # Nemotron-H's files say pixtral
 _WHOLE_FIRST = (*_LLAMA3, "tekken")
-"""Pre-tokenizers of models that use a vocabulary entry for a whole word without merging, and start texts with BOS."""
+"""Pre-tokenizers of models that use a word's vocabulary entry, if any, without merges, and begin texts with BOS."""
 
 _WORD_START = "\u2581"  # stands for a space in sentencepiece's vocabularies
 
@@ -112,7 +112,7 @@ def _cut_by(*patterns: str) -> list[pre_tokenizers.PreTokenizer]:
 
 
 def starts_with_bos(kind: str) -> bool:
-    """Return whether texts start with BOS, for a pre-tokenizer, if the metadata does not say."""
+    """Return the default for models with this pre-tokenizer: whether texts begin with BOS."""
     return kind in _WHOLE_FIRST
 
 

@@ -11,7 +11,7 @@ import tokenizers
 from foreword.errors import TokenizerError
 
 PieceDecoder = Callable[[str], bytes]
-"""A function that returns the bytes which a vocabulary entry adds to a text."""
+"""A function that returns the bytes of a vocabulary entry."""
 
 _BYTE_ENTRY = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _WORD_START = "\u2581"  # stands for a space in sentencepiece's vocabularies
@@ -82,7 +82,7 @@ _FILL_NAMES = (
     ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek-Coder
     ("▁<PRE>", "▁<SUF>", "▁<MID>"),  # CodeLlama
 )
-"""Names of fill-in-the-middle tokens: the one before the prefix, before the suffix and before the middle."""
+"""Names of fill-in-the-middle tokens: before the prefix, before the suffix and before the middle."""
 
 _END_NAMES = (
     "<|endoftext|>",
@@ -99,7 +99,7 @@ _END_NAMES = (
     "<|EOT|>",
     "▁<EOT>",
 )
-"""Names of further tokens that end the generated middle: a new file begins, or the text ends."""
+"""Names of further tokens after which the generated middle ends: those that begin a new file, or end the text."""
 
 
 @dataclass(frozen=True)

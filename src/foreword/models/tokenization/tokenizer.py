@@ -1,4 +1,4 @@
-"""Tokenizer that does not parse the names of control tokens in user text."""
+"""Tokenizer that encodes the names of control tokens in user text as plain text."""
 
 import json
 import re
@@ -15,8 +15,8 @@ from foreword.models.tokenization.chat_template import ChatTemplate
 from foreword.models.tokenization.token_pieces import PieceDecoder, fill_tokens
 
 # Two disjoint ranges of Unicode's private characters.
-_SWAP_CHARACTERS = range(0xE000, 0xF900)  # replace first characters of control tokens' names in messages
-_SECRET_CHARACTERS = range(0xF0000, 0xFFFFE)  # form the secret names of control tokens
+_SWAP_CHARACTERS = range(0xE000, 0xF900)  # for the first characters of control tokens' names in messages
+_SECRET_CHARACTERS = range(0xF0000, 0xFFFFE)  # for the secret names of control tokens
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class TokenizerParts:
 
     backend: tokenizers.Tokenizer  # its special added tokens are control tokens
     decode_piece: PieceDecoder  # vocabulary entry -> bytes
-    strips_leading_space: bool  # decoding must remove a leading space, which encoding has added
+    strips_leading_space: bool  # decoding must remove the leading space that encoding adds
     eos_ids: frozenset[int]  # tokens that end an answer
     bos_id: int | None  # the token that begins a text; None: the model has none
     template: ChatTemplate | None  # None: the model has no chat format
@@ -149,7 +149,7 @@ class Tokenizer:
         return [*start, fill.prefix, *before, fill.suffix, *self._encode_inner(suffix), fill.middle]
 
     def _encode_inner(self, text: str) -> list[int]:
-        """Return the token ids of a text that follows another text: without the leading space that encoding adds."""
+        """Return the token ids of a text that follows another text, without the leading space that encoding adds."""
         ids = self.encode(text, add_special_tokens=False)
         if not self.strips_leading_space:
             return ids
@@ -195,6 +195,7 @@ class Tokenizer:
         return [self._real_ids.get(token_id, token_id) for token_id in ids]
 
     def _piece(self, token_id: int) -> bytes:
+        """Return the bytes of a token without the cache; of a control token, its name."""
         if token_id in self._plain_added:
             return self._plain_added[token_id]
         entry = self._backend.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
@@ -246,14 +247,14 @@ class Tokenizer:
         if self._control_pattern is None or not isinstance(value, str):
             return value
         text = value
-        # Names can overlap, so repeat until nothing changes.
+        # A replacement can reveal another name, since names can overlap. Therefore repeat until nothing changes.
         while (changed := self._control_pattern.sub(lambda m: swaps[m[0][0]] + m[0][1:], text)) != text:
             text = changed
         return text
 
 
 def check_vocab(tokenizer: Tokenizer, config: ModelConfig) -> None:
-    """Raise `TokenizerError` if the ids that end an answer are not tokens, or if ids exceed the model's embedding."""
+    """Raise `TokenizerError` for end-of-answer ids that are no tokens, or ids beyond the model's embedding."""
     outside = sorted(i for i in tokenizer.eos_ids if not 0 <= i < tokenizer.vocab_size)
     if outside:
         raise TokenizerError(

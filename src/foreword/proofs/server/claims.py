@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from foreword.proofs.server.checks import distributions, requests, texts
-from foreword.proofs.server.checks.requests import streamed, whole
+from foreword.proofs.server.checks.requests import complete, streamed
 from foreword.proofs.server.comparing import agree, every_case, requests_for
 from foreword.proofs.server.context import Check, ProofContext, without_logprobs, without_plain
 
@@ -20,20 +20,20 @@ CHECKS: Sequence[Check] = (
         "seed alone",
         "the same request with the same seed gets the same text, and so does a greedy one",
         per_prompt(4),
-        agree(requests.all_bodies, (whole, whole), ("the first", "the second")),
+        agree(requests.all_bodies, (complete, complete), ("the first", "the second")),
     ),
     Check(
         "streamed equals whole",
         "the chunks of a stream add up to the text and finish reason of the whole answer",
         per_prompt(4),
-        agree(requests.all_bodies, (whole, streamed), ("whole", "streamed")),
+        agree(requests.all_bodies, (complete, streamed), ("whole", "streamed")),
         ALONE,
     ),
     Check(
         "greedy with and without speculation",
         "a greedy text is the same with speculation and without",
         per_prompt(2),
-        agree(requests.greedy_bodies, (requests.without_speculation, whole), ("without", "with")),
+        agree(requests.greedy_bodies, (requests.without_speculation, complete), ("without", "with")),
         ALONE,
         without_plain,
     ),
@@ -48,7 +48,7 @@ CHECKS: Sequence[Check] = (
         "seed after other traffic",
         "a seeded request gets the same text before and after other requests",
         per_prompt(4),
-        agree(requests.seeded_bodies, (whole, requests.after_traffic), ("before", "after")),
+        agree(requests.seeded_bodies, (complete, requests.after_traffic), ("before", "after")),
         ALONE,
     ),
     Check(

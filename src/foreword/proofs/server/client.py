@@ -15,7 +15,7 @@ from foreword.wire.openai_http import EventParser, error_words, refusal_of
 HALF = "\ufffd"
 """Text of a token that is a part of a character.
 
-Several tokens have this text. So a list by text has one of them only, and the lengths of such texts are unreliable.
+Several tokens have this text. So a list by text holds only one of them, and lengths of such texts are unreliable.
 """
 
 

@@ -1,4 +1,4 @@
-"""Sends and compares requests: in two ways, concurrently, many samples; and shrinks a failing request."""
+"""Sends requests (in two ways, concurrently, many samples), compares the answers, and shrinks a failing request."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -44,23 +44,23 @@ async def send_together(server: Server, calls: Sequence[Call]) -> list[ServerAns
 
     Raise `FailsTogether` if a call fails that succeeds alone; a call that fails alone raises its own error.
     """
-    found = await _send(server, calls)
-    for place, result in enumerate(found):
+    results = await _send(server, calls)
+    for index, (call, result) in enumerate(zip(calls, results, strict=True)):
         if not (failure := _failure(result)):
             continue
-        alone = await server.send(calls[place].body, streamed=calls[place].streamed)
+        alone = await server.send(call.body, streamed=call.streamed)
         if isinstance(result, ServerAnswer) and alone.is_cut:
             continue  # this server's answers never have a finish_reason
-        group = await _smallest_group(server, calls, place)
-        raise FailsTogether(failure, calls[place].body["prompt"], alone, group)
-    return [result for result in found if isinstance(result, ServerAnswer)]
+        group = await _smallest_group(server, calls, index)
+        raise FailsTogether(failure, call.body["prompt"], alone, group)
+    return [result for result in results if isinstance(result, ServerAnswer)]
 
 
 async def _smallest_group(server: Server, calls: Sequence[Call], failing: int) -> list[Body]:
-    """Return two bodies that show the failure, or all if no pair does."""
+    """Return the bodies of two calls that fail together, one of them number `failing`; of all calls if no pair does."""
     group = calls
     for other in range(len(calls)):
-        pair = [calls[place] for place in sorted((failing, other))]
+        pair = [calls[index] for index in sorted((failing, other))]
         if other != failing and any(map(_failure, await _send(server, pair))):
             group = pair
             break
@@ -73,7 +73,7 @@ async def _send(server: Server, calls: Sequence[Call]) -> list[ServerAnswer | Ba
 
 
 def _failure(result: ServerAnswer | BaseException) -> str:
-    """Return why a result is not a complete answer; empty if it is."""
+    """Return why a result is not a complete answer; empty if it is one."""
     if isinstance(result, ServerAnswer):
         return "the answer was cut off: it has no finish_reason" if result.is_cut else ""
     if isinstance(result, _FAILURES):
@@ -85,10 +85,10 @@ MOST_TRIES = 16  # maximum number of attempts to shrink a failing request
 
 
 async def smallest(body: Body, shows: Callable[[Body], Awaitable[bool]]) -> Body:
-    """Return a body with fewer tokens and words for which `shows` still returns True."""
+    """Return a body with fewer tokens, fields and words for which `shows` still returns True."""
     tries = MOST_TRIES
 
-    async def still(smaller: Body) -> bool:
+    async def still_shows(smaller: Body) -> bool:
         nonlocal tries
         tries -= 1
         try:
@@ -98,27 +98,27 @@ async def smallest(body: Body, shows: Callable[[Body], Awaitable[bool]]) -> Body
 
     tokens = 1
     while tokens < body.get("max_tokens", 1):
-        if await still(smaller := {**body, "max_tokens": tokens}):
+        if await still_shows(smaller := {**body, "max_tokens": tokens}):
             body = smaller
             break
         tokens *= 2
     for unneeded in ({"logprobs"}, FILTERS_OFF.keys()):
         smaller = {name: value for name, value in body.items() if name not in unneeded}
-        if smaller != body and await still(smaller):
+        if smaller != body and await still_shows(smaller):
             body = smaller
     words = body["prompt"].split(" ") if isinstance(body["prompt"], str) else []
     while len(words) > 1:
         words = words[len(words) // 2 :]
-        if not await still(smaller := {**body, "prompt": " ".join(words)}):
+        if not await still_shows(smaller := {**body, "prompt": " ".join(words)}):
             break
         body = smaller
     return body
 
 
-Ask = Callable[[Body], Awaitable[ServerAnswer]]
+Ask = Callable[[Body], Awaitable[ServerAnswer]]  # sends a body
 AnswerPart = Callable[[ServerAnswer], str]
 
-Way = Callable[[ProofContext], Ask]  # returns a function that sends a body in one of two ways
+Way = Callable[[ProofContext], Ask]  # a way of sending: for example whole or streamed
 
 Fault = tuple[str, Reproduction]  # what is wrong, and the requests that show it
 CONTEXT = 40  # characters shown before the first difference
@@ -130,8 +130,8 @@ def agree(
     """Return the examination of a claim that texts are equal if sent in two ways; `words` name the ways."""
 
     async def verdict(context: ProofContext) -> ClaimVerdict:
-        bodies, (one, other) = bodies_of(context), (way(context) for way in ways)
-        ties: list[tuple[ServerAnswer, ServerAnswer]] = []
+        bodies, one, other = bodies_of(context), ways[0](context), ways[1](context)
+        ties: list[tuple[ServerAnswer, ServerAnswer]] = []  # answers that differ where rounding may decide
         for tried, body in enumerate(bodies, 1):
             left, right = await one(body), await other(body)
             context.judged(body["prompt"], left, right)
@@ -144,9 +144,9 @@ def agree(
             return refuted(tried, fault, shown(*await _smallest_difference(body, one, other), words))
         if not ties:
             return held(len(bodies))
-        place = _first_difference(*ties[0])
+        where = _first_difference(*ties[0])
         detail = (
-            f"{len(ties)} of {len(bodies)} differ at ties within {context.tolerance} nats, the first {place}"
+            f"{len(ties)} of {len(bodies)} differ at ties within {context.tolerance} nats, the first {where}"
         )
         example = shown(*ties[0], words)
         return ClaimVerdict(ClaimStatus.DIFFERS_AT_TIES, len(bodies), detail, reproduction=example)
@@ -155,7 +155,7 @@ def agree(
 
 
 async def _smallest_difference(body: Body, one: Ask, other: Ask) -> tuple[ServerAnswer, ServerAnswer]:
-    """Return the answers to the smallest body that still differ; those to `body` if that fault does not repeat."""
+    """Return the two answers to the smallest body for which they differ; those to `body` if none differ again."""
 
     async def shows(smaller: Body) -> bool:
         return (await one(smaller)).contents != (await other(smaller)).contents
@@ -170,7 +170,10 @@ def every_case(
     detail: Callable[[ProofContext], str] = lambda _: "",
     without: str = "",
 ) -> Examine:
-    """Return the examination of a claim that holds in every case; `without` says why there may be none."""
+    """Return the examination of a claim that holds in every case.
+
+    `cases` yields a fault or None per case; `detail` describes a claim that held, `without` why there may be no case.
+    """
 
     async def verdict(context: ProofContext) -> ClaimVerdict:
         tried = 0
@@ -196,7 +199,7 @@ async def smallest_fault(
 
 
 def shown(left: ServerAnswer, right: ServerAnswer, words: tuple[str, str]) -> Reproduction:
-    """Return two answers, cut to the text around their first difference."""
+    """Return the reproduction of two answers that differ, cut to the text around their first difference."""
     begin = max(0, _common(left.text, right.text) - CONTEXT)
     bodies = [left.body] if left.body == right.body else [left.body, right.body]
     got, expected = brief(right, begin), brief(left, begin)
@@ -212,16 +215,16 @@ def brief(answer: ServerAnswer, begin: int = 0) -> str:
 
 def _first_difference(left: ServerAnswer, right: ServerAnswer) -> str:
     """Return where two answers differ: the token if both list them, otherwise the character."""
-    for place, (a, b) in enumerate(zip(left.first.tokens, right.first.tokens, strict=False)):
+    for index, (a, b) in enumerate(zip(left.first.tokens, right.first.tokens, strict=False)):
         if a.text != b.text:
-            return f"from token {place} on"
+            return f"from token {index} on"
     return f"from character {_common(left.text, right.text)} on"
 
 
 def _common(left: str, right: str) -> int:
     """Return the length of the common prefix."""
     pairs = enumerate(zip(left, right, strict=False))
-    return next((place for place, (a, b) in pairs if a != b), min(len(left), len(right)))
+    return next((index for index, (a, b) in pairs if a != b), min(len(left), len(right)))
 
 
 def is_near_tie(left: ReceivedChoice, right: ReceivedChoice, tolerance: float) -> bool:
@@ -247,14 +250,14 @@ async def draw(
 ) -> AsyncIterator[tuple[str, ServerAnswer, ReceivedChoice]]:
     """Yield (prompt, answer, choice) of all sampled answers, several requests at a time, with alternating prompts."""
     texts, n = context.plan.texts, context.abilities.n
-    whole = requests_for(context)
+    total = requests_for(context)
     at_once = max(1, min(context.plan.at_once, MOST_ANSWERS // n))
-    for begin in range(0, whole, at_once):
+    for begin in range(0, total, at_once):
         bodies = []
-        for k in range(begin, min(begin + at_once, whole)):
-            seed = SEEDS_APART * stream_of_seeds + k
+        for number in range(begin, min(begin + at_once, total)):
+            seed = SEEDS_APART * stream_of_seeds + number
             several = {"n": n} if n > 1 else {}
-            body = context.sampled(texts[k % len(texts)], seed, max_tokens=depth, **several)
+            body = context.sampled(texts[number % len(texts)], seed, max_tokens=depth, **several)
             bodies.append(context.with_logprobs(body) if logprobs else body)
         answers = await send_together(server, [Call(body) for body in bodies])
         for body, answer in zip(bodies, answers, strict=True):

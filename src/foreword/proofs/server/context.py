@@ -129,7 +129,7 @@ FULL = ExaminationPlan("full", prompts=12, tokens=2 * LEAST_TOKENS, at_once=16, 
 
 @dataclass
 class Extent:
-    """Prompts and answer lengths that a check compared."""
+    """Which prompts a check compared, and how long the answers were."""
 
     prompts: set[str] = field(default_factory=set)
     lengths: list[int] = field(default_factory=list)  # tokens of all answers that report them
@@ -208,7 +208,7 @@ def held(tried: int, detail: str = "") -> ClaimVerdict:
     """Return the verdict of a claim that held in every case; without cases, it was not tried."""
     if not tried:
         return not_tried(detail or "no request showed it")
-    # A fault in this share of requests would be missed by `tried` requests with the probability 1 - CONFIDENCE.
+    # If this fraction of requests had a fault, `tried` requests would miss it with the probability 1 - CONFIDENCE.
     share = 1 - (1 - CONFIDENCE) ** (1 / tried)
     visible = f"a fault in {share:.1%} of requests like these ({CONFIDENCE:.0%})"
     return ClaimVerdict(ClaimStatus.HELD, tried, detail, visible)

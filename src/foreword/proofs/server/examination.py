@@ -58,14 +58,14 @@ async def examine(
     """Yield the verdict of each check; checks that have not ended after `seconds` are not tried."""
     deadline = None if seconds is None else asyncio.get_running_loop().time() + seconds
     before = _requests_sent(context)
-    whole = sum(cost(context, checks).values())
+    total = sum(cost(context, checks).values())
     refuted_names: set[str] = set()
     plan = context.plan
     for check in checks:
 
         def show(name: str = check.name) -> None:
             if progress is not None:
-                progress(name, min(_requests_sent(context) - before, whole), whole)
+                progress(name, min(_requests_sent(context) - before, total), total)
 
         show()
         fresh = replace(context, plan=plan, on_judged=show, extent=Extent())
@@ -90,10 +90,10 @@ async def _verdict(check: Check, context: ProofContext, refuted_names: set[str])
     # Without several answers per request, other checks do not depend on `n`.
     unused = {"n"} if context.abilities.n == 1 else set()
     if lost := [name for name in check.rests_on if name in refuted_names - unused]:
-        found = not_tried(f"rests on {', '.join(lost)}, which was refuted")
+        verdict = not_tried(f"rests on {', '.join(lost)}, which was refuted")
     else:
-        found = replace(await _examined(check, context), extent=context.extent)
-    return replace(found, check=check.name)
+        verdict = replace(await _examined(check, context), extent=context.extent)
+    return replace(verdict, check=check.name)
 
 
 async def _examined(check: Check, context: ProofContext) -> ClaimVerdict:

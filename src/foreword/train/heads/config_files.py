@@ -1,4 +1,4 @@
-"""Contents of config.json and tokenizer files of trained drafters, in the formats of speculators and Hugging Face."""
+"""Makes config.json and tokenizer files of trained drafters, in the formats of speculators and Hugging Face."""
 
 import json
 from typing import Any

@@ -1,8 +1,8 @@
-"""Trains draft models and early exits, which are decoder layers.
+"""Trains draft models and early exits, which consist of decoder layers.
 
-Both draft token by token. A draft token counts in training only if all earlier draft tokens equal the text. So one
-causal pass over the text yields the states of all draft tokens. A *tail row* is a row of the text after which the loss
-is computed for a draft: row i + s + 1 has the state of draft token s (from 0 on) of tail row i.
+Both draft token by token. A draft token counts in training only if all earlier draft tokens equal the text. Therefore
+one causal pass over the text computes the states of all draft tokens: row i + s + 1 has the state of draft token s
+(from 0 on) of tail row i. Tail rows are those after which a draft has a loss (`passes/packing.py`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -58,7 +58,7 @@ class LayerStack(Learner):
         super().__init__(target, vocabulary, taps)
         self.config = config
         matrices: dict[str, Tensor] = {}
-        others: dict[str, Tensor] = {}  # the optimizer treats the embedding as it does vectors
+        others: dict[str, Tensor] = {}  # vectors, and the embedding, which the optimizer treats like a vector
         for name, shape in expected_shapes(config).items():
             if self._learns(name):
                 is_matrix = len(shape) == 2 and name != EMBEDDING
@@ -72,7 +72,7 @@ class LayerStack(Learner):
         return name not in (EMBEDDING, "lm_head.weight")
 
     def loss_steps(self, depth: int) -> int:
-        """Return 1: a row's second draft token has the same state and label as the next row's first."""
+        """Return 1: the second draft token of a row has the same state and label as the first of the next row."""
         return 1
 
     def output(self, step: int) -> Tensor:
@@ -86,7 +86,7 @@ class LayerStack(Learner):
     def begin_random(self, seed: int) -> None:
         """Set norms to 1 and draw small random matrices, so that each layer starts near identity."""
         generator = torch.Generator().manual_seed(seed)
-        residual_writes = 2 * self.config.num_layers  # by attention and MLP of each layer
+        num_writes = 2 * self.config.num_layers  # to the residual stream: by attention and MLP of each layer
         for name, tensor in self.weights().items():
             if tensor.ndim == 1:
                 tensor.fill_(1.0 if name.endswith("norm.weight") else 0.0)
@@ -94,7 +94,7 @@ class LayerStack(Learner):
             if name == EMBEDDING:
                 deviation = 0.02
             else:
-                scale = 1 / residual_writes**0.5 if name.endswith(_RESIDUAL_WRITERS) else 1.0
+                scale = 1 / num_writes**0.5 if name.endswith(_RESIDUAL_WRITERS) else 1.0
                 deviation = 0.5 * scale / tensor.shape[1] ** 0.5
             tensor.copy_(torch.randn(tensor.shape, generator=generator) * deviation)
 
@@ -164,8 +164,9 @@ def without_factors(config: ModelConfig) -> ModelConfig:
 class DraftRecipe:
     """Shape and initial weights of a draft model; sizes that are None are the target's."""
 
-    layers: int = 4
-    copied: tuple[int, ...] | None = None  # target layers that initialise these; None: evenly spaced ones
+    layers: int = 4  # number of layers
+    # Target layers with the initial weights; None: evenly spaced layers.
+    copied: tuple[int, ...] | None = None
     random: bool = False  # initialise all layers randomly, instead of copying
     hidden: int | None = None  # width of the residual stream
     intermediate: int | None = None  # width of the MLP
@@ -187,21 +188,21 @@ class DraftRecipe:
 
     def _config(self, target: ModelConfig) -> ModelConfig:
         """Return the draft model's config; raise `RequestError` if its sizes do not fit together."""
-        given, mlp = target.layer.attention, target.layer.mlp
-        heads = self.heads or given.num_heads
+        attention, mlp = target.layer.attention, target.layer.mlp
+        heads = self.heads or attention.num_heads
         # The target's number of KV heads need not divide another number of query heads.
-        kv_heads = self.kv_heads or (heads if self.heads else given.num_kv_heads)
+        kv_heads = self.kv_heads or (heads if self.heads else attention.num_kv_heads)
         hidden = self.hidden or target.hidden_size
-        head_dim = hidden // heads if self.hidden or self.heads else given.head_dim
+        head_dim = hidden // heads if self.hidden or self.heads else attention.head_dim
         if heads % kv_heads or hidden < heads or head_dim % 2:
             raise RequestError(
                 f"{heads} query heads, {kv_heads} key/value heads and a width of {hidden} do not fit together"
             )
-        attention = replace(given, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim)
+        attention = replace(attention, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim)
         mlp = replace(mlp, intermediate_size=self.intermediate or mlp.intermediate_size)
         layer = LayerSpec(attention, mlp)
         count = self.layers if self.copied is None else len(self.copied)
-        # A model of another width has its own embedding, which is also its output matrix.
+        # A model of another width than the target has its own embedding, which is also its output matrix.
         is_tied = target.tied_embeddings or hidden != target.hidden_size
         layers = (layer,) * count
         return without_factors(replace(target, hidden_size=hidden, layers=layers, tied_embeddings=is_tied))
@@ -218,7 +219,7 @@ class DraftRecipe:
             return ()
         if self.copied is None:
             last, count = target.num_layers - 1, self.layers
-            return tuple(round(i * last / max(count - 1, 1)) for i in range(count))
+            return tuple(round(i * last / max(count - 1, 1)) for i in range(count))  # evenly spaced
         if not all(0 <= layer < target.num_layers for layer in self.copied):
             raise RequestError(f"layers to copy must be within 0 .. {target.num_layers - 1}")
         return self.copied

@@ -1,7 +1,7 @@
 """Trains a DFlash head, which replaces a block of mask tokens after the newest token in one pass.
 
-Every row that predicts an answer token has a block: the next token, then mask tokens. The block attends to keys and
-values of the target's states up to this row, and to itself.
+Every row that predicts an answer token has a block: the next token, then mask tokens. A *slot* is a position in a
+block. The block attends to keys and values computed from the target's states up to this row, and to itself.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,7 +37,7 @@ _LAYER = {
     "self_attn.q_proj": "q", "self_attn.k_proj": "kv", "self_attn.v_proj": "kv", "self_attn.o_proj": "o",
     "mlp.gate_proj": "up", "mlp.up_proj": "up", "mlp.down_proj": "down",
 }  # fmt: skip
-"""Matrices of a layer, and which of five shapes each has."""
+"""Matrices of a layer -> key of the matrix's shape in `sizes` of `DFlashLearner.__init__`."""
 _OUTPUT = "lm_head.weight"
 _NORMS = ("input_layernorm", "post_attention_layernorm", "self_attn.q_norm", "self_attn.k_norm")
 
@@ -109,7 +109,7 @@ class DFlashLearner(TapsHead):
         rows = batch.tail_rows
         masks = self.mask_token.expand(len(rows) * (slots - 1))
         # [slots of the block * tail rows, hidden], slot by slot
-        stream = embedding(torch.cat((batch.held(0), masks)), target.weights.embedding)
+        stream = embedding(torch.cat((batch.input_tokens(0), masks)), target.weights.embedding)
         positions = torch.cat([batch.positions[rows] + 1 + slot for slot in range(slots)])
         stream = tracked(stream) if self._recipe.layers > 1 else stream
         rotation, text_rotation = target.head_rotation(positions), target.head_rotation(batch.positions)
@@ -137,12 +137,13 @@ class DFlashLearner(TapsHead):
             part.reshape(slots, -1, *part.shape[1:])
             for part in layer.before(stream, *rotation, tensors, self.target.sizes, eps)
         )
-        own = list(zip(k.unbind(), v.unbind(), strict=True))
+        block_kv = list(zip(k.unbind(), v.unbind(), strict=True))
+        # How many slots of the block each slot attends to.
         ends = range(1, slots + 1) if self._recipe.causal else [slots] * slots
         # The window includes the newest token, whose row is in the block.
         text_window = None if self._recipe.window is None else self._recipe.window - 1
         attended = [
-            chain_attention(queries, *text_kv, own[:end], batch.tails, batch.texts, text_window)
+            chain_attention(queries, *text_kv, block_kv[:end], batch.tails, batch.texts, text_window)
             for queries, end in zip(q.unbind(), ends, strict=True)
         ]
         return layer.after(stream, torch.cat(attended), tensors, eps)

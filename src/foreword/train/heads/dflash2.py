@@ -94,7 +94,7 @@ class DFlash2Learner(DFlashLearner):
             vector.zero_()
             if name.endswith(".base_kernel"):
                 vector[:, 0] = 1.0
-            elif name == _PREDECESSOR:  # not zero like the other factor, or none of them had a gradient
+            elif name == _PREDECESSOR:  # if both factors were zero, neither would have a gradient
                 vector.copy_(torch.randn(vector.shape, generator=generator))
 
     def _functions(self, prefix: str, weights: Mapping[str, Tensor]) -> LayerFunctions:
@@ -118,9 +118,9 @@ class DFlash2Learner(DFlashLearner):
     def selection_loss(
         self, step: int, states: Tensor, labels: Tensor, previous: Tensor, weights: Tensor
     ) -> Tensor | None:
-        """Return the cross-entropy over the candidates; a right token that is none replaces the weakest one.
+        """Return the cross-entropy over the candidates. A right token that is no candidate replaces the weakest one.
 
-        The scores of the output matrix are constants here: it is trained by its own loss.
+        Scores of the output matrix are constants here, since that matrix is trained by its own loss.
         """
         total = states.new_zeros((), dtype=torch.float32)
         named, output = self.weights(), self.output(step).to(states.dtype)
@@ -204,7 +204,7 @@ def convolved_before(
     convolution: Convolution,
     slots: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what `before_attention` does, for a convolved input. Rows are in the order of slots of their blocks."""
+    """Return the result of `before_attention` for a convolved input. Rows are ordered by slot, then by block."""
     normed, weights = _normed_and_weights(stream, tensors[0], eps, convolution)
     return project_heads(_convolved(normed, weights, 0, slots), cos, sin, tensors, sizes, eps)
 
@@ -218,10 +218,11 @@ def convolved_after(
     around_mlp: Convolution,
     slots: int,
 ) -> Tensor:
-    """Return what `after_attention` does, with convolved inputs and outputs."""
+    """Return the result of `after_attention`, with convolved inputs and outputs."""
     _, weights = _normed_and_weights(stream, tensors[0], eps, around_attention)
     stream = stream + _convolved(attention_output(attended, tensors), weights, 1, slots)
-    normed, weights = _normed_and_weights(stream, tensors[7], eps, around_mlp)
+    mlp_norm = tensors[7]  # order of `layer_tensors`
+    normed, weights = _normed_and_weights(stream, mlp_norm, eps, around_mlp)
     return stream + _convolved(mlp_output(_convolved(normed, weights, 0, slots), tensors), weights, 1, slots)
 
 
@@ -236,6 +237,6 @@ def _normed_and_weights(
 
 
 def _convolved(x: Tensor, weights: Tensor, side: int, slots: int) -> Tensor:
-    """Return the convolved rows; row r is slot r // blocks of its block."""
+    """Return the convolved rows; row r is at slot r // number of blocks."""
     blocks = len(x) // slots
     return convolve(x, weights, side, torch.arange(len(x), device=x.device) // blocks, stride=blocks)

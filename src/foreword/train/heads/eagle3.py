@@ -1,4 +1,4 @@
-"""Trains an EAGLE-3 head: its chain is unrolled, so that each draft token is computed from the head's own states."""
+"""Trains an EAGLE-3 head on unrolled chains: each draft token is computed from the head's state of the one before."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -92,9 +92,9 @@ class Eagle3Head(TapsHead):
 
     @torch.no_grad()
     def begin(self, documents: Sequence[Document], seed: int) -> None:
-        """Initialise the weights, and `fc` such that the first state is the last tap."""
+        """Initialise the weights. `fc` begins as a selection of the last tap, which thereby is the first state."""
         super().begin(documents, seed)
-        if self._tap_norms:  # these give all taps a similar size
+        if self._tap_norms:  # norms of the taps give them a similar size, so that no scales are needed
             self.tap_scales.fill_(1)
         fc, hidden = self.matrices["fc"], self.target.config.hidden_size
         fc.zero_()
@@ -109,7 +109,7 @@ class Eagle3Head(TapsHead):
         return named
 
     def steps(self, batch: PackedBatch, features: Features, count: int) -> Iterator[Tensor]:
-        first_state, keys_values, queries_of, next_state = self._functions
+        first_state, keys_values, queries, next_state = self._functions
         target, eps, sizes = self.target, self.target.config.norm.eps, self.target.sizes
         weights, rows = self._cast(target.dtype), batch.tail_rows
         projections = weights["k_proj"], weights["v_proj"]
@@ -120,16 +120,16 @@ class Eagle3Head(TapsHead):
         taps = self._normed_taps(features, weights) if self._tap_norms else self.scaled_taps(features)
         state = first_state(taps, weights["fc"], weights["hidden_norm"], eps)
         token = token_states(batch.token_ids.roll(-1))
-        past = keys_values(token, state, *projections, *target.head_rotation(batch.positions), sizes)
+        text_kv = keys_values(token, state, *projections, *target.head_rotation(batch.positions), sizes)
         state, token = state[rows], token[rows]
-        own: list[tuple[Tensor, Tensor]] = []  # keys and values of the chain's earlier draft tokens
+        chain: list[tuple[Tensor, Tensor]] = []  # (keys, values) of the earlier draft tokens
         for step in range(count):
             rotation = target.head_rotation(batch.positions[rows] + step)
             if step:
-                token = token_states(batch.held(step))
-                own.append(keys_values(token, state, *projections, *rotation, sizes))
-            queries = queries_of(token, state, weights["q_proj"], *rotation, sizes)
-            attended = chain_attention(queries, *past, own, batch.tails, batch.texts, self.window)
+                token = token_states(batch.input_tokens(step))
+                chain.append(keys_values(token, state, *projections, *rotation, sizes))
+            q = queries(token, state, weights["q_proj"], *rotation, sizes)
+            attended = chain_attention(q, *text_kv, chain, batch.tails, batch.texts, self.window)
             state, output = next_state(state, attended, weights, eps, bool(self._tap_norms))
             yield output
 
@@ -168,7 +168,7 @@ class Eagle3Head(TapsHead):
 
 
 def _first_state(taps: Tensor, fc: Tensor, norm: Tensor, eps: float) -> Tensor:
-    """Return the state of every slot before the first step, normalised (`norm_before_residual`)."""
+    """Return the state of every row before the first step, normalised (`norm_before_residual`)."""
     return rms_norm(linear(taps, fc), norm, eps)
 
 
@@ -181,6 +181,7 @@ def _keys_values(
     sin: Tensor,
     sizes: Sizes,
 ) -> tuple[Tensor, Tensor]:
+    """Return rotated keys and values [rows, kv heads, dim] of tokens (embedded) and states, both [rows, hidden]."""
     _, kv_heads, dim = sizes
     joined = torch.cat((token, state), dim=-1)
     keys = linear(joined, key_matrix).view(-1, kv_heads, dim)

@@ -24,11 +24,12 @@ class HeadVocabulary:
     """A draft vocabulary: the target's tokens that a head has outputs for."""
 
     token_ids: Tensor  # int64 [draft vocabulary], the target's token ids, ascending
-    draft_ids: Tensor  # int64 [target vocabulary], index in `token_ids`; -1 if it is not there
-    coverage: float  # fraction of the answers' tokens that the draft vocabulary has
+    draft_ids: Tensor  # int64 [target vocabulary], each token's index in `token_ids`; -1: it has none
+    coverage: float  # fraction of the tokens of all answers that are in the draft vocabulary
 
     @staticmethod
     def of(token_ids: Tensor, vocab_size: int, coverage: float) -> "HeadVocabulary":
+        """Return a draft vocabulary of these tokens of a target with `vocab_size` tokens."""
         draft_ids = torch.full((vocab_size,), -1, dtype=torch.int64, device=token_ids.device)
         draft_ids[token_ids] = torch.arange(len(token_ids), device=token_ids.device)
         return HeadVocabulary(token_ids, draft_ids, coverage)
@@ -37,7 +38,7 @@ class HeadVocabulary:
         return HeadVocabulary(self.token_ids.to(device), self.draft_ids.to(device), self.coverage)
 
 
-def whole_vocabulary(vocab_size: int) -> HeadVocabulary:
+def full_vocabulary(vocab_size: int) -> HeadVocabulary:
     """Return a draft vocabulary of all the target's tokens."""
     return HeadVocabulary.of(torch.arange(vocab_size), vocab_size, 1.0)
 
@@ -57,7 +58,7 @@ def stored_vocabulary(tensors: Mapping[str, Tensor], vocab_size: int) -> HeadVoc
     if "d2t" in tensors:
         offsets = tensors["d2t"].long()
         return HeadVocabulary.of(offsets + torch.arange(len(offsets)), vocab_size, 1.0)
-    return whole_vocabulary(vocab_size)
+    return full_vocabulary(vocab_size)
 
 
 def choose_vocabulary(documents: Sequence[Document], size: int, vocab_size: int) -> HeadVocabulary:
@@ -83,8 +84,8 @@ class LearnedFiles:
 class Learner(nn.Module, ABC):
     """Trainable weights that draft for a frozen target.
 
-    Draft token s of a tail row is trained to equal `batch.predicted(s)`. `steps` computes states, from which the output
-    matrix computes logits. Weights are float32; a pass casts them to the target's dtype once.
+    Draft token s of a tail row is trained to equal `batch.predicted(s)`. `steps` returns states, from which the output
+    matrix computes logits. Weights are float32. A pass casts them to the target's dtype once.
     """
 
     matrices: nn.ParameterDict  # optimised by Muon; all other parameters by AdamW
@@ -133,8 +134,8 @@ class Learner(nn.Module, ABC):
         """Return all trainable weights by file name."""
 
     @torch.no_grad()
-    def take(self, tensors: Mapping[str, Tensor]) -> None:
-        """Set the weights from tensors that `files` returned."""
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Set the weights from the tensors of a file, by file name."""
         for name, parameter in self.weights().items():
             tensor = tensors.get(name)
             if tensor is None or tensor.shape != parameter.shape:
@@ -147,19 +148,19 @@ class Learner(nn.Module, ABC):
                 parameter.div_(scale)
 
     def file_tensors(self) -> dict[str, Tensor]:
-        """Return the weights for files."""
+        """Return the weights as files store them, by file name."""
         scaled = ((name, tensor, self.file_scale(name)) for name, tensor in self.weights().items())
         return {name: stored(tensor if scale is None else tensor * scale) for name, tensor, scale in scaled}
 
     def file_scale(self, name: str) -> Tensor | None:
-        """Return the factor by which files have this weight; None: 1."""
+        """Return the factor by which a weight is multiplied in files; None: 1."""
         return None
 
     @abstractmethod
     def files(self, checkpoint: Checkpoint, draft_tokens: int) -> LearnedFiles:
         """Return the files of the trained drafter; `draft_tokens` is the recommended number per draft."""
 
-    def others(self) -> list[nn.Parameter]:
+    def other_parameters(self) -> list[nn.Parameter]:
         """Return the trained parameters that are not in `matrices`."""
         matrices = {id(matrix) for matrix in self.matrices.values()}
         trained = (parameter for parameter in self.parameters() if parameter.requires_grad)
@@ -201,7 +202,7 @@ class TapsHead(Learner):
 
     @torch.no_grad()
     def begin(self, documents: Sequence[Document], seed: int) -> None:
-        """Draw small random matrices, yet smaller ones for outputs into the residual stream, and set the tap scales."""
+        """Draw small random matrices, still smaller ones for outputs into the residual stream; set the tap scales."""
         generator = torch.Generator().manual_seed(seed)
         for name, matrix in self.matrices.items():
             matrix.copy_(torch.randn(matrix.shape, generator=generator) * (0.5 / matrix.shape[1] ** 0.5))
@@ -215,7 +216,7 @@ class TapsHead(Learner):
         self.tap_scales.copy_(1 / torch.stack(sizes).clamp(min=1e-6))
 
     def file_scale(self, name: str) -> Tensor | None:
-        """Return the tap scales for the matrix that projects the tapped states, whose input they multiply here."""
+        """Return the tap scales for the matrix `fc`: in training they multiply its input, in files its columns."""
         return self._tap_columns() if name == "fc.weight" else None
 
     def _tap_columns(self) -> Tensor:

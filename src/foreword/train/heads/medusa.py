@@ -35,7 +35,7 @@ class MedusaRecipe:
 
 
 class MedusaHeads(Learner):
-    """Heads that read the state of the newest processed token; head i drafts the token i + 2 positions after it."""
+    """Heads that read the target's state of a token. Head i drafts the token i + 2 positions after that token."""
 
     def __init__(
         self, target: FrozenTarget, vocabulary: HeadVocabulary, recipe: MedusaRecipe, compiled: bool = False

@@ -30,7 +30,8 @@ class TauReport:
     def tau(self, kind: str | None = None) -> float:
         """Return the tokens per pass over one kind of text, or over all."""
         kinds = [kind] if kind is not None else list(self.tokens)
-        return sum(self.tokens[name] for name in kinds) / max(sum(self.passes[name] for name in kinds), 1)
+        tokens = sum(self.tokens[name] for name in kinds)
+        return tokens / max(sum(self.passes[name] for name in kinds), 1)
 
     def by_kind(self) -> dict[str, float]:
         return {kind: self.tau(kind) for kind in sorted(self.tokens)}
@@ -44,8 +45,8 @@ def measure_tau(learner: Learner, documents: Sequence[Document], size: BatchSize
     """
     tokens, passes = Counter[str](), Counter[str]()
     first_hits = first_positions = 0
-    # Passes that verified a draft token of each level, and accepted it.
-    reached, right = [0] * depth, [0] * depth
+    # For each level: passes that verified a draft token of this level, and passes that accepted it.
+    num_verified, num_accepted = [0] * depth, [0] * depth
     for group in grouped(documents, size, look_ahead=1):
         batch = pack(group, size, learner.target.device)
         hits, counts = _hits(learner, batch, depth)
@@ -59,25 +60,27 @@ def measure_tau(learner: Learner, documents: Sequence[Document], size: BatchSize
             tokens[document.kind] += sum(accepted_by_pass) + len(accepted_by_pass)
             passes[document.kind] += len(accepted_by_pass)
             begin += length
-            for count in accepted_by_pass[:-1]:  # the answer's end may have cut the last one
+            for count in accepted_by_pass[:-1]:  # without the last pass, which the answer's end may have cut
                 for level in range(min(count + 1, depth)):
-                    reached[level] += 1
-                    right[level] += level < count
-    by_level = tuple(part / max(whole, 1) for part, whole in zip(right, reached, strict=True))
+                    num_verified[level] += 1
+                    num_accepted[level] += level < count
+    by_level = tuple(hits / max(count, 1) for hits, count in zip(num_accepted, num_verified, strict=True))
     return TauReport(depth, dict(tokens), dict(passes), first_hits / max(first_positions, 1), by_level)
 
 
 def walk(accepted: Sequence[int], document: Document, depth: int) -> list[int]:
     """Return the number of accepted draft tokens in every pass of the document's first answer.
 
-    `accepted` has the number of accepted draft tokens for each slot from `tail_begin` on. Prefill samples the first
-    token. The next pass verifies the chain drafted by the slot before the newest token.
+    `accepted` has the number of accepted draft tokens for each row from `tail_begin` on. Prefill samples the first
+    token. The next pass verifies the chain drafted by the row before the newest token.
     """
     first = tail_begin(document)
     newest = document.answer_begin
+    # `argmin` is the length of the answer, or 0 if the text ends with the answer.
     answer_end = newest + int(document.is_answer[newest:].argmin() or len(document.is_answer) - newest)
     accepted_by_pass: list[int] = []
     while newest + 1 < answer_end:
+        # The target's own token is the last of the answer at the latest.
         accepted_by_pass.append(min(accepted[newest - 1 - first], depth, answer_end - newest - 2))
         newest += accepted_by_pass[-1] + 1
     return accepted_by_pass
@@ -90,7 +93,7 @@ def _hits(learner: Learner, batch: PackedBatch, depth: int) -> tuple[Tensor, Ten
     hits = []
     for step, states in enumerate(learner.steps(batch, features, depth)):
         token_ids, counts = batch.predicted(step)
-        matrix, previous = learner.output(step).to(target.dtype), batch.held(step)
+        matrix, previous = learner.output(step).to(target.dtype), batch.input_tokens(step)
         draft_tokens = []
         for begin in range(0, len(states), CHUNK):
             part = slice(begin, begin + CHUNK)

@@ -2,8 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +21,13 @@ from foreword.models.heads.writing import GROUP, ROUNDED_BITS, rounded_parts
 from foreword.train.files import (
     MANIFEST,
     WEIGHTS,
+    atomic_path,
     identity_of,
+    require_export_directory,
     require_new,
-    require_pieces_alone,
     write_json,
     write_tensors,
     write_text,
-    written_whole,
 )
 from foreword.train.heads.learner import LearnedFiles
 from foreword.train.loop.evaluate import TauReport
@@ -61,32 +60,35 @@ def write_pieces(source: Path, out: Path, *, bits: int = 16, model: str = "") ->
     With 8 or 4 bits, matrices are rounded as by `foreword head quantize`. `join_pieces` restores the directory. It
     needs the target whose `identity_of` is `model`, or any target if `model` is empty.
     """
-    require_pieces_alone(out, source)
+    require_export_directory(out, source)
     tensors, borrowed = _read(source / WEIGHTS)
-    own = {name: tensor for name, tensor in tensors.items() if name not in borrowed}
+    trained = {name: tensor for name, tensor in tensors.items() if name not in borrowed}
     if bits in ROUNDED_BITS:
-        own = _rounded(own, bits)
-    whole = out / WEIGHTS
-    write_tensors(whole, own, {"format": "pt"})
-    paths = _write_pieces_of(whole)
+        trained = _rounded(trained, bits)
+    joined = out / WEIGHTS  # exists only until it is cut into pieces
+    write_tensors(joined, trained, {"format": "pt"})
+    paths = _write_pieces_of(joined)
     texts = [path for path in sorted(source.iterdir()) if path.suffix in (".json", ".md", ".jinja")]
     manifest = {
         "pieces": [path.name for path in paths],
-        "sha256": digest_of(whole),
+        "sha256": digest_of(joined),
         "source": digest_of(source / WEIGHTS),
         "bits": bits,
         "model": model,
         "borrowed": sorted(borrowed),
-        "files": {
-            path.name: path.read_text(encoding="utf-8") for path in texts if path.stat().st_size < 1 << 20
-        },
-        "from_target": [path.name for path in texts if path.stat().st_size >= 1 << 20],
+        "files": {path.name: path.read_text(encoding="utf-8") for path in texts if _is_small(path)},
+        "from_target": [path.name for path in texts if not _is_small(path)],
     }
-    whole.unlink()
+    joined.unlink()
     write_json(out / MANIFEST, manifest)
     for stale in set(out.glob(f"{WEIGHTS}.*")) - set(paths):  # of an earlier, larger export
         stale.unlink()
     return [*paths, out / MANIFEST]
+
+
+def _is_small(path: Path) -> bool:
+    """Return whether a text file is stored in the manifest. Larger ones are the tokenizer's, which the target has."""
+    return path.stat().st_size < 1 << 20
 
 
 def join_pieces(pieces: Path, out: Path, checkpoint: Checkpoint) -> None:
@@ -96,14 +98,14 @@ def join_pieces(pieces: Path, out: Path, checkpoint: Checkpoint) -> None:
     paths = [pieces / Path(name).name for name in manifest["pieces"]]
     if missing := [path for path in paths if not path.exists()]:
         raise RequestError(f"{missing[0]} is missing; copy all pieces that {MANIFEST} names")
-    whole = b"".join(path.read_bytes() for path in paths)
-    if hashlib.sha256(whole).hexdigest() != manifest["sha256"]:
+    data = b"".join(path.read_bytes() for path in paths)
+    if hashlib.sha256(data).hexdigest() != manifest["sha256"]:
         raise RequestError(
             f"the pieces in {pieces} are damaged, or {MANIFEST} is of another export; copy all files again"
         )
     if manifest.get("model") and manifest["model"] != identity_of(checkpoint):
         raise RequestError(f"the pieces in {pieces} were trained for another model; name it by --model")
-    tensors = _in_16_bits(load(whole))
+    tensors = _in_16_bits(load(data))
     borrowed = {name: _borrowed(name, tensors, checkpoint) for name in manifest["borrowed"]}
     files = dict(manifest["files"])
     config = json.loads(files.pop("config.json"))
@@ -134,13 +136,13 @@ def _read(path: Path) -> tuple[dict[str, Tensor], frozenset[str]]:
     return tensors, frozenset(json.loads(metadata.get("borrowed", "[]")))
 
 
-def _write_pieces_of(whole: Path) -> list[Path]:
+def _write_pieces_of(file: Path) -> list[Path]:
     """Write the bytes of a file as numbered files of at most `PIECE_BYTES`; return their paths."""
     paths = []
-    data = whole.read_bytes()
+    data = file.read_bytes()
     for number, begin in enumerate(range(0, len(data), PIECE_BYTES)):
-        path = whole.with_name(f"{whole.name}.{number:02d}")
-        with written_whole(path) as partial:
+        path = file.with_name(f"{file.name}.{number:02d}")
+        with atomic_path(path) as partial:
             partial.write_bytes(data[begin : begin + PIECE_BYTES])
         paths.append(path)
     return paths
@@ -159,7 +161,7 @@ def _manifest(pieces: Path) -> dict[str, Any]:
 
 
 def _borrowed(name: str, tensors: Mapping[str, Tensor], checkpoint: Checkpoint) -> Tensor:
-    """Return a tensor of the target; of the output matrix only the rows of the draft vocabulary, if there is one."""
+    """Load a tensor of the target; with a draft vocabulary, only these tokens' rows of the output matrix."""
     if name != OUTPUT or "d2t" not in tensors:
         return checkpoint.load(name, torch.bfloat16)
     token_ids = tensors["d2t"].long() + torch.arange(len(tensors["d2t"]))
@@ -168,11 +170,11 @@ def _borrowed(name: str, tensors: Mapping[str, Tensor], checkpoint: Checkpoint) 
 
 def _rounded(tensors: dict[str, Tensor], bits: int) -> dict[str, Tensor]:
     """Return the tensors with every matrix replaced by its quantised form."""
-    small: dict[str, Tensor] = {}
+    rounded: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         is_matrix = tensor.ndim == 2 and tensor.dtype.is_floating_point
-        small |= rounded_parts(name, tensor.float(), bits) if is_matrix else {name: tensor}
-    return small
+        rounded |= rounded_parts(name, tensor.float(), bits) if is_matrix else {name: tensor}
+    return rounded
 
 
 def _in_16_bits(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -180,10 +182,10 @@ def _in_16_bits(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     plain: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         matrix = name.removesuffix(PACKED)
-        if matrix != name:
+        if matrix != name:  # stored in 4 bits
             packed = {f"weight{suffix}": tensors[matrix + suffix] for suffix in (PACKED, SCALE, SHAPE)}
             plain[matrix] = unpack_words(packed, 4).bfloat16()
-        elif name + SCALE in tensors:
+        elif name + SCALE in tensors:  # stored in 8 bits
             plain[name] = expanded(tensor, tensors[name + SCALE], GROUP).bfloat16()
         elif not name.endswith((SCALE, SHAPE)):
             plain[name] = tensor
@@ -201,40 +203,40 @@ _NAMES = {
 """Description, and the speculation method that runs the result, by training method."""
 
 
-@dataclass(frozen=True)
-class Card:
-    """Contents of a model card."""
+def write_card(
+    directory: Path,
+    method: str,
+    *,
+    target: str,
+    sha256: str,
+    data: Sequence[str],
+    training: str,
+    command: str,
+    measured: Mapping[str, TauReport],
+) -> None:
+    """Write the model card to README.md.
 
-    method: str
-    target: str  # name of the target
-    command: str  # command line of the training
-    steps: int
-    batch_tokens: int
-    sha256: str  # of the weights
-    data: tuple[str, ...]  # sentences about the training texts
-    measured: Mapping[str, TauReport]  # by set of texts
-
-
-def write_card(directory: Path, card: Card) -> None:
-    """Write the model card to README.md."""
-    title, method = _NAMES[card.method]
-    key = "adapter" if card.method == "exit" else "model"
+    `target` is the target's name, `sha256` the checksum of the weights, `measured` has reports by set of texts. `data`
+    and `training` are sentences.
+    """
+    title, speculation_method = _NAMES[method]
+    key = "adapter" if method == "exit" else "model"
     lines = [
-        f"# {title} for {card.target}",
+        f"# {title} for {target}",
         "",
-        f'Use it with `--speculation \'{{"method": "{method}", "{key}": "DIRECTORY"}}\'`. It drafts; the model '
-        "decides: it cannot change a text.",
+        f'Use it with `--speculation \'{{"method": "{speculation_method}", "{key}": "DIRECTORY"}}\'`. '
+        "It drafts; the model decides: it cannot change a text.",
         "",
-        f"- **File**: `model.safetensors`, SHA-256 `{card.sha256}`.",
-        f"- **Data**: {' '.join(card.data)}",
-        f"- **Training**: {card.steps:,} steps of {card.batch_tokens:,} tokens.",
+        f"- **File**: `model.safetensors`, SHA-256 `{sha256}`.",
+        f"- **Data**: {' '.join(data)}",
+        f"- **Training**: {training}",
         "",
         "  ```console",
-        f"  $ {card.command}",
+        f"  $ {command}",
         "  ```",
         "",
     ]
-    for name, report in card.measured.items():
+    for name, report in measured.items():
         lines += [
             f"- **Tokens per pass**, {name}, greedy, {report.depth} draft tokens; the first is right in "
             f"{report.first_hit:.1%} of all places:",

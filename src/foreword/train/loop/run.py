@@ -1,4 +1,4 @@
-"""Runs a training in one directory, with training states, evaluations and the result."""
+"""Runs a training, and writes training states, evaluations and the result to its directory."""
 
 import json
 import time
@@ -11,17 +11,23 @@ import torch
 
 from foreword.errors import RequestError
 from foreword.models.formats.checkpoint import Checkpoint
-from foreword.train.files import TRAINING, WEIGHTS, require_own, require_space, state_in, write_state
+from foreword.train.files import (
+    TRAINING,
+    WEIGHTS,
+    require_run_directory,
+    require_space,
+    state_in,
+    write_state,
+)
 from foreword.train.heads.learner import (
     HeadVocabulary,
-    Learner,
     Recipe,
     choose_vocabulary,
+    full_vocabulary,
     stored_vocabulary,
-    whole_vocabulary,
 )
 from foreword.train.loop.evaluate import TauReport
-from foreword.train.loop.output import Card, read_weights, write_card, write_output
+from foreword.train.loop.output import read_weights, write_card, write_output
 from foreword.train.loop.trainer import Trainer, TrainPhase, TrainProgress, TrainSettings
 from foreword.train.passes.packing import BatchSize, fitting_size, require_fitting
 from foreword.train.passes.target import FrozenTarget
@@ -54,9 +60,9 @@ class TrainRun:
     began: float | None = None  # start of the time limit on `clock`; None: the first step
     steps: int | None = None  # further steps of this run; None: no limit
     final: bool = False  # end with a decay of the learning rate
-    decay_share: float = 0.4  # fraction of the run in which the learning rate decays
+    decay_share: float = 0.4  # fraction of the run with a decaying learning rate
     resume: bool = False  # continue from the saved training state
-    begin: Path | None = None  # directory of another run, whose weights are the initial ones
+    begin: Path | None = None  # directory with the initial weights, written by another run
     evaluate_every: float = 90.0  # seconds
     report_every: int = 50  # steps
     settings: TrainSettings = field(default_factory=TrainSettings)
@@ -86,24 +92,24 @@ def train(
     save_training(run.state, trainer, run.recipe, run.model)
     if run.stop():
         return None
-    watcher.say(f"{trainer.step:,} steps of {trainer.size.rows:,} tokens")
+    amount = f"{trainer.step:,} steps of {trainer.size.rows:,} tokens"
+    watcher.say(amount)
     reports = session.measure()
     files = trainer.learner.files(checkpoint, min(3, run.settings.depth))
     if reports:  # the first set of texts gives the published acceptance, which engines use as a prior
         rates = [round(rate, 3) for rate in next(iter(reports.values())).by_level]
         files = replace(files, config={**files.config, "acceptance_by_level": rates})
-    digest = write_output(run.out, files)
-    card = Card(
+    sha256 = write_output(run.out, files)
+    write_card(
+        run.out,
         run.recipe.method,
-        checkpoint.path.name,
-        run.command,
-        trainer.step,
-        trainer.size.rows,
-        digest,
-        tuple(texts.summary()),
-        reports,
+        target=checkpoint.path.name,
+        sha256=sha256,
+        data=texts.summary(),
+        training=f"{amount}.",
+        command=run.command,
+        measured=reports,
     )
-    write_card(run.out, card)
     return reports
 
 
@@ -138,7 +144,7 @@ class _Session:
         return is_early or now - self._measured_at > self._run.evaluate_every
 
     def measure(self) -> dict[str, TauReport]:
-        """Evaluate all sets of texts, log and return the results, and reserve as much time for the last evaluation."""
+        """Evaluate all sets of texts; log and return the results. Reserve the same time for the last evaluation."""
         began, reports = self._run.clock(), {}
         for name, documents in self._texts.measured.items():
             report = reports[name] = self._trainer.evaluate(documents)
@@ -194,8 +200,8 @@ def _seconds_left(run: TrainRun) -> float | None:
 
 
 def _trainer(target: FrozenTarget, texts: RunTexts, run: TrainRun, watcher: Watcher) -> Trainer:
-    """Check the directory and the texts; return a new trainer, or one restored from the saved state."""
-    require_own(run.out, resume=run.resume)
+    """Check the directory and the texts; return a new trainer, or a trainer restored from the saved state."""
+    require_run_directory(run.out, resume=run.resume)
     saved = SavedTraining(run.state, target.device) if run.resume else None
     documents, vocab_size = texts.trained, target.config.vocab_size
     texts.check_tokens(vocab_size)
@@ -210,9 +216,11 @@ def _trainer(target: FrozenTarget, texts: RunTexts, run: TrainRun, watcher: Watc
     elif (wanted := run.recipe.draft_vocab) is not None:
         vocabulary = choose_vocabulary(documents, wanted, vocab_size)
     else:
-        vocabulary = whole_vocabulary(vocab_size)
+        vocabulary = full_vocabulary(vocab_size)
     learner = run.recipe.build(target, vocabulary, compiled=run.settings.compiled)
-    require_space(run.out, _disk_bytes(learner), "states of this training")
+    # A training state has the weights and up to two moments of each. There may be three, one while it is written.
+    weight_bytes = 4 * sum(parameter.numel() for parameter in learner.parameters())
+    require_space(run.out, 3 * 3 * weight_bytes + weight_bytes, "states of this training")
     trainer = Trainer(learner, documents, size, run.settings)
     tokens = sum(len(document.tokens) for document in documents)
     count = f"{tokens / 1e6:.1f}M" if tokens >= 10**6 else f"{tokens:,}"
@@ -227,14 +235,8 @@ def _trainer(target: FrozenTarget, texts: RunTexts, run: TrainRun, watcher: Watc
     else:
         learner.begin(documents, run.settings.seed)
         if initial is not None:
-            learner.take(initial)
+            learner.load_tensors(initial)
     return trainer
-
-
-def _disk_bytes(learner: Learner) -> int:
-    """Return the bytes of the result and of three training states, one of them while it is being written."""
-    weights = 4 * sum(parameter.numel() for parameter in learner.parameters())
-    return 3 * 3 * weights + weights  # a state has the weights and up to two moments of each
 
 
 def _progress_line(progress: TrainProgress, device: torch.device) -> str:
@@ -287,13 +289,13 @@ class SavedTraining:
                 f"{self._path} was trained for another model; resume with that one or choose another --out"
             )
         expected = {"method": recipe.method, **asdict(recipe)}  # type: ignore[call-overload]
-        saved = {_RENAMED.get(key, key): value for key, value in self.state["recipe"].items()}
-        # States of earlier versions lack newer fields.
-        found = {**asdict(type(recipe)()), "method": self.state["method"], **saved}  # type: ignore[call-overload]
+        # States of earlier versions lack newer fields, which then had their defaults.
+        saved = {**asdict(type(recipe)()), "method": self.state["method"]}  # type: ignore[call-overload]
+        saved |= {_RENAMED.get(key, key): value for key, value in self.state["recipe"].items()}
         for key, value in expected.items():
-            if found.get(key) != value:
+            if saved.get(key) != value:
                 raise RequestError(
-                    f"{self._path} was trained with {key} {found.get(key)}, not {value}; "
+                    f"{self._path} was trained with {key} {saved.get(key)}, not {value}; "
                     "resume with the same options or choose another --out"
                 )
 

@@ -13,17 +13,17 @@ from foreword.train.heads.learner import Learner
 from foreword.train.loop.evaluate import TauReport, measure_tau
 from foreword.train.passes.loss import CHUNK, OutputLoss, row_losses, target_probabilities
 from foreword.train.passes.packing import BatchSize, PackedBatch, batches
-from foreword.train.passes.target import Features, KeptFeatures
+from foreword.train.passes.target import CachedFeatures, Features
 from foreword.train.texts.documents import Document
 
 
 @dataclass
 class TrainPhase:
-    """Length and learning rate of a training phase; only in a final phase the rate decays."""
+    """Length and learning rate of a training phase. The rate decays only if the phase is final."""
 
     seconds: float | None = None  # time limit; None: none
-    last_step: int | None = None  # ends before this step; None: no limit
-    final: bool = False  # ends with a decaying learning rate
+    last_step: int | None = None  # the phase ends before this step; None: no limit
+    final: bool = False  # the phase ends with a decaying learning rate
     decay_share: float = 0.4  # fraction of the phase with a decaying rate
     clock: Callable[[], float] = time.monotonic
     first_step: int = 0  # step at which the phase begins
@@ -53,7 +53,11 @@ class TrainPhase:
         return max(fractions)
 
 
-_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the Newton-Schulz iteration, as published with Muon
+_COEFFICIENTS = (
+    3.4445,
+    -4.7750,
+    2.0315,
+)  # coefficients of the Newton-Schulz iteration, as published with Muon
 
 
 @dataclass(frozen=True)
@@ -111,17 +115,17 @@ class HeadOptimizer:
         self._adam.load_state_dict(adam)
 
 
-def orthogonalized(matrix: Tensor, iterations: int = 5) -> Tensor:
+def orthogonalized(matrix: Tensor) -> Tensor:
     """Return approximately the nearest semi-orthogonal matrix (Newton-Schulz iteration)."""
     a, b, c = _COEFFICIENTS
     x = matrix.bfloat16() if matrix.is_cuda else matrix.float()
-    tall = x.shape[0] > x.shape[1]
-    x = x.t() if tall else x
+    is_tall = x.shape[0] > x.shape[1]
+    x = x.t() if is_tall else x
     x = x / (x.norm() + 1e-7)
-    for _ in range(iterations):
+    for _ in range(5):  # as published with Muon
         gram = x @ x.t()
         x = a * x + (b * gram + c * gram @ gram) @ x
-    result: Tensor = (x.t() if tall else x).to(matrix.dtype)
+    result: Tensor = (x.t() if is_tall else x).to(matrix.dtype)
     return result
 
 
@@ -170,10 +174,13 @@ class Trainer:
         self._documents = documents
         self._row_losses = torch.compile(row_losses, dynamic=False) if settings.compiled else row_losses
         self._output_matrix = self.target.weights.head[learner.vocabulary.token_ids]
-        self._optimizer = HeadOptimizer(list(learner.matrices.values()), learner.others(), settings.rates)
-        # Order of the batches: its seed, the step at which it begins, and the number of texts.
+        self._optimizer = HeadOptimizer(
+            list(learner.matrices.values()), learner.other_parameters(), settings.rates
+        )
+        # Order of the batches: (seed, step at which the order begins, number of texts).
         self._order = (settings.seed, 0, len(documents))
-        self._alive = [1.0] * self._depth  # fraction of tail rows whose chain is right before each level
+        # Fraction of tail rows whose draft tokens of all earlier levels are right, for each level.
+        self._right_before = [1.0] * self._depth
         self._generator = torch.Generator(self.target.device).manual_seed(settings.seed)
 
     def train(
@@ -187,7 +194,7 @@ class Trainer:
         seed, first, _ = self._order
         skip = self.step - first  # continue the same order after an interruption
         source = batches(self._documents, self.size, (seed, first), self.target.device, skip)
-        kept = KeptFeatures(self.target, self.learner.taps, self.settings.kept_bytes)
+        cache = CachedFeatures(self.target, self.learner.taps, self.settings.kept_bytes)
         sums: list[Tensor] = []
         begin, begun_at = time.monotonic(), self.step
         while not phase.is_over(self.step):
@@ -197,7 +204,7 @@ class Trainer:
                 self.learner.round_bits = self.settings.round_bits
             factor = rate * warm
             number, batch = next(source)
-            sums.append(self._train_step(batch, kept.of(number, batch), factor))
+            sums.append(self._train_step(batch, cache.of(number, batch), factor))
             self.step += 1
             if self.step % report_every == 0:
                 means = torch.stack(sums).mean(0).tolist()
@@ -220,7 +227,7 @@ class Trainer:
             "step": self.step,
             "head": self.learner.state_dict(),
             "optimizer": self._optimizer.state(),
-            "alive": self._alive,
+            "alive": self._right_before,
             "order": self._order,
             "generator": self._generator.get_state(),
         }
@@ -230,22 +237,22 @@ class Trainer:
         self.step = state["step"]
         self.learner.load_state_dict(state["head"])
         self._optimizer.load(state["optimizer"])
-        self._alive = state["alive"]
+        self._right_before = state["alive"]
         self._order = tuple(state["order"])
         if self._order[2] != len(self._documents):  # the texts changed: start a new order
             self._order = (self.settings.seed, self.step, len(self._documents))
         self._generator.set_state(state["generator"].cpu())
 
     def _train_step(self, batch: PackedBatch, features: Features, factor: float) -> Tensor:
-        """Run one training step; return one tensor: the first loss, the gradient norm, and two counts per level.
+        """Run one training step; return one tensor: loss of the first level, gradient norm, and two counts per level.
 
-        The counts are the rows whose chain is right before each level, then those whose chain is right after it.
+        First come the numbers of rows whose chain is right before each level, then of rows whose chain is right after.
         """
-        losses, alive, hits = self._losses(batch, features)
+        losses, right_before, right_after = self._losses(batch, features)
         torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
         gradient = self._optimizer.clip(self.settings.clip)
         self._optimizer.step(factor)
-        return torch.stack([losses[0].detach(), gradient.detach(), *alive, *hits])
+        return torch.stack([losses[0].detach(), gradient.detach(), *right_before, *right_after])
 
     def _losses(
         self, batch: PackedBatch, features: Features
@@ -256,14 +263,14 @@ class Trainer:
         wanted = target_probabilities(
             self.target, features.last[next_rows], self._output_matrix, settings.sharpness
         )
-        living = torch.ones(self.size.tails, dtype=torch.bool, device=self.target.device)
-        losses, alive, all_hits = [], [], []
+        is_right = torch.ones(self.size.tails, dtype=torch.bool, device=self.target.device)  # chains so far
+        losses, right_before, right_after = [], [], []
         for step, states in enumerate(self.learner.steps(batch, features, self._depth)):
             token_ids, counts = batch.predicted(step)
             labels = draft_ids[token_ids]
-            living &= counts
-            alive.append(living.sum().float())
-            rows = self._rows(step, living, counts & (labels >= 0))
+            is_right &= counts
+            right_before.append(is_right.sum().float())
+            rows = self._rows(step, is_right, counts & (labels >= 0))
             scale = settings.step_decay**step / max(batch.num_answer_tokens, 1)
             weights = (counts & (labels >= 0))[rows] * scale
             loss, hits = OutputLoss.apply(  # type: ignore[no-untyped-call]
@@ -275,37 +282,38 @@ class Trainer:
                 weights,
                 self._row_losses,
             )
-            previous = batch.held(step)[rows]
+            previous = batch.input_tokens(step)[rows]
             selection = self.learner.selection_loss(step, states[rows], labels[rows], previous, weights)
             if selection is not None:
                 loss = loss + selection
-            right = torch.zeros_like(living).index_copy_(0, rows, hits)
-            living = living & right
-            all_hits.append(living.sum().float())
+            is_hit = torch.zeros_like(is_right).index_copy_(0, rows, hits)
+            is_right = is_right & is_hit
+            right_after.append(is_right.sum().float())
             losses.append(loss)
-        return losses, alive, all_hits
+        return losses, right_before, right_after
 
-    def _rows(self, step: int, living: Tensor, counts: Tensor) -> Tensor:
+    def _rows(self, step: int, is_right: Tensor, counts: Tensor) -> Tensor:
         """Return the tail rows with a loss: those whose chain is right so far, padded with others.
 
         Later tokens of a wrong chain are never verified, so their loss matters less.
         """
         size = self._output_rows(step)
         if size == self.size.tails:
-            return torch.arange(size, device=living.device)
-        noise = torch.rand(len(living), device=living.device, generator=self._generator)
-        return torch.topk(living * 4.0 + counts * 2.0 + noise, size, sorted=False).indices
+            return torch.arange(size, device=is_right.device)
+        noise = torch.rand(len(is_right), device=is_right.device, generator=self._generator)
+        # Right chains first, then other rows with a label, in random order.
+        return torch.topk(is_right * 4.0 + counts * 2.0 + noise, size, sorted=False).indices
 
     def _output_rows(self, step: int) -> int:
         """Return the number of tail rows with logits in a step, rounded up to whole chunks."""
-        # 15% and 3% more than were right in the last report, so that nearly all of them have logits.
-        share = 1.0 if step == 0 else min(1.0, 1.15 * self._alive[step] + 0.03)
+        # A margin over the fraction that was right in the last report, so that nearly all right rows have logits.
+        share = 1.0 if step == 0 else min(1.0, 1.15 * self._right_before[step] + 0.03)
         return min(-(-round(self.size.tails * share) // CHUNK) * CHUNK, self.size.tails)
 
     def _progress(self, means: list[float], speed: float, factor: float) -> TrainProgress:
         """Return a report, and update the fractions that `_output_rows` reads; `means` are of `_train_step`."""
         loss, gradient, *by_level = means
-        alive, hits = by_level[: self._depth], by_level[self._depth :]
-        self._alive = [count / self.size.tails for count in alive]
-        shares = tuple(hit / max(count, 1e-9) for hit, count in zip(hits, alive, strict=True))
+        before, after = by_level[: self._depth], by_level[self._depth :]
+        self._right_before = [count / self.size.tails for count in before]
+        shares = tuple(hits / max(count, 1e-9) for hits, count in zip(after, before, strict=True))
         return TrainProgress(self.step, loss, shares, gradient, speed * self.size.rows, speed, factor)

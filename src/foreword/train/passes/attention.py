@@ -10,14 +10,14 @@ from torch import Tensor
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor to the device without blocking the host, through page-locked memory."""
+    """Copy a tensor to the device. To a GPU, copy through page-locked memory, which does not block the host."""
     if device.type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
 
 
 _GROUP_KEYS = 128
-"""Without a GPU, neighbouring short texts are computed together, up to about this number of keys."""
+"""Without a GPU, consecutive short texts are computed together, up to about this number of keys."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Spans:
 def causal_attention(
     q: Tensor, k: Tensor, v: Tensor, queries: Spans, keys: Spans, window: int | None = None
 ) -> Tensor:
-    """Return causal attention within each text, of each row to its newest `window` keys (None: all), its own included.
+    """Return causal attention within each text. A row attends to itself and the `window` - 1 rows before (None: all).
 
     Queries are [rows, heads, dim]: all rows of their texts, or the last rows of each text.
     """
@@ -48,7 +48,7 @@ def causal_attention(
         return _flash(q, k, v, queries, keys, window)[0]
     parts = [
         _weighted(_dense_scores(q[rows], k[key_rows], *spans, window).softmax(-1), v[key_rows])
-        for rows, key_rows, spans in _text_runs(queries, keys)
+        for rows, key_rows, spans in _text_groups(queries, keys)
     ]
     return torch.cat(parts).to(q.dtype)
 
@@ -57,32 +57,32 @@ def chain_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    own: list[tuple[Tensor, Tensor]],
+    chain: list[tuple[Tensor, Tensor]],
     queries: Spans,
     keys: Spans,
     window: int | None = None,
 ) -> Tensor:
-    """Return causal attention in which each query also attends to the earlier draft tokens of its own chain.
+    """Return causal attention in which each query also attends to the earlier draft tokens of its chain.
 
-    `own` has keys and values [query rows, kv heads, dim] of the chain's earlier steps. The window, as in
-    `causal_attention`, counts keys of the text only.
+    `chain` has (keys, values) [query rows, kv heads, dim] of each earlier draft token. The window, as in
+    `causal_attention`, counts only keys of the text.
     """
-    if not own:
+    if not chain:
         if q.is_cuda:
             return _FlashChain.apply(q, k, v, None, None, (queries, keys), window)  # type: ignore[no-untyped-call, no-any-return]
         return causal_attention(q, k, v, queries, keys, window)
-    own_keys = torch.stack([key for key, _ in own], dim=2)  # [rows, kv heads, steps, dim]
-    own_values = torch.stack([value for _, value in own], dim=2)
+    chain_keys = torch.stack([key for key, _ in chain], dim=2)  # [rows, kv heads, steps, dim]
+    chain_values = torch.stack([value for _, value in chain], dim=2)
     if q.is_cuda:
-        return _FlashChain.apply(q, k, v, own_keys, own_values, (queries, keys), window)  # type: ignore[no-untyped-call, no-any-return]
+        return _FlashChain.apply(q, k, v, chain_keys, chain_values, (queries, keys), window)  # type: ignore[no-untyped-call, no-any-return]
     parts = []
-    for rows, key_rows, spans in _text_runs(queries, keys):
+    for rows, key_rows, spans in _text_groups(queries, keys):
         scores = _dense_scores(q[rows], k[key_rows], *spans, window)  # [heads, rows, keys]
-        own_scores = _own_scores(q[rows], own_keys[rows]).permute(1, 0, 2)  # [heads, rows, steps]
-        weights = torch.cat((scores, own_scores), dim=-1).softmax(-1)
-        text_weights, own_weights = weights[..., : -len(own)], weights[..., -len(own) :]
-        own_part = _own_weighted(own_weights.permute(1, 0, 2), own_values[rows])
-        parts.append(_weighted(text_weights, v[key_rows]) + own_part)
+        chain_scores = _chain_scores(q[rows], chain_keys[rows]).permute(1, 0, 2)  # [heads, rows, steps]
+        weights = torch.cat((scores, chain_scores), dim=-1).softmax(-1)
+        text_weights, chain_weights = weights[..., : -len(chain)], weights[..., -len(chain) :]
+        chain_part = _chain_weighted(chain_weights.permute(1, 0, 2), chain_values[rows])
+        parts.append(_weighted(text_weights, v[key_rows]) + chain_part)
     return torch.cat(parts).to(q.dtype)
 
 
@@ -95,16 +95,12 @@ class CacheRows:
 
     numbers: Tensor  # int32 [rows]: 0, 1, 2, ...
     ones: Tensor  # int32 [rows]: 1, 1, 1, ...
-    lengths: Tensor  # int32 [rows], number of visible tokens
+    lengths: Tensor  # int32 [rows], number of tokens that a query attends to
 
     @staticmethod
     def of(lengths: Tensor) -> "CacheRows":
         numbers = torch.arange(len(lengths), dtype=torch.int32, device=lengths.device)
         return CacheRows(numbers, torch.ones_like(numbers), lengths.to(torch.int32))
-
-    def seeing(self, lengths: Tensor) -> "CacheRows":
-        """Return the same rows with other numbers of visible tokens."""
-        return CacheRows(self.numbers, self.ones, lengths.to(torch.int32))
 
 
 def decode_attention(q: Tensor, k: Tensor, v: Tensor, rows: CacheRows) -> Tensor:
@@ -140,7 +136,7 @@ def _paged(q: Tensor, k: Tensor, v: Tensor, rows: CacheRows) -> Tensor:
 
 
 def _window_limits(window: int | None) -> dict[str, int]:
-    """Return a window as the flash kernels' arguments, which count the keys before a query's own."""
+    """Return a window as arguments of the flash kernels, which count the keys before the query's own position."""
     return {} if window is None else {"window_size_left": window - 1, "window_size_right": 0}
 
 
@@ -156,7 +152,7 @@ def _flash(
 
 
 class _FlashChain(torch.autograd.Function):
-    """Computes flash attention over the text, combined with attention to the chain's own keys.
+    """Computes flash attention over the text, combined with attention to the chain's keys.
 
     Given the combined output and log-sum-exp, the kernel's backward pass returns the exact gradient of the text's part.
     """
@@ -167,21 +163,21 @@ class _FlashChain(torch.autograd.Function):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        own_keys: Tensor | None,
-        own_values: Tensor | None,
+        chain_keys: Tensor | None,
+        chain_values: Tensor | None,
         spans: tuple[Spans, Spans],
         window: int | None,
     ) -> Tensor:
         out, logsumexp = _flash(q, k, v, *spans, window)
-        if own_keys is not None and own_values is not None:
-            out, logsumexp = _join(q, out, logsumexp, own_keys, own_values)
-        ctx.save_for_backward(q, k, v, own_keys, own_values, out, logsumexp)
+        if chain_keys is not None and chain_values is not None:
+            out, logsumexp = _join(q, out, logsumexp, chain_keys, chain_values)
+        ctx.save_for_backward(q, k, v, chain_keys, chain_values, out, logsumexp)
         ctx.spans, ctx.window = spans, window
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-        q, k, v, own_keys, own_values, out, logsumexp = ctx.saved_tensors
+        q, k, v, chain_keys, chain_values, out, logsumexp = ctx.saved_tensors
         queries, keys = ctx.spans
         grad = grad.contiguous()
         dropout_seed = torch.empty(2, dtype=torch.uint64, device=q.device)  # not read: there is no dropout
@@ -189,36 +185,36 @@ class _FlashChain(torch.autograd.Function):
             grad, q, k, v, out, logsumexp, queries.bounds, keys.bounds, queries.longest, keys.longest,
             0.0, True, dropout_seed, dropout_seed, **_window_limits(ctx.window),
         )  # fmt: skip
-        if own_keys is None:
+        if chain_keys is None:
             return grad_q, grad_k, grad_v, None, None, None, None
-        own_grad_q, grad_own_keys, grad_own_values = _own_backward(
-            q, own_keys, own_values, out, logsumexp, grad
+        chain_grad_q, grad_chain_keys, grad_chain_values = _chain_backward(
+            q, chain_keys, chain_values, out, logsumexp, grad
         )
-        return grad_q + own_grad_q, grad_k, grad_v, grad_own_keys, grad_own_values, None, None
+        return grad_q + chain_grad_q, grad_k, grad_v, grad_chain_keys, grad_chain_values, None, None
 
 
 def _join(
-    q: Tensor, out: Tensor, logsumexp: Tensor, own_keys: Tensor, own_values: Tensor
+    q: Tensor, out: Tensor, logsumexp: Tensor, chain_keys: Tensor, chain_values: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Combine attention over the text with that over the chain's own keys; return the output and log-sum-exp."""
-    own_scores = _own_scores(q, own_keys)  # float32 [rows, heads, steps]
+    """Combine the attention over the text with the attention over the chain; return the output and log-sum-exp."""
+    chain_scores = _chain_scores(q, chain_keys)  # float32 [rows, heads, steps]
     past = logsumexp.t().unsqueeze(-1)  # [rows, heads, 1]
-    joined = torch.cat((past, own_scores), dim=-1).logsumexp(-1, keepdim=True)
-    own_part = _own_weighted((own_scores - joined).exp(), own_values)
-    return (out * (past - joined).exp() + own_part).to(q.dtype), joined.squeeze(-1).t().contiguous()
+    joined = torch.cat((past, chain_scores), dim=-1).logsumexp(-1, keepdim=True)
+    chain_part = _chain_weighted((chain_scores - joined).exp(), chain_values)
+    return (out * (past - joined).exp() + chain_part).to(q.dtype), joined.squeeze(-1).t().contiguous()
 
 
-def _own_backward(
-    q: Tensor, own_keys: Tensor, own_values: Tensor, out: Tensor, logsumexp: Tensor, grad: Tensor
+def _chain_backward(
+    q: Tensor, chain_keys: Tensor, chain_values: Tensor, out: Tensor, logsumexp: Tensor, grad: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of queries, own keys and own values through the attention to the chain's own keys."""
+    """Return the gradients of queries, chain keys and chain values through the attention over the chain."""
     # Sums of products are faster than 100,000 tiny matrix products.
-    kv_heads = own_keys.shape[1]
+    kv_heads = chain_keys.shape[1]
     queries, grads = _grouped(q, kv_heads), _grouped(grad, kv_heads)  # [rows, kv heads, group, 1, dim]
     # [rows, kv heads, 1, steps, dim]
-    keys, values = own_keys.float().unsqueeze(2), own_values.float().unsqueeze(2)
+    keys, values = chain_keys.float().unsqueeze(2), chain_values.float().unsqueeze(2)
     scale = 1 / math.sqrt(q.shape[-1])
-    weights = (_own_scores(q, own_keys) - logsumexp.t().unsqueeze(-1)).exp()  # [rows, heads, steps]
+    weights = (_chain_scores(q, chain_keys) - logsumexp.t().unsqueeze(-1)).exp()  # [rows, heads, steps]
     weights = weights.view(*queries.shape[:3], -1, 1)
     delta = (grads * _grouped(out, kv_heads)).sum(-1, keepdim=True)
     grad_scores = weights * ((grads * values).sum(-1, keepdim=True) - delta) * scale
@@ -227,18 +223,18 @@ def _own_backward(
     return grad_q.to(q.dtype), grad_keys.to(q.dtype), grad_values.to(q.dtype)
 
 
-def _own_scores(q: Tensor, own_keys: Tensor) -> Tensor:
-    """Return the scores of each row with its own keys, float32 [rows, heads, steps]."""
-    products = _grouped(q, own_keys.shape[1]) * own_keys.float().unsqueeze(2)
+def _chain_scores(q: Tensor, chain_keys: Tensor) -> Tensor:
+    """Return the scores of each row with the keys of its chain, float32 [rows, heads, steps]."""
+    products = _grouped(q, chain_keys.shape[1]) * chain_keys.float().unsqueeze(2)
     return products.sum(-1).view(*q.shape[:2], -1) / math.sqrt(q.shape[-1])
 
 
-def _own_weighted(weights: Tensor, own_values: Tensor) -> Tensor:
-    """Return the weighted sum of each row's own values, float32 [rows, heads, dim]; weights [rows, heads, steps]."""
+def _chain_weighted(weights: Tensor, chain_values: Tensor) -> Tensor:
+    """Return the weighted sum of each row's chain values, float32 [rows, heads, dim]; weights [rows, heads, steps]."""
     rows, heads, steps = weights.shape
-    kv_heads, dim = own_values.shape[1], own_values.shape[3]
+    kv_heads, dim = chain_values.shape[1], chain_values.shape[3]
     grouped = weights.reshape(rows, kv_heads, heads // kv_heads, steps, 1)
-    return (grouped * own_values.float().unsqueeze(2)).sum(3).view(rows, heads, dim)
+    return (grouped * chain_values.float().unsqueeze(2)).sum(3).view(rows, heads, dim)
 
 
 def _grouped(rows: Tensor, kv_heads: int) -> Tensor:
@@ -246,10 +242,10 @@ def _grouped(rows: Tensor, kv_heads: int) -> Tensor:
     return rows.float().view(len(rows), kv_heads, -1, 1, rows.shape[-1])
 
 
-def _text_runs(queries: Spans, keys: Spans) -> Iterator[tuple[slice, slice, tuple[Spans, Spans]]]:
-    """Yield neighbouring texts, about `_GROUP_KEYS` keys at a time: their query rows, key rows and spans.
+def _text_groups(queries: Spans, keys: Spans) -> Iterator[tuple[slice, slice, tuple[Spans, Spans]]]:
+    """Yield groups of consecutive texts with about `_GROUP_KEYS` keys each: query rows, key rows, (query, key) spans.
 
-    Dense scores are also computed between different texts and then masked, so only a few texts are processed together.
+    Dense scores are also computed between different texts, and then masked. Therefore groups are small.
     """
     query_bounds, key_bounds = queries.bounds.tolist(), keys.bounds.tolist()
     first = 0

@@ -20,11 +20,11 @@ from foreword.train.passes.packing import PackedBatch
 from foreword.train.passes.target import Features, FrozenTarget
 
 _PASS_ROWS, _PASS_TEXTS = 8192, 32
-"""Limits of a pass: about this many rows, so that activations stay small, and texts, whose states need memory."""
+"""Limits of a pass: rows (of activations), unless a single text is longer, and texts (of recurrent states)."""
 
 
 class DecoderTarget(FrozenTarget):
-    """A target whose hidden states come from a decoder's passes. Each pass has whole texts."""
+    """A target of any family, whose hidden states are computed by passes of its decoder over whole texts."""
 
     def __init__(self, loaded: LoadedModel) -> None:
         decoder = loaded.decoder
@@ -46,11 +46,11 @@ class DecoderTarget(FrozenTarget):
     @torch.no_grad()
     def features(self, batch: PackedBatch, taps: Sequence[int]) -> Features:
         """Return the hidden states of a batch at these taps; zeros for padding, which belongs to no document."""
-        wanted = (*map(Tap, taps), Tap(self.config.num_layers, normed=True))
+        all_taps = (*map(Tap, taps), Tap(self.config.num_layers, normed=True))
         texts = [document.tokens.tolist() for document in batch.documents]
-        passes = [self._pass(group, wanted) for group in _groups(texts)]
+        passes = [self._pass(group, all_taps) for group in _groups(texts)]
         padding = len(batch.token_ids) - sum(map(len, texts))
-        passes.append([torch.zeros(padding, self.config.hidden_size, device=self.device)] * len(wanted))
+        passes.append([torch.zeros(padding, self.config.hidden_size, device=self.device)] * len(all_taps))
         states = [torch.cat([part.to(self.dtype) for part in parts]) for parts in zip(*passes, strict=True)]
         return Features(tuple(states[:-1]), states[-1])
 

@@ -1,4 +1,4 @@
-"""Computes a decoder layer in two functions, before and after its attention, for frozen and trainable weights."""
+"""The two parts of a decoder layer, before and after its attention, for frozen and for trainable weights."""
 
 from collections.abc import Callable, Mapping
 from typing import ParamSpec, Protocol, TypeVar
@@ -14,7 +14,6 @@ LayerTensors = tuple[Tensor | None, ...]
 """The tensors of a layer in the order of `layer_tensors`. With a tuple, one compiled function serves all layers."""
 
 Sizes = tuple[int, int, int]  # heads, KV heads, head size
-
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -98,29 +97,26 @@ def layer_tensors(weights: Mapping[str, Tensor], prefix: str) -> LayerTensors:
         parts = [weights[name] for part in names if (name := f"{prefix}{part}.{kind}") in weights]
         return torch.cat(parts) if parts else None
 
-    def one(name: str) -> Tensor | None:
-        return weights.get(prefix + name)
-
     qkv = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     gate_up = ("mlp.gate_proj", "mlp.up_proj")
     return (
-        one("input_layernorm.weight"),
+        weights.get(f"{prefix}input_layernorm.weight"),
         joined("weight", *qkv),
         joined("bias", *qkv),
-        one("self_attn.q_norm.weight"),
-        one("self_attn.k_norm.weight"),
-        one("self_attn.o_proj.weight"),
-        one("self_attn.o_proj.bias"),
-        one("post_attention_layernorm.weight"),
+        weights.get(f"{prefix}self_attn.q_norm.weight"),
+        weights.get(f"{prefix}self_attn.k_norm.weight"),
+        weights.get(f"{prefix}self_attn.o_proj.weight"),
+        weights.get(f"{prefix}self_attn.o_proj.bias"),
+        weights.get(f"{prefix}post_attention_layernorm.weight"),
         joined("weight", *gate_up),
         joined("bias", *gate_up),
-        one("mlp.down_proj.weight"),
-        one("mlp.down_proj.bias"),
+        weights.get(f"{prefix}mlp.down_proj.weight"),
+        weights.get(f"{prefix}mlp.down_proj.bias"),
     )
 
 
 def tracked(stream: Tensor) -> Tensor:
-    """Return the stream, marked as requiring a gradient, so that all layers use the same compiled code."""
+    """Return the stream, marked as requiring a gradient: then all layers use the same compiled code."""
     is_tracked = stream.requires_grad or not torch.is_grad_enabled()
     return stream if is_tracked else stream.detach().requires_grad_()
 

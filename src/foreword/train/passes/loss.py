@@ -1,4 +1,4 @@
-"""Computes the cross-entropy against the target's distribution over a large vocabulary, without storing all logits."""
+"""Computes the cross-entropy with the target's distribution over a large vocabulary, without storing all logits."""
 
 from collections.abc import Callable
 from typing import Any

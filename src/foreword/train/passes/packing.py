@@ -1,8 +1,8 @@
-"""Packs concatenated texts into batches of fixed size, and tells which rows predict answers.
+"""Packs concatenated texts into batches of fixed size, and marks the rows that predict answers.
 
-A head's input at row i, called its slot, is token i + 1 and the target's state at row i; it predicts token i + 2. A
-head computes keys and values for every slot. It drafts only in the tail of a text, which are the slots from the one
-that predicts the answer's first token.
+A head's input at row i is token i + 1 and the target's state at row i. It predicts token i + 2. A head computes keys
+and values for every row. It drafts only in the tail of a text, which begins with the row that predicts the answer's
+first token.
 """
 
 import itertools
@@ -34,26 +34,26 @@ class PackedBatch:
     positions: Tensor  # int64 [rows]
     is_answer: Tensor  # bool [rows]
     texts: Spans  # rows of each text
-    tails: Spans  # tail rows of each text, counted among the tail rows
+    tails: Spans  # tail rows of each text, as ranges of `tail_rows`
     tail_rows: Tensor  # int64 [tails], index of each tail row among all rows
-    text_ends: Tensor  # int64 [tails], one past the last row of its text
+    text_ends: Tensor  # int64 [tails], one past the last row of the tail row's text
     num_answer_tokens: int
     documents: tuple[Document, ...]
 
     def predicted(self, step: int) -> tuple[Tensor, Tensor]:
         """Return the token that draft token `step` of each tail row must equal, and whether it is in an answer."""
         rows = self.tail_rows + step + 2
-        inside = rows < self.text_ends
+        is_inside = rows < self.text_ends
         rows = rows.clamp(max=len(self.token_ids) - 1)
-        return self.token_ids[rows], inside & self.is_answer[rows]
+        return self.token_ids[rows], is_inside & self.is_answer[rows]
 
-    def held(self, step: int) -> Tensor:
+    def input_tokens(self, step: int) -> Tensor:
         """Return each tail row's input token for draft token `step`: the text's token before the predicted one."""
         return self.token_ids[(self.tail_rows + step + 1).clamp(max=len(self.token_ids) - 1)]
 
 
 def tail_begin(document: Document) -> int:
-    """Return the first slot that predicts an answer token."""
+    """Return the first row that predicts an answer token."""
     return max(document.answer_begin - 2, 0)
 
 
@@ -61,8 +61,8 @@ def fitting_size(documents: Sequence[Document], rows: int, multiple: int = 256) 
     """Return a batch size with the documents' fraction of tail rows, rounded to a `multiple`."""
     total = sum(len(document.tokens) for document in documents)
     tails = sum(len(document.tokens) - tail_begin(document) for document in documents)
-    fitting = max(1, round(rows * tails / max(total, 1) / multiple)) * multiple
-    return BatchSize(rows, min(fitting, rows - rows // 64 - 1))
+    rounded = max(1, round(rows * tails / max(total, 1) / multiple)) * multiple
+    return BatchSize(rows, min(rounded, rows - rows // 64 - 1))  # the other rows are for prompts
 
 
 def exact_size(documents: Sequence[Document]) -> BatchSize:
@@ -71,10 +71,9 @@ def exact_size(documents: Sequence[Document]) -> BatchSize:
     return BatchSize(rows, rows - sum(tail_begin(document) for document in documents))
 
 
-def sample_batch(documents: Sequence[Document], device: torch.device, count: int = 64) -> PackedBatch:
-    """Return a batch of the first `count` documents."""
-    sample = documents[:count]
-    return pack(sample, exact_size(sample), device)
+def sample_batch(documents: Sequence[Document], device: torch.device) -> PackedBatch:
+    """Return a batch of the first 64 documents."""
+    return pack(documents[:64], exact_size(documents[:64]), device)
 
 
 def require_fitting(documents: Sequence[Document], size: BatchSize) -> None:
@@ -89,7 +88,7 @@ def require_fitting(documents: Sequence[Document], size: BatchSize) -> None:
 def batches(
     documents: Sequence[Document], size: BatchSize, seed: Sequence[int], device: torch.device, skip: int = 0
 ) -> Iterator[tuple[int, PackedBatch]]:
-    """Yield batches with their numbers forever, each epoch in another seeded order; leave out the first `skip`.
+    """Yield (batch number, batch) forever, each epoch in another seeded order, without the first `skip` batches.
 
     Every epoch has the same batches, so that the target's states can be cached by batch number.
     """
@@ -113,7 +112,7 @@ def grouped(documents: Sequence[Document], size: BatchSize, look_ahead: int = 48
     source = iter(documents)
     is_exhausted = False
     while waiting or not is_exhausted:
-        heads, tails = size.rows - size.tails, size.tails  # free rows before and in the tails
+        free_head, free_tail = size.rows - size.tails, size.tails  # free rows before and in the tails
         group: list[Document] = []
         skipped: list[Document] = []
         while len(skipped) < look_ahead:
@@ -125,8 +124,8 @@ def grouped(documents: Sequence[Document], size: BatchSize, look_ahead: int = 48
             tail = len(document.tokens) - head
             if head > size.rows - size.tails or tail > size.tails:  # fits into no batch
                 continue
-            if head <= heads and tail <= tails:
-                heads, tails = heads - head, tails - tail
+            if head <= free_head and tail <= free_tail:
+                free_head, free_tail = free_head - head, free_tail - tail
                 group.append(document)
             else:
                 skipped.append(document)
@@ -143,7 +142,7 @@ def pack(documents: Sequence[Document], size: BatchSize, device: torch.device) -
     padding, tail_padding = size.rows - sum(lengths), size.tails - sum(tail_lengths)
     if not 0 <= tail_padding <= padding:
         raise ValueError("the documents do not fit into the batch")
-    if padding:  # one more text, without answer tokens
+    if padding:  # packed like one more text, without answer tokens
         lengths, heads = [*lengths, padding], [*heads, padding - tail_padding]
         tail_lengths = [*tail_lengths, tail_padding]
     begins = np.cumsum([0, *lengths[:-1]])

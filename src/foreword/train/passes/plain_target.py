@@ -22,7 +22,7 @@ KeepKv = Callable[[int, Tensor, Tensor], None]
 
 
 class PlainTarget(FrozenTarget):
-    """A target with Llama's layers. It can also be taken apart by layers, to write texts and to copy layers."""
+    """A target with Llama's layers. Its layers can also be run one by one, to write texts, and copied."""
 
     def __init__(self, config: ModelConfig, weights: DecoderWeights, *, compiled: bool = False) -> None:
         super().__init__(config, weights)

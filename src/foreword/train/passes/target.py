@@ -21,7 +21,7 @@ class Features:
     """Hidden states of a target pass, which a learner reads."""
 
     taps: tuple[Tensor, ...]  # residual stream at each tap, [rows, hidden]
-    last: Tensor  # residual stream after the final norm
+    last: Tensor  # residual stream after the final norm, [rows, hidden]
 
 
 class FrozenTarget(ABC):
@@ -31,7 +31,7 @@ class FrozenTarget(ABC):
         self.config = config
         self.weights = weights
         heads, kv_heads, head_dim, _ = head_sizes(config)
-        self.sizes: Sizes = heads, kv_heads, head_dim  # of heads for this target
+        self.sizes: Sizes = heads, kv_heads, head_dim  # attention sizes of draft heads for this target
         self._head_frequencies = frequencies(RopeSpec(config.rope.theta), head_dim).to(self.device)
 
     @property
@@ -51,30 +51,30 @@ class FrozenTarget(ABC):
         """Return the hidden states of a batch at these taps."""
 
     def logits(self, last: Tensor, matrix: Tensor) -> Tensor:
-        """Return the target's float32 logits for some rows of its output matrix, given states after the final norm."""
+        """Return the target's float32 logits; `last` are states after the final norm, `matrix` output rows."""
         logits, cap = wide_logits(last, matrix), self.config.logit_softcap
         if self.config.logit_scale != 1:
             logits = logits * self.config.logit_scale
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
 
-class KeptFeatures:
+class CachedFeatures:
     """Caches the target's hidden states by batch, for later epochs."""
 
     def __init__(self, target: FrozenTarget, taps: Sequence[int], room: int) -> None:
         """Create an empty cache of at most `room` bytes on the target's device."""
         self._target, self._taps, self._room = target, taps, room
-        self._kept: dict[int, Features] = {}
+        self._cached: dict[int, Features] = {}  # by batch number
 
     def of(self, number: int, batch: PackedBatch) -> Features:
         """Return the hidden states of a batch, which has the same number in every epoch."""
-        if (kept := self._kept.get(number)) is not None:
-            return kept
+        if (cached := self._cached.get(number)) is not None:
+            return cached
         features = self._target.features(batch, self._taps)
         size = sum(tensor.nbytes for tensor in (*features.taps, features.last))
         if size <= self._room:
             self._room -= size
-            self._kept[number] = features
+            self._cached[number] = features
         return features
 
 

@@ -3,7 +3,7 @@
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -32,7 +32,7 @@ class Job:
 
 
 class TextBatch(Protocol):
-    """Runs many jobs at a time."""
+    """Generates the texts of many jobs at the same time."""
 
     tokens_written: int  # generated tokens of all jobs so far
 
@@ -40,13 +40,13 @@ class TextBatch(Protocol):
         """Run the jobs; yield regularly until all have ended."""
 
 
-NO_TOKEN = -1  # what an idle row of the static cache generates in a step
+NO_TOKEN = -1  # stands for the token of an idle row
 
 
 class HostTexts:
     """Generated tokens of the texts in progress, one text per row, on the host.
 
-    Tokens are added to all rows by array operations; a loop runs only over rows whose text has ended.
+    Array operations add the tokens to all rows. Only rows whose text has ended are handled in a loop.
     """
 
     def __init__(self, rows: int, context: int, stops: np.ndarray) -> None:
@@ -69,13 +69,15 @@ class HostTexts:
 
     def collect(self, written: np.ndarray) -> int:
         """Add generated tokens [steps, rows], report ended texts, and return the number of tokens."""
-        columns = written.T
-        rows, steps = (columns != NO_TOKEN).nonzero()  # an idle row has no token in all later steps
-        self._tokens[rows, self._lengths[rows] + steps] = columns[rows, steps]
+        by_row = written.T
+        # A row that becomes idle has no token in any later step, so its tokens are those of the first steps.
+        rows, steps = (by_row != NO_TOKEN).nonzero()
+        self._tokens[rows, self._lengths[rows] + steps] = by_row[rows, steps]
         self._lengths += np.bincount(rows, minlength=len(self._lengths))
         active = np.unique(rows)
         newest = self._tokens[active, self._lengths[active] - 1]
-        for row in active[self._stops[newest] | (self._lengths[active] == self._max_lengths[active])]:
+        has_ended = self._stops[newest] | (self._lengths[active] == self._max_lengths[active])
+        for row in active[has_ended]:
             job, self._jobs[row] = self._jobs[row], None
             self.free.append(int(row))
             if job is not None:
@@ -108,6 +110,7 @@ class EngineBatch:
             self._active.clear()
 
     def _admit(self, jobs: Iterator[Job]) -> None:
+        """Start jobs as requests until `rows` are active."""
         while len(self._active) < self._rows and (job := next(jobs, None)) is not None:
             name = f"text-{next(self._numbers)}"
             params = SamplingParams(
@@ -150,7 +153,7 @@ class EndlessBatch:
         prefill_tokens: int = 32768,
         seed: int = 0,
     ) -> None:
-        """Allocate the cache; `context` limits prompt and answer together, `steps` is the size of a group."""
+        """Allocate the cache. `context` limits the tokens of prompt and answer together; a group has `steps` steps."""
         self._target = target
         self._steps = steps
         self._context = context
@@ -165,19 +168,19 @@ class EndlessBatch:
         self._cache_rows = CacheRows.of(self._row_numbers)
         generator = torch.Generator().manual_seed(seed)
         self._noise_keys = torch.randint(1 << 62, (rows,), generator=generator).to(device)
-        # newest token of each row, not yet in the KV cache
+        # Newest token of each row, not yet in the KV cache.
         self._tokens = torch.zeros(rows, dtype=torch.int64, device=device)
         self._positions = torch.zeros(rows, dtype=torch.int64, device=device)
-        # tokens left to generate; 0: the row is idle
+        # Tokens left to generate; 0: the row is idle.
         self._left = torch.zeros(rows, dtype=torch.int64, device=device)
         self._temperatures = torch.zeros(rows, device=device)
         self._written = torch.full((steps, rows), NO_TOKEN, dtype=torch.int64, device=device)
-        # index of the next step in its group
+        # Index of the next step in its group.
         self._step = torch.zeros(1, dtype=torch.int64, device=device)
         self._stops = torch.zeros(target.config.vocab_size, dtype=torch.bool, device=device)
         self._stops[sorted(stop_ids)] = True
         self._texts = HostTexts(rows, context, self._stops.cpu().numpy())
-        self._waiting: deque[Job] = deque()  # at most one job, which did not fit into a prefill pass
+        self._waiting: deque[Job] = deque()  # at most one job, which did not fit into the last prefill pass
         pinned = device.type == "cuda"
         # Host copies of `_written`: one is filled while the other is read.
         self._copies = [torch.empty((steps, rows), dtype=torch.int64, pin_memory=pinned) for _ in range(2)]
@@ -238,13 +241,13 @@ class EndlessBatch:
         device = self._target.device
         for row, job in taken:
             self._texts.begin(row, job)
-        runs = [(row, job.prompt[:-1]) for row, job in taken if len(job.prompt) > 1]
-        if runs:
-            lengths = [len(run) for _, run in runs]
+        prompts = [(row, job.prompt[:-1]) for row, job in taken if len(job.prompt) > 1]
+        if prompts:
+            lengths = [len(tokens) for _, tokens in prompts]
             columns = (
-                np.concatenate([run for _, run in runs], dtype=np.int64),
+                np.concatenate([tokens for _, tokens in prompts], dtype=np.int64),
                 np.concatenate([np.arange(length) for length in lengths]),
-                np.repeat([row for row, _ in runs], lengths),
+                np.repeat([row for row, _ in prompts], lengths),
             )
             token_ids, positions, token_rows = to_device(torch.from_numpy(np.stack(columns)), device)
 
@@ -294,7 +297,7 @@ class EndlessBatch:
         """Generate one token per row; idle rows compute a token that is ignored."""
         target = self._target
         rotation = target.rotation(self._positions)
-        cache_rows = self._cache_rows.seeing(self._positions + 1)
+        cache_rows = replace(self._cache_rows, lengths=(self._positions + 1).to(torch.int32))
         stream = embedding(self._tokens, target.weights.embedding)
         for index, (keys, values) in enumerate(zip(self._keys, self._values, strict=True)):
             q, k, v = target.before(index, stream, *rotation)

@@ -15,7 +15,8 @@ from foreword.train.texts.prompts import FilePrompt
 from foreword.train.texts.writing import Writer, WritingLimits
 
 _SHARD_TOKENS = 2_000_000
-_SHARD_SECONDS = 50.0  # an interruption loses at most the texts of this time
+# Maximum time between two shards: an interruption loses the texts written since the last.
+_SHARD_SECONDS = 50.0
 _DISK_BYTES = 64_000_000  # about four shards
 
 
@@ -46,15 +47,15 @@ class WritingReport:
 
 
 class _Shards:
-    """Writes documents in shards, and counts them."""
+    """Collects documents, writes them to shards, and counts them."""
 
     def __init__(self, directory: Path, settings: WritingSettings) -> None:
         self._directory = directory
         self._model = settings.model
-        clock = self._clock = settings.clock
-        self._pending: list[Document] = []
+        self._clock = settings.clock
+        self._pending: list[Document] = []  # not written yet
         self._tokens = 0  # tokens of pending documents
-        self._flushed_at = clock()
+        self._flushed_at = self._clock()
         self.report = WritingReport()
 
     def add(self, document: Document) -> None:

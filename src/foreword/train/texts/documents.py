@@ -166,9 +166,9 @@ class RunTexts:
 def gather_texts(
     directory: Path, evaluation: Sequence[FilePrompt], answer: Answer, most_held_out: int, target: str
 ) -> RunTexts:
-    """Read the texts of a run from a directory's shards; answer the evaluation prompts, and store the answers there.
+    """Read the texts of a run from a directory's shards, with answers to the evaluation prompts.
 
-    `target` is a unique name of the target; stored answers of another target are not used.
+    Answers are stored in the directory, and generated only once for each `target`, a unique name of the target.
     """
     documents = list(read_shards(directory))
     measured: dict[str, list[Document]] = {}

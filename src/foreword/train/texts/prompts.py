@@ -90,7 +90,7 @@ def _text(value: object) -> str:
 
 
 _MARKER = "Apple"
-"""Text of the messages of a rendered sample conversation, at whose tokens the rendering is split."""
+"""Text of every message in a rendered sample conversation. The token ids are split at the marker's tokens."""
 
 
 @dataclass(frozen=True)

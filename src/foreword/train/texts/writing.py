@@ -32,7 +32,7 @@ _SHORTEST_PASSAGE = 60  # tokens
 # Fraction of passages that are written without a chat template. They are as hard to predict as texts by users, and
 # harder than an assistant's answers.
 _PLAIN_PASSAGES = 0.6
-_LEAST_ROOM = 8  # minimum tokens of an answer
+_LEAST_ROOM = 8  # minimum number of tokens for an answer
 _WORD = re.compile(rb" [a-z]{4,12}")
 
 
@@ -52,7 +52,7 @@ class _Conversation:
     tokens: tuple[int, ...]
     answers: tuple[tuple[int, int], ...]  # token ranges (begin, end)
     kind: str
-    user_messages: tuple[str, ...] = ()  # not sent yet; only prompts from a file have these
+    user_messages: tuple[str, ...] = ()  # the next user messages; only prompts from a file have these
 
 
 class Writer:
@@ -102,7 +102,9 @@ class Writer:
             case "passage":
                 self._ask(self._encode(choose(SEEDS["passages"])), kind)
             case "prompts":
-                self._begin_from_file(choose(self._prompts))
+                prompt = choose(self._prompts)
+                tokens = tuple(self._tokenizer.encode_chat(prompt.messages()))
+                self._answer(_Conversation(tokens, (), prompt.kind, prompt.turns[1:]))
             case "summary":
                 self._ask(self._about_passages(choose(SEEDS["summary_instructions"])), kind)
             case "rag":
@@ -116,27 +118,25 @@ class Writer:
                 longest = {"qa": 24, "math": 96}.get(kind, self._limits.user_turn)
                 self._write_user(self._encode(choose(SEEDS[kind])), kind, longest)
 
-    def _begin_from_file(self, prompt: FilePrompt) -> None:
-        """Queue the answer to a prompt from a file, with the prompt's system prompt or the template's default."""
-        tokens = self._tokenizer.encode_chat(prompt.messages())
-        self._answer(_Conversation(tuple(tokens), (), prompt.kind, prompt.turns[1:]))
-
     def _encode(self, seed: str) -> list[int]:
-        """Return the tokens of a beginning without its final space, which would be an unusual token."""
-        for slot, options in (("{word}", self._words), ("{name}", SEEDS["names"])):
-            while slot in seed:
-                seed = seed.replace(slot, self._random.choice(options), 1)
+        """Return the tokens of a seed text with its placeholders filled in, without a final space.
+
+        A final space would be an unusual token.
+        """
+        for placeholder, options in (("{word}", self._words), ("{name}", SEEDS["names"])):
+            while placeholder in seed:
+                seed = seed.replace(placeholder, self._random.choice(options), 1)
         return self._tokenizer.encode(seed.rstrip(" "), add_special_tokens=False)
 
     def _about_passages(self, instruction: str) -> list[int]:
         """Return the tokens of an instruction with one or more stored passages inserted at {text}."""
         room = max(self._limits.context - 300, 16)
-        wanted = self._random.randint(min(150, room), room)
+        longest = self._random.randint(min(150, room), room)
         text: list[int] = []
-        while not text or (len(text) < wanted and self._random.random() < 0.8):
+        while not text or (len(text) < longest and self._random.random() < 0.8):
             text += self._random.choice(self._passages)
         prefix, _, suffix = instruction.partition("{text}")
-        return self._encode(prefix) + text[:wanted] + self._encode(suffix)
+        return self._encode(prefix) + text[:longest] + self._encode(suffix)
 
     def _opening(self) -> tuple[int, ...]:
         """Return the token ids before the first user message: usually the template's default."""
@@ -177,7 +177,7 @@ class Writer:
         self._answer(_Conversation((*self._opening(), *message, *self._pieces.to_answer), (), kind))
 
     def _answer(self, conversation: _Conversation) -> None:
-        """Queue an answer: greedy in half of the cases, since many requests are; passages are always sampled."""
+        """Queue an answer: half of them greedy, since many requests are greedy; passages are always sampled."""
         is_passage = conversation.kind == "passage"
         is_greedy = self._random.random() < 0.5 and not is_passage
         temperature = 0.0 if is_greedy else self._random.uniform(0.3, 1.0)
@@ -186,20 +186,20 @@ class Writer:
         def done(written: list[int]) -> None:
             begin = len(conversation.tokens)
             answers = (*conversation.answers, (begin, begin + len(written)))
-            whole = replace(conversation, tokens=(*conversation.tokens, *written), answers=answers)
-            self._finish(whole, written, temperature)
+            extended = replace(conversation, tokens=(*conversation.tokens, *written), answers=answers)
+            self._finish(extended, written, temperature)
 
         self._queue(list(conversation.tokens), length, temperature, done)
 
     def _finish(self, conversation: _Conversation, written: list[int], temperature: float) -> None:
         """Continue a conversation after an answer, or emit it."""
-        ended = bool(written) and written[-1] in self._tokenizer.eos_ids
+        has_ended = bool(written) and written[-1] in self._tokenizer.eos_ids
         document = make_document(conversation.tokens, conversation.answers, conversation.kind, temperature)
         if conversation.kind == "passage":
             self._keep_passage(document, written)
-        if conversation.user_messages and ended and self._ask_next(conversation, written):
+        if conversation.user_messages and has_ended and self._ask_next(conversation, written):
             return
-        may_go_on = not conversation.user_messages and ended and len(conversation.answers) < 3
+        may_go_on = not conversation.user_messages and has_ended and len(conversation.answers) < 3
         has_room = len(conversation.tokens) + 2 * max(_ANSWER_LENGTHS) < self._limits.context
         if may_go_on and self._random.random() < 0.2 and has_room:
             beginning = self._encode(self._random.choice(SEEDS["follow_ups"]))

@@ -15,7 +15,6 @@ from foreword.drafters.config import SpeculationConfig
 from foreword.engine.engine import Engine
 from foreword.engine.messages import NewRequest, RequestLabels
 from foreword.engine.policy import monitor
-from foreword.engine.policy.controller import EngineLoad
 from foreword.engine.policy.file import WATCH_SECONDS
 from foreword.engine.requests.request import Assignment
 from foreword.errors import RequestError
@@ -107,9 +106,9 @@ def test_when_the_engine_is_full_the_named_drafters_rest(tmp_path: Path):
     plan = assigned(here, metadata={"task": "code"}).plan
     assert plan is not None
     small, large = plan.gates["small"], plan.gates["large"]
-    here.policy_file.between_steps(EngineLoad(2, 0.6), here.core.speculation_monitor.totals)
+    here.policy_file.between_steps(2, 0.6, here.core.speculation_monitor.totals)
     assert (small.is_open, large.is_open, large.may_observe) == (True, False, False)
-    here.policy_file.between_steps(EngineLoad(1, 0.6), here.core.speculation_monitor.totals)
+    here.policy_file.between_steps(1, 0.6, here.core.speculation_monitor.totals)
     assert large.is_open
 
 

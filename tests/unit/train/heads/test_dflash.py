@@ -107,6 +107,6 @@ def test_weights_of_files_are_taken_up_again(target: PlainTarget, documents: lis
         for parameter in first.parameters():
             parameter.add_(0.1)
     assert not torch.allclose(second.tap_scales, torch.ones(1))
-    second.take(first.files(open_checkpoint(tiny_model), 3).tensors)
+    second.load_tensors(first.files(open_checkpoint(tiny_model), 3).tensors)
     for name, tensor in first.state_dict().items():
         torch.testing.assert_close(second.state_dict()[name], tensor, rtol=1e-2, atol=1e-2, msg=name)

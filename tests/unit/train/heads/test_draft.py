@@ -63,9 +63,9 @@ def test_it_loads_as_a_model_and_drafts(as_gguf: bool, tmp_path):
 
 
 def _whole(target: PlainTarget):
-    from foreword.train.heads.learner import whole_vocabulary
+    from foreword.train.heads.learner import full_vocabulary
 
-    return whole_vocabulary(target.config.vocab_size)
+    return full_vocabulary(target.config.vocab_size)
 
 
 def test_the_files_logits_are_the_learners(

@@ -12,7 +12,7 @@ from foreword.engine.llm import LLM
 from foreword.errors import RequestError
 from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.train.heads.decoders import ExitRecipe
-from foreword.train.heads.learner import whole_vocabulary
+from foreword.train.heads.learner import full_vocabulary
 from foreword.train.loop.output import write_output
 from foreword.train.passes.packing import exact_size, pack
 from foreword.train.passes.plain_target import PlainTarget
@@ -35,7 +35,7 @@ def test_tokens_per_pass_rise(target: PlainTarget, documents: list[Document]):
 @pytest.mark.parametrize("layer", [0, 2, 9])
 def test_an_exit_must_leave_some_layers(layer: int, target: PlainTarget):
     with pytest.raises(RequestError, match="the exit must be after layer"):
-        ExitRecipe(layer).build(target, whole_vocabulary(target.config.vocab_size))
+        ExitRecipe(layer).build(target, full_vocabulary(target.config.vocab_size))
 
 
 def test_an_exit_after_all_but_one_layer_can_be_the_target(

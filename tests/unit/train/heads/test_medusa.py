@@ -61,6 +61,6 @@ def test_weights_of_files_are_taken_up_again(target: PlainTarget, documents: lis
     with torch.no_grad():
         for parameter in first.parameters():
             parameter.copy_((parameter + 0.1).bfloat16())
-    second.take(first.files(open_checkpoint(tiny_model), 3).tensors)
+    second.load_tensors(first.files(open_checkpoint(tiny_model), 3).tensors)
     for name, tensor in first.state_dict().items():
         assert torch.equal(second.state_dict()[name], tensor), name

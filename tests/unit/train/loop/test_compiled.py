@@ -9,7 +9,7 @@ import torch
 from foreword.train.heads.decoders import DraftRecipe, ExitRecipe
 from foreword.train.heads.dflash import DFlashRecipe
 from foreword.train.heads.eagle3 import Eagle3Recipe
-from foreword.train.heads.learner import Recipe, choose_vocabulary, whole_vocabulary
+from foreword.train.heads.learner import Recipe, choose_vocabulary, full_vocabulary
 from foreword.train.heads.medusa import MedusaRecipe
 from foreword.train.loop.trainer import Trainer, TrainPhase
 from foreword.train.passes.packing import fitting_size
@@ -39,7 +39,7 @@ def test_compiled_steps_are_the_plain_ones(
         own = PlainTarget(target.config, weights, compiled=compiled)
         vocab_size, wanted = target.config.vocab_size, recipe.draft_vocab
         vocabulary = (
-            whole_vocabulary(vocab_size)
+            full_vocabulary(vocab_size)
             if wanted is None
             else choose_vocabulary(documents, wanted, vocab_size)
         )

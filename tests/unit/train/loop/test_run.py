@@ -15,7 +15,7 @@ from foreword.errors import RequestError
 from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.models.heads.describe import describe_trained
 from foreword.train import files
-from foreword.train.files import require_own, require_same_kind
+from foreword.train.files import require_run_directory, require_same_kind
 from foreword.train.heads.dflash import DFlashRecipe
 from foreword.train.heads.medusa import MedusaRecipe
 from foreword.train.loop.output import _rounded, digest_of, read_weights
@@ -129,13 +129,13 @@ def test_another_shape_or_a_directory_in_use_is_refused(
 
 
 def test_no_file_of_others_is_replaced(tmp_path: Path):
-    require_own(tmp_path / "new", resume=False)
+    require_run_directory(tmp_path / "new", resume=False)
     (tmp_path / "own/texts").mkdir(parents=True)
     (tmp_path / "own/training").mkdir()
-    require_own(tmp_path / "own", resume=False)  # it ended before it had a state
+    require_run_directory(tmp_path / "own", resume=False)  # it ended before it had a state
     (tmp_path / "own/README.md").write_text("mine", encoding="utf-8")
     with pytest.raises(RequestError, match=r"is not empty \(it holds README.md\); give a new directory"):
-        require_own(tmp_path / "own", resume=False)
+        require_run_directory(tmp_path / "own", resume=False)
 
 
 def test_no_training_to_go_on_with_is_told(target: PlainTarget, texts, tiny_model: Path, tmp_path: Path):

@@ -97,7 +97,7 @@ def test_a_head_trains_with_the_weights_that_its_file_will_have(
     assert not opened.spec.has("lm_head.weight")
     quantize_head(opened, tmp_path / "small", 4)
     again = new_trainer(recipe, target, documents)
-    again.learner.take(read_weights(tmp_path / "small" / "model.safetensors"))
+    again.learner.load_tensors(read_weights(tmp_path / "small" / "model.safetensors"))
     assert again.evaluate(documents[:30]).tau() == pytest.approx(rounded.tau(), abs=0.02)
 
 

@@ -72,7 +72,7 @@ def test_joining_own_keys_to_a_finished_past_gives_the_same_output_and_gradients
     past, logsumexp = causal_attention(q, k, v, queries, keys).detach(), scores.logsumexp(-1)
     out, joined = attention._join(q.detach(), past, logsumexp, own_keys, own_values)
     torch.testing.assert_close(out, whole)
-    more_q, grad_keys, grad_values = attention._own_backward(
+    more_q, grad_keys, grad_values = attention._chain_backward(
         q.detach(), own_keys, own_values, out, joined, gradient
     )
     # The past's share of the gradient, as the kernel makes it of the joined output and sum.

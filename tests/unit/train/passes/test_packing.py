@@ -41,7 +41,7 @@ def test_rows_hold_and_predict_their_own_texts_tokens():
                 )
                 if inside:
                     assert token == document.tokens[place]
-                    assert batch.held(step)[row] == document.tokens[place - 1]
+                    assert batch.input_tokens(step)[row] == document.tokens[place - 1]
             row += 1
     assert not batch.predicted(0)[1][row:].any()
     assert len(batch.tail_rows) == tails and len(batch.token_ids) == rows

@@ -21,14 +21,19 @@ from foreword.models.formats.checkpoint import LocatedTensors, QuantizedTensor, 
 from foreword.models.formats.fields import GGUF_KEYS, ConfigFields, sampling_values
 from foreword.models.formats.gguf.config import ROPE_TENSORS, gguf_config, gguf_family, module_layers
 from foreword.models.formats.gguf.file import GgufFile
-from foreword.models.formats.gguf.places import GgufLocation, module_tensors, places, tensor_parts
+from foreword.models.formats.gguf.locations import (
+    GgufLocation,
+    module_tensors,
+    tensor_locations,
+    tensor_parts,
+)
 from foreword.models.formats.gguf.tokenizer import TOKENIZER_PREFIX, gguf_tokenizer
 from foreword.models.tokenization.tokenizer import Tokenizer
 
 _UNQUANTIZED = ("F32", "F16", "BF16")
 _VECTORS = (".A_log", ".D", ".dt_bias", "linear_attn.norm.weight")  # vectors that may be stored as matrices
 _CONVOLUTION = "conv1d.weight"
-_ELEMENTS_AT_ONCE = 2**19  # dequantised at once by each thread, which limits the additional memory
+_ELEMENTS_AT_ONCE = 2**19  # elements that a thread dequantises at once, which limits the additional memory
 _THREADS = min(8, os.cpu_count() or 1)
 
 
@@ -81,7 +86,7 @@ class GgufCheckpoint(LocatedTensors[GgufLocation]):
         modules = module_tensors(self._file.tensors, module_layers(fields))
         parts = tensor_parts(self._file.tensors, names, path, (*ROPE_TENSORS, *modules))
         self.config = gguf_config(self._file, frozenset(chain.from_iterable(parts.values())))
-        self._places = places(parts, self._file.tensors, names, self.config, path)
+        self._locations = tensor_locations(parts, self._file.tensors, names, self.config, path)
 
     def weight_format(self) -> str:
         """Return the quantisation that the file's metadata names, such as Q4_K_M."""
@@ -92,10 +97,10 @@ class GgufCheckpoint(LocatedTensors[GgufLocation]):
         return named.name.removeprefix("ALL_").removeprefix("MOSTLY_")
 
     def load(self, name: str, dtype: torch.dtype) -> Tensor:
-        place = self._place(name)
-        tensor = self._file.tensors[place.stored]
-        if place.values is not None:
-            return self._latent_expansion(place.stored, place.values, dtype)
+        location = self._location(name)
+        tensor = self._file.tensors[location.stored]
+        if location.values is not None:
+            return self._latent_expansion(location.stored, location.values, dtype)
         if name.endswith(".A_log"):
             return self._decay_logarithms(name).to(dtype)
         loaded = dequantized(tensor.kind, self._rows(name), dtype)
@@ -103,19 +108,16 @@ class GgufCheckpoint(LocatedTensors[GgufLocation]):
             return loaded.reshape(-1)
         if name.endswith(_CONVOLUTION):
             return loaded.unsqueeze(1)
-        if place.columns is not None:
-            return loaded[:, place.columns.order()]
-        is_matrix = len(tensor.shape) == 2 or place.rows is not None
-        return (
-            loaded
-            if is_matrix or name.endswith("shared_expert_gate.weight")
-            else loaded.reshape(tensor.shape)
-        )
+        if location.columns is not None:
+            return loaded[:, location.columns.order()]
+        is_matrix = len(tensor.shape) == 2 or location.rows is not None
+        is_shaped = is_matrix or name.endswith("shared_expert_gate.weight")
+        return loaded if is_shaped else loaded.reshape(tensor.shape)
 
     def load_part(self, name: str, dtype: torch.dtype, part: TensorPart) -> Tensor:
-        place = self._place(name)
-        tensor = self._file.tensors[place.stored]
-        if not self._is_matrix(name) or place.columns is not None:
+        location = self._location(name)
+        tensor = self._file.tensors[location.stored]
+        if not self._is_matrix(name) or location.columns is not None:
             return part.of(self.load(name, dtype)).clone()
         rows = self._rows(name)
         if part.rows is not None:
@@ -129,31 +131,30 @@ class GgufCheckpoint(LocatedTensors[GgufLocation]):
         return loaded[:, begin - first_block * numbers : end - first_block * numbers].clone()
 
     def pieces(self, name: str, dtype: torch.dtype, rows: int) -> Iterator[Tensor]:
-        place = self._place(name)
-        tensor = self._file.tensors[place.stored]
+        location = self._location(name)
+        tensor = self._file.tensors[location.stored]
         if not self._is_matrix(name):
             yield from row_pieces(self.load(name, dtype), rows)
             return
         stored = self._rows(name)
-        columns = None if place.columns is None else place.columns.order()
+        columns = None if location.columns is None else location.columns.order()
         for start in range(0, len(stored), rows):
             piece = dequantized(tensor.kind, stored[start : start + rows], dtype)
             yield piece if columns is None else piece[:, columns]
 
     def _is_matrix(self, name: str) -> bool:
         """Return whether the rows of the tensor are rows of one stored tensor."""
-        place = self._place(name)
-        has_rows = len(self._file.tensors[place.stored].shape) == 2 or place.rows is not None
-        return has_rows and place.values is None and not name.endswith((".bias", _CONVOLUTION, *_VECTORS))
+        location = self._location(name)
+        has_rows = len(self._file.tensors[location.stored].shape) == 2 or location.rows is not None
+        return has_rows and location.values is None and not name.endswith((".bias", _CONVOLUTION, *_VECTORS))
 
     def _decay_logarithms(self, name: str) -> Tensor:
         """Return the logarithms of a recurrent layer's decay rates; the file has the negative rates."""
-        stored = dequantized(
-            self._file.tensors[self._place(name).stored].kind, self._rows(name), torch.float32
-        )
+        tensor = self._file.tensors[self._location(name).stored]
+        stored = dequantized(tensor.kind, self._rows(name), torch.float32)
         if not bool((stored < 0).all()):
             raise CheckpointError(
-                f"{self.path}: {self._place(name).stored} has rates that are not below 0; get the file again"
+                f"{self.path}: {tensor.name} has rates that are not below 0; get the file again"
             )
         return (-stored).log().reshape(-1)
 
@@ -178,18 +179,18 @@ class GgufCheckpoint(LocatedTensors[GgufLocation]):
     def quantized(self, name: str) -> QuantizedTensor | None:
         """Return the tensor's blocks in Hugging Face's row and column order; copied only if the file's order differs.
 
-        None if it is not quantised, or if the order of columns differs and a block has columns of several heads.
+        None: the tensor is not quantised, or columns must be reordered and a block has columns of several heads.
         """
-        place = self._place(name)
-        tensor = self._file.tensors[place.stored]
+        location = self._location(name)
+        tensor = self._file.tensors[location.stored]
         if tensor.kind in _UNQUANTIZED or not self._is_matrix(name):
             return None
         rows = self._rows(name)
-        if place.columns is not None:
+        if location.columns is not None:
             numbers, size = GGML_QUANT_SIZES[GGMLQuantizationType[tensor.kind]]
-            if place.columns.width % numbers:
+            if location.columns.width % numbers:
                 return None
-            blocks = replace(place.columns, width=place.columns.width // numbers)
+            blocks = replace(location.columns, width=location.columns.width // numbers)
             rows = rows.reshape(len(rows), -1, size)[:, blocks.order()].reshape(len(rows), -1)
         return QuantizedTensor(tensor.kind, rows, (len(rows), tensor.shape[-1]))
 
@@ -206,22 +207,24 @@ class GgufCheckpoint(LocatedTensors[GgufLocation]):
 
     def _rows(self, name: str) -> NDArray[np.uint8]:
         """Return the tensor's stored bytes [rows, bytes per row], with the rows in Hugging Face's order."""
-        place = self._place(name)
-        tensor, stored = self._file.tensors[place.stored], self._file.rows(place.stored)
-        if place.rows is not None:
-            stored = stored[slice(*place.rows)]
-        if place.columns is not None and tensor.shape[-1] != place.columns.rows:
-            raise self._misfit(name, tensor.shape[-1], "columns", place.columns.rows)
-        if place.order is None:
+        location = self._location(name)
+        tensor, stored = self._file.tensors[location.stored], self._file.rows(location.stored)
+        if location.rows is not None:
+            stored = stored[slice(*location.rows)]
+        if location.columns is not None and tensor.shape[-1] != location.columns.rows:
+            raise self._misfit(name, tensor.shape[-1], "columns", location.columns.rows)
+        if location.order is None:
             return stored
-        if tensor.shape[0] != place.order.rows:
-            raise self._misfit(name, tensor.shape[0], "rows", place.order.rows)
+        if tensor.shape[0] != location.order.rows:
+            raise self._misfit(name, tensor.shape[0], "rows", location.order.rows)
         if len(tensor.shape) == 1 and tensor.kind not in _UNQUANTIZED:
             raise CheckpointError(
-                f"{self.path}: {place.stored} is a quantised vector and cannot be reordered; get the file again"
+                f"{self.path}: {location.stored} is a quantised vector and cannot be reordered; get the file again"
             )
-        rows = stored.reshape(tensor.shape[0], -1)  # of a vector, which is one stored row: one number each
-        return rows[place.order.order()].reshape(-1, stored.shape[1])
+        rows = stored.reshape(
+            tensor.shape[0], -1
+        )  # a vector is stored as one row: here, each number becomes a row
+        return rows[location.order.order()].reshape(-1, stored.shape[1])
 
     def _misfit(self, name: str, count: int, dimension: str, expected: int) -> CheckpointError:
         return CheckpointError(

@@ -74,7 +74,7 @@ _SWITCHES = {
     "mlp_bias": "ffn_up.bias",
     "qk_norm": "attn_q_norm.weight",
 }
-"""Features of a family -> the tensor that a layer has with this feature; the metadata does not state them."""
+"""Features of a family -> the tensor that exists only with this feature; the metadata does not state features."""
 
 
 def gguf_family(file: GgufFile) -> tuple[Architecture, GgufNames]:
@@ -92,7 +92,7 @@ def gguf_family(file: GgufFile) -> tuple[Architecture, GgufNames]:
 
 
 def _scores(file: GgufFile, name: str) -> tuple[Scores | None, ...]:
-    """Return the score functions that the router may have by the metadata; (None,) without experts."""
+    """Return the score functions that the metadata allows for the router; (None,) without experts."""
     if not _exceeds(file.metadata.get(f"{name}.expert_count"), 0):
         return (None,)
     stated = file.metadata.get(f"{name}.expert_gating_func")
@@ -134,7 +134,7 @@ def _settings(file: GgufFile, fields: ConfigFields, family: Architecture, names:
     values |= {key: value for key, value in names.settings.items() if values.get(key) is None}
     values["rope_scaling"] = _rope_scaling(file, fields)
     values["num_hidden_layers"] = layers = module_layers(fields).start
-    if layers > len(file.tensors):  # refused before lists of this length are made
+    if layers > len(file.tensors):  # checked before lists of this length are made
         raise CheckpointError(f"{file.path}: its {layers} layers have no tensors; get the file again")
     values["vocab_size"] = embedding.shape[0]
     values["tie_word_embeddings"] = "output.weight" not in file.tensors
@@ -144,7 +144,7 @@ def _settings(file: GgufFile, fields: ConfigFields, family: Architecture, names:
         values["position_embedding_type"] = "rope" if fields.flag("rope.scaling.finetuned", True) else "nope"
     if family.recurrent is not None:
         values |= _recurrent_values(file, fields, family, layers)
-    if values.get(family.mlp_size) is None:  # of Granite 4 without experts
+    if values.get(family.mlp_size) is None:  # in Granite 4 without experts
         values[family.mlp_size] = values["intermediate_size"]
     if values["num_key_value_heads"] is None:
         values["num_key_value_heads"] = values["num_attention_heads"]
@@ -187,7 +187,7 @@ def module_layers(fields: ConfigFields) -> range:
 
 
 def _common_value(stored: Any) -> Any:  # noqa: ANN401
-    """Return the value of a setting that some files repeat for each layer; a list of different values stays a list."""
+    """Return a setting, reduced to one value if the file repeats that value for each layer."""
     return stored[0] if isinstance(stored, list) and len(set(map(str, stored))) == 1 else stored
 
 
@@ -196,7 +196,7 @@ def _exceeds(value: object, limit: int) -> bool:
 
 
 def _score_root(fields: ConfigFields, names: GgufNames) -> int:
-    """Return the value v of the score factor 1 / sqrt(v): by the number of layers, as in llama.cpp."""
+    """Return v, where 1 / sqrt(v) is the factor of attention scores. The number of layers decides, as in llama.cpp."""
     if fields.count("block_count") == names.deep:
         return fields.count("embedding_length") // fields.count("attention.head_count")
     return fields.count("attention.key_length")
@@ -287,12 +287,14 @@ def _recurrent_values(
 
 
 def _layers(file: GgufFile, fields: ConfigFields, family: Architecture, count: int) -> dict[str, Any]:
-    """Return `layer_types`, and the sizes that the metadata states for each layer: 0 in layers without them."""
+    """Return `layer_types`, and the sizes that the metadata states for each layer (0: the layer lacks the sublayer)."""
     assert family.recurrent is not None
-    kv_heads, is_single = _per_layer(fields, _KV_HEADS, count), family.norms is Norms.SINGLE
-    listed = isinstance(fields.get(_KV_HEADS), list)
-    values: dict[str, Any] = {"num_key_value_heads": _one_size(fields, _KV_HEADS, kv_heads)} if listed else {}
-    if is_single:  # a layer has attention, an MLP or a recurrence alone
+    kv_heads = _per_layer(fields, _KV_HEADS, count)
+    is_listed = isinstance(fields.get(_KV_HEADS), list)
+    values: dict[str, Any] = {}
+    if is_listed:
+        values["num_key_value_heads"] = _one_size(fields, _KV_HEADS, kv_heads)
+    if family.norms is Norms.SINGLE:  # a layer has only one of attention, MLP and recurrence
         widths = _per_layer(fields, _MLP_SIZE, count)
         kinds = [
             _kind_of_single(file, index, heads, width)
@@ -301,7 +303,7 @@ def _layers(file: GgufFile, fields: ConfigFields, family: Architecture, count: i
         return values | {"layer_types": kinds, "intermediate_size": _one_size(fields, _MLP_SIZE, widths)}
     if fields.get(_RECURRENT) is not None:
         has_attention = [not recurrent for recurrent in _per_layer(fields, _RECURRENT, count)]
-    elif listed and (family.recurrent.attention_layers is not None or 0 in kv_heads):
+    elif is_listed and (family.recurrent.attention_layers is not None or 0 in kv_heads):
         has_attention = [heads > 0 for heads in kv_heads]
     else:
         return values
@@ -311,7 +313,7 @@ def _layers(file: GgufFile, fields: ConfigFields, family: Architecture, count: i
 
 
 def _kind_of_single(file: GgufFile, index: int, heads: int, width: int) -> str:
-    """Return the kind of a layer with one sublayer, from its number of KV heads and the width of its MLP."""
+    """Return the kind of a layer with one sublayer, which has `heads` KV heads and an MLP of this width."""
     if width:
         return "moe" if f"blk.{index}.ffn_gate_inp.weight" in file.tensors else "mlp"
     return "full_attention" if heads else "linear_attention"
@@ -328,7 +330,7 @@ def _per_layer(fields: ConfigFields, key: str, count: int) -> list[int]:
 
 
 def _one_size(fields: ConfigFields, key: str, sizes: list[int]) -> int:
-    """Return the size that all layers have in which it is not 0."""
+    """Return the only size other than 0 that layers have; 0: there is none. Raise if there are several."""
     distinct = sorted(set(sizes) - {0})
     if len(distinct) > 1:
         raise fields.unsupported(f"{key} of {distinct[0]} in some layers and {distinct[-1]} in others")

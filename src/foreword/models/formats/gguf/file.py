@@ -93,7 +93,7 @@ def _damaged(path: Path, reason: str) -> CheckpointError:
 
 
 class _Reader:
-    """A cursor over the mapped file that never reads or allocates beyond its end."""
+    """A cursor over the mapped file. No read or allocation goes beyond the end of the file."""
 
     def __init__(self, data: mmap.mmap, path: Path) -> None:
         self._data = data
@@ -111,7 +111,7 @@ class _Reader:
             raise CheckpointError(
                 f"{self._path} has GGUF version {version} (or is big-endian); convert it to GGUF version 3"
             )
-        # 24 and 13: the fewest bytes that a tensor header and a metadata entry can have.
+        # A tensor header has at least 24 bytes, a metadata entry at least 13.
         return self._count(24), self._count(13)
 
     def metadata(self, count: int) -> dict[str, Any]:
@@ -190,7 +190,7 @@ class _Reader:
         return [self._value(kind, depth) for _ in range(count)]
 
     def _strings(self, count: int) -> list[str]:
-        """Read `count` strings in one loop: a vocabulary has several hundred thousand."""
+        """Read `count` strings. This is one loop without calls, since a vocabulary has several hundred thousand."""
         texts: list[str] = []
         data, size, read_length, position = self._data, self._size, _U64.unpack_from, self._position
         for _ in range(count):
@@ -205,7 +205,7 @@ class _Reader:
             position = end
         self._position = position
         while len(texts) < count:
-            texts.append(self._string())  # raises for what ended the loop
+            texts.append(self._string())  # raises the error for the string that ended the loop
         return texts
 
     def _string(self) -> str:

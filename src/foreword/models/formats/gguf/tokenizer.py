@@ -33,8 +33,7 @@ _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn
 """Control tokens that end an answer if the chat template uses them, in addition to those in the metadata."""
 
 _HARMONY_ENDS = ("<|return|>", "<|call|>")
-"""The same for gpt-oss. Its `<|end|>` only ends a message, and an answer may have several messages."""
-
+"""Tokens that end an answer of gpt-oss. Its `<|end|>` only ends a message, and an answer may have several messages."""
 
 _TEXT_ENDS = ("<|endoftext|>", "<|end_of_text|>")
 """Control tokens that end every answer, as in llama.cpp: files of chat models often name only the end of a turn."""
@@ -75,7 +74,7 @@ def gguf_tokenizer(file: GgufFile) -> Tokenizer:
 def _build(fields: ConfigFields, tokens: list[str]) -> tuple[tokenizers.Tokenizer, PieceDecoder, bool, bool]:
     """Return (backend without added tokens, decoder of its pieces, strips_leading_space, starts_with_bos).
 
-    The last is whether texts start with BOS if the metadata does not say.
+    `starts_with_bos` is whether texts start with BOS if the metadata does not say.
     """
     model = fields.text("model")
     try:
@@ -132,6 +131,7 @@ def _fill(fields: ConfigFields, tokens: list[str]) -> tuple[int, int, int] | Non
 
 
 def _token_id(fields: ConfigFields, key: str, tokens: list[str]) -> int | None:
+    """Return the token id under a key of the metadata; None if the key is missing."""
     value = fields.get(key)
     if value is None:
         return None

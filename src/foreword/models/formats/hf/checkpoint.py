@@ -31,18 +31,18 @@ from foreword.models.formats.checkpoint import (
 from foreword.models.formats.fields import HF_KEYS, ConfigFields, sampling_values
 from foreword.models.formats.hf.config import hf_config, hf_family
 from foreword.models.formats.hf.packed import Scheme, packed_matrices, packed_stacks, scheme_of, unpacked
-from foreword.models.formats.hf.tensors import Place, canonical_name, expert_places, places
+from foreword.models.formats.hf.tensors import HfLocation, canonical_name, expert_locations, tensor_locations
 from foreword.models.formats.hf.tokenizer import hf_tokenizer
 from foreword.models.layer_shapes import expected_shapes
 from foreword.models.tokenization.tokenizer import Tokenizer
 
 _LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
 _PREFIXES = ("model.mtp_layers.", "model.mtp.", "mtp.", "medusa_head.", "medusa_heads.", "model.visual.")
-"""Prefixes of MTP modules (MiMo, MiMo-V2, Qwen3-Next), Medusa-2 heads and image encoders."""
+"""Prefixes of tensors in MTP modules (MiMo, MiMo-V2, Qwen3-Next), Medusa-2 heads and image encoders."""
 
 
 def without_draft_modules(files: Mapping[str, Path], settings: Mapping[str, Any]) -> dict[str, Path]:
-    """Return the tensors of the decoder alone.
+    """Return tensor name -> file without the tensors of draft heads, MTP modules and image encoders.
 
     DeepSeek and GLM number MTP modules like layers, after the decoder's last layer.
     """
@@ -64,7 +64,7 @@ _FLOAT_TYPES = (torch.float32, torch.float16, torch.bfloat16)
 _DERIVED_TENSOR = ".rotary_emb.inv_freq"  # stored in old checkpoints; computed here
 
 
-class HfCheckpoint(LocatedTensors[Place]):
+class HfCheckpoint(LocatedTensors[HfLocation]):
     """A model in a directory. Tensors have canonical names, and are read on demand."""
 
     _warned = False  # whether the warning about dequantised weights was logged
@@ -80,16 +80,16 @@ class HfCheckpoint(LocatedTensors[Place]):
             canonical_name(name, family.stored): parts
             for name, parts in packed_matrices(self._files, self._scheme).items()
         }
-        experts: dict[str, Place] = {}
+        experts: dict[str, HfLocation] = {}
         if (layout := family.stored.stacked_experts) is not ExpertStacks.NONE:
             self._parts = packed_stacks(self._parts)
-            experts = expert_places(self._parts, layout, self._stack_shape)
-        stacks = {place.stored for place in experts.values()}
+            experts = expert_locations(self._parts, layout, self._stack_shape)
+        stacks = {location.stored for location in experts.values()}
         names = frozenset(self._parts) - stacks
         self.config = hf_config(self._settings, names | experts.keys(), path / "config.json")
-        self._places = places(names, family, self.config) | experts
+        self._locations = tensor_locations(names, family, self.config) | experts
         if self.config.tied_embeddings:
-            self._places.pop("lm_head.weight", None)
+            self._locations.pop("lm_head.weight", None)
 
     def weight_format(self) -> str:
         """Return the packed format's name, or the data type that config.json names, such as BF16."""
@@ -99,27 +99,31 @@ class HfCheckpoint(LocatedTensors[Place]):
         return named.replace("bfloat", "BF").replace("float", "F")
 
     def load(self, name: str, dtype: torch.dtype) -> Tensor:
-        place = self._place(name)
-        return place.read(self._whole(place)).to(dtype, copy=True)
+        location = self._location(name)
+        return location.read(self._whole(location)).to(dtype, copy=True)
 
     def load_part(self, name: str, dtype: torch.dtype, part: TensorPart) -> Tensor:
-        """Load a part in `dtype`. A tensor that is packed, reordered or in a stack of experts is read whole."""
-        place = self._place(name)
-        if place.expert is not None or place.grouped is not None or not self._is_one_tensor(place.stored):
+        """Load a part in `dtype`. A tensor that is packed, reordered or in a stack of experts is read completely."""
+        location = self._location(name)
+        if (
+            location.expert is not None
+            or location.grouped is not None
+            or not self._is_one_tensor(location.stored)
+        ):
             return part.of(self.load(name, dtype)).clone()
         if part.rows is not None:
-            place = place.narrowed(part.rows)
-        cut = self._read(place.stored, TensorPart(place.rows, part.columns))
-        return replace(place, rows=None).read(cut).to(dtype, copy=True)
+            location = location.narrowed(part.rows)
+        cut = self._read(location.stored, TensorPart(location.rows, part.columns))
+        return replace(location, rows=None).read(cut).to(dtype, copy=True)
 
     def pieces(self, name: str, dtype: torch.dtype, rows: int) -> Iterator[Tensor]:
-        """Yield pieces of a tensor, read on demand; a transformed tensor is read whole."""
-        place = self._place(name)
-        if not place.is_plain or not self._is_one_tensor(place.stored):
+        """Yield pieces of a tensor, each read when it is needed; a transformed tensor is read completely."""
+        location = self._location(name)
+        if not location.is_plain or not self._is_one_tensor(location.stored):
             yield from row_pieces(self.load(name, dtype), rows)
             return
-        with opened_safetensors(self._files[place.stored]) as file:
-            shape = file.get_slice(place.stored).get_shape()
+        with opened_safetensors(self._files[location.stored]) as file:
+            shape = file.get_slice(location.stored).get_shape()
         if not shape:  # a scalar, in a damaged file
             yield from row_pieces(self.load(name, dtype), rows)
             return
@@ -129,7 +133,7 @@ class HfCheckpoint(LocatedTensors[Place]):
 
     def stored(self, name: str) -> Tensor:
         """Return a copy of the tensor in its stored dtype; raise if it is transformed when it is loaded."""
-        if not self._place(name).is_plain or not self._is_one_tensor(name):
+        if not self._location(name).is_plain or not self._is_one_tensor(name):
             raise CheckpointError(
                 f"{self.path}: tensor {name} is not stored as it is used, and cannot be copied; use another model"
             )
@@ -146,51 +150,51 @@ class HfCheckpoint(LocatedTensors[Place]):
             shape: list[int] = file.get_slice(stored).get_shape()
         return shape
 
-    def _whole(self, place: Place) -> Tensor:
-        """Return the stored tensor at a place, dequantised; of a stack, only the expert: [out, in] or [out]."""
-        parts = self._parts[place.stored]
+    def _whole(self, location: HfLocation) -> Tensor:
+        """Read and dequantise the stored tensor of a location; of a stack, only the expert: [out, in] or [out]."""
+        parts = self._parts[location.stored]
         if "" in parts:
-            if place.expert is None:
+            if location.expert is None:
                 return self._read(parts[""])
-            tensor = self._read(parts[""], TensorPart((place.expert, place.expert + 1)))[0]
-            return tensor.T if place.transposed and tensor.dim() > 1 else tensor
+            tensor = self._read(parts[""], TensorPart((location.expert, location.expert + 1)))[0]
+            return tensor.T if location.transposed and tensor.dim() > 1 else tensor
         if self._scheme is None:
-            raise missing_tensor(place.stored, self.path)
+            raise missing_tensor(location.stored, self.path)
         self._warn_once(self._scheme)
-        return unpacked(self._scheme, self._packed(place), place.stored, self.path)
+        return unpacked(self._scheme, self._packed(location), location.stored, self.path)
 
-    def _packed(self, place: Place) -> dict[str, Tensor]:
+    def _packed(self, location: HfLocation) -> dict[str, Tensor]:
         """Return the parts of a packed matrix; of a stack, those of one expert."""
-        parts = self._parts[place.stored].items()
-        if place.expert is None:
+        parts = self._parts[location.stored].items()
+        if location.expert is None:
             return {part: self._tensor(name) for part, name in parts}
-        expert = TensorPart((place.expert, place.expert + 1))
+        expert = TensorPart((location.expert, location.expert + 1))
         return {part: self._tensor(name, expert)[0].flatten(1) for part, name in parts}
 
     def is_packed(self, name: str) -> bool:
         """Return whether a matrix is stored as codes and scales."""
-        return self._scheme is not None and "" not in self._parts[self._place(name).stored]
+        return self._scheme is not None and "" not in self._parts[self._location(name).stored]
 
-    def kept(self, name: str) -> PackedTensor | None:
+    def packed_tensor(self, name: str) -> PackedTensor | None:
         """Return a matrix in packed form; None if it is stored as plain floats or must be dequantised."""
-        place = self._place(name)
-        parts = self._parts[place.stored]
-        if self._scheme is None or "" in parts or place.plus_one:
+        location = self._location(name)
+        parts = self._parts[location.stored]
+        if self._scheme is None or "" in parts or location.plus_one:
             return None
-        kept = self._scheme.keep(self._packed(place))
-        if kept is None or place.is_plain:
-            return kept
-        if isinstance(kept, GroupedTensor):
-            return kept.rows(place.read)
-        if not kept.in_blocks:
-            return Fp8Tensor(place.read(kept.values), place.read(kept.scales), False)
+        packed = self._scheme.repack(self._packed(location))
+        if packed is None or location.is_plain:
+            return packed
+        if isinstance(packed, GroupedTensor):
+            return packed.rows(location.read)
+        if not packed.in_blocks:
+            return Fp8Tensor(location.read(packed.values), location.read(packed.scales), False)
         # A block has one scale for all its rows: only ranges of whole blocks can be cut out, in their order.
-        first, end = place.rows or (0, 0)
-        is_reordered = place.rotated is not None or place.grouped is not None
+        first, end = location.rows or (0, 0)
+        is_reordered = location.rotated is not None or location.grouped is not None
         if is_reordered or first % FP8_BLOCK or end % FP8_BLOCK:
             return None
         blocks = slice(first // FP8_BLOCK, end // FP8_BLOCK)
-        return Fp8Tensor(place.read(kept.values), kept.scales[blocks], True)
+        return Fp8Tensor(location.read(packed.values), packed.scales[blocks], True)
 
     def _warn_once(self, scheme: Scheme) -> None:
         if self._warned:
@@ -224,7 +228,7 @@ class HfCheckpoint(LocatedTensors[Place]):
         return tensor
 
     def quantized(self, name: str) -> QuantizedTensor | None:
-        self._place(name)
+        self._location(name)
         return None
 
     def release(self) -> None: ...

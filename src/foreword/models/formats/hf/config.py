@@ -75,7 +75,7 @@ def _single_sublayer(layer: LayerSpec, kind: LayerKind, mlp: MlpSpec) -> LayerSp
 
 
 def layer_after_last(fields: ConfigFields, family: Architecture) -> LayerSpec:
-    """Return the layer of an MTP module: full attention, and experts if the family has them."""
+    """Return the layer of an MTP module, which has full attention, and experts if the family has experts."""
     mlp = _experts_mlp(fields, family) or _mlp(fields, family)
     return LayerSpec(attention_spec(fields, family), mlp, family.norms)
 
@@ -143,6 +143,7 @@ def _mlp(fields: ConfigFields, family: Architecture, *, is_used: bool = True) ->
 
 
 def _mlp_size(fields: ConfigFields, family: Architecture) -> int:
+    """Return the MLP's size; in LFM2, two thirds of the stated size, scaled and rounded up to a multiple."""
     size = fields.count(family.mlp_size)
     if not family.adjusted_mlp:
         return size
@@ -155,7 +156,7 @@ def _mlp_size(fields: ConfigFields, family: Architecture) -> int:
 
 
 def _experts_mlp(fields: ConfigFields, family: Architecture) -> MlpSpec | None:
-    """Return the MLP of layers with experts, whose size is that of the shared expert; None without experts."""
+    """Return the MLP of layers with experts: its own size is the shared expert's. None: the family has no experts."""
     if family.experts is None:
         return None
     keys = family.experts
@@ -173,15 +174,15 @@ def _experts_mlp(fields: ConfigFields, family: Architecture) -> MlpSpec | None:
 
 def _rotated(fields: ConfigFields, family: Architecture, count: int) -> list[bool]:
     """Return whether each layer has rotary embedding."""
-    every = family.rope.unrotated_every
+    period = family.rope.unrotated_every
     if family.rope.by_type and fields.get("position_embedding_type") != "rope":
         return [False] * count
-    if every is None:
+    if period is None:
         return [True] * count
     listed = fields.get("no_rope_layers")
     if listed is None:
-        every = fields.count("no_rope_layer_interval", every)
-        return [(index + 1) % every != 0 for index in range(count)]
+        period = fields.count("no_rope_layer_interval", period)
+        return [(index + 1) % period != 0 for index in range(count)]
     if not isinstance(listed, list) or len(listed) < count or any(entry not in (0, 1) for entry in listed):
         raise fields.malformed("no_rope_layers", f"a list of {count} ones and zeros")
     return [bool(entry) for entry in listed[:count]]

@@ -78,8 +78,8 @@ def _groups(fields: ConfigFields, keys: ExpertKeys) -> tuple[int, int]:
         return 1, 1
     else:
         _require(fields, "topk_method", "noaux_tc")
-    groups = 1 if fields.get("n_group") is None else fields.count("n_group")
-    return groups, groups if fields.get("topk_group") is None else fields.count("topk_group")
+    groups = fields.count("n_group", 1)
+    return groups, fields.count("topk_group", groups)
 
 
 def _require(fields: ConfigFields, key: str, expected: str) -> None:
@@ -89,6 +89,7 @@ def _require(fields: ConfigFields, key: str, expected: str) -> None:
 
 
 def _checked(fields: ConfigFields, keys: ExpertKeys, spec: ExpertsSpec) -> ExpertsSpec:
+    """Return `spec`; raise `CheckpointError` if groups and experts per token do not fit together."""
     if spec.count % spec.groups:
         raise fields.malformed("n_group", f"a number that divides {spec.count} experts")
     if spec.top_groups > spec.groups:
@@ -197,10 +198,10 @@ def _time_limits(fields: ConfigFields) -> tuple[float, float]:
     limits = fields.get("time_step_limit")
     if limits is None:
         return 0.0, math.inf
+    if not isinstance(limits, list):
+        limits = []
     # transformers writes infinity as {"__float__": "Infinity"}.
-    values = (
-        [n.get("__float__") if isinstance(n, dict) else n for n in limits] if isinstance(limits, list) else []
-    )
+    values = [n.get("__float__") if isinstance(n, dict) else n for n in limits]
     numbers = [float(n) for n in values if n == "Infinity" or (isinstance(n, int | float) and n >= 0)]
     if len(values) != 2 or len(numbers) != 2:
         raise fields.malformed("time_step_limit", "a list of two numbers")

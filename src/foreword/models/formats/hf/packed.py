@@ -1,4 +1,4 @@
-"""Quantised weights in safetensors (GPTQ, AWQ, compressed-tensors, FP8, MXFP4): dequantised at load, or kept packed."""
+"""Quantised weights in safetensors (GPTQ, AWQ, compressed-tensors, FP8, MXFP4): dequantises or repacks them."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -23,9 +23,9 @@ class Scheme:
     marker: str  # suffix of the quantised numbers; "weight" is also the suffix of plain matrices
     needed: tuple[str, ...]  # required suffixes
     extra: tuple[str, ...]  # optional suffixes
-    unpack: Callable[[Parts], Tensor]  # dequantise: float32 [out, in]
-    # The matrix in a form that kernels read packed; None: it must be dequantised.
-    keep: Callable[[Parts], PackedTensor | None] = lambda _: None
+    unpack: Callable[[Parts], Tensor]  # returns the dequantised matrix, float32 [out, in]
+    # Return the matrix in a form that kernels read; None: it must be dequantised.
+    repack: Callable[[Parts], PackedTensor | None] = lambda _: None
 
 
 def unpacked_bits(packed: Tensor, bits: int, dim: int) -> Tensor:
@@ -47,15 +47,15 @@ def spread(scales: Tensor, columns: int) -> Tensor:
     return scales.float().repeat_interleave(columns // groups, dim=1)
 
 
-def fp8_scheme(own: ConfigFields) -> Scheme:
+def fp8_scheme(quantization: ConfigFields) -> Scheme:
     """Return the scheme of 8-bit floats, with one scale per tensor or row, or one per block."""
-    block = own.get("weight_block_size")
+    block = quantization.get("weight_block_size")
     if block is None:
         needed = ("weight", "weight_scale")
-        return Scheme("8-bit floats", "weight", needed, ("input_scale",), unpack_rows, _keep_rows)
+        return Scheme("8-bit floats", "weight", needed, ("input_scale",), unpack_rows, _repack_rows)
     is_pair = isinstance(block, list) and len(block) == 2 and all(type(size) is int for size in block)
     if not is_pair or not all(0 < size <= MAX_DIMENSION for size in block):
-        raise own.malformed("weight_block_size", "two sizes")
+        raise quantization.malformed("weight_block_size", "two sizes")
     rows, columns = block
 
     def unpack(parts: Parts) -> Tensor:
@@ -67,19 +67,19 @@ def fp8_scheme(own: ConfigFields) -> Scheme:
         all_scales = row_scales.repeat_interleave(min(columns, weight.shape[1]), dim=1)[:, : weight.shape[1]]
         return weight * all_scales
 
-    def keep(parts: Parts) -> Fp8Tensor | None:
+    def repack(parts: Parts) -> Fp8Tensor | None:
         weight, scales = parts["weight"], parts["weight_scale_inv"].float()
         expected = -(-weight.shape[0] // FP8_BLOCK), -(-weight.shape[1] // FP8_BLOCK)
         fits = rows == columns == FP8_BLOCK and tuple(scales.shape) == expected
         return Fp8Tensor(weight, scales, True) if fits and weight.dtype == torch.float8_e4m3fn else None
 
     return Scheme(
-        "8-bit floats in blocks", "weight", ("weight", "weight_scale_inv"), ("input_scale",), unpack, keep
+        "8-bit floats in blocks", "weight", ("weight", "weight_scale_inv"), ("input_scale",), unpack, repack
     )
 
 
-def _keep_rows(parts: Parts) -> Fp8Tensor | None:
-    """Return 8-bit floats with scales per row; None for other 8-bit numbers, and for scales of another shape."""
+def _repack_rows(parts: Parts) -> Fp8Tensor | None:
+    """Return 8-bit floats with a scale per row; None: other 8-bit numbers, zero points, or scales of another shape."""
     weight, scales = parts["weight"], _column(parts["weight_scale"].float())
     fits = scales.shape in ((1, 1), (len(weight), 1)) and parts.get("weight_zero_point") is None
     if not fits or weight.dtype != torch.float8_e4m3fn:
@@ -100,20 +100,20 @@ def _column(scale: Tensor) -> Tensor:
     return scale.reshape(-1, 1) if scale.dim() < 2 else scale
 
 
-def gptq_scheme(own: ConfigFields) -> Scheme:
-    """Return the scheme of GPTQ in 2, 4 or 8 bits; only 4 bits can be kept packed."""
-    bits = own.count("bits")
+def gptq_scheme(quantization: ConfigFields) -> Scheme:
+    """Return the scheme of GPTQ in 2, 4 or 8 bits; only 4 bits can be repacked."""
+    bits = quantization.count("bits")
     if bits not in (2, 4, 8):
-        raise own.unsupported(f"GPTQ in {bits} bits")
+        raise quantization.unsupported(f"GPTQ in {bits} bits")
     # The original format stores zero points minus one.
-    zero_offset = 0 if own.text("checkpoint_format", "gptq") == "gptq_v2" else 1
+    zero_offset = 0 if quantization.text("checkpoint_format", "gptq") == "gptq_v2" else 1
     return Scheme(
         f"GPTQ, {bits} bits",
         "qweight",
         ("qweight", "qzeros", "scales"),
         ("g_idx",),
         lambda parts: _unpack_gptq(parts, bits, zero_offset),
-        lambda parts: _keep_gptq(parts, zero_offset) if bits == 4 else None,
+        lambda parts: _repack_gptq(parts, zero_offset) if bits == 4 else None,
     )
 
 
@@ -133,7 +133,7 @@ def _scaled(levels: Tensor, zeros: Tensor, parts: Parts) -> Tensor:
     return (scales[group] * (levels - zeros[group])).T.contiguous()
 
 
-def _keep_gptq(parts: Parts, zero_offset: int) -> GroupedTensor | None:
+def _repack_gptq(parts: Parts, zero_offset: int) -> GroupedTensor | None:
     codes, scales = unpacked_bits(parts["qweight"], 4, dim=0), parts["scales"]  # [in, out], [groups, out]
     zeros = unpacked_bits(parts["qzeros"], 4, dim=1) + zero_offset
     group_size, order = len(codes) // len(scales), None
@@ -155,18 +155,18 @@ _ORDER = torch.tensor([0, 4, 1, 5, 2, 6, 3, 7])
 """Index of each of eight consecutive columns within a word of AWQ."""
 
 
-def awq_scheme(own: ConfigFields) -> Scheme:
-    version = own.text("version", "gemm").lower()
-    if own.count("bits", 4) != 4 or version != "gemm":
-        raise own.unsupported(f"AWQ in {own.get('bits')} bits, version {version}")
-    return Scheme("AWQ, 4 bits", "qweight", ("qweight", "qzeros", "scales"), (), _unpack_awq, _keep_awq)
+def awq_scheme(quantization: ConfigFields) -> Scheme:
+    version = quantization.text("version", "gemm").lower()
+    if quantization.count("bits", 4) != 4 or version != "gemm":
+        raise quantization.unsupported(f"AWQ in {quantization.get('bits')} bits, version {version}")
+    return Scheme("AWQ, 4 bits", "qweight", ("qweight", "qzeros", "scales"), (), _unpack_awq, _repack_awq)
 
 
 def _unpack_awq(parts: Parts) -> Tensor:
     return _scaled(_in_order(parts["qweight"]), _in_order(parts["qzeros"]), parts)
 
 
-def _keep_awq(parts: Parts) -> GroupedTensor:
+def _repack_awq(parts: Parts) -> GroupedTensor:
     codes, zeros = _in_order(parts["qweight"]), _in_order(parts["qzeros"])
     return GroupedTensor(_bytes(codes), parts["scales"].T.contiguous(), _bytes(zeros))
 
@@ -184,9 +184,9 @@ _E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 """Magnitudes of the 4-bit floats of MXFP4, by their lower three bits."""
 
 
-def compressed_scheme(own: ConfigFields) -> Scheme:
+def compressed_scheme(quantization: ConfigFields) -> Scheme:
     """Return the scheme of compressed-tensors' quantization_config; all its groups must have the same format."""
-    packing = own.text("format")
+    packing = quantization.text("format")
     if packing in ("int-quantized", "float-quantized", "naive-quantized"):
         return Scheme(
             f"compressed-tensors, {packing}",
@@ -194,34 +194,36 @@ def compressed_scheme(own: ConfigFields) -> Scheme:
             ("weight", "weight_scale"),
             ("weight_zero_point", *_UNUSED),
             unpack_rows,
-            _keep_rows,
+            _repack_rows,
         )
     if packing == "mxfp4-pack-quantized":
-        return replace(mxfp4_scheme(own), extra=_UNUSED)
+        return replace(mxfp4_scheme(quantization), extra=_UNUSED)
     if packing != "pack-quantized":
-        raise own.unsupported(f"compressed-tensors' format {packing!r}")
-    bits = _bits(own)
+        raise quantization.unsupported(f"compressed-tensors' format {packing!r}")
+    bits = _bits(quantization)
     return Scheme(
         f"compressed-tensors, {bits} bits",
         "weight_packed",
         ("weight_packed", "weight_scale"),
         ("weight_shape", "weight_zero_point", "weight_g_idx", *_UNUSED),
         lambda parts: unpack_words(parts, bits),
-        lambda parts: _keep_words(parts) if bits == 4 else None,
+        lambda parts: _repack_words(parts) if bits == 4 else None,
     )
 
 
-def _bits(own: ConfigFields) -> int:
+def _bits(quantization: ConfigFields) -> int:
     """Return the bits per weight of compressed-tensors' config, the same in all groups."""
-    groups = own.get("config_groups")
+    groups = quantization.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
-        raise own.malformed("config_groups", "an object with groups")
+        raise quantization.malformed("config_groups", "an object with groups")
     weights = [group.get("weights") if isinstance(group, Mapping) else None for group in groups.values()]
     if not all(isinstance(entry, Mapping) for entry in weights):
-        raise own.malformed("config_groups", "groups with weights")
-    widths = {ConfigFields(entry, own.origin).count("num_bits") for entry in weights if entry is not None}
+        raise quantization.malformed("config_groups", "groups with weights")
+    widths = {
+        ConfigFields(entry, quantization.origin).count("num_bits") for entry in weights if entry is not None
+    }
     if len(widths) != 1 or not widths <= {2, 4, 8}:
-        raise own.unsupported(f"weights of {sorted(widths)} bits together")
+        raise quantization.unsupported(f"weights of {sorted(widths)} bits together")
     return widths.pop()
 
 
@@ -244,7 +246,7 @@ def unpack_words(parts: Parts, bits: int) -> Tensor:
     return values * per_column(scales)
 
 
-def _keep_words(parts: Parts) -> GroupedTensor | None:
+def _repack_words(parts: Parts) -> GroupedTensor | None:
     codes = unpacked_bits(parts["weight_packed"], 4, dim=1)
     if (shape := parts.get("weight_shape")) is not None:
         codes = codes[: int(shape[0]), : int(shape[1])]
@@ -255,7 +257,7 @@ def _keep_words(parts: Parts) -> GroupedTensor | None:
     return GroupedTensor(codes.to(torch.uint8), parts["weight_scale"], zeros)
 
 
-def _keep_mxfp4(parts: Parts) -> GroupedTensor | None:
+def _repack_mxfp4(parts: Parts) -> GroupedTensor | None:
     """Return the codes, two per byte with the low nibble first, and halved scales: a power of two per 32 columns."""
     packed, exponents = parts["weight_packed"], parts["weight_scale"]
     if packed.dtype != torch.uint8 or exponents.dtype != torch.uint8:
@@ -266,18 +268,18 @@ def _keep_mxfp4(parts: Parts) -> GroupedTensor | None:
 
 
 def _unpack_mxfp4(parts: Parts) -> Tensor:
-    kept = _keep_mxfp4(parts)
-    if kept is None:
+    matrix = _repack_mxfp4(parts)
+    if matrix is None:
         types = parts["weight_packed"].dtype, parts["weight_scale"].dtype
         raise ValueError(f"it is stored in {types[0]} and {types[1]}, not in bytes")
-    codes = kept.codes.long()  # [out, in]
+    codes = matrix.codes.long()  # [out, in]
     values = _E2M1[codes & 7] * (1 - 2 * (codes >> 3))
-    return values * spread(2 * kept.scales, values.shape[1])
+    return values * spread(2 * matrix.scales, values.shape[1])
 
 
-def mxfp4_scheme(own: ConfigFields) -> Scheme:
+def mxfp4_scheme(quantization: ConfigFields) -> Scheme:
     needed = ("weight_packed", "weight_scale")
-    return Scheme("MXFP4", "weight_packed", needed, (), _unpack_mxfp4, _keep_mxfp4)
+    return Scheme("MXFP4", "weight_packed", needed, (), _unpack_mxfp4, _repack_mxfp4)
 
 
 SCHEMES = {
@@ -297,14 +299,14 @@ def scheme_of(fields: ConfigFields) -> Scheme | None:
         return None
     if not isinstance(section, Mapping):
         raise fields.malformed("quantization_config", "an object")
-    own = ConfigFields(section, fields.origin)
-    method = own.text("quant_method")
+    quantization = ConfigFields(section, fields.origin)
+    method = quantization.text("quant_method")
     if method not in SCHEMES:
         raise CheckpointError(
             f"{fields.origin}: weights quantised by {method[:60]!r} are not supported; use one of "
             f"{', '.join(SCHEMES)}, the unquantised model or a GGUF file"
         )
-    return SCHEMES[method](own)
+    return SCHEMES[method](quantization)
 
 
 def packed_matrices(names: Iterable[str], scheme: Scheme | None) -> dict[str, dict[str, str]]:

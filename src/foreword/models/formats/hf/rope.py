@@ -132,6 +132,7 @@ def _scaling(rope: ConfigFields, family: Rope, dim: int | None) -> tuple[RopeSca
 
 
 def _yarn(rope: ConfigFields, truncates: bool) -> tuple[YarnRopeScaling, float]:
+    """Return YaRN's frequency scaling, and the factor of the rotated dimensions."""
     factor = rope.number("factor")
     if rope.number("rope_theta", 10000.0) <= 1:
         raise rope.malformed("rope_theta", "above one, which YaRN needs")

@@ -16,7 +16,7 @@ from foreword.models.layer_shapes import layer_shapes
 
 
 @dataclass(frozen=True)
-class Place:
+class HfLocation:
     """Location of a tensor, and its transformation when it is read."""
 
     stored: str  # canonical form of the stored name
@@ -24,16 +24,16 @@ class Place:
     rotated: RotatedRows | None = None  # order of rows with adjacent rotated pairs
     plus_one: bool = False  # 1 is added to the stored numbers
     expert: int | None = None  # index of an expert, if the stored tensor has all experts of a layer
-    every: tuple[int, int] = (0, 1)  # (first row, distance) of the rows that are read
+    every: tuple[int, int] = (0, 1)  # (first, step) of the rows that are read
     grouped: GroupedRows | None = None  # order of rows that are grouped by key head
     transposed: bool = False  # the expert is stored [in, out]
 
     @property
     def is_plain(self) -> bool:
         """Return whether the tensor is stored as it is used."""
-        return self == Place(self.stored)
+        return self == HfLocation(self.stored)
 
-    def narrowed(self, rows: tuple[int, int]) -> "Place":
+    def narrowed(self, rows: tuple[int, int]) -> "HfLocation":
         """Return the location of a range of the tensor's rows; if they are rotated, of whole heads."""
         first = 0 if self.rows is None else self.rows[0]
         rotated = None if self.rotated is None else replace(self.rotated, rows=rows[1] - rows[0])
@@ -60,52 +60,54 @@ def canonical_name(stored: str, rules: StoredTensors) -> str:
     return stored
 
 
-def places(names: Iterable[str], family: Architecture, config: ModelConfig) -> dict[str, Place]:
+def tensor_locations(
+    names: Iterable[str], family: Architecture, config: ModelConfig
+) -> dict[str, HfLocation]:
     """Return the location of every tensor of the model; `names` are the stored names in canonical form."""
-    locations: dict[str, Place] = {}
+    locations: dict[str, HfLocation] = {}
     for name in names:
         locations |= _split(name, family.stored, config)
     rotated = rotated_rows(config.layers[0].attention) if family.rope.interleaved else {}
-    for name, place in locations.items():
+    for name, location in locations.items():
         part = name.split(".", 3)[-1]
         if part in rotated:
-            locations[name] = replace(place, rotated=rotated[part])
+            locations[name] = replace(location, rotated=rotated[part])
         elif family.stored.norms_minus_one and name.endswith("norm.weight") and "linear_attn" not in name:
-            locations[name] = replace(place, plus_one=True)
+            locations[name] = replace(location, plus_one=True)
     return locations
 
 
 _LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
 _STACK = re.compile(r"(model\.layers\.\d{1,9}\.mlp\.experts\.)(gate_up_proj|down_proj)(_bias)?")
 _STACKED = {
-    "gate_up_proj": (("gate_proj", (0, 2)), ("up_proj", (1, 2))),
-    "down_proj": (("down_proj", (0, 1)),),
+    "gate_up_proj": {"gate_proj": (0, 2), "up_proj": (1, 2)},
+    "down_proj": {"down_proj": (0, 1)},
 }
-"""Stack -> its parts, with (first row, distance) of each part's rows if gate and up rows alternate."""
+"""Stack -> its parts, each with (index of the part, number of parts)."""
 
 
-def expert_places(
+def expert_locations(
     names: Iterable[str], stacks: ExpertStacks, shape: Callable[[str], list[int]]
-) -> dict[str, Place]:
+) -> dict[str, HfLocation]:
     """Return the location of each expert's tensors in stacks with this layout; `shape` returns the shape of a stack."""
     locations = {}
     for name in names:
         if (stack := _STACK.fullmatch(name)) is None:
             continue
         suffix = "weight" if stack[3] is None else "bias"
-        count, rows = (*shape(name), 0, 0)[:2]
+        count, rows = (*shape(name), 0, 0)[:2]  # zeros: a damaged file may have too few dimensions
         for expert in range(count):
-            for part, every in _STACKED[stack[2]]:
-                place = Place(name, expert=expert, every=every, transposed=True)
+            for part, (index, parts) in _STACKED[stack[2]].items():
                 if stacks is ExpertStacks.HALVES:
-                    half, parts = every
-                    part_rows = None if parts == 1 else (half * rows // 2, (half + 1) * rows // 2)
-                    place = Place(name, part_rows, expert=expert)
-                locations[f"{stack[1]}{expert}.{part}.{suffix}"] = place
+                    part_rows = None if parts == 1 else (index * rows // 2, (index + 1) * rows // 2)
+                    location = HfLocation(name, part_rows, expert=expert)
+                else:  # the rows of the parts alternate
+                    location = HfLocation(name, expert=expert, every=(index, parts), transposed=True)
+                locations[f"{stack[1]}{expert}.{part}.{suffix}"] = location
     return locations
 
 
-def _split(name: str, rules: StoredTensors, config: ModelConfig) -> dict[str, Place]:
+def _split(name: str, rules: StoredTensors, config: ModelConfig) -> dict[str, HfLocation]:
     """Return the locations of the model's tensors in a stored one, by name."""
     stem, _, suffix = name.rpartition(".")
     if (
@@ -114,14 +116,14 @@ def _split(name: str, rules: StoredTensors, config: ModelConfig) -> dict[str, Pl
         and (parts := GROUPED_PARTS.get(stem.split(".")[-1]))
     ):
         return {
-            f"{stem.rpartition('.')[0]}.{part}.{suffix}": Place(
+            f"{stem.rpartition('.')[0]}.{part}.{suffix}": HfLocation(
                 name, grouped=grouped_rows(config.recurrent, part)
             )
             for part in parts
         }
     fused = next((part for part in rules.fused if stem.endswith("." + part)), None)
     if fused is None:
-        return {name: Place(name)}
+        return {name: HfLocation(name)}
     prefix = stem.removesuffix(fused)
     numbered = _LAYER.match(name)
     layer = config.layers[0 if numbered is None else int(numbered[1])]
@@ -129,7 +131,7 @@ def _split(name: str, rules: StoredTensors, config: ModelConfig) -> dict[str, Pl
     locations, start = {}, 0
     for part in rules.fused[fused]:
         end = start + shapes[f"{part}.weight"][0]
-        locations[f"{prefix}{part}.{suffix}"] = Place(name, (start, end))
+        locations[f"{prefix}{part}.{suffix}"] = HfLocation(name, (start, end))
         start = end
     return locations
 

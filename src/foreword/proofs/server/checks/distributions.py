@@ -25,7 +25,7 @@ PLACES = 3  # number of tokens of an answer whose log-probabilities are requeste
 
 async def logprobs(context: ProofContext) -> ClaimVerdict:
     """Check that lists of log-probabilities are consistent, and equal if the text is a prompt instead of an answer."""
-    places = 0
+    scored_tokens = 0
     for text in context.plan.texts:
         body = context.greedy(text)
         if context.abilities.token_ids:
@@ -34,76 +34,83 @@ async def logprobs(context: ProofContext) -> ClaimVerdict:
         fault = _logprob_fault(answer, context.tolerance) or await _plain_fault(context, body, answer)
         if fault is None:
             fault, scored = await _rescored(context, answer)
-            places += scored
+            scored_tokens += scored
         context.judged(text, answer)
         if fault is not None:
-            return refuted(places, f"{fault.got}, expected {fault.expected}", fault)
-    if not places:
+            return refuted(scored_tokens, f"{fault.got}, expected {fault.expected}", fault)
+    if not scored_tokens:
         return held(len(context.plan.texts), "no token could be scored again")
-    return held(places, "tokens scored again")
+    return held(scored_tokens, "tokens scored again")
 
 
 async def _rescored(context: ProofContext, answer: ServerAnswer) -> tuple[Reproduction | None, int]:
-    """Compare single tokens of an answer with those after prompts that include the answer up to there."""
+    """Score `PLACES` tokens of an answer again, each after a prompt that includes the answer up to the token.
+
+    Return the fault, if there is one, and how many tokens were scored.
+    """
     tokens, scored = answer.first.tokens, 0
     evenly_spaced = {len(tokens) * k // (PLACES + 1) for k in range(1, PLACES + 1)}
-    for place in sorted(evenly_spaced):
-        prompt = _prefix(context, answer, place)
+    for index in sorted(evenly_spaced):
+        prompt = _prefix(context, answer, index)
         again = await context.server.ask({**answer.body, "prompt": prompt, "max_tokens": 1})
-        if not again.first.tokens or not _is_same_prefix(answer, again, place):
+        if not again.first.tokens or not _is_same_prefix(answer, again, index):
             continue  # the prompt has other tokens than the answer
         scored += 1
-        if fault := _difference(tokens[place], again.first.tokens[0], context.tolerance):
-            bodies = [{**answer.body, "max_tokens": place + 1}, dict(again.body)]
-            return Reproduction(bodies, f"token {place}: {fault[0]}", f"re-scored: {fault[1]}"), scored
+        if fault := _difference(tokens[index], again.first.tokens[0], context.tolerance):
+            bodies = [{**answer.body, "max_tokens": index + 1}, dict(again.body)]
+            return Reproduction(bodies, f"token {index}: {fault[0]}", f"re-scored: {fault[1]}"), scored
     return None, scored
 
 
 async def _plain_fault(context: ProofContext, body: Body, answer: ServerAnswer) -> Reproduction | None:
+    """Return a difference between the log-probabilities with and without speculation; None if there is none."""
     if context.plain is None:
         return None
     plain = await context.plain.ask(body)
-    for place, (a, b) in enumerate(zip(answer.first.tokens, plain.first.tokens, strict=False)):
+    for index, (a, b) in enumerate(zip(answer.first.tokens, plain.first.tokens, strict=False)):
         if a.text != b.text:
             return None  # another check compares texts
         if fault := _difference(a, b, context.tolerance):
-            bodies = [{**one.body, "max_tokens": place + 1} for one in (answer, plain)]
-            return Reproduction(bodies, f"token {place}: {fault[0]}", f"without speculation: {fault[1]}")
+            bodies = [{**one.body, "max_tokens": index + 1} for one in (answer, plain)]
+            return Reproduction(bodies, f"token {index}: {fault[0]}", f"without speculation: {fault[1]}")
     return None
 
 
-def _prefix(context: ProofContext, answer: ServerAnswer, place: int) -> str | list[int]:
+def _prefix(context: ProofContext, answer: ServerAnswer, index: int) -> str | list[int]:
+    """Return the prompt and the first `index` tokens of the answer, as token ids if the server accepts them."""
     ids = answer.first.token_ids
     if context.abilities.token_ids and ids and answer.prompt_ids:
-        return [*answer.prompt_ids, *ids[:place]]
-    return str(answer.body.get("prompt", "")) + "".join(token.text for token in answer.first.tokens[:place])
+        return [*answer.prompt_ids, *ids[:index]]
+    return str(answer.body.get("prompt", "")) + "".join(token.text for token in answer.first.tokens[:index])
 
 
-def _is_same_prefix(answer: ServerAnswer, again: ServerAnswer, place: int) -> bool:
+def _is_same_prefix(answer: ServerAnswer, again: ServerAnswer, index: int) -> bool:
+    """Return whether the prompt of `again` certainly has the tokens of the answer and of its prompt."""
     if isinstance(again.body.get("prompt"), list):
         return True
     if "messages" in again.body or answer.usage is None or again.usage is None:
         return False
-    return again.usage.prompt == answer.usage.prompt + place
+    return again.usage.prompt == answer.usage.prompt + index
 
 
 def _logprob_fault(answer: ServerAnswer, tolerance: float) -> Reproduction | None:
-    for place, token in enumerate(answer.first.tokens):
+    """Return an inconsistency in the lists of log-probabilities of a greedy answer; None if there is none."""
+    for index, token in enumerate(answer.first.tokens):
         if not token.top:
             continue
         mass = sum(exp(logprob) for _, logprob in token.top)
         best = token.top[0][1]
-        listed = f"token {place}: {token.text!r} {token.logprob:.3f}"
-        bodies = [{**answer.body, "max_tokens": place + 1}]
+        listed = f"token {index}: {token.text!r} {token.logprob:.3f}"
+        bodies = [{**answer.body, "max_tokens": index + 1}]
         if mass > 1 + tolerance:
-            return Reproduction(bodies, f"token {place}: chances of {mass:.3f} in all", "at most 1")
+            return Reproduction(bodies, f"token {index}: chances of {mass:.3f} in all", "at most 1")
         if HALF not in token.text and abs(token.logprob - best) > tolerance:
             return Reproduction(bodies, listed, f"greedy takes the largest, {token.top[0][0]!r} {best:.3f}")
     return None
 
 
 def _difference(one: Token, other: Token, tolerance: float) -> tuple[str, str] | None:
-    """Return the log-probabilities of a likely token that differ by more than rounding, if there is one."""
+    """Return both log-probabilities of a likely token if they differ by more than rounding; otherwise None."""
     known = dict(other.top)
     for text, logprob in ((one.text, one.logprob), *one.top[:3]):
         if HALF not in text and text in known and logprob > -3 and abs(known[text] - logprob) > tolerance:
@@ -112,7 +119,7 @@ def _difference(one: Token, other: Token, tolerance: float) -> tuple[str, str] |
 
 
 EVENTS = ("the likeliest token", "the second", "the third to fifth", "a token that is not listed")
-_RANKS = ((0, 1), (1, 2), (2, 5))
+_RANKS = ((0, 1), (1, 2), (2, 5))  # ranks [begin, end) of the listed tokens of all events but the last
 
 
 async def own_distribution(context: ProofContext) -> ClaimVerdict:
@@ -122,48 +129,46 @@ async def own_distribution(context: ProofContext) -> ClaimVerdict:
         drawn.bodies.setdefault(prompt, dict(answer.body))
         drawn.add(prompt, choice)
     chances, happened = drawn.arrays(drawn.rows)
-    seen = evidence.log_evidence(chances, happened)
+    log_evidence, alarm = evidence.log_evidence(chances, happened), log(1 / evidence.OWN_LOGPROBS)
     bias = evidence.visible_bias(chances[:, 0], len(EVENTS) * len(evidence.BETS), evidence.OWN_LOGPROBS)
-    if seen >= log(1 / evidence.OWN_LOGPROBS):
+    if log_evidence >= alarm:
         if drawn.hidden_ends / max(len(drawn.rows), 1) > bias / 4:
             raise NotTried("the server lists no end token, whose chance is then not known")
-        return _refuted_distribution(drawn, seen)
-    upper = drawn.first_distance()
+        return _refuted_distribution(drawn, log_evidence)
     detail = (
-        f"evidence e^{seen:.1f} of e^{log(1 / evidence.OWN_LOGPROBS):.1f}; TV of first tokens ≤ {upper:.3f}"
+        f"evidence e^{log_evidence:.1f} of e^{alarm:.1f}; TV of first tokens ≤ {drawn.first_distance():.3f}"
     )
     visible = f"a total variation of {bias:.2%} towards {EVENTS[0]} ({CONFIDENCE:.0%})"
     return ClaimVerdict(ClaimStatus.NOT_REFUTED, len(chances), detail, visible)
 
 
-def _refuted_distribution(drawn: "_Drawn", seen: float) -> ClaimVerdict:
-    """Return a refutation with the prompt that shows the fault best, and with the fewest tokens."""
+def _refuted_distribution(drawn: "_Drawn", log_evidence: float) -> ClaimVerdict:
+    """Return a refutation with the prompt whose tokens have the most evidence, and with the fewest tokens."""
     by_prompt = defaultdict(list)
     for row in drawn.rows:
         by_prompt[row.prompt].append(row)
     prompt = max(by_prompt, key=lambda text: evidence.log_evidence(*drawn.arrays(by_prompt[text])))
     rows = by_prompt[prompt]
-    for depth in range(1, max(row.place for row in rows) + 2):
-        rows = [row for row in by_prompt[prompt] if row.place < depth]
+    for depth in range(1, max(row.position for row in rows) + 2):
+        rows = [row for row in by_prompt[prompt] if row.position < depth]
         if evidence.log_evidence(*drawn.arrays(rows)) >= log(1 / evidence.OWN_LOGPROBS):
             break
     chances, happened = drawn.arrays(rows)
     event = int(evidence.gains(chances, happened).max(axis=1).argmax())
     body = {**drawn.bodies[prompt], "max_tokens": depth}
     body.pop("seed")  # one seed cannot show the fault
-    seen_text = f"in {len(rows)} draws {EVENTS[event]} came {happened[:, event].sum()} times"
-    shown = Reproduction([body], seen_text, f"{chances[:, event].sum():.0f} times")
-    detail = f"evidence e^{seen:.1f}, {EVENTS[event]} came too " + (
-        "often" if happened[:, event].sum() > chances[:, event].sum() else "seldom"
-    )
-    return refuted(len(drawn.rows), detail, shown)
+    count, expected = happened[:, event].sum(), chances[:, event].sum()
+    got = f"in {len(rows)} draws {EVENTS[event]} came {count} times"
+    too = "often" if count > expected else "seldom"
+    detail = f"evidence e^{log_evidence:.1f}, {EVENTS[event]} came too {too}"
+    return refuted(len(drawn.rows), detail, Reproduction([body], got, f"{expected:.0f} times"))
 
 
 class _DrawnToken(NamedTuple):
     """A sampled token, and the server's probability of each of EVENTS."""
 
     prompt: str
-    place: int  # index in the answer
+    position: int  # index in the answer
     chances: tuple[float, ...]  # probability of each event
     happened: tuple[bool, ...]  # whether the event happened
 
@@ -181,9 +186,9 @@ class _Drawn:
         listed = "".join(token.text for token in choice.tokens)
         if choice.finish_reason == "stop" and listed == choice.text:
             self.hidden_ends += 1
-        for place, token in enumerate(choice.tokens):
+        for index, token in enumerate(choice.tokens):
             if token.top:
-                self.rows.append(_DrawnToken(prompt, place, *_events(token)))
+                self.rows.append(_DrawnToken(prompt, index, *_events(token)))
         if choice.tokens and choice.tokens[0].top:
             self._firsts[prompt].append(choice.tokens[0])
 
@@ -237,30 +242,34 @@ async def without_speculation(context: ProofContext) -> ClaimVerdict:
     with_it = await _texts(context, context.server, 2)
     without = await _texts(context, context.plain, 3)
     alarm = evidence.WITHOUT_SPECULATION / len(with_it)
-    contrasts = {prompt: evidence.contrast(without[prompt], drawn) for prompt, drawn in with_it.items()}
+    contrasts = {prompt: evidence.contrast(without[prompt], texts) for prompt, texts in with_it.items()}
     prompt = min(contrasts, key=lambda text: contrasts[text].p)
-    worst, draws = contrasts[prompt], len(with_it[prompt])
-    if worst.p < alarm:
-        return _refuted_texts(context, prompt, worst, len(with_it) * draws)
+    largest, draws = contrasts[prompt], len(with_it[prompt])
+    if largest.p < alarm:
+        return _refuted_texts(context, prompt, largest, len(with_it) * draws)
     shift = evidence.visible_shift(0.25, draws, alarm)
     visible = f"a text of a quarter's chance that is off by {shift:.1%} ({CONFIDENCE:.0%})"
-    detail = f"smallest p {worst.p:.2g} of {alarm:.1g}"
+    detail = f"smallest p {largest.p:.2g} of {alarm:.1g}"
     return ClaimVerdict(ClaimStatus.NOT_REFUTED, 2 * len(with_it) * draws, detail, visible)
 
 
-def _refuted_texts(context: ProofContext, prompt: str, found: evidence.Contrast, tried: int) -> ClaimVerdict:
+def _refuted_texts(
+    context: ProofContext, prompt: str, contrast: evidence.Contrast, tried: int
+) -> ClaimVerdict:
     body = context.server.wire_body(context.sampled(prompt, 0, max_tokens=DEPTH, n=context.abilities.n))
     body.pop("seed")
-    without, with_it = found.counts
+    without, with_it = contrast.counts
     shown = Reproduction(
-        [body], f"{found.cell!r} {with_it} times with speculation", f"{without} times as without"
+        [body], f"{contrast.cell!r} {with_it} times with speculation", f"{without} times as without"
     )
-    detail = f"{found.cell!r} has another chance with speculation (p = e^{log(max(found.p, 1e-300)):.0f})"
+    detail = (
+        f"{contrast.cell!r} has another chance with speculation (p = e^{log(max(contrast.p, 1e-300)):.0f})"
+    )
     return refuted(tried, detail, shown)
 
 
-async def _texts(context: ProofContext, server: Server, seeds: int) -> dict[str, list[str]]:
+async def _texts(context: ProofContext, server: Server, stream_of_seeds: int) -> dict[str, list[str]]:
     drawn: dict[str, list[str]] = {text: [] for text in context.plan.texts}
-    async for prompt, _, choice in draw(context, server, DEPTH, seeds, logprobs=False):
+    async for prompt, _, choice in draw(context, server, DEPTH, stream_of_seeds, logprobs=False):
         drawn[prompt].append(choice.text)
     return drawn

@@ -1,7 +1,7 @@
 """Checks that a request gets the same text again in all circumstances, and that its parameters take effect."""
 
 from collections.abc import AsyncIterator
-from math import exp
+from math import exp, inf
 from operator import attrgetter
 
 from foreword.proofs.server.client import HALF, Body, ReceivedChoice, ServerAnswer
@@ -30,20 +30,20 @@ def all_bodies(context: ProofContext) -> list[Body]:
     return seeded_bodies(context) + greedy_bodies(context)
 
 
-whole: Way = attrgetter("server.ask")
+complete: Way = attrgetter("server.ask")
 streamed: Way = attrgetter("server.stream")
 without_speculation: Way = attrgetter("plain.ask")
 
 
 def after_traffic(context: ProofContext) -> Ask:
-    """Send a request after others with the same prefix, which change the server's caches."""
+    """Return a function that sends a request after others with the same prefix, which change the server's caches."""
 
-    async def after(body: Body) -> ServerAnswer:
-        for more in (" and", " and then"):
-            await context.server.ask({**body, "prompt": body["prompt"] + more, "seed": body["seed"] + 1})
+    async def ask_after_others(body: Body) -> ServerAnswer:
+        for suffix in (" and", " and then"):
+            await context.server.ask({**body, "prompt": body["prompt"] + suffix, "seed": body["seed"] + 1})
         return await context.server.ask(body)
 
-    return after
+    return ask_after_others
 
 
 async def in_a_batch(context: ProofContext) -> AsyncIterator[Fault | None]:
@@ -63,6 +63,7 @@ async def _beside_others(context: ProofContext, body: Body, size: int) -> list[S
 
 
 async def _fault_in_a_batch(context: ProofContext, body: Body, single: ServerAnswer) -> Fault:
+    """Return the fault with the fewest concurrent requests that show it again; `single` is the answer alone."""
     for size in range(2, context.plan.at_once + 1):
         differing = [a for a in await _beside_others(context, body, size) if a.contents != single.contents]
         if differing:
@@ -89,10 +90,10 @@ async def several(context: ProofContext) -> ClaimVerdict:
     for seed, text in enumerate(context.plan.texts):
         answer = await context.server.ask(context.with_logprobs(context.sampled(text, seed, n=N)))
         context.judged(text, answer)
-        found = sorted(answer.choices)
-        if found != list(range(N)):
-            shown = Reproduction([answer.body], f"choices {found}", f"choices 0 to {N - 1}")
-            return refuted(seed + 1, f"{len(found)} answers of {N}", shown)
+        indices = sorted(answer.choices)
+        if indices != list(range(N)):
+            shown = Reproduction([answer.body], f"choices {indices}", f"choices 0 to {N - 1}")
+            return refuted(seed + 1, f"{len(indices)} answers of {N}", shown)
         chance = _text_chance(answer)
         judged += chance < alarm
         copies = [k for k in range(1, N) if answer.choices[k].text == answer.text]
@@ -121,31 +122,33 @@ async def penalties(context: ProofContext) -> AsyncIterator[Fault | None]:
     for text in context.plan.texts:
         body = context.greedy(text)
         plain = await context.server.ask(body)
-        place = _turning(plain, text)
+        index = _turning(plain, text)
         context.judged(text, plain)
-        if place is None:
+        if index is None:
             continue
-        answer = await context.server.ask({**body, "max_tokens": place + 1, "presence_penalty": PENALTY})
-        before = [token.text for token in plain.first.tokens[: place + 1]]
+        answer = await context.server.ask({**body, "max_tokens": index + 1, "presence_penalty": PENALTY})
+        before = [token.text for token in plain.first.tokens[: index + 1]]
         if [token.text for token in answer.first.tokens] == before:
-            fault = f"token {place} repeats {before[-1]!r} though another is within {PENALTY} nats"
+            fault = f"token {index} repeats {before[-1]!r} though another is within {PENALTY} nats"
             yield fault, Reproduction([answer.body], brief(answer), "another text")
         yield None
 
 
 def _turning(plain: ServerAnswer, prompt: str) -> int | None:
-    """Return the first token that a penalty must replace.
+    """Return the index of the first token that a penalty must replace; None if there is none.
 
     The alternative must be new to the answer and to the prompt, which some servers penalise too.
     """
     written: set[str] = set()
-    for place, token in enumerate(plain.first.tokens):
-        new = [
-            p for text, p in token.top if text not in written and text.strip() and text.strip() not in prompt
+    for index, token in enumerate(plain.first.tokens):
+        alternatives = [
+            logprob
+            for text, logprob in token.top
+            if text not in written and text.strip() and text.strip() not in prompt
         ]
         repeats = token.text in written and HALF not in token.text
-        if repeats and new and max(new) > token.logprob - PENALTY + MARGIN:
-            return place
+        if repeats and max(alternatives, default=-inf) > token.logprob - PENALTY + MARGIN:
+            return index
         written.add(token.text)
     return None
 
@@ -155,6 +158,7 @@ BIASED_LENGTH = 4
 
 
 async def bias(context: ProofContext) -> AsyncIterator[Fault | None]:
+    """Repeat a greedy request with a large bias on one token, which must then be the whole answer."""
     body = context.greedy(context.plan.texts[0], max_tokens=BIASED_LENGTH)
     if context.abilities.token_ids:
         body["return_token_ids"] = True
@@ -171,9 +175,10 @@ async def bias(context: ProofContext) -> AsyncIterator[Fault | None]:
 def _is_ignored(answer: ReceivedChoice, plain: ReceivedChoice, token: int) -> bool:
     """Return whether the bias had no effect, by token ids if listed, otherwise by the texts."""
     if answer.token_ids:
-        return any(found != token for found in answer.token_ids)
-    kinds = {entry.text for entry in answer.tokens}
-    return len(kinds) > 1 if kinds else answer.text == plain.text and not _repeats(answer.text)
+        return any(token_id != token for token_id in answer.token_ids)
+    if answer.tokens:
+        return len({token.text for token in answer.tokens}) > 1
+    return answer.text == plain.text and not _repeats(answer.text)
 
 
 def _repeats(text: str) -> bool:

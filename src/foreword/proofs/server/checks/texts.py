@@ -11,18 +11,18 @@ _CONTROL_TOKEN = re.compile(r"<\|[^|]*\|>")
 
 
 async def usage(context: ProofContext) -> AsyncIterator[Fault | None]:
-    """Compare complete and streamed answers of several lengths."""
+    """Check the usage of complete and streamed answers of several lengths."""
     for seed, text in enumerate(context.plan.texts):
         for tokens in (1, context.plan.tokens - 3):
             body = context.with_logprobs(context.sampled(text, seed, max_tokens=tokens))
-            whole, streamed = await context.server.ask(body), await context.server.stream(body)
-            context.judged(text, whole, streamed)
-            if whole.usage is None:
+            complete, streamed = await context.server.ask(body), await context.server.stream(body)
+            context.judged(text, complete, streamed)
+            if complete.usage is None:
                 raise NotTried("the server tells no usage")
             other = streamed.usage
-            faults = _usage_fault(whole), _usage_fault(streamed)
-            if not any(faults) and other is not None and whole.usage.prompt != other.prompt:
-                faults = "", f"a prompt of {whole.usage.prompt} tokens has {other.prompt} in a stream"
+            faults = _usage_fault(complete), _usage_fault(streamed)
+            if not any(faults) and other is not None and complete.usage.prompt != other.prompt:
+                faults = "", f"a prompt of {complete.usage.prompt} tokens has {other.prompt} in a stream"
             for fault in faults:
                 if fault:
                     yield await smallest_fault(context, body, fault, _usage_fault, _usage_text)
@@ -52,7 +52,7 @@ def _usage_fault(answer: ServerAnswer) -> str:
 
 
 async def offsets(context: ProofContext) -> AsyncIterator[Fault | None]:
-    """Request greedy and sampled answers with log-probabilities."""
+    """Check the offsets and the listed tokens of greedy and sampled answers."""
 
     def got(answer: ServerAnswer) -> str:
         tokens = [token.text for token in answer.first.tokens]
@@ -76,18 +76,18 @@ def _offset_fault(answer: ServerAnswer) -> str:
     if not texts:  # a request without log-probabilities
         return ""
     listed = len(choice.offsets)
-    for place in range(min(listed, len(texts)) - 1):
-        step = choice.offsets[place + 1] - choice.offsets[place]
-        if HALF not in texts[place] and step != len(texts[place]):
-            return f"token {place} has {len(texts[place])} characters, the next is {step} further"
-    whole = "".join(texts)
-    if HALF in whole + choice.text:
+    for index in range(min(listed, len(texts)) - 1):
+        step = choice.offsets[index + 1] - choice.offsets[index]
+        if HALF not in texts[index] and step != len(texts[index]):
+            return f"token {index} has {len(texts[index])} characters, the next is {step} further"
+    joined = "".join(texts)
+    if HALF in joined + choice.text:
         return ""
     # A text may lack its leading space, control tokens, and the tokens of its end.
     plain = "".join(text for text in texts if not _CONTROL_TOKEN.fullmatch(text))
     text, is_stopped = choice.text.strip(), choice.finish_reason == "stop"
-    for spelled in (whole, plain):
-        if spelled.lstrip().startswith(text) if is_stopped else spelled.strip() == text:
+    for spelled in (joined, plain):
+        if spelled.strip() == text or (is_stopped and spelled.lstrip().startswith(text)):
             return ""
     return "the listed tokens do not spell the text"
 
@@ -96,28 +96,28 @@ STOPS = 3  # number of pieces of an answer that are used as stop texts
 
 
 async def stops(context: ProofContext) -> AsyncIterator[Fault | None]:
-    """Use pieces of a known answer as stop texts."""
+    """Repeat requests with a piece of the known answer as stop text; the answer must end before it."""
     for seed, text in enumerate(context.plan.texts):
         body = context.sampled(text, seed)
         unstopped = await context.server.ask(body)
         context.judged(text, unstopped)
-        whole = unstopped.text
-        for stop, place in _stops(whole):
+        for stop, index in _stops(unstopped.text):
             for ask in (context.server.ask, context.server.stream):
                 answer = await ask({**body, "stop": [stop]})
                 context.judged(text, answer)
-                if (answer.text, answer.first.finish_reason) != (whole[:place], "stop"):
+                expected = unstopped.text[:index]
+                if (answer.text, answer.first.finish_reason) != (expected, "stop"):
                     fault = f"with the stop {stop!r} the text is not what stands before it"
-                    small = {**answer.body, **await _smaller(context, body, stop, place)}
-                    yield fault, Reproduction([small], brief(answer), f"{whole[:place][-120:]!r} (stop)")
+                    small = {**answer.body, **await _smaller(context, body, stop, index)}
+                    yield fault, Reproduction([small], brief(answer), f"{expected[-120:]!r} (stop)")
                 yield None
 
 
-async def _smaller(context: ProofContext, body: Body, stop: str, place: int) -> Body:
+async def _smaller(context: ProofContext, body: Body, stop: str, index: int) -> Body:
     """Return the smallest `max_tokens` (a power of two) that reaches the stop text, as a field of the request."""
     tokens = 1
     while tokens < body["max_tokens"]:
-        if len((await context.server.ask({**body, "max_tokens": tokens})).text) >= place + len(stop):
+        if len((await context.server.ask({**body, "max_tokens": tokens})).text) >= index + len(stop):
             return {"max_tokens": tokens}
         tokens *= 2
     return {}
@@ -125,14 +125,14 @@ async def _smaller(context: ProofContext, body: Body, stop: str, place: int) -> 
 
 def _stops(text: str) -> list[tuple[str, int]]:
     """Return evenly spaced pieces of the text, with the index of their first occurrence."""
-    found: dict[int, str] = {}
+    pieces: dict[int, str] = {}  # by index of the first occurrence
     for number in range(1, STOPS + 1):
         begin = len(text) * number // (STOPS + 1)
         length = 1 if number == 2 else 3
         piece = text[begin : begin + length]
         if piece.strip() and HALF not in piece:
-            found[text.index(piece)] = piece
-    return [(piece, place) for place, piece in found.items() if place > 0]
+            pieces[text.index(piece)] = piece
+    return [(piece, index) for index, piece in pieces.items() if index > 0]
 
 
 MORE = 8  # number of tokens by which the repeated request's limit is larger

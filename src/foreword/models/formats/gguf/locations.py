@@ -30,7 +30,7 @@ _ALL_EXPERTS = {
     "ffn_down_exps": ("down_proj",),
 }
 _MOST_EXPERTS = 1 << 16
-# The expansion of latent rows, stored as two tensors or as one.
+# The matrix that expands latent rows to keys and values: stored as two tensors, or as one (kv_b).
 _KEYS, _VALUES, _BOTH = (f"self_attn.{name}_proj.weight" for name in ("k_b", "v_b", "kv_b"))
 _RECURRENT = ".linear_attn."
 
@@ -41,7 +41,7 @@ class GgufLocation:
 
     stored: str  # name in the file
     rows: tuple[int, int] | None = None  # range of stored rows, outer dimensions flattened; None: all
-    values: str | None = None  # name of the second tensor, if the expansion of latent rows is stored as two
+    values: str | None = None  # the second stored tensor, if the expansion of latent rows is stored as two
     order: RotatedRows | GroupedRows | TiledHeads | None = None  # order of rows, or of a vector's numbers
     columns: TiledHeads | None = None  # order of columns; None: that of Hugging Face
 
@@ -58,7 +58,7 @@ def tensor_parts(
     }
 
 
-def places(
+def tensor_locations(
     parts: Mapping[str, list[str]],
     tensors: Mapping[str, GgufTensor],
     names: GgufNames,
@@ -67,7 +67,7 @@ def places(
 ) -> dict[str, GgufLocation]:
     """Return the location of every tensor of the model by name; `parts` is the result of `tensor_parts`."""
     shapes = expected_shapes(config)
-    locations = _latent_places(parts)
+    locations = _latent_locations(parts)
     for stored, part_names in parts.items():
         if part_names[0].endswith((_KEYS, _VALUES)):
             continue
@@ -85,7 +85,7 @@ def places(
                 f"{path}: tensor {stored!r} has {stored_rows(tensors[stored])} rows, its config says {start}; "
                 "get the file again"
             )
-    return {name: _ordered(name, place, names, config) for name, place in locations.items()}
+    return {name: _ordered(name, location, names, config) for name, location in locations.items()}
 
 
 def stored_rows(tensor: GgufTensor) -> int:
@@ -98,8 +98,8 @@ def module_tensors(tensors: Iterable[str], layers: range) -> list[str]:
     return [name for name in tensors if (layer := _LAYER.match(name)) and int(layer[1]) in layers]
 
 
-def _latent_places(parts: Mapping[str, list[str]]) -> dict[str, GgufLocation]:
-    """Return the locations of expansions of latent rows that are stored as two tensors."""
+def _latent_locations(parts: Mapping[str, list[str]]) -> dict[str, GgufLocation]:
+    """Return the locations of matrices that expand latent rows, if the file stores them as two tensors."""
     stored_names = {part_names[0]: stored for stored, part_names in parts.items()}
     layers = [name.removesuffix(_KEYS) for name in stored_names if name.endswith(_KEYS)]
     return {
@@ -109,24 +109,24 @@ def _latent_places(parts: Mapping[str, list[str]]) -> dict[str, GgufLocation]:
     }
 
 
-def _ordered(name: str, place: GgufLocation, names: GgufNames, config: ModelConfig) -> GgufLocation:
+def _ordered(name: str, location: GgufLocation, names: GgufNames, config: ModelConfig) -> GgufLocation:
     """Return the location with the order in which the file stores rows and columns."""
     if names.interleaved and (
         rotated := rotated_rows(config.layers[0].attention).get(name.split(".", 3)[-1])
     ):
-        return replace(place, order=rotated)
+        return replace(location, order=rotated)
     spec, part = config.recurrent, name.rpartition(_RECURRENT)[2]
     if spec is None or _RECURRENT not in name:
-        return place
-    if names.grouped_by_key and place.rows is not None:
-        return replace(place, rows=None, order=grouped_rows(spec, part.removesuffix(".weight")))
+        return location
+    if names.grouped_by_key and location.rows is not None:
+        return replace(location, rows=None, order=grouped_rows(spec, part.removesuffix(".weight")))
     if names.tiled_values and spec.heads != spec.key_heads:
-        return replace(place, order=tiled_rows(spec).get(part), columns=tiled_columns(spec).get(part))
-    return place
+        return replace(location, order=tiled_rows(spec).get(part), columns=tiled_columns(spec).get(part))
+    return location
 
 
 def _canonical(name: str) -> str:
-    """Return the canonical form of a mapped name: GGUF adds a suffix even to tensors without one in Hugging Face."""
+    """Return the canonical form of a mapped name, without the suffixes that only GGUF has."""
     return (
         name.replace("e_score_correction.bias", "e_score_correction_bias")
         .replace("self_attn.sinks.weight", "self_attn.sinks")
