@@ -1,13 +1,23 @@
 """`foreword batch` as a user runs it."""
 
 import json
+import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 from helpers.command_line import TIMEOUT, assert_one_line_error, foreword
+from helpers.warm_process import warm
+
+IN_BACKGROUND = """
+import signal
+
+from foreword.cli.main import main
+
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+main()
+"""
+"""The command as a script starts it in the background, where SIGINT is ignored."""
 
 
 def test_a_file_is_answered_and_continued(tiny_model: Path, tmp_path: Path):
@@ -40,14 +50,13 @@ def test_a_run_that_was_terminated_continues(tiny_model: Path, tmp_path: Path):
     ]
     requests.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
     options = ["batch", str(requests), str(answers), "--model", str(tiny_model), "--max-num-seqs", "1"]
-    command = [sys.executable, "-m", "foreword", *options]
-    # As in the background of a script, where SIGINT is ignored.
-    ignoring = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)}
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, **ignoring) as run:
-        while run.poll() is None and not (answers.exists() and answers.stat().st_size):
-            time.sleep(0.02)
-        run.send_signal(signal.SIGTERM)
-        _, errors = run.communicate(timeout=TIMEOUT)
+    with Path(os.devnull).open("r+") as nothing, (tmp_path / "errors").open("w") as file:
+        run = warm.start(options, [nothing.fileno(), nothing.fileno(), file.fileno()], program=IN_BACKGROUND)
+    while run.poll() is None and not (answers.exists() and answers.stat().st_size):
+        time.sleep(0.02)
+    run.send_signal(signal.SIGTERM)
+    run.wait(TIMEOUT)
+    errors = (tmp_path / "errors").read_text("utf-8")
     assert run.returncode == 128 + signal.SIGTERM, errors
     assert errors.strip().endswith("of 40 answered; the same command continues")
     assert "Traceback" not in errors

@@ -96,6 +96,10 @@ def test_a_draft_is_trained_without_data_and_used(model: str, tmp_path: Path):
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
     assert "step 10: loss" in run.stdout and "τ at 4 draft tokens, files" in run.stdout
+    # The table at the end: tokens per pass and expected speed-up by kind of text, the best depth, and the command.
+    assert "4 draft tokens:" in run.stdout and "expected speed-up" in run.stdout
+    assert "× expected" in run.stdout or "plain decoding is faster here" in run.stdout
+    assert f"foreword generate 'Hello.' --model {model} --speculation" in run.stdout
     assert "foreword train draft" in (out / "README.md").read_text(encoding="utf-8")
     assert not plots or picture.stat().st_size > 1000
     config = json.dumps({"method": "draft_model", "model": str(out), "fixed": True})

@@ -44,7 +44,7 @@ def test_a_few_requests_in_every_way(runner: Runner):
         1, max_running=6, max_rows=33, forms=FORMS, max_depth=5, prefix_caching=True, preempt_share=0.05
     )
     decided = replace(everything, seed=2, measured=True)
-    check(runner, settings(runner, 8, 10), [everything, decided])
+    check(runner, settings(runner, 6, 10), [everything, decided])
 
 
 @pytest.mark.slow

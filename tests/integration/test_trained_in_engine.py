@@ -19,13 +19,14 @@ from foreword.train.heads.learner import Recipe
 from foreword.train.heads.medusa import MedusaRecipe
 from foreword.train.loop.evaluate import measure_tau
 from foreword.train.loop.output import write_output
+from foreword.train.loop.trainer import TrainPhase
 from foreword.train.passes.decoder_target import DecoderTarget
 from foreword.train.passes.plain_target import PlainTarget
 from foreword.train.passes.target import FrozenTarget
 from foreword.train.texts.batches import EndlessBatch, EngineBatch
 from foreword.train.texts.documents import Document
 from helpers.tiny_families import make_family
-from helpers.tiny_training import greedy_documents, trained
+from helpers.tiny_training import greedy_documents, new_trainer
 
 GUESSES = 2
 
@@ -76,7 +77,8 @@ def _compare(
 ) -> None:
     """Train, then compare the tokens per pass that training and engine measure."""
     recipe: Recipe = CASES[method]
-    trainer, _, _ = trained(recipe, target, documents, steps=12)
+    trainer = new_trainer(recipe, target, documents[30:])
+    trainer.train(TrainPhase(last_step=12, final=True))
     with torch.no_grad():
         for parameter in trainer.learner.parameters():  # as its files have them
             parameter.copy_(parameter.bfloat16())

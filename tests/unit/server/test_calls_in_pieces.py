@@ -97,8 +97,9 @@ def test_every_stream_has_the_text_and_calls_of_the_whole_answer(text: str):
     by_ollama = ollamas([whole(OllamaDialect(job(), is_chat=True), text)])
     message = whole(MessagesDialect(job()), text)
     by_anthropic = anthropics(message["content"], message["stop_reason"])
-    ways = [(text[:a], text[a:b], text[b:]) for b in range(len(text) + 1) for a in range(0, b + 1, 3)]
-    for pieces in [tuple(text), *ways]:
+    once = [(text[:cut], text[cut:]) for cut in range(len(text) + 1)]
+    twice = [(text[:a], text[a:b], text[b:]) for b in range(len(text) + 1) for a in range(b % 11, b, 11)]
+    for pieces in [tuple(text), *once, *twice]:
         assert ollamas(streamed(OllamaDialect(job(), is_chat=True), *pieces)) == by_ollama, pieces
         assert anthropics_events(streamed(MessagesDialect(job()), *pieces)) == by_anthropic, pieces
 

@@ -39,6 +39,7 @@ class CommonOptions(WorkOptions):
     decay_share: float = option(0.4, "Fraction of training that decays the learning rate.", min=0.01, max=1)
     keep_states: float = option(0.0, "GiB of device memory that caches the target's hidden states.", min=0)
     seed: int = option(0, "Seed of weights and data order.", min=0)
+    speed: bool = option(True, "Measure the expected speed-up at the end, after the time limit.")
     plot: Path | None = plot_option()
 
     def __post_init__(self) -> None:

@@ -22,12 +22,14 @@ from foreword.backends.support import is_plain
 from foreword.bench.pictures import Chart, save_charts
 from foreword.cli.console import fetched, note, say, stage_bar, stderr, stdout
 from foreword.cli.options.grouped import pick
+from foreword.cli.train.summary import show_summary
 from foreword.errors import RequestError
 from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.models.sources.resolve import resolve_model
 from foreword.progress import StageProgress
 from foreword.train import files
 from foreword.train.heads.learner import Recipe
+from foreword.train.loop.evaluate import TauReport
 from foreword.train.loop.output import write_pieces
 from foreword.train.loop.run import TrainRun, train
 from foreword.train.loop.trainer import LearningRates, TrainSettings
@@ -138,7 +140,14 @@ def run_training(
     rates: LearningRates,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Train, evaluate and write the result; `--minutes` counts from here."""
+    """Train, evaluate and write the result; `--minutes` counts from here. Then show the expected speed-up."""
+    reports = _train_and_write(options, recipe, rates, clock)
+    show_summary(options, recipe.method, reports)  # by now the training's memory is free
+
+
+def _train_and_write(
+    options: "CommonOptions", recipe: Recipe, rates: LearningRates, clock: Callable[[], float]
+) -> dict[str, TauReport]:
     began = clock()
     files.require_run_directory(options.out, resume=options.resume)
     if options.begin is not None:
@@ -199,6 +208,7 @@ def run_training(
     if options.plot is not None:
         save_curves(run.log, options.plot, f"{recipe.method} for {options.model}")
     say(f"{options.out}: {recipe.method}, with a card in README.md")
+    return reports
 
 
 def run_writing(options: "Data") -> None:

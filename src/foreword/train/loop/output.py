@@ -203,6 +203,11 @@ _NAMES = {
 """Description, and the speculation method that runs the result, by training method."""
 
 
+def drafter_config(method: str, directory: str) -> dict[str, str]:
+    """Return the configuration that drafts with the result of a training method."""
+    return {"method": _NAMES[method][1], "adapter" if method == "exit" else "model": directory}
+
+
 def write_card(
     directory: Path,
     method: str,
@@ -219,13 +224,12 @@ def write_card(
     `target` is the target's name, `sha256` the checksum of the weights, `measured` has reports by set of texts. `data`
     and `training` are sentences.
     """
-    title, speculation_method = _NAMES[method]
-    key = "adapter" if method == "exit" else "model"
+    title = _NAMES[method][0]
     lines = [
         f"# {title} for {target}",
         "",
-        f'Use it with `--speculation \'{{"method": "{speculation_method}", "{key}": "DIRECTORY"}}\'`. '
-        "It drafts; the model decides: it cannot change a text.",
+        f"Use it with `--speculation '{json.dumps(drafter_config(method, 'DIRECTORY'))}'`. It drafts; the model "
+        "decides: it cannot change a text.",
         "",
         f"- **File**: `model.safetensors`, SHA-256 `{sha256}`.",
         f"- **Data**: {' '.join(data)}",

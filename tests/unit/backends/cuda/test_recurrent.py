@@ -1,6 +1,7 @@
 """Recurrent layers on kernels: rows, states and rings as torch's, over chunks, trees and several requests."""
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -153,16 +154,18 @@ def test_rows_in_chunks_and_trees_equal_torch(kind: str, at_once: bool, monkeypa
 def test_chunks_at_once_have_the_bits_of_rows_in_order(
     kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ):
+    spec = replace(SPECS[kind], heads=2, key_heads=1, value_dim=12)  # heads and values are independent here
+
     def outputs() -> list[Tensor]:
         rng, sizes = random.Random(1), StateSizes(2)
-        cache, both = PagedCache(40, states=sizes), Both(SPECS[kind], sizes, dtype)
-        request = make_request(cache, random_tokens(rng, 3 * CHUNK))
+        cache, both = PagedCache(40, states=sizes), Both(spec, sizes, dtype)
+        request = make_request(cache, random_tokens(rng, 2 * CHUNK))
         other = make_request(cache, random_tokens(rng, CHUNK))
         found = []
-        for scheduled in [(request, 19)], [(request, CHUNK + 20), (other, 30)], [(other, 7), (request, 60)]:
+        for scheduled in [(request, 19)], [(request, 60), (other, 30)], [(other, 7), (request, 12)]:
             with Transaction(cache, [PassEntry.of(one, rows) for one, rows in scheduled]) as transaction:
                 batch = transaction.batch([Draft()] * len(scheduled))
-                projected = torch.randn(len(batch.token_ids), sum(recurrent_inputs(SPECS[kind]).values()))
+                projected = torch.randn(len(batch.token_ids), sum(recurrent_inputs(spec).values()))
                 found.append(both.found(batch, projected.to(dtype), cache.page_size))
                 transaction.commit([NOTHING_DRAWN] * len(scheduled))
         used = [request.kv.chunks[0].state, other.kv.chunks[0].state]

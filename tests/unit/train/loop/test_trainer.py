@@ -25,7 +25,7 @@ from helpers.tiny_training import SETTINGS, new_trainer, trained
 
 
 def test_tokens_per_pass_rise(target: PlainTarget, documents: list[Document]):
-    trainer, before, after = trained(Eagle3Recipe(draft_vocab=256), target, documents, steps=40)
+    trainer, before, after = trained(Eagle3Recipe(draft_vocab=256), target, documents, steps=25)
     assert after > before + 0.35, (before, after)
     assert trainer.evaluate(documents[:30]).first_hit > 0.3
 
@@ -64,7 +64,7 @@ def test_kept_states_change_nothing_but_the_targets_work(
         passes.append(len(taps))
         return features(batch, taps)
 
-    recipe, some = Eagle3Recipe(draft_vocab=64), documents[:60]
+    recipe, some = Eagle3Recipe(draft_vocab=64), documents[:40]
     epoch = len(list(grouped(some, fitting_size(some, 440, 40))))
     monkeypatch.setattr(target, "features", counted)
     counts, trained_weights = [], []
@@ -88,7 +88,7 @@ def test_a_head_trains_with_the_weights_that_its_file_will_have(
     output = trainer.learner.output(0).clone()
     trainer.train(TrainPhase(last_step=5))
     assert trainer.learner.round_bits is None, "not before the rate decays"
-    trainer.train(TrainPhase(first_step=5, last_step=30, final=True))
+    trainer.train(TrainPhase(first_step=5, last_step=18, final=True))
     rounded = trainer.evaluate(documents[:30])
     assert torch.equal(trainer.learner.output(0), output), "the target's rows are not trained"
 
