@@ -71,7 +71,7 @@ def _drafters(policy: PolicyFile, rule: CohortRule, requested: object) -> dict[s
     if rule.drafters is None and not rollouts:
         return {ENGINE_DEFAULT: "the rule names no drafters"}
     drafters = {
-        name: "used where it is measured to pay" for name in rule.drafters or () if name not in rollouts
+        name: "used where a gain is measured" for name in rule.drafters or () if name not in rollouts
     }
     for name, rollout in rollouts.items():
         steps = ", ".join(f"{step:g}" for step in rollout.steps)

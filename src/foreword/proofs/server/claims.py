@@ -59,7 +59,7 @@ CHECKS: Sequence[Check] = (
     ),
     Check(
         "logprobs",
-        "log probabilities form a law, greedy takes their largest, and a re-score repeats them",
+        "log probabilities form a distribution, greedy takes their largest, and a re-score repeats them",
         lambda context: context.plan.prompts * (1 + distributions.PLACES + (context.plain is not None)),
         distributions.logprobs,
         ALONE,
@@ -120,7 +120,7 @@ CHECKS: Sequence[Check] = (
     ),
     Check(
         "distribution with and without speculation",
-        "texts have the same law with speculation and without",
+        "texts have the same distribution with speculation and without",
         lambda context: 2 * requests_for(context),
         distributions.without_speculation,
         ("n",),
