@@ -112,7 +112,7 @@ class AnswerDelta:
     logprobs: tuple[TokenLogprobs, ...] = ()  # one per token, if requested
     drafts: tuple[DraftShown, ...] = ()  # one per pass of these tokens, if progress is requested
     drafted: int = 0  # draft tokens verified for these tokens
-    from_draft: int = 0  # number of leading tokens that were draft tokens
+    from_draft: int = 0  # number of tokens that were draft tokens; they come first in each pass
     finish_reason: str | None = None  # "stop", "length", "deadline", "abort" or "error"
     # The stop token or stop string that matched; None: the model's end-of-sequence token.
     stop_reason: int | str | None = None
