@@ -47,9 +47,9 @@ class BatchSizes(NamedTuple):
     hidden_rows: int = 0  # rows whose hidden states are returned
 
     @property
-    def entries(self) -> int:
-        """Return the 32-bit words of all arrays."""
-        return sum(array.entries(self) for array in BATCH_ARRAYS)
+    def num_words(self) -> int:
+        """Return the number of 32-bit words of all arrays."""
+        return sum(array.num_words(self) for array in BATCH_ARRAYS)
 
 
 class Padding(Enum):
@@ -68,8 +68,8 @@ class BatchArray(NamedTuple):
     padding: Padding = Padding.ZERO
     words: int = 1  # 32-bit words per number: 2 for int64
 
-    def entries(self, sizes: BatchSizes) -> int:
-        """Return the 32-bit words of the array."""
+    def num_words(self, sizes: BatchSizes) -> int:
+        """Return the number of 32-bit words of the array."""
         return prod(self.shape(sizes)) * self.words
 
 
@@ -122,7 +122,7 @@ class BatchArrays(NamedTuple):
         views: list[Any] = []
         start = 0
         for array in BATCH_ARRAYS:
-            end = start + array.entries(sizes)
+            end = start + array.num_words(sizes)
             words = memory[start:end]
             views.append((words.view(np.int64) if array.words == 2 else words).reshape(array.shape(sizes)))
             start = end
@@ -149,9 +149,10 @@ class RequestChunks(NamedTuple):
 class ForwardBatch:
     """Rows of one target pass: prompt chunks, plain tokens, chains and trees of many requests, without padding.
 
-    The rows of a request are consecutive, in attention order. A row attends to the first `prefix_lens` KV rows of its
-    request, and to later rows whose bit is set in its ancestor mask. Bit i is KV row `prefix_lens + i`; a node's own
-    bit is set. A committed token is inside its own prefix and has an empty mask.
+    The rows of a request are consecutive: committed tokens by position, then draft tokens, parents before children.
+
+    A row attends to the first `prefix_lens` KV rows of its request, and to later rows whose bit is set in its ancestor
+    mask. Bit i is KV row `prefix_lens + i`; a node's own bit is set. A committed token is inside its own prefix and has an empty mask.
     """
 
     token_ids: Tensor  # int32 [rows]

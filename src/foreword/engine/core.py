@@ -167,6 +167,7 @@ class EngineCore:
         """While idle, load compiled kernels and queue the replay that a roll-out (gradual deployment) may need."""
         if self.kernels is not None and self.kernels.pending and not self.has_requests:
             self.kernels.advance(LOADING_SECONDS)
+        # "check": the label of faults in replays
         with self._stepper.faults.suppressed("check"), self.drafters.keep_all_open():
             if not self.has_requests and (replay := self.speculation_monitor.next_replay()) is not None:
                 self.enqueue(self.prepare(*replay))
@@ -242,7 +243,7 @@ class EngineCore:
         self._stepper.learn()
         self.steps += 1
         self.seconds += report.seconds
-        with self._stepper.faults.suppressed("books"):  # label of the metric: statistics
+        with self._stepper.faults.suppressed("books"):  # "books": the label of faults in statistics
             self.speculation_monitor.observe(report, self.scheduler.preemptions)
         if self.saved_estimates is not None:
             self.saved_estimates.save_if_due(self.seconds.total)

@@ -153,7 +153,8 @@ class RecurrentSpec:
     bias: bool = False  # the input and output projections add a bias
     norm_groups: int = 1  # groups of channels that the norm after Mamba-2 normalises separately
     time_limits: tuple[float, float] = (0.0, math.inf)  # (minimum, maximum) of Mamba-2's Δ
-    shared_norm: bool = False  # ranks divide the channels of the only norm group (tensor parallelism)
+    # Tensor parallelism: the only norm group is split over the ranks, which sum its squares.
+    shared_norm: bool = False
 
     @property
     def value_width(self) -> int:

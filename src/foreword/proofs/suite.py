@@ -162,7 +162,9 @@ def enumerated(size: ProofSize, progress: StageProgress) -> Iterator[ProofRow]:
     for rule, (done, kind) in product(CHAIN_RULES, enumerate(DraftKind, 1)):
         tried, worst = _worst(size, rule, partial(distributions_of, kind))
         progress(f"enumerating {rule.name.lower()}", done, len(DraftKind))
-        yield bounded(rule.name.lower(), f"joint distribution by enumeration, {kind.value}", tried, worst, EXACT)
+        yield bounded(
+            rule.name.lower(), f"joint distribution by enumeration, {kind.value}", tried, worst, EXACT
+        )
 
 
 def enumerated_trees(size: ProofSize, progress: StageProgress) -> Iterator[ProofRow]:
@@ -177,7 +179,9 @@ def enumerated_trees(size: ProofSize, progress: StageProgress) -> Iterator[Proof
         tried, worst = _worst(size, Rule.TRAVERSAL, partial(distributions_of, kind, replaced))
         progress("enumerating traversal", done, 2 * len(DraftKind))
         how = f"trees {'with' if replaced else 'without'} replacement"
-        yield bounded("traversal", f"joint distribution by enumeration, {how}, {kind.value}", tried, worst, EXACT)
+        yield bounded(
+            "traversal", f"joint distribution by enumeration, {how}, {kind.value}", tried, worst, EXACT
+        )
 
 
 def like_block(size: ProofSize, progress: StageProgress) -> Iterator[ProofRow]:

@@ -181,14 +181,14 @@ def _answer(answer: dict[str, Any]) -> None:
 
 
 def _message() -> Any:  # noqa: ANN401 - any JSON
-    """Return the parent's next message; None at the end of the input."""
+    """Return the next message of the process that started this one; None at the end of the input."""
     header = _exactly(LENGTH.size)
     body = header and _exactly(LENGTH.unpack(header)[0])
     return json.loads(body) if body else None
 
 
 def _exactly(size: int) -> bytes:
-    """Read this number of bytes; return none at the end of the input."""
+    """Read this number of bytes; return b"" if the input ends before that."""
     data = bytearray()
     while len(data) < size:
         chunk = os.read(REQUESTS, size - len(data))

@@ -41,7 +41,10 @@ class AdapterTable:
             )
 
     def set(self, slot: int, adapter: Lora | None) -> None:
-        """Set or (None) clear the entry of a slot. The caller keeps the factors on the device meanwhile."""
+        """Set or (None) clear the entry of a slot.
+
+        The table has addresses only, so the caller keeps the factors until the entry is cleared.
+        """
         rows = torch.zeros(self.entries.shape[1:], dtype=torch.int64)
         for (layer, module), factors in (adapter.factors if adapter is not None else {}).items():
             entry = factors.down.data_ptr(), factors.up.data_ptr(), factors.rank

@@ -70,9 +70,7 @@ def _drafters(policy: PolicyFile, rule: CohortRule, requested: object) -> dict[s
     rollouts = {rollout.drafter: rollout for rollout in policy.rollouts if rollout.cohort == rule.name}
     if rule.drafters is None and not rollouts:
         return {ENGINE_DEFAULT: "the rule names no drafters"}
-    drafters = {
-        name: "used where a gain is measured" for name in rule.drafters or () if name not in rollouts
-    }
+    drafters = {name: "used where a gain is measured" for name in rule.drafters or () if name not in rollouts}
     for name, rollout in rollouts.items():
         steps = ", ".join(f"{step:g}" for step in rollout.steps)
         drafters[name] = f"rolled out from {rollout.start} on, then {steps}% of the requests"

@@ -42,7 +42,10 @@ class SavedEstimates:
             restored.restore(saved["costs"])  # raises before anything is used if the costs are invalid
             self._policy.estimates.restore(saved["estimates"])
             if not are_current(restored):
-                _log.info("saved costs of %s are measured again: passes of this process differ", self._path)
+                _log.info(
+                    "costs saved in %s are not used and are measured again: a pass now takes a different time",
+                    self._path,
+                )
                 return False
             self._costs.restore(saved["costs"])
         except FileNotFoundError:

@@ -10,7 +10,8 @@ a program loops over all parts. A sliding window masks positions within a part. 
 tile attends to are skipped, which changes no bit.
 
 A latent row (MLA) has the keys and values of all heads together: DIM numbers that are both key and value, then EXTRA
-numbers that only keys have. Latent rows are wide, so a part is processed in steps of fewer positions.
+numbers that only keys have. Latent rows are wide, so a part is processed in steps of fewer positions. Rows packed in
+8 bits are processed as two halves of a head, DIM and EXTRA numbers, each with its own total.
 """
 
 from dataclasses import dataclass
@@ -96,18 +97,18 @@ def _attend(
     table = tables + request * table_width
     peak, mass = tl.full((LINES,), -float("inf"), dtype=tl.float32), tl.zeros((LINES,), dtype=tl.float32)
     total = tl.zeros((LINES, DIM_BLOCK), dtype=tl.float32)
-    more_total = tl.zeros((LINES, DIM_BLOCK if PACKED > 0 else 1), dtype=tl.float32)
+    second_half_total = tl.zeros((LINES, DIM_BLOCK if PACKED > 0 else 1), dtype=tl.float32)
     if SINKS and not SPLIT:
         peak, mass = sink_peak(sinks + head), mass + 1.0
     for part in range(first_part, end_part):
-        peak2, mass2, total2, more_total2 = attend_part(
+        peak2, mass2, total2, second_half_total2 = attend_part(
             part, q, extra_q, line_row, lengths, prefixes, first_row, first_position, shortest, longest,
             shortest_prefix, tile_size, keys, values, key_scales, value_scales, table, ancestors, kv_head, scale, cap,
             window,
             KV_HEADS, DIM, DIM_BLOCK, EXTRA, EXTRA_BLOCK, LINES, PAGE, NODES, PART, STEP, TREES, WINDOWED,
             CAPPED, PACKED, PRECISION,
         )  # fmt: skip
-        _, _, more_total = merge(peak, mass, more_total, peak2, mass2, more_total2)
+        _, _, second_half_total = merge(peak, mass, second_half_total, peak2, mass2, second_half_total2)
         peak, mass, total = merge(peak, mass, total, peak2, mass2, total2)
     if SPLIT:
         index = ((tile.to(tl.int64) * tile_size + line_row) * HEADS + head) * num_parts + first_part
@@ -116,8 +117,10 @@ def _attend(
     else:
         index = row * HEADS + head
         total = tl.div_rn(total, tl.broadcast_to(mass[:, None], total.shape))
-        more_total = tl.div_rn(more_total, tl.broadcast_to(mass[:, None], more_total.shape))
-    store_totals(out, index, dim, number_mask, total, more_total, DIM, EXTRA, PACKED)
+        second_half_total = tl.div_rn(
+            second_half_total, tl.broadcast_to(mass[:, None], second_half_total.shape)
+        )
+    store_totals(out, index, dim, number_mask, total, second_half_total, DIM, EXTRA, PACKED)
 
 
 @kernel(do_not_specialize=("num_parts", "tile_size"))
@@ -156,7 +159,7 @@ def _merge_parts(
 
 @dataclass(frozen=True)
 class RowTiles:
-    """Tiles of rows; the rows of a tile belong to one request and to one program. Empty tiles are skipped."""
+    """Tiles of rows; the rows of a tile belong to one request and are processed together. Empty tiles are skipped."""
 
     first_rows: Tensor  # int32 [tiles]
     counts: Tensor  # int32 [tiles], at most `rows`
@@ -231,6 +234,7 @@ def attend(
     """
     (heads, dim), packed = out.shape[1:], packed_bytes(keys)
     extra = queries.shape[2] - dim
+    # Latent rows have one KV head. Each program has a group of query heads, which stands for a KV head here.
     kv_heads = heads // latent_group(heads) if extra else keys.shape[1]
     step = LATENT_STEP if extra else PART
     # Packed heads are loaded as pairs: one number of the first half of a head, one of the second.

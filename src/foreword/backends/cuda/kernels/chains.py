@@ -51,7 +51,7 @@ def count_accepted(drawn: Tensor, first: Tensor, drafted: Tensor, draft_indices:
 class ChainLevels(NamedTuple):
     """Noise keys, positions and slots of all draft tokens, [levels, requests], and the row before each chain."""
 
-    last: Tensor  # int32 [requests], row of the head's first pass after which the chain begins
+    last: Tensor  # int32 [requests], row, in the head's first pass, of the last token before the chain
     keys: Tensor  # int64, noise keys for sampling
     positions: Tensor  # int32
     slots: Tensor  # int32

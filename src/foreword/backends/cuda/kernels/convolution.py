@@ -21,7 +21,7 @@ class ConvolutionInputs(NamedTuple):
 
     windows: Tensor  # int32 [rows, kernel - 1], oldest first: a row of this pass, or -1 - index
     ring_to: Tensor  # int32 [rows], ring row to write; -1: none
-    state_to: Tensor  # int32 [rows], state whose inputs are the row's window; -1: none
+    state_to: Tensor  # int32 [rows], state to write: it receives the inputs of the row's window; -1: none
     ring: Tensor  # [ring rows, channels], with the indices from 0 on
     states: Tensor  # [states, kernel - 1, channels], with the indices after those of the ring
 
@@ -124,22 +124,24 @@ def _convolve(
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     width: tl.constexpr = KEY_HEADS * KEY_DIM
     channels: tl.constexpr = 2 * width + VALUES
-    has_keys = part < KEY_PARTS
+    has_queries_or_keys = part < KEY_PARTS
     head = (part * HEADS + tl.arange(0, HEADS))[:, None]
     i = tl.arange(0, BLOCK)[None, :]
     value = (head - KEY_PARTS * HEADS) * BLOCK + i
     # The delta rule has queries, keys, values; Mamba-2 has values, keys, queries.
     first_value: tl.constexpr = 2 * width if DELTA else 0
-    first_key: tl.constexpr = 0 if DELTA else VALUES
-    channel = tl.where(has_keys, first_key + head * KEY_DIM + i, first_value + value)
-    mask = tl.where(has_keys, (head < 2 * KEY_HEADS) & (i < KEY_DIM), (value < VALUES) & (value >= 0))
+    first_query_or_key: tl.constexpr = 0 if DELTA else VALUES
+    channel = tl.where(has_queries_or_keys, first_query_or_key + head * KEY_DIM + i, first_value + value)
+    mask = tl.where(
+        has_queries_or_keys, (head < 2 * KEY_HEADS) & (i < KEY_DIM), (value < VALUES) & (value >= 0)
+    )
     total = _convolved(
         row, projected, windows, ring_to, state_to, ring, states, weight, bias, channel, mask, stride, ring_rows,
         channels, KERNEL, BIAS, False,
     )  # fmt: skip
     x = tl.where(mask, total / (1.0 + tl.exp(-total)), 0.0)
     dtype = values.dtype.element_ty
-    if has_keys:
+    if has_queries_or_keys:
         is_first = head < KEY_HEADS
         if DELTA:
             x = x * tl.rsqrt(tl.sum(x * x, axis=1) + eps)[:, None]

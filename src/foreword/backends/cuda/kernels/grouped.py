@@ -1,9 +1,10 @@
 """Matrix products with 4-bit or int8 weights that have a scale for every group along K.
 
 Operands are swapped: weights are the M side of the tensor cores (at least 64 wide), the rows of a pass are the N side.
-Because weights are unpacked in registers, all tiles give the same bits only in this order. Codes become integers, which
-bf16 represents exactly; a group's sum is multiplied by its scale in float32. Groups are added in order, or in parts as
-in `linear`. A group's minimum (`mins`) is multiplied by the sum of the group's inputs, which is computed once per row.
+Unpacked weights come from registers; only with the operands swapped do all tile sizes then give the same bits.
+
+Codes become integers, which bf16 represents exactly; a group's sum is multiplied by its scale in float32. Groups are
+added in order, or in parts as in `linear`. A group's minimum (`mins`) is multiplied by the sum of the group's inputs, which is computed once per row.
 """
 
 from dataclasses import dataclass
@@ -71,8 +72,8 @@ class GroupedWeight:
 
 
 @triton.jit
-def _decoded(codes, zeros, dtype, KIND: tl.constexpr):
-    """Convert 4-bit codes of a KIND to `dtype`: integers minus `zeros`, or twice the value of E2M1 codes."""
+def _decoded(codes, zeros_plus_128, dtype, KIND: tl.constexpr):
+    """Convert 4-bit codes of a KIND to `dtype`: integers minus their zero points, or twice the value of E2M1 codes."""
     if KIND == 1:
         # The table 0, 1, 2, 3, 4, 6, 8, 12 packed into one word; the highest bit of a code is the sign.
         wide = codes.to(tl.int64)
@@ -80,7 +81,7 @@ def _decoded(codes, zeros, dtype, KIND: tl.constexpr):
         number = (size.to(tl.int16) | 0x4300).to(tl.bfloat16, bitcast=True).to(dtype) - 128
         return tl.where((wide & 8) != 0, -number, number)
     # This bf16 is 128 + code: 128 has the bits 0x4300, and the code is in the low bits of the mantissa.
-    return (codes.to(tl.int16) | 0x4300).to(tl.bfloat16, bitcast=True).to(dtype) - zeros
+    return (codes.to(tl.int16) | 0x4300).to(tl.bfloat16, bitcast=True).to(dtype) - zeros_plus_128
 
 
 @kernel(do_not_specialize=("num_rows",))
@@ -153,7 +154,10 @@ def grouped_linear(
     tile: Tile,
     part_depth: int | None = None,
 ) -> Tensor:
-    """Write x [rows, K], in the weight's order, times weight [N, K] to out [rows, N]; in parts as `linear`."""
+    """Write x [rows, K] times weight [N, K] to out [rows, N]; in parts as `linear`.
+
+    The columns of x must already be in the order `weight.order` (`take_columns`).
+    """
     (num_rows, depth), columns, scales = x.shape, len(weight), weight.scales
     part_depth = part_depth or depth
     _grouped_linear[product_grid(num_rows, columns, depth, tile, part_depth)](

@@ -1,7 +1,7 @@
 """Matrix products with weights in MXFP4, which are unpacked on the way to the tensor cores.
 
-Every MXFP4 number is also a bf16 number. So nothing is rounded, and products have the bits of those with unpacked
-weights.
+Every MXFP4 number of a group with an exponent up to `LARGEST_EXPONENT` is also a bf16 number. So nothing is rounded,
+and products have the bits of those with unpacked weights.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,8 @@ import triton.language as tl
 from torch import Tensor
 
 CHUNK = tl.constexpr(64)
-"""Entries of K of a chunk. The codes of one row of a chunk are in four lanes of a warp."""
+"""Weights are processed in chunks: this many entries of a row, along the inner dimension K. The codes of one row's
+chunk are in four lanes of a warp."""
 
 BLOCK = tl.constexpr(16)
 """Rows of a block: one warp has the codes of these rows of the weights for a chunk."""
@@ -26,8 +27,9 @@ class PackedExperts:
     """
 
     codes: Tensor  # int16 [experts, K / CHUNK, N / BLOCK, 256], see `expert_packing.pack`
-    # int32 [experts, K / CHUNK, N / BLOCK, 8]. The bytes of word r, from the lowest on: the exponents of rows r and
-    # r + 8 for the first group of 32 entries, then for the second.
+    # int32 [experts, K / CHUNK, N / BLOCK, 8]: bf16 exponents of the scales. Each is the group's own exponent + 126,
+    # because an unpacked code is 2 ** 126 times too small. The bytes of word r, from the lowest on, are those of rows r
+    # and r + 8 for the first group of 32 entries, then for the second.
     exponents: Tensor
     dtype: torch.dtype = torch.bfloat16  # of the numbers
 
@@ -38,7 +40,7 @@ class PackedExperts:
 
 
 LARGEST_EXPONENT = 128
-"""Largest exponent of a group: its numbers are at most 12. For larger exponents, bf16 has no scale."""
+"""Largest exponent of a group in a file. A larger one, plus 126, does not fit into a bf16's exponent."""
 
 # Unpacks the two halves of a word into four pairs of numbers. A code has the exponent and mantissa of a bf16 that is
 # 2 ** 126 times smaller; the scale compensates for that. The bits of three of the four codes are spaced as in a bf16.
@@ -76,22 +78,37 @@ def _unpacked(codes, exponents, dtype, COLUMNS: tl.constexpr, DEPTH: tl.constexp
     chunks: tl.constexpr = DEPTH // CHUNK
     blocks: tl.constexpr = COLUMNS // BLOCK
     words = tl.reshape(exponents, (chunks, blocks, 8, 1))
-    words = words >> (16 * (tl.arange(0, 4) // 2))[None, None, None, :]  # by step: two steps are a group
-    shape: tl.constexpr = (chunks, blocks, 8, 4, 4, 2)
-    first = tl.broadcast_to(_bf16((words & 255) << 7, dtype)[:, :, :, None, :, None], shape)
-    second = tl.broadcast_to(_bf16((words >> 8 & 255) << 7, dtype)[:, :, :, None, :, None], shape)
+    words = (
+        words >> (16 * (tl.arange(0, 4) // 2))[None, None, None, :]
+    )  # a tensor-core instruction has 16 entries of K: two have one exponent
+    shape: tl.constexpr = (
+        chunks,
+        blocks,
+        8,
+        4,
+        4,
+        2,
+    )  # chunk, block, row % 8, lane of four, instruction, pair
+    scale = tl.broadcast_to(_bf16((words & 255) << 7, dtype)[:, :, :, None, :, None], shape)
+    scale_8_below = tl.broadcast_to(_bf16((words >> 8 & 255) << 7, dtype)[:, :, :, None, :, None], shape)
     codes = tl.reshape(codes, shape)
     if IN_PAIRS:
         a, b, c, d = tl.inline_asm_elementwise(
-            _UNPACK, "=r,=r,=r,=r,r,r,r", [codes, first, second], (tl.bfloat16,) * 4, is_pure=True, pack=2
+            _UNPACK,
+            "=r,=r,=r,=r,r,r,r",
+            [codes, scale, scale_8_below],
+            (tl.bfloat16,) * 4,
+            is_pure=True,
+            pack=2,
         )
     else:
         wide = codes.to(tl.int32)
-        a, b = _bf16(wide & 0x81C0, dtype) * first, _bf16(wide << 3 & 0x81C0, dtype) * second
-        c = _bf16(wide << 6 & 0x81C0, dtype) * first
-        d = _bf16(wide << 1 & 0x8000 | wide >> 5 & 0x0100 | wide >> 4 & 0x00C0, dtype) * second
-    by_half = tl.join(tl.join(a, b), tl.join(c, d))
-    return tl.reshape(tl.permute(by_half, (1, 6, 2, 0, 4, 7, 3, 5)), (COLUMNS, DEPTH))
+        a, b = _bf16(wide & 0x81C0, dtype) * scale, _bf16(wide << 3 & 0x81C0, dtype) * scale_8_below
+        c = _bf16(wide << 6 & 0x81C0, dtype) * scale
+        d = _bf16(wide << 1 & 0x8000 | wide >> 5 & 0x0100 | wide >> 4 & 0x00C0, dtype) * scale_8_below
+    # Two more dimensions: half of an instruction's 16 entries; row r or r + 8.
+    unpacked = tl.join(tl.join(a, b), tl.join(c, d))
+    return tl.reshape(tl.permute(unpacked, (1, 6, 2, 0, 4, 7, 3, 5)), (COLUMNS, DEPTH))
 
 
 @triton.jit
@@ -101,7 +118,8 @@ def packed_product(
 ) -> tl.tensor:  # fmt: skip
     """Return [ROWS, COLUMNS], as `linear.product`; the weights, from codes_at and exponents_at on, are the M side.
 
-    `num_columns` is the number of rows that the whole weights have, `columns_left` those from the first column on.
+    `num_columns` is the number of output columns (rows of the whole matrix), `columns_left` how many of them there are
+    from this program's first one on.
     """
     chunk = tl.arange(0, DEPTH // CHUNK)
     k, code, exponent = tl.arange(0, DEPTH), tl.arange(0, COLUMNS * 16), tl.arange(0, COLUMNS // 2)

@@ -182,10 +182,11 @@ def _update(  # noqa: PLR0915 - the blocks of a chunk are in registers, and so o
             fetch_to_cache(key_at + KEYS // 2)
             fetch_to_cache(values + (row * HEADS + head) * VALUES + tl.program_id(2) * BLOCK)
             if DELTA:
-                next_index, line = (zero + segment + 1) * HEADS + head, tl.arange(0, 2 * LANES)
-                fetch_to_cache(systems + (next_index * 2 * LANES + line) * 2 * LANES)
-                line = tl.arange(0, BLOCKS * LANES)
-                fetch_to_cache(scores + (next_index * BLOCKS * LANES + line) * BLOCKS * LANES)
+                # A cache line has 128 bytes: 2 * LANES numbers of `systems`, BLOCKS * LANES of `scores`.
+                next_index, cache_line = (zero + segment + 1) * HEADS + head, tl.arange(0, 2 * LANES)
+                fetch_to_cache(systems + (next_index * 2 * LANES + cache_line) * 2 * LANES)
+                cache_line = tl.arange(0, BLOCKS * LANES)
+                fetch_to_cache(scores + (next_index * BLOCKS * LANES + cache_line) * BLOCKS * LANES)
         p0 = tl.zeros((LANES, BLOCK), dtype=tl.float32)
         p1, p2, p3 = p0, p0, p0
         index = (zero + segment) * HEADS + head

@@ -32,7 +32,8 @@ def fill_in(token_ids: Tensor, drawn: Tensor) -> None:
     """Replace, in place, ids that refer to tokens of the previous pass by these tokens; see `batch.resolve_ids`."""
     _fill_in[(triton.cdiv(len(token_ids), 256),)](token_ids, drawn, len(token_ids), BLOCK=256)
     if is_recording():
-        token_ids.clamp_(min=0)  # no kernel runs while recording, but torch operations do, and need valid ids
+        # While launches are only recorded, Triton kernels do not run, but torch operations do, and need valid ids.
+        token_ids.clamp_(min=0)
 
 
 @triton.jit
