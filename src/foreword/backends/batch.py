@@ -152,7 +152,8 @@ class ForwardBatch:
     The rows of a request are consecutive: committed tokens by position, then draft tokens, parents before children.
 
     A row attends to the first `prefix_lens` KV rows of its request, and to later rows whose bit is set in its ancestor
-    mask. Bit i is KV row `prefix_lens + i`; a node's own bit is set. A committed token is inside its own prefix and has an empty mask.
+    mask. Bit i is KV row `prefix_lens + i`; a node's own bit is set. A committed token is inside its own prefix and has
+    an empty mask.
     """
 
     token_ids: Tensor  # int32 [rows]

@@ -293,7 +293,7 @@ class BatchMemory:
         """
         views = self._views.get((sizes, taps))
         if views is None:
-            entries = sizes.entries
+            entries = sizes.num_words
             if entries > len(self._memory):
                 self._memory = np.empty(max(entries, 2 * len(self._memory)), dtype=np.int32)
                 self._views.clear()

@@ -4,7 +4,8 @@ Operands are swapped: weights are the M side of the tensor cores (at least 64 wi
 Unpacked weights come from registers; only with the operands swapped do all tile sizes then give the same bits.
 
 Codes become integers, which bf16 represents exactly; a group's sum is multiplied by its scale in float32. Groups are
-added in order, or in parts as in `linear`. A group's minimum (`mins`) is multiplied by the sum of the group's inputs, which is computed once per row.
+added in order, or in parts as in `linear`. A group's minimum (`mins`) is multiplied by the sum of the group's inputs,
+which is computed once per row.
 """
 
 from dataclasses import dataclass

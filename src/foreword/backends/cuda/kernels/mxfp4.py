@@ -78,17 +78,10 @@ def _unpacked(codes, exponents, dtype, COLUMNS: tl.constexpr, DEPTH: tl.constexp
     chunks: tl.constexpr = DEPTH // CHUNK
     blocks: tl.constexpr = COLUMNS // BLOCK
     words = tl.reshape(exponents, (chunks, blocks, 8, 1))
-    words = (
-        words >> (16 * (tl.arange(0, 4) // 2))[None, None, None, :]
-    )  # a tensor-core instruction has 16 entries of K: two have one exponent
-    shape: tl.constexpr = (
-        chunks,
-        blocks,
-        8,
-        4,
-        4,
-        2,
-    )  # chunk, block, row % 8, lane of four, instruction, pair
+    # A tensor-core instruction has 16 entries of K, so two instructions share a group's exponent.
+    words = words >> (16 * (tl.arange(0, 4) // 2))[None, None, None, :]
+    # [chunk, block, row % 8, lane of four, instruction, pair]
+    shape: tl.constexpr = (chunks, blocks, 8, 4, 4, 2)
     scale = tl.broadcast_to(_bf16((words & 255) << 7, dtype)[:, :, :, None, :, None], shape)
     scale_8_below = tl.broadcast_to(_bf16((words >> 8 & 255) << 7, dtype)[:, :, :, None, :, None], shape)
     codes = tl.reshape(codes, shape)
