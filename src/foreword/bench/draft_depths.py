@@ -18,7 +18,7 @@ PROMPT = "Describe how bread is baked, step by step."
 
 
 @dataclass(frozen=True)
-class PassTimes:
+class DepthTimes:
     """Seconds of a pass with its draft, by the number of draft tokens; 0 is plain decoding."""
 
     seconds: Mapping[int, float]
@@ -36,9 +36,9 @@ class PassTimes:
         return depth, speeds[depth]
 
 
-def measure_pass_times(
+def measure_depth_times(
     model: str, device: str, drafter: Mapping[str, Any], depths: Sequence[int]
-) -> PassTimes:
+) -> DepthTimes:
     """Decode with every depth in turns; `drafter` is a configuration without the number of draft tokens."""
     config = EngineConfig(max_num_seqs=1, kv_cache_memory_bytes=KV_BYTES)
     params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
@@ -54,4 +54,4 @@ def measure_pass_times(
                 passes = answer.stats.passes - answer.stats.first_passes
                 if round_:  # the first round warms up
                     samples.append(answer.stats.decode_seconds / passes)
-    return PassTimes({depth: median(samples) for depth, samples in seconds.items()})
+    return DepthTimes({depth: median(samples) for depth, samples in seconds.items()})

@@ -2,9 +2,9 @@
 
 import pytest
 
-from foreword.bench.draft_depths import PassTimes
+from foreword.bench.draft_depths import DepthTimes
 
-TIMES = PassTimes({0: 10.0, 1: 11.0, 2: 12.0, 3: 18.0})
+TIMES = DepthTimes({0: 10.0, 1: 11.0, 2: 12.0, 3: 18.0})
 
 
 def test_speed_is_tokens_per_pass_by_the_time_of_a_pass():

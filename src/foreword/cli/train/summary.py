@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from foreword.bench.draft_depths import measure_pass_times
+from foreword.bench.draft_depths import measure_depth_times
 from foreword.bench.skeleton import Column, table
 from foreword.cli.console import say, stdout
 from foreword.train.loop.evaluate import TauReport
@@ -21,7 +21,7 @@ def show_summary(options: "CommonOptions", method: str, reports: Mapping[str, Ta
     report = next(iter(reports.values()), None)
     if report is not None and options.speed:
         depths = range(1, report.depth + 1)
-        times = measure_pass_times(options.model, options.device, drafter, depths)
+        times = measure_depth_times(options.model, options.device, drafter, depths)
         plain, drafted = (1000 * times.seconds[depth] for depth in (0, report.depth))
         rows = [*report.by_kind().items(), ("all", report.tau())]
         columns: dict[str, Column] = {
