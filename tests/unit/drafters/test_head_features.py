@@ -18,7 +18,7 @@ def kept_by_head(of_pass: ConcatenatedStates, places: list[tuple[int, int]]) -> 
     head = object.__new__(HeadInPages)
     head._taps = TAPS
     commits = [SimpleNamespace(hidden=KeptStates(of_pass, first, count, ())) for first, count in places]
-    return list(head._states(commits))
+    return list(head._tapped_states(commits))
 
 
 @pytest.mark.parametrize("rows", [3, KEPT_ALONE, KEPT_ALONE + 1, KEPT_TOGETHER, KEPT_TOGETHER + 1])

@@ -71,7 +71,7 @@ class HeadInPages(Drafter):
         ranges: list[RowRange] = []
         observed: list[ExtraRows] = []
         state_offset = self._state_offset
-        for commit, (states, first_state) in zip(commits, self._states(commits), strict=True):
+        for commit, (states, first_state) in zip(commits, self._tapped_states(commits), strict=True):
             assert commit.pages is not None
             rows = self._rows_of(commit.pages)
             rows.add(commit.first, states, first_state, commit.rows)
@@ -124,7 +124,7 @@ class HeadInPages(Drafter):
         oldest = max(rows.begin, self._state_offset)
         return oldest if self._window is None else max(oldest, first + 1 - self._window)
 
-    def _states(self, commits: Sequence[Commit]) -> Sequence[tuple[States, int]]:
+    def _tapped_states(self, commits: Sequence[Commit]) -> Sequence[tuple[States, int]]:
         """Return, per commit, a tensor of states and the index of its first row.
 
         States of long passes are copied, so that one request does not keep the whole pass's states alive.

@@ -115,7 +115,7 @@ def test_a_default_that_is_replaced_is_let_go():
         ({"num_speculative_tokens": 3}, "give a method"),
         ({"method": "ngram", "num_speculative_tokens": 0}, "1 .. 64"),
         ("magic", "no method"),
-        (5, "true, false, a method or an object"),
+        (5, "a method's name, true, false or an object"),
     ],
 )
 def test_bad_settings_are_refused_in_one_line(setting: Any, message: str):
