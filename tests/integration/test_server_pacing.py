@@ -135,7 +135,7 @@ def test_the_page_is_static_and_its_data_is_behind_the_key(tiny_model):
         assert http.post("/generate", json=ASK).status_code == 401
         assert http.get("/page/../auth.py").status_code == 401
         known = {"Authorization": "Bearer secret"}
-        assert http.get("/page/settings", headers=known).json()["methods"] == ["ngram", "suffix"]
+        assert {"ngram", "suffix"} <= set(http.get("/page/settings", headers=known).json()["methods"])
         assert http.get("/page/none.js", headers=known).status_code == 404
 
 

@@ -1,5 +1,7 @@
 """Fields that are not implemented: refused by name where they would change the answer, else ignored."""
 
+import re
+
 import httpx
 import openai
 import pytest
@@ -259,7 +261,7 @@ def test_a_bare_method_is_short_for_an_object(server, field):
         assert server.engine.requests[-1].speculation == {"method": "suffix"}
         error = http.post("/generate", json={"prompt": "x", field: "off"}).json()["error"]
         assert error["param"] == "speculation"
-        assert "one of grammar, ngram, suffix; false is for no speculation" in error["message"]
+        assert re.search("one of grammar, ngram, .*suffix.*; false is for no speculation", error["message"])
         error = http.post("/v1/completions", json={"prompt": "x", "speculation": 5}).json()["error"]
         assert 'such as {"method": "ngram"}' in error["message"]
 

@@ -65,7 +65,7 @@ def test_the_fields_select_the_route():
         ({"prompt": "x", "min_tokens": 20}, "min_tokens"),
         (
             {"prompt": "x", "speculation": {"method": "eagle3"}},
-            "method must be one of grammar, ngram, suffix",
+            "method must be one of grammar, ngram, ",
         ),
         ({"messages": [MESSAGE], "tool_choice": "required"}, "tool_choice: there are no tools"),
         ({"messages": [MESSAGE] * 1025}, "at most 1024 messages"),
