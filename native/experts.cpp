@@ -80,7 +80,7 @@ void Experts::check(int64_t hidden) const {
         require_matrix(down[e], hidden, width(), "an expert's down projection has the wrong shape");
         require(share_input_format(*gate[e], *gate[0]) && (up.empty() || share_input_format(*up[e], *gate[0])) &&
                     share_input_format(*down[e], *down[0]),
-                "experts must be grouped alike");
+                "experts must read the same input format");
     }
     require(routing.groups > 0 && count() % routing.groups == 0, "groups must divide the experts");
     const int64_t group_size = count() / routing.groups;

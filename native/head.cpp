@@ -32,12 +32,13 @@ void Head::set_inputs(HeadInputs inputs) {
 
 void Head::add_layer(Layer layer) {
     const bool is_concat = layers_.empty() && head_shape_.join == Join::Concat;
-    require(!is_concat || layer.attention_norm.empty(), "the first layer's norms belong to the inputs of the head");
+    require(!is_concat || layer.attention_norm.empty(),
+            "the first layer of a head that concatenates its inputs has no attention norm: give its norms to set_inputs");
     require(layer.has_attention(), "every layer of a head has attention");
     require(!layer.latent || head_shape_.join != Join::Context, "a head that keeps context rows cannot have latent attention");
     Stack::add_layer(std::move(layer), (is_concat ? 2 : 1) * shape_.hidden_size);
     require(head_shape_.join != Join::Context || share_input_format(*layers_.front().input_projections[1], *layers_.back().input_projections[1]),
-            "the key projections of all layers must be grouped alike");
+            "the key projections of all layers must read the same input format");
 }
 
 void Head::set_embedding_and_output(Matrix embedding, Matrix output, std::vector<float> final_norm) {
@@ -62,7 +63,8 @@ void Head::set_markov(Matrix embedding, Matrix output) {
 }
 
 void Head::set_selector(CandidateSelector selector) {
-    require(head_shape_.join == Join::Context && head_shape_.norm_output && !markov_output_, "only heads of blocks with normed states have a selector");
+    require(head_shape_.join == Join::Context && head_shape_.norm_output && !markov_output_,
+            "a selector needs a head of blocks with normed states and without a Markov head");
     const int64_t rank = selector.projection ? selector.projection->view().rows : 0;
     require_matrix(selector.projection, rank, shape_.hidden_size, "the projection of the selector has the wrong shape");
     require_matrix(selector.predecessor, embedding_->view().rows, rank, "the vectors of previous tokens have the wrong shape");
@@ -187,7 +189,7 @@ void Head::draw_by_level(const std::vector<DraftPosition>& positions, const Head
         if (level_positions.empty()) return;
         const auto count = static_cast<int64_t>(previous_tokens.size());
         const Matrix& vectors = markov_output_ ? markov_embedding_ : selector_.predecessor;
-        require_below(previous_tokens.data(), count, vectors->view().rows, "a token is outside the vocabulary of the head");
+        require_indices(previous_tokens.data(), count, vectors->view().rows, "a token is outside the vocabulary of the head");
         if (markov_output_) {
             Batch rows;
             rows.token_ids = previous_tokens.data();

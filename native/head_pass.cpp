@@ -157,7 +157,7 @@ SelectorPass::SelectorPass(Head& head, const Batch& rows, KvStore& store, size_t
 void SelectorPass::run() {
     const PackedMatrix& projection = *head_.selector_.projection;
     pool_.run([&](int thread) {
-        quantize_rows(states_, shape_.hidden_size, projection, {}, thread);
+        set_input_rows(states_, shape_.hidden_size, projection, {}, thread);
         run_linears({{&projection, {projected_, projection.view().rows, nullptr, false}}}, linear_input(projection, batch_.rows), thread);
     });
 }

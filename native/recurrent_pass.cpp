@@ -45,9 +45,9 @@ void StackPass::run_recurrence(int64_t index, int thread) {
             for (int64_t i = 0; i < width; ++i) projected[i] *= projected[2 * width + i];
         });
     }
-    pool_.parallel_for(requests, 1, [&](int64_t i, int64_t) { store_convolution_inputs(layer, requests_[static_cast<size_t>(i)]); });
+    pool_.parallel_for(requests, 1, [&](int64_t i, int64_t) { store_recurrent_inputs(layer, requests_[static_cast<size_t>(i)]); });
     for (const RequestStates& request : requests_) {
-        pool_.parallel_for(request.rows, 1, [&](int64_t row, int64_t) { convolve_row(layer, request, row); });
+        pool_.parallel_for(request.rows, 1, [&](int64_t row, int64_t) { convolve_recurrent_row(layer, request, row); });
     }
     if (shape.kind == Recurrence::Convolution) return;
     pool_.parallel_for(requests * shape.heads, 1, [&](int64_t task, int64_t) {
@@ -56,7 +56,7 @@ void StackPass::run_recurrence(int64_t index, int thread) {
     pool_.parallel_for(batch_.rows, 1, [&](int64_t row, int64_t) { gate_head_outputs(layer, row); });
 }
 
-const float* StackPass::convolution_input(const Layer& layer, const RequestStates& request, int64_t index) const {
+const float* StackPass::recurrent_input(const Layer& layer, const RequestStates& request, int64_t index) const {
     const RecurrentShape& shape = layer.recurrent->shape;
     const StateChunk& read = request.chunks->read;
     const int64_t channels = shape.channels(), ring_row = index - (shape.kernel_size - 1);
@@ -67,7 +67,7 @@ const float* StackPass::convolution_input(const Layer& layer, const RequestState
 
 // Stores the inputs that later passes read: those of the last segment's rows in the ring, and the last ones before every
 // state that is written.
-void StackPass::store_convolution_inputs(const Layer& layer, const RequestStates& request) const {
+void StackPass::store_recurrent_inputs(const Layer& layer, const RequestStates& request) const {
     const RecurrentShape& shape = layer.recurrent->shape;
     const int64_t channels = shape.channels(), history = shape.kernel_size - 1;
     const ChunkSegment& last = request.segments.back();
@@ -76,14 +76,15 @@ void StackPass::store_convolution_inputs(const Layer& layer, const RequestStates
     for (size_t segment = 0; segment + 1 < request.segments.size(); ++segment) {
         if (request.segments[segment].next_state < 0) continue;
         float* last_inputs = state_store_->last_inputs(layer.store_layer, request.segments[segment].next_state);
-        // Input 0 is `history` positions before the first chunk, so the inputs that end with this chunk begin here.
+        // Input 0 is `history` positions before the start of the first chunk, so this is the index of the first of the last
+        // `history` inputs of this chunk.
         const int64_t first = static_cast<int64_t>(segment + 1) * kStateChunk;
-        for (int64_t i = 0; i < history; ++i) std::copy_n(convolution_input(layer, request, first + i), channels, last_inputs + i * channels);
+        for (int64_t i = 0; i < history; ++i) std::copy_n(recurrent_input(layer, request, first + i), channels, last_inputs + i * channels);
     }
 }
 
 // Convolves row `row` of a request. LFM2: multiplies the gate C with the result. Delta: norms queries and keys.
-void StackPass::convolve_row(const Layer& layer, const RequestStates& request, int64_t row) const {
+void StackPass::convolve_recurrent_row(const Layer& layer, const RequestStates& request, int64_t row) const {
     const Recurrent& weights = *layer.recurrent;
     const RecurrentShape& shape = weights.shape;
     const int64_t batch_row = request.row + row, run = request.chunks->run;
@@ -91,7 +92,7 @@ void StackPass::convolve_row(const Layer& layer, const RequestStates& request, i
     int64_t missing = shape.kernel_size;
     const auto add_input = [&](int64_t row_in_request) {   // negative: a row before this pass
         const int64_t index = shape.kernel_size - 1 + request.rows_before + row_in_request;
-        inputs[static_cast<size_t>(--missing)] = convolution_input(layer, request, index);
+        inputs[static_cast<size_t>(--missing)] = recurrent_input(layer, request, index);
     };
     int64_t next_row = row;   // of the committed rows
     if (row >= run) {         // a draft node: first its ancestors among the nodes, from the deepest up
@@ -101,7 +102,7 @@ void StackPass::convolve_row(const Layer& layer, const RequestStates& request, i
     }
     while (missing > 0) add_input(next_row--);
     const bool is_convolution_only = shape.kind == Recurrence::Convolution;
-    float *out = convolved_ + batch_row * shape.channels(), *gate = projected_ + batch_row * projected_width_ + shape.channels();
+    float *out = recurrent_convolved_ + batch_row * shape.channels(), *gate = projected_ + batch_row * projected_width_ + shape.channels();
     kernels_.convolve(inputs.data(), weights.conv.data(), weights.conv_bias.empty() ? nullptr : weights.conv_bias.data(), shape.kernel_size,
                       !is_convolution_only, shape.channels(), out);
     if (is_convolution_only) {
@@ -135,7 +136,7 @@ void StackPass::compute_decays_and_updates(const Layer& layer, const ChunkSegmen
             betas[i] = 1.0f / (1.0f + std::exp(-projected[0]));
         } else {
             time_step = std::min(std::max(time_step, weights.min_time_step), weights.max_time_step);
-            const float* values = convolved_ + row * shape.channels() + head * shape.value_dim;
+            const float* values = recurrent_convolved_ + row * shape.channels() + head * shape.value_dim;
             float* updates = updates_ + row * shape.value_width() + head * shape.value_dim;
             for (int64_t v = 0; v < shape.value_dim; ++v) updates[v] = values[v] * time_step;
         }
@@ -160,7 +161,7 @@ void StackPass::run_recurrent_head(const Layer& layer, const RequestStates& requ
                         state_store_->ring_log_decay_sums(layer.store_layer, read.ring, head), shape.key_dim, shape.value_dim, request.rows_before};
     float* unstored_state = scratch + shape.key_dim * kStateChunk;
     for (const ChunkSegment& segment : request.segments) {
-        const float *rows = convolved_ + segment.row * channels, *log_decay_sums = log_decay_sums_ + head * batch_.rows + segment.row;
+        const float *rows = recurrent_convolved_ + segment.row * channels, *log_decay_sums = log_decay_sums_ + head * batch_.rows + segment.row;
         float* updates = updates_ + segment.row * width + head * shape.value_dim;
         compute_decays_and_updates(layer, segment, head, ring_rows.count > 0 ? ring_rows.log_decay_sums[ring_rows.count - 1] : 0.0f);
         kernels_.recurrent_rows({shape.key_dim, shape.value_dim, is_delta, state, ring_rows, segment.rows, segment.committed_rows,
@@ -189,7 +190,7 @@ void StackPass::store_ring_rows(const Layer& layer, const RequestStates& request
     for (int64_t i = 0; i < last.rows; ++i) {
         std::copy_n(updates_ + (last.row + i) * shape.value_width() + head * dim, dim, updates + i * dim);
         if (head % heads_per_key_head == 0) {
-            std::copy_n(convolved_ + (last.row + i) * shape.channels() + key_offset, shape.key_dim, keys + i * shape.key_dim);
+            std::copy_n(recurrent_convolved_ + (last.row + i) * shape.channels() + key_offset, shape.key_dim, keys + i * shape.key_dim);
         }
     }
     std::copy_n(log_decay_sums_ + head * batch_.rows + last.row, last.rows,
@@ -209,7 +210,7 @@ void StackPass::gate_head_outputs(const Layer& layer, int64_t row) const {
         }
         return kernels_.silu_mul(gate, outputs, width);
     }
-    const float* values = convolved_ + row * shape.channels();
+    const float* values = recurrent_convolved_ + row * shape.channels();
     for (int64_t i = 0; i < width; ++i) outputs[i] += weights.skip[static_cast<size_t>(i / dim)] * values[i];
     kernels_.silu_mul(gate, outputs, width);
     const int64_t group_width = width / weights.norm_groups;

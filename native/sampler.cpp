@@ -26,7 +26,7 @@ void Sampler::draw(
     const float* logits, int64_t rows, int64_t stride, int64_t vocab, const RowDraw* draws, int64_t* tokens
 ) {
     for_each(rows, [&](int64_t row, SamplerScratch& scratch) {
-        largest(logits + row * stride, vocab, scratch.chunk_max);
+        largest(logits + row * stride, vocab, scratch.chunk_max);  // fills `chunk_max`
         tokens[row] = row_draw(logits + row * stride, vocab, draws[row], scratch.chunk_max);
     });
 }

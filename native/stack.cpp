@@ -35,7 +35,7 @@ void require_norm(const std::vector<float>& norm, int64_t size, bool may_be_miss
     require((may_be_missing && norm.empty()) || norm.size() == static_cast<size_t>(size), message);
 }
 
-void require_below(const int32_t* values, int64_t count, int64_t bound, const char* message) {
+void require_indices(const int32_t* values, int64_t count, int64_t bound, const char* message) {
     for (int64_t i = 0; i < count; ++i) require(values[i] >= 0 && values[i] < bound, message);
 }
 
@@ -58,7 +58,7 @@ void Stack::add_layer(Layer layer, int64_t input_width) {
     if (layer.has_attention()) layer.latent ? check_latent(layer, input_width) : check_attention(layer, input_width);
     if (layer.recurrent) check_recurrent(layer, input_width);
     for (const Matrix& projection : layer.input_projections) {
-        require(share_input_format(*layer.input_projections.front(), *projection), "projections of one input must be grouped alike");
+        require(share_input_format(*layer.input_projections.front(), *projection), "projections of one input must read the same input format");
     }
     for (const Layer& other : layers_) {
         layer.store_layer += layer.recurrent ? other.recurrent != nullptr : layer.has_attention() && other.has_attention();
@@ -169,7 +169,7 @@ void Stack::check_mlp(const Layer& layer) const {
     require((layer.activation == Activation::SquaredRelu) == !layer.up, "an MLP has an up projection unless its activation is a squared ReLU");
     if (layer.up) {
         require_matrix(layer.up, width, hidden, "the up projection has the wrong shape");
-        require(share_input_format(*layer.gate, *layer.up), "projections of one input must be grouped alike");
+        require(share_input_format(*layer.gate, *layer.up), "projections of one input must read the same input format");
     }
     require(!layer.experts || share_input_format(*layer.gate, *layer.experts->gate.front()),
             "shared experts must be grouped like the others");
@@ -216,12 +216,12 @@ int64_t Stack::layer_bytes() const {
 
 void Stack::check_rows(const Batch& batch, const KvStore& store, int64_t vocab_size, const int32_t* starts) const {
     const int64_t slots = store.slots();
-    require_below(batch.token_ids, batch.rows, vocab_size, "a token id is outside the vocabulary");
-    require_below(batch.slots, batch.rows, slots, "a KV slot is outside the pages");
-    require_below(batch.kv_copies, 2 * batch.copies, slots, "a KV copy is outside the pages");
-    require_below(batch.logit_rows, batch.logit_count, batch.rows, "a logit row is outside the batch");
-    require_below(batch.hidden_rows, batch.hidden_count, batch.rows, "a hidden row is outside the batch");
-    require_below(batch.block_tables, batch.requests * batch.pages, store.pages() > 0 ? store.pages() : 1,
+    require_indices(batch.token_ids, batch.rows, vocab_size, "a token id is outside the vocabulary");
+    require_indices(batch.slots, batch.rows, slots, "a KV slot is outside the pages");
+    require_indices(batch.kv_copies, 2 * batch.copies, slots, "a KV copy is outside the pages");
+    require_indices(batch.logit_rows, batch.logit_count, batch.rows, "a logit row is outside the batch");
+    require_indices(batch.hidden_rows, batch.hidden_count, batch.rows, "a hidden row is outside the batch");
+    require_indices(batch.block_tables, batch.requests * batch.pages, store.pages() > 0 ? store.pages() : 1,
                   "a block table names a page that does not exist");
     require(batch.row_starts[0] == 0 && batch.row_starts[batch.requests] == batch.rows,
             "row_starts must begin with 0 and end with the number of rows");

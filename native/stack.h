@@ -135,7 +135,8 @@ protected:
     std::vector<Layer> layers_;
     MixtureSizes mixtures_;
     bool adds_directly_ = true;      // whether Layer::adds_directly holds for every layer
-    int64_t convolution_width_ = 0;  // weights that a row's convolution computes; 0: no layer has convolutions
+    // Number of convolution weights that are computed from each row (BlockConvolution::projection); 0: no layer has convolutions.
+    int64_t convolution_width_ = 0;
     std::vector<float> workspace_;   // kept between passes; grows to the largest batch
 };
 
@@ -145,6 +146,7 @@ bool share_input_format(const PackedMatrix& a, const PackedMatrix& b);
 void require(bool holds, const char* message);
 void require_matrix(const Matrix& matrix, int64_t rows, int64_t cols, const char* message);
 void require_norm(const std::vector<float>& norm, int64_t size, bool may_be_missing, const char* message);
-void require_below(const int32_t* values, int64_t count, int64_t bound, const char* message);
+// Requires 0 <= value < bound for all values.
+void require_indices(const int32_t* values, int64_t count, int64_t bound, const char* message);
 
 }  // namespace foreword

@@ -85,7 +85,7 @@ void StackPass::lay_out_workspace() {
         projected_ = workspace.floats(rows * projected_width_);
         head_outputs_ = workspace.floats(rows * std::max({shape_.query_width(), recurrent.value_width(), stack_.attention_width()}));
         attention_gates_ = workspace.floats(projected_width_ > shape_.query_width() + 2 * shape_.kv_width() ? rows * shape_.query_width() : 0);
-        convolved_ = workspace.floats(rows * recurrent.channels());
+        recurrent_convolved_ = workspace.floats(rows * recurrent.channels());
         updates_ = workspace.floats(rows * recurrent.value_width());
         log_decay_sums_ = workspace.floats(rows * recurrent.heads);
         betas_ = workspace.floats(rows * recurrent.heads);
@@ -93,8 +93,8 @@ void StackPass::lay_out_workspace() {
         mlp_up_ = workspace.floats(rows * shape_.intermediate_size);
         sublayer_output_ = workspace.floats(stack_.adds_directly_ ? 0 : rows * shape_.hidden_size);
         const bool convolves = stack_.convolution_width_ > 0;
-        convolution_input_ = workspace.floats(convolves ? rows * shape_.hidden_size : 0);
-        convolution_weights_ = workspace.floats(rows * stack_.convolution_width_);
+        block_input_ = workspace.floats(convolves ? rows * shape_.hidden_size : 0);
+        block_weights_ = workspace.floats(rows * stack_.convolution_width_);
         const int64_t pairs = shape_.head_dim / 2 * static_cast<int64_t>(stack_.ropes_.size());
         cos_ = workspace.floats(rows * pairs);
         sin_ = workspace.floats(rows * pairs);
@@ -164,15 +164,15 @@ void StackPass::mix_positions(int64_t index, int thread) {
     const SiteRange output{index, Site::Output, 1};
     if (layer.recurrent) {
         run_recurrence(index, thread);
-        quantize_rows(projected_ + layer.recurrent->shape.channels(), projected_width_, *layer.output_projection, output, thread);
+        set_input_rows(projected_ + layer.recurrent->shape.channels(), projected_width_, *layer.output_projection, output, thread);
     } else if (layer.latent) {
         attend_to_latent_rows(index, thread);
-        quantize_rows(head_outputs_, stack_.attention_width(), *layer.output_projection, output, thread);
+        set_input_rows(head_outputs_, stack_.attention_width(), *layer.output_projection, output, thread);
     } else {
         rotate_and_store_heads(index, true);
         attend(index, thread);
         apply_gates(layer);
-        quantize_rows(head_outputs_, shape_.query_width(), *layer.output_projection, output, thread);
+        set_input_rows(head_outputs_, shape_.query_width(), *layer.output_projection, output, thread);
     }
     add_to_stream(layer, *layer.output_projection, layer.post_attention_norm, layer.attention_convolution.get(), output, thread);
 }
@@ -188,7 +188,7 @@ void StackPass::store_kv_rows(int64_t index, int thread) {
 
 void StackPass::run_mlp(const Layer& layer, const SiteRange& gate_and_up, const SiteRange& down, int thread) {
     run_gate_and_up(layer, gate_and_up, thread);
-    quantize_rows(mlp_gate_, layer.gate->view().rows, *layer.down, down, thread);
+    set_input_rows(mlp_gate_, layer.gate->view().rows, *layer.down, down, thread);
     add_to_stream(layer, *layer.down, layer.post_mlp_norm, layer.mlp_convolution.get(), down, thread);
 }
 
@@ -203,7 +203,7 @@ void StackPass::add_to_stream(const Layer& layer, const PackedMatrix& matrix, co
         if (!norm.empty()) kernels_.rms_norm(addend, norm.data(), shape_.rms_norm_eps, hidden, addend);
         if (convolution) {   // it reads other rows of `sublayer_output_`, which therefore stay as they are
             addend = scratch_of(thread);
-            convolve_row(*convolution, 1, sublayer_output_, row, addend);
+            convolve_block_row(*convolution, 1, sublayer_output_, row, addend);
         }
         for (int64_t d = 0; d < hidden; ++d) out[d] += layer.residual_scale * addend[d];
     });
@@ -221,7 +221,7 @@ void StackPass::set_input_row(const PackedMatrix& reader, const float* values, i
 }
 
 void StackPass::norm_rows(const std::vector<float>& weight, const PackedMatrix& reader, const SiteRange& sites, int thread) {
-    if (weight.empty()) return quantize_rows(stream_, shape_.hidden_size, reader, sites, thread);
+    if (weight.empty()) return set_input_rows(stream_, shape_.hidden_size, reader, sites, thread);
     const ActivationView input = linear_input(reader, batch_.rows);
     float* normed = scratch_of(thread);
     pool_.parallel_for(batch_.rows, 1, [&](int64_t row, int64_t) {
@@ -231,7 +231,7 @@ void StackPass::norm_rows(const std::vector<float>& weight, const PackedMatrix& 
     });
 }
 
-void StackPass::quantize_rows(const float* values, int64_t stride, const PackedMatrix& reader, const SiteRange& sites, int thread) {
+void StackPass::set_input_rows(const float* values, int64_t stride, const PackedMatrix& reader, const SiteRange& sites, int thread) {
     const ActivationView input = linear_input(reader, batch_.rows);
     pool_.parallel_for(batch_.rows, 1, [&](int64_t row, int64_t) {
         set_input_row(reader, values + row * stride, row, input);

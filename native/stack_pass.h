@@ -62,8 +62,9 @@ struct RequestStates {
     std::vector<ChunkSegment> segments;
 };
 
-// Functions that do not work on a single row or head are called by every thread of the pool, in the same order, and divide
-// their work with ThreadPool::parallel_for.
+// The constructor calls `lay_out_*` and `plan_*`. Functions for one row, head or request, or for a range of panels or values,
+// are called by one thread for each of these. All others are called by every thread of the pool, in the same order, and
+// divide their work with ThreadPool::parallel_for.
 class StackPass {
 protected:
     struct LinearJob {   // a matrix product whose panels the threads divide among themselves
@@ -87,9 +88,10 @@ protected:
     // Does the same for a sublayer, whose input is convolved if `convolution` is not null.
     void set_sublayer_input(const std::vector<float>& norm, const BlockConvolution* convolution, const PackedMatrix& reader,
                             const SiteRange& sites, int thread);
-    // Sets that input from rows of `values`.
-    void quantize_rows(const float* values, int64_t stride, const PackedMatrix& reader, const SiteRange& sites, int thread);
-    // Writes one row of the input of `reader`, in its format. `values` may be the same memory.
+    // Sets the input of `reader`, and of the other matrices of `sites`, from rows of `values`: quantised, or copied if `reader`
+    // reads float32.
+    void set_input_rows(const float* values, int64_t stride, const PackedMatrix& reader, const SiteRange& sites, int thread);
+    // Writes one row of the input of `reader`, in its format. `values` may be the row's own memory in `input.f32`.
     void set_input_row(const PackedMatrix& reader, const float* values, int64_t row, const ActivationView& input) const;
     // Computes several matrix products of one input, with the adapters of `sites`.
     void run_linears(const std::vector<LinearJob>& jobs, const ActivationView& input, int thread, const SiteRange& sites = {});
@@ -141,11 +143,11 @@ private:
 
     // Recurrent layers. Replaces the gates in `projected_` by the input of the output projection.
     void run_recurrence(int64_t index, int thread);
-    void convolve_row(const Layer& layer, const RequestStates& request, int64_t row) const;
-    // Returns convolution input `index` of a request: first come the last inputs of the state that is read, then those of
-    // the ring's rows, then those of this pass.
-    const float* convolution_input(const Layer& layer, const RequestStates& request, int64_t index) const;
-    void store_convolution_inputs(const Layer& layer, const RequestStates& request) const;
+    void convolve_recurrent_row(const Layer& layer, const RequestStates& request, int64_t row) const;
+    // Returns an input of the recurrent layer's convolution. `index` counts from the oldest one: first the kernel size - 1
+    // inputs stored with the state that is read, then those of the ring's rows, then those of this pass's rows.
+    const float* recurrent_input(const Layer& layer, const RequestStates& request, int64_t index) const;
+    void store_recurrent_inputs(const Layer& layer, const RequestStates& request) const;
     void run_recurrent_head(const Layer& layer, const RequestStates& request, int64_t head, float* scratch) const;
     // Computes the log decay sums of new rows from that of the row before them, and their betas (Delta) or updates (Mamba-2).
     void compute_decays_and_updates(const Layer& layer, const ChunkSegment& segment, int64_t head, float log_decay_before) const;
@@ -179,7 +181,7 @@ private:
     void add_to_stream(const Layer& layer, const PackedMatrix& matrix, const std::vector<float>& norm,
                        const BlockConvolution* convolution, const SiteRange& sites, int thread);
     // Computes a row of the convolution of a sublayer's input (side 0) or output (side 1), `values` [rows, hidden].
-    void convolve_row(const BlockConvolution& convolution, int64_t side, const float* values, int64_t row, float* out) const;
+    void convolve_block_row(const BlockConvolution& convolution, int64_t side, const float* values, int64_t row, float* out) const;
 
     // Adapters. Computes A x of a row's adapter for each site of a range; the row's input is set.
     void project_low_rank(const PackedMatrix& reader, int64_t row, const SiteRange& sites, int thread);
@@ -206,21 +208,24 @@ private:
 
     // Arrays in the workspace.
     float* projected_ = nullptr;        // [rows, projected width], output of the input projections
-    float* head_outputs_ = nullptr;     // [rows, query width], or [rows, value width] in a recurrent layer
+    float* head_outputs_ = nullptr;     // [rows, attention width] (heads * value dim in latent attention, else query width), or
+                                        // [rows, value width] in a recurrent layer
     float* attention_gates_ = nullptr;  // [rows, query width]
     float* expanded_queries_ = nullptr; // [rows, query width], if latent attention compresses queries
     float* latent_queries_ = nullptr;   // [rows, heads, row dim], queries in the space of latent rows
     float* latent_outputs_ = nullptr;   // [rows, heads, kv rank]
     InputBuffer head_input_;            // [heads, rows]
-    float* convolved_ = nullptr;        // [rows, channels]
+    float* recurrent_convolved_ = nullptr;  // [rows, channels]
     float* updates_ = nullptr;          // [rows, value width]
     float* log_decay_sums_ = nullptr;   // [heads, rows]
     float* betas_ = nullptr;            // [heads, rows]
     float* mlp_gate_ = nullptr;         // [rows, intermediate]
     float* mlp_up_ = nullptr;           // [rows, intermediate]
     float* sublayer_output_ = nullptr;  // [rows, hidden], where it is not added directly
-    float* convolution_input_ = nullptr;    // [rows, hidden], a sublayer's normed input before its convolution
-    float* convolution_weights_ = nullptr;  // [rows, convolution width], those that a row computes for the current sublayer
+    float* block_input_ = nullptr;      // [rows, hidden], a sublayer's normed input before its convolution
+    // [rows, convolution width], the weights computed from each row for the convolutions of the current sublayer
+    // (BlockConvolution::projection)
+    float* block_weights_ = nullptr;
     float* cos_ = nullptr;              // [ropes, rows, head dim / 2]
     float* sin_ = nullptr;
     InputBuffer input_;                 // [rows], shared by all other products
@@ -228,7 +233,7 @@ private:
     float* expert_weights_ = nullptr;   // [rows, experts per token], factors of the experts' outputs
     float* shared_weight_ = nullptr;    // [rows], factor of the shared experts
     int32_t* chosen_experts_ = nullptr; // [rows, experts per token]
-    // Arrays sorted by expert, with one row for each row and expert of it.
+    // Arrays with one row for each pair of a row of the batch and one of its chosen experts, sorted by expert.
     float* expert_gate_ = nullptr;      // [rows * experts per token, expert width]
     float* expert_up_ = nullptr;        // the same
     float* expert_outputs_ = nullptr;   // [rows * experts per token, hidden]
