@@ -125,7 +125,7 @@ def test_a_head_drafts_once_its_kernels_are_there(folder: Path):
 class Compiled:
     """Kernels that are there when the test says so."""
 
-    is_ready = has_all = False
+    is_ready = none_at_launch = False
     requests = 0
 
     def request(self, variants: Any) -> None:

@@ -113,20 +113,23 @@ def joint_confidence(confidence: float, intervals: int) -> float:
 
 @dataclass(frozen=True)
 class BestFixed:
-    """The fastest fixed arm, and the ratio of another arm to it. Each comes from its own half of the rounds."""
+    """The fastest of the arms with a fixed setting, such as one draft depth, and the ratio of an adaptive arm to it.
+
+    Even rounds choose the fastest arm, odd rounds give the ratio.
+    """
 
     label: str
     ratio: Interval
 
 
 def against_best(
-    rates: Mapping[str, Sequence[float]], label: str, others: Sequence[str], confidence: float
+    rates: Mapping[str, Sequence[float]], label: str, fixed: Sequence[str], confidence: float
 ) -> BestFixed:
-    """Return the fastest of the other arms, and the ratio of the arm `label` to it; `rates` are by arm and round.
+    """Return the fastest of the `fixed` arms, and the ratio of the arm `label` to it; `rates` are by arm and round.
 
     The fastest arm is chosen in even rounds and compared in odd ones: chance favours it in the rounds that chose it.
     """
-    best = max(others, key=lambda other: sum(map(log, rates[other][::2])))
+    best = max(fixed, key=lambda arm: sum(map(log, rates[arm][::2])))
     return BestFixed(best, bootstrap(ratios_by_round(rates[label][1::2], rates[best][1::2]), confidence))
 
 

@@ -139,7 +139,7 @@ def _run(trial: Trial, tokens: GrammarTokens, tokenizer: "LLTokenizer") -> NoRet
     except RequestError as error:
         answer["refusal"] = str(error)[:_MESSAGE_CHARACTERS]
     except MemoryError:
-        os._exit(1)  # reported by the parent process, like a process that the system ended
+        os._exit(1)  # reported by the process that forked this one, as if the system had ended it
     except BaseException as error:
         answer["refusal"] = str(refusal(f"{trial.wanted.form}: {error!r}"))[:_MESSAGE_CHARACTERS]
     _answer(answer)

@@ -40,10 +40,10 @@ def test_the_kernels_read_the_same_arrays_in_the_same_order():
 
 @pytest.mark.parametrize("sizes", [SIZES, BatchSizes(0, 0, 0, 0, 0), BatchSizes(1, 1, 1, 1, 0)])
 def test_arrays_lie_one_behind_the_other_and_know_their_sizes(sizes: BatchSizes):
-    memory = np.arange(sizes.entries + 3, dtype=np.int32)
+    memory = np.arange(sizes.num_words + 3, dtype=np.int32)
     arrays = BatchArrays.views_of(memory, sizes)
     words = [array.view(np.int32).reshape(-1) for array in arrays]
-    assert np.concatenate(words).tolist() == list(range(sizes.entries))
+    assert np.concatenate(words).tolist() == list(range(sizes.num_words))
     assert arrays.sizes == sizes
     assert arrays.ancestor_masks.dtype == np.int64
     batch = ForwardBatch.of(arrays)

@@ -63,7 +63,10 @@ class CpuExit:
     is_ready: bool = True
 
     def draft(self, call: HeadCall) -> HeadOutput:
-        """Draft from the rows' tokens (`are_head_states`), or only store the KV rows of the target's features."""
+        """With `are_head_states`, run the layers on the rows' tokens (there are no features).
+
+        Otherwise only compute the trained layer's KV rows from the target's hidden states, without logits.
+        """
         rows, store = call.rows, call.store
         if not isinstance(store, CpuKvStore):
             raise ValueError("the KV store was made for another backend")

@@ -70,7 +70,8 @@ class _BlockInputs(NamedTuple):
 class CudaBlockHead(KernelHead):
     """A head that drafts a whole block; passes over draft tokens run on Triton kernels."""
 
-    drafts_early = False  # its chains come from one pass over known texts
+    # No plans with `unsettled` texts: a block begins after the newest token, which must be known.
+    drafts_early = False
 
     def __init__(
         self, head: Head, row_name: str, target: TargetMatrices, quantization: str, *, captures: bool
@@ -95,6 +96,8 @@ class CudaBlockHead(KernelHead):
         if target_ids is not None:
             result = self._run(call.context, call.rows, call.store, plan, target_ids)
         if result is None:
+            # Kernels that are still being compiled: empty chains meanwhile. Otherwise they cannot run this pass, and
+            # the caller grows the chains from logits.
             return None if self.is_ready else KnownChains([[]] * len(plan.steps), is_cold=True)
         (drawn, _), is_cold = result
         return as_chains(drawn, plan.steps, start_event, is_cold)
@@ -102,7 +105,8 @@ class CudaBlockHead(KernelHead):
     def _output(self, head_input: HeadInput, store: KvStore) -> HeadOutput:
         """Return logits and states of the wanted rows, which are valid until the next pass."""
         num_logits = len(head_input.arrays.logit_rows)
-        # The kernels run passes over draft blocks. With a context (DFlash), the rows of a block have no features.
+        # The kernels run only passes over draft blocks. There, `are_head_states` is true in a head with a context
+        # (DFlash: the rows have no features) and false in the others (the features are the target's states).
         is_draft = num_logits > 0 and head_input.are_head_states == self._reads_context
         result = self._run(None, head_input, store) if is_draft else None
         if result is None:
@@ -228,7 +232,9 @@ class CudaBlockHead(KernelHead):
         return logits.float(), states
 
     def _draw(self, logits: Tensor, states: Tensor, inputs: _BlockInputs, target_ids: Tensor) -> Tensor:
-        """Sample a token of the target for every draft position, int64 [levels, requests]; -1: logits are not finite.
+        """Sample the draft token of every position, as ids of the target's vocabulary, int64 [levels, requests].
+
+        -1: logits are not finite.
 
         In DSpark and DFlash2, logits depend on the previous token, so the positions are drawn in turn.
         """

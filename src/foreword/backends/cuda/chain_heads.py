@@ -194,7 +194,7 @@ class CudaHead(KernelHead):
 
     def _is_loaded(self) -> bool:
         """Return whether all requested kernels are loaded, so that a chain can be captured without a first run."""
-        return self._kernels is not None and self._kernels.has_all
+        return self._kernels is not None and self._kernels.none_at_launch
 
     def _state(self, max_levels: int, capacity: int) -> _ChainState:
         """Return the memory that captures of this many levels and requests read and write; allocate it if needed."""

@@ -73,7 +73,7 @@ class CompileProcess:
         for line in process.stdout:
             number, error = json.loads(line)
             self._done.put((self._sent[number], error))
-        self._done.put((None, f"it ended with {process.wait()}"))
+        self._done.put((None, f"the compile process ended with exit code {process.wait()}"))
 
 
 class Kernels:
@@ -86,7 +86,7 @@ class Kernels:
         device: torch.device | None = None,
     ) -> None:
         self._compiler, self._clock, self._device = compiler, clock, device
-        self.passes = PASSES
+        self.passes = PASSES  # of all CUDA graphs of the process, for the engine's statistics
         # Whether heads wait for their kernels instead of drafting nothing until then; set by benchmarks
         self.are_awaited = False
         self._lock = threading.RLock()  # engines in several threads may share a GPU
@@ -105,14 +105,17 @@ class Kernels:
         return len(self._pending) + len(self._compiled)
 
     @property
-    def has_all(self) -> bool:
-        """Return whether every requested kernel is compiled before its launch: the process compiles all of them."""
+    def none_at_launch(self) -> bool:
+        """Return whether no requested kernel has failed to compile or load in advance.
+
+        Such a kernel is compiled at its launch.
+        """
         return not self._compiled_at_launch
 
     def start_early(self, dtype: torch.dtype) -> None:
-        """Start the process early, since it takes seconds, if a kernel that all models need is not compiled yet.
+        """Start the process before the model is loaded, unless Triton's cache probably has its kernels.
 
-        The kernel of this `dtype` is loaded if it is compiled.
+        The test is `take_rows` for this `dtype`, which every model uses: it is loaded if it is in the cache.
         """
         numbers = torch.empty((1, 16), dtype=dtype, device=self._device)
         with recording() as missing:
@@ -179,7 +182,11 @@ class Kernels:
             return
         failed = list(self._pending) if variant is None else [variant]
         if failed:
-            _log.warning("%d kernels are compiled when they are used: %s", len(failed), error)
+            _log.warning(
+                "%d kernels could not be compiled in advance, so each is compiled at its first use: %s",
+                len(failed),
+                error,
+            )
         for failed_variant in failed:
             del self._pending[failed_variant]
             self._compiled_at_launch.add(failed_variant)

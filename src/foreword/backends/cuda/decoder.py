@@ -194,7 +194,7 @@ class CudaDecoder(DescribedDecoder[Matrix]):
         if (kind := shape.kind) not in self._compiled:
             self.kernels.compile(body)
             self._compiled.add(kind)
-        return shape.rows <= LOADED_ROWS and self.kernels.has_all
+        return shape.rows <= LOADED_ROWS and self.kernels.none_at_launch
 
     def _run(self, shape: PassShape, uploaded: UploadedPass, store: TorchKvStore) -> Result:
         batch, weights, eps = uploaded.batch, self.weights, self.config.norm.eps

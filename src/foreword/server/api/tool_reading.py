@@ -118,7 +118,8 @@ class ToolReader:
         self._call: CallObject | None = None  # the call that is being parsed
         self._is_reported = False  # whether the events have a `CallStart` of this call
         self._arguments: list[str] = []  # arguments of this call that are not reported yet
-        self._is_inside = False  # whether an opening tag was read, and no closing tag after it
+        # Whether the parser is in the calls: after an opening tag, or, in a format without tags, after the first { or [
+        self._is_inside = False
         self._has_text = False  # whether the answer has text other than space
         self._has_text_since_call = False  # whether the answer has such text after the last call
         self._untagged = UntaggedReader(tools)
@@ -137,7 +138,11 @@ class ToolReader:
         return self._within_limit(events)
 
     def finish(self) -> list[Event]:
-        """End the answer: held-back text is text, unless it belongs to a reported call."""
+        """End the answer: return held-back text as text.
+
+        It is dropped if it belongs to a reported call or is a leftover after calls. With `only_calls` it is always
+        dropped: then it can only be the beginning of a cut call.
+        """
         events: list[Event] = []
         held, self._held = self._held, ""
         is_in_reported_call = self._call is not None and self._is_reported

@@ -92,12 +92,12 @@ def _hits(learner: Learner, batch: PackedBatch, depth: int) -> tuple[Tensor, Ten
     features = target.features(batch, learner.taps)
     hits = []
     for step, states in enumerate(learner.steps(batch, features, depth)):
-        token_ids, counts = batch.predicted(step)
+        token_ids, in_answer = batch.predicted(step)
         matrix, previous = learner.output(step).to(target.dtype), batch.input_tokens(step)
         draft_tokens = []
         for begin in range(0, len(states), CHUNK):
             part = slice(begin, begin + CHUNK)
             logits = wide_logits(states[part], matrix)
             draft_tokens.append(learner.draft_logits(logits, states[part], previous[part]).argmax(-1))
-        hits.append((token_ids_of[torch.cat(draft_tokens)] == token_ids) & counts)
+        hits.append((token_ids_of[torch.cat(draft_tokens)] == token_ids) & in_answer)
     return torch.stack(hits), batch.predicted(0)[1]

@@ -1,4 +1,9 @@
-"""Trains a learner on batches of the target's texts, with a loss for each draft token."""
+"""Trains a learner on batches of the target's texts, with a loss for each draft token.
+
+A *learner* has the weights that are trained to draft for a frozen target (`train.heads.learner`). A *tail row* is a row
+of a text from which an answer's tokens are drafted (`train.passes.packing`). A *level* is a position in the chain of
+draft tokens; the first is 0.
+"""
 
 import time
 from collections.abc import Callable, Sequence
@@ -134,7 +139,7 @@ class TrainSettings:
     """Hyperparameters of a training."""
 
     depth: int = 4  # draft tokens per chain
-    step_decay: float = 0.85  # each draft token's loss has this times the weight of the one before
+    level_decay: float = 0.85  # each draft token's loss has this times the weight of the one before
     rates: LearningRates = field(default_factory=LearningRates)
     clip: float = 1.0  # maximum norm of the gradient
     warm_up: int = 50  # steps
@@ -244,9 +249,10 @@ class Trainer:
         self._generator.set_state(state["generator"].cpu())
 
     def _train_step(self, batch: PackedBatch, features: Features, factor: float) -> Tensor:
-        """Run one training step; return one tensor: loss of the first level, gradient norm, and two counts per level.
+        """Run one training step.
 
-        First come the numbers of rows whose chain is right before each level, then of rows whose chain is right after.
+        Return one tensor: the loss of the first level, the gradient norm, for every level the number of rows whose
+        chain is right before it, then for every level the number whose chain is right after it.
         """
         losses, right_before, right_after = self._losses(batch, features)
         torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
@@ -265,25 +271,26 @@ class Trainer:
         )
         is_right = torch.ones(self.size.tails, dtype=torch.bool, device=self.target.device)  # chains so far
         losses, right_before, right_after = [], [], []
-        for step, states in enumerate(self.learner.steps(batch, features, self._depth)):
-            token_ids, counts = batch.predicted(step)
+        for level, states in enumerate(self.learner.steps(batch, features, self._depth)):
+            token_ids, in_answer = batch.predicted(level)
             labels = draft_ids[token_ids]
-            is_right &= counts
+            is_right &= in_answer
             right_before.append(is_right.sum().float())
-            rows = self._rows(step, is_right, counts & (labels >= 0))
-            scale = settings.step_decay**step / max(batch.num_answer_tokens, 1)
-            weights = (counts & (labels >= 0))[rows] * scale
+            has_label = in_answer & (labels >= 0)
+            rows = self._rows(level, is_right, has_label)
+            scale = settings.level_decay**level / max(batch.num_answer_tokens, 1)
+            weights = has_label[rows] * scale
             loss, hits = OutputLoss.apply(  # type: ignore[no-untyped-call]
                 states[rows],
-                self.learner.output(step),
+                self.learner.output(level),
                 wanted,
-                (rows + step).clamp(max=self.size.tails - 1),
+                (rows + level).clamp(max=self.size.tails - 1),
                 labels[rows],
                 weights,
                 self._row_losses,
             )
-            previous = batch.input_tokens(step)[rows]
-            selection = self.learner.selection_loss(step, states[rows], labels[rows], previous, weights)
+            previous = batch.input_tokens(level)[rows]
+            selection = self.learner.selection_loss(level, states[rows], labels[rows], previous, weights)
             if selection is not None:
                 loss = loss + selection
             is_hit = torch.zeros_like(is_right).index_copy_(0, rows, hits)
@@ -292,22 +299,22 @@ class Trainer:
             losses.append(loss)
         return losses, right_before, right_after
 
-    def _rows(self, step: int, is_right: Tensor, counts: Tensor) -> Tensor:
+    def _rows(self, level: int, is_right: Tensor, has_label: Tensor) -> Tensor:
         """Return the tail rows with a loss: those whose chain is right so far, padded with others.
 
-        Later tokens of a wrong chain are never verified, so their loss matters less.
+        Tokens after a wrong one are never accepted, so their loss matters less.
         """
-        size = self._output_rows(step)
+        size = self._output_rows(level)
         if size == self.size.tails:
             return torch.arange(size, device=is_right.device)
         noise = torch.rand(len(is_right), device=is_right.device, generator=self._generator)
         # Right chains first, then other rows with a label, in random order.
-        return torch.topk(is_right * 4.0 + counts * 2.0 + noise, size, sorted=False).indices
+        return torch.topk(is_right * 4.0 + has_label * 2.0 + noise, size, sorted=False).indices
 
-    def _output_rows(self, step: int) -> int:
-        """Return the number of tail rows with logits in a step, rounded up to whole chunks."""
+    def _output_rows(self, level: int) -> int:
+        """Return the number of tail rows with logits at a level, rounded up to whole chunks of the loss."""
         # A margin over the fraction that was right in the last report, so that nearly all right rows have logits.
-        share = 1.0 if step == 0 else min(1.0, 1.15 * self._right_before[step] + 0.03)
+        share = 1.0 if level == 0 else min(1.0, 1.15 * self._right_before[level] + 0.03)
         return min(-(-round(self.size.tails * share) // CHUNK) * CHUNK, self.size.tails)
 
     def _progress(self, means: list[float], speed: float, factor: float) -> TrainProgress:

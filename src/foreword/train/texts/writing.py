@@ -110,6 +110,8 @@ class Writer:
             case "rag":
                 self._write_user(self._about_passages(choose(SEEDS["question_instructions"])), kind, 32)
             case "translation":
+                # Translations into English, more than half of them from German. Some instructions name German instead
+                # of {language}.
                 language = choose([*["German"] * 5, *SEEDS["sentences"]])
                 instruction = choose(SEEDS["translation_instructions"]).replace("German", language)
                 text = instruction.replace("{language}", language) + choose(SEEDS["sentences"][language])

@@ -19,11 +19,13 @@ CHANNELS_AT_ONCE = 512
 class ConvolutionInputs(NamedTuple):
     """Memory and indices of the inputs of one layer's convolution."""
 
-    windows: Tensor  # int32 [rows, kernel - 1], oldest first: a row of this pass, or -1 - index
+    # int32 [rows, kernel - 1], oldest first: a row of this pass, or -1 - i for stored input i. Stored inputs are
+    # numbered through the rows of `ring`, then through the inputs of `states`.
+    windows: Tensor
     ring_to: Tensor  # int32 [rows], ring row to write; -1: none
     state_to: Tensor  # int32 [rows], state to write: it receives the inputs of the row's window; -1: none
-    ring: Tensor  # [ring rows, channels], with the indices from 0 on
-    states: Tensor  # [states, kernel - 1, channels], with the indices after those of the ring
+    ring: Tensor  # [ring rows, channels]
+    states: Tensor  # [states, kernel - 1, channels]
 
 
 @triton.jit

@@ -50,7 +50,7 @@ class RingRows(NamedTuple):
 
     keys: Tensor  # [rows, key heads, key size]
     updates: Tensor  # [rows, heads, value size]
-    decays: Tensor  # float32 [rows, heads]
+    decays: Tensor  # float32 [rows, heads], sums of log decays from the start of the chunk
 
 
 @triton.jit
@@ -165,7 +165,7 @@ def row_tile(
     state, row, num_rows, first_row, ring_count, first_node, ring, head, key_head, d, key_mask, v, mask,
     queries, keys, values, strengths, decays, updates, ring_keys, ring_updates, ring_decays, skip, out,
     lane, ring_to, ancestors,
-    HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, BLOCK: tl.constexpr,
+    HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, VALUE_BLOCK: tl.constexpr,
     DELTA: tl.constexpr, TREES: tl.constexpr, NODES: tl.constexpr, LANES: tl.constexpr, PRECISION: tl.constexpr,
     UPDATED: tl.constexpr,
 ) -> None:  # fmt: skip
@@ -190,7 +190,7 @@ def row_tile(
     value = tl.load(values + value_index, mask=store_mask, other=0.0).to(tl.float32)
     strength = tl.load(strengths + at * HEADS + head, mask=is_own, other=0.0)
     output = times_state(q, state, PRECISION) * tl.exp(g)[:, None]
-    predicted = tl.zeros((LANES, BLOCK), dtype=tl.float32)
+    predicted = tl.zeros((LANES, VALUE_BLOCK), dtype=tl.float32)
     if DELTA and not UPDATED:
         predicted = decayed(times_state(k, state, PRECISION), g)
     for block in range(0, lane // LANES):
@@ -247,7 +247,7 @@ def _recur(
     segment_first, segment_count, segment_ring_count, segment_next_state, segment_ring, request_begin, request_end,
     request_state, request_first_node, positions, ring_to, ancestors,
     HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEYS: tl.constexpr, KEY_BLOCK: tl.constexpr, VALUES: tl.constexpr,
-    BLOCK: tl.constexpr, DELTA: tl.constexpr, TREES: tl.constexpr, NODES: tl.constexpr, CHUNK: tl.constexpr,
+    VALUE_BLOCK: tl.constexpr, DELTA: tl.constexpr, TREES: tl.constexpr, NODES: tl.constexpr, CHUNK: tl.constexpr,
     LANES: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin_kernel(PDL)
@@ -257,7 +257,7 @@ def _recur(
         return
     key_head = head // (HEADS // KEY_HEADS)
     d = tl.arange(0, KEY_BLOCK)
-    v = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+    v = tl.program_id(2) * VALUE_BLOCK + tl.arange(0, VALUE_BLOCK)
     key_mask, mask = d < KEYS, v < VALUES
     size: tl.constexpr = HEADS * KEYS * VALUES
     state_ptrs = states + (head * KEYS + d)[:, None] * VALUES + v[None, :]
@@ -278,8 +278,8 @@ def _recur(
             row_tile(
                 state, row, num_rows, first_row, ring_count, first_node, ring, head, key_head, d, key_mask, v, mask,
                 queries, keys, values, strengths, decays, updates, ring_keys, ring_updates, ring_decays, skip, out,
-                lane, ring_to, ancestors, HEADS, KEY_HEADS, KEYS, VALUES, BLOCK, DELTA, TREES, NODES, LANES, PRECISION,
-                False,
+                lane, ring_to, ancestors, HEADS, KEY_HEADS, KEYS, VALUES, VALUE_BLOCK, DELTA, TREES, NODES, LANES,
+                PRECISION, UPDATED=False,
             )  # fmt: skip
             rows_done += num_rows
             tl.debug_barrier()  # the next tile's threads read what others have stored
@@ -317,13 +317,13 @@ def recur(
     queries, keys, values = parts
     _, heads, value_dim = out.shape
     key_heads, key_dim = keys.shape[1:]
-    block = min(VALUES_AT_ONCE, max(16, triton.next_power_of_2(value_dim)))
-    _recur[(len(segments.begin), heads, triton.cdiv(value_dim, block))](
+    width = min(VALUES_AT_ONCE, max(16, triton.next_power_of_2(value_dim)))
+    _recur[(len(segments.begin), heads, triton.cdiv(value_dim, width))](
         queries, keys, values, strengths, rows.decays, rows.updates, ring.keys, ring.updates, ring.decays, states,
         states if skip is None else skip, out, *segments, *row_arrays,
         row_arrays[0] if ancestors is None else ancestors, HEADS=heads, KEY_HEADS=key_heads, KEYS=key_dim,
         KEY_BLOCK=max(16, triton.next_power_of_2(key_dim)),
-        VALUES=value_dim, BLOCK=block, DELTA=skip is None, TREES=ancestors is not None, NODES=MAX_DRAFT_NODES,
+        VALUES=value_dim, VALUE_BLOCK=width, DELTA=skip is None, TREES=ancestors is not None, NODES=MAX_DRAFT_NODES,
         CHUNK=CHUNK, LANES=LANES, PRECISION=precision_of(keys), num_warps=WARPS, num_stages=1, **pdl_options(out),
     )  # fmt: skip
     return out

@@ -4,8 +4,9 @@ Only the updates of the rows and the states depend on the chunk before. So there
 factors between the rows of a chunk, then updates and states chunk by chunk, then the outputs. They sum in the order of
 `recurrence`, so that a row has the bits that it has in decoding.
 
-A *segment* is a request's part of one chunk. Its rows have *lanes* 0 .. 63, in BLOCKS blocks of LANES: first the rows
-that the ring has already (`ring_count`), then the pass's own (`count`).
+A *segment* is a request's part of one chunk. Its rows have *lanes* 0 .. 63, in 4 blocks (BLOCKS) of 16 lanes (LANES):
+first the rows that the ring has already (`ring_count`), then the pass's own (`count`). `decays` are sums of log decays
+from the start of the chunk.
 """
 
 import triton
@@ -134,7 +135,7 @@ def _update(  # noqa: PLR0915 - the blocks of a chunk are in registers, and so o
     chunk_states, segment_first, segment_count, segment_ring_count, segment_next_state, segment_ring, request_begin,
     request_end, request_state, ring_to,
     HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEYS: tl.constexpr, KEY_BLOCK: tl.constexpr, VALUES: tl.constexpr,
-    BLOCK: tl.constexpr, DELTA: tl.constexpr, BLOCKS: tl.constexpr, LANES: tl.constexpr, PRECISION: tl.constexpr,
+    VALUE_BLOCK: tl.constexpr, DELTA: tl.constexpr, BLOCKS: tl.constexpr, LANES: tl.constexpr, PRECISION: tl.constexpr,
     FETCHES: tl.constexpr,
 ):  # fmt: skip
     """Compute updates and states of one request, one head and some of its values, chunk by chunk.
@@ -147,7 +148,7 @@ def _update(  # noqa: PLR0915 - the blocks of a chunk are in registers, and so o
         return
     key_head = head // (HEADS // KEY_HEADS)
     d = tl.arange(0, KEY_BLOCK)
-    v = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+    v = tl.program_id(2) * VALUE_BLOCK + tl.arange(0, VALUE_BLOCK)
     key_mask, mask = d < KEYS, v < VALUES
     size: tl.constexpr = HEADS * KEYS * VALUES
     state_offset = (head * KEYS + d)[:, None] * VALUES + v[None, :]
@@ -180,14 +181,14 @@ def _update(  # noqa: PLR0915 - the blocks of a chunk are in registers, and so o
             key_at = keys + (row * KEY_HEADS + key_head) * KEYS
             fetch_to_cache(key_at)
             fetch_to_cache(key_at + KEYS // 2)
-            fetch_to_cache(values + (row * HEADS + head) * VALUES + tl.program_id(2) * BLOCK)
+            fetch_to_cache(values + (row * HEADS + head) * VALUES + tl.program_id(2) * VALUE_BLOCK)
             if DELTA:
                 # A cache line has 128 bytes: 2 * LANES numbers of `systems`, BLOCKS * LANES of `scores`.
                 next_index, cache_line = (zero + segment + 1) * HEADS + head, tl.arange(0, 2 * LANES)
                 fetch_to_cache(systems + (next_index * 2 * LANES + cache_line) * 2 * LANES)
                 cache_line = tl.arange(0, BLOCKS * LANES)
                 fetch_to_cache(scores + (next_index * BLOCKS * LANES + cache_line) * BLOCKS * LANES)
-        p0 = tl.zeros((LANES, BLOCK), dtype=tl.float32)
+        p0 = tl.zeros((LANES, VALUE_BLOCK), dtype=tl.float32)
         p1, p2, p3 = p0, p0, p0
         index = (zero + segment) * HEADS + head
         system = systems + index * BLOCKS * LANES * LANES
@@ -240,7 +241,7 @@ def _outputs(
     queries, keys, values, strengths, decays, updates, ring_keys, ring_updates, ring_decays, chunk_states, skip, out,
     segment_first, segment_count, segment_ring_count, segment_ring, ring_to,
     HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEYS: tl.constexpr, KEY_BLOCK: tl.constexpr, VALUES: tl.constexpr,
-    BLOCK: tl.constexpr, DELTA: tl.constexpr, NODES: tl.constexpr, BLOCKS: tl.constexpr, LANES: tl.constexpr,
+    VALUE_BLOCK: tl.constexpr, DELTA: tl.constexpr, NODES: tl.constexpr, BLOCKS: tl.constexpr, LANES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute the outputs of one block, one head and some of its values, from its chunk's state and all updates."""
@@ -253,17 +254,18 @@ def _outputs(
         return
     key_head = head // (HEADS // KEY_HEADS)
     d = tl.arange(0, KEY_BLOCK)
-    v = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+    v = tl.program_id(2) * VALUE_BLOCK + tl.arange(0, VALUE_BLOCK)
     key_mask, mask = d < KEYS, v < VALUES
     state_at = (
         chunk_states + ((segment.to(tl.int64) * HEADS + head) * KEYS + d)[:, None] * VALUES + v[None, :]
     )
     state = tl.load(state_at, mask=key_mask[:, None] & mask[None, :], other=0.0)
+    # No trees: there is no first node, and `ring_to` stands in for the ancestors, which are not read.
     row_tile(
         state, first_row + lane - ring_count, end_lane - lane, first_row, ring_count, 0, ring, head, key_head, d,
         key_mask, v, mask, queries, keys, values, strengths, decays, updates, ring_keys, ring_updates, ring_decays,
-        skip, out, lane, ring_to, ring_to, HEADS, KEY_HEADS, KEYS, VALUES, BLOCK, DELTA, False, NODES, LANES, PRECISION,
-        True,
+        skip, out, lane, ring_to, ring_to, HEADS, KEY_HEADS, KEYS, VALUES, VALUE_BLOCK, DELTA, TREES=False,
+        NODES=NODES, LANES=LANES, PRECISION=PRECISION, UPDATED=True,
     )  # fmt: skip
 
 
@@ -291,24 +293,24 @@ def recur_chunks(
         "PRECISION": precision_of(keys),
         "num_warps": WARPS,
     }
-    block = max(16, triton.next_power_of_2(value_dim))
+    padded_values = max(16, triton.next_power_of_2(value_dim))
     is_delta = skip is None  # only Mamba-2 has skip factors
     of_segments = segments.firsts, segments.counts, segments.ring_count
     systems, scores = factors(keys, strengths, rows.decays, ring, segments, num_segments, is_delta)
     chunk_states = out.new_empty((num_segments, heads, key_dim, value_dim))
-    width = min(VALUES_OF_UPDATES, block)
+    width = min(VALUES_OF_UPDATES, padded_values)
     _update[(len(segments.begin), heads, triton.cdiv(value_dim, width))](
         keys, values, strengths, rows.decays, rows.updates, ring.keys, ring.updates, ring.decays, states, systems,
         scores, chunk_states, *of_segments, segments.next_state, segments.ring, segments.begin, segments.end,
-        segments.state, ring_to, VALUES=value_dim, BLOCK=width, DELTA=is_delta, BLOCKS=BLOCKS.value,
+        segments.state, ring_to, VALUES=value_dim, VALUE_BLOCK=width, DELTA=is_delta, BLOCKS=BLOCKS.value,
         FETCHES=out.is_cuda, num_stages=1,
         **sizes,
     )  # fmt: skip
-    width = min(VALUES_OF_OUTPUTS, block)
+    width = min(VALUES_OF_OUTPUTS, padded_values)
     _outputs[(num_segments * BLOCKS.value, heads, triton.cdiv(value_dim, width))](
         queries, keys, values, strengths, rows.decays, rows.updates, ring.keys, ring.updates, ring.decays,
         chunk_states, states if skip is None else skip, out, *of_segments, segments.ring, ring_to,
-        VALUES=value_dim, BLOCK=width, DELTA=is_delta, NODES=MAX_DRAFT_NODES, BLOCKS=BLOCKS.value,
+        VALUES=value_dim, VALUE_BLOCK=width, DELTA=is_delta, NODES=MAX_DRAFT_NODES, BLOCKS=BLOCKS.value,
         num_stages=1, **sizes,
     )  # fmt: skip
     return out

@@ -1,7 +1,8 @@
 """Rotary embedding of a pass's queries and keys, with the write of keys and values to KV memory.
 
-Packed rows are 8-bit floats with a scale for every token and head: bytes [slots, kv heads, dim + 4]. A slot has the
-numbers of all heads, then the float32 scales of all heads, then padding, so that slots begin at multiples of 16 bytes.
+Packed rows are 8-bit floats with a float32 scale for every token and head. A slot has the numbers of all heads, then
+the scales of all heads, then padding, so that slots begin at multiples of 16 bytes. The tensor has the shape bytes
+[slots, kv heads, dim + 4], but its last axis is not one head's memory: only the stride between slots is meaningful.
 A head's numbers are stored in pairs, one of its first half and one of its second; attention loads a pair as 16 bits.
 """
 
@@ -23,12 +24,12 @@ def _rotate_and_store(
     qkv, cosines, sines, slots, query_norm, key_norm, queries, keys, values, key_scales, value_scales, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, ROTATED: tl.constexpr,
     HEAD_BLOCK: tl.constexpr, HALF_BLOCK: tl.constexpr, NORMED: tl.constexpr, GATED: tl.constexpr,
-    PACKED: tl.constexpr, PDL: tl.constexpr,
+    SLOT_BYTES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Rotate some heads of one row: write queries to `queries`, keys and values to the row's KV slot.
 
     A head is processed in pairs of numbers: first those of its leading ROTATED numbers, then the others, which are not
-    rotated.
+    rotated. SLOT_BYTES: bytes of a slot of packed rows; 0: rows are not packed.
     """
     begin_kernel(PDL)
     row = tl.program_id(0).to(tl.int64)
@@ -54,7 +55,7 @@ def _rotate_and_store(
     slot = tl.load(slots + row).to(tl.int64)
     value_head = head - HEADS - KV_HEADS
     _store_heads(
-        first, second, values, value_scales, slot, value_head, i, offset, is_value, KV_HEADS, DIM, PACKED
+        first, second, values, value_scales, slot, value_head, i, offset, is_value, KV_HEADS, DIM, SLOT_BYTES
     )
     a, b = first.to(tl.float32), second.to(tl.float32)
     if NORMED:
@@ -71,19 +72,19 @@ def _rotate_and_store(
     tl.store(query_at, first_half, mask=is_query)
     tl.store(query_at + offset, second_half, mask=is_query)
     _store_heads(
-        first_half, second_half, keys, key_scales, slot, head - HEADS, i, offset, is_key, KV_HEADS, DIM, PACKED,
+        first_half, second_half, keys, key_scales, slot, head - HEADS, i, offset, is_key, KV_HEADS, DIM, SLOT_BYTES,
     )  # fmt: skip
 
 
 @triton.jit
 def _store_heads(
     first_half, second_half, memory, scales, slot, head, i, offset, mask,
-    KV_HEADS: tl.constexpr, DIM: tl.constexpr, PACKED: tl.constexpr,
+    KV_HEADS: tl.constexpr, DIM: tl.constexpr, SLOT_BYTES: tl.constexpr,
 ):  # fmt: skip
     """Store both halves of some heads, [heads, pairs], in a slot."""
-    stride: tl.constexpr = PACKED if PACKED > 0 else KV_HEADS * DIM
+    stride: tl.constexpr = SLOT_BYTES if SLOT_BYTES > 0 else KV_HEADS * DIM
     first, second = i, i + offset
-    if PACKED > 0:
+    if SLOT_BYTES > 0:
         first, second = _packed_index(first, DIM), _packed_index(second, DIM)
         largest = tl.maximum(
             tl.max(tl.abs(first_half.to(tl.float32)), axis=1),
@@ -147,6 +148,7 @@ def rotate_and_store(
         qkv, *cos_sin, slots, query_norm, key_norm, out, *numbers_and_scales(keys, values, FP8), eps,
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, ROTATED=rotated_dim, HEAD_BLOCK=HEADS_AT_ONCE,
         HALF_BLOCK=triton.next_power_of_2(dim // 2), NORMED=norms is not None,
-        GATED=qkv.shape[1] > (heads + 2 * kv_heads) * dim, PACKED=packed_bytes(keys), num_warps=8, **pdl_options(out),
+        GATED=qkv.shape[1] > (heads + 2 * kv_heads) * dim, SLOT_BYTES=packed_bytes(keys), num_warps=8,
+        **pdl_options(out),
     )  # fmt: skip
     return out
