@@ -9,7 +9,7 @@ from math import sqrt
 from foreword.control.options import Moment, Option
 from foreword.control.requests import Arm, RequestState
 from foreword.control.settings import DEFAULTS, ControlSettings
-from foreword.control.value import Benefit, Group, Pass, best_case, best_drafters, best_plan
+from foreword.control.value import Benefit, Group, Pass, best_case, best_drafters, best_plan, replaces
 from foreword.kv.extra_rows import KEPT_STATES
 from foreword.speculation.measured.situation import Situation
 from foreword.speculation.report import StageSeconds
@@ -259,14 +259,35 @@ class Evaluation:
         """Return the drafters to use together: another drafter's call may have no benefit next to the others."""
         alike = Counter(tuple(arm.option for arm in state.arms if arm.option.is_on) for state in self._states)
         cohorts = [
-            [
-                replace(self._groups[one], requests=count, depth=benefits[one].useful)
-                for one in options
-                if benefits[one].useful
-            ]
+            self._rivals(
+                {
+                    one: replace(self._groups[one], requests=count, depth=benefits[one].useful)
+                    for one in options
+                    if benefits[one].useful
+                }
+            )
             for options, count in alike.items()
         ]
         return best_drafters(self._here, cohorts, in_use, self._cost, self._settings.margin_on / 2)
+
+    def _rivals(self, groups: Mapping[Option, Group]) -> list[Group]:
+        """Return the groups of which one is used, without lookups that gain more when called before another drafter.
+
+        If such a lookup replaced a head, the head would neither draft where the lookup has no match nor observe the
+        text, and so could not return.
+        """
+        others = [group for option, group in groups.items() if not self._goes_first(option)]
+        return [
+            group
+            for option, group in groups.items()
+            if not self._goes_first(option)
+            or all(replaces(self._here, group, other, self._cost) for other in others)
+        ]
+
+    def _goes_first(self, option: Option) -> bool:
+        """Return whether an option is a lookup that may be called before other drafters."""
+        is_coupled = all(state.is_coupled for state in self._states)
+        return is_coupled and option.is_cost_known and all(arm.is_lookup for arm in self._arms[option])
 
     def _is_for_all(self, option: Option, benefit: Benefit) -> bool:
         """Return whether an option in use applies to all its requests, at every acceptance ratio."""

@@ -1,7 +1,7 @@
 """Expected tokens per second of a batch, and the drafts that maximise it: pure functions.
 
-`best_plan` adds draft levels in order of marginal gain, over requests and drafters, and evaluates every prefix,
-because costs are step functions. `best_drafters` leaves out drafters without a gain next to the others.
+`best_plan` adds draft levels in order of marginal gain, over requests and drafters, and evaluates every prefix, because
+costs are step functions. `best_drafters` leaves out drafters without a gain next to the others.
 """
 
 from bisect import bisect_left
@@ -320,6 +320,23 @@ def best_drafters(
             break
         best, fastest = fewer, rate(fewer)
     return stays if stays and (1 + margin) * rate(stays) >= fastest else best
+
+
+def replaces(here: Pass, lookup: Group, other: Group, draft_seconds: DraftSeconds) -> bool:
+    """Return whether a lookup alone is faster than with another drafter for the steps without a match."""
+    count, levels = lookup.requests, worked_levels([other], other.depth)
+    call = draft_seconds(lookup.drafter, lookup.depth, count)
+
+    def rate(share: float) -> float:
+        """Return the tokens per second if the other drafter drafts for this share of the requests."""
+        tokens, rows = here.drawn, 0.0
+        for group, often in ((lookup, 1.0), (other, share)):
+            tokens += often * count * sum(group.rates.gains(0)[: group.depth])
+            rows += often * count * sum(group.rates.coverage[: group.depth])
+        other_call = draft_seconds(other.drafter, levels, max(round(share * count), 1))
+        return tokens / (here.after(rows) + call + (1 - (1 - share) ** count) * other_call)
+
+    return rate(0.0) >= rate(1 - lookup.rates.coverage[0])
 
 
 def best_case(here: Pass, group: Group, draft_seconds: DraftSeconds) -> float:
