@@ -125,7 +125,8 @@ class LayerSkipConfig(DrafterSettings):
     layers: tuple[int, ...] | None = setting(None, "layers to run, ascending; default: the first ones")
     exit_layer: int = setting(0, "run this many of the first layers; 0: half of them", at_least(0))
     adapter: str | None = setting(
-        None, "directory written by `foreword train exit`; it defines its own layer"
+        None,
+        "directory written by `foreword train exit`; it fixes the exit layer, so leave out `layers` and `exit_layer`",
     )
     tree_width: int = tree_width()
     own_kv: bool = setting(False, "the adapter keeps its own KV rows and does not use the target's")

@@ -92,7 +92,7 @@ class SelfQuantizedConfig(DrafterSettings):
 
     bits: int = setting(
         4,
-        "bits per weight; fewer lower the acceptance and save no time",
+        "bits per weight; with 3 or 2 bits, fewer draft tokens are accepted and no time is saved",
         Limit("2, 3 or 4", lambda value: value in (2, 3, 4)),
     )
     tree_width: int = tree_width()
