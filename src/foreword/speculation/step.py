@@ -1,7 +1,6 @@
 """One decoding step: reserve, plan, propose, trim, forward, accept, commit, report.
 
-Plain decoding is a step with an empty draft. A prompt chunk is an entry with a run of several tokens. A chain is a tree
-of width one. None of them has separate code.
+Plain decoding (an empty draft), prompt chunks (a run of several tokens) and chains (trees of width one) share all code.
 """
 
 from collections.abc import Callable, Sequence
@@ -49,10 +48,7 @@ class Stepper:
         return report
 
     def launch(self, entries: Sequence[PassEntry], plans: Plans | None = None) -> Launched:
-        """Run the stages up to forward, and start acceptance. An exception changes nothing.
-
-        The policy makes the plans unless `plans` are given.
-        """
+        """Run the stages up to forward, and start acceptance; `plans` replace the policy's. Errors change nothing."""
         probe = StepProbe(self.clock)
         transaction = Transaction(self.cache, entries)
         try:
@@ -88,9 +84,7 @@ class Stepper:
 
     def _plan(self, entries: Sequence[PassEntry]) -> Plans:
         """Return the policy's plans, or no drafts if a request of the entries is also in the pass in flight."""
-        if any(
-            entry.kv.passes > 1 for entry in entries
-        ):  # drafts would depend on a token that is not known yet
+        if any(entry.kv.passes > 1 for entry in entries):  # its newest token is not known yet
             return plain_plans(entries)
         self._observers.before_plan()  # the policy and the costs see all reports first
         if self.situation.speculating:
