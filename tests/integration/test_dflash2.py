@@ -147,6 +147,29 @@ def test_incomplete_heads_are_refused(folder: Path, tmp_path: Path, missing: str
         open_head(head.save(tmp_path / "head", dflash_config=block))
 
 
+@pytest.mark.parametrize(
+    ("tensors", "config", "message"),
+    [
+        ({}, {"output_multiplier": 0.5}, "output_multiplier outside of dflash_config"),
+        (
+            {"markov_head.markov_w1.weight": (VOCAB, 4), "markov_head.markov_w2.weight": (VOCAB, 4)},
+            {},
+            "Markov",
+        ),
+        ({"candidate_selector.predecessor_codebook": ()}, {}, "candidate_selector.* has shape"),
+        ({"layers.0.attention_conv.kernel_projection.weight": ()}, {}, "does not fit base_kernel"),
+    ],
+)
+def test_contradictory_heads_are_refused(
+    tmp_path: Path, tensors: dict[str, tuple[int, ...]], config: dict[str, float], message: str
+):
+    head = TinyHead(VOCAB, taps=2, layers=2, qk_norm=True, own_ends=False).dflash2()
+    head.tensors |= {name: torch.zeros(shape) for name, shape in tensors.items()}
+    block = {"block_size": BLOCK, "mask_token_id": MASK}
+    with pytest.raises(CheckpointError, match=message):
+        open_head(head.save(tmp_path / "head", dflash_config=block, **config), "dflash2")
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_quantised_head_drafts_nearly_the_same(folder: Path, tmp_path: Path, backend: str):
     reference = Reference(folder, {})

@@ -139,3 +139,14 @@ def test_python_calls_may_have_constants_as_json_writes_them():
 def test_python_values_that_json_has_not_are_text(given: str):
     for written in (f"[weather(city={given})]", "[weather(**{'city': 1})]"):
         assert read("pythonic", [written]) == (written, [])
+
+
+def test_a_repeated_opening_tag_loses_no_call():
+    block = "<tool_call>\n<function=now>\n</function>\n</tool_call>"
+    assert read("qwen3_coder", ["<tool_call>" + block]) == ("", [("now", {})])
+
+
+@pytest.mark.parametrize("space", ["  ", "\u00a0", "\u3000"])
+def test_python_calls_may_be_indented_by_any_space(space: str):
+    block = f"<function_calls>\n{space}now()\n</function_calls>"
+    assert read("olmo3", [block]) == ("", [("now", {})])

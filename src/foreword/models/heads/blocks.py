@@ -49,9 +49,10 @@ def read_dflash(files: HeadFiles) -> HeadSpec:
     if convolution is not None:
         required |= _convolution_shapes(convolution, hidden, len(body.layers))
     selector = _selector(files, fields, nested)
-    if selector is None:
-        _refuse_logit_keys(body.fields, nested)
-    else:
+    _refuse_logit_keys(body.fields, nested, selector is not None)
+    if is_dspark and selector is not None:
+        raise fields.unsupported("a head with a Markov head and a candidate selector")
+    if selector is not None:
         required |= _selector_shapes(files, body.vocab, body.sizes["draft_vocab_size"], hidden)
     block_size = nested.count("block_size", fields.count("block_size", 16))
     if not 2 <= block_size <= MAX_BLOCK:
@@ -93,10 +94,12 @@ def _convolution(files: HeadFiles, hidden: int) -> BlockConvolution | None:
     if kernel is None or projection is None:
         return None
     taps = kernel[1] if len(kernel) == 3 else 0
-    groups = projection[0] // (2 * taps) if taps else 0  # number of generated weights per side and tap
+    groups = (
+        projection[0] // (2 * taps) if taps and projection else 0
+    )  # number of generated weights per side and tap
     if not groups or hidden % groups:
         raise CheckpointError(
-            f"{files.path}: a kernel_projection of {projection[0]} rows does not fit base_kernel {list(kernel)} "
+            f"{files.path}: a kernel_projection of shape {list(projection)} does not fit base_kernel {list(kernel)} "
             f"and {hidden} channels; get the head again"
         )
     return BlockConvolution(taps, hidden // groups)
@@ -127,7 +130,7 @@ def _selector(files: HeadFiles, fields: ConfigFields, nested: ConfigFields) -> P
 
 def _selector_shapes(files: HeadFiles, vocab: int, draft_vocab: int, hidden: int) -> Shapes:
     predecessor, successor, projection = SELECTOR
-    rank = files.shapes[predecessor][-1] if predecessor in files else 0
+    rank = (files.shapes.get(predecessor) or (0,))[-1]  # a scalar or missing tensor is refused by its shape
     return {predecessor: (vocab, rank), successor: (draft_vocab, rank), projection: (rank, hidden)}
 
 
@@ -183,8 +186,10 @@ def _boundaries(fields: ConfigFields, nested: ConfigFields, taps: int) -> tuple[
     return stated.pop() if stated else None
 
 
-def _refuse_logit_keys(inner: ConfigFields, nested: ConfigFields) -> None:
-    """Raise `CheckpointError` for settings of logits or embeddings in a head without a selector."""
+def _refuse_logit_keys(inner: ConfigFields, nested: ConfigFields, has_selector: bool) -> None:
+    """Raise `CheckpointError` for settings of logits or embeddings that are not read: those of a selector are nested."""
     for key in _LOGIT_KEYS:
-        if inner.get(key) is not None or nested.get(key) is not None:
+        if nested.get(key) is not None and not has_selector:
             raise inner.unsupported(f"a head with {key} and without a candidate selector")
+        if inner.get(key) is not None and nested.get(key) is None:
+            raise inner.unsupported(f"a head with {key} outside of dflash_config")

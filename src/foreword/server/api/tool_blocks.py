@@ -97,7 +97,8 @@ class BlockReader:
             if not call_format.end or call_format.end not in held:
                 return False
             block, end, self._held = held.partition(call_format.end)
-            self._end_block(block, block + end, events)
+            # Some models write the opening tag twice; `_end_block` removes the second one.
+            self._end_block(block.removeprefix(call_format.begin), block + end, events)
             return True
         if not call_format.begin:
             self._is_inside = not self._has_text and held.lstrip().startswith("[")

@@ -150,5 +150,6 @@ def write_python(calls: Sequence[tuple[str, Any]]) -> str:
 
 def parse_python_lines(block: str, tools: Schemas) -> Calls:
     """Parse Python calls, one per line."""
-    lines = [line for line in block.splitlines() if line.strip()]
+    # Stripped, since Python's parser refuses other spaces than ASCII's.
+    lines = [stripped for line in block.splitlines() if (stripped := line.strip())]
     return parse_python(f"[{','.join(lines)}]", tools)
