@@ -8,7 +8,7 @@ from math import sqrt
 
 from foreword.control.options import Moment, Option
 from foreword.control.requests import Arm, RequestState
-from foreword.control.settings import DEFAULTS, ControlSettings
+from foreword.control.settings import ControlSettings
 from foreword.control.value import Benefit, Group, Pass, best_case, best_drafters, best_plan, replaces
 from foreword.kv.extra_rows import KEPT_STATES
 from foreword.speculation.measured.situation import Situation
@@ -87,10 +87,10 @@ class Decision:
         for arm in state.arms:
             benefit = self.benefits.get(arm.option)
             can_draft = arm.is_lookup and state.is_coupled and arm.option.is_cost_known
-            if can_draft and benefit is not None and arm.plan.allows(running) and arm.plan.drafter.is_ready:
-                seconds = benefit.draft_seconds + DEFAULTS.probe_host_seconds / 8
-                if arm.option.first_gain * self.here.per_token > seconds:
-                    return arm
+            if benefit is None or not (can_draft and arm.plan.allows(running) and arm.plan.drafter.is_ready):
+                continue
+            if arm.option.gains_first(benefit.draft_seconds, self.here.per_token):
+                return arm
         return None
 
     def uses_head(self, state: RequestState) -> bool:
@@ -113,9 +113,8 @@ class Decisions:
     def __init__(self, settings: ControlSettings) -> None:
         self.settings = settings
         self.newest: Decision | None = None
-        self._tables: dict[
-            int, list[float]
-        ] = {}  # [rows] expected step seconds by context band, since an evaluation
+        # [rows] expected step seconds by context band, since an evaluation
+        self._tables: dict[int, list[float]] = {}
         self._here: Pass | None = None  # the last pass
         self._known: dict[tuple[int, int], Decision] = {}  # by kind: passes with and without prompts
         self._wait = settings.decision_steps
@@ -208,6 +207,9 @@ class Evaluation:
             ):
                 self._least[group.drafter] = max(self._least[group.drafter], group.depth)
         self._known: dict[tuple[str, float, int], float] = {}
+        self._called_first: frozenset[Option] = (
+            frozenset()
+        )  # lookups left out, since they go before another drafter
 
     def _group(self, option: Option, arms: Sequence[Arm]) -> Group:
         option.estimate.refresh(self._now.seconds)
@@ -231,7 +233,8 @@ class Evaluation:
         for drafter in self._least:
             benefits |= self._decide_drafter([o for o in self._arms if o.estimate.method == drafter])
         drafters = self._together(benefits, together)
-        used = frozenset(o for o in self._arms if o.is_on and o.estimate.method in drafters)
+        on = [option for option in self._arms if option.is_on and option not in self._called_first]
+        used = frozenset(option for option in on if option.estimate.method in drafters)
         idle = [one for one in self._arms if one not in used or not self._is_for_all(one, benefits[one])]
         idle.sort(key=lambda one: -self._optimistic(one, benefits[one]))
         share = max(map(self._probe_share, idle), default=settings.idle_probe_share)
@@ -259,35 +262,39 @@ class Evaluation:
         """Return the drafters to use together: another drafter's call may have no benefit next to the others."""
         alike = Counter(tuple(arm.option for arm in state.arms if arm.option.is_on) for state in self._states)
         cohorts = [
-            self._rivals(
-                {
-                    one: replace(self._groups[one], requests=count, depth=benefits[one].useful)
-                    for one in options
-                    if benefits[one].useful
-                }
-            )
+            {
+                one: replace(self._groups[one], requests=count, depth=benefits[one].useful)
+                for one in options
+                if benefits[one].useful
+            }
             for options, count in alike.items()
         ]
-        return best_drafters(self._here, cohorts, in_use, self._cost, self._settings.margin_on / 2)
+        rivals = [self._rivals(groups, benefits) for groups in cohorts]
+        self._called_first = frozenset[Option]().union(*cohorts).difference(*rivals)
+        in_cohorts = [list(groups.values()) for groups in rivals]
+        return best_drafters(self._here, in_cohorts, in_use, self._cost, self._settings.margin_on / 2)
 
-    def _rivals(self, groups: Mapping[Option, Group]) -> list[Group]:
+    def _rivals(
+        self, groups: Mapping[Option, Group], benefits: Mapping[Option, Benefit]
+    ) -> dict[Option, Group]:
         """Return the groups of which one is used, without lookups that gain more when called before another drafter.
 
-        If such a lookup replaced a head, the head would neither draft where the lookup has no match nor observe the
-        text, and so could not return.
+        A head replaced by such a lookup would not observe the text, and so could not return.
         """
-        others = [group for option, group in groups.items() if not self._goes_first(option)]
-        return [
-            group
-            for option, group in groups.items()
-            if not self._goes_first(option)
-            or all(replaces(self._here, group, other, self._cost) for other in others)
-        ]
+        lookups = [option for option in groups if self._goes_first(option, benefits[option])]
+        others = [group for option, group in groups.items() if option not in lookups]
+        alone = [o for o in lookups if all(replaces(self._here, groups[o], g, self._cost) for g in others)]
+        return {o: group for o, group in groups.items() if o not in lookups or o in alone}
 
-    def _goes_first(self, option: Option) -> bool:
-        """Return whether an option is a lookup that may be called before other drafters."""
-        is_coupled = all(state.is_coupled for state in self._states)
-        return is_coupled and option.is_cost_known and all(arm.is_lookup for arm in self._arms[option])
+    def _goes_first(self, option: Option, benefit: Benefit) -> bool:
+        """Return whether an option is a lookup that is called before other drafters."""
+        arms = self._arms[option]
+        return (
+            option.is_cost_known
+            and option.gains_first(benefit.draft_seconds, self._here.per_token)
+            and all(state.is_coupled for state in self._states)
+            and all(arm.is_lookup and arm.plan.allows(self._running) for arm in arms)
+        )
 
     def _is_for_all(self, option: Option, benefit: Benefit) -> bool:
         """Return whether an option in use applies to all its requests, at every acceptance ratio."""
@@ -304,15 +311,12 @@ class Evaluation:
         """Return the cost of trying an option; an unmeasured call is assumed to cost as much as a pass."""
         group, settings, plain = self._groups[option], self._settings, self._here.plain
         drafter, depth, host = group.drafter, group.depth, settings.probe_host_seconds
-        has_levels = (
-            self._cost(drafter, depth, 1) - self._cost(drafter, 1, 1) > settings.negligible_time * plain
-        )
+        levels_seconds = self._cost(drafter, depth, 1) - self._cost(drafter, 1, 1)
+        has_levels = levels_seconds > settings.negligible_time * plain
         is_deep = option.is_cost_known and not has_levels
         levels = depth if is_deep else min(depth, settings.probe_levels)
-        seconds, several = (
-            self._cost(drafter, levels, 1) or plain,
-            min(group.requests, settings.probe_requests),
-        )
+        seconds = self._cost(drafter, levels, 1) or plain
+        several = min(group.requests, settings.probe_requests)
         # Trying a lookup costs mostly host time, which is the same for several requests.
         together = self._cost(drafter, levels, several) + several * host / 4
         return Candidate(

@@ -57,6 +57,10 @@ class Option:
         """Return whether it is on or may turn on soon: never used so far, and near break-even."""
         return self.is_on or (self.is_new and self.usual_gain >= settings.hopeless)
 
+    def gains_first(self, seconds: float, per_token: float) -> bool:
+        """Return whether a lookup's call before another drafter, which takes `seconds`, gains more than it costs."""
+        return self.first_gain * per_token > seconds + DEFAULTS.probe_host_seconds / 8
+
     def decide(self, benefit: Benefit, usual_gain: float, settings: ControlSettings, now: Moment) -> None:
         """Turn the drafter on or off by its gain without the prompts of this pass.
 

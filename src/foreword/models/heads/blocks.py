@@ -187,7 +187,7 @@ def _boundaries(fields: ConfigFields, nested: ConfigFields, taps: int) -> tuple[
 
 
 def _refuse_logit_keys(inner: ConfigFields, nested: ConfigFields, has_selector: bool) -> None:
-    """Raise `CheckpointError` for settings of logits or embeddings that are not read: those of a selector are nested."""
+    """Raise `CheckpointError` for settings of logits or embeddings that are not read; a selector's are nested."""
     for key in _LOGIT_KEYS:
         if nested.get(key) is not None and not has_selector:
             raise inner.unsupported(f"a head with {key} and without a candidate selector")
