@@ -333,24 +333,6 @@ def test_a_lookup_alone_is_compared_with_a_head_for_the_other_steps(call: float,
     assert replaces(here, lookup, head, lambda name, *_: call if name == "head" else 0.0) == alone
 
 
-class NeverFirst(MeasuredPolicy):
-    """A policy whose lookups gain nothing when called before a head."""
-
-    def plan(self, *batch: Any) -> Sequence[DraftPlan | None]:
-        plans = super().plan(*batch)
-        for option in self.options.values():
-            option.first_gain = 0.0
-        return plans
-
-
-def test_a_lookup_that_is_not_called_first_may_replace_the_head():
-    lookup = replace(SURE_LOOKUP, kinds={"chat": Kind(0.8, 0.3, 0, 0)})
-    head = replace(states_head(0.35e-3, chat=Kind(0.5, 1, 0.2, 0.2)), knows=2.0, stops=True)
-    policy, found = NeverFirst(), traffic(1, ("chat",), (head, lookup))
-    found.run(policy, 2000)
-    assert in_use(policy) == {(lookup.name, "chat")}
-
-
 def test_a_head_stays_in_use_beside_a_lookup_that_gains_more_alone():
     """Otherwise it would no longer observe the texts, and could not draft for those that begin meanwhile."""
     lookup = replace(SURE_LOOKUP, kinds={"chat": Kind(0.8, 0.3, 0, 0)})
