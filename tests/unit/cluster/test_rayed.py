@@ -1,8 +1,10 @@
 """What runs inside Ray, without it."""
 
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from foreword.cluster.pools.ray_fleet import (
     SILENT_SECONDS,
     MemberActor,
     MemberRegistry,
+    RayFleet,
     check_guarded,
     check_mode,
     import_ray,
@@ -31,6 +34,28 @@ def test_the_registry_knows_who_is_there():
     assert [one["name"] for one in registry.members()] == ["b"]  # nothing was heard of the other
     registry.leave("b")
     assert registry.members() == []
+
+
+class Remote:
+    """An actor without Ray: its methods run at once."""
+
+    def __init__(self, **methods: Callable[..., Any]) -> None:
+        for name, method in methods.items():
+            setattr(self, name, SimpleNamespace(remote=method))
+
+
+def test_a_node_that_reports_while_it_is_dropped_is_gone_afterwards():
+    registry = MemberRegistry()
+    registry.report({"name": "d"})
+    fleet = object.__new__(RayFleet)
+    fleet._registry = Remote(leave=registry.leave)
+    fleet._actors = {"d": Remote(stop=lambda: registry.report({"name": "d"}))}
+    fleet._ray = SimpleNamespace(
+        get=lambda reply: reply, kill=lambda actor: None, exceptions=SimpleNamespace(RayError=OSError)
+    )
+    fleet.drop("d")
+    assert registry.members() == []
+    assert fleet.names() == []
 
 
 class Child:

@@ -242,10 +242,10 @@ class RayFleet:
 
     def drop(self, name: str) -> None:
         """Remove a node; it ends after notifying its targets."""
-        self._registry.leave.remote(name)
         actor = self._actors.pop(name, None)
         if actor is not None:
             self._end([actor])
+        self._registry.leave.remote(name)  # after its end: a node that still runs would register again
 
     def down(self) -> None:
         """End routers, then targets, then nodes, and leave Ray: a node that ends later need not drain."""
