@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
@@ -32,9 +33,14 @@ class Spans:
         bounds = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
         return Spans(to_device(bounds, device), max(lengths, default=0))
 
+    @property
+    def lengths(self) -> list[int]:
+        lengths: list[int] = self.bounds.diff().tolist()
+        return lengths
+
     def of_texts(self, first: int, end: int) -> "Spans":
         """Return the spans of the texts `first` .. `end` - 1 alone, beginning at row 0."""
-        return Spans.of(self.bounds[first : end + 1].diff().tolist(), self.bounds.device)
+        return Spans.of(self.lengths[first:end], self.bounds.device)
 
 
 def causal_attention(
@@ -46,11 +52,9 @@ def causal_attention(
     """
     if q.is_cuda:
         return _flash(q, k, v, queries, keys, window)[0]
-    parts = [
-        _weighted(_dense_scores(q[rows], k[key_rows], *spans, window).softmax(-1), v[key_rows])
-        for rows, key_rows, spans in _text_groups(queries, keys)
-    ]
-    return torch.cat(parts).to(q.dtype)
+    by_text = torch.split(k, keys.lengths), torch.split(v, keys.lengths)
+    texts = zip(torch.split(q, queries.lengths), *by_text, strict=True)
+    return torch.cat([_text_attention(text_q, text_k, text_v, window) for text_q, text_k, text_v in texts])
 
 
 def chain_attention(
@@ -240,6 +244,20 @@ def _chain_weighted(weights: Tensor, chain_values: Tensor) -> Tensor:
 def _grouped(rows: Tensor, kv_heads: int) -> Tensor:
     """Return `rows` [rows, heads, dim] with heads grouped by KV head, float32 [rows, kv heads, group, 1, dim]."""
     return rows.float().view(len(rows), kv_heads, -1, 1, rows.shape[-1])
+
+
+def _text_attention(q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
+    """Return causal attention within one text; the queries are its last rows. Without a GPU."""
+    is_visible = None
+    if window is not None or len(q) < len(k):
+        positions = torch.arange(len(k))
+        distance = positions[len(k) - len(q) :, None] - positions
+        is_visible = (distance >= 0) & (distance < (window or len(k)))
+    queries, keys, values = (tensor.transpose(0, 1)[None] for tensor in (q, k, v))  # [1, heads, rows, dim]
+    attended: Tensor = scaled_dot_product_attention(
+        queries, keys, values, attn_mask=is_visible, is_causal=is_visible is None, enable_gqa=True
+    )
+    return attended[0].transpose(0, 1)
 
 
 def _text_groups(queries: Spans, keys: Spans) -> Iterator[tuple[slice, slice, tuple[Spans, Spans]]]:
