@@ -68,8 +68,8 @@ class SimTarget:
         used = np.zeros(len(live), np.int64)
         if scenario.drafting is DraftPlacement.LOCAL and wants.any():
             used = np.where(wants, self._dice.lengths(self._draft_rng, scenario.k), 0)
-            levels, requests = int(used.max()), int(wants.sum())
-            pass_start = now + costs.local.first + levels * costs.local.seconds(requests)
+            level_seconds = costs.local.seconds(int(wants.sum()))
+            pass_start = now + costs.local.first + int(used.max()) * level_seconds
         elif self._is_remote:
             used, pass_start = self.chains.levels(now, live, wants)
             pass_start += costs.notifying(requests)
