@@ -197,10 +197,17 @@ class World:
         return run_step
 
     def _next_arrival(self, now: float) -> float:
-        """Return the random time of the next request of the fleet."""
+        """Return the random time of the next request of the fleet; infinite if the simulation ends before."""
         rates = self.scenario.traffic.rates
-        rate = rates[min(int(now / self.scenario.seconds * len(rates)), len(rates) - 1)]
-        return now + float(self._rng.exponential(1 / rate))
+        length = self.scenario.seconds / len(rates)  # seconds of each rate
+        expected = float(self._rng.exponential())  # mean number of requests from now until the next one
+        for number, rate in enumerate(rates, 1):
+            most = rate * (number * length - now)  # as `expected`, until this rate ends
+            if expected < most:
+                return now + expected / rate
+            if most > 0:
+                expected, now = expected - most, number * length
+        return math.inf
 
     def _arrive(self, now: float) -> None:
         """Give a new request to the less loaded of two random targets, and schedule the next arrival."""

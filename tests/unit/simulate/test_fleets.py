@@ -125,6 +125,13 @@ def test_requests_that_come_faster_than_they_go_wait():
     assert busy.latency_p95 > 3 * calm.latency_p95
 
 
+def test_a_rate_begins_on_time_after_a_lower_one():
+    """At the low rate a request comes every thousand seconds, at the high one a hundred come in the second half."""
+    rising = replace(SMALL, traffic=Traffic((0.001, 50.0), prompt=0, answer=1.0))
+    found = [run(replace(rising, seed=seed)).requests for seed in range(8)]
+    assert all(70 <= requests <= 130 for requests in found)
+
+
 def test_nodes_are_taken_on_when_the_formula_wants_them_and_given_back_later():
     """Two targets of 16, each node takes 8 requests; later there is little to do."""
     fleet = FleetSize(targets=2, nodes=1, batch=16, capacity=8)
