@@ -229,19 +229,19 @@ class World:
     def _failure_event(self, failure: Failure) -> Callable[[float], None]:
         """Return an event that breaks nodes, and schedules their repair."""
 
-        def break_nodes(now: float) -> None:
-            broken = [node for node in self.nodes if node.is_usable(now)][: failure.nodes]
-            for node in broken:
-                _break(node, failure.kind, now)
+        def change(nodes: list[SimNode], since: float | None) -> None:
+            for node in nodes:
+                _set_failure(node, failure.kind, since)
             self._near.clear()
-            self._schedule(now + failure.seconds, lambda _: self._repair(broken))
+
+        def break_nodes(now: float) -> None:
+            usable = [node for node in self.nodes if node.is_usable(now)]
+            broken = sorted(usable, key=lambda node: node.factor)[: failure.nodes]  # slow ones last
+            change(broken, now)
+            if failure.seconds is not None:
+                self._schedule(now + failure.seconds, lambda _: change(broken, None))
 
         return break_nodes
-
-    def _repair(self, nodes: list[SimNode]) -> None:
-        for node in nodes:
-            node.is_dead, node.silent_since, node.is_partitioned, node.factor = False, None, False, 1.0
-        self._near.clear()
 
     def _sample(self, now: float) -> None:
         """Record the number of nodes, let the autoscaler act, and schedule the next sample."""
@@ -281,10 +281,12 @@ class World:
         return wanted_draft_nodes(requests, work, scenario.costs.node.seconds, scenario.fleet.capacity)
 
 
-def _break(node: SimNode, kind: FailureKind, now: float) -> None:
+def _set_failure(node: SimNode, kind: FailureKind, since: float | None) -> None:
+    """Let a node have a failure since a simulated second; None: end it, but no failure of another kind."""
+    has_failed = since is not None
     if kind is FailureKind.KILL:
-        node.is_dead = True
+        node.is_dead = has_failed
     elif kind is FailureKind.SLOW:
-        node.factor = SLOW_FACTOR
+        node.factor = SLOW_FACTOR if has_failed else 1.0
     else:
-        node.silent_since, node.is_partitioned = now, kind is FailureKind.PARTITION
+        node.silent_since, node.is_partitioned = since, has_failed and kind is FailureKind.PARTITION
