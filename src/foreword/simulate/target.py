@@ -56,7 +56,7 @@ class SimTarget:
         return int(self._live.sum()) + len(self.queue)
 
     def step(self, now: float) -> float | None:
-        """Run one step; return its end time, or None if idle."""
+        """Run one step; return its end time, or None if idle. A step that ends after the simulation does not count."""
         is_new = self._admit(now)
         live = self._live
         requests = int(live.sum())
@@ -75,7 +75,8 @@ class SimTarget:
             pass_start += costs.notifying(requests)
         prompts = int(is_new.sum()) * scenario.traffic.prompt
         end = pass_start + costs.step(requests, int(used.sum()), prompts)
-        self._judge(used, pass_start - now, end)
+        if end < scenario.seconds:
+            self._judge(used, pass_start - now, end)
         return end
 
     def finish(self, now: float) -> None:

@@ -190,7 +190,7 @@ class World:
             target.is_idle = end is None
             if end is not None:
                 self._step_seconds += _STEP_WEIGHT * (end - now - self._step_seconds)
-                if end < self.scenario.seconds:
+                if target.tally.tokens > before:
                     self.bins[int(end / self.scenario.seconds * BINS)] += target.tally.tokens - before
                 self._schedule(end, run_step)
 
