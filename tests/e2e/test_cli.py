@@ -233,6 +233,8 @@ def test_help_and_version_answer_without_loading_torch():
     [
         (["generate", "hi", "--model", "no/such/path.gguf"], ["no/such/path.gguf"]),
         (["generate", "hi", "--model", "nosuchmodel"], ["nosuchmodel", "smollm2-135m"]),
+        (["generate", "hi", "--model", "~no-such-user/model"], ["~no-such-user/model"]),
+        (["policy", "check", "~no-such-user/policy"], ["~no-such-user/policy"]),
         (["generate", "hi", "--temperature", "-1"], ["temperature"]),
         (["generate", "hi", "--temperature", "hot"], ["--temperature must be a number (see "]),
         (["serve", "--port", "99999"], ["--port must be at most 65535"]),
