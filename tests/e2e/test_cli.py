@@ -264,6 +264,12 @@ def test_help_and_version_answer_without_loading_torch():
         (["run", "-m", "smollm2-135m"], ["-m", "foreword run MODEL"]),
         (["chat", "smollm2-135m"], ["smollm2-135m", "give a model with --model"]),
         (["bench", "step", "--tokens", "1,x"], ["--tokens"]),
+        (["prove", "--small"], ["--small", "add --url"]),
+        (["prove", "--seed", "1"], ["--seed", "add --url"]),
+        (["prove", "--minutes", "0"], ["--minutes", "add --url"]),
+        (["prove", "--route", "chat"], ["--route", "add --url"]),
+        (["prove", "--tolerance", "0.1"], ["--tolerance", "add --url"]),
+        (["top", "--url", "http://127.0.0.1:x"], ["http://127.0.0.1:x", "nonnumeric port"]),
         (["bench", "step", "--prefill", "many"], ["--prefill"]),
     ],
 )

@@ -1,6 +1,6 @@
 """`foreword prove`: verify exactness."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import isfinite
 from time import perf_counter
 
@@ -12,6 +12,7 @@ from foreword.cli.options.common import JsonCommand, json_object, one_of
 from foreword.cli.options.grouped import command, flag, option
 from foreword.errors import RequestError
 
+_WITHOUT_URL = ("full", "pair", "api_key", "as_json")  # options that need no --url; a key may be in the environment
 LARGEST_SEED = 2**62  # largest first seed, so that all seeds are 64-bit integers
 
 
@@ -39,15 +40,15 @@ class Prove(JsonCommand):
         "With --url: route, completions or chat.",
         callback=lambda name: one_of("--route", name, ("completions", "chat")),
     )
-    plain_url: str | None = option(None, "Server with the same model without speculation.", metavar="URL")
+    plain_url: str | None = option(None, "With --url: server with the same model without speculation.", metavar="URL")
     plain_body: str | None = option(
         None,
         """Request fields that turn speculation off: '{"speculation": false}' (default for Foreword),
             '{"speculative.n_max": 0}' for llama.cpp.""",
         metavar="JSON",
     )
-    api_key: str | None = option(None, "API key of the server.", envvar="FOREWORD_API_KEY")
-    tolerance: float = option(0.05, "Largest log-probability difference, in nats, from rounding.", min=0.0)
+    api_key: str | None = option(None, "With --url: API key of the server.", envvar="FOREWORD_API_KEY")
+    tolerance: float = option(0.05, "With --url: largest log-probability difference, in nats, from rounding.", min=0.0)
     seed: int = option(0, "With --url: first seed of the requests.", min=0, max=LARGEST_SEED)
     only: list[str] | None = option(None, "With --url: check this claim; repeatable.", metavar="CLAIM")
     dry_run: bool = flag("With --url: print the number of requests and exit.")
@@ -58,13 +59,14 @@ class Prove(JsonCommand):
     def run(self) -> None:
         if self.url is not None and self.pair is not None:
             raise RequestError("--url and --pair exclude each other; give one")
-        for name in ("dry_run", "small", "brief", "minutes", "only", "model", "plain_url", "plain_body"):
-            if self.url is None and getattr(self, name):
-                option = f"--{name.replace('_', '-')}"
-                raise RequestError(f"{option} is for the examination of a server; add --url")
         if self.url is not None:
             self._examine()
-        elif self.pair is not None:
+            return
+        for one in fields(self):
+            if one.name not in _WITHOUT_URL and getattr(self, one.name) != one.default:
+                option = f"--{one.name.replace('_', '-')}"
+                raise RequestError(f"{option} is for the examination of a server; add --url")
+        if self.pair is not None:
             from foreword.cli.prove.pair import prove_pair
 
             self.show_json(prove_pair(*self.pair, self.full))
