@@ -111,10 +111,17 @@ def test_help_is_readable_on_80_columns_and_shown_where_nothing_is_asked():
 
 
 def test_bench_quality_brings_a_text_of_its_own(tiny_model: Path):
-    options = ["--model", str(tiny_model), "--tokens", "64", "--forms", "q8_0,q8_0+float32-kv", "--json"]
-    run = foreword("bench", "quality", *options)
+    options = ["--tokens", "64", "--forms", "q8_0, q8_0+float32-kv", "--device", "auto", "--json"]
+    run = foreword("bench", "quality", "--model", str(tiny_model), *options)
     assert run.returncode == 0, run.stderr
     assert [row["tokens"] for row in json.loads(run.stdout)["rows"]] == [64, 64]
+
+
+@pytest.mark.parametrize("content", [b'{"a": 1}\n{oops\n', b"\xff\xfe", b"[" * 100_000])
+def test_bench_quality_refuses_a_file_that_is_not_text(tmp_path: Path, content: bytes):
+    path = tmp_path / "lines.jsonl"
+    path.write_bytes(content)
+    assert_one_line_error(refusal("bench", "quality", "--text", str(path)), str(path), "cannot be read")
 
 
 def test_doctor_says_whether_guessing_is_on_and_why():
@@ -233,6 +240,8 @@ def test_help_and_version_answer_without_loading_torch():
     [
         (["generate", "hi", "--model", "no/such/path.gguf"], ["no/such/path.gguf"]),
         (["generate", "hi", "--model", "nosuchmodel"], ["nosuchmodel", "smollm2-135m"]),
+        (["generate", "hi", "--model", "~no-such-user/model"], ["~no-such-user/model"]),
+        (["policy", "check", "~no-such-user/policy"], ["~no-such-user/policy"]),
         (["generate", "hi", "--temperature", "-1"], ["temperature"]),
         (["generate", "hi", "--temperature", "hot"], ["--temperature must be a number (see "]),
         (["serve", "--port", "99999"], ["--port must be at most 65535"]),
@@ -262,6 +271,23 @@ def test_help_and_version_answer_without_loading_torch():
         (["run", "-m", "smollm2-135m"], ["-m", "foreword run MODEL"]),
         (["chat", "smollm2-135m"], ["smollm2-135m", "give a model with --model"]),
         (["bench", "step", "--tokens", "1,x"], ["--tokens"]),
+        (["prove", "--small"], ["--small", "add --url"]),
+        (["prove", "--seed", "1"], ["--seed", "add --url"]),
+        (["prove", "--minutes", "0"], ["--minutes", "add --url"]),
+        (["prove", "--route", "chat"], ["--route", "add --url"]),
+        (["prove", "--tolerance", "0.1"], ["--tolerance", "add --url"]),
+        (["bench", "drafters", "--page", "x", "--repeats", "3"], ["--repeats", "--page", "leave one out"]),
+        (["bench", "drafters", "--concurrency", "2", "--history"], ["--history", "--concurrency"]),
+        (["bench", "drafters", "--temperatures", "0", "--temperature", "1"], ["--temperature "]),
+        (["bench", "drafters", "--cost-per-hour", "2"], ["--cost-per-hour", "--page"]),
+        (["bench", "scoreboard", "--peers", "vllm"], ["--peers", "add --measure"]),
+        (["bench", "scoreboard", "--measure", "--out", "no/such/x.md"], ["--out", "no directory no/such"]),
+        (["bench", "step", "--shape", "llama-1b", "--compare", "llama.cpp"], ["--compare", "--shape"]),
+        (["bench", "step", "--experts", "4", "--compare", "llama.cpp"], ["--compare", "--experts"]),
+        (["bench", "step", "--shape", "llama-1b", "--kv-cache-dtype", "fp8"], ["--kv-cache-dtype"]),
+        (["bench", "quality", "--tokens", "0"], ["--tokens must be at least 1"]),
+        (["bench", "quality", "--text", "no/such.jsonl"], ["no/such.jsonl", "No such file"]),
+        (["top", "--url", "http://127.0.0.1:x"], ["http://127.0.0.1:x", "nonnumeric port"]),
         (["bench", "step", "--prefill", "many"], ["--prefill"]),
     ],
 )

@@ -144,7 +144,7 @@ def test_a_scoreboard_is_measured_and_written(tiny_model, tmp_path):
     results = sorted(path.name for path in (tmp_path / "results").iterdir())
     stem = f"cpu-{tiny_model.stem}"
     assert results == [f"{stem}-{part}.json" for part in ("proof-foreword", "proof-transformers", "speed")]
-    assert "is there already" in foreword("bench", "scoreboard", *options).stderr
+    assert "is not measured again" in foreword("bench", "scoreboard", *options).stderr
 
 
 def test_a_wrong_interpreter_is_refused_in_one_line():

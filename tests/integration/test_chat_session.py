@@ -217,7 +217,8 @@ def test_save_writes_the_conversation_once(session: ChatSession, tmp_path: Path)
     file.write_text("mine")
     assert "exists" in commands.run(f"/save {file}").line
     assert file.read_text() == "mine"
-    assert "No such file" in commands.run(f"/save {tmp_path / 'none' / 'x'}").line
+    for unwritable in (tmp_path / "none" / "x", "~no-such-user/x"):
+        assert "No such file" in commands.run(f"/save {unwritable}").line
 
 
 def test_a_conversation_that_cannot_be_written_whole_leaves_no_file(

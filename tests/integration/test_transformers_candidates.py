@@ -1,5 +1,7 @@
 """Assisted generation of the real transformers with our guesses: the texts are its own."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -39,6 +41,25 @@ def test_greedy_texts_are_those_without_guesses(model):
     assert candidates.guessed > 0
     assert candidates.accepted - first > first  # suffix remembers the first answer
     assert generated(model, do_sample=False, prompt_lookup_num_tokens=4) == expected  # and is gone afterwards
+
+
+@pytest.mark.parametrize(
+    ("max_length", "ends", "expected"),
+    [
+        (100, None, [22, 23, 20, 21]),
+        (14, None, [22, 23]),
+        (12, None, []),
+        (100, 23, [22]),
+        (100, [7, 20], [22, 23]),
+    ],
+)
+def test_a_draft_ends_before_the_maximum_length_and_before_an_end_token(max_length, ends, expected):
+    text = torch.tensor(PROMPT)
+    model = SimpleNamespace(config=SimpleNamespace(vocab_size=100))
+    with foreword_candidates(model, {"method": "ngram", "num_speculative_tokens": 4}):
+        config = SimpleNamespace(max_length=max_length, eos_token_id=ends)
+        candidates, _ = model._get_candidate_generator(generation_config=config).get_candidates(text)
+    assert candidates[0, text.shape[1] :].tolist() == expected
 
 
 def test_sampled_texts_can_be_asked_for_too(model):

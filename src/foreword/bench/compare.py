@@ -158,14 +158,21 @@ class ComparisonRow:
     ratio: Interval  # ratio to the baseline's answer of the same prompt and round
     first_ms: float  # median time to the first token
     peak_bytes: int
-    same_as_plain: float | None  # fraction of answers whose text speculation did not change; None: it is off
+    # Fraction of answers whose text speculation did not change; None: it is off, or the plain text was not measured.
+    same_as_plain: float | None
 
 
 def baseline(answers: Sequence[PeerAnswer], contestants: Sequence[Contestant]) -> str:
-    """Return the label of the fastest plain engine besides Foreword; Foreword's own if there is none."""
+    """Return the label of the fastest plain engine besides Foreword.
+
+    Without any, it is that of Foreword's plain decoding, and without this, that of the first contestant with answers.
+    """
     labels = {answer.contestant for answer in answers}
-    others = [c.label for c in contestants if c.is_plain and c.peer != OURS and c.label in labels]
-    return max(others, key=lambda label: _speed(answers, label), default=f"{OURS} {PLAIN}")
+    measured = [one for one in contestants if one.label in labels]
+    others = [one.label for one in measured if one.is_plain and one.peer != OURS]
+    ours = f"{OURS} {PLAIN}"
+    own = ours if ours in labels or not measured else measured[0].label
+    return max(others, key=lambda label: _speed(answers, label), default=own)
 
 
 def summarise(
@@ -195,7 +202,7 @@ def _row(contestant: Contestant, answers: Sequence[PeerAnswer], baseline_label: 
         bootstrap(ratios, CONFIDENCE),
         1000 * median(answer.first_seconds for answer in own_answers),
         max(answer.peak_bytes for answer in own_answers),
-        None if contestant.is_plain else same_texts / len(own_answers),
+        None if contestant.is_plain or not plain_texts else same_texts / len(own_answers),
     )
 
 

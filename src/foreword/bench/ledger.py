@@ -10,6 +10,7 @@ from foreword.errors import RequestError
 
 R = TypeVar("R")  # a measurement: a dataclass
 _OLD_DEFAULTS = {"ignore_eos": True}  # settings of old files, which do not state them
+_BEGINNING = '{"settings": '  # of the first line
 
 
 class Ledger(Generic[R]):
@@ -19,11 +20,16 @@ class Ledger(Generic[R]):
         """Read the file's measurements, or create the file; raise `RequestError` if it has other settings."""
         self._path = path
         self.records: list[R] = []
-        lines = self._complete_lines()
+        content = self._content()
+        *lines, incomplete = content.split("\n")
+        if lines:
+            self._check_settings(lines[0], settings)
+        elif not _BEGINNING.startswith(incomplete[: len(_BEGINNING)]):
+            raise RequestError(f"--resume {path} is not a file of this benchmark")
+        if incomplete:
+            self._write("w", content.removesuffix(incomplete))
         if not lines:
             self._append({"settings": settings})
-            return
-        self._check_settings(lines[0], settings)
         for number, line in enumerate(lines[1:], start=2):
             try:
                 self.records.append(restored(kind, json.loads(line)))
@@ -35,16 +41,11 @@ class Ledger(Generic[R]):
         self._append(asdict(record))  # type: ignore[call-overload]
         self.records.append(record)
 
-    def _complete_lines(self) -> list[str]:
-        """Return the file's lines; remove an incomplete last one."""
+    def _content(self) -> str:
         try:
-            content = self._path.read_text(encoding="utf-8") if self._path.exists() else ""
-            complete = content[: content.rfind("\n") + 1]
-            if complete != content:
-                self._path.write_text(complete, encoding="utf-8")
+            return self._path.read_text(encoding="utf-8") if self._path.exists() else ""
         except (OSError, UnicodeDecodeError) as error:
             raise RequestError(f"--resume {self._path} cannot be used: {error}") from None
-        return complete.splitlines()
 
     def _check_settings(self, line: str, settings: Mapping[str, Any]) -> None:
         try:
@@ -61,9 +62,12 @@ class Ledger(Generic[R]):
                 )
 
     def _append(self, value: Mapping[str, Any]) -> None:
+        self._write("a", json.dumps(value) + "\n")
+
+    def _write(self, mode: str, text: str) -> None:
         try:
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(value) + "\n")
+            with self._path.open(mode, encoding="utf-8") as file:
+                file.write(text)
         except OSError as error:
             raise RequestError(f"--resume {self._path} cannot be written: {error}") from None
 

@@ -12,6 +12,7 @@ from foreword.bench.skeleton import PLAIN
 from foreword.drafters.config import SpeculationConfig, SpeculationSetting
 from foreword.drafters.registry import drafter_kinds
 from foreword.errors import RequestError
+from foreword.paths import user_path
 
 if TYPE_CHECKING:  # methods are checked before heavy imports
     from foreword.engine.llm import LLM
@@ -127,7 +128,7 @@ def _method(config: Mapping[str, Any]) -> Method:
 
 def _short(value: Any) -> Any:  # noqa: ANN401 - any JSON value
     """Return a setting as labels show it; an existing path is shortened to its last component."""
-    if isinstance(value, str) and "/" in value and Path(value).expanduser().exists():
+    if isinstance(value, str) and "/" in value and user_path(value).exists():
         return Path(value).name
     return value
 

@@ -33,11 +33,13 @@ def read_text(path: Path) -> str:
     """Return the text of a file, or all strings of a .jsonl file."""
     try:
         text = path.read_text(encoding="utf-8-sig")
+        if path.suffix != ".jsonl":
+            return text
+        return "\n\n".join(_strings(json.loads(line)) for line in text.split("\n") if line.strip())
     except OSError as error:
         raise RequestError(f"{path} cannot be read: {error.strerror}; give a text file") from error
-    if path.suffix != ".jsonl":
-        return text
-    return "\n\n".join(_strings(json.loads(line)) for line in text.splitlines() if line.strip())
+    except (ValueError, RecursionError) as error:  # no UTF-8, or no JSON
+        raise RequestError(f"{path} cannot be read: {error}; give a text file") from error
 
 
 def _strings(value: object) -> str:

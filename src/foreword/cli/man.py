@@ -9,6 +9,7 @@ import typer
 from foreword import __version__
 from foreword.cli.console import say
 from foreword.errors import RequestError
+from foreword.paths import user_path
 
 
 def man(
@@ -16,7 +17,7 @@ def man(
     directory: Annotated[Path, typer.Argument(help="Folder for the pages, such as ~/.local/share/man/man1.")],
 ) -> None:
     """Write a manual page for every command: foreword.1, foreword-serve.1 and so on."""
-    directory = directory.expanduser()
+    directory = user_path(directory)
     pages = dict(_pages(ctx.find_root().command, None, "foreword"))
     try:
         directory.mkdir(parents=True, exist_ok=True)

@@ -15,6 +15,7 @@ from foreword.cli.options.grouped import REQUIRED, argument, command, option
 from foreword.cli.options.model import ModelCommand, speculation_choice
 from foreword.cli.options.serve import need_server_extra
 from foreword.errors import RequestError
+from foreword.paths import user_path
 
 if TYPE_CHECKING:
     from foreword.bench.methods import Method
@@ -117,7 +118,7 @@ def _read(path: Path) -> "PolicyFile":
     """Read rules and drafters; imports torch only if there are drafters."""
     from foreword.control.policy_file.parsing import read_policy
 
-    policy = read_policy(path.expanduser())
+    policy = read_policy(user_path(path))
     if policy.drafters or policy.overload is not None:
         from foreword.engine.policy.file import drafter_configs
 

@@ -4,7 +4,6 @@ import asyncio
 import logging
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foreword.cli.console import loading_bar, log_to_stderr, say, stderr
@@ -19,6 +18,7 @@ from foreword.cli.options.model import (
     SpeculationOptions,
 )
 from foreword.cli.options.nodes import NodeOptions, with_nodes
+from foreword.paths import user_path
 
 if TYPE_CHECKING:
     import socket
@@ -243,7 +243,7 @@ def _show_ready(url: str, settings: "ServerSettings", context: str) -> None:
 
 def _short_name(model: str) -> str:
     """Return the last component of a path, or another name unchanged."""
-    path = Path(model).expanduser()
+    path = user_path(model)
     if path.suffix == ".gguf":
         return path.stem
     return path.resolve().name if model.startswith((".", "/", "~")) else model

@@ -4,6 +4,7 @@ import json
 import time
 import urllib.error
 import urllib.request
+from http.client import HTTPException
 from typing import Annotated
 
 import typer
@@ -46,7 +47,7 @@ def fetch_report(url: str, api_key: str | None) -> ControlReport:
     except urllib.error.HTTPError as error:
         advice = _REASONS.get(error.code, "an unexpected status")
         raise RequestError(f"{url} answers {error.code}: {advice}") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, HTTPException) as error:
         reason = getattr(error, "reason", None) or error
         raise RequestError(f"{url} cannot be reached: {reason}; start `foreword serve` there") from None
 

@@ -6,10 +6,10 @@ import ssl
 import stat
 from dataclasses import dataclass
 from hashlib import sha256
-from pathlib import Path
 
 from foreword.cluster.address import NodeAddress
 from foreword.errors import RequestError
+from foreword.paths import user_path
 
 TOKEN_VARIABLE = "FOREWORD_CLUSTER_TOKEN"
 LEAST_TOKEN = 16  # minimum token length, against brute force
@@ -28,7 +28,7 @@ class TlsFiles:
 
     def __post_init__(self) -> None:
         for name in (self.certificate, self.key, self.authority):
-            if not Path(name).expanduser().is_file():
+            if not user_path(name).is_file():
                 raise RequestError(
                     f"TLS needs a certificate, its key and the cluster's authority; no file {name!r}"
                 )
@@ -40,8 +40,8 @@ class TlsFiles:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_REQUIRED
         try:
-            context.load_cert_chain(Path(self.certificate).expanduser(), Path(self.key).expanduser())
-            context.load_verify_locations(Path(self.authority).expanduser())
+            context.load_cert_chain(user_path(self.certificate), user_path(self.key))
+            context.load_verify_locations(user_path(self.authority))
         except (OSError, ssl.SSLError) as error:
             raise RequestError(f"TLS files cannot be used: {error}") from None
         return context
@@ -92,7 +92,7 @@ def _token(token_file: str) -> bytes:
     """Return the cluster token from the file or, without a file, from the environment; empty: none is set."""
     token = os.environ.get(TOKEN_VARIABLE, "").strip().encode()
     if token_file:
-        path = Path(token_file).expanduser()
+        path = user_path(token_file)
         try:
             mode = path.stat().st_mode
             token = path.read_bytes().strip()

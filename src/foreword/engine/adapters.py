@@ -8,6 +8,7 @@ from threading import Lock
 from foreword.backends.interface import Decoder
 from foreword.errors import RequestError
 from foreword.models.adapters import open_adapter
+from foreword.paths import user_path
 
 NO_ADAPTER = ""  # name of the base model
 
@@ -57,7 +58,7 @@ class Adapters:
             raise RequestError("an adapter needs a name")
         if name in self._by_name:
             raise RequestError(f"there is an adapter {name!r} already; unload it first")
-        lora = open_adapter(Path(path).expanduser(), self._decoder.config)
+        lora = open_adapter(user_path(path), self._decoder.config)
         with self._lock:
             if name in self._by_name:
                 raise RequestError(f"there is an adapter {name!r} already; unload it first")

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from time import perf_counter
 from typing import Unpack
 
@@ -16,6 +15,7 @@ from foreword.engine.loader import LoadedModel, LoadOptions, load_model
 from foreword.engine.policy.controller import PolicyFileController
 from foreword.engine.preparing import prepare_passes
 from foreword.engine.profiles import load_or_measure_costs, restore_estimates
+from foreword.paths import user_path
 from foreword.progress import Progress
 
 
@@ -32,7 +32,7 @@ def open_policy_file(
         "version": __version__,
         "bytes": str(decoder.weight_bytes),
     }
-    path = Path(config.speculation_policy).expanduser()
+    path = user_path(config.speculation_policy)
     return PolicyFileController(path, policy, perf_counter, environment, name, decoder.is_shape_invariant)
 
 

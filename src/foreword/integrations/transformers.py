@@ -9,6 +9,7 @@ one. transformers verifies the drafts: the distribution of the text does not cha
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -22,12 +23,27 @@ class ForewordCandidateGenerator(CandidateGenerator):
 
     def __init__(self, drafter: TextDrafter) -> None:
         self._drafter = drafter
+        self._max_length = 0  # maximum number of tokens of the text
+        self._end_ids: tuple[int, ...] = ()
         self.guessed = 0  # draft tokens of all calls
         self.accepted = 0  # accepted draft tokens of all calls
 
+    def begin(self, config: Any) -> None:  # noqa: ANN401 - transformers' own type
+        """End the text in progress, and begin one with this generation config."""
+        self.finish()
+        ends = config.eos_token_id
+        self._max_length = config.max_length
+        self._end_ids = () if ends is None else (ends,) if isinstance(ends, int) else tuple(ends)
+
     def get_candidates(self, input_ids: torch.Tensor, **_: object) -> tuple[Any, Any]:
-        """Return the token ids [1, text + draft], and None for the logits: the draft tokens were not sampled."""
-        draft = self._drafter.draft("text", input_ids[0].tolist())
+        """Return the token ids [1, text + draft], and None for the logits: the draft tokens were not sampled.
+
+        transformers before version 5 accepts draft tokens beyond the maximum length and after an end token.
+        """
+        text = input_ids[0].tolist()
+        room = self._max_length - len(text) - 1  # the model adds a token to every draft
+        drafted = self._drafter.draft("text", text, room)
+        draft = list(takewhile(lambda token: token not in self._end_ids, drafted))
         self.guessed += len(draft)
         if not draft:
             return input_ids, None
@@ -56,8 +72,8 @@ def foreword_candidates(
     """
     generator = ForewordCandidateGenerator(TextDrafter(speculation, model.config.vocab_size, files))
 
-    def candidate_generator(**_: object) -> ForewordCandidateGenerator:
-        generator.finish()
+    def candidate_generator(generation_config: object, **_: object) -> ForewordCandidateGenerator:
+        generator.begin(generation_config)
         return generator
 
     model._get_candidate_generator = candidate_generator

@@ -60,7 +60,7 @@ def calibrate(
 
 def with_steps(known: Calibration, value: Mapping[str, Any]) -> Calibration:
     """Return the calibration with pass times by rows, and with the time per prompt token if measured."""
-    times = sorted((int(row["n"]), _ms(row["ms"])) for row in value["rows"])
+    times = sorted({int(row["n"]): _ms(row["ms"]) for row in value["rows"]}.items())
     if not times or times[0][0] != 1:
         raise ValueError("no pass over one row")
     prompts = [(int(row["n"]), _ms(row["ms"])) for row in value.get("prefill", ())]
@@ -79,6 +79,10 @@ def with_drafter(
 ) -> Calibration:
     """Return the calibration with acceptance by kind of work, local drafting time and host time."""
     drafted, passes = total["drafted_per_position"], int(total["passes"])
+    if not passes or not sum(drafted):
+        raise RequestError(
+            f"--drafters: {total['drafter']} drafted nothing there; name another with --method"
+        )
     levels = sum(drafted) / max(drafted[0], 1)  # mean levels of non-empty drafts
     draft, other_host = _ms(total["draft_ms"]), _ms(total["accept_ms"]) + _ms(total["rest_ms"])
     parts = [drafter_kinds().get(part) for part in _methods(str(total["drafter"]))]

@@ -215,7 +215,7 @@ class Failure:
     kind: FailureKind
     nodes: int
     at: float  # start, in simulated seconds
-    seconds: float  # duration
+    seconds: float | None = None  # duration; None: until the end
 
     @staticmethod
     def parse(text: str) -> "Failure":
@@ -225,7 +225,9 @@ class Failure:
             if match is None:
                 raise ValueError(text)
             kind, nodes, at, seconds = match.groups()
-            return Failure(FailureKind(kind), int(nodes), float(at), float(seconds or "inf"))
+            return Failure(
+                FailureKind(kind), int(nodes), float(at), None if seconds is None else float(seconds)
+            )
         except ValueError:
             kinds = ", ".join(FailureKind)
             raise RequestError(
@@ -321,8 +323,9 @@ class Scenario:
                     f"--rate takes requests per second, each above 0 and at most {MOST_REQUESTS:g} in all, not {rate:g}"
                 )
         for failure in self.failures:
-            if not failure.nodes or not failure.seconds or failure.at >= self.seconds:
-                given = f"{failure.kind}:{failure.nodes}@{failure.at:g}+{failure.seconds:g}"
+            if not failure.nodes or failure.seconds == 0 or failure.at >= self.seconds:
+                given = f"{failure.kind}:{failure.nodes}@{failure.at:g}"
+                given += "" if failure.seconds is None else f"+{failure.seconds:g}"
                 raise RequestError(
                     f"--fail {given} changes nothing: it needs a node, a duration, and a beginning before the end of "
                     f"the {self.seconds:g} s that are simulated"

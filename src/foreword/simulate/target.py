@@ -56,7 +56,7 @@ class SimTarget:
         return int(self._live.sum()) + len(self.queue)
 
     def step(self, now: float) -> float | None:
-        """Run one step; return its end time, or None if idle."""
+        """Run one step; return its end time, or None if idle. A step that ends after the simulation does not count."""
         is_new = self._admit(now)
         live = self._live
         requests = int(live.sum())
@@ -68,14 +68,15 @@ class SimTarget:
         used = np.zeros(len(live), np.int64)
         if scenario.drafting is DraftPlacement.LOCAL and wants.any():
             used = np.where(wants, self._dice.lengths(self._draft_rng, scenario.k), 0)
-            levels, requests = int(used.max()), int(wants.sum())
-            pass_start = now + costs.local.first + levels * costs.local.seconds(requests)
+            level_seconds = costs.local.seconds(int(wants.sum()))
+            pass_start = now + costs.local.first + int(used.max()) * level_seconds
         elif self._is_remote:
             used, pass_start = self.chains.levels(now, live, wants)
             pass_start += costs.notifying(requests)
         prompts = int(is_new.sum()) * scenario.traffic.prompt
         end = pass_start + costs.step(requests, int(used.sum()), prompts)
-        self._judge(used, pass_start - now, end)
+        if end < scenario.seconds:
+            self._judge(used, pass_start - now, end)
         return end
 
     def finish(self, now: float) -> None:

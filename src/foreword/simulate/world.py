@@ -190,17 +190,24 @@ class World:
             target.is_idle = end is None
             if end is not None:
                 self._step_seconds += _STEP_WEIGHT * (end - now - self._step_seconds)
-                if end < self.scenario.seconds:
+                if target.tally.tokens > before:
                     self.bins[int(end / self.scenario.seconds * BINS)] += target.tally.tokens - before
                 self._schedule(end, run_step)
 
         return run_step
 
     def _next_arrival(self, now: float) -> float:
-        """Return the random time of the next request of the fleet."""
+        """Return the random time of the next request of the fleet; infinite if the simulation ends before."""
         rates = self.scenario.traffic.rates
-        rate = rates[min(int(now / self.scenario.seconds * len(rates)), len(rates) - 1)]
-        return now + float(self._rng.exponential(1 / rate))
+        length = self.scenario.seconds / len(rates)  # seconds of each rate
+        expected = float(self._rng.exponential())  # mean number of requests from now until the next one
+        for number, rate in enumerate(rates, 1):
+            most = rate * (number * length - now)  # as `expected`, until this rate ends
+            if expected < most:
+                return now + expected / rate
+            if most > 0:
+                expected, now = expected - most, number * length
+        return math.inf
 
     def _arrive(self, now: float) -> None:
         """Give a new request to the less loaded of two random targets, and schedule the next arrival."""
@@ -222,19 +229,19 @@ class World:
     def _failure_event(self, failure: Failure) -> Callable[[float], None]:
         """Return an event that breaks nodes, and schedules their repair."""
 
-        def break_nodes(now: float) -> None:
-            broken = [node for node in self.nodes if node.is_usable(now)][: failure.nodes]
-            for node in broken:
-                _break(node, failure.kind, now)
+        def change(nodes: list[SimNode], since: float | None) -> None:
+            for node in nodes:
+                _set_failure(node, failure.kind, since)
             self._near.clear()
-            self._schedule(now + failure.seconds, lambda _: self._repair(broken))
+
+        def break_nodes(now: float) -> None:
+            usable = [node for node in self.nodes if node.is_usable(now)]
+            broken = sorted(usable, key=lambda node: node.factor)[: failure.nodes]  # slow ones last
+            change(broken, now)
+            if failure.seconds is not None:
+                self._schedule(now + failure.seconds, lambda _: change(broken, None))
 
         return break_nodes
-
-    def _repair(self, nodes: list[SimNode]) -> None:
-        for node in nodes:
-            node.is_dead, node.silent_since, node.is_partitioned, node.factor = False, None, False, 1.0
-        self._near.clear()
 
     def _sample(self, now: float) -> None:
         """Record the number of nodes, let the autoscaler act, and schedule the next sample."""
@@ -274,10 +281,12 @@ class World:
         return wanted_draft_nodes(requests, work, scenario.costs.node.seconds, scenario.fleet.capacity)
 
 
-def _break(node: SimNode, kind: FailureKind, now: float) -> None:
+def _set_failure(node: SimNode, kind: FailureKind, since: float | None) -> None:
+    """Let a node have a failure since a simulated second; None: end it, but no failure of another kind."""
+    has_failed = since is not None
     if kind is FailureKind.KILL:
-        node.is_dead = True
+        node.is_dead = has_failed
     elif kind is FailureKind.SLOW:
-        node.factor = SLOW_FACTOR
+        node.factor = SLOW_FACTOR if has_failed else 1.0
     else:
-        node.silent_since, node.is_partitioned = now, kind is FailureKind.PARTITION
+        node.silent_since, node.is_partitioned = since, has_failed and kind is FailureKind.PARTITION

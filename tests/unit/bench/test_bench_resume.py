@@ -45,7 +45,20 @@ def test_a_file_of_other_settings_is_refused(tmp_path: Path):
     assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize("content", ["hello\n", "[1]\n", '{"settings": 3}\n', "{}\n"])
+@pytest.mark.parametrize("cut", [1, 5, 40])
+def test_settings_that_were_cut_short_are_written_again(tmp_path: Path, cut: int):
+    path = tmp_path / "runs.jsonl"
+    Ledger(path, SETTINGS, Record)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-cut])
+    assert Ledger(path, SETTINGS, Record).records == []
+    assert path.read_bytes() == whole
+
+
+FOREIGN = ["hello\n", "[1]\n", '{"settings": 3}\n', "{}\n"]
+
+
+@pytest.mark.parametrize("content", [*FOREIGN, "hello", '{"model": "m"}', "first\nlast, without an end"])
 def test_a_foreign_file_is_refused_and_left_alone(tmp_path: Path, content: str):
     path = tmp_path / "notes.txt"
     path.write_text(content)

@@ -49,6 +49,11 @@ def test_passes_prompts_and_what_is_beyond_them(files):
     assert len(found.assumed) == 2
 
 
+def test_a_size_that_was_measured_twice_has_one_time(files):
+    twice = {"rows": [{"n": 1, "ms": 12.0}, *STEP["rows"]]}
+    assert calibrate(step=files("step", twice)).costs.passes == PassTimes(((1, 0.010), (8, 0.017)))
+
+
 def test_times_are_never_drawn_on_downwards():
     assert PassTimes(((1, 0.01), (2, 0.02), (4, 0.018))).seconds(64) == 0.018
 
@@ -70,6 +75,15 @@ def test_without_steps_the_drafters_file_says_what_a_pass_takes(files):
     costs = calibrate(drafters=files("drafters", {"rows": [CHAT, WHOLE]})).costs
     assert costs.passes.seconds(1) + costs.host == pytest.approx(11e-3)
     assert costs.passes.seconds(5) == pytest.approx(14e-3)
+
+
+@pytest.mark.parametrize(
+    "change", [{"drafted_per_position": []}, {"drafted_per_position": [0]}, {"passes": 0}]
+)
+def test_a_drafter_without_drafts_is_refused_by_name(files, change: dict):
+    path = files("drafters", {"rows": [CHAT, {**WHOLE, **change}]})
+    with pytest.raises(RequestError, match="draft_model model=some drafted nothing"):
+        calibrate(drafters=path)
 
 
 def test_acceptance_is_taken_by_place_and_never_rises():

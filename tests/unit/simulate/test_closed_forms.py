@@ -62,6 +62,26 @@ def test_passes_get_longer_with_their_rows_as_they_were_measured():
     assert speedup(curved) == pytest.approx(expected.speedup, rel=0.02)
 
 
+@pytest.mark.parametrize(("seconds", "passes"), [(0.5, 1), (1.0, 3), (20.0, 60), (0.2, 0)])
+def test_only_passes_that_end_in_the_simulated_time_count(seconds: float, passes: int):
+    """A pass takes a third of a second; the warm-up has none but in the longest run, where it has six."""
+    slow = replace(ALONE.costs, passes=PassTimes(((1, 0.33),)))
+    found = run(replace(ALONE, costs=slow, drafting=Who.PLAIN, seconds=seconds))
+    warm_up = 6 if seconds == 20.0 else 0
+    assert found.tokens == 32 * (passes - warm_up)
+
+
+def test_a_pass_has_a_row_for_each_request_also_for_new_ones_that_have_no_draft_yet():
+    """A row takes a second: two requests, of which the older one has a draft of three tokens."""
+    costs = SimulatedCosts(PassTimes.straight(1.0, 1.0), LevelTimes(0.0), LevelTimes(0.0))
+    traffic = Traffic((1.0,), prompt=0, answer=1e9)
+    (target,) = World(replace(ALONE, costs=costs, traffic=traffic, k=3)).targets
+    target.queue.append(0.0)
+    assert target.step(0.0) == 1.0
+    target.queue.append(1.0)
+    assert target.step(1.0) == 1.0 + 2 + 3
+
+
 def test_a_node_without_distance_is_a_drafter_here():
     here = replace(ALONE, fleet=FleetSize(targets=2, nodes=1, batch=4))
     shared = replace(here, fleet=replace(here.fleet, nodes=2))

@@ -1,7 +1,8 @@
 """Fleets: failures, zones, load, autoscaling, money. Nothing here takes real time."""
 
+import json
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -103,6 +104,24 @@ def test_slow_nodes_make_fewer_levels():
     assert slow.tokens < 0.9 * run(SMALL).tokens
 
 
+def test_a_failure_ends_without_those_that_began_in_the_meantime():
+    """The only node is slow for a second, and dies in this time for longer."""
+    failures = (Failure(FailureKind.SLOW, 1, 1.0, 1.0), Failure(FailureKind.KILL, 1, 1.5, 2.0))
+    world = World(replace(SMALL, fleet=replace(SMALL.fleet, nodes=1), failures=failures))
+    found = world.run()
+    assert found.nodes_over_time[30:45] == (0,) * 15  # from 2 to 3 of 4 seconds
+    assert found.nodes_over_time[-1] == 0  # the newest sample is of second 3
+    (node,) = world.nodes
+    assert (node.is_dead, node.factor) == (False, 1.0)
+
+
+def test_nodes_that_are_not_slow_fail_first():
+    failures = (Failure(FailureKind.SLOW, 1, 1.0, 9.0), Failure(FailureKind.SLOW, 1, 2.0, 9.0))
+    world = World(replace(SMALL, failures=failures))
+    world.run()
+    assert [node.factor for node in world.nodes] == [10.0, 10.0]
+
+
 def test_far_zones_cost():
     two = replace(SMALL, fleet=replace(SMALL.fleet, targets=4, nodes=1, zones=2))
     near = run(replace(two, network=Network(zone_round_trip=0.3e-3)))
@@ -123,6 +142,13 @@ def test_requests_that_come_faster_than_they_go_wait():
     assert calm.latency_p95 is not None
     assert busy.latency_p95 is not None
     assert busy.latency_p95 > 3 * calm.latency_p95
+
+
+def test_a_rate_begins_on_time_after_a_lower_one():
+    """At the low rate a request comes every thousand seconds, at the high one a hundred come in the second half."""
+    rising = replace(SMALL, traffic=Traffic((0.001, 50.0), prompt=0, answer=1.0))
+    found = [run(replace(rising, seed=seed)).requests for seed in range(8)]
+    assert all(70 <= requests <= 130 for requests in found)
 
 
 def test_nodes_are_taken_on_when_the_formula_wants_them_and_given_back_later():
@@ -184,11 +210,12 @@ def test_hundreds_of_machines_take_one_event_per_pass():
     ("text", "failure"),
     [
         ("kill:2@10+5", Failure(FailureKind.KILL, 2, 10.0, 5.0)),
-        ("hang:1@0.5", Failure(FailureKind.HANG, 1, 0.5, float("inf"))),
+        ("hang:1@0.5", Failure(FailureKind.HANG, 1, 0.5)),
     ],
 )
 def test_failures_are_read(text: str, failure: Failure):
     assert Failure.parse(text) == failure
+    json.dumps(asdict(failure), allow_nan=False)  # Infinity is not JSON
 
 
 @pytest.mark.parametrize("text", ["", "kill", "eat:1@2", "kill:1", "kill:x@2", "kill:1@..+2", "kill:1@2+"])

@@ -31,7 +31,7 @@ from foreword.cli.bench.common import (
 )
 from foreword.cli.console import fields_of, print_table, say, stage_bar, stdout
 from foreword.cli.options.common import parse_sizes, plot_option, save_plot, split_list
-from foreword.cli.options.grouped import flag, option, pick
+from foreword.cli.options.grouped import flag, given, option, pick
 from foreword.errors import RequestError
 from foreword.progress import StageProgress
 
@@ -76,9 +76,17 @@ class Drafters(Benchmark):
     page: Path | None = option(None, "Write the grid into this self-contained HTML file.", last=1)
 
     def run(self) -> None:
-        if self.concurrency is not None or self.temperatures is not None or self.page is not None:
+        if of_grid := given(self, "concurrency", "temperatures", "page"):
+            if alone := given(self, "repeats", "temperature", "history", "plot"):
+                raise RequestError(
+                    f"{alone[0]} cannot be combined with the grid of {of_grid[0]}; leave one out"
+                )
             self._grid()
             return
+        if given(self, "cost_per_hour"):
+            raise RequestError(
+                "--cost-per-hour is for a grid: give --concurrency, --temperatures or --page too"
+            )
         from foreword.bench.drafters.decode import Record
         from foreword.bench.drafters.measure import BenchSettings, DrafterBench
         from foreword.bench.drafters.summary import drafter_table, plot_rows, slowest_prompts, summarise

@@ -16,8 +16,11 @@ from foreword.cli.bench.common import provenance
 from foreword.cli.bench.compare import named_interpreters
 from foreword.cli.console import note, say
 from foreword.cli.options.common import split_list
-from foreword.cli.options.grouped import Command, flag, option
+from foreword.cli.options.grouped import Command, flag, given, option
 from foreword.cli.options.model import DEFAULT_MODEL
+from foreword.errors import RequestError
+
+_OF_MEASURING = ("model", "label", "compare", "prove", "peers", "python", "threads")  # need --measure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +55,10 @@ class Scoreboard(Command):
     def run(self) -> None:
         from foreword.bench.scoreboard import scoreboard_page
 
+        if not self.measure and (of_measuring := given(self, *_OF_MEASURING)):
+            raise RequestError(f"{of_measuring[0]} is for measuring; add --measure")
+        if not self.out.parent.is_dir():
+            raise RequestError(f"--out {self.out} cannot be written: there is no directory {self.out.parent}")
         # SIGTERM raises SystemExit, so that the servers started by `prove_server` are stopped.
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
         if self.measure:

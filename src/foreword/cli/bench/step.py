@@ -12,8 +12,8 @@ from foreword.bench.pictures import Chart, save_charts
 from foreword.bench.prompts import own_prompts
 from foreword.cli.bench.common import Benchmark
 from foreword.cli.console import fields_of, print_table, progress_bar, stage_bar, stdout
-from foreword.cli.options.common import JsonCommand, one_of, parse_sizes, plot_option, save_plot
-from foreword.cli.options.grouped import option
+from foreword.cli.options.common import JsonCommand, one_of, parse_sizes, plot_option, save_plot, split_list
+from foreword.cli.options.grouped import given, option
 from foreword.cli.options.model import DEFAULT_MODEL, DeviceOption, ModelOption
 from foreword.errors import RequestError
 
@@ -44,6 +44,10 @@ class Step(Benchmark):
             raise RequestError(f"--compare knows llama.cpp only, not {self.compare!r}")
         if self.threads and self.experts:
             raise RequestError("--threads cannot be combined with --experts; leave one out")
+        if self.compare and (random := given(self, "shape", "experts")):
+            raise RequestError(
+                f"--compare needs a model's file, and {random[0]} has random weights; leave one out"
+            )
         thread_counts = parse_sizes("--threads", self.threads) if self.threads else []
         sizes = parse_sizes("--tokens", self.tokens)
         prompts = parse_sizes("--prefill", self.prefill) if self.prefill else []
@@ -83,7 +87,8 @@ class Step(Benchmark):
         config = named_shape(self.shape) if model is None else model.config
         shapes = {OURS: as_mixture(config, self.experts), "dense": config} if self.experts else {OURS: config}
         device = pick_device(self.device)
-        loader = DecoderLoader(choose_backend(self.backend, self.dtype, device), device)
+        numbers = self.dtype, device, self.quantization, self.kv_cache_dtype
+        loader = DecoderLoader(choose_backend(self.backend, *numbers), device)
         return {name: loader.load(RandomCheckpoint(shape)) for name, shape in shapes.items()}
 
     @staticmethod
@@ -152,7 +157,7 @@ class Quality(JsonCommand):
 
     text: Path | None = option(None, "Text file, or .jsonl with texts. Default: the shipped prompts.")
     model: ModelOption = DEFAULT_MODEL
-    tokens: int = option(10_240, "Tokens of the text to read.")
+    tokens: int = option(10_240, "Tokens of the text to read.", min=1)
     forms: str = option(
         "",
         "Formats to compare: int8, stored, q8_0 (the reference point), float32-kv, bfloat16-kv, int8-kv on a CPU; fp8, "
@@ -161,10 +166,13 @@ class Quality(JsonCommand):
     device: DeviceOption = "cpu"
 
     def run(self) -> None:
+        from foreword.backends.choice import pick_device
         from foreword.bench.quality import measure_quality, read_text
         from foreword.engine.loader import load_model
 
-        on_cpu = self.device == "cpu"
+        shipped = "\n\n".join(one.text for one in own_prompts())
+        text = shipped if self.text is None else read_text(self.text)
+        on_cpu = pick_device(self.device).type == "cpu"
         exact = "float32" if on_cpu else "bfloat16"
 
         def load(form: str) -> "Decoder":
@@ -179,13 +187,11 @@ class Quality(JsonCommand):
             backend = "torch" if on_cpu else "cuda"
             plain: dict[str, Any] = {"dtype": exact, "backend": backend, "quantization": "none"}
             reference = load_model(self.model, device=self.device, **plain)
-            shipped = "\n\n".join(one.text for one in own_prompts())
-            text = shipped if self.text is None else read_text(self.text)
             ids = reference.tokenizer.encode(text)[: self.tokens]
             if not ids:
                 raise RequestError(f"{self.text} has no text in it")
-            forms = self.forms or ",".join(_CPU_DEFAULTS if on_cpu else (*_GPU_FORMS, "fp8+fp8-kv"))
-            loaders = {name: partial(load, name) for name in forms.split(",")}
+            defaults = _CPU_DEFAULTS if on_cpu else (*_GPU_FORMS, "fp8+fp8-kv")
+            loaders = {name: partial(load, name) for name in split_list(self.forms) or defaults}
             rows = measure_quality(reference.decoder, loaders, ids, partial(show, "comparing"))
         print_table(rows, title=f"against {exact}, {len(ids)} tokens")
         self.show_json({"model": self.model, "rows": fields_of(rows)})

@@ -13,6 +13,7 @@ from foreword.cli.chat.text import position_table, shown_passes, stats_table
 from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.names import named_methods
 from foreword.errors import ForewordError, RequestError
+from foreword.paths import user_path
 
 Number = TypeVar("Number", int, float)
 
@@ -124,7 +125,7 @@ class Commands:
             raise RequestError("/save needs the name of a file")
         if not self._session.turns:
             raise RequestError("/save: nothing was answered yet")
-        path = Path(text).expanduser()
+        path = user_path(text)
         save_messages(path, self._session.messages)
         return Reply(f"{len(self._session.messages)} messages saved to {path}")
 

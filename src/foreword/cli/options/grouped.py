@@ -71,6 +71,15 @@ def pick(kind: type[Settings], options: object, **more: Any) -> Settings:  # noq
     return kind(**(shared | more))
 
 
+def given(options: Any, *names: str) -> list[str]:  # noqa: ANN401 - a dataclass
+    """Return the options of these fields that do not have their default values, such as --max-tokens."""
+    return [
+        f"--{one.name.replace('_', '-')}"
+        for one in fields(options)
+        if one.name in names and getattr(options, one.name) != one.default
+    ]
+
+
 def options_command(function: Callable[..., None]) -> Callable[..., None]:
     """Return the function that typer calls for a function whose parameters are dataclasses of options.
 

@@ -12,6 +12,7 @@ from typer.core import TyperCommand
 from foreword.cli.options.common import split_list
 from foreword.cli.options.grouped import flag, option
 from foreword.errors import RequestError
+from foreword.paths import user_path
 
 if TYPE_CHECKING:
     from foreword.server.settings import Address
@@ -107,7 +108,7 @@ def named_paths(option: str, entries: list[str] | None, model_name: str) -> dict
             raise RequestError(f"{option} takes NAME=PATH, not {entry!r}")
         if name.strip() in (model_name, *paths):
             raise RequestError(f"{option}: there is a model {name.strip()!r} already; choose another name")
-        folder = Path(path.strip()).expanduser()
+        folder = user_path(path.strip())
         if not folder.is_dir():
             raise RequestError(f"{option}: {folder} is not a directory")
         paths[name.strip()] = str(folder.resolve())
@@ -175,6 +176,6 @@ def checked_policy(path: Path) -> Path:
     """
     from foreword.control.policy_file.parsing import read_policy
 
-    path = path.expanduser().resolve()
+    path = user_path(path).resolve()
     read_policy(path)
     return path

