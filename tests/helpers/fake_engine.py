@@ -186,6 +186,7 @@ class FakeEngine:
         self.requests: list[NewRequest] = []
         self.control = ControlReport()
         self.moved: list[tuple[str, str, str]] = []
+        self.learned: list[tuple[str, str]] = []
         self._adapters = FakeAdapters()
 
     def submit(self, request: NewRequest) -> AnswerStream:
@@ -228,6 +229,9 @@ class FakeEngine:
 
     def move_pair(self, drafter: str, cohort: str, state: str) -> None:
         self.moved.append((drafter, cohort, state))
+
+    def learn(self, action: str, tenant: str = "") -> None:
+        self.learned.append((action, tenant))
 
     @property
     def adapters(self) -> "FakeAdapters":

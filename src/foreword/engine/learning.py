@@ -1,10 +1,6 @@
-"""Interface of a learner, which trains the engine's head on the texts that the engine serves."""
+"""Reports of a learner, which trains the engine's head on the texts that the engine serves."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
-
-if TYPE_CHECKING:
-    from foreword.engine.requests.request import Request
 
 
 @dataclass(frozen=True)
@@ -26,7 +22,9 @@ class VersionReport:
 class LearningReport:
     """State of a learner; counters start with the engine."""
 
-    state: str  # "collecting", "training", "paused" (a training waits for idle time), "rolling out" or "failed"
+    state: (
+        str  # "collecting", "training", "paused" (a training waits for idle time), "rolling out" or "failed"
+    )
     reason: str = ""  # why the last training failed
     texts: int = 0  # kept texts
     tokens: int = 0  # their tokens
@@ -36,27 +34,7 @@ class LearningReport:
     failures: int = 0
     train_seconds: float = 0.0  # time in which a trainer ran
     busy_seconds: float = 0.0  # the part of it in which requests were running
-    version: int | None = None  # newest version in use for all requests; None: the head that the engine started with
+    version: int | None = (
+        None  # newest version in use for all requests; None: the head that the engine started with
+    )
     versions: tuple[VersionReport, ...] = ()  # kept versions, oldest first
-
-
-class Learner(Protocol):
-    """Observes the traffic of an engine. All methods but `report` are called by the engine's thread."""
-
-    @property
-    def idle_seconds(self) -> float | None:
-        """Maximum seconds that an idle engine waits before it calls `idle` again; None: unlimited."""
-
-    def busy(self) -> None:
-        """Record that requests are running: a trainer on the same device pauses or uses its share."""
-
-    def idle(self) -> None:
-        """Record that no request is running."""
-
-    def ended(self, request: "Request") -> None:
-        """Keep the text of an ended request, if its tenant takes part."""
-
-    def report(self) -> LearningReport: ...
-
-    def close(self) -> None:
-        """Stop a running training."""
