@@ -16,6 +16,7 @@ import numpy as np
 
 from foreword.acceptance.logprobs import TokenLogprobs
 from foreword.control.reporting.figures import ControlReport
+from foreword.engine.learning import LearningReport
 from foreword.engine.messages import AnswerDelta, DraftShown, EngineStats, NewRequest, RequestStats
 from foreword.engine.streams import AnswerStream
 from foreword.errors import CheckpointError, EngineStopped, RequestError
@@ -186,6 +187,7 @@ class FakeEngine:
         self.requests: list[NewRequest] = []
         self.control = ControlReport()
         self.moved: list[tuple[str, str, str]] = []
+        self.learning: LearningReport | None = None
         self.learned: list[tuple[str, str]] = []
         self._adapters = FakeAdapters()
 
@@ -251,6 +253,7 @@ class FakeEngine:
             steps=self.passes,
             drafter_faults={"ngram": 1},
             control=self.control,
+            learning=self.learning,
         )
 
     async def drain(self, timeout: float | None = None) -> bool:
