@@ -97,9 +97,9 @@ def rollback(
     admin_key: AdminKeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Use the version before the one in use. The version that is left is not used again.
+    """Use the version before the one in use, and end a training or roll-out.
 
-    A server with API keys requires an admin key.
+    The versions that are left are not used again. A server with API keys requires an admin key.
     """
     body = {"action": "rollback"}
     answer = call_server(
