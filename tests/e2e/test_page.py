@@ -10,6 +10,7 @@ from foreword.control.reporting.figures import Bounds, ControlReport, PairReport
 from foreword.server.api import generate
 from helpers import fake_engine
 from helpers.fake_engine import FIRST_VISIBLE, FakeEngine, expected_tokens, token_text
+from helpers.learning_reports import TRAINED
 from helpers.local_server import local_server
 from helpers.playground import GUESSED, PLAIN, SETTINGS, finish, load, ready, run, spelled, texts
 
@@ -86,6 +87,16 @@ def test_the_controllers_choice_is_shown(page, server):
     page.wait(lambda: page.find("#controller").is_displayed())
     told = texts(page, "#controller-pairs dd")
     assert told == ["on, depth 3; 1.25× measured", "not now; 0.90× expected"]
+    assert page.complaints() == []
+
+
+def test_the_head_that_the_server_trains_is_shown(page, server, monkeypatch):
+    monkeypatch.setattr(server.engine, "learning", TRAINED)
+    ready(page, server)
+    run(page)
+    page.wait(lambda: page.find("#controller").is_displayed())
+    assert texts(page, "#controller-pairs dt")[-1] == "trained head"
+    assert texts(page, "#controller-pairs dd")[-1] == "version 1 in use; rolling out"
     assert page.complaints() == []
 
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from foreword.acceptance.logprobs import TokenLogprobs
 from foreword.control.reporting.figures import ControlReport
+from foreword.engine.learning import LearningReport
 from foreword.engine.messages import AnswerDelta, DraftShown, EngineStats, NewRequest, RequestStats
 from foreword.engine.streams import AnswerStream
 from foreword.errors import CheckpointError, EngineStopped, RequestError
@@ -186,6 +187,8 @@ class FakeEngine:
         self.requests: list[NewRequest] = []
         self.control = ControlReport()
         self.moved: list[tuple[str, str, str]] = []
+        self.learning: LearningReport | None = None
+        self.learned: list[tuple[str, str]] = []
         self._adapters = FakeAdapters()
 
     def submit(self, request: NewRequest) -> AnswerStream:
@@ -229,6 +232,9 @@ class FakeEngine:
     def move_pair(self, drafter: str, cohort: str, state: str) -> None:
         self.moved.append((drafter, cohort, state))
 
+    def learn(self, action: str, tenant: str = "") -> None:
+        self.learned.append((action, tenant))
+
     @property
     def adapters(self) -> "FakeAdapters":
         return self._adapters
@@ -247,6 +253,7 @@ class FakeEngine:
             steps=self.passes,
             drafter_faults={"ngram": 1},
             control=self.control,
+            learning=self.learning,
         )
 
     async def drain(self, timeout: float | None = None) -> bool:

@@ -60,6 +60,9 @@ class LocalEngine:
     def move_pair(self, drafter: str, cohort: str, state: str) -> None:
         self.engine.move_pair(drafter, cohort, state)
 
+    def learn(self, action: str, tenant: str = "") -> None:
+        self.engine.learn(action, tenant)
+
     async def set_adapter(self, name: str, path: str | None) -> None:
         try:
             self.engine.adapters.unload(name) if path is None else self.engine.adapters.load(name, path)

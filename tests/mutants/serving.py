@@ -4,6 +4,7 @@ from catalogue import UNIT, Mutant
 
 CONNECTIONS = f"{UNIT}/server/test_connections.py"
 FIELDS = "tests/integration/test_server_refused_fields.py"
+LEARNING = "tests/integration/test_server_learning.py"
 ROUTER = f"{UNIT}/server/test_router.py"
 ROUTES = "tests/integration/test_server_routes.py"
 STEERING = f"{UNIT}/engine/policy/test_controller.py"
@@ -13,10 +14,28 @@ SERVING_MUTANTS = (
         99,
         "any tenant switches speculation for all of them",
         "server/ops_routes.py",
-        "_check_admin",
+        "check_admin",
         "caller_of(request).is_admin",
         "caller_of(request).trusted",
         (f"{ROUTES}::test_without_an_admin_key_no_tenant_switches_for_all",),
+    ),
+    Mutant(
+        99,
+        "a tenant deletes the texts of another one",
+        "server/learn_routes.py",
+        "_forgettable",
+        "not own or name != own",
+        "not own",
+        (f"{LEARNING}::test_a_tenant_deletes_its_own_texts_and_an_admin_those_of_all",),
+    ),
+    Mutant(
+        99,
+        "a caller without a key deletes the texts of all that have none",
+        "server/learn_routes.py",
+        "_forgettable",
+        "not own or name != own",
+        "name != own",
+        (f"{LEARNING}::test_callers_without_a_key_who_share_a_tenant_need_an_admin",),
     ),
     Mutant(
         99,

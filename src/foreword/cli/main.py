@@ -17,6 +17,7 @@ from foreword.cli import (
     doctor,
     generate,
     heads,
+    learn,
     man,
     models,
     policy,
@@ -93,7 +94,7 @@ for _command in (
 ):
     app.command(cls=ServeCommand if _command is serve.serve else None)(_command)
 _GROUPS = (heads, "head"), (bench, "bench"), (cluster, "cluster"), (datastore, "datastore")
-for _group, _name in (*_GROUPS, (train, "train"), (policy, "policy")):
+for _group, _name in (*_GROUPS, (train, "train"), (policy, "policy"), (learn, "learn")):
     app.add_typer(_group.app, name=_name)
 
 

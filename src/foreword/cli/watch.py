@@ -1,55 +1,43 @@
 """`foreword top` and `foreword advise`: speculation on a server."""
 
-import json
 import time
-import urllib.error
-import urllib.request
-from http.client import HTTPException
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from foreword.cli.console import fields_of, print_json, say, stdout
+from foreword.cli.learn import fetch_learning, summary
 from foreword.cli.options.common import JsonOption
-from foreword.cli.options.serve import client_key
+from foreword.cli.server_client import DEFAULT_URL, KeyOption, ServerRefusal, UrlOption, call_server
 from foreword.control.reporting import reading
 from foreword.control.reporting.advising import advise as advice
 from foreword.control.reporting.advising import without_advice
 from foreword.control.reporting.figures import ControlReport, PairReport
-from foreword.errors import RequestError
+from foreword.engine.learning import LearningReport
 
-UrlOption = Annotated[str, typer.Option(help="Address of a `foreword serve`.")]
-KeyOption = Annotated[str | None, typer.Option(help="Key. Default: FOREWORD_API_KEY.", show_default=False)]
-DEFAULT_URL = "http://127.0.0.1:8000"
-TIMEOUT_SECONDS = 10.0
 SHOWN_DECISIONS = 8
 
-_REASONS = {  # HTTP status: what it means, or what to do
-    401: "give its API key with --api-key",
-    404: "it does not report speculation (--hide-speculation, or an older version)",
-    503: "its engine is not ready",
-}
+_REASONS = {404: "it does not report speculation (--hide-speculation, or an older version)"}
 
 
 def fetch_report(url: str, api_key: str | None) -> ControlReport:
     """Return a server's report; raise `RequestError` on failure."""
-    if not url.startswith(("http://", "https://")):
-        raise RequestError(f"--url must be an http address, not {url!r}")
-    key = client_key(api_key)
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    request = urllib.request.Request(f"{url.rstrip('/').removesuffix('/v1')}/speculation", headers=headers)
+    return reading.from_json(call_server(url, "/speculation", api_key, reasons=_REASONS))
+
+
+def _fetch_learning(url: str, api_key: str | None) -> LearningReport | None:
+    """Return a server's report on the training of its head; None if it does not train it."""
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:
-            return reading.from_json(json.load(answer))
-    except urllib.error.HTTPError as error:
-        advice = _REASONS.get(error.code, "an unexpected status")
-        raise RequestError(f"{url} answers {error.code}: {advice}") from None
-    except (OSError, ValueError, HTTPException) as error:
-        reason = getattr(error, "reason", None) or error
-        raise RequestError(f"{url} cannot be reached: {reason}; start `foreword serve` there") from None
+        return fetch_learning(url, api_key)
+    except ServerRefusal as refusal:
+        if refusal.status == 404:
+            return None
+        raise
 
 
 COLUMNS = {
@@ -64,13 +52,14 @@ COLUMNS = {
 """Columns of figures, and their meaning."""
 
 
-def report_view(report: ControlReport) -> RenderableType:
-    """Return all tables and lines, pairs of drafter and cohort first."""
+def report_view(report: ControlReport, learning: LearningReport | None = None) -> RenderableType:
+    """Return all tables and lines, pairs of drafter and cohort first; `learning`: of a head that is trained."""
     shown: list[RenderableType] = ["no drafter has received a draft request yet"]
     if report.pairs:
         reasons = (f"{pair.drafter} for {pair.cohort}: {_reason(pair)}" for pair in report.pairs)
         shown = [_pairs(report), _legend(), "\n".join(reasons)]
-    return Group(_title(report), *shown, _engine(report), _decisions(report))
+    learned = [] if learning is None else [Text(summary(learning))]
+    return Group(_title(report), *shown, _engine(report), *learned, _decisions(report))
 
 
 def _legend() -> Table:
@@ -164,18 +153,20 @@ def top(
     """Watch speculative decoding on a server, by drafter and cohort. A legend below the table explains its columns."""
     from rich.live import Live
 
-    report = fetch_report(url, api_key)
+    report, learning = fetch_report(url, api_key), _fetch_learning(url, api_key)
     if as_json:
-        print_json(reading.as_json(report))
+        learned = {} if learning is None else {"learning": asdict(learning)}
+        print_json(reading.as_json(report) | learned)
         return
     if once or not stdout.is_terminal:
-        stdout.print(report_view(report))
+        stdout.print(report_view(report, learning))
         return
     try:
-        with Live(report_view(report), console=stdout, screen=True, auto_refresh=False) as live:
+        with Live(report_view(report, learning), console=stdout, screen=True, auto_refresh=False) as live:
             while True:
                 time.sleep(interval)
-                live.update(report_view(fetch_report(url, api_key)), refresh=True)
+                view = report_view(fetch_report(url, api_key), _fetch_learning(url, api_key))
+                live.update(view, refresh=True)
     except KeyboardInterrupt:
         return
 

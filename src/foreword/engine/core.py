@@ -2,8 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from foreword.acceptance.rules.rule import Rule
 from foreword.backends.interface import Decoder
@@ -15,9 +14,11 @@ from foreword.control.service import divide_by_service_class
 from foreword.engine.adapters import Adapters
 from foreword.engine.background import BackgroundWork
 from foreword.engine.config import EngineParts
+from foreword.engine.device_counts import device_counts
 from foreword.engine.drafting.drafter_pool import DrafterPool, needs_of_all
 from foreword.engine.drafting.saved_estimates import SavedEstimates
 from foreword.engine.intake import Intake
+from foreword.engine.learner import Learner
 from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest
 from foreword.engine.policy.monitor import SpeculationMonitor
 from foreword.engine.requests.accounting import CohortAccounting
@@ -115,6 +116,7 @@ class EngineCore:
         self._cohorts = CohortAccounting()
         self.kernels: Kernels | None = getattr(target, "kernels", None)  # None: not a compiling backend
         self.saved_estimates: SavedEstimates | None = None  # None: estimates are not saved
+        self.learner: Learner | None = None  # None: the head is not trained while serving
 
     @property
     def has_requests(self) -> bool:
@@ -144,6 +146,7 @@ class EngineCore:
         for request in requests:
             self.drafters.begin(request)
         self.scheduler.add(requests)
+        self._notify_learner()
 
     def discard(self, requests: Sequence[Request]) -> None:
         """Release prepared requests that will not be queued."""
@@ -161,7 +164,10 @@ class EngineCore:
         """Maximum seconds that an idle engine waits before it calls `use_idle_time` again; None: unlimited."""
         if self.kernels is not None and self.kernels.pending:
             return LOADING_SECONDS
-        return self.speculation_monitor.idle_seconds
+        limits = [self.speculation_monitor.idle_seconds]
+        if self.learner is not None:
+            limits.append(self.learner.idle_seconds)
+        return min((limit for limit in limits if limit is not None), default=None)
 
     def use_idle_time(self) -> None:
         """While idle, load compiled kernels and queue the replay that a roll-out (gradual deployment) may need."""
@@ -171,6 +177,12 @@ class EngineCore:
         with self._stepper.faults.suppressed("check"), self.drafters.keep_all_open():
             if not self.has_requests and (replay := self.speculation_monitor.next_replay()) is not None:
                 self.enqueue(self.prepare(*replay))
+        self._notify_learner()
+
+    def _notify_learner(self) -> None:
+        if self.learner is not None:
+            with self._stepper.faults.suppressed("learning"):
+                (self.learner.busy if self.has_requests else self.learner.idle)()
 
     def abort(self, request_id: str) -> list[AnswerDelta]:
         """Abort a request, also while a step is in flight; return the final deltas of its answers."""
@@ -273,7 +285,8 @@ class EngineCore:
             cohorts=self._cohorts.snapshot(),
             services=self.scheduler.counts_by_service_class(),
             control=self._report(),
-            **self._device_counts(),
+            learning=None if self.learner is None else self.learner.report(),
+            **device_counts(self.kernels, self.cache.chunks),
         )
 
     def _report(self) -> ControlReport | None:
@@ -282,20 +295,10 @@ class EngineCore:
             return self.speculation_monitor.report(self.situation, self.seconds, self.has_requests)
         return None
 
-    def _device_counts(self) -> dict[str, Any]:
-        """Return the fields of `EngineStats` that count kernels, if any, and states of recurrent layers, if any."""
-        counts: dict[str, Any] = {}
-        if (kernels := self.kernels) is not None:
-            counts = {f"passes_{name}": count for name, count in asdict(kernels.passes).items()}
-            counts |= {"kernels_loaded": kernels.loaded, "kernels_pending": kernels.pending}
-        if (chunks := self.cache.chunks) is not None:
-            counts |= {"states": chunks.sizes.states, "states_used": chunks.states_used}
-            counts |= {"state_checkpoints": chunks.num_checkpoints}
-            counts |= {"state_hits": chunks.counts.hits, "state_evictions": chunks.counts.evicted}
-        return counts
-
     def close(self) -> None:
         """Cancel preparations, save estimates, and release drafters and grammars."""
+        if self.learner is not None:
+            self.learner.close()
         self._grammars.close()
         self.background.close()
         self.speculation_monitor.close()

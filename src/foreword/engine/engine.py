@@ -214,6 +214,11 @@ class Engine:
         """Move the roll-out of a drafter in a cohort to the stage `state`, from the next step."""
         self._mail.put(lambda: self._core.speculation_monitor.move(drafter, cohort, state))
 
+    def learn(self, action: str, tenant: str = "") -> None:
+        """Roll the trained head back ("rollback"), or drop a tenant's texts ("forget"), between two steps."""
+        if (learner := self._core.learner) is not None:
+            self._mail.put(lambda: learner.act(action, tenant))
+
     def stats(self) -> EngineStats:
         """Return recent statistics, with the current draft nodes and whether speculation is on."""
         is_speculating = self._core.situation.speculating

@@ -7,6 +7,7 @@ from foreword.acceptance.logprobs import TokenLogprobs
 from foreword.acceptance.params import SamplingParams
 from foreword.control.reporting.figures import ControlReport
 from foreword.drafters.config import SpeculationSetting
+from foreword.engine.learning import LearningReport
 from foreword.speculation.drafting import NodeReport
 from foreword.speculation.measured.situation import cohort_name
 
@@ -165,6 +166,7 @@ class EngineStats:
     # By service class: running answers, waiting answers.
     services: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     control: ControlReport | None = None  # state of speculation by drafter and cohort
+    learning: LearningReport | None = None  # None: the head is not trained while serving
     draft_nodes: tuple[NodeReport, ...] = ()
     kernels_loaded: int = 0  # compiled GPU kernels
     kernels_pending: int = 0  # GPU kernels that are being compiled

@@ -27,6 +27,7 @@ from foreword.server.connections import (
 )
 from foreword.server.context import ServerContext
 from foreword.server.errors import install_error_handlers
+from foreword.server.learn_routes import learn_routes
 from foreword.server.metrics import Metrics
 from foreword.server.middleware import (
     AuthMiddleware,
@@ -62,6 +63,7 @@ def create_app(context: ServerContext) -> FastAPI:
     app.include_router(foreword_routes(context))
     app.include_router(ops_routes(context))
     app.include_router(speculation_routes(context))
+    app.include_router(learn_routes(context))
     app.include_router(page_routes(context))
     install_error_handlers(app, context.metrics.note_refusal)
     # The middleware that is added last receives a request first.

@@ -10,6 +10,7 @@ from foreword.control.policy_file.document import Stage
 from foreword.control.reporting.figures import ControlReport, PairReport
 from foreword.engine.messages import EngineStats, RequestStats
 from foreword.engine.outputs import accepted_runs, sum_stats
+from foreword.server import learning_metrics
 from foreword.speculation.drafting import NodeReport
 
 # Upper bounds of histogram buckets.
@@ -112,6 +113,7 @@ _GAUGES: Sequence[tuple[str, ...]] = (
     *_PAIR_GAUGES,
     *_ENGINE_GAUGES.values(),
     *((*entry, "node") for entry in _NODE_GAUGES.values()),
+    *learning_metrics.GAUGES,
 )
 _COUNTERS: Sequence[tuple[str, ...]] = (
     ("engine_step_seconds", "Time of the engine's steps, by stage.", "stage"),
@@ -132,6 +134,7 @@ _COUNTERS: Sequence[tuple[str, ...]] = (
     ("device_busy_seconds", "Time that devices worked.", "role"),
     ("device_reserved_seconds", "Time since the engine started."),
     *_ENGINE_TOTALS.values(),
+    *learning_metrics.COUNTERS,
     *((*entry, *_METHOD) for entry in _COST_COUNTERS.values()),
     *((*entry, *_POSITION) for entry in _POSITION_COUNTERS.values()),
 )
@@ -240,6 +243,11 @@ class Metrics:
             self._note_node(node)
         if stats.control is not None:
             self._note_control(stats.control)
+        if stats.learning is not None:
+            for name, value, *labels in learning_metrics.gauges(stats.learning):
+                self.set(name, value, *labels)
+            for name, total in learning_metrics.totals(stats.learning).items():
+                self._catch_up(name, total)
 
     def _note_node(self, node: NodeReport) -> None:
         self.set("draft_node_up", node.state == "up", node.address)

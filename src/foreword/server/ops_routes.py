@@ -34,6 +34,9 @@ _ENGINE_FIGURES = (
 )
 """Fields of `EngineStats` shown by `/health`."""
 
+_LEARNING_FIGURES = ("state", "reason", "version", "texts", "tokens", "new_tokens", "wanted_tokens")
+"""Fields of `LearningReport` shown by `/health`."""
+
 
 def ops_routes(context: ServerContext) -> APIRouter:
     router = APIRouter()
@@ -78,6 +81,8 @@ async def _health(context: ServerContext, trusted: bool) -> dict[str, Any]:
     stats = await context.engine.stats()
     if stats is not None:
         reported["engine"] = {name: getattr(stats, name) for name in _ENGINE_FIGURES}
+        if stats.learning is not None and context.settings.show_speculation:
+            reported["learning"] = {name: getattr(stats.learning, name) for name in _LEARNING_FIGURES}
         if stats.control is not None and context.settings.show_speculation:
             pages = {"provisional_pages": stats.control.provisional_pages}
             reported["usage"] = as_json(stats.control)["usage"] | pages
@@ -136,7 +141,7 @@ def speculation_routes(context: ServerContext) -> APIRouter:
 
     async def switch(request: Request) -> Response:
         """Switch speculation for all requests, or move a drafter in a cohort to another roll-out stage."""
-        _check_admin(context, request)
+        check_admin(context, request)
         body = await body_of(context, request, SwitchRequest, is_strict=True)
         if body.enabled is not None and body.state is None:
             context.engine.speculate(body.enabled)
@@ -162,12 +167,12 @@ async def _report(context: ServerContext) -> ControlReport:
     return stats.control
 
 
-def _check_admin(context: ServerContext, request: Request) -> None:
-    """Raise 403 without an admin key, since the switch affects all tenants; a server without keys has no tenants."""
+def check_admin(context: ServerContext, request: Request) -> None:
+    """Raise 403 without an admin key: the request affects other tenants. A server without keys has no tenants."""
     if context.settings.has_keys and not caller_of(request).is_admin:
         raise ApiError(
             403,
-            "this switch affects all tenants and needs an admin key; the server takes one with --admin-key",
+            "this affects other tenants and needs an admin key; the server takes one with --admin-key",
             code="admin_key_required",
         )
 

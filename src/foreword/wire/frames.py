@@ -62,6 +62,13 @@ class MovePair(_Message, frozen=True):
     state: str  # the new stage, or "next"
 
 
+class LearnAction(_Message, frozen=True):
+    """To the engine process: an action of the operator on the head that is trained while serving."""
+
+    action: str  # "rollback" or "forget"
+    tenant: str = ""  # whose texts to forget
+
+
 class SetAdapter(_Message, frozen=True):
     """To the engine process: load or unload a LoRA adapter; answered by `AdapterSet` with the same number."""
 
@@ -130,7 +137,7 @@ class Fatal(_Message, frozen=True):
     error: str
 
 
-ToEngine = Start | Submit | Abort | Speculate | MovePair | SetAdapter | StatsWanted | Drain
+ToEngine = Start | Submit | Abort | Speculate | MovePair | LearnAction | SetAdapter | StatsWanted | Drain
 FromEngine = Starting | Ready | Deltas | Refused | Stats | AdapterSet | Fatal
 _Direction = TypeVar("_Direction")  # `ToEngine` or `FromEngine`
 

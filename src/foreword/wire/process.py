@@ -84,6 +84,8 @@ class EngineHost:
                 self._engine.speculate(on)
             case wire.MovePair(drafter, cohort, state):
                 self._engine.move_pair(drafter, cohort, state)
+            case wire.LearnAction(action, tenant):
+                self._engine.learn(action, tenant)
             case wire.SetAdapter(number, name, path):
                 self._tasks.add(task := asyncio.create_task(self._set_adapter(number, name, path)))
                 task.add_done_callback(self._tasks.discard)

@@ -95,6 +95,11 @@ class Supervisor:
         if self._link is not None:
             self._link.send(wire.MovePair(drafter, cohort, state))
 
+    def learn(self, action: str, tenant: str = "") -> None:
+        """Roll the trained head back ("rollback"), or drop a tenant's texts and heads ("forget")."""
+        if self._link is not None:
+            self._link.send(wire.LearnAction(action, tenant))
+
     async def set_adapter(self, name: str, path: str | None) -> None:
         """Load a LoRA adapter, or unload it if `path` is None, also after restarts.
 

@@ -223,7 +223,10 @@ def test_a_client_that_leaves_ends_its_request_at_the_target():
 def test_what_is_passed_on_and_what_is_not():
     fleet = Fleet("a", keys=("secret",))
     assert run(fleet.ask(key="wrong")).status == 401
-    assert run(fleet.ask(key="secret", path="/speculation")).status == 404
+    for path, method in (("/speculation", "GET"), ("/learn", "POST"), ("/learn/tenants/me", "DELETE")):
+        told = run(fleet.ask(key="secret", path=path, method=method))
+        assert told.status == 404, path
+        assert f"{path} concerns a single target" in told.body.decode()
     assert run(fleet.ask(key="secret", path="/nothing")).status == 404
     assert not fleet.asked
     headers = {"x-request-id": "mine", "connection": "close", "accept-encoding": "identity"}

@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 
 from foreword.acceptance.params import SamplingParams
+from foreword.engine.learning import LearningReport
 from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest, RequestStats
 from foreword.engine.outputs import Costs, sum_stats
+from foreword.server.learning_metrics import STATES
 from foreword.server.metrics import Metrics
 from foreword.server.request_meter import RequestMeter
 
@@ -162,6 +164,18 @@ def test_the_engines_own_figures():
     assert value(metrics, "spec_decode_enabled") == 0
     assert value(metrics, "spec_decode_drafter_memory_bytes") == 1000
     assert value(metrics, "engine_step_faults_total", stage="verify") == 3
+
+
+def test_the_training_of_the_head_is_counted_over_engines():
+    metrics = Metrics("m")
+    for trainings, restarts in ((2, 0), (3, 0), (1, 1)):
+        report = LearningReport("training", trainings=trainings, train_seconds=10.0 * trainings)
+        metrics.note_engine(EngineStats(learning=report), restarts)
+    assert value(metrics, "learn_trainings_total") == 3 + 1
+    assert value(metrics, "learn_train_seconds_total") == 30 + 10
+    assert [value(metrics, "learn_state", state=state) for state in STATES] == [0, 1, 0, 0, 0]
+    assert value(metrics, "learn_version") == 0
+    assert value(metrics, "learn_tokens_per_pass", head="newest") is None  # before there is a version
 
 
 def test_a_request_is_measured_from_acceptance_to_end():

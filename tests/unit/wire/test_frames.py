@@ -13,6 +13,7 @@ from foreword.acceptance.logprobs import TokenLogprobs
 from foreword.acceptance.params import SamplingParams
 from foreword.cluster.framing import ChannelError, FrameSplitter
 from foreword.control.reporting.figures import Band, Bounds, ControlReport, DecisionReport, PairReport, Usage
+from foreword.engine.learning import LearningReport, VersionReport
 from foreword.engine.messages import (
     AnswerDelta,
     CohortTotals,
@@ -82,6 +83,7 @@ FULL_STATS = EngineStats(
         ),
         usage=Usage(10.0, 1.0, 5.0, 100, 1.0, 3.0),
     ),
+    learning=LearningReport("training", versions=(VersionReport(1, "on", "", 5.0, 10, 2.5, 1.5, 2.0),)),
 )
 TO_ENGINE = [
     wire.Start("model", "int8", "cpu", "cpu", {"method": "ngram"}, {"max_model_len": 5}),
@@ -93,6 +95,7 @@ TO_ENGINE = [
     wire.Submit(NewRequest("g", (1,), SamplingParams(structured=StructuredOutputs(choice=["a", "b"])))),
     wire.Submit(NewRequest("c", (1,), labels=RequestLabels({"task": "code"}, "batch", stream=True))),
     wire.MovePair("head", "code", "off"),
+    wire.LearnAction("forget", "5f2a"),
     wire.Abort("a"),
     wire.Speculate(False),
     wire.StatsWanted(7),

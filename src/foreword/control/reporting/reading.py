@@ -33,9 +33,9 @@ def as_json(report: ControlReport) -> dict[str, Any]:
 def from_json(value: object) -> ControlReport:
     """Restore a report from JSON; keys that this version does not know are ignored."""
     try:
-        given = _known_fields(ControlReport, value)
+        given = known_fields(ControlReport, value)
         given["pairs"] = tuple(_pair(pair) for pair in given.get("pairs", ()))
-        given["usage"] = Usage(**_known_fields(Usage, given.get("usage", {})))
+        given["usage"] = Usage(**known_fields(Usage, given.get("usage", {})))
         return ControlReport(**given)
     except (TypeError, AttributeError, ValueError, KeyError):
         raise RequestError(
@@ -44,19 +44,19 @@ def from_json(value: object) -> ControlReport:
 
 
 def _pair(value: object) -> PairReport:
-    given = _known_fields(PairReport, value)
+    given = known_fields(PairReport, value)
     for name in ("predicted", "measured"):
         if given.get(name) is not None:
-            given[name] = Bounds(**_known_fields(Bounds, given[name]))
+            given[name] = Bounds(**known_fields(Bounds, given[name]))
     bands, decisions = given.get("acceptance_by_position", ()), given.get("decisions", ())
-    given["acceptance_by_position"] = tuple(Band(**_known_fields(Band, band)) for band in bands)
-    given["decisions"] = tuple(DecisionReport(**_known_fields(DecisionReport, one)) for one in decisions)
+    given["acceptance_by_position"] = tuple(Band(**known_fields(Band, band)) for band in bands)
+    given["decisions"] = tuple(DecisionReport(**known_fields(DecisionReport, one)) for one in decisions)
     for name in ("depths", "acceptance_by_level"):
         given[name] = tuple(given.get(name, ()))
     return PairReport(**given)
 
 
-def _known_fields(data_class: "type[DataClass]", value: object) -> dict[str, Any]:
+def known_fields(data_class: "type[DataClass]", value: object) -> dict[str, Any]:
     """Return the keys of a JSON object that are fields of the data class."""
     if not isinstance(value, Mapping):
         raise TypeError("not a JSON object")

@@ -42,7 +42,8 @@ _LISTS = ("/v1/models", "/v1/models/{name:path}", "/api/tags", "/api/ps", "/api/
 READ_ROUTES = (*sorted(PAGE_PATHS), "/page/settings", "/openapi.json", *_LISTS)
 """Routes without a body that any target can answer."""
 
-TARGET_ROUTES = ("/speculation", "/advise", "/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+_LEARNING = ("/learn", "/learn/tenants/{tenant}")
+TARGET_ROUTES = ("/speculation", "/advise", *_LEARNING, "/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 """Routes that concern a single target. The router refuses these, since the client could not choose the target."""
 
 
@@ -86,7 +87,7 @@ def create_router_app(
         (["/version"], version, ["GET"]),
         (BODY_ROUTES, forward_with_body, ["POST"]),
         (READ_ROUTES, forward, ["GET"]),
-        (TARGET_ROUTES, refuse, ["GET", "POST"]),
+        (TARGET_ROUTES, refuse, ["GET", "POST", "DELETE"]),
     ]
     for paths, handler, methods in routes:
         for path in paths:
