@@ -295,6 +295,19 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments: list[str], words: list
     assert_one_line_error(refusal(*arguments), *words)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["generate"], "standard input is empty"),
+        (["run", "smollm2-135m"], "the prompt is empty"),
+        (["policy", "tenant"], "there is no API key"),
+    ],
+)
+def test_a_closed_standard_input_is_an_empty_one(monkeypatch, arguments: list[str], reason: str):
+    monkeypatch.setattr("sys.stdin", None)
+    assert_one_line_error(refusal(*arguments), reason)
+
+
 def test_bad_input_for_a_loaded_model_is_one_line_too(tiny_model: Path):
     model = ["--model", str(tiny_model)]
     assert_one_line_error(foreword("generate", "word " * 600, *model), "context")

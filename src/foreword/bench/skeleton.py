@@ -21,6 +21,7 @@ from typing import Any, TypeVar, get_type_hints
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
+from rich.text import Text
 
 from foreword.errors import RequestError
 from foreword.progress import Progress, StageProgress
@@ -133,7 +134,8 @@ def against_best(
     return BestFixed(best, bootstrap(ratios_by_round(rates[label][1::2], rates[best][1::2]), confidence))
 
 
-Column = str | Callable[[Any], str]  # a table cell: a format of attributes such as "{.ms:.2f}", or a function
+Column = str | Callable[[Any], str | Text]
+"""A table cell: a format of attributes such as "{.ms:.2f}", or a function. Strings are plain text, never markup."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +146,7 @@ class InTable:
     """
 
     heading: str
-    form: str | Callable[[Any], str] = ""
+    form: str | Callable[[Any], str | Text] = ""
 
 
 def columns_of(rows: Sequence[object]) -> dict[str, Column]:
@@ -157,25 +159,31 @@ def columns_of(rows: Sequence[object]) -> dict[str, Column]:
     return columns
 
 
-def _field_cell(name: str, form: str | Callable[[Any], str], row: object) -> str:
+def _field_cell(name: str, form: str | Callable[[Any], str | Text], row: object) -> str | Text:
     value = getattr(row, name)
     return form(value) if callable(form) else optional(value, form)
 
 
 def cells_of(rows: Iterable[object], columns: Mapping[str, Column]) -> list[list[str]]:
     """Return the text of every cell, by row."""
-    return [
+    return [[cell.plain for cell in line] for line in _lines(rows, columns)]
+
+
+def _lines(rows: Iterable[object], columns: Mapping[str, Column]) -> list[list[Text]]:
+    values = [
         [cell.format(row) if isinstance(cell, str) else cell(row) for cell in columns.values()]
         for row in rows
     ]
+    return [[Text(value) if isinstance(value, str) else value for value in line] for line in values]
 
 
 def table(rows: Iterable[object], columns: Mapping[str, Column], title: str | None = None) -> Table:
     """Return a table with one line per row; numeric columns are right-aligned."""
-    lines = cells_of(rows, columns)
-    filled = Table(title=title, box=SIMPLE_HEAD, padding=(0, 0, 0, 1), title_justify="left")
+    lines = _lines(rows, columns)
+    heading = None if title is None else Text(title)
+    filled = Table(title=heading, box=SIMPLE_HEAD, padding=(0, 0, 0, 1), title_justify="left")
     for index, name in enumerate(columns):
-        cells = [line[index] for line in lines]
+        cells = [line[index].plain for line in lines]
         if all(cell[:1] in "-0123456789" for cell in cells):  # numbers do not wrap, headings may
             filled.add_column(name, justify="right", min_width=max(map(len, cells), default=0))
         else:

@@ -66,7 +66,7 @@ def _piped_text() -> str:
     """Return text from a pipe or redirected file; empty for a terminal, socket or /dev/null."""
     try:
         kind = fstat(sys.stdin.fileno()).st_mode
-    except (OSError, ValueError, AttributeError):  # closed, or not a file
+    except (OSError, ValueError):  # closed, or not a file
         return ""
     if not (stat.S_ISFIFO(kind) or stat.S_ISREG(kind)):
         return ""

@@ -1,8 +1,10 @@
 """The `foreword` command."""
 
+import os
 import re
 import sys
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, NoReturn
 
 import typer
@@ -115,6 +117,8 @@ def _root(
 
 def main() -> None:
     """Run the command line; an error that the user can fix is one line and exit code 2."""
+    if sys.stdin is None:  # closed, as by `<&-`: the same as empty
+        sys.stdin = Path(os.devnull).open(encoding="utf-8")  # noqa: SIM115 - until the process ends
     # Without it, a collection of loaded objects would take 0.1 s between tokens.
     console.after_loading = spare_steps
     try:

@@ -7,6 +7,7 @@ from rich.console import Console
 
 from foreword.bench.drafters.measure import median_run
 from foreword.bench.drafters.summary import ALL, drafter_table, slowest_prompts, summarise
+from foreword.bench.skeleton import table
 from helpers.bench_runs import GUESSING_RUN, record
 
 
@@ -21,6 +22,17 @@ def test_one_row_for_every_drafter_and_category_and_one_for_all():
         ("b", "code", 1),
         ("b", ALL, 2),
     ]
+
+
+@pytest.mark.parametrize("name", ["[code]", "[/code]"])
+def test_names_in_brackets_are_no_markup(name: str):
+    rows = summarise([record(f"ngram {name}", "1", name)])
+    own = table(rows, {"kind": "{.category}", "drafter": lambda row: row.drafter}, name)
+    console = Console(width=100)
+    for shown, times in ((drafter_table(rows, name), 3), (own, 4)):
+        with console.capture() as printed:
+            console.print(shown)
+        assert printed.get().count(name) == times
 
 
 def test_the_figures_of_a_row():

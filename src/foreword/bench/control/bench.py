@@ -6,6 +6,7 @@ from functools import partial
 from typing import Annotated, Any
 
 from rich.table import Table
+from rich.text import Text
 
 from foreword.bench.control import changes
 from foreword.bench.control.timeline import EngineLine
@@ -46,7 +47,7 @@ class GoalResult:
     """Whether a goal was reached, and the figures that decide it."""
 
     goal: Annotated[str, InTable("goal")]
-    holds: Annotated[bool, InTable("", lambda holds: "[green]pass[/green]" if holds else "[red]miss[/red]")]
+    holds: Annotated[bool, InTable("", lambda holds: Text("pass", "green") if holds else Text("miss", "red"))]
     figure: Annotated[str, InTable("closest")]  # the figure closest to the limit, or furthest beyond it
     misses: Sequence[str] = ()  # figures beyond the limit
 
@@ -134,9 +135,8 @@ class ControlBenchReport:
 def cell_table(cells: Sequence[ControlCell], title: str) -> Table:
     """Return a table with one line per cell, 80 columns wide."""
 
-    def to_plain(cell: ControlCell) -> str:
-        colour = "green" if cell.holds else "red"
-        return f"[{colour}]{shown(cell.ratios[CONTROLLER])}[/{colour}]"
+    def to_plain(cell: ControlCell) -> Text:
+        return Text(shown(cell.ratios[CONTROLLER]), "green" if cell.holds else "red")
 
     columns: dict[str, Column] = {
         "kind": "{.kind}",

@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
+from rich.text import Text
 
 from foreword.bench.drafters.decode import DecodeRun, Record, cpu_speedup
 from foreword.bench.methods import Method, is_random
@@ -107,15 +108,15 @@ _RANDOM = (
 def drafter_table(rows: Sequence[DrafterRow], title: str) -> Table:
     """Return a table with one line per drafter and category, 80 columns wide."""
     caption = _CAPTION + (_RANDOM if any(is_random(row.drafter) for row in rows) else "")
-    table = Table(title=title, caption=caption, box=SIMPLE_HEAD, padding=0)
+    table = Table(title=Text(title), caption=caption, box=SIMPLE_HEAD, padding=0)
     table.title_justify = table.caption_justify = "left"
     table.add_column("drafter", overflow="fold")
     for name in ("n", "α", "τ", "speed-up", "draft", "verify", "accept", "rest", "memory", "differ"):
         table.add_column(name, justify="right", no_wrap=True)
     for drafter, of_drafter in groupby(rows, attrgetter("drafter")):
-        table.add_row(f"[bold]{drafter}[/bold]")
+        table.add_row(Text(drafter, "bold"))
         for row in of_drafter:
-            table.add_row(f"  {row.category}", *_cells(row), end_section=row.category == ALL)
+            table.add_row(Text(f"  {row.category}"), *_cells(row), end_section=row.category == ALL)
     return table
 
 

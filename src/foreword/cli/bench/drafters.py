@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
+from rich.text import Text
 
 from foreword import __version__
 from foreword.bench.ledger import Ledger
@@ -283,7 +284,7 @@ class Control(Benchmark):
             say(report.mixed.line)
         save_plot(self.plot, lambda path: save_charts([bench.ratio_chart(report.cells)], path, title))
         for failure in report.failures:
-            stdout.print(f"[red]does not hold[/red]: {failure}", soft_wrap=True)
+            stdout.print(Text.assemble(("does not hold", "red"), f": {failure}"), soft_wrap=True)
         print_table(report.verdicts)
         self.show_json({"model": self.model, **report.as_json()})
         if report.failures:

@@ -74,7 +74,7 @@ def run(
 
     Example: foreword run smollm2-135m "Name three colours."
     """
-    if sys.stdin is not None and not sys.stdin.isatty():
+    if not sys.stdin.isatty():
         prompt = _with_input(prompt)
     with _session(model, options) as (session, interrupts):
         if prompt is not None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.table import Column, Table
+from rich.text import Text
 
 from foreword.cli.bench.common import provenance
 from foreword.cli.console import say, stage_bar, stdout
@@ -123,8 +124,7 @@ def _print(context: ProofContext, verdicts: list[ClaimVerdict]) -> None:
     for verdict in verdicts:
         colour = _COLOURS[verdict.outcome.value]
         words = f"[{colour}]{verdict.words}[/{colour}]"
-        detail = verdict.detail.replace("[", "\\[")
-        table.add_row(verdict.check, words, str(verdict.extent), verdict.visible, detail)
+        table.add_row(verdict.check, words, str(verdict.extent), verdict.visible, Text(verdict.detail))
     stdout.print(table)
     for verdict in verdicts:
         if verdict.reproduction is not None:
