@@ -266,8 +266,12 @@ def test_an_old_stream_does_not_abort_a_new_request_of_the_same_name(bench: Benc
 def test_what_cannot_be_answered_is_refused_at_once(bench: Bench):
     async def main() -> None:
         for bad in (NewRequest("a", ()), NewRequest("b", (VOCAB,)), NewRequest("c", (3,) * 64)):
-            with pytest.raises(RequestError):
+            with pytest.raises(RequestError) as refused:
                 bench.engine.submit(bad)
+            assert refused.value.param == "prompt"
+        with pytest.raises(RequestError) as refused:
+            bench.engine.submit(NewRequest("d", (3,), prediction=(VOCAB,)))
+        assert refused.value.param == "prediction"
         with pytest.raises(RequestError, match="method"):
             await finished(bench, long(), speculation={"method": "no such thing"})
         assert (await deltas_of(bench.engine.submit(new("a"))))[-1].finish_reason == "length"

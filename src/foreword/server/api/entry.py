@@ -39,7 +39,7 @@ async def new_request(
     settings, max_model_len = context.settings, context.engine.max_model_len
     if max_model_len is None:
         raise EngineUnavailable("the engine is still starting; try again")
-    room = room_for_answer(ids, body.wanted_tokens, max_model_len, settings.limits.prompt_tokens)
+    room = room_for_answer(ids, body, max_model_len, settings.limits.prompt_tokens)
     if body.wanted_tokens is None:
         room = min(body.default_tokens or room, room)
     adapter = context.adapter(body.model)

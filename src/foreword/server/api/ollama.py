@@ -194,7 +194,7 @@ def convert_generate(value: Json) -> Conversion | Json:
         return Conversion(RAW, raw_body, field_names, make_dialect)
     system_messages = [{"role": "system", "content": system}] if system else []
     body["messages"] = [*system_messages, {"role": "user", "content": prompt}]
-    field_names[f"messages.{len(system_messages)}.content"] = "prompt"
+    field_names |= {"messages": "prompt", f"messages.{len(system_messages)}.content": "prompt"}
     if system_messages:
         field_names["messages.0.content"] = "system"
     return Conversion(CHAT, body, field_names, make_dialect)
