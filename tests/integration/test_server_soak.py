@@ -9,6 +9,7 @@ from collections import Counter
 import httpx
 import pytest
 
+from foreword.server.errors import ApiError
 from foreword.server.settings import ServerSettings
 from helpers.fake_engine import FakeEngine
 from helpers.local_server import local_server
@@ -126,9 +127,13 @@ def test_requests_made_from_the_description_never_break_the_server(tiny_model):
                 case.body.pop("model", None)  # any other than ours is a 404 and tests nothing more
             answer = case.call(timeout=60)
             statuses[answer.status_code] += 1
-            assert answer.status_code < 500, (answer.status_code, answer.text)
+            is_late = answer.status_code == 504 and "deadline_exceeded" in answer.text
+            assert answer.status_code < 500 or is_late, (answer.status_code, answer.text)
             if answer.status_code >= 400:
-                assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+                error = answer.json()["error"]
+                expected = ApiError(answer.status_code, "").body(answer.request.path_url)["error"]
+                assert isinstance(error, str) or set(error) == set(expected)
+                assert type(error) is type(expected)
 
         ask()
         assert statuses[200] > 50, statuses
