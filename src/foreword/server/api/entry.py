@@ -110,8 +110,8 @@ async def answer_converted(
     context.admission.check(1)
     converted = await parse_body(data, limits, convert)
     if isinstance(converted, dict):
-        context.check_model(converted.get("model"))
-        return json_answer(converted)
+        context.check_model(model := converted.get("model"))
+        return json_answer(converted | {"model": model or context.settings.model_name})
     try:
         body = _checked(context, request, converted.body, converted.route.model)
         if body.n not in (None, 1):
