@@ -218,12 +218,13 @@ def test_closing_while_it_runs_ends_every_stream(bench: Bench):
 
     async def main() -> None:
         streams = [bench.engine.submit(new(f"r{i}", max_tokens=55)) for i in range(3)]
+        await until(lambda: bool(bench.core.scheduler.running))  # it reads no mail before the pass has ended
+        mail = bench.engine._mail
+        unread = mail.qsize()
         closing = asyncio.create_task(asyncio.to_thread(bench.engine.close))
-        while (
-            not closing.done()
-        ):  # pass by pass, so that nobody is answered before the engine has heard of it
-            await asyncio.sleep(0.02)
-            bench.decoder.allow(1)
+        await until(lambda: mail.qsize() > unread)
+        bench.decoder.allow(inf)
+        await closing
         for stream in streams:
             with pytest.raises(EngineStopped, match="closed"):
                 await deltas_of(stream)
@@ -265,8 +266,12 @@ def test_an_old_stream_does_not_abort_a_new_request_of_the_same_name(bench: Benc
 def test_what_cannot_be_answered_is_refused_at_once(bench: Bench):
     async def main() -> None:
         for bad in (NewRequest("a", ()), NewRequest("b", (VOCAB,)), NewRequest("c", (3,) * 64)):
-            with pytest.raises(RequestError):
+            with pytest.raises(RequestError) as refused:
                 bench.engine.submit(bad)
+            assert refused.value.param == "prompt"
+        with pytest.raises(RequestError) as refused:
+            bench.engine.submit(NewRequest("d", (3,), prediction=(VOCAB,)))
+        assert refused.value.param == "prediction"
         with pytest.raises(RequestError, match="method"):
             await finished(bench, long(), speculation={"method": "no such thing"})
         assert (await deltas_of(bench.engine.submit(new("a"))))[-1].finish_reason == "length"
@@ -363,7 +368,7 @@ def test_statistics_tell_how_things_stand(bench: Bench):
         await until(lambda: bench.core.scheduler.has_requests)
         bench.decoder.allow(inf)
         await deltas_of(stream)
-        await until(lambda: bench.engine.stats().running == 0)
+        await until(lambda: bench.engine.stats().steps == bench.core.steps)  # those after the last step
 
     run(main)
     stats = bench.engine.stats()

@@ -241,7 +241,7 @@ def test_a_request_that_asks_for_nodes_by_name_shares_the_engines_connection(
     wait_patiently(monkeypatch)
     with running_node(llm.loaded, {"method": "ngram", "prompt_lookup_min": 1}) as node:
         llm.speculate(asking(node.address, method=["remote", "ngram"]))
-        until(lambda: node.targets == 1)
+        until(lambda: [report.state == "down" for report in llm.engine.drafters.nodes()] == [False])
         with monkeypatch.context() as patched:
             patched.setattr(RemoteDrafter, "start", lambda _: pytest.fail("connected again"))
             (output,) = llm.generate([PROMPTS[1]], PARAMS[1], speculation={"method": "remote", "fixed": True})

@@ -210,6 +210,8 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
         ({"tools": [{"name": "a", "input_schema": {"type": "string"}}]}, "tools.0.input_schema: "),
         ({"tools": [{"type": "web_search_20250305", "name": "w"}]}, "tools.0.type: the server runs no built-in tools"),
         ({"tool_choice": {"type": "any"}}, "tool_choice: there are no tools"),
+        ({"tool_choice": {"type": "auto", "disable_parallel_tool_use": "false"}},
+         "tool_choice.disable_parallel_tool_use: must be true or false"),
         ({"tool_choice": {"type": "all"}}, "tool_choice.type: must be auto, any, tool or none"),
         ({"tool_choice": {"type": {}}}, "tool_choice.type: must be auto, any, tool or none"),
         ({"thinking": {"type": "on"}}, "thinking.type: "),

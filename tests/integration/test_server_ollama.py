@@ -225,6 +225,28 @@ def test_a_request_without_words_loads_the_model(client):
         client.chat("other", [])
 
 
+@pytest.mark.parametrize("route", ["/api/generate", "/api/chat"])
+def test_who_loads_without_naming_the_model_is_told_its_name(server, route: str):
+    with server.http() as http:
+        assert http.post(route, json={}).json()["model"] == "tiny"
+
+
+NO_PROMPTS = (  # invalid fields of /api/generate, and the words of their errors
+    ({"prompt": ["one", "two"], "raw": True}, "prompt: must be a text"),
+    ({"prompt": [5, 6], "raw": True}, "prompt: must be a text"),
+    ({"prompt": ["one"]}, "prompt: must be a text"),
+    ({"prompt": 0}, "prompt: must be a text"),
+    ({"prompt": "hello", "raw": "false"}, "raw: must be true or false"),
+)
+
+
+@pytest.mark.parametrize(("fields", "words"), NO_PROMPTS)
+def test_a_prompt_is_one_text_and_raw_is_a_flag(server, fields: dict, words: str):
+    with server.http() as http:
+        refused = http.post("/api/generate", json={"model": "tiny", **fields})
+    assert (refused.status_code, refused.json()) == (400, {"error": words})
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [

@@ -302,6 +302,41 @@ def test_a_prompt_that_does_not_fit_says_so(server, client):
     assert client.completions.create(model="tiny", prompt=[5] * 511).usage.completion_tokens == 1
 
 
+LONG = "hello " * 600
+ROUTES_AND_LENGTHS = (  # a route, and its fields of the prompt and of the answer's length
+    ("/v1/completions", "prompt", "max_tokens"),
+    ("/v1/chat/completions", "messages", "max_tokens"),
+    ("/v1/chat/completions", "messages", "max_completion_tokens"),
+    ("/v1/responses", "input", "max_output_tokens"),
+    ("/generate", "prompt", "max_tokens"),
+)
+
+
+@pytest.mark.parametrize(("route", "prompt", "length"), ROUTES_AND_LENGTHS)
+def test_what_does_not_fit_into_the_context_is_named_as_the_route_names_it(server, route, prompt, length):
+    def error(text: str, **more: object) -> dict[str, str]:
+        given = [{"role": "user", "content": text}] if prompt == "messages" else text
+        with server.http() as http:
+            answer = http.post(route, json={prompt: given, **more})
+        assert answer.status_code == 400
+        return answer.json()["error"]
+
+    too_long = error(LONG)
+    assert (too_long["param"], too_long["code"]) == (prompt, "context_length_exceeded")
+    too_many = error("hello", **{length: 512})
+    assert (too_many["param"], too_many["code"]) == (length, "context_length_exceeded")
+    assert f": {length} can be at most " in too_many["message"]
+
+
+@pytest.mark.parametrize(("route", "prompt"), [("/api/chat", "messages"), ("/api/generate", "prompt")])
+def test_ollamas_names_are_given_too(server, route, prompt):
+    given = [{"role": "user", "content": LONG}] if prompt == "messages" else LONG
+    with server.http() as http:
+        answer = http.post(route, json={"model": "tiny", prompt: given})
+    assert answer.status_code == 400
+    assert re.match(rf"(the )?{prompt}\b", answer.json()["error"])
+
+
 def test_a_chat_without_max_tokens_may_fill_the_context(server, client):
     client.chat.completions.create(model="tiny", messages=MESSAGES, stop="A")
     request = server.engine.requests[-1]

@@ -247,6 +247,17 @@ def test_tokens_and_back(server):
         assert http.post("/tokenize", json={}).status_code == 400
 
 
+def test_a_conversation_with_calls_has_the_tokens_that_the_chat_route_gives_it(server):
+    function = {"name": "weather", "arguments": '{"city": "Bonn"}'}
+    called = {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "function": function}]}
+    messages = [*MESSAGES, called, {"role": "tool", "tool_call_id": "1", "content": "rain"}]
+    with server.http() as http:
+        tokens = http.post("/tokenize", json={"messages": messages}).json()["tokens"]
+        http.post("/v1/chat/completions", json={"messages": messages, "max_tokens": 1}).raise_for_status()
+    assert tokens == list(server.engine.requests[-1].prompt_token_ids)
+    assert "Bonn" in server.context.prompts.tokenizer.decode(tokens)
+
+
 def test_control_tokens_are_parsed_in_raw_text_unless_that_is_switched_off(server):
     tokenizer = server.context.prompts.tokenizer
     text = "<|im_start|>hi<|im_end|>"

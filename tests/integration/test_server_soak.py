@@ -9,11 +9,13 @@ from collections import Counter
 import httpx
 import pytest
 
+from foreword.server.errors import ApiError
 from foreword.server.settings import ServerSettings
 from helpers.fake_engine import FakeEngine
 from helpers.local_server import local_server
 from helpers.serve_process import idle_health, serve
 from helpers.served_cases import OVERRIDES
+from helpers.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -125,12 +127,16 @@ def test_requests_made_from_the_description_never_break_the_server(tiny_model):
                 case.body.pop("model", None)  # any other than ours is a 404 and tests nothing more
             answer = case.call(timeout=60)
             statuses[answer.status_code] += 1
-            assert answer.status_code < 500, (answer.status_code, answer.text)
+            is_late = answer.status_code == 504 and "deadline_exceeded" in answer.text
+            assert answer.status_code < 500 or is_late, (answer.status_code, answer.text)
             if answer.status_code >= 400:
-                assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+                error = answer.json()["error"]
+                expected = ApiError(answer.status_code, "").body(answer.request.path_url)["error"]
+                assert isinstance(error, str) or set(error) == set(expected)
+                assert type(error) is type(expected)
 
         ask()
         assert statuses[200] > 50, statuses
-        assert server.context.admission.in_flight == 0
+        wait_until(lambda: not server.context.admission.in_flight)  # a stream counts a little longer
         with server.http() as http:
             assert http.post("/v1/completions", json={"prompt": "x", "max_tokens": 2}).status_code == 200

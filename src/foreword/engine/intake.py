@@ -102,6 +102,7 @@ class Intake:
             return self.policy_file.assign(new)
         return Assignment(plan=self.drafters.resolve(new.speculation, AnswerHints.of(new)))
 
+    @refusing("prompt")
     def _check_prompt(self, prompt: Sequence[int]) -> None:
         if not prompt:
             raise RequestError("the prompt has no tokens; give at least one")
@@ -116,7 +117,9 @@ class Intake:
         size = self.vocabulary.size
         for token in tokens:
             if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < size:
-                raise RequestError(f"token id {token} in the {where} is outside the vocabulary of {size}")
+                raise RequestError(
+                    f"token id {token} in the {where} is outside the vocabulary of {size}", where
+                )
 
 
 def _check_service(new: NewRequest) -> None:

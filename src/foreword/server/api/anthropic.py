@@ -226,7 +226,7 @@ class _MessageConverter:
     field_names: dict[str, str] = field(
         default_factory=lambda: {
             "stop": "stop_sequences",
-            "parallel_tool_calls": "tool_choice",
+            "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
             "thinking_token_budget": "thinking.budget_tokens",
             "response_format": "output_config.format",
         }
@@ -321,10 +321,10 @@ def _tool_choice(value: object) -> Json:
     if kind not in ("tool", *_TOOL_CHOICES):
         raise ApiError(400, "tool_choice.type: must be auto, any, tool or none", param="tool_choice.type")
     assert isinstance(value, dict)
-    if kind == "tool":
-        text_in("tool_choice", value, "name")
-    named = {"type": "function", "function": {"name": value.get("name")}}
-    parallel = {"parallel_tool_calls": False} if value.get("disable_parallel_tool_use") else {}
+    name = text_in("tool_choice", value, "name") if kind == "tool" else None
+    named = {"type": "function", "function": {"name": name}}
+    disabled = value.get("disable_parallel_tool_use")
+    parallel = {"parallel_tool_calls": False if disabled is True else disabled} if disabled else {}
     return {"tool_choice": named if kind == "tool" else _TOOL_CHOICES[kind], **parallel}
 
 

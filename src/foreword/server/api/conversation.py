@@ -92,6 +92,12 @@ def tool_use(
     return ToolUse(call_format, functions, choice or "auto", max_calls=1 if parallel is False else None)
 
 
+def call_format_of(context: ServerContext) -> CallFormat:
+    """Return the server's format of tool calls."""
+    parser = context.settings.tool_call_parser
+    return format_of(context.prompts.tokenizer.chat_template) if parser == AUTO else FORMATS[parser]
+
+
 def shown_messages(
     messages: Sequence[Message], use: ToolUse | None, call_format: CallFormat, takes_tools: bool
 ) -> list[dict[str, Any]]:
@@ -153,11 +159,9 @@ class Conversation:
         **options: Any,  # noqa: ANN401 - of `Tokenizer.encode_chat`
     ) -> "Conversation":
         """Apply the model's template to messages and tools, and tokenize the result."""
-        tokenizer, settings = context.prompts.tokenizer, context.settings
-        parser = settings.tool_call_parser
-        call_format = format_of(tokenizer.chat_template) if parser == AUTO else FORMATS[parser]
+        tokenizer, call_format = context.prompts.tokenizer, call_format_of(context)
         use = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls, call_format)
-        tags = reasoning_format(settings.reasoning_parser, tokenizer)
+        tags = reasoning_format(context.settings.reasoning_parser, tokenizer)
         check_budget(body.thinking_token_budget, tags)
         ids = await context.prompts.chat(
             shown_messages(messages, use, call_format, tokenizer.takes_tools),

@@ -39,7 +39,7 @@ async def new_request(
     settings, max_model_len = context.settings, context.engine.max_model_len
     if max_model_len is None:
         raise EngineUnavailable("the engine is still starting; try again")
-    room = room_for_answer(ids, body.wanted_tokens, max_model_len, settings.limits.prompt_tokens)
+    room = room_for_answer(ids, body, max_model_len, settings.limits.prompt_tokens)
     if body.wanted_tokens is None:
         room = min(body.default_tokens or room, room)
     adapter = context.adapter(body.model)
@@ -110,8 +110,8 @@ async def answer_converted(
     context.admission.check(1)
     converted = await parse_body(data, limits, convert)
     if isinstance(converted, dict):
-        context.check_model(converted.get("model"))
-        return json_answer(converted)
+        context.check_model(model := converted.get("model"))
+        return json_answer(converted | {"model": model or context.settings.model_name})
     try:
         body = _checked(context, request, converted.body, converted.route.model)
         if body.n not in (None, 1):

@@ -181,6 +181,9 @@ def convert_generate(value: Json) -> Conversion | Json:
     Without a prompt, return the response to a request that only loads the model.
     """
     body, field_names = _converted(value, ("prompt", "system", "raw", "suffix"))
+    for name, kind, words in (("prompt", str, "a text"), ("raw", bool, "true or false")):
+        if not isinstance(value.get(name), kind | None):
+            raise ApiError(400, f"{name}: must be {words}", param=name)
     prompt, system, suffix = value.get("prompt") or "", value.get("system"), value.get("suffix")
     if not prompt and not suffix:
         return loaded(body.get("model"), is_chat=False)
@@ -194,7 +197,7 @@ def convert_generate(value: Json) -> Conversion | Json:
         return Conversion(RAW, raw_body, field_names, make_dialect)
     system_messages = [{"role": "system", "content": system}] if system else []
     body["messages"] = [*system_messages, {"role": "user", "content": prompt}]
-    field_names[f"messages.{len(system_messages)}.content"] = "prompt"
+    field_names |= {"messages": "prompt", f"messages.{len(system_messages)}.content": "prompt"}
     if system_messages:
         field_names["messages.0.content"] = "system"
     return Conversion(CHAT, body, field_names, make_dialect)

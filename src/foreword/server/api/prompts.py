@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from foreword.engine.prompts import Prediction, encode_prediction, encode_prompt
 from foreword.models.tokenization.tokenizer import Tokenizer
 from foreword.server.api.request_types import RawText
+from foreword.server.api.sampling_types import SamplingFields
 from foreword.server.errors import ApiError
 from foreword.server.settings import Limits, ServerSettings
 
@@ -87,29 +88,32 @@ def check_messages(count: int, limits: Limits) -> None:
         raise ApiError(400, f"this server takes at most {limits.messages} messages", param="messages")
 
 
-def room_for_answer(prompt: Sequence[int], wanted: int | None, max_model_len: int, limit: int | None) -> int:
+def room_for_answer(
+    prompt: Sequence[int], body: SamplingFields, max_model_len: int, limit: int | None
+) -> int:
     """Return the maximum length of the answer; raise 400 if prompt and answer do not fit into the context.
 
-    `wanted`: the requested maximum length; None: as long as possible. `limit`: the maximum prompt length, if any.
+    `limit`: the maximum prompt length, if any.
     """
     longest = max_model_len - 1 if limit is None else min(limit, max_model_len - 1)
     if not prompt:
-        raise ApiError(400, "the prompt has no tokens; give at least one", param="prompt")
+        raise ApiError(400, "the prompt has no tokens; give at least one", param=body.prompt_field)
     if len(prompt) > longest:
         raise ApiError(
             400,
             f"the prompt has {len(prompt)} tokens; this server takes at most {longest}",
+            param=body.prompt_field,
             code="context_length_exceeded",
         )
-    room = max_model_len - len(prompt)
+    room, wanted = max_model_len - len(prompt), body.wanted_tokens
     if wanted is None:
         return room
     if wanted > room:
         raise ApiError(
             400,
-            f"the prompt has {len(prompt)} tokens and the context {max_model_len}: max_tokens can be at most {room}, "
-            f"not {wanted}",
-            param="max_tokens",
+            f"the prompt has {len(prompt)} tokens and the context {max_model_len}: {body.length_field} can be at most "
+            f"{room}, not {wanted}",
+            param=body.length_field,
             code="context_length_exceeded",
         )
     return wanted

@@ -180,6 +180,7 @@ class ChatRequest(OpenAIFields, ToolFields):
 
     foreign: ClassVar[Fields] = CHAT
     logprobs_field: ClassVar[str] = "top_logprobs"
+    prompt_field: ClassVar[str] = "messages"
 
     messages: Annotated[list[Message], Field(fail_fast=True, min_length=1)]
     max_tokens: int | None = Field(None, ge=1)
@@ -210,6 +211,10 @@ class ChatRequest(OpenAIFields, ToolFields):
     @property
     def wanted_tokens(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def length_field(self) -> str:
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
     @property
     def wanted_logprobs(self) -> int | None:
@@ -305,6 +310,7 @@ class ResponsesRequest(SamplingFields, ToolFields):
     """`POST /v1/responses`."""
 
     foreign: ClassVar[Fields] = RESPONSES
+    prompt_field: ClassVar[str] = "input"
 
     input: Annotated[Any, BeforeValidator(item_messages), _ANY]
     instructions: str | None = None  # a system message before all others
@@ -319,6 +325,10 @@ class ResponsesRequest(SamplingFields, ToolFields):
     @property
     def wanted_tokens(self) -> int | None:
         return self.max_output_tokens
+
+    @property
+    def length_field(self) -> str:
+        return "max_output_tokens"
 
     def structured(self) -> StructuredOutputs | None:
         """Return the response format from `text.format` or another field; raise `RequestError` if both are given."""

@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from foreword.server.api.chat import CHAT
 from foreword.server.api.completions import COMPLETIONS
+from foreword.server.api.conversation import call_format_of, shown_messages
 from foreword.server.api.entry import answer_request, body_of, body_schema, json_answer, refusing_handler
 from foreword.server.api.generate import GENERATE
 from foreword.server.api.request_types import (
@@ -168,7 +169,8 @@ def foreword_routes(context: ServerContext) -> APIRouter:
         if (body.prompt is None) == (body.messages is None):
             raise ApiError(400, "give either prompt or messages", param="prompt")
         if body.messages is not None:
-            messages = [message.for_template() for message in body.messages]
+            takes_tools = context.prompts.tokenizer.takes_tools
+            messages = shown_messages(body.messages, None, call_format_of(context), takes_tools)
             ids = await context.prompts.chat(messages, add_generation_prompt=body.add_generation_prompt)
         else:
             ids = await context.prompts.text(body.prompt or "", body)

@@ -190,6 +190,7 @@ class SamplingFields(StructuredFields, StrictBody):
     foreign: ClassVar[Fields] = GENERATING
     default_tokens: ClassVar[int | None] = None  # maximum length of an answer; None: the remaining context
     logprobs_field: ClassVar[str] = "logprobs"  # the field that sets `wanted_logprobs`
+    prompt_field: ClassVar[str] = "prompt"
 
     model: str | None = Field(None, max_length=512)
     stream: bool | None = None
@@ -226,6 +227,11 @@ class SamplingFields(StructuredFields, StrictBody):
     def wanted_tokens(self) -> int | None:
         """The requested maximum length of an answer; None: `default_tokens`."""
         return None
+
+    @property
+    def length_field(self) -> str:
+        """The field that sets `wanted_tokens`."""
+        return "max_tokens"
 
     @property
     def wanted_logprobs(self) -> int | None:
