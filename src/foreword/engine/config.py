@@ -84,6 +84,8 @@ class EngineConfig:
     steps_ahead: int | None = None
     enforce_eager: bool = False  # no CUDA graphs: faster start, slower passes
     speculation_policy: str | None = None  # policy file with rules per cohort: docs/policy.md
+    # EAGLE-3 heads that may be loaded later beside those of the start; each takes KV memory from the start on.
+    spare_heads: int = 0
 
     def __post_init__(self) -> None:
         Rule.parse(self.acceptance_rule)

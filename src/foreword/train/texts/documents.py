@@ -55,10 +55,15 @@ def make_document(
     return Document(np.asarray(tokens, np.int32), is_answer, kind, temperature, is_held_out(prompt))
 
 
-def is_held_out(prompt: Sequence[int]) -> bool:
-    """Return whether texts with this prompt are held out for evaluation, by a hash that all machines share."""
+def prompt_digest(prompt: "Sequence[int] | NDArray[np.int32]") -> int:
+    """Return a hash of a prompt that all machines share."""
     digest = hashlib.sha256(np.asarray(prompt, "<i4").tobytes()).digest()
-    return int.from_bytes(digest[:8], "little") % 1000 < HELD_OUT_PERMILLE
+    return int.from_bytes(digest[:8], "little")
+
+
+def is_held_out(prompt: Sequence[int], permille: int = HELD_OUT_PERMILLE) -> bool:
+    """Return whether texts with this prompt are held out for evaluation, by its hash."""
+    return prompt_digest(prompt) % 1000 < permille
 
 
 def write_shard(directory: Path, documents: Sequence[Document], model: str | None = None) -> Path:
