@@ -173,13 +173,15 @@ def gather_texts(
 ) -> RunTexts:
     """Read the texts of a run from a directory's shards, with answers to the evaluation prompts.
 
-    Answers are stored in the directory, and generated only once for each `target`, a unique name of the target.
+    Answers are stored in the directory, and generated only once for each `target`, a unique name of the target. Of the
+    held-out texts, the greedy ones are measured; if there are none, the sampled ones.
     """
     documents = list(read_shards(directory))
     measured: dict[str, list[Document]] = {}
-    held_out = [document for document in documents if document.held_out and document.temperature == 0]
+    held_out = [document for document in documents if document.held_out]
+    greedy = [document for document in held_out if document.temperature == 0]
     if held_out:
-        measured[HELD_OUT] = held_out[:most_held_out]
+        measured[HELD_OUT] = (greedy or held_out)[:most_held_out]
     if evaluation:
         measured[FILES] = _stored_answers(directory / "evaluation", evaluation, answer, target)
     evaluated = {document.prompt for document in measured.get(FILES, [])}
