@@ -116,8 +116,8 @@ class LearnWorld:
             self.settings, self.texts, self.trainings, rollouts, first_head, self.clock, self.clock
         )
 
-    def _start(self, arguments: Sequence[str], head: Path, log: Path) -> FakeProcess:
-        assert log == self.settings.home / LOG
+    def _start(self, arguments: Sequence[str], head: Path, log: Path, nice: int) -> FakeProcess:
+        assert nice == 19 and log == self.settings.home / LOG
         self.processes.append(FakeProcess(arguments, head))
         return self.processes[-1]
 

@@ -323,6 +323,8 @@ class EngineCore:
             if has_ended:
                 with self._stepper.faults.suppressed("books"):
                     self.speculation_monitor.ended(request)
+                    if self.learner is not None:
+                        self.learner.ended(request)
         return deltas
 
     def _remove(self, request: Request) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from foreword.learn.pausing import TrainerProcess
 
-StartTrainer = Callable[[Sequence[str], Path, Path], TrainerProcess]
-"""Starts `foreword` with these arguments, which write a head to a directory; the last path is the output's file."""
+StartTrainer = Callable[[Sequence[str], Path, Path, int], TrainerProcess]
+"""Starts `foreword` with arguments; further arguments: the head that it writes, its log, its nice value."""
 
 
 class _Trainer:
@@ -39,9 +39,10 @@ class _Trainer:
                 os.killpg(self._process.pid, number)
 
 
-def start_trainer(arguments: Sequence[str], head: Path, log: Path) -> TrainerProcess:
+def start_trainer(arguments: Sequence[str], head: Path, log: Path, nice: int) -> TrainerProcess:
     """Start a training. Call it in a thread that lives as long as the engine: the process ends with its thread."""
-    command = [sys.executable, "-m", "foreword.learn.trainer", str(os.getpid()), str(head), *arguments]
+    command = [sys.executable, "-m", "foreword.learn.trainer", str(os.getpid()), str(nice)]
+    command += [str(head), *arguments]
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,

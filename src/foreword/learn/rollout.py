@@ -27,9 +27,12 @@ class VersionRollouts:
     settings: LearnSettings
     clock: Callable[[], float]  # seconds
     configure: Callable[[Path], dict[str, Any]]  # the drafter's configuration with the head in a directory
-    _written: Mapping[str, Any] = field(default_factory=dict)  # contents of the file
+    _written: Mapping[str, Any] = field(init=False)  # contents of the file
     _written_at: float = 0.0
     _attempts: int = 0  # how often the same contents were written
+
+    def __post_init__(self) -> None:
+        self._written = self._document({})  # `LearnSetup.prepare` has written it
 
     @property
     def is_settled(self) -> bool:

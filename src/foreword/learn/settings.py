@@ -39,6 +39,7 @@ class LearnSettings:
     first_adam: float = 1e-3
     least_gain: float = 1.01  # minimum ratio of tokens per pass after and before; less may be chance
     least_first_tau: float = 1.2  # minimum tokens per pass of a first head; less costs more than it gains
+    nice: int = 19  # lowest priority: also other programs of the machine come first
     first_pause: float = 60.0  # seconds after a failed training; doubles with each failure
     longest_pause: float = 3600.0
 

@@ -1,6 +1,6 @@
-"""`python -m foreword.learn.trainer PID HEAD ...`: runs `foreword ...`, which writes the head HEAD, then checks it.
+"""`python -m foreword.learn.trainer PID NICE HEAD ...`: runs `foreword ...`, which writes HEAD, then checks it.
 
-It has the lowest priority, and is killed when its parent ends, even while it is paused.
+It has the priority NICE, and is killed when its parent ends, even while it is paused.
 """
 
 import os
@@ -12,15 +12,14 @@ from pathlib import Path
 
 from foreword.cluster.pools.tied import tie_to
 
-NICE = 19  # lowest priority
 FIRST_TO_END = "1000"  # Linux ends this process first if memory is full
 
 
 def main() -> None:
     """Train; exit with the command's exit code, or 1 if the head has weights that are not finite."""
-    parent, head, arguments = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
+    parent, nice, head, arguments = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:]
     tie_to(parent, signal.SIGKILL)
-    os.nice(NICE)
+    os.nice(nice)
     with suppress(OSError):  # only Linux has this file
         Path("/proc/self/oom_score_adj").write_text(FIRST_TO_END, encoding="ascii")
     sys.argv = ["foreword", *arguments]

@@ -147,7 +147,7 @@ class Trainings:
         settings = self.settings
         arguments = train_arguments(job, self.trainee, settings, self._folder)
         _log.info("training version %d of the head on %d tokens", job.number, job.texts.tokens)
-        process = self.start(arguments, job.out, settings.home / LOG)
+        process = self.start(arguments, job.out, settings.home / LOG, settings.nice)
         self._pauses = Pauses(
             process,
             self.clock,
