@@ -11,6 +11,7 @@ from foreword.control.policy_file.document import OTHER, PolicyFile, Stage
 from foreword.control.policy_file.parsing import read_policy
 from foreword.control.rollout.pair import PairRollout
 from foreword.engine.background import BackgroundWork
+from foreword.engine.policy.controller import PolicyFileController
 from foreword.learn.learner import HeadLearner
 from foreword.learn.policy import drafter_name, policy_document, write_policy
 from foreword.learn.rollout import VersionRollouts
@@ -94,12 +95,21 @@ class PlayedController:
 class LearnWorld:
     """A learner, its clock and its processes."""
 
-    def __init__(self, folder: Path, first_head: Path | None = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        first_head: Path | None = None,
+        clock: ScriptedClock | None = None,
+        controller: PolicyFileController | None = None,
+        **settings: Any,
+    ) -> None:
+        """With the controller of an engine, the roll-outs are real."""
         self.settings = LearnSettings(str(folder), **{"min_tokens": 100, "text_tokens": 200, **settings})
-        self.clock = ScriptedClock(now=1000.0)
+        self.clock = clock or ScriptedClock(now=1000.0)
         self.processes: list[FakeProcess] = []
         folder.mkdir(exist_ok=True)
-        write_policy(self.settings.policy_path, policy_document({}, {}, self.settings))
+        if controller is None:
+            write_policy(self.settings.policy_path, policy_document({}, {}, self.settings))
         self.controller = PlayedController(self.settings.policy_path, self.clock)
         trainee = Trainee("model", MODEL, "cpu", is_shared=True)
         self.texts = ServedTexts(self.settings, self.clock)
@@ -107,7 +117,7 @@ class LearnWorld:
         self.versions = Versions(folder, MODEL, "here")
         rollouts = VersionRollouts(
             self.versions,
-            self.controller,  # type: ignore[arg-type]
+            controller or self.controller,  # type: ignore[arg-type]
             self.settings,
             self.clock,
             lambda head: {"method": "eagle3", "model": str(head)},

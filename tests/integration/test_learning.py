@@ -1,14 +1,17 @@
 """A head that adapts to the traffic: real trainings and roll-outs of a tiny model, and those of a scripted one."""
 
 import os
+import shutil
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from foreword.acceptance.params import SamplingParams
 from foreword.control.policy_file.document import Stage
@@ -19,8 +22,13 @@ from foreword.engine.learning import LearningReport
 from foreword.engine.messages import NewRequest
 from foreword.errors import RequestError
 from foreword.learn.factory import LearnSetup
+from foreword.learn.learner import HeadLearner
+from foreword.learn.policy import policy_document
 from foreword.learn.settings import LearnSettings
 from foreword.learn.trainer import check_finite
+from helpers.clocks import ScriptedClock
+from helpers.learn_world import LearnWorld
+from helpers.rollout_world import Guesser, RolloutWorld
 from helpers.tiny_heads import TinyHead
 from helpers.waiting import PATIENCE, wait_until
 
@@ -132,6 +140,12 @@ def test_texts_are_equal_with_every_stage_of_a_version(tiny_model: Path, tmp_pat
         assert sum(drafted)
         engine.core.learner.act("rollback", "")  # type: ignore[union-attr]
         assert engine.report().version is None and engine.texts() == expected
+        _poisoned_copy(engine)
+        engine.wait_until(lambda: engine.stage(2) == "shadow")
+        for _ in range(4):
+            assert engine.texts() == expected
+            engine.wait_until(lambda: not engine.core.has_requests)
+            assert engine.stage(2) in ("shadow", "off", "held")
         engine.core.check_integrity()
     with learning(tiny_model, tmp_path / "learn") as engine:  # it is never used again
         assert engine.report().version is None and engine.stage(1) == "held"
@@ -177,3 +191,84 @@ def _children() -> list[int]:
     threads = Path("/proc/self/task").iterdir()
     pids = [int(pid) for thread in threads for pid in (thread / "children").read_text().split()]
     return [pid for pid in pids if b"foreword.learn.trainer" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def _poisoned_copy(engine: LearningEngine) -> None:
+    """Publish a copy of version 1 with weights that are not numbers, as if its training had not found them."""
+    assert isinstance(engine.core.learner, HeadLearner)
+    versions = engine.core.learner.versions
+    number, folder = versions.begin()
+    assert number == 2
+    shutil.copytree(versions.path(1), folder)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["fc.weight"][:] = float("nan")
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    versions.publish(folder, replace(versions.all[1], number=number, parent=None))
+
+
+STAGES_IN_USE = {Stage.VERIFY, Stage.CANARY, Stage.ON}
+
+
+class TrafficWorld:
+    """A scripted engine with the real roll-outs; trainings are played, and time is that of the script."""
+
+    def __init__(self, folder: Path, guesser: Callable[[ScriptedClock], Guesser]) -> None:
+        limits = {"steps": (50, 100), "min_levels": 150, "verify_samples": 4, "min_requests": 12}
+        settings = LearnSettings(str(folder), min_passes=100, **limits)  # type: ignore[arg-type]
+        self.engine = RolloutWorld(folder, guesser, policy_document({}, {}, settings))
+        self.learn = LearnWorld(
+            folder, clock=self.engine.clock, controller=self.engine.policy_file, min_passes=100, **limits
+        )
+        self.core.learner = self.learn.learner
+        self.stages: list[str] = []
+
+    @property
+    def core(self) -> EngineCore:
+        return self.engine.core
+
+    def answer_until(self, done: Callable[[], bool], most: int = 300) -> None:
+        """Answer requests, whose texts are checked; record the stages of version 1."""
+        for _ in range(most):
+            if done():
+                return
+            self.engine.answer()
+            stage = {version.number: version.stage for version in self.learn.learner.report().versions}.get(1)
+            if stage is not None and stage not in self.stages[-1:]:
+                self.stages.append(stage)
+        raise AssertionError(self.learn.learner.report())
+
+    def train(self) -> None:
+        self.answer_until(lambda: bool(self.learn.processes))
+        self.learn.process.end_well(None, 1.8)
+
+
+def test_a_good_version_goes_from_traffic_to_all_requests_by_itself(tmp_path: Path):
+    world = TrafficWorld(tmp_path, Guesser)
+    world.train()
+    world.answer_until(lambda: world.learn.learner.report().version == 1)
+    assert world.stages == ["off", "shadow", "verify", "canary", "on"]
+    option = world.core.situation.cohorts["learned-1/other/greedy"]
+    before = option.counts
+    for _ in range(5):
+        world.engine.answer()
+    assert option.counts[2] > before[2]  # its drafts are accepted
+    world.learn.learner.act("rollback", "")
+    world.answer_until(lambda: not world.engine.policy_file.document.drafters)
+    after = option.counts
+    for _ in range(5):
+        world.engine.answer()
+    assert option.counts == after and world.learn.learner.report().version is None
+
+
+@pytest.mark.parametrize("fault", ["wrong", "crashing"])
+def test_a_bad_version_is_never_verified(tmp_path: Path, fault: str):
+    def guesser(clock: ScriptedClock) -> Guesser:
+        return Guesser(clock, right=0.0, crashes=fault == "crashing")
+
+    world = TrafficWorld(tmp_path, guesser)
+    world.train()
+    world.answer_until(lambda: world.learn.versions.candidate is None and 1 in world.learn.versions.dropped)
+    assert not STAGES_IN_USE & set(world.stages)
+    assert world.core.situation.cohorts["learned-1/other/greedy"].counts[2] == 0
+    assert world.learn.learner.report().version is None
+    world.answer_until(lambda: not world.engine.policy_file.document.drafters)

@@ -18,7 +18,7 @@ from foreword.engine.device_counts import device_counts
 from foreword.engine.drafting.drafter_pool import needs_of_all
 from foreword.engine.drafting.saved_estimates import SavedEstimates
 from foreword.engine.intake import Intake
-from foreword.engine.learner import Learner
+from foreword.engine.learner import TrafficLearner
 from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest
 from foreword.engine.policy.monitor import SpeculationMonitor
 from foreword.engine.requests.accounting import CohortAccounting
@@ -117,7 +117,7 @@ class EngineCore:
         self._cohorts = CohortAccounting()
         self.kernels: Kernels | None = getattr(target, "kernels", None)  # None: not a compiling backend
         self.saved_estimates: SavedEstimates | None = None  # None: estimates are not saved
-        self.learner: Learner | None = None  # None: the head is not trained while serving
+        self.learner: TrafficLearner | None = None  # None: the head is not trained while serving
 
     @property
     def has_requests(self) -> bool:

@@ -12,8 +12,8 @@ from foreword.learn.rollout import VersionRollouts
 from foreword.learn.settings import LearnSettings
 from foreword.learn.stored_texts import forget_stored, store_texts
 from foreword.learn.texts import ServedTexts
-from foreword.learn.training import Job, Result, Trainings
-from foreword.learn.versions import Version, Versions
+from foreword.learn.training import TrainingJob, TrainingResult, Trainings
+from foreword.learn.versions import HeadVersion, Versions
 
 _log = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ IDLE_SECONDS = 1.0  # maximum seconds between two calls of an idle engine while 
 
 @dataclass
 class HeadLearner:
-    """Implements `foreword.engine.learner.Learner`."""
+    """Implements `foreword.engine.learner.TrafficLearner`."""
 
     settings: LearnSettings
     texts: ServedTexts
@@ -77,9 +77,9 @@ class HeadLearner:
         begin = self.first_head if current is None else self.versions.path(current)
         number, out = self.versions.begin()
         self._store_texts()
-        self.trainings.begin(Job(number, out, current, begin, self.texts.for_training()))
+        self.trainings.begin(TrainingJob(number, out, current, begin, self.texts.for_training()))
 
-    def _judge(self, result: Result) -> None:
+    def _judge(self, result: TrainingResult) -> None:
         """Roll a trained version out, or delete it if it is not better."""
         job, settings = result.job, self.settings
         self.texts.trained(job.texts)
@@ -94,7 +94,7 @@ class HeadLearner:
             self.versions.discard(job.out)
             return
         parents = () if job.parent is None else self.versions.all[job.parent].tenants
-        version = Version(
+        version = HeadVersion(
             number=job.number,
             parent=job.parent,
             created=self.wall_clock(),

@@ -13,7 +13,7 @@ from foreword.engine.policy.controller import PolicyFileController
 from foreword.errors import RequestError
 from foreword.learn.policy import drafter_name, policy_document, write_policy
 from foreword.learn.settings import LearnSettings
-from foreword.learn.versions import Version, Versions
+from foreword.learn.versions import HeadVersion, Versions
 
 _log = logging.getLogger(__name__)
 
@@ -115,7 +115,7 @@ class VersionRollouts:
         """Return the kept versions, oldest first."""
         return tuple(self._report(version) for _, version in sorted(self.versions.all.items()))
 
-    def _report(self, version: Version) -> VersionReport:
+    def _report(self, version: HeadVersion) -> VersionReport:
         stage, reason = self._stage(version.number)
         return VersionReport(
             number=version.number,

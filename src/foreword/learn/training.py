@@ -37,7 +37,7 @@ class Trainee:
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainingJob:
     """One training."""
 
     number: int  # of the version
@@ -48,10 +48,10 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Result:
+class TrainingResult:
     """A finished training."""
 
-    job: Job
+    job: TrainingJob
     tau_before: float  # tokens per pass on the held-out texts
     tau_after: float
     train_seconds: float
@@ -73,7 +73,7 @@ class Trainings:
     ended: int = 0  # number of ended trainings
     failures: int = 0
     reason: str = ""  # why the last training failed; empty: it did not
-    job: Job | None = None
+    job: TrainingJob | None = None
     _folder: Path | None = None  # the private directory of the texts
     _written: bool = False
     _error: str | None = None  # why the texts could not be written
@@ -105,12 +105,12 @@ class Trainings:
             run, busy = run + self._pauses.run_seconds, busy + self._pauses.busy_seconds
         return run, busy
 
-    def begin(self, job: Job) -> None:
+    def begin(self, job: TrainingJob) -> None:
         """Write the texts of a training in a thread; `check` starts the training when they are written."""
         self.job, self._written, self._error = job, False, None
         self.background.start(lambda: self._write(job), "foreword-learn")
 
-    def _write(self, job: Job) -> None:
+    def _write(self, job: TrainingJob) -> None:
         try:
             self._folder = Path(tempfile.mkdtemp(prefix=self._prefix, dir=_memory()))
             write_shard(self._folder, job.texts.documents, self.trainee.identity)
@@ -126,7 +126,7 @@ class Trainings:
         if self._pauses is not None:
             self._pauses.idle()
 
-    def check(self) -> Result | None:
+    def check(self) -> TrainingResult | None:
         """Start the training whose texts are written; return the result of one that has ended with success."""
         if self.job is None:
             return None
@@ -141,7 +141,7 @@ class Trainings:
             self._fail(" ".join(str(error).split()))
             return None
 
-    def _launch(self, job: Job) -> None:
+    def _launch(self, job: TrainingJob) -> None:
         if self._error is not None or self._folder is None:
             raise TrainingError(self._error or "its texts were not written")
         settings = self.settings
@@ -157,7 +157,7 @@ class Trainings:
             self.trainee.is_shared,
         )
 
-    def _finished(self, job: Job, code: int) -> Result:
+    def _finished(self, job: TrainingJob, code: int) -> TrainingResult:
         """Return the result of an ended process; raise `TrainingError` if it has none."""
         if code:
             raise TrainingError(_why(code, self.settings.home / LOG))
@@ -169,7 +169,7 @@ class Trainings:
         before_run = self._total[0]
         self._end()
         self.ended, self.reason, self._pause = self.ended + 1, "", 0.0
-        return Result(job, before, after, self._total[0] - before_run)
+        return TrainingResult(job, before, after, self._total[0] - before_run)
 
     def _fail(self, reason: str) -> None:
         """End the training; the next one begins after a pause, which doubles with each failure."""
@@ -205,7 +205,7 @@ def _memory() -> Path:
     return SHARED_MEMORY if SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())
 
 
-def train_arguments(job: Job, trainee: Trainee, settings: LearnSettings, data: Path) -> list[str]:
+def train_arguments(job: TrainingJob, trainee: Trainee, settings: LearnSettings, data: Path) -> list[str]:
     """Return the arguments of `foreword` for a training on the texts in a directory."""
     is_new = job.begin is None
     passes = settings.first_passes if is_new else settings.tune_passes

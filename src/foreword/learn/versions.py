@@ -18,7 +18,7 @@ LOG = "log.jsonl"
 
 
 @dataclass(frozen=True)
-class Version:
+class HeadVersion:
     """A trained head."""
 
     number: int
@@ -33,7 +33,7 @@ class Version:
 
 
 @dataclass(frozen=True)
-class Dropped:
+class DropReason:
     """Why a version is no longer used."""
 
     stage: str  # "off" or "held"
@@ -57,7 +57,7 @@ class Versions:
         self.all = {version.number: version for version in _read_versions(self._folder)}
         self.current: int | None = None  # in use for all requests
         self.candidate: int | None = None  # being rolled out
-        self.dropped: dict[int, Dropped] = {}
+        self.dropped: dict[int, DropReason] = {}
         self._next = 1 + max(self.all, default=0)
         self._restore()
 
@@ -70,7 +70,7 @@ class Versions:
         try:
             self._next = max(self._next, int(state.get("next", 1)))
             self.dropped = {
-                int(number): Dropped(str(why["stage"]), str(why["reason"]))
+                int(number): DropReason(str(why["stage"]), str(why["reason"]))
                 for number, why in state.get("dropped", {}).items()
             }
             self.current, self.candidate = (
@@ -111,7 +111,7 @@ class Versions:
         self.save()
         return number, self._folder / f".{number}"
 
-    def publish(self, trained: Path, version: Version) -> None:
+    def publish(self, trained: Path, version: HeadVersion) -> None:
         """Add a trained version as the candidate, and delete the oldest ones that are not needed."""
         log = trained / TRAINING / "log.jsonl"
         if log.exists():
@@ -128,7 +128,7 @@ class Versions:
 
     def drop(self, number: int, stage: str, reason: str) -> None:
         """Stop using a version, for this reason."""
-        self.dropped[number] = Dropped(stage, reason)
+        self.dropped[number] = DropReason(stage, reason)
         self.current = None if self.current == number else self.current
         self.candidate = None if self.candidate == number else self.candidate
         self.save()
@@ -189,12 +189,12 @@ class Versions:
             self.save()
 
 
-def _read_versions(folder: Path) -> Iterable[Version]:
+def _read_versions(folder: Path) -> Iterable[HeadVersion]:
     """Yield the versions of a directory; log those that cannot be read."""
     for path in sorted(folder.iterdir()):
         try:
             value = json.loads((path / LEARNED).read_text(encoding="utf-8"))
-            version = Version(**{**value, "tenants": tuple(value["tenants"])})
+            version = HeadVersion(**{**value, "tenants": tuple(value["tenants"])})
             if str(version.number) != path.name:
                 raise ValueError("another number")
             yield version
