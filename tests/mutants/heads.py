@@ -8,6 +8,7 @@ ROWS = "tests/integration/test_head_rows.py"
 IN_PAGES = f"{ROWS}::test_rows_in_the_pages_are_those_of_the_text"
 FILES = f"{UNIT}/models/test_heads.py"
 TREE = f"{UNIT}/drafters/test_head_tree.py"
+SPARES = "tests/integration/test_spare_heads.py"
 EXTRA = f"{UNIT}/kv/test_extra_rows.py"
 OBSERVING = f"{UNIT}/speculation/test_observing.py"
 
@@ -320,5 +321,32 @@ HEAD_MUTANTS = (
         "self._masks[self._parents[node]] | 1 << self.num_read",
         "(2 << self.num_read) - 1",
         (f"{FORMATS}::test_a_node_of_a_tree_reads_its_own_ancestors",),
+    ),
+    Mutant(
+        71,
+        "rows of an earlier head in the same spare count as those of a later one",
+        "kv/spare_rows.py",
+        "SpareRows.place",
+        "self._new_record(spare, rows)",
+        "spare.name",
+        (f"{SPARES}::test_rows_of_an_earlier_head_are_never_taken_for_those_of_a_later_one",),
+    ),
+    Mutant(
+        71,
+        "two heads write the same spare rows",
+        "kv/spare_rows.py",
+        "SpareRows.offer",
+        "[row for row in self._spare if row not in taken]",
+        "list(self._spare)",
+        (f"{SPARES}::test_no_free_spare_is_refused_until_its_head_is_closed",),
+    ),
+    Mutant(
+        71,
+        "a head that left the policy file keeps its spare rows",
+        "engine/drafting/drafter_pool.py",
+        "DrafterPool.keep",
+        "self._release_spare_heads(before)",
+        "",
+        (f"{SPARES}::test_a_head_that_is_no_longer_kept_is_closed",),
     ),
 )

@@ -72,8 +72,8 @@ PREDICTION_MUTANTS = (
     Mutant(
         60,
         "a drafter behind a prediction is closed while it is used",
-        "engine/drafting/drafter_pool.py",
-        "_drafters_of",
+        "engine/drafting/known_answers.py",
+        "drafters_of",
         "list(parts_of(plan.drafter))",
         "[plan.drafter]",
         (POOL,),

@@ -133,10 +133,11 @@ ROLLOUT_MUTANTS = (
         "engine/drafting/drafter_pool.py",
         "DrafterPool.created_by",
         "with self._lock:\n"
-        "    drafter = self._drafters.get(_key(config))\n"
+        "    drafter = self._drafters.get(config.drafter_key)\n"
         "return [] if drafter is None else [drafter]",
         "with self._lock:\n"
-        "    return [d for k, d in self._drafters.items() if json.loads(k)['method'] == [*config.method]]",
+        "    name = '+'.join(config.method)\n"
+        "    return [d for d in self._drafters.values() if getattr(d, '_name', None) == name]",
         (f"{ENGINE}::test_a_drafter_is_not_blamed_for_another_with_the_same_method",),
     ),
 )

@@ -12,6 +12,7 @@ import typer
 
 from foreword.cli.console import loading_bar, log_to_stderr, note, progress_bar
 from foreword.cli.options.grouped import options_command
+from foreword.cli.options.learn import LearnOptions
 from foreword.cli.options.model import (
     DEFAULT_MODEL,
     ComputeOptions,
@@ -67,7 +68,7 @@ def batch(
         if work.requests or work.refusals:
             start = {"config": engine.config()}
             settings, supervision, checkpoint = prepare(
-                model, settings, choice, compute, engine, generation_config, {}, start
+                model, settings, choice, compute, engine, generation_config, {}, start, LearnOptions()
             )
             tokenizer = checkpoint.tokenizer()
             with ExitStack() as bars:

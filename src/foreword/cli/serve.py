@@ -10,6 +10,7 @@ from foreword.cli.console import loading_bar, log_to_stderr, say, stderr
 from foreword.cli.options import serve as options
 from foreword.cli.options.common import one_of
 from foreword.cli.options.grouped import flag, option, options_command
+from foreword.cli.options.learn import LearnOptions
 from foreword.cli.options.model import (
     DEFAULT_MODEL,
     ComputeOptions,
@@ -139,6 +140,7 @@ def serve(
     drafting: SpeculationOptions,
     nodes: NodeOptions,
     speculation_policy: options.PolicyOption = None,
+    learning: LearnOptions,
     generation_config: GenerationConfigOption = "auto",
     engine: EngineOptions,
     compute: ComputeOptions,
@@ -151,6 +153,7 @@ def serve(
     address, choice, remote = listening.address(), drafting.choice(), nodes.settings()
     settings = api.settings(model, listening, parsing, engine.max_num_seqs)
     config = engine.config()
+    learning.check(speculation_policy, choice, compute.tensor_parallel_size, settings.has_keys)
     if speculation_policy is not None:
         config["speculation_policy"] = str(options.checked_policy(speculation_policy))
         settings = replace(settings, policy_file=config["speculation_policy"])
@@ -158,7 +161,7 @@ def serve(
         options.need_server_extra()
         start = {"config": config, "adapters": dict(settings.adapters)}
         settings, supervision, checkpoint = prepare(
-            model, settings, choice, compute, engine, generation_config, remote, start
+            model, settings, choice, compute, engine, generation_config, remote, start, learning
         )
         _run(settings, supervision, checkpoint, listening_socket, engine)
 
@@ -172,6 +175,7 @@ def prepare(
     generation_config: str,
     nodes: dict[str, Any],
     start: dict[str, Any],
+    learning: LearnOptions,
 ) -> "tuple[ServerSettings, SupervisorSettings, Checkpoint]":
     """Fetch the model; return the complete settings of its server and of its engine, and the opened model.
 
@@ -182,6 +186,7 @@ def prepare(
     from foreword.backends.loading import is_shape_invariant
     from foreword.engine.drafting.default_speculation import choose_speculation
     from foreword.engine.loader import sampling_defaults
+    from foreword.learn.settings import FACTORY, policy_path
     from foreword.models.formats.checkpoint import open_checkpoint
     from foreword.models.heads.shipped import find_head
     from foreword.models.sources.resolve import resolve_model
@@ -195,13 +200,17 @@ def prepare(
     backend = parallel_backend(compute.backend, compute.tensor_parallel_size)
     choice = choose_backend(backend, compute.dtype, device)
     head = find_head(checkpoint, checkpoint.tokenizer())
-    local = choose_speculation(speculation, is_shape_invariant(choice), engine.acceptance_rule, head).config
-    drafting, sampling = with_nodes(local, nodes), sampling_defaults(checkpoint, generation_config)
+    local = choose_speculation(speculation, is_shape_invariant(choice), engine.acceptance_rule, head)
+    learn = learning.settings(checkpoint, local)
+    drafting, sampling = with_nodes(local.config, nodes), sampling_defaults(checkpoint, generation_config)
     files = ModelFiles.of(checkpoint, engine.max_model_len)
     settings = replace(settings, speculation=drafting, model_files=files, sampling=sampling)
     mapping = None if drafting is None else drafting.as_mapping()
     factory = engine.engine_factory or DEFAULT_FACTORY
-    started = Start(str(path), **asdict(compute), speculation=mapping, **start)
+    if learn:
+        settings = replace(settings, policy_file=str(policy_path(Path(learn["directory"]))))
+        factory = engine.engine_factory or FACTORY
+    started = Start(str(path), **asdict(compute), speculation=mapping, learning=learn, **start)
     return settings, SupervisorSettings(started, factory, hang_seconds=engine.hang_seconds), checkpoint
 
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from foreword.backends.batch import MAX_DRAFT_NODES
@@ -93,6 +93,14 @@ class SpeculationConfig:
     def methods_of(self, kind: DraftSource) -> list[str]:
         """Return the methods whose drafters are of this kind."""
         return [name for name in self.method if drafter_kinds()[name].traits.kind is kind]
+
+    @property
+    def drafter_key(self) -> str:
+        """Identifies the drafter: configurations that differ only in draft sizes or the batch limit share one."""
+        same_sizes = replace(
+            self, num_speculative_tokens=1, max_depth=None, disable_by_batch_size=None, fixed=False
+        )
+        return json.dumps(same_sizes.as_mapping(), sort_keys=True)
 
     @property
     def makes_trees(self) -> bool:

@@ -13,6 +13,7 @@ from foreword.backends.interface import Decoder
 from foreword.cluster.shared_nodes import SharedNodes
 from foreword.drafters.names import ENTRY_POINTS, OWN_METHODS
 from foreword.errors import RequestError
+from foreword.kv.spare_rows import SpareRows
 from foreword.models.formats.checkpoint import Checkpoint
 from foreword.speculation.drafting import NO_NEEDS, Drafter, DraftSource, Traits
 from foreword.speculation.settings import HELP, DrafterSettings, Limit, setting
@@ -29,6 +30,7 @@ class DrafterResources:
     vocab_size: int  # ids that the target can sample; drafters use no others
     # Connections to draft nodes, shared by the drafters of one engine.
     nodes: SharedNodes = field(default_factory=SharedNodes)
+    spare_rows: SpareRows = field(default_factory=SpareRows)  # of the engine's pages, for heads
 
 
 class TokenSelection(Enum):

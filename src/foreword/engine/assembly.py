@@ -15,6 +15,7 @@ from foreword.engine.loader import LoadedModel, LoadOptions, load_model
 from foreword.engine.policy.controller import PolicyFileController
 from foreword.engine.preparing import prepare_passes
 from foreword.engine.profiles import load_or_measure_costs, restore_estimates
+from foreword.kv.spare_rows import SpareRows
 from foreword.paths import user_path
 from foreword.progress import Progress
 
@@ -55,8 +56,15 @@ def make_core(
         if (share := policy_file.document.max_draft_share) is not None:
             config = replace(config, max_draft_share=share)
         offered = [*offered, *policy_file.configs.values()]
+    spare_rows = SpareRows()
     parts = EngineParts(
-        config, policy, loaded.drafter_builder(), chosen, offered=offered, policy_file=policy_file
+        config,
+        policy,
+        loaded.drafter_builder(spare_rows),
+        chosen,
+        offered=offered,
+        policy_file=policy_file,
+        spare_rows=spare_rows,
     )
     core = EngineCore(loaded.decoder, loaded.vocabulary(), parts)
     prepare_passes(core, config.max_num_seqs, preparing)

@@ -1,6 +1,6 @@
 """Engine settings, and the parts that replace the defaults."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 
@@ -10,13 +10,16 @@ from foreword.backends.memory import device_memory, peak_bytes
 from foreword.backends.runner import ModelRunner
 from foreword.control.fixed import FixedPolicy
 from foreword.drafters.config import SpeculationConfig
-from foreword.engine.drafting.drafter_pool import Build
+from foreword.engine.drafting.drafter_pool import Build, DrafterPool
 from foreword.engine.policy.controller import PolicyFileController
 from foreword.errors import RequestError
 from foreword.kv.chunks import NO_STATES, RING_ROWS, StateSizes
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
+from foreword.kv.spare_rows import SpareRows
 from foreword.kv.spec import PageSpec, RowSpec, StateSpec
+from foreword.models.heads.writing import head_sizes
 from foreword.speculation.draft import NO_DRAFT
+from foreword.speculation.drafting import Drafter
 from foreword.speculation.layout import BatchBuffers, SequenceRows
 from foreword.speculation.protocols import Policy
 
@@ -84,12 +87,16 @@ class EngineConfig:
     steps_ahead: int | None = None
     enforce_eager: bool = False  # no CUDA graphs: faster start, slower passes
     speculation_policy: str | None = None  # policy file with rules per cohort: docs/policy.md
+    # EAGLE-3 heads that may be loaded later beside those of the start; each takes KV memory from the start on.
+    spare_heads: int = 0
 
     def __post_init__(self) -> None:
         Rule.parse(self.acceptance_rule)
         for name in ("max_num_batched_tokens", "max_num_seqs"):
             if getattr(self, name) < 1:
                 raise RequestError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.spare_heads < 0:
+            raise RequestError(f"spare_heads must be 0 or more, not {self.spare_heads}")
         if self.steps_ahead not in (None, 1, 2):
             raise RequestError(f"steps_ahead must be 1 or 2, not {self.steps_ahead}")
         if not 0 < self.gpu_memory_utilization <= 1:
@@ -112,6 +119,14 @@ class EngineConfig:
             return self
         kv_bytes = memory_for_kv(target, self.gpu_memory_utilization, self.max_num_batched_tokens)
         return replace(self, kv_cache_memory_bytes=kv_bytes)
+
+    def spare_rows(self, target: Decoder) -> tuple[RowSpec, ...]:
+        """Return the KV rows of `spare_heads` EAGLE-3 heads, as `foreword train eagle3` makes them for this model."""
+        if not self.spare_heads:
+            return ()
+        sizes = head_sizes(target.config)
+        shape = RowSpec("spare", 1, sizes.num_kv_heads, sizes.head_dim)
+        return tuple(replace(shape, name=f"spare {number}") for number in range(1, self.spare_heads + 1))
 
     def state_sizes(self, target: Decoder) -> StateSizes:
         """Return the number of states for running requests, within half of the KV memory, and for the prefix cache."""
@@ -170,3 +185,10 @@ class EngineParts:
     # Drafters that requests may name, created at the start; the KV pages have room for their rows too.
     offered: Sequence[SpeculationConfig] = ()
     policy_file: PolicyFileController | None = None  # the operator's policy file
+    spare_rows: SpareRows = field(default_factory=SpareRows)  # the one that `build_drafter` places rows with
+
+    def drafter_pool(self, rule: Rule, policy_drafters: Iterable[Drafter], num_layers: int) -> DrafterPool:
+        """Return the pool of an engine's drafters; `num_layers` are those of the target."""
+        return DrafterPool(
+            self.build_drafter, rule, self.speculation, policy_drafters, num_layers, self.spare_rows
+        )

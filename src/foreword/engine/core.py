@@ -15,10 +15,10 @@ from foreword.engine.adapters import Adapters
 from foreword.engine.background import BackgroundWork
 from foreword.engine.config import EngineParts
 from foreword.engine.device_counts import device_counts
-from foreword.engine.drafting.drafter_pool import DrafterPool, needs_of_all
+from foreword.engine.drafting.drafter_pool import needs_of_all
 from foreword.engine.drafting.saved_estimates import SavedEstimates
 from foreword.engine.intake import Intake
-from foreword.engine.learner import Learner
+from foreword.engine.learner import TrafficLearner
 from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest
 from foreword.engine.policy.monitor import SpeculationMonitor
 from foreword.engine.requests.accounting import CohortAccounting
@@ -29,6 +29,7 @@ from foreword.engine.scheduling.scheduler import Scheduler, check_queues
 from foreword.engine.text import Vocabulary
 from foreword.errors import RequestError
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
+from foreword.speculation.drafting import DrafterNeeds
 from foreword.speculation.recovery import Recovery, StepInFlight
 from foreword.speculation.report import StageSeconds, StepReport
 from foreword.speculation.step import Stepper
@@ -55,11 +56,10 @@ class EngineCore:
         config, rule = parts.config.fitted(target), Rule.parse(parts.config.acceptance_rule)
         self._policy = FairShare(parts.policy, config.max_draft_share)
         policy_drafters = self._policy.drafters()
-        self.drafters = DrafterPool(
-            parts.build_drafter, rule, parts.speculation, policy_drafters, target.config.num_layers
-        )
+        self.drafters = parts.drafter_pool(rule, policy_drafters, target.config.num_layers)
         early_drafters = [*policy_drafters, *map(self.drafters.create_early, parts.offered)]
-        self.drafters.supplied_needs = needs = needs_of_all(self.drafters.default, early_drafters)
+        needs, spare_rows = needs_of_all(self.drafters.default, early_drafters), config.spare_rows(target)
+        self.drafters.supplied_needs = needs = needs | DrafterNeeds(rows=spare_rows)
         num_pages = config.num_pages(target, needs.rows)
         self.max_model_len = config.context_length(target, needs.rows)
         self.target = target
@@ -71,6 +71,7 @@ class EngineCore:
         self.cache = PagedCache(
             num_pages, prefix_caching=config.enable_prefix_caching, window=window, states=states
         )
+        parts.spare_rows.lay_out(needs.rows, spare_rows, self.cache.void_rows.add)
         self.max_rows = config.max_num_batched_tokens  # row budget of a pass
         self._clock = parts.clock
         self._stepper = Stepper(
@@ -116,7 +117,7 @@ class EngineCore:
         self._cohorts = CohortAccounting()
         self.kernels: Kernels | None = getattr(target, "kernels", None)  # None: not a compiling backend
         self.saved_estimates: SavedEstimates | None = None  # None: estimates are not saved
-        self.learner: Learner | None = None  # None: the head is not trained while serving
+        self.learner: TrafficLearner | None = None  # None: the head is not trained while serving
 
     @property
     def has_requests(self) -> bool:
@@ -322,6 +323,8 @@ class EngineCore:
             if has_ended:
                 with self._stepper.faults.suppressed("books"):
                     self.speculation_monitor.ended(request)
+                    if self.learner is not None:
+                        self.learner.ended(request)
         return deltas
 
     def _remove(self, request: Request) -> None:

@@ -18,7 +18,7 @@ from foreword.engine.assembly import load_core
 from foreword.engine.config import EngineConfig
 from foreword.engine.core import EngineCore
 from foreword.engine.drafting.default_speculation import SpeculationOption
-from foreword.engine.loader import LoadOptions
+from foreword.engine.loader import LoadedModel, LoadOptions
 from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest
 from foreword.engine.outputs import OutputCollector, RequestOutput
 from foreword.engine.prompts import Prediction, Prompt, encode_prediction, encode_prompt
@@ -83,10 +83,20 @@ class Engine:
         speculation: SpeculationOption = "auto",
         config: EngineConfig | None = None,
         preparing: Progress | None = None,
+        attach: Callable[[LoadedModel, EngineCore], None] = lambda loaded, core: None,
         **options: Unpack[LoadOptions],
     ) -> "Engine":
-        """Load a model and start an engine for it; the arguments are those of `LLM`."""
+        """Load a model and start an engine for it; the arguments are those of `LLM`.
+
+        `attach` is called before the engine's thread starts.
+        """
         loaded, core = load_core(model, config, speculation, preparing, **options)
+        try:
+            attach(loaded, core)
+        except BaseException:
+            core.close()
+            loaded.close()
+            raise
         engine = Engine(core, loaded.tokenizer, sampling=loaded.sampling, on_close=loaded.close)
         loaded.when_lost(lambda reason: engine._mail.put(lambda: stop_engine(reason)))
         return engine

@@ -6,7 +6,7 @@ from foreword.engine.learning import LearningReport
 from foreword.engine.requests.request import Request
 
 
-class Learner(Protocol):
+class TrafficLearner(Protocol):
     """Observes the traffic of an engine. All methods but `report` are called by the engine's thread."""
 
     @property

@@ -1,7 +1,7 @@
 """Loads a decoder and its tokenizer by model name."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypedDict
 
 from foreword.acceptance.params import SamplingDefaults, check_generation_config
@@ -19,6 +19,7 @@ from foreword.engine.drafting.default_speculation import (
 )
 from foreword.engine.text import Vocabulary
 from foreword.errors import CheckpointError, RequestError
+from foreword.kv.spare_rows import SpareRows
 from foreword.models.formats.checkpoint import Checkpoint, open_checkpoint
 from foreword.models.heads.shipped import find_head
 from foreword.models.sources.builtin import card_sampling
@@ -78,9 +79,9 @@ class LoadedModel:
         """Return a new drafter with its own connections to draft nodes."""
         return config.build(self.resources())
 
-    def drafter_builder(self) -> Callable[[SpeculationConfig], Drafter]:
-        """Return a factory whose drafters share their connections to draft nodes."""
-        resources = self.resources()
+    def drafter_builder(self, spare_rows: SpareRows | None = None) -> Callable[[SpeculationConfig], Drafter]:
+        """Return a factory whose drafters share their connections to draft nodes, and an engine's spare KV rows."""
+        resources = replace(self.resources(), spare_rows=spare_rows or SpareRows())
         return lambda config: config.build(resources)
 
     def choose_speculation(

@@ -42,6 +42,7 @@ class PagedCache:
         self.prefix_hits = 0  # those of them that were found in the cache
         self.chunks = ChunkPool(states, page_size) if states.sequences else None
         self._prefix = PrefixCache(self.pool, page_size, None if self.chunks is None else self.chunks.forget)
+        self.void_rows = self._prefix.void_rows
         self._sequences: set[KvSequence] = set()
         self._moves = RowMoves()
         self._window = Window(window, page_size)

@@ -37,6 +37,8 @@ class PrefixCache:
         self._page_size = page_size
         self._nodes: dict[tuple[PrefixNode | str, tuple[int, ...]], PrefixNode] = {}
         self._idle: OrderedDict[PrefixNode, None] = OrderedDict()  # used as an ordered set
+        # Records of drafters' rows that were overwritten. Any thread may add one; states are dropped on the next match.
+        self.void_rows: set[str] = set()
 
     @property
     def num_idle(self) -> int:
@@ -57,6 +59,8 @@ class PrefixCache:
             node = self.find(parent, tuple(tokens[start : start + self._page_size]))
             if node is None:
                 break
+            for record in self.void_rows.intersection(node.states):
+                del node.states[record]
             chain.append(node)
             parent = node
         return chain

@@ -34,6 +34,7 @@ class Start(_Message, frozen=True):
     tensor_parallel_size: int = 1
     quantization: str = "auto"
     kv_cache_dtype: str = "auto"
+    learning: dict[str, Any] = {}  # settings of a learner, for its engine factory; empty: none
 
 
 class Submit(_Message, frozen=True):

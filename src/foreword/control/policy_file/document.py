@@ -31,7 +31,7 @@ class Stage(StrEnum):
     HELD = "held"  # rolled back; stays off until the operator or a new salt restarts the roll-out
 
 
-STARTS = ("shadow", "verify", "canary")
+STARTS = ("shadow", "verify", "canary", "on")
 """Stages in which a roll-out may start."""
 
 

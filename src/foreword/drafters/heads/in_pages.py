@@ -55,7 +55,7 @@ class HeadInPages(Drafter):
         newest positions, counted back from the first row of the pass.
         """
         self._rows_runner = head.runner
-        self._rows_name = head.rows.name
+        self._rows_name = head.record or head.rows.name
         self._taps = head.taps
         self._vocabulary = head.vocabulary
         self._state_offset, self._window = state_offset, head.window

@@ -112,6 +112,7 @@ class LoadedRows:
     rows: RowSpec  # its rows in the target's pages
     taps: tuple[Tap, ...]  # hidden states that it reads
     vocabulary: DraftVocabulary
+    record: str = ""  # name under which filled rows are recorded; empty: that of `rows`
     window: int | None = None  # newest positions that a draft attends to; None: all
 
 
@@ -136,7 +137,8 @@ def load_head(config: WindowedHeadConfig, kind: str, resources: DrafterResources
     spec = head.spec
     # The name of the rows must be stable, and differ between the heads of an engine.
     heads, key_size, value_size = spec.layers[0].attention.kv_row_sizes
-    rows = RowSpec(f"{kind}:{path.resolve()}", len(spec.layers), heads, key_size, value_size)
+    own_rows = RowSpec(f"{kind}:{path.resolve()}", len(spec.layers), heads, key_size, value_size)
+    rows, record = resources.spare_rows.place(own_rows)
     names = [name for name in spec.shapes if name in DRAFTER_TENSORS or name.startswith(CONFIDENCE)]
     tensors = {name: head.load(name).to(resources.target.device) for name in names}
     return LoadedHead(
@@ -144,6 +146,7 @@ def load_head(config: WindowedHeadConfig, kind: str, resources: DrafterResources
         rows,
         taps_of(spec),
         vocabulary_of(head, resources),
+        record,
         window=config.window or spec.window,
         tensors=tensors,
         acceptance_by_level=head.acceptance_by_level,

@@ -1,6 +1,5 @@
 """Creates, shares and closes the engine's drafters."""
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,9 +16,12 @@ from foreword.engine.drafting.known_answers import (
     AnswerHints,
     HintedDrafter,
     PooledChoices,
+    drafters_of,
+    hinted,
     parts_of,
 )
 from foreword.errors import RequestError
+from foreword.kv.spare_rows import SpareRows
 from foreword.speculation.drafting import (
     NO_NEEDS,
     Drafter,
@@ -61,9 +63,11 @@ class DrafterPool:
         default: SpeculationConfig | None = None,
         policy_drafters: Iterable[Drafter] = (),
         num_layers: int | None = None,
+        spare_rows: SpareRows | None = None,
     ) -> None:
         """`policy_drafters` belong to the policy and serve all requests; without `build` no others are created."""
         self._build = build
+        self._spare_rows = spare_rows or SpareRows()
         self._rule = rule
         self.num_layers = num_layers  # of the target; None: unknown
         self._policy_drafters = list(policy_drafters)
@@ -85,17 +89,21 @@ class DrafterPool:
 
     def set_default(self, config: SpeculationConfig | None) -> None:
         """Set the drafter of requests that name none (None: no drafter), and release the previous one."""
-        old_key = None if self.default_config is None else _key(self.default_config)
+        old_key = None if self.default_config is None else self.default_config.drafter_key
         self.default = None if config is None else self._plan_of(config)
         self.default_config = config
-        if old_key is not None and (config is None or old_key != _key(config)):
+        if old_key is not None and (config is None or old_key != config.drafter_key):
             with self._lock:
                 self._release_drafter(old_key)
 
     def keep(self, configs: Iterable[SpeculationConfig]) -> None:
-        """Never release the drafters of these configurations, however many others are requested."""
+        """Never release the drafters of these configurations, however many others are requested.
+
+        Of those kept until now, release the heads in spare rows, which the next head may need.
+        """
         with self._lock:
-            self._kept = {_key(config) for config in configs}
+            before, self._kept = self._kept, {config.drafter_key for config in configs}
+            self._release_spare_heads(before)
 
     def create_early(self, config: SpeculationConfig) -> Drafter:
         """Return the drafter of this configuration, created now for later requests."""
@@ -140,7 +148,7 @@ class DrafterPool:
         wanted = [] if config is None else [config]
         wanted += self._hint_configs(setting, hints, is_speculating=config is not None)
         with self._lock:
-            return all(_key(config) in self._drafters for config in wanted)
+            return all(config.drafter_key in self._drafters for config in wanted)
 
     def _hint_configs(
         self, setting: SpeculationSetting, hints: AnswerHints, is_speculating: bool
@@ -158,7 +166,7 @@ class DrafterPool:
             return plan
         with self._lock:
             key = (id(first.drafter), id(plan.drafter))
-            drafter = self._combined.setdefault(key, _hinted(first, plan.drafter))
+            drafter = self._combined.setdefault(key, hinted(first, plan.drafter))
         most, depth = max(first.max_nodes, plan.max_nodes), max(first.max_depth, plan.max_depth)
         return DraftPlan(f"{first.method}+{plan.method}", drafter, most, depth, is_fixed=plan.is_fixed)
 
@@ -179,16 +187,16 @@ class DrafterPool:
     def hold(self, request: StepRequest) -> None:
         """Keep a request's drafters open until `release` or `end`; call once per request, within `keep_all_open`."""
         with self._lock:
-            self._users.update(map(id, _drafters_of(request.speculation)))
+            self._users.update(map(id, drafters_of(request.speculation)))
 
     def release(self, request: StepRequest) -> None:
         """Release the drafters of a request that is not queued."""
-        for drafter in _drafters_of(request.speculation):
+        for drafter in drafters_of(request.speculation):
             self._end_use(drafter)
 
     def begin(self, request: StepRequest) -> None:
         """Announce a queued request to those of its drafters that have the trait `expects_requests`."""
-        for drafter in _drafters_of(request.speculation):
+        for drafter in drafters_of(request.speculation):
             if drafter.traits.expects_requests:
                 request.drafter_view.notified[id(drafter)] = drafter  # so that it is notified of the end
                 drafter.expect(draft_request_of(request))
@@ -209,6 +217,7 @@ class DrafterPool:
             if self._users[id(drafter)] > 0:
                 return
             del self._users[id(drafter)]
+            self._release_spare_heads([key for key, other in self._drafters.items() if other is drafter])
             is_unused = not self._blocks and self._leaving.pop(id(drafter), None) is not None
         if is_unused:
             close_all([drafter])
@@ -220,7 +229,7 @@ class DrafterPool:
     def created_by(self, config: SpeculationConfig) -> list[Drafter]:
         """Return the drafter of this configuration as a list; empty if it was released."""
         with self._lock:
-            drafter = self._drafters.get(_key(config))
+            drafter = self._drafters.get(config.drafter_key)
         return [] if drafter is None else [drafter]
 
     def fault_counts(self) -> Counter[str]:
@@ -244,7 +253,7 @@ class DrafterPool:
     def _plan_of(self, config: SpeculationConfig) -> DraftPlan:
         """Return the plan of a configuration; create its drafter if the pool does not have it."""
         check_exact(self._rule, is_chain=not config.makes_trees, is_fixed=config.fixes_trees)
-        key = _key(config)
+        key = config.drafter_key
         drafter = self._cached(key)
         if drafter is None:
             # A separate lock: the engine's thread reads the cache while a drafter is being created.
@@ -275,13 +284,13 @@ class DrafterPool:
 
     def _create(self, config: SpeculationConfig) -> Drafter:
         """Return a new drafter that this engine can supply; raise `RequestError` if it cannot."""
+        name = "+".join(config.method)
         if self._build is None:
-            raise RequestError(
-                f"this engine cannot make drafters, so method {'+'.join(config.method)!r} is not available"
-            )
+            raise RequestError(f"this engine cannot make drafters, so method {name!r} is not available")
+        self._offer_spare_rows()
         drafter = self._build(config)
         try:
-            self._check(drafter, "+".join(config.method))
+            self._check(drafter, name)
         except RequestError:
             close_all([drafter])
             raise
@@ -303,12 +312,29 @@ class DrafterPool:
                 "name it when the engine is started"
             )
 
+    def _offer_spare_rows(self) -> None:
+        """Let the next drafter use the free spare rows; without any, release heads that no request uses."""
+        if not self._spare_rows.offer(needs_of_all(None, self._all()).rows):
+            with self._lock:
+                unused = [key for key, drafter in self._drafters.items() if not self._users[id(drafter)]]
+                self._release_spare_heads(unused)
+            self._spare_rows.offer(needs_of_all(None, self._all()).rows)
+
+    def _release_spare_heads(self, keys: Iterable[str]) -> None:
+        """Release those of these drafters that are heads in spare rows, and neither the default nor kept."""
+        for key, drafter in [(key, self._drafters[key]) for key in keys if key in self._drafters]:
+            if self._spare_rows.has(drafter.traits.needs.rows) and key in self._releasable():
+                self._release_drafter(key)
+
     def _release_oldest(self) -> None:
         """Release the least recently requested drafters beyond the limit; never the default, kept or newest one."""
-        default = None if self.default_config is None else _key(self.default_config)
-        releasable = [key for key in self._drafters if key != default and key not in self._kept][:-1]
-        for key in releasable[: max(len(self._drafters) - MAX_DRAFTERS, 0)]:
+        for key in self._releasable()[:-1][: max(len(self._drafters) - MAX_DRAFTERS, 0)]:
             self._release_drafter(key)
+
+    def _releasable(self) -> list[str]:
+        """Return the keys of the drafters that are neither the default nor kept, least recently requested first."""
+        default = None if self.default_config is None else self.default_config.drafter_key
+        return [key for key in self._drafters if key != default and key not in self._kept]
 
     def _release_drafter(self, key: str) -> None:
         """Remove the drafter with this cache key, and its combinations; close it when no request uses it."""
@@ -322,23 +348,3 @@ class DrafterPool:
             self._leaving[id(drafter)] = drafter
         else:
             close_all([drafter])
-
-
-def _hinted(first: DraftPlan, drafter: Drafter) -> HintedDrafter | PooledChoices:
-    """Return a drafter that calls `first` and then `drafter`. If `drafter` has choices, the result has them too."""
-    choices = {f"{first.method}+{name}": _hinted(first, choice) for name, choice in drafter.choices.items()}
-    drafters = [first.drafter, drafter]
-    return PooledChoices(choices, drafters) if choices else HintedDrafter(drafters)
-
-
-def _drafters_of(plan: DraftPlan | None) -> Sequence[Drafter]:
-    """Return the pool's drafters that a plan uses."""
-    return () if plan is None else list(parts_of(plan.drafter))
-
-
-def _key(config: SpeculationConfig) -> str:
-    """Return the cache key of a configuration; draft sizes and the batch limit are not part of it."""
-    same_sizes = replace(
-        config, num_speculative_tokens=1, max_depth=None, disable_by_batch_size=None, fixed=False
-    )
-    return json.dumps(same_sizes.as_mapping(), sort_keys=True)

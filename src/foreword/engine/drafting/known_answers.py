@@ -10,6 +10,7 @@ from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.registry import drafter_kinds
 from foreword.engine.messages import NewRequest
 from foreword.speculation.drafting import Drafter
+from foreword.speculation.requests import DraftPlan
 
 HINTED_DRAFT_TOKENS = 8
 """Minimum draft tokens per pass with a prediction or a grammar, since most of these are accepted."""
@@ -69,6 +70,13 @@ class PooledChoices(RoutedDrafter):
         self.pool_drafters = pool_drafters or self.parts
 
 
+def hinted(first: DraftPlan, drafter: Drafter) -> HintedDrafter | PooledChoices:
+    """Return a drafter that calls `first` and then `drafter`. If `drafter` has choices, the result has them too."""
+    choices = {f"{first.method}+{name}": hinted(first, choice) for name, choice in drafter.choices.items()}
+    drafters = [first.drafter, drafter]
+    return PooledChoices(choices, drafters) if choices else HintedDrafter(drafters)
+
+
 def parts_of(drafter: Drafter) -> Iterator[Drafter]:
     """Yield the pool's drafters that a drafter combines, or the drafter itself."""
     if isinstance(drafter, PooledChoices):
@@ -80,3 +88,8 @@ def parts_of(drafter: Drafter) -> Iterator[Drafter]:
         return
     for part in parts:
         yield from parts_of(part)
+
+
+def drafters_of(plan: DraftPlan | None) -> Sequence[Drafter]:
+    """Return the pool's drafters that a plan uses."""
+    return () if plan is None else list(parts_of(plan.drafter))

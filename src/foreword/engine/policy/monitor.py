@@ -63,6 +63,10 @@ class SpeculationMonitor:
             self._checks = IdleChecks(policy_file, rule is Rule.COUPLED, not policy_file.is_shape_invariant)
 
     @property
+    def policy_file(self) -> PolicyFileController | None:
+        return self._policy_file
+
+    @property
     def idle_seconds(self) -> float | None:
         """Maximum seconds between calls of `between_steps`, which checks the policy file; None without a file."""
         return None if self._policy_file is None else WATCH_SECONDS

@@ -41,6 +41,7 @@ class TauReport:
 def measure_tau(learner: Learner, documents: Sequence[Document], size: BatchSize, depth: int) -> TauReport:
     """Evaluate greedy chains on texts that the target wrote greedily; the result is exact up to rounding.
 
+    On sampled texts it is a lower bound: a served head samples its chains with the request's own noise.
     A draft token counts only if all draft tokens before it equal the text, so the learner may read the text instead.
     """
     tokens, passes = Counter[str](), Counter[str]()

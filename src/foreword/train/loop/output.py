@@ -242,7 +242,7 @@ def write_card(
     ]
     for name, report in measured.items():
         lines += [
-            f"- **Tokens per pass**, {name}, greedy, {report.depth} draft tokens; the first is right in "
+            f"- **Tokens per pass**, {name}, greedy chains of {report.depth} draft tokens; the first is right in "
             f"{report.first_hit:.1%} of all places:",
             "",
             "  | kind | τ |",

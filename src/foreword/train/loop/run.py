@@ -135,6 +135,9 @@ class _Session:
         self._loss_text = self._tau = ""  # newest loss and tokens per pass, for the progress line
 
     def train(self) -> None:
+        if self._run.begin is not None and self._trainer.step == 0:
+            self.measure()  # of the weights that the run begins with, for comparison
+            self._measured_at = self._run.clock()
         self._trainer.train(self._phase, self._run.report_every, self._on_report, self._on_step)
 
     def _is_due(self, step: int, now: float) -> bool:

@@ -55,10 +55,15 @@ def make_document(
     return Document(np.asarray(tokens, np.int32), is_answer, kind, temperature, is_held_out(prompt))
 
 
-def is_held_out(prompt: Sequence[int]) -> bool:
-    """Return whether texts with this prompt are held out for evaluation, by a hash that all machines share."""
+def prompt_digest(prompt: "Sequence[int] | NDArray[np.int32]") -> int:
+    """Return a hash of a prompt that all machines share."""
     digest = hashlib.sha256(np.asarray(prompt, "<i4").tobytes()).digest()
-    return int.from_bytes(digest[:8], "little") % 1000 < HELD_OUT_PERMILLE
+    return int.from_bytes(digest[:8], "little")
+
+
+def is_held_out(prompt: Sequence[int], permille: int = HELD_OUT_PERMILLE) -> bool:
+    """Return whether texts with this prompt are held out for evaluation, by its hash."""
+    return prompt_digest(prompt) % 1000 < permille
 
 
 def write_shard(directory: Path, documents: Sequence[Document], model: str | None = None) -> Path:
@@ -168,13 +173,15 @@ def gather_texts(
 ) -> RunTexts:
     """Read the texts of a run from a directory's shards, with answers to the evaluation prompts.
 
-    Answers are stored in the directory, and generated only once for each `target`, a unique name of the target.
+    Answers are stored in the directory, and generated only once for each `target`, a unique name of the target. Of the
+    held-out texts, the greedy ones are measured; if there are none, the sampled ones.
     """
     documents = list(read_shards(directory))
     measured: dict[str, list[Document]] = {}
-    held_out = [document for document in documents if document.held_out and document.temperature == 0]
+    held_out = [document for document in documents if document.held_out]
+    greedy = [document for document in held_out if document.temperature == 0]
     if held_out:
-        measured[HELD_OUT] = held_out[:most_held_out]
+        measured[HELD_OUT] = (greedy or held_out)[:most_held_out]
     if evaluation:
         measured[FILES] = _stored_answers(directory / "evaluation", evaluation, answer, target)
     evaluated = {document.prompt for document in measured.get(FILES, [])}

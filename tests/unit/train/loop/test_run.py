@@ -6,6 +6,7 @@ import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -154,6 +155,42 @@ def test_it_begins_with_weights_that_were_trained_before(
     first, second = (read_weights(tmp_path / name / "model.safetensors") for name in ("first", "second"))
     for name, tensor in first.items():
         assert torch.equal(second[name], tensor), name
+
+
+def test_the_weights_that_it_begins_with_are_measured_before_the_first_step(
+    target: PlainTarget, texts, tiny_model: Path, tmp_path: Path
+):
+    checkpoint = open_checkpoint(tiny_model)
+    first = train(checkpoint, target, _run(tmp_path / "first"), texts, _Silent())
+    run = _run(tmp_path / "second", begin=tmp_path / "first", steps=4)
+    last = train(checkpoint, target, run, texts, _Silent())
+    assert first is not None and last is not None
+    taus = [entry for entry in _logged(run) if "tau" in entry]
+    assert [(entry["step"], entry["set"]) for entry in taus] == [(0, HELD_OUT), (4, HELD_OUT)]
+    assert taus[0]["tau"] == pytest.approx(
+        first[HELD_OUT].tau(), rel=0.1
+    )  # the files are rounded to bfloat16
+    assert taus[1]["tau"] == last[HELD_OUT].tau()
+    again = replace(run, resume=True)
+    train(checkpoint, target, again, texts, _Silent())
+    assert [entry["step"] for entry in _logged(run) if "tau" in entry] == [0, 4, 8]
+
+
+def test_sampled_texts_are_measured_where_no_greedy_ones_are_held_out(tmp_path: Path):
+    def text(prompt: int, temperature: float, held_out: bool) -> Document:
+        return replace(make_document([prompt, 8, 9, 9], [(2, 4)], "x", temperature), held_out=held_out)
+
+    write_shard(tmp_path, [text(1, 0.7, True), text(2, 0.5, True), text(3, 0.7, False), text(4, 0.0, False)])
+    texts = gather_texts(tmp_path, [], lambda _: [], 256, "tiny")
+    assert [document.tokens[0] for document in texts.measured[HELD_OUT]] == [1, 2]
+    assert [document.tokens[0] for document in texts.trained] == [3, 4]
+    write_shard(tmp_path, [text(5, 0.0, True)])
+    texts = gather_texts(tmp_path, [], lambda _: [], 256, "tiny")
+    assert [document.tokens[0] for document in texts.measured[HELD_OUT]] == [5]
+
+
+def _logged(run: TrainRun) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in run.log.read_text(encoding="utf-8").splitlines()]
 
 
 @pytest.mark.parametrize("bits", [8, 4])
