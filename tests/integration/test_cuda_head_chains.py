@@ -133,3 +133,27 @@ class Compiled:
 
     def are_ready(self, variants: Any) -> bool:
         return self.is_ready
+
+
+def test_heads_take_turns_in_spare_rows(folder: Path, tmp_path: Path):
+    other = TinyHead(360, draft_vocab=201, seed=1).eagle3()
+    taps = {} if has_gpu else {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}
+    heads = [folder / "eagle3", other.save(tmp_path / "other", draft_vocab_size=201, **taps)]
+    loaded = load_model(str(folder / "target"), dtype="float32", device="cpu", backend="torch")
+    loaded = replace(loaded, decoder=cuda_decoder(folder / "target"))
+    core = make_core(loaded, EngineConfig(kv_cache_memory_bytes=1 << 24, spare_heads=1), None)
+    keys, _ = core.runner.store.arrays("spare 1")
+    keys.zero_()
+    params = SamplingParams(temperature=0, max_tokens=STEPS + 1, ignore_eos=True)
+    texts, written = [], []
+    for head in (None, *heads):
+        speculation = None if head is None else {"model": str(head), "fixed": True}
+        (request,) = core.add(NewRequest("one", tuple(range(30, 64)), params, speculation=speculation))
+        while core.has_requests:
+            core.step()
+        assert bool(request.accounting.acceptance.draft_requests) == (head is not None)
+        texts.append(request.output_ids)
+        written.append(float(keys.float().abs().sum()))
+    assert texts[1:] == texts[:1] * 2
+    assert written[0] == 0.0
+    assert written[1] not in (0.0, written[2])

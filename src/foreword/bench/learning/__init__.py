@@ -1,0 +1,1 @@
+"""Measures what `foreword serve --learn` gains after a shift of the traffic, and what it costs."""
