@@ -252,7 +252,8 @@ def test_a_drafter_guesses_as_a_fresh_one_would(llm: LLM, family: Family):
         if "suffix" in form["method"]:
             form |= {"max_stored_tokens": 0}  # what it remembers of ended requests is not in question here
     engine, drafters = engine_with(llm, family, Flickering, seed=8)
-    numbers = [n for n, one in enumerate(drafters) if not (one.traits.needs.taps or one.traits.needs.draws)]
+    needs = [drafter.traits.needs for drafter in drafters]
+    numbers = [n for n, one in enumerate(needs) if not (one.taps or one.draws or one.target_rows)]
     if not numbers:
         pytest.skip("all guess from the target's states")
     requests = {number: start_named(engine, family.asked(number), number) for number in numbers}

@@ -173,6 +173,8 @@ class ForwardBatch:
     drawn_before: Tensor | None = None
     # [requests], adapter slots, on the host; 0, or an empty tuple: the base model
     adapters: tuple[int, ...] = ()
+    # Whether block tables leave out pages of a text. KV rows are then numbered without them, unlike positions.
+    has_gaps: bool = False
     # For recurrent layers, on the host; empty: there are none
     chunks: tuple[RequestChunks, ...] = ()  # [requests]
     ring_copies: tuple[tuple[int, int], ...] = ()  # (from, to) physical rows of rings; executed first
