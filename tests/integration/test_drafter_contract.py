@@ -246,7 +246,7 @@ def test_a_drafter_guesses_as_a_fresh_one_would(llm: LLM, family: Family):
     """Whatever was accepted, rejected or skipped before, its guesses are those of the committed text.
 
     Not those that guess from the target's states: tests/integration/test_head_rows.py, test_heads_at_once.py; nor
-    those that guess from what the target drew, which a fresh one has not seen.
+    those that guess from what the target drew, which a fresh one has not seen; nor those that need its KV rows.
     """
     for form in family.forms:
         if "suffix" in form["method"]:
@@ -364,12 +364,14 @@ def test_forks_preemptions_and_prefix_hits_do_not_show(
     check_nothing_is_held(drafters)
 
 
+HELD = ("_indexes", "_readers", "_known", "_sequences", "_states", "_rankings")
+"""What drafters keep by request."""
+
+
 def check_nothing_is_held(by: Sequence[Drafter]) -> None:
     for guard in (guard for drafter in by for guard in _guards(drafter)):
         drafter = guard._drafter
-        held = [
-            getattr(drafter, name, {}) for name in ("_indexes", "_readers", "_known", "_sequences", "_states")
-        ]
+        held = [getattr(drafter, name, {}) for name in HELD]
         assert not any(held)
         if hasattr(drafter, "_cache"):
             drafter.check_integrity()
